@@ -1,0 +1,58 @@
+"""kernelseam: one seam between host code and the kernels of whatever device is there.
+
+Arrays or a filled-in descriptor go in; a plugin for the device computes. Importing this loads no vendor's runtime and
+looks for no device: both happen at the first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+from kernelseam import errors
+from kernelseam._version import __version__
+from kernelseam.trace import trace  # at once: later, its module's name would stand in its place
+
+if TYPE_CHECKING:
+    from kernelseam.contract import Device
+    from kernelseam.descriptors import Attention, BatchedGemmPointers, BatchedGemmStrided
+    from kernelseam.dispatch import use_backend
+    from kernelseam.dtypes import DType
+    from kernelseam.ops.attention import attention
+    from kernelseam.ops.gemm import bmm, matmul2d
+    from kernelseam.planning import Call, Plan, plan
+
+__all__ = [
+    "Attention", "BatchedGemmPointers", "BatchedGemmStrided", "Call", "DType", "Plan", "__version__", "attention", "bmm",
+    "devices", "errors", "matmul2d", "plan", "trace", "use_backend",
+]
+
+_HOMES = {
+    "Attention": "descriptors", "BatchedGemmPointers": "descriptors", "BatchedGemmStrided": "descriptors",
+    "Call": "planning", "DType": "dtypes", "Plan": "planning", "attention": "ops.attention", "bmm": "ops.gemm",
+    "matmul2d": "ops.gemm", "plan": "planning", "use_backend": "dispatch",
+}
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        home = _HOMES[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def devices() -> list[Device]:
+    """Every device of every backend that is installed, the host last."""
+    from kernelseam.plugins import plugins
+
+    return plugins().devices()

@@ -1,0 +1,78 @@
+"""Arrays of any library as views: which runtime knows one is asked of the runtimes, fastest guess first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from kernelseam.contract import ArrayInfo, Device, Runtime
+from kernelseam.errors import InvalidValue
+from kernelseam.plugins import Plugins, plugins
+
+
+class _Memory:
+    """By (backend asked for, type): the runtime that knew the last array of the type."""
+
+    def __init__(self, found: Plugins) -> None:
+        self.found = found
+        self.known: dict[tuple[str | None, type], Runtime] = {}
+
+
+_memory: _Memory | None = None
+
+
+def describe(array: object, field: str = "array", backend: str | None = None) -> ArrayInfo:
+    """The view of an array; nothing is copied.
+
+    ``field`` is the array's name as the caller knows it; ``backend``'s runtime, where given, is asked first.
+    Raises InvalidValue for what no runtime knows, and for a dtype or layout that none takes.
+    """
+    global _memory
+    found = plugins()
+    if _memory is None or _memory.found is not found:
+        _memory = _Memory(found)
+    known = _memory.known
+    key = (backend, type(array))
+    try:
+        runtime = known.get(key)
+        info = runtime.describe(array) if runtime is not None else None
+        if info is not None:
+            return info
+        for runtime in _order(found, array, backend):
+            info = runtime.describe(array)
+            if info is not None:
+                known[key] = runtime
+                return info
+    except InvalidValue as e:
+        raise type(e)(f"{field}.{e.field}", e.value, e.rule, e.remedy) from None
+    raise InvalidValue(
+        field, f"{type(array).__module__}.{type(array).__qualname__}",
+        f"must be an array of a library and on a device known to {', '.join(sorted(found.registry.backends))}",
+        "Pass a NumPy array, a torch tensor or anything with DLPack, and see `kernelseam doctor` for missing plugins",
+    )
+
+
+def _order(found: Plugins, array: object, backend: str | None) -> list[Runtime]:
+    backends = sorted(found.registry.backends.values(), key=lambda b: -b.priority)
+    if isinstance(array, np.ndarray):
+        backends.reverse()  # the host's runtime has the lowest priority
+    backends.sort(key=lambda b: b.name != backend)
+    return [b.runtime for b in backends]
+
+
+def runtime_of(info: ArrayInfo) -> Runtime:
+    """The runtime of the device that an array lies on."""
+    return plugins().backend(info.device.backend).runtime
+
+
+def same_device(infos: Mapping[str, ArrayInfo]) -> Device:
+    """The one device of several arrays, given by name. Raises InvalidValue naming the first two that differ."""
+    (first, info), *others = infos.items()
+    for name, other in others:
+        if other.device != info.device:
+            raise InvalidValue(
+                name, other.device, f"must be on the same device as {first}, which is on {info.device}",
+                f"Move {name} or {first}",
+            )
+    return info.device

@@ -1,0 +1,160 @@
+"""``compiled``: a bundle's binary from memory, from the cache, or from the compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from kernelseam.compilation import entry
+from kernelseam.compilation.folder import CacheWarning, Untrusted, cache_folder, private
+from kernelseam.contract import SourceBundle, Toolchain
+from kernelseam.errors import CompileError
+
+SCHEMA = 1
+"""Part of every key: raised when the meaning of a key or of an entry changes."""
+
+BINARIES, FAILED = "binaries", "failed"
+LOCK = ".lock"
+LOCK_SECONDS = 600.0
+"""How long to wait for another process's compilation before compiling here as well."""
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A compiled bundle. ``path`` is None where it could not be kept in the cache."""
+
+    data: bytes
+    path: Path | None
+    key: str
+
+
+def binary_key(bundle: SourceBundle, arch: str, backend: str, compiler: str) -> str:
+    """SHA-256, in hex, over everything that shapes the binary, the content of every file included."""
+    parts = [SCHEMA, bundle.name, bundle.main, sorted(bundle.files), bundle.defines, bundle.options, arch, backend, compiler]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+_memo: dict[str, Binary] = {}
+_memo_lock = threading.Lock()
+
+
+def forget() -> None:
+    """Drop the binaries that this process remembers."""
+    with _memo_lock:
+        _memo.clear()
+
+
+def compiled(toolchain: Toolchain, bundle: SourceBundle, arch: str) -> Binary:
+    """The bundle's binary for the arch, compiled at most once while the cache can be written.
+
+    Of many threads and processes that ask at once, one compiles. Where the cache cannot be used, a CacheWarning says
+    why and the binary is compiled for this process alone. Raises CompileError, with the place of the saved source.
+    """
+    key = binary_key(bundle, arch, toolchain.backend, toolchain.compiler())
+    with _memo_lock:
+        known = _memo.get(key)
+    if known is None:
+        found = _from_cache(key, say=True) or _build(toolchain, bundle, arch, key)
+        with _memo_lock:
+            known = _memo.setdefault(key, found)
+    return known
+
+
+def _path(key: str) -> Path:
+    return cache_folder() / BINARIES / (key + entry.SUFFIX)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, CacheWarning, stacklevel=4)
+
+
+def _from_cache(key: str, *, say: bool) -> Binary | None:
+    """The entry if it is there, whole and trusted; ``say`` why one that is there is not loaded."""
+    path = _path(key)
+    try:
+        if not (private(path.parent.parent, make=False) and private(path.parent, make=False)):
+            return None
+    except (OSError, Untrusted):  # said when the folder is wanted for writing
+        return None
+    try:
+        header, payload = entry.read(path)
+        if header["key"] != key:
+            raise entry.Damaged("it belongs to another key")
+    except FileNotFoundError:
+        return None
+    except (OSError, entry.Damaged, Untrusted) as e:
+        if say:
+            _warn(f"a binary is compiled again, its cache entry {path} is not loaded: {e}")
+        return None
+    return Binary(payload, path, key)
+
+
+def _build(toolchain: Toolchain, bundle: SourceBundle, arch: str, key: str) -> Binary:
+    with _locked(key) as writable:
+        if writable and (found := _from_cache(key, say=False)):  # another process was faster
+            return found
+        try:
+            data = toolchain.compile(bundle, arch)
+        except CompileError as e:
+            raise CompileError(e.kernel, e.arch, e.log, str(_save_source(bundle, e, key))) from e
+        path = _path(key)
+        if writable:
+            header = {"key": key, "name": bundle.name, "arch": arch, "backend": toolchain.backend}
+            try:
+                for leftover in path.parent.glob(f"{key}.*{entry.TEMPORARY}"):  # of a build that was killed
+                    leftover.unlink(missing_ok=True)
+                entry.write(path, header, data)
+                return Binary(data, path, key)
+            except OSError as e:
+                _warn(f"the binary of {bundle.name} is not kept: {path.parent} cannot be written. {e}")
+        return Binary(data, None, key)
+
+
+@contextmanager
+def _locked(key: str) -> Iterator[bool]:
+    """Hold the key's lock, which ends with the process however that ends; False where there is no usable folder."""
+    import filelock
+
+    path = _path(key)
+    try:
+        private(path.parent.parent, make=True)
+        private(path.parent, make=True)
+        lock = filelock.FileLock(path.with_suffix(LOCK), timeout=LOCK_SECONDS, mode=0o600)
+        lock.acquire()
+    except (OSError, Untrusted) as e:
+        _warn(f"compiling without the binary cache. {e}")
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
+
+
+def _save_source(bundle: SourceBundle, error: CompileError, key: str) -> Path:
+    """Write what the compiler was given, and what it said, beside the cache or else into a temporary folder."""
+    folder = cache_folder() / FAILED / key[:16]
+    try:
+        for place in (folder.parent.parent, folder.parent, folder):
+            private(place, make=True)
+        _write_source(folder, bundle, error)
+    except (OSError, Untrusted):
+        folder = Path(tempfile.mkdtemp(prefix="kernelseam-"))
+        _write_source(folder, bundle, error)
+    return folder
+
+
+def _write_source(folder: Path, bundle: SourceBundle, error: CompileError) -> None:
+    said = f"{bundle.name} for {error.arch}, options {' '.join(bundle.options) or 'none'}\n\n{error.log}\n"
+    for name, text in (*bundle.files, ("translation_unit.cpp", bundle.text()), ("compiler.log", said)):
+        inside = [part for part in PurePosixPath(name).parts if part not in ("..", "/")]
+        target = folder.joinpath(*inside)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")

@@ -1,0 +1,84 @@
+"""One binary, one file: the payload first, so that binary tools read the file as it is, then what it is and a digest.
+
+Layout: payload, JSON header, header length (u64, little-endian), SHA-256 of all before it, magic.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import struct
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from kernelseam.compilation.folder import VARIABLE, Untrusted, distrust
+
+MAGIC = b"KSEAMB01"
+SUFFIX, TEMPORARY = ".bin", ".tmp"
+_DIGEST = hashlib.sha256().digest_size
+_TAIL = 8 + _DIGEST + len(MAGIC)
+
+
+class Damaged(Exception):
+    """An entry that is not what was written."""
+
+
+def pack(header: Mapping[str, str], payload: bytes) -> bytes:
+    """The content of an entry's file."""
+    text = json.dumps(dict(header), sort_keys=True).encode()
+    body = payload + text + struct.pack("<Q", len(text))
+    return body + hashlib.sha256(body).digest() + MAGIC
+
+
+def unpack(content: bytes) -> tuple[dict[str, str], bytes]:
+    """Header and payload; raises Damaged."""
+    if len(content) < _TAIL or content[-len(MAGIC) :] != MAGIC:
+        raise Damaged("it is cut short or not an entry")
+    body = content[: -_DIGEST - len(MAGIC)]
+    if hashlib.sha256(body).digest() != content[len(body) : len(body) + _DIGEST]:
+        raise Damaged("its digest does not match")
+    (length,) = struct.unpack("<Q", body[-8:])
+    header: dict[str, str] = json.loads(body[-8 - length : -8])
+    return header, body[: -8 - length]
+
+
+def read(path: Path) -> tuple[dict[str, str], bytes]:
+    """Header and payload of a file that only its owner can write.
+
+    Raises FileNotFoundError, Untrusted, Damaged, or another OSError.
+    """
+    remedy = f"It is compiled again; remove the file, or set {VARIABLE}"
+    if path.is_symlink():
+        raise Untrusted("cache entry", path, "is a symbolic link", remedy)
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
+    with os.fdopen(handle, "rb") as file:
+        info = os.fstat(handle)  # of what was opened, whatever the name means by now
+        reason = distrust(info)
+        if reason is None and not stat.S_ISREG(info.st_mode):
+            reason = "is not a file"
+        if reason:
+            raise Untrusted("cache entry", path, reason, remedy)
+        return unpack(file.read())
+
+
+def write(path: Path, header: Mapping[str, str], payload: bytes) -> None:
+    """Write whole or not at all, with mode 0600. Raises OSError."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem + ".", suffix=TEMPORARY)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(pack(header, payload))
+            file.flush()
+            os.fsync(handle)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+    if os.name == "posix":  # the new name, too, must outlive a power cut
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

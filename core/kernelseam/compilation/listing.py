@@ -1,0 +1,80 @@
+"""What the cache holds, and clearing it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernelseam.compilation import build, entry
+from kernelseam.compilation.folder import Untrusted, cache_folder, private
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """A binary in the cache. ``size`` in bytes, ``age`` in seconds; ``damage`` says why it would not be loaded."""
+
+    name: str
+    arch: str
+    backend: str
+    size: int
+    age: float
+    path: Path
+    damage: str = ""
+
+
+@dataclass(frozen=True)
+class Cleared:
+    """How many binaries were removed, and the bytes of all files removed."""
+
+    binaries: int
+    bytes: int
+
+
+def _folder() -> Path | None:
+    """The folder of binaries, if there is one; raises Untrusted."""
+    folder = cache_folder() / build.BINARIES
+    return folder if private(folder.parent, make=False) and private(folder, make=False) else None
+
+
+def entries() -> list[CacheEntry]:
+    """Every binary in the cache, newest first; empty where there is no cache. Raises Untrusted, OSError."""
+    folder = _folder()
+    found: list[CacheEntry] = []
+    for path in folder.glob("*" + entry.SUFFIX) if folder else ():
+        header, damage = {"name": path.stem[:16]}, ""
+        try:
+            header, _ = entry.read(path)
+        except FileNotFoundError:  # cleared by another process meanwhile
+            continue
+        except entry.Damaged as e:
+            damage = str(e)
+        except Untrusted as e:
+            damage = e.rule
+        info = os.lstat(path)
+        name, arch, backend = (header.get(k, "?") for k in ("name", "arch", "backend"))
+        found.append(CacheEntry(name, arch, backend, info.st_size, max(0.0, time.time() - info.st_mtime), path, damage))
+    return sorted(found, key=lambda e: e.age)
+
+
+def clear() -> Cleared:
+    """Remove every binary, leftover and saved source of the cache, and nothing else. Raises Untrusted, OSError."""
+    folder = _folder()
+    binaries = size = 0
+    for path in folder.iterdir() if folder else ():
+        if path.suffix not in (entry.SUFFIX, entry.TEMPORARY, build.LOCK):
+            continue
+        try:
+            size += os.lstat(path).st_size
+            path.unlink()
+        except FileNotFoundError:
+            continue
+        binaries += path.suffix == entry.SUFFIX
+    failed = cache_folder() / build.FAILED
+    if private(failed.parent, make=False) and private(failed, make=False):
+        size += sum(f.lstat().st_size for f in failed.rglob("*") if f.is_file())
+        shutil.rmtree(failed)
+    build.forget()
+    return Cleared(binaries, size)

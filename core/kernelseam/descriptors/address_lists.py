@@ -1,0 +1,222 @@
+"""Lists of addresses: host sequences of arrays or addresses, and device arrays of 64-bit integers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernelseam.contract import ArrayInfo, Device, Runtime
+from kernelseam.descriptors.operands import check_rows, describe, is_address
+from kernelseam.descriptors.validation import address, shown
+from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
+
+Addresses = npt.NDArray[np.uint64]
+
+
+class Words:
+    """A device's array of 64-bit integers, seen as float64.
+
+    The contract's arrays hold floating point only; this names eight bytes an entry by the one type of that
+    size. The bits are moved, never computed with.
+    """
+
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {**self.owner.__cuda_array_interface__, "typestr": "<f8"}
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """What every matrix of one list is."""
+
+    rows: int
+    columns: int
+    row_stride: int | None
+    """None where the arrays are to tell."""
+    dtype: DType | None
+    """None where the arrays are to tell."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        assert self.dtype is not None
+        return self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class AddressList:
+    """A list as it was given: its addresses if the host knows them, else the array on the device."""
+
+    source: object
+    addresses: Addresses | None
+    words: ArrayInfo | None = None
+    matrix: ArrayInfo | None = None
+    """The first array in a host list of arrays."""
+    row_stride: int | None = None
+    """Of the arrays in the list; None where there are none of two rows or more."""
+
+    @property
+    def device(self) -> Device | None:
+        """Where the list's memory is, as far as arrays tell."""
+        info = self.words or self.matrix
+        return info.device if info else None
+
+    @property
+    def entries(self) -> int:
+        """Its length."""
+        if self.addresses is not None:
+            return len(self.addresses)
+        return math.prod(self.words.shape) if self.words else 0
+
+
+def read_list(name: str, value: object, matrix: Matrix) -> AddressList:
+    """Read a list, holding the arrays in it to one shape, dtype, row stride and device."""
+    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu":
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return _host_list(name, value, matrix)
+    interface = getattr(value, "__cuda_array_interface__", None)
+    if not isinstance(interface, Mapping) or interface.get("typestr") not in ("<i8", "<u8"):
+        raise InvalidValue(
+            name, shown(value), "must be a list or tuple of arrays or addresses, or an array of 64-bit integers",
+            "Pass list(…), or a one-dimensional array of int64 or uint64",
+        )
+    words = describe(name, Words(value))
+    if len(words.shape) != 1 or (words.shape[0] > 1 and words.strides[0] != 1):
+        raise InvalidValue(
+            name, f"an array of shape {list(words.shape)} with strides {list(words.strides)}",
+            "a list of addresses has one contiguous axis", "Flatten it, batch-major",
+        )
+    return AddressList(value, None, words)
+
+
+def _host_list(name: str, values: Sequence[object], want: Matrix) -> AddressList:
+    addresses = np.zeros(len(values), np.uint64)
+    first: ArrayInfo | None = None
+    place, dtype, row_stride = "", want.dtype, want.row_stride
+    for i, value in enumerate(values):
+        item = f"{name}[{i}]"
+        if is_address(value):
+            addresses[i] = address(item, value)
+            continue
+        info = describe(item, value)
+        if info.shape != (want.rows, want.columns):
+            raise InvalidValue(
+                item, f"an array of shape {list(info.shape)}", f"must be [{want.rows}, {want.columns}]",
+                "One matrix an entry, as it lies in memory",
+            )
+        check_rows(item, info)
+        if first is None:
+            first, place = info, item
+        if info.device != first.device:
+            raise InvalidValue(
+                item, f"an array on {info.device}", f"{place} is on {first.device}", "Move all arrays to one device"
+            )
+        if dtype is None:
+            dtype = info.dtype
+        if info.dtype is not dtype:
+            raise InvalidValue(
+                item, f"an array of {info.dtype}", f"must be {dtype} as all of a call are",
+                "Convert it, or call once a dtype",
+            )
+        if want.rows > 1 and want.columns:
+            if row_stride is None:
+                row_stride = info.strides[0]
+            if info.strides[0] != row_stride:
+                raise InvalidValue(
+                    item, f"row stride {info.strides[0]}", f"must be {row_stride} as all of a call are",
+                    "Copy it, or call once a row stride",
+                )
+        if name == "C_ptrs" and not info.writable:
+            raise InvalidValue(item, "a read-only array", "is written to", "Give a writable array")
+        addresses[i] = info.pointer
+    return AddressList(values, addresses, matrix=first, row_stride=row_stride)
+
+
+def check_entries(lists: Mapping[str, Addresses], matrices: Mapping[str, Matrix], alignment: Mapping[str, int]) -> None:
+    """Refuse null, misaligned and far addresses, and matrices of C that provably share memory with others."""
+    for name, found in lists.items():
+        m = matrices[name]
+        assert m.row_stride is not None
+        span = ((m.rows - 1) * m.row_stride + m.columns) * m.itemsize
+        for bad, text, rule, remedy in (
+            (found == 0, "null", "must be the address of a matrix", "Leave the entry out, or give it memory"),
+            (
+                found % np.uint64(alignment[name]) != 0, "", f"must be a multiple of {alignment[name]} bytes",
+                "Align the matrix" + f", or plan with alignment={m.itemsize}" * (alignment[name] > m.itemsize),
+            ),
+            (
+                found > np.uint64(2**64 - span), "", f"a walk over {span} bytes leaves the 64-bit addresses",
+                "Pass the memory's address",
+            ),
+        ):
+            if bad.any():
+                i = int(bad.argmax())
+                raise InvalidValue(f"{name}[{i}]", text or hex(found[i]), rule, remedy)
+    if "C_ptrs" not in lists:
+        return
+    _check_outputs(lists["C_ptrs"], matrices["C_ptrs"])
+    for name in ("A_ptrs", "B_ptrs"):
+        if name in lists:
+            same, where, other = np.intersect1d(lists["C_ptrs"], lists[name], return_indices=True)
+            if same.size:
+                raise InvalidValue(
+                    f"C_ptrs[{where[0]}]", hex(same[0]), f"is also {name}[{other[0]}]",
+                    "Give the output memory of its own",
+                )
+
+
+def _check_outputs(found: Addresses, m: Matrix) -> None:
+    """Neighbours in memory must not share an element.
+
+    At distance d they do where d = r·row_stride + c with 0 ≤ r < rows and |c| < columns.
+    """
+    assert m.row_stride is not None
+    order = np.argsort(found, kind="stable")
+    gaps = np.diff(found[order])
+    size, step = np.uint64(m.itemsize), np.uint64(max(m.row_stride * m.itemsize, 1))
+    rows, width = np.uint64(m.rows), np.uint64(m.columns) * size
+    row, column = gaps // step, gaps % step
+    shared = (row < rows) & (column < width) | (row + np.uint64(1) < rows) & (step - column < width)
+    if m.rows == 1:
+        shared = gaps < width
+    if shared.any():
+        place = int(shared.argmax())
+        j, i = sorted((int(order[place]), int(order[place + 1])))
+        how = "equals" if found[i] == found[j] else "overlaps the matrix of"
+        raise InvalidValue(f"C_ptrs[{i}]", hex(found[i]), f"{how} C_ptrs[{j}]", "Give every output memory of its own")
+
+
+def spacing(found: Addresses, itemsize: int) -> int | None:
+    """The elements from each address to the next where they are evenly spaced, never backwards; else None.
+
+    A list of one entry has the spacing 0.
+    """
+    if len(found) < 2:
+        return 0
+    step = int(found[1]) - int(found[0])
+    even = step >= 0 and step % itemsize == 0 and bool((np.diff(found) == np.uint64(step)).all())
+    return step // itemsize if even else None
+
+
+def stage(found: Addresses, runtime: Runtime, device: Device) -> tuple[object, int]:
+    """The addresses in device memory: the array that holds them, and where it is."""
+    held = runtime.from_host(found.view(np.float64), device)
+    info = runtime.describe(held)
+    if info is None:
+        raise TypeError(f"the runtime of {device} does not describe its own arrays")
+    return held, info.pointer
+
+
+def fetch(source: Words, runtime: Runtime) -> Addresses:
+    """A host copy of a list in device memory; synchronises."""
+    return np.ascontiguousarray(runtime.to_host(source)).view(np.uint64).reshape(-1)

@@ -1,0 +1,87 @@
+"""Element types and the arithmetic facts that tolerances and kernels need."""
+
+from __future__ import annotations
+
+import enum
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernelseam.errors import UnknownName
+
+
+class DType(enum.Enum):
+    """An element type, named as NumPy and ml_dtypes name it."""
+
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    float32 = "float32"
+    float64 = "float64"
+
+    @classmethod
+    def of(cls, value: object, field: str = "dtype") -> DType:
+        """The element type of a name, a NumPy dtype, or a DType.
+
+        Raises UnknownName (naming ``field``) for anything else.
+        """
+        if isinstance(value, cls):
+            return value
+        name = value if isinstance(value, str) else getattr(value, "name", None) or str(value)
+        try:
+            return cls(name)
+        except ValueError:
+            raise UnknownName(
+                field, name, f"must be one of {', '.join(d.value for d in cls)}", "Convert the array or name one of these"
+            ) from None
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return _FACTS[self][0]
+
+    @property
+    def unit_roundoff(self) -> float:
+        """Half the spacing of 1: 2⁻¹¹, 2⁻⁸, 2⁻²⁴, 2⁻⁵³."""
+        return _FACTS[self][1]
+
+    @property
+    def smallest_subnormal(self) -> float:
+        """The smallest positive value."""
+        return _FACTS[self][2]
+
+    @property
+    def smallest_normal(self) -> float:
+        """The smallest positive value of full precision."""
+        return _FACTS[self][3]
+
+    @property
+    def accumulator(self) -> DType:
+        """What products of this type are summed in: float32, and float64 for float64."""
+        return DType.float64 if self is DType.float64 else DType.float32
+
+    @property
+    def numpy(self) -> npt.DTypeLike:
+        """The NumPy dtype; bfloat16's comes from ml_dtypes."""
+        return _numpy_dtype(self)
+
+    def __str__(self) -> str:
+        return self.value
+
+
+_FACTS = {
+    DType.float16: (2, 2.0**-11, 2.0**-24, 2.0**-14),
+    DType.bfloat16: (2, 2.0**-8, 2.0**-133, 2.0**-126),
+    DType.float32: (4, 2.0**-24, 2.0**-149, 2.0**-126),
+    DType.float64: (8, 2.0**-53, 2.0**-1074, 2.0**-1022),
+}
+
+
+@cache
+def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
+    if dtype is DType.bfloat16:
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(dtype.value)

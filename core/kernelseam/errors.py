@@ -1,0 +1,80 @@
+"""Every error a caller can meet. Bad input is refused with its field, value, rule and remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class KernelSeamError(Exception):
+    """Base of all errors raised on purpose by this package."""
+
+
+class InvalidValue(KernelSeamError, ValueError):
+    """A value was refused before any launch.
+
+    Attributes: ``field`` (its name as the caller knows it), ``value``, ``rule`` (what must hold)
+    and ``remedy`` (what to do about it).
+    """
+
+    def __init__(self, field: str, value: object, rule: str, remedy: str) -> None:
+        self.field, self.value, self.rule, self.remedy = field, value, rule, remedy
+        super().__init__(f"{field} = {value}: {rule}. {remedy}.")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.field, self.value, self.rule, self.remedy)
+
+
+class UnknownName(InvalidValue):
+    """A backend, device, arch, implementation or dtype that nothing installed knows."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why one implementation does not take a problem."""
+
+    implementation: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.implementation}: {self.reason}"
+
+
+class Unsupported(KernelSeamError):
+    """No implementation takes the problem; ``refusals`` holds each one's own reason."""
+
+    def __init__(self, problem: object, refusals: Sequence[Refusal]) -> None:
+        self.problem, self.refusals = problem, tuple(refusals)
+        reasons = "; ".join(map(str, refusals)) or "none is registered for this operation and device"
+        super().__init__(f"no implementation takes {problem}. {reasons}.")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.problem, self.refusals)
+
+
+class CompileError(KernelSeamError, RuntimeError):
+    """The compiler refused a source. ``log`` is its own output, ``source`` where the source was saved."""
+
+    def __init__(self, kernel: str, arch: str, log: str, source: str | None = None) -> None:
+        self.kernel, self.arch, self.log, self.source = kernel, arch, log, source
+        place = f" Source saved at {source}." if source else ""
+        super().__init__(f"{kernel} did not compile for {arch}.{place}\n{log}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.kernel, self.arch, self.log, self.source)
+
+
+class DeviceError(KernelSeamError, RuntimeError):
+    """A call into a device's runtime failed."""
+
+
+class NoDevice(DeviceError):
+    """A backend has no device (or no runtime library) here; compiling may still work."""
+
+
+class OutOfDeviceMemory(DeviceError, MemoryError):
+    """The device has not enough free memory."""
+
+
+class PluginError(KernelSeamError):
+    """A plugin breaks the contract."""

@@ -1,0 +1,1 @@
+"""Array libraries that are met, never imported: each module here asks ``sys.modules`` for its library."""

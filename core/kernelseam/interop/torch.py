@@ -1,0 +1,49 @@
+"""torch tensors as views. torch is looked up where the caller has loaded it, and never imported.
+
+Which device a tensor lies on is the caller's to say: the host's runtime passes its own device for CPU tensors,
+a plugin passes the one that it found.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from kernelseam.contract import ArrayInfo, Device
+from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
+
+
+def is_tensor(array: object) -> bool:
+    """Whether it is a dense torch tensor, on any device."""
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    return tensor is not None and isinstance(array, tensor) and array.layout is sys.modules["torch"].strided
+
+
+def describe(tensor: Any, device: Device) -> ArrayInfo:
+    """The view of a dense tensor that lies on ``device``.
+
+    Raises UnknownName for its dtype, InvalidValue where gradients or a lazy negation would be lost.
+    """
+    dtype = _dtype(tensor.dtype)
+    if tensor.requires_grad and sys.modules["torch"].is_grad_enabled():
+        raise InvalidValue(
+            "requires_grad", True, "gradients do not flow through this call",
+            "Call under torch.no_grad(), or pass tensor.detach()",
+        )
+    if tensor.is_neg():
+        raise InvalidValue("is_neg", True, "a lazily negated tensor has other values in memory", "Pass tensor.resolve_neg()")
+    return ArrayInfo(tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), dtype, device, "torch", tensor)
+
+
+def empty(shape: Sequence[int], dtype: DType, device: str) -> object:
+    """An uninitialised row-major tensor on a device as torch names it."""
+    torch = sys.modules["torch"]
+    return torch.empty(tuple(shape), dtype=getattr(torch, dtype.value), device=device)
+
+
+@cache
+def _dtype(dtype: object) -> DType:
+    return DType.of(str(dtype).removeprefix("torch."))

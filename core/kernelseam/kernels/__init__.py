@@ -1,0 +1,53 @@
+"""Device sources shared by all vendors, with their host halves: one folder an operation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kernelseam.compilation import Binary
+from kernelseam.contract import Implementation, KernelFacts, Toolchain
+from kernelseam.errors import InvalidValue
+from kernelseam.kernels.attention.host import AttentionHost, AttentionTile
+from kernelseam.kernels.covering import covering_specs
+from kernelseam.kernels.gemm.host import GemmHost, GemmTile
+from kernelseam.kernels.shared import HostHalf, SharedImplementation, build
+
+HALVES: Mapping[str, HostHalf] = {"gemm": GemmHost(), "attention": AttentionHost()}
+
+
+def shared_implementations(toolchain: Toolchain) -> tuple[Implementation, ...]:
+    """Every shared kernel on a toolchain."""
+    return tuple(SharedImplementation(half, toolchain) for half in HALVES.values())
+
+
+def operation_of(spec: Any) -> str:
+    """The operation whose spec this is."""
+    return "attention" if hasattr(spec, "head_dim") else "gemm"
+
+
+def build_binary(
+    toolchain: Toolchain, spec: Any, arch: str, tile: Any = None
+) -> tuple[Binary, Mapping[str, KernelFacts]]:
+    """Compile a GemmSpec or an AttentionSpec for an arch, no device needed.
+
+    ``tile``: one of ``tiles_of(toolchain, spec, arch)``; by default the first. Raises InvalidValue where the arch has
+    no tile for the spec, UnknownName for an arch, CompileError.
+    """
+    half = HALVES[operation_of(spec)]
+    tiles = tiles_of(toolchain, spec, arch)
+    if not tiles:
+        raise InvalidValue("spec", spec, f"no tile of {arch} takes it", "Choose another dtype or smaller head dims")
+    binary, facts = build(half, spec, tile or tiles[0], toolchain, arch)
+    return binary, {half.entry: facts}
+
+
+def tiles_of(toolchain: Toolchain, spec: Any, arch: str) -> tuple[Any, ...]:
+    """The tile configurations of an arch that take a spec, the preferred first."""
+    return HALVES[operation_of(spec)].tiles(spec, toolchain.arch_row(arch))
+
+
+__all__ = [
+    "HALVES", "AttentionTile", "GemmTile", "SharedImplementation", "build_binary", "covering_specs", "operation_of",
+    "shared_implementations", "tiles_of",
+]

@@ -1,0 +1,1 @@
+"""Fused attention for all vendors: forward.h and its host half."""

@@ -1,0 +1,35 @@
+"""Names of element types in device sources, and limits that all shared kernels have."""
+
+from __future__ import annotations
+
+from kernelseam.contract import ArchRow
+from kernelseam.dtypes import DType
+
+DEVICE_TYPE = {DType.float16: "f16", DType.bfloat16: "bf16", DType.float32: "float", DType.float64: "double"}
+
+INT32 = 2**31
+"""Extents and row strides are 32-bit in device sources; batch and head strides are 64-bit."""
+
+
+def divide_up(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def pad(dim: int) -> int:
+    """A head dim as tiles hold it: rounded up to 16."""
+    return divide_up(dim, 16) * 16
+
+
+def refuse_dtype(dtype: DType, row: ArchRow) -> str | None:
+    """Why a shared kernel has no products of ``dtype`` on an arch: half precision needs matrix units."""
+    if dtype.itemsize == 2 and dtype not in row.matrix_dtypes:
+        return f"{row.arch} has no matrix instructions for {dtype}"
+    return None
+
+
+def refuse_row_strides(**strides: int) -> str | None:
+    """Why rows lie too far apart."""
+    for name, stride in strides.items():
+        if stride >= INT32:
+            return f"{name} = {stride} elements: shared kernels take row strides below 2^31"
+    return None

@@ -1,0 +1,1 @@
+"""Batched GEMM for all vendors: gemm.h and its host half."""

@@ -1,0 +1,167 @@
+"""The host side of every shared kernel: spec and tile to binary, problem to launch, for any toolchain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Any, Protocol
+
+from kernelseam.compilation import Binary, compiled
+from kernelseam.contract import (
+    ArchRow,
+    Cost,
+    Device,
+    KernelFacts,
+    LaunchRecord,
+    LoadedKernel,
+    PlanParts,
+    SourceBundle,
+    Step,
+    Toolchain,
+)
+from kernelseam.dispatch import roofline
+from kernelseam.errors import PluginError
+from kernelseam.kernels.signature import Signature
+
+MAX_BLOCKS = 2**31 - 1
+"""Blocks along the one axis of a grid."""
+
+
+class HostHalf(Protocol):
+    """What stands beside a device source: everything about it that is not the vendor's."""
+
+    operation: str
+    entry: str
+    """The kernel's name in the device source."""
+    source: str
+    """Its file, by include name."""
+
+    def refuse(self, problem: Any, row: ArchRow) -> str | None:
+        """Why the kernel does not take the problem on that arch, or None."""
+
+    def tiles(self, spec: Any, row: ArchRow) -> tuple[Any, ...]:
+        """The arch's tile configurations for a spec, the preferred first."""
+
+    def tile(self, problem: Any, row: ArchRow, device: Device) -> Any:
+        """The configuration for a problem."""
+
+    def defines(self, spec: Any, tile: Any, row: ArchRow) -> dict[str, object]:
+        """Constants of the binary."""
+
+    def signature(self, spec: Any) -> Signature: ...
+
+    def grid(self, problem: Any, tile: Any) -> int:
+        """Blocks."""
+
+    def threads(self, tile: Any, row: ArchRow) -> int:
+        """Threads of a block."""
+
+    def shared_bytes(self, spec: Any, tile: Any) -> int: ...
+
+    def values(self, problem: Any, tile: Any) -> dict[str, int | float]:
+        """Arguments by parameter name, pointers left out."""
+
+    def pointers(self, spec: Any) -> dict[str, str]:
+        """Pointer parameter → operand name."""
+
+    def efficiency(self, problem: Any) -> float:
+        """The part of a device's roofline that the kernel is expected to reach."""
+
+
+@cache
+def shared_sources() -> dict[str, str]:
+    """Include name → text of every device source of this package."""
+    found: dict[str, str] = {}
+
+    def walk(folder: Traversable, prefix: str) -> None:
+        for entry in folder.iterdir():
+            if entry.is_dir():
+                walk(entry, f"{prefix}{entry.name}/")
+            elif entry.name.endswith(".h"):
+                found[prefix + entry.name] = entry.read_text(encoding="utf-8")
+
+    walk(resources.files("kernelseam.kernels"), "")
+    if not found:
+        raise PluginError("the shared device sources are missing from this installation: install kernelseam again")
+    return found
+
+
+def bundle(half: HostHalf, spec: Any, tile: Any, toolchain: Toolchain, arch: str) -> SourceBundle:
+    """The sources and constants of one binary. Only the operation's own files travel, so that a change elsewhere
+    does not change its key."""
+    row = toolchain.arch_row(arch)
+    folder = half.source.split("/")[0]
+    files = {n: t for n, t in shared_sources().items() if n.split("/")[0] in (folder, "tile")}
+    platform = dict(toolchain.platform_files(arch))
+    files["platform.h"] = platform.pop(row.platform)
+    files.update(platform)
+    defines = {**dict(row.defines), **{f"KS_{k}": v for k, v in half.defines(spec, tile, row).items()}}
+    return SourceBundle(
+        name=half.entry, main=half.source, files=tuple(sorted(files.items())),
+        defines=tuple((k, str(int(v) if isinstance(v, bool) else v)) for k, v in defines.items()), options=row.options,
+    )
+
+
+def build(half: HostHalf, spec: Any, tile: Any, toolchain: Toolchain, arch: str) -> tuple[Binary, KernelFacts]:
+    """The binary, from the cache or the compiler, with its parameters checked."""
+    binary = compiled(toolchain, bundle(half, spec, tile, toolchain, arch), arch)
+    facts = toolchain.inspect(binary.data, arch)[half.entry]
+    half.signature(spec).check(facts)
+    return binary, facts
+
+
+@dataclass(frozen=True)
+class KernelStep:
+    """One launch of a loaded kernel."""
+
+    kernel: LoadedKernel
+    signature: Signature
+    values: Mapping[str, int | float]
+    pointers: Mapping[str, str]
+    record: LaunchRecord
+
+    def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
+        arguments = {**self.values, **{p: pointers.get(name, 0) for p, name in self.pointers.items()}}
+        return self.kernel.prepare(
+            self.record.grid, self.record.block, self.record.shared_bytes, self.signature.pack(arguments)
+        )
+
+
+class SharedImplementation:
+    """A shared kernel on one vendor's toolchain."""
+
+    name = "shared"
+
+    def __init__(self, half: HostHalf, toolchain: Toolchain) -> None:
+        self._half, self._toolchain = half, toolchain
+        self.operation, self.backend = half.operation, toolchain.backend
+
+    def supports(self, problem: Any, device: Device) -> str | None:
+        if device.arch not in self._toolchain.archs:
+            return f"arch {device.arch} is not among {', '.join(self._toolchain.archs)}"
+        row = self._toolchain.arch_row(device.arch)
+        if reason := self._half.refuse(problem, row):
+            return reason
+        blocks = self._half.grid(problem, self._half.tile(problem, row, device))
+        return None if blocks <= MAX_BLOCKS else f"it needs {blocks} blocks, more than {MAX_BLOCKS}"
+
+    def cost(self, problem: Any, device: Device) -> Cost:
+        return roofline(problem, device.limits, self._half.efficiency(problem))
+
+    def build(self, problem: Any, device: Device) -> PlanParts:
+        half, row = self._half, self._toolchain.arch_row(device.arch)
+        tile = half.tile(problem, row, device)
+        blocks = half.grid(problem, tile)
+        if not blocks:
+            return PlanParts(())
+        binary, facts = build(half, problem.spec, tile, self._toolchain, device.arch)
+        shared = half.shared_bytes(problem.spec, tile)
+        step: Step = KernelStep(
+            self._toolchain.load(binary.data, half.entry, device), half.signature(problem.spec),
+            half.values(problem, tile), half.pointers(problem.spec),
+            LaunchRecord(half.entry, (blocks, 1, 1), (half.threads(tile, row), 1, 1), shared, device.arch),
+        )
+        return PlanParts((step,), binaries=(str(binary.path or ""),))

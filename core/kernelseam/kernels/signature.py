@@ -1,0 +1,49 @@
+"""Kernel arguments packed by our own signature and checked against the binary's; drivers check neither."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kernelseam.contract import KernelFacts
+from kernelseam.errors import DeviceError
+
+_CODES = {"pointer": ("Q", 8), "i64": ("q", 8), "i32": ("i", 4), "f32": ("f", 4), "f64": ("d", 8)}
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Names and types ("pointer", "i64", "i32", "f32", "f64") of a kernel's parameters, in order."""
+
+    parameters: tuple[tuple[str, str], ...]
+
+    @property
+    def layout(self) -> tuple[tuple[int, int], ...]:
+        """(offset, size) of each parameter, every one aligned to its own size."""
+        at, places = 0, []
+        for _, kind in self.parameters:
+            size = _CODES[kind][1]
+            at = -(-at // size) * size
+            places.append((at, size))
+            at += size
+        return tuple(places)
+
+    def check(self, facts: KernelFacts) -> None:
+        """Refuse a binary whose parameters lie elsewhere than ours."""
+        if facts.parameters != self.layout:
+            raise DeviceError(
+                f"kernel {facts.name} takes parameters at {facts.parameters}, the host packs {self.layout}: "
+                f"its device source and its host half disagree"
+            )
+
+    def pack(self, values: Mapping[str, int | float]) -> bytes:
+        """The argument buffer; every parameter must be given."""
+        buffer = bytearray()
+        for (name, kind), (offset, _) in zip(self.parameters, self.layout, strict=True):
+            buffer += b"\0" * (offset - len(buffer))
+            try:
+                buffer += struct.pack("<" + _CODES[kind][0], values[name])
+            except struct.error as e:
+                raise DeviceError(f"argument {name} = {values[name]!r} is not a {kind}: {e}") from None
+        return bytes(buffer)

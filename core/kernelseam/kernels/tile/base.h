@@ -1,0 +1,128 @@
+// The vendor-neutral part of the tile vocabulary: views, the layout of shared tiles, stores through shared memory.
+// Included by a platform header after it has defined KS_DEVICE, f16, bf16, WARP, lane() and the barriers.
+#pragma once
+
+typedef long long i64;
+typedef unsigned long long u64;
+static_assert(sizeof(i64) == 8 && sizeof(int) == 4, "LP64 sizes");
+
+template<bool B, class X, class Y> struct Choose { typedef X type; };
+template<class X, class Y> struct Choose<false, X, Y> { typedef Y type; };
+
+// Compile-time flag that a generic lambda can take as an argument.
+template<bool B> struct Flag { static constexpr bool value = B; };
+
+KS_DEVICE constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
+KS_DEVICE constexpr int min_of(int a, int b) { return a < b ? a : b; }
+KS_DEVICE constexpr int max_of(int a, int b) { return a > b ? a : b; }
+
+// ---- views: where a row starts. Device code asks a view and assumes nothing.
+
+// Row i of a matrix whose rows lie `stride` elements apart.
+template<class T> struct StridedView {
+  T* base;
+  int stride;
+  KS_DEVICE T* row(int i) const { return base + (i64)i * stride; }
+
+  // Rows i, i + STEP, i + 2·STEP, … one after another: one pointer and one addition each, whatever their number.
+  template<int STEP> struct Walk {
+    T* at;
+    i64 step;
+    KS_DEVICE void next() { at += step; }
+  };
+  template<int STEP> KS_DEVICE Walk<STEP> walk(int i) const { return {row(i), (i64)STEP * stride}; }
+};
+
+// How THREADS threads share the 16-byte chunks of a tile: each keeps one column of chunks and takes every STEP-th row.
+template<class Tile, int THREADS> struct Share {
+  static constexpr int V = 16 / (int)sizeof(typename Tile::T), PER_ROW = Tile::COLS / V, FIT = THREADS / PER_ROW;
+  static_assert(FIT >= 1, "a row of chunks has at most one chunk a thread");
+  // A multiple of 8 where possible: then the rows of a thread share one permutation of chunks.
+  static constexpr int STEP = FIT >= Tile::ROWS ? Tile::ROWS : FIT >= 8 ? FIT / 8 * 8 : FIT;
+  static constexpr int ROUNDS = (Tile::ROWS + STEP - 1) / STEP;
+  static KS_DEVICE int row() { return thread_index() / PER_ROW; }
+  static KS_DEVICE int column() { return thread_index() % PER_ROW * V; }
+  // Whether this thread has a chunk in that round.
+  static KS_DEVICE bool takes(int round) {
+    return (STEP * PER_ROW == THREADS || row() < STEP) && (Tile::ROWS % STEP == 0 || row() + round * STEP < Tile::ROWS);
+  }
+};
+
+// ---- 16 bytes at once
+
+template<class T> struct alignas(16) Chunk {
+  static constexpr int N = 16 / sizeof(T);
+  T v[N];
+};
+
+// ---- the layout of a shared tile: rows of COLS elements, their 16-byte chunks permuted so that the same column
+// of 8 consecutive rows lies in 8 different groups of 4 banks (32 banks of 4 bytes).
+
+template<class T, int COLS> struct Swizzle {
+  static constexpr int V = 16 / sizeof(T);
+  static constexpr int CHUNKS = COLS / V;
+  static_assert(COLS % V == 0, "rows of a tile are whole 16-byte chunks");
+  // The largest power of two, at most 8, that divides CHUNKS: rows 8/P apart start in the same group of banks.
+  static constexpr int P = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : CHUNKS % 2 == 0 ? 2 : 1;
+  static KS_DEVICE int mask(int row) { return (row / (8 / P)) & (P - 1); }
+  static KS_DEVICE int offset(int row, int col) { return row * COLS + ((col / V) ^ mask(row)) * V + col % V; }
+};
+
+// A tile in shared memory, ROWS rows of COLS elements as they lie in global memory.
+template<class T_, int ROWS_, int COLS_> struct PlainTile {
+  typedef T_ T;
+  typedef Swizzle<T, COLS_> Layout;
+  static constexpr int ROWS = ROWS_, COLS = COLS_;
+  static constexpr int BYTES = ROWS * COLS * (int)sizeof(T);
+  T* base;
+  KS_DEVICE explicit PlainTile(char* memory) : base((T*)memory) {}
+  KS_DEVICE T& at(int r, int c) const { return base[Layout::offset(r, c)]; }
+  KS_DEVICE Chunk<T>& chunk(int r, int c) const { return *(Chunk<T>*)(base + Layout::offset(r, c)); }
+};
+
+template<class S> KS_DEVICE bool finite(S x) { return x - x == 0; }
+
+// Puts zeros in the place of NaN and inf in a tile, whatever its layout; the block's threads share the work.
+// True where this thread found any.
+template<int THREADS, class Tile> KS_DEVICE bool take_out_non_finite(Tile t) {
+  typedef typename Tile::T T;
+  bool found = false;
+#pragma unroll 1
+  for (int i = thread_index(); i < Tile::BYTES / 16; i += THREADS) {
+    Chunk<T>& place = ((Chunk<T>*)t.base)[i];
+    Chunk<T> x = place;
+    bool here = false;
+#pragma unroll
+    for (int e = 0; e < Chunk<T>::N; e++)
+      if (!finite(to_sum(x.v[e]))) x.v[e] = zero_of<T>(), here = true;
+    if (here) place = x;
+    found |= here;
+  }
+  return found;
+}
+
+// ---- shared memory to global, by one warp: whole rows of chunks, so that neighbouring lanes write neighbouring bytes.
+// What lies at or beyond (row_end, col_end) is not written. VECTOR: bytes that every row's start is a multiple of.
+template<int VECTOR, class Tile, class View>
+KS_DEVICE void warp_copy_out(Tile t, View v, int row0, int row_end, int col0, int col_end) {
+  typedef typename Tile::T T;
+  constexpr int V = Chunk<T>::N, PER_ROW = Tile::COLS / V, STEP = WARP / PER_ROW > 0 ? WARP / PER_ROW : 1;
+  const int r0 = PER_ROW <= WARP ? lane() / PER_ROW : 0, first = PER_ROW <= WARP ? lane() % PER_ROW : lane();
+  if (r0 >= STEP) return;
+  auto walk = v.template walk<STEP>(row0 + r0);
+  for (int r = r0; r < Tile::ROWS && row0 + r < row_end; r += STEP, walk.next())
+#pragma unroll
+    for (int chunk = 0; chunk < PER_ROW; chunk += WARP) {
+      const int c = (first + chunk) * V, left = col_end - col0 - c;
+      if ((PER_ROW > WARP && first + chunk >= PER_ROW) || left <= 0) continue;
+      T* to = walk.at + col0 + c;
+      const Chunk<T> x = t.chunk(r, c);
+      if (VECTOR == 16 && left >= V) {
+        *(Chunk<T>*)to = x;
+      } else {
+#pragma unroll
+        for (int e = 0; e < V; e++)
+          if (e < left) to[e] = x.v[e];
+      }
+    }
+}

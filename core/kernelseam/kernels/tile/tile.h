@@ -1,0 +1,10 @@
+// The tile vocabulary as shared kernels include it. README.md beside this file is its contract.
+#pragma once
+#include "platform.h"
+#include "tile/simt.h"
+
+template<class T> struct EngineOf { typedef MatrixEngine<T> type; };
+template<> struct EngineOf<float> { typedef SimtEngine<float> type; };
+template<> struct EngineOf<double> { typedef SimtEngine<double> type; };
+// The engine that multiplies tiles of T: matrix units for f16 and bf16, multiply-adds for float and double.
+template<class T> using Engine = typename EngineOf<T>::type;

@@ -1,0 +1,1 @@
+"""The calls a user makes on arrays, one short file an operation."""

@@ -1,0 +1,166 @@
+"""Matrix products on arrays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from kernelseam.contract import ArrayInfo
+from kernelseam.descriptors import BatchedGemmStrided
+from kernelseam.descriptors.gemm import strides_of
+from kernelseam.descriptors.validation import multiple
+from kernelseam.errors import InvalidValue
+from kernelseam.ops.calling import fresh, handed_back, rank, run, views
+
+
+def bmm(
+    a: Any,
+    b: Any,
+    *,
+    a_transposed: bool = False,
+    b_transposed: bool = False,
+    alpha: float = 1,
+    beta: float = 0,
+    out: Any = None,
+    backend: str | None = None,
+    implementation: str | None = None,
+    stream: object = None,
+) -> Any:
+    """alpha·op(a)·op(b) + beta·out for each matrix of a [B, M, K] and b [B, K, N], or a [B, H, M, K] and b [B, H_b, K, N].
+
+    ``a_transposed``: a holds K×M matrices, and op(a) is their transpose; so for b (N×K). With heads, H is a multiple of
+    H_b and head h of a meets head h // (H / H_b) of b. An array whose other matrix axis is the contiguous one is taken
+    as the transpose that it is; any other strides along the matrix axes are refused, and nothing is copied. Arrays of
+    float16, bfloat16, float32 or float64, a and b of one dtype, from NumPy, torch or any library with DLPack, all on
+    one device.
+
+    ``out`` [B, M, N] or [B, H, M, N]: an array for the result, which may be wider than a and b; else a new one of a's
+    kind and dtype. beta ≠ 0 needs it, beta = 0 never reads it. ``backend`` must be that of the arrays' device;
+    ``implementation`` names one of its ways; ``stream`` is an int, an object with ``__cuda_stream__``, or None, the array
+    library's current one.
+
+    Returns the result (``out`` where it was given). Raises InvalidValue for what does not fit together, Unsupported
+    with each implementation's reason.
+    """
+    infos = views(backend, a=a, b=b, out=out)
+    heads = len(infos["a"].shape) == 4
+    return _gemm(
+        infos, ("B", "H") if heads else ("B",), ("B", "H_b") if heads else ("B",), a_transposed, b_transposed, alpha, beta,
+        out, implementation, stream,
+    )
+
+
+def matmul2d(
+    a: Any,
+    b: Any,
+    *,
+    a_transposed: bool = False,
+    b_transposed: bool = False,
+    alpha: float = 1,
+    beta: float = 0,
+    out: Any = None,
+    backend: str | None = None,
+    implementation: str | None = None,
+    stream: object = None,
+) -> Any:
+    """alpha·op(a)·op(b) + beta·out of a [M, K] and b [K, N]; everything else as in ``bmm``."""
+    infos = views(backend, a=a, b=b, out=out)
+    return _gemm(infos, (), (), a_transposed, b_transposed, alpha, beta, out, implementation, stream)
+
+
+def _gemm(
+    infos: dict[str, ArrayInfo], lead: tuple[str, ...], lead_b: tuple[str, ...], a_transposed: bool, b_transposed: bool,
+    alpha: float, beta: float, out: Any, implementation: str | None, stream: object,
+) -> Any:
+    for flag, value in (("a_transposed", a_transposed), ("b_transposed", b_transposed)):
+        if not isinstance(value, bool):
+            raise InvalidValue(flag, value, "must be True or False", "Pass a bool")
+    if out is None and beta != 0:
+        raise InvalidValue("out", None, f"is read, because beta = {beta}", "Pass the array that holds C, or beta=0")
+    first, second = infos["a"], infos["b"]
+    rank("a", first, (*lead, "K", "M") if a_transposed else (*lead, "M", "K"))
+    rank("b", second, (*lead_b, "N", "K") if b_transposed else (*lead_b, "K", "N"))
+    M, K = first.shape[:-3:-1] if a_transposed else first.shape[-2:]
+    K_b, N = second.shape[:-3:-1] if b_transposed else second.shape[-2:]
+    if K_b != K:
+        raise InvalidValue(
+            "b", _shape(second), f"must have K = {K} {'columns' if b_transposed else 'rows'}, as a {_shape(first)} says",
+            "Check the order of the axes, a_transposed and b_transposed",
+        )
+    if lead and first.shape[0] != second.shape[0]:
+        raise InvalidValue(
+            "b", _shape(second), f"must have as many batches as a, {first.shape[0]}",
+            "Expand the array of one batch (a stride of 0 is fine)",
+        )
+    shape = (*first.shape[:-2], M, N)
+    if out is None:
+        infos["out"] = fresh("out", shape, first.dtype, first)
+    elif infos["out"].shape != shape:
+        raise InvalidValue("out", _shape(infos["out"]), f"must have shape {list(shape)}", "Check the order of the axes")
+    operands = (first, second, infos["out"])
+    if _columns_apart(infos["out"]):  # outᵀ = op(b)ᵀ·op(a)ᵀ
+        if first.shape[:-2] != second.shape[:-2]:
+            raise InvalidValue(
+                "out", f"strides {list(infos['out'].strides)}", "must have contiguous rows where heads share a matrix of b",
+                "Give a row-major out",
+            )
+        operands = (_swapped(second), _swapped(first), _swapped(infos["out"]))
+        a_transposed, b_transposed = b_transposed, a_transposed
+    run(
+        dict(zip("ABC", operands, strict=True)), ("gemm", a_transposed, b_transposed, alpha, beta),
+        lambda: _descriptor(*operands, a_transposed, b_transposed, alpha, beta), implementation, stream,
+    )
+    return handed_back(infos["out"], first, stream) if out is None else out
+
+
+def _descriptor(
+    a: ArrayInfo, b: ArrayInfo, c: ArrayInfo, a_transposed: bool, b_transposed: bool, alpha: float, beta: float
+) -> BatchedGemmStrided:
+    """The GEMM of arrays of two to four axes, with each matrix as it lies in memory."""
+    M, N = c.shape[-2:]
+    K = a.shape[-2 if a_transposed else -1]
+    A, a_swapped = _in_memory("a", a)
+    B, b_swapped = _in_memory("b", b)
+    C, c_swapped = _in_memory("out", c)
+    assert not c_swapped
+    batch, heads = C.shape[:2]
+    return BatchedGemmStrided(
+        A=A, B=B, C=C, M=M, N=N, K=K, batch=batch, num_heads=heads, a_transposed=a_transposed != a_swapped,
+        b_transposed=b_transposed != b_swapped, alpha=alpha, beta=beta,
+        b_head_group=multiple("H", heads, "H_b", B.shape[1]), **strides_of(A=A, B=B, C=C),
+    )
+
+
+def _in_memory(name: str, info: ArrayInfo) -> tuple[ArrayInfo, bool]:
+    """The array as [batch, head, row, column] with contiguous columns, and whether that swapped its matrix axes."""
+    swapped = _columns_apart(info)
+    if swapped:
+        info = _swapped(info)
+        if _columns_apart(info):
+            raise InvalidValue(
+                name, f"strides {list(info.strides[:-2] + info.strides[:-3:-1])}",
+                "one of the two matrix axes must be contiguous (stride 1)", "Copy the array into a contiguous one",
+            )
+    lead = 4 - len(info.shape)
+    shape, strides = info.shape, info.strides
+    if lead == 1:
+        shape, strides = (shape[0], 1, *shape[1:]), (strides[0], 0, *strides[1:])
+    elif lead == 2:
+        shape, strides = (1, 1, *shape), (0, 0, *strides)
+    return replace(info, shape=shape, strides=strides), swapped
+
+
+def _columns_apart(info: ArrayInfo) -> bool:
+    """Whether the entries of a row do not lie side by side."""
+    return info.strides[-1] != 1 and info.shape[-1] > 1 and 0 not in info.shape
+
+
+def _swapped(info: ArrayInfo) -> ArrayInfo:
+    """The matrices' transposes, in the same memory."""
+    return replace(
+        info, shape=(*info.shape[:-2], *info.shape[:-3:-1]), strides=(*info.strides[:-2], *info.strides[:-3:-1])
+    )
+
+
+def _shape(info: ArrayInfo) -> str:
+    return f"an array of shape {list(info.shape)}"

@@ -1,0 +1,129 @@
+"""How large the constants of ``tolerances`` must be: ``python -m kernelseam.parity.calibrate --problems 3000``.
+
+Random problems go through the reference and through the tile model (probabilities rounded to 16 bits, exponentials
+off by up to 2 units in the last place, as hardware's are). For each the constant is found that would just do; the
+largest of each kind is printed beside the constant in force, with the largest error over tolerance.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernelseam.descriptors import Attention, BatchedGemmStrided
+from kernelseam.dtypes import DType
+from kernelseam.parity import check, data, model, oracle, tolerances
+from kernelseam.parity.oracle import Array, Floats
+from kernelseam.planning import plan
+
+DTYPES = (DType.float16, DType.bfloat16, DType.float32)
+HEAD_DIMS = (16, 40, 64, 128, 256)
+KINDS = ("normal", "ramp", "positive", "extreme", "climbing")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One problem on one implementation."""
+
+    kind: str
+    needed: float
+    """The constant that would just do."""
+    ratio: float
+    """Error over tolerance with the constant in force."""
+
+
+def attention_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """One random attention head, through both implementations."""
+    dtype, kind, D = rng.choice(np.array(DTYPES, object)), str(rng.choice(KINDS)), int(rng.choice(HEAD_DIMS))
+    S_q, S_k = int(rng.integers(1, 33)), int(2 ** rng.uniform(0, 12))
+    causal = bool(rng.integers(2))
+    q, k, v = (rng.standard_normal((n, D)) for n in (S_q, S_k, S_k))
+    if kind == "positive":
+        q, k, v = np.abs(q), np.abs(k), np.abs(v)
+    elif kind == "ramp":
+        data.ramp(q, k)
+    else:
+        data.shape_scores(q, k, kind)
+    q, k, v = (x.astype(dtype.numpy)[None, None] for x in (q, k, v))
+    want = oracle.attention(q, k, v, causal, D**-0.5)
+    out, lse = np.empty_like(q), np.empty((1, 1, S_q), np.float32)
+    descriptor = Attention.from_arrays(q, k, v, out, lse, causal=causal)
+    plan(descriptor, backend="numpy").bind()()
+    yield _judge_attention(f"reference {dtype}", want, out, lse, S_k, D, dtype)
+
+    def hardware(x: model.Single) -> model.Single:
+        return np.exp2(x) * (1 + rng.uniform(-1, 1, x.shape) * 2.0**-22).astype(np.float32)
+
+    with np.errstate(all="ignore"):
+        o, row = model.attention(q[0, 0], k[0, 0], v[0, 0], causal, D**-0.5, exp2=hardware)
+    yield _judge_attention(f"tile model {dtype}", want, o[None, None], row[None, None], S_k, D, dtype)
+
+
+def _judge_attention(
+    who: str, want: oracle.AttentionResult, out: Array, lse: Array, S_k: int, D: int, dtype: DType
+) -> Sample:
+    growth = DType.float32.unit_roundoff * (np.sqrt(S_k) + np.sqrt(D) * want.products)
+    bound, lse_bound = tolerances.attention(want, S_k, D, dtype, dtype)
+    constant = tolerances.ATTENTION_CONSTANT
+    needed = max(
+        _needed(out, want.out, bound - constant * growth[..., None] * want.pv, growth[..., None] * want.pv),
+        _needed(lse, want.lse, np.zeros_like(want.lse), lse_bound / constant),
+    )
+    verdict = check.attention_verdict(want, S_k, D, dtype, out, lse, out.shape[:-1], None)
+    return Sample("attention " + who, needed, verdict.worst)
+
+
+def gemm_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """One random GEMM, through both implementations."""
+    dtype, positive = rng.choice(np.array((*DTYPES, DType.float64), object)), bool(rng.integers(2))
+    M, N, K = int(rng.integers(1, 33)), int(rng.integers(1, 33)), int(2 ** rng.uniform(0, 12))
+    draw = rng.random if positive else rng.standard_normal
+    a, b, c = (draw(s).astype(dtype.numpy) for s in ((M, K), (K, N), (M, N)))
+    alpha, beta = rng.choice([1.0, -0.3, 2.5]), rng.choice([0.0, 1.0, -0.7])
+    want = oracle.gemm(a[None, None], b[None, None], c[None, None], alpha, beta)
+    out = c.copy()
+    descriptor = BatchedGemmStrided(A=a[None, None], B=b[None, None], C=out[None, None], M=M, N=N, K=K, alpha=alpha, beta=beta)
+    plan(descriptor, backend="numpy").bind()()
+    results = {"reference": out, "tile model": model.gemm(a, b, dtype, alpha, c if beta else None, beta)}
+    unit = dtype.accumulator.unit_roundoff * (K + 4 if positive else np.sqrt(K + 4)) * want.magnitude
+    bound = tolerances.gemm(want, K, dtype, dtype, zero_mean=not positive)
+    for who, x in results.items():
+        got = x[None, None]
+        needed = _needed(got, want.out, bound - tolerances.GEMM_CONSTANT * unit, unit)
+        verdict = check.gemm_verdict(want, K, dtype, got, got.shape[:-1], None, zero_mean=not positive)
+        yield Sample(f"gemm {'K+4' if positive else '√(K+4)'} {who} {dtype}", needed, verdict.worst)
+
+
+def _needed(got: Array, want: Floats, rest: Floats, unit: Floats) -> float:
+    """max of (|got − want| − rest) / unit over the finite elements, at least 0."""
+    finite = np.isfinite(want)
+    if not finite.any():
+        return 0.0
+    error = np.abs(got.astype(np.float64)[finite] - want[finite]) - rest[finite]
+    return max(float((error / np.maximum(unit[finite], 1e-300)).max()), 0.0)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--problems", type=int, default=1000, help="of each operation")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    rng = np.random.default_rng(arguments.seed)
+    found: dict[str, list[Sample]] = defaultdict(list)
+    for _ in range(arguments.problems):
+        for sample in (*attention_samples(rng), *gemm_samples(rng)):
+            found[sample.kind].append(sample)
+    print(f"{'':44}{'problems':>9}{'constant needed':>17}{'in force':>10}{'error/tolerance':>17}")
+    for kind in sorted(found):
+        force = tolerances.ATTENTION_CONSTANT if kind.startswith("attention") else tolerances.GEMM_CONSTANT
+        s = found[kind]
+        print(f"{kind:44}{len(s):9}{max(x.needed for x in s):17.2f}{force:10.0f}{max(x.ratio for x in s):17.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Parity cases: problems with their data, written down as data. ``run`` executes one, ``matrix`` lists them all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelseam.dtypes import DType
+from kernelseam.parity.memory import Walk
+
+EVERYWHERE = None
+"""In a Plant: every index of an axis."""
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A value put into an operand after its data were made: [batch, head, row, column], None meaning all of an axis."""
+
+    operand: str
+    value: float
+    index: tuple[int | None, int | None, int | None, int | None]
+
+
+@dataclass(frozen=True)
+class GemmCase:
+    """One batched GEMM. Field names are the descriptor's."""
+
+    name: str
+    dtype: DType
+    a_transposed: bool = False
+    b_transposed: bool = False
+    M: int = 65
+    N: int = 72
+    K: int = 33
+    batch: int = 2
+    num_heads: int = 3
+    alpha: float = 1.0
+    beta: float = 0.0
+    b_head_group: int = 1
+    dtype_c: DType | None = None
+    a: Walk = Walk()
+    b: Walk = Walk()
+    c: Walk = Walk()
+    view: str = "strided"
+    """"strided"; or pointer lists: "host" or "device" (where the list lies)."""
+    scattered: bool = False
+    """Pointer lists: matrices in a random order with uneven gaps, else evenly spaced."""
+    data: str = "normal"
+    """"normal" N(0,1), "positive" U(0,1), "integers" −3…3 (results must agree bit for bit), "tiny" or "huge" normal."""
+    plants: tuple[Plant, ...] = ()
+    sample: int | None = None
+    """Compare so many rows instead of all."""
+    may_refuse: frozenset[str] = frozenset()
+    """Names of implementations of the core's own that may refuse this case; a plugin's own always may, with a reason."""
+
+    operation = "gemm"
+
+    @property
+    def out_dtype(self) -> DType:
+        """That of C."""
+        return self.dtype_c or self.dtype
+
+    @property
+    def exact(self) -> bool:
+        """Whether the oracle must be met bit for bit."""
+        return self.data == "integers"
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """One attention. Field names are the descriptor's; q, k, v and out say how each lies in memory."""
+
+    name: str
+    dtype: DType
+    head_dim: int = 64
+    value_dim: int = 64
+    S_q: int = 65
+    S_k: int = 129
+    batch: int = 2
+    num_heads: int = 2
+    kv_heads: int = 2
+    causal: bool = False
+    lse: bool = True
+    scale: float | None = None
+    """None: 1/√head_dim."""
+    q: Walk = Walk()
+    k: Walk = Walk()
+    v: Walk = Walk()
+    out: Walk = Walk()
+    packed: bool = False
+    """q, k and v are slices of one [B, S, H + 2·H_kv, D] array."""
+    lse_gap: int = 0
+    """Elements left free after every head's row of the LSE."""
+    data: str = "normal"
+    """"normal" N(0,1); with scores made "extreme" (sd 256), "falling" (near −512), "climbing" (4 a key); or with keys
+    whose score is −inf: "holes" (every third), "voids" (all)."""
+    ramp: bool = False
+    """q[…,0] = √D and k[j,0] = j/16: later keys weigh more, so that a lost one shows."""
+    plants: tuple[Plant, ...] = ()
+    sample: int | None = None
+    may_refuse: frozenset[str] = frozenset()
+
+    operation = "attention"
+
+    @property
+    def scale_used(self) -> float:
+        """The scale in force."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+
+Case = GemmCase | AttentionCase
+
+
+def matrix(pattern: str = "", operation: str | None = None) -> list[Case]:
+    """All cases, or those whose name contains one of the comma-separated parts of ``pattern``."""
+    from kernelseam.parity.attention_cases import attention_cases
+    from kernelseam.parity.gemm_cases import gemm_cases
+
+    parts = [p.strip() for p in pattern.split(",") if p.strip()]
+    found: list[Case] = [*gemm_cases(), *attention_cases()]
+    return [
+        c for c in found
+        if (not parts or any(p in c.name for p in parts)) and (operation is None or c.operation == operation)
+    ]
+
+
+def named(name: str) -> Case:
+    """The case of exactly that name; raises KeyError."""
+    return {c.name: c for c in matrix()}[name]

@@ -1,0 +1,153 @@
+"""Verdicts: results held against the oracle within the bounds of ``tolerances``. Host arrays in, one verdict out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernelseam.dtypes import DType
+from kernelseam.parity import oracle, tolerances
+from kernelseam.parity.oracle import Array, Floats, Rows
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a comparison found."""
+
+    passed: bool
+    worst: float
+    """Largest error over tolerance; inf where a non-finite value stands in the wrong place or is of the wrong kind."""
+    where: tuple[int, ...]
+    """Index of the worst element in the array that ``message`` names."""
+    checked: int
+    """Elements compared."""
+    message: str
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+
+def attention(
+    q: Array, k: Array, v: Array, out: Array, lse: Array | None = None, *,
+    causal: bool, scale: float | None = None, rows: Rows | int = None, flushed: bool = False,
+) -> Verdict:
+    """Hold out [B,H,S_q,D_v] and lse [B,H,S_q] against softmax(scale·q·kᵀ)·v.
+
+    q [B,H,S_q,D_qk], k [B,H_kv,S_k,D_qk], v [B,H_kv,S_k,D_v] as the implementation read them, any float dtype;
+    ``scale`` None means 1/√D_qk. ``rows``: numbers (b·H + h)·S_q + i of the rows to compare, or how many to sample.
+    ``flushed``: subnormals count as lost.
+    """
+    lead, numbers = q.shape[:3], _numbers(rows, math.prod(q.shape[:3]))
+    result = oracle.attention(q, k, v, causal, q.shape[3] ** -0.5 if scale is None else scale, numbers)
+    return attention_verdict(result, k.shape[2], q.shape[3], DType.of(q.dtype), out, lse, lead, numbers, flushed)
+
+
+def attention_verdict(
+    result: oracle.AttentionResult, S_k: int, head_dim: int, dtype: DType, out: Array, lse: Array | None,
+    lead: tuple[int, ...], numbers: Rows, flushed: bool = False,
+) -> Verdict:
+    """The same against a result of the oracle that is at hand."""
+    tolerance, lse_tolerance = tolerances.attention(
+        result, S_k, head_dim, dtype, DType.of(out.dtype), flushed=flushed
+    )
+    parts = [_Part("out", out, result.out, tolerance, tolerances.overflows_at(DType.of(out.dtype)))]
+    if lse is not None:
+        overflow = tolerances.overflows_at(DType.of(lse.dtype))
+        parts.append(_Part("lse", lse, result.lse, lse_tolerance, overflow))
+    return _verdict(parts, lead, numbers)
+
+
+def gemm(
+    a: Array, b: Array, out: Array, c: Array | None = None, *, alpha: float = 1.0, beta: float = 0.0,
+    a_transposed: bool = False, b_transposed: bool = False, rows: Rows | int = None,
+    zero_mean: bool = True, exact: bool = False, flushed: bool = False,
+) -> Verdict:
+    """Hold out [B,H,M,N] (or [B,M,N], [M,N]) against alpha·op(A)·op(B) + beta·C, ``c`` being C as it was before.
+
+    ``a``, ``b``: as they lie in memory, of as many axes; b's heads may be a divisor of a's. ``rows``: numbers
+    (b·H + h)·M + i of the rows to compare, or how many to sample. ``zero_mean``: see ``tolerances``. ``exact``: the
+    oracle's value, rounded once, must be met bit for bit. ``flushed``: subnormals count as lost.
+    """
+    a4, b4, c4 = (None if x is None else _four(x) for x in (a, b, c))
+    assert a4 is not None and b4 is not None
+    lead, numbers = out.shape[:-1], _numbers(rows, math.prod(out.shape[:-1]))
+    result = oracle.gemm(a4, b4, c4, alpha, beta, a_transposed, b_transposed, numbers)
+    K = a4.shape[2 if a_transposed else 3]
+    return gemm_verdict(
+        result, K, DType.of(a.dtype), out, lead, numbers, zero_mean=zero_mean, exact=exact, flushed=flushed
+    )
+
+
+def gemm_verdict(
+    result: oracle.GemmResult, K: int, dtype: DType, out: Array, lead: tuple[int, ...], numbers: Rows, *,
+    zero_mean: bool = True, exact: bool = False, flushed: bool = False,
+) -> Verdict:
+    """The same against a result of the oracle that is at hand."""
+    dtype_c = DType.of(out.dtype)
+    if exact:
+        want = result.out.astype(out.dtype).astype(np.float64)
+        part = _Part("C", out, want, np.zeros_like(want), math.inf)
+    else:
+        tolerance = tolerances.gemm(result, K, dtype, dtype_c, zero_mean=zero_mean, flushed=flushed)
+        part = _Part("C", out, result.out, tolerance, tolerances.overflows_at(dtype_c))
+    return _verdict([part], lead, numbers)
+
+
+def ratios(got: Floats, want: Floats, tolerance: Floats, overflows: float) -> Floats:
+    """Error over tolerance of every element; ``overflows``: the magnitude that the dtype rounds to infinity.
+
+    NaN answers NaN alone, an infinity itself alone. A finite value that may round past the largest finite number may
+    be infinite.
+    """
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        ratio: Floats = np.abs(got - want) / tolerance
+        may_overflow = np.isinf(got) & (np.sign(got) == np.sign(want)) & (np.abs(want) + tolerance >= overflows)
+    ratio[np.isnan(ratio) | ~np.isfinite(want)] = np.inf
+    ratio[(got == want) | (np.isnan(got) & np.isnan(want)) | (may_overflow & np.isfinite(want))] = 0
+    return ratio
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One array of a result: what came, and what was wanted of its rows (all, or the sampled ones)."""
+
+    name: str
+    got: Array
+    want: Floats
+    tolerance: Floats
+    overflows: float
+
+
+def _verdict(parts: list[_Part], lead: tuple[int, ...], numbers: Rows) -> Verdict:
+    checked, worst, where, message = 0, -1.0, (), "nothing to compare: the result is empty"
+    for part in parts:
+        if part.got.shape[: len(lead)] != lead:
+            raise ValueError(f"{part.name} has shape {part.got.shape}, the problem's rows are {lead}")
+        columns = part.got.shape[len(lead):]
+        rows = part.got.reshape(math.prod(lead), *columns)
+        got = (rows if numbers is None else rows[np.asarray(numbers)]).astype(np.float64)
+        want, tolerance = part.want.reshape(got.shape), part.tolerance.reshape(got.shape)
+        ratio = ratios(got, want, tolerance, part.overflows)
+        checked += ratio.size
+        if not ratio.size or ratio.max() <= worst:
+            continue
+        at = np.unravel_index(int(ratio.argmax()), ratio.shape)
+        worst = float(ratio[at])
+        row = int(at[0]) if numbers is None else int(np.asarray(numbers)[at[0]])
+        where = tuple(int(i) for i in (*np.unravel_index(row, lead), *at[1:]))
+        message = (
+            f"{part.name}{list(where)} is {got[at]:.9g}, the oracle says {want[at]:.9g}, "
+            f"tolerance {tolerance[at]:.3g}: error/tolerance {worst:.3g}"
+        )
+    return Verdict(worst <= 1, max(worst, 0.0), where, checked, message)
+
+
+def _numbers(rows: Rows | int, total: int) -> Rows:
+    return oracle.sample_rows(total, rows) if isinstance(rows, int) else rows
+
+
+def _four(x: Array) -> Array:
+    """[M,N] → [1,1,M,N]; [B,M,N] → [B,1,M,N]."""
+    return x[None, None] if x.ndim == 2 else x[:, None] if x.ndim == 3 else x

@@ -1,0 +1,128 @@
+"""The batched GEMM's rows of the parity matrix.
+
+Extents, strides and values vary freely; specs (dtypes, transposes, view, alignment) are few, for each is a compilation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from kernelseam.dtypes import DType
+from kernelseam.parity.cases import GemmCase, Plant
+from kernelseam.parity.memory import Walk
+
+NAN, INF = float("nan"), float("inf")
+SHORT = {"f16": DType.float16, "bf16": DType.bfloat16, "f32": DType.float32, "f64": DType.float64}
+TIGHT = Walk(aligned=False)
+ODD = Walk(offset=1)
+TOKENS = Walk(order="brh")
+RAGGED = ((1, 1, 1), (7, 63, 64), (64, 64, 63), (65, 129, 7), (129, 1, 130), (1, 129, 64), (17, 65, 257), (128, 256, 32))
+
+
+def case(kind: str, what: str = "", **fields: object) -> GemmCase:
+    """``kind`` is DTYPE-XY, X and Y being n or t for A and B."""
+    dtype, ops = kind.split("-")
+    name = "gemm-" + kind + ("-" + what if what else "")
+    found = GemmCase(name, SHORT[dtype], ops[0] == "t", ops[1] == "t")
+    return replace(found, **fields)  # type: ignore[arg-type]
+
+
+def gemm_cases() -> list[GemmCase]:
+    """Every GEMM case."""
+    found = [*_shapes(), *_walks(), *_scalars(), *_values(), *_pointers()]
+    assert len({c.name for c in found}) == len(found)
+    return found
+
+
+def _shapes() -> Iterator[GemmCase]:
+    for dtype in SHORT:
+        for ops in ("nn", "nt", "tn", "tt"):
+            yield case(f"{dtype}-{ops}")
+    for kind in ("f16-nt", "f32-nn", "bf16-nn"):
+        for M, N, K in RAGGED:
+            yield case(kind, f"ragged-{M}x{N}x{K}", M=M, N=N, K=K, batch=1, num_heads=2)
+    for kind in ("f16-nt", "f32-nn"):
+        yield case(kind, "no-rows", M=0)
+        yield case(kind, "no-columns", N=0)
+        yield case(kind, "no-batch", batch=0)
+        yield case(kind, "no-heads", num_heads=0)
+    yield case("f16-nt", "70000-matrices", M=3, N=5, K=4, batch=35000, num_heads=2, sample=1000)
+    yield case("f16-nt", "to-f32", dtype_c=DType.float32)
+    yield case("f16-nt", "to-f32-beta", dtype_c=DType.float32, beta=0.5, M=7, N=129, K=64)
+    yield case("bf16-nn", "to-f32", dtype_c=DType.float32, K=130)
+
+
+def _walks() -> Iterator[GemmCase]:
+    for kind in ("f16-nn", "f16-nt", "f16-tn", "f16-tt", "f32-nn", "f32-nt", "bf16-nn", "f64-tn"):
+        yield case(kind, "unaligned", M=7, N=67, K=65, a=TIGHT, b=TIGHT, c=TIGHT)
+    for operand in ("a", "b", "c"):
+        yield case("f16-nt", f"odd-{operand}", **{operand: ODD})
+    yield case("f32-nn", "odd-abc", a=ODD, b=ODD, c=ODD)
+    gaps = Walk(gaps=(40, 24, 8))
+    for kind in ("f16-nt", "f32-nn"):
+        yield case(kind, "gaps", a=gaps, b=gaps, c=gaps)
+        yield case(kind, "gaps-beta", a=gaps, b=gaps, c=gaps, beta=-0.5)
+        yield case(kind, "token-major-in", a=TOKENS, b=TOKENS)
+        yield case(kind, "token-major-out", c=TOKENS)
+        yield case(kind, "token-major-gaps", **dict.fromkeys("abc", Walk(order="brh", gaps=(64, 8, 16))))
+        yield case(kind, "same-a-batch", a=Walk(broadcast="b"))
+        yield case(kind, "same-b-heads", b=Walk(broadcast="h"))
+        yield case(kind, "same-b-all", b=Walk(broadcast="bh"))
+        yield case(kind, "same-a-rows", a=Walk(broadcast="r"))
+    for kind in ("f16-nt", "bf16-nn"):
+        yield case(kind, "b-group-2", num_heads=6, b_head_group=2)
+        yield case(kind, "b-group-all", num_heads=4, b_head_group=4, b=TOKENS)
+
+
+def _scalars() -> Iterator[GemmCase]:
+    nan_inputs = (Plant("A", NAN, (0, None, 1, 2)), Plant("B", INF, (0, None, 2, 1)))
+    for kind in ("f16-nn", "f32-nn"):
+        yield case(kind, "alpha-half", alpha=0.5)
+        yield case(kind, "alpha-minus-one-beta-one", alpha=-1, beta=1)
+        yield case(kind, "alpha-beta", alpha=2.5, beta=-0.5, M=129, K=64)
+        yield case(kind, "alpha-0-beta-0-nan-in", alpha=0, plants=nan_inputs)
+        yield case(kind, "alpha-0-beta-half-nan-in", alpha=0, beta=0.5, plants=nan_inputs)
+        yield case(kind, "k-0", K=0)
+        yield case(kind, "k-0-beta-half", K=0, beta=0.5)
+        yield case(kind, "nan-in-c-beta-one", beta=1, plants=(Plant("C", NAN, (0, 1, 3, 4)), Plant("C", -INF, (1, 0, 0, 0))))
+        # With beta = 0 C is full of NaN in every case; here, finite data would hide a read of it.
+        yield case(kind, "beta-0-nan-in-c", plants=(Plant("C", NAN, (None, None, None, None)),))
+
+
+def _values() -> Iterator[GemmCase]:
+    for kind in ("f16-nn", "f16-nt", "f16-tn", "f16-tt", "bf16-nt", "f32-nn", "f64-nn"):
+        yield case(kind, "integers", data="integers", M=65, N=130, K=129)
+    yield case("f16-nt", "integers-scaled", data="integers", alpha=2, beta=-1)
+    yield case("f16-nt", "integers-to-f32", data="integers", dtype_c=DType.float32, K=257)
+    for kind in ("f16-nt", "f32-nn", "bf16-nn"):
+        yield case(kind, "nan-in-a", plants=(Plant("A", NAN, (0, 1, 5, 6)),))
+        yield case(kind, "nan-in-b", plants=(Plant("B", NAN, (1, 2, 7, 6)),))
+        yield case(kind, "inf-in-a", plants=(Plant("A", INF, (0, 1, 5, 6)), Plant("A", -INF, (1, 0, 64, 32))))
+    zero_meets_inf = (Plant("A", INF, (0, 0, 3, 4)), Plant("B", 0.0, (0, 0, 9, 4)))
+    yield case("f16-nt", "inf-times-zero", plants=zero_meets_inf)
+    opposite = (Plant("A", INF, (0, 0, 3, None)), Plant("B", 1.0, (0, 0, 2, None)), Plant("B", -1.0, (0, 0, 2, 8)))
+    yield case("f16-nt", "inf-minus-inf", plants=opposite)
+    yield case("f16-nt", "overflow", data="huge")
+    yield case("f16-nt", "subnormal", data="tiny")
+    yield case("f16-nn", "long", K=2049, M=33, N=40, batch=1)
+    yield case("f16-nn", "long-positive", K=2049, M=33, N=40, batch=1, data="positive")
+    yield case("f32-nn", "long-positive", K=2049, M=33, N=40, batch=1, data="positive")
+    yield case("bf16-nn", "long-positive", K=1023, M=33, N=40, batch=1, data="positive")
+
+
+def _pointers() -> Iterator[GemmCase]:
+    for kind in ("f16-nt", "f32-nn", "bf16-tn", "f64-tt"):
+        yield case(kind, "pointers", view="host", scattered=True)
+    yield case("f16-nt", "pointers-ragged", view="host", scattered=True, M=129, N=7, K=65)
+    yield case("f16-nt", "pointers-integers", view="host", scattered=True, data="integers")
+    yield case("f16-nt", "pointers-even", view="host")
+    yield case("f16-nt", "pointers-device", view="device", scattered=True)
+    yield case("f16-nt", "pointers-device-even", view="device")
+    yield case("f16-nt", "pointers-odd", view="host", scattered=True, a=ODD, b=ODD, c=ODD)
+    yield case("f16-nt", "pointers-gaps-beta", view="host", scattered=True, beta=0.5, c=Walk(gaps=(0, 0, 8)))
+    yield case("f16-nt", "pointers-300", view="host", scattered=True, M=8, N=8, K=8, batch=100)
+    yield case("f32-nn", "pointers-same-a", view="host", a=Walk(broadcast="bh"), scattered=True)
+    yield case("f32-nn", "pointers-k-0", view="host", scattered=True, K=0, beta=0.5)
+    yield case("f32-nn", "pointers-alpha-0", view="host", scattered=True, alpha=0, plants=(Plant("A", NAN, (0, 0, 0, 0)),))
+    yield case("f32-nn", "pointers-none", view="host", batch=0)

@@ -1,0 +1,175 @@
+"""Where a case's operands lie, and the memory around them: every byte that is no input is a canary.
+
+All memory starts as 0xFF bytes, which are NaN in every dtype. So a result that was never written, a read beyond an
+end or in a gap, and a write outside the output each show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernelseam.dtypes import DType
+from kernelseam.parity.oracle import Array
+
+GUARD = 16384
+"""Canary bytes before and after every block: more than a tile of rows, so that a stray tile lands there."""
+POISON = 0xFF
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How rows of [batch, head, row, column] data follow each other in memory."""
+
+    order: str = "bhr"
+    """Axes, outermost first: "bhr" head-major, "brh" token-major."""
+    gaps: tuple[int, int, int] = (0, 0, 0)
+    """Elements left free after every batch, head and row."""
+    aligned: bool = True
+    """Each stride is rounded up so that every row starts at a multiple of 16 bytes; else as tight as it goes."""
+    offset: int = 0
+    """Elements before the first."""
+    broadcast: str = ""
+    """Axes of stride 0."""
+
+    def strides(self, shape: tuple[int, ...], itemsize: int) -> tuple[int, int, int]:
+        """(batch, head, row) strides in elements for data of ``shape`` [batch, head, row, column]."""
+        unit = max(16 // itemsize, 1) if self.aligned else 1
+        size, found = max(shape[3], 1), {}
+        for axis in reversed(self.order):
+            i = "bhr".index(axis)
+            if axis in self.broadcast:
+                found[axis] = 0
+                continue
+            found[axis] = -(-(size + self.gaps[i]) // unit) * unit
+            size = found[axis] * max(shape[i], 1)
+        return found["b"], found["h"], found["r"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """One operand in memory: strided, or matrix by matrix where ``starts`` says so. Counts are in elements."""
+
+    block: str
+    """Operands of one name share memory (packed q, k and v); others have their own."""
+    dtype: DType
+    shape: tuple[int, ...]
+    """[batch, head, row, column], or [batch, head, row]."""
+    strides: tuple[int, ...]
+    """One an axis, the last 1."""
+    offset: int = 0
+    starts: tuple[int, ...] | None = None
+    """First element of matrix (batch·heads + head), where the batch and head strides do not say it."""
+
+    @property
+    def bytes(self) -> int:
+        """From the block's start to the last byte touched."""
+        if 0 in self.shape:
+            return self.offset * self.dtype.itemsize
+        inner = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+        return (self.offset + max(self.starts or (0,)) + inner + 1) * self.dtype.itemsize
+
+    def views(self, memory: Array, start: int) -> Iterator[tuple[tuple[slice | int, ...], Array]]:
+        """(index into the logical array, view of memory) over a byte array; ``start``: byte where the block begins."""
+        size = self.dtype.itemsize
+        strides = tuple(s * size for s in self.strides)
+        if self.starts is None:
+            yield (), np.ndarray(self.shape, self.dtype.numpy, memory, start + self.offset * size, strides)
+            return
+        for i, first in enumerate(self.starts):
+            at = start + (self.offset + first) * size
+            yield divmod(i, self.shape[1]), np.ndarray(self.shape[2:], self.dtype.numpy, memory, at, strides[2:])
+
+
+def place(name: str, walk: Walk, shape: tuple[int, ...], dtype: DType) -> Place:
+    """An operand in memory of its own."""
+    return Place(name, dtype, shape, (*walk.strides(shape, dtype.itemsize), 1), walk.offset)
+
+
+def scattered(name: str, walk: Walk, shape: tuple[int, ...], dtype: DType, seed: int) -> Place:
+    """Matrices in a random order with uneven gaps between them, for pointer lists."""
+    rng = np.random.default_rng(seed)
+    _, head, row = walk.strides(shape, dtype.itemsize)
+    unit = max(16 // dtype.itemsize, 1) if walk.aligned else 1
+    n = shape[0] * shape[1]
+    gaps = rng.integers(1, 4, n) * unit
+    starts = (np.arange(n) * head + np.cumsum(gaps))[rng.permutation(n)]
+    return Place(name, dtype, shape, (0, 0, row, 1), walk.offset, tuple(int(s) for s in starts))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Every operand's place, and where each block of memory begins in its buffer.
+
+    ``separate``: each block is a buffer of its own that ends with its last element (for memory checkers); else one
+    buffer holds them all between guards.
+    """
+
+    places: Mapping[str, Place]
+    separate: bool = False
+
+    def blocks(self) -> dict[str, tuple[str, int]]:
+        """Block → (buffer, byte where it begins)."""
+        found: dict[str, tuple[str, int]] = {}
+        end = GUARD
+        for name, size in self._sizes().items():
+            found[name] = (name, 0) if self.separate else ("all", end)
+            end += -(-size // 16) * 16 + GUARD
+        return found
+
+    def _sizes(self) -> dict[str, int]:
+        sizes: dict[str, int] = {}
+        for p in self.places.values():
+            sizes[p.block] = max(sizes.get(p.block, 0), p.bytes)
+        return sizes
+
+    def buffers(self) -> dict[str, Array]:
+        """New buffers full of canaries."""
+        sizes = self._sizes()
+        if not self.separate:
+            whole = GUARD + sum(-(-n // 16) * 16 + GUARD for n in sizes.values())
+            sizes = {"all": whole}
+        return {name: np.full(max(-(-n // 4) * 4, 4), POISON, np.uint8) for name, n in sizes.items()}
+
+    def write(self, buffers: Mapping[str, Array], values: Mapping[str, Array]) -> None:
+        """Put logical arrays where they belong."""
+        blocks = self.blocks()
+        for name, value in values.items():
+            buffer, start = blocks[self.places[name].block]
+            for index, view in self.places[name].views(buffers[buffer], start):
+                view[...] = value[index]
+
+    def read(self, buffers: Mapping[str, Array], name: str) -> Array:
+        """An operand as a logical array, copied."""
+        p = self.places[name]
+        buffer, start = self.blocks()[p.block]
+        out = np.empty(p.shape, p.dtype.numpy)
+        for index, view in p.views(buffers[buffer], start):
+            out[index] = view
+        return out
+
+    def stray(self, before: Mapping[str, Array], after: Mapping[str, Array], outputs: tuple[str, ...]) -> str:
+        """Where bytes changed that belong to no output; "" where none did."""
+        blocks = self.blocks()
+        for buffer in before:
+            changed = before[buffer] != after[buffer]
+            for name in outputs:
+                p = self.places[name]
+                if blocks[p.block][0] == buffer:
+                    for _, view in p.views(changed.view(np.uint8), blocks[p.block][1]):
+                        view[...] = 0  # its own bytes may have changed; a float zero is all zero bits
+            if changed.any():
+                at = int(changed.argmax())
+                near = min((b for b in blocks if blocks[b][0] == buffer), key=lambda b: abs(at - blocks[b][1]))
+                return (
+                    f"{int(changed.sum())} bytes outside the output changed, the first {at - blocks[near][1]} bytes "
+                    f"from the start of {near}"
+                )
+        return ""
+
+
+def never_written(x: Array) -> Array:
+    """Which elements still hold the canary, bit for bit."""
+    return x.view(f"u{x.dtype.itemsize}") == np.iinfo(f"u{x.dtype.itemsize}").max

@@ -1,0 +1,205 @@
+"""A tile kernel in NumPy: what a GPU does to the numbers, and faults that can be planted in it.
+
+It calibrates the constants in ``tolerances`` and shows that every kind of fault is caught by some case. It is an
+implementation of the contract on host memory, so that faults of addressing can be planted too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts, host_array
+from kernelseam.descriptors.problems import AttentionProblem, GemmProblem
+from kernelseam.dtypes import DType
+from kernelseam.parity.oracle import Array
+
+BLOCK = 64
+"""Keys of one tile."""
+K_STEP = 16
+"""Summands of one matrix instruction."""
+Single = npt.NDArray[np.float32]
+
+ATTENTION_FAULTS = {
+    "dropped-last-key": "the last key is left out",
+    "causal-off-by-one": "a query sees one key too many",
+    "causal-one-short": "a query does not see its own key",
+    "causal-top-left": "the mask is aligned at the top left",
+    "wrong-kv-head": "query head h takes KV head h mod H_kv",
+    "missed-rescale": "the output is not rescaled when the maximum grows",
+    "unmasked-tail": "zero keys that fill the last tile are counted",
+    "hidden-times-zero": "hidden values are multiplied with a weight of 0",
+    "no-maximum": "scores are exponentiated without subtracting their maximum",
+    "empty-row-divides": "a row without weight is divided by 0",
+    "half-scores": "scores are rounded to the inputs' dtype",
+    "default-scale": "the scale given is ignored",
+    "lse-base-2": "the LSE is a logarithm to base 2",
+    "writes-past-end": "one more row is written",
+}
+GEMM_FAULTS = {
+    "unmasked-k-tail": "K is rounded up to a step without masking what lies there",
+    "dropped-last-k": "the last summand is left out",
+    "beta-read-at-0": "C is read and multiplied by a beta of 0",
+    "alpha-0-multiplies": "A and B are read and multiplied by an alpha of 0",
+    "wrong-b-head": "the head of A is taken for that of B",
+    "half-sums": "partial sums are rounded to the inputs' dtype",
+    "short-inputs": "float32 inputs are rounded to 10 bits (as TF32 is)",
+    "writes-past-end": "one more row is written",
+    "no-batch-stride": "the batch stride of A is ignored",
+}
+
+
+def attention(
+    q: Array, k: Array, v: Array, causal: bool, scale: float, *, fault: str = "",
+    exp2: Callable[[Single], Single] = np.exp2, values_rounded: bool = True,
+) -> tuple[Array, Single]:
+    """One head, q [S_q,D], k [S_k,D], v [S_k,D_v] → out [S_q,D_v] in q's dtype, LSE [S_q] in float32.
+
+    Online softmax over tiles of keys: scores, state and sums in float32, probabilities rounded to the dtype of V.
+    """
+    (S_q, D), S_k = q.shape, k.shape[0]
+    shift = 0 if fault == "causal-top-left" else S_k - S_q
+    shift += {"causal-off-by-one": 1, "causal-one-short": -1}.get(fault, 0)
+    factor = np.float32((D**-0.5 if fault == "default-scale" else scale) * np.log2(np.e))
+    end = S_k - (fault == "dropped-last-key")
+    Q, K, V = (np.asarray(x, np.float32) for x in (q, k, v))
+    out, total, top = np.zeros((S_q, v.shape[1]), np.float32), np.zeros(S_q, np.float32), np.full(S_q, -np.inf, np.float32)
+    i = np.arange(S_q)[:, None]
+    for first in range(0, end, BLOCK):
+        last = min(first + BLOCK, end)
+        tile_k, tile_v = K[first:last], V[first:last]
+        if fault == "unmasked-tail":
+            tile_k, tile_v = (np.concatenate([x, np.zeros((first + BLOCK - last, x.shape[1]), x.dtype)]) for x in (tile_k, tile_v))
+        s = (Q @ tile_k.T) * factor
+        if fault == "half-scores":
+            s = s.astype(q.dtype).astype(np.float32)
+        visible = (i + shift >= np.arange(first, first + len(tile_k))) if causal else np.ones(s.shape, bool)
+        s = np.where(visible, s, np.float32(-np.inf))
+        now = np.maximum(top, s.max(axis=1))
+        base = np.where(np.isneginf(now), 0, 0 if fault == "no-maximum" else now).astype(np.float32)
+        p, fade = exp2(s - base[:, None]), np.exp2(top - base)
+        if fault == "no-maximum":
+            fade = np.ones_like(fade)
+        total = total * fade + p.sum(axis=1)
+        if values_rounded:
+            p = p.astype(q.dtype).astype(np.float32)
+        if fault != "missed-rescale":
+            out *= fade[:, None]
+        out += _weigh(p, tile_v, visible, fault)
+        top = now
+    nothing = (total == 0) & (fault != "empty-row-divides")
+    out = np.where(nothing[:, None], 0, out / np.where(nothing, 1, total)[:, None])
+    base = np.where(np.isneginf(top) | (fault == "no-maximum"), 0, top)
+    lse = (base + np.log2(total)) * (1 if fault == "lse-base-2" else np.log(2))
+    return out.astype(q.dtype), lse.astype(np.float32)
+
+
+def _weigh(p: Single, v: Single, visible: npt.NDArray[np.bool_], fault: str) -> Single:
+    """p·v, where hidden values reach no row even if they are not finite."""
+    if np.isfinite(v).all() or fault == "hidden-times-zero":
+        return p @ v
+    return np.stack([p[i, seen] @ v[seen] for i, seen in enumerate(visible)])
+
+
+def gemm(a: Array, b: Array, out: DType, alpha: float, old: Array | None, beta: float, *, fault: str = "") -> Array:
+    """alpha·A·B + beta·C of [M,K] and [K,N], summed in steps as a matrix unit does."""
+    acc = DType.of(a.dtype).accumulator.numpy
+    total = np.zeros((a.shape[0], b.shape[1]), acc)
+    A, B = a.astype(acc), b.astype(acc)
+    if fault == "short-inputs" and DType.of(a.dtype) is DType.float32:
+        A, B = (_short(x) for x in (A, B))
+    for k in range(0, A.shape[1], K_STEP):
+        total += A[:, k : k + K_STEP] @ B[k : k + K_STEP]
+        if fault == "half-sums":
+            total = total.astype(a.dtype).astype(acc)
+    result = np.asarray(alpha, acc) * total
+    if old is not None:
+        result = result + np.asarray(beta, acc) * old.astype(acc)
+    return result.astype(out.numpy)
+
+
+def _short(x: Array) -> Array:
+    """float32 rounded to 10 bits behind the point."""
+    return ((x.view(np.uint32) + 0x1000) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+@dataclass(frozen=True)
+class TileModel:
+    """contract.Implementation over host memory."""
+
+    operation: str
+    fault: str = ""
+    backend: str = "numpy"
+
+    @property
+    def name(self) -> str:
+        return f"model-{self.fault or 'right'}"
+
+    def supports(self, problem: GemmProblem | AttentionProblem, device: Device) -> str | None:
+        if isinstance(problem, GemmProblem) and problem.spec.view != "strided":
+            return "takes strided memory only"
+        return None
+
+    def cost(self, problem: object, device: Device) -> Cost:
+        return Cost(0, 0, 1e3)
+
+    def build(self, problem: GemmProblem | AttentionProblem, device: Device) -> PlanParts:
+        record = LaunchRecord(self.name, (1, 1, 1), (1, 1, 1), 0, device.arch)
+        return PlanParts((_Step(problem, self.fault, record),))
+
+
+@dataclass(frozen=True)
+class _Step:
+    problem: GemmProblem | AttentionProblem
+    fault: str
+    record: LaunchRecord = field(compare=False)
+
+    def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
+        def launch(stream: int) -> None:
+            with np.errstate(all="ignore"):
+                if isinstance(self.problem, GemmProblem):
+                    _gemm(self.problem, pointers, self.fault)
+                else:
+                    _attention(self.problem, pointers, self.fault)
+
+        return launch
+
+
+def _attention(p: AttentionProblem, at: Mapping[str, int], fault: str) -> None:
+    x = {r.name: host_array(at.get(r.name, 0), r.shape, r.strides, r.dtype or p.spec.dtype) for r in p.operands}
+    for b, h in np.ndindex(p.batch, p.num_heads):
+        g = h % p.kv_heads if fault == "wrong-kv-head" else h // p.head_group
+        out, lse = attention(x["q"][b, h], x["k"][b, g], x["v"][b, g], p.spec.causal, p.scale, fault=fault)
+        x["out"][b, h] = out
+        if p.spec.lse:
+            x["lse"][b, h] = lse
+        if fault == "writes-past-end" and p.S_q:
+            row = at["out"] + (b * p.out_strides[0] + h * p.out_strides[1] + p.S_q * p.out_strides[2]) * p.spec.dtype.itemsize
+            host_array(row, (p.spec.value_dim,), (1,), p.spec.dtype)[...] = 0
+
+
+def _gemm(p: GemmProblem, at: Mapping[str, int], fault: str) -> None:
+    s = p.spec
+    K = -(-p.K // K_STEP) * K_STEP if fault == "unmasked-k-tail" else p.K - (fault == "dropped-last-k" and p.K > 0)
+    reads = p.reads_inputs or (fault == "alpha-0-multiplies" and p.K > 0)
+    a_shape, b_shape = (K, p.M) if s.a_transposed else (p.M, K), (p.N, K) if s.b_transposed else (K, p.N)
+    for b, h in np.ndindex(p.batch, p.num_heads):
+        g = h if fault == "wrong-b-head" else h // p.b_head_group
+
+        def matrix(name: str, shape: tuple[int, int], strides: tuple[int, int, int], dtype: DType, i: int, j: int) -> Array:
+            return host_array(at[name] + (i * strides[0] + j * strides[1]) * dtype.itemsize, shape, (strides[2], 1), dtype)
+
+        if not p.M * p.N:
+            continue
+        A, B = np.zeros((p.M, 0), s.dtype.numpy), np.zeros((0, p.N), s.dtype.numpy)
+        if reads:
+            A = matrix("A", a_shape, p.a_strides, s.dtype, 0 if fault == "no-batch-stride" else b, h)
+            B = matrix("B", b_shape, p.b_strides, s.dtype, b, g)
+            A, B = A.T if s.a_transposed else A, B.T if s.b_transposed else B
+        C = matrix("C", (p.M + (fault == "writes-past-end"), p.N), p.c_strides, s.dtype_c, b, h)
+        old = C[: p.M] if p.beta != 0 or fault == "beta-read-at-0" else None
+        C[: p.M] = gemm(A, B, s.dtype_c, p.alpha, old, p.beta, fault=fault)
+        C[p.M :] = 0

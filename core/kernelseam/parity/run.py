@@ -1,0 +1,277 @@
+"""One parity case on one implementation: memory on the device, plan, bind, call, fetch, verdict."""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from kernelseam.contract import Device, Implementation, Runtime
+from kernelseam.descriptors import Attention, BatchedGemmPointers, BatchedGemmStrided
+from kernelseam.dtypes import DType
+from kernelseam.errors import Unsupported
+from kernelseam.parity import check, data, oracle
+from kernelseam.parity.cases import AttentionCase, Case, GemmCase
+from kernelseam.parity.check import Verdict
+from kernelseam.parity.memory import Layout, never_written
+from kernelseam.parity.oracle import Array
+from kernelseam.planning import Descriptor, plan
+from kernelseam.plugins import Plugins, plugins
+
+
+@dataclass(frozen=True)
+class Target:
+    """An implementation of one operation on one device."""
+
+    device: Device
+    implementation: str
+    operation: str
+    own: bool
+    """Whether it is the core's (the reference, a shared kernel): then it must take every case that does not say
+    otherwise. A plugin's own takes what it is made for, and gives a reason for the rest."""
+
+    def __str__(self) -> str:
+        return f"{self.device.backend}-{self.implementation}"
+
+
+def targets(found: Plugins | None = None, backend: str | None = None) -> list[Target]:
+    """Every implementation registered for the first device of each backend, or of one."""
+    registry = (found or plugins()).registry
+    result = []
+    for name, b in sorted(registry.backends.items(), key=lambda item: item[1].priority):
+        devices = b.runtime.devices()
+        if not devices or backend not in (None, name):
+            continue
+        for i in registry.implementations:
+            if i.backend == name:
+                result.append(Target(devices[0], i.name, i.operation, _own(i)))
+    return result
+
+
+def _own(implementation: Implementation) -> bool:
+    return type(implementation).__module__.partition(".")[0] == "kernelseam"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a case: exactly one of verdict, refusal and error is there."""
+
+    case: Case
+    backend: str
+    implementation: str
+    verdict: Verdict | None = None
+    refusal: str | None = None
+    error: str | None = None
+    """A traceback."""
+    seconds: float = 0.0
+    """Wall time of data, plan, launch and comparison together."""
+    may_refuse: bool = False
+
+    @property
+    def status(self) -> str:
+        """"passed", "failed", "refused" (as it may) or "error"."""
+        if self.verdict is not None:
+            return "passed" if self.verdict.passed else "failed"
+        return "refused" if self.refusal is not None and self.may_refuse else "error"
+
+    @property
+    def detail(self) -> str:
+        """Why, in words."""
+        if self.verdict is not None:
+            return self.verdict.message
+        if self.refusal is not None:
+            return self.refusal if self.may_refuse else f"refused what it must take: {self.refusal}"
+        return self.error or ""
+
+    def require(self) -> None:
+        """Raise AssertionError unless the case passed or was refused as it may be."""
+        if self.status in ("failed", "error"):
+            raise AssertionError(f"{self.case.name} on {self.backend}-{self.implementation}: {self.detail}")
+
+
+def run_case(case: Case, target: Target, *, separate: bool = False, flushed: bool = False) -> Outcome:
+    """Run a case. Nothing is raised: whatever goes wrong is in the outcome.
+
+    ``separate``: each block of memory is an allocation that ends with its last element, for memory checkers; else one
+    allocation holds all of them between guards, and what is written outside the output is found here.
+    ``flushed``: the arch's matrix units lose subnormals, see ``tolerances``.
+    """
+    start = time.perf_counter()
+    verdict, refusal, error = None, None, None
+    try:
+        verdict = _run(case, target, separate, flushed)
+    except Unsupported as e:
+        refusal = "; ".join(r.reason for r in e.refusals)
+    except Exception as e:
+        error = "".join(traceback.format_exception(e))
+    may_refuse = not target.own or target.implementation in case.may_refuse
+    seconds = time.perf_counter() - start
+    return Outcome(
+        case, target.device.backend, target.implementation, verdict, refusal, error, seconds, may_refuse
+    )
+
+
+def _run(case: Case, target: Target, separate: bool, flushed: bool) -> Verdict:
+    layout, inputs = data.layout(case, separate), data.values(case)
+    runtime = plugins().backend(target.device.backend).runtime
+    before = layout.buffers()
+    layout.write(before, inputs)
+    with runtime.activate(target.device):
+        held = {name: runtime.from_host(b.view(np.float32), target.device) for name, b in before.items()}
+        addresses = _addresses(layout, {name: _pointer(runtime, x) for name, x in held.items()})
+        lists: list[object] = []
+        made = describe(case, layout, addresses, runtime, target.device, lists)
+        call = plan(made, device=target.device, implementation=target.implementation).bind()
+        call()
+        runtime.synchronize(target.device)
+        after = {
+            name: np.ascontiguousarray(runtime.to_host(x)).view(np.uint8).reshape(-1) for name, x in held.items()
+        }
+        del lists
+    return judge(case, layout, before, after, flushed)
+
+
+def _pointer(runtime: Runtime, array: object) -> int:
+    info = runtime.describe(array)
+    if info is None or info.pointer % 16:
+        raise AssertionError(f"the runtime's from_host must give memory it knows, aligned to 16 bytes, not {info}")
+    return info.pointer
+
+
+def _addresses(layout: Layout, buffers: Mapping[str, int]) -> dict[str, int]:
+    """Address of each operand's block, offset included."""
+    blocks, found = layout.blocks(), {}
+    for name, p in layout.places.items():
+        buffer, start = blocks[p.block]
+        found[name] = buffers[buffer] + start + p.offset * p.dtype.itemsize
+    return found
+
+
+def describe(
+    case: Case, layout: Layout, addresses: Mapping[str, int], runtime: Runtime, device: Device, keep: list[object]
+) -> Descriptor:
+    """The descriptor of a case over addresses; ``keep`` takes what must outlive the call."""
+    if isinstance(case, AttentionCase):
+        strides = {
+            f"stride_{name}_{axis}": stride
+            for name, p in layout.places.items()
+            for axis, stride in zip(("batch", "head", "row"), p.strides[:-1], strict=False)
+        }
+        return Attention(
+            **addresses, **strides, batch=case.batch, num_heads=case.num_heads, kv_heads=case.kv_heads, S_q=case.S_q,
+            S_k=case.S_k, head_dim=case.head_dim, value_dim=case.value_dim, causal=case.causal, scale=case.scale,
+            dtype=case.dtype,
+        )
+    options: dict[str, Any] = {
+        "M": case.M, "N": case.N, "K": case.K, "batch": case.batch, "num_heads": case.num_heads, "alpha": case.alpha,
+        "beta": case.beta, "a_transposed": case.a_transposed, "b_transposed": case.b_transposed, "dtype": case.dtype,
+        "dtype_c": case.out_dtype,
+    }
+    if case.view != "strided":
+        rows = {f"stride_{name.lower()}_row": p.strides[2] for name, p in layout.places.items()}
+        lists = {
+            name + "_ptrs": _list(case, layout, name, at, runtime, device, keep) for name, at in addresses.items()
+        }
+        if case.view == "device":
+            options["alignment"] = 16 if all(at % 16 == 0 for at in addresses.values()) else case.dtype.itemsize
+        return BatchedGemmPointers(**lists, **rows, **options)
+    strides = {
+        f"stride_{name.lower()}_{axis}": stride
+        for name, p in layout.places.items()
+        for axis, stride in zip(("batch", "head", "row"), p.strides[:-1], strict=True)
+    }
+    return BatchedGemmStrided(**addresses, **strides, **options, b_head_group=case.b_head_group)
+
+
+class _DeviceList:
+    """Addresses in device memory, as an array of 64-bit integers."""
+
+    def __init__(self, pointer: int, entries: int, owner: object) -> None:
+        self.owner = owner
+        self.__cuda_array_interface__ = {
+            "version": 3, "shape": (entries,), "typestr": "<u8", "data": (pointer, False), "strides": None,
+        }
+
+
+def _list(
+    case: GemmCase, layout: Layout, name: str, address: int, runtime: Runtime, device: Device, keep: list[object]
+) -> object:
+    """The addresses of every matrix, batch-major: a host list, or on a device that has memory of its own an array."""
+    p = layout.places[name]
+    starts = p.starts or [b * p.strides[0] + h * p.strides[1] for b, h in np.ndindex(*p.shape[:2])]
+    found = [address + s * p.dtype.itemsize for s in starts]
+    if case.view == "host" or device.arch == "cpu" or not found:
+        return found
+    staged = runtime.from_host(np.array(found, np.uint64).view(np.float64), device)
+    keep.append(staged)
+    return _DeviceList(_pointer(runtime, staged), len(found), staged)
+
+
+def judge(
+    case: Case, layout: Layout, before: Mapping[str, Array], after: Mapping[str, Array], flushed: bool = False
+) -> Verdict:
+    """Hold memory after a run against the oracle, and against itself before the run."""
+    written = data.outputs(case)
+    stray = layout.stray(before, after, written)
+    if stray:
+        return Verdict(False, math.inf, (), 0, stray)
+    results = {name: layout.read(after, name) for name in written}
+    for name, x in results.items():
+        missed = never_written(x)
+        if missed.any():
+            where = tuple(int(i) for i in np.unravel_index(int(missed.argmax()), x.shape))
+            return Verdict(
+                False, math.inf, where, x.size,
+                f"{name}{list(where)} and {missed.sum() - 1} more hold what memory starts with: never written, or "
+                "computed from memory outside the operands",
+            )
+    return verdict(case, results, flushed)
+
+
+def verdict(case: Case, results: Mapping[str, Array], flushed: bool = False) -> Verdict:
+    """Hold results by name, [batch, head, row, column], against the oracle."""
+    numbers = _rows(case)
+    if isinstance(case, GemmCase):
+        return check.gemm_verdict(
+            _gemm_oracle(case), case.K, case.dtype, results["C"], results["C"].shape[:-1], numbers,
+            zero_mean=case.data != "positive", exact=case.exact, flushed=flushed,
+        )
+    return check.attention_verdict(
+        _attention_oracle(case), case.S_k, case.head_dim, case.dtype, results["out"], results.get("lse"),
+        results["out"].shape[:-1], numbers, flushed,
+    )
+
+
+def _rows(case: Case) -> oracle.Rows:
+    if case.sample is None:
+        return None
+    rows = case.M if isinstance(case, GemmCase) else case.S_q
+    return oracle.sample_rows(case.batch * case.num_heads * rows, case.sample)
+
+
+@lru_cache(maxsize=8)
+def _gemm_oracle(case: GemmCase) -> oracle.GemmResult:
+    x = data.values(case)
+    return oracle.gemm(
+        x["A"], x["B"], x.get("C"), case.alpha, case.beta, case.a_transposed, case.b_transposed, _rows(case)
+    )
+
+
+@lru_cache(maxsize=8)
+def _attention_oracle(case: AttentionCase) -> oracle.AttentionResult:
+    x = data.values(case)
+    return oracle.attention(x["q"], x["k"], x["v"], case.causal, case.scale_used, _rows(case))
+
+
+def run_all(cases: list[Case], wanted: list[Target], **options: bool) -> Iterator[Outcome]:
+    """Every case on every target of its operation, case by case so that the oracle speaks once."""
+    for case in cases:
+        for target in wanted:
+            if target.operation == case.operation:
+                yield run_case(case, target, **options)

@@ -1,0 +1,68 @@
+"""How far a right result may be from the oracle, element by element. ``docs/accuracy.md`` derives these bounds.
+
+With u the unit roundoff of a dtype (2⁻¹¹ float16, 2⁻⁸ bfloat16, 2⁻²⁴ float32, 2⁻⁵³ float64), η its smallest subnormal
+(smallest normal where subnormals are flushed), ref the oracle's value on the inputs as they were rounded:
+
+* GEMM: 2·u_out·|ref| + 4·√(K+4)·u_acc·(|alpha|·|A||B| + |beta·C|) + η_out. √(K+4) holds for data of zero mean, whose
+  rounding errors cancel; for other data K+4 stands in its place.
+* attention: 2·u_out·|ref| + [u_P + c·u_32·(√S_k + √D_qk·max scale·|q||k|)]·(P|V|) + η_P·Σ_j|v_j|/ℓ + η_out.
+* its LSE: c·u_32·(√S_k + √D_qk·max scale·|q||k| + |ref|).
+
+Probabilities are rounded to the dtype of V before the second product, hence u_P and η_P. Where the inputs are float64,
+float64 takes float32's place inside an attention; its LSE is stored in float32.
+"""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+
+from kernelseam.dtypes import DType
+from kernelseam.parity.oracle import AttentionResult, Floats, GemmResult
+
+GEMM_CONSTANT = 4.0
+ATTENTION_CONSTANT = 8.0
+"""c: calibrated, with room for other orders of summation and for hardware exponentials."""
+
+
+def smallest(dtype: DType, flushed: bool = False) -> float:
+    """η: the size below which a result may vanish."""
+    return dtype.smallest_normal if flushed else dtype.smallest_subnormal
+
+
+def overflows_at(dtype: DType) -> float:
+    """The magnitude from which a value rounds to infinity, or hardly less."""
+    return float(ml_dtypes.finfo(dtype.numpy).max) * (1 + dtype.unit_roundoff / 2)
+
+
+def gemm(
+    result: GemmResult, K: int, dtype: DType, dtype_c: DType, *, zero_mean: bool = True, flushed: bool = False
+) -> Floats:
+    """The bound of each element of C; ``dtype`` is that of A and B."""
+    growth = math.sqrt(K + 4) if zero_mean else K + 4
+    with np.errstate(invalid="ignore", over="ignore"):
+        bound: Floats = (
+            2 * dtype_c.unit_roundoff * np.abs(result.out)
+            + GEMM_CONSTANT * growth * dtype.accumulator.unit_roundoff * result.magnitude
+            + smallest(dtype_c, flushed)
+        )
+    return bound
+
+
+def attention(
+    result: AttentionResult, S_k: int, head_dim: int, dtype: DType, dtype_out: DType, *, flushed: bool = False
+) -> tuple[Floats, Floats]:
+    """The bounds of each element of out and of the LSE; ``dtype`` is that of q, k and v."""
+    growth = math.sqrt(S_k) + math.sqrt(head_dim) * result.products
+    with np.errstate(invalid="ignore", over="ignore"):
+        inner = dtype.unit_roundoff + ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff * growth[..., None]
+        out: Floats = (
+            2 * dtype_out.unit_roundoff * np.abs(result.out)
+            + inner * result.pv
+            + smallest(dtype, flushed) * result.values
+            + smallest(dtype_out, flushed)
+        )
+        lse: Floats = ATTENTION_CONSTANT * DType.float32.unit_roundoff * (growth + np.abs(result.lse))
+    return out, lse

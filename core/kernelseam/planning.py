@@ -1,0 +1,281 @@
+"""Plans and calls: a problem made ready for one device, then bound to memory, then launched."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from kernelseam.contract import ArrayInfo, Device, LaunchRecord, OperandRule, PlanParts, Problem, Runtime
+from kernelseam.dispatch import Choice, find_device, select
+from kernelseam.errors import InvalidValue
+from kernelseam.plugins import plugins
+from kernelseam.trace import active
+
+
+class Descriptor(Protocol):
+    """What ``plan`` wants of a descriptor."""
+
+    def problem(self) -> Problem:
+        """The hashable part, without pointers."""
+
+    def operands(self) -> dict[str, object]:
+        """Pointers or arrays by operand name; those not given are absent."""
+
+    def simplified(self) -> tuple[Descriptor, str]:
+        """An equal descriptor that is cheaper to serve, and a note saying so; itself and "" where there is none."""
+
+    def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
+        """Operands as a person gave them → addresses, and whatever must stay alive with them."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Addresses by operand name, and what keeps them valid."""
+
+    pointers: dict[str, int]
+    keep: tuple[object, ...]
+    arrays: tuple[ArrayInfo, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A list of launches over one workspace, for one problem on one device. Immutable and thread-safe."""
+
+    descriptor: Descriptor
+    problem: Problem
+    device: Device
+    choice: Choice
+    parts: PlanParts
+    note: str = ""
+
+    @property
+    def implementation(self) -> str:
+        """The chosen implementation's name."""
+        return self.choice.implementation.name
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of device memory that a call needs beside its operands."""
+        return self.parts.workspace_bytes
+
+    @property
+    def launches(self) -> tuple[LaunchRecord, ...]:
+        """What a call launches, in order."""
+        return tuple(s.record for s in self.parts.steps)
+
+    def bind(self, *, workspace: object = None, check: bool = False, **operands: object) -> Call:
+        """A call over these operands; those not named come from the descriptor.
+
+        ``workspace``: an array or address of at least ``workspace_bytes``; allocated where it is None.
+        ``check=True`` also reads device memory that holds addresses, which synchronises.
+        Raises InvalidValue for null or misaligned addresses, a wrong device, an unknown or missing name,
+        and an output that overlaps an input.
+        """
+        return Call(self, workspace, check, operands)
+
+
+class Call:
+    """A plan bound to memory. Calling it only launches."""
+
+    def __init__(self, plan: Plan, workspace: object, check: bool, operands: Mapping[str, object]) -> None:
+        self.plan = plan
+        self._given = {**plan.descriptor.operands(), **operands}
+        self._workspace, self._check = workspace, check
+        runtime = plugins().backend(plan.device.backend).runtime
+        self._runtime = runtime
+        with runtime.activate(plan.device):
+            resolved = plan.descriptor.resolve(self._given, runtime, plan.device)
+            check_operands(plan.problem.operands, resolved, plan.device)
+            if check and (deep := getattr(plan.descriptor, "check_device", None)):
+                deep(resolved, runtime, plan.device)
+            address = self._take_workspace(workspace)
+            self._launches = [s.bind(resolved.pointers, address) for s in plan.parts.steps]
+        self._records = plan.launches
+        self._keep = resolved.keep
+        self._arrays = resolved.arrays
+
+    def _take_workspace(self, workspace: object) -> int:
+        need = self.plan.workspace_bytes
+        if workspace is None:
+            if not need:
+                return 0
+            from kernelseam.dtypes import DType
+
+            workspace = self._runtime.empty((-(-need // 4),), DType.float32, self.plan.device)
+            self._owned_workspace = workspace
+        if isinstance(workspace, int):
+            return _workspace_address(workspace, need)
+        info = self._runtime.describe(workspace)
+        if info is None or info.device != self.plan.device:
+            raise InvalidValue(
+                "workspace", type(workspace).__name__, f"must lie on {self.plan.device}", "Allocate it there"
+            )
+        size = info.dtype.itemsize
+        for n, s in zip(reversed(info.shape), reversed(info.strides), strict=True):
+            if (n > 1 and s * info.dtype.itemsize != size) or not info.writable:
+                raise InvalidValue(
+                    "workspace", f"strides {list(info.strides)}" if info.writable else "a read-only array",
+                    "must be contiguous and writable", "Allocate one, or leave it out",
+                )
+            size *= n
+        if size < need:
+            raise InvalidValue(
+                "workspace", f"{size} bytes", f"must have at least {need} bytes", "See plan.workspace_bytes"
+            )
+        return _workspace_address(info.pointer, need)
+
+    def __call__(self, stream: object = None) -> None:
+        """Launch on a stream: an int handle, an object with ``__cuda_stream__``, or None, the array library's
+        current one. Allocates nothing and does not synchronise."""
+        handle = self.stream_handle(stream)
+        with self._runtime.activate(self.plan.device):
+            for launch in self._launches:
+                launch(handle)
+        for records in active():
+            records.extend(self._records)
+
+    def stream_handle(self, stream: object) -> int:
+        """The integer handle of a stream as ``__call__`` takes it."""
+        if stream is None:
+            return self._runtime.current_stream(self.plan.device, self._arrays[0] if self._arrays else None)
+        if isinstance(stream, int):
+            return stream
+        protocol = getattr(stream, "__cuda_stream__", None)
+        if protocol is None:
+            raise InvalidValue(
+                "stream", repr(stream), "must be an int, an object with __cuda_stream__, or None",
+                "Pass the stream's integer handle",
+            )
+        handle: int = (protocol() if callable(protocol) else protocol)[1]
+        return handle
+
+    def launcher(self) -> Callable[[int], None]:
+        """``launch(handle)`` for timing loops: the same launches without looking up a stream."""
+
+        def run(handle: int) -> None:
+            for launch in self._launches:
+                launch(handle)
+
+        return run
+
+    def rebind(self, **operands: object) -> Call:
+        """A call of the same plan over other memory; operands not named stay."""
+        call = Call(self.plan, self._workspace, self._check, {**self._given, **operands})
+        return call
+
+
+def _workspace_address(address: int, need: int) -> int:
+    if need and (address <= 0 or address % 16):
+        raise InvalidValue(
+            "workspace", hex(address), "must be the address of memory, a multiple of 16 bytes",
+            "Align it, or leave it out",
+        )
+    return address
+
+
+def check_operands(rules: tuple[OperandRule, ...], resolved: Resolved, device: Device) -> None:
+    """Null, misaligned and overlapping addresses, refused by name."""
+    for rule in rules:
+        pointer = resolved.pointers.get(rule.name)
+        if pointer is None or (pointer == 0 and rule.span):
+            if pointer is None and (rule.optional or not rule.span):
+                continue
+            raise InvalidValue(
+                rule.name, "null" if pointer == 0 else "missing", "must be the address of memory on the device",
+                f"Give {rule.name} in the descriptor or to bind",
+            )
+        if rule.span and pointer % rule.alignment:
+            raise InvalidValue(
+                rule.name, hex(pointer), f"must be a multiple of {rule.alignment} bytes",
+                "Align the array" if rule.dtype is None or rule.alignment == rule.dtype.itemsize else
+                "Align the array, or put its address into the descriptor before planning, so that a way without "
+                "wide accesses is planned",
+            )
+    for out in rules:
+        if not out.written or not out.span or out.dtype is None or out.name not in resolved.pointers:
+            continue
+        for other in rules:
+            if other is out or not other.span or other.dtype is None or other.name not in resolved.pointers:
+                continue
+            if proven_overlap(resolved.pointers[out.name], out, resolved.pointers[other.name], other):
+                raise InvalidValue(
+                    out.name, hex(resolved.pointers[out.name]), f"overlaps {other.name}",
+                    "Give the output memory of its own",
+                )
+
+
+class _Memory:
+    """Strided memory as NumPy's overlap solver takes it; never read."""
+
+    def __init__(self, pointer: int, rule: OperandRule) -> None:
+        assert rule.dtype is not None
+        size = rule.dtype.itemsize
+        self.__array_interface__ = {
+            "version": 3, "data": (pointer, True), "typestr": f"|V{size}", "shape": rule.shape,
+            "strides": tuple(s * size for s in rule.strides),
+        }
+
+
+def proven_overlap(x: int, a: OperandRule, y: int, b: OperandRule) -> bool:
+    """Whether two strided memories provably share an element; interleaved ones do not."""
+    if x + a.span * (a.dtype.itemsize if a.dtype else 8) <= y or y + b.span * (b.dtype.itemsize if b.dtype else 8) <= x:
+        return False
+    try:
+        solve: Any = np.shares_memory  # its stub knows only the two special values of max_work
+        return bool(solve(np.asarray(_Memory(x, a)), np.asarray(_Memory(y, b)), max_work=100_000))
+    except np.exceptions.TooHardError:
+        return False
+
+
+_plans: OrderedDict[Any, PlanParts] = OrderedDict()
+_choices: OrderedDict[Any, Choice] = OrderedDict()
+_lock = threading.Lock()
+_KEPT = 1024
+
+
+def forget() -> None:
+    """Drop every remembered plan."""
+    with _lock:
+        _plans.clear()
+        _choices.clear()
+
+
+def plan(
+    descriptor: Descriptor,
+    *,
+    device: Device | str | None = None,
+    backend: str | None = None,
+    implementation: str | None = None,
+) -> Plan:
+    """Choose an implementation and build its launches.
+
+    ``device``: a Device or "backend:index"; by default that of the descriptor's arrays, else the backend's
+    first. Plans are remembered by problem, device and implementation: asking again is cheap.
+    Raises InvalidValue, UnknownName, Unsupported or CompileError.
+    """
+    original = descriptor
+    descriptor, note = descriptor.simplified()
+    problem = descriptor.problem()
+    where = getattr(original, "device", None) if device is None else None
+    target = where or find_device(device, backend)
+    if backend is not None and target.backend != backend:
+        raise InvalidValue(
+            "backend", backend, f"the {'arrays are on' if where else 'device is'} {target}",
+            "Move the arrays there, or leave the backend out" if where else "Name one of the two",
+        )
+    key = (problem, target, implementation)
+    with _lock:
+        parts, choice = _plans.get(key), _choices.get(key)
+    if parts is None or choice is None:
+        choice = select(problem, target, implementation)
+        parts = choice.implementation.build(problem, target)
+        with _lock:
+            _plans[key], _choices[key] = parts, choice
+            while len(_plans) > _KEPT:
+                _choices.pop(_plans.popitem(last=False)[0], None)
+    return Plan(descriptor, problem, target, choice, parts, note)

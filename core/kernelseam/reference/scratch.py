@@ -1,0 +1,37 @@
+"""Workspace handed out in pieces, so that a call allocates nothing of the problem's size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernelseam.contract import host_array
+from kernelseam.dtypes import DType
+
+_ALIGN = 64  # bytes: a cache line, and the widest vector
+
+
+def scratch_bytes(sizes: tuple[int, ...], dtype: DType) -> int:
+    """Bytes that ``carve`` needs for pieces of these many elements."""
+    return sum(_round(n * dtype.itemsize) for n in sizes) + _ALIGN
+
+
+def carve(workspace: int, sizes: tuple[int, ...], dtype: DType) -> list[npt.NDArray[Any]]:
+    """One flat array for each size, one after the other from the address on, on cache lines."""
+    pieces = []
+    at = _round(workspace)
+    for n in sizes:
+        pieces.append(host_array(at, (n,), (1,), dtype))
+        at += _round(n * dtype.itemsize)
+    return pieces
+
+
+def shaped(piece: npt.NDArray[Any], *shape: int) -> npt.NDArray[Any]:
+    """The front of a flat piece, row-major in this shape."""
+    return piece[: int(np.prod(shape))].reshape(shape)
+
+
+def _round(n: int) -> int:
+    return -(-n // _ALIGN) * _ALIGN

@@ -1,0 +1,286 @@
+// NVIDIA, sm_80 and up: mma.sync m16n8k16, ldmatrix, cp.async. The vendor's half of the tile vocabulary.
+// Accumulators lie as mma.sync wants them: lane 4·g + t holds rows g, g+8 and columns 2t, 2t+1 of every 16×8 block.
+#pragma once
+
+#define KS_DEVICE __device__ __forceinline__
+#define KS_KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
+
+static constexpr int WARP = 32;
+// cp.async writes shared memory itself: STAGES − 1 copies are in flight while one stage is used.
+static constexpr bool COPY_THROUGH_REGISTERS = false;
+
+struct f16 { unsigned short bits; };
+struct bf16 { unsigned short bits; };
+
+KS_DEVICE int lane() { return threadIdx.x & 31; }
+KS_DEVICE int warp_index() { return __shfl_sync(~0u, threadIdx.x >> 5, 0); }  // uniform, and known to be
+KS_DEVICE int thread_index() { return threadIdx.x; }
+KS_DEVICE unsigned block_index() { return blockIdx.x; }
+KS_DEVICE void block_barrier() { __syncthreads(); }
+KS_DEVICE bool block_any(bool x) { return __syncthreads_or(x); }
+KS_DEVICE void warp_barrier() { __syncwarp(); }
+
+template<int BYTES> KS_DEVICE char* shared_memory() {
+  extern __shared__ __align__(128) char memory[];
+  return memory;
+}
+
+KS_DEVICE float shuffle_xor(float x, int m) { return __shfl_xor_sync(~0u, x, m); }
+KS_DEVICE double shuffle_xor(double x, int m) { return __shfl_xor_sync(~0u, x, m); }
+KS_DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
+KS_DEVICE double maximum(double a, double b) { return fmax(a, b); }
+KS_DEVICE float exp2_fast(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+KS_DEVICE float log2_fast(float x) { return __log2f(x); }
+KS_DEVICE float infinity() { return __int_as_float(0x7f800000); }
+
+// ---- conversions, rounding to nearest even
+
+KS_DEVICE float to_sum(f16 x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }
+KS_DEVICE float to_sum(bf16 x) { return __uint_as_float((unsigned)x.bits << 16); }
+KS_DEVICE float to_sum(float x) { return x; }
+KS_DEVICE double to_sum(double x) { return x; }
+
+template<class T> struct Pack;
+template<> struct Pack<f16> {
+  static KS_DEVICE unsigned two(float lo, float hi) {
+    unsigned d; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo)); return d;
+  }
+};
+template<> struct Pack<bf16> {
+  static KS_DEVICE unsigned two(float lo, float hi) {
+    unsigned d; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo)); return d;
+  }
+};
+
+template<class T> struct Convert {
+  template<class S> static KS_DEVICE T from(S x) { return {(unsigned short)Pack<T>::two((float)x, 0.f)}; }
+};
+template<> struct Convert<float> { template<class S> static KS_DEVICE float from(S x) { return (float)x; } };
+template<> struct Convert<double> { template<class S> static KS_DEVICE double from(S x) { return (double)x; } };
+template<class T, class S> KS_DEVICE T convert(S x) { return Convert<T>::from(x); }
+
+template<class T> KS_DEVICE T zero_of() { return T{}; }
+
+#include "tile/base.h"
+
+// ---- copies from global to shared memory
+
+KS_DEVICE unsigned shared_address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+
+KS_DEVICE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template<int PENDING> KS_DEVICE void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
+
+// One tile's copy by THREADS threads. VECTOR = 16: every row's start is 16-byte aligned; else elements are loaded
+// one by one. EXACT: the tile is as wide as the matrix, so that no column is beyond its end.
+template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
+  typedef typename Tile::T T;
+  typedef Share<Tile, THREADS> Mine;
+  static constexpr int V = Mine::V;
+
+  template<class View> KS_DEVICE void fetch(Tile t, View v, int row0, int row_end, int col0, int col_end) {
+    const int r0 = Mine::row(), c = Mine::column(), left = col_end - col0 - c;
+    auto walk = v.template walk<Mine::STEP>(row0 + r0);
+    const unsigned to = shared_address(&t.chunk(r0, c));
+#pragma unroll (VECTOR == 16 ? Mine::ROUNDS : 1)
+    for (int i = 0; i < Mine::ROUNDS; i++, walk.next()) {
+      if (!Mine::takes(i)) break;
+      const bool row_in = row0 + r0 + i * Mine::STEP < row_end;
+      const T* from = walk.at + col0 + c;
+      if constexpr (VECTOR == 16) {
+        int bytes = EXACT || left >= V ? 16 : left > 0 ? left * (int)sizeof(T) : 0;
+        if (!row_in) bytes = 0;
+        const unsigned place = Mine::STEP % 8 == 0 ? to + i * Mine::STEP * Tile::COLS * (int)sizeof(T)
+                                                   : shared_address(&t.chunk(r0 + i * Mine::STEP, c));
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(place), "l"(from), "r"(bytes)
+                     : "memory");
+      } else {
+        Chunk<T> x;
+#pragma unroll
+        for (int e = 0; e < V; e++) x.v[e] = row_in && e < left ? from[e] : zero_of<T>();
+        t.chunk(r0 + i * Mine::STEP, c) = x;
+      }
+    }
+  }
+  KS_DEVICE void land(Tile) {}
+};
+
+// ---- the matrix engine
+
+KS_DEVICE void ldmatrix(unsigned (&d)[4], unsigned address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(address) : "memory");
+}
+KS_DEVICE void ldmatrix_transposed(unsigned (&d)[4], unsigned address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(address) : "memory");
+}
+
+template<class T> struct Mma;
+template<> struct Mma<f16> {
+  static KS_DEVICE void run(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+};
+template<> struct Mma<bf16> {
+  static KS_DEVICE void run(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+};
+
+template<class T_> struct MatrixEngine {
+  typedef T_ T;
+  typedef float Sum;
+  static constexpr bool MATRIX = true;
+  static constexpr int K_STEP = 16;
+
+  template<int N, int K, bool K_LAST_> struct Tile : PlainTile<T, K_LAST_ ? N : K, K_LAST_ ? K : N> {
+    static constexpr bool K_LAST = K_LAST_;
+    KS_DEVICE explicit Tile(char* m) : PlainTile<T, K_LAST_ ? N : K, K_LAST_ ? K : N>(m) {}
+    // Shared address of the chunk at (row, col), for rows and columns that are multiples of 8 beyond a lane's own.
+    KS_DEVICE unsigned address(int r, int c) const { return shared_address(&this->chunk(r, c)); }
+  };
+
+  template<int R, int C> struct Acc { float x[R / 16][C / 8][4]; };
+  template<int R> struct Row { float x[R / 16][2]; };
+  template<int R, int K> struct Operand { unsigned x[R / 16][K / 16][4]; };
+
+  static KS_DEVICE int g() { return lane() / 4; }
+  static KS_DEVICE int t() { return lane() % 4; }
+
+  template<int R, int K, class From> static KS_DEVICE Operand<R, K> operand(From tile, int row0, int k0) {
+    Operand<R, K> a;
+    const int low = lane() % 16, high = lane() / 16, inner = lane() % 8, middle = lane() / 8 % 2;
+#pragma unroll
+    for (int k = 0; k < K / 16; k++)
+#pragma unroll
+      for (int r = 0; r < R / 16; r++) {
+        if constexpr (From::K_LAST) ldmatrix(a.x[r][k], tile.address(row0 + 16 * r + low, k0 + 16 * k + 8 * high));
+        else ldmatrix_transposed(a.x[r][k], tile.address(k0 + 16 * k + inner + 8 * high, row0 + 16 * r + 8 * middle));
+      }
+    return a;
+  }
+
+  template<int R, int C> static KS_DEVICE void zero(Acc<R, C>& a) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int c = 0; c < C / 8; c++) a.x[r][c][0] = a.x[r][c][1] = a.x[r][c][2] = a.x[r][c][3] = 0.f;
+  }
+
+  template<int R, int C, int K, class B>
+  static KS_DEVICE void mma(Acc<R, C>& acc, const Operand<R, K>& a, B b, int n0, int k0) {
+    static_assert(C % 16 == 0 && K % 16 == 0 && R % 16 == 0, "shape of a matrix product");
+    const int low = lane() % 16, high = lane() / 16, inner = lane() % 8, middle = lane() / 8 % 2;
+#pragma unroll
+    for (int k = 0; k < K / 16; k++)
+#pragma unroll
+      for (int c = 0; c < C / 16; c++) {
+        unsigned x[4];
+        if constexpr (B::K_LAST) ldmatrix(x, b.address(n0 + 16 * c + inner + 8 * high, k0 + 16 * k + 8 * middle));
+        else ldmatrix_transposed(x, b.address(k0 + 16 * k + low, n0 + 16 * c + 8 * high));
+#pragma unroll
+        for (int r = 0; r < R / 16; r++) {
+          Mma<T>::run(acc.x[r][2 * c], a.x[r][k], x[0], x[1]);
+          Mma<T>::run(acc.x[r][2 * c + 1], a.x[r][k], x[2], x[3]);
+        }
+      }
+  }
+
+  template<int R, int C, class F> static KS_DEVICE void map(Acc<R, C>& a, F f) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int c = 0; c < C / 8; c++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+          a.x[r][c][e] = f(16 * r + g() + 8 * (e / 2), 8 * c + 2 * t() + e % 2, a.x[r][c][e]);
+  }
+
+  template<int R> static KS_DEVICE void fill(Row<R>& a, float v) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++) a.x[r][0] = a.x[r][1] = v;
+  }
+  template<int R, class F> static KS_DEVICE void zip(Row<R>& out, const Row<R>& a, const Row<R>& b, F f) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) out.x[r][h] = f(a.x[r][h], b.x[r][h]);
+  }
+  template<int R, int C, class F> static KS_DEVICE void row_apply(Acc<R, C>& a, const Row<R>& v, F f) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int c = 0; c < C / 8; c++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) a.x[r][c][e] = f(a.x[r][c][e], v.x[r][e / 2]);
+  }
+  template<int R, int C> static KS_DEVICE void row_max(Row<R>& out, const Acc<R, C>& a) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        float v = maximum(a.x[r][0][2 * h], a.x[r][0][2 * h + 1]);
+#pragma unroll
+        for (int c = 1; c < C / 8; c++) v = maximum(v, maximum(a.x[r][c][2 * h], a.x[r][c][2 * h + 1]));
+        v = maximum(v, shuffle_xor(v, 1));
+        out.x[r][h] = maximum(v, shuffle_xor(v, 2));
+      }
+  }
+  template<int R, int C> static KS_DEVICE void row_add_partial(Row<R>& out, const Acc<R, C>& a) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int c = 0; c < C / 8; c++) out.x[r][h] += a.x[r][c][2 * h] + a.x[r][c][2 * h + 1];
+  }
+  template<int R> static KS_DEVICE void row_finish_sum(Row<R>& a) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        a.x[r][h] += shuffle_xor(a.x[r][h], 1);
+        a.x[r][h] += shuffle_xor(a.x[r][h], 2);
+      }
+  }
+  template<int R, class F> static KS_DEVICE void each_row(const Row<R>& a, F f) {
+    if (t() == 0)
+#pragma unroll
+      for (int r = 0; r < R / 16; r++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) f(16 * r + g() + 8 * h, a.x[r][h]);
+  }
+
+  // An accumulator's columns 8c, 8c+8 are an operand's k as they lie: no lane gives anything to another.
+  template<int R, int C> static constexpr int operand_bytes() { return 0; }
+  template<int R, int C> static KS_DEVICE Operand<R, C> to_operand(const Acc<R, C>& a, char*) {
+    Operand<R, C> p;
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int k = 0; k < C / 16; k++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+          const float(&x)[4] = a.x[r][2 * k + e / 2];
+          p.x[r][k][e] = Pack<T>::two(x[2 * (e % 2)], x[2 * (e % 2) + 1]);
+        }
+    return p;
+  }
+
+  template<class Out, int R, int C> static KS_DEVICE void to_shared(Out out, const Acc<R, C>& a) {
+    typedef typename Out::T To;
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int c = 0; c < C / 8; c++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          To* p = &out.at(16 * r + g() + 8 * h, 8 * c + 2 * t());
+          const float lo = a.x[r][c][2 * h], hi = a.x[r][c][2 * h + 1];
+          if constexpr (sizeof(To) == 2) *(unsigned*)p = Pack<To>::two(lo, hi);
+          else { struct alignas(8) Two { float x, y; }; *(Two*)p = {lo, hi}; }
+        }
+  }
+};

@@ -1,0 +1,84 @@
+"""The one place that finds hip-python, in either of its layouts, and that checks what its calls return."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from functools import cache
+from typing import Any
+
+from kernelseam.errors import DeviceError, NoDevice, OutOfDeviceMemory
+
+LAYOUTS = ("rocm.bindings", "hip")
+"""hip-python 10 puts its modules under the first, 7.2 under the second."""
+
+OUT_OF_MEMORY, NO_DEVICE = 2, 100  # hipErrorOutOfMemory, hipErrorNoDevice
+
+
+@cache
+def module(name: str) -> Any:
+    """hip-python's module of that name: "hip", "hiprtc" or "hipblas". Loads no library of the vendor yet.
+
+    Raises NoDevice, saying what was tried, where it cannot be imported.
+    """
+    tried = []
+    for layout in LAYOUTS:
+        try:
+            return importlib.import_module(f"{layout}.{name}")
+        except ImportError as e:
+            tried.append(f"{layout}.{name}: {e}")
+    raise NoDevice(f"hip-python's {name} cannot be imported ({'; '.join(tried)}); install hip-python")
+
+
+@cache
+def hip() -> Any:
+    """The module of the HIP runtime. The compile server is started first where a GPU may be here.
+
+    Forking is only safe before the runtime starts its threads, which it does where it finds a device.
+    """
+    if any(os.path.exists(path) for path in ("/dev/kfd", "/dev/dxg")):
+        from kernelseam_rocm import worker
+
+        worker.server().start()
+    return module("hip")
+
+
+def call(name: str, *arguments: object) -> Any:
+    """One call of the HIP runtime: its results without the status, a single one without its tuple.
+
+    Raises NoDevice where the library cannot be loaded or sees no device, OutOfDeviceMemory, else DeviceError,
+    each with the call's name, the code and its meaning.
+    """
+    runtime = hip()
+    try:
+        status, *results = getattr(runtime, name)(*arguments)
+    except RuntimeError as e:  # hip-python could not find the library, or the function in it
+        raise NoDevice(f"{name} cannot be called: {e}") from e
+    if int(status):
+        raise failure(name, status)
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def failure(name: str, status: Any) -> DeviceError:
+    """The error for a status that is not success."""
+    code = int(status)
+    kinds: dict[int, type[DeviceError]] = {OUT_OF_MEMORY: OutOfDeviceMemory, NO_DEVICE: NoDevice}
+    meaning = text(hip().hipGetErrorString(status))
+    return kinds.get(code, DeviceError)(f"{name} failed with {getattr(status, 'name', 'status')} ({code}): {meaning}")
+
+
+def properties(index: int) -> Any:
+    """The device's hipDeviceProp_t."""
+    runtime = hip()
+    if runtime.__name__.startswith("rocm."):
+        return call("hipGetDeviceProperties", index)
+    filled = runtime.hipDeviceProp_t()  # 7.2 fills in a structure of the caller's
+    call("hipGetDeviceProperties", filled, index)
+    return filled
+
+
+def text(value: Any) -> str:
+    """A C string as hip-python returns it: bytes, str, or (10) behind a status."""
+    if isinstance(value, tuple):
+        value = value[-1]
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

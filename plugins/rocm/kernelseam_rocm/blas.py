@@ -1,0 +1,147 @@
+"""hipBLAS as a second way to compute a strided batched GEMM: a partner for parity, and often the fastest."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
+from kernelseam.descriptors.problems import GemmProblem
+from kernelseam.dispatch import roofline
+from kernelseam.dtypes import DType
+from kernelseam.errors import DeviceError, NoDevice
+from kernelseam_rocm import bindings
+
+_TYPES = {DType.float16: "HIP_R_16F", DType.bfloat16: "HIP_R_16BF", DType.float32: "HIP_R_32F", DType.float64: "HIP_R_64F"}
+_LIMIT = 2**31 - 1
+_FIRST_VERSION = 7
+"""Before ROCm 7 the same function took other enumerations."""
+
+
+class HipBlasGemm:
+    """kernelseam.contract.Implementation over hipblasGemmStridedBatchedEx."""
+
+    name, backend, operation = "hipblas", "rocm", "gemm"
+
+    def supports(self, problem: GemmProblem, device: Device) -> str | None:
+        spec = problem.spec
+        if spec.view != "strided":
+            return "takes strided batches only"
+        if spec.dtype_c not in (spec.dtype, spec.dtype_acc):
+            return f"has no {spec.dtype} product with a {spec.dtype_c} result"
+        if spec.dtype_acc is not spec.dtype.accumulator:
+            return f"does not sum {spec.dtype} products in {spec.dtype_acc}"
+        if _batch_strides(problem) is None:
+            return "takes one stride over all matrices, and batch and head are not evenly spaced"
+        if max(problem.M, problem.N, problem.K, problem.matrices, problem.a_strides[2], problem.b_strides[2]) > _LIMIT:
+            return f"takes extents and row strides up to {_LIMIT}"
+        return _unavailable()
+
+    def cost(self, problem: GemmProblem, device: Device) -> Cost:
+        return roofline(problem, device.limits, efficiency=0.8)
+
+    def build(self, problem: GemmProblem, device: Device) -> PlanParts:
+        if 0 in (problem.M, problem.N, problem.matrices):
+            return PlanParts(())
+        return PlanParts((_Step(problem, device),))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One call of the library."""
+
+    problem: GemmProblem
+    device: Device
+
+    @property
+    def record(self) -> LaunchRecord:
+        return LaunchRecord("hipblasGemmStridedBatchedEx", (1, 1, 1), (1, 1, 1), 0, self.device.arch, "library")
+
+    def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
+        p, s = self.problem, self.problem.spec
+        blas, types = bindings.module("hipblas"), bindings.hip().hipDataType
+        strides = _batch_strides(p)
+        assert strides is not None
+        scalar = ctypes.c_double if s.dtype_acc is DType.float64 else ctypes.c_float
+        scalars = scalar(p.alpha), scalar(p.beta)
+        alpha, beta = (ctypes.addressof(x) for x in scalars)
+        turn = {False: blas.hipblasOperation_t.HIPBLAS_OP_N, True: blas.hipblasOperation_t.HIPBLAS_OP_T}
+        ab, c = getattr(types, _TYPES[s.dtype]), getattr(types, _TYPES[s.dtype_c])
+        kind = blas.hipblasComputeType_t
+        compute = kind.HIPBLAS_COMPUTE_64F if s.dtype_acc is DType.float64 else kind.HIPBLAS_COMPUTE_32F
+        algorithm = blas.hipblasGemmAlgo_t.HIPBLAS_GEMM_DEFAULT
+        # The library stores columns: the transpose of our row-major C is op(B)ᵀ·op(A)ᵀ.
+        k = p.K if p.reads_inputs else 0
+        leading = [max(rows, 1) for rows in (p.b_strides[2], p.a_strides[2], p.c_strides[2])]
+        arguments = (
+            turn[s.b_transposed], turn[s.a_transposed], p.N, p.M, k,
+            alpha, pointers.get("B", 0), ab, leading[0], strides[1], pointers.get("A", 0), ab, leading[1], strides[0],
+            beta, pointers["C"], c, leading[2], strides[2], p.matrices, compute, algorithm,
+        )
+        handle, lock = _handle(self.device.index)
+        gemm, set_stream = blas.hipblasGemmStridedBatchedEx, blas.hipblasSetStream
+
+        def launch(stream: int, keep: object = scalars) -> None:
+            with lock:  # the stream is a property of the handle
+                _check("hipblasSetStream", set_stream(handle, stream))
+                _check("hipblasGemmStridedBatchedEx", gemm(handle, *arguments))
+
+        return launch
+
+
+def _batch_strides(p: GemmProblem) -> tuple[int, int, int] | None:
+    """One stride over batch·num_heads matrices for A, B and C, or None where there is none."""
+    found = []
+    for (batch, head, _), group in ((p.a_strides, 1), (p.b_strides, p.b_head_group), (p.c_strides, 1)):
+        if group == p.num_heads:
+            head = 0  # every head shares one matrix
+        elif group != 1:
+            return None
+        if p.num_heads == 1:
+            found.append(batch)
+        elif p.batch == 1 or batch == head * p.num_heads:
+            found.append(head)
+        else:
+            return None
+    return found[0], found[1], found[2]
+
+
+@cache
+def _unavailable() -> str | None:
+    """Why hipBLAS cannot be used here, or None."""
+    try:
+        blas = bindings.module("hipblas")
+        version = bindings.call("hipRuntimeGetVersion") // 10_000_000
+        if version < _FIRST_VERSION:
+            return f"needs ROCm {_FIRST_VERSION} or newer; the runtime here is of ROCm {version}"
+        status, handle = blas.hipblasCreate()
+        _check("hipblasCreate", (status,))
+        _check("hipblasDestroy", blas.hipblasDestroy(handle))
+    except (DeviceError, RuntimeError) as e:
+        return f"hipBLAS cannot be used: {e}"
+    return None
+
+
+_handles: dict[int, tuple[Any, threading.Lock]] = {}
+_handles_lock = threading.Lock()
+
+
+def _handle(index: int) -> tuple[Any, threading.Lock]:
+    """The process's handle of a device, which is current, and the lock that guards it."""
+    with _handles_lock:
+        if index not in _handles:
+            status, handle = bindings.module("hipblas").hipblasCreate()
+            _check("hipblasCreate", (status,))
+            _handles[index] = handle, threading.Lock()
+        return _handles[index]
+
+
+def _check(name: str, result: tuple[Any, ...]) -> None:
+    status = result[0]
+    if int(status):
+        kind = NoDevice if status.name == "HIPBLAS_STATUS_NOT_INITIALIZED" else DeviceError
+        raise kind(f"{name} failed with {status.name} ({int(status)})")

@@ -1,0 +1,76 @@
+"""The plugin's three hooks. Importing this imports nothing of the vendor's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+from kernelseam.contract import CONTRACT_VERSION, Backend, PluginInfo
+from kernelseam.errors import CompileError, DeviceError
+from kernelseam.hookspecs import hookimpl
+from kernelseam.plugins import Registry
+from kernelseam_rocm.blas import HipBlasGemm
+from kernelseam_rocm.runtime import HipRuntime
+from kernelseam_rocm.toolchain import HipToolchain
+
+DISTRIBUTIONS = ("hip-python", "rocm-bindings-core", "rocm-bindings-hip", "rocm-bindings-libraries")
+
+
+@cache
+def backend() -> Backend:
+    """The backend "rocm": made at first use, loads nothing."""
+    runtime = HipRuntime()
+    return Backend("rocm", runtime, HipToolchain(runtime), (HipBlasGemm(),), priority=10)
+
+
+@hookimpl
+def kernelseam_info() -> PluginInfo:
+    return PluginInfo("rocm", _version("kernelseam-rocm") or "unknown", CONTRACT_VERSION, "AMD GPUs through HIP and hiprtc")
+
+
+@hookimpl
+def kernelseam_register(registry: Registry) -> None:
+    registry.add_backend(backend())
+
+
+@hookimpl
+def kernelseam_doctor() -> Mapping[str, Any]:
+    runtime, toolchain = backend().runtime, backend().toolchain
+    assert isinstance(runtime, HipRuntime) and toolchain is not None
+    devices = [f"{d} {d.name}, {d.limits.compute_units} compute units" for d in runtime.devices()]
+    report: dict[str, Any] = {
+        "bindings": {name: found for name in DISTRIBUTIONS if (found := _version(name))},
+        "devices": devices,
+        "archs": list(toolchain.archs),
+    }
+    try:
+        report["compiler"] = toolchain.compiler()
+        can_compile = True
+    except CompileError as e:
+        report["compiler"], can_compile = f"missing: {e.log}", False
+    if devices:
+        report["mode"] = "compiles and runs" if can_compile else "runs what is in the cache; cannot compile"
+    else:
+        report["mode"] = "compile only" if can_compile else "neither compiles nor runs"
+        report["no device because"] = runtime.absence or "the runtime counts none"
+    report["hipblas"] = _blas(bool(devices))
+    return report
+
+
+def _blas(devices: bool) -> str:
+    from kernelseam_rocm import bindings
+
+    try:
+        found = bindings.module("hipblas").__name__
+    except DeviceError as e:
+        return str(e)
+    return found if devices else f"{found}, not tried without a device"
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

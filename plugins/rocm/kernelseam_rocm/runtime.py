@@ -1,0 +1,125 @@
+"""The HIP runtime behind the contract: devices, memory, streams and arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernelseam.contract import ArrayInfo, Device, DeviceLimits
+from kernelseam.dtypes import DType
+from kernelseam.errors import DeviceError, InvalidValue
+from kernelseam_rocm import archs, arrays, bindings
+
+
+class HipRuntime:
+    """kernelseam.contract.Runtime over hip-python. Where there is no device every call raises NoDevice, but
+    ``devices`` and ``describe``, which find none."""
+
+    def __init__(self) -> None:
+        self._devices: tuple[Device, ...] | None = None
+        self.absence = ""
+        """Why there is no device; "" where there is one, or nobody has looked."""
+
+    def devices(self) -> Sequence[Device]:
+        if self._devices is None:
+            try:
+                self._devices = tuple(_device(i) for i in range(bindings.call("hipGetDeviceCount")))
+            except DeviceError as e:
+                self._devices, self.absence = (), str(e)
+        return self._devices
+
+    def describe(self, array: object) -> ArrayInfo | None:
+        return arrays.describe(array, self._devices if self._devices is not None else self.devices())
+
+    def empty(self, shape: Sequence[int], dtype: DType, device: Device, like: ArrayInfo | None = None) -> object:
+        with self.activate(device):
+            return arrays.empty(shape, dtype, device, like.kind if like else None)
+
+    def from_host(self, host: npt.NDArray[Any], device: Device) -> object:
+        contiguous = np.ascontiguousarray(host)
+        with self.activate(device):
+            array = arrays.DeviceArray(host.shape, DType.of(host.dtype), device)
+            if array.nbytes:
+                kind = bindings.hip().hipMemcpyKind.hipMemcpyHostToDevice
+                bindings.call("hipMemcpy", array.pointer, contiguous.ctypes.data, array.nbytes, kind)
+        return array
+
+    def to_host(self, array: object) -> npt.NDArray[Any]:
+        info = self.describe(array)
+        if info is None:
+            raise InvalidValue("array", type(array).__name__, "must lie on a device of backend rocm", "Move it there")
+        dtype = np.dtype(info.dtype.numpy)
+        if 0 in info.shape:
+            return np.empty(info.shape, dtype)
+        span = 1 + sum((n - 1) * s for n, s in zip(info.shape, info.strides, strict=True))
+        flat = np.empty(span, dtype)
+        with self.activate(info.device):
+            bindings.call("hipDeviceSynchronize")
+            kind = bindings.hip().hipMemcpyKind.hipMemcpyDeviceToHost
+            bindings.call("hipMemcpy", flat.ctypes.data, info.pointer, flat.nbytes, kind)
+        strides = tuple(s * dtype.itemsize for s in info.strides)
+        return np.ascontiguousarray(np.lib.stride_tricks.as_strided(flat, info.shape, strides)).reshape(info.shape)
+
+    def current_stream(self, device: Device, array: ArrayInfo | None = None) -> int:
+        return arrays.current_stream(device, array.kind if array else None)
+
+    def synchronize(self, device: Device) -> None:
+        with self.activate(device):
+            bindings.call("hipDeviceSynchronize")
+
+    def activate(self, device: Device) -> AbstractContextManager[None]:
+        return _activated(device.index)
+
+    def time(self, launch: Callable[[int], None], device: Device, repeats: int) -> list[float]:
+        stream, seconds = 0, []
+        with self.activate(device), _events() as (start, stop):
+            for _ in range(repeats):
+                bindings.call("hipEventRecord", start, stream)
+                launch(stream)
+                bindings.call("hipEventRecord", stop, stream)
+                bindings.call("hipEventSynchronize", stop)
+                seconds.append(bindings.call("hipEventElapsedTime", start, stop) * 1e-3)
+        return seconds
+
+
+@contextmanager
+def _activated(index: int) -> Iterator[None]:
+    before = bindings.call("hipGetDevice")
+    if before == index:
+        yield
+        return
+    bindings.call("hipSetDevice", index)
+    try:
+        yield
+    finally:
+        bindings.call("hipSetDevice", before)
+
+
+@contextmanager
+def _events() -> Iterator[tuple[object, object]]:
+    start, stop = bindings.call("hipEventCreate"), bindings.call("hipEventCreate")
+    try:
+        yield start, stop
+    finally:
+        bindings.call("hipEventDestroy", start)
+        bindings.call("hipEventDestroy", stop)
+
+
+def _device(index: int) -> Device:
+    p = bindings.properties(index)
+    arch = bindings.text(p.gcnArchName).partition(":")[0]
+    clock = p.clockRate * 1e3
+    rates = archs.RATES.get(arch, {})
+    limits = DeviceLimits(
+        compute_units=p.multiProcessorCount,
+        shared_bytes_per_block=p.sharedMemPerBlock,
+        memory_bytes=p.totalGlobalMem,
+        # Two transfers a clock over the bus; the clock is in kHz, the width in bits.
+        bytes_per_second=2 * p.memoryClockRate * 1e3 * p.memoryBusWidth / 8 or DeviceLimits.bytes_per_second,
+        operations_per_second={d.value: n * p.multiProcessorCount * clock for d, n in rates.items()},
+    )
+    return Device("rocm", index, arch, bindings.text(p.name), limits)

@@ -1,0 +1,98 @@
+"""The toolchain: shared kernels to code objects through hiprtc, and onto a device."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+import threading
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from kernelseam.contract import ArchRow, Device, KernelFacts, LoadedKernel, Runtime, SourceBundle
+from kernelseam.errors import CompileError, KernelSeamError
+from kernelseam_rocm import archs, bindings, codeobject, compiler, launch, worker
+
+OPTIONS = ("-std=c++17", "-O3")
+
+
+class HipToolchain:
+    """kernelseam.contract.Toolchain over hiprtc."""
+
+    backend = "rocm"
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._compiler = ""
+        self._modules: dict[tuple[str, int], Any] = {}
+        self._facts: dict[str, Mapping[str, KernelFacts]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def archs(self) -> tuple[str, ...]:
+        return tuple(archs.ROWS)
+
+    def arch_row(self, arch: str) -> ArchRow:
+        return archs.row(arch)
+
+    def platform_files(self, arch: str) -> Mapping[str, str]:
+        self.arch_row(arch)
+        return sources()
+
+    def compiler(self) -> str:
+        with self._lock:
+            if not self._compiler:
+                self._compiler = in_child("hiprtc", "any arch", compiler.version)
+            return self._compiler
+
+    def compile(self, bundle: SourceBundle, arch: str) -> bytes:
+        row = self.arch_row(arch)  # an arch that the compiler does not know would end its process
+        options = (*OPTIONS, f"--offload-arch={arch}", *row.options, *bundle.options)
+        binary: bytes = in_child(
+            bundle.name, arch, compiler.compile_source, bundle.name, arch, bundle.text(), dict(bundle.files), options
+        )
+        return binary
+
+    def inspect(self, binary: bytes, arch: str) -> Mapping[str, KernelFacts]:
+        digest = hashlib.sha256(binary).hexdigest()
+        with self._lock:
+            known = self._facts.get(digest)
+        if known is None:
+            code = codeobject.parse(binary)
+            try:
+                counts = in_child("disassembly", arch, compiler.instruction_counts, binary)
+            except CompileError:  # without a disassembler the rest of the facts still stand
+                counts = {}
+            known = {name: codeobject.facts(code, name, counts.get(name, {})) for name in code.kernels}
+            with self._lock:
+                self._facts[digest] = known
+        return known
+
+    def load(self, binary: bytes, kernel: str, device: Device) -> LoadedKernel:
+        key = (hashlib.sha256(binary).hexdigest(), device.index)
+        code = codeobject.parse(binary)
+        with self._lock, self._runtime.activate(device):
+            if key not in self._modules:
+                self._modules[key] = bindings.call("hipModuleLoadData", binary)
+            function = bindings.call("hipModuleGetFunction", self._modules[key], kernel.encode())
+        return launch.HipKernel(function, codeobject.facts(code, kernel, {}))
+
+
+@cache
+def sources() -> Mapping[str, str]:
+    """Include name → text of every header of the platform."""
+    folder = importlib.resources.files("kernelseam_rocm") / "kernels"
+    return {f.name: f.read_text("utf-8") for f in sorted(folder.iterdir(), key=lambda f: f.name) if f.name.endswith(".h")}
+
+
+def in_child(name: str, arch: str, function: Callable[..., Any], *arguments: object) -> Any:
+    """``function`` in a child of the compile server; what goes wrong there is a CompileError."""
+    try:
+        return worker.server().run(function, *arguments)
+    except CompileError:
+        raise
+    except worker.WorkerDied as e:
+        output = f" Its output:\n{e.log}" if e.log else " It wrote nothing."
+        raise CompileError(name, arch, f"{e.reason}.{output}") from e
+    except (KernelSeamError, RuntimeError) as e:
+        raise CompileError(name, arch, f"hiprtc cannot be used: {e}") from e

@@ -1,0 +1,167 @@
+"""The compile server: runs the vendor's compiler where it can do no harm.
+
+The compiler can end its process (an arch or a builtin that it does not know). So a small server is forked while the
+process is still clean, and runs every request in a child of its own. A fork, and not a new interpreter, because the
+process may run under a C library other than the host's, which a program started anew would not get.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import pickle
+import signal
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+from kernelseam.errors import KernelSeamError
+
+TIME_LIMIT = 900
+"""Seconds that one request may take; the child ends itself then (SIGALRM)."""
+
+
+class WorkerDied(KernelSeamError):
+    """The child that served a request ended without an answer. ``signal`` is the signal's name or "", ``log`` what
+    the child had written to its standard output and error."""
+
+    def __init__(self, reason: str, signal: str, log: str) -> None:
+        self.reason, self.signal, self.log = reason, signal, log
+        super().__init__(reason)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """A child's end: its pickled (succeeded, value), or None, with its exit status and output."""
+
+    pickled: bytes | None
+    status: int
+    log: str
+
+
+class CompileServer:
+    """A forked process that runs functions in children of its own, one at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connection: Connection[Any, Any] | None = None
+        self._owner = 0
+
+    def start(self) -> None:
+        """Fork the server now, if this process has none yet."""
+        with self._lock:
+            self._started()
+
+    def run(self, function: Callable[..., Any], *arguments: object) -> Any:
+        """``function(*arguments)`` in a fresh child: its value, or the exception it raised.
+
+        Function, arguments and value travel by pickle. Raises WorkerDied where the child ended without an answer.
+        """
+        request = pickle.dumps((function, arguments))
+        with self._lock:
+            connection = self._started()
+            try:
+                connection.send_bytes(request)
+                answer: _Answer = pickle.loads(connection.recv_bytes())
+            except (EOFError, OSError) as e:
+                self._connection = None
+                raise WorkerDied("the compile server was ended from outside", "", "") from e
+        if answer.pickled is None:
+            raise _death(answer)
+        succeeded, value = pickle.loads(answer.pickled)
+        if succeeded:
+            return value
+        raise value
+
+    def _started(self) -> Connection[Any, Any]:
+        # A forked copy of this process must not share the connection: it starts a server of its own.
+        if self._connection is None or self._owner != os.getpid():
+            mine, theirs = Pipe()
+            owner = os.getpid()
+            with warnings.catch_warnings():
+                # Python warns of forking beside threads; the server takes no lock that one of them could hold.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+            if pid == 0:
+                _serve(theirs, owner)
+            theirs.close()
+            self._connection, self._owner = mine, owner
+        return self._connection
+
+
+@cache
+def server() -> CompileServer:
+    """The process's compile server; not started yet."""
+    return CompileServer()
+
+
+def _death(answer: _Answer) -> WorkerDied:
+    if os.WIFSIGNALED(answer.status):
+        name = signal.Signals(os.WTERMSIG(answer.status)).name
+        limit = f" after its time limit of {TIME_LIMIT} s" if name == "SIGALRM" else ""
+        return WorkerDied(f"the compiler ended its process with {name}{limit}", name, answer.log)
+    return WorkerDied(f"the compiler ended its process with exit status {os.WEXITSTATUS(answer.status)}", "", answer.log)
+
+
+def _serve(connection: Connection[Any, Any], owner: int) -> NoReturn:
+    """The server's life: until its owner is gone."""
+    try:
+        _detach(connection.fileno())
+        while True:
+            # Another process may hold a copy of the owner's end, so that the end of file never comes: look at the parent.
+            while not connection.poll(1.0):
+                if os.getppid() != owner:
+                    os._exit(0)
+            connection.send_bytes(pickle.dumps(_in_child(connection.recv_bytes(), connection)))
+    finally:
+        os._exit(0)
+
+
+def _detach(keep: int) -> None:
+    """Let go of everything of the owner's that the server must not hold open or answer to."""
+    faulthandler.disable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    os.closerange(3, keep)
+    os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
+
+
+def _in_child(request: bytes, connection: Connection[Any, Any]) -> _Answer:
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as log:
+        pid = os.fork()
+        if pid == 0:
+            connection.close()
+            _child(request, output.fileno(), log.fileno())
+        _, status = os.waitpid(pid, 0)
+        output.seek(0)
+        log.seek(0)
+        answered = os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0
+        return _Answer(output.read() if answered else None, status, log.read().decode(errors="replace"))
+
+
+def _child(request: bytes, output: int, log: int) -> NoReturn:
+    status = 1
+    with contextlib.suppress(BaseException):
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        signal.alarm(TIME_LIMIT)
+        function, arguments = pickle.loads(request)
+        try:
+            pickled = pickle.dumps((True, function(*arguments)))
+        except Exception as e:
+            pickled = pickle.dumps((False, e))
+        with os.fdopen(output, "wb", closefd=False) as file:
+            file.write(pickled)
+        status = 0
+    os._exit(status)

@@ -1,0 +1,1 @@
+"""Plugins that break the contract, each in its own way."""

@@ -1,0 +1,97 @@
+"""The committed table of registers, spills, shared memory and matrix instructions, by kernel and arch.
+
+    python tools/kernel_table.py            compile the covering specs and show what differs from the table
+    python tools/kernel_table.py --write    … and write the table
+
+Needs no device. Archs whose compiler is missing here keep their rows. Exit status 1 if any kernel spills.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import sys
+from pathlib import Path
+
+from kernelseam.contract import KernelFacts, Toolchain
+from kernelseam.errors import KernelSeamError
+from kernelseam.kernels import build_binary, covering_specs, operation_of, tiles_of
+from kernelseam.plugins import plugins
+
+TABLE = Path(__file__).parent.parent / "docs" / "kernel-facts.csv"
+ARCHS = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120", "gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
+COLUMNS = ("arch", "kernel", "tile", "registers", "spills", "scratch_bytes", "shared_bytes", "matrix_instructions")
+
+Key = tuple[str, str, str]
+
+
+def spec_name(spec: object) -> str:
+    """A spec's own values in one word, e.g. attention float16 128/128 causal lse vector=16."""
+    parts = [operation_of(spec)]
+    for name, value in vars(spec).items():
+        if isinstance(value, bool):
+            parts += [name] * value
+        elif hasattr(value, "value"):
+            parts.append(str(value))
+        else:
+            parts.append(f"{name}={value}" if not isinstance(value, str) else value)
+    return " ".join(parts)
+
+
+def tile_name(tile: object) -> str:
+    return " ".join(f"{k}={int(v)}" for k, v in vars(tile).items() if k not in ("dtypes", "max_dim"))
+
+
+def facts_of(toolchain: Toolchain, arch: str) -> dict[Key, KernelFacts]:
+    """Facts of every tile of every covering spec that the arch takes."""
+    found: dict[Key, KernelFacts] = {}
+    for spec in covering_specs():
+        for tile in tiles_of(toolchain, spec, arch):
+            _, kernels = build_binary(toolchain, spec, arch, tile)
+            for facts in kernels.values():
+                found[arch, spec_name(spec), tile_name(tile)] = facts
+    return found
+
+
+def read() -> dict[Key, tuple[str, ...]]:
+    if not TABLE.exists():
+        return {}
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.reader(file))[1:]
+    return {(r[0], r[1], r[2]): tuple(r[3:]) for r in rows}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--arch", action="append", choices=ARCHS)
+    options = parser.parse_args()
+    toolchains = {a: b.toolchain for b in plugins().registry.backends.values() if b.toolchain for a in b.toolchain.archs}
+    before, after = read(), {}
+    for arch in options.arch or ARCHS:
+        try:
+            facts = facts_of(toolchains[arch], arch)
+        except (KeyError, KernelSeamError) as e:
+            print(f"{arch}: not compiled here ({type(e).__name__}: {str(e).splitlines()[0]})")
+            continue
+        for key, f in facts.items():
+            after[key] = tuple(str(x) for x in (
+                f.registers, f.spills, f.scratch_bytes, f.shared_bytes, f.matrix_instructions))
+        print(f"{arch}: {len(facts)} kernels, {max((f.registers for f in facts.values()), default=0)} registers at most")
+    compiled = {key[0] for key in after}
+    kept = {k: v for k, v in before.items() if k[0] not in compiled}
+    for key in sorted({k for k in before if k[0] in compiled} | set(after)):
+        if before.get(key) != after.get(key):
+            print(f"  {' | '.join(key)}: {before.get(key, 'new')} -> {after.get(key, 'gone')}")
+    if options.write:
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows([*k, *v] for k, v in sorted({**kept, **after}.items(), key=lambda r: (ARCHS.index(r[0][0]), r[0])))
+        TABLE.write_text(out.getvalue(), encoding="utf-8")
+    return int(any(v[1] != "0" or v[2] != "0" for v in after.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
