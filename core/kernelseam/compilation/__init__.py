@@ -1,7 +1,10 @@
 """From a source bundle to a binary, through a cache that survives crashes, full disks and many processes."""
 
 from kernelseam.compilation.build import Binary, compiled, forget
-from kernelseam.compilation.folder import CacheWarning, cache_folder
+from kernelseam.compilation.folder import CacheWarning, Untrusted, cache_folder
 from kernelseam.compilation.listing import CacheEntry, Cleared, clear, entries
 
-__all__ = ["Binary", "CacheEntry", "CacheWarning", "Cleared", "cache_folder", "clear", "compiled", "entries", "forget"]
+__all__ = [
+    "Binary", "CacheEntry", "CacheWarning", "Cleared", "Untrusted", "cache_folder", "clear", "compiled", "entries",
+    "forget",
+]

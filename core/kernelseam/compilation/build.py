@@ -37,7 +37,8 @@ class Binary:
 
 def binary_key(bundle: SourceBundle, arch: str, backend: str, compiler: str) -> str:
     """SHA-256, in hex, over everything that shapes the binary, the content of every file included."""
-    parts = [SCHEMA, bundle.name, bundle.main, sorted(bundle.files), bundle.defines, bundle.options, arch, backend, compiler]
+    source = [bundle.name, bundle.main, sorted(bundle.files), bundle.defines, bundle.options]
+    parts = [SCHEMA, source, arch, backend, compiler]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

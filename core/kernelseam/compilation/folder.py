@@ -48,7 +48,8 @@ def distrust(info: os.stat_result) -> str | None:
 def private(folder: Path, *, make: bool) -> bool:
     """Whether the folder is there, made with mode 0700 if missing and ``make``.
 
-    Raises Untrusted for a folder that is a link, another user's, or writable by others; OSError where it cannot be made.
+    Raises Untrusted for a folder that is a link, another user's, or writable by others; OSError where it cannot be
+    made.
     """
     try:
         info = os.lstat(folder)
@@ -59,7 +60,8 @@ def private(folder: Path, *, make: bool) -> bool:
         info = os.lstat(folder)
     reason = distrust(info)
     if reason:
-        raise Untrusted("cache folder", folder, reason, f"Remove it, take the rights of others away (chmod 700), or set {VARIABLE}")
+        remedy = f"Remove it, take the rights of others away (chmod 700), or set {VARIABLE}"
+        raise Untrusted("cache folder", folder, reason, remedy)
     if not stat.S_ISDIR(info.st_mode):
         raise NotADirectoryError(f"{folder} is not a folder")
     return True

@@ -144,7 +144,6 @@ def check_walk(rule: OperandRule, axes: Sequence[str]) -> None:
     if rule.written and rule.span:
         axis = shared_axis(rule)
         if axis is not None:
-            # A unit stride along the last axis moves by one element: an axis further out is first to collide.
             raise InvalidValue(
                 axes[axis], rule.strides[axis],
                 f"the {rule.shape[axis]} entries of this axis of {rule.name} share elements "
@@ -154,9 +153,9 @@ def check_walk(rule: OperandRule, axes: Sequence[str]) -> None:
 
 
 def shared_axis(rule: OperandRule) -> int | None:
-    """The first axis along which two entries provably share an element, or None.
+    """The innermost axis along which two entries provably share an element, or None.
 
-    Two index tuples with one address differ first along some axis k. Moving both along the others changes
+    Two index tuples with one address differ first along some axis k. Moving both along an axis changes
     nothing, so entry 0 of axis k meets one of the entries 1, 2, …, with all axes before k at index 0.
     """
     run = 1
@@ -168,7 +167,8 @@ def shared_axis(rule: OperandRule) -> int | None:
         return None  # nested: every axis steps over all that lies within
     assert rule.dtype is not None
     base = 1 << 16  # any address: nothing is read
-    for k, n in enumerate(rule.shape):
+    for k in reversed(range(len(rule.shape))):
+        n = rule.shape[k]
         if n < 2:
             continue
         if rule.strides[k] == 0:

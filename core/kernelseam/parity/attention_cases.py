@@ -10,7 +10,7 @@ from kernelseam.parity.cases import AttentionCase, Plant
 from kernelseam.parity.memory import Walk
 
 NAN, INF = float("nan"), float("inf")
-SHORT = {"f16": DType.float16, "bf16": DType.bfloat16, "f32": DType.float32}
+SHORT = {"f16": DType.float16, "bf16": DType.bfloat16, "f32": DType.float32, "f64": DType.float64}
 TOKENS = Walk(order="brh")
 ODD = Walk(offset=1)
 MAIN = ("f16-64", "f16-64-causal")
@@ -41,10 +41,12 @@ def _shapes() -> Iterator[AttentionCase]:
     for kind in ("bf16-64", "bf16-128", "f32-64", "f32-40"):
         yield case(kind)
     yield case("f32-64-causal", S_q=70, S_k=70, batch=1)
-    for S_q, S_k in ((1, 1), (1, 129), (7, 63), (63, 64), (64, 65), (129, 7), (128, 128), (1, 2049)):
+    for S_q, S_k in ((1, 1), (1, 129), (7, 63), (63, 64), (64, 65), (129, 7), (200, 300), (1, 2049)):
         yield case("f16-64", f"{S_q}x{S_k}", S_q=S_q, S_k=S_k, batch=1)
-    for S_q, S_k in ((1, 1), (1, 65), (7, 129), (63, 63), (64, 64), (65, 65), (130, 130)):
+    for S_q, S_k in ((1, 1), (1, 65), (7, 129), (64, 64), (65, 65), (130, 130), (250, 255)):
         yield case("f16-64-causal", f"{S_q}x{S_k}", S_q=S_q, S_k=S_k, batch=1)
+    yield case("bf16-128-causal", "250x250", S_q=250, S_k=250, batch=1)
+    yield case("f64-32-causal", may_refuse=frozenset({"shared"}))
     for kind in ("f16-64-causal", "bf16-128-causal", "f32-64-causal"):
         yield case(kind, "masked-rows", S_q=100, S_k=33, batch=1)
     yield case("f16-64-causal", "masked-rows-but-one", S_q=129, S_k=1)
@@ -92,7 +94,6 @@ def _scores() -> Iterator[AttentionCase]:
     yield case("f16-64-causal", "scale-0", scale=0.0)
     yield case("f16-64", "scale-negative", scale=-0.3)
     yield case("f16-64-causal", "scale-negative", scale=-0.3)
-    yield case("f16-64", "scale-small", scale=1e-3)
 
 
 def _non_finite() -> Iterator[AttentionCase]:

@@ -2,30 +2,107 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from kernelseam.contract import ArchRow
 from kernelseam.dtypes import DType
 from kernelseam.errors import UnknownName
+from kernelseam.kernels.attention.host import AttentionTile
+from kernelseam.kernels.gemm.host import GemmTile
 
-_HALVES = frozenset({DType.float16, DType.bfloat16})
-_CU_MODE = ("-mcumode",)
-"""On RDNA a block stays on one compute unit: its waves share that unit's LDS and caches."""
+HALVES = frozenset({DType.float16, DType.bfloat16})
+SINGLE, DOUBLE = frozenset({DType.float32}), frozenset({DType.float64})
+
+RESERVED = 128
+"""Bytes of a block's LDS that the platform's block_any takes for itself."""
+
+# Tiles of C and slices of K. Rows that the copies of a slice need in flight are registers, so a slice is short.
+CDNA_GEMM = (
+    GemmTile(HALVES, 128, 128, 32, 2, 2, 2, 2),
+    GemmTile(HALVES, 128, 64, 64, 2, 2, 2),
+    GemmTile(HALVES, 64, 64, 64, 2, 2, 2, 2),
+    GemmTile(HALVES, 32, 32, 64, 2, 2, 2, 2),
+    GemmTile(SINGLE, 128, 64, 16, 2, 2, 2, 2),
+    GemmTile(SINGLE, 64, 64, 16, 2, 2, 2, 2),
+    GemmTile(SINGLE, 32, 32, 16, 2, 2, 2, 2),
+    GemmTile(DOUBLE, 64, 64, 16, 2, 2, 2),
+    GemmTile(DOUBLE, 32, 32, 16, 2, 2, 2, 2),
+)
+RDNA_GEMM = (
+    GemmTile(HALVES, 128, 128, 32, 4, 2, 2),
+    GemmTile(HALVES, 128, 64, 32, 4, 2, 2),
+    GemmTile(HALVES, 64, 64, 64, 2, 2, 2),
+    GemmTile(HALVES, 32, 32, 64, 2, 2, 2),
+    GemmTile(SINGLE, 128, 64, 16, 4, 2, 2),
+    GemmTile(SINGLE, 64, 64, 16, 4, 2, 2),
+    GemmTile(SINGLE, 32, 32, 16, 2, 2, 2),
+    GemmTile(DOUBLE, 64, 64, 16, 4, 2, 2),
+    GemmTile(DOUBLE, 32, 32, 16, 2, 2, 2),
+)
+
+# With 32 rows a wave every fragment that is read from LDS serves two matrix instructions: at 16 LDS would be the limit.
+_SINGLE_ATTENTION = (
+    AttentionTile(SINGLE, 64, 4, 16, 32, 1),
+    AttentionTile(SINGLE, 128, 4, 16, 16, 1),
+    AttentionTile(SINGLE, 256, 2, 8, 16, 1),
+)
+CDNA_ATTENTION = (
+    AttentionTile(HALVES, 64, 4, 32, 32, 2, True, 2),
+    AttentionTile(HALVES, 64, 4, 16, 64, 1, True, 2),
+    AttentionTile(HALVES, 128, 4, 32, 32, 1, True),
+    AttentionTile(HALVES, 128, 4, 16, 32, 2, True),
+    AttentionTile(HALVES, 256, 4, 16, 16, 1, True),
+    *_SINGLE_ATTENTION,
+)
+CDNA4_ATTENTION = (
+    AttentionTile(HALVES, 64, 4, 32, 64, 2, True, 2),
+    AttentionTile(HALVES, 64, 4, 16, 64, 2, True, 2),
+    AttentionTile(HALVES, 128, 4, 32, 32, 2, True, 2),
+    AttentionTile(HALVES, 128, 4, 16, 32, 2, True, 2),
+    AttentionTile(HALVES, 256, 4, 32, 32, 2, True),
+    AttentionTile(HALVES, 256, 4, 16, 32, 2, True),
+    *_SINGLE_ATTENTION,
+)
+RDNA_ATTENTION = (
+    AttentionTile(HALVES, 64, 8, 16, 32, 2, True),
+    AttentionTile(HALVES, 64, 4, 16, 32, 2, True),
+    AttentionTile(HALVES, 128, 8, 16, 32, 1, True),
+    AttentionTile(HALVES, 128, 4, 16, 32, 1, True),
+    AttentionTile(HALVES, 256, 4, 16, 16, 1),
+    *_SINGLE_ATTENTION,
+)
 
 
-def _row(arch: str, family: str, warp: int, shared: int, registers: int, options: tuple[str, ...] = ()) -> ArchRow:
+def _row(
+    arch: str, warp: int, simds: int, shared: int, registers: int, matrix: Mapping[str, str], tiles: Mapping[str, tuple[Any, ...]],
+    options: tuple[str, ...] = (),
+) -> ArchRow:
+    defines = {"KS_WARP": str(warp), "KS_SIMDS": str(simds), **matrix}
     return ArchRow(
-        arch=arch, warp_size=warp, shared_bytes_per_block=shared, registers_per_lane=registers, platform="platform.h",
-        defines=((f"KS_{family}", "1"),), matrix_dtypes=_HALVES, tiles={}, options=options,
+        arch=arch, warp_size=warp, shared_bytes_per_block=shared - RESERVED, registers_per_lane=registers,
+        platform="platform_amd.h", defines=tuple(defines.items()), matrix_dtypes=HALVES, tiles=tiles, options=options,
     )
 
+
+_MFMA16 = {"KS_MATRIX_HEADER": '"mfma.h"', "KS_MFMA_K": "16"}
+_MFMA32 = {"KS_MATRIX_HEADER": '"mfma.h"', "KS_MFMA_K": "32"}
+_WMMA11 = {"KS_MATRIX_HEADER": '"wmma.h"', "KS_WMMA": "11"}
+_WMMA12 = {"KS_MATRIX_HEADER": '"wmma.h"', "KS_WMMA": "12"}
+_CDNA = {"gemm": CDNA_GEMM, "attention": CDNA_ATTENTION}
+_CDNA4 = {"gemm": CDNA_GEMM, "attention": CDNA4_ATTENTION}
+_RDNA = {"gemm": RDNA_GEMM, "attention": RDNA_ATTENTION}
+_CU_MODE = ("-mcumode",)
+"""On RDNA a block stays on one compute unit: its waves share that unit's LDS and caches."""
 
 ROWS = {
     r.arch: r
     for r in (
-        _row("gfx90a", "CDNA2", 64, 65536, 512),
-        _row("gfx942", "CDNA3", 64, 65536, 512),
-        _row("gfx950", "CDNA4", 64, 163840, 512),
-        _row("gfx1100", "RDNA3", 32, 65536, 256, _CU_MODE),
-        _row("gfx1201", "RDNA4", 32, 65536, 256, _CU_MODE),
+        _row("gfx90a", 64, 4, 65536, 512, _MFMA16, _CDNA),
+        _row("gfx942", 64, 4, 65536, 512, _MFMA16, _CDNA),
+        _row("gfx950", 64, 4, 163840, 512, _MFMA32, _CDNA4),
+        _row("gfx1100", 32, 2, 65536, 256, _WMMA11, _RDNA, _CU_MODE),
+        _row("gfx1201", 32, 2, 65536, 256, _WMMA12, _RDNA, _CU_MODE),
     )
 }
 
@@ -41,10 +118,8 @@ RATES = {
     "gfx1100": _rates(512, 256, 4),
     "gfx1201": _rates(1024, 256, 4),
 }
-"""Dense operations of a compute unit in one clock: matrix units for the halves, vector units for the others.
-
-Sources: AMD's "Matrix Instruction" pages of the CDNA2, CDNA3, CDNA4, RDNA3 and RDNA4 ISA references and product sheets.
-"""
+"""Dense operations of a compute unit in one clock: matrix units for the halves, vector units for the others. Derived
+from the peak rates, clocks and unit counts of AMD's product sheets."""
 
 
 def row(arch: str) -> ArchRow:
@@ -55,3 +130,8 @@ def row(arch: str) -> ArchRow:
         raise UnknownName(
             "arch", arch, f"must be one of {', '.join(ROWS)}", "Name one of these, or add a row to kernelseam_rocm.archs"
         ) from None
+
+
+def matrix_headers(row: ArchRow) -> set[str]:
+    """The platform's headers that only archs like this one include."""
+    return {dict(row.defines)["KS_MATRIX_HEADER"].strip('"')}

@@ -36,8 +36,9 @@ class HipToolchain:
         return archs.row(arch)
 
     def platform_files(self, arch: str) -> Mapping[str, str]:
-        self.arch_row(arch)
-        return sources()
+        row = self.arch_row(arch)
+        unused = {name for other in archs.ROWS.values() for name in archs.matrix_headers(other)}
+        return {n: t for n, t in sources().items() if n not in unused - archs.matrix_headers(row)}
 
     def compiler(self) -> str:
         with self._lock:
@@ -46,8 +47,8 @@ class HipToolchain:
             return self._compiler
 
     def compile(self, bundle: SourceBundle, arch: str) -> bytes:
-        row = self.arch_row(arch)  # an arch that the compiler does not know would end its process
-        options = (*OPTIONS, f"--offload-arch={arch}", *row.options, *bundle.options)
+        self.arch_row(arch)  # an arch that the compiler does not know would end its process
+        options = (*OPTIONS, f"--offload-arch={arch}", *bundle.options)
         binary: bytes = in_child(
             bundle.name, arch, compiler.compile_source, bundle.name, arch, bundle.text(), dict(bundle.files), options
         )

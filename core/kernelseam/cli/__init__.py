@@ -1,0 +1,1 @@
+"""The command line. The only part of the package that prints."""

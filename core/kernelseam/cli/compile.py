@@ -1,0 +1,85 @@
+"""``kernelseam compile``: a shared kernel's binary for any arch, and what can be read off it. Needs no device."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from kernelseam.cli import shapes
+from kernelseam.cli.output import emit_json, heading, table
+from kernelseam.contract import Toolchain
+from kernelseam.descriptors.problems import AttentionProblem, GemmProblem
+from kernelseam.errors import UnknownName
+from kernelseam.kernels import build_binary
+from kernelseam.plugins import plugins
+
+app = typer.Typer(no_args_is_help=True, help="Compile a shared kernel for archs whose devices need not be here.")
+
+Archs = Annotated[list[str], typer.Option("--arch", help="As `kernelseam doctor` lists them; may be given again.")]
+
+
+@app.command("attention")
+def attention(
+    arch: Archs, batch: shapes.Batch = None, heads: shapes.Heads = None, seq_len: shapes.SeqLen = None,
+    kv_seq_len: shapes.KvSeqLen = None, head_dim: shapes.HeadDim = None, kv_heads: shapes.KvHeads = None,
+    value_dim: shapes.ValueDim = None, causal: shapes.Causal = False, dtype: shapes.Dtype = None,
+    layout: shapes.AttentionLayout = "bhsd", json: shapes.Json = False,
+) -> None:
+    """Compile an attention; batch, heads and lengths do not shape the binary and may be left out."""
+    shape = shapes.AttentionShape.of(
+        batch=batch, heads=heads, seq_len=seq_len, kv_seq_len=kv_seq_len, head_dim=head_dim, kv_heads=kv_heads,
+        value_dim=value_dim, causal=causal, dtype=dtype, layout=layout,
+    )
+    _compile(shape.descriptor().problem(), arch, json)
+
+
+@app.command("gemm")
+def gemm(
+    arch: Archs, batch: shapes.Batch = None, heads: shapes.Heads = None, m: shapes.Rows = None,
+    n: shapes.Columns = None, k: shapes.Inner = None, a_transposed: shapes.ATransposed = False,
+    b_transposed: shapes.BTransposed = False, dtype: shapes.Dtype = None, layout: shapes.GemmLayout = "strided",
+    json: shapes.Json = False,
+) -> None:
+    """Compile a batched GEMM; extents matter only where rows do not start at multiples of 16 bytes."""
+    shape = shapes.GemmShape.of(
+        batch=batch, heads=heads, m=m, n=n, k=k, a_transposed=a_transposed, b_transposed=b_transposed, dtype=dtype,
+        layout=layout,
+    )
+    problem = shape.descriptor().problem()
+    assert isinstance(problem, GemmProblem)
+    _compile(problem, arch, json)
+
+
+def _toolchain(arch: str) -> Toolchain:
+    """The toolchain that compiles for the arch; raises UnknownName."""
+    found = [b.toolchain for b in plugins().registry.backends.values() if b.toolchain is not None]
+    for toolchain in found:
+        if arch in toolchain.archs:
+            return toolchain
+    known = [a for toolchain in found for a in toolchain.archs]
+    rule = f"must be one of {', '.join(known)}" if known else "no installed plugin compiles"
+    raise UnknownName("arch", arch, rule, "See `kernelseam doctor` for plugins that are missing or kept out")
+
+
+def _compile(problem: GemmProblem | AttentionProblem, archs: list[str], as_json: bool) -> None:
+    rows: list[dict[str, Any]] = []
+    for arch, toolchain in [(arch, _toolchain(arch)) for arch in dict.fromkeys(archs)]:
+        binary, facts = build_binary(toolchain, problem.spec, arch)
+        for name, f in facts.items():
+            rows.append({
+                "arch": arch, "backend": toolchain.backend, "kernel": name, "registers": f.registers,
+                "spills": f.spills, "scratch_bytes": f.scratch_bytes, "shared_bytes": f.shared_bytes,
+                "matrix_instructions": f.matrix_instructions, **f.extra, "binary_bytes": len(binary.data),
+                "binary": None if binary.path is None else str(binary.path),
+            })
+    if as_json:
+        emit_json({"operation": problem.operation, "spec": asdict(problem.spec), "binaries": rows})
+        return
+    heading(f"{problem.operation} {problem.spec}")
+    columns = {
+        "arch": "arch", "kernel": "kernel", "registers": "registers", "spills": "spills", "scratch B": "scratch_bytes",
+        "shared B": "shared_bytes", "matrix instr.": "matrix_instructions", "binary": "binary",
+    }
+    table([*columns], [[str(r[c] if r[c] is not None else "not kept") for c in columns.values()] for r in rows])

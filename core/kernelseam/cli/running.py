@@ -1,0 +1,155 @@
+"""What attention and gemm share: where it runs, how long it takes, and the report."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import typer
+
+from kernelseam.cli.output import duration, emit_json, facts, heading, scaled
+from kernelseam.contract import Device, Problem
+from kernelseam.dispatch import find_device
+from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
+from kernelseam.parity.check import Verdict
+from kernelseam.planning import Call, Plan
+from kernelseam.plugins import plugins
+from kernelseam.trace import trace
+
+ORACLE_OPERATIONS = 2e9
+"""How much the oracle computes; of a larger problem it computes some rows."""
+
+ORACLE_ROWS = 20_000
+TIMED_SECONDS = 0.5
+
+
+def device_for(problem: Problem, backend: str | None) -> Device:
+    """The device to run on. Raises UnknownName, and InvalidValue where its memory is too small for the problem."""
+    device = find_device(backend=backend)
+    have, need = device.limits.memory_bytes, problem.bytes_moved
+    if 0 < have < need:
+        raise InvalidValue(
+            "problem", problem, f"takes {scaled(need, 'B')}, and {device} has {scaled(have, 'B')}", "Make it smaller"
+        )
+    return device
+
+
+def normal(rng: np.random.Generator, shape: Sequence[int], dtype: DType) -> npt.NDArray[Any]:
+    """N(0,1) of a dtype."""
+    if dtype is DType.float64:
+        return rng.standard_normal(tuple(shape))
+    return rng.standard_normal(tuple(shape), dtype=np.float32).astype(dtype.numpy)
+
+
+def sampled(operations_per_row: int) -> int:
+    """How many rows the oracle may compute."""
+    return int(min(max(ORACLE_OPERATIONS / max(operations_per_row, 1), 64), ORACLE_ROWS))
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one call on the device's clock: median, and what 10 % and 90 % of the runs stay under."""
+
+    median: float
+    low: float
+    high: float
+    runs: int
+
+
+def measure(call: Call) -> Timing:
+    """Time a bound call, warmed up, for about half a second."""
+    device = call.plan.device
+    runtime, launch = plugins().backend(device.backend).runtime, call.launcher()
+    with runtime.activate(device):
+        once = min(runtime.time(launch, device, 3))
+        runs = int(min(max(TIMED_SECONDS / max(once, 1e-7), 5), 500))
+        seconds = sorted(runtime.time(launch, device, runs))
+    at = len(seconds) - 1
+    return Timing(statistics.median(seconds), seconds[round(0.1 * at)], seconds[round(0.9 * at)], len(seconds))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One problem that was computed."""
+
+    name: str
+    plan: Plan
+    launches: int
+    verdicts: dict[str, Verdict]
+    """By what the result was held against: the oracle, or a stored result."""
+    timing: Timing | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return all(v.passed for v in self.verdicts.values())
+
+    def data(self) -> dict[str, Any]:
+        """For programs. Seconds, operations and bytes; rates are of the median."""
+        plan, problem = self.plan, self.plan.problem
+        found: dict[str, Any] = {
+            "name": self.name, "problem": str(problem), "implementation": plan.implementation,
+            "launches": self.launches, "kernels": [asdict(r) for r in plan.launches],
+            "workspace_bytes": plan.workspace_bytes, "operations": problem.operations, "bytes": problem.bytes_moved,
+            "notes": [n for n in (plan.note, *self.notes) if n],
+        }
+        if self.verdicts:
+            found["verify"] = {n: {**asdict(v), "passed": bool(v.passed)} for n, v in self.verdicts.items()}
+        if self.timing is not None:
+            t = self.timing
+            found["time"] = {
+                "median_seconds": t.median, "p10_seconds": t.low, "p90_seconds": t.high, "runs": t.runs,
+                "tflops": problem.operations / t.median / 1e12,
+                "gbytes_per_second": problem.bytes_moved / t.median / 1e9,
+            }
+        return found
+
+    def show(self) -> None:
+        """For people."""
+        problem, t = self.plan.problem, self.timing
+        rows: list[tuple[str, object]] = [
+            ("device", f"{self.plan.device} {self.plan.device.name}".rstrip()),
+            ("implementation", self.plan.implementation),
+            ("launches", f"{self.launches}: {', '.join(r.kernel for r in self.plan.launches)}".removesuffix(": ")),
+        ]
+        rows += [("note", note) for note in (self.plan.note, *self.notes) if note]
+        for name, v in self.verdicts.items():
+            worst = f"{v.checked} elements, worst error/tolerance {v.worst:.3g}"
+            rows.append((f"against {name}", f"passed: {worst}" if v.passed else f"FAILED: {v.message} ({worst})"))
+        if t is not None:
+            spread = f"spread {duration(t.low)} to {duration(t.high)} ({t.runs} runs)"
+            tflops, gbytes = problem.operations / t.median / 1e12, problem.bytes_moved / t.median / 1e9
+            rows += [
+                ("time", f"median {duration(t.median)}, {spread}"), ("rate", f"{tflops:.4g} TFLOP/s, {gbytes:.4g} GB/s")
+            ]
+        heading(f"{self.name}: {problem}" if self.name else str(problem))
+        facts([(f"  {name}", value) for name, value in rows])
+
+
+def execute(call: Call) -> int:
+    """Run a call to its end; how many launches it made."""
+    with trace() as records:
+        call()
+    device = call.plan.device
+    plugins().backend(device.backend).runtime.synchronize(device)
+    return len(records)
+
+
+def report(operation: str, device: Device, runs: Sequence[Run], *, verify: bool, as_json: bool) -> None:
+    """Show the runs; ends with status 1 where one of them is not verified."""
+    passed = all(r.passed for r in runs)
+    if as_json:
+        emit_json({
+            "operation": operation, "device": str(device), "backend": device.backend,
+            "passed": passed if verify else None, "runs": [r.data() for r in runs],
+        })
+    else:
+        for r in runs:
+            r.show()
+    if not passed:
+        raise typer.Exit(1)

@@ -1,0 +1,168 @@
+"""The options that say which problem, and descriptors made from them without memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from kernelseam.descriptors import Attention, BatchedGemmPointers, BatchedGemmStrided
+from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
+
+Batch = Annotated[int | None, typer.Option("--batch", min=0, help="Problems in the batch. [1]")]
+Heads = Annotated[int | None, typer.Option("--heads", min=0, help="Heads (of queries). [attention 8, gemm 1]")]
+SeqLen = Annotated[int | None, typer.Option("--seq-len", min=0, help="Queries, S_q. [512]")]
+KvSeqLen = Annotated[int | None, typer.Option("--kv-seq-len", min=0, help="Keys, S_k. [as --seq-len]")]
+HeadDim = Annotated[int | None, typer.Option("--head-dim", min=0, help="Columns of queries and keys. [64]")]
+KvHeads = Annotated[int | None, typer.Option("--kv-heads", min=0, help="Heads of keys and values. [as --heads]")]
+ValueDim = Annotated[int | None, typer.Option("--value-dim", min=0, help="Columns of values. [as --head-dim]")]
+Causal = Annotated[bool, typer.Option("--causal", help="Query i sees keys up to i + S_k - S_q.")]
+Dtype = Annotated[str | None, typer.Option("--dtype", help="float16, bfloat16, float32 or float64. [float16]")]
+AttentionLayout = Annotated[str, typer.Option("--layout", help="bhsd or bshd: the order of the axes.")]
+
+Rows = Annotated[int | None, typer.Option("--m", min=0, help="Rows of C. [512]")]
+Columns = Annotated[int | None, typer.Option("--n", min=0, help="Columns of C. [512]")]
+Inner = Annotated[int | None, typer.Option("--k", min=0, help="What is summed over. [512]")]
+ATransposed = Annotated[bool, typer.Option("--a-transposed", help="A is K x M in memory.")]
+BTransposed = Annotated[bool, typer.Option("--b-transposed", help="B is N x K in memory.")]
+GemmLayout = Annotated[str, typer.Option("--layout", help="strided, or pointers: lists of addresses.")]
+Spacing = Annotated[
+    str, typer.Option("--spacing", help="With pointers: scattered, or even, which the strided way serves.")
+]
+
+Backend = Annotated[str | None, typer.Option("--backend", help="numpy, or that of a plugin. [the best with a device]")]
+Implementation = Annotated[str | None, typer.Option("--implementation", help="By name. [the cheapest]")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+FAKE_ADDRESS = 1 << 20
+"""Where matrices lie that are only reasoned about; a multiple of every alignment."""
+
+
+def one_of(option: str, value: str, *names: str) -> str:
+    """The value; raises InvalidValue where it is none of the names."""
+    if value not in names:
+        raise InvalidValue(option, value, f"must be one of {', '.join(names)}", "Name one of these")
+    return value
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Extents of an attention and the order of its axes in memory."""
+
+    batch: int
+    heads: int
+    seq_len: int
+    kv_seq_len: int
+    head_dim: int
+    kv_heads: int
+    value_dim: int
+    causal: bool
+    dtype: DType
+    layout: str
+
+    @classmethod
+    def of(
+        cls, *, batch: int | None, heads: int | None, seq_len: int | None, kv_seq_len: int | None,
+        head_dim: int | None, kv_heads: int | None, value_dim: int | None, causal: bool, dtype: str | None,
+        layout: str,
+    ) -> AttentionShape:
+        """From options; those left out take their defaults. Raises InvalidValue."""
+        heads, seq_len, head_dim = _or(heads, 8), _or(seq_len, 512), _or(head_dim, 64)
+        return cls(
+            _or(batch, 1), heads, seq_len, _or(kv_seq_len, seq_len), head_dim, _or(kv_heads, heads),
+            _or(value_dim, head_dim), causal, DType.of(dtype or "float16", "dtype"),
+            one_of("layout", layout, "bhsd", "bshd"),
+        )
+
+    def shapes(self) -> dict[str, tuple[int, int, int, int]]:
+        """q, k, v and out as they lie in memory."""
+        wanted = {
+            "q": (self.heads, self.seq_len, self.head_dim), "k": (self.kv_heads, self.kv_seq_len, self.head_dim),
+            "v": (self.kv_heads, self.kv_seq_len, self.value_dim), "out": (self.heads, self.seq_len, self.value_dim),
+        }
+        swap = self.layout == "bshd"
+        return {n: (self.batch, s, h, d) if swap else (self.batch, h, s, d) for n, (h, s, d) in wanted.items()}
+
+    def descriptor(self) -> Attention:
+        """The problem without memory. Raises InvalidValue."""
+        strides: dict[str, Any] = {}
+        if self.layout == "bshd":
+            for name, (_, rows, heads, columns) in self.shapes().items():
+                walk = (rows * heads * columns, columns, heads * columns)
+                strides.update({f"stride_{name}_{a}": s for a, s in zip(("batch", "head", "row"), walk, strict=True)})
+        return Attention(
+            batch=self.batch, num_heads=self.heads, S_q=self.seq_len, S_k=self.kv_seq_len, head_dim=self.head_dim,
+            kv_heads=self.kv_heads, value_dim=self.value_dim, causal=self.causal, dtype=self.dtype, **strides,
+        )
+
+
+@dataclass(frozen=True)
+class GemmShape:
+    """Extents of a batched GEMM and how its matrices are found."""
+
+    batch: int
+    heads: int
+    M: int
+    N: int
+    K: int
+    a_transposed: bool
+    b_transposed: bool
+    dtype: DType
+    layout: str
+    spacing: str
+
+    @classmethod
+    def of(
+        cls, *, batch: int | None, heads: int | None, m: int | None, n: int | None, k: int | None,
+        a_transposed: bool, b_transposed: bool, dtype: str | None, layout: str, spacing: str = "scattered",
+    ) -> GemmShape:
+        """From options; those left out take their defaults. Raises InvalidValue."""
+        return cls(
+            _or(batch, 1), _or(heads, 1), _or(m, 512), _or(n, 512), _or(k, 512), a_transposed, b_transposed,
+            DType.of(dtype or "float16", "dtype"), one_of("layout", layout, "strided", "pointers"),
+            one_of("spacing", spacing, "scattered", "even"),
+        )
+
+    @property
+    def matrices(self) -> int:
+        """batch·heads."""
+        return self.batch * self.heads
+
+    def shapes(self) -> dict[str, tuple[int, int, int, int]]:
+        """A, B and C as they lie in memory."""
+        a = (self.K, self.M) if self.a_transposed else (self.M, self.K)
+        b = (self.N, self.K) if self.b_transposed else (self.K, self.N)
+        return {n: (self.batch, self.heads, *s) for n, s in (("A", a), ("B", b), ("C", (self.M, self.N)))}
+
+    def orders(self) -> dict[str, np.ndarray[Any, np.dtype[np.int64]]]:
+        """With pointers: which matrix of its allocation each entry of a list names."""
+        count = self.matrices
+        if self.spacing == "even":
+            return dict.fromkeys("ABC", np.arange(count))
+        rng = np.random.default_rng(0)
+        return {name: rng.permutation(count) for name in "ABC"}
+
+    def descriptor(self, **operands: Any) -> BatchedGemmStrided | BatchedGemmPointers:
+        """The problem over operands by name (arrays, or the addresses of A's, B's and C's first element for lists).
+
+        Without operands it is over none, or over lists of made-up addresses. Raises InvalidValue.
+        """
+        extents: dict[str, Any] = {
+            "M": self.M, "N": self.N, "K": self.K, "batch": self.batch, "num_heads": self.heads,
+            "a_transposed": self.a_transposed, "b_transposed": self.b_transposed, "dtype": self.dtype,
+        }
+        if self.layout == "strided":
+            return BatchedGemmStrided(**extents, **operands)
+        BatchedGemmStrided(**extents)  # extents are checked before lists of that length are made
+        lists: dict[str, Any] = {}
+        for name, order in self.orders().items():
+            rows, columns = self.shapes()[name][2:]
+            lists[f"{name}_ptrs"] = operands.get(name, FAKE_ADDRESS) + order * (rows * columns * self.dtype.itemsize)
+        return BatchedGemmPointers(**extents, **lists)

@@ -1,0 +1,141 @@
+"""One head's attention, a block of queries at a time: online softmax in base 2.
+
+With s = log2(e)·scale·q·k, the running maximum, sum and product of a row take each block of keys in turn, so that
+memory does not grow with S_q·S_k. Scores lie keys-first, [keys, queries]: reductions over keys then run along memory
+for all queries of the block at once.
+
+Products are cut into stacks of small ones that BLAS computes on the calling thread. OpenBLAS shares out any product of
+more than 2¹⁸ multiply-adds, and callers on several threads then wait for one another; small ones also run in its
+kernels without packing. So threads over heads keep every core busy, and lose little where a core is shared.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernelseam.descriptors.problems import AttentionProblem
+from kernelseam.reference.scratch import shaped
+
+QUERIES, _KEYS = 64, 2048  # 512 KiB of float32 scores: half of a usual L2
+_SMALL = 1 << 18  # multiply-adds
+_ROWS = 8  # queries in one small product with v: fewer would starve BLAS, more would shorten its sums
+
+Array = npt.NDArray[Any]
+
+
+def scratch_sizes(p: AttentionProblem, keep: tuple[bool, ...]) -> tuple[int, ...]:
+    """Elements of the scratch of one thread: scores, queries, result, partial products, copies of k and v."""
+    n, d, d_v = _padded(min(p.S_q, QUERIES)), p.spec.head_dim, p.spec.value_dim
+    keys = min(p.S_k, _KEYS)
+    stacked = max(keys // _step(min(n, _ROWS), d_v), 1)
+    copies = (0 if kept else p.S_k * w for kept, w in zip(keep, (d, d_v), strict=True))
+    return keys * n, d * n, n * d_v, n * d_v * stacked, *copies
+
+
+def _step(rows: int, columns: int) -> int:
+    return max(_SMALL // max(rows * columns, 1), 1)
+
+
+def _padded(n: int) -> int:
+    """Queries computed for n: whole groups of ``_ROWS`` where there are more than one."""
+    return n if n < _ROWS else -(-n // _ROWS) * _ROWS
+
+
+class Head:
+    """The keys and values of one head, and the scratch of one block of queries."""
+
+    def __init__(self, p: AttentionProblem, keep: tuple[bool, ...], scratch: list[Array]) -> None:
+        self.keep = keep
+        self.scores, self.queries, self.acc, self.partial, *self.copies = scratch
+        self.dtype = self.scores.dtype
+        self.factor = p.scale * math.log2(math.e)
+        self.causal, self.S_k = p.spec.causal, p.S_k
+        self.offset = p.S_k - p.S_q  # query i sees keys j ≤ i + offset
+
+    def load(self, k: Array, v: Array) -> None:
+        """Take k [S_k, D] and v [S_k, D_v]."""
+        self.k, self.v = (
+            x if kept else _copied(x, shaped(copy, *x.shape))
+            for x, kept, copy in zip((k, v), self.keep, self.copies, strict=True)
+        )
+        # A hidden value has weight 0, but 0·NaN is NaN: one sum tells whether that can happen at all.
+        self.finite = not self.causal or bool(np.isfinite(self.v.sum()))
+
+    def block(self, q: Array, i: int, out: Array, lse: Array | None) -> None:
+        """Attention of queries q [n, D], the first of which is query ``i``, each of which sees a key."""
+        n, d = q.shape
+        wide = _padded(n)
+        x, acc = shaped(self.queries, d, wide), shaped(self.acc, wide, self.v.shape[1])
+        np.multiply(q.T, self.factor, out=x[:, :n], dtype=self.dtype)
+        x[:, n:] = 0
+        acc[...] = 0
+        total, top = np.zeros(wide, self.dtype), np.full(wide, -np.inf, self.dtype)
+        end = min(self.S_k, i + n + self.offset) if self.causal else self.S_k
+        clear = i + self.offset + 1 if self.causal else end  # keys before it are seen by all
+        for j in range(0, end, _KEYS):
+            stop = min(j + _KEYS, end)
+            s = shaped(self.scores, stop - j, wide)
+            _score(self.k[j:stop], x, s)
+            seen = min(max(clear - j, 0), stop - j)
+            if seen < stop - j:
+                hidden = np.arange(j + seen, stop)[:, None] > np.arange(i, i + wide) + self.offset
+                np.copyto(s[seen:], -np.inf, where=hidden)
+            before, top = top, np.maximum(top, s.max(axis=0))
+            shift = np.where(np.isneginf(top), self.dtype.type(0), top)
+            np.subtract(s, shift, out=s)
+            np.exp2(s, out=s)
+            rescale = np.exp2(before - shift)
+            total = total * rescale + s.sum(axis=0)
+            acc *= rescale[:, None]
+            self._weigh(s, j, seen, i, acc[:n])
+        acc /= total[:, None]
+        acc[np.isneginf(top)] = 0  # no score but −inf
+        out[...] = acc[:n]
+        if lse is not None:
+            lse[...] = ((np.log2(total, dtype=np.float64) + top) * math.log(2))[:n]
+
+    def _weigh(self, p: Array, j: int, seen: int, i: int, acc: Array) -> None:
+        """Add pᵀ·v to the rows of acc; each query takes only what it sees where a hidden value is not finite."""
+        v = self.v[j : j + len(p)]
+        if self.finite:
+            seen = len(p)
+        self._add_product(p[:seen], v[:seen])
+        if seen < len(p):
+            for row in range(len(acc)):
+                mine = max(i + row + self.offset + 1 - j, seen)
+                acc[row] += p[seen:mine, row] @ v[seen:mine]
+
+    def _add_product(self, p: Array, v: Array) -> None:
+        """Add pᵀ·v, of p [keys, queries], to the accumulator: partial sums over equal runs of keys, then the rest."""
+        keys, n = p.shape
+        rows, d_v = min(n, _ROWS), v.shape[1]
+        step = _step(rows, d_v)
+        whole = keys // step * step
+        acc = shaped(self.acc, n // rows, rows, d_v)
+        for start, stop, run in ((0, whole, step), (whole, keys, keys - whole)):
+            if stop > start:
+                left = p[start:stop].reshape(-1, run, n // rows, rows).transpose(2, 0, 3, 1)
+                right = v[start:stop].reshape(-1, run, d_v)
+                parts = shaped(self.partial, *left.shape[:3], d_v)
+                np.matmul(left, right, out=parts)
+                acc += parts[:, 0] if len(right) == 1 else parts.sum(axis=1)
+
+
+def _score(k: Array, x: Array, s: Array) -> None:
+    """s = k·x of k [keys, D], x [D, queries], a run of keys at a time."""
+    keys, (d, n) = len(k), x.shape
+    step = _step(d, n)
+    whole = keys // step * step
+    if whole:
+        np.matmul(k[:whole].reshape(-1, step, d), x, out=s[:whole].reshape(-1, step, n))
+    if whole < keys:
+        np.matmul(k[whole:], x, out=s[whole:])
+
+
+def _copied(source: Array, target: Array) -> Array:
+    np.copyto(target, source)
+    return target

@@ -1,0 +1,124 @@
+// Copies from global to shared memory, through registers: `fetch` loads, `land` stores.
+#pragma once
+
+typedef unsigned Quad __attribute__((ext_vector_type(4)));  // 16 bytes
+
+KS_DEVICE void copies_commit() {}
+template<int PENDING> KS_DEVICE void copies_wait() {}
+
+// A place for 16 bytes of a tile that is stored as it lies in global memory.
+template<class Tile> KS_DEVICE Quad* chunk_place(Tile t, int row, int column) { return (Quad*)&t.chunk(row, column); }
+template<class T, int N, int K> KS_DEVICE Quad* chunk_place(MatrixTile<T, N, K, true> t, int row, int column) {
+  return (Quad*)t.place(row, column);
+}
+
+// Which 16-byte chunks of a tile a thread copies, RUN neighbouring rows a round, and how they are stored.
+template<class Tile, int THREADS> struct Dealing {
+  typedef Share<Tile, THREADS> Mine;
+  static constexpr int ROUNDS = Mine::ROUNDS, RUN = 1, V = Mine::V;
+  static KS_DEVICE bool takes(int round) { return Mine::takes(round); }
+  static KS_DEVICE int row(int round) { return Mine::row() + round * Mine::STEP; }
+  static KS_DEVICE int column(int) { return Mine::column(); }
+  static KS_DEVICE void store(Tile t, int round, const Quad* x) { *chunk_place(t, row(round), column(round)) = *x; }
+  // f(round, run, address of the row)
+  template<class View, class F> static KS_DEVICE void each(View v, int row0, F f) {
+    auto walk = v.template walk<Mine::STEP>(row0 + Mine::row());
+#pragma unroll
+    for (int i = 0; i < ROUNDS; i++, walk.next()) {
+      if (!takes(i)) break;
+      f(i, 0, walk.at);
+    }
+  }
+};
+
+// A tile whose rows are k is stored with k contiguous: a thread takes one chunk of RUN neighbouring rows and stores, for
+// each of the 8 outer indices, RUN values of k at once.
+template<class T, int N, int K, int THREADS> struct Dealing<MatrixTile<T, N, K, false>, THREADS> {
+  typedef MatrixTile<T, N, K, false> Tile;
+  static constexpr int V = 8, PER_ROW = N / V;
+  static constexpr int RUN = K * PER_ROW >= 8 * THREADS ? 8 : K * PER_ROW >= 4 * THREADS ? 4 : 2;
+  static constexpr int BUNDLES = K / RUN * PER_ROW, ROUNDS = (BUNDLES + THREADS - 1) / THREADS;
+  // Lanes next to each other take chunks next to each other, 8 of them, then the next rows: so the stores of a wave
+  // spread over all banks.
+  static constexpr int NEAR = PER_ROW % 8 == 0 ? 8 : PER_ROW;
+  static KS_DEVICE int index(int round) { return thread_index() + round * THREADS; }
+  static KS_DEVICE bool takes(int round) { return BUNDLES % THREADS == 0 || index(round) < BUNDLES; }
+  static KS_DEVICE int row(int round) { return index(round) / NEAR % (K / RUN) * RUN; }
+  static KS_DEVICE int column(int round) { return (index(round) % NEAR + index(round) / NEAR / (K / RUN) * NEAR) * V; }
+  static KS_DEVICE void store(Tile t, int round, const Quad* x) {
+    typedef unsigned Stored __attribute__((ext_vector_type(RUN / 2)));
+    const int k = row(round), n = column(round);
+#pragma unroll
+    for (int e = 0; e < V; e++) {
+      Stored y;
+#pragma unroll
+      for (int i = 0; i < RUN / 2; i++)  // the halves e of rows 2i and 2i + 1
+        y[i] = __builtin_amdgcn_perm(x[2 * i + 1][e / 2], x[2 * i][e / 2], e % 2 ? 0x07060302 : 0x05040100);
+      *(Stored*)t.place(n + e, k) = y;
+    }
+  }
+  template<class View, class F> static KS_DEVICE void each(View v, int row0, F f) {
+#pragma unroll
+    for (int i = 0; i < ROUNDS; i++) {
+      if (!takes(i)) break;
+      auto walk = v.template walk<1>(row0 + row(i));
+#pragma unroll
+      for (int j = 0; j < RUN; j++, walk.next()) f(i, j, walk.at);
+    }
+  }
+};
+
+template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
+  typedef typename Tile::T T;
+  typedef Dealing<Tile, THREADS> Mine;
+  static constexpr int ROUNDS = Mine::ROUNDS, RUN = Mine::RUN, V = Mine::V;
+  Quad x[ROUNDS][RUN];
+  int rows_left, cols_left;  // from the tile's first row and column to the matrix's ends
+
+  KS_DEVICE bool inside() const { return rows_left >= Tile::ROWS && (EXACT || cols_left >= Tile::COLS); }
+
+  template<class View> KS_DEVICE void fetch(Tile, View v, int row0, int row_end, int col0, int col_end) {
+    rows_left = row_end - row0, cols_left = col_end - col0;
+    if (VECTOR == 16 && inside()) {
+      Mine::each(v, row0, [&](int i, int j, const T* row) { x[i][j] = *(const Quad*)(row + col0 + Mine::column(i)); });
+    } else {
+#pragma unroll
+      for (int i = 0; i < ROUNDS; i++) {
+        if (!Mine::takes(i)) break;
+#pragma unroll
+        for (int j = 0; j < RUN; j++) {
+          // What is beyond an end is loaded from before it, and made zero when it lands.
+          const T* row = v.row(row0 + min_of(Mine::row(i) + j, rows_left - 1)) + col0;
+          const int c = Mine::column(i);
+          if (VECTOR == 16 && cols_left % V == 0) {
+            x[i][j] = *(const Quad*)(row + min_of(c, cols_left - V));
+          } else {
+            Chunk<T> y;
+#pragma unroll
+            for (int e = 0; e < V; e++) y.v[e] = row[min_of(c + e, cols_left - 1)];
+            x[i][j] = __builtin_bit_cast(Quad, y);
+          }
+        }
+      }
+    }
+  }
+
+  KS_DEVICE void land(Tile t) {
+    if (!inside())
+#pragma unroll
+      for (int i = 0; i < ROUNDS; i++)
+#pragma unroll
+        for (int j = 0; j < RUN; j++) {
+          Chunk<T> y = __builtin_bit_cast(Chunk<T>, x[i][j]);
+#pragma unroll
+          for (int e = 0; e < V; e++)
+            if (Mine::row(i) + j >= rows_left || Mine::column(i) + e >= cols_left) y.v[e] = zero_of<T>();
+          x[i][j] = __builtin_bit_cast(Quad, y);
+        }
+#pragma unroll
+    for (int i = 0; i < ROUNDS; i++) {
+      if (!Mine::takes(i)) break;
+      Mine::store(t, i, x[i]);
+    }
+  }
+};

@@ -1,0 +1,174 @@
+// The matrix engine for f16 and bf16, over the words of KS_MATRIX_HEADER.
+// A lane holds one row of every 16 rows of an accumulator (row lane % 16), in blocks of 16 columns. Factors lie in shared
+// memory with k contiguous, whichever way they lay in global memory.
+#pragma once
+#include KS_MATRIX_HEADER
+
+// A factor in shared memory: N rows of K elements, their 16-byte chunks permuted against bank conflicts.
+// What must reach different groups of 4 banks at once: the same chunk of 8 rows that lie next to each other, that are
+// {0…3, 8…11} or {4…7, 12…15} of 16, or (as a transposed tile is stored) that are 8 apart.
+template<class T_, int N, int K, bool K_LAST_> struct MatrixTile {
+  typedef T_ T;
+  static constexpr bool K_LAST = K_LAST_;
+  static constexpr int ROWS = K_LAST ? N : K, COLS = K_LAST ? K : N;
+  static constexpr int BYTES = N * K * (int)sizeof(T);
+  // Chunks that are permuted among each other, and rows that share one permutation because their chunks are neighbours.
+  static constexpr int CHUNKS = K / 8, P = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2, SHARING = 8 / P;
+  static_assert(K % 16 == 0, "rows of a factor are whole pairs of chunks");
+  T* base;
+  KS_DEVICE explicit MatrixTile(char* memory) : base((T*)memory) {}
+
+  static KS_DEVICE int permutation(int n) {
+    const int far = n / 8, reversed = P == 8 ? (far & 1) * 4 | (far & 2) | far / 4 & 1
+                                    : P == 4 ? (far & 1) * 2 | far / 2 & 1 : far & 1;
+    return (n / SHARING ^ reversed) & (P - 1);
+  }
+  // The element of outer index n at k; what follows it up to the next multiple of 8 is contiguous.
+  KS_DEVICE T* place(int n, int k) const { return base + n * K + (k / 8 ^ permutation(n)) * 8 + k % 8; }
+};
+
+template<class T_> struct MatrixEngine {
+  typedef T_ T;
+  typedef float Sum;
+  static constexpr bool MATRIX = true;
+  static constexpr int K_STEP = UNIT_K;
+
+  template<int N, int K, bool K_LAST> using Tile = MatrixTile<T, N, K, K_LAST>;
+  template<int R, int C> struct Acc { Sums x[R / 16][C / 16]; };
+  template<int R> struct Row { float x[R / 16]; };
+  template<int R, int K> struct Operand {
+    static constexpr int UNITS = K / UNIT_K, TAIL = K % UNIT_K != 0;
+    Fragment x[R / 16][UNITS + (UNITS == 0)];
+    HalfFragment tail[R / 16];
+  };
+
+  template<int R, int K, class From> static KS_DEVICE Operand<R, K> operand(From tile, int row0, int k0) {
+    typedef Operand<R, K> Result;
+    Result a;
+#pragma unroll
+    for (int r = 0; r < R / 16; r++) {
+      auto from = [&](int k) { return tile.place(row0 + 16 * r + lane() % 16, k); };
+#pragma unroll
+      for (int u = 0; u < Result::UNITS; u++) a.x[r][u] = load_unit(from, k0 + u * UNIT_K);
+      if constexpr (Result::TAIL) a.tail[r] = load_tail(from, k0 + Result::UNITS * UNIT_K);
+    }
+    return a;
+  }
+
+  template<int R, int C> static KS_DEVICE void zero(Acc<R, C>& a) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int b = 0; b < C / 16; b++) a.x[r][b] = 0.f;
+  }
+
+  template<int R, int C, int K, class B>
+  static KS_DEVICE void mma(Acc<R, C>& acc, const Operand<R, K>& a, B tile, int n0, int k0) {
+    static_assert(C % 16 == 0 && K % 16 == 0 && R % 16 == 0, "shape of a matrix product");
+    typedef Operand<R, K> Left;
+#pragma unroll
+    for (int u = 0; u < Left::UNITS + Left::TAIL; u++)
+#pragma unroll
+      for (int b = 0; b < C / 16; b++) {
+        auto from = [&](int k) { return tile.place(n0 + outer_index<C>(b), k); };
+        if (u < Left::UNITS) {
+          const Fragment outer = load_unit(from, k0 + u * UNIT_K);
+#pragma unroll
+          for (int r = 0; r < R / 16; r++) acc.x[r][b] = multiply<T>(outer, a.x[r][u], acc.x[r][b]);
+        } else {
+          const HalfFragment outer = load_tail(from, k0 + u * UNIT_K);
+#pragma unroll
+          for (int r = 0; r < R / 16; r++) acc.x[r][b] = multiply<T>(outer, a.tail[r], acc.x[r][b]);
+        }
+      }
+  }
+
+  template<int R, int C, class F> static KS_DEVICE void map(Acc<R, C>& a, F f) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int b = 0; b < C / 16; b++)
+#pragma unroll
+        for (int e = 0; e < BLOCK_SUMS; e++) a.x[r][b][e] = f(16 * r + lane() % 16, sums_column<C>(b) + e, a.x[r][b][e]);
+  }
+
+  template<int R> static KS_DEVICE void fill(Row<R>& a, float v) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++) a.x[r] = v;
+  }
+  template<int R, class F> static KS_DEVICE void zip(Row<R>& out, const Row<R>& a, const Row<R>& b, F f) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++) out.x[r] = f(a.x[r], b.x[r]);
+  }
+  template<int R, int C, class F> static KS_DEVICE void row_apply(Acc<R, C>& a, const Row<R>& v, F f) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int b = 0; b < C / 16; b++)
+#pragma unroll
+        for (int e = 0; e < BLOCK_SUMS; e++) a.x[r][b][e] = f(a.x[r][b][e], v.x[r]);
+  }
+  template<int R, int C> static KS_DEVICE void row_max(Row<R>& out, const Acc<R, C>& a) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++) {
+      float v = a.x[r][0][0];
+#pragma unroll
+      for (int b = 0; b < C / 16; b++)
+#pragma unroll
+        for (int e = b == 0; e < BLOCK_SUMS; e++) v = maximum(v, a.x[r][b][e]);
+#pragma unroll
+      for (int m = 16; m < WARP; m *= 2) v = maximum(v, shuffle_xor(v, m));
+      out.x[r] = v;
+    }
+  }
+  template<int R, int C> static KS_DEVICE void row_add_partial(Row<R>& out, const Acc<R, C>& a) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int b = 0; b < C / 16; b++)
+#pragma unroll
+        for (int e = 0; e < BLOCK_SUMS; e++) out.x[r] += a.x[r][b][e];
+  }
+  template<int R> static KS_DEVICE void row_finish_sum(Row<R>& a) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int m = 16; m < WARP; m *= 2) a.x[r] += shuffle_xor(a.x[r], m);
+  }
+  template<int R, class F> static KS_DEVICE void each_row(const Row<R>& a, F f) {
+    if (lane() < 16)
+#pragma unroll
+      for (int r = 0; r < R / 16; r++) f(16 * r + lane(), a.x[r]);
+  }
+
+  // Accumulators lie as an operand does.
+  template<int R, int C> static constexpr int operand_bytes() { return 0; }
+  template<int R, int C> static KS_DEVICE Operand<R, C> to_operand(const Acc<R, C>& a, char*) {
+    typedef Operand<R, C> Result;
+    Result p;
+#pragma unroll
+    for (int r = 0; r < R / 16; r++) {
+#pragma unroll
+      for (int u = 0; u < Result::UNITS; u++) p.x[r][u] = pack_unit<T>(&a.x[r][u * (UNIT_K / 16)]);
+      if constexpr (Result::TAIL) p.tail[r] = pack_tail<T>(a.x[r][C / 16 - 1]);
+    }
+    return p;
+  }
+
+  template<class Out, int R, int C> static KS_DEVICE void to_shared(Out out, const Acc<R, C>& a) {
+    typedef typename Out::T To;
+    constexpr int RUN = BLOCK_SUMS < 16 / (int)sizeof(To) ? BLOCK_SUMS : 16 / (int)sizeof(To);
+    typedef To Stored __attribute__((ext_vector_type(RUN)));
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int b = 0; b < C / 16; b++)
+#pragma unroll
+        for (int e = 0; e < BLOCK_SUMS; e += RUN) {
+          Stored y;
+#pragma unroll
+          for (int f = 0; f < RUN; f++) y[f] = convert<To>(a.x[r][b][e + f]);
+          *(Stored*)&out.at(16 * r + lane() % 16, sums_column<C>(b) + e) = y;
+        }
+  }
+};

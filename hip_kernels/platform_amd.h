@@ -1,0 +1,94 @@
+// AMD: wave64 with MFMA (gfx90a, gfx942, gfx950), wave32 with WMMA (gfx11, gfx12). The vendor's half of the tile vocabulary.
+//
+// Constants (from the arch's row): KS_WARP (lanes), KS_SIMDS (vector units that share a compute unit's waves),
+// KS_MATRIX_HEADER (the arch's matrix instructions and how their operands lie in lanes).
+#pragma once
+
+#define KS_DEVICE __device__ inline __attribute__((always_inline))
+// The attribute wants waves a vector unit.
+#define KS_KERNEL(threads, blocks)                                                       \
+  extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(threads, threads), \
+                                            amdgpu_waves_per_eu(((blocks) * (threads) / KS_WARP + KS_SIMDS - 1) / KS_SIMDS)))
+
+static constexpr int WARP = KS_WARP;
+// The load instructions write registers, which are stored to shared memory when they are wanted.
+static constexpr bool COPY_THROUGH_REGISTERS = true;
+
+typedef _Float16 f16;
+typedef __bf16 bf16;
+
+KS_DEVICE int thread_index() { return __builtin_amdgcn_workitem_id_x(); }
+KS_DEVICE int lane() { return thread_index() % WARP; }
+KS_DEVICE int warp_index() { return __builtin_amdgcn_readfirstlane(thread_index() / WARP); }  // uniform, and known to be
+KS_DEVICE unsigned block_index() { return __builtin_amdgcn_workgroup_id_x(); }
+
+// What is in flight from global memory need not arrive for a barrier: the fences are about shared memory alone.
+KS_DEVICE void block_barrier() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
+}
+KS_DEVICE void warp_barrier() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront", "local");
+  __builtin_amdgcn_wave_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront", "local");
+}
+
+KS_DEVICE bool warp_any(bool x) {
+  if constexpr (WARP == 64) return __builtin_amdgcn_ballot_w64(x) != 0;
+  else return __builtin_amdgcn_ballot_w32(x) != 0;
+}
+// Every wave tells in its own word. The barriers are three because the words are used again.
+KS_DEVICE bool block_any(bool x) {
+  __shared__ int told[16];
+  const int waves = __builtin_amdgcn_workgroup_size_x() / WARP;
+  const bool mine = warp_any(x);
+  block_barrier();
+  if (lane() == 0) told[warp_index()] = mine;
+  block_barrier();
+  int any = 0;
+  for (int i = 0; i < waves; i++) any |= told[i];
+  return __builtin_amdgcn_readfirstlane(any);
+}
+
+template<int BYTES> KS_DEVICE char* shared_memory() {
+  extern __shared__ __attribute__((aligned(128))) char memory[];
+  return memory;
+}
+
+// The value of lane ^ m. Within 32 lanes a pattern in the instruction does it, beyond that an address.
+KS_DEVICE int shuffle_xor(int x, int m) {
+  switch (m) {
+    case 1: return __builtin_amdgcn_ds_swizzle(x, 1 << 10 | 31);
+    case 2: return __builtin_amdgcn_ds_swizzle(x, 2 << 10 | 31);
+    case 4: return __builtin_amdgcn_ds_swizzle(x, 4 << 10 | 31);
+    case 8: return __builtin_amdgcn_ds_swizzle(x, 8 << 10 | 31);
+    case 16: return __builtin_amdgcn_ds_swizzle(x, 16 << 10 | 31);
+    default: return __builtin_amdgcn_ds_bpermute((lane() ^ m) * 4, x);
+  }
+}
+KS_DEVICE float shuffle_xor(float x, int m) {
+  return __builtin_bit_cast(float, shuffle_xor(__builtin_bit_cast(int, x), m));
+}
+KS_DEVICE double shuffle_xor(double x, int m) {
+  struct Two { int lo, hi; };
+  const Two y = __builtin_bit_cast(Two, x);
+  return __builtin_bit_cast(double, Two{shuffle_xor(y.lo, m), shuffle_xor(y.hi, m)});
+}
+KS_DEVICE float maximum(float a, float b) { return __builtin_fmaxf(a, b); }
+KS_DEVICE double maximum(double a, double b) { return __builtin_fmax(a, b); }
+KS_DEVICE float exp2_fast(float x) { return __builtin_amdgcn_exp2f(x); }
+KS_DEVICE float log2_fast(float x) { return __builtin_amdgcn_logf(x); }
+KS_DEVICE float infinity() { return __builtin_inff(); }
+
+KS_DEVICE float to_sum(f16 x) { return (float)x; }
+KS_DEVICE float to_sum(bf16 x) { return (float)x; }
+KS_DEVICE float to_sum(float x) { return x; }
+KS_DEVICE double to_sum(double x) { return x; }
+template<class T, class S> KS_DEVICE T convert(S x) { return (T)x; }
+template<class T> KS_DEVICE T zero_of() { return (T)0.f; }
+
+#include "tile/base.h"
+
+#include "engine.h"
+#include "copy.h"

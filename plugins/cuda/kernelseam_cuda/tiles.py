@@ -1,0 +1,41 @@
+"""Tile shapes of the shared kernels by arch: measured choices, no code.
+
+Rows are tried against an arch's shared memory, so that one list serves archs that differ only in that. Every row
+compiles without spills for every covering spec; ``tools/kernel_table.py`` shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kernelseam.dtypes import DType
+from kernelseam.kernels import AttentionTile, GemmTile
+
+_HALVES = frozenset({DType.float16, DType.bfloat16})
+_SINGLE = frozenset({DType.float32})
+_DOUBLE = frozenset({DType.float64})
+
+GEMM = (
+    GemmTile(_HALVES, bm=128, bn=128, bk=64, warps_m=2, warps_n=4, stages=3, min_blocks=2),
+    GemmTile(_HALVES, bm=128, bn=64, bk=64, warps_m=2, warps_n=2, stages=3, min_blocks=2),
+    GemmTile(_HALVES, bm=64, bn=64, bk=64, warps_m=2, warps_n=2, stages=2, min_blocks=4),
+    GemmTile(_HALVES, bm=32, bn=32, bk=32, warps_m=1, warps_n=2, stages=2, min_blocks=8),
+    GemmTile(_SINGLE, bm=64, bn=64, bk=16, warps_m=2, warps_n=2, stages=3, min_blocks=2),
+    GemmTile(_SINGLE, bm=32, bn=32, bk=16, warps_m=2, warps_n=2, stages=3, min_blocks=4),
+    GemmTile(_DOUBLE, bm=64, bn=64, bk=16, warps_m=2, warps_n=2, stages=2, min_blocks=1),
+    GemmTile(_DOUBLE, bm=32, bn=32, bk=16, warps_m=2, warps_n=2, stages=2, min_blocks=2),
+)
+
+ATTENTION = (
+    AttentionTile(_HALVES, max_dim=64, warps=4, rows=32, bn=64, stages=2, min_blocks=2),
+    AttentionTile(_HALVES, max_dim=64, warps=4, rows=16, bn=64, stages=2, q_resident=True, min_blocks=2),
+    AttentionTile(_HALVES, max_dim=128, warps=4, rows=16, bn=64, stages=2, q_resident=True, min_blocks=2),
+    AttentionTile(_HALVES, max_dim=192, warps=8, rows=16, bn=32, stages=2),
+    AttentionTile(_HALVES, max_dim=256, warps=8, rows=16, bn=16, stages=2),
+    AttentionTile(_SINGLE, max_dim=64, warps=4, rows=16, bn=32, stages=2),
+    AttentionTile(_SINGLE, max_dim=128, warps=4, rows=16, bn=16, stages=2),
+    AttentionTile(_SINGLE, max_dim=256, warps=4, rows=8, bn=16, stages=2),
+)
+
+TILES: Mapping[str, tuple[Any, ...]] = {"gemm": GEMM, "attention": ATTENTION}

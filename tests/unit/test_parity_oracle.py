@@ -1,0 +1,160 @@
+"""The oracle against the formulas written out in plain Python, one element at a time."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from kernelseam.parity import oracle
+
+NAN, INF = math.nan, math.inf
+
+
+def _softmax_row(q: list[float], keys: list[list[float]], values: list[list[float]], scale: float) -> tuple[list[float], float]:
+    scores = [scale * sum(a * b for a, b in zip(q, k, strict=True)) for k in keys]
+    weights = [math.exp(s) for s in scores]
+    total = sum(weights)
+    out = [sum(w * v[d] for w, v in zip(weights, values, strict=True)) / total for d in range(len(values[0]))]
+    return out, math.log(total)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("S_q", "S_k"), [(3, 5), (5, 3), (4, 4)])
+def test_attention_is_the_formula(S_q: int, S_k: int, causal: bool) -> None:
+    rng = np.random.default_rng(0)
+    B, H, G, D, D_v = 2, 4, 2, 3, 5
+    q, k, v = (rng.standard_normal(s).astype(np.float32) for s in ((B, H, S_q, D), (B, G, S_k, D), (B, G, S_k, D_v)))
+    got = oracle.attention(q, k, v, causal, 0.7)
+    for b, h, i in np.ndindex(B, H, S_q):
+        seen = [j for j in range(S_k) if not causal or j <= i + S_k - S_q]
+        K, V = k[b, h // 2, seen].tolist(), v[b, h // 2, seen].tolist()
+        if not seen:
+            assert got.out[b, h, i].tolist() == [0.0] * D_v
+            assert got.lse[b, h, i] == -INF
+            continue
+        out, lse = _softmax_row(q[b, h, i].tolist(), K, V, 0.7)
+        assert got.out[b, h, i] == pytest.approx(out, rel=1e-12, abs=1e-15)
+        assert got.lse[b, h, i] == pytest.approx(lse, rel=1e-12, abs=1e-14)
+        magnitudes = [[abs(x) for x in row] for row in V]
+        assert got.pv[b, h, i] == pytest.approx(_softmax_row(q[b, h, i].tolist(), K, magnitudes, 0.7)[0], rel=1e-12)
+        products = [0.7 * sum(abs(x * y) for x, y in zip(q[b, h, i].tolist(), key, strict=True)) for key in K]
+        assert got.products[b, h, i] == pytest.approx(max(products), rel=1e-12)
+        largest = max(0.7 * sum(x * y for x, y in zip(q[b, h, i].tolist(), key, strict=True)) for key in K)
+        ell = math.exp(lse - largest)
+        assert got.values[b, h, i] == pytest.approx([sum(c) / ell for c in zip(*magnitudes, strict=True)], rel=1e-12)
+
+
+def test_sampled_rows_are_those_of_the_whole() -> None:
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((2, h, s, 4)) for h, s in ((4, 6), (2, 9), (2, 9)))
+    whole, rows = oracle.attention(q, k, v, True, 0.5), [0, 7, 23, 24, 47]
+    part = oracle.attention(q, k, v, True, 0.5, rows)
+    for name in ("out", "lse", "pv", "products", "values"):
+        want = getattr(whole, name).reshape(48, *getattr(whole, name).shape[3:])[rows]
+        np.testing.assert_allclose(getattr(part, name), want, rtol=1e-14, atol=1e-15)
+
+
+def _one_head(S_q: int = 3, S_k: int = 3) -> Any:
+    rng = np.random.default_rng(2)
+    return tuple(rng.standard_normal((1, 1, s, 2)) for s in (S_q, S_k, S_k))
+
+
+def test_what_is_hidden_never_contributes() -> None:
+    q, k, v = _one_head()
+    clean = oracle.attention(q, k, v, True, 1.0)
+    k[0, 0, 2], v[0, 0, 2] = NAN, INF
+    got = oracle.attention(q, k, v, True, 1.0)
+    np.testing.assert_array_equal(got.out[0, 0, :2], clean.out[0, 0, :2])
+    np.testing.assert_array_equal(got.lse[0, 0, :2], clean.lse[0, 0, :2])
+    assert np.isnan(got.out[0, 0, 2]).all()
+    assert math.isnan(got.lse[0, 0, 2])
+
+
+def test_non_finite_values_reach_what_depends_on_them() -> None:
+    q, k, v = _one_head()
+    v[0, 0, 1, 0] = INF
+    got = oracle.attention(q, k, v, False, 1.0)
+    assert (got.out[..., 0] == INF).all()
+    assert np.isfinite(got.out[..., 1]).all()
+    assert np.isfinite(got.lse).all()
+    q, k, v = _one_head()
+    q[0, 0, 1, 0] = NAN
+    got = oracle.attention(q, k, v, False, 1.0)
+    assert np.isnan(got.out[0, 0]).all(axis=1).tolist() == [False, True, False]
+
+
+def test_scores_of_minus_infinity() -> None:
+    q, k, v = _one_head()
+    q[...] = np.abs(q) + 1
+    k[0, 0, 1] = -INF
+    got = oracle.attention(q, k, v, False, 1.0)
+    want = oracle.attention(q, k[:, :, [0, 2]], v[:, :, [0, 2]], False, 1.0)
+    np.testing.assert_allclose(got.out, want.out, rtol=1e-14)
+    np.testing.assert_allclose(got.products, want.products, rtol=1e-14)
+    k[...] = -INF
+    got = oracle.attention(q, k, v, False, 1.0)
+    assert (got.out == 0).all() and (got.lse == -INF).all() and (got.pv == 0).all() and (got.products == 0).all()
+
+
+def test_no_keys_and_no_queries() -> None:
+    got = oracle.attention(np.ones((1, 2, 3, 4)), np.ones((1, 2, 0, 4)), np.ones((1, 2, 0, 5)), False, 1.0)
+    assert got.out.shape == (1, 2, 3, 5) and (got.out == 0).all() and (got.lse == -INF).all()
+    assert oracle.attention(np.ones((1, 2, 0, 4)), np.ones((1, 1, 3, 4)), np.ones((1, 1, 3, 5)), True, 1.0).lse.size == 0
+    assert oracle.attention(np.ones((0, 2, 3, 4)), np.ones((0, 1, 3, 4)), np.ones((0, 1, 3, 5)), True, 1.0).out.size == 0
+
+
+def test_inputs_count_as_they_were_rounded() -> None:
+    q, k, v = (x.astype(ml_dtypes.bfloat16) for x in _one_head())
+    got = oracle.attention(q, k, v, False, 1.0)
+    want = oracle.attention(*(x.astype(np.float64) for x in (q, k, v)), False, 1.0)
+    np.testing.assert_array_equal(got.out, want.out)
+
+
+@pytest.mark.parametrize("a_transposed", [False, True])
+@pytest.mark.parametrize("b_transposed", [False, True])
+def test_gemm_is_the_formula(a_transposed: bool, b_transposed: bool) -> None:
+    rng = np.random.default_rng(3)
+    B, H, G, M, N, K = 2, 4, 2, 3, 4, 5
+    a = rng.standard_normal((B, H, K, M) if a_transposed else (B, H, M, K))
+    b = rng.standard_normal((B, G, N, K) if b_transposed else (B, G, K, N))
+    c = rng.standard_normal((B, H, M, N))
+    got = oracle.gemm(a, b, c, 0.5, -2.0, a_transposed, b_transposed)
+    rows = [0, 2, 11, 13, 23]
+    part = oracle.gemm(a, b, c, 0.5, -2.0, a_transposed, b_transposed, rows)
+    for i, h, m, n in np.ndindex(B, H, M, N):
+        left = [a[i, h, k, m] if a_transposed else a[i, h, m, k] for k in range(K)]
+        right = [b[i, h // 2, n, k] if b_transposed else b[i, h // 2, k, n] for k in range(K)]
+        terms = [float(x * y) for x, y in zip(left, right, strict=True)]
+        assert got.out[i, h, m, n] == pytest.approx(0.5 * sum(terms) - 2 * c[i, h, m, n], rel=1e-12, abs=1e-14)
+        assert got.magnitude[i, h, m, n] == pytest.approx(0.5 * sum(map(abs, terms)) + 2 * abs(c[i, h, m, n]), rel=1e-12)
+    np.testing.assert_allclose(part.out, got.out.reshape(24, N)[rows], rtol=1e-13)
+    np.testing.assert_allclose(part.magnitude, got.magnitude.reshape(24, N)[rows], rtol=1e-13)
+
+
+@pytest.mark.parametrize("rows", [None, [0, 1]])
+def test_gemm_edges(rows: list[int] | None) -> None:
+    a, b, c = np.full((1, 1, 2, 3), NAN), np.full((1, 1, 3, 2), INF), np.full((1, 1, 2, 2), 4.0)
+    assert oracle.gemm(a, b, c, 0.0, 0.5, rows=rows).out.ravel().tolist() == [2.0] * 4
+    assert oracle.gemm(a[..., :0], b[:, :, :0], c, 1.0, 0.5, rows=rows).out.ravel().tolist() == [2.0] * 4
+    assert oracle.gemm(a, b, np.full((1, 1, 2, 2), NAN), 0.0, 0.0, rows=rows).out.ravel().tolist() == [0.0] * 4
+    assert np.isnan(oracle.gemm(a, b, None, 1.0, 0.0, rows=rows).out).all()
+    a[...], b[...] = 1.0, 2.0
+    a[0, 0, 1, 1], b[0, 0, 1, 0] = INF, 0.0
+    got = oracle.gemm(a, b, None, 1.0, 0.0, rows=rows).out.ravel()
+    assert got.tolist()[:2] == [4.0, 6.0] and math.isnan(got[2]) and got[3] == INF
+
+
+def test_gemm_needs_c_where_beta_reads_it() -> None:
+    with pytest.raises(ValueError, match="beta is not 0: C is needed"):
+        oracle.gemm(np.ones((1, 1, 1, 1)), np.ones((1, 1, 1, 1)), None, 1.0, 1.0)
+
+
+def test_sampled_row_numbers() -> None:
+    assert oracle.sample_rows(10, 10) is None
+    rows = oracle.sample_rows(1000, 20)
+    assert rows is not None
+    assert len(set(rows.tolist())) == 20 and rows[0] == 0 and rows[-1] == 999 and (np.diff(rows) > 0).all()

@@ -1,0 +1,219 @@
+"""Host halves of the shared kernels, on a toolchain that compiles nothing: tiles, grids, arguments, launches."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+
+from kernelseam.contract import ArchRow, Device, DeviceLimits, KernelFacts, SourceBundle
+from kernelseam.descriptors.problems import AttentionProblem, AttentionSpec, GemmProblem, GemmSpec
+from kernelseam.dtypes import DType
+from kernelseam.errors import DeviceError, InvalidValue
+from kernelseam.kernels import HALVES, AttentionTile, GemmTile, build_binary, covering_specs, shared_implementations
+from kernelseam.kernels.shared import bundle, shared_sources
+from kernelseam.kernels.signature import Signature
+
+HALF = frozenset({DType.float16, DType.bfloat16})
+GEMM_TILES = (GemmTile(HALF, 128, 128, 64, 2, 4, 3), GemmTile(HALF, 32, 32, 32, 1, 2, 2))
+ATTENTION_TILES = (AttentionTile(HALF, 64, 4, 32, 64, 2), AttentionTile(HALF, 64, 4, 16, 64, 2), AttentionTile(HALF, 128, 4, 16, 64, 2))
+
+
+class FakeKernel:
+    def __init__(self) -> None:
+        self.launched: list[tuple[tuple[int, int, int], bytes, int]] = []
+
+    def prepare(
+        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, arguments: bytes
+    ) -> Callable[[int], None]:
+        return lambda stream: self.launched.append((grid, arguments, stream))
+
+
+class FakeToolchain:
+    backend = "fake"
+    archs = ("fake1",)
+
+    def __init__(self, parameters: tuple[tuple[int, int], ...] | None = None) -> None:
+        self.parameters, self.kernel, self.compiled = parameters, FakeKernel(), 0
+
+    def arch_row(self, arch: str) -> ArchRow:
+        return ArchRow(
+            arch, 32, 96 * 1024, 255, "fake.h", (("FAKE", "1"),), HALF, {"gemm": GEMM_TILES, "attention": ATTENTION_TILES}
+        )
+
+    def platform_files(self, arch: str) -> Mapping[str, str]:
+        return {"fake.h": "// nothing"}
+
+    def compiler(self) -> str:
+        return "fake 1"
+
+    def compile(self, bundle: SourceBundle, arch: str) -> bytes:
+        self.compiled += 1
+        return bundle.name.encode()
+
+    def inspect(self, binary: bytes, arch: str) -> Mapping[str, KernelFacts]:
+        name = binary.decode()
+        half = next(h for h in HALVES.values() if h.entry == name)
+        spec = next(s for s in covering_specs() if hasattr(s, "head_dim") == (half.operation == "attention"))
+        return {name: KernelFacts(name, 1, 0, 0, 0, 0, self.parameters or half.signature(spec).layout)}
+
+    def load(self, binary: bytes, kernel: str, device: Device) -> FakeKernel:
+        return self.kernel
+
+
+DEVICE = Device("fake", 0, "fake1", limits=DeviceLimits(compute_units=100))
+F16 = GemmSpec(DType.float16, DType.float16, DType.float32)
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path))
+
+
+def gemm(M: int, N: int, K: int, batch: int = 1, **options: object) -> GemmProblem:
+    return GemmProblem(F16, M, N, K, batch, 1, (M * K, 0, K), (K * N, 0, N), (M * N, 0, N), **options)  # type: ignore[arg-type]
+
+
+def attention(S_q: int, heads: int = 16, batch: int = 16, S_k: int = 4096) -> AttentionProblem:
+    strides = (heads * S_k * 64, S_k * 64, 64)
+    return AttentionProblem(
+        AttentionSpec(DType.float16, 64, 64), batch, heads, heads, S_q, S_k, strides, strides, strides, strides, scale=0.125
+    )
+
+
+def shared(operation: str, toolchain: FakeToolchain):  # type: ignore[no-untyped-def]
+    return next(i for i in shared_implementations(toolchain) if i.operation == operation)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 65_536, 1_000_000])
+def test_a_batched_gemm_is_one_launch_whatever_the_batch(batch: int) -> None:
+    parts = shared("gemm", FakeToolchain()).build(gemm(64, 48, 32, batch), DEVICE)
+    assert len(parts.steps) == 1
+    assert parts.steps[0].record.grid == (2 * 2 * batch, 1, 1)
+    assert parts.workspace_bytes == 0
+
+
+def test_attention_over_256_heads_is_one_launch() -> None:
+    (step,) = shared("attention", FakeToolchain()).build(attention(4096), DEVICE).steps
+    assert step.record.grid == (4096 // 128 * 256, 1, 1)
+    assert step.record.block == (128, 1, 1)
+    assert step.record.shared_bytes == 128 * 64 * 2 + 2 * 64 * 128 * 2
+
+
+def test_nothing_to_write_is_no_launch() -> None:
+    assert shared("gemm", FakeToolchain()).build(gemm(0, 5, 5), DEVICE).steps == ()
+
+
+def test_the_tile_follows_the_matrix() -> None:
+    row = FakeToolchain().arch_row("fake1")
+    half = HALVES["gemm"]
+    assert half.tile(gemm(1024, 1024, 64, 64), row, DEVICE).bm == 128
+    assert half.tile(gemm(32, 32, 32, 8192), row, DEVICE).bm == 32
+    assert half.tile(gemm(128, 128, 512), row, DEVICE).bm == 32, "one matrix: small tiles fill more compute units"
+    assert HALVES["attention"].tile(attention(4096), row, DEVICE).rows == 32
+    assert HALVES["attention"].tile(attention(40), row, DEVICE).rows == 16
+
+
+def test_a_tile_that_does_not_fit_is_not_offered() -> None:
+    row = FakeToolchain().arch_row("fake1")
+    wide = replace(F16, dtype_c=DType.float32)
+    assert [t.bm for t in HALVES["gemm"].tiles(wide, row)] == [128, 32]
+    assert [t.bm for t in HALVES["gemm"].tiles(wide, replace(row, shared_bytes_per_block=64 * 1024))] == [32]
+
+
+def test_arguments_are_packed_where_the_signature_says() -> None:
+    toolchain = FakeToolchain()
+    problem = gemm(40, 24, 8, 3, alpha=2.0, beta=0.5)
+    (step,) = shared("gemm", toolchain).build(problem, DEVICE).steps
+    step.bind({"A": 0x1000, "B": 0x2000, "C": 0x3000}, 0)(77)
+    ((grid, arguments, stream),) = toolchain.kernel.launched
+    assert (grid, stream) == ((2 * 3, 1, 1), 77)
+    assert struct.unpack_from("<3Q6q10i2f", arguments) == (
+        0x1000, 0x2000, 0x3000, 320, 0, 192, 0, 960, 0, 8, 24, 24, 40, 24, 8, 1, 1, 2, 1, 2.0, 0.5
+    )
+
+
+@pytest.mark.parametrize("dead", [{"alpha": 0.0}, {"K": 0}])
+def test_where_nothing_is_summed_neither_a_nor_b_is_read(dead: dict[str, float]) -> None:
+    half = HALVES["gemm"]
+    values = half.values(replace(gemm(8, 8, 8, beta=3.0), **dead), GEMM_TILES[1])  # type: ignore[arg-type]
+    assert (values["K"], values["alpha"], values["beta"]) == (0, 0.0, 3.0)
+
+
+def test_a_binary_with_other_parameters_is_refused() -> None:
+    with pytest.raises(DeviceError, match=r"kernel gemm takes parameters at \(\(0, 8\),\), the host packs \(\(0, 8\), \(8, 8\)"):
+        shared("gemm", FakeToolchain(((0, 8),))).build(gemm(8, 8, 8), DEVICE)
+
+
+def test_an_argument_out_of_its_type_is_named() -> None:
+    with pytest.raises(DeviceError, match=r"argument n = 2147483648 is not a i32"):
+        Signature((("n", "i32"),)).pack({"n": 2**31})
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (replace(gemm(8, 8, 8), spec=replace(F16, dtype=DType.float64)), "no tile of fake1 takes float64 to float16"),
+        (replace(gemm(8, 8, 8), a_strides=(0, 0, 2**31)),
+         "stride_a_row = 2147483648 elements: shared kernels take row strides below 2^31"),
+        (gemm(4096, 4096, 8, 10**6), "it needs 1024000000 blocks"),
+    ],
+)
+def test_gemm_refusals(problem: GemmProblem, reason: str) -> None:
+    said = shared("gemm", FakeToolchain()).supports(problem, DEVICE)
+    if "blocks" in reason:
+        assert said is None, "a thousand million blocks still fit a grid"
+        assert shared("gemm", FakeToolchain()).supports(replace(problem, batch=10**7), DEVICE) == (
+            "it needs 10240000000 blocks, more than 2147483647"
+        )
+    else:
+        assert said == reason
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"dtype": DType.float64}, "it has no float64"),
+        ({"head_dim": 257}, "head_dim = 257: it takes 1 to 256"),
+        ({"value_dim": 0}, "value_dim = 0: it takes 1 to 256"),
+        ({"head_dim": 200}, "no tile of fake1 takes float16 with head dims 200 and 64"),
+    ],
+)
+def test_attention_refusals(change: dict[str, object], reason: str) -> None:
+    problem = attention(8)
+    problem = replace(problem, spec=replace(problem.spec, **change))  # type: ignore[arg-type]
+    assert shared("attention", FakeToolchain()).supports(problem, DEVICE) == reason
+
+
+def test_an_arch_that_the_toolchain_lacks_is_refused() -> None:
+    device = Device("fake", 0, "fake9")
+    assert shared("gemm", FakeToolchain()).supports(gemm(8, 8, 8), device) == "arch fake9 is not among fake1"
+
+
+def test_a_bundle_holds_its_operation_and_the_vocabulary_only() -> None:
+    toolchain = FakeToolchain()
+    made = bundle(HALVES["gemm"], F16, GEMM_TILES[0], toolchain, "fake1")
+    assert [n for n, _ in made.files] == ["gemm/gemm.h", "platform.h", "tile/base.h", "tile/simt.h", "tile/tile.h"]
+    assert dict(made.defines)["KS_BM"] == "128" and dict(made.defines)["KS_POINTERS"] == "0"
+    assert dict(made.defines)["FAKE"] == "1"
+    assert made.text().endswith('#include "gemm/gemm.h"\n')
+
+
+def test_device_sources_include_nothing_of_a_system() -> None:
+    for name, text in shared_sources().items():
+        assert "#include <" not in text, name
+
+
+def test_binaries_are_kept_by_content() -> None:
+    toolchain = FakeToolchain()
+    first, _ = build_binary(toolchain, F16, "fake1")
+    again, _ = build_binary(toolchain, F16, "fake1")
+    other, _ = build_binary(toolchain, replace(F16, b_transposed=True), "fake1")
+    assert (first.key == again.key, first.key == other.key, toolchain.compiled) == (True, False, 2)
+
+
+def test_a_spec_without_a_tile_is_refused_by_name() -> None:
+    with pytest.raises(InvalidValue, match="no tile of fake1 takes it"):
+        build_binary(FakeToolchain(), GemmSpec(DType.float64, DType.float64, DType.float64), "fake1")
