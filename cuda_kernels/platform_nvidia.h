@@ -81,17 +81,27 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
     const int r0 = Mine::row(), c = Mine::column(), left = col_end - col0 - c;
     auto walk = v.template walk<Mine::STEP>(row0 + r0);
     const unsigned to = shared_address(&t.chunk(r0, c));
-#pragma unroll (VECTOR == 16 ? Mine::ROUNDS : 1)
+    // The place of round i; where rows are 8 apart the permutation of chunks is the same in all of them.
+    auto place = [&](int i) {
+      return Mine::STEP % 8 == 0 ? to + i * Mine::STEP * Tile::COLS * (int)sizeof(T)
+                                 : shared_address(&t.chunk(r0 + i * Mine::STEP, c));
+    };
+    if (VECTOR == 16 && row0 + Tile::ROWS <= row_end && (EXACT || col0 + Tile::COLS <= col_end)) {
+#pragma unroll
+      for (int i = 0; i < Mine::ROUNDS; i++, walk.next())
+        if (Mine::takes(i))
+          asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(place(i)), "l"(walk.at + col0 + c)
+                       : "memory");
+      return;
+    }
+#pragma unroll 1
     for (int i = 0; i < Mine::ROUNDS; i++, walk.next()) {
       if (!Mine::takes(i)) break;
       const bool row_in = row0 + r0 + i * Mine::STEP < row_end;
       const T* from = walk.at + col0 + c;
       if constexpr (VECTOR == 16) {
-        int bytes = EXACT || left >= V ? 16 : left > 0 ? left * (int)sizeof(T) : 0;
-        if (!row_in) bytes = 0;
-        const unsigned place = Mine::STEP % 8 == 0 ? to + i * Mine::STEP * Tile::COLS * (int)sizeof(T)
-                                                   : shared_address(&t.chunk(r0 + i * Mine::STEP, c));
-        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(place), "l"(from), "r"(bytes)
+        const int bytes = !row_in || left <= 0 ? 0 : left >= V ? 16 : left * (int)sizeof(T);
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(place(i)), "l"(from), "r"(bytes)
                      : "memory");
       } else {
         Chunk<T> x;

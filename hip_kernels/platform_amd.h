@@ -10,6 +10,9 @@
   extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(threads, threads), \
                                             amdgpu_waves_per_eu(((blocks) * (threads) / KS_WARP + KS_SIMDS - 1) / KS_SIMDS)))
 
+// A pointer out of a list could else point anywhere, and its loads would wait for shared memory as well.
+#define KS_GLOBAL __attribute__((address_space(1)))
+
 static constexpr int WARP = KS_WARP;
 // The load instructions write registers, which are stored to shared memory when they are wanted.
 static constexpr bool COPY_THROUGH_REGISTERS = true;

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from kernelseam.planning import Call, Plan, plan
 
 __all__ = [
-    "Attention", "BatchedGemmPointers", "BatchedGemmStrided", "Call", "DType", "Plan", "__version__", "attention", "bmm",
-    "devices", "errors", "matmul2d", "plan", "trace", "use_backend",
+    "Attention", "BatchedGemmPointers", "BatchedGemmStrided", "Call", "DType", "Plan", "__version__", "attention",
+    "bmm", "devices", "errors", "matmul2d", "plan", "trace", "use_backend",
 ]
 
 _HOMES = {

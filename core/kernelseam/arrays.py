@@ -54,11 +54,9 @@ def describe(array: object, field: str = "array", backend: str | None = None) ->
 
 
 def _order(found: Plugins, array: object, backend: str | None) -> list[Runtime]:
-    backends = sorted(found.registry.backends.values(), key=lambda b: -b.priority)
-    if isinstance(array, np.ndarray):
-        backends.reverse()  # the host's runtime has the lowest priority
-    backends.sort(key=lambda b: b.name != backend)
-    return [b.runtime for b in backends]
+    host = "numpy" if isinstance(array, np.ndarray) else None
+    backends = found.registry.backends.values()
+    return [b.runtime for b in sorted(backends, key=lambda b: (b.name != backend, b.name != host, -b.priority))]
 
 
 def runtime_of(info: ArrayInfo) -> Runtime:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -216,7 +217,7 @@ class OperandRule:
     written: bool = False
     optional: bool = False
 
-    @property
+    @cached_property
     def span(self) -> int:
         """Elements from the first to one past the last that are touched; 0 where nothing is."""
         if 0 in self.shape:
@@ -344,6 +345,5 @@ def host_array(pointer: int, shape: Sequence[int], strides: Sequence[int], dtype
     import ctypes
 
     span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    memory = (ctypes.c_char * (span * np_dtype.itemsize)).from_address(pointer)
-    flat = np.frombuffer(memory, np_dtype)
-    return np.lib.stride_tricks.as_strided(flat, tuple(shape), tuple(s * np_dtype.itemsize for s in strides))
+    memory: Any = (ctypes.c_char * (span * np_dtype.itemsize)).from_address(pointer)
+    return np.ndarray(tuple(shape), np_dtype, memory, 0, tuple([s * np_dtype.itemsize for s in strides]))

@@ -81,8 +81,10 @@ def consider(problem: Problem, device: Device, found: Plugins | None = None) -> 
         if i.operation != problem.operation or i.backend != device.backend:
             continue
         try:
-            refusal = i.supports(problem, device)
+            refusal = i.supports(problem, device) or None
             cost = None if refusal else i.cost(problem, device)
+            if refusal is None and not (cost is not None and cost.seconds >= 0):
+                raise ValueError(f"it predicts a cost of {cost}")
         except Exception as e:  # a broken implementation must not harm the others
             refusal, cost = f"its check raised {type(e).__name__}: {e}", None
         answers.append(Candidate(i, refusal, cost))
@@ -119,4 +121,6 @@ def roofline(problem: Problem, limits: DeviceLimits, efficiency: float = 1.0) ->
     return Cost(problem.bytes_moved, problem.operations, limits.launch_seconds + seconds / efficiency)
 
 
-__all__: list[Any] = ["Candidate", "Choice", "consider", "find_device", "preferred_backend", "roofline", "select", "use_backend"]
+__all__: list[Any] = [
+    "Candidate", "Choice", "consider", "find_device", "preferred_backend", "roofline", "select", "use_backend",
+]

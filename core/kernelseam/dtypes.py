@@ -36,6 +36,8 @@ class DType(enum.Enum):
                 field, name, f"must be one of {', '.join(d.value for d in cls)}", "Convert the array or name one of these"
             ) from None
 
+    __hash__ = object.__hash__  # members are singletons, and Enum's own hash shows in the time of a call
+
     @property
     def itemsize(self) -> int:
         """Bytes of one element."""

@@ -151,7 +151,7 @@ def test_key_covers_arch_compiler_and_backend_but_not_the_order_of_files(cache: 
 
 def _ask(toolchain: Toolchain, barrier: Any, answers: Any) -> None:
     barrier.wait()
-    answers.put(compiled(toolchain, BUNDLE, "arch1"))  # type: ignore[arg-type]
+    answers.put(compiled(toolchain, BUNDLE, "arch1"))
 
 
 def test_eight_processes_on_a_cold_key_compile_once(cache: Path, toolchain: Toolchain) -> None:

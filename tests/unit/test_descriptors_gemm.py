@@ -15,6 +15,10 @@ from kernelseam import BatchedGemmStrided, DType, plan
 from kernelseam.descriptors import GemmSpec
 
 Refused = Callable[[str, Callable[[], object]], None]
+COUNT = "must be from 0 to 2**31 - 1. Give a count in that range."
+ORDER = "Check the order of the axes of all arrays."
+ROWS = "the last axis must be contiguous (stride 1). Copy the array into a contiguous one."
+DTYPES = "must be one of float16, bfloat16, float32, float64. Convert the array or name one of these."
 BASE: dict[str, Any] = {"M": 4, "N": 6, "K": 8, "batch": 2, "num_heads": 4, "dtype": "float32"}
 
 
@@ -47,7 +51,8 @@ def test_empty_axes_pack_as_one() -> None:
 
 
 def test_dtypes() -> None:
-    assert gemm(dtype="float16").problem().spec == GemmSpec(DType.float16, DType.float16, DType.float32, vector_b=2, vector_c=2)
+    s = gemm(dtype="float16").problem().spec
+    assert s == GemmSpec(DType.float16, DType.float16, DType.float32, vector_b=2, vector_c=2)
     assert gemm(dtype=np.dtype("f8")).problem().spec.dtype_acc is DType.float64
     s = gemm(dtype="bfloat16", dtype_c=DType.float32, dtype_acc="float32").problem().spec
     assert (s.dtype, s.dtype_c, s.dtype_acc) == (DType.bfloat16, DType.float32, DType.float32)
@@ -142,9 +147,9 @@ def test_arrays_on_a_device(acme: Any) -> None:
 # ---------------------------------------------------------------- what is refused
 
 MESSAGES: list[tuple[dict[str, Any], str]] = [
-    ({"M": -1}, "M = -1: must be from 0 to 2**31 - 1. Give a count in that range."),
-    ({"N": 2**31}, "N = 2147483648: must be from 0 to 2**31 - 1. Give a count in that range."),
-    ({"K": 2**80}, "K = an integer of 81 bits: must be from 0 to 2**31 - 1. Give a count in that range."),
+    ({"M": -1}, f"M = -1: {COUNT}"),
+    ({"N": 2**31}, f"N = 2147483648: {COUNT}"),
+    ({"K": 2**80}, f"K = an integer of 81 bits: {COUNT}"),
     ({"K": 4.0}, "K = 4.0: must be an integer. Pass an int."),
     ({"M": True}, "M = True: must be an integer. Pass an int."),
     ({"M": None}, "M = None: must be an integer. Pass an int."),
@@ -154,15 +159,15 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
         {"batch": 2**16, "num_heads": 2**15},
         "batch·num_heads = 2147483648: must be from 0 to 2**31 - 1. Split the batch over several calls.",
     ),
-    ({"stride_a_row": -8}, "stride_a_row = -8: must be from 0 to 2**61 - 1. "
-     "Strides count elements, from 0 (broadcast) upward."),
-    ({"stride_b_head": 2**61}, "stride_b_head = 2305843009213693952: must be from 0 to 2**61 - 1. "
-     "Strides count elements, from 0 (broadcast) upward."),
+    ({"stride_a_row": -8}, ("stride_a_row = -8: must be from 0 to 2**61 - 1. "
+     "Strides count elements, from 0 (broadcast) upward.")),
+    ({"stride_b_head": 2**61}, ("stride_b_head = 2305843009213693952: must be from 0 to 2**61 - 1. "
+     "Strides count elements, from 0 (broadcast) upward.")),
     ({"stride_c_batch": 1.5}, "stride_c_batch = 1.5: must be an integer. Pass an int."),
     (
         {"batch": 2, "num_heads": 1, "stride_a_batch": 2**61 - 1, "M": 2, "K": 2},
-        "A = [2, 1, 2, 2] elements with strides [2305843009213693951, 4, 2, 1]: must take fewer than 2**63 bytes. "
-        "Make the extents or the strides smaller.",
+        ("A = [2, 1, 2, 2] elements with strides [2305843009213693951, 4, 2, 1]: must take fewer than 2**63 bytes. "
+        "Make the extents or the strides smaller."),
     ),
     (
         {"batch": 2**20, "M": 2**30, "K": 2**20, "stride_a_batch": 0, "stride_a_head": 0, "stride_a_row": 0, "N": 0},
@@ -171,8 +176,8 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     (
         {"batch": 2**20, "M": 2**20, "K": 2**30, "stride_a_batch": 0, "stride_a_head": 0, "stride_a_row": 0,
          "N": 1, "dtype": "float64"},
-        "A = [1048576, 4, 1048576, 1073741824] elements with strides [0, 0, 0, 1]: must take fewer than 2**63 bytes. "
-        "Make the extents or the strides smaller.",
+        ("A = [1048576, 4, 1048576, 1073741824] elements with strides [0, 0, 0, 1]: must take fewer than 2**63 bytes. "
+        "Make the extents or the strides smaller."),
     ),
     ({"a_transposed": 1}, "a_transposed = 1: must be True or False. Pass a bool."),
     ({"b_transposed": "no"}, "b_transposed = no: must be True or False. Pass a bool."),
@@ -188,11 +193,11 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"dtype": None}, "dtype = None: must be named where A and B are no arrays. For example dtype='float16'."),
     (
         {"dtype": "int8"},
-        "dtype = int8: must be one of float16, bfloat16, float32, float64. Convert the array or name one of these.",
+        f"dtype = int8: {DTYPES}",
     ),
     (
         {"dtype_c": "complex64"},
-        "dtype_c = complex64: must be one of float16, bfloat16, float32, float64. Convert the array or name one of these.",
+        f"dtype_c = complex64: {DTYPES}",
     ),
     (
         {"dtype_acc": "float64"},
@@ -204,18 +209,21 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"stride_c_head": 0},
-        "stride_c_head = 0: the 4 entries of this axis of C share elements (extents [2, 4, 4, 6], strides [0, 0, 6, 1]). "
-        "An output needs memory of its own for every element: make stride_c_head larger.",
+        ("stride_c_head = 0: the 4 entries of this axis of C share elements "
+        "(extents [2, 4, 4, 6], strides [0, 0, 6, 1]). "
+        "An output needs memory of its own for every element: make stride_c_head larger."),
     ),
     (
         {"stride_c_row": 5, "batch": 1, "num_heads": 1},
-        "stride_c_row = 5: the 4 entries of this axis of C share elements (extents [1, 1, 4, 6], strides [20, 20, 5, 1]). "
-        "An output needs memory of its own for every element: make stride_c_row larger.",
+        ("stride_c_row = 5: the 4 entries of this axis of C share elements "
+        "(extents [1, 1, 4, 6], strides [20, 20, 5, 1]). "
+        "An output needs memory of its own for every element: make stride_c_row larger."),
     ),
     (  # heads 1.67 rows apart: no two axes alone collide, head with row and column do
         {"stride_c_head": 10, "stride_c_batch": 1000},
-        "stride_c_head = 10: the 4 entries of this axis of C share elements (extents [2, 4, 4, 6], strides [1000, 10, 6, 1]). "
-        "An output needs memory of its own for every element: make stride_c_head larger.",
+        ("stride_c_head = 10: the 4 entries of this axis of C share elements "
+        "(extents [2, 4, 4, 6], strides [1000, 10, 6, 1]). "
+        "An output needs memory of its own for every element: make stride_c_head larger."),
     ),
     ({"A": -4096}, "A = -4096: must be from 0 to 2**64 - 1. Pass the memory's address."),
     ({"C": 2**64}, "C = an integer of 65 bits: must be from 0 to 2**64 - 1. Pass the memory's address."),
@@ -266,28 +274,31 @@ ARRAY_MESSAGES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"A": np.zeros((2, 4, 4, 8), np.int32)},
-        "A.dtype = int32: must be one of float16, bfloat16, float32, float64. Convert the array or name one of these.",
+        f"A.dtype = int32: {DTYPES}",
     ),
     (
         {"A": np.zeros((2, 4, 3, 8), np.float32)},
-        "A = an array that spans 192 elements: the extents and strides walk over 256. "
-        "Make them smaller, or give a larger array (or an address, where more memory follows).",
+        ("A = an array that spans 192 elements: the extents and strides walk over 256. "
+        "Make them smaller, or give a larger array (or an address, where more memory follows)."),
     ),
     (
         {"A": np.zeros((2, 4, 8, 4), np.float32).swapaxes(2, 3)},
-        "A = an array with strides [128, 32, 1, 4]: must be row-major without gaps where no strides are given. "
-        "Give the strides, or copy the array.",
+        ("A = an array with strides [128, 32, 1, 4]: must be row-major without gaps where no strides are given. "
+        "Give the strides, or copy the array."),
     ),
     (
         {"B": np.zeros((2, 4, 8, 12), np.float32)[..., ::2]},
-        "B = an array with strides [384, 96, 12, 2]: must be row-major without gaps where no strides are given. "
-        "Give the strides, or copy the array.",
+        ("B = an array with strides [384, 96, 12, 2]: must be row-major without gaps where no strides are given. "
+        "Give the strides, or copy the array."),
     ),
     (
         {"A": np.zeros((2, 4, 4, 8), np.float32)[:, ::-1]},
         "A = strides (128, -32, 8, 1): must not walk backwards. Copy the array first.",
     ),
-    ({"C": read_only(np.zeros((2, 4, 4, 6), np.float32))}, "C = a read-only array: is written to. Give a writable array."),
+    (
+        {"C": read_only(np.zeros((2, 4, 4, 6), np.float32))},
+        "C = a read-only array: is written to. Give a writable array.",
+    ),
 ]
 
 
@@ -324,12 +335,11 @@ def f32(*shape: int) -> np.ndarray[Any, Any]:
 
 FOR_SCORES: list[tuple[tuple[Any, Any, Any], dict[str, Any], str]] = [
     ((f32(4, 9, 16), f32(2, 2, 9, 16), f32(2, 4, 9, 9)), {},
-     "q = an array of shape [4, 9, 16]: must be [B, H, S_q, D]. Check the order of the axes of all arrays."),
+     f"q = an array of shape [4, 9, 16]: must be [B, H, S_q, D]. {ORDER}"),
     ((f32(2, 4, 9, 16), f32(2, 2, 9, 17), f32(2, 4, 9, 9)), {},
-     "k = an array of shape [2, 2, 9, 17]: must be [B=2, H_kv, S_k, D=16]. Check the order of the axes of all arrays."),
+     f"k = an array of shape [2, 2, 9, 17]: must be [B=2, H_kv, S_k, D=16]. {ORDER}"),
     ((f32(2, 4, 9, 16), f32(2, 2, 7, 16), f32(2, 4, 9, 9)), {},
-     "scores = an array of shape [2, 4, 9, 9]: must be [B=2, H=4, S_q=9, S_k=7]. "
-     "Check the order of the axes of all arrays."),
+     f"scores = an array of shape [2, 4, 9, 9]: must be [B=2, H=4, S_q=9, S_k=7]. {ORDER}"),
     ((f32(2, 4, 9, 16), f32(2, 3, 9, 16), f32(2, 4, 9, 9)), {},
      "H = 4: must be a multiple of H_kv = 3. Make H a multiple of H_kv."),
     ((f32(2, 4, 9, 16), f32(2, 0, 9, 16), f32(2, 4, 9, 9)), {},
@@ -337,11 +347,11 @@ FOR_SCORES: list[tuple[tuple[Any, Any, Any], dict[str, Any], str]] = [
     ((f32(2, 4, 9, 16), f32(2, 2, 9, 16).astype("f8"), f32(2, 4, 9, 9)), {},
      "k = an array of float64: must be float32 as q is. Convert the array, or correct the dtype."),
     ((f32(2, 4, 16, 9).swapaxes(2, 3), f32(2, 2, 9, 16), f32(2, 4, 9, 9)), {},
-     "q = strides [576, 144, 1, 9]: the last axis must be contiguous (stride 1). Copy the array into a contiguous one."),
+     f"q = strides [576, 144, 1, 9]: {ROWS}"),
     ((f32(2, 4, 9, 16), f32(2, 2, 9, 16), f32(2, 4, 9, 9)), {"scale": float("nan")},
      "scale = nan: must be finite. Give a finite number, or None for the default."),
     ((f32(2, 4, 9, 16), f32(2, 2, 9, 16), np.broadcast_to(np.float32(0), (2, 4, 9, 9))), {},
-     "scores = strides [0, 0, 0, 0]: the last axis must be contiguous (stride 1). Copy the array into a contiguous one."),
+     f"scores = strides [0, 0, 0, 0]: {ROWS}"),
 ]
 
 
@@ -352,11 +362,10 @@ def test_for_scores_refuses(given: tuple[Any, Any, Any], more: dict[str, Any], m
 
 def test_for_output_refuses(refused: Refused) -> None:
     refused(
-        "v = an array of shape [2, 2, 8, 3]: must be [B=2, H_kv, S_k=7, D_v]. Check the order of the axes of all arrays.",
+        f"v = an array of shape [2, 2, 8, 3]: must be [B=2, H_kv, S_k=7, D_v]. {ORDER}",
         lambda: BatchedGemmStrided.for_output(f32(2, 4, 5, 7), f32(2, 2, 8, 3), f32(2, 4, 5, 3)),
     )
     refused(
-        "out = an array of shape [2, 4, 5, 4]: must be [B=2, H=4, S_q=5, D_v=3]. "
-        "Check the order of the axes of all arrays.",
+        f"out = an array of shape [2, 4, 5, 4]: must be [B=2, H=4, S_q=5, D_v=3]. {ORDER}",
         lambda: BatchedGemmStrided.for_output(f32(2, 4, 5, 7), f32(2, 2, 7, 3), f32(2, 4, 5, 4)),
     )

@@ -49,9 +49,9 @@ def test_where_a_dtype_overflows(dtype: DType, last: float) -> None:
 @pytest.mark.parametrize(
     ("got", "want", "ratio"),
     [
-        (1.0, 1.5, 0.5), (1.0, 4.0, 3.0), (NAN, 1.0, INF), (INF, 1.0, INF), (1.0, NAN, INF), (INF, NAN, INF), (NAN, NAN, 0.0),
-        (INF, INF, 0.0), (-INF, INF, INF), (NAN, INF, INF), (5e4, INF, INF), (INF, 99.5, 0.0), (-INF, 99.5, INF),
-        (INF, 98.0, INF), (99.0, 99.5, 0.5), (-INF, -120.0, 0.0),
+        (1.0, 1.5, 0.5), (1.0, 4.0, 3.0), (NAN, 1.0, INF), (INF, 1.0, INF), (1.0, NAN, INF), (INF, NAN, INF),
+        (NAN, NAN, 0.0), (INF, INF, 0.0), (-INF, INF, INF), (NAN, INF, INF), (5e4, INF, INF),
+        (INF, 99.5, 0.0), (-INF, 99.5, INF), (INF, 98.0, INF), (99.0, 99.5, 0.5), (-INF, -120.0, 0.0),
     ],
 )
 def test_ratio_of_one_element(got: float, want: float, ratio: float) -> None:
@@ -109,7 +109,8 @@ def test_a_result_of_another_shape_is_refused() -> None:
 
 
 def test_an_empty_result_passes() -> None:
-    verdict = check.attention(np.ones((0, 1, 2, 4)), np.ones((0, 1, 2, 4)), np.ones((0, 1, 2, 4)), np.ones((0, 1, 2, 4)), causal=True)
+    nothing = np.ones((0, 1, 2, 4))
+    verdict = check.attention(nothing, nothing, nothing, nothing, causal=True)
     assert (verdict.passed, verdict.worst, verdict.checked) == (True, 0.0, 0)
     assert verdict.message == "nothing to compare: the result is empty"
 

@@ -35,7 +35,8 @@ def _layout(separate: bool = False) -> tuple[Layout, dict[str, np.ndarray]]:
         "B": scattered("B", Walk(), shape, F16, 0),
         "C": place("C", Walk(), shape, F32),
     }
-    return Layout(places, separate), {n: np.random.default_rng(0).standard_normal(shape).astype(np.float16) for n in "AB"}
+    rng = np.random.default_rng(0)
+    return Layout(places, separate), {n: rng.standard_normal(shape).astype(np.float16) for n in "AB"}
 
 
 @pytest.mark.parametrize("separate", [False, True])
@@ -90,7 +91,8 @@ def test_stray_writes_show(byte: str, caught: bool) -> None:
     assert bool(message) == caught
     if caught:
         near = "A" if byte == "input" else "C"
-        assert message == f"1 bytes outside the output changed, the first {at - layout.blocks()[near][1]} bytes from the start of {near}"
+        first = at - layout.blocks()[near][1]
+        assert message == f"1 bytes outside the output changed, the first {first} bytes from the start of {near}"
 
 
 def test_shared_blocks_and_empty_operands() -> None:

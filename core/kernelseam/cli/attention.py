@@ -100,7 +100,9 @@ def compute(
     result = runtime.to_host(out)
     verdicts = _verify(inputs, result, causal, layout) if verify else {}
     notes = (inputs.note,) if verify and inputs.note else ()
-    return Run(inputs.name, made, launches, verdicts, measure(call) if timed else None, notes), result
+    return Run(
+        inputs.name, made, launches, result.size, verdicts, measure(call) if timed else None, notes
+    ), result
 
 
 def _verify(inputs: Inputs, result: Array, causal: bool, layout: str) -> dict[str, check.Verdict]:
@@ -144,14 +146,13 @@ def read_inputs(path: Path, dtype: DType | None, causal: bool) -> list[Inputs]:
     Raises InvalidValue for what is not such a file.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise InvalidValue("--input", path, "must be an .npz", "Save it with numpy.savez")
-            arrays = {name: archive[name] for name in archive.files}
+        with path.open("rb") as file:
+            found = np.load(file, allow_pickle=False)
+            arrays = {} if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as e:
-        if isinstance(e, InvalidValue):
-            raise
         raise InvalidValue("--input", path, f"cannot be read: {e}", "Give an .npz with q, k and v") from e
+    if isinstance(found, np.ndarray):
+        raise InvalidValue("--input", path, "must be an .npz", "Save it with numpy.savez")
     names = {m[1] or "" for key in arrays if (m := re.fullmatch(r"(?:(.*)_)?([qkv])", key))}
     if not names:
         raise InvalidValue(

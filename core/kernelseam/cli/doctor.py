@@ -103,7 +103,7 @@ def show(found: dict[str, Any]) -> None:
         facts([(f"  backend {name}", ", ".join(backend["implementations"]) or "no implementation")])
     heading("\nFailures" if found["failures"] else "\nNo failures")
     for f in found["failures"]:
-        print(f"  {f['plugin']} was kept out at {f['stage']}: {f['message']}")
+        print(f"  {f['plugin']} failed at {f['stage']}: {f['message']}")
         print("".join(f"    {line}\n" for line in f["traceback"].splitlines()), end="")
     cache = found["cache"]
     heading("\nCache")

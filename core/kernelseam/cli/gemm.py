@@ -41,9 +41,9 @@ def run(
     made = plan(shape.descriptor(**operands), device=device, implementation=implementation)
     call = made.bind()
     launches = execute(call)
+    a, b, c = host["A"], host["B"], runtime.to_host(arrays["C"])
     verdicts = {}
     if verify:
-        a, b, c = host["A"], host["B"], runtime.to_host(arrays["C"])
         if layout == "pointers":  # back into the lists' order
             a, b, c = (
                 x.reshape(-1, *x.shape[2:])[order].reshape(x.shape)
@@ -52,4 +52,4 @@ def run(
         rows = sampled(4 * shape.N * shape.K)
         verdicts["oracle"] = check.gemm(a, b, c, a_transposed=a_transposed, b_transposed=b_transposed, rows=rows)
     timing = measure(call) if time else None
-    report("gemm", device, [Run("", made, launches, verdicts, timing)], verify=verify, as_json=json)
+    report("gemm", device, [Run("", made, launches, c.size, verdicts, timing)], verify=verify, as_json=json)

@@ -80,6 +80,8 @@ class Run:
     name: str
     plan: Plan
     launches: int
+    elements: int
+    """Of the result."""
     verdicts: dict[str, Verdict]
     """By what the result was held against: the oracle, or a stored result."""
     timing: Timing | None
@@ -94,7 +96,7 @@ class Run:
         plan, problem = self.plan, self.plan.problem
         found: dict[str, Any] = {
             "name": self.name, "problem": str(problem), "implementation": plan.implementation,
-            "launches": self.launches, "kernels": [asdict(r) for r in plan.launches],
+            "launches": self.launches, "elements": self.elements, "kernels": [asdict(r) for r in plan.launches],
             "workspace_bytes": plan.workspace_bytes, "operations": problem.operations, "bytes": problem.bytes_moved,
             "notes": [n for n in (plan.note, *self.notes) if n],
         }
@@ -119,7 +121,7 @@ class Run:
         ]
         rows += [("note", note) for note in (self.plan.note, *self.notes) if note]
         for name, v in self.verdicts.items():
-            worst = f"{v.checked} elements, worst error/tolerance {v.worst:.3g}"
+            worst = f"{v.checked} of {self.elements} elements, worst error/tolerance {v.worst:.3g}"
             rows.append((f"against {name}", f"passed: {worst}" if v.passed else f"FAILED: {v.message} ({worst})"))
         if t is not None:
             spread = f"spread {duration(t.low)} to {duration(t.high)} ({t.runs} runs)"

@@ -37,8 +37,8 @@ Backend = Annotated[str | None, typer.Option("--backend", help="numpy, or that o
 Implementation = Annotated[str | None, typer.Option("--implementation", help="By name. [the cheapest]")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
-FAKE_ADDRESS = 1 << 20
-"""Where matrices lie that are only reasoned about; a multiple of every alignment."""
+MADE_UP_ADDRESSES = {"A": 1 << 40, "B": 1 << 50, "C": 1 << 60}
+"""Where matrices lie that are only reasoned about: apart from each other, and multiples of every alignment."""
 
 
 def one_of(option: str, value: str, *names: str) -> str:
@@ -164,5 +164,6 @@ class GemmShape:
         lists: dict[str, Any] = {}
         for name, order in self.orders().items():
             rows, columns = self.shapes()[name][2:]
-            lists[f"{name}_ptrs"] = operands.get(name, FAKE_ADDRESS) + order * (rows * columns * self.dtype.itemsize)
+            first = operands.get(name, MADE_UP_ADDRESSES[name])
+            lists[f"{name}_ptrs"] = first + order * (rows * columns * self.dtype.itemsize)
         return BatchedGemmPointers(**extents, **lists)

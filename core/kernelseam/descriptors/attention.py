@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
@@ -123,7 +124,7 @@ class Attention:
         names = ("batch", "head") if name == "lse" else ("batch", "head", "row")
         return [getattr(self, f"stride_{name}_{axis}") for axis in names]
 
-    @property
+    @cached_property
     def _dense(self) -> frozenset[str]:
         """Operands whose strides were all left out."""
         return frozenset(n for n in ("q", "k", "v", "out", "lse") if set(self._strides(n)) == {None})

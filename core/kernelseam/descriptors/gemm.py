@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
@@ -111,7 +112,7 @@ class BatchedGemmStrided:
     def _strides(self, name: str) -> list[int | None]:
         return [getattr(self, f"stride_{name.lower()}_{axis}") for axis in ("batch", "head", "row")]
 
-    @property
+    @cached_property
     def _dense(self) -> frozenset[str]:
         """Operands whose strides were all left out."""
         return frozenset(n for n in "ABC" if self._strides(n) == [None] * 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from kernelseam.contract import OperandRule
 from kernelseam.dtypes import DType
@@ -71,7 +72,7 @@ class GemmProblem:
         """(rows, columns) of one B as it lies in memory."""
         return (self.N, self.K) if self.spec.b_transposed else (self.K, self.N)
 
-    @property
+    @cached_property
     def operands(self) -> tuple[OperandRule, ...]:
         spec = self.spec
         live = self.M > 0 and self.N > 0 and self.matrices > 0
@@ -166,7 +167,7 @@ class AttentionProblem:
         """Query heads that share one KV head."""
         return self.num_heads // max(self.kv_heads, 1)
 
-    @property
+    @cached_property
     def operands(self) -> tuple[OperandRule, ...]:
         s, f32 = self.spec, DType.float32
         b, h, g = self.batch, self.num_heads, self.kv_heads

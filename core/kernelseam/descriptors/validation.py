@@ -112,10 +112,7 @@ def row_strides(
     """Strides of all axes but the contiguous last: validated where given, packed where None."""
     fields = [f"stride_{letter}_{axis}" for axis in axes or AXES[: len(given)]]
     known = [None if v is None else stride(f, v, dtype) for f, v in zip(fields, given, strict=True)]
-    if None not in known:
-        return tuple(s for s in known if s is not None)
-    filled = packed(shape, [*known, 1])[:-1]
-    return tuple(stride(f, s, dtype) for f, s in zip(fields, filled, strict=True))
+    return packed(shape, [*known, 1])[:-1]
 
 
 def vector_bytes(dtype: DType, shape: Sequence[int], strides: Sequence[int], pointer: int | None) -> int:
@@ -136,7 +133,7 @@ def check_walk(rule: OperandRule, axes: Sequence[str]) -> None:
     ``axes``: the stride fields of all axes but the contiguous last, for messages.
     """
     size = 8 if rule.dtype is None else rule.dtype.itemsize
-    if max(math.prod(rule.shape), rule.span) * size > MAX_BYTES:
+    if max(math.prod(rule.shape), rule.span, *rule.strides) * size > MAX_BYTES:
         raise InvalidValue(
             rule.name, f"{list(rule.shape)} elements with strides {list(rule.strides)}",
             "must take fewer than 2**63 bytes", "Make the extents or the strides smaller",

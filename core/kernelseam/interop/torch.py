@@ -17,24 +17,28 @@ from kernelseam.errors import InvalidValue
 
 
 def is_tensor(array: object) -> bool:
-    """Whether it is a dense torch tensor, on any device."""
+    """Whether it is a torch tensor, on any device."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-    return tensor is not None and isinstance(array, tensor) and array.layout is sys.modules["torch"].strided
+    return tensor is not None and isinstance(array, tensor)
 
 
 def describe(tensor: Any, device: Device) -> ArrayInfo:
-    """The view of a dense tensor that lies on ``device``.
+    """The view of a tensor that lies on ``device``.
 
-    Raises UnknownName for its dtype, InvalidValue where gradients or a lazy negation would be lost.
+    Raises UnknownName for its dtype, InvalidValue where it is not dense and where gradients or a lazy negation would
+    be lost.
     """
+    torch = sys.modules["torch"]
     dtype = _dtype(tensor.dtype)
-    if tensor.requires_grad and sys.modules["torch"].is_grad_enabled():
+    if tensor.layout is not torch.strided:
+        raise InvalidValue("layout", tensor.layout, "must be torch.strided", "Pass tensor.to_dense()")
+    if tensor.requires_grad and torch.is_grad_enabled():
         raise InvalidValue(
             "requires_grad", True, "gradients do not flow through this call",
             "Call under torch.no_grad(), or pass tensor.detach()",
         )
     if tensor.is_neg():
-        raise InvalidValue("is_neg", True, "a lazily negated tensor has other values in memory", "Pass tensor.resolve_neg()")
+        raise InvalidValue("is_neg", True, "memory holds other values than the tensor", "Pass tensor.resolve_neg()")
     return ArrayInfo(tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), dtype, device, "torch", tensor)
 
 

@@ -53,7 +53,7 @@ class HostHalf(Protocol):
 
     def signature(self, spec: Any) -> Signature: ...
 
-    def grid(self, problem: Any, tile: Any) -> int:
+    def grid(self, problem: Any, tile: Any, device: Device) -> int:
         """Blocks."""
 
     def threads(self, tile: Any, row: ArchRow) -> int:
@@ -61,7 +61,7 @@ class HostHalf(Protocol):
 
     def shared_bytes(self, spec: Any, tile: Any) -> int: ...
 
-    def values(self, problem: Any, tile: Any) -> dict[str, int | float]:
+    def values(self, problem: Any, tile: Any, device: Device) -> dict[str, int | float]:
         """Arguments by parameter name, pointers left out."""
 
     def pointers(self, spec: Any) -> dict[str, str]:
@@ -145,7 +145,7 @@ class SharedImplementation:
         row = self._toolchain.arch_row(device.arch)
         if reason := self._half.refuse(problem, row):
             return reason
-        blocks = self._half.grid(problem, self._half.tile(problem, row, device))
+        blocks = self._half.grid(problem, self._half.tile(problem, row, device), device)
         return None if blocks <= MAX_BLOCKS else f"it needs {blocks} blocks, more than {MAX_BLOCKS}"
 
     def cost(self, problem: Any, device: Device) -> Cost:
@@ -154,14 +154,14 @@ class SharedImplementation:
     def build(self, problem: Any, device: Device) -> PlanParts:
         half, row = self._half, self._toolchain.arch_row(device.arch)
         tile = half.tile(problem, row, device)
-        blocks = half.grid(problem, tile)
+        blocks = half.grid(problem, tile, device)
         if not blocks:
             return PlanParts(())
         binary, facts = build(half, problem.spec, tile, self._toolchain, device.arch)
         shared = half.shared_bytes(problem.spec, tile)
         step: Step = KernelStep(
             self._toolchain.load(binary.data, half.entry, device), half.signature(problem.spec),
-            half.values(problem, tile), half.pointers(problem.spec),
+            half.values(problem, tile, device), half.pointers(problem.spec),
             LaunchRecord(half.entry, (blocks, 1, 1), (half.threads(tile, row), 1, 1), shared, device.arch),
         )
         return PlanParts((step,), binaries=(str(binary.path or ""),))

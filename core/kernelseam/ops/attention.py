@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kernelseam.descriptors import Attention
+from kernelseam.descriptors.validation import finite, flag
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import fresh, handed_back, rank, run, views
@@ -33,16 +34,18 @@ def attention(
     any library with DLPack, all on one device. H is a multiple of H_kv: query head h uses KV head h // (H / H_kv).
 
     ``causal``: query i sees key j iff j ≤ i + (S_k − S_q). A query that sees no key gives zeros (and −inf in the LSE).
-    ``scale`` defaults to 1/√D. ``out``: an array for the result, else a new one of q's kind. ``return_lse``: also return
-    ln Σexp(scale·q·k) over the visible keys, [B, H, S_q], float32. ``backend`` must be that of the arrays' device;
-    ``implementation`` names one of its ways; ``stream`` is an int, an object with ``__cuda_stream__``, or None, the array
-    library's current one.
+    ``scale`` defaults to 1/√D. ``out``: an array for the result, else a new one of q's kind. ``return_lse``: also
+    return ln Σexp(scale·q·k) over the visible keys, [B, H, S_q], float32. ``backend`` must be that of the arrays' device;
+    ``implementation`` names one of its ways; ``stream`` is an int, an object with ``__cuda_stream__``, or None for the
+    array library's current one.
 
     Returns the result [B, H, S_q, D_v] (``out`` where it was given), or (result, lse).
     Raises InvalidValue for what does not fit together, Unsupported with each implementation's reason.
     """
     if not isinstance(layout, str) or layout not in _AXES:
         raise InvalidValue("layout", layout, f"must be one of {', '.join(_AXES)}", "Name the order of the axes")
+    causal, return_lse = flag("causal", causal), flag("return_lse", return_lse)
+    scale = None if scale is None else finite("scale", scale)
     infos = views(backend, q=q, k=k, v=v, out=out)
     axes = _AXES[layout]
     for name, info in infos.items():

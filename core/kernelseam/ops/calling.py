@@ -11,7 +11,7 @@ from kernelseam.contract import ArrayInfo
 from kernelseam.dispatch import preferred_backend
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.planning import Plan, plan
+from kernelseam.planning import Call, Plan, plan
 from kernelseam.plugins import Plugins, plugins
 
 
@@ -65,7 +65,8 @@ _remembered: _Remembered | None = None
 
 
 def run(
-    infos: dict[str, ArrayInfo], options: Hashable, descriptor: Callable[[], Any], implementation: str | None, stream: object
+    infos: dict[str, ArrayInfo], options: Hashable, descriptor: Callable[[], Any], implementation: str | None,
+    stream: object,
 ) -> None:
     """Launch the operation that ``descriptor()`` describes over these arrays.
 
@@ -76,8 +77,8 @@ def run(
     if _remembered is None or _remembered.found is not found:
         _remembered = _Remembered(found)
     plans = _remembered.plans
-    key = (implementation, options, *[
-        (i.shape, i.strides, i.dtype, i.device, i.pointer % 16 == 0) for i in infos.values()
+    key = (implementation, options, next(iter(infos.values())).device, *[
+        (i.shape, i.strides, i.dtype, i.pointer % 16 == 0) for i in infos.values()
     ])
     made = plans.get(key)
     if made is None:
@@ -89,7 +90,7 @@ def run(
         if len(plans) >= _KEPT:
             plans.clear()
         plans[key] = made
-    made.bind(**infos)(stream)
+    Call(made, None, False, infos)(stream)
 
 
 def _dtypes(filled: Any) -> dict[str, DType]:

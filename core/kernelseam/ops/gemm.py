@@ -8,7 +8,7 @@ from typing import Any
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import BatchedGemmStrided
 from kernelseam.descriptors.gemm import strides_of
-from kernelseam.descriptors.validation import multiple
+from kernelseam.descriptors.validation import flag, multiple, number
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import fresh, handed_back, rank, run, views
 
@@ -26,7 +26,7 @@ def bmm(
     implementation: str | None = None,
     stream: object = None,
 ) -> Any:
-    """alpha·op(a)·op(b) + beta·out for each matrix of a [B, M, K] and b [B, K, N], or a [B, H, M, K] and b [B, H_b, K, N].
+    """alpha·op(a)·op(b) + beta·out over a [B, M, K] and b [B, K, N], or a [B, H, M, K] and b [B, H_b, K, N].
 
     ``a_transposed``: a holds K×M matrices, and op(a) is their transpose; so for b (N×K). With heads, H is a multiple of
     H_b and head h of a meets head h // (H / H_b) of b. An array whose other matrix axis is the contiguous one is taken
@@ -36,18 +36,15 @@ def bmm(
 
     ``out`` [B, M, N] or [B, H, M, N]: an array for the result, which may be wider than a and b; else a new one of a's
     kind and dtype. beta ≠ 0 needs it, beta = 0 never reads it. ``backend`` must be that of the arrays' device;
-    ``implementation`` names one of its ways; ``stream`` is an int, an object with ``__cuda_stream__``, or None, the array
-    library's current one.
+    ``implementation`` names one of its ways; ``stream`` is an int, an object with ``__cuda_stream__``, or None for the
+    array library's current one.
 
     Returns the result (``out`` where it was given). Raises InvalidValue for what does not fit together, Unsupported
     with each implementation's reason.
     """
     infos = views(backend, a=a, b=b, out=out)
-    heads = len(infos["a"].shape) == 4
-    return _gemm(
-        infos, ("B", "H") if heads else ("B",), ("B", "H_b") if heads else ("B",), a_transposed, b_transposed, alpha, beta,
-        out, implementation, stream,
-    )
+    lead, lead_b = (("B", "H"), ("B", "H_b")) if len(infos["a"].shape) == 4 else (("B",), ("B",))
+    return _gemm(infos, lead, lead_b, a_transposed, b_transposed, alpha, beta, out, implementation, stream)
 
 
 def matmul2d(
@@ -72,9 +69,8 @@ def _gemm(
     infos: dict[str, ArrayInfo], lead: tuple[str, ...], lead_b: tuple[str, ...], a_transposed: bool, b_transposed: bool,
     alpha: float, beta: float, out: Any, implementation: str | None, stream: object,
 ) -> Any:
-    for flag, value in (("a_transposed", a_transposed), ("b_transposed", b_transposed)):
-        if not isinstance(value, bool):
-            raise InvalidValue(flag, value, "must be True or False", "Pass a bool")
+    a_transposed, b_transposed = flag("a_transposed", a_transposed), flag("b_transposed", b_transposed)
+    alpha, beta = number("alpha", alpha), number("beta", beta)
     if out is None and beta != 0:
         raise InvalidValue("out", None, f"is read, because beta = {beta}", "Pass the array that holds C, or beta=0")
     first, second = infos["a"], infos["b"]
@@ -84,9 +80,12 @@ def _gemm(
     K_b, N = second.shape[:-3:-1] if b_transposed else second.shape[-2:]
     if K_b != K:
         raise InvalidValue(
-            "b", _shape(second), f"must have K = {K} {'columns' if b_transposed else 'rows'}, as a {_shape(first)} says",
+            "b", _shape(second),
+            f"must have K = {K} {'columns' if b_transposed else 'rows'}, as a of shape {list(first.shape)} says",
             "Check the order of the axes, a_transposed and b_transposed",
         )
+    if second.dtype is not first.dtype:
+        raise InvalidValue("b", f"an array of {second.dtype}", f"must be {first.dtype} as a is", "Convert one of them")
     if lead and first.shape[0] != second.shape[0]:
         raise InvalidValue(
             "b", _shape(second), f"must have as many batches as a, {first.shape[0]}",
@@ -97,38 +96,49 @@ def _gemm(
         infos["out"] = fresh("out", shape, first.dtype, first)
     elif infos["out"].shape != shape:
         raise InvalidValue("out", _shape(infos["out"]), f"must have shape {list(shape)}", "Check the order of the axes")
-    operands = (first, second, infos["out"])
-    if _columns_apart(infos["out"]):  # outᵀ = op(b)ᵀ·op(a)ᵀ
+    operands, names = (first, second, infos["out"]), ("a", "b", "out")
+    if _columns_apart(infos["out"]) and not _columns_apart(_swapped(infos["out"])):  # outᵀ = op(b)ᵀ·op(a)ᵀ
         if first.shape[:-2] != second.shape[:-2]:
             raise InvalidValue(
-                "out", f"strides {list(infos['out'].strides)}", "must have contiguous rows where heads share a matrix of b",
+                "out", f"strides {list(infos['out'].strides)}", "must have contiguous rows where heads share a b",
                 "Give a row-major out",
             )
-        operands = (_swapped(second), _swapped(first), _swapped(infos["out"]))
+        operands, names = (_swapped(second), _swapped(first), _swapped(infos["out"])), ("b", "a", "out")
         a_transposed, b_transposed = b_transposed, a_transposed
-    run(
-        dict(zip("ABC", operands, strict=True)), ("gemm", a_transposed, b_transposed, alpha, beta),
-        lambda: _descriptor(*operands, a_transposed, b_transposed, alpha, beta), implementation, stream,
-    )
+    try:
+        run(
+            dict(zip("ABC", operands, strict=True)), ("gemm", a_transposed, b_transposed, alpha, beta),
+            lambda: _descriptor(operands, names, a_transposed, b_transposed, alpha, beta), implementation, stream,
+        )
+    except InvalidValue as e:
+        raise _renamed(e, dict(zip("abc", names, strict=True))) from None
     return handed_back(infos["out"], first, stream) if out is None else out
 
 
 def _descriptor(
-    a: ArrayInfo, b: ArrayInfo, c: ArrayInfo, a_transposed: bool, b_transposed: bool, alpha: float, beta: float
+    operands: tuple[ArrayInfo, ...], names: tuple[str, ...], a_transposed: bool, b_transposed: bool, alpha: float,
+    beta: float,
 ) -> BatchedGemmStrided:
     """The GEMM of arrays of two to four axes, with each matrix as it lies in memory."""
+    a, _, c = operands
     M, N = c.shape[-2:]
     K = a.shape[-2 if a_transposed else -1]
-    A, a_swapped = _in_memory("a", a)
-    B, b_swapped = _in_memory("b", b)
-    C, c_swapped = _in_memory("out", c)
-    assert not c_swapped
+    (A, a_swapped), (B, b_swapped), (C, _) = (_in_memory(n, i) for n, i in zip(names, operands, strict=True))
     batch, heads = C.shape[:2]
     return BatchedGemmStrided(
         A=A, B=B, C=C, M=M, N=N, K=K, batch=batch, num_heads=heads, a_transposed=a_transposed != a_swapped,
         b_transposed=b_transposed != b_swapped, alpha=alpha, beta=beta,
         b_head_group=multiple("H", heads, "H_b", B.shape[1]), **strides_of(A=A, B=B, C=C),
     )
+
+
+def _renamed(error: InvalidValue, names: dict[str, str]) -> InvalidValue:
+    """The descriptor's refusal of A, B, C or one of their strides under the array's name here."""
+    field, value = error.field, error.value
+    if field.startswith("stride_"):
+        field, value = field[len("stride_")], f"{field} = {value}"
+    name = names.get(field.lower())
+    return error if name is None else type(error)(name, value, error.rule, error.remedy)
 
 
 def _in_memory(name: str, info: ArrayInfo) -> tuple[ArrayInfo, bool]:

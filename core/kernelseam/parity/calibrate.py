@@ -86,7 +86,9 @@ def gemm_samples(rng: np.random.Generator) -> Iterator[Sample]:
     alpha, beta = rng.choice([1.0, -0.3, 2.5]), rng.choice([0.0, 1.0, -0.7])
     want = oracle.gemm(a[None, None], b[None, None], c[None, None], alpha, beta)
     out = c.copy()
-    descriptor = BatchedGemmStrided(A=a[None, None], B=b[None, None], C=out[None, None], M=M, N=N, K=K, alpha=alpha, beta=beta)
+    descriptor = BatchedGemmStrided(
+        A=a[None, None], B=b[None, None], C=out[None, None], M=M, N=N, K=K, alpha=alpha, beta=beta
+    )
     plan(descriptor, backend="numpy").bind()()
     results = {"reference": out, "tile model": model.gemm(a, b, dtype, alpha, c if beta else None, beta)}
     unit = dtype.accumulator.unit_roundoff * (K + 4 if positive else np.sqrt(K + 4)) * want.magnitude

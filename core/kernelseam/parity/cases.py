@@ -50,7 +50,7 @@ class GemmCase:
     sample: int | None = None
     """Compare so many rows instead of all."""
     may_refuse: frozenset[str] = frozenset()
-    """Names of implementations of the core's own that may refuse this case; a plugin's own always may, with a reason."""
+    """Names of the core's own implementations that may refuse; a plugin's own always may, with a reason."""
 
     operation = "gemm"
 

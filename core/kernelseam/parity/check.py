@@ -121,7 +121,8 @@ class _Part:
 
 
 def _verdict(parts: list[_Part], lead: tuple[int, ...], numbers: Rows) -> Verdict:
-    checked, worst, where, message = 0, -1.0, (), "nothing to compare: the result is empty"
+    checked, worst, message = 0, -1.0, "nothing to compare: the result is empty"
+    where: tuple[int, ...] = ()
     for part in parts:
         if part.got.shape[: len(lead)] != lead:
             raise ValueError(f"{part.name} has shape {part.got.shape}, the problem's rows are {lead}")

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from kernelseam.dtypes import DType
 from kernelseam.parity.oracle import Array
@@ -103,8 +104,8 @@ def scattered(name: str, walk: Walk, shape: tuple[int, ...], dtype: DType, seed:
 class Layout:
     """Every operand's place, and where each block of memory begins in its buffer.
 
-    ``separate``: each block is a buffer of its own that ends with its last element (for memory checkers); else one
-    buffer holds them all between guards.
+    ``separate``: each block is a buffer of its own that ends with its last element, give or take 4 bytes (for memory
+    checkers); else one buffer holds them all between guards.
     """
 
     places: Mapping[str, Place]
@@ -170,6 +171,8 @@ class Layout:
         return ""
 
 
-def never_written(x: Array) -> Array:
+def never_written(x: Array) -> npt.NDArray[np.bool_]:
     """Which elements still hold the canary, bit for bit."""
-    return x.view(f"u{x.dtype.itemsize}") == np.iinfo(f"u{x.dtype.itemsize}").max
+    bits = np.dtype(f"u{x.dtype.itemsize}")
+    found: npt.NDArray[np.bool_] = x.view(bits) == np.iinfo(bits).max
+    return found

@@ -54,7 +54,7 @@ GEMM_FAULTS = {
 
 def attention(
     q: Array, k: Array, v: Array, causal: bool, scale: float, *, fault: str = "",
-    exp2: Callable[[Single], Single] = np.exp2, values_rounded: bool = True,
+    exp2: Callable[[Single], Single] = np.exp2,
 ) -> tuple[Array, Single]:
     """One head, q [S_q,D], k [S_k,D], v [S_k,D_v] → out [S_q,D_v] in q's dtype, LSE [S_q] in float32.
 
@@ -66,13 +66,15 @@ def attention(
     factor = np.float32((D**-0.5 if fault == "default-scale" else scale) * np.log2(np.e))
     end = S_k - (fault == "dropped-last-key")
     Q, K, V = (np.asarray(x, np.float32) for x in (q, k, v))
-    out, total, top = np.zeros((S_q, v.shape[1]), np.float32), np.zeros(S_q, np.float32), np.full(S_q, -np.inf, np.float32)
+    out, total = np.zeros((S_q, v.shape[1]), np.float32), np.zeros(S_q, np.float32)
+    top = np.full(S_q, -np.inf, np.float32)
     i = np.arange(S_q)[:, None]
     for first in range(0, end, BLOCK):
         last = min(first + BLOCK, end)
         tile_k, tile_v = K[first:last], V[first:last]
         if fault == "unmasked-tail":
-            tile_k, tile_v = (np.concatenate([x, np.zeros((first + BLOCK - last, x.shape[1]), x.dtype)]) for x in (tile_k, tile_v))
+            fill = ((0, first + BLOCK - last), (0, 0))
+            tile_k, tile_v = np.pad(tile_k, fill), np.pad(tile_v, fill)
         s = (Q @ tile_k.T) * factor
         if fault == "half-scores":
             s = s.astype(q.dtype).astype(np.float32)
@@ -84,8 +86,7 @@ def attention(
         if fault == "no-maximum":
             fade = np.ones_like(fade)
         total = total * fade + p.sum(axis=1)
-        if values_rounded:
-            p = p.astype(q.dtype).astype(np.float32)
+        p = p.astype(q.dtype).astype(np.float32)
         if fault != "missed-rescale":
             out *= fade[:, None]
         out += _weigh(p, tile_v, visible, fault)
@@ -177,8 +178,8 @@ def _attention(p: AttentionProblem, at: Mapping[str, int], fault: str) -> None:
         if p.spec.lse:
             x["lse"][b, h] = lse
         if fault == "writes-past-end" and p.S_q:
-            row = at["out"] + (b * p.out_strides[0] + h * p.out_strides[1] + p.S_q * p.out_strides[2]) * p.spec.dtype.itemsize
-            host_array(row, (p.spec.value_dim,), (1,), p.spec.dtype)[...] = 0
+            past = b * p.out_strides[0] + h * p.out_strides[1] + p.S_q * p.out_strides[2]
+            host_array(at["out"] + past * p.spec.dtype.itemsize, (p.spec.value_dim,), (1,), p.spec.dtype)[...] = 0
 
 
 def _gemm(p: GemmProblem, at: Mapping[str, int], fault: str) -> None:
@@ -189,8 +190,11 @@ def _gemm(p: GemmProblem, at: Mapping[str, int], fault: str) -> None:
     for b, h in np.ndindex(p.batch, p.num_heads):
         g = h if fault == "wrong-b-head" else h // p.b_head_group
 
-        def matrix(name: str, shape: tuple[int, int], strides: tuple[int, int, int], dtype: DType, i: int, j: int) -> Array:
-            return host_array(at[name] + (i * strides[0] + j * strides[1]) * dtype.itemsize, shape, (strides[2], 1), dtype)
+        def matrix(
+            name: str, shape: tuple[int, int], strides: tuple[int, int, int], dtype: DType, i: int, j: int
+        ) -> Array:
+            first = at[name] + (i * strides[0] + j * strides[1]) * dtype.itemsize
+            return host_array(first, shape, (strides[2], 1), dtype)
 
         if not p.M * p.N:
             continue

@@ -30,7 +30,7 @@ class AttentionResult:
     pv: Floats
     """P|V|, […, D_v]: the probabilities times the values' magnitudes."""
     products: Floats
-    """max over the visible keys of |scale|·Σ_d|q_d·k_d|, […]; keys whose score is −inf carry nothing and do not count."""
+    """max of |scale|·Σ_d|q_d·k_d| over the visible keys, […]; not counting keys whose score is −inf."""
     values: Floats
     """Σ_j|v_j| / ℓ over the visible keys, […, D_v], with ℓ = Σexp(score − largest score)."""
 
@@ -55,7 +55,7 @@ def attention(q: Array, k: Array, v: Array, causal: bool, scale: float, rows: Ro
     H_kv, S_k, D_v = v.shape[1:]
     numbers = np.arange(B * H * S_q) if rows is None else np.asarray(rows, np.int64)
     n = len(numbers)
-    out, pv, values = np.zeros((n, D_v)), np.zeros((n, D_v)), np.zeros((n, D_v))
+    out, pv, values = (np.zeros((n, D_v)) for _ in range(3))
     lse, products = np.full(n, -np.inf), np.zeros(n)
     heads, queries = np.divmod(numbers, max(S_q, 1))
     for head in np.unique(heads):
@@ -71,11 +71,11 @@ def attention(q: Array, k: Array, v: Array, causal: bool, scale: float, rows: Ro
             Q = q[b, h, queries[at]].astype(np.float64)
             o = _softmax_rows(Q, K[:count], V[:count], scale)
             out[at], lse[at], pv[at], products[at], values[at] = o
-    if rows is None:
-        lead = (B, H, S_q)
-        out, pv, values = (x.reshape(*lead, D_v) for x in (out, pv, values))
-        lse, products = lse.reshape(lead), products.reshape(lead)
-    return AttentionResult(out, lse, pv, products, values)
+    lead = (B, H, S_q) if rows is None else (n,)
+    return AttentionResult(
+        out.reshape(*lead, D_v), lse.reshape(lead), pv.reshape(*lead, D_v), products.reshape(lead),
+        values.reshape(*lead, D_v),
+    )
 
 
 def _softmax_rows(Q: Floats, K: Floats, V: Floats, scale: float) -> tuple[Floats, Floats, Floats, Floats, Floats]:

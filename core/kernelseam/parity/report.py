@@ -43,7 +43,10 @@ def rows(outcomes: Iterable[Outcome]) -> list[Row]:
     return found
 
 
-HEAD = ("operation", "backend", "implementation", "cases", "passed", "refused", "failed", "worst error/tolerance", "in", "s")
+HEAD = (
+    "operation", "backend", "implementation", "cases", "passed", "refused", "failed", "worst error/tolerance", "in",
+    "s",
+)
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -68,10 +71,12 @@ def refusals(outcomes: Iterable[Outcome]) -> list[tuple[str, str, int]]:
 
 def markdown(outcomes: Sequence[Outcome], devices: Sequence[str]) -> str:
     """A report: devices, the table, refusals with their reasons, failures with their details."""
-    lines = ["# Parity report", "", *(f"* {d}" for d in devices), "", "| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|"]
+    lines = ["# Parity report", "", *(f"* {d}" for d in devices), ""]
+    lines += ["| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|"]
     lines += ["| " + " | ".join(_cells(r)) + " |" for r in rows(outcomes)]
     if refused := refusals(outcomes):
-        lines += ["", "## Refused, with the reason given", "", *(f"* {who}, {n} case(s): {why}" for who, why, n in refused)]
+        lines += ["", "## Refused, with the reason given", ""]
+        lines += [f"* {who}, {n} case(s): {why}" for who, why, n in refused]
     if bad := [o for o in outcomes if o.status in ("failed", "error")]:
         lines += ["", "## Failed", ""]
         for o in bad:

@@ -53,7 +53,8 @@ class _AttentionStep:
         blocks = -(-(p.S_q - self.first) // QUERIES)
         heads = p.batch * p.kv_heads
         threads = min(device.limits.compute_units, _MOST_THREADS) if p.operations > _SERIAL else 1
-        self.parts = min(-(-2 * threads // max(heads, 1)), blocks) if heads < 2 * threads and threads > 1 else min(1, blocks)
+        wanted = 1 if threads == 1 else -(-2 * threads // max(heads, 1))  # two tasks a thread even out the end
+        self.parts = min(wanted, blocks)
         self.threads = max(min(threads, heads * self.parts), 1)
         self.sizes = scratch_sizes(p, self.keep)
         self.bytes = scratch_bytes(self.sizes, self.dtype)

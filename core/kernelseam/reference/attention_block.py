@@ -20,7 +20,7 @@ import numpy.typing as npt
 from kernelseam.descriptors.problems import AttentionProblem
 from kernelseam.reference.scratch import shaped
 
-QUERIES, _KEYS = 64, 2048  # 512 KiB of float32 scores: half of a usual L2
+QUERIES, _KEYS = 256, 1024  # 1 MiB of float32 scores; the fastest of 64…256 × 512…2048 where that is a core's L2
 _SMALL = 1 << 18  # multiply-adds
 _ROWS = 8  # queries in one small product with v: fewer would starve BLAS, more would shorten its sums
 
@@ -118,11 +118,12 @@ class Head:
         acc = shaped(self.acc, n // rows, rows, d_v)
         for start, stop, run in ((0, whole, step), (whole, keys, keys - whole)):
             if stop > start:
-                left = p[start:stop].reshape(-1, run, n // rows, rows).transpose(2, 0, 3, 1)
-                right = v[start:stop].reshape(-1, run, d_v)
+                runs = (stop - start) // run
+                left = p[start:stop].reshape(runs, run, n // rows, rows).transpose(2, 0, 3, 1)
+                right = v[start:stop].reshape(runs, run, d_v)
                 parts = shaped(self.partial, *left.shape[:3], d_v)
                 np.matmul(left, right, out=parts)
-                acc += parts[:, 0] if len(right) == 1 else parts.sum(axis=1)
+                acc += parts[:, 0] if runs == 1 else parts.sum(axis=1)
 
 
 def _score(k: Array, x: Array, s: Array) -> None:
@@ -131,7 +132,8 @@ def _score(k: Array, x: Array, s: Array) -> None:
     step = _step(d, n)
     whole = keys // step * step
     if whole:
-        np.matmul(k[:whole].reshape(-1, step, d), x, out=s[:whole].reshape(-1, step, n))
+        runs = whole // step
+        np.matmul(k[:whole].reshape(runs, step, d), x, out=s[:whole].reshape(runs, step, n))
     if whole < keys:
         np.matmul(k[whole:], x, out=s[whole:])
 

@@ -77,7 +77,7 @@ class _GemmStep:
         one, n = (1, 1, 1), p.matrices if p.M and p.N else 0
         reads = int(p.reads_inputs)
         lists = [
-            host_array(pointers.get(name, 0), (n * used,), (8,), DType.float64).view(np.uint64)
+            host_array(pointers.get(name, 0), (n * used,), (1,), DType.float64).view(np.uint64)
             for name, used in (("A_ptrs", reads), ("B_ptrs", reads), ("C_ptrs", 1))
         ]
 

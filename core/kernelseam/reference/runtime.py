@@ -75,7 +75,8 @@ class HostRuntime:
         strides = array.strides
         if any(s % size for s in strides):
             raise UnknownName(
-                "strides", strides, f"must be multiples of the {size}-byte element", "Copy the field into an array of its own"
+                "strides", strides, f"must be multiples of the {size}-byte element",
+                "Copy the field into an array of its own",
             )
         flags = array.flags
         make, more = (ArrayInfo, ()) if owner is array else (_Borrowed, (array,))
@@ -91,7 +92,10 @@ class HostRuntime:
         try:
             view = np.from_dlpack(array)
         except (BufferError, RuntimeError, TypeError):  # bfloat16 has no place in NumPy's reading of DLPack
-            view = np.asarray(array)
+            try:
+                view = np.asarray(array).view()
+            except (TypeError, ValueError, RuntimeError):
+                return None
             if view.dtype.hasobject:
                 return None
             view.flags.writeable = False  # it may be a copy
@@ -133,5 +137,8 @@ class HostRuntime:
 
 def _native(dtype: np.dtype[Any]) -> DType:
     if not dtype.isnative:
-        raise UnknownName("dtype", dtype.str, "must be in the machine's byte order", "Use array.astype(array.dtype.newbyteorder('='))")
+        raise UnknownName(
+            "dtype", dtype.str, "must be in the machine's byte order",
+            "Convert with array.astype(array.dtype.newbyteorder('='))",
+        )
     return _dtypes.setdefault(dtype, DType.of(dtype))

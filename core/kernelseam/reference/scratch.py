@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from kernelseam.contract import host_array
@@ -20,17 +20,18 @@ def scratch_bytes(sizes: tuple[int, ...], dtype: DType) -> int:
 
 def carve(workspace: int, sizes: tuple[int, ...], dtype: DType) -> list[npt.NDArray[Any]]:
     """One flat array for each size, one after the other from the address on, on cache lines."""
-    pieces = []
-    at = _round(workspace)
+    size = dtype.itemsize
+    whole = host_array(_round(workspace), (sum(_round(n * size) for n in sizes) // size,), (1,), dtype)
+    pieces, at = [], 0
     for n in sizes:
-        pieces.append(host_array(at, (n,), (1,), dtype))
-        at += _round(n * dtype.itemsize)
+        pieces.append(whole[at : at + n])
+        at += _round(n * size) // size
     return pieces
 
 
 def shaped(piece: npt.NDArray[Any], *shape: int) -> npt.NDArray[Any]:
     """The front of a flat piece, row-major in this shape."""
-    return piece[: int(np.prod(shape))].reshape(shape)
+    return piece[: math.prod(shape)].reshape(shape)
 
 
 def _round(n: int) -> int:

@@ -17,7 +17,7 @@ _SINGLE = frozenset({DType.float32})
 _DOUBLE = frozenset({DType.float64})
 
 GEMM = (
-    GemmTile(_HALVES, bm=128, bn=128, bk=64, warps_m=2, warps_n=4, stages=3, min_blocks=2),
+    GemmTile(_HALVES, bm=128, bn=128, bk=64, warps_m=2, warps_n=2, stages=2, min_blocks=2),
     GemmTile(_HALVES, bm=128, bn=64, bk=64, warps_m=2, warps_n=2, stages=3, min_blocks=2),
     GemmTile(_HALVES, bm=64, bn=64, bk=64, warps_m=2, warps_n=2, stages=2, min_blocks=4),
     GemmTile(_HALVES, bm=32, bn=32, bk=32, warps_m=1, warps_n=2, stages=2, min_blocks=8),

@@ -93,7 +93,7 @@ class AttentionHost:
             ("scale_log2", "f32"),
         ))
 
-    def grid(self, problem: AttentionProblem, tile: AttentionTile) -> int:
+    def grid(self, problem: AttentionProblem, tile: AttentionTile, device: Device) -> int:
         return divide_up(problem.S_q, tile.bm) * problem.num_heads * problem.batch
 
     def threads(self, tile: AttentionTile, row: ArchRow) -> int:
@@ -102,7 +102,7 @@ class AttentionHost:
     def shared_bytes(self, spec: AttentionSpec, tile: AttentionTile) -> int:
         return tile.shared_bytes(spec)
 
-    def values(self, problem: AttentionProblem, tile: AttentionTile) -> dict[str, int | float]:
+    def values(self, problem: AttentionProblem, tile: AttentionTile, device: Device) -> dict[str, int | float]:
         strides = (
             *problem.q_strides[:2], *problem.k_strides[:2], *problem.v_strides[:2], *problem.out_strides[:2],
             *problem.lse_strides,

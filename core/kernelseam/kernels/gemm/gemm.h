@@ -1,15 +1,16 @@
 // Batched GEMM: C[i] = alpha · op(A[i]) · op(B[i]) + beta · C[i] for every matrix i of a strided batch or of a list
 // of addresses, in one launch.
 //
-// Algorithm: a block computes one BM×BN tile of one C. Tiles of A and B come through shared memory in slices of BK,
-// STAGES of them in a ring: the copy of a later slice runs while an earlier one is multiplied. Warps split the tile
-// WARPS_M × WARPS_N; each holds its accumulators in registers. At the end alpha and beta are applied, the result is
-// rounded once, laid out in shared memory and written in whole rows.
+// Algorithm: the work is cut into BM×BN tiles of all the C's. As many blocks start as the device holds at once, and each
+// takes every gridDim-th tile. Tiles of A and B come through shared memory in slices of BK, STAGES of them in a ring that
+// runs on from one tile of C to the next: the first slices of the next tile are copied while this one is multiplied and
+// written. Warps split a tile WARPS_M × WARPS_N; each holds its accumulators in registers. At the end of a tile alpha and
+// beta are applied, the result is rounded once, laid out in shared memory and written in whole rows.
 //
 // Constants (from the host half): KS_T, KS_TC (element types of A and B, and of C), KS_A_TRANSPOSED, KS_B_TRANSPOSED,
 // KS_POINTERS, KS_VECTOR_A/B/C (bytes that rows are aligned to), KS_BM, KS_BN, KS_BK, KS_WARPS_M, KS_WARPS_N,
 // KS_STAGES, KS_MIN_BLOCKS, KS_SHARED_BYTES.
-// Shared memory: STAGES · (BM + BN) · BK elements, or BM · BN elements of C, whichever is more.
+// Shared memory: STAGES · (BM + BN) · BK elements, and BM · BN elements of C.
 // Registers: BM·BN / threads accumulators, plus one slice's operands.
 #include "tile/tile.h"
 
@@ -25,8 +26,7 @@ typedef E::Tile<BM, BK, !KS_A_TRANSPOSED> TileA;
 typedef E::Tile<BN, BK, KS_B_TRANSPOSED> TileB;
 typedef PlainTile<TC, WM, WN> TileC;
 constexpr int STAGE_BYTES = TileA::BYTES + TileB::BYTES;
-static_assert(STAGES * STAGE_BYTES <= KS_SHARED_BYTES, "the ring fits");
-static_assert(WARPS_M * WARPS_N * TileC::BYTES <= KS_SHARED_BYTES, "the result fits");
+static_assert(STAGES * STAGE_BYTES + WARPS_M * WARPS_N * TileC::BYTES <= KS_SHARED_BYTES, "ring and result fit");
 static_assert(STAGES >= 2 || COPY_THROUGH_REGISTERS, "a copy that is in flight needs a stage of its own");
 
 // Where alpha or K is 0 the host passes both as 0: A and B are then not read.
@@ -34,73 +34,97 @@ static_assert(STAGES >= 2 || COPY_THROUGH_REGISTERS, "a copy that is in flight n
 KS_KERNEL(THREADS, KS_MIN_BLOCKS)
 gemm(const void* a, const void* b, void* c, i64 a_batch, i64 a_head, i64 b_batch, i64 b_head, i64 c_batch, i64 c_head,
      int a_row, int b_row, int c_row, int M, int N, int K, int num_heads, int b_head_group, int tiles_m, int tiles_n,
-     Sum alpha, Sum beta) {
+     unsigned total, unsigned blocks, Sum alpha, Sum beta) {
   char* const memory = shared_memory<KS_SHARED_BYTES>();
-  const unsigned tiles = (unsigned)tiles_m * tiles_n, matrix = block_index() / tiles, tile = block_index() % tiles;
-  const int m0 = (int)(tile % tiles_m) * BM, n0 = (int)(tile / tiles_m) * BN;
+  const int slices = divide_up(K, BK), warp_m = warp_index() % WARPS_M * WM, warp_n = warp_index() / WARPS_M * WN;
 
-  StridedView<const T> A{}, B{};
-  StridedView<TC> C{};
-  if (KS_POINTERS) {
-    if (K > 0) A = {((const T* const*)a)[matrix], a_row}, B = {((const T* const*)b)[matrix], b_row};
-    C = {((TC* const*)c)[matrix], c_row};
-  } else {
-    const int batch = matrix / num_heads, head = matrix % num_heads;
-    A = {(const T*)a + batch * a_batch + head * a_head, a_row};
-    B = {(const T*)b + batch * b_batch + head / b_head_group * b_head, b_row};
-    C = {(TC*)c + batch * c_batch + head * c_head, c_row};
-  }
+  // A tile of C, counted up without divisions: its place in its matrix, and its matrix.
+  struct Place {
+    int m, n, head, batch;
+    // 1 where x passed its end, and x brought back.
+    static KS_DEVICE int carry(int& x, int end) {
+      const bool over = x >= end;
+      x -= over ? end : 0;
+      return over;
+    }
+    KS_DEVICE void operator+=(const Place& step) {  // by less than a grid of tiles
+      m += step.m;
+      n += step.n + carry(m, step.tiles_m);
+      head += step.head + carry(n, step.tiles_n);
+      batch += step.batch + carry(head, step.heads);
+    }
+    int tiles_m, tiles_n, heads;
+  };
+  auto place = [&](unsigned tile) {
+    const unsigned strip = tile / tiles_m, matrix = strip / tiles_n, batch = matrix / num_heads;
+    return Place{(int)(tile - strip * tiles_m), (int)(strip - matrix * tiles_n), (int)(matrix - batch * num_heads),
+                 (int)batch, tiles_m, tiles_n, num_heads};
+  };
+  const Place step = place(blocks);
+  auto matrix_at = [&](auto base, const Place& at, i64 by_batch, i64 by_head, int group) {
+    if (KS_POINTERS) return ((decltype(base) const*)base)[(i64)at.batch * num_heads + at.head];
+    return base + at.batch * by_batch + (group == 1 ? at.head : at.head / group) * by_head;
+  };
 
+  // The ring's far end: what is to be copied next.
   Copy<TileA, THREADS, KS_VECTOR_A, false> copy_a;
   Copy<TileB, THREADS, KS_VECTOR_B, false> copy_b;
   auto tile_a = [&](int stage) { return TileA(memory + stage * STAGE_BYTES); };
   auto tile_b = [&](int stage) { return TileB(memory + stage * STAGE_BYTES + TileA::BYTES); };
-  auto fetch = [&](int slice, int stage) {
-    const int k0 = slice * BK;
-    if (k0 < K) {
-      if constexpr (TileA::K_LAST) copy_a.fetch(tile_a(stage), A, m0, M, k0, K);
-      else copy_a.fetch(tile_a(stage), A, k0, K, m0, M);
-      if constexpr (TileB::K_LAST) copy_b.fetch(tile_b(stage), B, n0, N, k0, K);
-      else copy_b.fetch(tile_b(stage), B, k0, K, n0, N);
+  unsigned next_tile = block_index();
+  Place next = place(next_tile), at = next;
+  int next_slice = 0, far = 0;
+  StridedView<const T> A{nullptr, a_row}, B{nullptr, b_row};
+  auto fetch = [&] {
+    if (next_tile < total) {
+      if (next_slice == 0) {
+        A.base = matrix_at((const T*)a, next, a_batch, a_head, 1);
+        B.base = matrix_at((const T*)b, next, b_batch, b_head, b_head_group);
+      }
+      const int k0 = next_slice * BK, m0 = next.m * BM, n0 = next.n * BN;
+      if constexpr (TileA::K_LAST) copy_a.fetch(tile_a(far), A, m0, M, k0, K);
+      else copy_a.fetch(tile_a(far), A, k0, K, m0, M);
+      if constexpr (TileB::K_LAST) copy_b.fetch(tile_b(far), B, n0, N, k0, K);
+      else copy_b.fetch(tile_b(far), B, k0, K, n0, N);
+      if (++next_slice == slices) next_slice = 0, next_tile += blocks, next += step;
     }
+    if (++far == STAGES) far = 0;
     copies_commit();
   };
-
-  const int warp_m = warp_index() % WARPS_M * WM, warp_n = warp_index() / WARPS_M * WN;
-  E::Acc<WM, WN> acc;
-  E::zero(acc);
-
-  const int slices = divide_up(K, BK);
+  if (slices)
 #pragma unroll
-  for (int s = 0; s < AHEAD; s++) fetch(s, s);
+    for (int s = 0; s < AHEAD; s++) fetch();
+
   int stage = 0;
-  for (int slice = 0; slice < slices; slice++) {
-    copies_wait<AHEAD - 1>();
-    if (STAGES == 1) block_barrier();  // everyone has multiplied the slice that lay here
-    copy_a.land(tile_a(stage));
-    copy_b.land(tile_b(stage));
-    block_barrier();  // this slice is visible to all, and the stage refilled below is no longer read
-    int next = stage + AHEAD;
-    if (next >= STAGES) next -= STAGES;
-    fetch(slice + AHEAD, next);
+  for (unsigned tile = block_index(); tile < total; tile += blocks, at += step) {
+    E::Acc<WM, WN> acc;
+    E::zero(acc);
+    for (int slice = 0; slice < slices; slice++) {
+      copies_wait<AHEAD - 1>();
+      if (STAGES == 1) block_barrier();  // everyone has multiplied the slice that lay here
+      copy_a.land(tile_a(stage));
+      copy_b.land(tile_b(stage));
+      block_barrier();  // this slice is visible to all, and the stage refilled below is no longer read
+      fetch();
 #pragma unroll
-    for (int k = 0; k < BK; k += E::K_STEP) {
-      const auto left = E::template operand<WM, E::K_STEP>(tile_a(stage), warp_m, k);
-      E::mma(acc, left, tile_b(stage), warp_n, k);
+      for (int k = 0; k < BK; k += E::K_STEP) {
+        const auto left = E::template operand<WM, E::K_STEP>(tile_a(stage), warp_m, k);
+        E::mma(acc, left, tile_b(stage), warp_n, k);
+      }
+      if (++stage == STAGES) stage = 0;
     }
-    if (++stage == STAGES) stage = 0;
-  }
 
-  E::map(acc, [=](int, int, Sum x) { return alpha * x; });
-  if (beta != Sum(0))
-    E::map(acc, [&](int i, int j, Sum x) {
-      const int row = m0 + warp_m + i, col = n0 + warp_n + j;
-      return row < M && col < N ? x + beta * (Sum)to_sum(C.row(row)[col]) : x;
-    });
-  copies_wait<0>();
-  block_barrier();  // the ring is no longer read
-  TileC out(memory + warp_index() * TileC::BYTES);
-  E::to_shared(out, acc);
-  warp_barrier();
-  warp_copy_out<KS_VECTOR_C>(out, C, m0 + warp_m, M, n0 + warp_n, N);
+    const int row0 = at.m * BM + warp_m, col0 = at.n * BN + warp_n;
+    const StridedView<TC> C{matrix_at((TC*)c, at, c_batch, c_head, 1), c_row};
+    if (alpha != Sum(1)) E::map(acc, [=](int, int, Sum x) { return alpha * x; });
+    if (beta != Sum(0))
+      E::map(acc, [&](int i, int j, Sum x) {
+        return row0 + i < M && col0 + j < N ? x + beta * (Sum)to_sum(C.row(row0 + i)[col0 + j]) : x;
+      });
+    TileC out(memory + STAGES * STAGE_BYTES + warp_index() * TileC::BYTES);
+    warp_barrier();  // the warp has written its last tile from here
+    E::to_shared(out, acc);
+    warp_barrier();
+    warp_copy_out<KS_VECTOR_C>(out, C, row0, M, col0, N);
+  }
 }

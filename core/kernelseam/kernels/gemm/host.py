@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kernelseam.contract import ArchRow, Device
 from kernelseam.descriptors.problems import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
-from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_dtype, refuse_row_strides
+from kernelseam.kernels.elements import DEVICE_TYPE, INT32, divide_up, refuse_dtype, refuse_row_strides
 from kernelseam.kernels.signature import Signature
 
 
@@ -23,20 +23,25 @@ class GemmTile:
     warps_n: int
     stages: int
     min_blocks: int = 1
-    """Blocks that should share a compute unit; bounds the registers."""
+    """Blocks that share a compute unit; bounds the registers, and how many blocks are started."""
 
     def shared_bytes(self, spec: GemmSpec) -> int:
-        """The ring, or the tile of C that is staged in its place."""
+        """The ring, and the tile of C."""
         ring = self.stages * (self.bm + self.bn) * self.bk * spec.dtype.itemsize
-        return max(ring, self.bm * self.bn * spec.dtype_c.itemsize)
+        return ring + self.bm * self.bn * spec.dtype_c.itemsize
+
+    def count(self, problem: GemmProblem) -> int:
+        """Tiles of all matrices."""
+        return divide_up(problem.M, self.bm) * divide_up(problem.N, self.bn) * problem.matrices
 
 
 _STRIDES = ("a_batch", "a_head", "b_batch", "b_head", "c_batch", "c_head")
-_INTS = ("a_row", "b_row", "c_row", "M", "N", "K", "num_heads", "b_head_group", "tiles_m", "tiles_n")
+_INTS = ("a_row", "b_row", "c_row", "M", "N", "K", "num_heads", "b_head_group", "tiles_m", "tiles_n", "total",
+         "blocks")
 
 
 class GemmHost:
-    """One matrix product a block tile; all matrices of a batch in one grid."""
+    """Tiles of C of all matrices of a batch, dealt to one grid."""
 
     operation = "gemm"
     entry = "gemm"
@@ -46,6 +51,8 @@ class GemmHost:
         spec = problem.spec
         if not self.tiles(spec, row):
             return f"no tile of {row.arch} takes {spec.dtype} to {spec.dtype_c}"
+        if (count := min(t.count(problem) for t in self.tiles(spec, row))) >= INT32:
+            return f"it has {count} tiles of C, not fewer than 2^31"
         return refuse_dtype(spec.dtype, row) or refuse_row_strides(
             stride_a_row=problem.a_strides[2], stride_b_row=problem.b_strides[2], stride_c_row=problem.c_strides[2]
         )
@@ -57,14 +64,14 @@ class GemmHost:
         )
 
     def tile(self, problem: GemmProblem, row: ArchRow, device: Device) -> GemmTile:
-        """The tile that needs the least time in a model of one: rounds of blocks over the compute units, each block
+        """The tile that needs the least time in a model of one: rounds of tiles over the compute units, each tile
         paying for its area, and for its two edges what loading and starting costs."""
 
         def time(t: GemmTile) -> float:
-            rounds = divide_up(self.grid(problem, t), max(device.limits.compute_units, 1))
+            rounds = divide_up(t.count(problem), max(device.limits.compute_units, 1))
             return rounds * (t.bm * t.bn + 32 * (t.bm + t.bn))
 
-        return min(self.tiles(problem.spec, row), key=time)
+        return min((t for t in self.tiles(problem.spec, row) if t.count(problem) < INT32), key=time)
 
     def defines(self, spec: GemmSpec, tile: GemmTile, row: ArchRow) -> dict[str, object]:
         return {
@@ -82,8 +89,9 @@ class GemmHost:
             ("alpha", scalar), ("beta", scalar),
         ))
 
-    def grid(self, problem: GemmProblem, tile: GemmTile) -> int:
-        return divide_up(problem.M, tile.bm) * divide_up(problem.N, tile.bn) * problem.matrices
+    def grid(self, problem: GemmProblem, tile: GemmTile, device: Device) -> int:
+        """As many blocks as the device holds at once; each takes every grid-th tile."""
+        return min(tile.count(problem), max(device.limits.compute_units, 1) * tile.min_blocks)
 
     def threads(self, tile: GemmTile, row: ArchRow) -> int:
         return row.warp_size * tile.warps_m * tile.warps_n
@@ -91,7 +99,7 @@ class GemmHost:
     def shared_bytes(self, spec: GemmSpec, tile: GemmTile) -> int:
         return tile.shared_bytes(spec)
 
-    def values(self, problem: GemmProblem, tile: GemmTile) -> dict[str, int | float]:
+    def values(self, problem: GemmProblem, tile: GemmTile, device: Device) -> dict[str, int | float]:
         reads = problem.reads_inputs
         strides = (*problem.a_strides[:2], *problem.b_strides[:2], *problem.c_strides[:2])
         return {
@@ -100,6 +108,7 @@ class GemmHost:
             "M": problem.M, "N": problem.N, "K": problem.K if reads else 0,
             "num_heads": problem.num_heads, "b_head_group": problem.b_head_group,
             "tiles_m": divide_up(problem.M, tile.bm), "tiles_n": divide_up(problem.N, tile.bn),
+            "total": tile.count(problem), "blocks": self.grid(problem, tile, device),
             "alpha": problem.alpha if reads else 0.0, "beta": problem.beta,
         }
 

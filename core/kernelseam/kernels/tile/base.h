@@ -6,6 +6,11 @@ typedef long long i64;
 typedef unsigned long long u64;
 static_assert(sizeof(i64) == 8 && sizeof(int) == 4, "LP64 sizes");
 
+// Qualifies what a pointer that was itself loaded from memory points to: global memory, where a platform can say so.
+#ifndef KS_GLOBAL
+#define KS_GLOBAL
+#endif
+
 template<bool B, class X, class Y> struct Choose { typedef X type; };
 template<class X, class Y> struct Choose<false, X, Y> { typedef Y type; };
 
@@ -110,6 +115,15 @@ KS_DEVICE void warp_copy_out(Tile t, View v, int row0, int row_end, int col0, in
   const int r0 = PER_ROW <= WARP ? lane() / PER_ROW : 0, first = PER_ROW <= WARP ? lane() % PER_ROW : lane();
   if (r0 >= STEP) return;
   auto walk = v.template walk<STEP>(row0 + r0);
+  // A tile that lies wholly inside, the common one, is written without a look at its ends.
+  const bool inside = VECTOR == 16 && row0 + Tile::ROWS <= row_end && col0 + Tile::COLS <= col_end;
+  if (PER_ROW <= WARP && Tile::ROWS % STEP == 0 && inside) {
+#pragma unroll
+    for (int r = 0; r < Tile::ROWS; r += STEP, walk.next())
+      *(Chunk<T>*)(walk.at + col0 + first * V) = t.chunk(r + r0, first * V);
+    return;
+  }
+#pragma unroll 1
   for (int r = r0; r < Tile::ROWS && row0 + r < row_end; r += STEP, walk.next())
 #pragma unroll
     for (int chunk = 0; chunk < PER_ROW; chunk += WARP) {

@@ -1,0 +1,86 @@
+"""``kernelseam compile`` with a real compiler and no device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelseam.cli.main import main
+from kernelseam.errors import KernelSeamError
+from kernelseam.plugins import plugins
+
+CASES = {"cuda": ("nvrtc", "sm_80", "sm_90a"), "rocm": ("hiprtc", "gfx942", "gfx1100")}
+
+
+@pytest.fixture(params=CASES)
+def archs(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Two archs of a vendor whose compiler is here."""
+    compiler, first, second = CASES[request.param]
+    try:
+        toolchain = plugins().backend(request.param).toolchain
+        assert toolchain is not None
+        toolchain.compiler()
+    except KernelSeamError as e:
+        pytest.skip(f"{compiler} is missing: {e}")
+    return first, second
+
+
+def compiled(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["compile", *arguments])
+    out, err = capsys.readouterr()
+    return int(ended.value.code or 0), out, err
+
+
+@pytest.mark.parametrize("operation", ["attention", "gemm"])
+def test_compile(
+    capsys: pytest.CaptureFixture[str], archs: tuple[str, str], operation: str, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path / "cache"))
+    common = (operation, "--dtype", "float16", "--arch", archs[0], "--arch", archs[1])
+    status, out, err = compiled(capsys, *common, "--json")
+    assert status == 0, err
+    found: dict[str, Any] = json.loads(out)
+    assert [b["arch"] for b in found["binaries"]] == list(archs)
+    for b in found["binaries"]:
+        assert type(b["spills"]) is int and b["spills"] == 0 and b["scratch_bytes"] == 0
+        assert b["registers"] > 16 and b["matrix_instructions"] > 0 and b["shared_bytes"] >= 0
+        place = Path(b["binary"])
+        assert place.is_relative_to(tmp_path) and place.stat().st_size >= b["binary_bytes"] > 1000
+        assert place.read_bytes()[:4] == b"\x7fELF"  # as it is for the vendors' tools
+        for key, value in b.items():
+            assert "spill" not in key or type(value) is int
+    status, out, err = compiled(capsys, *common)
+    assert (status, err) == (0, "")
+    rows = out.splitlines()[2:]
+    assert [r.split()[0] for r in rows] == list(archs) and "spills" in out.splitlines()[1]
+    assert str(found["binaries"][0]["binary"]) in rows[0]
+
+
+def test_an_unknown_arch_is_refused_before_anything_is_compiled(
+    capsys: pytest.CaptureFixture[str], archs: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path / "cache"))
+    status, out, err = compiled(capsys, "gemm", "--arch", archs[0], "--arch", "sm_1")
+    assert (status, out) == (2, "")
+    assert err.startswith("error: arch = sm_1: must be one of ") and archs[0] in err
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_failed_compilation_ends_with_1_and_the_source(
+    capsys: pytest.CaptureFixture[str], archs: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernelseam.kernels import shared
+
+    monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path / "cache"))
+    broken = shared.shared_sources().copy()
+    broken["gemm/gemm.h"] += "\n#error broken on purpose\n"
+    monkeypatch.setattr(shared, "shared_sources", lambda: broken)
+    status, out, err = compiled(capsys, "gemm", "--arch", archs[0])
+    assert (status, out) == (1, "")
+    assert f"gemm did not compile for {archs[0]}. Source saved at {tmp_path}" in err
+    assert "broken on purpose" in err and "Traceback" not in err

@@ -1,0 +1,180 @@
+"""Dispatch: the cheapest that takes a problem, an explicit choice, refusals with each one's own reason."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from kernelseam import BatchedGemmStrided, plan, use_backend
+from kernelseam.contract import Cost, Device, DeviceLimits, PlanParts, Problem
+from kernelseam.dispatch import consider, find_device, preferred_backend, roofline, select
+from kernelseam.errors import Refusal, UnknownName, Unsupported
+from kernelseam.plugins import Plugins
+
+Refused = Callable[[str, Callable[[], object]], None]
+PROBLEM = BatchedGemmStrided(M=5, N=4, K=8, dtype="float32").problem()
+
+
+@dataclass
+class Way:
+    """An implementation that computes nothing."""
+
+    name: str
+    seconds: float = 1.0
+    refusal: str | None = None
+    error: Exception | None = None
+    backend: str = "acme"
+    operation: str = "gemm"
+    asked: int = 0
+
+    def supports(self, problem: Problem, device: Device) -> str | None:
+        self.asked += 1
+        if self.error:
+            raise self.error
+        return self.refusal
+
+    def cost(self, problem: Problem, device: Device) -> Cost:
+        return Cost(0, 0, self.seconds)
+
+    def build(self, problem: Problem, device: Device) -> PlanParts:
+        return PlanParts(())
+
+
+@pytest.fixture
+def ways(discovered: Callable[..., Plugins]) -> Callable[..., Device]:
+    """``ways(way, …)``: these are all there is on acme:0, which is returned."""
+
+    def use(*given: Way) -> Device:
+        found = discovered("kernelseam_thirdvendor")
+        found.registry.implementations[:] = given
+        return find_device("acme")
+
+    return use
+
+
+def test_the_cheapest_is_taken(ways: Callable[..., Device]) -> None:
+    unfit = Way("fastest, but not for this", 0.5, "needs 64 columns")
+    device = ways(Way("slow", 3), Way("fast", 1), unfit, Way("so-so", 2))
+    choice = select(PROBLEM, device)
+    assert choice.implementation.name == "fast"
+    assert [c.implementation.name for c in choice.candidates] == ["fast", "so-so", "slow", "fastest, but not for this"]
+    assert [c.refusal for c in choice.candidates] == [None, None, None, "needs 64 columns"]
+    assert choice.candidates[0].cost == Cost(0, 0, 1) and choice.candidates[3].cost is None
+
+
+def test_equal_costs_keep_the_order_of_registration(ways: Callable[..., Device]) -> None:
+    assert select(PROBLEM, ways(Way("first"), Way("second"))).implementation.name == "first"
+
+
+def test_an_explicit_choice(ways: Callable[..., Device]) -> None:
+    device = ways(Way("fast", 1), Way("slow", 3))
+    assert select(PROBLEM, device, "slow").implementation.name == "slow"
+    d = BatchedGemmStrided(M=5, N=4, K=8, dtype="float32")
+    assert plan(d, device=device, implementation="slow").implementation == "slow"
+    assert plan(d, device=device).implementation == "fast"
+
+
+def test_an_explicit_choice_that_refuses(ways: Callable[..., Device]) -> None:
+    device = ways(Way("fast"), Way("narrow", refusal="needs 64 columns, not 4"))
+    with pytest.raises(Unsupported) as e:
+        select(PROBLEM, device, "narrow")
+    assert str(e.value) == (
+        "no implementation takes gemm float32→float32 NN strided batch=1 heads=1 5×4×8. "
+        "narrow: needs 64 columns, not 4."
+    )
+    assert e.value.refusals == (Refusal("narrow", "needs 64 columns, not 4"),)
+
+
+def test_an_unknown_name(ways: Callable[..., Device], refused: Refused) -> None:
+    device = ways(Way("fast"), Way("slow", 3), Way("elsewhere", backend="numpy"))
+    refused(
+        "implementation = elsewhere: must be one of fast, slow for gemm on acme. See `kernelseam explain gemm`.",
+        lambda: select(PROBLEM, device, "elsewhere"),
+    )
+    device = ways()
+    refused(
+        "implementation = fast: must be one of none for gemm on acme. See `kernelseam explain gemm`.",
+        lambda: select(PROBLEM, device, "fast"),
+    )
+
+
+def test_every_refusal_has_its_reason(ways: Callable[..., Device]) -> None:
+    device = ways(Way("one", refusal="no float32"), Way("two", refusal="K is not a multiple of 64"))
+    with pytest.raises(Unsupported) as e:
+        select(PROBLEM, device)
+    assert str(e.value).endswith("5×4×8. one: no float32; two: K is not a multiple of 64.")
+    again = pickle.loads(pickle.dumps(e.value))
+    assert (str(again), again.refusals) == (str(e.value), e.value.refusals)
+    with pytest.raises(Unsupported, match=r"none is registered for this operation and device\.$"):
+        select(PROBLEM, ways())
+
+
+def test_a_broken_check_harms_nobody(ways: Callable[..., Device]) -> None:
+    device = ways(Way("broken", 0.1, error=RuntimeError("division of labour")), Way("sound"))
+    choice = select(PROBLEM, device)
+    assert choice.implementation.name == "sound"
+    assert choice.candidates[1].refusal == "its check raised RuntimeError: division of labour"
+    with pytest.raises(Unsupported, match="broken: its check raised RuntimeError: division of labour"):
+        select(PROBLEM, device, "broken")
+
+
+def test_a_broken_cost_harms_nobody(ways: Callable[..., Device], monkeypatch: pytest.MonkeyPatch) -> None:
+    broken, silent, lost = Way("broken"), Way("silent"), Way("lost", float("nan"))
+    monkeypatch.setattr(broken, "cost", lambda problem, device: 1 // 0, raising=False)
+    monkeypatch.setattr(silent, "cost", lambda problem, device: None, raising=False)
+    choice = select(PROBLEM, ways(broken, silent, lost, Way("sound", refusal="")))
+    assert choice.implementation.name == "sound"
+    assert [c.refusal for c in choice.candidates] == [
+        None,
+        "its check raised ZeroDivisionError: integer division or modulo by zero",
+        "its check raised ValueError: it predicts a cost of None",
+        "its check raised ValueError: it predicts a cost of Cost(bytes=0, operations=0, seconds=nan)",
+    ]
+
+
+def test_only_what_could_serve_is_asked(ways: Callable[..., Device]) -> None:
+    given = [Way("here"), Way("other operation", operation="attention"), Way("other backend", backend="numpy")]
+    assert [c.implementation.name for c in consider(PROBLEM, ways(*given))] == ["here"]
+    assert [w.asked for w in given] == [1, 0, 0]
+
+
+def test_registered_refusal(acme: Any) -> None:
+    d = BatchedGemmStrided(M=5, N=4, K=8, dtype="float64")
+    with pytest.raises(Unsupported, match=r"5×4×8\. acme-gemm: Acme has no float64\.$"):
+        plan(d, backend="acme")
+    assert plan(d).implementation == "numpy"
+
+
+def test_the_default_backend(acme: Any, monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
+    monkeypatch.delenv("KERNELSEAM_BACKEND", raising=False)
+    assert (preferred_backend(), str(find_device())) == (None, "numpy:0 (cpu)")  # priority −100 over −200
+    monkeypatch.setenv("KERNELSEAM_BACKEND", "acme")
+    assert str(find_device()) == "acme:0 (acme1)"
+    with use_backend("numpy"):  # over the variable
+        assert find_device().backend == "numpy"
+        assert find_device(backend="acme").backend == "acme"  # the argument over both
+        with use_backend("acme"):
+            assert find_device().backend == "acme"
+        assert find_device().backend == "numpy"
+    assert find_device().backend == "acme"
+    refused(
+        "backend = abacus: must be one of acme, numpy. Install kernelseam[abacus], or see `kernelseam doctor` for a "
+        "plugin that was kept out.",
+        lambda: use_backend("abacus").__enter__(),
+    )
+    monkeypatch.setenv("KERNELSEAM_BACKEND", "abacus")
+    with pytest.raises(UnknownName, match="^backend = abacus: "):
+        find_device()
+
+
+def test_roofline() -> None:
+    big = BatchedGemmStrided(M=1000, N=1000, K=1000, dtype="float16").problem()
+    limits = DeviceLimits(bytes_per_second=1e9, operations_per_second={"float16": 1e12}, launch_seconds=1e-3)
+    assert roofline(big, limits) == Cost(6_000_000, 2 * 10**9, 1e-3 + 6e-3)  # memory bounds it
+    assert roofline(big, limits, 0.5).seconds == 1e-3 + 12e-3
+    slow = DeviceLimits(bytes_per_second=1e12, operations_per_second={"float16": 1e10}, launch_seconds=0)
+    assert roofline(big, slow).seconds == 0.2

@@ -1,0 +1,88 @@
+"""torch's CPU tensors: met where they are loaded, never imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import kernelseam
+from kernelseam import arrays
+from kernelseam.dtypes import DType
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+Refused = Callable[[str, Callable[[], object]], None]
+
+
+def test_a_tensor_is_seen_as_it_lies() -> None:
+    whole = torch.zeros(4, 10, 6, dtype=torch.bfloat16)
+    part = whole[1:3, ::2, 2:5]
+    info = arrays.describe(part)
+    assert info.pointer == whole.data_ptr() + 62 * 2
+    assert (info.shape, info.strides, info.dtype) == ((2, 5, 3), (60, 12, 1), DType.bfloat16)
+    assert (info.kind, str(info.device), info.owner) == ("torch", "numpy:0 (cpu)", part)
+    assert arrays.describe(torch.zeros(1, 3).expand(5, 3)).strides == (0, 1)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_results_are_tensors_and_bits_agree_with_numpy(dtype: str) -> None:
+    kind: Any = getattr(torch, dtype)
+    q, k, v = (torch.randn(2, 3, 20, 16).to(kind) for _ in range(3))
+    hosts = [_host(x) for x in (q, k, v)]
+    y, lse = kernelseam.attention(q, k, v, causal=True, return_lse=True)
+    assert (type(y), y.dtype, lse.dtype, tuple(y.shape)) == (torch.Tensor, kind, torch.float32, (2, 3, 20, 16))
+    want, want_lse = kernelseam.attention(*hosts, causal=True, return_lse=True)
+    np.testing.assert_array_equal(_host(y), want)
+    np.testing.assert_array_equal(lse.numpy(), want_lse)
+    np.testing.assert_array_equal(_host(kernelseam.bmm(q, k.mT)), kernelseam.bmm(hosts[0], hosts[1].swapaxes(2, 3)))
+    np.testing.assert_array_equal(_host(kernelseam.matmul2d(q[0, 0], k[0, 0].T)), kernelseam.matmul2d(hosts[0][0, 0], hosts[1][0, 0].T))
+
+
+def _host(x: Any) -> Any:
+    if x.dtype is torch.bfloat16:
+        return x.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return x.numpy()
+
+
+def test_out_is_written_in_place_and_kinds_may_be_mixed() -> None:
+    a, b = np.ones((3, 4), np.float32), torch.full((4, 5), 2.0)
+    out = torch.empty(3, 10)[:, ::2].T.contiguous().T
+    assert kernelseam.matmul2d(a, b, out=out) is out
+    assert torch.equal(out, torch.full((3, 5), 8.0))
+    assert type(kernelseam.matmul2d(a, b)) is np.ndarray
+    assert type(kernelseam.matmul2d(b.T, a.T)) is torch.Tensor
+
+
+def test_what_would_be_lost_is_refused(refused: Refused) -> None:
+    x = torch.ones(3, 3, requires_grad=True)
+    refused("a.requires_grad = True: gradients do not flow through this call. Call under torch.no_grad(), or pass "
+            "tensor.detach().", lambda: kernelseam.matmul2d(x, x))
+    with torch.no_grad():
+        assert torch.equal(kernelseam.matmul2d(x, x), torch.full((3, 3), 3.0))
+    negated = torch.ones(3, 3, dtype=torch.complex64).conj().imag
+    assert negated.is_neg()
+    refused("a.is_neg = True: memory holds other values than the tensor. Pass tensor.resolve_neg().",
+            lambda: kernelseam.matmul2d(negated, x.detach()))
+    names = "must be one of float16, bfloat16, float32, float64. Convert the array or name one of these."
+    refused(f"a.dtype = int64: {names}", lambda: kernelseam.matmul2d(torch.ones(3, 3, dtype=torch.int64), x.detach()))
+    refused("a.layout = torch.sparse_coo: must be torch.strided. Pass tensor.to_dense().",
+            lambda: kernelseam.matmul2d(torch.ones(3, 3).to_sparse(), x.detach()))
+    with pytest.raises(kernelseam.errors.InvalidValue, match=r"^a = torch\.Tensor: must be an array of a library and on a"):
+        kernelseam.matmul2d(torch.ones(3, 3, device="meta"), x.detach())
+
+
+def test_torch_is_not_imported_for_its_sake() -> None:
+    code = (
+        "import sys, numpy as np, kernelseam\n"
+        "x = np.ones((1, 1, 4, 4), np.float32)\n"
+        "kernelseam.attention(x, x, x)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    env = {"PYTHONPATH": ":".join(sys.path), "KERNELSEAM_PLUGINS": ""}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,207 @@
+"""What the functions on arrays share: kinds of results, backends, devices, streams, remembered plans, imports."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import kernelseam
+from kernelseam.ops import calling
+
+Array = np.ndarray[Any, Any]
+Refused = Callable[[str, Callable[[], object]], None]
+A, B = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((3, 4), np.float32)
+
+
+class Stranger:
+    """An array of a library that is known by its protocols alone."""
+
+    def __init__(self, host: Array, device: int = 1) -> None:
+        self.host, self.device = host, device
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (self.device, 0)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.host.__dlpack__(**options)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self.host
+
+    def __array_namespace__(self) -> Any:
+        return SimpleNamespace(from_dlpack=lambda x: Stranger(np.from_dlpack(x)), asarray=Stranger)
+
+
+def test_a_strangers_result_is_handed_back_in_its_kind() -> None:
+    y = kernelseam.matmul2d(Stranger(A), Stranger(B))
+    assert type(y) is Stranger
+    np.testing.assert_array_equal(y.host, A @ B)
+    q = Stranger(np.ones((1, 1, 3, 4), ml_dtypes.bfloat16))
+    y, lse = kernelseam.attention(q, q, q, return_lse=True)
+    assert type(y) is type(lse) is Stranger and y.host.dtype == ml_dtypes.bfloat16 and lse.host.dtype == np.float32
+    np.testing.assert_array_equal(y.host, q.host)
+
+
+def test_a_stranger_without_a_namespace_gets_a_numpy_array() -> None:
+    class Plain:
+        def __init__(self, host: Array) -> None:
+            self.host = host
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (1, 0)
+
+        def __dlpack__(self, **options: Any) -> Any:
+            return self.host.__dlpack__(**options)
+
+    y = kernelseam.matmul2d(Plain(A), Plain(B))
+    assert type(y) is np.ndarray
+    np.testing.assert_array_equal(y, A @ B)
+
+
+def test_a_strangers_memory_can_take_the_result() -> None:
+    out = Stranger(np.zeros((2, 4), np.float32))
+    assert kernelseam.matmul2d(A, B, out=out) is out
+    np.testing.assert_array_equal(out.host, A @ B)
+    with pytest.raises(kernelseam.errors.InvalidValue, match=r"^out = a read-only array: is written to\. Give a writable"):
+        half = ml_dtypes.bfloat16  # seen through __array__, which may be a copy
+        kernelseam.matmul2d(A.astype(half), B.astype(half), out=Stranger(np.zeros((2, 4), half)))
+
+
+def test_a_stranger_on_a_device_that_no_plugin_knows() -> None:
+    with pytest.raises(kernelseam.errors.InvalidValue, match=r"^b = .*Stranger: must be an array of a library and on a device"):
+        kernelseam.matmul2d(A, Stranger(B, device=14))
+
+
+def test_devices_and_kinds_of_another_vendor(acme: Any, refused: Refused) -> None:
+    from kernelseam_thirdvendor import AcmeArray
+
+    y = kernelseam.matmul2d(AcmeArray(A, 1), AcmeArray(B, 1))
+    assert type(y) is AcmeArray and y.index == 1
+    np.testing.assert_array_equal(y.host, A @ B)
+    refused("b = numpy:0 (cpu): must be on the same device as a, which is on acme:0 (acme1). Move b or a.",
+            lambda: kernelseam.matmul2d(AcmeArray(A), B))
+    refused("out = acme:1 (acme1): must be on the same device as a, which is on numpy:0 (cpu). Move out or a.",
+            lambda: kernelseam.matmul2d(A, B, out=AcmeArray(np.zeros((2, 4), np.float32), 1)))
+    with pytest.raises(kernelseam.errors.Unsupported, match="acme-gemm: Acme has no float64"):
+        kernelseam.matmul2d(AcmeArray(A.astype(float)), AcmeArray(B.astype(float)))
+
+
+def test_the_backend_asked_for_must_be_the_arrays(acme: Any, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = (
+        "backend = acme: the arrays are on numpy:0 (cpu). Move them to a device of acme, or let the arrays choose: name "
+        "no backend (backend=, use_backend and KERNELSEAM_BACKEND name one)."
+    )
+    refused(message, lambda: kernelseam.matmul2d(A, B, backend="acme"))
+    with kernelseam.use_backend("acme"):
+        refused(message, lambda: kernelseam.matmul2d(A, B))
+        np.testing.assert_array_equal(kernelseam.matmul2d(A, B, backend="numpy"), A @ B)  # the argument is over it
+    monkeypatch.setenv("KERNELSEAM_BACKEND", "acme")
+    refused(message, lambda: kernelseam.matmul2d(A, B))
+    with kernelseam.use_backend("numpy"):
+        np.testing.assert_array_equal(kernelseam.matmul2d(A, B), A @ B)
+    refused("backend = hsa: must be one of acme, numpy. Install kernelseam[hsa], or see `kernelseam doctor` for a plugin "
+            "that was kept out.", lambda: kernelseam.matmul2d(A, B, backend="hsa"))
+
+
+def test_an_implementation_by_name(refused: Refused) -> None:
+    np.testing.assert_array_equal(kernelseam.matmul2d(A, B, implementation="numpy"), A @ B)
+    refused("implementation = fast: must be one of numpy for gemm on numpy. See `kernelseam explain gemm`.",
+            lambda: kernelseam.matmul2d(A, B, implementation="fast"))
+
+
+def test_streams(acme: Any, refused: Refused) -> None:
+    from kernelseam_thirdvendor import AcmeArray
+
+    x, y = AcmeArray(A), AcmeArray(B)
+    stream = SimpleNamespace(__cuda_stream__=lambda: (0, 5))
+    for given in (None, 3, stream):
+        np.testing.assert_array_equal(kernelseam.matmul2d(x, y, stream=given).host, A @ B)
+    with pytest.raises(kernelseam.errors.InvalidValue, match=r"^stream = 'x': must be an int, an object with"):
+        kernelseam.matmul2d(x, y, stream="x")
+
+
+def test_a_repeated_call_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    plan = calling.plan
+    monkeypatch.setattr(calling, "_remembered", None)
+    monkeypatch.setattr(calling, "plan", lambda *args, **options: made.append(args) or plan(*args, **options))
+    for scale in (2, 3):
+        np.testing.assert_array_equal(kernelseam.matmul2d(scale * A, B), scale * (A @ B))
+    assert len(made) == 1
+    kernelseam.matmul2d(A, B, alpha=2)
+    kernelseam.matmul2d(np.asfortranarray(A), B)
+    kernelseam.matmul2d(A.astype(np.float64), B.astype(np.float64))
+    kernelseam.matmul2d(A, B, implementation="numpy")
+    assert len(made) == 5
+    odd = np.zeros(7, np.float32)[1:].reshape(2, 3)
+    odd[:] = A
+    np.testing.assert_array_equal(kernelseam.matmul2d(odd, B), A @ B)
+    assert len(made) == 6  # another alignment
+
+
+def test_remembered_plans_keep_no_array_alive_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Watched(np.ndarray[Any, Any]):
+        pass
+
+    a = A.copy().view(Watched)
+    gone = weakref.ref(a)
+    kernelseam.matmul2d(a, B)
+    del a
+    gc.collect()
+    assert gone() is None
+    monkeypatch.setattr(calling, "_KEPT", 3)
+    for alpha in range(10):
+        kernelseam.matmul2d(A, B, alpha=alpha)
+    assert calling._remembered is not None and len(calling._remembered.plans) <= 3
+
+
+def test_a_remembered_plan_does_not_skip_the_checks(refused: Refused) -> None:
+    out = np.empty((2, 4), np.float32)
+    kernelseam.matmul2d(A, B, out=out)
+    out.flags.writeable = False
+    refused("out = a read-only array: is written to. Give a writable array.", lambda: kernelseam.matmul2d(A, B, out=out))
+    refused("a_transposed = 0: must be True or False. Pass a bool.", lambda: kernelseam.matmul2d(A, B, a_transposed=0))
+    square = np.ones((3, 3), np.float32)
+    kernelseam.matmul2d(square, square, out=np.empty((3, 3), np.float32))
+    with pytest.raises(kernelseam.errors.InvalidValue, match="overlaps A"):
+        kernelseam.matmul2d(square, square, out=square)
+
+
+def run(code: str) -> str:
+    env = {"PYTHONPATH": ":".join(sys.path), "KERNELSEAM_PLUGINS": "", "HOME": "/nonexistent"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_importing_is_cheap_and_loads_no_library_of_arrays() -> None:
+    loaded = run("import sys, kernelseam; print([m for m in ('cupy', 'cuda', 'hip', 'rocm', 'torch', 'jax', 'ml_dtypes',"
+                 " 'kernelseam.ops', 'kernelseam.plugins', 'rich', 'typer') if m in sys.modules])")
+    assert loaded == "[]"
+    seconds = min(
+        float(run("import numpy, time; t = time.perf_counter(); import kernelseam; print(time.perf_counter() - t)"))
+        for _ in range(3)
+    )
+    assert seconds < 0.3
+
+
+def test_every_public_name_is_there() -> None:
+    assert {name for name in dir(kernelseam)} == set(kernelseam.__all__)
+    for name in kernelseam.__all__:
+        assert getattr(kernelseam, name) is not None
+    assert run("import kernelseam.planning, kernelseam; print(callable(kernelseam.trace), kernelseam.errors.__name__)") == (
+        "True kernelseam.errors"
+    )
+    assert set(kernelseam._HOMES) <= set(kernelseam.__all__)
+    with pytest.raises(AttributeError, match="module 'kernelseam' has no attribute 'atention'"):
+        kernelseam.atention  # noqa: B018
+    assert kernelseam.devices()[-1].backend == "numpy"

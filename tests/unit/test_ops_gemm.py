@@ -1,0 +1,200 @@
+"""bmm and matmul2d on host arrays, against plain float64 products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import kernelseam
+
+Array = np.ndarray[Any, Any]
+Refused = Callable[[str, Callable[[], object]], None]
+RNG = np.random.default_rng(20)
+
+
+def normal(*shape: int, dtype: Any = np.float32) -> Array:
+    return RNG.standard_normal(shape).astype(dtype)
+
+
+def near(y: Array, a: Array, b: Array, alpha: float = 1, old: Array | float = 0, dtype: Any = np.float32) -> None:
+    """y = alpha·a·b + old within the rounding of dtype and of float32 sums, elementwise."""
+    x, z = a.astype(np.float64), b.astype(np.float64)
+    want = alpha * (x @ z) + old
+    info = ml_dtypes.finfo(dtype)
+    bound = abs(alpha) * (abs(x) @ abs(z)) + abs(old)
+    sums = 2.0**-53 if dtype == np.float64 else 2.0**-24
+    limit = float(info.eps) * abs(want) + 4 * np.sqrt(x.shape[-1] + 4) * sums * bound
+    assert y.dtype == dtype
+    assert y.shape == want.shape
+    assert (abs(y.astype(np.float64) - want) <= limit).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 7), (64, 65, 63), (129, 33, 200)])
+@pytest.mark.parametrize("a_transposed", [False, True])
+@pytest.mark.parametrize("b_transposed", [False, True])
+def test_four_transposes(dtype: Any, shape: tuple[int, int, int], a_transposed: bool, b_transposed: bool) -> None:
+    M, N, K = shape
+    a = normal(3, *((K, M) if a_transposed else (M, K)), dtype=dtype)
+    b = normal(3, *((N, K) if b_transposed else (K, N)), dtype=dtype)
+    y = kernelseam.bmm(a, b, a_transposed=a_transposed, b_transposed=b_transposed)
+    op_a, op_b = (x.swapaxes(1, 2) if t else x for x, t in ((a, a_transposed), (b, b_transposed)))
+    near(y, op_a, op_b, dtype=dtype)
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_an_array_contiguous_along_its_other_axis_is_a_transpose(flag: bool) -> None:
+    a, b = normal(2, 6, 9).swapaxes(1, 2), normal(2, 4, 6).swapaxes(1, 2)
+    call = kernelseam.bmm(
+        a.swapaxes(1, 2) if flag else a, b.swapaxes(1, 2) if flag else b, a_transposed=flag, b_transposed=flag
+    )
+    near(call, a, b)
+
+
+@pytest.mark.parametrize("a_transposed", [False, True])
+@pytest.mark.parametrize("b_transposed", [False, True])
+def test_a_transposed_out_is_written_in_place(a_transposed: bool, b_transposed: bool) -> None:
+    a, b, memory = normal(2, 5, 7), normal(2, 7, 3), normal(2, 3, 5)
+    out, old = memory.swapaxes(1, 2), memory.swapaxes(1, 2).astype(np.float64)
+    y = kernelseam.bmm(
+        np.ascontiguousarray(a.swapaxes(1, 2)) if a_transposed else a,
+        np.ascontiguousarray(b.swapaxes(1, 2)) if b_transposed else b,
+        a_transposed=a_transposed, b_transposed=b_transposed, alpha=2, beta=-0.5, out=out,
+    )
+    assert y is out
+    near(memory.swapaxes(1, 2), a, b, 2, -0.5 * old)
+
+
+def test_two_axes_and_vectors() -> None:
+    a, b = normal(4, 6), normal(6, 1)
+    near(kernelseam.matmul2d(a, b), a, b)
+    near(kernelseam.matmul2d(b, a, a_transposed=True, b_transposed=True), b.T, a.T)
+    column = normal(6, 5)[:, 2:3]
+    near(kernelseam.matmul2d(a, column), a, column)
+    row = normal(12)[None, ::2]
+    near(kernelseam.matmul2d(row, b), row, b)
+
+
+def test_heads_share_matrices_of_b() -> None:
+    a, b = normal(2, 6, 5, 8), normal(2, 3, 8, 4)
+    near(kernelseam.bmm(a, b), a, np.repeat(b, 2, axis=1))
+    packed = normal(2, 7, 3, 8)  # token-major: a row's heads lie together
+    near(kernelseam.bmm(a, packed.transpose(0, 2, 1, 3), b_transposed=True), a, np.repeat(packed.transpose(0, 2, 3, 1), 2, 1))
+
+
+def test_gaps_and_broadcasts_are_walked_without_a_copy() -> None:
+    whole = normal(4, 9, 16)
+    a, b = whole[::2, 1:8:2, 3:9], np.broadcast_to(normal(6, 5), (2, 6, 5))
+    out = np.full((2, 10, 12), np.nan, np.float32)
+    y = kernelseam.bmm(a, b, out=out[:, ::3, 4:9])
+    near(y, a, b)
+    assert np.isnan(out).sum() == out.size - y.size
+    one_row = np.broadcast_to(normal(1, 6), (4, 6))
+    near(kernelseam.matmul2d(one_row, b[0]), one_row, b[0])
+
+
+def test_alpha_and_beta() -> None:
+    a, b, c = normal(3, 4, 5), normal(3, 5, 6), normal(3, 4, 6)
+    old = c.astype(np.float64)
+    assert kernelseam.bmm(a, b, alpha=-2, beta=0.25, out=c) is c
+    near(c, a, b, -2, 0.25 * old)
+
+
+def test_a_wider_out_is_not_rounded_in_between() -> None:
+    a, b = normal(2, 9, 33, dtype=np.float16), normal(2, 33, 5, dtype=np.float16)
+    y = kernelseam.bmm(a, b, out=np.empty((2, 9, 5), np.float32))
+    near(y, a, b)
+
+
+def test_beta_0_never_reads_and_alpha_0_never_reads_the_inputs() -> None:
+    a, b, out = normal(4, 4), normal(4, 4), np.full((4, 4), np.nan, np.float32)
+    near(kernelseam.matmul2d(a, b, out=out), a, b)
+    a[:], c = np.nan, normal(4, 4)
+    old = c.copy()
+    np.testing.assert_array_equal(kernelseam.matmul2d(a, b, alpha=0, beta=0.5, out=c), 0.5 * old)
+    np.testing.assert_array_equal(kernelseam.matmul2d(a, b, alpha=0), np.zeros((4, 4), np.float32))
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (3, 4, 0)])
+def test_nothing_to_sum_or_to_write(shape: tuple[int, int, int]) -> None:
+    M, N, K = shape
+    y = kernelseam.bmm(normal(2, M, K), normal(2, K, N))
+    np.testing.assert_array_equal(y, np.zeros((2, M, N), np.float32))
+    c = normal(2, M, N)
+    old = c.copy()
+    np.testing.assert_array_equal(kernelseam.bmm(normal(2, M, K), normal(2, K, N), beta=2, alpha=0, out=c), 2 * old)
+    assert kernelseam.bmm(normal(0, 3, 4), normal(0, 4, 5)).shape == (0, 3, 5)
+
+
+def test_nan_and_inf_reach_their_row_or_column_alone() -> None:
+    a, b = normal(70, 40), normal(40, 90)
+    a[3, 5], a[9, 7], b[2, 11] = np.nan, np.inf, -np.inf
+    b[7, 30] = 0
+    y = kernelseam.matmul2d(a, b)
+    with np.errstate(invalid="ignore"):
+        want = a.astype(np.float64) @ b.astype(np.float64)
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(want))
+    np.testing.assert_array_equal(np.where(np.isinf(y), y, 0), np.where(np.isinf(want), want, 0))
+    assert np.isnan(y[3]).all() and np.isnan(y[9, 30]) and y[0, 11] == -np.inf * np.sign(a[0, 2])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
+def test_small_integers_are_exact(dtype: Any) -> None:
+    a, b = (RNG.integers(-3, 4, s).astype(dtype) for s in ((2, 37, 129), (2, 129, 41)))
+    y = kernelseam.bmm(a, b, out=np.empty((2, 37, 41), np.float32))
+    np.testing.assert_array_equal(y, (a.astype(np.int64) @ b.astype(np.int64)).astype(np.float32))
+
+
+def test_refusals(refused: Refused) -> None:
+    a, b = normal(2, 3, 4), normal(2, 4, 5)
+    frozen = normal(2, 3, 5)
+    frozen.flags.writeable = False
+    matmul2d, bmm = kernelseam.matmul2d, kernelseam.bmm
+    refused("a = an array of shape [3]: must have 3 axes, [B, M, K]. Add or remove axes with reshape.",
+            lambda: bmm(a[0, :, 0], b))
+    refused("b = an array of shape [4, 5]: must have 3 axes, [B, K, N]. Add or remove axes with reshape.",
+            lambda: bmm(a, b[0]))
+    refused("a = an array of shape [2, 3, 4]: must have 2 axes, [K, M]. Add or remove axes with reshape.",
+            lambda: matmul2d(a, b, a_transposed=True))
+    refused("b = an array of shape [2, 4, 5]: must have K = 4 columns, as a of shape [2, 3, 4] says. Check the order of "
+            "the axes, a_transposed and b_transposed.", lambda: bmm(a, b, b_transposed=True))
+    refused("b = an array of shape [1, 4, 5]: must have as many batches as a, 2. Expand the array of one batch (a stride "
+            "of 0 is fine).", lambda: bmm(a, b[:1]))
+    refused("H = 3: must be a multiple of H_b = 2. Make H a multiple of H_b.",
+            lambda: bmm(normal(1, 3, 2, 2), normal(1, 2, 2, 2)))
+    refused("b = an array of float64: must be float32 as a is. Convert one of them.",
+            lambda: bmm(a, b.astype(np.float64)))
+    refused("out = None: is read, because beta = 1.0. Pass the array that holds C, or beta=0.", lambda: bmm(a, b, beta=1))
+    refused("out = an array of shape [2, 5, 3]: must have shape [2, 3, 5]. Check the order of the axes.",
+            lambda: bmm(a, b, out=normal(2, 5, 3)))
+    refused("a = strides [96, 32, 2]: one of the two matrix axes must be contiguous (stride 1). Copy the array into a "
+            "contiguous one.", lambda: bmm(normal(2, 3, 32)[:, :, :8:2], b))
+    refused("b = strides [40, 10, 2]: one of the two matrix axes must be contiguous (stride 1). Copy the array into a "
+            "contiguous one.", lambda: bmm(a, normal(2, 4, 10)[:, :, ::2]))
+    refused("out = strides [30, 10, 2]: one of the two matrix axes must be contiguous (stride 1). Copy the array into a "
+            "contiguous one.", lambda: bmm(a, b, out=normal(2, 3, 10)[:, :, ::2]))
+    refused("a = strides [12, -4, 1]: must not walk backwards. Copy the array first.", lambda: bmm(a[:, ::-1], b))
+    refused("out = a read-only array: is written to. Give a writable array.",
+            lambda: bmm(a, b, out=frozen))
+    refused("alpha = 2: must be a real number. Pass a float.", lambda: bmm(a, b, alpha="2"))
+    refused("a_transposed = 1: must be True or False. Pass a bool.", lambda: bmm(a, b, a_transposed=1))
+
+
+def test_an_output_that_overlaps_an_input_is_refused() -> None:
+    a = normal(2, 4, 4)
+    with pytest.raises(kernelseam.errors.InvalidValue, match=r"^out = 0x[0-9a-f]+: overlaps A\. Give the output memory"):
+        kernelseam.bmm(a, normal(2, 4, 4), out=a)
+    shared = np.lib.stride_tricks.as_strided(normal(8, 4), (2, 4, 4), (0, 16, 4))
+    with pytest.raises(kernelseam.errors.InvalidValue, match=r"^out = stride_c_batch = 0: .*An output needs memory of its own"):
+        kernelseam.bmm(a, a, out=shared)
+    near(kernelseam.bmm(a, a), a, a)
+
+
+def test_a_transposed_out_needs_a_matrix_of_b_for_each_head(refused: Refused) -> None:
+    out = normal(1, 4, 5, 3).swapaxes(2, 3)
+    refused("out = strides [60, 15, 1, 3]: must have contiguous rows where heads share a b. Give a row-major out.",
+            lambda: kernelseam.bmm(normal(1, 4, 3, 2), normal(1, 2, 2, 5), out=out))

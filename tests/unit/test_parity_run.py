@@ -1,0 +1,271 @@
+"""Outcomes, refusals, the list of cases, the report, and the calibration of the constants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+import numpy as np
+import pytest
+
+from kernelseam import planning
+from kernelseam.contract import ArrayInfo, Backend, Cost, Device, LaunchRecord, PlanParts, host_array
+from kernelseam.descriptors import GemmProblem
+from kernelseam.dtypes import DType
+from kernelseam.errors import DeviceError
+from kernelseam.parity import calibrate, report, tolerances
+from kernelseam.parity.cases import matrix, named
+from kernelseam.parity.data import layout, values
+from kernelseam.parity.run import Outcome, Target, describe, run_case, targets
+from kernelseam.planning import forget
+from kernelseam.plugins import plugins
+from kernelseam.reference.gemm import NumpyGemm
+from kernelseam.reference.runtime import HostRuntime
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Refuses one transposition and fails at the rest."""
+
+    name: str = "broken"
+    backend: str = "numpy"
+    operation: str = "gemm"
+
+    def supports(self, problem: object, device: Device) -> str | None:
+        return "takes no transposed B" if problem.spec.b_transposed else None  # type: ignore[attr-defined]
+
+    def cost(self, problem: object, device: Device) -> Cost:
+        return Cost(0, 0, 1e3)
+
+    def build(self, problem: object, device: Device) -> PlanParts:
+        raise DeviceError("the runtime said 719")
+
+
+@dataclass(frozen=True)
+class Nothing(Broken):
+    """Writes zeros, which is right where every result is lost as a subnormal."""
+
+    name: str = "nothing"
+
+    def supports(self, problem: object, device: Device) -> str | None:
+        return None
+
+    def value(self) -> float:
+        return 0.0
+
+    def build(self, problem: object, device: Device) -> PlanParts:
+        return PlanParts((Filling(problem, self.value),))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Drifting(Nothing):
+    """Writes another number with every launch."""
+
+    name: str = "drifting"
+    numbers: Iterator[int] = field(default_factory=count, compare=False)
+
+    def value(self) -> float:
+        return float(next(self.numbers))
+
+
+@dataclass(frozen=True)
+class Filling:
+    """The step of both: every element of C is set to a value."""
+
+    problem: GemmProblem
+    value: Callable[[], float]
+    record: LaunchRecord = LaunchRecord("fill", (1, 1, 1), (1, 1, 1), 0, "cpu")
+
+    def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
+        rule = self.problem.operands[2]
+        out = host_array(pointers["C"], rule.shape, rule.strides, self.problem.spec.dtype_c)
+        return lambda stream: out.fill(self.value())
+
+
+@pytest.fixture
+def host() -> Iterator[Device]:
+    found = plugins().registry.implementations
+    kept = list(found)
+    found.append(Broken())
+    yield plugins().backend("numpy").runtime.devices()[0]
+    found[:] = kept
+    forget()
+
+
+def test_a_refusal_is_neither_a_pass_nor_a_failure_where_it_is_allowed(host: Device) -> None:
+    case = named("gemm-f16-nt")
+    allowed = run_case(case, Target(host, "broken", "gemm", own=False))
+    assert (allowed.status, allowed.detail, allowed.verdict) == ("refused", "takes no transposed B", None)
+    allowed.require()
+    forbidden = run_case(case, Target(host, "broken", "gemm", own=True))
+    assert (forbidden.status, forbidden.detail) == ("error", "refused what it must take: takes no transposed B")
+    with pytest.raises(AssertionError, match="gemm-f16-nt on numpy-broken: refused what it must take"):
+        forbidden.require()
+    declared = replace(case, may_refuse=frozenset({"broken"}))
+    assert run_case(declared, Target(host, "broken", "gemm", own=True)).status == "refused"
+
+
+def test_an_error_keeps_its_traceback(host: Device) -> None:
+    outcome = run_case(named("gemm-f16-nn"), Target(host, "broken", "gemm", own=False))
+    assert outcome.status == "error"
+    assert outcome.detail.startswith("Traceback") and "DeviceError: the runtime said 719" in outcome.detail
+
+
+def test_a_second_launch_must_give_the_same_bits(host: Device) -> None:
+    plugins().registry.add_implementation(Drifting())
+    outcome = run_case(named("gemm-f16-nn"), Target(host, "drifting", "gemm", own=False))
+    assert outcome.status == "failed"
+    assert outcome.detail.endswith("bytes differ after a second launch on the same inputs")
+
+
+def test_flushed_subnormals_widen_the_bound(host: Device) -> None:
+    plugins().registry.add_implementation(Nothing())
+    case = named("gemm-f16-nt-subnormal")  # every result is below the smallest normal half
+    assert run_case(case, Target(host, "nothing", "gemm", own=False)).status == "failed"
+    assert run_case(case, Target(host, "nothing", "gemm", own=False, flushed=True)).status == "passed"
+
+
+class FarArray:
+    """An array that says, as a GPU's do, that it is no host memory."""
+
+    def __init__(self, host: np.ndarray) -> None:
+        self.host = host
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        return {**self.host.__array_interface__, "version": 3}
+
+
+class FarRuntime(HostRuntime):
+    """Host memory behind arrays of another kind."""
+
+    def __init__(self) -> None:
+        self.device = Device("far", 0, "far1")
+
+    def describe(self, array: object) -> ArrayInfo | None:
+        interface = getattr(array, "__cuda_array_interface__", None)
+        if interface is None:
+            return None
+        known = np.asarray(type("Memory", (), {"__array_interface__": interface})())
+        strides = tuple(s // known.itemsize for s in known.strides)
+        return ArrayInfo(known.ctypes.data, known.shape, strides, DType.of(known.dtype), self.device, "far", array)
+
+    def empty(self, shape: Sequence[int], dtype: DType, device: Device, like: ArrayInfo | None = None) -> object:
+        return FarArray(np.empty(tuple(shape), dtype.numpy))
+
+    def from_host(self, host: np.ndarray, device: Device) -> object:
+        return FarArray(host.copy())
+
+    def to_host(self, array: object) -> np.ndarray:
+        assert isinstance(array, FarArray)
+        return array.host.copy()
+
+
+class FarGemm(NumpyGemm):
+    name, backend = "far", "far"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gemm-f16-nt-pointers", "gemm-f16-nt-pointers-device", "gemm-f16-nt-pointers-device-even", "gemm-f32-nn-gaps"],
+)
+def test_memory_and_lists_on_another_device(name: str) -> None:
+    registry = plugins().registry
+    kept = list(registry.implementations)
+    registry.add_backend(Backend("far", FarRuntime(), implementations=(FarGemm(),), priority=-300))
+    try:
+        (target,) = targets(backend="far")
+        assert not target.own
+        outcome = run_case(named(name), target)
+        assert outcome.status == "passed", outcome.detail
+        views = {p.spec.view for p, device, _ in planning._plans if device == target.device}
+        assert views == {"pointers" if "pointers" in name else "strided"}  # only a host can see that a list is even
+    finally:
+        del registry.backends["far"]
+        registry.implementations[:] = kept
+        forget()
+
+
+def test_targets_are_the_implementations_registered(host: Device) -> None:
+    found = {(t.operation, t.implementation): t.own for t in targets(backend="numpy")}
+    assert found[("gemm", "numpy")] and found[("attention", "numpy")] and not found[("gemm", "broken")]
+    assert targets(backend="nobody") == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gemm-f32-nn-gaps-beta", "gemm-f16-nt-odd-a", "attention-f16-64-packed-ramp", "attention-f16-64-gaps"],
+)
+def test_memory_may_be_separate(name: str) -> None:
+    case = named(name)
+    target = next(t for t in targets(backend="numpy") if t.operation == case.operation)
+    outcome = run_case(case, target, separate=True)
+    assert outcome.status == "passed", outcome.detail
+
+
+def _specs() -> set[object]:
+    found = set()
+    for case in matrix():
+        lay = layout(case)
+        at = {n: 2**20 + lay.blocks()[p.block][1] + p.offset * p.dtype.itemsize for n, p in lay.places.items()}
+        host = plugins().backend("numpy").runtime
+        made, _ = describe(case, lay, at, host, host.devices()[0]).simplified()
+        found.add(made.problem().spec)
+    return found
+
+
+def test_the_matrix_is_wide_and_compiles_little() -> None:
+    cases = matrix()
+    assert len({c.name for c in cases}) == len(cases) >= 300
+    assert len(_specs()) <= 62
+    attention = [c for c in cases if c.operation == "attention"]
+    assert {c.name for c in attention} == {c.name.removesuffix("-ramp") + s for c in attention for s in ("", "-ramp")}
+
+
+def test_a_pattern_chooses_cases() -> None:
+    assert [c.name for c in matrix("f64-tt", "gemm")] == ["gemm-f64-tt", "gemm-f64-tt-pointers"]
+    assert {c.operation for c in matrix("mqa,pointers-odd")} == {"gemm", "attention"}
+    with pytest.raises(KeyError, match="no-such-case"):
+        named("no-such-case")
+
+
+def test_data_are_the_same_every_time() -> None:
+    first, second = (values(named("attention-f16-64-mqa-ramp")) for _ in range(2))
+    for name, x in first.items():
+        np.testing.assert_array_equal(x, second[name])
+    assert first["q"].shape == (2, 5, 65, 64) and first["k"].shape == (2, 1, 129, 64)
+    assert (first["q"][..., 0] == 8).all()
+    assert first["k"][0, 0, :4, 0].tolist() == [0, 0.0625, 0.125, 0.1875]
+
+
+def test_report_says_what_happened(host: Device) -> None:
+    reference = next(t for t in targets(backend="numpy") if t.implementation == "numpy" and t.operation == "gemm")
+    broken = Target(host, "broken", "gemm", own=False)
+    outcomes = [run_case(named(n), t) for n in ("gemm-f16-nt", "gemm-f16-nn") for t in (reference, broken)]
+    row, other = report.rows(outcomes)
+    assert (row.implementation, row.cases, row.passed, row.refused, row.failed) == ("numpy", 2, 2, 0, 0)
+    assert 0 < row.worst <= 1 and row.worst_case in ("gemm-f16-nt", "gemm-f16-nn")
+    assert (other.implementation, other.cases, other.passed, other.refused, other.failed) == ("broken", 2, 0, 1, 1)
+    text = report.markdown(outcomes, ["numpy:0 (cpu)"])
+    assert "* numpy:0 (cpu)\n" in text
+    assert "* numpy broken, 1 case(s): takes no transposed B" in text
+    assert "### gemm-f16-nn on numpy broken" in text and "DeviceError: the runtime said 719" in text
+    assert report.table([row, other]).splitlines()[0].split()[:3] == ["operation", "backend", "implementation"]
+
+
+def test_outcomes_of_nothing_make_no_rows() -> None:
+    nothing: list[Outcome] = []
+    assert report.rows(nothing) == []
+    assert "## Failed" not in report.markdown(nothing, [])
+
+
+def test_constants_have_room() -> None:
+    rng = np.random.default_rng(5)
+    attention = [s for _ in range(40) for s in calibrate.attention_samples(rng)]
+    gemm = [s for _ in range(40) for s in calibrate.gemm_samples(rng)]
+    assert len(attention) == len(gemm) == 80
+    assert max(s.ratio for s in attention + gemm) < 1
+    assert max(s.needed for s in attention) < tolerances.ATTENTION_CONSTANT / 2
+    assert max(s.needed for s in gemm) < tolerances.GEMM_CONSTANT / 2
+    assert max(s.needed for s in attention) > 0.1

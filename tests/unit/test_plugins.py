@@ -1,0 +1,237 @@
+"""Discovery: what is broken is kept out by name, with its traceback, and harms nobody."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kernelseam
+from kernelseam import BatchedGemmStrided, plan, plugins
+from kernelseam.contract import CONTRACT_VERSION, PluginInfo
+from kernelseam.hookspecs import hookimpl
+from kernelseam.plugins import Failure, Plugins, discover
+
+DISTRIBUTIONS = Path(__file__).parents[1] / "plugins"
+GOOD = EntryPoint("thirdvendor", "kernelseam_thirdvendor", plugins.GROUP)
+
+
+def broken(name: str) -> EntryPoint:
+    return EntryPoint(name, f"kernelseam_broken.{name.replace('-', '_')}", plugins.GROUP)
+
+
+KEPT_OUT = {
+    "absent": ("import", "ModuleNotFoundError: No module named 'kernelseam_broken.absent'"),
+    "raises-on-import": ("import", "RuntimeError: the vendor's library is damaged"),
+    "exits-on-import": ("import", "SystemExit: the vendor's licence has run out"),
+    "raises-in-info": ("kernelseam_info", "RuntimeError: no facts today"),
+    "no-info": ("kernelseam_info", "PluginError: kernelseam_info of 'no-info' must return one PluginInfo, got []"),
+    "raises-in-register": ("kernelseam_register", "RuntimeError: the second half is missing"),
+    "other-contract": (
+        "contract",
+        "PluginError: plugin 'other-contract' speaks contract version 99, this core 1: install versions of both that agree",
+    ),
+    "unknown-hook": (
+        "kernelseam_info", "PluginValidationError: unknown hook 'kernelseam_teleport' in plugin",
+    ),
+    "wrong-arguments": ("kernelseam_info", "PluginValidationError: Plugin 'wrong-arguments' for hook 'kernelseam_register'"),
+    "takes-a-taken-name": (
+        "kernelseam_register", "PluginError: backend 'numpy' is already registered by another plugin",
+    ),
+    "registers-twice": (
+        "kernelseam_register", "PluginError: implementation 'twin' of gemm on numpy is already registered",
+    ),
+}
+
+
+def multiply(backend: str | None = None) -> None:
+    rng = np.random.default_rng(0)
+    a, b, c = rng.standard_normal((3, 4)), rng.standard_normal((4, 5)), np.zeros((3, 5))
+    plan(BatchedGemmStrided(A=a, B=b, C=c, M=3, N=5, K=4), backend=backend).bind()()
+    assert abs(c - a @ b).max() < 1e-12
+
+
+@pytest.mark.parametrize("name", KEPT_OUT)
+def test_a_broken_plugin_is_kept_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two good ones, of which the later is found all the same."""
+    found = discover([broken("raises-in-doctor"), broken(name), GOOD])
+    assert set(found.loaded) == {"reference", "raises-in-doctor", "thirdvendor"}
+    assert set(found.registry.backends) == {"numpy", "acme"}
+    assert [i.name for i in found.registry.implementations if i.backend == "acme"] == ["acme-gemm"]
+    assert "twin" not in {i.name for i in found.registry.implementations}
+    (failure,) = found.failures
+    stage, message = KEPT_OUT[name]
+    assert (failure.plugin, failure.stage) == (name, stage)
+    assert failure.message.startswith(message)
+    assert failure.traceback.startswith("Traceback (most recent call last):\n")
+    assert failure.message.splitlines()[0] in failure.traceback
+    monkeypatch.setattr(plugins, "_plugins", found)
+    multiply()
+
+
+def test_all_at_once() -> None:
+    found = discover([*map(broken, KEPT_OUT), GOOD])
+    assert [f.plugin for f in found.failures] == list(KEPT_OUT)
+    assert set(found.loaded) == {"reference", "thirdvendor"}
+
+
+def test_the_doctor_of_a_broken_plugin() -> None:
+    found = discover([broken("raises-in-doctor"), GOOD])
+    assert found.failures == ()
+    report = found.doctor()
+    assert report["thirdvendor"] == {"devices": ["acme:0 (acme1)", "acme:1 (acme1)"]}
+    assert report["reference"]["numpy"] == np.__version__
+    failure = report["raises-in-doctor"]
+    assert isinstance(failure, Failure)
+    assert (failure.stage, failure.message) == ("kernelseam_doctor", "SystemExit: the doctor is out")
+
+
+def test_devices_that_cannot_be_listed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    found = discover([broken("raises-in-devices"), GOOD])
+    assert found.failures == () and "silent" in found.registry.backends
+    assert [str(d) for d in found.devices()] == ["numpy:0 (cpu)", "acme:0 (acme1)", "acme:1 (acme1)"]
+    assert "backend silent does not list its devices" in caplog.text
+    assert "RuntimeError: the driver does not answer" in caplog.text
+    monkeypatch.setattr(plugins, "_plugins", found)
+    multiply()
+    with pytest.raises(RuntimeError, match="the driver does not answer"):  # whoever asks for it is told
+        plan(BatchedGemmStrided(M=3, N=5, K=4, dtype="float32"), backend="silent")
+
+
+def test_two_plugins_of_one_name() -> None:
+    other = EntryPoint("thirdvendor", "kernelseam_broken.raises_in_devices", plugins.GROUP)
+    found = discover([GOOD, other, GOOD])
+    assert set(found.registry.backends) == {"numpy", "acme"}
+    assert [(f.plugin, f.stage, f.message) for f in found.failures] == [
+        ("thirdvendor", "import", "PluginError: two plugins are named 'thirdvendor'")
+    ] * 2
+
+
+def test_a_plugin_need_not_be_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Plugin:
+        @hookimpl
+        def kernelseam_info(self) -> PluginInfo:
+            return PluginInfo("object", "1", CONTRACT_VERSION)
+
+    module: Any = ModuleType("kernelseam_object_plugin")
+    module.plugin = Plugin()
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    found = discover([EntryPoint("object", "kernelseam_object_plugin:plugin", plugins.GROUP)])
+    assert found.failures == ()
+    assert found.loaded["object"].version == "1"
+
+
+def test_plugins_restricted(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [broken("raises-on-import"), GOOD]
+    monkeypatch.setenv("KERNELSEAM_PLUGINS", " thirdvendor ,, ")
+    found = discover(entries)
+    assert (set(found.loaded), found.failures) == ({"reference", "thirdvendor"}, ())
+    monkeypatch.setenv("KERNELSEAM_PLUGINS", "")
+    assert set(discover(entries).loaded) == {"reference"}
+    monkeypatch.setenv("KERNELSEAM_PLUGINS", "reference,thirdvendor,thirdvender")
+    found = discover(entries)
+    assert set(found.loaded) == {"reference", "thirdvendor"}
+    assert [(f.plugin, f.stage, f.message) for f in found.failures] == [(
+        "thirdvender", "import",
+        "PluginError: KERNELSEAM_PLUGINS names 'thirdvender', but no entry point of that name is installed",
+    )]
+    assert set(discover(entries, only="thirdvendor").loaded) == {"reference", "thirdvendor"}  # over the variable
+
+
+def test_discovery_happens_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    made = discover([])
+
+    def counted() -> Plugins:
+        calls.append(1)
+        return made
+
+    monkeypatch.setattr(plugins, "_plugins", None)
+    monkeypatch.setattr(plugins, "discover", counted)
+    assert plugins.plugins() is plugins.plugins() is made
+    plugins.reset()
+    assert plugins.plugins() is made and len(calls) == 2
+
+
+# ---------------------------------------------------------------- installed for real
+
+SCRIPT = """
+import json
+import numpy as np
+import kernelseam
+from kernelseam.plugins import plugins
+found = plugins()
+from kernelseam_thirdvendor import AcmeArray
+a, b = np.arange(12, dtype="f4").reshape(1, 3, 4), np.ones((1, 4, 5), "f4")
+with kernelseam.trace() as launches:
+    c = kernelseam.bmm(AcmeArray(a), AcmeArray(b))
+d = np.zeros((1, 3, 5), "f4")
+kernelseam.bmm(a, b, out=d)
+print(json.dumps({
+    "loaded": sorted(found.loaded), "failures": {f.plugin: [f.stage, f.message, f.traceback] for f in found.failures},
+    "kind": type(c).__name__, "same": np.array_equal(c.host, a @ b) and np.array_equal(d, a @ b),
+    "launches": [r.kernel for r in launches], "devices": [str(d) for d in kernelseam.devices()],
+    "home": kernelseam.__file__,
+}))
+"""
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory, python_command: list[str]) -> Path:
+    """A folder with the third vendor and the broken plugins, installed by pip as anyone would."""
+    pytest.importorskip("hatchling", reason="hatchling is missing: it builds the distributions that this test installs")
+    target = tmp_path_factory.mktemp("installed")
+    for name in ("thirdvendor", "broken"):
+        command = [
+            *python_command, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index",
+            "--disable-pip-version-check", "--target", str(target), str(DISTRIBUTIONS / name),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=target, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return target
+
+
+@pytest.fixture
+def run(installed: Path, python_command: list[str]) -> Callable[..., dict[str, Any]]:
+    """Run the script in a Python of its own that sees what is installed and this core."""
+
+    def call(**variables: str) -> dict[str, Any]:
+        core = Path(kernelseam.__file__).parents[1]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), str(core)]), **variables}
+        done = subprocess.run(
+            [*python_command, "-c", SCRIPT], capture_output=True, text=True, env=environment, cwd=installed, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        result: dict[str, Any] = json.loads(done.stdout)
+        return result
+
+    return call
+
+
+def test_an_installed_third_vendor(run: Callable[..., dict[str, Any]]) -> None:
+    result = run(KERNELSEAM_PLUGINS="thirdvendor")
+    assert result["home"] == kernelseam.__file__
+    assert (result["loaded"], result["failures"]) == (["reference", "thirdvendor"], {})
+    assert result["kind"] == "AcmeArray" and result["same"]
+    assert result["launches"] == ["acme_gemm"]
+    assert result["devices"] == ["numpy:0 (cpu)", "acme:0 (acme1)", "acme:1 (acme1)"]
+
+
+def test_installed_broken_plugins_harm_nobody(run: Callable[..., dict[str, Any]]) -> None:
+    names = [*KEPT_OUT, "raises-in-doctor", "raises-in-devices"]
+    result = run(KERNELSEAM_PLUGINS=",".join(["thirdvendor", *names]))
+    assert result["same"] and result["launches"] == ["acme_gemm"]
+    assert result["loaded"] == ["raises-in-devices", "raises-in-doctor", "reference", "thirdvendor"]
+    assert {n: f[0] for n, f in result["failures"].items()} == {n: stage for n, (stage, _) in KEPT_OUT.items()}
+    for name, (_, message) in KEPT_OUT.items():
+        assert result["failures"][name][1].startswith(message)
+        assert "Traceback" in result["failures"][name][2]
