@@ -85,5 +85,7 @@ def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
     if dtype is DType.bfloat16:
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(dtype.value)
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
+    other: np.dtype[Any] = np.dtype(dtype.value)
+    return other

@@ -181,7 +181,7 @@ def test_extras_name_the_vendors_distributions(built: Path) -> None:
     core, cuda, rocm = metadata.values()
     requires = core.get_all("Requires-Dist", [])
     assert {"cuda", "rocm", "test"} <= set(core.get_all("Provides-Extra", []))
-    assert "kernelseam-cuda; extra == 'cuda'" in requires and "kernelseam-rocm; extra == 'rocm'" in requires
+    assert "kernelseam-cuda[cu13]; extra == 'cuda'" in requires and "kernelseam-rocm; extra == 'rocm'" in requires
     assert {"cu12", "cu13"} <= set(cuda.get_all("Provides-Extra", []))
     for plugin in (cuda, rocm):
         assert any(r.split(";")[0].strip().startswith("kernelseam") for r in plugin.get_all("Requires-Dist", []))

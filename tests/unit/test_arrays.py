@@ -42,7 +42,8 @@ def test_bfloat16_subclasses_broadcasts_and_read_only_arrays() -> None:
 def test_what_is_no_array_is_refused(refused: Refused, value: object) -> None:
     known = ", ".join(sorted(plugins().registry.backends))
     refused(
-        f"q = builtins.{type(value).__name__}: must be an array of a library and on a device known to {known}. {ENDING}",
+        f"q = builtins.{type(value).__name__}: must be an array of a library and on a device known to {known}. "
+        f"{ENDING}",
         lambda: arrays.describe(value, "q"),
     )
 

@@ -308,6 +308,17 @@ def test_refused_arrays(more: dict[str, Any], message: str, refused: Refused) ->
     refused(message, lambda: gemm(**arrays(**more)))
 
 
+def test_the_last_element_counts(refused: Refused) -> None:
+    flat = f32(256)
+    strides = {"stride_a_batch": 128}
+    assert gemm(A=flat, **strides).problem().operands[0].span == 256
+    refused(
+        "A = an array that spans 255 elements: the extents and strides walk over 256. "
+        "Make them smaller, or give a larger array (or an address, where more memory follows).",
+        lambda: gemm(A=flat[1:], **strides),
+    )
+
+
 def test_refused_strangers(refused: Refused, acme: Any) -> None:
     message = (
         "B = builtins.object: must be an array of a library and on a device known to acme, numpy. Pass a NumPy array, "

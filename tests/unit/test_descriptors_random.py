@@ -157,6 +157,23 @@ def test_an_output_overlaps_itself_exactly_where_a_walk_meets_itself(axes: list[
     assert (found is not None) == (len(set(offsets)) < len(offsets))
 
 
+@settings(max_examples=300, deadline=None)
+@given(rows=st.integers(1, 4), columns=st.integers(1, 4), gap=st.integers(-4, 3), apart=st.integers(0, 30))
+def test_two_outputs_overlap_exactly_where_their_walks_meet(rows: int, columns: int, gap: int, apart: int) -> None:
+    step = columns + abs(gap) if rows > 1 else max(columns + gap, 0)  # the stride of a single row says nothing
+    one, other = (
+        {start + i * step + j for i in range(rows) for j in range(columns)} for start in (0, apart)
+    )
+    try:
+        BatchedGemmPointers(
+            M=rows, N=columns, K=1, num_heads=2, dtype="float32", stride_c_row=step, C_ptrs=[4096, 4096 + 4 * apart]
+        )
+    except InvalidValue as e:
+        assert e.field == "C_ptrs[1]" and one & other
+    else:
+        assert not one & other
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     shape=st.tuples(small, small, small, small), take=st.tuples(*[st.sampled_from([1, 1, 2, -1])] * 4),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import kernelseam
+from kernelseam.errors import InvalidValue
 
 Array = np.ndarray[Any, Any]
 Refused = Callable[[str, Callable[[], object]], None]
@@ -83,7 +84,8 @@ def test_heads_share_matrices_of_b() -> None:
     a, b = normal(2, 6, 5, 8), normal(2, 3, 8, 4)
     near(kernelseam.bmm(a, b), a, np.repeat(b, 2, axis=1))
     packed = normal(2, 7, 3, 8)  # token-major: a row's heads lie together
-    near(kernelseam.bmm(a, packed.transpose(0, 2, 1, 3), b_transposed=True), a, np.repeat(packed.transpose(0, 2, 3, 1), 2, 1))
+    y = kernelseam.bmm(a, packed.transpose(0, 2, 1, 3), b_transposed=True)
+    near(y, a, np.repeat(packed.transpose(0, 2, 3, 1), 2, axis=1))
 
 
 def test_gaps_and_broadcasts_are_walked_without_a_copy() -> None:
@@ -160,22 +162,26 @@ def test_refusals(refused: Refused) -> None:
             lambda: bmm(a, b[0]))
     refused("a = an array of shape [2, 3, 4]: must have 2 axes, [K, M]. Add or remove axes with reshape.",
             lambda: matmul2d(a, b, a_transposed=True))
-    refused("b = an array of shape [2, 4, 5]: must have K = 4 columns, as a of shape [2, 3, 4] says. Check the order of "
+    refused("b = an array of shape [2, 4, 5]: must have K = 4 columns, as a of shape [2, 3, 4] says. Check the "
+            "order of "
             "the axes, a_transposed and b_transposed.", lambda: bmm(a, b, b_transposed=True))
-    refused("b = an array of shape [1, 4, 5]: must have as many batches as a, 2. Expand the array of one batch (a stride "
+    refused("b = an array of shape [1, 4, 5]: must have as many batches as a, 2. Expand the array of one batch (a "
+            "stride "
             "of 0 is fine).", lambda: bmm(a, b[:1]))
     refused("H = 3: must be a multiple of H_b = 2. Make H a multiple of H_b.",
             lambda: bmm(normal(1, 3, 2, 2), normal(1, 2, 2, 2)))
     refused("b = an array of float64: must be float32 as a is. Convert one of them.",
             lambda: bmm(a, b.astype(np.float64)))
-    refused("out = None: is read, because beta = 1.0. Pass the array that holds C, or beta=0.", lambda: bmm(a, b, beta=1))
+    refused("out = None: is read, because beta = 1.0. Pass the array that holds C, or "
+            "beta=0.", lambda: bmm(a, b, beta=1))
     refused("out = an array of shape [2, 5, 3]: must have shape [2, 3, 5]. Check the order of the axes.",
             lambda: bmm(a, b, out=normal(2, 5, 3)))
     refused("a = strides [96, 32, 2]: one of the two matrix axes must be contiguous (stride 1). Copy the array into a "
             "contiguous one.", lambda: bmm(normal(2, 3, 32)[:, :, :8:2], b))
     refused("b = strides [40, 10, 2]: one of the two matrix axes must be contiguous (stride 1). Copy the array into a "
             "contiguous one.", lambda: bmm(a, normal(2, 4, 10)[:, :, ::2]))
-    refused("out = strides [30, 10, 2]: one of the two matrix axes must be contiguous (stride 1). Copy the array into a "
+    refused("out = strides [30, 10, 2]: one of the two matrix axes must be contiguous (stride 1). Copy the array "
+            "into a "
             "contiguous one.", lambda: bmm(a, b, out=normal(2, 3, 10)[:, :, ::2]))
     refused("a = strides [12, -4, 1]: must not walk backwards. Copy the array first.", lambda: bmm(a[:, ::-1], b))
     refused("out = a read-only array: is written to. Give a writable array.",
@@ -186,10 +192,10 @@ def test_refusals(refused: Refused) -> None:
 
 def test_an_output_that_overlaps_an_input_is_refused() -> None:
     a = normal(2, 4, 4)
-    with pytest.raises(kernelseam.errors.InvalidValue, match=r"^out = 0x[0-9a-f]+: overlaps A\. Give the output memory"):
+    with pytest.raises(InvalidValue, match=r"^out = 0x[0-9a-f]+: overlaps A\. Give the output memory"):
         kernelseam.bmm(a, normal(2, 4, 4), out=a)
     shared = np.lib.stride_tricks.as_strided(normal(8, 4), (2, 4, 4), (0, 16, 4))
-    with pytest.raises(kernelseam.errors.InvalidValue, match=r"^out = stride_c_batch = 0: .*An output needs memory of its own"):
+    with pytest.raises(InvalidValue, match=r"^out = stride_c_batch = 0: .*An output needs memory of its own"):
         kernelseam.bmm(a, a, out=shared)
     near(kernelseam.bmm(a, a), a, a)
 

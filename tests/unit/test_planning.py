@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from kernelseam_thirdvendor import AcmeArray, AcmeGemm
 
-from kernelseam import BatchedGemmStrided, planning, plan, trace
+from kernelseam import BatchedGemmPointers, BatchedGemmStrided, plan, planning, trace
 from kernelseam.contract import LaunchRecord
 from kernelseam.errors import UnknownName
 
@@ -160,6 +160,21 @@ def test_streams(acme: Any, stream: object, handle: int) -> None:
     assert call.stream_handle(stream) == handle
     call(stream=stream)
     assert space[0] == handle
+
+
+def test_the_current_stream_is_asked_of_the_arrays_library(acme: Any) -> None:
+    x = operands()
+    plan(gemm(**x)).bind()()
+    assert acme.asked.owner is x["A"]
+    plan(gemm(), device="acme").bind(**{n: a.host.ctypes.data for n, a in x.items()})()
+    assert acme.asked is None
+    shape = {"M": 5, "N": 4, "K": 8, "num_heads": 6, "dtype": "float32"}
+    scattered = {
+        f"{n}_ptrs": [AcmeArray(m) for m in reversed(a.host.reshape(6, *a.host.shape[2:]))] for n, a in x.items()
+    }
+    plan(BatchedGemmPointers(**shape, **scattered)).bind()()
+    assert acme.asked.owner is scattered["A_ptrs"][0]
+    assert error(x) < 1e-5
 
 
 def test_stream_refused(acme: Any, refused: Refused) -> None:

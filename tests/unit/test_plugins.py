@@ -38,12 +38,15 @@ KEPT_OUT = {
     "raises-in-register": ("kernelseam_register", "RuntimeError: the second half is missing"),
     "other-contract": (
         "contract",
-        "PluginError: plugin 'other-contract' speaks contract version 99, this core 1: install versions of both that agree",
+        ("PluginError: plugin 'other-contract' speaks contract version 99, this core 1: install versions of both that "
+        "agree"),
     ),
     "unknown-hook": (
         "kernelseam_info", "PluginValidationError: unknown hook 'kernelseam_teleport' in plugin",
     ),
-    "wrong-arguments": ("kernelseam_info", "PluginValidationError: Plugin 'wrong-arguments' for hook 'kernelseam_register'"),
+    "wrong-arguments": (
+        "kernelseam_info", "PluginValidationError: Plugin 'wrong-arguments' for hook 'kernelseam_register'",
+    ),
     "takes-a-taken-name": (
         "kernelseam_register", "PluginError: backend 'numpy' is already registered by another plugin",
     ),
@@ -188,7 +191,8 @@ print(json.dumps({
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory, python_command: list[str]) -> Path:
     """A folder with the third vendor and the broken plugins, installed by pip as anyone would."""
-    pytest.importorskip("hatchling", reason="hatchling is missing: it builds the distributions that this test installs")
+    for tool in ("hatchling", "pip"):
+        pytest.importorskip(tool, reason=f"{tool} is missing: it builds or installs the distributions of this test")
     target = tmp_path_factory.mktemp("installed")
     for name in ("thirdvendor", "broken"):
         command = [

@@ -74,10 +74,11 @@ def _compile(problem: GemmProblem | AttentionProblem, archs: list[str], as_json:
                 "matrix_instructions": f.matrix_instructions, **f.extra, "binary_bytes": len(binary.data),
                 "binary": None if binary.path is None else str(binary.path),
             })
+    spec = asdict(problem.spec)
     if as_json:
-        emit_json({"operation": problem.operation, "spec": asdict(problem.spec), "binaries": rows})
+        emit_json({"operation": problem.operation, "spec": spec, "binaries": rows})
         return
-    heading(f"{problem.operation} {problem.spec}")
+    heading(" ".join([problem.operation, *(f"{name}={value}" for name, value in spec.items())]))
     columns = {
         "arch": "arch", "kernel": "kernel", "registers": "registers", "spills": "spills", "scratch B": "scratch_bytes",
         "shared B": "shared_bytes", "matrix instr.": "matrix_instructions", "binary": "binary",

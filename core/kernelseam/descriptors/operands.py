@@ -21,9 +21,7 @@ def is_address(value: object) -> bool:
 
 def describe(field: str, value: object) -> ArrayInfo:
     """An array's view, its refusals under the operand's own name. An ArrayInfo stands for its array."""
-    if isinstance(value, ArrayInfo):
-        return value
-    info = arrays.describe(value, field)
+    info = value if isinstance(value, ArrayInfo) else arrays.describe(value, field)
     if min(info.strides, default=0) < 0 and 0 not in info.shape:
         raise InvalidValue(field, f"strides {info.strides}", "must not walk backwards", "Copy the array first")
     return info

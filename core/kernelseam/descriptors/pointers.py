@@ -201,7 +201,7 @@ class BatchedGemmPointers:
                 keep.append(held)
             elif name in lists:
                 pointers[name] = cast(ArrayInfo, lists[name].words).pointer
-        return Resolved(pointers, tuple(keep))
+        return Resolved(pointers, tuple(keep), arrays_of(lists))
 
     def check_device(self, resolved: Resolved, runtime: Runtime, device: Device) -> None:
         """Check lists in device memory as host lists are; synchronises."""
@@ -270,7 +270,8 @@ class EvenlySpaced:
     def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
         """Addresses of the first entries. Raises InvalidValue for lists that are spaced otherwise."""
         pointers: dict[str, int] = {}
-        for name, found in self.lists.read(operands, device).items():
+        lists = self.lists.read(operands, device)
+        for name, found in lists.items():
             if name not in self.steps:
                 continue
             step = None if found.addresses is None else spacing(found.addresses, self.lists.matrix(name).itemsize)
@@ -281,4 +282,9 @@ class EvenlySpaced:
                     "Plan again with this list",
                 )
             pointers[name[0]] = int(found.addresses[0])
-        return Resolved(pointers, tuple(operands.values()))
+        return Resolved(pointers, tuple(operands.values()), arrays_of(lists))
+
+
+def arrays_of(lists: Mapping[str, AddressList]) -> tuple[ArrayInfo, ...]:
+    """One array of each list, to tell whose current stream is meant."""
+    return tuple(info for found in lists.values() if (info := found.matrix or found.words))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from kernelseam.compilation import Binary
@@ -38,8 +39,11 @@ def build_binary(
     tiles = tiles_of(toolchain, spec, arch)
     if not tiles:
         raise InvalidValue("spec", spec, f"no tile of {arch} takes it", "Choose another dtype or smaller head dims")
-    binary, facts = build(half, spec, tile or tiles[0], toolchain, arch)
-    return binary, {half.entry: facts}
+    tile = tile or tiles[0]
+    binary, facts = build(half, spec, tile, toolchain, arch)
+    # Where the launch asks for shared memory, the binary does not know of it.
+    shared = max(facts.shared_bytes, half.shared_bytes(spec, tile))
+    return binary, {half.entry: replace(facts, shared_bytes=shared)}
 
 
 def tiles_of(toolchain: Toolchain, spec: Any, arch: str) -> tuple[Any, ...]:

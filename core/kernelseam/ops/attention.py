@@ -35,9 +35,9 @@ def attention(
 
     ``causal``: query i sees key j iff j ≤ i + (S_k − S_q). A query that sees no key gives zeros (and −inf in the LSE).
     ``scale`` defaults to 1/√D. ``out``: an array for the result, else a new one of q's kind. ``return_lse``: also
-    return ln Σexp(scale·q·k) over the visible keys, [B, H, S_q], float32. ``backend`` must be that of the arrays' device;
-    ``implementation`` names one of its ways; ``stream`` is an int, an object with ``__cuda_stream__``, or None for the
-    array library's current one.
+    return ln Σexp(scale·q·k) over the visible keys, [B, H, S_q], float32. ``backend`` must be that of the arrays'
+    device; ``implementation`` names one of its ways; ``stream`` is an int, an object with ``__cuda_stream__``, or None
+    for the array library's current one.
 
     Returns the result [B, H, S_q, D_v] (``out`` where it was given), or (result, lse).
     Raises InvalidValue for what does not fit together, Unsupported with each implementation's reason.

@@ -21,10 +21,10 @@ GEMM = (
     GemmTile(_HALVES, bm=128, bn=64, bk=64, warps_m=2, warps_n=2, stages=3, min_blocks=2),
     GemmTile(_HALVES, bm=64, bn=64, bk=64, warps_m=2, warps_n=2, stages=2, min_blocks=4),
     GemmTile(_HALVES, bm=32, bn=32, bk=32, warps_m=1, warps_n=2, stages=2, min_blocks=8),
-    GemmTile(_SINGLE, bm=64, bn=64, bk=16, warps_m=2, warps_n=2, stages=3, min_blocks=2),
-    GemmTile(_SINGLE, bm=32, bn=32, bk=16, warps_m=2, warps_n=2, stages=3, min_blocks=4),
-    GemmTile(_DOUBLE, bm=64, bn=64, bk=16, warps_m=2, warps_n=2, stages=2, min_blocks=1),
-    GemmTile(_DOUBLE, bm=32, bn=32, bk=16, warps_m=2, warps_n=2, stages=2, min_blocks=2),
+    GemmTile(_SINGLE, bm=64, bn=64, bk=16, warps_m=2, warps_n=2, stages=3, min_blocks=4),
+    GemmTile(_SINGLE, bm=32, bn=32, bk=16, warps_m=2, warps_n=2, stages=3, min_blocks=6),
+    GemmTile(_DOUBLE, bm=64, bn=64, bk=16, warps_m=2, warps_n=2, stages=2, min_blocks=2),
+    GemmTile(_DOUBLE, bm=32, bn=32, bk=16, warps_m=2, warps_n=2, stages=2, min_blocks=4),
 )
 
 ATTENTION = (

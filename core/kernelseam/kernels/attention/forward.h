@@ -78,7 +78,8 @@ attention_forward(const T* q, const T* k, const T* v, T* out, float* lse, i64 q_
   for (int s = 0; s < AHEAD; s++) fetch(s, s);
 
   const int row0 = q0 + warp_index() * ROWS;
-  const float c = scale_log2 < 0 ? -scale_log2 : scale_log2;
+  // A scale that is not positive is applied to the scores themselves, so that masks stay −∞ and the largest score wins.
+  const float c = scale_log2 > 0 ? scale_log2 : scale_log2 < 0 ? -scale_log2 : 1.f;
   E::Acc<ROWS, DO> o;
   E::Row<ROWS> m, l;
   E::zero(o);
@@ -108,7 +109,7 @@ attention_forward(const T* q, const T* k, const T* v, T* out, float* lse, i64 q_
       if (!KS_Q_RESIDENT) q_operand = E::template operand<ROWS, Q_STEP>(tile_q, warp_index() * ROWS, d);
       E::mma(s, q_operand, tile_k(stage), 0, d);
     }
-    if (scale_log2 < 0) E::map(s, [](int, int, float x) { return -x; });
+    if (scale_log2 <= 0) E::map(s, [=](int, int, float x) { return scale_log2 < 0 ? -x : 0 * x; });
     if constexpr (masked.value) {
       const int j0 = tile * BN;
       E::map(s, [&](int i, int j, float x) {

@@ -33,10 +33,14 @@ class _Host:
 
 
 class AcmeRuntime:
-    """contract.Runtime. ``current`` is the device made current last, ``stream`` the libraries' current stream."""
+    """contract.Runtime. ``current`` is the current device, ``stream`` the current stream of every library.
+
+    ``asked`` is the array by which the library was last told.
+    """
 
     def __init__(self) -> None:
-        self.current, self.stream, self.synchronized = 0, 7, 0
+        self.current, self.stream = 0, 7
+        self.asked: ArrayInfo | None = None
 
     def devices(self) -> Sequence[Device]:
         return DEVICES
@@ -65,10 +69,11 @@ class AcmeRuntime:
         return np.ascontiguousarray(np.asarray(_Host(interface))).copy()
 
     def current_stream(self, device: Device, array: ArrayInfo | None = None) -> int:
+        self.asked = array
         return self.stream
 
     def synchronize(self, device: Device) -> None:
-        self.synchronized += 1
+        """Nothing is ever queued."""
 
     @contextmanager
     def activate(self, device: Device) -> Iterator[None]:

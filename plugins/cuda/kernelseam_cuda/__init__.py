@@ -1,0 +1,1 @@
+"""NVIDIA GPUs for kernelseam. Importing this imports nothing of the vendor's."""

@@ -1,0 +1,58 @@
+"""The table of archs: what shared kernels and dispatch need to know of each. A new arch is a row here."""
+
+from __future__ import annotations
+
+from kernelseam.contract import ArchRow
+from kernelseam.dtypes import DType
+from kernelseam.errors import UnknownName
+from kernelseam_cuda.tiles import TILES
+
+_KIB = 1024
+
+
+def _row(arch: str, shared_kib: int) -> ArchRow:
+    return ArchRow(
+        arch=arch, warp_size=32, shared_bytes_per_block=shared_kib * _KIB, registers_per_lane=255,
+        platform="platform_nvidia.h", defines=(), matrix_dtypes=frozenset({DType.float16, DType.bfloat16}), tiles=TILES,
+    )
+
+
+ROWS = {
+    r.arch: r
+    for r in (
+        _row("sm_80", 163), _row("sm_86", 99), _row("sm_89", 99), _row("sm_90a", 227), _row("sm_100a", 227),
+        _row("sm_120", 99),
+    )
+}
+
+BY_CAPABILITY = {(8, 0): "sm_80", (8, 6): "sm_86", (8, 9): "sm_89", (9, 0): "sm_90a", (10, 0): "sm_100a", (12, 0): "sm_120"}
+"""Compute capability → arch. Archs with a letter are compiled for that one chip."""
+
+
+def _rates(half: int, single: int, double: int) -> dict[DType, int]:
+    return {DType.float16: half, DType.bfloat16: half, DType.float32: single, DType.float64: double}
+
+
+RATES = {
+    "sm_80": _rates(2048, 128, 64),
+    "sm_86": _rates(1024, 256, 4),
+    "sm_89": _rates(1024, 256, 4),
+    "sm_90a": _rates(4096, 256, 128),
+    "sm_100a": _rates(8192, 256, 128),
+    "sm_120": _rates(1024, 256, 4),
+}
+"""Dense operations of a multiprocessor in one clock: matrix units for the halves, plain units for the others.
+
+Source: the throughput table of the CUDA C++ Programming Guide and NVIDIA's architecture white papers.
+"""
+
+
+def row(arch: str) -> ArchRow:
+    """The arch's row; raises UnknownName with those there are."""
+    try:
+        return ROWS[arch]
+    except KeyError:
+        raise UnknownName(
+            "arch", arch, f"must be one of {', '.join(ROWS)}",
+            "Name one of these, or add a row to kernelseam_cuda.archs",
+        ) from None

@@ -1,0 +1,60 @@
+"""The one place that imports the vendor's libraries, and turns their status codes into errors."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, NoReturn
+
+from kernelseam.errors import DeviceError, NoDevice, OutOfDeviceMemory
+
+_OUT_OF_MEMORY = 2
+_NO_DEVICE = (3, 34, 100, 101)
+"""Not initialised, stub library, no device, invalid device."""
+
+INSTALL = "install kernelseam-cuda[cu13] or kernelseam-cuda[cu12]"
+
+
+def module(name: str) -> Any:
+    """A module of CuPy or cuda.bindings. Raises NoDevice, with the remedy, where it cannot be imported."""
+    try:
+        return importlib.import_module(name)
+    except (ImportError, RuntimeError, OSError) as e:
+        raise NoDevice(f"{name} cannot be imported ({e}): {INSTALL}") from e
+
+
+def driver() -> Any:
+    """cuda.bindings.driver."""
+    return module("cuda.bindings.driver")
+
+
+def nvrtc() -> Any:
+    """cuda.bindings.nvrtc."""
+    return module("cuda.bindings.nvrtc")
+
+
+def cupy() -> Any:
+    """cupy, built for CUDA."""
+    found = module("cupy")
+    if found.cuda.runtime.is_hip:
+        raise NoDevice(f"the cupy that is installed is built for another vendor: {INSTALL}")
+    return found
+
+
+def call(name: str, *arguments: object) -> Any:
+    """A driver function by name; its results without the status. Raises DeviceError naming call, status and meaning."""
+    api = driver()
+    try:
+        status, *results = getattr(api, name)(*arguments)
+    except RuntimeError as e:  # the driver's library is missing
+        raise NoDevice(f"{name} failed: {e}") from e
+    if int(status):
+        fail(name, status)
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def fail(name: str, status: Any, detail: str = "") -> NoReturn:
+    """Raise what a driver status means."""
+    _, text = driver().cuGetErrorString(status)
+    meaning = text.decode() if isinstance(text, bytes) else "unknown"
+    kind = OutOfDeviceMemory if int(status) == _OUT_OF_MEMORY else NoDevice if int(status) in _NO_DEVICE else DeviceError
+    raise kind(f"{name} failed with {status.name} ({int(status)}): {meaning}{f' ({detail})' if detail else ''}")

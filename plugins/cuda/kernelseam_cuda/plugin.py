@@ -1,0 +1,76 @@
+"""The plugin's three hooks. Importing this imports nothing of the vendor's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+from kernelseam.contract import CONTRACT_VERSION, Backend, PluginInfo
+from kernelseam.errors import CompileError
+from kernelseam.hookspecs import hookimpl
+from kernelseam.plugins import Registry
+from kernelseam_cuda import bindings
+from kernelseam_cuda.blas import CublasGemm
+from kernelseam_cuda.runtime import CudaRuntime
+from kernelseam_cuda.toolchain import CudaToolchain
+
+DISTRIBUTIONS = (
+    "cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12",
+)
+
+
+@cache
+def backend() -> Backend:
+    """The backend "cuda": made at first use, loads nothing."""
+    runtime = CudaRuntime()
+    return Backend("cuda", runtime, CudaToolchain(runtime), (CublasGemm(),), priority=10)
+
+
+@hookimpl
+def kernelseam_info() -> PluginInfo:
+    return PluginInfo("cuda", _version("kernelseam-cuda") or "unknown", CONTRACT_VERSION, "NVIDIA GPUs through CUDA and nvrtc")
+
+
+@hookimpl
+def kernelseam_register(registry: Registry) -> None:
+    registry.add_backend(backend())
+
+
+@hookimpl
+def kernelseam_doctor() -> Mapping[str, Any]:
+    runtime, toolchain = backend().runtime, backend().toolchain
+    assert isinstance(runtime, CudaRuntime) and toolchain is not None
+    devices = [
+        f"{d} {d.name}, {d.limits.compute_units} multiprocessors, {d.limits.memory_bytes / 2**30:.0f} GiB"
+        for d in runtime.devices()
+    ]
+    report: dict[str, Any] = {
+        "packages": {name: found for name in DISTRIBUTIONS if (found := _version(name))} or f"none: {bindings.INSTALL}",
+        "devices": devices,
+        "archs": list(toolchain.archs),
+    }
+    try:
+        report["compiler"] = toolchain.compiler()
+        can_compile = True
+    except CompileError as e:
+        report["compiler"], can_compile = f"missing: {e.log}", False
+    if devices:
+        report["driver"] = f"CUDA {_cuda_version(bindings.call('cuDriverGetVersion'))}"
+        report["mode"] = "compiles and runs" if can_compile else "runs what is in the cache; cannot compile"
+    else:
+        report["mode"] = "compile only" if can_compile else "neither compiles nor runs"
+        report["no device because"] = runtime.absence or "the driver counts none"
+    return report
+
+
+def _cuda_version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,93 @@
+"""The toolchain: shared kernels to cubins through nvrtc, and onto a device."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+import threading
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from kernelseam.contract import ArchRow, Device, KernelFacts, LoadedKernel, Runtime, SourceBundle
+from kernelseam.errors import CompileError, DeviceError
+from kernelseam_cuda import archs, bindings, cubin, launch
+
+OPTIONS = ("-std=c++17", "-default-device")
+
+
+class CudaToolchain:
+    """kernelseam.contract.Toolchain over nvrtc. Compiling needs no device and no driver."""
+
+    backend = "cuda"
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._modules: dict[tuple[str, int], Any] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def archs(self) -> tuple[str, ...]:
+        return tuple(archs.ROWS)
+
+    def arch_row(self, arch: str) -> ArchRow:
+        return archs.row(arch)
+
+    def platform_files(self, arch: str) -> Mapping[str, str]:
+        return sources()
+
+    def compiler(self) -> str:
+        major, minor = _nvrtc("compiler", "any arch", "nvrtcVersion")
+        return f"nvrtc {major}.{minor}"
+
+    def compile(self, bundle: SourceBundle, arch: str) -> bytes:
+        self.arch_row(arch)
+        names, texts = [n.encode() for n, _ in bundle.files], [t.encode() for _, t in bundle.files]
+        program = _nvrtc(
+            bundle.name, arch, "nvrtcCreateProgram", bundle.text().encode(), f"{bundle.name}.cu".encode(), len(names), texts,
+            names,
+        )
+        try:
+            options = [o.encode() for o in (*OPTIONS, f"--gpu-architecture={arch}", *bundle.options)]
+            api = bindings.nvrtc()
+            (status,) = api.nvrtcCompileProgram(program, len(options), options)
+            if int(status):
+                size = _nvrtc(bundle.name, arch, "nvrtcGetProgramLogSize", program)
+                log = b" " * size
+                _nvrtc(bundle.name, arch, "nvrtcGetProgramLog", program, log)
+                raise CompileError(bundle.name, arch, f"{status.name}\n{log.rstrip(bytes(1)).decode(errors='replace')}")
+            binary = b" " * _nvrtc(bundle.name, arch, "nvrtcGetCUBINSize", program)
+            _nvrtc(bundle.name, arch, "nvrtcGetCUBIN", program, binary)
+            return binary
+        finally:
+            api = bindings.nvrtc()
+            api.nvrtcDestroyProgram(program)
+
+    def inspect(self, binary: bytes, arch: str) -> Mapping[str, KernelFacts]:
+        return cubin.facts(binary)
+
+    def load(self, binary: bytes, kernel: str, device: Device) -> LoadedKernel:
+        key = (hashlib.sha256(binary).hexdigest(), device.index)
+        with self._lock, self._runtime.activate(device):
+            if key not in self._modules:
+                self._modules[key] = bindings.call("cuModuleLoadData", binary)
+            function = bindings.call("cuModuleGetFunction", self._modules[key], kernel.encode())
+        return launch.CudaKernel(function, cubin.facts(binary)[kernel].parameters)
+
+
+def _nvrtc(name: str, arch: str, function: str, *arguments: object) -> Any:
+    """An nvrtc function by name; its results without the status. What goes wrong is a CompileError."""
+    try:
+        status, *results = getattr(bindings.nvrtc(), function)(*arguments)
+    except (DeviceError, RuntimeError) as e:
+        raise CompileError(name, arch, f"nvrtc cannot be used: {e}") from e
+    if int(status):
+        raise CompileError(name, arch, f"{function} failed with {status.name}")
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+@cache
+def sources() -> Mapping[str, str]:
+    """Include name → text of every header of the platform."""
+    folder = importlib.resources.files("kernelseam_cuda") / "kernels"
+    return {f.name: f.read_text("utf-8") for f in sorted(folder.iterdir(), key=lambda f: f.name) if f.name.endswith(".h")}

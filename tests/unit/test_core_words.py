@@ -1,0 +1,95 @@
+"""The core names no vendor, and importing it loads none, makes no folder and is quick."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kernelseam
+
+CORE = Path(kernelseam.__file__).parent
+VENDORS = ("nvidia", "amd", "rocm", "hip", "hiprtc", "nvrtc", "cuda", "cupy")
+PROTOCOLS = ("__cuda_array_interface__", "__cuda_stream__")
+WORD = re.compile(f"(?i:{'|'.join(v for v in VENDORS if v != 'hip')})|(?<![a-z])hip|Hip|(?<![A-Z])HIP")
+"""Anywhere, inside other words too; but "hip" stands in ship and relationship, so that it counts only at a start."""
+
+
+def words(text: str) -> list[str]:
+    for protocol in PROTOCOLS:
+        text = text.replace(protocol, "")
+    return [m.group().lower() for m in WORD.finditer(text)]
+
+
+def test_the_pattern_finds_what_it_should() -> None:
+    text = "NVIDIA's, an AMD card; rocm_path, hip.h hipBLAS libhiprtc.so HIPRTC _hip nvrtc cudaMalloc CuPy useCuda"
+    assert words(text) == [
+        "nvidia", "amd", "rocm", "hip", "hip", "hiprtc", "hiprtc", "hip", "nvrtc", "cuda", "cupy", "cuda",
+    ]
+    assert words("ships a chip; ownership and relationship; lambda; __cuda_array_interface__, __cuda_stream__") == []
+
+
+def test_the_core_names_no_vendor() -> None:
+    sources = sorted(CORE.rglob("*.py"))
+    assert len(sources) > 20
+    found = [
+        f"{path.relative_to(CORE)}:{number}: {line.strip()}"
+        for path in sources
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if words(line)
+    ]
+    assert found == []
+    assert [p.name for p in sources if words(p.stem)] == []
+
+
+SCRIPT = """
+import json, os, sys, time
+from pathlib import Path
+import numpy
+home = Path(os.environ["HOME"])
+start = time.perf_counter()
+import kernelseam
+public = [getattr(kernelseam, name) for name in kernelseam.__all__]  # most are imported at their first use
+seconds = time.perf_counter() - start
+print(json.dumps({
+    "seconds": seconds, "modules": sorted({m.partition(".")[0] for m in sys.modules}), "public": len(public),
+    "made": sorted(str(p) for p in home.rglob("*")),
+}))
+"""
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, python_command: list[str]) -> Callable[[], dict[str, Any]]:
+    """What a new Python reports of its import, in an empty home."""
+
+    def call() -> dict[str, Any]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("KERNELSEAM_CACHE", "XDG_"))}
+        environment = {**kept, "HOME": str(tmp_path), "PYTHONPATH": str(CORE.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(
+            [*python_command, "-c", SCRIPT], capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        result: dict[str, Any] = json.loads(done.stdout)
+        return result
+
+    return call
+
+
+def test_importing_loads_no_vendor_and_makes_nothing(fresh: Callable[[], dict[str, Any]]) -> None:
+    result = fresh()
+    assert {"cupy", "cuda", "hip", "rocm", "torch", "jax"} & set(result["modules"]) == set()
+    assert {m for m in result["modules"] if m.startswith("kernelseam")} == {"kernelseam"}  # no plugin either
+    assert result["public"] == len(kernelseam.__all__)
+    assert result["made"] == []
+
+
+def test_importing_is_quick(fresh: Callable[[], dict[str, Any]]) -> None:
+    """Under 0.3 s beyond NumPy; the best of a few, for the machine may be busy."""
+    best = min(fresh()["seconds"] for _ in range(5))
+    assert best < 0.3
