@@ -6,6 +6,15 @@ typedef unsigned Quad __attribute__((ext_vector_type(4)));  // 16 bytes
 KS_DEVICE void copies_commit() {}
 template<int PENDING> KS_DEVICE void copies_wait() {}
 
+// f(0), f(1), … f(N − 1) with constants: what a pragma leaves to the optimizer's judgement, arrays in registers cannot.
+template<int I> struct Index { KS_DEVICE constexpr operator int() const { return I; } };
+template<int N, int I = 0, class F> KS_DEVICE void unrolled(F&& f) {
+  if constexpr (I < N) {
+    f(Index<I>{});
+    unrolled<N, I + 1>(f);
+  }
+}
+
 // A place for 16 bytes of a tile that is stored as it lies in global memory.
 template<class Tile> KS_DEVICE Quad* chunk_place(Tile t, int row, int column) { return (Quad*)&t.chunk(row, column); }
 template<class T, int N, int K> KS_DEVICE Quad* chunk_place(MatrixTile<T, N, K, true> t, int row, int column) {
@@ -23,11 +32,10 @@ template<class Tile, int THREADS> struct Dealing {
   // f(round, run, address of the row)
   template<class View, class F> static KS_DEVICE void each(View v, int row0, F f) {
     auto walk = v.template walk<Mine::STEP>(row0 + Mine::row());
-#pragma unroll
-    for (int i = 0; i < ROUNDS; i++, walk.next()) {
-      if (!takes(i)) break;
-      f(i, 0, walk.at);
-    }
+    unrolled<ROUNDS>([&](auto i) {
+      if (takes(i)) f(i, Index<0>{}, walk.at);
+      walk.next();
+    });
   }
 };
 
@@ -58,15 +66,21 @@ template<class T, int N, int K, int THREADS> struct Dealing<MatrixTile<T, N, K, 
     }
   }
   template<class View, class F> static KS_DEVICE void each(View v, int row0, F f) {
-#pragma unroll
-    for (int i = 0; i < ROUNDS; i++) {
-      if (!takes(i)) break;
+    unrolled<ROUNDS>([&](auto i) {
+      if (!takes(i)) return;
       auto walk = v.template walk<1>(row0 + row(i));
-#pragma unroll
-      for (int j = 0; j < RUN; j++, walk.next()) f(i, j, walk.at);
-    }
+      unrolled<RUN>([&](auto j) { f(i, j, walk.at), walk.next(); });
+    });
   }
 };
+
+// Zero, which the compiler must not know: else it computes what follows from a column once, ahead of a loop, and keeps
+// more registers than there are.
+KS_DEVICE int opaque_zero() {
+  int x = 0;
+  asm volatile("" : "+v"(x));
+  return x;
+}
 
 template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
   typedef typename Tile::T T;
@@ -80,45 +94,42 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
   template<class View> KS_DEVICE void fetch(Tile, View v, int row0, int row_end, int col0, int col_end) {
     rows_left = row_end - row0, cols_left = col_end - col0;
     if (VECTOR == 16 && inside()) {
-      Mine::each(v, row0, [&](int i, int j, const T* row) { x[i][j] = *(const Quad*)(row + col0 + Mine::column(i)); });
-    } else {
-#pragma unroll
-      for (int i = 0; i < ROUNDS; i++) {
-        if (!Mine::takes(i)) break;
-#pragma unroll
-        for (int j = 0; j < RUN; j++) {
-          // What is beyond an end is loaded from before it, and made zero when it lands.
-          const T* row = v.row(row0 + min_of(Mine::row(i) + j, rows_left - 1)) + col0;
-          const int c = Mine::column(i);
-          if (VECTOR == 16 && cols_left % V == 0) {
-            x[i][j] = *(const Quad*)(row + min_of(c, cols_left - V));
-          } else {
-            Chunk<T> y;
-#pragma unroll
-            for (int e = 0; e < V; e++) y.v[e] = row[min_of(c + e, cols_left - 1)];
-            x[i][j] = __builtin_bit_cast(Quad, y);
-          }
-        }
-      }
+      Mine::each(v, row0, [&](auto i, auto j, const T* row) { x[i][j] = *(const Quad*)(row + col0 + Mine::column(i)); });
+      return;
     }
+    // What is beyond an end is loaded from before it, and made zero when it lands.
+    const int zero = opaque_zero();
+    unrolled<ROUNDS>([&](auto i) {
+      if (!Mine::takes(i)) return;
+      const int c = Mine::column(i) + zero;
+      unrolled<RUN>([&](auto j) {
+        const T* row = v.row(row0 + min_of(Mine::row(i) + j, rows_left - 1)) + col0;
+        if (VECTOR == 16 && cols_left % V == 0) {
+          x[i][j] = *(const Quad*)(row + min_of(c, cols_left - V));
+        } else {
+          Chunk<T> y;
+          unrolled<V>([&](auto e) { y.v[e] = row[min_of(c + e, cols_left - 1)]; });
+          x[i][j] = __builtin_bit_cast(Quad, y);
+          __builtin_amdgcn_sched_barrier(0);  // one chunk's elements at a time: each takes a register of its own
+        }
+      });
+    });
   }
 
   KS_DEVICE void land(Tile t) {
-    if (!inside())
-#pragma unroll
-      for (int i = 0; i < ROUNDS; i++)
-#pragma unroll
-        for (int j = 0; j < RUN; j++) {
+    if (!inside()) {
+      const int zero = opaque_zero();
+      unrolled<ROUNDS>([&](auto i) {
+        unrolled<RUN>([&](auto j) {
+          const int left = Mine::row(i) + j < rows_left ? cols_left - Mine::column(i) + zero : 0;
           Chunk<T> y = __builtin_bit_cast(Chunk<T>, x[i][j]);
-#pragma unroll
-          for (int e = 0; e < V; e++)
-            if (Mine::row(i) + j >= rows_left || Mine::column(i) + e >= cols_left) y.v[e] = zero_of<T>();
+          unrolled<V>([&](auto e) { y.v[e] = e < left ? y.v[e] : zero_of<T>(); });
           x[i][j] = __builtin_bit_cast(Quad, y);
-        }
-#pragma unroll
-    for (int i = 0; i < ROUNDS; i++) {
-      if (!Mine::takes(i)) break;
-      Mine::store(t, i, x[i]);
+        });
+      });
     }
+    unrolled<ROUNDS>([&](auto i) {
+      if (Mine::takes(i)) Mine::store(t, i, x[i]);
+    });
   }
 };

@@ -78,6 +78,22 @@ class Plan:
         """
         return Call(self, workspace, check, operands)
 
+    def launch(self, views: Mapping[str, ArrayInfo], stream: object = None) -> None:
+        """``bind(**views)(stream)`` at less cost, for views known to have the shapes, strides, dtypes and device that
+        the plan was made for; addresses are checked as ever."""
+        if self.workspace_bytes:
+            self.bind(**views)(stream)
+            return
+        runtime = plugins().backend(self.device.backend).runtime
+        pointers = {name: view.pointer for name, view in views.items()}
+        check_operands(self.problem.operands, Resolved(pointers, ()), self.device)
+        handle = stream_handle(stream, runtime, self.device, next(iter(views.values())))
+        with runtime.activate(self.device):
+            for step in self.parts.steps:
+                step.bind(pointers, 0)(handle)
+        for records in active():
+            records.extend(self.launches)
+
 
 class Call:
     """A plan bound to memory. Calling it only launches."""
@@ -141,18 +157,7 @@ class Call:
 
     def stream_handle(self, stream: object) -> int:
         """The integer handle of a stream as ``__call__`` takes it."""
-        if stream is None:
-            return self._runtime.current_stream(self.plan.device, self._arrays[0] if self._arrays else None)
-        if isinstance(stream, int):
-            return stream
-        protocol = getattr(stream, "__cuda_stream__", None)
-        if protocol is None:
-            raise InvalidValue(
-                "stream", repr(stream), "must be an int, an object with __cuda_stream__, or None",
-                "Pass the stream's integer handle",
-            )
-        handle: int = (protocol() if callable(protocol) else protocol)[1]
-        return handle
+        return stream_handle(stream, self._runtime, self.plan.device, self._arrays[0] if self._arrays else None)
 
     def launcher(self) -> Callable[[int], None]:
         """``launch(handle)`` for timing loops: the same launches without looking up a stream."""
@@ -167,6 +172,23 @@ class Call:
         """A call of the same plan over other memory; operands not named stay."""
         call = Call(self.plan, self._workspace, self._check, {**self._given, **operands})
         return call
+
+
+def stream_handle(stream: object, runtime: Runtime, device: Device, array: ArrayInfo | None = None) -> int:
+    """The integer handle of a stream: an int, an object with ``__cuda_stream__``, or None, the array library's current
+    one. Raises InvalidValue for anything else."""
+    if stream is None:
+        return runtime.current_stream(device, array)
+    if isinstance(stream, int):
+        return stream
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is None:
+        raise InvalidValue(
+            "stream", repr(stream), "must be an int, an object with __cuda_stream__, or None",
+            "Pass the stream's integer handle",
+        )
+    handle: int = (protocol() if callable(protocol) else protocol)[1]
+    return handle
 
 
 def _workspace_address(address: int, need: int) -> int:

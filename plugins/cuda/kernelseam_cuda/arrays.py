@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from kernelseam.contract import ArrayInfo, Device
 from kernelseam.dtypes import DType
 from kernelseam.errors import OutOfDeviceMemory
@@ -87,16 +89,21 @@ def _interface(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
     facts = getattr(array, "__cuda_array_interface__", None)
     if facts is None:
         return None
-    import numpy as np
-
-    dtype = _dtype(np.dtype(facts["typestr"]).name)
     pointer, read_only = facts["data"]
-    shape = tuple(facts["shape"])
-    strides = facts.get("strides")
     index = bindings.cupy().cuda.runtime.pointerGetAttributes(pointer).device if pointer else 0
+    if not 0 <= index < len(devices):
+        return None  # another vendor's memory, or the host's
+    dtype = _dtype(np.dtype(facts["typestr"]).name)
+    shape, strides = tuple(facts["shape"]), facts.get("strides")
     return ArrayInfo(
-        pointer, shape, row_major(shape) if strides is None else _elements(strides, dtype.itemsize), dtype, devices[index],
-        type(array).__module__.partition(".")[0], array, not read_only,
+        pointer,
+        shape,
+        row_major(shape) if strides is None else _elements(strides, dtype.itemsize),
+        dtype,
+        devices[index],
+        type(array).__module__.partition(".")[0],
+        array,
+        not read_only,
     )
 
 

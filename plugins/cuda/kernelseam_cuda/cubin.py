@@ -25,7 +25,8 @@ def facts(elf: bytes) -> Mapping[str, KernelFacts]:
         raise DeviceError("the binary is not a cubin")
     sections = dict(_sections(elf))
     symbols = _symbols(elf, sections)
-    registers, frames = {}, {}
+    registers: dict[str, int] = {}
+    frames: dict[str, int] = {}
     for attribute, data in _attributes(_content(elf, sections[".nv.info"])):
         if attribute in (_REGISTERS, _FRAME):
             index, value = struct.unpack("<II", data)

@@ -44,7 +44,7 @@ class CudaToolchain:
         self.arch_row(arch)
         names, texts = [n.encode() for n, _ in bundle.files], [t.encode() for _, t in bundle.files]
         program = _nvrtc(
-            bundle.name, arch, "nvrtcCreateProgram", bundle.text().encode(), f"{bundle.name}.cu".encode(), len(names), texts,
+            bundle.name, arch, "nvrtcCreateProgram", bundle.text().encode(), b"unit.cu", len(names), texts,
             names,
         )
         try:
@@ -56,7 +56,7 @@ class CudaToolchain:
                 log = b" " * size
                 _nvrtc(bundle.name, arch, "nvrtcGetProgramLog", program, log)
                 raise CompileError(bundle.name, arch, f"{status.name}\n{log.rstrip(bytes(1)).decode(errors='replace')}")
-            binary = b" " * _nvrtc(bundle.name, arch, "nvrtcGetCUBINSize", program)
+            binary: bytes = b" " * _nvrtc(bundle.name, arch, "nvrtcGetCUBINSize", program)
             _nvrtc(bundle.name, arch, "nvrtcGetCUBIN", program, binary)
             return binary
         finally:

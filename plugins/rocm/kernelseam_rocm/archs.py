@@ -60,11 +60,19 @@ CDNA4_ATTENTION = (
     AttentionTile(HALVES, 64, 4, 16, 64, 2, True, 2),
     AttentionTile(HALVES, 128, 4, 32, 32, 2, True, 2),
     AttentionTile(HALVES, 128, 4, 16, 32, 2, True, 2),
-    AttentionTile(HALVES, 256, 4, 32, 32, 2, True),
     AttentionTile(HALVES, 256, 4, 16, 32, 2, True),
     *_SINGLE_ATTENTION,
 )
-RDNA_ATTENTION = (
+# Queries that stay in registers take twice as many on gfx11, where both halves of a wave hold them.
+RDNA3_ATTENTION = (
+    AttentionTile(HALVES, 64, 8, 16, 32, 2, True),
+    AttentionTile(HALVES, 64, 4, 16, 32, 2, True),
+    AttentionTile(HALVES, 128, 8, 16, 32, 1),
+    AttentionTile(HALVES, 128, 4, 16, 32, 1),
+    AttentionTile(HALVES, 256, 4, 16, 16, 1),
+    *_SINGLE_ATTENTION,
+)
+RDNA4_ATTENTION = (
     AttentionTile(HALVES, 64, 8, 16, 32, 2, True),
     AttentionTile(HALVES, 64, 4, 16, 32, 2, True),
     AttentionTile(HALVES, 128, 8, 16, 32, 1, True),
@@ -91,7 +99,8 @@ _WMMA11 = {"KS_MATRIX_HEADER": '"wmma.h"', "KS_WMMA": "11"}
 _WMMA12 = {"KS_MATRIX_HEADER": '"wmma.h"', "KS_WMMA": "12"}
 _CDNA = {"gemm": CDNA_GEMM, "attention": CDNA_ATTENTION}
 _CDNA4 = {"gemm": CDNA_GEMM, "attention": CDNA4_ATTENTION}
-_RDNA = {"gemm": RDNA_GEMM, "attention": RDNA_ATTENTION}
+_RDNA3 = {"gemm": RDNA_GEMM, "attention": RDNA3_ATTENTION}
+_RDNA4 = {"gemm": RDNA_GEMM, "attention": RDNA4_ATTENTION}
 _CU_MODE = ("-mcumode",)
 """On RDNA a block stays on one compute unit: its waves share that unit's LDS and caches."""
 
@@ -101,8 +110,8 @@ ROWS = {
         _row("gfx90a", 64, 4, 65536, 512, _MFMA16, _CDNA),
         _row("gfx942", 64, 4, 65536, 512, _MFMA16, _CDNA),
         _row("gfx950", 64, 4, 163840, 512, _MFMA32, _CDNA4),
-        _row("gfx1100", 32, 2, 65536, 256, _WMMA11, _RDNA, _CU_MODE),
-        _row("gfx1201", 32, 2, 65536, 256, _WMMA12, _RDNA, _CU_MODE),
+        _row("gfx1100", 32, 2, 65536, 256, _WMMA11, _RDNA3, _CU_MODE),
+        _row("gfx1201", 32, 2, 65536, 256, _WMMA12, _RDNA4, _CU_MODE),
     )
 }
 

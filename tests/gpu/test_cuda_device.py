@@ -1,0 +1,233 @@
+"""On an NVIDIA GPU: memory, streams, launches, array kinds, the vendor's BLAS, and what goes wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kernelseam as ks
+from kernelseam.contract import Device, SourceBundle
+from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue, OutOfDeviceMemory
+from kernelseam.plugins import plugins
+
+pytestmark = pytest.mark.gpu
+pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
+BACKEND = plugins().registry.backends.get("cuda")
+if BACKEND is None or not BACKEND.runtime.devices():
+    pytest.skip("gpu is missing: no NVIDIA device here", allow_module_level=True)
+RUNTIME: Any = BACKEND.runtime
+TOOLCHAIN: Any = BACKEND.toolchain
+DEVICE: Device = RUNTIME.devices()[0]
+cupy = pytest.importorskip("cupy")
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape: int, dtype: Any = np.float32) -> Any:
+    return RNG.standard_normal(shape).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", list(DType), ids=str)
+def test_a_round_trip_keeps_every_bit(dtype: DType) -> None:
+    host = normal(3, 5, 7).astype(dtype.numpy)
+    there = RUNTIME.from_host(host, DEVICE)
+    info = RUNTIME.describe(there)
+    assert (info.shape, info.strides, info.dtype, info.device) == ((3, 5, 7), (35, 7, 1), dtype, DEVICE)
+    assert np.array_equal(RUNTIME.to_host(there).view(np.uint8), host.view(np.uint8))
+
+
+def test_limits_are_of_a_real_device() -> None:
+    limits = DEVICE.limits
+    assert limits.compute_units > 10
+    assert limits.memory_bytes > 2**30
+    assert 1e11 < limits.bytes_per_second < 2e13
+    assert limits.operations_per_second["float16"] > 1e13
+    assert "\0" not in DEVICE.name
+
+
+def saxpy() -> Callable[..., Callable[[int], None]]:
+    text = 'extern "C" __global__ void k(float* y, const float* x, float a, int n)' + (
+        "{ int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) y[i] += a * x[i]; }"
+    )
+    binary = TOOLCHAIN.compile(SourceBundle("k", "k.cu", (("k.cu", text),), ()), DEVICE.arch)
+    kernel = TOOLCHAIN.load(binary, "k", DEVICE)
+    from kernelseam.kernels.signature import Signature
+
+    signature = Signature((("y", "pointer"), ("x", "pointer"), ("a", "f32"), ("n", "i32")))
+    signature.check(TOOLCHAIN.inspect(binary, DEVICE.arch)["k"])
+
+    def prepare(y: Any, x: Any, a: float, n: int) -> Callable[[int], None]:
+        arguments = signature.pack({"y": y.data.ptr, "x": x.data.ptr, "a": a, "n": n})
+        launch: Callable[[int], None] = kernel.prepare((-(-n // 256), 1, 1), (256, 1, 1), 0, arguments)
+        return launch
+
+    return prepare
+
+
+def test_launches_on_streams_of_every_kind() -> None:
+    prepare, n = saxpy(), 1000
+    x, y = cupy.asarray(normal(n)), cupy.zeros(n, np.float32)
+    launch = prepare(y, x, 2.0, n)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.get_current_stream().synchronize()
+    launch(0)
+    cupy.cuda.get_current_stream().synchronize()
+    launch(stream.ptr)
+    stream.synchronize()
+    assert cupy.array_equal(y, 4 * x)
+
+
+def test_a_thread_without_a_context_gets_one() -> None:
+    a, b, errors = cupy.asarray(normal(2, 32, 32)), cupy.asarray(normal(2, 32, 32)), []
+    c = cupy.empty_like(a)
+    call = ks.plan(ks.BatchedGemmStrided(A=a, B=b, C=c, M=32, N=32, K=32, batch=2)).bind()
+    stream = cupy.cuda.get_current_stream().ptr
+
+    def work() -> None:
+        try:
+            call(stream)
+        except Exception as e:
+            errors.append(e)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert errors == []
+    assert np.allclose(c.get(), a.get() @ b.get(), atol=1e-4)
+
+
+def test_eight_threads_plan_and_run_at_once() -> None:
+    expected, got, errors = {}, {}, []
+
+    def work(i: int) -> None:
+        try:
+            rng = np.random.default_rng(i)
+            a, b = (rng.standard_normal((3, 16 + i, 16 + i)).astype(np.float32) for _ in range(2))
+            expected[i] = a @ b
+            with cupy.cuda.Stream(non_blocking=True):
+                got[i] = ks.bmm(cupy.asarray(a), cupy.asarray(b)).get()
+        except Exception as e:
+            errors.append(e)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert errors == []
+    assert all(np.allclose(got[i], expected[i], atol=1e-4) for i in range(8))
+
+
+def test_the_device_is_restored() -> None:
+    before = cupy.cuda.runtime.getDevice()
+    with RUNTIME.activate(DEVICE):
+        assert cupy.cuda.runtime.getDevice() == DEVICE.index
+    assert cupy.cuda.runtime.getDevice() == before
+
+
+def test_out_of_memory_is_said_and_survived() -> None:
+    for dtype in (DType.float32, DType.bfloat16):
+        with pytest.raises(OutOfDeviceMemory):
+            RUNTIME.empty((2**42,), dtype, DEVICE)
+    small = RUNTIME.empty((16,), DType.float32, DEVICE)
+    assert RUNTIME.describe(small).shape == (16,)
+
+
+def test_results_are_of_the_callers_kind() -> None:
+    q = cupy.asarray(normal(1, 2, 16, 32, dtype=np.float16))
+    out = ks.attention(q, q, q, causal=True)
+    assert isinstance(out, cupy.ndarray)
+    torch = pytest.importorskip("torch")
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        t = torch.randn(1, 2, 16, 32, device="cuda").to(dtype)
+        result, lse = ks.attention(t, t, t, return_lse=True)
+        assert isinstance(result, torch.Tensor) and result.dtype == dtype and result.device == t.device
+        expected = torch.nn.functional.scaled_dot_product_attention(t.double(), t.double(), t.double())
+        assert torch.allclose(result.double(), expected, atol=2e-2)
+        scores = t.double() @ t.double().transpose(-1, -2) / 32**0.5
+        assert torch.allclose(lse.double(), torch.logsumexp(scores, -1), atol=1e-3)
+
+
+def test_torchs_current_stream_is_used() -> None:
+    torch = pytest.importorskip("torch")
+    a = torch.randn(2, 64, 64, device="cuda")
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        info = RUNTIME.describe(a)
+        assert RUNTIME.current_stream(DEVICE, info) == stream.cuda_stream
+        out = ks.bmm(a, a)
+    stream.synchronize()
+    assert torch.allclose(out, a @ a, atol=1e-3)
+
+
+def test_a_call_is_captured_in_a_graph() -> None:
+    torch = pytest.importorskip("torch")
+    a, c = torch.randn(4, 64, 64, device="cuda"), torch.zeros(4, 64, 64, device="cuda")
+    call = ks.plan(
+        ks.BatchedGemmStrided(A=a, B=a, C=c, M=64, N=64, K=64, batch=4), implementation="shared"
+    ).bind()
+    call()
+    torch.cuda.synchronize()
+    c.zero_()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.allclose(c, a @ a, atol=1e-3)
+
+
+def test_arrays_of_two_devices_are_refused() -> None:
+    a = cupy.asarray(normal(2, 8, 8))
+    with pytest.raises(InvalidValue, match=r"b = numpy:0 \(cpu\): must be on the same device as a"):
+        ks.bmm(a, normal(2, 8, 8))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("a_transposed", [False, True])
+@pytest.mark.parametrize("b_transposed", [False, True])
+def test_the_vendors_blas(dtype: Any, a_transposed: bool, b_transposed: bool) -> None:
+    a = normal(3, *((6, 5) if a_transposed else (5, 6)), dtype=dtype)
+    b = normal(3, *((7, 6) if b_transposed else (6, 7)), dtype=dtype)
+    got = ks.bmm(
+        cupy.asarray(a), cupy.asarray(b), a_transposed=a_transposed, b_transposed=b_transposed, alpha=0.5,
+        implementation="cublas",
+    ).get()
+    left = a.swapaxes(1, 2) if a_transposed else a
+    right = b.swapaxes(1, 2) if b_transposed else b
+    expected = 0.5 * left.astype(np.float64) @ right.astype(np.float64)
+    assert np.allclose(got, expected, atol={2: 1e-2, 4: 1e-5, 8: 1e-12}[got.itemsize])
+
+
+def test_one_launch_whatever_the_batch() -> None:
+    for batch in (1, 257, 70_000):
+        a, c = cupy.zeros((batch, 4, 4), np.float32), cupy.empty((batch, 4, 4), np.float32)
+        call = ks.plan(ks.BatchedGemmStrided(A=a, B=a, C=c, M=4, N=4, K=4, batch=batch), implementation="shared").bind()
+        with ks.trace() as launches:
+            call()
+        assert [r.kernel for r in launches] == ["gemm"]
+    q = cupy.zeros((16, 16, 4096, 64), np.float16)
+    with ks.trace() as launches:
+        ks.attention(q, q, q, causal=True)
+    ((record),) = launches
+    assert (record.kernel, record.arch, record.kind) == ("attention_forward", DEVICE.arch, "kernel")
+    assert record.grid[0] >= 256 and record.block[0] >= 64 and record.shared_bytes > 0
+
+
+def test_a_call_costs_the_host_little() -> None:
+    a = cupy.zeros((1, 16, 16), np.float32)
+    call = ks.plan(ks.BatchedGemmStrided(A=a, B=a, C=cupy.empty_like(a), M=16, N=16, K=16)).bind()
+    stream = cupy.cuda.get_current_stream().ptr
+    call(stream)
+    start = time.perf_counter()
+    for _ in range(1000):
+        call(stream)
+    each = (time.perf_counter() - start) / 1000
+    cupy.cuda.get_current_stream().synchronize()
+    assert each < 50e-6, f"{each * 1e6:.1f} µs"

@@ -1,0 +1,196 @@
+"""The CUDA plugin without a GPU: argument memory, arrays told apart by attributes, refusals, errors, doctor."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kernelseam.contract import CONTRACT_VERSION, Device
+from kernelseam.descriptors.problems import GemmProblem, GemmSpec
+from kernelseam.dtypes import DType
+from kernelseam.errors import DeviceError, NoDevice, OutOfDeviceMemory, UnknownName
+
+pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
+from kernelseam_cuda import archs, arrays, bindings, blas, cubin, launch, plugin  # noqa: E402
+
+DEVICE = Device("cuda", 0, "sm_90a")
+
+
+def test_importing_the_plugin_imports_no_runtime(python_command: list[str]) -> None:
+    code = "import sys, kernelseam_cuda.plugin; print([m for m in sys.modules if m.split('.')[0] in ('cuda', 'cupy', 'torch')])"
+    done = subprocess.run([*python_command, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_info_and_doctor() -> None:
+    info = plugin.kernelseam_info()
+    assert (info.name, info.contract_version) == ("cuda", CONTRACT_VERSION)
+    report = plugin.kernelseam_doctor()
+    assert report["archs"] == ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120"]
+    if not report["devices"]:
+        assert report["mode"] in ("compile only", "neither compiles nor runs")
+        assert report["no device because"]
+
+
+def test_arguments_lie_where_the_kernel_reads_them() -> None:
+    packed = (0x1122334455667788).to_bytes(8, "little") + (7).to_bytes(4, "little") + b"\0" * 4 + (9).to_bytes(8, "little")
+    buffer, addresses = launch.parameter_array(packed, [(0, 8), (8, 4), (16, 8)])
+    assert ctypes.c_uint64.from_address(addresses[0]).value == 0x1122334455667788
+    assert ctypes.c_uint32.from_address(addresses[1]).value == 7
+    assert ctypes.c_uint64.from_address(addresses[2]).value == 9
+    assert bytes(buffer) == packed
+
+
+def test_a_wrong_number_of_argument_bytes_is_refused() -> None:
+    with pytest.raises(DeviceError, match="12 bytes of arguments were packed, the kernel takes 16"):
+        launch.parameter_array(b"\0" * 12, [(0, 8), (8, 8)])
+
+
+class Status(int):
+    name = "CUDA_ERROR_FAKE"
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """A driver whose every function answers with ``status`` and records its arguments."""
+    fake = SimpleNamespace(status=0, seen=[])
+    fake.cuGetErrorString = lambda status: (0, b"what it means")
+    fake.cuThing = lambda *arguments: (fake.seen.append(arguments), (Status(fake.status), 5))[1]
+    fake.cuLaunchKernel = lambda *arguments: (fake.seen.append(arguments), (Status(fake.status),))[1]
+    fake.cuFuncSetAttribute = lambda *arguments: (fake.seen.append(arguments), (Status(0),))[1]
+    fake.CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="max shared")
+    monkeypatch.setattr(bindings, "driver", lambda: fake)
+    yield fake
+
+
+@pytest.mark.parametrize(("status", "kind"), [(2, OutOfDeviceMemory), (100, NoDevice), (700, DeviceError)])
+def test_a_status_becomes_an_error_with_call_code_and_meaning(
+    driver: SimpleNamespace, status: int, kind: type[Exception]
+) -> None:
+    driver.status = status
+    with pytest.raises(kind) as caught:
+        bindings.call("cuThing", 1)
+    assert type(caught.value) is kind
+    assert str(caught.value) == f"cuThing failed with CUDA_ERROR_FAKE ({status}): what it means"
+
+
+def test_a_launch_only_launches(driver: SimpleNamespace) -> None:
+    made = launch.CudaKernel("function", [(0, 8)])
+    run = made.prepare((3, 1, 1), (128, 1, 1), 1024, b"\0" * 8)
+    assert driver.seen == []
+    run(77)
+    ((function, *rest),) = driver.seen
+    assert (function, rest[:8], rest[9]) == ("function", [3, 1, 1, 128, 1, 1, 1024, 77], 0)
+    driver.status = 1
+    with pytest.raises(DeviceError, match=r"cuLaunchKernel failed .* \(grid \(3, 1, 1\), block \(128, 1, 1\), 1024 bytes shared\)"):
+        run(77)
+
+
+def test_more_than_48_kib_of_shared_memory_is_asked_for_once(driver: SimpleNamespace) -> None:
+    made = launch.CudaKernel("function", [])
+    for _ in range(2):
+        made.prepare((1, 1, 1), (32, 1, 1), 100_000, b"")
+    made.prepare((1, 1, 1), (32, 1, 1), 1000, b"")
+    assert driver.seen == [("function", "max shared", 100_000)]
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    class ndarray:  # noqa: N801
+        def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, size: int) -> None:
+            self.shape, self.strides, self.itemsize = shape, strides, size
+            self.dtype, self.data, self.device = SimpleNamespace(name=dtype), SimpleNamespace(ptr=4096), SimpleNamespace(id=0)
+
+    runtime = SimpleNamespace(is_hip=False, pointerGetAttributes=lambda p: SimpleNamespace(device=0 if p == 4096 else -2))
+    fake = SimpleNamespace(ndarray=ndarray, cuda=SimpleNamespace(runtime=runtime))
+    monkeypatch.setitem(sys.modules, "cupy", fake)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())  # type: ignore[arg-type]
+    return fake
+
+
+def test_a_cupy_array_is_described_without_a_copy(cupy: SimpleNamespace) -> None:
+    info = arrays.describe(cupy.ndarray((2, 3), (24, 4), "float32", 4), [DEVICE])
+    assert info is not None
+    assert (info.pointer, info.shape, info.strides, info.dtype, info.device, info.kind) == (
+        4096, (2, 3), (6, 1), DType.float32, DEVICE, "cupy",
+    )
+
+
+def test_an_element_type_that_there_is_not_is_named(cupy: SimpleNamespace) -> None:
+    with pytest.raises(UnknownName, match="dtype = int8: must be one of float16, bfloat16, float32, float64"):
+        arrays.describe(cupy.ndarray((2,), (1,), "int8", 1), [DEVICE])
+
+
+def interface(pointer: int, **more: Any) -> object:
+    facts = {"data": (pointer, True), "shape": (2, 3), "typestr": "<f8", "version": 3, **more}
+    return type("Stranger", (), {"__cuda_array_interface__": facts, "__module__": "strange.lib"})()
+
+
+def test_a_stranger_is_read_through_the_array_interface(cupy: SimpleNamespace) -> None:
+    info = arrays.describe(interface(4096, strides=(48, 16)), [DEVICE])
+    assert info is not None
+    assert (info.shape, info.strides, info.dtype, info.kind, info.writable) == ((2, 3), (6, 2), DType.float64, "strange", False)
+
+
+@pytest.mark.parametrize("stranger", [interface(8192), 3.0, "text", None])
+def test_what_lies_elsewhere_is_not_ours(cupy: SimpleNamespace, stranger: object) -> None:
+    assert arrays.describe(stranger, [DEVICE]) is None
+
+
+def test_without_a_device_nothing_is_ours(cupy: SimpleNamespace) -> None:
+    assert arrays.describe(cupy.ndarray((2,), (4,), "float32", 4), []) is None
+
+
+@pytest.mark.parametrize(("capability", "arch"), [((8, 0), "sm_80"), ((9, 0), "sm_90a"), ((10, 0), "sm_100a"), ((12, 0), "sm_120")])
+def test_capabilities_name_archs_of_the_table(capability: tuple[int, int], arch: str) -> None:
+    assert archs.BY_CAPABILITY[capability] == arch
+    assert archs.row(arch).arch == arch
+    assert archs.RATES[arch][DType.float16] > archs.RATES[arch][DType.float32]
+
+
+PROBLEM = GemmProblem(
+    GemmSpec(DType.float16, DType.float16, DType.float32), 4, 5, 6, 2, 3, (72, 24, 6), (90, 30, 5), (60, 20, 5)
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "strides"),
+    [
+        ({}, (24, 30, 20)),
+        ({"num_heads": 1}, (72, 90, 60)),
+        ({"b_head_group": 3, "b_strides": (0, 0, 5)}, (24, 0, 20)),
+        ({"batch": 1, "a_strides": (0, 100, 6)}, (100, 30, 20)),
+        ({"a_strides": (100, 24, 6)}, None),
+        ({"num_heads": 6, "b_head_group": 2}, None),
+    ],
+)
+def test_one_stride_over_all_matrices(change: dict[str, Any], strides: tuple[int, int, int] | None) -> None:
+    assert blas.batch_strides(replace(PROBLEM, **change)) == strides
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, None),
+        ({"spec": replace(PROBLEM.spec, view="pointers")}, "takes strided batches only"),
+        ({"spec": replace(PROBLEM.spec, dtype_c=DType.bfloat16)}, "has no float16 product with a bfloat16 result"),
+        ({"spec": replace(PROBLEM.spec, dtype_acc=DType.float64)}, "does not sum float16 products in float64"),
+        ({"a_strides": (100, 24, 6)}, "takes one stride over all matrices, and batch and head are not evenly spaced"),
+        ({"M": 2**31}, "takes extents and row strides up to 2147483647"),
+        ({"a_strides": (72, 24, 3)}, "takes rows that do not overlap: a row stride is smaller than its row"),
+    ],
+)
+def test_what_the_vendors_blas_takes(change: dict[str, Any], reason: str | None) -> None:
+    assert blas.CublasGemm().supports(replace(PROBLEM, **change), DEVICE) == reason
+
+
+def test_a_binary_that_is_no_cubin_is_refused() -> None:
+    with pytest.raises(DeviceError, match="the binary is not a cubin"):
+        cubin.facts(b"\x7fELF")
