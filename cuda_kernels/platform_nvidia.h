@@ -99,10 +99,10 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
       if (!Mine::takes(i)) break;
       const bool row_in = row0 + r0 + i * Mine::STEP < row_end;
       const T* from = walk.at + col0 + c;
-      if constexpr (VECTOR == 16) {
-        const int bytes = !row_in || left <= 0 ? 0 : left >= V ? 16 : left * (int)sizeof(T);
-        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(place(i)), "l"(from), "r"(bytes)
-                     : "memory");
+      const bool none = !row_in || left <= 0;
+      if (VECTOR == 16 && (none || left >= V)) {
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(place(i)), "l"(from),
+                     "r"(none ? 0 : 16) : "memory");
       } else {
         Chunk<T> x;
 #pragma unroll

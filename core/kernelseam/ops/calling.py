@@ -11,7 +11,7 @@ from kernelseam.contract import ArrayInfo
 from kernelseam.dispatch import preferred_backend
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.planning import Call, Plan, plan
+from kernelseam.planning import Plan, plan
 from kernelseam.plugins import Plugins, plugins
 
 
@@ -90,7 +90,7 @@ def run(
         if len(plans) >= _KEPT:
             plans.clear()
         plans[key] = made
-    Call(made, None, False, infos)(stream)
+    made.launch(infos, stream)
 
 
 def _dtypes(filled: Any) -> dict[str, DType]:

@@ -76,6 +76,8 @@ class Place:
         """(index into the logical array, view of memory) over a byte array; ``start``: byte where the block begins."""
         size = self.dtype.itemsize
         strides = tuple(s * size for s in self.strides)
+        if 0 in self.shape:
+            return
         if self.starts is None:
             yield (), np.ndarray(self.shape, self.dtype.numpy, memory, start + self.offset * size, strides)
             return

@@ -13,7 +13,8 @@ from kernelseam.contract import ArchRow, Device, KernelFacts, LoadedKernel, Runt
 from kernelseam.errors import CompileError, KernelSeamError
 from kernelseam_rocm import archs, bindings, codeobject, compiler, launch, worker
 
-OPTIONS = ("-std=c++17", "-O3")
+OPTIONS = ("-std=c++17", "-O3", "-fgpu-inline-threshold=1000000")
+"""A function that is not inlined takes its arrays out of registers."""
 
 
 class HipToolchain:
