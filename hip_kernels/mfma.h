@@ -10,7 +10,7 @@
 typedef float Sums __attribute__((ext_vector_type(4)));
 typedef unsigned Fragment __attribute__((ext_vector_type(4)));      // 8 elements: k = 8·g …
 typedef unsigned HalfFragment __attribute__((ext_vector_type(2)));  // 4 elements: k = 4·g …
-static constexpr int BLOCK_SUMS = 4, UNIT_K = 32;
+static constexpr int BLOCK_SUMS = 4, UNIT_K = 32, FRAGMENTS_AHEAD = 0;
 
 // The first column of a lane's sums in block b of an accumulator with C columns.
 template<int C> KS_DEVICE int sums_column(int b) {

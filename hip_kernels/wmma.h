@@ -6,7 +6,7 @@
 #pragma once
 
 typedef float Sums __attribute__((ext_vector_type(8)));
-static constexpr int BLOCK_SUMS = 8, UNIT_K = 16;
+static constexpr int BLOCK_SUMS = 8, UNIT_K = 16, FRAGMENTS_AHEAD = 4;
 #if KS_WMMA == 11
 typedef unsigned Fragment __attribute__((ext_vector_type(8)));
 #else
