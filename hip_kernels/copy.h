@@ -23,20 +23,13 @@ template<class T, int N, int K> KS_DEVICE Quad* chunk_place(MatrixTile<T, N, K, 
 
 // Which 16-byte chunks of a tile a thread copies, RUN neighbouring rows a round, and how they are stored.
 template<class Tile, int THREADS> struct Dealing {
-  typedef Share<Tile, THREADS> Mine;
-  static constexpr int ROUNDS = Mine::ROUNDS, RUN = 1, V = Mine::V;
-  static KS_DEVICE bool takes(int round) { return Mine::takes(round); }
-  static KS_DEVICE int row(int round) { return Mine::row() + round * Mine::STEP; }
-  static KS_DEVICE int column(int) { return Mine::column(); }
+  static constexpr int V = 16 / (int)sizeof(typename Tile::T), PER_ROW = Tile::COLS / V, CHUNKS = Tile::ROWS * PER_ROW;
+  static constexpr int RUN = 1, ROUNDS = (CHUNKS + THREADS - 1) / THREADS;
+  static KS_DEVICE int index(int round) { return thread_index() + round * THREADS; }
+  static KS_DEVICE bool takes(int round) { return CHUNKS % THREADS == 0 || index(round) < CHUNKS; }
+  static KS_DEVICE int row(int round) { return index(round) / PER_ROW; }
+  static KS_DEVICE int column(int round) { return index(round) % PER_ROW * V; }
   static KS_DEVICE void store(Tile t, int round, const Quad* x) { *chunk_place(t, row(round), column(round)) = *x; }
-  // f(round, run, address of the row)
-  template<class View, class F> static KS_DEVICE void each(View v, int row0, F f) {
-    auto walk = v.template walk<Mine::STEP>(row0 + Mine::row());
-    unrolled<ROUNDS>([&](auto i) {
-      if (takes(i)) f(i, Index<0>{}, walk.at);
-      walk.next();
-    });
-  }
 };
 
 // A tile whose rows are k is stored with k contiguous: a thread takes one chunk of RUN neighbouring rows and stores, for
@@ -65,13 +58,6 @@ template<class T, int N, int K, int THREADS> struct Dealing<MatrixTile<T, N, K, 
       *(Stored*)t.place(n + e, k) = y;
     }
   }
-  template<class View, class F> static KS_DEVICE void each(View v, int row0, F f) {
-    unrolled<ROUNDS>([&](auto i) {
-      if (!takes(i)) return;
-      auto walk = v.template walk<1>(row0 + row(i));
-      unrolled<RUN>([&](auto j) { f(i, j, walk.at), walk.next(); });
-    });
-  }
 };
 
 // Zero, which the compiler must not know: else it computes what follows from a column once, ahead of a loop, and keeps
@@ -94,7 +80,11 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
   template<class View> KS_DEVICE void fetch(Tile, View v, int row0, int row_end, int col0, int col_end) {
     rows_left = row_end - row0, cols_left = col_end - col0;
     if (VECTOR == 16 && inside()) {
-      Mine::each(v, row0, [&](auto i, auto j, const T* row) { x[i][j] = *(const Quad*)(row + col0 + Mine::column(i)); });
+      unrolled<ROUNDS>([&](auto i) {
+        if (!Mine::takes(i)) return;
+        auto walk = v.template walk<1>(row0 + Mine::row(i));
+        unrolled<RUN>([&](auto j) { x[i][j] = *(const Quad*)(walk.at + col0 + Mine::column(i)), walk.next(); });
+      });
       return;
     }
     // What is beyond an end is loaded from before it, and made zero when it lands.

@@ -27,9 +27,6 @@ template<class T_, int N, int K, bool K_LAST_> struct MatrixTile {
   KS_DEVICE T* place(int n, int k) const { return base + n * K + (k / 8 ^ permutation(n)) * 8 + k % 8; }
 };
 
-// What may move across a barrier of the scheduler: everything but loads from shared memory.
-static constexpr int ALL_BUT_SHARED_READS = 0;
-
 template<class T_> struct MatrixEngine {
   typedef T_ T;
   typedef float Sum;
@@ -83,9 +80,9 @@ template<class T_> struct MatrixEngine {
 #pragma unroll
           for (int r = 0; r < R / 16; r++) acc.x[r][b] = multiply<T>(outer, a.tail[r], acc.x[r][b]);
         }
-        // Loads that run further ahead than this would take more registers than there are.
+        // Left to itself the compiler loads further ahead than there are registers.
         if (FRAGMENTS_AHEAD && (u * (C / 16) + b) % max_of(FRAGMENTS_AHEAD, 1) == FRAGMENTS_AHEAD - 1)
-          __builtin_amdgcn_sched_barrier(ALL_BUT_SHARED_READS);
+          __builtin_amdgcn_sched_barrier(0);
       }
   }
 

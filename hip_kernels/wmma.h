@@ -6,12 +6,12 @@
 #pragma once
 
 typedef float Sums __attribute__((ext_vector_type(8)));
-static constexpr int BLOCK_SUMS = 8, UNIT_K = 16, FRAGMENTS_AHEAD = 4;
 #if KS_WMMA == 11
 typedef unsigned Fragment __attribute__((ext_vector_type(8)));
 #else
 typedef unsigned Fragment __attribute__((ext_vector_type(4)));
 #endif
+static constexpr int BLOCK_SUMS = 8, UNIT_K = 16, FRAGMENTS_AHEAD = 64 / (int)sizeof(Fragment);
 typedef Fragment HalfFragment;  // of a last half unit: there is none, a unit is 16
 
 template<int C> KS_DEVICE int sums_column(int b) { return 16 * b + lane() / 16 * 8; }

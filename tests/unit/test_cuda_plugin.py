@@ -39,18 +39,18 @@ def test_info_and_doctor() -> None:
         assert report["no device because"]
 
 
-def test_arguments_lie_where_the_kernel_reads_them() -> None:
-    packed = (0x1122334455667788).to_bytes(8, "little") + (7).to_bytes(4, "little") + b"\0" * 4 + (9).to_bytes(8, "little")
-    buffer, addresses = launch.parameter_array(packed, [(0, 8), (8, 4), (16, 8)])
-    assert ctypes.c_uint64.from_address(addresses[0]).value == 0x1122334455667788
-    assert ctypes.c_uint32.from_address(addresses[1]).value == 7
-    assert ctypes.c_uint64.from_address(addresses[2]).value == 9
-    assert bytes(buffer) == packed
+def test_arguments_are_handed_over_as_one_buffer() -> None:
+    size = ctypes.c_size_t(24)
+    packed = bytes(range(24))
+    buffer, extra = launch.argument_list(packed, size)
+    assert [extra[0], extra[2], extra[4]] == [1, 2, None], "buffer, size, end"
+    assert ctypes.string_at(extra[1], 24) == packed == bytes(buffer)
+    assert ctypes.c_size_t.from_address(extra[3]).value == 24
 
 
 def test_a_wrong_number_of_argument_bytes_is_refused() -> None:
     with pytest.raises(DeviceError, match="12 bytes of arguments were packed, the kernel takes 16"):
-        launch.parameter_array(b"\0" * 12, [(0, 8), (8, 8)])
+        launch.argument_list(b"\0" * 12, ctypes.c_size_t(16))
 
 
 class Status(int):
@@ -87,7 +87,7 @@ def test_a_launch_only_launches(driver: SimpleNamespace) -> None:
     assert driver.seen == []
     run(77)
     ((function, *rest),) = driver.seen
-    assert (function, rest[:8], rest[9]) == ("function", [3, 1, 1, 128, 1, 1, 1024, 77], 0)
+    assert (function, rest[:9]) == ("function", [3, 1, 1, 128, 1, 1, 1024, 77, 0])
     driver.status = 1
     with pytest.raises(DeviceError, match=r"cuLaunchKernel failed .* \(grid \(3, 1, 1\), block \(128, 1, 1\), 1024 bytes shared\)"):
         run(77)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from kernelseam.contract import KernelFacts
 from kernelseam.errors import DeviceError
@@ -37,13 +38,22 @@ class Signature:
                 f"its device source and its host half disagree"
             )
 
+    @cached_property
+    def _packer(self) -> struct.Struct:
+        form, end = "<", 0
+        for (_, kind), (offset, size) in zip(self.parameters, self.layout, strict=True):
+            form += "x" * (offset - end) + _CODES[kind][0]
+            end = offset + size
+        return struct.Struct(form)
+
     def pack(self, values: Mapping[str, int | float]) -> bytes:
         """The argument buffer; every parameter must be given."""
-        buffer = bytearray()
-        for (name, kind), (offset, _) in zip(self.parameters, self.layout, strict=True):
-            buffer += b"\0" * (offset - len(buffer))
-            try:
-                buffer += struct.pack("<" + _CODES[kind][0], values[name])
-            except struct.error as e:
-                raise DeviceError(f"argument {name} = {values[name]!r} is not a {kind}: {e}") from None
-        return bytes(buffer)
+        try:
+            return self._packer.pack(*[values[name] for name, _ in self.parameters])
+        except struct.error:
+            for name, kind in self.parameters:
+                try:
+                    struct.pack("<" + _CODES[kind][0], values[name])
+                except struct.error as e:
+                    raise DeviceError(f"argument {name} = {values[name]!r} is not a {kind}: {e}") from None
+            raise

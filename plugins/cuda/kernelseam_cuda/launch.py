@@ -13,21 +13,25 @@ _WITHOUT_OPT_IN = 48 * 1024
 """Shared memory a block gets without asking for more."""
 
 
-def parameter_array(arguments: bytes, parameters: Sequence[tuple[int, int]]) -> tuple[Any, Any]:
-    """The packed arguments in memory of their own, and the array of addresses that cuLaunchKernel reads."""
-    end = max((offset + size for offset, size in parameters), default=0)
-    if len(arguments) != end:
-        raise DeviceError(f"{len(arguments)} bytes of arguments were packed, the kernel takes {end}")
+# CU_LAUNCH_PARAM_END, CU_LAUNCH_PARAM_BUFFER_POINTER and CU_LAUNCH_PARAM_BUFFER_SIZE of cuda.h.
+_END, _POINTER, _SIZE = 0, 1, 2
+
+
+def argument_list(arguments: bytes, size: ctypes.c_size_t) -> tuple[Any, Any]:
+    """The packed arguments in memory of their own, and the list that hands them to cuLaunchKernel as one buffer."""
+    if len(arguments) != size.value:
+        raise DeviceError(f"{len(arguments)} bytes of arguments were packed, the kernel takes {size.value}")
     buffer = ctypes.create_string_buffer(arguments, max(len(arguments), 1))
-    base = ctypes.addressof(buffer)
-    return buffer, (ctypes.c_void_p * max(len(parameters), 1))(*(base + offset for offset, _ in parameters))
+    place = ctypes.addressof(buffer)
+    return buffer, (ctypes.c_void_p * 5)(_POINTER, place, _SIZE, ctypes.addressof(size), _END)
 
 
 class CudaKernel:
     """kernelseam.contract.LoadedKernel over a CUfunction."""
 
     def __init__(self, function: Any, parameters: Sequence[tuple[int, int]]) -> None:
-        self._function, self._parameters = function, tuple(parameters)
+        self._function = function
+        self._size = ctypes.c_size_t(max((offset + size for offset, size in parameters), default=0))
         self._opted_in = _WITHOUT_OPT_IN
 
     def prepare(
@@ -37,11 +41,11 @@ class CudaKernel:
             which = bindings.driver().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             bindings.call("cuFuncSetAttribute", self._function, which, shared_bytes)
             self._opted_in = shared_bytes
-        buffer, addresses = parameter_array(arguments, self._parameters)
-        run, function, array = bindings.driver().cuLaunchKernel, self._function, ctypes.addressof(addresses)
+        buffer, extra = argument_list(arguments, self._size)
+        run, function, address = bindings.driver().cuLaunchKernel, self._function, ctypes.addressof(extra)
 
-        def launch(stream: int, keep: object = (buffer, addresses)) -> None:
-            (status,) = run(function, *grid, *block, shared_bytes, stream, array, 0)
+        def launch(stream: int, keep: object = (buffer, extra, self._size)) -> None:
+            (status,) = run(function, *grid, *block, shared_bytes, stream, 0, address)
             if status:
                 bindings.fail("cuLaunchKernel", status, f"grid {grid}, block {block}, {shared_bytes} bytes shared")
 

@@ -45,7 +45,7 @@ RDNA_GEMM = (
 _SINGLE_ATTENTION = (
     AttentionTile(SINGLE, 64, 4, 16, 32, 1),
     AttentionTile(SINGLE, 128, 4, 16, 16, 1),
-    AttentionTile(SINGLE, 256, 2, 8, 16, 1),
+    AttentionTile(SINGLE, 256, 3, 8, 16, 1),
 )
 CDNA_ATTENTION = (
     AttentionTile(HALVES, 64, 4, 32, 32, 2, True, 2),
