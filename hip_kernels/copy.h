@@ -21,15 +21,16 @@ template<class T, int N, int K> KS_DEVICE Quad* chunk_place(MatrixTile<T, N, K, 
   return (Quad*)t.place(row, column);
 }
 
-// Which 16-byte chunks of a tile a thread copies, RUN neighbouring rows a round, and how they are stored.
+// Which 16-byte chunks of a tile thread `me` copies, RUN neighbouring rows a round, and how they are stored.
 template<class Tile, int THREADS> struct Dealing {
   static constexpr int V = 16 / (int)sizeof(typename Tile::T), PER_ROW = Tile::COLS / V, CHUNKS = Tile::ROWS * PER_ROW;
   static constexpr int RUN = 1, ROUNDS = (CHUNKS + THREADS - 1) / THREADS;
-  static KS_DEVICE int index(int round) { return thread_index() + round * THREADS; }
-  static KS_DEVICE bool takes(int round) { return CHUNKS % THREADS == 0 || index(round) < CHUNKS; }
-  static KS_DEVICE int row(int round) { return index(round) / PER_ROW; }
-  static KS_DEVICE int column(int round) { return index(round) % PER_ROW * V; }
-  static KS_DEVICE void store(Tile t, int round, const Quad* x) { *chunk_place(t, row(round), column(round)) = *x; }
+  int me;
+  KS_DEVICE int index(int round) const { return me + round * THREADS; }
+  KS_DEVICE bool takes(int round) const { return CHUNKS % THREADS == 0 || index(round) < CHUNKS; }
+  KS_DEVICE int row(int round) const { return index(round) / PER_ROW; }
+  KS_DEVICE int column(int round) const { return index(round) % PER_ROW * V; }
+  KS_DEVICE void store(Tile t, int round, const Quad* x) const { *chunk_place(t, row(round), column(round)) = *x; }
 };
 
 // A tile whose rows are k is stored with k contiguous: a thread takes one chunk of RUN neighbouring rows and stores, for
@@ -42,11 +43,14 @@ template<class T, int N, int K, int THREADS> struct Dealing<MatrixTile<T, N, K, 
   // Lanes next to each other take chunks next to each other, 8 of them, then the next rows: so the stores of a wave
   // spread over all banks.
   static constexpr int NEAR = PER_ROW % 8 == 0 ? 8 : PER_ROW;
-  static KS_DEVICE int index(int round) { return thread_index() + round * THREADS; }
-  static KS_DEVICE bool takes(int round) { return BUNDLES % THREADS == 0 || index(round) < BUNDLES; }
-  static KS_DEVICE int row(int round) { return index(round) / NEAR % (K / RUN) * RUN; }
-  static KS_DEVICE int column(int round) { return (index(round) % NEAR + index(round) / NEAR / (K / RUN) * NEAR) * V; }
-  static KS_DEVICE void store(Tile t, int round, const Quad* x) {
+  int me;
+  KS_DEVICE int index(int round) const { return me + round * THREADS; }
+  KS_DEVICE bool takes(int round) const { return BUNDLES % THREADS == 0 || index(round) < BUNDLES; }
+  KS_DEVICE int row(int round) const { return index(round) / NEAR % (K / RUN) * RUN; }
+  KS_DEVICE int column(int round) const {
+    return (index(round) % NEAR + index(round) / NEAR / (K / RUN) * NEAR) * V;
+  }
+  KS_DEVICE void store(Tile t, int round, const Quad* x) const {
     typedef unsigned Stored __attribute__((ext_vector_type(RUN / 2)));
     const int k = row(round), n = column(round);
 #pragma unroll
@@ -60,13 +64,16 @@ template<class T, int N, int K, int THREADS> struct Dealing<MatrixTile<T, N, K, 
   }
 };
 
-// Zero, which the compiler must not know: else it computes what follows from a column once, ahead of a loop, and keeps
-// more registers than there are.
-KS_DEVICE int opaque_zero() {
-  int x = 0;
+// The thread's index, of which the compiler must not know that it is always the same: else it computes every address
+// and bound that follows from it once, ahead of the loop, and keeps more registers than there are.
+KS_DEVICE int thread_index_here() {
+  int x = thread_index();
   asm volatile("" : "+v"(x));
   return x;
 }
+
+// Nothing is moved across this: addresses, and elements before they are packed, would else all be made first.
+KS_DEVICE void one_by_one() { __builtin_amdgcn_sched_barrier(0); }
 
 template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
   typedef typename Tile::T T;
@@ -79,47 +86,48 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
 
   template<class View> KS_DEVICE void fetch(Tile, View v, int row0, int row_end, int col0, int col_end) {
     rows_left = row_end - row0, cols_left = col_end - col0;
+    const Mine mine{thread_index_here()};
     if (VECTOR == 16 && inside()) {
       unrolled<ROUNDS>([&](auto i) {
-        if (!Mine::takes(i)) return;
-        auto walk = v.template walk<1>(row0 + Mine::row(i));
-        unrolled<RUN>([&](auto j) { x[i][j] = *(const Quad*)(walk.at + col0 + Mine::column(i)), walk.next(); });
+        if (!mine.takes(i)) return;
+        auto walk = v.template walk<1>(row0 + mine.row(i));
+        unrolled<RUN>([&](auto j) { x[i][j] = *(const Quad*)(walk.at + col0 + mine.column(i)), walk.next(); });
+        one_by_one();
       });
       return;
     }
     // What is beyond an end is loaded from before it, and made zero when it lands.
-    const int zero = opaque_zero();
     unrolled<ROUNDS>([&](auto i) {
-      if (!Mine::takes(i)) return;
-      const int c = Mine::column(i) + zero;
+      if (!mine.takes(i)) return;
+      const int c = mine.column(i);
       unrolled<RUN>([&](auto j) {
-        const T* row = v.row(row0 + min_of(Mine::row(i) + j, rows_left - 1)) + col0;
+        const T* row = v.row(row0 + min_of(mine.row(i) + j, rows_left - 1)) + col0;
         if (VECTOR == 16 && cols_left % V == 0) {
           x[i][j] = *(const Quad*)(row + min_of(c, cols_left - V));
         } else {
           Chunk<T> y;
           unrolled<V>([&](auto e) { y.v[e] = row[min_of(c + e, cols_left - 1)]; });
           x[i][j] = __builtin_bit_cast(Quad, y);
-          __builtin_amdgcn_sched_barrier(0);  // one chunk's elements at a time: each takes a register of its own
         }
+        one_by_one();
       });
     });
   }
 
   KS_DEVICE void land(Tile t) {
-    if (!inside()) {
-      const int zero = opaque_zero();
+    const Mine mine{thread_index_here()};
+    if (!inside())
       unrolled<ROUNDS>([&](auto i) {
         unrolled<RUN>([&](auto j) {
-          const int left = Mine::row(i) + j < rows_left ? cols_left - Mine::column(i) + zero : 0;
+          const int left = mine.row(i) + j < rows_left ? cols_left - mine.column(i) : 0;
           Chunk<T> y = __builtin_bit_cast(Chunk<T>, x[i][j]);
           unrolled<V>([&](auto e) { y.v[e] = e < left ? y.v[e] : zero_of<T>(); });
           x[i][j] = __builtin_bit_cast(Quad, y);
         });
+        one_by_one();
       });
-    }
     unrolled<ROUNDS>([&](auto i) {
-      if (Mine::takes(i)) Mine::store(t, i, x[i]);
+      if (mine.takes(i)) mine.store(t, i, x[i]);
     });
   }
 };

@@ -1,4 +1,4 @@
-"""Every covering spec to a cubin for every arch, no GPU needed: nothing spills, and matrix units do the halves' work."""
+"""Every covering spec to a cubin for every arch, no GPU needed: nothing spills, matrix units do the halves' work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from kernelseam.contract import SourceBundle
 from kernelseam.errors import CompileError, UnknownName
 from kernelseam.kernels import HALVES, build_binary, covering_specs, operation_of, tiles_of
 
-toolchain_module = pytest.importorskip("kernelseam_cuda.toolchain", reason="nvrtc is missing: kernelseam-cuda is not installed")
+toolchain_module = pytest.importorskip(
+    "kernelseam_cuda.toolchain", reason="nvrtc is missing: kernelseam-cuda is not installed"
+)
 from kernelseam_cuda.runtime import CudaRuntime  # noqa: E402
 
 TOOLCHAIN = toolchain_module.CudaToolchain(CudaRuntime())
@@ -26,7 +28,8 @@ ARCHS = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120")
 def name(spec: Any) -> str:
     parts = [operation_of(spec), spec.dtype.value]
     if operation_of(spec) == "gemm":
-        parts += [f"to-{spec.dtype_c}", "NT"[spec.a_transposed] + "NT"[spec.b_transposed], spec.view, str(spec.vector_a)]
+        turns = "NT"[spec.a_transposed] + "NT"[spec.b_transposed]
+        parts += [f"to-{spec.dtype_c}", turns, spec.view, str(spec.vector_a)]
     else:
         parts += [f"{spec.head_dim}-{spec.value_dim}", *["causal"] * spec.causal, *["lse"] * spec.lse, str(spec.vector)]
     return "-".join(parts)
@@ -60,10 +63,12 @@ def test_facts_of_a_small_kernel() -> None:
 
 
 def test_spills_are_seen() -> None:
-    sum_of_many = "double x[64]; for (int i = 0; i < 64; i++) x[i] = a[i * n]; __syncthreads(); " + (
+    sum_of_many = (
+        "double x[64]; for (int i = 0; i < 64; i++) x[i] = a[i * n]; __syncthreads(); "
         "for (int i = 0; i < 64; i++) b[i * m] = x[i] * x[63 - i];"
     )
-    bundle = kernel(f"_Pragma(\"unroll\") for (int once = 0; once < 1; once++) {{ {sum_of_many} }}", "--maxrregcount=32")
+    body = f'_Pragma("unroll") for (int once = 0; once < 1; once++) {{ {sum_of_many} }}'
+    bundle = kernel(body, "--maxrregcount=32")
     facts = TOOLCHAIN.inspect(TOOLCHAIN.compile(bundle, "sm_90a"), "sm_90a")["k"]
     assert facts.spills > 0
     assert facts.scratch_bytes > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import timeit
 from collections.abc import Callable
 from typing import Any
 
@@ -51,7 +52,8 @@ def test_limits_are_of_a_real_device() -> None:
 
 
 def saxpy() -> Callable[..., Callable[[int], None]]:
-    text = 'extern "C" __global__ void k(float* y, const float* x, float a, int n)' + (
+    text = (
+        'extern "C" __global__ void k(float* y, const float* x, float a, int n) '
         "{ int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) y[i] += a * x[i]; }"
     )
     binary = TOOLCHAIN.compile(SourceBundle("k", "k.cu", (("k.cu", text),), ()), DEVICE.arch)
@@ -183,6 +185,60 @@ def test_a_call_is_captured_in_a_graph() -> None:
     assert torch.allclose(c, a @ a, atol=1e-3)
 
 
+@pytest.mark.parametrize("implementation", ["shared", "cublas"])
+def test_the_first_launch_of_a_binary_is_captured_in_a_graph(implementation: str) -> None:
+    torch = pytest.importorskip("torch")
+    a = torch.randn(4, 88, 88, device="cuda", dtype=torch.float64)
+    c = torch.zeros_like(a)
+    descriptor = ks.BatchedGemmStrided(
+        A=a, B=a, C=c, M=88, N=88, K=88, batch=4, a_transposed=True, b_transposed=True
+    )
+    call = ks.plan(descriptor, implementation=implementation).bind()
+    if implementation == "cublas":
+        call()  # the library's own kernels are its own to load
+    torch.cuda.synchronize()
+    c.zero_()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    assert not c.any()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.allclose(c, a.mT @ a.mT)
+
+
+@pytest.mark.parametrize("implementation", ["shared", "cublas"])
+def test_a_call_waits_for_what_its_stream_has_queued(implementation: str) -> None:
+    torch = pytest.importorskip("torch")
+    a, c = torch.zeros(2, 64, 64, device="cuda"), torch.zeros(2, 64, 64, device="cuda")
+    descriptor = ks.BatchedGemmStrided(A=a, B=a, C=c, M=64, N=64, K=64, batch=2)
+    call = ks.plan(descriptor, implementation=implementation).bind()
+    call()
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)  # about 0.1 s: on another stream the product would run before `a` is filled
+        a.fill_(1)
+        call()
+    stream.synchronize()
+    assert (c == 64).all()
+
+
+def test_gradients_are_not_lost_in_silence() -> None:
+    torch = pytest.importorskip("torch")
+    a = torch.ones(1, 8, 8, device="cuda", requires_grad=True)
+    with pytest.raises(InvalidValue, match="gradients do not flow through this call"):
+        ks.bmm(a, a)
+    with torch.no_grad():
+        assert (ks.bmm(a, a) == 8).all()
+
+
+def test_cupys_bfloat16_stays_cupys() -> None:
+    a = RUNTIME.from_host(normal(1, 16, 16).astype(DType.bfloat16.numpy), DEVICE)
+    assert isinstance(a, cupy.ndarray)
+    assert isinstance(ks.bmm(a, a), cupy.ndarray)
+
+
 def test_arrays_of_two_devices_are_refused() -> None:
     a = cupy.asarray(normal(2, 8, 8))
     with pytest.raises(InvalidValue, match=r"b = numpy:0 \(cpu\): must be on the same device as a"):
@@ -218,6 +274,24 @@ def test_one_launch_whatever_the_batch() -> None:
     ((record),) = launches
     assert (record.kernel, record.arch, record.kind) == ("attention_forward", DEVICE.arch, "kernel")
     assert record.grid[0] >= 256 and record.block[0] >= 64 and record.shared_bytes > 0
+
+
+def test_a_launch_costs_the_host_little() -> None:
+    x = cupy.zeros(16, np.float32)
+    launch, stream = saxpy()(x, x, 0.0, 16), cupy.cuda.Stream(non_blocking=True)
+    launch(stream.ptr)
+    each = []
+    for _ in range(20):
+        stream.synchronize()
+        start = time.perf_counter()
+        for _ in range(100):
+            launch(stream.ptr)
+        each.append((time.perf_counter() - start) / 100)
+    stream.synchronize()
+    with_device = min(timeit.repeat(lambda: RUNTIME.activate(DEVICE).__enter__(), number=1000, repeat=3)) / 1000
+    print(f"\nhost time of a launch {min(each) * 1e6:.2f} µs, of making the device current {with_device * 1e6:.2f} µs")
+    assert min(each) < 10e-6
+    assert with_device < 5e-6
 
 
 def test_a_call_costs_the_host_little() -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from kernelseam.contract import CONTRACT_VERSION, Device
+from kernelseam.contract import CONTRACT_VERSION, Device, KernelFacts
 from kernelseam.descriptors.problems import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, NoDevice, OutOfDeviceMemory, UnknownName
@@ -24,7 +25,10 @@ DEVICE = Device("cuda", 0, "sm_90a")
 
 
 def test_importing_the_plugin_imports_no_runtime(python_command: list[str]) -> None:
-    code = "import sys, kernelseam_cuda.plugin; print([m for m in sys.modules if m.split('.')[0] in ('cuda', 'cupy', 'torch')])"
+    code = (
+        "import sys; before = set(sys.modules); import kernelseam_cuda.plugin; "  # .pth files may import cuda
+        "print([m for m in set(sys.modules) - before if m.split('.')[0] in ('cuda', 'cupy', 'torch')])"
+    )
     done = subprocess.run([*python_command, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -81,24 +85,31 @@ def test_a_status_becomes_an_error_with_call_code_and_meaning(
     assert str(caught.value) == f"cuThing failed with CUDA_ERROR_FAKE ({status}): what it means"
 
 
+def facts(*parameters: tuple[int, int], shared: int = 0) -> KernelFacts:
+    return KernelFacts("k", 32, 0, 0, shared, 0, parameters)
+
+
 def test_a_launch_only_launches(driver: SimpleNamespace) -> None:
-    made = launch.CudaKernel("function", [(0, 8)])
+    made = launch.CudaKernel("function", facts((0, 8)))
     run = made.prepare((3, 1, 1), (128, 1, 1), 1024, b"\0" * 8)
     assert driver.seen == []
     run(77)
     ((function, *rest),) = driver.seen
     assert (function, rest[:9]) == ("function", [3, 1, 1, 128, 1, 1, 1024, 77, 0])
     driver.status = 1
-    with pytest.raises(DeviceError, match=r"cuLaunchKernel failed .* \(grid \(3, 1, 1\), block \(128, 1, 1\), 1024 bytes shared\)"):
+    with pytest.raises(DeviceError) as caught:
         run(77)
+    assert str(caught.value) == (
+        "cuLaunchKernel failed with CUDA_ERROR_FAKE (1): what it means (grid (3, 1, 1), block (128, 1, 1), "
+        "1024 bytes shared)"
+    )
 
 
 def test_more_than_48_kib_of_shared_memory_is_asked_for_once(driver: SimpleNamespace) -> None:
-    made = launch.CudaKernel("function", [])
-    for _ in range(2):
-        made.prepare((1, 1, 1), (32, 1, 1), 100_000, b"")
-    made.prepare((1, 1, 1), (32, 1, 1), 1000, b"")
-    assert driver.seen == [("function", "max shared", 100_000)]
+    made = launch.CudaKernel("function", facts(shared=8 * 1024))
+    for asked in (40 * 1024, 40 * 1024 + 16, 100_000, 100_000, 1000):
+        made.prepare((1, 1, 1), (32, 1, 1), asked, b"")
+    assert driver.seen == [("function", "max shared", 40 * 1024 + 16), ("function", "max shared", 100_000)]
 
 
 @pytest.fixture
@@ -106,10 +117,16 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     class ndarray:  # noqa: N801
         def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, size: int) -> None:
             self.shape, self.strides, self.itemsize = shape, strides, size
-            self.dtype, self.data, self.device = SimpleNamespace(name=dtype), SimpleNamespace(ptr=4096), SimpleNamespace(id=0)
+            self.dtype, self.data = np.dtype(dtype), SimpleNamespace(ptr=4096, device_id=0)
 
-    runtime = SimpleNamespace(is_hip=False, pointerGetAttributes=lambda p: SimpleNamespace(device=0 if p == 4096 else -2))
-    fake = SimpleNamespace(ndarray=ndarray, cuda=SimpleNamespace(runtime=runtime))
+    pointers = SimpleNamespace(
+        cuPointerGetAttribute=lambda what, p: (0, 0) if p == 4096 else (1, None),
+        CUpointer_attribute=SimpleNamespace(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL="device"),
+        cuStreamSynchronize=lambda stream: (waited.append(stream), (0,))[1],
+    )
+    waited: list[int] = []
+    monkeypatch.setattr(bindings, "driver", lambda: pointers)
+    fake = SimpleNamespace(ndarray=ndarray, cuda=SimpleNamespace(runtime=SimpleNamespace(is_hip=False)), waited=waited)
     monkeypatch.setitem(sys.modules, "cupy", fake)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())  # type: ignore[arg-type]
     return fake
@@ -136,7 +153,27 @@ def interface(pointer: int, **more: Any) -> object:
 def test_a_stranger_is_read_through_the_array_interface(cupy: SimpleNamespace) -> None:
     info = arrays.describe(interface(4096, strides=(48, 16)), [DEVICE])
     assert info is not None
-    assert (info.shape, info.strides, info.dtype, info.kind, info.writable) == ((2, 3), (6, 2), DType.float64, "strange", False)
+    assert (info.shape, info.strides, info.dtype) == ((2, 3), (6, 2), DType.float64)
+    assert (info.kind, info.writable) == ("strange", False)
+    assert cupy.waited == []
+
+
+def test_a_strangers_stream_is_waited_for(cupy: SimpleNamespace) -> None:
+    arrays.describe(interface(4096, stream=77), [DEVICE])
+    assert cupy.waited == [77]
+
+
+def test_masks_and_torn_strides_are_refused(
+    cupy: SimpleNamespace, refused: Callable[[str, Callable[[], object]], None]
+) -> None:
+    refused(
+        "mask = an array: masked elements have no meaning here. Fill them, and pass the data.",
+        lambda: arrays.describe(interface(4096, mask=object()), [DEVICE]),
+    )
+    refused(
+        "strides = (12, 4): must be multiples of the 8-byte element. Copy the field into an array of its own.",
+        lambda: arrays.describe(interface(4096, strides=(12, 4)), [DEVICE]),
+    )
 
 
 @pytest.mark.parametrize("stranger", [interface(8192), 3.0, "text", None])
@@ -148,7 +185,13 @@ def test_without_a_device_nothing_is_ours(cupy: SimpleNamespace) -> None:
     assert arrays.describe(cupy.ndarray((2,), (4,), "float32", 4), []) is None
 
 
-@pytest.mark.parametrize(("capability", "arch"), [((8, 0), "sm_80"), ((9, 0), "sm_90a"), ((10, 0), "sm_100a"), ((12, 0), "sm_120")])
+@pytest.mark.parametrize(
+    ("capability", "arch"),
+    [
+        ((8, 0), "sm_80"), ((8, 7), "sm_86"), ((9, 0), "sm_90a"), ((10, 0), "sm_100a"), ((12, 0), "sm_120"),
+        ((12, 1), "sm_120"),
+    ],
+)
 def test_capabilities_name_archs_of_the_table(capability: tuple[int, int], arch: str) -> None:
     assert archs.BY_CAPABILITY[capability] == arch
     assert archs.row(arch).arch == arch
@@ -187,7 +230,10 @@ def test_one_stride_over_all_matrices(change: dict[str, Any], strides: tuple[int
         ({"a_strides": (72, 24, 3)}, "takes rows that do not overlap: a row stride is smaller than its row"),
     ],
 )
-def test_what_the_vendors_blas_takes(change: dict[str, Any], reason: str | None) -> None:
+def test_what_the_vendors_blas_takes(
+    change: dict[str, Any], reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blas, "unavailable", lambda: None)
     assert blas.CublasGemm().supports(replace(PROBLEM, **change), DEVICE) == reason
 
 

@@ -25,8 +25,12 @@ ROWS = {
     )
 }
 
-BY_CAPABILITY = {(8, 0): "sm_80", (8, 6): "sm_86", (8, 9): "sm_89", (9, 0): "sm_90a", (10, 0): "sm_100a", (12, 0): "sm_120"}
-"""Compute capability → arch. Archs with a letter are compiled for that one chip."""
+BY_CAPABILITY = {
+    (8, 0): "sm_80", (8, 6): "sm_86", (8, 7): "sm_86", (8, 9): "sm_89", (9, 0): "sm_90a", (10, 0): "sm_100a",
+    (12, 0): "sm_120", (12, 1): "sm_120",
+}
+"""Compute capability → arch whose binaries it runs: its own, or an earlier one of the same major; but archs with a
+letter are compiled for that one chip."""
 
 
 def _rates(half: int, single: int, double: int) -> dict[DType, int]:

@@ -1,170 +1,172 @@
-"""Arrays on NVIDIA GPUs, of every library that is loaded, told apart by their attributes: no library is imported to ask."""
+"""Arrays on NVIDIA GPUs, of every library that is loaded, told apart by their types: no library is imported to ask."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from kernelseam.contract import ArrayInfo, Device
 from kernelseam.dtypes import DType
-from kernelseam.errors import OutOfDeviceMemory
+from kernelseam.errors import InvalidValue, OutOfDeviceMemory, UnknownName
+from kernelseam.interop import torch as torch_arrays
 from kernelseam_cuda import bindings
 
-_DLPACK_CUDA = 2
+_DLPACK_CUDA = 2  # kDLCUDA
+_Reader = Callable[[Any, Sequence[Device]], ArrayInfo | None]
 
 
-class DeviceArray:
-    """Row-major memory from CuPy's pool for an element type that CuPy's arrays lack (bfloat16)."""
+@dataclass(frozen=True)
+class _Borrowed(ArrayInfo):
+    """A view obtained through cupy, which must live as long as its address is used."""
 
-    def __init__(self, shape: Sequence[int], dtype: DType, device: Device) -> None:
-        self.shape, self.dtype, self.device = tuple(shape), dtype, device
-        self.size = 1
-        for n in self.shape:
-            self.size *= n
-        self.memory = allocate(self.size * dtype.itemsize)
-        self.pointer = int(self.memory.ptr)
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        """As opaque elements: the protocol has no name for bfloat16."""
-        return {
-            "version": 3, "shape": self.shape, "typestr": f"|V{self.dtype.itemsize}", "data": (self.pointer, False),
-            "strides": None,
-        }
-
-    def __repr__(self) -> str:
-        return f"DeviceArray(shape={self.shape}, dtype={self.dtype}, device={self.device})"
+    view: object = None
 
 
-def allocate(size: int) -> Any:
-    """Memory of CuPy's pool on the current device. Raises OutOfDeviceMemory."""
-    cupy = bindings.cupy()
-    try:
-        return cupy.cuda.alloc(size)
-    except cupy.cuda.memory.OutOfMemoryError as e:
-        raise OutOfDeviceMemory(str(e)) from e
+def describe(array: object, devices: Sequence[Device]) -> ArrayInfo | None:
+    """The array's view, or None if it is not on one of the devices (all there are, in order of their index).
 
-
-def torch_module() -> Any | None:
-    """torch if it is loaded and built for CUDA."""
-    torch = sys.modules.get("torch")
-    return torch if getattr(getattr(torch, "version", None), "cuda", None) else None
-
-
-def cupy_module() -> Any | None:
-    """cupy if it is loaded and built for CUDA."""
-    cupy = sys.modules.get("cupy")
-    runtime = getattr(getattr(cupy, "cuda", None), "runtime", None)
-    return None if runtime is None or runtime.is_hip else cupy
-
-
-def describe(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
-    """The array's view, or None if it is not on one of the devices. Raises UnknownName for other element types."""
-    if isinstance(array, DeviceArray):
-        return ArrayInfo(
-            array.pointer, array.shape, row_major(array.shape), array.dtype, array.device, "kernelseam", array
-        )
+    Raises UnknownName for element types and InvalidValue for layouts that the contract has no words for.
+    """
     if not devices:
         return None
-    if (torch := torch_module()) is not None and isinstance(array, torch.Tensor):
-        if array.device.type != "cuda":
+    reader = _readers.get(type(array)) or _reader(array)
+    return reader(array, devices)
+
+
+def _nothing(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
+    return None
+
+
+_readers: dict[type, _Reader] = dict.fromkeys((np.ndarray, int, float, list, tuple), _nothing)
+_dtypes: dict[Any, DType] = {}
+
+
+def _reader(array: object) -> _Reader:
+    """How arrays of this type are read; remembered for the libraries known by name."""
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    reader: _Reader
+    if isinstance(array, getattr(torch, "Tensor", ())):
+        reader = _torch if getattr(getattr(torch, "version", None), "cuda", None) else _nothing
+    elif isinstance(array, getattr(cupy, "ndarray", ())):
+        reader = _nothing if _is_hip(cupy) else _cupy
+    else:
+        return _stranger
+    _readers[type(array)] = reader
+    return reader
+
+
+def _is_hip(cupy: Any) -> bool:
+    """Whether cupy is built for another vendor's GPUs: both builds share the name."""
+    return bool(getattr(getattr(getattr(cupy, "cuda", None), "runtime", None), "is_hip", False))
+
+
+def _cupy(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
+    memory, strides = array.data, array.strides
+    dtype = _dtypes.get(array.dtype) or _dtypes.setdefault(array.dtype, DType.of(array.dtype, "dtype"))
+    return ArrayInfo(
+        memory.ptr, array.shape, _elements(strides, dtype.itemsize), dtype, devices[memory.device_id], "cupy", array
+    )
+
+
+def _torch(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
+    if not array.is_cuda or not torch_arrays.is_tensor(array):
+        return None
+    return torch_arrays.describe(array, devices[array.get_device()])
+
+
+def _stranger(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
+    """DLPack first: it tells the device, and orders the maker's stream before ours."""
+    kind = type(array)
+    if hasattr(kind, "__dlpack_device__"):
+        place, index = array.__dlpack_device__()
+        if int(place) != _DLPACK_CUDA:
             return None
-        return ArrayInfo(
-            array.data_ptr(), tuple(array.shape), tuple(array.stride()), _torch_dtype(array.dtype),
-            devices[array.device.index], "torch", array,
+        view = bindings.cupy().from_dlpack(array)
+        found = _cupy(view, devices)
+        assert found is not None
+        return _Borrowed(
+            found.pointer, found.shape, found.strides, found.dtype, devices[int(index)], _library(kind), array,
+            view=view,
         )
-    if (cupy := cupy_module()) is not None and isinstance(array, cupy.ndarray):
-        return ArrayInfo(
-            array.data.ptr, array.shape, _elements(array.strides, array.itemsize), _dtype(array.dtype.name),
-            devices[array.device.id], "cupy", array,
-        )
-    return _interface(array, devices) or _dlpack(array, devices)
+    interface = getattr(array, "__cuda_array_interface__", None)
+    return None if interface is None else _interface(array, interface, devices)
 
 
-def _interface(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
-    """An array of a library that we do not know, through __cuda_array_interface__."""
-    facts = getattr(array, "__cuda_array_interface__", None)
-    if facts is None:
+def _interface(array: object, interface: dict[str, Any], devices: Sequence[Device]) -> ArrayInfo | None:
+    if interface.get("mask") is not None:
+        raise InvalidValue("mask", "an array", "masked elements have no meaning here", "Fill them, and pass the data")
+    pointer, read_only = interface["data"]
+    index = _device_of(pointer) if pointer else 0
+    if index is None:
         return None
-    pointer, read_only = facts["data"]
-    index = bindings.cupy().cuda.runtime.pointerGetAttributes(pointer).device if pointer else 0
-    if not 0 <= index < len(devices):
-        return None  # another vendor's memory, or the host's
-    dtype = _dtype(np.dtype(facts["typestr"]).name)
-    shape, strides = tuple(facts["shape"]), facts.get("strides")
+    dtype, shape = DType.of(np.dtype(interface["typestr"])), tuple(interface["shape"])
+    strides = interface.get("strides")
+    if (stream := interface.get("stream")) is not None:
+        bindings.call("cuStreamSynchronize", stream)  # asked for by the interface's version 3
     return ArrayInfo(
-        pointer,
-        shape,
-        row_major(shape) if strides is None else _elements(strides, dtype.itemsize),
-        dtype,
-        devices[index],
-        type(array).__module__.partition(".")[0],
-        array,
-        not read_only,
+        pointer or 0, shape, row_major(shape) if strides is None else _elements(strides, dtype.itemsize), dtype,
+        devices[index], _library(type(array)), array, not read_only,
     )
 
 
-def _dlpack(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
-    """An array of a library that we do not know, through DLPack, read by CuPy."""
-    where = getattr(type(array), "__dlpack_device__", None)
-    if where is None or int(where(array)[0]) != _DLPACK_CUDA:
-        return None
-    seen = bindings.cupy().from_dlpack(array)
-    return ArrayInfo(
-        seen.data.ptr, seen.shape, _elements(seen.strides, seen.itemsize), _dtype(seen.dtype.name), devices[seen.device.id],
-        type(array).__module__.partition(".")[0], array,
-    )
+def _device_of(pointer: int) -> int | None:
+    """The index of the device that holds an address, or None where the driver does not know the address."""
+    driver = bindings.driver()
+    what = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    status, index = driver.cuPointerGetAttribute(what, pointer)
+    return None if status else int(index)
+
+
+def _library(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def _elements(strides: Sequence[int], size: int) -> tuple[int, ...]:
+    """Strides in bytes → in elements."""
+    if any(s % size for s in strides):
+        raise UnknownName(
+            "strides", tuple(strides), f"must be multiples of the {size}-byte element",
+            "Copy the field into an array of its own",
+        )
+    return tuple([s // size for s in strides])
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides in elements of an array without gaps."""
-    strides, step = [], 1
-    for n in reversed(shape):
-        strides.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(strides))
-
-
-def _elements(strides: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    return tuple(s // itemsize for s in strides)
-
-
-def _dtype(name: str) -> DType:
-    return DType.of(name, "dtype")
-
-
-_torch_dtypes: dict[Any, DType] = {}
-
-
-def _torch_dtype(dtype: Any) -> DType:
-    found = _torch_dtypes.get(dtype)
-    if found is None:
-        found = _torch_dtypes[dtype] = _dtype(str(dtype).removeprefix("torch."))
-    return found
+    """Strides in elements of a packed array."""
+    strides, step = [1] * len(shape), 1
+    for axis in range(len(shape) - 1, -1, -1):
+        strides[axis] = step
+        step *= shape[axis]
+    return tuple(strides)
 
 
 def empty(shape: Sequence[int], dtype: DType, device: Device, kind: str | None) -> object:
-    """A new row-major array on the current device: torch's for torch, else CuPy's, else (bfloat16) a DeviceArray."""
-    if kind == "torch" and (torch := torch_module()) is not None:
-        try:
-            return torch.empty(tuple(shape), dtype=getattr(torch, dtype.value), device=f"cuda:{device.index}")
-        except torch.OutOfMemoryError as e:
-            raise OutOfDeviceMemory(str(e)) from e
-    cupy = bindings.cupy()
-    if dtype is DType.bfloat16:
-        return DeviceArray(shape, dtype, device)
+    """A new row-major array on the current device: torch's where ``kind`` says so, else cupy's.
+
+    Raises OutOfDeviceMemory; NoDevice where cupy is needed and missing.
+    """
     try:
-        return cupy.empty(tuple(shape), dtype=dtype.numpy)
-    except cupy.cuda.memory.OutOfMemoryError as e:
-        raise OutOfDeviceMemory(str(e)) from e
+        if kind == "torch":
+            return torch_arrays.empty(shape, dtype, f"cuda:{device.index}")
+        return bindings.cupy().empty(tuple(shape), dtype.numpy)
+    except (MemoryError, RuntimeError) as e:
+        if isinstance(e, MemoryError) or type(e).__name__ == "OutOfMemoryError":  # cupy's, torch's
+            raise OutOfDeviceMemory(f"allocating {list(shape)} of {dtype} on {device} failed: {e}") from e
+        raise
 
 
 def current_stream(device: Device, kind: str | None) -> int:
-    """The handle of the stream that the array's library uses now: torch's for torch, else CuPy's."""
-    if kind == "torch" and (torch := torch_module()) is not None:
-        return int(torch.cuda.current_stream(device.index).cuda_stream)
-    cupy = cupy_module()
-    return int(cupy.cuda.get_current_stream().ptr) if cupy is not None else 0
+    """The handle of the stream that the array's library uses now: torch's for its tensors, else cupy's.
+
+    0, the default stream, where cupy is not loaded.
+    """
+    if kind == "torch":
+        torch: Any = sys.modules["torch"]
+        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # what torch's own compiler calls; the other is slow
+        return int(raw(device.index) if raw else torch.cuda.current_stream(device.index).cuda_stream)
+    cupy: Any = sys.modules.get("cupy")
+    return 0 if cupy is None or _is_hip(cupy) else int(cupy.cuda.get_current_stream(device.index).ptr)

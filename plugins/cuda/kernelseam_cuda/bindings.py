@@ -56,5 +56,6 @@ def fail(name: str, status: Any, detail: str = "") -> NoReturn:
     """Raise what a driver status means."""
     _, text = driver().cuGetErrorString(status)
     meaning = text.decode() if isinstance(text, bytes) else "unknown"
-    kind = OutOfDeviceMemory if int(status) == _OUT_OF_MEMORY else NoDevice if int(status) in _NO_DEVICE else DeviceError
+    known = {_OUT_OF_MEMORY: OutOfDeviceMemory, **dict.fromkeys(_NO_DEVICE, NoDevice)}
+    kind = known.get(int(status), DeviceError)
     raise kind(f"{name} failed with {status.name} ({int(status)}): {meaning}{f' ({detail})' if detail else ''}")

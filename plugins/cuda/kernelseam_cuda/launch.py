@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable
 from typing import Any
 
+from kernelseam.contract import KernelFacts
 from kernelseam.errors import DeviceError
 from kernelseam_cuda import bindings
 
 _WITHOUT_OPT_IN = 48 * 1024
-"""Shared memory a block gets without asking for more."""
-
+"""Shared memory, fixed and dynamic together, that a block gets without asking for more."""
+_LOADS = 12040
+"""The first driver, by the CUDA it serves, that has cuFuncLoad."""
 
 # CU_LAUNCH_PARAM_END, CU_LAUNCH_PARAM_BUFFER_POINTER and CU_LAUNCH_PARAM_BUFFER_SIZE of cuda.h.
 _END, _POINTER, _SIZE = 0, 1, 2
@@ -29,18 +32,16 @@ def argument_list(arguments: bytes, size: ctypes.c_size_t) -> tuple[Any, Any]:
 class CudaKernel:
     """kernelseam.contract.LoadedKernel over a CUfunction."""
 
-    def __init__(self, function: Any, parameters: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, function: Any, facts: KernelFacts) -> None:
         self._function = function
-        self._size = ctypes.c_size_t(max((offset + size for offset, size in parameters), default=0))
-        self._opted_in = _WITHOUT_OPT_IN
+        self._size = ctypes.c_size_t(max((offset + size for offset, size in facts.parameters), default=0))
+        self._allowed = _WITHOUT_OPT_IN - facts.shared_bytes
+        self._lock = threading.Lock()
 
     def prepare(
         self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, arguments: bytes
     ) -> Callable[[int], None]:
-        if shared_bytes > self._opted_in:
-            which = bindings.driver().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            bindings.call("cuFuncSetAttribute", self._function, which, shared_bytes)
-            self._opted_in = shared_bytes
+        self._allow(shared_bytes)
         buffer, extra = argument_list(arguments, self._size)
         run, function, address = bindings.driver().cuLaunchKernel, self._function, ctypes.addressof(extra)
 
@@ -50,3 +51,22 @@ class CudaKernel:
                 bindings.fail("cuLaunchKernel", status, f"grid {grid}, block {block}, {shared_bytes} bytes shared")
 
         return launch
+
+    def _allow(self, shared_bytes: int) -> None:
+        """Opt in to that much dynamic shared memory, never back to less: other plans share the function."""
+        with self._lock:
+            if shared_bytes > self._allowed:
+                which = bindings.driver().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                bindings.call("cuFuncSetAttribute", self._function, which, shared_bytes)
+                self._allowed = shared_bytes
+
+
+def load(module: Any, name: str, facts: KernelFacts) -> CudaKernel:
+    """The kernel of a module of the current context, on the device when this returns.
+
+    Loading at the first launch, as the driver does by default, would synchronise, and fail inside a graph's capture.
+    """
+    function = bindings.call("cuModuleGetFunction", module, name.encode())
+    if bindings.call("cuDriverGetVersion") >= _LOADS:
+        bindings.call("cuFuncLoad", function)
+    return CudaKernel(function, facts)

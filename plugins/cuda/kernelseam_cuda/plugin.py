@@ -11,13 +11,13 @@ from kernelseam.contract import CONTRACT_VERSION, Backend, PluginInfo
 from kernelseam.errors import CompileError
 from kernelseam.hookspecs import hookimpl
 from kernelseam.plugins import Registry
-from kernelseam_cuda import bindings
-from kernelseam_cuda.blas import CublasGemm
+from kernelseam_cuda import bindings, blas
 from kernelseam_cuda.runtime import CudaRuntime
 from kernelseam_cuda.toolchain import CudaToolchain
 
 DISTRIBUTIONS = (
-    "cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12",
+    "cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "cuda-pathfinder", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12",
+    "nvidia-cublas", "nvidia-cublas-cu12",
 )
 
 
@@ -25,12 +25,13 @@ DISTRIBUTIONS = (
 def backend() -> Backend:
     """The backend "cuda": made at first use, loads nothing."""
     runtime = CudaRuntime()
-    return Backend("cuda", runtime, CudaToolchain(runtime), (CublasGemm(),), priority=10)
+    return Backend("cuda", runtime, CudaToolchain(runtime), (blas.CublasGemm(),), priority=10)
 
 
 @hookimpl
 def kernelseam_info() -> PluginInfo:
-    return PluginInfo("cuda", _version("kernelseam-cuda") or "unknown", CONTRACT_VERSION, "NVIDIA GPUs through CUDA and nvrtc")
+    version = _version("kernelseam-cuda") or "unknown"
+    return PluginInfo("cuda", version, CONTRACT_VERSION, "NVIDIA GPUs through CUDA and nvrtc")
 
 
 @hookimpl
@@ -56,6 +57,9 @@ def kernelseam_doctor() -> Mapping[str, Any]:
         can_compile = True
     except CompileError as e:
         report["compiler"], can_compile = f"missing: {e.log}", False
+    report["cublas"] = blas.unavailable() or "found"
+    if not any(name.startswith("cupy-") for name in report["packages"]):
+        report["no device memory because"] = f"cupy is missing: {bindings.INSTALL}"
     if devices:
         report["driver"] = f"CUDA {_cuda_version(bindings.call('cuDriverGetVersion'))}"
         report["mode"] = "compiles and runs" if can_compile else "runs what is in the cache; cannot compile"

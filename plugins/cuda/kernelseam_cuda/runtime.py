@@ -1,10 +1,10 @@
-"""The CUDA runtime behind the contract: devices, memory, streams and arrays, through CuPy."""
+"""The CUDA driver behind the contract: devices, memory, streams and arrays."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from types import TracebackType
 from typing import Any
 
@@ -13,15 +13,19 @@ import numpy.typing as npt
 
 from kernelseam.contract import ArrayInfo, Device, DeviceLimits
 from kernelseam.dtypes import DType
-from kernelseam.errors import DeviceError, InvalidValue, OutOfDeviceMemory
+from kernelseam.errors import DeviceError, InvalidValue
 from kernelseam_cuda import archs, arrays, bindings
+
+_NOTHING = nullcontext()
 
 
 class CudaRuntime:
-    """kernelseam.contract.Runtime over CuPy. Without a device ``devices`` is empty and ``describe`` knows nothing."""
+    """kernelseam.contract.Runtime over cuda-bindings and cupy. Where there is no device every call raises NoDevice,
+    but ``devices`` and ``describe``, which find none."""
 
     def __init__(self) -> None:
         self._devices: tuple[Device, ...] | None = None
+        self._current: Callable[[], tuple[Any, Any]] | None = None
         self.absence = ""
         """Why there is no device; "" where there is one, or nobody has looked."""
 
@@ -29,8 +33,7 @@ class CudaRuntime:
         if self._devices is None:
             try:
                 bindings.call("cuInit", 0)
-                count = bindings.call("cuDeviceGetCount")
-                self._devices = tuple(_device(i) for i in range(count))
+                self._devices = tuple(_device(i) for i in range(bindings.call("cuDeviceGetCount")))
             except DeviceError as e:
                 self._devices, self.absence = (), str(e)
         return self._devices
@@ -43,20 +46,17 @@ class CudaRuntime:
             return arrays.empty(shape, dtype, device, like.kind if like else None)
 
     def from_host(self, host: npt.NDArray[Any], device: Device) -> object:
-        contiguous = np.ascontiguousarray(host).reshape(host.shape)
+        contiguous = np.ascontiguousarray(host)
         with self.activate(device):
-            if host.dtype.name == DType.bfloat16.value:
-                array = arrays.DeviceArray(host.shape, DType.bfloat16, device)
-                if contiguous.nbytes:
-                    array.memory.copy_from_host(contiguous.ctypes.data, contiguous.nbytes)
-                return array
-            cupy = bindings.cupy()
-            try:
-                made = cupy.asarray(contiguous)
-            except cupy.cuda.memory.OutOfMemoryError as e:
-                raise OutOfDeviceMemory(str(e)) from e
-            cupy.cuda.get_current_stream().synchronize()
-            return made
+            array = arrays.empty(host.shape, DType.of(host.dtype), device, None)
+            info = self.describe(array)
+            assert info is not None
+            if host.nbytes:
+                # On cupy's stream: its pool hands out memory that earlier work on that stream may still use.
+                stream = arrays.current_stream(device, None)
+                bindings.call("cuMemcpyHtoDAsync", info.pointer, contiguous.ctypes.data, contiguous.nbytes, stream)
+                bindings.call("cuStreamSynchronize", stream)
+        return array
 
     def to_host(self, array: object) -> npt.NDArray[Any]:
         info = self.describe(array)
@@ -65,84 +65,98 @@ class CudaRuntime:
         dtype = np.dtype(info.dtype.numpy)
         if 0 in info.shape:
             return np.empty(info.shape, dtype)
-        span = 1 + sum((n - 1) * s for n, s in zip(info.shape, info.strides, strict=True))
-        flat = np.empty(span, dtype)
-        cupy = bindings.cupy()
+        ends = [(n - 1) * s for n, s in zip(info.shape, info.strides, strict=True)]
+        first, last = sum(min(e, 0) for e in ends), sum(max(e, 0) for e in ends)
+        flat = np.empty(last - first + 1, dtype)
         with self.activate(info.device):
-            cupy.cuda.runtime.deviceSynchronize()
-            cupy.cuda.runtime.memcpy(flat.ctypes.data, info.pointer, flat.nbytes, cupy.cuda.runtime.memcpyDeviceToHost)
-        view = np.lib.stride_tricks.as_strided(flat, info.shape, tuple(s * dtype.itemsize for s in info.strides))
-        return np.ascontiguousarray(view).reshape(info.shape)
+            bindings.call("cuCtxSynchronize")
+            bindings.call("cuMemcpyDtoH", flat.ctypes.data, info.pointer + first * dtype.itemsize, flat.nbytes)
+        strides = tuple(s * dtype.itemsize for s in info.strides)
+        return np.array(np.lib.stride_tricks.as_strided(flat[-first:], info.shape, strides), order="C")
 
     def current_stream(self, device: Device, array: ArrayInfo | None = None) -> int:
         return arrays.current_stream(device, array.kind if array else None)
 
     def synchronize(self, device: Device) -> None:
         with self.activate(device):
-            bindings.cupy().cuda.runtime.deviceSynchronize()
+            bindings.call("cuCtxSynchronize")
 
     def activate(self, device: Device) -> AbstractContextManager[None]:
+        if self._current is None:
+            self._current = bindings.driver().cuCtxGetDevice
+        status, index = self._current()
+        if not status and int(index) == device.index:
+            return _NOTHING
         return _Activated(device.index)
 
     def time(self, launch: Callable[[int], None], device: Device, repeats: int) -> list[float]:
-        cupy = bindings.cupy()
-        seconds: list[float] = []
-        with self.activate(device), cupy.cuda.Stream(non_blocking=True) as stream:
-            start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-            for _ in range(repeats):
-                start.record(stream)
-                launch(stream.ptr)
-                stop.record(stream)
-                stop.synchronize()
-                seconds.append(cupy.cuda.get_elapsed_time(start, stop) * 1e-3)
-        return seconds
+        with self.activate(device), _events(2 * repeats) as events:
+            stream = self.current_stream(device)
+            for i in range(repeats):
+                bindings.call("cuEventRecord", events[2 * i], stream)
+                launch(stream)
+                bindings.call("cuEventRecord", events[2 * i + 1], stream)
+            bindings.call("cuStreamSynchronize", stream)
+            return [
+                bindings.call("cuEventElapsedTime", events[2 * i], events[2 * i + 1]) * 1e-3 for i in range(repeats)
+            ]
 
 
 class _Activated:
-    """Makes a device current, and the one before current again. Where it already is, this costs one query.
-
-    A thread that has not used the device yet has no context: choosing the device gives it one.
-    """
-
-    __slots__ = ("_before", "_index")
-    _seen = threading.local()
+    """The device's primary context on top of the thread's stack: the one that cupy and torch use."""
 
     def __init__(self, index: int) -> None:
-        self._index = index
-        self._before = index
+        self._context = _primary_context(index)
 
     def __enter__(self) -> None:
-        runtime = bindings.cupy().cuda.runtime
-        self._before = runtime.getDevice()
-        if self._before != self._index or self._index not in self._seen.__dict__.setdefault("devices", set()):
-            runtime.setDevice(self._index)
-            self._seen.devices.add(self._index)
+        bindings.call("cuCtxPushCurrent", self._context)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._before != self._index:
-            bindings.cupy().cuda.runtime.setDevice(self._before)
+        bindings.call("cuCtxPopCurrent")
+
+
+@cache
+def _primary_context(index: int) -> Any:
+    """Retained for the life of the process, as the array libraries do."""
+    return bindings.call("cuDevicePrimaryCtxRetain", bindings.call("cuDeviceGet", index))
+
+
+@contextmanager
+def _events(count: int) -> Iterator[list[Any]]:
+    events: list[Any] = []
+    try:
+        events += [bindings.call("cuEventCreate", 0) for _ in range(count)]
+        yield events
+    finally:
+        for event in events:
+            bindings.driver().cuEventDestroy(event)
+
+
+def capability(index: int) -> tuple[int, int]:
+    """The device's compute capability."""
+    return _attribute(index, "COMPUTE_CAPABILITY_MAJOR"), _attribute(index, "COMPUTE_CAPABILITY_MINOR")
+
+
+def _attribute(index: int, name: str) -> int:
+    what = getattr(bindings.driver().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return int(bindings.call("cuDeviceGetAttribute", what, bindings.call("cuDeviceGet", index)))
 
 
 def _device(index: int) -> Device:
+    major, minor = capability(index)
+    arch = archs.BY_CAPABILITY.get((major, minor), f"sm_{major}{minor}")
     handle = bindings.call("cuDeviceGet", index)
-    names = bindings.driver().CUdevice_attribute
-
-    def attribute(name: str) -> int:
-        return int(bindings.call("cuDeviceGetAttribute", getattr(names, f"CU_DEVICE_ATTRIBUTE_{name}"), handle))
-
-    capability = attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")
-    arch = archs.BY_CAPABILITY.get(capability, f"sm_{capability[0]}{capability[1]}")
-    units, clock = attribute("MULTIPROCESSOR_COUNT"), attribute("CLOCK_RATE") * 1e3
-    name = bindings.call("cuDeviceGetName", 256, handle)
+    units, clock = _attribute(index, "MULTIPROCESSOR_COUNT"), _attribute(index, "CLOCK_RATE") * 1e3  # given in kHz
+    # Two transfers a clock over the bus, whose width is given in bits.
+    bandwidth = 2 * _attribute(index, "MEMORY_CLOCK_RATE") * 1e3 * _attribute(index, "GLOBAL_MEMORY_BUS_WIDTH") / 8
     limits = DeviceLimits(
         compute_units=units,
-        shared_bytes_per_block=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        shared_bytes_per_block=_attribute(index, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
         memory_bytes=int(bindings.call("cuDeviceTotalMem", handle)),
-        # Two transfers a clock over the bus; the clock is in kHz, the width in bits.
-        bytes_per_second=2 * attribute("MEMORY_CLOCK_RATE") * 1e3 * attribute("GLOBAL_MEMORY_BUS_WIDTH") / 8
-        or DeviceLimits.bytes_per_second,
+        bytes_per_second=bandwidth or DeviceLimits.bytes_per_second,
         operations_per_second={d.value: n * units * clock for d, n in archs.RATES.get(arch, {}).items()},
     )
+    name = bindings.call("cuDeviceGetName", 256, handle)
     return Device("cuda", index, arch, name.partition(b"\0")[0].decode(), limits)

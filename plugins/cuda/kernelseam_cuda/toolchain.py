@@ -24,6 +24,8 @@ class CudaToolchain:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._modules: dict[tuple[str, int], Any] = {}
+        self._kernels: dict[tuple[str, int, str], launch.CudaKernel] = {}
+        self._facts: dict[str, Mapping[str, KernelFacts]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -53,26 +55,35 @@ class CudaToolchain:
             (status,) = api.nvrtcCompileProgram(program, len(options), options)
             if int(status):
                 size = _nvrtc(bundle.name, arch, "nvrtcGetProgramLogSize", program)
-                log = b" " * size
+                log = bytearray(size)
                 _nvrtc(bundle.name, arch, "nvrtcGetProgramLog", program, log)
                 raise CompileError(bundle.name, arch, f"{status.name}\n{log.rstrip(bytes(1)).decode(errors='replace')}")
-            binary: bytes = b" " * _nvrtc(bundle.name, arch, "nvrtcGetCUBINSize", program)
+            binary = bytearray(_nvrtc(bundle.name, arch, "nvrtcGetCUBINSize", program))
             _nvrtc(bundle.name, arch, "nvrtcGetCUBIN", program, binary)
-            return binary
+            return bytes(binary)
         finally:
             api = bindings.nvrtc()
             api.nvrtcDestroyProgram(program)
 
     def inspect(self, binary: bytes, arch: str) -> Mapping[str, KernelFacts]:
-        return cubin.facts(binary)
+        return self._inspect(binary, hashlib.sha256(binary).hexdigest())
+
+    def _inspect(self, binary: bytes, digest: str) -> Mapping[str, KernelFacts]:
+        if digest not in self._facts:
+            self._facts[digest] = cubin.facts(binary)
+        return self._facts[digest]
 
     def load(self, binary: bytes, kernel: str, device: Device) -> LoadedKernel:
-        key = (hashlib.sha256(binary).hexdigest(), device.index)
-        with self._lock, self._runtime.activate(device):
-            if key not in self._modules:
-                self._modules[key] = bindings.call("cuModuleLoadData", binary)
-            function = bindings.call("cuModuleGetFunction", self._modules[key], kernel.encode())
-        return launch.CudaKernel(function, cubin.facts(binary)[kernel].parameters)
+        digest = hashlib.sha256(binary).hexdigest()
+        module, key = (digest, device.index), (digest, device.index, kernel)
+        with self._lock:
+            if key not in self._kernels:
+                with self._runtime.activate(device):
+                    if module not in self._modules:
+                        self._modules[module] = bindings.call("cuModuleLoadData", binary)
+                    facts = self._inspect(binary, digest)[kernel]
+                    self._kernels[key] = launch.load(self._modules[module], kernel, facts)
+            return self._kernels[key]
 
 
 def _nvrtc(name: str, arch: str, function: str, *arguments: object) -> Any:
@@ -90,4 +101,5 @@ def _nvrtc(name: str, arch: str, function: str, *arguments: object) -> Any:
 def sources() -> Mapping[str, str]:
     """Include name → text of every header of the platform."""
     folder = importlib.resources.files("kernelseam_cuda") / "kernels"
-    return {f.name: f.read_text("utf-8") for f in sorted(folder.iterdir(), key=lambda f: f.name) if f.name.endswith(".h")}
+    headers = sorted((f for f in folder.iterdir() if f.name.endswith(".h")), key=lambda f: f.name)
+    return {f.name: f.read_text("utf-8") for f in headers}

@@ -1,0 +1,292 @@
+"""The runtime on a driver whose device memory is the host's: devices, limits, copies, the current device, timing."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import timeit
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernelseam.contract import KernelFacts
+from kernelseam.dtypes import DType
+from kernelseam.errors import DeviceError, InvalidValue, OutOfDeviceMemory
+
+pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
+from kernelseam_cuda import bindings, cubin, runtime  # noqa: E402
+from kernelseam_cuda.runtime import CudaRuntime  # noqa: E402
+from kernelseam_cuda.toolchain import CudaToolchain  # noqa: E402
+
+ATTRIBUTES = {
+    "COMPUTE_CAPABILITY_MAJOR": 9, "COMPUTE_CAPABILITY_MINOR": 0, "MULTIPROCESSOR_COUNT": 132, "CLOCK_RATE": 1_980_000,
+    "MEMORY_CLOCK_RATE": 3_201_000, "GLOBAL_MEMORY_BUS_WIDTH": 6144, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 232_448,
+}
+
+
+class Names:
+    """Enumerations whose members are their own names."""
+
+    def __getattr__(self, name: str) -> str:
+        return name
+
+
+class Status(int):
+    name = "CUDA_ERROR_FAKE"
+
+
+class Driver:
+    """Two devices. A context is its device's index; ``stack`` is the thread's."""
+
+    CUdevice_attribute = CUpointer_attribute = Names()
+
+    def __init__(self) -> None:
+        self.stack: list[int] = []
+        self.log: list[Any] = []
+        self.attributes = dict(ATTRIBUTES)
+        self.clock, self.version = 0.0, 13000
+
+    def cuInit(self, flags: int) -> tuple[Any, ...]:
+        return (0,)
+
+    def cuGetErrorString(self, status: int) -> tuple[Any, ...]:
+        return 0, b"what it means"
+
+    def cuDeviceGetCount(self) -> tuple[Any, ...]:
+        return 0, 2
+
+    def cuDeviceGet(self, index: int) -> tuple[Any, ...]:
+        return 0, index
+
+    def cuDeviceGetName(self, size: int, device: int) -> tuple[Any, ...]:
+        return 0, f"Card {device}".encode().ljust(size, b"\0")
+
+    def cuDeviceTotalMem(self, device: int) -> tuple[Any, ...]:
+        return 0, 2**37
+
+    def cuDeviceGetAttribute(self, name: str, device: int) -> tuple[Any, ...]:
+        return 0, self.attributes[name.removeprefix("CU_DEVICE_ATTRIBUTE_")]
+
+    def cuDevicePrimaryCtxRetain(self, device: int) -> tuple[Any, ...]:
+        return 0, device
+
+    def cuCtxGetDevice(self) -> tuple[Any, ...]:
+        return (0, self.stack[-1]) if self.stack else (Status(201), None)
+
+    def cuCtxPushCurrent(self, context: int) -> tuple[Any, ...]:
+        self.stack.append(context)
+        return (0,)
+
+    def cuCtxPopCurrent(self) -> tuple[Any, ...]:
+        return 0, self.stack.pop()
+
+    def cuCtxSynchronize(self) -> tuple[Any, ...]:
+        self.log.append(("synchronize", self.stack[-1]))
+        return (0,)
+
+    def cuStreamSynchronize(self, stream: int) -> tuple[Any, ...]:
+        self.log.append(("wait", stream))
+        return (0,)
+
+    def cuMemcpyHtoDAsync(self, to: int, source: int, size: int, stream: int) -> tuple[Any, ...]:
+        ctypes.memmove(to, source, size)
+        self.log.append(("copy", stream))
+        return (0,)
+
+    def cuMemcpyDtoH(self, to: int, source: int, size: int) -> tuple[Any, ...]:
+        ctypes.memmove(to, source, size)
+        return (0,)
+
+    def cuDriverGetVersion(self) -> tuple[Any, ...]:
+        return 0, self.version
+
+    def cuModuleLoadData(self, binary: bytes) -> tuple[Any, ...]:
+        self.log.append(("module", self.stack[-1]))
+        return 0, "module"
+
+    def cuModuleGetFunction(self, module: str, name: bytes) -> tuple[Any, ...]:
+        return 0, f"function {name.decode()}"
+
+    def cuFuncLoad(self, function: str) -> tuple[Any, ...]:
+        self.log.append(("loaded", function))
+        return (0,)
+
+    def cuEventCreate(self, flags: int) -> tuple[Any, ...]:
+        event = [0.0]
+        return 0, event
+
+    def cuEventRecord(self, event: list[float], stream: int) -> tuple[Any, ...]:
+        event[0] = self.clock
+        self.log.append(("event", stream))
+        return (0,)
+
+    def cuEventElapsedTime(self, start: list[float], stop: list[float]) -> tuple[Any, ...]:
+        return 0, stop[0] - start[0]
+
+    def cuEventDestroy(self, event: list[float]) -> tuple[Any, ...]:
+        self.log.append("destroyed")
+        return (0,)
+
+
+class ndarray:  # noqa: N801
+    """cupy's, over host memory."""
+
+    def __init__(self, host: np.ndarray[Any, Any], device: int) -> None:
+        self.host, self.shape, self.strides, self.dtype = host, host.shape, host.strides, host.dtype
+        self.data = SimpleNamespace(ptr=host.ctypes.data, device_id=device)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    fake = Driver()
+
+    def empty(shape: tuple[int, ...], dtype: Any) -> ndarray:
+        if np.prod(shape) > 2**40:
+            raise MemoryError("out of memory: 2 TiB")
+        return ndarray(np.empty(shape, dtype), fake.stack[-1])
+
+    stream = SimpleNamespace(ptr=77)
+    cuda = SimpleNamespace(runtime=SimpleNamespace(is_hip=False), get_current_stream=lambda index: stream)
+    cupy = SimpleNamespace(ndarray=ndarray, empty=empty, cuda=cuda)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)  # type: ignore[arg-type]
+    monkeypatch.setattr(bindings, "driver", lambda: fake)
+    runtime._primary_context.cache_clear()
+    yield fake
+    runtime._primary_context.cache_clear()
+
+
+def test_devices_and_their_limits(driver: Driver) -> None:
+    first, second = CudaRuntime().devices()
+    assert (str(first), first.name) == ("cuda:0 (sm_90a)", "Card 0")
+    assert (str(second), second.name) == ("cuda:1 (sm_90a)", "Card 1")
+    limits = first.limits
+    assert (limits.compute_units, limits.shared_bytes_per_block, limits.memory_bytes) == (132, 232_448, 2**37)
+    assert limits.bytes_per_second == 2 * 3.201e9 * 6144 / 8
+    assert limits.operations_per_second["bfloat16"] == pytest.approx(4096 * 132 * 1.98e9)
+    assert limits.operations_per_second["float64"] == pytest.approx(128 * 132 * 1.98e9)
+
+
+def test_a_card_that_no_row_knows_keeps_its_own_arch(driver: Driver) -> None:
+    driver.attributes |= {"COMPUTE_CAPABILITY_MAJOR": 7, "COMPUTE_CAPABILITY_MINOR": 5, "MEMORY_CLOCK_RATE": 0}
+    device = CudaRuntime().devices()[0]
+    assert device.arch == "sm_75"
+    assert device.limits.bytes_per_second == 1e10
+    assert device.limits.operations_per_second == {}
+
+
+def test_no_driver_is_no_device_and_no_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cuInit(flags: int) -> tuple[Any, ...]:
+        raise RuntimeError("libcuda.so.1 is not here")
+
+    monkeypatch.setattr(bindings, "driver", lambda: SimpleNamespace(cuInit=cuInit))
+    made = CudaRuntime()
+    assert made.devices() == ()
+    assert made.absence == "cuInit failed: libcuda.so.1 is not here"
+    assert made.describe(np.ones(3)) is None
+
+
+@pytest.mark.parametrize("dtype", list(DType), ids=str)
+def test_copies_keep_every_bit_and_use_the_streams_order(driver: Driver, dtype: DType) -> None:
+    made = CudaRuntime()
+    device = made.devices()[1]
+    host = np.arange(24).reshape(4, 6).T.astype(dtype.numpy)
+    there = made.from_host(host, device)
+    info = made.describe(there)
+    assert info is not None
+    assert (info.shape, info.strides, info.dtype, info.device, info.kind) == ((6, 4), (4, 1), dtype, device, "cupy")
+    assert driver.log == [("copy", 77), ("wait", 77)]
+    assert np.array_equal(made.to_host(there), host)
+    assert driver.log[2:] == [("synchronize", 1)]
+    assert driver.stack == []
+
+
+def test_strided_and_reversed_arrays_come_back_packed(driver: Driver) -> None:
+    made = CudaRuntime()
+    made.devices()
+    base = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
+    for view in (base[:, ::2, 1:4], base[::-1, :, ::-2], base[:0], np.broadcast_to(base[1], (2, 4, 5)), base[1, 2, 3]):
+        got = made.to_host(ndarray(np.asarray(view), 0))
+        assert got.flags.c_contiguous and got.shape == view.shape
+        assert np.array_equal(got, view)
+
+
+def test_what_is_elsewhere_does_not_come_back(driver: Driver) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        CudaRuntime().to_host(np.ones(3))
+    assert str(caught.value) == "array = ndarray: must lie on a device of backend cuda. Move it there."
+
+
+def test_out_of_memory_names_what_was_asked_for(driver: Driver) -> None:
+    made = CudaRuntime()
+    with pytest.raises(OutOfDeviceMemory) as caught:
+        made.empty((2**41,), DType.bfloat16, made.devices()[1])
+    assert str(caught.value) == (
+        "allocating [2199023255552] of bfloat16 on cuda:1 (sm_90a) failed: out of memory: 2 TiB"
+    )
+    assert driver.stack == []
+
+
+def test_the_device_is_set_and_restored(driver: Driver) -> None:
+    made = CudaRuntime()
+    first, second = made.devices()
+    with made.activate(second):  # a thread without a context
+        assert driver.stack == [1]
+        with made.activate(second):
+            assert driver.stack == [1]
+        with pytest.raises(DeviceError), made.activate(first):
+            assert driver.stack == [1, 0]
+            raise DeviceError("within")
+        assert driver.stack == [1]
+    assert driver.stack == []
+
+
+def test_activating_the_current_device_is_nearly_free(driver: Driver) -> None:
+    made = CudaRuntime()
+    device = made.devices()[0]
+    driver.stack.append(0)
+
+    def again() -> None:
+        with made.activate(device):
+            pass
+
+    def context() -> None:
+        with made.activate(made.devices()[1]):
+            pass
+
+    assert made.activate(device) is made.activate(device), "nothing is made"
+    fast, slow = (min(timeit.repeat(f, number=2000, repeat=5)) for f in (again, context))
+    assert fast < slow / 1.5, (fast, slow)
+
+
+def test_times_are_of_each_run_on_the_current_stream(driver: Driver) -> None:
+    made = CudaRuntime()
+    streams: list[int] = []
+
+    def launch(stream: int) -> None:
+        streams.append(stream)
+        driver.clock += 2.0 * len(streams)  # milliseconds
+
+    assert made.time(launch, made.devices()[0], 3) == pytest.approx([2e-3, 4e-3, 6e-3])
+    assert streams == [77] * 3
+    assert driver.log == [("event", 77)] * 6 + [("wait", 77)] + ["destroyed"] * 6
+
+
+@pytest.mark.parametrize(("version", "loads"), [(13000, [("loaded", "function k")]), (12030, [])])
+def test_a_kernel_is_loaded_once_a_device(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, version: int, loads: list[tuple[str, str]]
+) -> None:
+    driver.version = version
+    facts = {"k": KernelFacts("k", 32, 0, 0, 0, 0, ())}
+    monkeypatch.setattr(cubin, "facts", lambda binary: facts)
+    made = CudaRuntime()
+    tools = CudaToolchain(made)
+    first, second = made.devices()
+    kernel = tools.load(b"binary", "k", first)
+    assert tools.load(b"binary", "k", first) is kernel
+    assert driver.log == [("module", 0), *loads]
+    assert tools.load(b"binary", "k", second) is not kernel
+    assert driver.log == [("module", 0), *loads, ("module", 1), *loads]
+    assert driver.stack == []
