@@ -64,14 +64,6 @@ template<class T, int N, int K, int THREADS> struct Dealing<MatrixTile<T, N, K, 
   }
 };
 
-// The thread's index, of which the compiler must not know that it is always the same: else it computes every address
-// and bound that follows from it once, ahead of the loop, and keeps more registers than there are.
-KS_DEVICE int thread_index_here() {
-  int x = thread_index();
-  asm volatile("" : "+v"(x));
-  return x;
-}
-
 // Nothing is moved across this: addresses, and elements before they are packed, would else all be made first.
 KS_DEVICE void one_by_one() { __builtin_amdgcn_sched_barrier(0); }
 
@@ -85,8 +77,8 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
   KS_DEVICE bool inside() const { return rows_left >= Tile::ROWS && (EXACT || cols_left >= Tile::COLS); }
 
   template<class View> KS_DEVICE void fetch(Tile, View v, int row0, int row_end, int col0, int col_end) {
-    rows_left = row_end - row0, cols_left = col_end - col0;
-    const Mine mine{thread_index_here()};
+    rows_left = opaque_uniform(row_end - row0), cols_left = opaque_uniform(col_end - col0);
+    const Mine mine{opaque(thread_index())};
     if (VECTOR == 16 && inside()) {
       unrolled<ROUNDS>([&](auto i) {
         if (!mine.takes(i)) return;
@@ -115,7 +107,7 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
   }
 
   KS_DEVICE void land(Tile t) {
-    const Mine mine{thread_index_here()};
+    const Mine mine{opaque(thread_index())};
     if (!inside())
       unrolled<ROUNDS>([&](auto i) {
         unrolled<RUN>([&](auto j) {

@@ -90,9 +90,12 @@ template<class T_> struct MatrixEngine {
 #pragma unroll
     for (int r = 0; r < R / 16; r++)
 #pragma unroll
-      for (int b = 0; b < C / 16; b++)
+      for (int b = 0; b < C / 16; b++) {
+        // Else what f makes of one row or column, a condition or an address, would be kept for all the others.
+        const int row = opaque(16 * r + lane() % 16), column = opaque(sums_column<C>(b));
 #pragma unroll
-        for (int e = 0; e < BLOCK_SUMS; e++) a.x[r][b][e] = f(16 * r + lane() % 16, sums_column<C>(b) + e, a.x[r][b][e]);
+        for (int e = 0; e < BLOCK_SUMS; e++) a.x[r][b][e] = f(row, column + e, a.x[r][b][e]);
+      }
   }
 
   template<int R> static KS_DEVICE void fill(Row<R>& a, float v) {

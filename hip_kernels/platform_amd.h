@@ -25,6 +25,17 @@ KS_DEVICE int lane() { return thread_index() % WARP; }
 KS_DEVICE int warp_index() { return __builtin_amdgcn_readfirstlane(thread_index() / WARP); }  // uniform, and known to be
 KS_DEVICE unsigned block_index() { return __builtin_amdgcn_workgroup_id_x(); }
 
+// x, of which the compiler must take that it could be another value every time. What follows from something fixed it
+// would compute once, ahead of a loop, and keep in more registers than there are.
+KS_DEVICE int opaque(int x) {
+  asm volatile("" : "+v"(x));
+  return x;
+}
+KS_DEVICE int opaque_uniform(int x) {
+  asm volatile("" : "+s"(x));
+  return x;
+}
+
 // What is in flight from global memory need not arrive for a barrier: the fences are about shared memory alone.
 KS_DEVICE void block_barrier() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
@@ -37,21 +48,14 @@ KS_DEVICE void warp_barrier() {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront", "local");
 }
 
-KS_DEVICE bool warp_any(bool x) {
-  if constexpr (WARP == 64) return __builtin_amdgcn_ballot_w64(x) != 0;
-  else return __builtin_amdgcn_ballot_w32(x) != 0;
-}
-// Every wave tells in its own word. The barriers are three because the words are used again.
 KS_DEVICE bool block_any(bool x) {
-  __shared__ int told[16];
-  const int waves = __builtin_amdgcn_workgroup_size_x() / WARP;
-  const bool mine = warp_any(x);
+  __shared__ int told;
+  block_barrier();  // everyone has read the last answer
+  told = 0;
   block_barrier();
-  if (lane() == 0) told[warp_index()] = mine;
+  if (x) told = 1;
   block_barrier();
-  int any = 0;
-  for (int i = 0; i < waves; i++) any |= told[i];
-  return __builtin_amdgcn_readfirstlane(any);
+  return __builtin_amdgcn_readfirstlane(told);
 }
 
 template<int BYTES> KS_DEVICE char* shared_memory() {

@@ -67,7 +67,8 @@ def main() -> int:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--arch", action="append", choices=ARCHS)
     options = parser.parse_args()
-    toolchains = {a: b.toolchain for b in plugins().registry.backends.values() if b.toolchain for a in b.toolchain.archs}
+    found = plugins().registry.backends.values()
+    toolchains = {arch: b.toolchain for b in found if b.toolchain for arch in b.toolchain.archs}
     before, after = read(), {}
     for arch in options.arch or ARCHS:
         try:
@@ -78,17 +79,19 @@ def main() -> int:
         for key, f in facts.items():
             after[key] = tuple(str(x) for x in (
                 f.registers, f.spills, f.scratch_bytes, f.shared_bytes, f.matrix_instructions))
-        print(f"{arch}: {len(facts)} kernels, {max((f.registers for f in facts.values()), default=0)} registers at most")
+        most = max((f.registers for f in facts.values()), default=0)
+        print(f"{arch}: {len(facts)} kernels, {most} registers at most")
     compiled = {key[0] for key in after}
     kept = {k: v for k, v in before.items() if k[0] not in compiled}
     for key in sorted({k for k in before if k[0] in compiled} | set(after)):
-        if before.get(key) != after.get(key):
+        if before and before.get(key) != after.get(key):
             print(f"  {' | '.join(key)}: {before.get(key, 'new')} -> {after.get(key, 'gone')}")
     if options.write:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(COLUMNS)
-        writer.writerows([*k, *v] for k, v in sorted({**kept, **after}.items(), key=lambda r: (ARCHS.index(r[0][0]), r[0])))
+        rows = sorted({**kept, **after}.items(), key=lambda row: (ARCHS.index(row[0][0]), row[0]))
+        writer.writerows([*k, *v] for k, v in rows)
         TABLE.write_text(out.getvalue(), encoding="utf-8")
     return int(any(v[1] != "0" or v[2] != "0" for v in after.values()))
 

@@ -186,11 +186,11 @@ class Toolchain(Protocol):
         """Include name → text of the platform header and what it includes."""
 
     def compiler(self) -> str:
-        """Name and version of the compiler, part of a binary's key. Raises NoDevice's sibling CompileError
-        if it cannot be loaded."""
+        """Name and version of the compiler, part of a binary's key. Raises CompileError if it cannot be loaded."""
 
     def compile(self, bundle: SourceBundle, arch: str) -> bytes:
-        """Source to binary. Raises CompileError with the compiler's log."""
+        """Source to binary, with the bundle's options: what else shapes a binary is not in its key. Raises CompileError
+        with the compiler's log."""
 
     def inspect(self, binary: bytes, arch: str) -> Mapping[str, KernelFacts]:
         """Facts of each kernel in a binary, read without a device."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
 
 from kernelseam.contract import Cost, Device, DeviceLimits, Implementation, Problem
-from kernelseam.errors import Refusal, UnknownName, Unsupported
+from kernelseam.errors import InvalidValue, Refusal, UnknownName, Unsupported
 from kernelseam.plugins import Plugins, plugins
 
 _backend: ContextVar[str | None] = ContextVar("kernelseam_backend", default=None)
@@ -32,6 +32,16 @@ def preferred_backend(backend: str | None = None) -> str | None:
     return backend or _backend.get() or os.environ.get("KERNELSEAM_BACKEND") or None
 
 
+def check_backend(wanted: str | None, device: Device) -> None:
+    """Refuse arrays on ``device`` where another backend is asked for."""
+    if wanted is not None and device.backend != wanted:
+        raise InvalidValue(
+            "backend", wanted, f"the arrays are on {device}",
+            f"Move them to a device of {wanted}, or let the arrays choose: name no backend (backend=, use_backend and "
+            "KERNELSEAM_BACKEND name one)",
+        )
+
+
 def find_device(device: Device | str | None = None, backend: str | None = None) -> Device:
     """A device from a Device, a name ("backend" or "backend:index"), or the default.
 
@@ -42,10 +52,12 @@ def find_device(device: Device | str | None = None, backend: str | None = None) 
     found = plugins()
     index = 0
     if device is not None:
-        name, _, number = device.partition(":")
-        if number and not number.isdigit():
-            raise UnknownName("device", device, "must be BACKEND or BACKEND:INDEX", "For example numpy or numpy:0")
-        backend, index = name, int(number or 0)
+        match = re.fullmatch(r"([^:]+)(?::([0-9]{1,9}))?", device) if isinstance(device, str) else None
+        if match is None:
+            raise UnknownName(
+                "device", device, "must be a Device, BACKEND or BACKEND:INDEX", "For example numpy or numpy:0"
+            )
+        backend, index = match[1], int(match[2] or 0)
     wanted = preferred_backend(backend)
     devices = list(found.backend(wanted).runtime.devices()) if wanted else found.devices()
     for d in devices:
@@ -119,8 +131,3 @@ def roofline(problem: Problem, limits: DeviceLimits, efficiency: float = 1.0) ->
     rate = limits.operations_per_second.get(problem.compute_dtype.value, 1e11)
     seconds = max(problem.operations / rate, problem.bytes_moved / limits.bytes_per_second)
     return Cost(problem.bytes_moved, problem.operations, limits.launch_seconds + seconds / efficiency)
-
-
-__all__: list[Any] = [
-    "Candidate", "Choice", "consider", "find_device", "preferred_backend", "roofline", "select", "use_backend",
-]

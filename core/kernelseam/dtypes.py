@@ -22,19 +22,18 @@ class DType(enum.Enum):
 
     @classmethod
     def of(cls, value: object, field: str = "dtype") -> DType:
-        """The element type of a name, a NumPy dtype, or a DType.
+        """The element type of a name, a dtype of NumPy or torch, a scalar type (``numpy.float32``), or a DType.
 
         Raises UnknownName (naming ``field``) for anything else.
         """
         if isinstance(value, cls):
             return value
-        name = value if isinstance(value, str) else getattr(value, "name", None) or str(value)
+        name = value if isinstance(value, str) else _name(value)
         try:
             return cls(name)
         except ValueError:
-            raise UnknownName(
-                field, name, f"must be one of {', '.join(d.value for d in cls)}", "Convert the array or name one of these"
-            ) from None
+            rule = f"must be one of {', '.join(d.value for d in cls)}"
+            raise UnknownName(field, name, rule, "Convert the array or name one of these") from None
 
     __hash__ = object.__hash__  # members are singletons, and Enum's own hash shows in the time of a call
 
@@ -70,6 +69,12 @@ class DType(enum.Enum):
 
     def __str__(self) -> str:
         return self.value
+
+
+def _name(value: object) -> str:
+    """NumPy's dtypes have a name, scalar types are classes, and torch's dtypes say "torch.float32"."""
+    name = value.__name__ if isinstance(value, type) else getattr(value, "name", None)
+    return name if isinstance(name, str) else str(value).removeprefix("torch.")
 
 
 _FACTS = {

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from kernelseam.contract import ArrayInfo, Device, LaunchRecord, OperandRule, PlanParts, Problem, Runtime
-from kernelseam.dispatch import Choice, find_device, select
+from kernelseam.dispatch import Choice, check_backend, find_device, preferred_backend, select
+from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.plugins import plugins
 from kernelseam.trace import active
@@ -79,8 +80,8 @@ class Plan:
         return Call(self, workspace, check, operands)
 
     def launch(self, views: Mapping[str, ArrayInfo], stream: object = None) -> None:
-        """``bind(**views)(stream)`` at less cost, for views known to have the shapes, strides, dtypes and device that
-        the plan was made for; addresses are checked as ever."""
+        """``bind(**views)(stream)`` at less cost, for views known to have the shapes, strides, dtypes, device and
+        writability that the plan was made for; addresses are checked as ever."""
         if self.workspace_bytes:
             Call(self, None, False, views)(stream)
             return
@@ -120,8 +121,6 @@ class Call:
         if workspace is None:
             if not need:
                 return 0
-            from kernelseam.dtypes import DType
-
             workspace = self._runtime.empty((-(-need // 4),), DType.float32, self.plan.device)
             self._owned_workspace = workspace
         if isinstance(workspace, int):
@@ -170,8 +169,7 @@ class Call:
 
     def rebind(self, **operands: object) -> Call:
         """A call of the same plan over other memory; operands not named stay."""
-        call = Call(self.plan, self._workspace, self._check, {**self._given, **operands})
-        return call
+        return Call(self.plan, self._workspace, self._check, {**self._given, **operands})
 
 
 def stream_handle(stream: object, runtime: Runtime, device: Device, array: ArrayInfo | None = None) -> int:
@@ -179,15 +177,14 @@ def stream_handle(stream: object, runtime: Runtime, device: Device, array: Array
     one. Raises InvalidValue for anything else."""
     if stream is None:
         return runtime.current_stream(device, array)
-    if isinstance(stream, int):
-        return stream
-    protocol = getattr(stream, "__cuda_stream__", None)
-    if protocol is None:
+    handle = stream
+    if (protocol := getattr(stream, "__cuda_stream__", None)) is not None:
+        handle = (protocol() if callable(protocol) else protocol)[1]
+    if not isinstance(handle, int) or isinstance(handle, bool) or handle < 0:
         raise InvalidValue(
             "stream", repr(stream), "must be an int, an object with __cuda_stream__, or None",
             "Pass the stream's integer handle",
         )
-    handle: int = (protocol() if callable(protocol) else protocol)[1]
     return handle
 
 
@@ -276,20 +273,25 @@ def plan(
 ) -> Plan:
     """Choose an implementation and build its launches.
 
-    ``device``: a Device or "backend:index"; by default that of the descriptor's arrays, else the backend's
-    first. Plans are remembered by problem, device and implementation: asking again is cheap.
+    ``device``: a Device or "backend:index"; by default that of the descriptor's arrays, which must be of the backend
+    asked for (``backend``, over ``use_backend``, over KERNELSEAM_BACKEND), else that backend's first.
+
+    Plans are remembered by problem, device and implementation: asking again is cheap.
     Raises InvalidValue, UnknownName, Unsupported or CompileError.
     """
-    original = descriptor
+    if not hasattr(descriptor, "simplified"):
+        raise InvalidValue(
+            "descriptor", type(descriptor).__name__, "must be a descriptor",
+            "Fill in BatchedGemmStrided, BatchedGemmPointers or Attention",
+        )
+    where: Device | None = getattr(descriptor, "device", None) if device is None else None
     descriptor, note = descriptor.simplified()
     problem = descriptor.problem()
-    where = getattr(original, "device", None) if device is None else None
     target = where or find_device(device, backend)
-    if backend is not None and target.backend != backend:
-        raise InvalidValue(
-            "backend", backend, f"the {'arrays are on' if where else 'device is'} {target}",
-            "Move the arrays there, or leave the backend out" if where else "Name one of the two",
-        )
+    if where is not None:
+        check_backend(preferred_backend(backend), where)
+    elif backend is not None and target.backend != backend:
+        raise InvalidValue("backend", backend, f"the device is {target}", "Name one of the two")
     key = (problem, target, implementation)
     with _lock:
         parts, choice = _plans.get(key), _choices.get(key)

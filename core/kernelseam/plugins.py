@@ -16,7 +16,7 @@ import pluggy
 
 from kernelseam import hookspecs
 from kernelseam.contract import CONTRACT_VERSION, Backend, Device, Implementation, PluginInfo
-from kernelseam.errors import KernelSeamError, PluginError, UnknownName
+from kernelseam.errors import PluginError, UnknownName
 
 GROUP = "kernelseam"
 _log = logging.getLogger("kernelseam")
@@ -202,6 +202,3 @@ def reset() -> None:
     from kernelseam import planning
 
     planning.forget()
-
-
-__all__ = ["Failure", "KernelSeamError", "Plugins", "Registry", "discover", "plugins", "reset"]

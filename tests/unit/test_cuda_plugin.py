@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kernelseam.compilation import build
 from kernelseam.contract import CONTRACT_VERSION, Device, KernelFacts
 from kernelseam.descriptors.problems import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
-from kernelseam.errors import DeviceError, NoDevice, OutOfDeviceMemory, UnknownName
+from kernelseam.errors import CompileError, DeviceError, NoDevice, OutOfDeviceMemory, UnknownName
+from kernelseam.kernels import HALVES, tiles_of
+from kernelseam.kernels.shared import bundle
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
 from kernelseam_cuda import archs, arrays, bindings, blas, cubin, launch, plugin  # noqa: E402
@@ -41,6 +44,29 @@ def test_info_and_doctor() -> None:
     if not report["devices"]:
         assert report["mode"] in ("compile only", "neither compiles nor runs")
         assert report["no device because"]
+
+
+def test_every_option_of_a_compilation_is_in_the_binarys_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[bytes] = []
+
+    def refuse(program: object, count: int, options: list[bytes]) -> None:
+        used.extend(options)
+        raise CompileError("k", "sm_80", "seen enough")
+
+    fake = SimpleNamespace(
+        nvrtcCreateProgram=lambda *_: (0, 1), nvrtcCompileProgram=refuse, nvrtcDestroyProgram=lambda _: (0,)
+    )
+    monkeypatch.setattr(bindings, "nvrtc", lambda: fake)
+    spec = GemmSpec(DType.float16, DType.float16, DType.float32)
+    made = plugin.backend().toolchain
+    assert made is not None
+    sources = bundle(HALVES["gemm"], spec, tiles_of(made, spec, "sm_80")[0], made, "sm_80")
+    with pytest.raises(CompileError, match="seen enough"):
+        made.compile(sources, "sm_80")
+    key = build.binary_key(sources, "sm_80", "cuda", "nvrtc 1.0")
+    assert [o.decode() for o in used] == ["--gpu-architecture=sm_80", *archs.OPTIONS]
+    assert sources.options == archs.OPTIONS
+    assert build.binary_key(replace(sources, options=archs.OPTIONS[1:]), "sm_80", "cuda", "nvrtc 1.0") != key
 
 
 def test_arguments_are_handed_over_as_one_buffer() -> None:

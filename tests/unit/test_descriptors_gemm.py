@@ -54,6 +54,8 @@ def test_dtypes() -> None:
     s = gemm(dtype="float16").problem().spec
     assert s == GemmSpec(DType.float16, DType.float16, DType.float32, vector_b=2, vector_c=2)
     assert gemm(dtype=np.dtype("f8")).problem().spec.dtype_acc is DType.float64
+    assert gemm(dtype=np.float32).problem().spec.dtype is DType.float32
+    assert gemm(dtype=ml_dtypes.bfloat16).problem().spec.dtype is DType.bfloat16
     s = gemm(dtype="bfloat16", dtype_c=DType.float32, dtype_acc="float32").problem().spec
     assert (s.dtype, s.dtype_c, s.dtype_acc) == (DType.bfloat16, DType.float32, DType.float32)
     arrays = {"A": np.zeros((2, 4, 4, 8), ml_dtypes.bfloat16), "C": np.zeros((2, 4, 4, 6), "f4")}

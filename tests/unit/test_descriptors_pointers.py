@@ -173,7 +173,7 @@ def test_rebinding_the_strided_way_refuses(refused: Refused, acme: Any) -> None:
         lambda: p.bind(A_ptrs=list(a)[::-1]),
     )
     refused(
-        f"C = {hex(at(a) + 84)}: overlaps A. Give the output memory of its own.",
+        f"C_ptrs[0] = {hex(at(a) + 84)}: overlaps the matrix of A_ptrs[1]. Give the output memory of its own.",
         lambda: p.bind(C_ptrs=[at(a) + 84 + 60 * i for i in range(6)]),
     )
     refused(
@@ -320,6 +320,14 @@ def test_entries(refused: Refused) -> None:
             {"C_ptrs": replaced(c, 3, at(a[5]))},
         ),
         (
+            f"C_ptrs[3] = {hex(at(a[5]) + 64)}: overlaps the matrix of A_ptrs[5]. Give the output memory of its own.",
+            {"C_ptrs": replaced(c, 3, at(a[5]) + 64)},
+        ),
+        (
+            f"C_ptrs[2] = {hex(at(b[0]) - 48)}: overlaps the matrix of B_ptrs[0]. Give the output memory of its own.",
+            {"C_ptrs": replaced(c, 2, at(b[0]) - 48)},
+        ),
+        (
             ("C_ptrs[0] = 0xfffffffffffffff0: a walk over 60 bytes leaves the 64-bit addresses. "
             "Pass the memory's address."),
             {"C_ptrs": replaced(c, 0, 2**64 - 16)},
@@ -363,6 +371,19 @@ def test_entries(refused: Refused) -> None:
     ]
     for message, more in cases:
         refused(message, lambda more=more: gemm(**{"A_ptrs": a, "B_ptrs": b, "C_ptrs": c, **more}))
+
+
+def test_outputs_beside_inputs_in_the_same_rows(refused: Refused) -> None:
+    whole = [np.zeros((5, 8), np.float32) for _ in range(6)]
+    for x in whole:
+        x[:, :4] = np.arange(20).reshape(5, 4)
+    a, b, c = [x[:, :4] for x in whole], lists()[1], [x[:, 4:7] for x in whole]
+    plan(gemm(A_ptrs=a, B_ptrs=b, C_ptrs=c)).bind()()
+    assert error(a, b, c) < 1e-4
+    refused(
+        f"C_ptrs[1] = {hex(at(whole[1]) + 12)}: overlaps the matrix of A_ptrs[1]. Give the output memory of its own.",
+        lambda: gemm(A_ptrs=a, B_ptrs=b, C_ptrs=replaced(c, 1, whole[1][:, 3:6])),
+    )
 
 
 def frozen(x: Array) -> Array:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import kernelseam
-from kernelseam import arrays
+from kernelseam import BatchedGemmPointers, arrays, plan
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 
@@ -88,3 +88,27 @@ def test_torch_is_not_imported_for_its_sake() -> None:
     env = {"PYTHONPATH": ":".join(sys.path), "KERNELSEAM_PLUGINS": ""}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("kind", ["int64", "uint64"])
+def test_a_tensor_of_addresses_is_a_list_in_device_memory(kind: str, refused: Refused) -> None:
+    a, b, c = (torch.randn(3, *shape) for shape in ((4, 8), (8, 5), (4, 5)))
+    order = {"A": (0, 1, 2), "B": (2, 0, 1), "C": (0, 1, 2)}
+    lists = [
+        torch.tensor([x[i].data_ptr() for i in order[n]]).to(getattr(torch, kind))
+        for n, x in zip("ABC", (a, b, c), strict=True)
+    ]
+    operands = dict(zip(("A_ptrs", "B_ptrs", "C_ptrs"), lists, strict=True))
+    gemm = BatchedGemmPointers(M=4, N=5, K=8, batch=3, dtype=torch.float32, **operands)
+    plan(gemm).bind(check=True)()
+    torch.testing.assert_close(c, a @ b[[2, 0, 1]])
+    lists[2][1] = lists[2][0]
+    refused(
+        f"C_ptrs[1] = {hex(int(lists[2][0]))}: equals C_ptrs[0]. Give every output memory of its own.",
+        lambda: plan(gemm).bind(check=True),
+    )
+    refused(
+        "A_ptrs = Tensor: must be a list or tuple of arrays or addresses, or an array of 64-bit integers. "
+        "Pass list(…), or a one-dimensional array of int64 or uint64.",
+        lambda: BatchedGemmPointers(M=4, N=5, K=8, batch=3, dtype="float32", A_ptrs=lists[0].to(torch.int32)),
+    )

@@ -138,7 +138,9 @@ def test_empties(causal: bool) -> None:
     for shape in ((0, 3, 5, 8), (2, 0, 5, 8), (2, 3, 0, 8)):
         k = normal(shape[0], shape[1], 7, 8)
         assert kernelseam.attention(normal(*shape), k, k, causal=causal).shape == shape
-    assert check(normal(1, 2, 3, 8), normal(1, 2, 7, 8), normal(1, 2, 7, 0), causal).shape == (1, 2, 3, 0)
+    q, k, v = normal(1, 2, 3, 8), normal(1, 2, 7, 8), normal(1, 2, 7, 0)
+    assert check(q, k, v, causal).shape == (1, 2, 3, 0)
+    assert kernelseam.attention(q, k, v, causal=causal).shape == (1, 2, 3, 0)  # nothing of q, k and v is read
     check(normal(1, 2, 3, 0), normal(1, 2, 7, 0), normal(1, 2, 7, 4), causal, scale=1.0)
 
 

@@ -209,3 +209,12 @@ def test_every_public_name_is_there() -> None:
     with pytest.raises(AttributeError, match="module 'kernelseam' has no attribute 'atention'"):
         kernelseam.atention  # noqa: B018
     assert kernelseam.devices()[-1].backend == "numpy"
+
+
+def test_a_missing_array_is_named() -> None:
+    for names in (("q", "k", "v"), ("k",), ("v",)):
+        given = {n: None if n in names else np.ones((1, 1, 2, 4), np.float32) for n in "qkv"}
+        with pytest.raises(InvalidValue, match=rf"^{names[0]} = builtins\.NoneType: must be an array of a library"):
+            kernelseam.attention(**given)
+    with pytest.raises(InvalidValue, match=r"^b = builtins\.NoneType: must be an array of a library"):
+        kernelseam.matmul2d(A, None)

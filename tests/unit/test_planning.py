@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from kernelseam_thirdvendor import AcmeArray, AcmeGemm
 
-from kernelseam import BatchedGemmPointers, BatchedGemmStrided, plan, planning, trace
+from kernelseam import BatchedGemmPointers, BatchedGemmStrided, plan, planning, trace, use_backend
 from kernelseam.contract import LaunchRecord
 from kernelseam.errors import UnknownName
 
@@ -179,10 +179,12 @@ def test_the_current_stream_is_asked_of_the_arrays_library(acme: Any) -> None:
 
 def test_stream_refused(acme: Any, refused: Refused) -> None:
     call = plan(gemm(**operands())).bind()
-    refused(
-        "stream = 'main': must be an int, an object with __cuda_stream__, or None. Pass the stream's integer handle.",
-        lambda: call("main"),
-    )
+    for stream in ("main", True, -1, 1.0):
+        refused(
+            f"stream = {stream!r}: must be an int, an object with __cuda_stream__, or None. Pass the stream's integer "
+            "handle.",
+            lambda stream=stream: call(stream),
+        )
 
 
 def test_a_call_only_launches(acme: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,10 +310,15 @@ def test_devices_by_name(acme: Any, refused: Refused) -> None:
     assert str(plan(gemm(), backend="acme").device) == "acme:0 (acme1)"
     assert str(plan(gemm(), device="acme:1").device) == "acme:1 (acme1)"
     assert str(plan(gemm(), device=acme.devices()[1]).device) == "acme:1 (acme1)"
-    refused(
-        "backend = numpy: the arrays are on acme:0 (acme1). Move the arrays there, or leave the backend out.",
-        lambda: plan(gemm(**operands()), backend="numpy"),
+    message = (
+        "backend = numpy: the arrays are on acme:0 (acme1). Move them to a device of numpy, or let the arrays choose: "
+        "name no backend (backend=, use_backend and KERNELSEAM_BACKEND name one)."
     )
+    refused(message, lambda: plan(gemm(**operands()), backend="numpy"))
+    with use_backend("numpy"):
+        refused(message, lambda: plan(gemm(**operands())))
+        assert plan(gemm(**operands()), backend="acme").implementation == "acme-gemm"
+        assert str(plan(gemm(), device="acme:1").device) == "acme:1 (acme1)"
     refused(
         "backend = numpy: the device is acme:1 (acme1). Name one of the two.",
         lambda: plan(gemm(), device="acme:1", backend="numpy"),
@@ -323,9 +330,17 @@ def test_unknown_devices(acme: Any, refused: Refused) -> None:
         "device = acme:2: backend acme has 2 device(s) here. See `kernelseam doctor`, or use another backend.",
         lambda: plan(gemm(), device="acme:2"),
     )
-    refused(
-        "device = acme:x: must be BACKEND or BACKEND:INDEX. For example numpy or numpy:0.",
-        lambda: plan(gemm(), device="acme:x"),
-    )
+    for device in ("acme:x", "acme:", "acme:²", "", 0):
+        refused(
+            f"device = {device}: must be a Device, BACKEND or BACKEND:INDEX. For example numpy or numpy:0.",
+            lambda device=device: plan(gemm(), device=device),
+        )
     with pytest.raises(UnknownName, match=r"^backend = abacus: must be one of acme, numpy\. "):
         plan(gemm(), device="abacus")
+
+
+def test_what_is_no_descriptor(refused: Refused) -> None:
+    refused(
+        "descriptor = ndarray: must be a descriptor. Fill in BatchedGemmStrided, BatchedGemmPointers or Attention.",
+        lambda: plan(np.zeros(3)),  # type: ignore[arg-type]
+    )

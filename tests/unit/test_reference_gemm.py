@@ -153,3 +153,9 @@ def test_another_accumulator_is_refused() -> None:
     problem = GemmProblem(spec, 2, 2, 2, 1, 1, (4, 4, 2), (4, 4, 2), (4, 4, 2))
     refusal = NumpyGemm().supports(problem, kernelseam.devices()[-1])
     assert refusal == "accumulates in float32 or float64, not in float16"
+
+
+def test_what_lies_as_blas_takes_it_needs_no_workspace() -> None:
+    shape = {"M": 5, "N": 3, "K": 4}
+    assert planning.plan(BatchedGemmStrided(**shape, dtype="float32"), device="numpy").workspace_bytes == 0
+    assert planning.plan(BatchedGemmStrided(**shape, dtype="float16"), device="numpy").workspace_bytes > 0

@@ -18,7 +18,9 @@ from kernelseam.kernels.signature import Signature
 
 HALF = frozenset({DType.float16, DType.bfloat16})
 GEMM_TILES = (GemmTile(HALF, 128, 128, 64, 2, 4, 2), GemmTile(HALF, 32, 32, 32, 1, 2, 2, min_blocks=3))
-ATTENTION_TILES = (AttentionTile(HALF, 64, 4, 32, 64, 2), AttentionTile(HALF, 64, 4, 16, 64, 2), AttentionTile(HALF, 128, 4, 16, 64, 2))
+ATTENTION_TILES = (
+    AttentionTile(HALF, 64, 4, 32, 64, 2), AttentionTile(HALF, 64, 4, 16, 64, 2), AttentionTile(HALF, 128, 4, 16, 64, 2)
+)
 
 
 class FakeKernel:
@@ -39,9 +41,8 @@ class FakeToolchain:
         self.parameters, self.kernel, self.compiled = parameters, FakeKernel(), 0
 
     def arch_row(self, arch: str) -> ArchRow:
-        return ArchRow(
-            arch, 32, 96 * 1024, 255, "fake.h", (("FAKE", "1"),), HALF, {"gemm": GEMM_TILES, "attention": ATTENTION_TILES}
-        )
+        tiles = {"gemm": GEMM_TILES, "attention": ATTENTION_TILES}
+        return ArchRow(arch, 32, 96 * 1024, 255, "fake.h", (("FAKE", "1"),), HALF, tiles)
 
     def platform_files(self, arch: str) -> Mapping[str, str]:
         return {"fake.h": "// nothing"}
@@ -56,7 +57,7 @@ class FakeToolchain:
     def inspect(self, binary: bytes, arch: str) -> Mapping[str, KernelFacts]:
         name = binary.decode()
         half = next(h for h in HALVES.values() if h.entry == name)
-        spec = next(s for s in covering_specs() if hasattr(s, "head_dim") == (half.operation == "attention"))
+        spec = next(s for s in covering_specs() if s.operation == half.operation)
         return {name: KernelFacts(name, 1, 0, 0, 0, 0, self.parameters or half.signature(spec).layout)}
 
     def load(self, binary: bytes, kernel: str, device: Device) -> FakeKernel:
@@ -78,9 +79,8 @@ def gemm(M: int, N: int, K: int, batch: int = 1, **options: object) -> GemmProbl
 
 def attention(S_q: int, heads: int = 16, batch: int = 16, S_k: int = 4096) -> AttentionProblem:
     strides = (heads * S_k * 64, S_k * 64, 64)
-    return AttentionProblem(
-        AttentionSpec(DType.float16, 64, 64), batch, heads, heads, S_q, S_k, strides, strides, strides, strides, scale=0.125
-    )
+    spec = AttentionSpec(DType.float16, 64, 64)
+    return AttentionProblem(spec, batch, heads, heads, S_q, S_k, strides, strides, strides, strides, scale=0.125)
 
 
 def shared(operation: str, toolchain: FakeToolchain):  # type: ignore[no-untyped-def]
@@ -143,13 +143,20 @@ def test_where_nothing_is_summed_neither_a_nor_b_is_read(dead: dict[str, float])
 
 
 def test_a_binary_with_other_parameters_is_refused() -> None:
-    with pytest.raises(DeviceError, match=r"kernel gemm takes parameters at \(\(0, 8\),\), the host packs \(\(0, 8\), \(8, 8\)"):
+    message = r"kernel gemm takes parameters at \(\(0, 8\),\), the host packs \(\(0, 8\), \(8, 8\)"
+    with pytest.raises(DeviceError, match=message):
         shared("gemm", FakeToolchain(((0, 8),))).build(gemm(8, 8, 8), DEVICE)
 
 
 def test_an_argument_out_of_its_type_is_named() -> None:
     with pytest.raises(DeviceError, match=r"argument n = 2147483648 is not a i32"):
         Signature((("n", "i32"),)).pack({"n": 2**31})
+
+
+def test_what_float32_cannot_hold_is_an_infinity() -> None:
+    pack = Signature((("n", "i32"), ("alpha", "f32"), ("beta", "f32"), ("wide", "f64"))).pack
+    packed = pack({"n": 7, "alpha": -1e300, "beta": 0.5, "wide": 1e300})
+    assert struct.unpack("<iffxxxxd", packed) == (7, -float("inf"), 0.5, 1e300)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernelseam.contract import ArrayInfo, Device, Runtime
+from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime
 from kernelseam.descriptors.operands import check_rows, describe, is_address
 from kernelseam.descriptors.validation import address, shown
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.interop import torch as torch_arrays
+from kernelseam.planning import proven_overlap
 
 Addresses = npt.NDArray[np.uint64]
+_SOLVED = 256  # pairs of interleaved matrices, at some microseconds each
 
 
 class Words:
@@ -51,12 +54,23 @@ class Matrix:
         assert self.dtype is not None
         return self.dtype.itemsize
 
+    @property
+    def span(self) -> int:
+        """Bytes from the first element to one past the last."""
+        return self.rule().span * self.itemsize
+
+    def rule(self) -> OperandRule:
+        """One matrix as it lies in memory."""
+        assert self.row_stride is not None
+        return OperandRule("", self.dtype, (self.rows, self.columns), (self.row_stride, 1), 1)
+
 
 @dataclass(frozen=True)
 class AddressList:
     """A list as it was given: its addresses if the host knows them, else the array on the device."""
 
     source: object
+    """What was given; of a list on the device, its words seen as floating point."""
     addresses: Addresses | None
     words: ArrayInfo | None = None
     matrix: ArrayInfo | None = None
@@ -84,19 +98,28 @@ def read_list(name: str, value: object, matrix: Matrix) -> AddressList:
         value = value.tolist()
     if isinstance(value, list | tuple):
         return _host_list(name, value, matrix)
-    interface = getattr(value, "__cuda_array_interface__", None)
-    if not isinstance(interface, Mapping) or interface.get("typestr") not in ("<i8", "<u8"):
+    source = _words(value)
+    if source is None:
         raise InvalidValue(
             name, shown(value), "must be a list or tuple of arrays or addresses, or an array of 64-bit integers",
             "Pass list(…), or a one-dimensional array of int64 or uint64",
         )
-    words = describe(name, Words(value))
+    words = describe(name, source)
     if len(words.shape) != 1 or (words.shape[0] > 1 and words.strides[0] != 1):
         raise InvalidValue(
             name, f"an array of shape {list(words.shape)} with strides {list(words.strides)}",
             "a list of addresses has one contiguous axis", "Flatten it, batch-major",
         )
-    return AddressList(value, None, words)
+    return AddressList(source, None, words)
+
+
+def _words(value: object) -> object | None:
+    """An array of 64-bit integers in device memory seen as float64, or None for anything else."""
+    if torch_arrays.is_tensor(value):
+        return torch_arrays.words(value)
+    interface = getattr(value, "__cuda_array_interface__", None)
+    wide = isinstance(interface, Mapping) and interface.get("typestr") in ("<i8", "<u8")
+    return Words(value) if wide else None
 
 
 def _host_list(name: str, values: Sequence[object], want: Matrix) -> AddressList:
@@ -146,8 +169,7 @@ def check_entries(lists: Mapping[str, Addresses], matrices: Mapping[str, Matrix]
     """Refuse null, misaligned and far addresses, and matrices of C that provably share memory with others."""
     for name, found in lists.items():
         m = matrices[name]
-        assert m.row_stride is not None
-        span = ((m.rows - 1) * m.row_stride + m.columns) * m.itemsize
+        span = m.span
         for bad, text, rule, remedy in (
             (found == 0, "null", "must be the address of a matrix", "Leave the entry out, or give it memory"),
             (
@@ -167,12 +189,7 @@ def check_entries(lists: Mapping[str, Addresses], matrices: Mapping[str, Matrix]
     _check_outputs(lists["C_ptrs"], matrices["C_ptrs"])
     for name in ("A_ptrs", "B_ptrs"):
         if name in lists:
-            same, where, other = np.intersect1d(lists["C_ptrs"], lists[name], return_indices=True)
-            if same.size:
-                raise InvalidValue(
-                    f"C_ptrs[{where[0]}]", hex(same[0]), f"is also {name}[{other[0]}]",
-                    "Give the output memory of its own",
-                )
+            _check_against(name, lists[name], matrices[name], lists["C_ptrs"], matrices["C_ptrs"])
 
 
 def _check_outputs(found: Addresses, m: Matrix) -> None:
@@ -196,6 +213,30 @@ def _check_outputs(found: Addresses, m: Matrix) -> None:
         raise InvalidValue(f"C_ptrs[{i}]", hex(found[i]), f"{how} C_ptrs[{j}]", "Give every output memory of its own")
 
 
+def _check_against(name: str, inputs: Addresses, read: Matrix, outputs: Addresses, written: Matrix) -> None:
+    """No matrix of C may be an input, nor share an element with the nearest input on either side of it.
+
+    Of matrices whose rows interleave only so many are solved for: what is refused is proven.
+    """
+    same, where, other = np.intersect1d(outputs, inputs, return_indices=True)
+    if same.size:
+        raise InvalidValue(
+            f"C_ptrs[{where[0]}]", hex(same[0]), f"is also {name}[{other[0]}]", "Give the output memory of its own"
+        )
+    order = np.argsort(inputs, kind="stable")
+    after = np.searchsorted(inputs[order], outputs)
+    for near in (order[np.maximum(after, 1) - 1], order[np.minimum(after, len(order) - 1)]):
+        first, last = np.minimum(outputs, inputs[near]), np.maximum(outputs, inputs[near])
+        reach = np.where(outputs < inputs[near], np.uint64(written.span), np.uint64(read.span))
+        for i in np.flatnonzero(last - first < reach)[:_SOLVED]:
+            j = int(near[i])
+            if proven_overlap(int(outputs[i]), written.rule(), int(inputs[j]), read.rule()):
+                raise InvalidValue(
+                    f"C_ptrs[{i}]", hex(outputs[i]), f"overlaps the matrix of {name}[{j}]",
+                    "Give the output memory of its own",
+                )
+
+
 def spacing(found: Addresses, itemsize: int) -> int | None:
     """The elements from each address to the next where they are evenly spaced, never backwards; else None.
 
@@ -217,6 +258,6 @@ def stage(found: Addresses, runtime: Runtime, device: Device) -> tuple[object, i
     return held, info.pointer
 
 
-def fetch(source: Words, runtime: Runtime) -> Addresses:
+def fetch(source: object, runtime: Runtime) -> Addresses:
     """A host copy of a list in device memory; synchronises."""
     return np.ascontiguousarray(runtime.to_host(source)).view(np.uint64).reshape(-1)

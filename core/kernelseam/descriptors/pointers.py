@@ -11,7 +11,6 @@ from kernelseam.descriptors.address_lists import (
     Addresses,
     AddressList,
     Matrix,
-    Words,
     check_entries,
     fetch,
     read_list,
@@ -155,7 +154,7 @@ class BatchedGemmPointers:
             if found is not None and found.addresses is not None:
                 known[name] = found.addresses
             elif found is not None and runtime is not None:
-                known[name] = fetch(Words(found.source), runtime)
+                known[name] = fetch(found.source, runtime)
         check_entries(known, self._matrices, vectors)
 
     @property

@@ -28,6 +28,8 @@ class GemmSpec:
     vector_b: int = 16
     vector_c: int = 16
 
+    operation = "gemm"
+
 
 @dataclass(frozen=True)
 class GemmProblem:
@@ -136,6 +138,8 @@ class AttentionSpec:
     causal: bool = False
     lse: bool = False
     vector: int = 16
+
+    operation = "attention"
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,13 @@ def describe(tensor: Any, device: Device) -> ArrayInfo:
     return ArrayInfo(tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), dtype, device, "torch", tensor)
 
 
+def words(tensor: Any) -> object | None:
+    """A tensor of 64-bit integers seen as float64, in the same memory; None for one of other elements."""
+    torch = sys.modules["torch"]
+    wide = tensor.dtype in (torch.int64, getattr(torch, "uint64", None))
+    return tensor.view(torch.float64) if wide else None
+
+
 def empty(shape: Sequence[int], dtype: DType, device: str) -> object:
     """An uninitialised row-major tensor on a device as torch names it."""
     torch = sys.modules["torch"]
@@ -50,4 +57,4 @@ def empty(shape: Sequence[int], dtype: DType, device: str) -> object:
 
 @cache
 def _dtype(dtype: object) -> DType:
-    return DType.of(str(dtype).removeprefix("torch."))
+    return DType.of(dtype)

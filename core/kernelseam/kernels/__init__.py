@@ -24,7 +24,8 @@ def shared_implementations(toolchain: Toolchain) -> tuple[Implementation, ...]:
 
 def operation_of(spec: Any) -> str:
     """The operation whose spec this is."""
-    return "attention" if hasattr(spec, "head_dim") else "gemm"
+    operation: str = spec.operation
+    return operation
 
 
 def build_binary(

@@ -9,8 +9,11 @@ from kernelseam.dtypes import DType
 
 
 def covering_specs() -> tuple[GemmSpec | AttentionSpec, ...]:
-    """GEMM: every dtype with every transpose case, pointer lists, narrow rows, float32 results. Attention: every
-    dtype with head dims from 32 to 256, different ones for keys and values, odd ones, causal or not, with LSE or not."""
+    """GEMM: every dtype with every transpose case, pointer lists, narrow rows, float32 results.
+
+    Attention: every dtype with head dims from 32 to 256, different ones for keys and values, odd ones, causal or not,
+    with LSE or not.
+    """
     f16, bf16, f32, f64 = DType.float16, DType.bfloat16, DType.float32, DType.float64
     specs: list[GemmSpec | AttentionSpec] = []
     for dtype, a, b in product((f16, bf16, f32, f64), (False, True), (False, True)):
@@ -27,10 +30,12 @@ def covering_specs() -> tuple[GemmSpec | AttentionSpec, ...]:
         causal = dtype is bf16
         specs.append(AttentionSpec(dtype, dim, value_dim, causal, not causal))
     specs += [
-        AttentionSpec(bf16, 64, 64, False), AttentionSpec(bf16, 128, 128, False), AttentionSpec(bf16, 128, 128, True, True),
+        AttentionSpec(bf16, 64, 64, False), AttentionSpec(bf16, 128, 128, False),
+        AttentionSpec(bf16, 128, 128, True, True),
         AttentionSpec(f16, 40, 72, True, True, 2), AttentionSpec(bf16, 80, 80, False, True, 16),
         AttentionSpec(f16, 128, 128, True, True, 2), AttentionSpec(f16, 250, 251, False, False, 2),
         AttentionSpec(f32, 32, 32, True, True), AttentionSpec(f32, 64, 64, False, True),
-        AttentionSpec(f32, 128, 128, True, False), AttentionSpec(f32, 256, 256, True, True), AttentionSpec(f32, 50, 30, False, False, 4),
+        AttentionSpec(f32, 128, 128, True, False), AttentionSpec(f32, 256, 256, True, True),
+        AttentionSpec(f32, 50, 30, False, False, 4),
     ]
     return tuple(specs)

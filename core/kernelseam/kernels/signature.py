@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,9 +48,12 @@ class Signature:
         return struct.Struct(form)
 
     def pack(self, values: Mapping[str, int | float]) -> bytes:
-        """The argument buffer; every parameter must be given."""
+        """The argument buffer; every parameter must be given. What float32 cannot hold is rounded to an infinity."""
         try:
             return self._packer.pack(*[values[name] for name, _ in self.parameters])
+        except OverflowError:
+            rounded = {n: ctypes.c_float(values[n]).value for n, kind in self.parameters if kind == "f32"}
+            return self._packer.pack(*[{**values, **rounded}[name] for name, _ in self.parameters])
         except struct.error:
             for name, kind in self.parameters:
                 try:

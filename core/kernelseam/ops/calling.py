@@ -8,7 +8,7 @@ from typing import Any
 
 from kernelseam.arrays import describe, runtime_of, same_device
 from kernelseam.contract import ArrayInfo
-from kernelseam.dispatch import preferred_backend
+from kernelseam.dispatch import check_backend, preferred_backend
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.planning import Plan, plan
@@ -16,21 +16,16 @@ from kernelseam.plugins import Plugins, plugins
 
 
 def views(backend: str | None, **arrays: object) -> dict[str, ArrayInfo]:
-    """The views of those arrays that are given, by name; all are on one device, and it is the backend's.
+    """The views of arrays, by name; all are on one device, and it is the backend's. ``out`` alone may be None.
 
     The backend asked for is the argument, over ``use_backend``, over KERNELSEAM_BACKEND; none takes the arrays'.
     """
     wanted = preferred_backend(backend)
     if wanted is not None:
         plugins().backend(wanted)
-    infos = {name: describe(array, name, wanted) for name, array in arrays.items() if array is not None}
+    infos = {name: describe(x, name, wanted) for name, x in arrays.items() if x is not None or name != "out"}
     device = same_device(infos)
-    if wanted is not None and device.backend != wanted:
-        raise InvalidValue(
-            "backend", wanted, f"the arrays are on {device}",
-            f"Move them to a device of {wanted}, or let the arrays choose: name no backend (backend=, use_backend and "
-            "KERNELSEAM_BACKEND name one)",
-        )
+    check_backend(wanted, device)
     for name, info in infos.items():
         if min(info.strides, default=0) < 0 and 0 not in info.shape:
             raise InvalidValue(name, f"strides {list(info.strides)}", "must not walk backwards", "Copy the array first")
@@ -78,7 +73,7 @@ def run(
         _remembered = _Remembered(found)
     plans = _remembered.plans
     key = (implementation, options, next(iter(infos.values())).device, *[
-        (i.shape, i.strides, i.dtype, i.pointer % 16 == 0) for i in infos.values()
+        (i.shape, i.strides, i.dtype, i.pointer % 16 == 0, i.writable) for i in infos.values()
     ])
     made = plans.get(key)
     if made is None:

@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from kernelseam.dtypes import DType
-from kernelseam.parity.cases import AttentionCase, Plant
+from kernelseam.parity.cases import INF, NAN, ODD, SHORT, TOKENS, AttentionCase, Plant
 from kernelseam.parity.memory import Walk
 
-NAN, INF = float("nan"), float("inf")
-SHORT = {"f16": DType.float16, "bf16": DType.bfloat16, "f32": DType.float32, "f64": DType.float64}
-TOKENS = Walk(order="brh")
-ODD = Walk(offset=1)
 MAIN = ("f16-64", "f16-64-causal")
 
 

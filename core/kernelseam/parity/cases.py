@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from kernelseam.dtypes import DType
 from kernelseam.parity.memory import Walk
 
-EVERYWHERE = None
-"""In a Plant: every index of an axis."""
+NAN, INF = float("nan"), float("inf")
+SHORT = {"f16": DType.float16, "bf16": DType.bfloat16, "f32": DType.float32, "f64": DType.float64}
+"""Dtypes as the names of cases abbreviate them."""
+TOKENS = Walk(order="brh")
+ODD = Walk(offset=1)
 
 
 @dataclass(frozen=True)

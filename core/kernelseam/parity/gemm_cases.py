@@ -9,14 +9,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases import GemmCase, Plant
+from kernelseam.parity.cases import INF, NAN, ODD, SHORT, TOKENS, GemmCase, Plant
 from kernelseam.parity.memory import Walk
 
-NAN, INF = float("nan"), float("inf")
-SHORT = {"f16": DType.float16, "bf16": DType.bfloat16, "f32": DType.float32, "f64": DType.float64}
 TIGHT = Walk(aligned=False)
-ODD = Walk(offset=1)
-TOKENS = Walk(order="brh")
 RAGGED = ((1, 1, 1), (7, 63, 64), (64, 64, 63), (65, 129, 7), (129, 1, 130), (1, 129, 64), (17, 65, 257))
 
 

@@ -23,8 +23,8 @@ from kernelseam.parity.oracle import Array
 from kernelseam.planning import Descriptor, plan
 from kernelseam.plugins import Plugins, plugins
 
-
 FLUSHES = "KS_FLUSHES_SUBNORMALS"
+"""The constant of an arch's row that says that its matrix units lose subnormals."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Target:
     """Whether it is the core's (the reference, a shared kernel): then it must take every case that does not say
     otherwise. A plugin's own takes what it is made for, and gives a reason for the rest."""
     flushed: bool = False
-    """Whether the arch's matrix units lose subnormals: its row in the toolchain's table defines FLUSHES as 1."""
+    """Whether the arch's row in the toolchain's table defines FLUSHES as 1."""
 
     def __str__(self) -> str:
         return f"{self.device.backend}-{self.implementation}"

@@ -82,7 +82,8 @@ class _AttentionStep:
             out[:, :, : self.first] = 0
             if lse is not None:
                 lse[:, :, : self.first] = -np.inf
-            tasks = itertools.product(range(p.batch), range(p.kv_heads), range(self.parts))
+            # ``k`` has no batch where no result reads it.
+            tasks = itertools.product(range(len(k)), range(p.kv_heads), range(self.parts))
             if self.threads == 1:
                 work(pieces[0], tasks)
                 return

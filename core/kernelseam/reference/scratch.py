@@ -14,8 +14,9 @@ _ALIGN = 64  # bytes: a cache line, and the widest vector
 
 
 def scratch_bytes(sizes: tuple[int, ...], dtype: DType) -> int:
-    """Bytes that ``carve`` needs for pieces of these many elements."""
-    return sum(_round(n * dtype.itemsize) for n in sizes) + _ALIGN
+    """Bytes that ``carve`` needs for pieces of these many elements; 0 where all are empty."""
+    total = sum(_round(n * dtype.itemsize) for n in sizes)
+    return total + _ALIGN if total else 0
 
 
 def carve(workspace: int, sizes: tuple[int, ...], dtype: DType) -> list[npt.NDArray[Any]]:

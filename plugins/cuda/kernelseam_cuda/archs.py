@@ -8,12 +8,15 @@ from kernelseam.errors import UnknownName
 from kernelseam_cuda.tiles import TILES
 
 _KIB = 1024
+OPTIONS = ("-std=c++17", "-default-device")
+"""Of every compilation. As part of a row they are part of a binary's key."""
 
 
 def _row(arch: str, shared_kib: int) -> ArchRow:
     return ArchRow(
         arch=arch, warp_size=32, shared_bytes_per_block=shared_kib * _KIB, registers_per_lane=255,
         platform="platform_nvidia.h", defines=(), matrix_dtypes=frozenset({DType.float16, DType.bfloat16}), tiles=TILES,
+        options=OPTIONS,
     )
 
 

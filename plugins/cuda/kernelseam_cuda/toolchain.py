@@ -13,8 +13,6 @@ from kernelseam.contract import ArchRow, Device, KernelFacts, LoadedKernel, Runt
 from kernelseam.errors import CompileError, DeviceError
 from kernelseam_cuda import archs, bindings, cubin, launch
 
-OPTIONS = ("-std=c++17", "-default-device")
-
 
 class CudaToolchain:
     """kernelseam.contract.Toolchain over nvrtc. Compiling needs no device and no driver."""
@@ -50,7 +48,7 @@ class CudaToolchain:
             names,
         )
         try:
-            options = [o.encode() for o in (*OPTIONS, f"--gpu-architecture={arch}", *bundle.options)]
+            options = [o.encode() for o in (f"--gpu-architecture={arch}", *bundle.options)]
             api = bindings.nvrtc()
             (status,) = api.nvrtcCompileProgram(program, len(options), options)
             if int(status):

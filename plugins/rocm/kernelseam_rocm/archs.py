@@ -8,88 +8,20 @@ from typing import Any
 from kernelseam.contract import ArchRow
 from kernelseam.dtypes import DType
 from kernelseam.errors import UnknownName
-from kernelseam.kernels.attention.host import AttentionTile
-from kernelseam.kernels.gemm.host import GemmTile
-
-HALVES = frozenset({DType.float16, DType.bfloat16})
-SINGLE, DOUBLE = frozenset({DType.float32}), frozenset({DType.float64})
+from kernelseam_rocm import tiles
 
 RESERVED = 128
-"""Bytes of a block's LDS that the platform's block_any takes for itself."""
-
-# Tiles of C and slices of K. Rows that the copies of a slice need in flight are registers, so a slice is short.
-CDNA_GEMM = (
-    GemmTile(HALVES, 128, 128, 32, 2, 2, 2, 2),
-    GemmTile(HALVES, 128, 64, 64, 2, 2, 2),
-    GemmTile(HALVES, 64, 64, 64, 2, 2, 2, 2),
-    GemmTile(HALVES, 32, 32, 64, 2, 2, 2, 2),
-    GemmTile(SINGLE, 128, 64, 16, 2, 2, 2, 2),
-    GemmTile(SINGLE, 64, 64, 16, 2, 2, 2, 2),
-    GemmTile(SINGLE, 32, 32, 16, 2, 2, 2, 2),
-    GemmTile(DOUBLE, 64, 64, 16, 2, 2, 2),
-    GemmTile(DOUBLE, 32, 32, 16, 2, 2, 2, 2),
-)
-RDNA_GEMM = (
-    GemmTile(HALVES, 128, 128, 32, 4, 2, 2),
-    GemmTile(HALVES, 128, 64, 32, 4, 2, 2),
-    GemmTile(HALVES, 64, 64, 64, 2, 2, 2),
-    GemmTile(HALVES, 32, 32, 64, 2, 2, 2),
-    GemmTile(SINGLE, 128, 64, 16, 4, 2, 2),
-    GemmTile(SINGLE, 64, 64, 16, 4, 2, 2),
-    GemmTile(SINGLE, 32, 32, 16, 2, 2, 2),
-    GemmTile(DOUBLE, 64, 64, 16, 4, 2, 2),
-    GemmTile(DOUBLE, 32, 32, 16, 2, 2, 2),
-)
-
-# With 32 rows a wave every fragment that is read from LDS serves two matrix instructions: at 16 LDS would be the limit.
-_SINGLE_ATTENTION = (
-    AttentionTile(SINGLE, 64, 4, 16, 32, 1),
-    AttentionTile(SINGLE, 128, 4, 16, 16, 1),
-    AttentionTile(SINGLE, 256, 3, 8, 16, 1),
-)
-CDNA_ATTENTION = (
-    AttentionTile(HALVES, 64, 4, 32, 32, 2, True, 2),
-    AttentionTile(HALVES, 64, 4, 16, 64, 1, True, 2),
-    AttentionTile(HALVES, 128, 4, 32, 32, 1, True),
-    AttentionTile(HALVES, 128, 4, 16, 32, 2, True),
-    AttentionTile(HALVES, 256, 4, 16, 16, 1, True),
-    *_SINGLE_ATTENTION,
-)
-CDNA4_ATTENTION = (
-    AttentionTile(HALVES, 64, 4, 32, 64, 2, True, 2),
-    AttentionTile(HALVES, 64, 4, 16, 64, 2, True, 2),
-    AttentionTile(HALVES, 128, 4, 32, 32, 2, True, 2),
-    AttentionTile(HALVES, 128, 4, 16, 32, 2, True, 2),
-    AttentionTile(HALVES, 256, 4, 16, 32, 2, True),
-    *_SINGLE_ATTENTION,
-)
-# Queries that stay in registers take twice as many on gfx11, where both halves of a wave hold them.
-RDNA3_ATTENTION = (
-    AttentionTile(HALVES, 64, 8, 16, 32, 2, True),
-    AttentionTile(HALVES, 64, 4, 16, 32, 2, True),
-    AttentionTile(HALVES, 128, 8, 16, 32, 1),
-    AttentionTile(HALVES, 128, 4, 16, 32, 1),
-    AttentionTile(HALVES, 256, 4, 16, 16, 1),
-    *_SINGLE_ATTENTION,
-)
-RDNA4_ATTENTION = (
-    AttentionTile(HALVES, 64, 8, 16, 32, 2, True),
-    AttentionTile(HALVES, 64, 4, 16, 32, 2, True),
-    AttentionTile(HALVES, 128, 8, 16, 32, 1, True),
-    AttentionTile(HALVES, 128, 4, 16, 32, 1, True),
-    AttentionTile(HALVES, 256, 4, 16, 16, 1),
-    *_SINGLE_ATTENTION,
-)
+"""Bytes of a block's LDS that the platform takes for itself: block_any's word, and what aligns the rest."""
 
 
 def _row(
-    arch: str, warp: int, simds: int, shared: int, registers: int, matrix: Mapping[str, str], tiles: Mapping[str, tuple[Any, ...]],
+    arch: str, warp: int, simds: int, shared: int, registers: int, matrix: Mapping[str, str], shapes: Mapping[str, tuple[Any, ...]],
     options: tuple[str, ...] = (),
 ) -> ArchRow:
     defines = {"KS_WARP": str(warp), "KS_SIMDS": str(simds), **matrix}
     return ArchRow(
         arch=arch, warp_size=warp, shared_bytes_per_block=shared - RESERVED, registers_per_lane=registers,
-        platform="platform_amd.h", defines=tuple(defines.items()), matrix_dtypes=HALVES, tiles=tiles, options=options,
+        platform="platform_amd.h", defines=tuple(defines.items()), matrix_dtypes=tiles.HALVES, tiles=shapes, options=options,
     )
 
 
@@ -97,10 +29,10 @@ _MFMA16 = {"KS_MATRIX_HEADER": '"mfma.h"', "KS_MFMA_K": "16"}
 _MFMA32 = {"KS_MATRIX_HEADER": '"mfma.h"', "KS_MFMA_K": "32"}
 _WMMA11 = {"KS_MATRIX_HEADER": '"wmma.h"', "KS_WMMA": "11"}
 _WMMA12 = {"KS_MATRIX_HEADER": '"wmma.h"', "KS_WMMA": "12"}
-_CDNA = {"gemm": CDNA_GEMM, "attention": CDNA_ATTENTION}
-_CDNA4 = {"gemm": CDNA_GEMM, "attention": CDNA4_ATTENTION}
-_RDNA3 = {"gemm": RDNA_GEMM, "attention": RDNA3_ATTENTION}
-_RDNA4 = {"gemm": RDNA_GEMM, "attention": RDNA4_ATTENTION}
+_CDNA = {"gemm": tiles.CDNA_GEMM, "attention": tiles.CDNA_ATTENTION}
+_CDNA4 = {"gemm": tiles.CDNA_GEMM, "attention": tiles.CDNA4_ATTENTION}
+_RDNA3 = {"gemm": tiles.RDNA_GEMM, "attention": tiles.RDNA3_ATTENTION}
+_RDNA4 = {"gemm": tiles.RDNA_GEMM, "attention": tiles.RDNA4_ATTENTION}
 _CU_MODE = ("-mcumode",)
 """On RDNA a block stays on one compute unit: its waves share that unit's LDS and caches."""
 

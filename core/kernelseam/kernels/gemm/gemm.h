@@ -6,11 +6,13 @@
 // runs on from one tile of C to the next: the first slices of the next tile are copied while this one is multiplied and
 // written. Warps split a tile WARPS_M × WARPS_N; each holds its accumulators in registers. At the end of a tile alpha and
 // beta are applied, the result is rounded once, laid out in shared memory and written in whole rows.
+// Where KS_PERSISTENT is 0 there are as many blocks as tiles, each computes one, and the result is laid out where the ring
+// was: less shared memory and fewer registers, for devices that rather hold several blocks at once.
 //
 // Constants (from the host half): KS_T, KS_TC (element types of A and B, and of C), KS_A_TRANSPOSED, KS_B_TRANSPOSED,
 // KS_POINTERS, KS_VECTOR_A/B/C (bytes that rows are aligned to), KS_BM, KS_BN, KS_BK, KS_WARPS_M, KS_WARPS_N,
-// KS_STAGES, KS_MIN_BLOCKS, KS_SHARED_BYTES.
-// Shared memory: STAGES · (BM + BN) · BK elements, and BM · BN elements of C.
+// KS_STAGES, KS_PERSISTENT, KS_MIN_BLOCKS, KS_SHARED_BYTES.
+// Shared memory: STAGES · (BM + BN) · BK elements, and (or, not persistent, at least) BM · BN elements of C.
 // Registers: BM·BN / threads accumulators, plus one slice's operands.
 #include "tile/tile.h"
 
@@ -25,8 +27,9 @@ constexpr int AHEAD = COPY_THROUGH_REGISTERS ? 1 : STAGES - 1;
 typedef E::Tile<BM, BK, !KS_A_TRANSPOSED> TileA;
 typedef E::Tile<BN, BK, KS_B_TRANSPOSED> TileB;
 typedef PlainTile<TC, WM, WN> TileC;
-constexpr int STAGE_BYTES = TileA::BYTES + TileB::BYTES;
-static_assert(STAGES * STAGE_BYTES + WARPS_M * WARPS_N * TileC::BYTES <= KS_SHARED_BYTES, "ring and result fit");
+constexpr int STAGE_BYTES = TileA::BYTES + TileB::BYTES, RESULT = KS_PERSISTENT ? STAGES * STAGE_BYTES : 0;
+static_assert(STAGES * STAGE_BYTES <= KS_SHARED_BYTES, "the ring fits");
+static_assert(RESULT + WARPS_M * WARPS_N * TileC::BYTES <= KS_SHARED_BYTES, "the result fits");
 static_assert(STAGES >= 2 || COPY_THROUGH_REGISTERS, "a copy that is in flight needs a stage of its own");
 
 // Where alpha or K is 0 the host passes both as 0: A and B are then not read.
@@ -60,9 +63,9 @@ gemm(const void* a, const void* b, void* c, i64 a_batch, i64 a_head, i64 b_batch
     return Place{(int)(tile - strip * tiles_m), (int)(strip - matrix * tiles_n), (int)(matrix - batch * num_heads),
                  (int)batch, tiles_m, tiles_n, num_heads};
   };
-  const Place step = place(blocks);
+  const Place step = KS_PERSISTENT ? place(blocks) : Place{};
   auto matrix_at = [&](auto base, const Place& at, i64 by_batch, i64 by_head, int group) {
-    if (KS_POINTERS) return ((decltype(base) const*)base)[(i64)at.batch * num_heads + at.head];
+    if (KS_POINTERS) return listed(base, (i64)at.batch * num_heads + at.head);
     return base + at.batch * by_batch + (group == 1 ? at.head : at.head / group) * by_head;
   };
 
@@ -86,7 +89,7 @@ gemm(const void* a, const void* b, void* c, i64 a_batch, i64 a_head, i64 b_batch
       else copy_a.fetch(tile_a(far), A, k0, K, m0, M);
       if constexpr (TileB::K_LAST) copy_b.fetch(tile_b(far), B, n0, N, k0, K);
       else copy_b.fetch(tile_b(far), B, k0, K, n0, N);
-      if (++next_slice == slices) next_slice = 0, next_tile += blocks, next += step;
+      if (++next_slice == slices) next_slice = 0, next_tile = KS_PERSISTENT ? next_tile + blocks : total, next += step;
     }
     if (++far == STAGES) far = 0;
     copies_commit();
@@ -121,10 +124,12 @@ gemm(const void* a, const void* b, void* c, i64 a_batch, i64 a_head, i64 b_batch
       E::map(acc, [&](int i, int j, Sum x) {
         return row0 + i < M && col0 + j < N ? x + beta * (Sum)to_sum(C.row(row0 + i)[col0 + j]) : x;
       });
-    TileC out(memory + STAGES * STAGE_BYTES + warp_index() * TileC::BYTES);
-    warp_barrier();  // the warp has written its last tile from here
+    TileC out(memory + RESULT + warp_index() * TileC::BYTES);
+    if (KS_PERSISTENT) warp_barrier();  // the warp has written its last tile from here
+    else block_barrier();  // the ring is no longer read
     E::to_shared(out, acc);
     warp_barrier();
     warp_copy_out<KS_VECTOR_C>(out, C, row0, M, col0, N);
+    if (!KS_PERSISTENT) break;
   }
 }

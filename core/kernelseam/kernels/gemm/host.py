@@ -23,12 +23,15 @@ class GemmTile:
     warps_n: int
     stages: int
     min_blocks: int = 1
-    """Blocks that share a compute unit; bounds the registers, and how many blocks are started."""
+    """Blocks that share a compute unit; bounds the registers, and how many persistent blocks are started."""
+    persistent: bool = True
+    """Whether a block computes tile after tile, copying the next one's slices ahead; else one, which needs less memory."""
 
     def shared_bytes(self, spec: GemmSpec) -> int:
-        """The ring, and the tile of C."""
+        """The ring, and the tile of C: beside it where blocks are persistent, else in its place."""
         ring = self.stages * (self.bm + self.bn) * self.bk * spec.dtype.itemsize
-        return ring + self.bm * self.bn * spec.dtype_c.itemsize
+        result = self.bm * self.bn * spec.dtype_c.itemsize
+        return ring + result if self.persistent else max(ring, result)
 
     def count(self, problem: GemmProblem) -> int:
         """Tiles of all matrices."""
@@ -79,7 +82,8 @@ class GemmHost:
             "A_TRANSPOSED": spec.a_transposed, "B_TRANSPOSED": spec.b_transposed, "POINTERS": spec.view == "pointers",
             "VECTOR_A": spec.vector_a, "VECTOR_B": spec.vector_b, "VECTOR_C": spec.vector_c,
             "BM": tile.bm, "BN": tile.bn, "BK": tile.bk, "WARPS_M": tile.warps_m, "WARPS_N": tile.warps_n,
-            "STAGES": tile.stages, "MIN_BLOCKS": tile.min_blocks, "SHARED_BYTES": tile.shared_bytes(spec),
+            "STAGES": tile.stages, "PERSISTENT": tile.persistent, "MIN_BLOCKS": tile.min_blocks,
+            "SHARED_BYTES": tile.shared_bytes(spec),
         }
 
     def signature(self, spec: GemmSpec) -> Signature:
@@ -90,7 +94,9 @@ class GemmHost:
         ))
 
     def grid(self, problem: GemmProblem, tile: GemmTile, device: Device) -> int:
-        """As many blocks as the device holds at once; each takes every grid-th tile."""
+        """As many blocks as the device holds at once, each taking every grid-th tile; or one a tile."""
+        if not tile.persistent:
+            return tile.count(problem)
         return min(tile.count(problem), max(device.limits.compute_units, 1) * tile.min_blocks)
 
     def threads(self, tile: GemmTile, row: ArchRow) -> int:

@@ -6,10 +6,12 @@ typedef long long i64;
 typedef unsigned long long u64;
 static_assert(sizeof(i64) == 8 && sizeof(int) == 4, "LP64 sizes");
 
-// Qualifies what a pointer that was itself loaded from memory points to: global memory, where a platform can say so.
+// KS_GLOBAL qualifies what a pointer out of a list points to: global memory, where a platform wants to know.
+// listed(list, i): the i-th address of the list that lies at `list`.
 #ifndef KS_GLOBAL
 #define KS_GLOBAL
 #endif
+template<class X> KS_DEVICE X* listed(X* list, i64 i) { return (X*)((X KS_GLOBAL* const*)list)[i]; }
 
 template<bool B, class X, class Y> struct Choose { typedef X type; };
 template<class X, class Y> struct Choose<false, X, Y> { typedef Y type; };

@@ -1,0 +1,82 @@
+"""Tile shapes of the shared kernels by family of archs.
+
+Chosen by what the compiler makes of them: none spills for any covering spec. None was timed on a device yet.
+"""
+
+from __future__ import annotations
+
+from kernelseam.dtypes import DType
+from kernelseam.kernels import AttentionTile, GemmTile
+
+HALVES = frozenset({DType.float16, DType.bfloat16})
+SINGLE, DOUBLE = frozenset({DType.float32}), frozenset({DType.float64})
+
+# Slices of K are short, because the copies in flight are registers; a block computes one tile, so that two share a
+# compute unit's LDS.
+CDNA_GEMM = (
+    GemmTile(HALVES, 128, 128, 32, 2, 2, stages=2, min_blocks=2, persistent=False),
+    GemmTile(HALVES, 128, 64, 32, 2, 2, stages=2, min_blocks=2, persistent=False),
+    GemmTile(HALVES, 64, 64, 64, 2, 2, stages=2, min_blocks=2, persistent=False),
+    GemmTile(HALVES, 32, 32, 64, 2, 2, stages=2, min_blocks=4, persistent=False),
+    GemmTile(SINGLE, 128, 64, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
+    GemmTile(SINGLE, 64, 64, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
+    GemmTile(SINGLE, 32, 32, 16, 2, 2, stages=2, min_blocks=4, persistent=False),
+    GemmTile(DOUBLE, 64, 64, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
+    GemmTile(DOUBLE, 32, 32, 16, 2, 2, stages=2, min_blocks=4, persistent=False),
+)
+RDNA_GEMM = (
+    GemmTile(HALVES, 128, 128, 32, 4, 2, stages=2, min_blocks=2, persistent=False),
+    GemmTile(HALVES, 128, 64, 32, 4, 2, stages=2, min_blocks=2, persistent=False),
+    GemmTile(HALVES, 64, 64, 32, 2, 2, stages=2, min_blocks=2, persistent=False),
+    GemmTile(HALVES, 32, 32, 64, 2, 2, stages=2, min_blocks=2, persistent=False),
+    GemmTile(SINGLE, 128, 64, 16, 4, 2, stages=2, min_blocks=2, persistent=False),
+    GemmTile(SINGLE, 64, 64, 16, 4, 2, stages=2, min_blocks=2, persistent=False),
+    GemmTile(SINGLE, 32, 32, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
+    GemmTile(DOUBLE, 64, 64, 16, 4, 2, stages=2, min_blocks=2, persistent=False),
+    GemmTile(DOUBLE, 32, 32, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
+)
+
+# With 32 rows a wave every fragment that is read from LDS serves two matrix instructions: at 16 LDS would be the limit.
+CDNA_SINGLE_ATTENTION = (
+    AttentionTile(SINGLE, 64, 4, 16, 32, 1),
+    AttentionTile(SINGLE, 128, 4, 16, 16, 1),
+    AttentionTile(SINGLE, 256, 3, 8, 16, 1),
+)
+RDNA_SINGLE_ATTENTION = (
+    AttentionTile(SINGLE, 64, 8, 8, 32, 1),
+    AttentionTile(SINGLE, 128, 8, 8, 16, 1),
+    AttentionTile(SINGLE, 256, 3, 8, 16, 1),
+)
+CDNA_ATTENTION = (
+    AttentionTile(HALVES, 64, 4, 32, 32, 2, True, 2),
+    AttentionTile(HALVES, 64, 4, 16, 64, 1, True, 2),
+    AttentionTile(HALVES, 128, 4, 32, 32, 1, True),
+    AttentionTile(HALVES, 128, 4, 16, 32, 2, True),
+    AttentionTile(HALVES, 256, 4, 16, 16, 1, True),
+    *CDNA_SINGLE_ATTENTION,
+)
+CDNA4_ATTENTION = (
+    AttentionTile(HALVES, 64, 4, 32, 64, 2, True, 2),
+    AttentionTile(HALVES, 64, 4, 16, 64, 2, True, 2),
+    AttentionTile(HALVES, 128, 4, 32, 32, 2, True, 2),
+    AttentionTile(HALVES, 128, 4, 16, 32, 2, True, 2),
+    AttentionTile(HALVES, 256, 4, 16, 32, 2, True),
+    *CDNA_SINGLE_ATTENTION,
+)
+# Queries that stay in registers take twice as many on gfx11, where both halves of a wave hold them.
+RDNA3_ATTENTION = (
+    AttentionTile(HALVES, 64, 8, 16, 32, 2, True),
+    AttentionTile(HALVES, 64, 4, 16, 32, 2, True),
+    AttentionTile(HALVES, 128, 8, 16, 32, 1),
+    AttentionTile(HALVES, 128, 4, 16, 32, 1),
+    AttentionTile(HALVES, 256, 4, 16, 16, 1),
+    *RDNA_SINGLE_ATTENTION,
+)
+RDNA4_ATTENTION = (
+    AttentionTile(HALVES, 64, 8, 16, 32, 2, True),
+    AttentionTile(HALVES, 64, 4, 16, 32, 2, True),
+    AttentionTile(HALVES, 128, 8, 16, 32, 1, True),
+    AttentionTile(HALVES, 128, 4, 16, 32, 1, True),
+    AttentionTile(HALVES, 256, 4, 16, 16, 1),
+    *RDNA_SINGLE_ATTENTION,
+)
