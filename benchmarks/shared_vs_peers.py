@@ -1,5 +1,7 @@
-"""The shared kernels beside the peers, in one process on one GPU: attention beside torch's FlashAttention-2, GEMM beside
-cuBLAS (torch.bmm). Times are medians over repeats measured with device events; ratios are peer time over our time.
+"""The shared kernels beside the peers, in one process on one GPU.
+
+Attention beside torch's FlashAttention-2, GEMM beside cuBLAS (torch.bmm). Times are medians over repeats measured with
+device events; ratios are peer time over our time.
 
     python benchmarks/shared_vs_peers.py [--report FILE.md] [--repeat-ms 100]
 """
@@ -64,8 +66,9 @@ def attention_row(case: tuple[int, int, int, int, int, bool, torch.dtype], repea
     flops = 4 * batch * heads * s * s * d * (0.5 if causal else 1.0)
     name = f"B{batch} H{heads}{'' if kv_heads == heads else f'/{kv_heads}'} S{s} D{d} {str(dtype)[6:]}"
     return (
-        f"| {name}{' causal' if causal else ''} | {peer_ms * 1e3:.1f} | {flops / peer_ms / 1e9:.0f} | {ours_ms * 1e3:.1f} "
-        f"| {flops / ours_ms / 1e9:.0f} | {peer_ms / ours_ms:.2f} | {relative_error(out, reference):.1e} |"
+        f"| {name}{' causal' if causal else ''} | {peer_ms * 1e3:.1f} | {flops / peer_ms / 1e9:.0f} "
+        f"| {ours_ms * 1e3:.1f} | {flops / ours_ms / 1e9:.0f} "
+        f"| {peer_ms / ours_ms:.2f} | {relative_error(out, reference):.1e} |"
     )
 
 
@@ -81,8 +84,8 @@ def gemm_row(case: tuple[int, int, int, int, bool, torch.dtype], repeat_ms: int)
     ours_ms = median_ms(call, repeat_ms)
     flops, moved = 2 * count * m * n * k, a.element_size() * count * (m * k + n * k + m * n)
     return (
-        f"| {count} × {m}×{n}×{k} {str(dtype)[6:]} | {peer_ms * 1e3:.1f} | {moved / peer_ms / 1e6:.0f} | {ours_ms * 1e3:.1f} "
-        f"| {moved / ours_ms / 1e6:.0f} | {flops / ours_ms / 1e9:.0f} | {peer_ms / ours_ms:.2f} "
+        f"| {count} × {m}×{n}×{k} {str(dtype)[6:]} | {peer_ms * 1e3:.1f} | {moved / peer_ms / 1e6:.0f} "
+        f"| {ours_ms * 1e3:.1f} | {moved / ours_ms / 1e6:.0f} | {flops / ours_ms / 1e9:.0f} | {peer_ms / ours_ms:.2f} "
         f"| {relative_error(c, peer_c):.1e} |"
     )
 
@@ -107,7 +110,8 @@ def host_rows() -> list[str]:
     stream = torch.cuda.current_stream().cuda_stream
     a, c = q[0], torch.empty(4, 64, 64, device="cuda", dtype=torch.float16)
     rows = {
-        "call(stream)": lambda: call(stream), "call()": call, "attention(q, k, v, out=out)": lambda: ks.attention(q, q, q, out=out),
+        "call(stream)": lambda: call(stream), "call()": call,
+        "attention(q, k, v, out=out)": lambda: ks.attention(q, q, q, out=out),
         "bmm(a, b, out=out)": lambda: ks.bmm(a, a, out=c),
         "torch scaled_dot_product_attention": lambda: functional.scaled_dot_product_attention(q, q, q),
         "torch.bmm": lambda: torch.bmm(a, a, out=c),
@@ -126,7 +130,8 @@ def main() -> None:
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}", "",
         "| attention | FA2 µs | TFLOP/s | shared µs | TFLOP/s | FA2 / shared | rel. difference |", "|" + "---|" * 7,
         *(attention_row(case, options.repeat_ms) for case in ATTENTION), "",
-        "| batched GEMM | cuBLAS µs | GB/s | shared µs | GB/s | TFLOP/s | cuBLAS / shared | rel. difference |", "|" + "---|" * 8,
+        "| batched GEMM | cuBLAS µs | GB/s | shared µs | GB/s | TFLOP/s | cuBLAS / shared | rel. difference |",
+        "|" + "---|" * 8,
         *(gemm_row(case, options.repeat_ms) for case in GEMM), "",
         "| host time of one call | µs |", "|---|---|", *host_rows(),
     ]

@@ -241,7 +241,7 @@ PROBLEM = GemmProblem(
     ],
 )
 def test_one_stride_over_all_matrices(change: dict[str, Any], strides: tuple[int, int, int] | None) -> None:
-    assert blas.batch_strides(replace(PROBLEM, **change)) == strides
+    assert replace(PROBLEM, **change).matrix_strides == strides
 
 
 @pytest.mark.parametrize(

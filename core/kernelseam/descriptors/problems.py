@@ -60,6 +60,24 @@ class GemmProblem:
         return self.batch * self.num_heads
 
     @property
+    def matrix_strides(self) -> tuple[int, int, int] | None:
+        """One stride over all batch·num_heads matrices for A, B and C, as the vendors' libraries take it; None where
+        batch and head are not evenly spaced."""
+        found = []
+        for (batch, head, _), group in ((self.a_strides, 1), (self.b_strides, self.b_head_group), (self.c_strides, 1)):
+            if group == self.num_heads:
+                head = 0  # every head shares one matrix
+            elif group != 1:
+                return None
+            if self.num_heads == 1:
+                found.append(batch)
+            elif self.batch == 1 or batch == head * self.num_heads:
+                found.append(head)
+            else:
+                return None
+        return found[0], found[1], found[2]
+
+    @property
     def reads_inputs(self) -> bool:
         """False where alpha or K is 0: then C = beta·C."""
         return self.alpha != 0 and self.K > 0

@@ -37,7 +37,7 @@ def attention(
     ``scale`` defaults to 1/√D. ``out``: an array for the result, else a new one of q's kind. ``return_lse``: also
     return ln Σexp(scale·q·k) over the visible keys, [B, H, S_q], float32. ``backend`` must be that of the arrays'
     device; ``implementation`` names one of its ways; ``stream`` is an int, an object with ``__cuda_stream__``, or None
-    for the array library's current one.
+    for the array library's current one; results of a call on another stream must be kept until that stream has passed.
 
     Returns the result [B, H, S_q, D_v] (``out`` where it was given), or (result, lse).
     Raises InvalidValue for what does not fit together, Unsupported with each implementation's reason.

@@ -43,7 +43,7 @@ class CublasGemm:
             return f"has no {spec.dtype} product with a {spec.dtype_c} result"
         if spec.dtype_acc is not spec.dtype.accumulator:
             return f"does not sum {spec.dtype} products in {spec.dtype_acc}"
-        if batch_strides(problem) is None:
+        if problem.matrix_strides is None:
             return "takes one stride over all matrices, and batch and head are not evenly spaced"
         rows = (problem.a_strides[2], problem.b_strides[2], problem.c_strides[2])
         if max(problem.M, problem.N, problem.K, problem.matrices, *rows) > _LIMIT:
@@ -97,7 +97,7 @@ def arguments(p: GemmProblem, pointers: Mapping[str, int], alpha: int, beta: int
     The library stores columns: the transpose of our row-major C is op(B)ᵀ·op(A)ᵀ, so B comes first and M and N change
     places.
     """
-    s, strides = p.spec, batch_strides(p)
+    s, strides = p.spec, p.matrix_strides
     assert strides is not None
     a_stride, b_stride, c_stride = map(_WIDE, strides)
     a_lead, b_lead, c_lead = (_INT(max(rows, 1)) for rows in (p.a_strides[2], p.b_strides[2], p.c_strides[2]))
@@ -110,23 +110,6 @@ def arguments(p: GemmProblem, pointers: Mapping[str, int], alpha: int, beta: int
         _POINTER(beta), _POINTER(c), kind_c, c_lead, c_stride,
         _INT(p.matrices), _INT(_COMPUTE[s.dtype]), _INT(_ALGORITHM),
     )
-
-
-def batch_strides(p: GemmProblem) -> tuple[int, int, int] | None:
-    """One stride over batch·num_heads matrices for A, B and C, or None where there is none."""
-    found = []
-    for (batch, head, _), group in ((p.a_strides, 1), (p.b_strides, p.b_head_group), (p.c_strides, 1)):
-        if group == p.num_heads:
-            head = 0  # every head shares one matrix
-        elif group != 1:
-            return None
-        if p.num_heads == 1:
-            found.append(batch)
-        elif p.batch == 1 or batch == head * p.num_heads:
-            found.append(head)
-        else:
-            return None
-    return found[0], found[1], found[2]
 
 
 @cache

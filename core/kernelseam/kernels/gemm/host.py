@@ -25,7 +25,7 @@ class GemmTile:
     min_blocks: int = 1
     """Blocks that share a compute unit; bounds the registers, and how many persistent blocks are started."""
     persistent: bool = True
-    """Whether a block computes tile after tile, copying the next one's slices ahead; else one, which needs less memory."""
+    """Whether a block computes tile after tile, copying the next one's slices ahead; else one, in less memory."""
 
     def shared_bytes(self, spec: GemmSpec) -> int:
         """The ring, and the tile of C: beside it where blocks are persistent, else in its place."""
