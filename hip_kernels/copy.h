@@ -3,6 +3,9 @@
 
 typedef unsigned Quad __attribute__((ext_vector_type(4)));  // 16 bytes
 
+// What a view points to lies in global memory, which the compiler cannot always see.
+template<class X> KS_DEVICE X load_global(const void* p) { return *(const KS_GLOBAL X*)p; }
+
 KS_DEVICE void copies_commit() {}
 template<int PENDING> KS_DEVICE void copies_wait() {}
 
@@ -83,7 +86,7 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
       unrolled<ROUNDS>([&](auto i) {
         if (!mine.takes(i)) return;
         auto walk = v.template walk<1>(row0 + mine.row(i));
-        unrolled<RUN>([&](auto j) { x[i][j] = *(const Quad*)(walk.at + col0 + mine.column(i)), walk.next(); });
+        unrolled<RUN>([&](auto j) { x[i][j] = load_global<Quad>(walk.at + col0 + mine.column(i)), walk.next(); });
         one_by_one();
       });
       return;
@@ -95,10 +98,10 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
       unrolled<RUN>([&](auto j) {
         const T* row = v.row(row0 + min_of(mine.row(i) + j, rows_left - 1)) + col0;
         if (VECTOR == 16 && cols_left % V == 0) {
-          x[i][j] = *(const Quad*)(row + min_of(c, cols_left - V));
+          x[i][j] = load_global<Quad>(row + min_of(c, cols_left - V));
         } else {
           Chunk<T> y;
-          unrolled<V>([&](auto e) { y.v[e] = row[min_of(c + e, cols_left - 1)]; });
+          unrolled<V>([&](auto e) { y.v[e] = load_global<T>(row + min_of(c + e, cols_left - 1)); });
           x[i][j] = __builtin_bit_cast(Quad, y);
         }
         one_by_one();

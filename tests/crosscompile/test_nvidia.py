@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,6 @@ import pytest
 
 from kernelseam.contract import SourceBundle
 from kernelseam.errors import CompileError, UnknownName
-from kernelseam.kernels import HALVES, build_binary, covering_specs, operation_of, tiles_of
 
 toolchain_module = pytest.importorskip(
     "kernelseam_cuda.toolchain", reason="nvrtc is missing: kernelseam-cuda is not installed"
@@ -25,29 +25,9 @@ except CompileError as e:
 ARCHS = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120")
 
 
-def name(spec: Any) -> str:
-    parts = [operation_of(spec), spec.dtype.value]
-    if operation_of(spec) == "gemm":
-        turns = "NT"[spec.a_transposed] + "NT"[spec.b_transposed]
-        parts += [f"to-{spec.dtype_c}", turns, spec.view, str(spec.vector_a)]
-    else:
-        parts += [f"{spec.head_dim}-{spec.value_dim}", *["causal"] * spec.causal, *["lse"] * spec.lse, str(spec.vector)]
-    return "-".join(parts)
-
-
-@pytest.mark.parametrize("spec", covering_specs(), ids=name)
 @pytest.mark.parametrize("arch", ARCHS)
-def test_nothing_spills(arch: str, spec: Any) -> None:
-    tiles = tiles_of(TOOLCHAIN, spec, arch)
-    assert tiles, "every covering spec has a tile on every arch"
-    for tile in tiles:
-        _, kernels = build_binary(TOOLCHAIN, spec, arch, tile)
-        (facts,) = kernels.values()
-        assert (facts.spills, facts.scratch_bytes) == (0, 0), tile
-        assert 32 <= facts.registers <= 255, tile
-        assert facts.shared_bytes <= TOOLCHAIN.arch_row(arch).shared_bytes_per_block, tile
-        assert (facts.matrix_instructions > 0) == (spec.dtype.itemsize == 2), tile
-        assert facts.parameters == HALVES[operation_of(spec)].signature(spec).layout
+def test_nothing_spills(arch: str, covering_spec: Any, check_binaries: Callable[..., None]) -> None:
+    check_binaries(TOOLCHAIN, arch, covering_spec, registers=255)
 
 
 def kernel(body: str, *options: str) -> SourceBundle:

@@ -15,18 +15,21 @@ RESERVED = 128
 
 
 def _row(
-    arch: str, warp: int, simds: int, shared: int, registers: int, matrix: Mapping[str, str], shapes: Mapping[str, tuple[Any, ...]],
+    arch: str, warp: int, simds: int, shared: int, registers: int, matrix: Mapping[str, str],
+    shapes: Mapping[str, tuple[Any, ...]],
     options: tuple[str, ...] = (),
 ) -> ArchRow:
     defines = {"KS_WARP": str(warp), "KS_SIMDS": str(simds), **matrix}
     return ArchRow(
         arch=arch, warp_size=warp, shared_bytes_per_block=shared - RESERVED, registers_per_lane=registers,
-        platform="platform_amd.h", defines=tuple(defines.items()), matrix_dtypes=tiles.HALVES, tiles=shapes, options=options,
+        platform="platform_amd.h", defines=tuple(defines.items()), matrix_dtypes=tiles.HALVES, tiles=shapes,
+        options=(*_OPTIONS, *options),
     )
 
 
 _MFMA16 = {"KS_MATRIX_HEADER": '"mfma.h"', "KS_MFMA_K": "16"}
 _MFMA32 = {"KS_MATRIX_HEADER": '"mfma.h"', "KS_MFMA_K": "32"}
+_FLUSHES = {"KS_FLUSHES_SUBNORMALS": "1"}  # in its MFMA: subnormal halves count as zeros
 _WMMA11 = {"KS_MATRIX_HEADER": '"wmma.h"', "KS_WMMA": "11"}
 _WMMA12 = {"KS_MATRIX_HEADER": '"wmma.h"', "KS_WMMA": "12"}
 _CDNA = {"gemm": tiles.CDNA_GEMM, "attention": tiles.CDNA_ATTENTION}
@@ -35,11 +38,13 @@ _RDNA3 = {"gemm": tiles.RDNA_GEMM, "attention": tiles.RDNA3_ATTENTION}
 _RDNA4 = {"gemm": tiles.RDNA_GEMM, "attention": tiles.RDNA4_ATTENTION}
 _CU_MODE = ("-mcumode",)
 """On RDNA a block stays on one compute unit: its waves share that unit's LDS and caches."""
+_OPTIONS = ("-std=c++17", "-O3", "-fgpu-inline-threshold=1000000")
+"""A function that is not inlined would take its arrays out of registers."""
 
 ROWS = {
     r.arch: r
     for r in (
-        _row("gfx90a", 64, 4, 65536, 512, _MFMA16, _CDNA),
+        _row("gfx90a", 64, 4, 65536, 512, _MFMA16 | _FLUSHES, _CDNA),
         _row("gfx942", 64, 4, 65536, 512, _MFMA16, _CDNA),
         _row("gfx950", 64, 4, 163840, 512, _MFMA32, _CDNA4),
         _row("gfx1100", 32, 2, 65536, 256, _WMMA11, _RDNA3, _CU_MODE),
@@ -69,7 +74,8 @@ def row(arch: str) -> ArchRow:
         return ROWS[arch]
     except KeyError:
         raise UnknownName(
-            "arch", arch, f"must be one of {', '.join(ROWS)}", "Name one of these, or add a row to kernelseam_rocm.archs"
+            "arch", arch, f"must be one of {', '.join(ROWS)}",
+            "Name one of these, or add a row to kernelseam_rocm.archs",
         ) from None
 
 

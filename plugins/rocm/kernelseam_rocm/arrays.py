@@ -1,4 +1,4 @@
-"""Arrays on AMD GPUs, of every library that is loaded, told apart by their attributes: no library is imported to ask."""
+"""Arrays on AMD GPUs, of every library that is loaded, told apart by attributes: no library is imported to ask."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def describe(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
         if array.device.type != "cuda":
             return None
         return ArrayInfo(
-            array.data_ptr(), tuple(array.shape), tuple(array.stride()), _dtype(str(array.dtype).removeprefix("torch.")),
+            array.data_ptr(), tuple(array.shape), tuple(array.stride()),
+            _dtype(str(array.dtype).removeprefix("torch.")),
             devices[array.device.index], "torch", array,
         )
     if (cupy := cupy_module()) is not None and isinstance(array, cupy.ndarray):

@@ -16,7 +16,9 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, NoDevice
 from kernelseam_rocm import bindings
 
-_TYPES = {DType.float16: "HIP_R_16F", DType.bfloat16: "HIP_R_16BF", DType.float32: "HIP_R_32F", DType.float64: "HIP_R_64F"}
+_TYPES = {
+    DType.float16: "HIP_R_16F", DType.bfloat16: "HIP_R_16BF", DType.float32: "HIP_R_32F", DType.float64: "HIP_R_64F",
+}
 _LIMIT = 2**31 - 1
 _FIRST_VERSION = 7
 """Before ROCm 7 the same function took other enumerations."""
@@ -35,7 +37,7 @@ class HipBlasGemm:
             return f"has no {spec.dtype} product with a {spec.dtype_c} result"
         if spec.dtype_acc is not spec.dtype.accumulator:
             return f"does not sum {spec.dtype} products in {spec.dtype_acc}"
-        if _batch_strides(problem) is None:
+        if problem.matrix_strides is None:
             return "takes one stride over all matrices, and batch and head are not evenly spaced"
         if max(problem.M, problem.N, problem.K, problem.matrices, problem.a_strides[2], problem.b_strides[2]) > _LIMIT:
             return f"takes extents and row strides up to {_LIMIT}"
@@ -64,7 +66,7 @@ class _Step:
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
         p, s = self.problem, self.problem.spec
         blas, types = bindings.module("hipblas"), bindings.hip().hipDataType
-        strides = _batch_strides(p)
+        strides = p.matrix_strides
         assert strides is not None
         scalar = ctypes.c_double if s.dtype_acc is DType.float64 else ctypes.c_float
         scalars = scalar(p.alpha), scalar(p.beta)
@@ -91,23 +93,6 @@ class _Step:
                 _check("hipblasGemmStridedBatchedEx", gemm(handle, *arguments))
 
         return launch
-
-
-def _batch_strides(p: GemmProblem) -> tuple[int, int, int] | None:
-    """One stride over batch·num_heads matrices for A, B and C, or None where there is none."""
-    found = []
-    for (batch, head, _), group in ((p.a_strides, 1), (p.b_strides, p.b_head_group), (p.c_strides, 1)):
-        if group == p.num_heads:
-            head = 0  # every head shares one matrix
-        elif group != 1:
-            return None
-        if p.num_heads == 1:
-            found.append(batch)
-        elif p.batch == 1 or batch == head * p.num_heads:
-            found.append(head)
-        else:
-            return None
-    return found[0], found[1], found[2]
 
 
 @cache

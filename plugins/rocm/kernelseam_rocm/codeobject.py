@@ -15,7 +15,8 @@ import msgpack
 from kernelseam.contract import KernelFacts
 from kernelseam.errors import InvalidValue
 
-_MACHINE, _NOTE, _LOAD, _DYNSYM, _METADATA = 224, 4, 1, 11, 32  # EM_AMDGPU, PT_NOTE, PT_LOAD, SHT_DYNSYM, NT_AMDGPU_METADATA
+# EM_AMDGPU, PT_NOTE, PT_LOAD, SHT_DYNSYM, NT_AMDGPU_METADATA
+_MACHINE, _NOTE, _LOAD, _DYNSYM, _METADATA = 224, 4, 1, 11, 32
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,9 @@ _new.restype, _new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 # In a destructor the capsule is being destroyed: it must be passed as an address, without a new reference.
+_address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
 
 
@@ -67,7 +70,8 @@ def _dtype_name(t: _Tensor) -> str:
     for dtype, (code, bits) in _CODES.items():
         if (t.code, t.bits, t.lanes) == (code, bits, 1):
             return dtype.value
-    kind = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}.get(t.code, f"dlpack type {t.code} of ")
+    known = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+    kind = known.get(t.code, f"dlpack type {t.code} of ")
     return f"{kind}{t.bits}" + (f" × {t.lanes}" if t.lanes != 1 else "")
 
 
@@ -84,16 +88,15 @@ _exported: dict[int, tuple[object, ...]] = {}
 """What each export keeps alive, by the address of its structure, until its consumer gives it back."""
 
 
-@_DELETER
+@_DELETER  # type: ignore[untyped-decorator]
 def _release(managed: Any) -> None:
     _exported.pop(ctypes.addressof(managed.contents), None)
 
 
-@_DESTRUCTOR
+@_DESTRUCTOR  # type: ignore[untyped-decorator]
 def _destroy(capsule: int) -> None:
     if _is_valid(capsule, _NAME):  # nobody took it
-        get = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
-        _exported.pop(get(capsule, _NAME), None)
+        _exported.pop(_address(capsule, _NAME), None)
 
 
 def write(pointer: int, shape: tuple[int, ...], dtype: DType, index: int, owner: object) -> Any:

@@ -33,7 +33,8 @@ class HipKernel:
         # hip-python's own packing of a tuple mistakes the alignment of structures; an address it passes on as it is.
         buffer = ctypes.create_string_buffer(arguments, max(want, 1))
         size = ctypes.c_size_t(want)
-        extra = (ctypes.c_void_p * 5)(_BUFFER_POINTER, ctypes.addressof(buffer), _BUFFER_SIZE, ctypes.addressof(size), _END)
+        places = ctypes.addressof(buffer), ctypes.addressof(size)
+        extra = (ctypes.c_void_p * 5)(_BUFFER_POINTER, places[0], _BUFFER_SIZE, places[1], _END)
         keep, address = (buffer, size, extra), ctypes.addressof(extra)
         start, function = bindings.hip().hipModuleLaunchKernel, self._function
 

@@ -27,7 +27,8 @@ def backend() -> Backend:
 
 @hookimpl
 def kernelseam_info() -> PluginInfo:
-    return PluginInfo("rocm", _version("kernelseam-rocm") or "unknown", CONTRACT_VERSION, "AMD GPUs through HIP and hiprtc")
+    version = _version("kernelseam-rocm") or "unknown"
+    return PluginInfo("rocm", version, CONTRACT_VERSION, "AMD GPUs through HIP and hiprtc")
 
 
 @hookimpl

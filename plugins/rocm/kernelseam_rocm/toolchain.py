@@ -13,9 +13,6 @@ from kernelseam.contract import ArchRow, Device, KernelFacts, LoadedKernel, Runt
 from kernelseam.errors import CompileError, KernelSeamError
 from kernelseam_rocm import archs, bindings, codeobject, compiler, launch, worker
 
-OPTIONS = ("-std=c++17", "-O3", "-fgpu-inline-threshold=1000000")
-"""A function that is not inlined takes its arrays out of registers."""
-
 
 class HipToolchain:
     """kernelseam.contract.Toolchain over hiprtc."""
@@ -49,7 +46,7 @@ class HipToolchain:
 
     def compile(self, bundle: SourceBundle, arch: str) -> bytes:
         self.arch_row(arch)  # an arch that the compiler does not know would end its process
-        options = (*OPTIONS, f"--offload-arch={arch}", *bundle.options)
+        options = (f"--offload-arch={arch}", *bundle.options)
         binary: bytes = in_child(
             bundle.name, arch, compiler.compile_source, bundle.name, arch, bundle.text(), dict(bundle.files), options
         )
@@ -84,7 +81,8 @@ class HipToolchain:
 def sources() -> Mapping[str, str]:
     """Include name → text of every header of the platform."""
     folder = importlib.resources.files("kernelseam_rocm") / "kernels"
-    return {f.name: f.read_text("utf-8") for f in sorted(folder.iterdir(), key=lambda f: f.name) if f.name.endswith(".h")}
+    files = sorted(folder.iterdir(), key=lambda f: f.name)
+    return {f.name: f.read_text("utf-8") for f in files if f.name.endswith(".h")}
 
 
 def in_child(name: str, arch: str, function: Callable[..., Any], *arguments: object) -> Any:

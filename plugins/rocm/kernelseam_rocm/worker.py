@@ -107,7 +107,8 @@ def _death(answer: _Answer) -> WorkerDied:
         name = signal.Signals(os.WTERMSIG(answer.status)).name
         limit = f" after its time limit of {TIME_LIMIT} s" if name == "SIGALRM" else ""
         return WorkerDied(f"the compiler ended its process with {name}{limit}", name, answer.log)
-    return WorkerDied(f"the compiler ended its process with exit status {os.WEXITSTATUS(answer.status)}", "", answer.log)
+    status = os.WEXITSTATUS(answer.status)
+    return WorkerDied(f"the compiler ended its process with exit status {status}", "", answer.log)
 
 
 def _serve(connection: Connection[Any, Any], owner: int) -> NoReturn:
@@ -115,7 +116,8 @@ def _serve(connection: Connection[Any, Any], owner: int) -> NoReturn:
     try:
         _detach(connection.fileno())
         while True:
-            # Another process may hold a copy of the owner's end, so that the end of file never comes: look at the parent.
+            # Another process may hold a copy of the owner's end, so that the end of file never comes: look at the
+            # parent.
             while not connection.poll(1.0):
                 if os.getppid() != owner:
                     os._exit(0)
