@@ -16,6 +16,8 @@
 static constexpr int WARP = KS_WARP;
 // The load instructions write registers, which are stored to shared memory when they are wanted.
 static constexpr bool COPY_THROUGH_REGISTERS = true;
+// A condition is a mask of lanes in one or two scalar registers.
+static constexpr bool SCALAR_CONDITIONS = true;
 
 typedef _Float16 f16;
 typedef __bf16 bf16;
@@ -32,6 +34,7 @@ KS_DEVICE int opaque(int x) {
   return x;
 }
 KS_DEVICE int opaque_uniform(int x) {
+  x = __builtin_amdgcn_readfirstlane(x);  // where the compiler does not see that it is uniform
   asm volatile("" : "+s"(x));
   return x;
 }

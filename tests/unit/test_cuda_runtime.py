@@ -39,7 +39,7 @@ class Status(int):
 
 
 class Driver:
-    """Two devices. A context is its device's index; ``stack`` is the thread's."""
+    """Two devices. A context is 1 more than its device's index; ``stack`` is the thread's."""
 
     CUdevice_attribute = CUpointer_attribute = Names()
 
@@ -71,10 +71,14 @@ class Driver:
         return 0, self.attributes[name.removeprefix("CU_DEVICE_ATTRIBUTE_")]
 
     def cuDevicePrimaryCtxRetain(self, device: int) -> tuple[Any, ...]:
-        return 0, device
+        return 0, device + 1
 
-    def cuCtxGetDevice(self) -> tuple[Any, ...]:
-        return (0, self.stack[-1]) if self.stack else (Status(201), None)
+    def cuCtxGetCurrent(self) -> tuple[Any, ...]:
+        return 0, self.stack[-1] if self.stack else 0
+
+    def cuCtxSetCurrent(self, context: int) -> tuple[Any, ...]:
+        self.stack[-1:] = [context]
+        return (0,)
 
     def cuCtxPushCurrent(self, context: int) -> tuple[Any, ...]:
         self.stack.append(context)
@@ -84,7 +88,7 @@ class Driver:
         return 0, self.stack.pop()
 
     def cuCtxSynchronize(self) -> tuple[Any, ...]:
-        self.log.append(("synchronize", self.stack[-1]))
+        self.log.append(("synchronize", self.stack[-1] - 1))
         return (0,)
 
     def cuStreamSynchronize(self, stream: int) -> tuple[Any, ...]:
@@ -104,7 +108,7 @@ class Driver:
         return 0, self.version
 
     def cuModuleLoadData(self, binary: bytes) -> tuple[Any, ...]:
-        self.log.append(("module", self.stack[-1]))
+        self.log.append(("module", self.stack[-1] - 1))
         return 0, "module"
 
     def cuModuleGetFunction(self, module: str, name: bytes) -> tuple[Any, ...]:
@@ -146,7 +150,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     def empty(shape: tuple[int, ...], dtype: Any) -> ndarray:
         if np.prod(shape) > 2**40:
             raise MemoryError("out of memory: 2 TiB")
-        return ndarray(np.empty(shape, dtype), fake.stack[-1])
+        return ndarray(np.empty(shape, dtype), fake.stack[-1] - 1)
 
     stream = SimpleNamespace(ptr=77)
     cuda = SimpleNamespace(runtime=SimpleNamespace(is_hip=False), get_current_stream=lambda index: stream)
@@ -200,7 +204,7 @@ def test_copies_keep_every_bit_and_use_the_streams_order(driver: Driver, dtype: 
     assert driver.log == [("copy", 77), ("wait", 77)]
     assert np.array_equal(made.to_host(there), host)
     assert driver.log[2:] == [("synchronize", 1)]
-    assert driver.stack == []
+    assert driver.stack == [2]
 
 
 def test_strided_and_reversed_arrays_come_back_packed(driver: Driver) -> None:
@@ -226,27 +230,27 @@ def test_out_of_memory_names_what_was_asked_for(driver: Driver) -> None:
     assert str(caught.value) == (
         "allocating [2199023255552] of bfloat16 on cuda:1 (sm_90a) failed: out of memory: 2 TiB"
     )
-    assert driver.stack == []
+    assert driver.stack == [2]
 
 
 def test_the_device_is_set_and_restored(driver: Driver) -> None:
     made = CudaRuntime()
     first, second = made.devices()
-    with made.activate(second):  # a thread without a context
-        assert driver.stack == [1]
+    with made.activate(second):  # a thread without a context gets one, and keeps it
+        assert driver.stack == [2]
         with made.activate(second):
-            assert driver.stack == [1]
+            assert driver.stack == [2]
         with pytest.raises(DeviceError), made.activate(first):
-            assert driver.stack == [1, 0]
+            assert driver.stack == [2, 1]
             raise DeviceError("within")
-        assert driver.stack == [1]
-    assert driver.stack == []
+        assert driver.stack == [2]
+    assert driver.stack == [2]
 
 
 def test_activating_the_current_device_is_nearly_free(driver: Driver) -> None:
     made = CudaRuntime()
     device = made.devices()[0]
-    driver.stack.append(0)
+    driver.stack.append(1)
 
     def again() -> None:
         with made.activate(device):
@@ -289,4 +293,4 @@ def test_a_kernel_is_loaded_once_a_device(
     assert driver.log == [("module", 0), *loads]
     assert tools.load(b"binary", "k", second) is not kernel
     assert driver.log == [("module", 0), *loads, ("module", 1), *loads]
-    assert driver.stack == []
+    assert driver.stack == [1]

@@ -83,11 +83,15 @@ class CudaRuntime:
 
     def activate(self, device: Device) -> AbstractContextManager[None]:
         if self._current is None:
-            self._current = bindings.driver().cuCtxGetDevice
-        status, index = self._current()
-        if not status and int(index) == device.index:
+            self._current = bindings.driver().cuCtxGetCurrent
+        context = int(self._current()[1])
+        wanted = _primary_context(device.index)
+        if context == int(wanted):
             return _NOTHING
-        return _Activated(device.index)
+        if not context:  # a thread's first work: nothing to restore, and its next calls find the device current
+            bindings.call("cuCtxSetCurrent", wanted)
+            return _NOTHING
+        return _Activated(wanted)
 
     def time(self, launch: Callable[[int], None], device: Device, repeats: int) -> list[float]:
         with self.activate(device), _events(2 * repeats) as events:
@@ -105,8 +109,8 @@ class CudaRuntime:
 class _Activated:
     """The device's primary context on top of the thread's stack: the one that cupy and torch use."""
 
-    def __init__(self, index: int) -> None:
-        self._context = _primary_context(index)
+    def __init__(self, context: Any) -> None:
+        self._context = context
 
     def __enter__(self) -> None:
         bindings.call("cuCtxPushCurrent", self._context)

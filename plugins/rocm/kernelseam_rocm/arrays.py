@@ -8,6 +8,8 @@ from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device
 from kernelseam.dtypes import DType
+from kernelseam.errors import OutOfDeviceMemory
+from kernelseam.interop import torch as torch_arrays
 from kernelseam_rocm import bindings, dlpack
 
 
@@ -58,16 +60,11 @@ def describe(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
         return ArrayInfo(array.pointer, array.shape, strides, array.dtype, array.device, "kernelseam", array)
     if not devices:
         return None
-    if (torch := torch_module()) is not None and isinstance(array, torch.Tensor):
-        if array.device.type != "cuda":
-            return None
-        return ArrayInfo(
-            array.data_ptr(), tuple(array.shape), tuple(array.stride()),
-            _dtype(str(array.dtype).removeprefix("torch.")),
-            devices[array.device.index], "torch", array,
-        )
+    if torch_arrays.is_tensor(array):
+        on_gpu = torch_module() is not None and array.device.type == "cuda"
+        return torch_arrays.describe(array, devices[array.get_device()]) if on_gpu else None
     if (cupy := cupy_module()) is not None and isinstance(array, cupy.ndarray):
-        dtype = _dtype(array.dtype.name)
+        dtype = DType.of(array.dtype.name)
         strides = tuple(s // dtype.itemsize for s in array.strides)
         return ArrayInfo(array.data.ptr, tuple(array.shape), strides, dtype, devices[array.device.id], "cupy", array)
     return _stranger(array, devices)
@@ -80,19 +77,23 @@ def _stranger(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
         return None
     view = dlpack.read(array.__dlpack__())
     kind = type(array).__module__.partition(".")[0]
-    return ArrayInfo(view.pointer, view.shape, view.strides, _dtype(view.dtype), devices[int(place[1])], kind, array)
-
-
-def _dtype(name: str) -> DType:
-    return DType.of(name, "array's dtype")
+    return ArrayInfo(view.pointer, view.shape, view.strides, DType.of(view.dtype), devices[int(place[1])], kind, array)
 
 
 def empty(shape: Sequence[int], dtype: DType, device: Device, kind: str | None) -> object:
-    """A new row-major array on the current device, of that kind where we can make it, else a DeviceArray."""
-    if kind == "torch" and (torch := torch_module()) is not None:
-        return torch.empty(tuple(shape), dtype=getattr(torch, dtype.value), device=f"cuda:{device.index}")
-    if kind == "cupy" and (cupy := cupy_module()) is not None:
-        return cupy.empty(tuple(shape), dtype=dtype.numpy)
+    """A new row-major array on the current device, of that kind where we can make it, else a DeviceArray.
+
+    Raises OutOfDeviceMemory.
+    """
+    try:
+        if kind == "torch" and torch_module() is not None:
+            return torch_arrays.empty(shape, dtype, f"cuda:{device.index}")
+        if kind == "cupy" and (cupy := cupy_module()) is not None:
+            return cupy.empty(tuple(shape), dtype=dtype.numpy)
+    except (MemoryError, RuntimeError) as e:
+        if isinstance(e, MemoryError) or type(e).__name__ == "OutOfMemoryError":  # cupy's, torch's
+            raise OutOfDeviceMemory(f"allocating {list(shape)} of {dtype} on {device} failed: {e}") from e
+        raise
     return DeviceArray(shape, dtype, device)
 
 

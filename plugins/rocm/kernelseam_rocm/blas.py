@@ -39,8 +39,12 @@ class HipBlasGemm:
             return f"does not sum {spec.dtype} products in {spec.dtype_acc}"
         if problem.matrix_strides is None:
             return "takes one stride over all matrices, and batch and head are not evenly spaced"
-        if max(problem.M, problem.N, problem.K, problem.matrices, problem.a_strides[2], problem.b_strides[2]) > _LIMIT:
+        rows = (problem.a_strides[2], problem.b_strides[2], problem.c_strides[2])
+        if max(problem.M, problem.N, problem.K, problem.matrices, *rows) > _LIMIT:
             return f"takes extents and row strides up to {_LIMIT}"
+        widths = (problem.a_shape[1], problem.b_shape[1], problem.N)
+        if any(row < width for row, width in zip(rows, widths, strict=True)):
+            return "takes rows that do not overlap: a row stride is smaller than its row"
         return _unavailable()
 
     def cost(self, problem: GemmProblem, device: Device) -> Cost:
@@ -64,35 +68,42 @@ class _Step:
         return LaunchRecord("hipblasGemmStridedBatchedEx", (1, 1, 1), (1, 1, 1), 0, self.device.arch, "library")
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
-        p, s = self.problem, self.problem.spec
-        blas, types = bindings.module("hipblas"), bindings.hip().hipDataType
-        strides = p.matrix_strides
-        assert strides is not None
-        scalar = ctypes.c_double if s.dtype_acc is DType.float64 else ctypes.c_float
-        scalars = scalar(p.alpha), scalar(p.beta)
-        alpha, beta = (ctypes.addressof(x) for x in scalars)
-        turn = {False: blas.hipblasOperation_t.HIPBLAS_OP_N, True: blas.hipblasOperation_t.HIPBLAS_OP_T}
-        ab, c = getattr(types, _TYPES[s.dtype]), getattr(types, _TYPES[s.dtype_c])
-        kind = blas.hipblasComputeType_t
-        compute = kind.HIPBLAS_COMPUTE_64F if s.dtype_acc is DType.float64 else kind.HIPBLAS_COMPUTE_32F
-        algorithm = blas.hipblasGemmAlgo_t.HIPBLAS_GEMM_DEFAULT
-        # The library stores columns: the transpose of our row-major C is op(B)ᵀ·op(A)ᵀ.
-        k = p.K if p.reads_inputs else 0
-        leading = [max(rows, 1) for rows in (p.b_strides[2], p.a_strides[2], p.c_strides[2])]
-        arguments = (
-            turn[s.b_transposed], turn[s.a_transposed], p.N, p.M, k,
-            alpha, pointers.get("B", 0), ab, leading[0], strides[1], pointers.get("A", 0), ab, leading[1], strides[0],
-            beta, pointers["C"], c, leading[2], strides[2], p.matrices, compute, algorithm,
-        )
+        p, blas = self.problem, bindings.module("hipblas")
+        scalar = ctypes.c_double if p.spec.dtype_acc is DType.float64 else ctypes.c_float
+        scalars = scalar(p.alpha if p.reads_inputs else 0.0), scalar(p.beta)
+        packed = arguments(p, pointers, *map(ctypes.addressof, scalars))
         handle, lock = _handle(self.device.index)
         gemm, set_stream = blas.hipblasGemmStridedBatchedEx, blas.hipblasSetStream
 
         def launch(stream: int, keep: object = scalars) -> None:
             with lock:  # the stream is a property of the handle
                 _check("hipblasSetStream", set_stream(handle, stream))
-                _check("hipblasGemmStridedBatchedEx", gemm(handle, *arguments))
+                _check("hipblasGemmStridedBatchedEx", gemm(handle, *packed))
 
         return launch
+
+
+def arguments(p: GemmProblem, pointers: Mapping[str, int], alpha: int, beta: int) -> tuple[Any, ...]:
+    """The function's arguments after the handle; ``alpha`` and ``beta`` are host addresses.
+
+    The library stores columns: the transpose of our row-major C is op(B)ᵀ·op(A)ᵀ, so B comes first and M and N change
+    places.
+    """
+    s, strides = p.spec, p.matrix_strides
+    assert strides is not None
+    blas, types = bindings.module("hipblas"), bindings.hip().hipDataType
+    turn = {False: blas.hipblasOperation_t.HIPBLAS_OP_N, True: blas.hipblasOperation_t.HIPBLAS_OP_T}
+    kind, kind_c = getattr(types, _TYPES[s.dtype]), getattr(types, _TYPES[s.dtype_c])
+    computes = blas.hipblasComputeType_t
+    compute = computes.HIPBLAS_COMPUTE_64F if s.dtype_acc is DType.float64 else computes.HIPBLAS_COMPUTE_32F
+    a_lead, b_lead, c_lead = (max(rows, 1) for rows in (p.a_strides[2], p.b_strides[2], p.c_strides[2]))
+    c = pointers["C"]
+    a, b = (pointers.get(name) or c for name in "AB")
+    return (
+        turn[s.b_transposed], turn[s.a_transposed], p.N, p.M, p.K if p.reads_inputs else 0,
+        alpha, b, kind, b_lead, strides[1], a, kind, a_lead, strides[0],
+        beta, c, kind_c, c_lead, strides[2], p.matrices, compute, blas.hipblasGemmAlgo_t.HIPBLAS_GEMM_DEFAULT,
+    )
 
 
 @cache

@@ -41,6 +41,7 @@ class HipKernel:
         def launch(stream: int, keep: object = keep) -> None:
             (status,) = start(function, *grid, *block, shared_bytes, stream, None, address)
             if status.value:
-                raise bindings.failure("hipModuleLaunchKernel", status)
+                what = f"hipModuleLaunchKernel (grid {grid}, block {block}, {shared_bytes} bytes shared)"
+                raise bindings.failure(what, status)
 
         return launch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from kernelseam.contract import ArrayInfo, Device, DeviceLimits
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, InvalidValue
 from kernelseam_rocm import archs, arrays, bindings
+
+_NOTHING = nullcontext()
 
 
 class HipRuntime:
@@ -55,14 +57,16 @@ class HipRuntime:
         dtype = np.dtype(info.dtype.numpy)
         if 0 in info.shape:
             return np.empty(info.shape, dtype)
-        span = 1 + sum((n - 1) * s for n, s in zip(info.shape, info.strides, strict=True))
-        flat = np.empty(span, dtype)
+        ends = [(n - 1) * s for n, s in zip(info.shape, info.strides, strict=True)]
+        first, last = sum(min(e, 0) for e in ends), sum(max(e, 0) for e in ends)
+        flat = np.empty(last - first + 1, dtype)
         with self.activate(info.device):
             bindings.call("hipDeviceSynchronize")
             kind = bindings.hip().hipMemcpyKind.hipMemcpyDeviceToHost
-            bindings.call("hipMemcpy", flat.ctypes.data, info.pointer, flat.nbytes, kind)
+            source = info.pointer + first * dtype.itemsize
+            bindings.call("hipMemcpy", flat.ctypes.data, source, flat.nbytes, kind)
         strides = tuple(s * dtype.itemsize for s in info.strides)
-        return np.ascontiguousarray(np.lib.stride_tricks.as_strided(flat, info.shape, strides)).reshape(info.shape)
+        return np.array(np.lib.stride_tricks.as_strided(flat[-first:], info.shape, strides), order="C")
 
     def current_stream(self, device: Device, array: ArrayInfo | None = None) -> int:
         return arrays.current_stream(device, array.kind if array else None)
@@ -72,26 +76,24 @@ class HipRuntime:
             bindings.call("hipDeviceSynchronize")
 
     def activate(self, device: Device) -> AbstractContextManager[None]:
-        return _activated(device.index)
+        before = bindings.call("hipGetDevice")
+        return _NOTHING if before == device.index else _activated(device.index, before)
 
     def time(self, launch: Callable[[int], None], device: Device, repeats: int) -> list[float]:
-        stream, seconds = 0, []
-        with self.activate(device), _events() as (start, stop):
-            for _ in range(repeats):
-                bindings.call("hipEventRecord", start, stream)
+        with self.activate(device), _events(2 * repeats) as events:
+            stream = self.current_stream(device)
+            for i in range(repeats):
+                bindings.call("hipEventRecord", events[2 * i], stream)
                 launch(stream)
-                bindings.call("hipEventRecord", stop, stream)
-                bindings.call("hipEventSynchronize", stop)
-                seconds.append(bindings.call("hipEventElapsedTime", start, stop) * 1e-3)
-        return seconds
+                bindings.call("hipEventRecord", events[2 * i + 1], stream)
+            bindings.call("hipDeviceSynchronize")
+            return [
+                bindings.call("hipEventElapsedTime", events[2 * i], events[2 * i + 1]) * 1e-3 for i in range(repeats)
+            ]
 
 
 @contextmanager
-def _activated(index: int) -> Iterator[None]:
-    before = bindings.call("hipGetDevice")
-    if before == index:
-        yield
-        return
+def _activated(index: int, before: int) -> Iterator[None]:
     bindings.call("hipSetDevice", index)
     try:
         yield
@@ -100,13 +102,14 @@ def _activated(index: int) -> Iterator[None]:
 
 
 @contextmanager
-def _events() -> Iterator[tuple[object, object]]:
-    start, stop = bindings.call("hipEventCreate"), bindings.call("hipEventCreate")
+def _events(count: int) -> Iterator[list[object]]:
+    events: list[object] = []
     try:
-        yield start, stop
+        events += [bindings.call("hipEventCreate") for _ in range(count)]
+        yield events
     finally:
-        bindings.call("hipEventDestroy", start)
-        bindings.call("hipEventDestroy", stop)
+        for event in events:
+            bindings.hip().hipEventDestroy(event)
 
 
 def _device(index: int) -> Device:

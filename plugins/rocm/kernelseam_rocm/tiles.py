@@ -58,7 +58,7 @@ CDNA_ATTENTION = (
 CDNA4_ATTENTION = (
     AttentionTile(HALVES, 64, 4, 32, 64, 2, True, 2),
     AttentionTile(HALVES, 64, 4, 16, 64, 2, True, 2),
-    AttentionTile(HALVES, 128, 4, 32, 32, 2, True, 2),
+    AttentionTile(HALVES, 128, 4, 32, 32, 2, True),
     AttentionTile(HALVES, 128, 4, 16, 32, 2, True, 2),
     AttentionTile(HALVES, 256, 4, 16, 32, 2, True),
     *CDNA_SINGLE_ATTENTION,

@@ -35,6 +35,9 @@ constexpr int STAGE_BYTES = TileK::BYTES + TileV::BYTES, P_BYTES = E::operand_by
 static_assert(Q_BYTES + STAGES * STAGE_BYTES + WARPS * P_BYTES <= KS_SHARED_BYTES, "the tiles fit");
 static_assert(STAGES >= 2 || COPY_THROUGH_REGISTERS, "a copy that is in flight needs a stage of its own");
 
+constexpr float LARGEST = 3.4028234663852886e38f;
+KS_DEVICE float minimum(float a, float b) { return -maximum(-a, -b); }
+
 KS_KERNEL(THREADS, KS_MIN_BLOCKS)
 attention_forward(const T* q, const T* k, const T* v, T* out, float* lse, i64 q_batch, i64 q_head, i64 k_batch,
                   i64 k_head, i64 v_batch, i64 v_head, i64 out_batch, i64 out_head, i64 lse_batch, i64 lse_head,
@@ -136,9 +139,16 @@ attention_forward(const T* q, const T* k, const T* v, T* out, float* lse, i64 q_
 #pragma unroll 1
       for (int j = tile * BN; j < min_of(tile * BN + BN, S_k); j++)
         E::map(o, [&](int i, int d, float x) {
-          if (j > row0 + i + shift || d >= KS_DV) return x;
-          const float y = to_sum(V.row(j)[d]);
-          return finite(y) ? x : x + y;
+          if constexpr (SCALAR_CONDITIONS) {
+            // A row that does not see key j takes again what it had of its last one: that changes no class of a number.
+            const int seen = max_of(min_of(j, row0 + i + shift), 0);
+            const float y = to_sum(V.row(seen)[min_of(d, KS_DV - 1)]);  // columns beyond the last are not written
+            return x + (y - minimum(maximum(y, -LARGEST), LARGEST));    // y − y where it is finite, else y
+          } else {
+            if (j > row0 + i + shift || d >= KS_DV) return x;
+            const float y = to_sum(V.row(j)[d]);
+            return finite(y) ? x : x + y;
+          }
         });
     }
     if (++stage == STAGES) stage = 0;
@@ -151,7 +161,7 @@ attention_forward(const T* q, const T* k, const T* v, T* out, float* lse, i64 q_
   E::row_finish_sum(l);
   E::Row<ROWS> inverse;
   E::zip(inverse, l, l, [](float x, float) { return x == 0.f ? 0.f : 1.f / x; });
-  E::row_apply(o, inverse, [](float x, float y) { return x * y; });
+  E::row_apply(o, inverse, [](float x, float y) { return y == 0.f ? 0.f : x * y; });
   if (KS_LSE) {
     float* const rows = lse + batch * lse_batch + head * lse_head;
     E::zip(m, m, l, [=](float x, float y) { return y == 0.f ? -infinity() : 0.69314718056f * (x * c + log2_fast(y)); });

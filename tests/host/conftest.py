@@ -1,0 +1,92 @@
+"""The host platform in tests: found beside them, and needed for all of them a C++ compiler."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from kernelseam import planning, plugins
+from kernelseam.contract import SourceBundle
+from kernelseam.errors import CompileError
+from kernelseam.kernels.shared import shared_sources
+
+DISTRIBUTION = Path(__file__).parents[1] / "plugins" / "hostcpp"
+sys.path.insert(0, str(DISTRIBUTION))
+
+from kernelseam_hostcpp import HostToolchain, compiler  # noqa: E402
+from kernelseam_hostcpp.library import library  # noqa: E402
+
+Probe = Callable[..., None]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiler() -> None:
+    try:
+        compiler.version()
+    except CompileError as e:
+        pytest.skip(f"a C++ compiler is missing: {e.log}")
+
+
+@pytest.fixture
+def hostcpp(monkeypatch: pytest.MonkeyPatch) -> Iterator[plugins.Plugins]:
+    """The reference and the host platform are all that the test sees."""
+    found = plugins.discover([EntryPoint("hostcpp", "kernelseam_hostcpp", plugins.GROUP)])
+    assert found.failures == ()
+    monkeypatch.setattr(plugins, "_plugins", found)
+    planning.forget()
+    yield found
+    planning.forget()
+
+
+@pytest.fixture(scope="session")
+def has_sanitizer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], None]:
+    """``has_sanitizer("thread")`` skips the test where an executable with that sanitizer cannot be made or started."""
+    known: dict[str, str] = {}
+    folder = tmp_path_factory.mktemp("sanitizers")
+
+    def check(name: str) -> None:
+        if name not in known:
+            program = folder / name
+            (folder / "empty.cpp").write_text("int main() { return 0; }\n", encoding="utf-8")
+            line = [*compiler.command(), f"-fsanitize={name}", str(folder / "empty.cpp"), "-o", str(program)]
+            done = subprocess.run(line, capture_output=True, text=True)
+            if not done.returncode:
+                done = subprocess.run([program], capture_output=True, text=True)
+            known[name] = done.stderr[-300:] if done.returncode else ""
+        if known[name]:
+            pytest.skip(f"the {name} sanitizer is missing: {known[name]}")
+
+    return check
+
+
+@pytest.fixture
+def probe() -> Probe:
+    """``probe(text, threads, *arrays)`` runs the kernel ``probe`` of a text over arrays, in place."""
+
+    def run(
+        text: str, threads: int, *arrays: npt.NDArray[np.generic], grid: int = 1, shared: int = 0,
+        through_registers: bool = False,
+    ) -> None:
+        toolchain = HostToolchain()
+        files = {n: t for n, t in shared_sources().items() if n.startswith("tile/")}
+        files.update(toolchain.platform_files("host"))
+        files["platform.h"] = files.pop("platform_host.h")
+        files["probe.h"] = f'#include "tile/tile.h"\n{text}'
+        made = SourceBundle(
+            "probe", "probe.h", tuple(sorted(files.items())), (("KS_THROUGH_REGISTERS", str(int(through_registers))),),
+            toolchain.arch_row("host").options,
+        )
+        kernel = library(toolchain.compile(made, "host"))
+        assert kernel.parameters == tuple((8 * i, 8) for i in range(len(arrays)))
+        arguments = struct.pack(f"{len(arrays)}Q", *(x.ctypes.data for x in arrays))
+        kernel.prepare((grid, 1, 1), (threads, 1, 1), shared, arguments)(0)
+
+    return run

@@ -1,0 +1,82 @@
+"""The two archs of the host: copies that write shared memory by themselves, and copies through registers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kernelseam.contract import ArchRow
+from kernelseam.dtypes import DType
+from kernelseam.errors import UnknownName
+from kernelseam.kernels import AttentionTile, GemmTile
+
+WARP = 16
+OPTIONS = (
+    "-std=c++17", "-pthread", "-fno-strict-aliasing", "-ffp-contract=off", "-fvisibility=hidden", "-U_FORTIFY_SOURCE",
+    "-Wall", "-Wno-unknown-pragmas",
+)
+"""Device memory has no types, products and sums are each rounded, and jumps between stacks are meant."""
+LIBRARY = ("-O1", "-fPIC", "-shared")
+"""A second's optimisation more would take longer than all the launches of a kernel."""
+
+_F16, _BF16 = frozenset({DType.float16}), frozenset({DType.bfloat16})
+_SINGLE, _DOUBLE = frozenset({DType.float32}), frozenset({DType.float64})
+
+
+def _gemm(dtypes: frozenset[DType], bm: int, bk: int, stages: int, persistent: bool) -> GemmTile:
+    return GemmTile(dtypes, bm=bm, bn=32, bk=bk, warps_m=2, warps_n=2, stages=stages, persistent=persistent)
+
+
+def _attention(
+    dtypes: frozenset[DType], max_dim: int, stages: int, *, warps: int = 2, rows: int = 16, bn: int = 32,
+    q_resident: bool = False,
+) -> AttentionTile:
+    return AttentionTile(dtypes, max_dim, warps, rows, bn, stages, q_resident)
+
+
+# Small tiles, so that small problems have several of them. Between them: rings of every length that an arch can have,
+# blocks that stay and blocks that do not, queries that stay in registers and queries that do not.
+TILES = {
+    "gemm": (
+        _gemm(_F16, 32, 32, 3, True), _gemm(_BF16, 32, 16, 2, False), _gemm(_SINGLE, 32, 16, 3, True),
+        _gemm(_DOUBLE, 16, 16, 2, False),
+    ),
+    "attention": (
+        _attention(_F16, 256, 3), _attention(_BF16, 256, 2, q_resident=True), _attention(_SINGLE, 128, 2),
+        _attention(_SINGLE, 256, 3, warps=4, rows=8, bn=16),
+    ),
+}
+TILES_THROUGH_REGISTERS = {
+    "gemm": (
+        _gemm(_F16, 32, 32, 1, False), _gemm(_BF16, 32, 16, 2, True), _gemm(_SINGLE, 32, 16, 1, True),
+        _gemm(_DOUBLE, 16, 16, 2, False),
+    ),
+    "attention": (
+        _attention(_F16, 256, 1), _attention(_BF16, 256, 2, q_resident=True), _attention(_SINGLE, 128, 1),
+        _attention(_SINGLE, 256, 2, warps=4, rows=8, bn=16),
+    ),
+}
+
+
+def _row(arch: str, through_registers: bool, tiles: Mapping[str, tuple[object, ...]]) -> ArchRow:
+    return ArchRow(
+        arch=arch, warp_size=WARP, shared_bytes_per_block=1 << 20, registers_per_lane=0, platform="platform_host.h",
+        defines=(("KS_THROUGH_REGISTERS", str(int(through_registers))),), matrix_dtypes=_F16 | _BF16, tiles=tiles,
+        options=(*OPTIONS, *LIBRARY),
+    )
+
+
+ROWS = {
+    r.arch: r
+    for r in (
+        _row("host", False, TILES),
+        _row("host-registers", True, TILES_THROUGH_REGISTERS),
+    )
+}
+
+
+def row(arch: str) -> ArchRow:
+    """The arch's row; raises UnknownName with those there are."""
+    try:
+        return ROWS[arch]
+    except KeyError:
+        raise UnknownName("arch", arch, f"must be one of {', '.join(ROWS)}", "Name one of these") from None

@@ -1,0 +1,165 @@
+"""A parity case as an executable of its own, as sanitizers want it: the kernel, its launch and its memory, no Python.
+
+Every operand is an allocation that ends with its last element.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kernelseam.contract import Device, SourceBundle
+from kernelseam.kernels import HALVES
+from kernelseam.kernels.shared import bundle
+from kernelseam.parity import data
+from kernelseam.parity.cases import Case, GemmCase
+from kernelseam.parity.check import Verdict
+from kernelseam.parity.memory import Layout
+from kernelseam.parity.oracle import Array
+from kernelseam.parity.run import describe, judge
+from kernelseam.planning import Descriptor
+from kernelseam_hostcpp import compiler
+from kernelseam_hostcpp.archs import OPTIONS
+from kernelseam_hostcpp.runtime import HostCppRuntime
+from kernelseam_hostcpp.toolchain import HostToolchain
+
+SANITIZERS = {
+    "none": ("-O1",),
+    "thread": ("-O1", "-g", "-fsanitize=thread"),
+    "address": ("-O1", "-g", "-fsanitize=address,undefined"),
+}
+"""Compiler options by name; "address" looks for undefined behaviour too."""
+_ENVIRONMENT = {
+    "TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=0",
+}
+_SPACE = 1 << 40
+_FINDINGS = (
+    re.compile(r"WARNING: ThreadSanitizer: ([\w -]+?) \("), re.compile(r"ERROR: AddressSanitizer: ([\w-]+)"),
+    re.compile(r"ERROR: LeakSanitizer: ([\w ]+)"), re.compile(r"runtime error: (.+)"),
+    re.compile(r"launch failed: (.+)"),
+)
+
+Change = Callable[[SourceBundle], SourceBundle]
+
+
+def changed(file: str, old: str, new: str) -> Change:
+    """Replaces one place of a bundle's file; raises ValueError unless it is there exactly once."""
+
+    def change(made: SourceBundle) -> SourceBundle:
+        files = dict(made.files)
+        if files[file].count(old) != 1:
+            raise ValueError(f"{file} has {old!r} {files[file].count(old)} times")
+        files[file] = files[file].replace(old, new)
+        return replace(made, files=tuple(sorted(files.items())))
+
+    return change
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of a run: what sanitizers or the launch found, in words and order; the verdict if it ended well."""
+
+    findings: tuple[str, ...]
+    verdict: Verdict | None
+    log: str
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A case over memory that is not there yet: buffer i begins at the address (i + 1)·2⁴⁰."""
+
+    layout: Layout
+    addresses: Mapping[str, int]
+    descriptor: Descriptor
+
+    @property
+    def problem(self) -> Any:
+        """Spec, extents and strides."""
+        return self.descriptor.problem()
+
+
+def prepared(case: Case, device: Device) -> Prepared:
+    """The case's layout, every operand's block a buffer of its own, and its descriptor; lists are the host's."""
+    if isinstance(case, GemmCase) and case.view == "device":
+        case = replace(case, view="host")
+    layout = data.layout(case, separate=True)
+    blocks = layout.blocks()
+    space = {name: (i + 1) * _SPACE for i, name in enumerate(dict.fromkeys(buffer for buffer, _ in blocks.values()))}
+    addresses = {
+        name: space[blocks[p.block][0]] + p.offset * p.dtype.itemsize for name, p in layout.places.items()
+    }
+    return Prepared(layout, addresses, describe(case, layout, addresses, HostCppRuntime(), device))
+
+
+def run(
+    case: Case, device: Device, sanitizer: str = "none", change: Change | None = None, seconds: float = 120
+) -> Report:
+    """Compile a case's kernel for a device's arch with a sanitizer, run it, and hold the results against the oracle.
+
+    ``change`` plants a fault in its sources. Raises CompileError, subprocess.TimeoutExpired.
+    """
+    toolchain, made = HostToolchain(), prepared(case, device)
+    before = made.layout.buffers()
+    made.layout.write(before, data.values(case))
+    problem = made.problem
+    spec, half, row = problem.spec, HALVES[problem.operation], toolchain.arch_row(device.arch)
+    tile = half.tile(problem, row, device)
+    pointers, lists = dict(made.addresses), dict[str, Array]()
+    for name, value in made.descriptor.operands().items():
+        if isinstance(value, list):
+            lists[name] = np.array(value, np.uint64).view(np.uint8)
+            pointers[name] = (len(before) + len(lists)) * _SPACE
+    signature = half.signature(spec)
+    arguments = signature.pack(
+        {**half.values(problem, tile, device), **{p: pointers.get(n, 0) for p, n in half.pointers(spec).items()}}
+    )
+    offsets = [o for (_, kind), (o, _) in zip(signature.parameters, signature.layout, strict=True) if kind == "pointer"]
+    words = (
+        half.grid(problem, tile, device), half.threads(tile, row), half.shared_bytes(spec, tile), len(arguments),
+        len(offsets), len(before) + len(lists), *offsets,
+    )
+    content = struct.pack(f"<{len(words)}Q", *words) + _padded(arguments)
+    for name, buffer in (*before.items(), *lists.items()):
+        content += struct.pack("<2Q", buffer.nbytes, name in lists) + _padded(buffer.tobytes())
+    sources = bundle(half, spec, tile, toolchain, device.arch)
+    sources = replace(change(sources) if change else sources, options=(*OPTIONS, *SANITIZERS[sanitizer]))
+    program = compiler.compile_bundle(sources, device.arch, '#include "host/executable.h"\n')
+    return _run(program, content, case, made.layout, before, seconds)
+
+
+def _padded(x: bytes) -> bytes:
+    return x + bytes(-len(x) % 8)
+
+
+def _run(
+    program: bytes, content: bytes, case: Case, layout: Layout, before: dict[str, Array], seconds: float
+) -> Report:
+    with tempfile.TemporaryDirectory(prefix="kernelseam-hostcpp-") as name:
+        folder = Path(name)
+        (folder / "program").write_bytes(program)
+        (folder / "program").chmod(0o700)
+        (folder / "input").write_bytes(content)
+        done = subprocess.run(
+            [folder / "program", folder / "input", folder / "output"], capture_output=True, timeout=seconds,
+            env={**os.environ, **_ENVIRONMENT},
+        )
+        log = done.stderr.decode(errors="replace")
+        findings = tuple(m for line in log.splitlines() for f in _FINDINGS for m in f.findall(line))
+        if done.returncode and not findings:
+            findings = (f"exit status {done.returncode}",)
+        if not (folder / "output").exists():
+            return Report(findings, None, log)
+        raw, at, after = np.fromfile(folder / "output", np.uint8), 0, dict[str, Array]()
+        for key, buffer in before.items():
+            after[key] = raw[at : at + buffer.nbytes]
+            at += buffer.nbytes
+    return Report(findings, judge(case, layout, before, after), log)

@@ -1,0 +1,220 @@
+// The host in plain C++17: a platform like a vendor's, to be run where there is no GPU.
+// Warps of 16 lanes; of accumulators in half precision a lane holds whole rows, as AMD's matrix units have it.
+//
+// Constant (from the arch's row): KS_THROUGH_REGISTERS, whether a copy goes through registers as on AMD (1), or writes
+// shared memory by itself as on NVIDIA (0).
+#pragma once
+#include "host/warps.h"
+
+#define KS_DEVICE inline
+#define KS_KERNEL(threads, blocks)                    \
+  static constexpr int KERNEL_THREADS = (threads); \
+  extern "C" void
+
+static constexpr int WARP = host::LANES;
+static constexpr bool COPY_THROUGH_REGISTERS = KS_THROUGH_REGISTERS;
+static constexpr bool SCALAR_CONDITIONS = KS_THROUGH_REGISTERS;  // so that both ways are run
+
+struct f16 { unsigned short bits; };
+struct bf16 { unsigned short bits; };
+
+KS_DEVICE int lane() { return host::self()->number; }
+KS_DEVICE int warp_index() { return host::self()->warp->number; }
+KS_DEVICE int thread_index() { return host::self()->thread; }
+KS_DEVICE unsigned block_index() { return host::self()->warp->block; }
+KS_DEVICE bool block_any(bool x) { return host::any_of_block(x); }
+KS_DEVICE void block_barrier() { host::any_of_block(false); }
+KS_DEVICE void warp_barrier() { host::meet(host::self(), host::AT_WARP_BARRIER); }
+
+template<int BYTES> KS_DEVICE char* shared_memory() { return host::shared(BYTES); }
+
+template<class To, class From> KS_DEVICE To bits_as(From x) {
+  static_assert(sizeof(To) == sizeof(From), "the same bits");
+  To y;
+  memcpy(&y, &x, sizeof y);
+  return y;
+}
+
+KS_DEVICE float shuffle_xor(float x, int m) { return bits_as<float>((unsigned)host::exchange(bits_as<unsigned>(x), m)); }
+KS_DEVICE double shuffle_xor(double x, int m) { return bits_as<double>(host::exchange(bits_as<unsigned long long>(x), m)); }
+KS_DEVICE float maximum(float a, float b) { return __builtin_fmaxf(a, b); }
+KS_DEVICE double maximum(double a, double b) { return __builtin_fmax(a, b); }
+KS_DEVICE float exp2_fast(float x) { return __builtin_exp2f(x); }
+KS_DEVICE float log2_fast(float x) { return __builtin_log2f(x); }
+KS_DEVICE float infinity() { return __builtin_inff(); }
+
+// ---- conversions, rounding to nearest even; no compiler's half type is relied on
+
+KS_DEVICE float to_sum(f16 x) {
+  // The exponent is put right by a product with 2¹¹², which is exact and makes subnormals normal.
+  const unsigned magnitude = x.bits & 0x7fffu;
+  unsigned y = bits_as<unsigned>(bits_as<float>(magnitude << 13) * 0x1p112f);
+  y |= magnitude >= 0x7c00u ? 0x7f800000u : 0u;
+  return bits_as<float>(y | (x.bits & 0x8000u) << 16);
+}
+KS_DEVICE float to_sum(bf16 x) { return bits_as<float>((unsigned)x.bits << 16); }
+KS_DEVICE float to_sum(float x) { return x; }
+KS_DEVICE double to_sum(double x) { return x; }
+
+template<class T> struct Convert { static KS_DEVICE T from(T x) { return x; } };
+template<> struct Convert<f16> {
+  static KS_DEVICE f16 from(float x) {
+    const unsigned y = bits_as<unsigned>(x), sign = y >> 16 & 0x8000u, magnitude = y & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return {(unsigned short)(sign | 0x7e00u)};
+    if (magnitude >= 0x477ff000u) return {(unsigned short)(sign | 0x7c00u)};  // from 65520 on
+    if (magnitude < 0x38800000u) {  // subnormal: a sum with 1/2 leaves the bits that f16 has, rounded by the adder
+      const float sum = bits_as<float>(magnitude) + 0.5f;
+      return {(unsigned short)(sign | (bits_as<unsigned>(sum) - 0x3f000000u))};
+    }
+    return {(unsigned short)(sign | (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1)) >> 13)};
+  }
+};
+template<> struct Convert<bf16> {
+  static KS_DEVICE bf16 from(float x) {
+    const unsigned y = bits_as<unsigned>(x);
+    if ((y & 0x7fffffffu) > 0x7f800000u) return {(unsigned short)(y >> 16 | 0x40u)};
+    return {(unsigned short)((y + 0x7fffu + (y >> 16 & 1)) >> 16)};
+  }
+};
+template<class T, class S> KS_DEVICE T convert(S x) {
+  static_assert(sizeof(S) <= sizeof(float) || sizeof(T) == sizeof(S), "nothing is rounded twice");
+  return Convert<T>::from(x);
+}
+template<class T> KS_DEVICE T zero_of() { return T{}; }
+
+#include "tile/base.h"
+
+// ---- copies from global to shared memory
+
+KS_DEVICE void copies_commit() { host::close_group(); }
+template<int PENDING> KS_DEVICE void copies_wait() { host::finish_copies(PENDING); }
+
+template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
+  typedef typename Tile::T T;
+  typedef Share<Tile, THREADS> Mine;
+  static constexpr int V = Mine::V;
+  Chunk<T> held[KS_THROUGH_REGISTERS ? Mine::ROUNDS : 1];
+
+  template<class View> KS_DEVICE void fetch(Tile t, View v, int row0, int row_end, int col0, int col_end) {
+    const int c = Mine::column();
+    if (EXACT && col_end - col0 != Tile::COLS) host::fail("a copy that is said to be exact is not");
+    auto walk = v.template walk<Mine::STEP>(row0 + Mine::row());
+    for (int i = 0; i < Mine::ROUNDS; i++, walk.next()) {
+      if (!Mine::takes(i)) break;
+      const int row = Mine::row() + i * Mine::STEP;
+      const int left = row0 + row < row_end ? max_of(0, min_of(V, col_end - col0 - c)) : 0;
+      const T* from = left ? walk.at + col0 + c : nullptr;
+      if (VECTOR == 16 && (u64)from % 16) host::fail("a row that is said to be aligned to 16 bytes is not");
+      if (KS_THROUGH_REGISTERS) {
+        for (int e = 0; e < V; e++) held[i].v[e] = e < left ? from[e] : zero_of<T>();
+      } else {
+        host::start_copy(&t.chunk(row, c), from, left * (int)sizeof(T));
+      }
+    }
+  }
+  KS_DEVICE void land(Tile t) {
+    if (KS_THROUGH_REGISTERS)
+      for (int i = 0; i < Mine::ROUNDS; i++)
+        if (Mine::takes(i)) t.chunk(Mine::row() + i * Mine::STEP, Mine::column()) = held[i];
+  }
+};
+
+// ---- the matrix engine: products exact, summed in float32 in the order of k
+
+template<class T_> struct MatrixEngine {
+  typedef T_ T;
+  typedef float Sum;
+  static constexpr bool MATRIX = true;
+  static constexpr int K_STEP = 16;
+
+  template<int N, int K, bool K_LAST_> struct Tile : PlainTile<T, K_LAST_ ? N : K, K_LAST_ ? K : N> {
+    static constexpr bool K_LAST = K_LAST_;
+    KS_DEVICE explicit Tile(char* m) : PlainTile<T, K_LAST_ ? N : K, K_LAST_ ? K : N>(m) {}
+  };
+
+  // Lane i holds rows i, i + 16, …
+  template<int R, int C> struct Acc { float x[R / WARP][C]; };
+  template<int R> struct Row { float x[R / WARP]; };
+  template<int R, int K> struct Operand { float x[R / WARP][K]; };
+
+  template<int R, int K, class From> static KS_DEVICE Operand<R, K> operand(From tile, int row0, int k0) {
+    Operand<R, K> a;
+    for (int r = 0; r < R / WARP; r++)
+      for (int k = 0; k < K; k++) {
+        const int row = row0 + r * WARP + lane();
+        if constexpr (From::K_LAST) a.x[r][k] = to_sum(tile.at(row, k0 + k));
+        else a.x[r][k] = to_sum(tile.at(k0 + k, row));
+      }
+    return a;
+  }
+
+  template<int R, int C> static KS_DEVICE void zero(Acc<R, C>& a) {
+    for (auto& row : a.x)
+      for (float& x : row) x = 0;
+  }
+
+  template<int R, int C, int K, class B>
+  static KS_DEVICE void mma(Acc<R, C>& acc, const Operand<R, K>& a, B b, int n0, int k0) {
+    static_assert(C % 16 == 0 && K % 16 == 0 && R % WARP == 0, "shape of a matrix product");
+    float x[8];
+    if constexpr (B::K_LAST) {
+      for (int k = 0; k < K; k += 8)
+        for (int c = 0; c < C; c++) {
+          widen(x, b.chunk(n0 + c, k0 + k));
+          for (int r = 0; r < R / WARP; r++)
+            for (int e = 0; e < 8; e++) acc.x[r][c] += a.x[r][k + e] * x[e];
+        }
+    } else {
+      for (int k = 0; k < K; k++)
+        for (int c = 0; c < C; c += 8) {
+          widen(x, b.chunk(k0 + k, n0 + c));
+          for (int r = 0; r < R / WARP; r++)
+            for (int e = 0; e < 8; e++) acc.x[r][c + e] += a.x[r][k] * x[e];
+        }
+    }
+  }
+  static KS_DEVICE void widen(float (&to)[8], const Chunk<T>& from) {
+    for (int e = 0; e < 8; e++) to[e] = to_sum(from.v[e]);
+  }
+
+  template<int R, int C, class F> static KS_DEVICE void map(Acc<R, C>& a, F f) {
+    for (int r = 0; r < R / WARP; r++)
+      for (int c = 0; c < C; c++) a.x[r][c] = f(r * WARP + lane(), c, a.x[r][c]);
+  }
+  template<int R> static KS_DEVICE void fill(Row<R>& a, float v) {
+    for (float& x : a.x) x = v;
+  }
+  template<int R, class F> static KS_DEVICE void zip(Row<R>& out, const Row<R>& a, const Row<R>& b, F f) {
+    for (int r = 0; r < R / WARP; r++) out.x[r] = f(a.x[r], b.x[r]);
+  }
+  template<int R, int C, class F> static KS_DEVICE void row_apply(Acc<R, C>& a, const Row<R>& v, F f) {
+    for (int r = 0; r < R / WARP; r++)
+      for (float& x : a.x[r]) x = f(x, v.x[r]);
+  }
+  template<int R, int C> static KS_DEVICE void row_max(Row<R>& out, const Acc<R, C>& a) {
+    for (int r = 0; r < R / WARP; r++) {
+      out.x[r] = a.x[r][0];
+      for (int c = 1; c < C; c++) out.x[r] = maximum(out.x[r], a.x[r][c]);
+    }
+  }
+  template<int R, int C> static KS_DEVICE void row_add_partial(Row<R>& out, const Acc<R, C>& a) {
+    for (int r = 0; r < R / WARP; r++)
+      for (float x : a.x[r]) out.x[r] += x;
+  }
+  template<int R> static KS_DEVICE void row_finish_sum(Row<R>&) {}
+  template<int R, class F> static KS_DEVICE void each_row(const Row<R>& a, F f) {
+    for (int r = 0; r < R / WARP; r++) f(r * WARP + lane(), a.x[r]);
+  }
+
+  template<int R, int C> static constexpr int operand_bytes() { return 0; }
+  template<int R, int C> static KS_DEVICE Operand<R, C> to_operand(const Acc<R, C>& a, char*) {
+    Operand<R, C> p;
+    for (int r = 0; r < R / WARP; r++)
+      for (int c = 0; c < C; c++) p.x[r][c] = to_sum(convert<T>(a.x[r][c]));
+    return p;
+  }
+  template<class Out, int R, int C> static KS_DEVICE void to_shared(Out out, const Acc<R, C>& a) {
+    for (int r = 0; r < R / WARP; r++)
+      for (int c = 0; c < C; c++) out.at(r * WARP + lane(), c) = convert<typename Out::T>(a.x[r][c]);
+  }
+};
