@@ -1,0 +1,165 @@
+"""The compile server: values and errors come back, whatever ends a child ends nobody else, and it outlives no one."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from kernelseam.errors import CompileError, InvalidValue, UnknownName
+
+pytest.importorskip("kernelseam_rocm", reason="kernelseam-rocm is not installed")
+from kernelseam_rocm import toolchain, worker  # noqa: E402
+from kernelseam_rocm.worker import CompileServer, WorkerDied  # noqa: E402
+
+
+@pytest.fixture
+def server() -> Iterator[CompileServer]:
+    started = CompileServer()
+    yield started
+    if started._connection is not None:
+        started._connection.close()  # which ends it
+
+
+def refuse() -> None:
+    raise InvalidValue("field", 1, "must be 2", "Make it so")
+
+
+def write_and_abort() -> None:
+    os.write(1, b"said on standard output\n")
+    os.write(2, b"LLVM ERROR: Cannot select\n")
+    os.abort()
+
+
+def leave() -> None:
+    os._exit(7)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and that nobody waited for does not."""
+    try:
+        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def gone(pid: int) -> bool:
+    end = time.monotonic() + 10
+    while alive(pid) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not alive(pid)
+
+
+def test_each_request_has_a_child_of_the_one_server(server: CompileServer) -> None:
+    parents = {server.run(os.getppid) for _ in range(3)}
+    children = [server.run(os.getpid) for _ in range(3)]
+    assert len(parents) == 1 and len(set(children)) == 3
+    assert os.getpid() not in parents
+
+
+def test_values_go_both_ways(server: CompileServer) -> None:
+    assert server.run(math.hypot, 3.0, 4.0) == 5.0
+    assert server.run(operator.mul, b"\0\xff", 500_000) == b"\0\xff" * 500_000
+
+
+def test_an_exception_comes_back_as_itself(server: CompileServer) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        server.run(refuse)
+    assert str(caught.value) == "field = 1: must be 2. Make it so."
+    with pytest.raises(ZeroDivisionError):
+        server.run(operator.truediv, 1, 0)
+
+
+def test_an_abort_ends_the_child_alone(server: CompileServer) -> None:
+    before = server.run(os.getppid)
+    with pytest.raises(WorkerDied) as caught:
+        server.run(write_and_abort)
+    assert caught.value.signal == "SIGABRT"
+    assert caught.value.reason == "the compiler ended its process with SIGABRT"
+    assert "said on standard output\nLLVM ERROR: Cannot select\n" in caught.value.log
+    assert server.run(os.getppid) == before
+
+
+def test_an_exit_without_an_answer_is_told(server: CompileServer) -> None:
+    with pytest.raises(WorkerDied, match="the compiler ended its process with exit status 7") as caught:
+        server.run(leave)
+    assert (caught.value.signal, caught.value.log) == ("", "")
+
+
+def test_a_request_that_never_ends_is_ended(server: CompileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "TIME_LIMIT", 1)  # before the server is forked
+    with pytest.raises(WorkerDied, match="SIGALRM after its time limit of 1 s"):
+        server.run(time.sleep, 60)
+
+
+def test_a_server_that_was_killed_is_started_again(server: CompileServer) -> None:
+    pid = server.run(os.getppid)
+    os.kill(pid, signal.SIGKILL)
+    assert gone(pid)
+    with pytest.raises(WorkerDied, match="the compile server was ended from outside"):
+        server.run(os.getpid)
+    assert server.run(os.getppid) != pid
+
+
+def test_a_forked_copy_starts_a_server_of_its_own(server: CompileServer) -> None:
+    mine = server.run(os.getppid)
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(write, str(server.run(os.getppid)).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert int(os.read(read, 100)) != mine
+    assert server.run(os.getppid) == mine
+    os.close(read)
+    os.close(write)
+
+
+def test_the_server_ends_with_its_owner_and_holds_nothing_of_it() -> None:
+    code = (
+        "import os, sys; from kernelseam_rocm.worker import server; "
+        "print(server().run(os.getppid), flush=True); sys.stdin.read(1); os._exit(0)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
+        assert owner.stdin is not None and owner.stdout is not None
+        pid = int(owner.stdout.readline())
+        assert alive(pid)
+        owner.stdin.write(b"x")
+        owner.stdin.flush()
+        assert owner.stdout.read() == b""  # comes only when nobody holds the pipe any more
+    assert gone(pid)
+
+
+def test_in_the_toolchain_a_death_is_a_compile_error(monkeypatch: pytest.MonkeyPatch, server: CompileServer) -> None:
+    monkeypatch.setattr(worker, "server", lambda: server)
+    with pytest.raises(CompileError) as caught:
+        toolchain.in_child("k", "gfx942", write_and_abort)
+    assert (caught.value.kernel, caught.value.arch) == ("k", "gfx942")
+    assert str(caught.value).startswith(
+        "k did not compile for gfx942.\nthe compiler ended its process with SIGABRT. Its output:\n"
+    )
+    assert "LLVM ERROR: Cannot select" in caught.value.log
+    with pytest.raises(CompileError, match="hiprtc cannot be used: division by zero"):
+        toolchain.in_child("k", "gfx942", operator.truediv, 1, 0)
+
+
+def test_an_arch_that_is_not_in_the_table_never_reaches_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kernelseam.contract import SourceBundle
+    from kernelseam_rocm.plugin import backend
+
+    monkeypatch.setattr(worker, "server", lambda: pytest.fail("the compiler was asked"))
+    found = backend().toolchain
+    assert found is not None
+    with pytest.raises(UnknownName) as caught:
+        found.compile(SourceBundle("k", "k.h", (("k.h", ""),), ()), "gfx000")
+    assert str(caught.value) == (
+        "arch = gfx000: must be one of gfx90a, gfx942, gfx950, gfx1100, gfx1201. "
+        "Name one of these, or add a row to kernelseam_rocm.archs."
+    )
