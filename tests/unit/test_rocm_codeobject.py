@@ -16,8 +16,15 @@ from kernelseam_rocm import codeobject, disassembly  # noqa: E402
 
 CODE = bytes(range(40))
 KERNEL = {
-    ".name": "k", ".vgpr_count": 96, ".agpr_count": 32, ".sgpr_count": 40, ".vgpr_spill_count": 3, ".sgpr_spill_count": 4,
-    ".private_segment_fixed_size": 16, ".group_segment_fixed_size": 512, ".wavefront_size": 64,
+    ".name": "k",
+    ".vgpr_count": 96,
+    ".agpr_count": 32,
+    ".sgpr_count": 40,
+    ".vgpr_spill_count": 3,
+    ".sgpr_spill_count": 4,
+    ".private_segment_fixed_size": 16,
+    ".group_segment_fixed_size": 512,
+    ".wavefront_size": 64,
     ".max_flat_workgroup_size": 256,
     ".args": [
         {".offset": 0, ".size": 8, ".value_kind": "global_buffer"},
@@ -40,8 +47,10 @@ def elf(kernel: dict[str, Any] = KERNEL, machine: int = 224, note: bytes = b"AMD
     at_names = at_symbols + 2 * 24
     at_sections = at_names + len(names)
     address = 0x1000 + 8  # the kernel begins 8 bytes into its segment
-    head = b"\x7fELF\x02\x01\x01\x40" + bytes(8) + struct.pack(
-        "<HHIQQQIHHHHHH", 3, machine, 1, 0, 64, at_sections, 0, 64, 56, 2, 64, 3, 0
+    head = (
+        b"\x7fELF\x02\x01\x01\x40"
+        + bytes(8)
+        + struct.pack("<HHIQQQIHHHHHH", 3, machine, 1, 0, 64, at_sections, 0, 64, 56, 2, 64, 3, 0)
     )
     segments = struct.pack("<IIQQQQQQ", 4, 4, at_notes, 0, 0, len(notes), len(notes), 4)
     segments += struct.pack("<IIQQQQQQ", 1, 5, at_code, 0x1000, 0x1000, len(CODE), len(CODE), 4096)
@@ -64,8 +73,14 @@ def test_facts_hold_explicit_arguments_and_every_spill() -> None:
     assert (facts.scratch_bytes, facts.shared_bytes, facts.matrix_instructions) == (16, 512, 5)
     assert facts.parameters == ((0, 8), (8, 24))
     assert facts.extra == {
-        "sgprs": 40, "agprs": 32, "sgpr_spills": 4, "vgpr_spills": 3, "wavefront": 64, "max_threads": 256,
-        "code_bytes": 24, "scratch_instructions": 2,
+        "sgprs": 40,
+        "agprs": 32,
+        "sgpr_spills": 4,
+        "vgpr_spills": 3,
+        "wavefront": 64,
+        "max_threads": 256,
+        "code_bytes": 24,
+        "scratch_instructions": 2,
     }
 
 
@@ -76,7 +91,8 @@ def test_without_a_disassembler_matrix_instructions_are_unknown() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\x7fELF", elf(machine=62), elf(note=b"OTHER\0\0\0"), elf()[:200], b"x" * 4096],
+    "data",
+    [b"", b"\x7fELF", elf(machine=62), elf(note=b"OTHER\0\0\0"), elf()[:200], b"x" * 4096],
     ids=["empty", "short", "of another machine", "without metadata", "cut off", "no ELF"],
 )
 def test_what_is_no_code_object_is_refused(data: bytes) -> None:

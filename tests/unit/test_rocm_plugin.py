@@ -1,112 +1,218 @@
-"""The ROCm plugin without a GPU: compile-only mode, and every runtime call up to the real library's "no device"."""
+"""The ROCm plugin where there is no GPU: hooks, doctor, and every runtime call up to the library's refusal."""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kernelseam.contract import CONTRACT_VERSION, Device, SourceBundle
+from kernelseam.contract import CONTRACT_VERSION, Device, Runtime, SourceBundle
 from kernelseam.dtypes import DType
-from kernelseam.errors import CompileError, NoDevice, UnknownName
+from kernelseam.errors import DeviceError, NoDevice, UnknownName
 
-pytest.importorskip("kernelseam_rocm", reason="hiprtc is missing: kernelseam-rocm is not installed")
+pytest.importorskip("kernelseam_rocm", reason="kernelseam-rocm is not installed")
 from kernelseam_rocm import archs, bindings, plugin  # noqa: E402
+from kernelseam_rocm.runtime import HipRuntime  # noqa: E402
 
-BACKEND = plugin.backend()
-RUNTIME: Any = BACKEND.runtime
-TOOLCHAIN: Any = BACKEND.toolchain
 DEVICE = Device("rocm", 0, "gfx942")
+ARCHS = ["gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"]
 
 
-def library() -> None:
-    """Skip where the runtime's library is not here, or finds a device."""
+def library_missing() -> str:
+    """Why the real HIP runtime cannot be called here without a device; "" where it can."""
     try:
         bindings.call("hipRuntimeGetVersion")
     except NoDevice as e:
-        pytest.skip(f"hiprtc is missing: {e}")
-    if RUNTIME.devices():
-        pytest.skip("an AMD device is here: these tests are about its absence")
+        return f"hiprtc is missing, and the HIP runtime with it: {e}"
+    return "a GPU is here" if HipRuntime().devices() else ""
 
 
-def test_importing_the_plugin_imports_no_runtime(python_command: list[str]) -> None:
-    code = "import sys, kernelseam_rocm.plugin; print([m for m in sys.modules if m.split('.')[0] in ('hip', 'rocm')])"
-    done = subprocess.run([*python_command, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+def python(code: str, **environment: str) -> str:
+    env = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
-def test_info_and_doctor() -> None:
+def test_hooks_import_nothing_of_the_vendors() -> None:
+    code = (
+        "import sys; from kernelseam_rocm import plugin; from kernelseam.plugins import Registry; "
+        "plugin.kernelseam_info(); registry = Registry(); plugin.kernelseam_register(registry); "
+        "print(sorted(registry.backends), [m for m in sys.modules if m.split('.')[0] in ('hip', 'rocm', 'torch', 'cupy')])"  # noqa: E501
+    )
+    assert python(code) == "['rocm'] []"
+
+
+def test_info() -> None:
     info = plugin.kernelseam_info()
     assert (info.name, info.contract_version) == ("rocm", CONTRACT_VERSION)
+
+
+def test_it_fills_the_contract() -> None:
+    backend = plugin.backend()
+    assert isinstance(backend.runtime, Runtime)
+    assert backend.toolchain is not None and list(backend.toolchain.archs) == ARCHS
+    assert [i.name for i in backend.implementations] == ["hipblas"]
+
+
+def test_doctor_survives_missing_libraries(tmp_path: Path) -> None:
+    code = "import json; from kernelseam_rocm import plugin; print(json.dumps(plugin.kernelseam_doctor()))"
+    report = json.loads(python(code, ROCM_PATH=str(tmp_path), LD_LIBRARY_PATH=""))
+    if report["devices"]:
+        pytest.skip("a GPU is here")
+    assert report["archs"] == ARCHS
+    if "missing" in report["compiler"]:  # a system-wide installation may still be found
+        assert report["mode"] == "neither compiles nor runs"
+        assert "failed to dlopen" in report["compiler"]
+    assert "hipGetDeviceCount" in report["no device because"]
+
+
+def test_doctor_survives_missing_bindings() -> None:
+    code = (
+        "import json, sys; sys.modules['hip'] = sys.modules['rocm'] = None; "
+        "from kernelseam_rocm import plugin; print(json.dumps(plugin.kernelseam_doctor()))"
+    )
+    report = json.loads(python(code))
+    assert report["mode"] == "neither compiles nor runs"
+    for key in ("compiler", "no device because", "hipblas"):
+        assert "cannot be imported" in report[key] and "install hip-python" in report[key]
+
+
+def test_doctor_says_that_it_can_only_compile() -> None:
+    if reason := library_missing():
+        pytest.skip(reason)
     report = plugin.kernelseam_doctor()
-    assert report["archs"] == ["gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"]
-    if not report["devices"]:
-        assert report["mode"] in ("compile only", "neither compiles nor runs")
-        assert report["no device because"]
+    assert report["mode"] == "compile only"
+    assert report["compiler"].startswith("hiprtc ")
+    assert report["no device because"] == (
+        "hipGetDeviceCount failed with hipErrorNoDevice (100): no ROCm-capable device is detected"
+    )
 
 
-def binary() -> bytes:
-    text = 'extern "C" __global__ void k(int* a) { a[0] = 1; }'
-    made: bytes = TOOLCHAIN.compile(SourceBundle("k", "k.h", (("k.h", text),), (), ("-O3",)), "gfx942")
-    return made
+def array() -> Any:
+    return np.zeros(4, np.float32)
 
 
+RUNTIME = HipRuntime()
 CALLS: dict[str, Callable[[], object]] = {
+    "hipGetDeviceCount": lambda: bindings.call("hipGetDeviceCount"),
+    "hipGetDevicePropert": lambda: bindings.properties(0),
+    "hipMalloc": lambda: bindings.call("hipMalloc", 16),
+    "hipSetDevice": lambda: bindings.call("hipSetDevice", 0),
+    "hipMemcpy": lambda: bindings.call("hipMemcpy", 0, 0, 0, bindings.hip().hipMemcpyKind.hipMemcpyHostToDevice),
+    "hipDeviceSynchronize": lambda: bindings.call("hipDeviceSynchronize"),
+    "hipEventCreate": lambda: bindings.call("hipEventCreate"),
+    "hipModuleLoadData": lambda: bindings.call("hipModuleLoadData", b"not a code object"),
+}
+METHODS: dict[str, Callable[[], object]] = {
     "empty": lambda: RUNTIME.empty((4,), DType.float32, DEVICE),
-    "from_host": lambda: RUNTIME.from_host(np.ones(3, np.float32), DEVICE),
+    "from_host": lambda: RUNTIME.from_host(array(), DEVICE),
     "synchronize": lambda: RUNTIME.synchronize(DEVICE),
     "activate": lambda: RUNTIME.activate(DEVICE).__enter__(),
     "time": lambda: RUNTIME.time(lambda stream: None, DEVICE, 1),
-    "load": lambda: TOOLCHAIN.load(binary(), "k", DEVICE),
-    "hipInit": lambda: bindings.call("hipInit", 0),
-    "hipSetDevice": lambda: bindings.call("hipSetDevice", 0),
-    "hipMalloc": lambda: bindings.call("hipMalloc", 16),
-    "hipModuleLoadData": lambda: bindings.call("hipModuleLoadData", binary()),
-    "hipDeviceSynchronize": lambda: bindings.call("hipDeviceSynchronize"),
-    "hipEventCreate": lambda: bindings.call("hipEventCreate"),
-    "hipStreamCreate": lambda: bindings.call("hipStreamCreate"),
-    "hipStreamSynchronize": lambda: bindings.call("hipStreamSynchronize", 0),
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_every_call_reaches_the_library_and_says_that_there_is_no_device(name: str) -> None:
-    library()
-    said = r"hip\w+ failed with hipErrorNoDevice \(100\): no ROCm-capable device is detected"
-    with pytest.raises(NoDevice, match=said):
+def test_real_calls_are_refused_for_want_of_a_device(name: str) -> None:
+    if reason := library_missing():
+        pytest.skip(reason)
+    with pytest.raises(NoDevice) as caught:
         CALLS[name]()
+    assert str(caught.value).startswith(name)
+    assert str(caught.value).endswith("failed with hipErrorNoDevice (100): no ROCm-capable device is detected")
 
 
-def test_without_a_device_nothing_is_found_and_nothing_fails() -> None:
-    library()
-    assert list(RUNTIME.devices()) == []
-    assert "hipErrorNoDevice (100)" in RUNTIME.absence
-    assert RUNTIME.describe(np.ones(3)) is None
+@pytest.mark.parametrize("name", METHODS)
+def test_the_runtime_raises_no_device(name: str) -> None:
+    if RUNTIME.devices():
+        pytest.skip("a GPU is here")
+    with pytest.raises(NoDevice):
+        METHODS[name]()
+
+
+def test_without_a_device_nothing_is_described() -> None:
+    if RUNTIME.devices():
+        pytest.skip("a GPU is here")
+    assert RUNTIME.absence
+    assert RUNTIME.describe(array()) is None
     assert RUNTIME.current_stream(DEVICE) == 0
 
 
-def test_the_compiler_is_named_by_the_libraries_that_do_the_work() -> None:
-    try:
-        name = TOOLCHAIN.compiler()
-    except CompileError as e:
-        pytest.skip(f"hiprtc is missing: {e.log}")
-    assert name.startswith("hiprtc ")
-    assert "amd_comgr" in name
+def test_loading_needs_a_device() -> None:
+    if reason := library_missing():
+        pytest.skip(reason)
+    chain = plugin.backend().toolchain
+    assert chain is not None
+    bundle = SourceBundle("k", "k.h", (("k.h", 'extern "C" __global__ void k(int* a) { a[0] = 1; }\n'),), ())
+    binary = chain.compile(bundle, "gfx942")
+    assert chain.inspect(binary, "gfx942")["k"].parameters == ((0, 8),)
+    with pytest.raises(NoDevice):
+        chain.load(binary, "k", DEVICE)
 
 
-def test_archs_are_refused_by_name() -> None:
-    with pytest.raises(UnknownName, match="arch = gfx900: must be one of gfx90a, gfx942, gfx950, gfx1100, gfx1201"):
-        archs.row("gfx900")
+def test_statuses_become_errors_that_say_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Status(int):
+        name = "hipErrorInvalidValue"
+
+    class Hip:
+        @staticmethod
+        def hipGetErrorString(status: int) -> tuple[int, bytes]:
+            return 0, b"invalid argument"
+
+        @staticmethod
+        def hipMemcpy() -> tuple[Status]:
+            return (Status(1),)
+
+        @staticmethod
+        def hipMalloc() -> tuple[Status]:
+            return (Status(2),)
+
+        @staticmethod
+        def hipFree() -> tuple[Status]:
+            raise RuntimeError("failed to dlsym 'hipFree'")
+
+    monkeypatch.setattr(bindings, "hip", Hip)
+    with pytest.raises(DeviceError) as caught:
+        bindings.call("hipMemcpy")
+    assert str(caught.value) == "hipMemcpy failed with hipErrorInvalidValue (1): invalid argument"
+    with pytest.raises(MemoryError, match="hipMalloc failed"):
+        bindings.call("hipMalloc")
+    with pytest.raises(NoDevice, match="hipFree cannot be called: failed to dlsym 'hipFree'"):
+        bindings.call("hipFree")
 
 
-@pytest.mark.parametrize("arch", list(archs.ROWS))
+@pytest.mark.parametrize("arch", ARCHS)
 def test_rows_of_the_table(arch: str) -> None:
     row = archs.row(arch)
     assert row.warp_size == (64 if arch.startswith("gfx9") else 32)
-    assert row.shared_bytes_per_block >= 60 * 1024
-    flushes = dict(row.defines).get("KS_FLUSHES_SUBNORMALS")
-    assert flushes == ("1" if arch == "gfx90a" else None)
-    assert archs.RATES[arch][DType.float16] > archs.RATES[arch][DType.float64]
+    assert row.matrix_dtypes == {DType.float16, DType.bfloat16}
+    assert set(archs.RATES[arch]) == set(DType)
+    chain = plugin.backend().toolchain
+    assert chain is not None
+    files = chain.platform_files(arch)
+    header = dict(row.defines)["KS_MATRIX_HEADER"].strip('"')
+    assert set(files) == {"platform_amd.h", "copy.h", "engine.h", header}
+    assert all("#include <" not in text for text in files.values())
+
+
+def test_an_unknown_arch_is_refused() -> None:
+    with pytest.raises(UnknownName, match="arch = sm_90a: must be one of gfx90a, gfx942, gfx950, gfx1100, gfx1201"):
+        archs.row("sm_90a")
+
+
+def test_a_compiler_that_cannot_be_loaded_is_a_compile_error(tmp_path: Path) -> None:
+    code = (
+        "from kernelseam_rocm import plugin; from kernelseam.errors import CompileError\n"
+        "try: print(plugin.backend().toolchain.compiler())\n"
+        "except CompileError as e: print(type(e).__name__, e.kernel, e.log)"
+    )
+    said = python(code, ROCM_PATH=str(tmp_path), LD_LIBRARY_PATH="")
+    assert said.startswith(("CompileError hiprtc hiprtc cannot be used: failed to dlopen", "hiprtc "))

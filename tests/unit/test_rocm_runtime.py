@@ -1,0 +1,293 @@
+"""The runtime on a HIP library whose device memory is the host's: written here in C, called through hip-python.
+
+Everything between our Python and the library's functions runs as on a device: hip-python's conversions, packed
+arguments, handles, statuses. Each test runs in a Python of its own, since hip-python loads the library once.
+"""
+
+# ruff: noqa: E501 — the sources within have lines of their own
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("kernelseam_rocm", reason="kernelseam-rocm is not installed")
+COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+LIBRARY = r"""
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+typedef int E;
+static int current, failing_launch; static double now; static char blob[8192]; static size_t blob_size;
+static int64_t log_[4096]; static int logged;
+static struct { char bytes[256]; size_t size; unsigned grid[3], block[3], shared; int64_t stream; } last;
+void stub_properties(const void* p, size_t n) { memcpy(blob, p, n); blob_size = n; }
+int stub_log(int64_t* out) { memcpy(out, log_, sizeof(log_)); return logged; }
+void* stub_last(void) { return &last; }
+void stub_fail_launches(int yes) { failing_launch = yes; }
+static void note(int64_t x) { if (logged < 4096) log_[logged++] = x; }
+E hipGetDeviceCount(int* n) { *n = 2; return 0; }
+E hipGetDevice(int* i) { *i = current; return 0; }
+E hipSetDevice(int i) { if (i > 1) return 101; note(1000 + i); current = i; return 0; }
+E hipGetDevicePropertiesR0600(void* p, int i) { memcpy(p, blob, blob_size); ((char*)p)[4] = '0' + i; return 0; }
+E hipMalloc(void** p, size_t n) { if (n > (1ull << 40)) return 2; *p = malloc(n); note(2000 + current); return 0; }
+E hipFree(void* p) { free(p); note(3000); return 0; }
+E hipMemcpy(void* d, const void* s, size_t n, int kind) { memcpy(d, s, n); note(4000 + kind); return 0; }
+E hipDeviceSynchronize(void) { note(5000 + current); return 0; }
+E hipEventCreate(void** e) { *e = calloc(1, sizeof(double)); return 0; }
+E hipEventDestroy(void* e) { free(e); note(6000); return 0; }
+E hipEventRecord(void* e, void* s) { now += 0.25; *(double*)e = now; return 0; }
+E hipEventElapsedTime(float* ms, void* a, void* b) { *ms = *(double*)b - *(double*)a; return 0; }
+E hipModuleLoadData(void** m, const void* image) { *m = (void*)image; note(7000); return 0; }
+E hipModuleGetFunction(void** f, void* m, const char* name) { if (strcmp(name, "scale")) return 500; *f = (void*)0x77; return 0; }
+E hipRuntimeGetVersion(int* v) { *v = 70253211; return 0; }
+const char* hipGetErrorString(E e) {
+  return e == 2 ? "out of memory" : e == 500 ? "named symbol not found" : e == 1 ? "invalid argument" : "no such device";
+}
+struct Args { double* x; int n; double factor; };
+E hipModuleLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                        unsigned shared, void* stream, void** params, void** extra) {
+  if (failing_launch || f != (void*)0x77 || params || extra[0] != (void*)1 || extra[2] != (void*)2 || extra[4] != (void*)3)
+    return 1;
+  last.size = *(size_t*)extra[3]; memcpy(last.bytes, extra[1], last.size);
+  unsigned grid[3] = {gx, gy, gz}, block[3] = {bx, by, bz};
+  memcpy(last.grid, grid, 12); memcpy(last.block, block, 12); last.shared = shared; last.stream = (int64_t)stream;
+  struct Args* a = (struct Args*)last.bytes;
+  for (int i = 0; i < a->n; i++) a->x[i] *= a->factor;
+  return 0;
+}
+"""
+
+PREAMBLE = """
+import ctypes, json, struct, sys
+import numpy as np
+from kernelseam.contract import Device
+from kernelseam.dtypes import DType
+from kernelseam.errors import *
+from kernelseam_rocm import bindings, codeobject, toolchain
+from kernelseam_rocm.runtime import HipRuntime
+stub = ctypes.CDLL(sys.argv[1])
+hip = bindings.hip()
+props = hip.hipDeviceProp_t()
+size, start = props.c_sizeof(), int(props)
+def place(attribute):  # where a text lies in the structure, found by writing
+    for at in range(size - 1):
+        ctypes.memset(start, 0, size)
+        ctypes.memset(start + at, ord("g"), 1)
+        if bindings.text(getattr(props, attribute))[:1] == "g":
+            return at
+places = {a: place(a) for a in ("name", "gcnArchName")}
+ctypes.memset(start, 0, size)
+for attribute, text in (("name", b"Card ?"), ("gcnArchName", b"gfx942:sramecc+:xnack-")):
+    ctypes.memmove(start + places[attribute], text, len(text))
+for attribute, value in dict(multiProcessorCount=304, totalGlobalMem=2**37, clockRate=2_100_000, sharedMemPerBlock=65536,
+                             memoryClockRate=2_600_000, memoryBusWidth=8192).items():
+    setattr(props, attribute, value)
+stub.stub_properties(ctypes.c_void_p(start), ctypes.c_size_t(size))
+def log():
+    out = (ctypes.c_int64 * 4096)()
+    return list(out[:stub.stub_log(out)])
+def say(**facts):
+    print(json.dumps(facts, default=str))
+runtime = HipRuntime()
+devices = runtime.devices()
+"""
+
+LOAD = """
+codeobject.parse = lambda binary: codeobject.CodeObject("amdgcn-amd-amdhsa--gfx942", {"scale": {
+    ".args": [{".offset": o, ".size": s, ".value_kind": "by_value"} for o, s in ((0, 8), (8, 4), (16, 8))]
+    + [{".offset": 24, ".size": 4, ".value_kind": "hidden_block_count_x"}],
+    ".vgpr_count": 32, ".sgpr_count": 16, ".wavefront_size": 64, ".max_flat_workgroup_size": 256,
+    ".private_segment_fixed_size": 0, ".group_segment_fixed_size": 0,
+}}, {"scale": (0, b"")})
+chain = toolchain.HipToolchain(runtime)
+"""
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ROCm prefix with the library in it."""
+    if COMPILER is None:
+        pytest.skip("a C compiler is missing")
+    folder = tmp_path_factory.mktemp("rocm")
+    (folder / "lib").mkdir()
+    source = folder / "hip.c"
+    source.write_text(LIBRARY)
+    library = folder / "lib" / "libamdhip64.so"
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-O1", "-w", "-o", str(library), str(source)], check=True)
+    return folder
+
+
+def run(prefix: Path, code: str) -> Any:
+    """What the code says in a Python whose HIP runtime is the library."""
+    lib = prefix / "lib"
+    path = os.pathsep.join(p for p in sys.path if p)
+    env = {**os.environ, "ROCM_PATH": str(prefix), "LD_LIBRARY_PATH": str(lib), "PYTHONPATH": path}
+    command = [sys.executable, "-c", PREAMBLE + textwrap.dedent(code), str(lib / "libamdhip64.so")]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_devices_and_their_limits(prefix: Path) -> None:
+    said = run(
+        prefix,
+        """
+        d = devices[1]
+        say(names=[str(d) for d in devices], name=d.name, limits=[
+            d.limits.compute_units, d.limits.shared_bytes_per_block, d.limits.memory_bytes, d.limits.bytes_per_second,
+            d.limits.operations_per_second["float16"], d.limits.operations_per_second["float64"]], absence=runtime.absence)
+    """,
+    )
+    assert said["names"] == ["rocm:0 (gfx942)", "rocm:1 (gfx942)"]
+    assert (said["name"], said["absence"]) == ("Card1?", "")
+    units, shared, memory, bandwidth, half, double = said["limits"]
+    assert (units, shared, memory) == (304, 65536, 2**37)
+    assert bandwidth == pytest.approx(2 * 2.6e9 * 1024)
+    assert (half, double) == (pytest.approx(304 * 2.1e9 * 2048), pytest.approx(304 * 2.1e9 * 128))
+
+
+def test_arrays_go_there_and_back(prefix: Path) -> None:
+    said = run(
+        prefix,
+        """
+        host = np.arange(24, dtype=np.float32).reshape(4, 6)[:, ::2]
+        array = runtime.from_host(host, devices[1])
+        info = runtime.describe(array)
+        back = runtime.to_host(array)
+        empty = runtime.to_host(runtime.empty((0, 3), DType.bfloat16, devices[0]))
+        half = runtime.from_host(np.ones((2, 2), DType.bfloat16.numpy), devices[0])
+        say(same=bool((back == host).all()), shape=back.shape, strides=info.strides, device=str(info.device), kind=info.kind,
+            empty=[empty.shape, str(empty.dtype)], half=[str(half.dtype), float(runtime.to_host(half).sum())], log=log())
+    """,
+    )
+    assert said["same"] and said["shape"] == [4, 3] and said["strides"] == [3, 1]
+    assert (said["device"], said["kind"]) == ("rocm:1 (gfx942)", "kernelseam")
+    assert (said["empty"], said["half"]) == ([[0, 3], "bfloat16"], ["bfloat16", 4.0])
+    # Onto device 1 and back to 0 each time: allocate and copy; then wait for the device's work and copy.
+    assert said["log"][:8] == [1001, 2001, 4001, 1000, 1001, 5001, 4002, 1000]
+
+
+def test_memory_that_is_not_there(prefix: Path) -> None:
+    said = run(
+        prefix,
+        """
+        try: runtime.empty((2**41,), DType.float16, devices[0])
+        except OutOfDeviceMemory as e: say(message=str(e), memory_error=isinstance(e, MemoryError))
+    """,
+    )
+    assert said == {
+        "message": "hipMalloc failed with hipErrorOutOfMemory (2): out of memory",
+        "memory_error": True,
+    }
+
+
+def test_the_device_before_is_restored_even_after_an_error(prefix: Path) -> None:
+    said = run(
+        prefix,
+        """
+        with runtime.activate(devices[0]): pass
+        try:
+            with runtime.activate(devices[1]):
+                inside = bindings.call("hipGetDevice")
+                raise ValueError
+        except ValueError: pass
+        say(inside=inside, after=bindings.call("hipGetDevice"), log=log())
+    """,
+    )
+    assert said == {"inside": 1, "after": 0, "log": [1001, 1000]}
+
+
+def test_launches_get_the_arguments_as_packed(prefix: Path) -> None:
+    said = run(
+        prefix,
+        LOAD
+        + textwrap.dedent("""
+        x = runtime.from_host(np.arange(5.0), devices[1])
+        kernel = chain.load(b"binary", "scale", devices[1])
+        again = chain.load(b"binary", "scale", devices[1])
+        arguments = struct.pack("<Qi4xd", x.pointer, 5, 2.5)
+        launch = kernel.prepare((7, 1, 1), (64, 2, 1), 1024, arguments)
+        launch(0x1234); launch(0x99)
+        class Last(ctypes.Structure):
+            _fields_ = [("bytes", ctypes.c_char * 256), ("size", ctypes.c_size_t), ("grid", ctypes.c_uint * 3),
+                        ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint), ("stream", ctypes.c_int64)]
+        stub.stub_last.restype = ctypes.POINTER(Last)
+        last = stub.stub_last().contents
+        say(x=runtime.to_host(x).tolist(), same=ctypes.string_at(ctypes.addressof(last), 24) == arguments, size=last.size,
+            grid=list(last.grid), block=list(last.block), shared=last.shared, stream=last.stream, loads=log().count(7000))
+    """),
+    )
+    assert said == {
+        "x": [0.0, 6.25, 12.5, 18.75, 25.0],
+        "same": True,
+        "size": 24,
+        "grid": [7, 1, 1],
+        "block": [64, 2, 1],
+        "shared": 1024,
+        "stream": 0x99,
+        "loads": 1,
+    }
+
+
+def test_launches_that_cannot_be(prefix: Path) -> None:
+    said = run(
+        prefix,
+        LOAD
+        + textwrap.dedent("""
+        said = []
+        def told(call):
+            try: call()
+            except Exception as e: said.append([type(e).__name__, str(e)])
+        kernel = chain.load(b"binary", "scale", devices[0])
+        told(lambda: kernel.prepare((1, 1, 1), (64, 1, 1), 0, bytes(20)))
+        launch = kernel.prepare((1, 1, 1), (64, 1, 1), 0, bytes(24))
+        stub.stub_fail_launches(1)
+        told(lambda: launch(0))
+        parse = codeobject.parse
+        codeobject.parse = lambda binary: (lambda c: codeobject.CodeObject(c.target, {"other": c.kernels["scale"]}, {"other": (0, b"")}))(parse(b""))
+        told(lambda: chain.load(b"binary", "other", devices[0]))
+        say(said=said)
+    """),
+    )["said"]
+    assert said == [
+        ["InvalidValue", "arguments = 20 bytes: kernel scale takes 24. Pack them by the kernel's signature."],
+        [
+            "DeviceError",
+            "hipModuleLaunchKernel (grid (1, 1, 1), block (64, 1, 1), 0 bytes shared) failed with "
+            "hipErrorInvalidValue (1): invalid argument",
+        ],
+        ["DeviceError", "hipModuleGetFunction failed with hipErrorNotFound (500): named symbol not found"],
+    ]
+
+
+def test_times_are_the_devices(prefix: Path) -> None:
+    said = run(
+        prefix,
+        """
+        streams = []
+        seconds = runtime.time(streams.append, devices[1], 3)
+        say(seconds=seconds, streams=streams, freed=log().count(6000), synchronized=log().count(5001))
+    """,
+    )
+    assert said == {"seconds": [0.00025] * 3, "streams": [0, 0, 0], "freed": 6, "synchronized": 1}
+
+
+def test_what_lies_elsewhere_is_not_copied(prefix: Path) -> None:
+    said = run(
+        prefix,
+        """
+        try: runtime.to_host(np.zeros(3))
+        except InvalidValue as e: say(message=str(e))
+    """,
+    )
+    assert said["message"] == "array = ndarray: must lie on a device of backend rocm. Move it there."
