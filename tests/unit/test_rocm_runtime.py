@@ -263,8 +263,8 @@ def test_launches_that_cannot_be(prefix: Path) -> None:
         ["InvalidValue", "arguments = 20 bytes: kernel scale takes 24. Pack them by the kernel's signature."],
         [
             "DeviceError",
-            "hipModuleLaunchKernel (grid (1, 1, 1), block (64, 1, 1), 0 bytes shared) failed with "
-            "hipErrorInvalidValue (1): invalid argument",
+            ("hipModuleLaunchKernel (grid (1, 1, 1), block (64, 1, 1), 0 bytes shared) failed with "
+            "hipErrorInvalidValue (1): invalid argument"),
         ],
         ["DeviceError", "hipModuleGetFunction failed with hipErrorNotFound (500): named symbol not found"],
     ]
