@@ -161,7 +161,7 @@ attention_forward(const T* q, const T* k, const T* v, T* out, float* lse, i64 q_
   E::row_finish_sum(l);
   E::Row<ROWS> inverse;
   E::zip(inverse, l, l, [](float x, float) { return x == 0.f ? 0.f : 1.f / x; });
-  E::row_apply(o, inverse, [](float x, float y) { return y == 0.f ? 0.f : x * y; });
+  E::row_apply(o, inverse, [](float x, float y) { return SCALAR_CONDITIONS && y == 0.f ? 0.f : x * y; });
   if (KS_LSE) {
     float* const rows = lse + batch * lse_batch + head * lse_head;
     E::zip(m, m, l, [=](float x, float y) { return y == 0.f ? -infinity() : 0.69314718056f * (x * c + log2_fast(y)); });
