@@ -219,6 +219,12 @@ template<class T_> struct MatrixEngine {
 #pragma unroll
       for (int h = 0; h < 2; h++) out.x[r][h] = f(a.x[r][h], b.x[r][h]);
   }
+  template<int R, class F> static KS_DEVICE void row_map(Row<R>& a, F f) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) a.x[r][h] = f(16 * r + g() + 8 * h, a.x[r][h]);
+  }
   template<int R, int C, class F> static KS_DEVICE void row_apply(Acc<R, C>& a, const Row<R>& v, F f) {
 #pragma unroll
     for (int r = 0; r < R / 16; r++)

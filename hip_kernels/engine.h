@@ -106,6 +106,10 @@ template<class T_> struct MatrixEngine {
 #pragma unroll
     for (int r = 0; r < R / 16; r++) out.x[r] = f(a.x[r], b.x[r]);
   }
+  template<int R, class F> static KS_DEVICE void row_map(Row<R>& a, F f) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++) a.x[r] = f(16 * r + lane() % 16, a.x[r]);
+  }
   template<int R, int C, class F> static KS_DEVICE void row_apply(Acc<R, C>& a, const Row<R>& v, F f) {
 #pragma unroll
     for (int r = 0; r < R / 16; r++)

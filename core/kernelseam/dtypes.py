@@ -13,27 +13,36 @@ from kernelseam.errors import UnknownName
 
 
 class DType(enum.Enum):
-    """An element type, named as NumPy and ml_dtypes name it."""
+    """An element type, named as NumPy and ml_dtypes name it. Data are floating; lengths, offsets and tables are int32, and
+    masks bool."""
 
     float16 = "float16"
     bfloat16 = "bfloat16"
     float32 = "float32"
     float64 = "float64"
+    int32 = "int32"
+    boolean = "bool"
 
     @classmethod
-    def of(cls, value: object, field: str = "dtype") -> DType:
+    def of(cls, value: object, field: str = "dtype", floating: bool = True) -> DType:
         """The element type of a name, a dtype of NumPy or torch, a scalar type (``numpy.float32``), or a DType.
 
-        Raises UnknownName (naming ``field``) for anything else.
+        ``floating``: only those of data. Raises UnknownName (naming ``field``) for anything else.
         """
         if isinstance(value, cls):
-            return value
-        name = value if isinstance(value, str) else _name(value)
-        try:
-            return cls(name)
-        except ValueError:
-            rule = f"must be one of {', '.join(d.value for d in cls)}"
-            raise UnknownName(field, name, rule, "Convert the array or name one of these") from None
+            name = value.value
+        else:
+            name = value if isinstance(value, str) else _name(value)
+        found = _NAMED.get(name)
+        if found is None or (floating and not found.floating):
+            known = ", ".join(d.value for d in cls if d.floating or not floating)
+            raise UnknownName(field, name, f"must be one of {known}", "Convert the array or name one of these")
+        return found
+
+    @property
+    def floating(self) -> bool:
+        """Whether it is one of data: not int32 or bool."""
+        return self is not DType.int32 and self is not DType.boolean
 
     __hash__ = object.__hash__  # members are singletons, and Enum's own hash shows in the time of a call
 
@@ -82,7 +91,12 @@ _FACTS = {
     DType.bfloat16: (2, 2.0**-8, 2.0**-133, 2.0**-126),
     DType.float32: (4, 2.0**-24, 2.0**-149, 2.0**-126),
     DType.float64: (8, 2.0**-53, 2.0**-1074, 2.0**-1022),
+    DType.int32: (4, 0.0, 1.0, 1.0),
+    DType.boolean: (1, 0.0, 1.0, 1.0),
 }
+_NAMED = {d.value: d for d in DType}
+FLOATING = tuple(d for d in DType if d.floating)
+"""The element types of data."""
 
 
 @cache

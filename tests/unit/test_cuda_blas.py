@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kernelseam.contract import Device, host_array
-from kernelseam.descriptors.problems import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, OutOfDeviceMemory
 

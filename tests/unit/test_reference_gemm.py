@@ -12,7 +12,7 @@ import pytest
 import kernelseam
 from kernelseam import BatchedGemmPointers, BatchedGemmStrided, planning
 from kernelseam.contract import PlanParts
-from kernelseam.descriptors.problems import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.reference import gemm as reference
 from kernelseam.reference.gemm import NumpyGemm

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from kernelseam.contract import ArchRow, Device, DeviceLimits, KernelFacts, SourceBundle
-from kernelseam.descriptors.problems import AttentionProblem, AttentionSpec, GemmProblem, GemmSpec
+from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, InvalidValue
 from kernelseam.kernels import HALVES, AttentionTile, GemmTile, build_binary, covering_specs, shared_implementations

@@ -10,7 +10,8 @@ import typer
 from kernelseam.cli import shapes
 from kernelseam.cli.output import emit_json, heading, table
 from kernelseam.contract import Toolchain
-from kernelseam.descriptors.problems import AttentionProblem, GemmProblem
+from kernelseam.descriptors.attention_problem import AttentionProblem
+from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.errors import UnknownName
 from kernelseam.kernels import build_binary
 from kernelseam.plugins import plugins

@@ -1,11 +1,14 @@
 """Descriptors: what host code fills in. Frozen and validated; problem and spec are derived."""
 
 from kernelseam.descriptors.attention import Attention
+from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
 from kernelseam.descriptors.gemm import BatchedGemmStrided
+from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.merge import MergeStates
+from kernelseam.descriptors.merge_problem import MergeProblem, MergeSpec
 from kernelseam.descriptors.pointers import BatchedGemmPointers
-from kernelseam.descriptors.problems import AttentionProblem, AttentionSpec, GemmProblem, GemmSpec
 
 __all__ = [
     "Attention", "AttentionProblem", "AttentionSpec", "BatchedGemmPointers", "BatchedGemmStrided", "GemmProblem",
-    "GemmSpec",
+    "GemmSpec", "MergeProblem", "MergeSpec", "MergeStates",
 ]

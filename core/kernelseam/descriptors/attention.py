@@ -1,25 +1,15 @@
-"""The attention forward over dense, strided memory."""
+"""The attention forward: dense, packed and paged memory, masks and changes of the scores."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
-from kernelseam.descriptors.operands import (
-    axes,
-    canonical,
-    check_layout,
-    describe_all,
-    describe_arrays,
-    dtype_of,
-    pointer,
-    required,
-    resolve,
-)
-from kernelseam.descriptors.problems import AttentionProblem, AttentionSpec, default_scale
+from kernelseam.descriptors import attention_contents
+from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec, default_scale
+from kernelseam.descriptors.operands import check_layout, describe_all, dtype_of, pointer, required, resolve
 from kernelseam.descriptors.validation import (
     MAX_EXTENT,
     extent,
@@ -27,34 +17,57 @@ from kernelseam.descriptors.validation import (
     flag,
     integer,
     multiple,
+    packed,
     row_strides,
+    stride,
     vector_bytes,
 )
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.planning import Resolved
 
-LAYOUTS = {"bhsd": (0, 1, 2), "bshd": (0, 2, 1)}
-"""Where batch, head and row stand in an array's shape."""
+ROWS = ("q", "k", "v", "out")
+OPTIONAL = (
+    "bias", "mask", "alibi_slopes", "sinks", "prefix_lengths", "kv_lengths", "cu_seqlens_q", "cu_seqlens_k", "block_table",
+)
+"""Operands that take part where they are given; address 0 says that they will be bound."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Attention:
-    """out[b,h] = softmax(scale·q[b,h]·k[b,g]ᵀ)·v[b,g] with g = h // (num_heads / kv_heads).
+    """out[b,h] = softmax(x[b,h])·v[b,g] with g = h // (num_heads / kv_heads) and, for query i and key j,
+
+    x = softcap·tanh(scale·q_i·k_j / softcap) − slope_h·|d| + bias[b,h,i,j]  where key j is visible, else −inf;
+    d = j − i − (S_k − S_q), the distance from the diagonal that ends at the bottom right: the last query meets the last
+    key at 0. Without a softcap the first term is scale·q_i·k_j; the others are there where they are given. ``sinks`` [H]
+    adds e^sink_h to each row's sum of e^x, as a key of value 0 would.
+
+    Key j is visible to query i iff mask[b,h,i,j] allows it and (j < prefix_lengths[b], or d is in the band): ``causal``
+    takes d ≤ 0, ``window = (left, right)`` takes −left ≤ d ≤ right, None meaning no bound; both together, both. A query
+    that sees no key gives zeros, and an lse of −inf (of its sink, where there is one).
 
     q is [batch, num_heads, S_q, head_dim], k [batch, kv_heads, S_k, head_dim], v [batch, kv_heads, S_k, value_dim],
-    out [batch, num_heads, S_q, value_dim]; ``lse`` [batch, num_heads, S_q], float32, takes
-    ln Σ_j exp(scale·q_i·k_j) over the visible keys. ``q, k, v, out, lse`` are arrays, addresses (ints), or None until
-    ``bind``; ``return_lse`` says that an lse will be bound (an lse that is given says so too).
+    out [batch, num_heads, S_q, value_dim]; ``lse`` [batch, num_heads, S_q], float32, takes ln Σ_j e^x. ``bias`` (of q's
+    dtype or float32) and ``mask`` (bool, True where a key may be seen) are [batch, num_heads, S_q, S_k] with strides of
+    any kind, 0 to repeat; ``alibi_slopes`` float32 [batch, num_heads], ``prefix_lengths`` int32 [batch].
 
+    Sequences of different lengths:
+    * ``kv_lengths`` int32 [batch]: entry b has so many keys, at most S_k, which then stand for S_k in d.
+    * ``cu_seqlens_q`` int32 [batch + 1]: q and out (and lse) hold the rows of all entries one after the other, entry b's
+      from cu_seqlens_q[b] to cu_seqlens_q[b+1], ``total_q`` rows in all; S_q is the longest. ``cu_seqlens_k`` likewise.
+    * ``block_table`` int32 [batch, table_width] with ``kv_lengths``: k and v are [pages, page_size, kv_heads, dim] (the
+      page's stride is the batch's), and key j of entry b is row j % page_size of page block_table[b, j // page_size].
+
+    Operands are arrays, addresses (ints), or None until ``bind``; ``return_lse`` says that an lse will be bound (an lse
+    that is given says so too). An optional one (bias … block_table) that ``bind`` will give is announced by address 0.
     Strides count elements and are those of the axes (batch, head, row) whatever their order in memory; columns
-    are contiguous, and so are the rows of lse. One left out packs row-major around the others. 0 repeats an input.
+    are contiguous, and so are the rows of lse. One left out packs row-major around the others (packed and paged rows:
+    heads within rows). 0 repeats an input.
 
-    Causal is aligned at the bottom right: key j is visible to query i iff j ≤ i + (S_k − S_q), so that the last
-    query sees every key. A query that sees no key (S_k = 0, or i < S_q − S_k) gives zeros, and an lse of −inf.
-
-    ``kv_heads`` defaults to num_heads, ``value_dim`` to head_dim, ``scale`` to 1/√head_dim, ``dtype`` (of q, k, v and
-    out) to the arrays'. Raises InvalidValue (naming field, value, rule and remedy) where no such problem exists.
+    ``kv_heads`` defaults to num_heads, ``value_dim`` to head_dim, ``scale`` to 1/√head_dim, ``dtype`` (of q, k and v) to
+    the arrays', ``dtype_out`` to dtype (float32 keeps partial results for ``merge_states``). ``batch_invariant``: a row's
+    bits do not depend on what else is in the batch. Raises InvalidValue (naming field, value, rule and remedy) where no
+    such problem exists.
     """
 
     batch: int
@@ -71,8 +84,27 @@ class Attention:
     lse: object = field(default=None, repr=False)
     return_lse: bool = False
     causal: bool = False
+    window: tuple[int | None, int | None] | None = None
     scale: float | None = None
+    softcap: float | None = None
+    bias: object = field(default=None, repr=False)
+    mask: object = field(default=None, repr=False)
+    alibi_slopes: object = field(default=None, repr=False)
+    sinks: object = field(default=None, repr=False)
+    prefix_lengths: object = field(default=None, repr=False)
+    kv_lengths: object = field(default=None, repr=False)
+    cu_seqlens_q: object = field(default=None, repr=False)
+    cu_seqlens_k: object = field(default=None, repr=False)
+    block_table: object = field(default=None, repr=False)
+    total_q: int | None = None
+    total_k: int | None = None
+    pages: int | None = None
+    page_size: int | None = None
+    table_width: int | None = None
     dtype: DType | str | None = None
+    dtype_out: DType | str | None = None
+    dtype_bias: DType | str | None = None
+    batch_invariant: bool = False
     stride_q_batch: int | None = None
     stride_q_head: int | None = None
     stride_q_row: int | None = None
@@ -87,12 +119,26 @@ class Attention:
     stride_out_row: int | None = None
     stride_lse_batch: int | None = None
     stride_lse_head: int | None = None
+    stride_bias_batch: int | None = None
+    stride_bias_head: int | None = None
+    stride_bias_row: int | None = None
+    stride_bias_column: int | None = None
+    stride_mask_batch: int | None = None
+    stride_mask_head: int | None = None
+    stride_mask_row: int | None = None
+    stride_mask_column: int | None = None
+    stride_alibi_batch: int | None = None
+    stride_alibi_head: int | None = None
+    stride_table_row: int | None = None
     _problem: AttentionProblem = field(init=False, repr=False)
     _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         infos = describe_all(self.operands())
-        dtype = required("dtype", dtype_of("dtype", self.dtype, infos, ("q", "k", "v", "out")), "q, k, v and out")
+        dtype = required("dtype", dtype_of("dtype", self.dtype, infos, ("q", "k", "v")), "q, k and v")
+        dtype_out = dtype_of("dtype_out", self.dtype_out, infos, ("out",)) or dtype
+        if dtype_out not in (dtype, DType.float32):
+            raise InvalidValue("dtype_out", dtype_out, f"must be {dtype} or float32", "Leave it out for q's dtype")
         batch, heads = extent("batch", self.batch), extent("num_heads", self.num_heads)
         kv_heads = heads if self.kv_heads is None else extent("kv_heads", self.kv_heads)
         s_q, s_k, d = extent("S_q", self.S_q), extent("S_k", self.S_k), extent("head_dim", self.head_dim)
@@ -100,34 +146,167 @@ class Attention:
         multiple("num_heads", heads, "kv_heads", kv_heads)
         integer("batch·num_heads", batch * heads, 0, MAX_EXTENT, "Split the batch over several calls")
         lse = flag("return_lse", self.return_lse) or self.lse is not None
+        q_view, kv_view = self._views()
+        total_q, total_k = self._total("q", q_view), self._total("k", kv_view)
+        pages, page_size, width = self._paging(kv_view, s_k)
+        query_rows = (1, total_q) if q_view == "packed" else (batch, s_q)
+        key_rows = {"packed": (1, total_k), "paged": (pages, page_size)}.get(kv_view, (batch, s_k))
         shapes = {
-            "q": (batch, heads, s_q, d), "k": (batch, kv_heads, s_k, d), "v": (batch, kv_heads, s_k, d_v),
-            "out": (batch, heads, s_q, d_v),
+            "q": (query_rows[0], heads, query_rows[1], d), "k": (key_rows[0], kv_heads, key_rows[1], d),
+            "v": (key_rows[0], kv_heads, key_rows[1], d_v), "out": (query_rows[0], heads, query_rows[1], d_v),
         }
         strides, vector = [], 16
         for name, shape in shapes.items():
-            batch_stride, head, row = row_strides(name, shape, self._strides(name), dtype)
-            strides.append((batch_stride, head, row))
-            vector = min(vector, vector_bytes(dtype, shape, strides[-1], pointer(name, getattr(self, name), infos)))
-        lse_batch, lse_head = row_strides("lse", (batch, heads, s_q), self._strides("lse"), DType.float32)
+            kind = dtype_out if name == "out" else dtype
+            heads_within = (kv_view if name in "kv" else q_view) in ("packed", "paged")
+            found = self._row_strides(name, shape, heads_within, kind)
+            strides.append(found)
+            wide = vector_bytes(kind, shape, found, pointer(name, getattr(self, name), infos))
+            vector = min(vector, wide if wide == 16 else dtype.itemsize)
+        lse_batch, lse_head = row_strides(
+            "lse", (query_rows[0], heads, query_rows[1]), self._given("lse", "batch", "head"), DType.float32
+        )
+        lse_batch = 0 if q_view == "packed" else lse_batch  # one entry holds the rows of all
+        bias = None
+        if self.bias is not None:
+            bias = dtype_of("dtype_bias", self.dtype_bias, infos, ("bias",)) or dtype
+            if bias not in (dtype, DType.float32):
+                raise InvalidValue("bias", f"an array of {bias}", f"must be {dtype} or float32", "Convert it")
+        causal = flag("causal", self.causal)
+        left, right = self._band(causal)
+        windowed = left is not None or (right is not None and right != 0)
+        plane = (batch, heads, s_q, s_k)
         q, k, v, out = strides
         problem = AttentionProblem(
-            AttentionSpec(dtype, d, d_v, flag("causal", self.causal), lse, vector), batch, heads, kv_heads, s_q, s_k,
-            q, k, v, out, (lse_batch, lse_head) if lse else (0, 0),
+            AttentionSpec(
+                dtype, d, d_v, right == 0 and not windowed, lse, vector, windowed, self.prefix_lengths is not None,
+                self.alibi_slopes is not None, self.softcap is not None, bias, self.mask is not None,
+                self.sinks is not None, q_view, kv_view, self.kv_lengths is not None,
+                None if dtype_out is dtype else dtype_out, flag("batch_invariant", self.batch_invariant),
+            ),
+            batch, heads, kv_heads, s_q, s_k, q, k, v, out, (lse_batch, lse_head) if lse else (0, 0),
             default_scale(d) if self.scale is None else finite("scale", self.scale),
+            left, right, self._cap(), self._plane_strides("bias", plane, bias), self._plane_strides(
+                "mask", plane, DType.boolean if self.mask is not None else None
+            ),
+            self._slope_strides(batch, heads), total_q, total_k, pages, page_size, width,
+            0 if kv_view != "paged" else width if self.stride_table_row is None
+            else stride("stride_table_row", self.stride_table_row, DType.int32),
         )
         check_layout(problem.operands, infos, self._dense)
         object.__setattr__(self, "_problem", problem)
         object.__setattr__(self, "_arrays", infos)
 
-    def _strides(self, name: str) -> list[int | None]:
-        names = ("batch", "head") if name == "lse" else ("batch", "head", "row")
-        return [getattr(self, f"stride_{name}_{axis}") for axis in names]
+    def _views(self) -> tuple[str, str]:
+        if self.block_table is not None and self.cu_seqlens_k is not None:
+            raise InvalidValue("cu_seqlens_k", "given", "pages have their own lengths", "Give kv_lengths in its place")
+        if self.block_table is not None and self.kv_lengths is None:
+            raise InvalidValue("kv_lengths", None, "must tell how many keys each row of block_table has", "Give it")
+        if self.kv_lengths is not None and self.cu_seqlens_k is not None:
+            raise InvalidValue("kv_lengths", "given", "cu_seqlens_k tells the lengths already", "Give one of the two")
+        kv = "paged" if self.block_table is not None else "strided" if self.cu_seqlens_k is None else "packed"
+        return "strided" if self.cu_seqlens_q is None else "packed", kv
+
+    def _total(self, letter: str, view: str) -> int:
+        name = f"total_{letter}"
+        value = getattr(self, name)
+        if view != "packed":
+            if value is not None:
+                raise InvalidValue(name, value, f"counts the rows of packed {letter}", f"Give cu_seqlens_{letter} too")
+            return 0
+        if value is None:
+            raise InvalidValue(name, None, f"must say how many rows packed {letter} has", "Give it")
+        return extent(name, value)
+
+    def _paging(self, view: str, s_k: int) -> tuple[int, int, int]:
+        """(pages, page_size, table_width)"""
+        given = {n: getattr(self, n) for n in ("pages", "page_size", "table_width")}
+        for name, value in given.items():
+            if view != "paged" and value is not None:
+                raise InvalidValue(name, value, "describes paged keys", "Give block_table too")
+            if view == "paged" and value is None and name != "table_width":
+                raise InvalidValue(name, None, "must be given for paged keys", "Give it")
+        if view != "paged":
+            return 0, 0, 0
+        size = extent("page_size", self.page_size, 1)
+        needed = -(-s_k // size)
+        width = needed if self.table_width is None else extent("table_width", self.table_width)
+        if width < needed:
+            raise InvalidValue(
+                "table_width", width, f"must have room for S_k = {s_k} keys in pages of {size}: {needed}",
+                "Make the table wider, or S_k smaller",
+            )
+        return extent("pages", self.pages), size, width
+
+    def _band(self, causal: bool) -> tuple[int | None, int | None]:
+        """How far a query sees to the left and right of the diagonal; None: as far as there are keys."""
+        if self.window is None:
+            return None, 0 if causal else None
+        if not isinstance(self.window, tuple | list) or len(self.window) != 2:
+            raise InvalidValue("window", self.window, "must be (left, right)", "For example (127, 0)")
+        left, right = (
+            None if x is None else extent(f"window[{i}]", x) for i, x in enumerate(self.window)
+        )
+        return left, 0 if causal else right
+
+    def _cap(self) -> float:
+        if self.softcap is None:
+            return 0.0
+        cap = finite("softcap", self.softcap)
+        if cap <= 0:
+            raise InvalidValue("softcap", cap, "must be greater than 0", "Leave it out for no cap")
+        return cap
+
+    def _given(self, name: str, *axes: str) -> list[int | None]:
+        return [getattr(self, f"stride_{name}_{axis}") for axis in axes]
+
+    def _row_strides(
+        self, name: str, shape: tuple[int, int, int, int], heads_within: bool, dtype: DType
+    ) -> tuple[int, int, int]:
+        """(batch, head, row); ``heads_within``: where left out, heads pack within rows."""
+        given = self._given(name, "batch", "head", "row")
+        if heads_within:
+            batch, head, row = (
+                None if s is None else stride(f"stride_{name}_{axis}", s, dtype)
+                for s, axis in zip(given, ("batch", "head", "row"), strict=True)
+            )
+            outer, row, head, _ = packed((shape[0], shape[2], shape[1], shape[3]), (batch, row, head, 1))
+            return outer, head, row
+        found = row_strides(name, shape, given, dtype)
+        return found[0], found[1], found[2]
+
+    def _plane_strides(
+        self, name: str, shape: tuple[int, int, int, int], dtype: DType | None
+    ) -> tuple[int, int, int, int]:
+        if dtype is None:
+            return (0, 0, 0, 0)
+        axes = ("batch", "head", "row", "column")
+        given = self._given(name, *axes)
+        known = [
+            None if s is None else stride(f"stride_{name}_{a}", s, dtype) for s, a in zip(given, axes, strict=True)
+        ]
+        a, b, c, d = packed(shape, known)
+        return a, b, c, d
+
+    def _slope_strides(self, batch: int, heads: int) -> tuple[int, int]:
+        if self.alibi_slopes is None:
+            return 0, 0
+        given = self._given("alibi", "batch", "head")
+        known = [
+            None if s is None else stride(f"stride_alibi_{a}", s, DType.float32)
+            for s, a in zip(given, ("batch", "head"), strict=True)
+        ]
+        outer, inner = packed((batch, heads), known)
+        return outer, inner
 
     @cached_property
     def _dense(self) -> frozenset[str]:
         """Operands whose strides were all left out."""
-        return frozenset(n for n in ("q", "k", "v", "out", "lse") if set(self._strides(n)) == {None})
+        if self.cu_seqlens_q is not None or self.cu_seqlens_k is not None or self.block_table is not None:
+            return frozenset()
+        axes = {**{n: ("batch", "head", "row") for n in ROWS}, "lse": ("batch", "head")}
+        planes = {n: ("batch", "head", "row", "column") for n in ("bias", "mask")}
+        return frozenset(n for n, a in {**axes, **planes}.items() if set(self._given(n, *a)) == {None})
 
     @property
     def device(self) -> Device | None:
@@ -139,62 +318,21 @@ class Attention:
         return self._problem
 
     def operands(self) -> dict[str, object]:
-        """q, k, v, out and lse, as far as they are given."""
-        return {n: v for n in ("q", "k", "v", "out", "lse") if (v := getattr(self, n)) is not None}
+        """q, k, v, out, lse and the optional ones, as far as they are given."""
+        return {n: v for n in (*ROWS, "lse", *OPTIONAL) if (v := getattr(self, n)) is not None}
 
     def simplified(self) -> tuple[Attention, str]:
         """Itself: there is no simpler way."""
         return self, ""
 
     def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
-        """Addresses of the operands. Raises InvalidValue where an array does not fit the problem."""
-        return resolve(self._problem.operands, operands, self._arrays, self._dense, device)
+        """Addresses of the operands. Raises InvalidValue where an array does not fit the problem, and where lengths,
+        offsets or a block table that the host can read point beyond memory."""
+        found = resolve(self._problem.operands, operands, self._arrays, self._dense, device)
+        if device.backend == "numpy":
+            self.check_device(found, runtime, device)
+        return found
 
-    @classmethod
-    def from_arrays(
-        cls,
-        q: object,
-        k: object,
-        v: object,
-        out: object,
-        lse: object = None,
-        *,
-        causal: bool = False,
-        scale: float | None = None,
-        layout: str = "bhsd",
-    ) -> Attention:
-        """The attention of four arrays, as they lie in memory: nothing is copied.
-
-        ``layout`` "bhsd": q [B, H, S_q, D], k [B, H_kv, S_k, D], v [B, H_kv, S_k, D_v], out [B, H, S_q, D_v];
-        "bshd": the head after the row. Any strides with a contiguous last axis. ``lse`` is [B, H, S_q], float32,
-        in both.
-        """
-        if not isinstance(layout, str) or layout not in LAYOUTS:
-            raise InvalidValue("layout", layout, f"must be one of {', '.join(LAYOUTS)}", "Name the order of the axes")
-        order = LAYOUTS[layout]
-        arrays = {"q": q, "k": k, "v": v, "out": out} | ({} if lse is None else {"lse": lse})
-        infos = dict(zip(arrays, describe_arrays(**arrays), strict=True))
-
-        def extents(name: str, labels: str, known: dict[str, int]) -> tuple[int, ...]:
-            axis = labels.split()
-            there = " ".join([*(axis[i] for i in order), axis[3]])
-            found = axes(name, infos[name], there, known)
-            return (*(found[i] for i in order), found[3])
-
-        batch, heads, s_q, d = extents("q", "B H S_q D", {})
-        _, kv_heads, s_k, _ = extents("k", "B H_kv S_k D", {"B": batch, "D": d})
-        *_, d_v = extents("v", "B H_kv S_k D_v", {"B": batch, "H_kv": kv_heads, "S_k": s_k})
-        extents("out", "B H S_q D_v", {"B": batch, "H": heads, "S_q": s_q, "D_v": d_v})
-        strides: dict[str, int] = {}
-        for name in ("q", "k", "v", "out"):
-            found = canonical(infos[name])
-            for axis, place in zip(("batch", "head", "row"), order, strict=True):
-                strides[f"stride_{name}_{axis}"] = found[place]
-        if lse is not None:
-            axes("lse", infos["lse"], "B H S_q", {"B": batch, "H": heads, "S_q": s_q})
-            strides["stride_lse_batch"], strides["stride_lse_head"], _ = canonical(infos["lse"])
-        fields: dict[str, Any] = {**infos, **strides}
-        return cls(
-            batch=batch, num_heads=heads, kv_heads=kv_heads, S_q=s_q, S_k=s_k, head_dim=d, value_dim=d_v,
-            causal=causal, scale=scale, **fields,
-        )
+    def check_device(self, found: Resolved, runtime: Runtime, device: Device) -> None:
+        """Hold lengths, offsets and the block table against the memory that they point into; synchronises."""
+        attention_contents.check(self._problem, found, runtime)

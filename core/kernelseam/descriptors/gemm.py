@@ -19,7 +19,8 @@ from kernelseam.descriptors.operands import (
     required,
     resolve,
 )
-from kernelseam.descriptors.problems import GemmProblem, GemmSpec, default_scale
+from kernelseam.descriptors.attention_problem import default_scale
+from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
 from kernelseam.descriptors.validation import (
     MAX_EXTENT,
     extent,

@@ -19,7 +19,7 @@ from kernelseam.descriptors.address_lists import (
 )
 from kernelseam.descriptors.gemm import BatchedGemmStrided, check_numbers, gemm_dtypes
 from kernelseam.descriptors.operands import known_names
-from kernelseam.descriptors.problems import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
 from kernelseam.descriptors.validation import WIDE, check_walk, integer, row_strides, vector_bytes
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue

@@ -57,4 +57,4 @@ def empty(shape: Sequence[int], dtype: DType, device: str) -> object:
 
 @cache
 def _dtype(dtype: object) -> DType:
-    return DType.of(dtype)
+    return DType.of(dtype, floating=False)

@@ -11,10 +11,11 @@ from kernelseam.contract import Implementation, KernelFacts, Toolchain
 from kernelseam.errors import InvalidValue
 from kernelseam.kernels.attention.host import AttentionHost, AttentionTile
 from kernelseam.kernels.covering import covering_specs
+from kernelseam.kernels.attention.merge import MERGE
 from kernelseam.kernels.gemm.host import GemmHost, GemmTile
 from kernelseam.kernels.shared import HostHalf, SharedImplementation, build
 
-HALVES: Mapping[str, HostHalf] = {"gemm": GemmHost(), "attention": AttentionHost()}
+HALVES: Mapping[str, HostHalf] = {"gemm": GemmHost(), "attention": AttentionHost(), "merge_states": MERGE}
 
 
 def shared_implementations(toolchain: Toolchain) -> tuple[Implementation, ...]:

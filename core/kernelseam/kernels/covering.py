@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import product
 
-from kernelseam.descriptors.problems import AttentionSpec, GemmSpec
+from kernelseam.descriptors.attention_problem import AttentionSpec
+from kernelseam.descriptors.gemm_problem import GemmSpec
 from kernelseam.dtypes import DType
 
 

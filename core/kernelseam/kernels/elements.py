@@ -15,6 +15,13 @@ def divide_up(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def divider(d: int) -> tuple[int, int]:
+    """(magic, shift) of base.h's Divider, for 1 ≤ d < 2³¹; magic as a signed word."""
+    shift = (d - 1).bit_length()
+    magic = divide_up(2 ** (31 + shift), d)
+    return magic - 2**32 if magic >= 2**31 else magic, shift
+
+
 def pad(dim: int) -> int:
     """A head dim as tiles hold it: rounded up to 16."""
     return divide_up(dim, 16) * 16

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -24,6 +24,7 @@ from kernelseam.contract import (
 )
 from kernelseam.dispatch import roofline
 from kernelseam.errors import PluginError
+from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature
 
 MAX_BLOCKS = 2**31 - 1
@@ -47,6 +48,9 @@ class HostHalf(Protocol):
 
     def tile(self, problem: Any, row: ArchRow, device: Device) -> Any:
         """The configuration for a problem."""
+
+    def launches(self, problem: Any, tile: Any, device: Device) -> Launches:
+        """What computes the problem: this kernel, or this one and others."""
 
     def defines(self, spec: Any, tile: Any, row: ArchRow) -> dict[str, object]:
         """Constants of the binary."""
@@ -122,9 +126,13 @@ class KernelStep:
     values: Mapping[str, int | float]
     pointers: Mapping[str, str]
     record: LaunchRecord
+    workspace: Mapping[str, int] = field(default_factory=dict)
+    """Parameters that point into the workspace, with their offset."""
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
         arguments = {**self.values, **{p: pointers.get(name, 0) for p, name in self.pointers.items()}}
+        for parameter, offset in self.workspace.items():
+            arguments[parameter] = workspace + offset
         return self.kernel.prepare(
             self.record.grid, self.record.block, self.record.shared_bytes, self.signature.pack(arguments)
         )
@@ -145,23 +153,34 @@ class SharedImplementation:
         row = self._toolchain.arch_row(device.arch)
         if reason := self._half.refuse(problem, row):
             return reason
-        blocks = self._half.grid(problem, self._half.tile(problem, row, device), device)
-        return None if blocks <= MAX_BLOCKS else f"it needs {blocks} blocks, more than {MAX_BLOCKS}"
+        tile = self._half.tile(problem, row, device)
+        for launch in self._half.launches(problem, tile, device).steps:
+            if (blocks := launch.half.grid(launch.problem, launch.tile, device)) > MAX_BLOCKS:
+                return f"it needs {blocks} blocks, more than {MAX_BLOCKS}"
+        return None
 
     def cost(self, problem: Any, device: Device) -> Cost:
         return roofline(problem, device.limits, self._half.efficiency(problem))
 
     def build(self, problem: Any, device: Device) -> PlanParts:
-        half, row = self._half, self._toolchain.arch_row(device.arch)
-        tile = half.tile(problem, row, device)
+        row = self._toolchain.arch_row(device.arch)
+        launches = self._half.launches(problem, self._half.tile(problem, row, device), device)
+        built = [self._step(launch, row, device) for launch in launches.steps]
+        steps = tuple(step for step, _ in filter(None, built))
+        return PlanParts(steps, launches.workspace_bytes if steps else 0, tuple(p for _, p in filter(None, built)))
+
+    def _step(self, launch: Launch, row: ArchRow, device: Device) -> tuple[Step, str] | None:
+        """One kernel, compiled and loaded, and the place of its binary; None where it has nothing to do."""
+        half, problem, tile = launch.half, launch.problem, launch.tile
         blocks = half.grid(problem, tile, device)
         if not blocks:
-            return PlanParts(())
-        binary, facts = build(half, problem.spec, tile, self._toolchain, device.arch)
+            return None
+        binary, _ = build(half, problem.spec, tile, self._toolchain, device.arch)
         shared = half.shared_bytes(problem.spec, tile)
-        step: Step = KernelStep(
+        step = KernelStep(
             self._toolchain.load(binary.data, half.entry, device), half.signature(problem.spec),
             half.values(problem, tile, device), half.pointers(problem.spec),
             LaunchRecord(half.entry, (blocks, 1, 1), (half.threads(tile, row), 1, 1), shared, device.arch),
+            launch.workspace,
         )
-        return PlanParts((step,), binaries=(str(binary.path or ""),))
+        return step, str(binary.path or "")

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts, host_array
-from kernelseam.descriptors.problems import AttentionProblem, GemmProblem
+from kernelseam.descriptors.attention_problem import AttentionProblem
+from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.dtypes import DType
 from kernelseam.parity.oracle import Array
 

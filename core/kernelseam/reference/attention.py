@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts, host_array
-from kernelseam.descriptors.problems import AttentionProblem
+from kernelseam.descriptors.attention_problem import AttentionProblem
 from kernelseam.dispatch import roofline
 from kernelseam.reference.attention_block import QUERIES, Array, Head, scratch_sizes
 from kernelseam.reference.scratch import carve, scratch_bytes

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernelseam.descriptors.problems import AttentionProblem
+from kernelseam.descriptors.attention_problem import AttentionProblem
 from kernelseam.reference.scratch import shaped
 
 QUERIES, _KEYS = 256, 1024  # 1 MiB of float32 scores; the fastest of 64…256 × 512…2048 where that is a core's L2

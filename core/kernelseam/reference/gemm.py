@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts, host_array
-from kernelseam.descriptors.problems import GemmProblem
+from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.dispatch import roofline
 from kernelseam.dtypes import DType
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped

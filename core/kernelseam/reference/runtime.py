@@ -141,4 +141,4 @@ def _native(dtype: np.dtype[Any]) -> DType:
             "dtype", dtype.str, "must be in the machine's byte order",
             "Convert with array.astype(array.dtype.newbyteorder('='))",
         )
-    return _dtypes.setdefault(dtype, DType.of(dtype))
+    return _dtypes.setdefault(dtype, DType.of(dtype, floating=False))

@@ -66,7 +66,7 @@ def _is_hip(cupy: Any) -> bool:
 
 def _cupy(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
     memory, strides = array.data, array.strides
-    dtype = _dtypes.get(array.dtype) or _dtypes.setdefault(array.dtype, DType.of(array.dtype, "dtype"))
+    dtype = _dtypes.get(array.dtype) or _dtypes.setdefault(array.dtype, DType.of(array.dtype, floating=False))
     return ArrayInfo(
         memory.ptr, array.shape, _elements(strides, dtype.itemsize), dtype, devices[memory.device_id], "cupy", array
     )
@@ -103,7 +103,7 @@ def _interface(array: object, interface: dict[str, Any], devices: Sequence[Devic
     index = _device_of(pointer) if pointer else 0
     if index is None:
         return None
-    dtype, shape = DType.of(np.dtype(interface["typestr"])), tuple(interface["shape"])
+    dtype, shape = DType.of(np.dtype(interface["typestr"]), floating=False), tuple(interface["shape"])
     strides = interface.get("strides")
     if (stream := interface.get("stream")) is not None:
         bindings.call("cuStreamSynchronize", stream)  # asked for by the interface's version 3

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
-from kernelseam.descriptors.problems import GemmProblem
+from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.dispatch import roofline
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, OutOfDeviceMemory

@@ -48,7 +48,7 @@ class CudaRuntime:
     def from_host(self, host: npt.NDArray[Any], device: Device) -> object:
         contiguous = np.ascontiguousarray(host)
         with self.activate(device):
-            array = arrays.empty(host.shape, DType.of(host.dtype), device, None)
+            array = arrays.empty(host.shape, DType.of(host.dtype, floating=False), device, None)
             info = self.describe(array)
             assert info is not None
             if host.nbytes:

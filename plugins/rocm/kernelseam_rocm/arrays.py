@@ -64,7 +64,7 @@ def describe(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
         on_gpu = torch_module() is not None and array.device.type == "cuda"
         return torch_arrays.describe(array, devices[array.get_device()]) if on_gpu else None
     if (cupy := cupy_module()) is not None and isinstance(array, cupy.ndarray):
-        dtype = DType.of(array.dtype.name)
+        dtype = DType.of(array.dtype.name, floating=False)
         strides = tuple(s // dtype.itemsize for s in array.strides)
         return ArrayInfo(array.data.ptr, tuple(array.shape), strides, dtype, devices[array.device.id], "cupy", array)
     return _stranger(array, devices)
@@ -77,7 +77,7 @@ def _stranger(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
         return None
     view = dlpack.read(array.__dlpack__())
     kind = type(array).__module__.partition(".")[0]
-    return ArrayInfo(view.pointer, view.shape, view.strides, DType.of(view.dtype), devices[int(place[1])], kind, array)
+    return ArrayInfo(view.pointer, view.shape, view.strides, DType.of(view.dtype, floating=False), devices[int(place[1])], kind, array)
 
 
 def empty(shape: Sequence[int], dtype: DType, device: Device, kind: str | None) -> object:

@@ -14,7 +14,8 @@ from kernelseam.dtypes import DType
 ROCM = 10
 """kDLROCM."""
 
-_CODES = {DType.float16: (2, 16), DType.bfloat16: (4, 16), DType.float32: (2, 32), DType.float64: (2, 64)}
+_CODES = {DType.float16: (2, 16), DType.bfloat16: (4, 16), DType.float32: (2, 32), DType.float64: (2, 64),
+          DType.int32: (0, 32), DType.boolean: (6, 8)}
 _NAME, _USED = b"dltensor", b"used_dltensor"
 
 

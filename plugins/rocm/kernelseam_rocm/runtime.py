@@ -44,7 +44,7 @@ class HipRuntime:
     def from_host(self, host: npt.NDArray[Any], device: Device) -> object:
         contiguous = np.ascontiguousarray(host)
         with self.activate(device):
-            array = arrays.DeviceArray(host.shape, DType.of(host.dtype), device)
+            array = arrays.DeviceArray(host.shape, DType.of(host.dtype, floating=False), device)
             if array.nbytes:
                 kind = bindings.hip().hipMemcpyKind.hipMemcpyHostToDevice
                 bindings.call("hipMemcpy", array.pointer, contiguous.ctypes.data, array.nbytes, kind)

@@ -1,62 +1,127 @@
-// Fused attention forward: out = softmax(scale · q·kᵀ) · v, and optionally the log-sum-exp of every row, in one launch.
+// Fused attention forward: out = softmax(scores) · v, and optionally the log-sum-exp of every row, in one launch.
 //
-// Algorithm (FlashAttention-2, Dao 2023, arXiv:2307.08691): a block owns BM = WARPS · ROWS queries of one head and walks
-// over the keys in tiles of BN. Each warp keeps ROWS rows of the output, their running maximum m and sum l:
-//   s = q·kᵀ;  m' = max(m, max s);  p = 2^(c·(s − m'));  l = l·2^(c·(m − m')) + Σp;  o = o·2^(c·(m − m')) + p·v
-// with c = |scale|·log2 e. At the end out = o / l and lse = ln 2 · (c·m + log2 l). Tiles of keys that every query of the
-// block sees whole take a way without masks. K and V come through a ring of STAGES tiles, copied ahead of use.
+// Algorithm (FlashAttention-2, Dao 2023, arXiv:2307.08691): a block owns BM queries of one head and walks over the keys in
+// tiles of BN. Each warp keeps ROWS rows of the output, their running maximum m and sum l:
+//   s = scores;  m' = max(m, max s);  p = 2^(c·(s − m'));  f = 2^(c·(m − m'));  l = l·f + Σp;  o = o·f + p·v
+// At the end out = o / l and lse = ln 2 · (c·m + log2 l). Where a score is but scale·q·k, s = q·k and c = |scale|·log2 e;
+// else s is the score in base 2 (scores.h) and c = 1. An attention sink is a key of value 0, the state's first.
+// Tiles of keys that every query of the block sees whole take a way without masks. K and V come through a ring of STAGES
+// tiles, copied ahead of use. What is masked cannot reach a row, even where V holds NaN or inf there: such a tile of V is
+// multiplied with its non-finite values taken out, which are then given to the rows that see them.
 //
-// Causal, aligned at the bottom right: key j is visible to query i iff j ≤ i + (S_k − S_q).
-// A row that sees no key gives zeros and an LSE of −inf. What is masked cannot reach a row, even where V holds NaN or
-// inf there: such a tile of V is multiplied with its non-finite values taken out, which are then given to the rows
-// that see them.
+// COLUMN_WARPS warps share the same rows, each making its part of the output's columns (a wide head fits no warp alone).
+// `splits` blocks share the same queries: each walks over a part of the keys and writes its own out and lse.
 //
-// Constants (from the host half): KS_T, KS_DQK, KS_DV, KS_CAUSAL, KS_LSE, KS_VECTOR, KS_WARPS, KS_ROWS (queries a warp),
-// KS_BN, KS_STAGES, KS_Q_RESIDENT (the queries stay in registers), KS_MIN_BLOCKS, KS_SHARED_BYTES.
-// Shared memory: BM · max(DQ, DO) + STAGES · BN · (DQ + DO) elements, DQ and DO being the head dims rounded up to 16;
-// for float32 also BM · BN.
-// Registers: ROWS·(DO + BN)/lanes for o and s, ROWS·DQ/(2·lanes) more for queries that stay.
-#include "tile/tile.h"
+// Constants (from the host half): those of scores.h and sequences.h; KS_T, KS_OUT (element types), KS_DQK, KS_DV, KS_LSE,
+// KS_VECTOR, KS_WARPS, KS_COLUMN_WARPS, KS_ROWS (queries a warp), KS_BN, KS_STAGES, KS_Q_RESIDENT (the queries stay in
+// registers), KS_MIN_BLOCKS, KS_SHARED_BYTES.
+// Shared memory: BM·max(DQ·size, DO·size_out) + STAGES·BN·(DQ + DO)·size, DQ and DO being the head dims rounded up to 16;
+// for float32 also WARPS·ROWS·BN·size.
+// Registers: ROWS·(DO/COLUMN_WARPS + BN)/lanes for o and s, ROWS·DQ/(2·lanes) more for queries that stay.
+#include "attention/sequences.h"
 
 typedef KS_T T;
+typedef KS_OUT Out;
 typedef Engine<T> E;
-typedef E::Sum Sum;
 
 constexpr int DQ = (KS_DQK + 15) / 16 * 16, DO = (KS_DV + 15) / 16 * 16;
-constexpr int WARPS = KS_WARPS, ROWS = KS_ROWS, BM = WARPS * ROWS, BN = KS_BN, STAGES = KS_STAGES;
+constexpr int WARPS = KS_WARPS, COLUMN_WARPS = KS_COLUMN_WARPS, ROWS = KS_ROWS, BM = WARPS / COLUMN_WARPS * ROWS;
+constexpr int BN = KS_BN, STAGES = KS_STAGES, MINE = DO / COLUMN_WARPS;
 constexpr int THREADS = WARP * WARPS;
 constexpr int AHEAD = COPY_THROUGH_REGISTERS ? 1 : STAGES - 1;
 typedef E::Tile<BM, DQ, true> TileQ;
 typedef E::Tile<BN, DQ, true> TileK;   // product over the head dim, which is contiguous
 typedef E::Tile<DO, BN, false> TileV;  // product over the keys, which are the rows
-typedef PlainTile<T, ROWS, DO> TileO;
+typedef PlainTile<Out, ROWS, MINE> TileO;
 constexpr int Q_BYTES = TileQ::BYTES > WARPS * TileO::BYTES ? TileQ::BYTES : WARPS * TileO::BYTES;
 constexpr int STAGE_BYTES = TileK::BYTES + TileV::BYTES, P_BYTES = E::operand_bytes<ROWS, BN>();
 static_assert(Q_BYTES + STAGES * STAGE_BYTES + WARPS * P_BYTES <= KS_SHARED_BYTES, "the tiles fit");
 static_assert(STAGES >= 2 || COPY_THROUGH_REGISTERS, "a copy that is in flight needs a stage of its own");
+static_assert(DO % (16 * COLUMN_WARPS) == 0 && WARPS % COLUMN_WARPS == 0, "warps share rows and columns evenly");
 
 constexpr float LARGEST = 3.4028234663852886e38f;
 KS_DEVICE float minimum(float a, float b) { return -maximum(-a, -b); }
 
-KS_KERNEL(THREADS, KS_MIN_BLOCKS)
-attention_forward(const T* q, const T* k, const T* v, T* out, float* lse, i64 q_batch, i64 q_head, i64 k_batch,
-                  i64 k_head, i64 v_batch, i64 v_head, i64 out_batch, i64 out_head, i64 lse_batch, i64 lse_head,
-                  int q_row, int k_row, int v_row, int out_row, int num_heads, int head_group, int S_q, int S_k,
-                  int q_tiles, float scale_log2) {
-  char* const memory = shared_memory<KS_SHARED_BYTES>();
-  const int head = block_index() / q_tiles % num_heads, batch = block_index() / q_tiles / num_heads;
-  // Under a causal mask the last queries have most to do: they start first.
-  const int turn = block_index() % q_tiles, q0 = (KS_CAUSAL ? q_tiles - 1 - turn : turn) * BM;
-  const StridedView<const T> Q{q + batch * q_batch + head * q_head, q_row};
-  const StridedView<const T> K{k + batch * k_batch + head / head_group * k_head, k_row};
-  const StridedView<const T> V{v + batch * v_batch + head / head_group * v_head, v_row};
-  const StridedView<T> O{out + batch * out_batch + head * out_head, out_row};
+#if KS_KV_VIEW == 2
+typedef PagedView<const T> KeyView;
+#else
+typedef StridedView<const T> KeyView;
+#endif
+#if KS_GROUPED
+typedef GroupedView<const T> QueryView;
+typedef GroupedView<Out> OutView;
+#else
+typedef StridedView<const T> QueryView;
+typedef StridedView<Out> OutView;
+#endif
 
-  // Keys [0, whole) are seen by every query of the block, [whole, end) by some.
-  const int shift = S_k - S_q;
-  const int end = KS_CAUSAL ? min_of(S_k, max_of(0, min_of(q0 + BM, S_q) + shift)) : S_k;
-  const int whole = KS_CAUSAL ? min_of(end, max_of(0, q0 + shift + 1)) : S_k;
-  const int tiles = divide_up(end, BN), whole_tiles = whole / BN;
+KS_KERNEL(THREADS, KS_MIN_BLOCKS)
+attention_forward(const T* q, const T* k, const T* v, Out* out, float* lse,
+                  const typename Choose<HAS_BIAS, KS_BIAS, float>::type* bias, const unsigned char* mask,
+                  const float* slopes, const float* sinks, const int* prefixes, const int* lengths,
+                  const int* q_offsets, const int* k_offsets, const int* table,
+                  i64 q_batch, i64 q_head, i64 k_batch, i64 k_head, i64 v_batch, i64 v_head, i64 out_batch,
+                  i64 out_head, i64 out_split, i64 lse_batch, i64 lse_head, i64 lse_split,
+                  i64 bias_batch, i64 bias_head, i64 bias_row, i64 bias_column,
+                  i64 mask_batch, i64 mask_head, i64 mask_row, i64 mask_column, i64 slopes_batch, i64 slopes_head,
+                  i64 table_row, int q_row, int k_row, int v_row, int out_row, int num_heads, int head_group,
+                  int group_magic, int group_shift, int S_q_most, int S_k_most, int q_tiles, int splits, int left,
+                  int right, int page_size, int page_magic, int page_shift, float scale_log2, float cap,
+                  float cap_inverse) {
+  char* const memory = shared_memory<KS_SHARED_BYTES>();
+  const int heads = KS_GROUPED ? num_heads / head_group : num_heads;
+  const int split = block_index() % splits, place = block_index() / splits;
+  const int matrix_index = place / q_tiles, turn = place % q_tiles;
+  const int batch = matrix_index / heads, head = matrix_index % heads;
+  const Sequence own = sequence_of(batch, S_q_most, S_k_most, q_offsets, k_offsets, lengths);
+
+  // The block's rows: queries, or with KS_GROUPED the heads of a group for query after query.
+  const Divider group{head_group, (unsigned)group_magic, group_shift};
+  const int rows = KS_GROUPED ? own.S_q * head_group : own.S_q;
+  // Under a causal mask the last queries have most to do: they start first.
+  const int row0 = (KS_CAUSAL ? q_tiles - 1 - turn : turn) * BM;
+  if (row0 >= rows) return;  // sequences of a batch may be shorter than its longest
+  auto query_of = [=](int row) { return KS_GROUPED ? group.quotient(row) : row; };
+  auto head_of = [=](int row) { return KS_GROUPED ? row - group.quotient(row) * head_group : 0; };
+
+  const int first_head = KS_GROUPED ? head * head_group : head, kv_head = KS_GROUPED ? head : head / head_group;
+  const int kv_heads = num_heads / head_group;
+  const T* const q_base = matrix<KS_Q_VIEW>(q, batch, first_head, num_heads, own.q_first, q_batch, q_head, q_row);
+  Out* const out_base =
+      matrix<KS_OUT_VIEW>(out, batch, first_head, num_heads, own.q_first, out_batch, out_head, out_row) + split * out_split;
+#if KS_GROUPED
+  const QueryView Q{q_base, group, q_row, q_head};
+  const OutView O{out_base, group, out_row, out_head};
+#else
+  const QueryView Q{q_base, q_row};
+  const OutView O{out_base, out_row};
+#endif
+  const T* const k_base = matrix<KS_KV_VIEW>(k, batch, kv_head, kv_heads, own.k_first, k_batch, k_head, k_row);
+  const T* const v_base = matrix<KS_KV_VIEW>(v, batch, kv_head, kv_heads, own.k_first, v_batch, v_head, v_row);
+#if KS_KV_VIEW == 2
+  const Divider page{page_size, (unsigned)page_magic, page_shift};
+  const KeyView K{k_base, table + batch * table_row, page, k_batch, k_row, own.S_k - 1};
+  const KeyView V{v_base, table + batch * table_row, page, v_batch, v_row, own.S_k - 1};
+#else
+  const KeyView K{k_base, k_row}, V{v_base, v_row};
+#endif
+
+  Scores scores{own.S_q, own.S_k, left, right, KS_PREFIX ? min_of(max_of(prefixes[batch], 0), own.S_k) : 0,
+                scale_log2, cap, cap_inverse};
+  if constexpr (HAS_BIAS) scores.bias = {bias + batch * bias_batch + first_head * bias_head, bias_head, bias_row, bias_column};
+  if (KS_MASK) scores.mask = {mask + batch * mask_batch + first_head * mask_head, mask_head, mask_row, mask_column};
+  if (KS_ALIBI) scores.slopes = slopes + batch * slopes_batch + first_head * slopes_head, scores.slopes_head = slopes_head;
+
+  // Keys [begin, end) are seen by some query of the block, [all_begin, all_end) by all. Tiles [first, last) are this block's.
+  const int i0 = query_of(row0), i1 = query_of(min_of(row0 + BM, rows) - 1);
+  const int begin = scores.begin(i0), end = scores.end(i1);
+  const int all_begin = divide_up(scores.all_begin(i1), BN), all_end = scores.all_end(i0) / BN;
+  int first = begin / BN, last = divide_up(end, BN);
+  if (splits > 1) {
+    const int share = divide_up(max_of(last - first, 0), splits);
+    first += split * share;
+    last = min_of(last, first + share);
+  }
 
   const TileQ tile_q(memory);
   char* const ring = memory + Q_BYTES;
@@ -68,31 +133,33 @@ attention_forward(const T* q, const T* k, const T* v, T* out, float* lse, i64 q_
   Copy<TileK, THREADS, KS_VECTOR, DQ == KS_DQK> copy_k;
   Copy<TileV, THREADS, KS_VECTOR, DO == KS_DV> copy_v;
   auto fetch = [&](int tile, int stage) {
-    if (tile < tiles) {
-      copy_k.fetch(tile_k(stage), K, tile * BN, S_k, 0, KS_DQK);
-      copy_v.fetch(tile_v(stage), V, tile * BN, S_k, 0, KS_DV);
+    if (tile < last) {
+      copy_k.fetch(tile_k(stage), K, tile * BN, own.S_k, 0, KS_DQK);
+      copy_v.fetch(tile_v(stage), V, tile * BN, own.S_k, 0, KS_DV);
     }
     copies_commit();
   };
-  copy_q.fetch(tile_q, Q, q0, S_q, 0, KS_DQK);
+  copy_q.fetch(tile_q, Q, row0, rows, 0, KS_DQK);
   copy_q.land(tile_q);
   copies_commit();
 #pragma unroll
-  for (int s = 0; s < AHEAD; s++) fetch(s, s);
+  for (int s = 0; s < AHEAD; s++) fetch(first + s, s);
 
-  const int row0 = q0 + warp_index() * ROWS;
-  // A scale that is not positive is applied to the scores themselves, so that masks stay −∞ and the largest score wins.
-  const float c = scale_log2 > 0 ? scale_log2 : scale_log2 < 0 ? -scale_log2 : 1.f;
-  E::Acc<ROWS, DO> o;
+  const int warp_row = warp_index() / COLUMN_WARPS * ROWS, column0 = warp_index() % COLUMN_WARPS * MINE;
+  const int mine = row0 + warp_row;  // this warp's first row
+  // A scale that is not positive is applied to the products themselves, so that masks stay −∞ and the largest score wins.
+  const float c = CHANGED_SCORES ? 1.f : scale_log2 > 0 ? scale_log2 : scale_log2 < 0 ? -scale_log2 : 1.f;
+  E::Acc<ROWS, MINE> o;
   E::Row<ROWS> m, l;
   E::zero(o);
   E::fill(m, -infinity());
   E::fill(l, 0.f);
+  if (KS_SINKS && split == 0) E::row_map(m, [&](int r, float) { return LOG2_E * sinks[first_head + head_of(mine + r)]; });
 
   constexpr int Q_STEP = KS_Q_RESIDENT ? DQ : E::K_STEP;
   copies_wait<AHEAD>();
   block_barrier();
-  auto q_operand = E::template operand<ROWS, Q_STEP>(tile_q, warp_index() * ROWS, 0);
+  auto q_operand = E::template operand<ROWS, Q_STEP>(tile_q, warp_row, 0);
 
   int stage = 0;
   auto step = [&](int tile, auto masked) {
@@ -105,27 +172,30 @@ attention_forward(const T* q, const T* k, const T* v, T* out, float* lse, i64 q_
     if (next >= STAGES) next -= STAGES;
     fetch(tile + AHEAD, next);
 
+    const int j0 = tile * BN;
     E::Acc<ROWS, BN> s;
     E::zero(s);
 #pragma unroll 4  // all of a wide head dim at once would take more registers than there are
     for (int d = 0; d < DQ; d += Q_STEP) {
-      if (!KS_Q_RESIDENT) q_operand = E::template operand<ROWS, Q_STEP>(tile_q, warp_index() * ROWS, d);
+      if (!KS_Q_RESIDENT) q_operand = E::template operand<ROWS, Q_STEP>(tile_q, warp_row, d);
       E::mma(s, q_operand, tile_k(stage), 0, d);
     }
-    if (scale_log2 <= 0) E::map(s, [=](int, int, float x) { return scale_log2 < 0 ? -x : 0 * x; });
-    if constexpr (masked.value) {
-      const int j0 = tile * BN;
-      E::map(s, [&](int i, int j, float x) {
-        const bool visible = j0 + j < S_k && (!KS_CAUSAL || j0 + j <= row0 + i + shift);
-        return visible ? x : -infinity();
-      });
+    if constexpr (CHANGED_SCORES) {
+      E::map(s, [&](int r, int j, float x) { return scores.score(x, head_of(mine + r), query_of(mine + r), j0 + j); });
+    } else {
+      if (scale_log2 <= 0) E::map(s, [=](int, int, float x) { return scale_log2 < 0 ? -x : 0 * x; });
     }
+    if constexpr (masked.value)
+      E::map(s, [&](int r, int j, float x) {
+        return scores.sees(head_of(mine + r), query_of(mine + r), j0 + j) ? x : -infinity();
+      });
 
     E::Row<ROWS> top, base, fade;
     E::row_max(top, s);
     E::zip(top, top, m, [](float x, float y) { return maximum(x, y); });
     E::zip(base, top, top, [=](float x, float) { return x == -infinity() ? 0.f : x * c; });
-    E::zip(fade, m, base, [=](float x, float y) { return exp2_fast(x * c - y); });
+    // Exactly 1 where the maximum stays: over many tiles a rounding each time would add up.
+    E::zip(fade, m, top, [=](float x, float y) { return x == -infinity() ? 0.f : exp2_fast((x - y) * c); });
     m = top;
     E::row_apply(s, base, [=](float x, float y) { return exp2_fast(x * c - y); });
     E::zip(l, l, fade, [](float x, float y) { return x * y; });
@@ -133,43 +203,58 @@ attention_forward(const T* q, const T* k, const T* v, T* out, float* lse, i64 q_
     E::row_apply(o, fade, [](float x, float y) { return x * y; });
     const auto p = E::to_operand(s, scratch);
     bool hidden = false;  // whether values that some rows must not see had to be taken out
-    if constexpr (KS_CAUSAL && masked.value) hidden = block_any(take_out_non_finite<THREADS>(tile_v(stage)));
-    E::mma(o, p, tile_v(stage), 0, 0);
+    if constexpr (HIDES && masked.value) hidden = block_any(take_out_non_finite<THREADS>(tile_v(stage)));
+    E::mma(o, p, tile_v(stage), column0, 0);
     if (hidden) {
 #pragma unroll 1
-      for (int j = tile * BN; j < min_of(tile * BN + BN, S_k); j++)
-        E::map(o, [&](int i, int d, float x) {
-          if constexpr (SCALAR_CONDITIONS) {
-            // A row that does not see key j takes again what it had of its last one: that changes no class of a number.
-            const int seen = max_of(min_of(j, row0 + i + shift), 0);
-            const float y = to_sum(V.row(seen)[min_of(d, KS_DV - 1)]);  // columns beyond the last are not written
-            return x + (y - minimum(maximum(y, -LARGEST), LARGEST));    // y − y where it is finite, else y
-          } else {
-            if (j > row0 + i + shift || d >= KS_DV) return x;
-            const float y = to_sum(V.row(j)[d]);
-            return finite(y) ? x : x + y;
-          }
+      for (int j = j0; j < min_of(j0 + BN, own.S_k); j++) {
+        const T* const values = V.row(j);
+        E::map(o, [&](int r, int d, float x) {
+          const float y = to_sum(values[min_of(column0 + d, KS_DV - 1)]);  // columns beyond the last are not written
+          const float excess = y - minimum(maximum(y, -LARGEST), LARGEST);  // 0 where y is finite, else y
+          return x + (scores.sees(head_of(mine + r), query_of(mine + r), j) ? excess : 0.f);
         });
+      }
     }
     if (++stage == STAGES) stage = 0;
   };
-  int tile = 0;
-  for (; tile < whole_tiles; tile++) step(tile, Flag<false>{});
-  for (; tile < tiles; tile++) step(tile, Flag<true>{});
+  int tile = first;
+  if constexpr (KS_WINDOW) {
+    for (; tile < last; tile++) {
+      if (tile >= all_begin && tile < all_end) step(tile, Flag<false>{});
+      else step(tile, Flag<true>{});
+    }
+  } else {
+    if constexpr (!KS_MASK)
+      for (; tile < min_of(all_end, last); tile++) step(tile, Flag<false>{});
+    for (; tile < last; tile++) step(tile, Flag<true>{});
+  }
   copies_wait<0>();
 
   E::row_finish_sum(l);
+  if (KS_SINKS && split == 0) {
+    E::Row<ROWS> own_share = m;
+    E::row_map(own_share, [&](int r, float x) {
+      return x == -infinity() ? 0.f : exp2_fast(LOG2_E * sinks[first_head + head_of(mine + r)] - x);
+    });
+    E::zip(l, l, own_share, [](float x, float y) { return x + y; });
+  }
   E::Row<ROWS> inverse;
   E::zip(inverse, l, l, [](float x, float) { return x == 0.f ? 0.f : 1.f / x; });
-  E::row_apply(o, inverse, [](float x, float y) { return SCALAR_CONDITIONS && y == 0.f ? 0.f : x * y; });
-  if (KS_LSE) {
-    float* const rows = lse + batch * lse_batch + head * lse_head;
+  E::row_apply(o, inverse, [](float x, float y) { return x * y; });
+  if (KS_LSE && column0 == 0) {
     E::zip(m, m, l, [=](float x, float y) { return y == 0.f ? -infinity() : 0.69314718056f * (x * c + log2_fast(y)); });
-    E::each_row(m, [&](int i, float x) { if (row0 + i < S_q) rows[row0 + i] = x; });
+    E::each_row(m, [&](int r, float x) {
+      const int row = mine + r;
+      if (row < rows) {
+        const i64 at = (i64)batch * lse_batch + (first_head + head_of(row)) * lse_head + split * lse_split;
+        lse[at + own.q_first + query_of(row)] = x;
+      }
+    });
   }
   block_barrier();  // the queries are no longer read
   TileO staged(memory + warp_index() * TileO::BYTES);
   E::to_shared(staged, o);
   warp_barrier();
-  warp_copy_out<KS_VECTOR>(staged, O, row0, S_q, 0, KS_DV);
+  warp_copy_out<KS_VECTOR>(staged, O, mine, rows, column0, KS_DV);
 }

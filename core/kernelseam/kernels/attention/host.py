@@ -1,23 +1,34 @@
-"""Host half of forward.h: which tile, which constants, which arguments."""
+"""Host half of forward.h: which tile, which constants, which arguments, and how the keys are split."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernelseam.contract import ArchRow, Device
-from kernelseam.descriptors.problems import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
-from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, pad, refuse_dtype, refuse_row_strides
+from kernelseam.kernels.attention.merge import MERGE, MERGE_TILE, MergeProblem, MergeSpec
+from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, divider, pad, refuse_dtype, refuse_row_strides
+from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature
 
-MAX_HEAD_DIM = 256
+KNOWN = frozenset({
+    "causal", "window", "prefix", "alibi", "softcap", "bias", "mask", "sinks", "q_view", "kv_view", "lengths",
+    "dtype_out", "batch_invariant",
+})
+"""The options that forward.h has."""
+VIEWS = {"strided": 0, "packed": 1, "paged": 2, "pointers": 3}
+"""As sequences.h counts them."""
+FEWEST_KEYS = 256
+"""Keys below which a part is not worth a block of its own."""
+MOST_SPLITS = 64
 
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """A row of an arch's table, for head dims up to ``max_dim``: ``warps`` × ``rows`` queries a block, ``bn`` keys a
-    step, a ring of ``stages`` tiles of keys and values."""
+    """A row of an arch's table, for head dims up to ``max_dim``: ``warps`` of ``rows`` queries a block, ``bn`` keys a
+    step, a ring of ``stages`` tiles of keys and values; ``column_warps`` warps share their rows."""
 
     dtypes: frozenset[DType]
     max_dim: int
@@ -28,21 +39,40 @@ class AttentionTile:
     q_resident: bool = False
     """Whether the queries stay in registers."""
     min_blocks: int = 1
+    column_warps: int = 1
+    grouped: bool = False
+    """No column of the table: whether a block's rows are the heads of a group, chosen for a problem. So ``splits``."""
+    splits: int = 1
 
     @property
     def bm(self) -> int:
-        return self.warps * self.rows
+        return self.warps // self.column_warps * self.rows
 
     def shared_bytes(self, spec: AttentionSpec) -> int:
         """Queries (later the output), the ring, and in float32 the probabilities."""
         dq, do, size = pad(spec.head_dim), pad(spec.value_dim), spec.dtype.itemsize
-        scratch = self.bm * self.bn * size if spec.dtype.itemsize > 2 else 0
-        return self.bm * max(dq, do) * size + self.stages * self.bn * (dq + do) * size + scratch
+        scratch = self.warps * self.rows * self.bn * size if spec.dtype.itemsize > 2 else 0
+        first = self.bm * max(dq * size, do * spec.out.itemsize)
+        return first + self.stages * self.bn * (dq + do) * size + scratch
 
 
-_POINTERS = ("q", "k", "v", "out", "lse")
-_STRIDES = tuple(f"{p}_{axis}" for p in _POINTERS for axis in ("batch", "head"))
-_INTS = ("q_row", "k_row", "v_row", "out_row", "num_heads", "head_group", "S_q", "S_k", "q_tiles")
+_ROWS = ("q", "k", "v", "out")
+_POINTERS = (*_ROWS, "lse", "bias", "mask", "slopes", "sinks", "prefixes", "lengths", "q_offsets", "k_offsets", "table")
+_STRIDES = (
+    "q_batch", "q_head", "k_batch", "k_head", "v_batch", "v_head", "out_batch", "out_head", "out_split", "lse_batch",
+    "lse_head", "lse_split", "bias_batch", "bias_head", "bias_row", "bias_column", "mask_batch", "mask_head", "mask_row",
+    "mask_column", "slopes_batch", "slopes_head", "table_row",
+)
+_INTS = (
+    "q_row", "k_row", "v_row", "out_row", "num_heads", "head_group", "group_magic", "group_shift", "S_q_most", "S_k_most",
+    "q_tiles", "splits", "left", "right", "page_size", "page_magic", "page_shift",
+)
+_FLOATS = ("scale_log2", "cap", "cap_inverse")
+_OPERANDS = {
+    "slopes": "alibi_slopes", "prefixes": "prefix_lengths", "lengths": "kv_lengths", "q_offsets": "cu_seqlens_q",
+    "k_offsets": "cu_seqlens_k", "table": "block_table",
+}
+LOG2_E = math.log2(math.e)
 
 
 class AttentionHost:
@@ -54,47 +84,117 @@ class AttentionHost:
 
     def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
         spec = problem.spec
+        if unknown := spec.options - KNOWN:
+            return f"it does not know {', '.join(sorted(unknown))}"
         if spec.dtype is DType.float64:
             return "it has no float64"
         for name, dim in (("head_dim", spec.head_dim), ("value_dim", spec.value_dim)):
-            if not 1 <= dim <= MAX_HEAD_DIM:
-                return f"{name} = {dim}: it takes 1 to {MAX_HEAD_DIM}"
+            if dim < 1:
+                return f"{name} = {dim}: it takes 1 and more"
         if not self.tiles(spec, row):
             return f"no tile of {row.arch} takes {spec.dtype} with head dims {spec.head_dim} and {spec.value_dim}"
+        if problem.S_q * problem.head_group + problem.S_k >= 2**30 and (spec.options or problem.head_group > 1):
+            return f"S_q·heads of a group + S_k = {problem.S_q * problem.head_group + problem.S_k}: it takes less than 2**30"
         return refuse_dtype(spec.dtype, row) or refuse_row_strides(
             stride_q_row=problem.q_strides[2], stride_k_row=problem.k_strides[2], stride_v_row=problem.v_strides[2],
             stride_out_row=problem.out_strides[2],
         )
 
     def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[AttentionTile, ...]:
-        dim = max(pad(spec.head_dim), pad(spec.value_dim))
+        dq, do = pad(spec.head_dim), pad(spec.value_dim)
         fit = [
             t for t in row.tiles.get("attention", ())
-            if spec.dtype in t.dtypes and dim <= t.max_dim and t.shared_bytes(spec) <= row.shared_bytes_per_block
+            if spec.dtype in t.dtypes and max(dq, do) <= t.max_dim and do % (16 * t.column_warps) == 0
+            and t.shared_bytes(spec) <= row.shared_bytes_per_block
         ]
         narrowest = min((t.max_dim for t in fit), default=0)
         return tuple(t for t in fit if t.max_dim == narrowest)
 
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> AttentionTile:
-        """The first of the table, unless another leaves fewer queries of its blocks without work."""
-        return min(self.tiles(problem.spec, row), key=lambda t: divide_up(problem.S_q, t.bm) * t.bm)
+        """The first of the table, unless another leaves fewer rows of its blocks without work.
+
+        Heads of a group share a block where that makes fewer of them. Keys are split where blocks are fewer than what
+        the device runs at once. A batch-invariant spec has one tile, whatever the extents.
+        """
+        tiles, group = self.tiles(problem.spec, row), problem.head_group
+        if problem.spec.batch_invariant:
+            return tiles[0]
+        shares = group > 1 and problem.spec.q_view != "pointers"
+
+        def best(tile: AttentionTile) -> AttentionTile:
+            apart, together = group * divide_up(problem.S_q, tile.bm), divide_up(problem.S_q * group, tile.bm)
+            return replace(tile, grouped=shares and together < apart)
+
+        found = min(map(best, tiles), key=lambda t: self._blocks_of_a_group(problem, t) * t.bm)
+        splits = self._splits(problem, found, device)
+        part = replace(problem.spec, dtype_out=DType.float32)
+        fits = found.shared_bytes(part) <= row.shared_bytes_per_block
+        return replace(found, splits=splits if fits else 1)
+
+    def _blocks_of_a_group(self, problem: AttentionProblem, tile: AttentionTile) -> int:
+        rows = problem.S_q * (problem.head_group if tile.grouped else 1)
+        return divide_up(rows, tile.bm) * (1 if tile.grouped else problem.head_group)
+
+    def _splits(self, problem: AttentionProblem, tile: AttentionTile, device: Device) -> int:
+        blocks = self._blocks_of_a_group(problem, tile) * problem.kv_heads * problem.batch
+        at_once = device.limits.compute_units * max(tile.min_blocks, 1)
+        keys = problem.S_k if problem.left is None else min(problem.S_k, problem.left + problem.S_q)
+        if not blocks or 2 * blocks > at_once:
+            return 1
+        return max(min(at_once // blocks, keys // FEWEST_KEYS, MOST_SPLITS), 1)
+
+    def launches(self, problem: AttentionProblem, tile: AttentionTile, device: Device) -> Launches:
+        """The forward alone; or one that leaves a result and an LSE for each part of the keys in the workspace, all
+        float32, and the merge of those."""
+        if tile.splits == 1:
+            return Launches((Launch(self, problem, tile),))
+        spec, f32 = problem.spec, DType.float32
+        rows = problem.total_q if spec.q_view == "packed" else problem.batch * problem.S_q
+        entries = 1 if spec.q_view == "packed" else problem.batch
+        each = rows // max(entries, 1)
+        # [split, batch, head, row, column], and without the column for the LSE.
+        heads, width = problem.num_heads, pad(spec.value_dim)
+        strides = (heads * each * width, each * width, width)
+        part = replace(
+            problem, spec=replace(spec, lse=True, dtype_out=f32), out_strides=strides,
+            lse_strides=(0 if spec.q_view == "packed" else heads * each, each),
+        )
+        out_bytes = tile.splits * heads * rows * width * 4
+        merged = MergeProblem(
+            MergeSpec(
+                f32, spec.out, spec.value_dim, spec.lse, spec.vector, spec.q_view == "pointers", spec.q_view == "packed"
+            ),
+            tile.splits, entries, heads, each, (rows * heads * width, *strides), (rows * heads, heads * each, each),
+            problem.out_strides, problem.lse_strides, problem.batch,
+        )
+        return Launches(
+            (
+                Launch(self, part, tile, {"out": 0, "lse": out_bytes}),
+                Launch(MERGE, merged, MERGE_TILE, {"outs": 0, "lses": out_bytes}),
+            ),
+            out_bytes + tile.splits * heads * rows * 4,
+        )
 
     def defines(self, spec: AttentionSpec, tile: AttentionTile, row: ArchRow) -> dict[str, object]:
         return {
-            "T": DEVICE_TYPE[spec.dtype], "DQK": spec.head_dim, "DV": spec.value_dim, "CAUSAL": spec.causal,
-            "LSE": spec.lse, "VECTOR": spec.vector, "WARPS": tile.warps, "ROWS": tile.rows, "BN": tile.bn,
-            "STAGES": tile.stages, "Q_RESIDENT": tile.q_resident, "MIN_BLOCKS": tile.min_blocks,
-            "SHARED_BYTES": tile.shared_bytes(spec),
+            "T": DEVICE_TYPE[spec.dtype], "OUT": DEVICE_TYPE[spec.out], "DQK": spec.head_dim, "DV": spec.value_dim,
+            "CAUSAL": spec.causal, "WINDOW": spec.window, "PREFIX": spec.prefix, "MASK": spec.mask,
+            "ALIBI": spec.alibi, "SOFTCAP": spec.softcap, "BIAS": DEVICE_TYPE[spec.bias] if spec.bias else "void",
+            "SINKS": spec.sinks, "Q_VIEW": VIEWS[spec.q_view], "KV_VIEW": VIEWS[spec.kv_view], "LENGTHS": spec.lengths,
+            "OUT_VIEW": VIEWS["strided" if tile.splits > 1 and spec.q_view == "pointers" else spec.q_view],
+            "GROUPED": tile.grouped, "LSE": spec.lse or tile.splits > 1, "VECTOR": spec.vector, "WARPS": tile.warps,
+            "COLUMN_WARPS": tile.column_warps, "ROWS": tile.rows, "BN": tile.bn, "STAGES": tile.stages,
+            "Q_RESIDENT": tile.q_resident, "MIN_BLOCKS": tile.min_blocks, "SHARED_BYTES": tile.shared_bytes(spec),
         }
 
     def signature(self, spec: AttentionSpec) -> Signature:
         return Signature((
             *((p, "pointer") for p in _POINTERS), *((s, "i64") for s in _STRIDES), *((i, "i32") for i in _INTS),
-            ("scale_log2", "f32"),
+            *((f, "f32") for f in _FLOATS),
         ))
 
     def grid(self, problem: AttentionProblem, tile: AttentionTile, device: Device) -> int:
-        return divide_up(problem.S_q, tile.bm) * problem.num_heads * problem.batch
+        return self._blocks_of_a_group(problem, tile) * problem.kv_heads * problem.batch * tile.splits
 
     def threads(self, tile: AttentionTile, row: ArchRow) -> int:
         return row.warp_size * tile.warps
@@ -103,20 +203,32 @@ class AttentionHost:
         return tile.shared_bytes(spec)
 
     def values(self, problem: AttentionProblem, tile: AttentionTile, device: Device) -> dict[str, int | float]:
+        p, spec, group = problem, problem.spec, problem.head_group
+        heads, rows = p.num_heads, p.out_strides[1] * p.num_heads  # of one part of a split result
+        packed = spec.q_view == "packed"
         strides = (
-            *problem.q_strides[:2], *problem.k_strides[:2], *problem.v_strides[:2], *problem.out_strides[:2],
-            *problem.lse_strides,
+            *p.q_strides[:2], *p.k_strides[:2], *p.v_strides[:2], *p.out_strides[:2], rows * (1 if packed else p.batch),
+            *p.lse_strides, p.lse_strides[1] * heads * (1 if packed else p.batch), *p.bias_strides, *p.mask_strides,
+            *p.alibi_strides, p.table_stride,
         )
+        widest = p.S_q + p.S_k
+        left = widest if p.left is None else min(p.left, widest)
+        right = widest if p.right is None else min(p.right, widest)
+        queries = p.S_q * (group if tile.grouped else 1)
+        ints = (
+            p.q_strides[2], p.k_strides[2], p.v_strides[2], p.out_strides[2], heads, group, *divider(group), p.S_q, p.S_k,
+            divide_up(queries, tile.bm), tile.splits, left, right, max(p.page_size, 1), *divider(max(p.page_size, 1)),
+        )
+        cap = p.softcap or 1.0
         return {
-            **dict(zip(_STRIDES, strides, strict=True)),
-            "q_row": problem.q_strides[2], "k_row": problem.k_strides[2], "v_row": problem.v_strides[2],
-            "out_row": problem.out_strides[2], "num_heads": problem.num_heads, "head_group": problem.head_group,
-            "S_q": problem.S_q, "S_k": problem.S_k, "q_tiles": divide_up(problem.S_q, tile.bm),
-            "scale_log2": problem.scale * math.log2(math.e),
+            **dict(zip(_STRIDES, strides, strict=True)), **dict(zip(_INTS, ints, strict=True)),
+            "scale_log2": p.scale * LOG2_E, "cap": cap * LOG2_E, "cap_inverse": p.scale / cap,
         }
 
     def pointers(self, spec: AttentionSpec) -> dict[str, str]:
-        return {p: p for p in _POINTERS}
+        views = {"q": spec.q_view, "k": spec.kv_view, "v": spec.kv_view, "out": spec.q_view}
+        lists = {name: f"{name}_ptrs" for name, view in views.items() if view == "pointers"}
+        return {p: lists.get(p) or _OPERANDS.get(p, p) for p in _POINTERS}
 
     def efficiency(self, problem: AttentionProblem) -> float:
         """A portable schedule reaches about a third of a new card's matrix rate; narrow accesses cost more."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernelseam.contract import ArchRow, Device
-from kernelseam.descriptors.problems import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.elements import DEVICE_TYPE, INT32, divide_up, refuse_dtype, refuse_row_strides
+from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature
 
 
@@ -75,6 +76,9 @@ class GemmHost:
             return rounds * (t.bm * t.bn + 32 * (t.bm + t.bn))
 
         return min((t for t in self.tiles(problem.spec, row) if t.count(problem) < INT32), key=time)
+
+    def launches(self, problem: GemmProblem, tile: GemmTile, device: Device) -> Launches:
+        return Launches((Launch(self, problem, tile),))
 
     def defines(self, spec: GemmSpec, tile: GemmTile, row: ArchRow) -> dict[str, object]:
         return {

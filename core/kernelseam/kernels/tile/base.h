@@ -40,6 +40,50 @@ template<class T> struct StridedView {
   template<int STEP> KS_DEVICE Walk<STEP> walk(int i) const { return {row(i), (i64)STEP * stride}; }
 };
 
+// Quotients of 0 ≤ n < 2³¹ by one divisor d: magic = ⌈2^(31+shift) / d⌉ with 2^(shift−1) < d ≤ 2^shift.
+// (Granlund, Montgomery: Division by invariant integers using multiplication, PLDI 1994.)
+struct Divider {
+  int d;
+  unsigned magic;
+  int shift;
+  KS_DEVICE int quotient(int n) const { return (int)((u64)(unsigned)n * magic >> (31 + shift)); }
+};
+
+// A walk over rows that have no common distance: each is asked for.
+template<class View, class T, int STEP> struct RowByRow {
+  View view;
+  T* at;
+  int i;
+  KS_DEVICE void next() { at = view.row(i += STEP); }
+};
+
+// Rows in groups: row i is number i % d of group i / d, groups lie `outer` and rows of a group `inner` elements apart.
+template<class T> struct GroupedView {
+  T* base;
+  Divider group;
+  i64 outer, inner;
+  KS_DEVICE T* row(int i) const {
+    const int g = group.quotient(i);
+    return base + g * outer + (i - g * group.d) * inner;
+  }
+  template<int STEP> KS_DEVICE RowByRow<GroupedView, T, STEP> walk(int i) const { return {*this, row(i), i}; }
+};
+
+// Rows in pages of `page.d`: a table tells which page holds rows d·n … d·n + d − 1. Rows beyond `last` are not looked up.
+template<class T> struct PagedView {
+  T* base;
+  const int* table;
+  Divider page;
+  i64 page_stride;
+  int stride, last;
+  KS_DEVICE T* row(int i) const {
+    i = min_of(i, last);
+    const int n = page.quotient(i);
+    return base + table[n] * page_stride + (i64)(i - n * page.d) * stride;
+  }
+  template<int STEP> KS_DEVICE RowByRow<PagedView, T, STEP> walk(int i) const { return {*this, row(i), i}; }
+};
+
 // How THREADS threads share the 16-byte chunks of a tile: each keeps one column of chunks and takes every STEP-th row.
 template<class Tile, int THREADS> struct Share {
   static constexpr int V = 16 / (int)sizeof(typename Tile::T), PER_ROW = Tile::COLS / V, FIT = THREADS / PER_ROW;
@@ -86,6 +130,16 @@ template<class T_, int ROWS_, int COLS_> struct PlainTile {
   KS_DEVICE T& at(int r, int c) const { return base[Layout::offset(r, c)]; }
   KS_DEVICE Chunk<T>& chunk(int r, int c) const { return *(Chunk<T>*)(base + Layout::offset(r, c)); }
 };
+
+// tanh, its relative error a few roundings of float32: near 0 an odd polynomial (least squares on |x| ≤ 0.6), else by
+// exponentials, where nothing cancels.
+KS_DEVICE float tanh_fast(float x) {
+  const float z = x * x, size = maximum(x, -x);
+  if (size < 0.6f)
+    return x + x * z * (-0.33333296f + z * (0.1333188f + z * (-0.0537804f + z * (0.020785147f - z * 0.005883233f))));
+  const float y = 1.f - 2.f / (exp2_fast(2.88539008f * size) + 1.f);
+  return x == x ? (x < 0 ? -y : y) : x;
+}
 
 template<class S> KS_DEVICE bool finite(S x) { return x - x == 0; }
 

@@ -95,6 +95,10 @@ template<class T_> struct SimtEngine {
 #pragma unroll
     for (int r = 0; r < R / 8; r++) out.x[r] = f(a.x[r], b.x[r]);
   }
+  template<int R, class F> static KS_DEVICE void row_map(Row<R>& a, F f) {
+#pragma unroll
+    for (int r = 0; r < R / 8; r++) a.x[r] = f(p() + 8 * r, a.x[r]);
+  }
   template<int R, int C, class F> static KS_DEVICE void row_apply(Acc<R, C>& a, const Row<R>& v, F f) {
 #pragma unroll
     for (int r = 0; r < R / 8; r++)

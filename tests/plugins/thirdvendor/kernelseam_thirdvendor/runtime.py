@@ -52,7 +52,7 @@ class AcmeRuntime:
         host = array.host if isinstance(array, AcmeArray) else np.asarray(_Host(interface))
         size = host.itemsize
         return ArrayInfo(
-            host.ctypes.data, host.shape, tuple(s // size for s in host.strides), DType.of(host.dtype),
+            host.ctypes.data, host.shape, tuple(s // size for s in host.strides), DType.of(host.dtype, floating=False),
             DEVICES[interface["acme"]], "acme", array, host.flags.writeable,
         )
 

@@ -187,6 +187,9 @@ template<class T_> struct MatrixEngine {
   template<int R, class F> static KS_DEVICE void zip(Row<R>& out, const Row<R>& a, const Row<R>& b, F f) {
     for (int r = 0; r < R / WARP; r++) out.x[r] = f(a.x[r], b.x[r]);
   }
+  template<int R, class F> static KS_DEVICE void row_map(Row<R>& a, F f) {
+    for (int r = 0; r < R / WARP; r++) a.x[r] = f(r * WARP + lane(), a.x[r]);
+  }
   template<int R, int C, class F> static KS_DEVICE void row_apply(Acc<R, C>& a, const Row<R>& v, F f) {
     for (int r = 0; r < R / WARP; r++)
       for (float& x : a.x[r]) x = f(x, v.x[r]);

@@ -1,12 +1,12 @@
-"""Problems and specs: the hashable halves of descriptors. They hold no pointers and check nothing."""
+"""A batched GEMM's problem and spec: the hashable half of its descriptors. They hold no pointers and check nothing."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
 from kernelseam.contract import OperandRule
+from kernelseam.descriptors.attention_problem import distinct
 from kernelseam.dtypes import DType
 
 
@@ -125,9 +125,9 @@ class GemmProblem:
     @property
     def bytes_moved(self) -> int:
         size, c_size = self.spec.dtype.itemsize, self.spec.dtype_c.itemsize
-        a = _distinct(self.batch, self.a_strides[0]) * _distinct(self.num_heads, self.a_strides[1]) * self.M * self.K
+        a = distinct(self.batch, self.a_strides[0]) * distinct(self.num_heads, self.a_strides[1]) * self.M * self.K
         heads = self.num_heads // self.b_head_group
-        b = _distinct(self.batch, self.b_strides[0]) * _distinct(heads, self.b_strides[1]) * self.N * self.K
+        b = distinct(self.batch, self.b_strides[0]) * distinct(heads, self.b_strides[1]) * self.N * self.K
         if self.spec.view == "pointers":
             a, b = self.matrices * self.M * self.K, self.matrices * self.N * self.K
         c = self.matrices * self.M * self.N
@@ -144,108 +144,3 @@ class GemmProblem:
             f"gemm {s.dtype}→{s.dtype_c} {ops} {s.view} "
             f"batch={self.batch} heads={self.num_heads} {self.M}×{self.N}×{self.K}"
         )
-
-
-@dataclass(frozen=True)
-class AttentionSpec:
-    """What shapes the binary of an attention forward. ``vector``: as in GemmSpec, one for q, k, v and out."""
-
-    dtype: DType
-    head_dim: int
-    value_dim: int
-    causal: bool = False
-    lse: bool = False
-    vector: int = 16
-
-    operation = "attention"
-
-
-@dataclass(frozen=True)
-class AttentionProblem:
-    """out = softmax(scale·q·kᵀ)·v with query head h on KV head h // (num_heads / kv_heads). Strides in elements.
-
-    Causal, aligned at the bottom right: key j is visible to query i iff j ≤ i + (S_k − S_q).
-    """
-
-    spec: AttentionSpec
-    batch: int
-    num_heads: int
-    kv_heads: int
-    S_q: int
-    S_k: int
-    q_strides: tuple[int, int, int]
-    """(batch, head, row); so for k, v and out."""
-    k_strides: tuple[int, int, int]
-    v_strides: tuple[int, int, int]
-    out_strides: tuple[int, int, int]
-    lse_strides: tuple[int, int] = (0, 0)
-    """(batch, head); rows are contiguous."""
-    scale: float = 1.0
-
-    operation = "attention"
-
-    @property
-    def head_group(self) -> int:
-        """Query heads that share one KV head."""
-        return self.num_heads // max(self.kv_heads, 1)
-
-    @cached_property
-    def operands(self) -> tuple[OperandRule, ...]:
-        s, f32 = self.spec, DType.float32
-        b, h, g = self.batch, self.num_heads, self.kv_heads
-        align = max(s.vector, s.dtype.itemsize)
-        reads = int((b > 0 and h > 0 and self.S_q > 0 and s.value_dim > 0) or s.lse)
-        rules = [
-            OperandRule("q", s.dtype, (b * reads, h, self.S_q, s.head_dim), (*self.q_strides, 1), align),
-            OperandRule("k", s.dtype, (b * reads, g, self.S_k, s.head_dim), (*self.k_strides, 1), align),
-            OperandRule("v", s.dtype, (b * reads, g, self.S_k, s.value_dim), (*self.v_strides, 1), align),
-            OperandRule("out", s.dtype, (b, h, self.S_q, s.value_dim), (*self.out_strides, 1), align, True),
-        ]
-        if s.lse:
-            rules.append(OperandRule("lse", f32, (b, h, self.S_q), (*self.lse_strides, 1), 4, True))
-        return tuple(rules)
-
-    @property
-    def visible(self) -> int:
-        """Query-key pairs of one head that a causal mask leaves."""
-        if not self.spec.causal:
-            return self.S_q * self.S_k
-        d = self.S_k - self.S_q
-        first = max(0, -d)  # queries before it see nothing
-        rows = self.S_q - first
-        return rows * (first + d + 1) + rows * (rows - 1) // 2 if rows > 0 else 0
-
-    @property
-    def operations(self) -> int:
-        return 2 * self.batch * self.num_heads * self.visible * (self.spec.head_dim + self.spec.value_dim)
-
-    @property
-    def bytes_moved(self) -> int:
-        s, b = self.spec, self.batch
-        query = b * self.num_heads * self.S_q * (s.head_dim + s.value_dim)
-        kv_b, kv_h = _distinct(b, self.k_strides[0]), _distinct(self.kv_heads, self.k_strides[1])
-        lse = 4 * b * self.num_heads * self.S_q if s.lse else 0
-        return (query + kv_b * kv_h * self.S_k * (s.head_dim + s.value_dim)) * s.dtype.itemsize + lse
-
-    @property
-    def compute_dtype(self) -> DType:
-        return self.spec.dtype
-
-    def __str__(self) -> str:
-        s = self.spec
-        heads = f"{self.num_heads}" if self.kv_heads == self.num_heads else f"{self.num_heads}/{self.kv_heads}"
-        dims = f"{s.head_dim}" if s.head_dim == s.value_dim else f"{s.head_dim}/{s.value_dim}"
-        return (
-            f"attention {s.dtype}{' causal' if s.causal else ''} batch={self.batch} heads={heads} "
-            f"S_q={self.S_q} S_k={self.S_k} dim={dims}"
-        )
-
-
-def _distinct(extent: int, stride: int) -> int:
-    """How many different matrices an axis walks over: one where its stride is 0."""
-    return min(extent, 1) if stride == 0 else extent
-
-
-def default_scale(head_dim: int) -> float:
-    """1/√D_qk."""
-    return 1.0 / math.sqrt(head_dim) if head_dim else 1.0

@@ -1,0 +1,77 @@
+"""What stands in an attention's integer operands: lengths, offsets and block tables that must stay within memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernelseam.contract import Runtime, host_array
+from kernelseam.descriptors.attention_problem import AttentionProblem
+from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
+from kernelseam.planning import Resolved
+
+Ints = npt.NDArray[np.int64]
+
+
+def check(problem: AttentionProblem, found: Resolved, runtime: Runtime) -> None:
+    """Raise InvalidValue, naming the entry, where one points beyond its operand. Copies them to the host."""
+    p = problem
+    read = {r.name: _read(r.name, problem, found, runtime) for r in p.operands if r.dtype is DType.int32 and r.span}
+    if "cu_seqlens_q" in read:
+        _offsets("cu_seqlens_q", read["cu_seqlens_q"], p.S_q, "S_q", p.total_q, "total_q")
+    if "cu_seqlens_k" in read:
+        _offsets("cu_seqlens_k", read["cu_seqlens_k"], p.S_k, "S_k", p.total_k, "total_k")
+    if "kv_lengths" in read:
+        _within("kv_lengths", read["kv_lengths"], 0, p.S_k, f"must be from 0 to S_k = {p.S_k}", "Raise S_k, or correct it")
+    if "block_table" in read:
+        _table(read["block_table"], read["kv_lengths"], p.page_size, p.pages)
+
+
+def _read(name: str, problem: AttentionProblem, found: Resolved, runtime: Runtime) -> Ints:
+    rule = next(r for r in problem.operands if r.name == name)
+    assert rule.dtype is not None
+    for info in found.arrays:
+        if info.pointer == found.pointers[name] and info.dtype is rule.dtype:
+            host: npt.NDArray[Any] = np.asarray(runtime.to_host(info.owner), np.int64)
+            return host.reshape(-1)[: rule.shape[0]] if len(rule.shape) == 1 else host
+    return host_array(found.pointers[name], rule.shape, rule.strides, rule.dtype).astype(np.int64)
+
+
+def _refuse(name: str, index: tuple[int, ...], value: int, rule: str, remedy: str) -> None:
+    raise InvalidValue(f"{name}[{', '.join(map(str, index))}]", value, rule, remedy)
+
+
+def _within(name: str, x: Ints, low: int, high: int, rule: str, remedy: str) -> None:
+    bad = (x < low) | (x > high)
+    if bad.any():
+        index = tuple(int(i) for i in np.unravel_index(int(bad.argmax()), x.shape))
+        _refuse(name, index, int(x[index]), rule, remedy)
+
+
+def _offsets(name: str, x: Ints, most: int, most_name: str, total: int, total_name: str) -> None:
+    if x[0] < 0:
+        _refuse(name, (0,), int(x[0]), "must not be negative", "Offsets start at 0")
+    steps = np.diff(x)
+    if (steps < 0).any():
+        i = int((steps < 0).argmax()) + 1
+        _refuse(name, (i,), int(x[i]), f"must not be below its predecessor, {x[i - 1]}", "Offsets never decrease")
+    if (steps > most).any():
+        i = int((steps > most).argmax()) + 1
+        _refuse(
+            name, (i,), int(x[i]), f"gives entry {i - 1} of the batch {steps[i - 1]} rows, more than {most_name} = {most}",
+            f"Raise {most_name} to the longest sequence",
+        )
+    if x[-1] > total:
+        _refuse(name, (len(x) - 1,), int(x[-1]), f"must not exceed {total_name} = {total}", "Correct the last offset")
+
+
+def _table(table: Ints, lengths: Ints, page_size: int, pages: int) -> None:
+    """Entries that hold keys; what stands behind them is not read."""
+    used = np.arange(table.shape[1]) * page_size < lengths[:, None]
+    _within(
+        "block_table", np.where(used, table, 0), 0, pages - 1, f"must be a page, from 0 to {pages - 1}",
+        "Entries that kv_lengths reaches name pages",
+    )

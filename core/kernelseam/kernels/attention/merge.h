@@ -1,0 +1,63 @@
+// Joins N partial attentions of the same queries over different keys: with the results o_n and their log-sum-exps s_n,
+//   s = ln Σ e^(s_n),  o = Σ e^(s_n − s)·o_n.
+// A part that saw no key has s_n = −inf and is not read. No part with a key: zeros and −inf.
+//
+// One thread makes COLUMNS neighbouring columns of one row. Nothing is shared between threads.
+// Constants: KS_T, KS_OUT, KS_DV, KS_LSE, KS_VECTOR (bytes that rows are aligned to), KS_POINTERS (out is a list of
+// matrices), KS_PACKED (only rows before offsets[sequences] belong to anyone), KS_THREADS.
+#include "tile/tile.h"
+
+typedef KS_T T;
+typedef KS_OUT Out;
+constexpr int COLUMNS = 4, PARTS = (KS_DV + COLUMNS - 1) / COLUMNS;
+
+KS_KERNEL(KS_THREADS, 1)
+merge_states(const T* outs, const float* lses, Out* out, float* lse, const int* offsets, i64 outs_part, i64 outs_batch,
+             i64 outs_head, i64 lses_part, i64 lses_batch, i64 lses_head, i64 out_batch, i64 out_head, i64 lse_batch,
+             i64 lse_head, int outs_row, int out_row, int parts, int num_heads, int rows, int total, int sequences) {
+  const i64 index = (i64)block_index() * KS_THREADS + thread_index();
+  if (index / PARTS >= total) return;
+  const int line = (int)(index / PARTS), column = (int)(index % PARTS) * COLUMNS;
+  const int row = line % rows, head = line / rows % num_heads, batch = line / rows / num_heads;
+  if (KS_PACKED && row >= offsets[sequences]) return;
+
+  const float* const s = lses + batch * lses_batch + head * lses_head + row;
+  const T* const o = outs + batch * outs_batch + head * outs_head + (i64)row * outs_row + column;
+  float top = -infinity();
+  bool lost = false;  // a NaN, which a maximum would pass over
+#pragma unroll 1
+  for (int n = 0; n < parts; n++) {
+    const float x = s[n * lses_part];
+    top = maximum(top, x);
+    lost = lost || x != x;
+  }
+  float sum = 0.f, y[COLUMNS] = {};
+#pragma unroll 1
+  for (int n = 0; n < parts; n++) {
+    const float x = s[n * lses_part];
+    if (x == -infinity()) continue;
+    const float weight = exp2_fast(1.44269504f * (x - top));
+    sum += weight;
+    const T* const from = o + n * outs_part;
+#pragma unroll
+    for (int e = 0; e < COLUMNS; e++)
+      if (KS_DV % COLUMNS == 0 || column + e < KS_DV) y[e] += weight * to_sum(from[e]);
+  }
+  const float inverse = sum == 0.f ? 0.f : 1.f / sum;
+  Out* const to = (KS_POINTERS ? listed(out, (i64)batch * num_heads + head) : out + batch * out_batch + head * out_head) +
+                  (i64)row * out_row + column;
+  if constexpr (KS_VECTOR == 16 && KS_DV % COLUMNS == 0) {
+    struct alignas(COLUMNS * sizeof(Out)) Stored { Out v[COLUMNS]; } z;
+#pragma unroll
+    for (int e = 0; e < COLUMNS; e++) z.v[e] = convert<Out>(y[e] * inverse);
+    *(Stored*)to = z;
+  } else {
+#pragma unroll
+    for (int e = 0; e < COLUMNS; e++)
+      if (column + e < KS_DV) to[e] = convert<Out>(y[e] * inverse);
+  }
+  if (KS_LSE && column == 0) {
+    const float total_lse = sum == 0.f ? -infinity() : top + 0.69314718056f * log2_fast(sum);
+    lse[batch * lse_batch + head * lse_head + row] = lost ? sum : total_lse;
+  }
+}

@@ -1,0 +1,97 @@
+"""Host half of merge.h: partial attentions of the same queries joined in one launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelseam.contract import ArchRow, Device
+from kernelseam.descriptors.merge_problem import MergeProblem, MergeSpec
+from kernelseam.dtypes import DType
+from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
+from kernelseam.kernels.launches import Launch, Launches
+from kernelseam.kernels.signature import Signature
+
+__all__ = ["MERGE", "MERGE_TILE", "MergeHost", "MergeProblem", "MergeSpec", "MergeTile"]
+
+COLUMNS = 4
+"""Of one row, a thread."""
+
+
+@dataclass(frozen=True)
+class MergeTile:
+    """The same on every arch: nothing is shared between threads."""
+
+    dtypes: frozenset[DType]
+    threads: int
+
+
+MERGE_TILE = MergeTile(frozenset({DType.float16, DType.bfloat16, DType.float32}), 128)
+_POINTERS = ("outs", "lses", "out", "lse", "offsets")
+_STRIDES = (
+    "outs_part", "outs_batch", "outs_head", "lses_part", "lses_batch", "lses_head", "out_batch", "out_head",
+    "lse_batch", "lse_head",
+)
+_INTS = ("outs_row", "out_row", "parts", "num_heads", "rows", "total", "sequences")
+
+
+class MergeHost:
+    """A thread a few columns of a row, all rows in one grid."""
+
+    operation = "merge_states"
+    entry = "merge_states"
+    source = "attention/merge.h"
+
+    def refuse(self, problem: MergeProblem, row: ArchRow) -> str | None:
+        for name, dtype in (("dtype", problem.spec.dtype), ("dtype_out", problem.spec.dtype_out)):
+            if dtype not in MERGE_TILE.dtypes:
+                return f"{name} = {dtype}: it has none"
+        if (lines := problem.batch * problem.num_heads * problem.rows) >= 2**31:
+            return f"it has {lines} rows, not fewer than 2^31"
+        return refuse_row_strides(stride_outs_row=problem.outs_strides[3], stride_out_row=problem.out_strides[2])
+
+    def tiles(self, spec: MergeSpec, row: ArchRow) -> tuple[MergeTile, ...]:
+        return (MERGE_TILE,)
+
+    def tile(self, problem: MergeProblem, row: ArchRow, device: Device) -> MergeTile:
+        return MERGE_TILE
+
+    def launches(self, problem: MergeProblem, tile: MergeTile, device: Device) -> Launches:
+        return Launches((Launch(self, problem, tile),))
+
+    def defines(self, spec: MergeSpec, tile: MergeTile, row: ArchRow) -> dict[str, object]:
+        return {
+            "T": DEVICE_TYPE[spec.dtype], "OUT": DEVICE_TYPE[spec.dtype_out], "DV": spec.value_dim, "LSE": spec.lse,
+            "VECTOR": spec.vector, "POINTERS": spec.pointers, "PACKED": spec.packed, "THREADS": tile.threads,
+        }
+
+    def signature(self, spec: MergeSpec) -> Signature:
+        return Signature((
+            *((p, "pointer") for p in _POINTERS), *((s, "i64") for s in _STRIDES), *((i, "i32") for i in _INTS)
+        ))
+
+    def grid(self, problem: MergeProblem, tile: MergeTile, device: Device) -> int:
+        return divide_up(self._lines(problem) * divide_up(problem.spec.value_dim, COLUMNS), tile.threads)
+
+    def _lines(self, problem: MergeProblem) -> int:
+        return problem.batch * problem.num_heads * problem.rows
+
+    def threads(self, tile: MergeTile, row: ArchRow) -> int:
+        return tile.threads
+
+    def shared_bytes(self, spec: MergeSpec, tile: MergeTile) -> int:
+        return 0
+
+    def values(self, problem: MergeProblem, tile: MergeTile, device: Device) -> dict[str, int | float]:
+        p = problem
+        strides = (*p.outs_strides[:3], *p.lses_strides, *p.out_strides[:2], *p.lse_strides)
+        ints = (p.outs_strides[3], p.out_strides[2], p.parts, p.num_heads, max(p.rows, 1), self._lines(p), p.sequences)
+        return {**dict(zip(_STRIDES, strides, strict=True)), **dict(zip(_INTS, ints, strict=True))}
+
+    def pointers(self, spec: MergeSpec) -> dict[str, str]:
+        return {**{p: p for p in _POINTERS}, "offsets": "cu_seqlens_q", "out": "out_ptrs" if spec.pointers else "out"}
+
+    def efficiency(self, problem: MergeProblem) -> float:
+        return 0.5
+
+
+MERGE = MergeHost()

@@ -1,0 +1,78 @@
+// What a query sees of the keys, and what is done to a score. Shared by every kernel of attention.
+//
+// With the distance d = j − i − (S_k − S_q), key j is visible to query i iff j < S_k, the mask allows it, and
+//   j < prefix  or  −left ≤ d ≤ right     (causal: right = 0).
+// Scores in base 2:  x = log2 e · (cap·tanh(scale·q·k / cap) − slope·|d| + bias), each part where its option is on.
+//
+// Constants: KS_CAUSAL, KS_WINDOW (then left and right count, and KS_CAUSAL is 0), KS_PREFIX, KS_MASK, KS_ALIBI, KS_SOFTCAP,
+// KS_BIAS (its element type, else void), KS_SINKS.
+#pragma once
+#include "tile/tile.h"
+
+constexpr float LOG2_E = 1.44269504f;
+template<class A, class B> struct Same { static constexpr bool value = false; };
+template<class A> struct Same<A, A> { static constexpr bool value = true; };
+constexpr bool HAS_BIAS = !Same<KS_BIAS, void>::value;
+// Whether scores are changed by more than a factor: then they are made in base 2, else the factor is left to the exponential.
+constexpr bool CHANGED_SCORES = KS_SOFTCAP || KS_ALIBI || HAS_BIAS || KS_SINKS;
+// Whether a query may not see a key of its own sequence.
+constexpr bool HIDES = KS_CAUSAL || KS_WINDOW || KS_MASK;
+
+// [batch, head, query, key] in memory; any strides.
+template<class T> struct Plane {
+  const T* base;
+  i64 head, row, column;
+  KS_DEVICE const T& at(int h, int i, int j) const { return base[h * head + i * row + j * column]; }
+};
+
+struct Scores {
+  int S_q, S_k, left, right, prefix;
+  float scale_log2, cap, cap_inverse;  // cap in base 2, and scale over the cap
+  Plane<typename Choose<HAS_BIAS, KS_BIAS, float>::type> bias;
+  Plane<unsigned char> mask;
+  const float* slopes;
+  i64 slopes_head;
+
+  KS_DEVICE int shift() const { return S_k - S_q; }
+
+  // The first key of query i's band, and the one after its last; in [0, S_k]. Without the prefix.
+  KS_DEVICE int band_begin(int i) const {
+    if (!KS_WINDOW) return 0;
+    return min_of(max_of(i + shift() - left, 0), S_k);
+  }
+  KS_DEVICE int band_end(int i) const {
+    if (!KS_CAUSAL && !KS_WINDOW) return S_k;
+    return min_of(max_of(i + shift() + 1 + (KS_WINDOW ? right : 0), 0), S_k);
+  }
+  // The keys that any of the queries i0 … i1 sees, and those that all of them see: [begin, end) each.
+  KS_DEVICE int begin(int i0) const { return KS_PREFIX && prefix > 0 ? 0 : band_begin(i0); }
+  KS_DEVICE int end(int i1) const { return KS_PREFIX ? max_of(band_end(i1), prefix) : band_end(i1); }
+  KS_DEVICE int all_begin(int i1) const { return KS_PREFIX && prefix > 0 ? 0 : band_begin(i1); }
+  KS_DEVICE int all_end(int i0) const {
+    if (KS_MASK) return 0;
+    return KS_PREFIX && prefix > 0 ? (KS_WINDOW ? prefix : max_of(band_end(i0), prefix)) : band_end(i0);
+  }
+
+  KS_DEVICE bool sees(int h, int i, int j) const {
+    const int d = j - i - shift();
+    bool seen = !KS_CAUSAL || d <= 0;
+    if (KS_WINDOW) seen = d >= -left && d <= right;
+    if (KS_PREFIX) seen = seen || j < prefix;
+    seen = seen && j < S_k;
+    // Read at a place that is there, whatever was asked.
+    if (KS_MASK) seen = mask.at(h, min_of(i, S_q - 1), min_of(j, S_k - 1)) && seen;
+    return seen;
+  }
+
+  // The score in base 2 of a product q·k.
+  KS_DEVICE float score(float x, int h, int i, int j) const {
+    if (KS_SOFTCAP) x = cap * tanh_fast(x * cap_inverse);
+    else x *= scale_log2;
+    if (KS_ALIBI) {
+      const int d = j - i - shift();
+      x -= slopes[h * slopes_head] * LOG2_E * (float)(d < 0 ? -d : d);
+    }
+    if constexpr (HAS_BIAS) x += LOG2_E * to_sum(bias.at(h, min_of(i, S_q - 1), min_of(j, S_k - 1)));
+    return x;
+  }
+};

@@ -1,0 +1,31 @@
+// Where a block finds the rows of its sequence and head, whatever view they are given by.
+//
+// Constants: KS_Q_VIEW, KS_OUT_VIEW and KS_KV_VIEW, each one of the words below; KS_LENGTHS (the keys of a sequence are counted in
+// device memory); KS_GROUPED: the rows of a block are the query heads of one KV head for one query after the other.
+#pragma once
+#include "attention/scores.h"
+
+enum { STRIDED, PACKED, PAGED, POINTERS };
+
+// One entry of the batch: how many queries and keys it has, and where its first ones lie in packed memory.
+struct Sequence {
+  int S_q, S_k, q_first, k_first;
+};
+
+KS_DEVICE Sequence sequence_of(int batch, int S_q, int S_k, const int* q_offsets, const int* k_offsets,
+                               const int* lengths) {
+  Sequence s{S_q, S_k, 0, 0};
+  if (KS_Q_VIEW == PACKED) s.q_first = q_offsets[batch], s.S_q = q_offsets[batch + 1] - s.q_first;
+  if (KS_KV_VIEW == PACKED) s.k_first = k_offsets[batch], s.S_k = k_offsets[batch + 1] - s.k_first;
+  if (KS_LENGTHS) s.S_k = min_of(lengths[batch], s.S_k);
+  return s;
+}
+
+// What the strides mean depends on the view; a list's entry is its own matrix.
+template<int VIEW, class T>
+KS_DEVICE T* matrix(T* base, int batch, int head, int heads, int first, i64 batch_stride, i64 head_stride, int row) {
+  if (VIEW == POINTERS) return listed(base, (i64)batch * heads + head);
+  if (VIEW == PACKED) return base + (i64)first * row + head * head_stride;
+  if (VIEW == PAGED) return base + head * head_stride;
+  return base + batch * batch_stride + head * head_stride;
+}
