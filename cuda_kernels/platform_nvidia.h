@@ -145,6 +145,7 @@ template<class T_> struct MatrixEngine {
   typedef float Sum;
   static constexpr bool MATRIX = true;
   static constexpr int K_STEP = 16;
+  static constexpr bool ONE_LAYOUT = true;
 
   template<int N, int K, bool K_LAST_> struct Tile : PlainTile<T, K_LAST_ ? N : K, K_LAST_ ? K : N> {
     static constexpr bool K_LAST = K_LAST_;
@@ -207,6 +208,16 @@ template<class T_> struct MatrixEngine {
 #pragma unroll
         for (int e = 0; e < 4; e++)
           a.x[r][c][e] = f(16 * r + g() + 8 * (e / 2), 8 * c + 2 * t() + e % 2, a.x[r][c][e]);
+  }
+
+  template<int R, int C, class F> static KS_DEVICE void map2(Acc<R, C>& a, const Acc<R, C>& b, F f) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int c = 0; c < C / 8; c++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+          a.x[r][c][e] = f(16 * r + g() + 8 * (e / 2), 8 * c + 2 * t() + e % 2, a.x[r][c][e], b.x[r][c][e]);
   }
 
   template<int R> static KS_DEVICE void fill(Row<R>& a, float v) {

@@ -32,6 +32,7 @@ template<class T_> struct MatrixEngine {
   typedef float Sum;
   static constexpr bool MATRIX = true;
   static constexpr int K_STEP = UNIT_K;
+  static constexpr bool ONE_LAYOUT = false;
 
   template<int N, int K, bool K_LAST> using Tile = MatrixTile<T, N, K, K_LAST>;
   template<int R, int C> struct Acc { Sums x[R / 16][C / 16]; };
@@ -95,6 +96,17 @@ template<class T_> struct MatrixEngine {
         const int row = opaque(16 * r + lane() % 16), column = opaque(sums_column<C>(b));
 #pragma unroll
         for (int e = 0; e < BLOCK_SUMS; e++) a.x[r][b][e] = f(row, column + e, a.x[r][b][e]);
+      }
+  }
+
+  template<int R, int C, class F> static KS_DEVICE void map2(Acc<R, C>& a, const Acc<R, C>& other, F f) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int b = 0; b < C / 16; b++) {
+        const int row = opaque(16 * r + lane() % 16), column = opaque(sums_column<C>(b));
+#pragma unroll
+        for (int e = 0; e < BLOCK_SUMS; e++) a.x[r][b][e] = f(row, column + e, a.x[r][b][e], other.x[r][b][e]);
       }
   }
 

@@ -28,7 +28,7 @@ def test_gemm_bound_is_the_formula() -> None:
 
 def test_attention_bound_is_the_formula() -> None:
     out, lse, pv, products, values = (np.array(x) for x in ([[0.5]], [2.0], [[0.8]], [3.0], [[5.0]]))
-    result = oracle.AttentionResult(out, lse, pv, products, values)
+    result = oracle.AttentionResult(out, lse, pv, products, values, np.array([0.0]))
     inner = 8 * 2**-24 * (10 + 8 * 3)
     got, got_lse = tolerances.attention(result, 100, 64, DType.bfloat16, DType.bfloat16)
     assert got[0, 0] == pytest.approx(2 * 2**-8 * 0.5 + (2**-8 + inner) * 0.8 + 2.0**-133 * 6, rel=1e-14)

@@ -9,13 +9,16 @@ from typing import Any
 from kernelseam.compilation import Binary
 from kernelseam.contract import Implementation, KernelFacts, Toolchain
 from kernelseam.errors import InvalidValue
+from kernelseam.kernels.attention.backward import AttentionBwdHost, BackwardTile
 from kernelseam.kernels.attention.host import AttentionHost, AttentionTile
 from kernelseam.kernels.covering import covering_specs
 from kernelseam.kernels.attention.merge import MERGE
 from kernelseam.kernels.gemm.host import GemmHost, GemmTile
 from kernelseam.kernels.shared import HostHalf, SharedImplementation, build
 
-HALVES: Mapping[str, HostHalf] = {"gemm": GemmHost(), "attention": AttentionHost(), "merge_states": MERGE}
+HALVES: Mapping[str, HostHalf] = {
+    "gemm": GemmHost(), "attention": AttentionHost(), "attention_bwd": AttentionBwdHost(), "merge_states": MERGE,
+}
 
 
 def shared_implementations(toolchain: Toolchain) -> tuple[Implementation, ...]:
@@ -54,6 +57,6 @@ def tiles_of(toolchain: Toolchain, spec: Any, arch: str) -> tuple[Any, ...]:
 
 
 __all__ = [
-    "HALVES", "AttentionTile", "GemmTile", "SharedImplementation", "build_binary", "covering_specs", "operation_of",
+    "HALVES", "AttentionTile", "BackwardTile", "GemmTile", "SharedImplementation", "build_binary", "covering_specs", "operation_of",
     "shared_implementations", "tiles_of",
 ]

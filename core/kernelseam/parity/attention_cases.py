@@ -22,7 +22,18 @@ def case(kind: str, what: str = "", **fields: object) -> AttentionCase:
 
 def attention_cases() -> list[AttentionCase]:
     """Every attention case."""
-    plain = [*_shapes(), *_walks(), *_scores(), *_non_finite()]
+    from kernelseam.parity.attention_decode_cases import few_queries, options
+    from kernelseam.parity.attention_score_cases import biases, masks, together, windows
+    from kernelseam.parity.attention_sequence_cases import lengths, packed, paged
+
+    groups = {
+        "dtypes and shapes": _shapes, "strides and layouts": _walks, "scores": _scores,
+        "values that are not finite": _non_finite, "windows and prefixes": windows, "masks": masks,
+        "biases, caps and sinks": biases, "everything together": together, "lengths": lengths,
+        "packed sequences": packed, "pages": paged, "few queries and split keys": few_queries,
+        "wide heads, results in float32, batch invariance": options,
+    }
+    plain = [replace(c, group=group) for group, cases in groups.items() for c in cases()]
     found = [x for c in plain for x in (c, replace(c, name=c.name + "-ramp", ramp=True))]
     assert len({c.name for c in found}) == len(found)
     return found

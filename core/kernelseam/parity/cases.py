@@ -54,6 +54,8 @@ class GemmCase:
     """Compare so many rows instead of all."""
     may_refuse: frozenset[str] = frozenset()
     """Names of the core's own implementations that may refuse; a plugin's own always may, with a reason."""
+    group: str = ""
+    """What the case is about, a heading of the report."""
 
     operation = "gemm"
 
@@ -93,6 +95,38 @@ class AttentionCase:
     """q, k and v are slices of one [B, S, H + 2·H_kv, D] array."""
     lse_gap: int = 0
     """Elements left free after every head's row of the LSE."""
+    window: tuple[int | None, int | None] | None = None
+    prefix: tuple[int, ...] | None = None
+    """One an entry of the batch; so q_sequences, k_sequences and kv_lengths."""
+    softcap: float | None = None
+    alibi: tuple[float, ...] = ()
+    """A slope a head."""
+    alibi_batch: bool = False
+    """Every entry of the batch has slopes of its own, those of entry b (b + 1) times as steep."""
+    bias: DType | None = None
+    bias_walk: Walk = Walk()
+    bias_data: str = "normal"
+    """"normal" N(0,1), "holes" (−inf for a third of the pairs), "voids" (−inf for every third query), "low" (−60000 for
+    half of the pairs)."""
+    mask: str = ""
+    """Hidden are: "random" a third of the pairs, "rows" all keys from every third query, "keys" the same third of the keys
+    from all queries, "all" all."""
+    mask_walk: Walk = Walk()
+    sinks: tuple[float, ...] = ()
+    """One a head."""
+    q_sequences: tuple[int, ...] | None = None
+    """Lengths: q and out are packed."""
+    k_sequences: tuple[int, ...] | None = None
+    """Lengths: k and v are packed."""
+    margin: int = 0
+    """Rows of packed memory that are nobody's, before the first sequence and after the last."""
+    kv_lengths: tuple[int, ...] | None = None
+    view: str = "strided"
+    """"strided"; or pointer lists of q, k, v and out: "host" or "device" (where the lists lie)."""
+    page_size: int = 0
+    """k and v are paged: shuffled pages, some of them nobody's, and a table whose entries beyond the lengths name none."""
+    dtype_out: DType | None = None
+    batch_invariant: bool = False
     data: str = "normal"
     """"normal" N(0,1); with scores made "extreme" (sd 256), "falling" (near −512), "climbing" (4 a key); or with keys
     whose score is −inf: "holes" (every third), "voids" (all)."""
@@ -101,6 +135,7 @@ class AttentionCase:
     plants: tuple[Plant, ...] = ()
     sample: int | None = None
     may_refuse: frozenset[str] = frozenset()
+    group: str = ""
 
     operation = "attention"
 
@@ -109,17 +144,55 @@ class AttentionCase:
         """The scale in force."""
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
+    @property
+    def out_dtype(self) -> DType:
+        """That of out."""
+        return self.dtype_out or self.dtype
 
-Case = GemmCase | AttentionCase
+    @property
+    def keys(self) -> tuple[int, ...] | None:
+        """How many keys each entry of the batch has, where they differ."""
+        return self.kv_lengths if self.k_sequences is None else self.k_sequences
+
+
+@dataclass(frozen=True)
+class MergeCase:
+    """Partial attentions merged. Field names are the descriptor's; outs and out say how each lies in memory."""
+
+    name: str
+    dtype: DType
+    dtype_out: DType
+    parts: int = 3
+    batch: int = 2
+    num_heads: int = 3
+    rows: int = 17
+    value_dim: int = 64
+    lse: bool = True
+    outs: Walk = Walk()
+    out: Walk = Walk()
+    part_gap: int = 0
+    """Elements left free after every part's results, and after every head's row of an LSE."""
+    data: str = "normal"
+    """LSEs: "normal" N(0,4), "apart" (parts outweigh each other by up to e^200), "absent" (−inf for half of them, their
+    results NaN), "nothing" (−inf for all), "nan" or "inf" (one of them)."""
+    may_refuse: frozenset[str] = frozenset()
+    group: str = ""
+
+    operation = "merge_states"
+    sample = None
+
+
+Case = GemmCase | AttentionCase | MergeCase
 
 
 def matrix(pattern: str = "", operation: str | None = None) -> list[Case]:
     """All cases, or those whose name contains one of the comma-separated parts of ``pattern``."""
     from kernelseam.parity.attention_cases import attention_cases
     from kernelseam.parity.gemm_cases import gemm_cases
+    from kernelseam.parity.merge_cases import merge_cases
 
     parts = [p.strip() for p in pattern.split(",") if p.strip()]
-    found: list[Case] = [*gemm_cases(), *attention_cases()]
+    found: list[Case] = [*gemm_cases(), *attention_cases(), *merge_cases()]
     return [
         c for c in found
         if (not parts or any(p in c.name for p in parts)) and (operation is None or c.operation == operation)

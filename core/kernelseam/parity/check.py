@@ -32,15 +32,16 @@ class Verdict:
 def attention(
     q: Array, k: Array, v: Array, out: Array, lse: Array | None = None, *,
     causal: bool, scale: float | None = None, rows: Rows | int = None, flushed: bool = False,
+    variant: oracle.Variant = oracle.PLAIN,
 ) -> Verdict:
-    """Hold out [B,H,S_q,D_v] and lse [B,H,S_q] against softmax(scale·q·kᵀ)·v.
+    """Hold out [B,H,S_q,D_v] and lse [B,H,S_q] against softmax(scale·q·kᵀ)·v, or against a variant of it.
 
     q [B,H,S_q,D_qk], k [B,H_kv,S_k,D_qk], v [B,H_kv,S_k,D_v] as the implementation read them, any float dtype;
     ``scale`` None means 1/√D_qk. ``rows``: numbers (b·H + h)·S_q + i of the rows to compare, or how many to sample.
     ``flushed``: subnormals count as lost.
     """
     lead, numbers = q.shape[:3], _numbers(rows, math.prod(q.shape[:3]))
-    result = oracle.attention(q, k, v, causal, q.shape[3] ** -0.5 if scale is None else scale, numbers)
+    result = oracle.attention(q, k, v, causal, q.shape[3] ** -0.5 if scale is None else scale, numbers, variant)
     return attention_verdict(result, k.shape[2], q.shape[3], DType.of(q.dtype), out, lse, lead, numbers, flushed)
 
 
@@ -52,11 +53,20 @@ def attention_verdict(
     tolerance, lse_tolerance = tolerances.attention(
         result, S_k, head_dim, dtype, DType.of(out.dtype), flushed=flushed
     )
-    parts = [_Part("out", out, result.out, tolerance, tolerances.overflows_at(DType.of(out.dtype)))]
+    parts = [_part("out", out, result.out, tolerance)]
     if lse is not None:
-        overflow = tolerances.overflows_at(DType.of(lse.dtype))
-        parts.append(_Part("lse", lse, result.lse, lse_tolerance, overflow))
+        parts.append(_part("lse", lse, result.lse, lse_tolerance))
     return _verdict(parts, lead, numbers)
+
+
+def merge_states(outs: Array, lses: Array, out: Array, lse: Array | None = None, *, flushed: bool = False) -> Verdict:
+    """Hold out [B,H,rows,D_v] and lse [B,H,rows] against the merged parts outs [N,B,H,rows,D_v] and lses [N,B,H,rows]."""
+    result = oracle.merge_states(outs, lses)
+    tolerance, lse_tolerance = tolerances.merge_states(result, len(outs), DType.of(out.dtype), flushed=flushed)
+    parts = [_part("out", out, result.out, tolerance)]
+    if lse is not None:
+        parts.append(_part("lse", lse, result.lse, lse_tolerance))
+    return _verdict(parts, out.shape[:-1], None)
 
 
 def gemm(
@@ -91,7 +101,7 @@ def gemm_verdict(
         part = _Part("C", out, want, np.zeros_like(want), math.inf)
     else:
         tolerance = tolerances.gemm(result, K, dtype, dtype_c, zero_mean=zero_mean, flushed=flushed)
-        part = _Part("C", out, result.out, tolerance, tolerances.overflows_at(dtype_c))
+        part = _part("C", out, result.out, tolerance)
     return _verdict([part], lead, numbers)
 
 
@@ -118,6 +128,10 @@ class _Part:
     want: Floats
     tolerance: Floats
     overflows: float
+
+
+def _part(name: str, got: Array, want: Floats, tolerance: Floats) -> _Part:
+    return _Part(name, got, want, tolerance, tolerances.overflows_at(DType.of(got.dtype)))
 
 
 def _verdict(parts: list[_Part], lead: tuple[int, ...], numbers: Rows) -> Verdict:

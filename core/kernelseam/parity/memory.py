@@ -25,7 +25,7 @@ class Walk:
     """How rows of [batch, head, row, column] data follow each other in memory."""
 
     order: str = "bhr"
-    """Axes, outermost first: "bhr" head-major, "brh" token-major."""
+    """Axes, outermost first: "bhr" head-major, "brh" token-major; columns are innermost unless "c" stands elsewhere."""
     gaps: tuple[int, int, int] = (0, 0, 0)
     """Elements left free after every batch, head and row."""
     aligned: bool = True
@@ -37,53 +37,92 @@ class Walk:
 
     def strides(self, shape: tuple[int, ...], itemsize: int) -> tuple[int, int, int]:
         """(batch, head, row) strides in elements for data of ``shape`` [batch, head, row, column]."""
+        batch, head, row, _ = self.plane(shape, itemsize)
+        return batch, head, row
+
+    def plane(self, shape: tuple[int, ...], itemsize: int) -> tuple[int, int, int, int]:
+        """The same with the column's stride: 1, unless ``order`` names its axis, "c", elsewhere or it is repeated."""
         unit = max(16 // itemsize, 1) if self.aligned else 1
-        size, found = max(shape[3], 1), {}
-        for axis in reversed(self.order):
-            i = "bhr".index(axis)
-            if axis in self.broadcast:
-                found[axis] = 0
-                continue
-            found[axis] = -(-(size + self.gaps[i]) // unit) * unit
-            size = found[axis] * max(shape[i], 1)
-        return found["b"], found["h"], found["r"]
+        size, found = 0, dict.fromkeys(self.broadcast, 0)
+        for axis in reversed(self.order if "c" in self.order else self.order + "c"):
+            if axis not in self.broadcast:
+                i = "bhrc".index(axis)
+                # The innermost axis is contiguous.
+                found[axis] = -(-(size + (*self.gaps, 0)[i]) // unit) * unit if size else 1
+                size = found[axis] * max(shape[i], 1)
+        return found["b"], found["h"], found["r"], found["c"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of one entry of the batch that lie in one stretch, of all its heads: a sequence, or its part in a page."""
+
+    batch: int
+    first: int
+    """Row of the entry that is the piece's first."""
+    rows: int
+    start: int
+    """Element where it lies."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """One operand in memory: strided, or matrix by matrix where ``starts`` says so. Counts are in elements."""
+    """One operand in memory: strided; matrix by matrix where ``starts`` says so; or in ``pieces``, which then are all
+    that there is of it. Counts are in elements."""
 
     block: str
     """Operands of one name share memory (packed q, k and v); others have their own."""
     dtype: DType
     shape: tuple[int, ...]
-    """[batch, head, row, column], or [batch, head, row]."""
+    """[batch, head, row, column], [batch, head, row], or any where there are neither starts nor pieces."""
     strides: tuple[int, ...]
-    """One an axis, the last 1."""
+    """One an axis; that of the batch has no meaning where there are pieces."""
     offset: int = 0
     starts: tuple[int, ...] | None = None
     """First element of matrix (batch·heads + head), where the batch and head strides do not say it."""
+    pieces: tuple[Piece, ...] | None = None
+    room: int = 0
+    """Elements that the block has at least: some may belong to no piece."""
 
     @property
     def bytes(self) -> int:
         """From the block's start to the last byte touched."""
+        ends = [start + sum((n - 1) * s for n, s in zip(shape, self.strides[-len(shape):], strict=True)) + 1
+                for _, start, shape in self._parts()]
+        return (self.offset + max(self.room, *ends, 0)) * self.dtype.itemsize
+
+    def _parts(self) -> Iterator[tuple[tuple[slice | int, ...], int, tuple[int, ...]]]:
+        """(index into the logical array, first element, shape) of what has elements."""
         if 0 in self.shape:
-            return self.offset * self.dtype.itemsize
-        inner = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
-        return (self.offset + max(self.starts or (0,)) + inner + 1) * self.dtype.itemsize
+            return
+        if self.pieces is not None:
+            for p in self.pieces:
+                if p.rows:
+                    index = (p.batch, slice(None), slice(p.first, p.first + p.rows))
+                    yield index, p.start, (self.shape[1], p.rows, *self.shape[3:])
+        elif self.starts is not None:
+            for i, first in enumerate(self.starts):
+                yield divmod(i, self.shape[1]), first, self.shape[2:]
+        else:
+            yield (), 0, self.shape
 
     def views(self, memory: Array, start: int) -> Iterator[tuple[tuple[slice | int, ...], Array]]:
         """(index into the logical array, view of memory) over a byte array; ``start``: byte where the block begins."""
         size = self.dtype.itemsize
         strides = tuple(s * size for s in self.strides)
-        if 0 in self.shape:
-            return
-        if self.starts is None:
-            yield (), np.ndarray(self.shape, self.dtype.numpy, memory, start + self.offset * size, strides)
-            return
-        for i, first in enumerate(self.starts):
+        for index, first, shape in self._parts():
             at = start + (self.offset + first) * size
-            yield divmod(i, self.shape[1]), np.ndarray(self.shape[2:], self.dtype.numpy, memory, at, strides[2:])
+            yield index, np.ndarray(shape, self.dtype.numpy, memory, at, strides[-len(shape):])
+
+
+def once(shape: tuple[int, ...], walk: Walk) -> tuple[int, ...]:
+    """The shape of what differs: 1 along an axis of stride 0."""
+    return tuple(min(n, 1) if axis in walk.broadcast else n for n, axis in zip(shape, "bhrc", strict=True))
+
+
+def repeated(x: Array, shape: tuple[int, ...]) -> Array:
+    """What ``once`` left out, put back."""
+    return np.broadcast_to(x, shape).copy()
 
 
 def place(name: str, walk: Walk, shape: tuple[int, ...], dtype: DType) -> Place:
@@ -145,10 +184,10 @@ class Layout:
                 view[...] = value[index]
 
     def read(self, buffers: Mapping[str, Array], name: str) -> Array:
-        """An operand as a logical array, copied."""
+        """An operand as a logical array, copied; 0 where it has no memory."""
         p = self.places[name]
         buffer, start = self.blocks()[p.block]
-        out = np.empty(p.shape, p.dtype.numpy)
+        out = np.zeros(p.shape, p.dtype.numpy)
         for index, view in p.views(buffers[buffer], start):
             out[index] = view
         return out

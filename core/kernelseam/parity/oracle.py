@@ -15,8 +15,36 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
+WEIGHS = 2.0**-149
+"""The least weight, relative to a row's largest, that float32 can hold."""
 Rows = Sequence[int] | npt.NDArray[np.integer[Any]] | None
 """Row numbers of a result whose leading axes are flattened; None means all of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """What an attention does beside softmax(scale·q·kᵀ)·v; what is None is not done. B and H as in q."""
+
+    window: tuple[int | None, int | None] = (None, None)
+    """(left, right): how far from the diagonal keys are seen; None: as far as they go."""
+    prefix: Sequence[int] | None = None
+    """[B]: keys before it are seen in any case."""
+    softcap: float | None = None
+    alibi: Array | None = None
+    """Slopes [B, H]."""
+    bias: Array | None = None
+    """[B, H, S_q, S_k]."""
+    mask: Array | None = None
+    """[B, H, S_q, S_k], True where a key may be seen."""
+    sinks: Array | None = None
+    """[H]."""
+    q_lengths: Sequence[int] | None = None
+    """[B]: how many of an entry's rows there are; those after them are 0 in every result."""
+    kv_lengths: Sequence[int] | None = None
+    """[B]: how many of an entry's keys there are."""
+
+
+PLAIN = Variant()
 
 
 @dataclass(frozen=True)
@@ -33,6 +61,21 @@ class AttentionResult:
     """max of |scale|·Σ_d|q_d·k_d| over the visible keys, […]; not counting keys whose score is −inf."""
     values: Floats
     """Σ_j|v_j| / ℓ over the visible keys, […, D_v], with ℓ = Σexp(score − largest score)."""
+    changes: Floats
+    """max of |capped product| + |slope·d| + |bias| as far as a score has them, and |sink|, […], over what weighs
+    something in float32."""
+
+
+@dataclass(frozen=True)
+class MergeResult:
+    """Leading shape [B, H, rows]."""
+
+    out: Floats
+    lse: Floats
+    magnitude: Floats
+    """Σ_n e^(s_n − s)·|o_n|."""
+    sizes: Floats
+    """max of |s_n| over the parts that weigh something in float32, […]."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +87,15 @@ class GemmResult:
     """|alpha|·|A||B| + |beta·C|."""
 
 
-def attention(q: Array, k: Array, v: Array, causal: bool, scale: float, rows: Rows = None) -> AttentionResult:
-    """softmax(scale·q·kᵀ)·v of q [B,H,S_q,D_qk], k [B,H_kv,S_k,D_qk], v [B,H_kv,S_k,D_v], any float dtype.
+def attention(
+    q: Array, k: Array, v: Array, causal: bool, scale: float, rows: Rows = None, variant: Variant = PLAIN
+) -> AttentionResult:
+    """softmax(scores)·v of q [B,H,S_q,D_qk], k [B,H_kv,S_k,D_qk], v [B,H_kv,S_k,D_v], any float dtype.
 
-    Query head h uses KV head h // (H / H_kv). Causal: key j is visible to query i iff j ≤ i + (S_k − S_q). A row that
-    sees no key, or whose every score is −inf, gives zeros and an LSE of −inf. What is masked never contributes.
+    Query head h uses KV head h // (H / H_kv). With d = j − i − (S_k − S_q), of the entry's own lengths, the score of key j
+    for query i is softcap·tanh(scale·q·k/softcap) − slope·|d| + bias, and the key is visible iff the mask allows it and
+    (j < prefix, or −left ≤ d ≤ right, and d ≤ 0 where causal). A sink is a key of value 0. A row that sees no key, or
+    whose every score is −inf, gives zeros and an LSE of −inf. What is not visible never contributes.
     ``rows``: numbers (b·H + h)·S_q + i.
     """
     B, H, S_q, _ = q.shape
@@ -56,32 +103,62 @@ def attention(q: Array, k: Array, v: Array, causal: bool, scale: float, rows: Ro
     numbers = np.arange(B * H * S_q) if rows is None else np.asarray(rows, np.int64)
     n = len(numbers)
     out, pv, values = (np.zeros((n, D_v)) for _ in range(3))
-    lse, products = np.full(n, -np.inf), np.zeros(n)
+    lse, products, changes = (np.zeros(n) for _ in range(3))
     heads, queries = np.divmod(numbers, max(S_q, 1))
     for head in np.unique(heads):
         b, h = divmod(int(head), H)
-        here = np.flatnonzero(heads == head)
-        K = k[b, h // (H // H_kv)].astype(np.float64)
-        V = v[b, h // (H // H_kv)].astype(np.float64)
-        visible = np.clip(queries[here] + 1 + S_k - S_q, 0, S_k) if causal else np.full(len(here), S_k)
-        for count in np.unique(visible):
-            if count == 0:
-                continue
-            at = here[visible == count]
-            Q = q[b, h, queries[at]].astype(np.float64)
-            o = _softmax_rows(Q, K[:count], V[:count], scale)
-            out[at], lse[at], pv[at], products[at], values[at] = o
+        n_q = S_q if variant.q_lengths is None else variant.q_lengths[b]
+        n_k = S_k if variant.kv_lengths is None else variant.kv_lengths[b]
+        here = np.flatnonzero((heads == head) & (queries < n_q))
+        i, j = queries[here], np.arange(n_k)
+        d = j - i[:, None] - (n_k - n_q)
+        seen = _visible(d, causal, variant.window)
+        if variant.prefix is not None:
+            seen |= j < variant.prefix[b]
+        if variant.mask is not None:
+            seen &= variant.mask[b, h, i, :n_k]
+        slope = 0.0 if variant.alibi is None else float(variant.alibi[b, h])
+        bias = np.zeros(d.shape) if variant.bias is None else variant.bias[b, h, i, :n_k].astype(np.float64)
+        sink = -np.inf if variant.sinks is None else float(variant.sinks[h])
+        K, V = (x[b, h // (H // H_kv), :n_k].astype(np.float64) for x in (k, v))
+        alike, which = np.unique(seen, axis=0, return_inverse=True)
+        for pattern, keys in enumerate(alike):
+            of = np.flatnonzero(which.reshape(-1) == pattern)
+            Q, at = q[b, h, i[of]].astype(np.float64), here[of]
+            o = _softmax_rows(
+                scale * (Q @ K[keys].T), abs(scale) * (np.abs(Q) @ np.abs(K[keys]).T), V[keys], variant.softcap,
+                slope * np.abs(d[of][:, keys]), bias[of][:, keys], sink,
+            )
+            out[at], lse[at], pv[at], products[at], values[at], changes[at] = o
     lead = (B, H, S_q) if rows is None else (n,)
     return AttentionResult(
         out.reshape(*lead, D_v), lse.reshape(lead), pv.reshape(*lead, D_v), products.reshape(lead),
-        values.reshape(*lead, D_v),
+        values.reshape(*lead, D_v), changes.reshape(lead),
     )
 
 
-def _softmax_rows(Q: Floats, K: Floats, V: Floats, scale: float) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    """The formula, for queries that see all of K: out, LSE and the bound's ingredients."""
+def _visible(d: Array, causal: bool, window: tuple[int | None, int | None]) -> npt.NDArray[np.bool_]:
+    """Which distances from the diagonal are in the band."""
+    left, right = window
+    seen = np.ones(d.shape, bool)
+    if causal:
+        seen &= d <= 0
+    if left is not None:
+        seen &= d >= -left
+    if right is not None:
+        seen &= d <= right
+    return seen
+
+
+def _softmax_rows(
+    x: Floats, magnitude: Floats, V: Floats, cap: float | None, slopes: Floats, bias: Floats, sink: float
+) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats]:
+    """The formula for queries that see all of V's keys, from x = scale·q·kᵀ and |scale|·|q||k|: out, LSE and the bound's
+    ingredients. The sink is the last column."""
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        scores = scale * (Q @ K.T)
+        capped = x if cap is None else cap * np.tanh(x / cap)
+        scores = _with_sink(capped - slopes + bias, sink)
+        V = np.concatenate([V, np.zeros((1, V.shape[1]))])
         largest = scores.max(axis=1)
         nothing = np.isneginf(largest)
         weights = np.exp(scores - np.where(nothing, 0, largest)[:, None])
@@ -89,10 +166,32 @@ def _softmax_rows(Q: Floats, K: Floats, V: Floats, scale: float) -> tuple[Floats
         lse = largest + np.log(total)
         out = weights @ V / total[:, None]
         pv = weights @ np.abs(V) / total[:, None]
-        products = np.where(np.isneginf(scores), 0, abs(scale) * (np.abs(Q) @ np.abs(K).T)).max(axis=1)
+        products = np.where(np.isneginf(scores), 0, _with_sink(magnitude, 0)).max(axis=1)
         values = np.abs(V).sum(axis=0) / total[:, None]
+        sizes = _with_sink((0 if cap is None else np.abs(capped)) + np.abs(slopes) + np.abs(bias), abs(sink))
+        changes = np.where(weights >= WEIGHS, sizes, 0).max(axis=1)
     out[nothing], pv[nothing], values[nothing] = 0, 0, 0
-    return out, lse, pv, products, values
+    return out, lse, pv, products, values, changes
+
+
+def _with_sink(x: Floats, value: float) -> Floats:
+    return np.concatenate([x, np.full((len(x), 1), float(value))], axis=1)
+
+
+def merge_states(outs: Array, lses: Array) -> MergeResult:
+    """Σ_n e^(s_n − s)·o_n with s = ln Σ_n e^(s_n), of outs [N,B,H,rows,D_v] and lses [N,B,H,rows]. What has an s_n of −inf
+    never contributes; where all have, out is 0 and s −inf."""
+    s = lses.astype(np.float64)
+    o = np.where(np.isneginf(s)[..., None], 0, outs.astype(np.float64))
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        largest = s.max(axis=0, initial=-np.inf)
+        nothing = np.isneginf(largest)
+        weights = np.exp(s - np.where(nothing, 0, largest))
+        total = np.where(nothing, 1, weights.sum(axis=0))
+        out = (weights[..., None] * o).sum(axis=0) / total[..., None]
+        magnitude = (weights[..., None] * np.abs(o)).sum(axis=0) / total[..., None]
+        sizes = np.where(weights >= WEIGHS, np.abs(s), 0).max(axis=0, initial=0)
+        return MergeResult(out, largest + np.log(total), magnitude, np.where(nothing, 0, sizes))
 
 
 def gemm(

@@ -8,19 +8,18 @@ import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from kernelseam.contract import Backend, Device, Implementation, Runtime
-from kernelseam.descriptors import Attention, BatchedGemmPointers, BatchedGemmStrided
 from kernelseam.errors import Unsupported
-from kernelseam.parity import check, data, oracle
-from kernelseam.parity.cases import AttentionCase, Case, GemmCase
+from kernelseam.parity import attention_data, check, data, oracle
+from kernelseam.parity.cases import AttentionCase, Case, GemmCase, MergeCase
 from kernelseam.parity.check import Verdict
+from kernelseam.parity.description import describe as describe
 from kernelseam.parity.memory import Layout, never_written
 from kernelseam.parity.oracle import Array
-from kernelseam.planning import Descriptor, plan
+from kernelseam.planning import plan
 from kernelseam.plugins import Plugins, plugins
 
 FLUSHES = "KS_FLUSHES_SUBNORMALS"
@@ -151,7 +150,7 @@ def _run(case: Case, target: Target, separate: bool) -> Verdict:
 
 def repeatable(case: Case) -> bool:
     """Whether a second launch has the same inputs, so that it must give the same bits; the largest cases run once."""
-    return case.sample is None and (isinstance(case, AttentionCase) or case.beta == 0)
+    return case.sample is None and (not isinstance(case, GemmCase) or case.beta == 0)
 
 
 def _pointer(runtime: Runtime, array: object) -> int:
@@ -168,62 +167,6 @@ def _addresses(layout: Layout, buffers: Mapping[str, int]) -> dict[str, int]:
         buffer, start = blocks[p.block]
         found[name] = buffers[buffer] + start + p.offset * p.dtype.itemsize
     return found
-
-
-def describe(
-    case: Case, layout: Layout, addresses: Mapping[str, Any], runtime: Runtime, device: Device
-) -> Descriptor:
-    """The descriptor of a case over addresses."""
-    if isinstance(case, AttentionCase):
-        return Attention(
-            **addresses, **_strides(layout), batch=case.batch, num_heads=case.num_heads, kv_heads=case.kv_heads,
-            S_q=case.S_q, S_k=case.S_k, head_dim=case.head_dim, value_dim=case.value_dim, causal=case.causal,
-            scale=case.scale, dtype=case.dtype,
-        )
-    options: dict[str, Any] = {
-        "M": case.M, "N": case.N, "K": case.K, "batch": case.batch, "num_heads": case.num_heads, "alpha": case.alpha,
-        "beta": case.beta, "a_transposed": case.a_transposed, "b_transposed": case.b_transposed, "dtype": case.dtype,
-        "dtype_c": case.out_dtype,
-    }
-    if case.view != "strided":
-        rows: dict[str, Any] = {n: s for n, s in _strides(layout).items() if n.endswith("_row")}
-        for name, at in addresses.items():
-            options[name + "_ptrs"] = _list(case, layout, name, at, runtime, device)
-        if case.view == "device":
-            options["alignment"] = 16 if all(at % 16 == 0 for at in addresses.values()) else case.dtype.itemsize
-        return BatchedGemmPointers(**rows, **options)
-    return BatchedGemmStrided(**addresses, **_strides(layout), **options, b_head_group=case.b_head_group)
-
-
-def _strides(layout: Layout) -> dict[str, Any]:
-    """The descriptors' stride arguments."""
-    return {
-        f"stride_{name.lower()}_{axis}": stride
-        for name, p in layout.places.items()
-        for axis, stride in zip(("batch", "head", "row"), p.strides[:-1], strict=False)
-    }
-
-
-class _DeviceList:
-    """The same memory as a device's array of float64, as 64-bit integers."""
-
-    def __init__(self, owner: Any) -> None:
-        self.owner = owner
-        self.__cuda_array_interface__ = {**owner.__cuda_array_interface__, "typestr": "<u8"}
-
-
-def _list(
-    case: GemmCase, layout: Layout, name: str, address: int, runtime: Runtime, device: Device
-) -> object:
-    """The addresses of every matrix, batch-major: a host list, or an array where the runtime's say that they are on
-    a device."""
-    p = layout.places[name]
-    starts = p.starts or [b * p.strides[0] + h * p.strides[1] for b, h in np.ndindex(*p.shape[:2])]
-    found = [address + s * p.dtype.itemsize for s in starts]
-    if case.view == "host" or not found:
-        return found
-    staged = runtime.from_host(np.array(found, np.uint64).view(np.float64), device)
-    return _DeviceList(staged) if hasattr(staged, "__cuda_array_interface__") else found
 
 
 def judge(
@@ -255,6 +198,9 @@ def verdict(case: Case, results: Mapping[str, Array], flushed: bool = False) -> 
             _gemm_oracle(case), case.K, case.dtype, results["C"], results["C"].shape[:-1], numbers,
             zero_mean=case.data != "positive", exact=case.exact, flushed=flushed,
         )
+    if isinstance(case, MergeCase):
+        x = data.values(case)
+        return check.merge_states(x["outs"], x["lses"], results["out"], results.get("lse"), flushed=flushed)
     return check.attention_verdict(
         _attention_oracle(case), case.S_k, case.head_dim, case.dtype, results["out"], results.get("lse"),
         results["out"].shape[:-1], numbers, flushed,
@@ -262,7 +208,7 @@ def verdict(case: Case, results: Mapping[str, Array], flushed: bool = False) -> 
 
 
 def _rows(case: Case) -> oracle.Rows:
-    if case.sample is None:
+    if case.sample is None or isinstance(case, MergeCase):
         return None
     rows = case.M if isinstance(case, GemmCase) else case.S_q
     return oracle.sample_rows(case.batch * case.num_heads * rows, case.sample)
@@ -279,7 +225,9 @@ def _gemm_oracle(case: GemmCase) -> oracle.GemmResult:
 @lru_cache(maxsize=8)
 def _attention_oracle(case: AttentionCase) -> oracle.AttentionResult:
     x = data.values(case)
-    return oracle.attention(x["q"], x["k"], x["v"], case.causal, case.scale_used, _rows(case))
+    return oracle.attention(
+        x["q"], x["k"], x["v"], case.causal, case.scale_used, _rows(case), attention_data.variant(case, x)
+    )
 
 
 def run_all(cases: list[Case], wanted: list[Target], *, separate: bool = False) -> Iterator[Outcome]:

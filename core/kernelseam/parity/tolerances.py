@@ -5,8 +5,10 @@ With u the unit roundoff of a dtype (2⁻¹¹ float16, 2⁻⁸ bfloat16, 2⁻²�
 
 * GEMM: 2·u_out·|ref| + 4·√(K+4)·u_acc·(|alpha|·|A||B| + |beta·C|) + η_out. √(K+4) holds for data of zero mean, whose
   rounding errors cancel; for other data K+4 stands in its place.
-* attention: 2·u_out·|ref| + [u_P + c·u_32·(√S_k + √D_qk·max scale·|q||k|)]·(P|V|) + η_P·Σ_j|v_j|/ℓ + η_out.
-* its LSE: c·u_32·(√S_k + √D_qk·max scale·|q||k| + |ref|).
+* attention: 2·u_out·|ref| + [u_P + c·u_32·(√S_k + √D_qk·max scale·|q||k| + max t)]·(P|V|) + η_P·Σ_j|v_j|/ℓ + η_out,
+  t = |capped product| + |slope·d| + |bias| as far as a score has them (the product where it is capped), and |sink|.
+* its LSE: c·u_32·(√S_k + √D_qk·max scale·|q||k| + max t + |ref|).
+* N states merged: 2·u_out·|ref| + c·u_32·(√N + max|s_n|)·Σ_n e^(s_n − s)·|o_n| + η_out; the LSE: c·u_32·(√N + max|s_n| + |ref|).
 
 Probabilities are rounded to the dtype of V before the second product, hence u_P and η_P. Where the inputs are float64,
 float64 takes float32's place inside an attention; its LSE is stored in float32.
@@ -20,7 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.oracle import AttentionResult, Floats, GemmResult
+from kernelseam.parity.oracle import AttentionResult, Floats, GemmResult, MergeResult
 
 GEMM_CONSTANT = 4.0
 ATTENTION_CONSTANT = 8.0
@@ -55,7 +57,7 @@ def attention(
     result: AttentionResult, S_k: int, head_dim: int, dtype: DType, dtype_out: DType, *, flushed: bool = False
 ) -> tuple[Floats, Floats]:
     """The bounds of each element of out and of the LSE; ``dtype`` is that of q, k and v."""
-    growth = math.sqrt(S_k) + math.sqrt(head_dim) * result.products
+    growth = math.sqrt(S_k) + math.sqrt(head_dim) * result.products + result.changes
     with np.errstate(invalid="ignore", over="ignore"):
         inner = dtype.unit_roundoff + ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff * growth[..., None]
         out: Floats = (
@@ -65,4 +67,20 @@ def attention(
             + smallest(dtype_out, flushed)
         )
         lse: Floats = ATTENTION_CONSTANT * DType.float32.unit_roundoff * (growth + np.abs(result.lse))
+    return out, lse
+
+
+def merge_states(
+    result: MergeResult, parts: int, dtype_out: DType, *, flushed: bool = False
+) -> tuple[Floats, Floats]:
+    """The bounds of each element of out and of the LSE."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        unit = ATTENTION_CONSTANT * DType.float32.unit_roundoff
+        growth = math.sqrt(parts) + result.sizes
+        out: Floats = (
+            2 * dtype_out.unit_roundoff * np.abs(result.out)
+            + unit * growth[..., None] * result.magnitude
+            + smallest(dtype_out, flushed)
+        )
+        lse: Floats = unit * (growth + np.abs(result.lse))
     return out, lse

@@ -1,8 +1,8 @@
-"""One head's attention, a block of queries at a time: online softmax in base 2.
+"""One head's attention, a block of queries at a time: online softmax.
 
-With s = log2(e)·scale·q·k, the running maximum, sum and product of a row take each block of keys in turn, so that
-memory does not grow with S_q·S_k. Scores lie keys-first, [keys, queries]: reductions over keys then run along memory
-for all queries of the block at once.
+The running maximum, sum and product of a row take each block of keys in turn, so that memory does not grow with
+S_q·S_k. Scores lie keys-first, [keys, queries]: reductions over keys then run along memory for all queries of the
+block at once.
 
 Products are cut into stacks of small ones that BLAS computes on the calling thread. OpenBLAS shares out any product of
 more than 2¹⁸ multiply-adds, and callers on several threads then wait for one another; small ones also run in its
@@ -12,19 +12,16 @@ kernels without packing. So threads over heads keep every core busy, and lose li
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kernelseam.descriptors.attention_problem import AttentionProblem
+from kernelseam.reference.attention_scores import Array, Scores
 from kernelseam.reference.scratch import shaped
 
 QUERIES, _KEYS = 256, 1024  # 1 MiB of float32 scores; the fastest of 64…256 × 512…2048 where that is a core's L2
 _SMALL = 1 << 18  # multiply-adds
 _ROWS = 8  # queries in one small product with v: fewer would starve BLAS, more would shorten its sums
-
-Array = npt.NDArray[Any]
 
 
 def scratch_sizes(p: AttentionProblem, keep: tuple[bool, ...]) -> tuple[int, ...]:
@@ -52,62 +49,58 @@ class Head:
         self.keep = keep
         self.scores, self.queries, self.acc, self.partial, *self.copies = scratch
         self.dtype = self.scores.dtype
-        self.factor = p.scale * math.log2(math.e)
-        self.causal, self.S_k = p.spec.causal, p.S_k
-        self.offset = p.S_k - p.S_q  # query i sees keys j ≤ i + offset
+        self.widths = p.spec.head_dim, p.spec.value_dim
+        self.hides = p.spec.causal or p.spec.window or p.spec.mask
 
-    def load(self, k: Array, v: Array) -> None:
-        """Take k [S_k, D] and v [S_k, D_v]."""
+    def load(self, k: list[Array], v: list[Array]) -> None:
+        """Take k [S_k, D] and v [S_k, D_v], each in pieces that follow one another."""
         self.k, self.v = (
-            x if kept else _copied(x, shaped(copy, *x.shape))
-            for x, kept, copy in zip((k, v), self.keep, self.copies, strict=True)
+            x[0] if kept else _joined(x, copy, width)
+            for x, kept, copy, width in zip((k, v), self.keep, self.copies, self.widths, strict=True)
         )
         # A hidden value has weight 0, but 0·NaN is NaN: one sum tells whether that can happen at all.
-        self.finite = not self.causal or bool(np.isfinite(self.v.sum()))
+        self.finite = not self.hides or bool(np.isfinite(self.v.sum()))
 
-    def block(self, q: Array, i: int, out: Array, lse: Array | None) -> None:
-        """Attention of queries q [n, D], the first of which is query ``i``, each of which sees a key."""
+    def block(self, q: Array, i: int, scores: Scores, out: Array, lse: Array | None) -> None:
+        """Attention of queries q [n, D], the first of which is query ``i``."""
         n, d = q.shape
         wide = _padded(n)
         x, acc = shaped(self.queries, d, wide), shaped(self.acc, wide, self.v.shape[1])
-        np.multiply(q.T, self.factor, out=x[:, :n], dtype=self.dtype)
+        exp, log, unit = (np.exp2, np.log2, math.log(2)) if scores.plain else (np.exp, np.log, 1.0)
+        np.multiply(q.T, scores.factor, out=x[:, :n], dtype=self.dtype)
         x[:, n:] = 0
         acc[...] = 0
-        total, top = np.zeros(wide, self.dtype), np.full(wide, -np.inf, self.dtype)
-        end = min(self.S_k, i + n + self.offset) if self.causal else self.S_k
-        clear = i + self.offset + 1 if self.causal else end  # keys before it are seen by all
-        for j in range(0, end, _KEYS):
-            stop = min(j + _KEYS, end)
+        top = np.full(wide, scores.sink, self.dtype)
+        total = np.full(wide, scores.sink != -math.inf, self.dtype)  # a sink is a key of value 0
+        for j, stop in scores.runs(i, n, _KEYS):
             s = shaped(self.scores, stop - j, wide)
             _score(self.k[j:stop], x, s)
-            seen = min(max(clear - j, 0), stop - j)
-            if seen < stop - j:
-                hidden = np.arange(j + seen, stop)[:, None] > np.arange(i, i + wide) + self.offset
+            scores.change(s, i, n, j)
+            seen, hidden = scores.hidden(i, n, j, s.shape)
+            if hidden is not None:
                 np.copyto(s[seen:], -np.inf, where=hidden)
             before, top = top, np.maximum(top, s.max(axis=0))
             shift = np.where(np.isneginf(top), self.dtype.type(0), top)
             np.subtract(s, shift, out=s)
-            np.exp2(s, out=s)
-            rescale = np.exp2(before - shift)
+            exp(s, out=s)
+            rescale = exp(before - shift)
             total = total * rescale + s.sum(axis=0)
             acc *= rescale[:, None]
-            self._weigh(s, j, seen, i, acc[:n])
+            self._weigh(s, self.v[j:stop], seen, hidden, acc[:n])
         acc /= total[:, None]
         acc[np.isneginf(top)] = 0  # no score but −inf
         out[...] = acc[:n]
         if lse is not None:
-            lse[...] = ((np.log2(total, dtype=np.float64) + top) * math.log(2))[:n]
+            lse[...] = ((log(total, dtype=np.float64) + top) * unit)[:n]
 
-    def _weigh(self, p: Array, j: int, seen: int, i: int, acc: Array) -> None:
+    def _weigh(self, p: Array, v: Array, seen: int, hidden: Array | None, acc: Array) -> None:
         """Add pᵀ·v to the rows of acc; each query takes only what it sees where a hidden value is not finite."""
-        v = self.v[j : j + len(p)]
-        if self.finite:
-            seen = len(p)
+        if self.finite or hidden is None:
+            self._add_product(p, v)
+            return
         self._add_product(p[:seen], v[:seen])
-        if seen < len(p):
-            for row in range(len(acc)):
-                mine = max(i + row + self.offset + 1 - j, seen)
-                acc[row] += p[seen:mine, row] @ v[seen:mine]
+        for row, shown in enumerate(~hidden[:, : len(acc)].T):
+            acc[row] += p[seen:, row][shown] @ v[seen:][shown]
 
     def _add_product(self, p: Array, v: Array) -> None:
         """Add pᵀ·v, of p [keys, queries], to the accumulator: partial sums over equal runs of keys, then the rest."""
@@ -138,6 +131,11 @@ def _score(k: Array, x: Array, s: Array) -> None:
         np.matmul(k[whole:], x, out=s[whole:])
 
 
-def _copied(source: Array, target: Array) -> Array:
-    np.copyto(target, source)
-    return target
+def _joined(pieces: list[Array], scratch: Array, width: int) -> Array:
+    """Pieces [rows, width] one after the other in scratch."""
+    whole = shaped(scratch, sum(map(len, pieces)), width)
+    at = 0
+    for piece in pieces:
+        np.copyto(whole[at : at + len(piece)], piece)
+        at += len(piece)
+    return whole

@@ -13,6 +13,7 @@ from kernelseam.hookspecs import hookimpl
 from kernelseam.plugins import Registry
 from kernelseam.reference.attention import NumpyAttention
 from kernelseam.reference.gemm import NumpyGemm
+from kernelseam.reference.merge import NumpyMerge
 from kernelseam.reference.runtime import HostRuntime
 
 
@@ -24,7 +25,7 @@ def kernelseam_info() -> PluginInfo:
 @hookimpl
 def kernelseam_register(registry: Registry) -> None:
     registry.add_backend(
-        Backend("numpy", HostRuntime(), implementations=(NumpyGemm(), NumpyAttention()), priority=-100)
+        Backend("numpy", HostRuntime(), implementations=(NumpyGemm(), NumpyAttention(), NumpyMerge()), priority=-100)
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernelseam.dtypes import DType
-from kernelseam.kernels import AttentionTile, GemmTile
+from kernelseam.kernels import AttentionTile, BackwardTile, GemmTile
 
 _HALVES = frozenset({DType.float16, DType.bfloat16})
 _SINGLE = frozenset({DType.float32})
@@ -33,9 +33,22 @@ ATTENTION = (
     AttentionTile(_HALVES, max_dim=128, warps=4, rows=16, bn=64, stages=2, q_resident=True, min_blocks=2),
     AttentionTile(_HALVES, max_dim=192, warps=8, rows=16, bn=32, stages=2),
     AttentionTile(_HALVES, max_dim=256, warps=8, rows=16, bn=16, stages=2),
+    AttentionTile(_HALVES, max_dim=576, warps=4, rows=16, bn=32, stages=2, column_warps=4),
+    AttentionTile(_HALVES, max_dim=576, warps=4, rows=16, bn=16, stages=2, column_warps=4),
     AttentionTile(_SINGLE, max_dim=64, warps=4, rows=16, bn=32, stages=2),
     AttentionTile(_SINGLE, max_dim=128, warps=4, rows=16, bn=16, stages=2),
     AttentionTile(_SINGLE, max_dim=256, warps=4, rows=8, bn=16, stages=2),
 )
 
-TILES: Mapping[str, tuple[Any, ...]] = {"gemm": GEMM, "attention": ATTENTION}
+ATTENTION_BWD = (
+    BackwardTile(_HALVES, max_dim=64, warps=8, rows=16, step=64, stages=2),
+    BackwardTile(_HALVES, max_dim=128, warps=8, rows=16, step=64, stages=2),
+    BackwardTile(_HALVES, max_dim=128, warps=4, rows=16, step=32, stages=2),
+    BackwardTile(_HALVES, max_dim=256, warps=8, rows=16, step=32, stages=2, column_warps=2),
+    BackwardTile(_HALVES, max_dim=256, warps=4, rows=16, step=16, stages=2, column_warps=2),
+    BackwardTile(_SINGLE, max_dim=64, warps=4, rows=8, step=32, stages=2),
+    BackwardTile(_SINGLE, max_dim=128, warps=4, rows=8, step=16, stages=2),
+    BackwardTile(_SINGLE, max_dim=256, warps=4, rows=8, step=16, stages=2, column_warps=2),
+)
+
+TILES: Mapping[str, tuple[Any, ...]] = {"gemm": GEMM, "attention": ATTENTION, "attention_bwd": ATTENTION_BWD}

@@ -25,6 +25,9 @@ template<class T> struct Plane {
   KS_DEVICE const T& at(int h, int i, int j) const { return base[h * head + i * row + j * column]; }
 };
 
+// The place of i where it is one of n, else of the last: what is read there is not used.
+KS_DEVICE int inside(int i, int n) { return max_of(min_of(i, n - 1), 0); }
+
 struct Scores {
   int S_q, S_k, left, right, prefix;
   float scale_log2, cap, cap_inverse;  // cap in base 2, and scale over the cap
@@ -59,8 +62,7 @@ struct Scores {
     if (KS_WINDOW) seen = d >= -left && d <= right;
     if (KS_PREFIX) seen = seen || j < prefix;
     seen = seen && j < S_k;
-    // Read at a place that is there, whatever was asked.
-    if (KS_MASK) seen = mask.at(h, min_of(i, S_q - 1), min_of(j, S_k - 1)) && seen;
+    if (KS_MASK) seen = mask.at(h, inside(i, S_q), inside(j, S_k)) && seen;
     return seen;
   }
 
@@ -72,7 +74,7 @@ struct Scores {
       const int d = j - i - shift();
       x -= slopes[h * slopes_head] * LOG2_E * (float)(d < 0 ? -d : d);
     }
-    if constexpr (HAS_BIAS) x += LOG2_E * to_sum(bias.at(h, min_of(i, S_q - 1), min_of(j, S_k - 1)));
+    if constexpr (HAS_BIAS) x += LOG2_E * to_sum(bias.at(h, inside(i, S_q), inside(j, S_k)));
     return x;
   }
 };

@@ -11,6 +11,7 @@ template<class T_> struct SimtEngine {
   static constexpr int V = 16 / (int)sizeof(T) < 16 / Q ? 16 / (int)sizeof(T) : 16 / Q;
   static constexpr int KV = 16 / (int)sizeof(T);
   static constexpr int K_STEP = 16;
+  static constexpr bool ONE_LAYOUT = true;
 
   template<int N, int K, bool K_LAST_> struct Tile : PlainTile<T, K_LAST_ ? N : K, K_LAST_ ? K : N> {
     static constexpr bool K_LAST = K_LAST_;
@@ -85,6 +86,13 @@ template<class T_> struct SimtEngine {
     for (int r = 0; r < R / 8; r++)
 #pragma unroll
       for (int c = 0; c < C / Q; c++) a.x[r][c] = f(p() + 8 * r, column(c), a.x[r][c]);
+  }
+
+  template<int R, int C, class F> static KS_DEVICE void map2(Acc<R, C>& a, const Acc<R, C>& b, F f) {
+#pragma unroll
+    for (int r = 0; r < R / 8; r++)
+#pragma unroll
+      for (int c = 0; c < C / Q; c++) a.x[r][c] = f(p() + 8 * r, column(c), a.x[r][c], b.x[r][c]);
   }
 
   template<int R> static KS_DEVICE void fill(Row<R>& a, Sum v) {

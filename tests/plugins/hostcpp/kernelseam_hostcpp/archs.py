@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from kernelseam.contract import ArchRow
 from kernelseam.dtypes import DType
 from kernelseam.errors import UnknownName
-from kernelseam.kernels import AttentionTile, GemmTile
+from kernelseam.kernels import AttentionTile, BackwardTile, GemmTile
 
 WARP = 16
 OPTIONS = (
@@ -28,9 +28,9 @@ def _gemm(dtypes: frozenset[DType], bm: int, bk: int, stages: int, persistent: b
 
 def _attention(
     dtypes: frozenset[DType], max_dim: int, stages: int, *, warps: int = 2, rows: int = 16, bn: int = 32,
-    q_resident: bool = False,
+    q_resident: bool = False, column_warps: int = 1,
 ) -> AttentionTile:
-    return AttentionTile(dtypes, max_dim, warps, rows, bn, stages, q_resident)
+    return AttentionTile(dtypes, max_dim, warps, rows, bn, stages, q_resident, column_warps=column_warps)
 
 
 # Small tiles, so that small problems have several of them. Between them: rings of every length that an arch can have,
@@ -43,6 +43,11 @@ TILES = {
     "attention": (
         _attention(_F16, 256, 3), _attention(_BF16, 256, 2, q_resident=True), _attention(_SINGLE, 128, 2),
         _attention(_SINGLE, 256, 3, warps=4, rows=8, bn=16),
+        _attention(_F16 | _BF16, 576, 2, warps=8, bn=16, column_warps=8),
+    ),
+    "attention_bwd": (
+        BackwardTile(_F16, 256, 2, 16, 32, 3), BackwardTile(_BF16, 256, 2, 16, 16, 2),
+        BackwardTile(_SINGLE, 256, 2, 16, 16, 2),
     ),
 }
 TILES_THROUGH_REGISTERS = {
@@ -53,6 +58,13 @@ TILES_THROUGH_REGISTERS = {
     "attention": (
         _attention(_F16, 256, 1), _attention(_BF16, 256, 2, q_resident=True), _attention(_SINGLE, 128, 1),
         _attention(_SINGLE, 256, 2, warps=4, rows=8, bn=16),
+        _attention(_F16 | _BF16, 576, 1, warps=8, bn=16, column_warps=4),
+    ),
+    "attention_bwd": (
+        BackwardTile(_F16, 256, 2, 16, 32, 1, one_layout=False),
+        BackwardTile(_BF16, 128, 4, 16, 16, 2, one_layout=False),
+        BackwardTile(_BF16, 256, 4, 16, 16, 2, column_warps=2, one_layout=False),
+        BackwardTile(_SINGLE, 256, 2, 16, 16, 1),
     ),
 }
 

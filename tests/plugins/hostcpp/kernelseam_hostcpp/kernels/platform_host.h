@@ -126,6 +126,7 @@ template<class T_> struct MatrixEngine {
   typedef float Sum;
   static constexpr bool MATRIX = true;
   static constexpr int K_STEP = 16;
+  static constexpr bool ONE_LAYOUT = !KS_THROUGH_REGISTERS;  // so that both ways are run
 
   template<int N, int K, bool K_LAST_> struct Tile : PlainTile<T, K_LAST_ ? N : K, K_LAST_ ? K : N> {
     static constexpr bool K_LAST = K_LAST_;
@@ -180,6 +181,10 @@ template<class T_> struct MatrixEngine {
   template<int R, int C, class F> static KS_DEVICE void map(Acc<R, C>& a, F f) {
     for (int r = 0; r < R / WARP; r++)
       for (int c = 0; c < C; c++) a.x[r][c] = f(r * WARP + lane(), c, a.x[r][c]);
+  }
+  template<int R, int C, class F> static KS_DEVICE void map2(Acc<R, C>& a, const Acc<R, C>& b, F f) {
+    for (int r = 0; r < R / WARP; r++)
+      for (int c = 0; c < C; c++) a.x[r][c] = f(r * WARP + lane(), c, a.x[r][c], b.x[r][c]);
   }
   template<int R> static KS_DEVICE void fill(Row<R>& a, float v) {
     for (float& x : a.x) x = v;

@@ -1,0 +1,161 @@
+"""The attention's gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime
+from kernelseam.descriptors import attention_contents
+from kernelseam.descriptors.attention import Attention
+from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem, AttentionBwdSpec
+from kernelseam.descriptors.operands import check_layout, describe_all, pointer, resolve
+from kernelseam.descriptors.validation import flag, packed, stride, vector_bytes
+from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
+from kernelseam.planning import Resolved
+
+_MODELS = {"dout": "out", "dq": "q", "dk": "k", "dv": "v"}
+NAMES = ("dout", "dq", "dk", "dv", "dbias", "dsinks")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AttentionBwd:
+    """What a loss takes from q, k and v through an attention, given what it takes from the result:
+
+    dp = dout·vᵀ, dx = p·(dp − Σ dout·out), dv = pᵀ·dout, dk = scale·dxᵀ·q, dq = scale·dx·k, dbias = dx; under a softcap dk
+    and dq take dx·(1 − tanh²). dk and dv of grouped heads are summed over the group; dbias over what the bias repeats
+    along; dsinks[h] = −Σ e^(sink_h − lse)·Σ dout·out over the rows of head h.
+
+    ``forward`` is the attention that was computed: its q, k, v, its options, the out that it gave and its lse, which must
+    be there. dout lies as out; dq, dk, dv, dbias as q, k, v, bias (with extent 1 where the bias repeats), each with strides
+    of its own, in elements, which default to row-major (packed rows: heads within rows). ``dbias`` and ``dsinks`` are
+    computed where they are given; address 0 says that ``bind`` will give them. All sums are float32.
+
+    ``deterministic``: the same bits every time; False allows a way that is not, where one is faster.
+    Raises InvalidValue where no such problem exists.
+    """
+
+    forward: Attention
+    dout: object = field(default=None, repr=False)
+    dq: object = field(default=None, repr=False)
+    dk: object = field(default=None, repr=False)
+    dv: object = field(default=None, repr=False)
+    dbias: object = field(default=None, repr=False)
+    dsinks: object = field(default=None, repr=False)
+    deterministic: bool = True
+    stride_dout_batch: int | None = None
+    stride_dout_head: int | None = None
+    stride_dout_row: int | None = None
+    stride_dq_batch: int | None = None
+    stride_dq_head: int | None = None
+    stride_dq_row: int | None = None
+    stride_dk_batch: int | None = None
+    stride_dk_head: int | None = None
+    stride_dk_row: int | None = None
+    stride_dv_batch: int | None = None
+    stride_dv_head: int | None = None
+    stride_dv_row: int | None = None
+    stride_dbias_batch: int | None = None
+    stride_dbias_head: int | None = None
+    stride_dbias_row: int | None = None
+    stride_dbias_column: int | None = None
+    _problem: AttentionBwdProblem = field(init=False, repr=False)
+    _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.forward, Attention):
+            raise InvalidValue("forward", type(self.forward).__name__, "must be an Attention", "Fill in its descriptor")
+        p = self.forward.problem()
+        if not p.spec.lse:
+            raise InvalidValue("forward", "an attention without lse", "must have one", "Give lse, or return_lse=True")
+        if self.dbias is not None and p.spec.bias is None:
+            raise InvalidValue("dbias", "given", "the attention has no bias", "Leave it out")
+        if self.dsinks is not None and not p.spec.sinks:
+            raise InvalidValue("dsinks", "given", "the attention has no sinks", "Leave it out")
+        infos = describe_all(self._own())
+        rules = {r.name: r for r in p.operands}
+        strides, vector = {}, p.spec.vector
+        for name, model in _MODELS.items():
+            rule = rules.get(model) or rules[f"{model}_ptrs"]
+            strides[name] = self._walk(name, rule, p.spec.q_view if model in ("q", "out") else p.spec.kv_view)
+            assert rule.dtype is not None
+            wide = vector_bytes(rule.dtype, rule.shape, strides[name], pointer(name, getattr(self, name), infos))
+            vector = min(vector, wide if wide == 16 else p.spec.dtype.itemsize)
+        forward = replace(p, spec=replace(p.spec, vector=vector))
+        blank = AttentionBwdProblem(
+            AttentionBwdSpec(
+                forward.spec, self.dbias is not None, self.dsinks is not None, flag("deterministic", self.deterministic)
+            ),
+            forward, strides["dout"], strides["dq"], strides["dk"], strides["dv"],
+        )
+        problem = blank if self.dbias is None else replace(blank, dbias_strides=self._bias_walk(blank.dbias_shape))
+        check_layout([r for r in problem.operands if r.name in NAMES], infos, self._dense)
+        object.__setattr__(self, "_problem", problem)
+        object.__setattr__(self, "_arrays", {**self.forward._arrays, **infos})
+
+    def _given(self, name: str, *axes: str) -> list[int | None]:
+        return [getattr(self, f"stride_{name}_{axis}") for axis in axes]
+
+    def _walk(self, name: str, rule: OperandRule, view: str) -> tuple[int, int, int]:
+        assert rule.dtype is not None
+        axes = ("batch", "head", "row")
+        batch, head, row = (
+            None if s is None else stride(f"stride_{name}_{a}", s, rule.dtype)
+            for s, a in zip(self._given(name, *axes), axes, strict=True)
+        )
+        outer, heads, rows, width = rule.shape if len(rule.shape) == 4 else (1, 1, 1, 1)
+        if view == "packed":
+            b, r, h, _ = packed((outer, rows, heads, width), (batch, row, head, 1))
+            return b, h, r
+        b, h, r, _ = packed((outer, heads, rows, width), (batch, head, row, 1))
+        return b, h, r
+
+    def _bias_walk(self, shape: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+        axes = ("batch", "head", "row", "column")
+        known = [
+            None if s is None else stride(f"stride_dbias_{a}", s, DType.float32)
+            for s, a in zip(self._given("dbias", *axes), axes, strict=True)
+        ]
+        a, b, c, d = (0 if n == 1 else s for n, s in zip(shape, packed(shape, known), strict=True))
+        return a, b, c, d
+
+    @cached_property
+    def _dense(self) -> frozenset[str]:
+        p = self.forward.problem()
+        if "packed" in (p.spec.q_view, p.spec.kv_view):
+            return frozenset()
+        return frozenset(n for n in _MODELS if set(self._given(n, "batch", "head", "row")) == {None})
+
+    def _own(self) -> dict[str, object]:
+        return {n: v for n in NAMES if (v := getattr(self, n)) is not None}
+
+    @property
+    def device(self) -> Device | None:
+        """Where the arrays are; None where there are none."""
+        return next((i.device for i in self._arrays.values()), None)
+
+    def problem(self) -> AttentionBwdProblem:
+        """The hashable part, without pointers."""
+        return self._problem
+
+    def operands(self) -> dict[str, object]:
+        """The forward's operands and the gradients, as far as they are given."""
+        return {**self.forward.operands(), **self._own()}
+
+    def simplified(self) -> tuple[AttentionBwd, str]:
+        """Itself: there is no simpler way."""
+        return self, ""
+
+    def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
+        """Addresses of the operands. Raises InvalidValue where an array does not fit the problem."""
+        found = resolve(self._problem.operands, operands, self._arrays, self._dense | self.forward._dense, device)
+        if device.backend == "numpy":
+            self.check_device(found, runtime, device)
+        return found
+
+    def check_device(self, found: Resolved, runtime: Runtime, device: Device) -> None:
+        """Hold lengths and offsets against the memory that they point into; synchronises."""
+        attention_contents.check(self._problem.forward, found, runtime)
+

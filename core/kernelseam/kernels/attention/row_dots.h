@@ -1,0 +1,25 @@
+// For every query row of an attention: dots = Σ_d dout·out, what the softmax's gradient subtracts (FlashAttention-2, §3.1.2).
+//
+// One warp a row, its lanes over the columns. Nothing is shared between warps.
+// Constants: KS_T, KS_DV, KS_PACKED (rows of all sequences lie one after the other: only those before offsets[sequences]
+// belong to anyone), KS_WARPS.
+#include "tile/tile.h"
+
+typedef KS_T T;
+
+KS_KERNEL(WARP * KS_WARPS, 1)
+row_dots(const T* dout, const T* out, float* dots, const int* offsets, i64 dout_batch, i64 dout_head, i64 out_batch,
+         i64 out_head, i64 dots_batch, i64 dots_head, int dout_row, int out_row, int num_heads, int rows, int total,
+         int sequences) {
+  const i64 index = (i64)block_index() * KS_WARPS + warp_index();
+  if (index >= total) return;
+  const int line = (int)index, row = line % rows, head = line / rows % num_heads, batch = line / rows / num_heads;
+  if (KS_PACKED && row >= offsets[sequences]) return;
+  const T* const x = dout + batch * dout_batch + head * dout_head + (i64)row * dout_row;
+  const T* const y = out + batch * out_batch + head * out_head + (i64)row * out_row;
+  float sum = 0.f;
+  for (int d = lane(); d < KS_DV; d += WARP) sum += to_sum(x[d]) * to_sum(y[d]);
+#pragma unroll
+  for (int m = 1; m < WARP; m *= 2) sum += shuffle_xor(sum, m);
+  if (lane() == 0) dots[batch * dots_batch + head * dots_head + row] = sum;
+}

@@ -1,0 +1,207 @@
+"""Host halves of the small kernels about an attention's gradients: row_dots.h, sink_gradient.h, sum_axes.h."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from kernelseam.contract import ArchRow, Device
+from kernelseam.dtypes import DType
+from kernelseam.kernels.elements import DEVICE_TYPE, divide_up
+from kernelseam.kernels.launches import Launch, Launches
+from kernelseam.kernels.signature import Signature
+
+WARPS = 4
+
+
+@dataclass(frozen=True)
+class RowTile:
+    """The same on every arch."""
+
+    warps: int = WARPS
+
+
+class SmallKernel:
+    """What the three have in common: one tile, no shared memory of a launch's own, whole problems in one grid.
+
+    Part of another operation's launches: nobody plans them by themselves.
+    """
+
+    operation = ""
+    entry: str
+    source: str
+    pointer_names: tuple[str, ...]
+    stride_names: tuple[str, ...]
+    int_names: tuple[str, ...]
+    shared = 0
+
+    def refuse(self, problem: Any, row: ArchRow) -> str | None:
+        return None
+
+    def tiles(self, spec: Any, row: ArchRow) -> tuple[RowTile, ...]:
+        return (RowTile(),)
+
+    def tile(self, problem: Any, row: ArchRow, device: Device) -> RowTile:
+        return RowTile()
+
+    def launches(self, problem: Any, tile: RowTile, device: Device) -> Launches:
+        return Launches((Launch(self, problem, tile),))
+
+    def signature(self, spec: Any) -> Signature:
+        return Signature((
+            *((p, "pointer") for p in self.pointer_names), *((s, "i64") for s in self.stride_names),
+            *((i, "i32") for i in self.int_names),
+        ))
+
+    def threads(self, tile: RowTile, row: ArchRow) -> int:
+        return tile.warps * row.warp_size
+
+    def shared_bytes(self, spec: Any, tile: RowTile) -> int:
+        return self.shared
+
+    def pointers(self, spec: Any) -> dict[str, str]:
+        return {p: "cu_seqlens_q" if p == "offsets" else p for p in self.pointer_names}
+
+    def efficiency(self, problem: Any) -> float:
+        return 0.5
+
+    def _values(self, strides: tuple[int, ...], ints: tuple[int, ...]) -> dict[str, int | float]:
+        return {
+            **dict(zip(self.stride_names, strides, strict=True)), **dict(zip(self.int_names, ints, strict=True))
+        }
+
+
+@dataclass(frozen=True)
+class DotsSpec:
+    """What shapes the binary of row_dots.h."""
+
+    dtype: DType
+    value_dim: int
+    packed: bool
+
+
+@dataclass(frozen=True)
+class DotsProblem:
+    """dots [batch, head, row] of dout and out [batch, head, row, value_dim]; strides (batch, head, row)."""
+
+    spec: DotsSpec
+    batch: int
+    num_heads: int
+    rows: int
+    dout_strides: tuple[int, int, int]
+    out_strides: tuple[int, int, int]
+    dots_strides: tuple[int, int]
+    sequences: int
+
+    @property
+    def lines(self) -> int:
+        return self.batch * self.num_heads * self.rows
+
+
+class RowDots(SmallKernel):
+    """A warp a row."""
+
+    entry, source = "row_dots", "attention/row_dots.h"
+    pointer_names = ("dout", "out", "dots", "offsets")
+    stride_names = ("dout_batch", "dout_head", "out_batch", "out_head", "dots_batch", "dots_head")
+    int_names = ("dout_row", "out_row", "num_heads", "rows", "total", "sequences")
+
+    def defines(self, spec: DotsSpec, tile: RowTile, row: ArchRow) -> dict[str, object]:
+        return {"T": DEVICE_TYPE[spec.dtype], "DV": spec.value_dim, "PACKED": spec.packed, "WARPS": tile.warps}
+
+    def grid(self, problem: DotsProblem, tile: RowTile, device: Device) -> int:
+        return divide_up(problem.lines, tile.warps)
+
+    def values(self, problem: DotsProblem, tile: RowTile, device: Device) -> dict[str, int | float]:
+        p = problem
+        return self._values(
+            (*p.dout_strides[:2], *p.out_strides[:2], *p.dots_strides),
+            (p.dout_strides[2], p.out_strides[2], p.num_heads, max(p.rows, 1), p.lines, p.sequences),
+        )
+
+
+@dataclass(frozen=True)
+class SinkSpec:
+    """What shapes the binary of sink_gradient.h."""
+
+    packed: bool
+
+
+@dataclass(frozen=True)
+class SinkProblem:
+    """dsinks [head] from lse and dots [batch, head, row]; strides (batch, head)."""
+
+    spec: SinkSpec
+    batch: int
+    num_heads: int
+    rows: int
+    lse_strides: tuple[int, int]
+    dots_strides: tuple[int, int]
+    sequences: int
+
+
+class SinkGradient(SmallKernel):
+    """A block a head."""
+
+    entry, source = "sink_gradient", "attention/sink_gradient.h"
+    pointer_names = ("sinks", "lse", "dots", "dsinks", "offsets")
+    stride_names = ("lse_batch", "lse_head", "dots_batch", "dots_head")
+    int_names = ("batch", "rows", "sequences")
+    shared = WARPS * 16
+
+    def defines(self, spec: SinkSpec, tile: RowTile, row: ArchRow) -> dict[str, object]:
+        return {"PACKED": spec.packed, "WARPS": tile.warps}
+
+    def grid(self, problem: SinkProblem, tile: RowTile, device: Device) -> int:
+        return problem.num_heads
+
+    def values(self, problem: SinkProblem, tile: RowTile, device: Device) -> dict[str, int | float]:
+        p = problem
+        return self._values((*p.lse_strides, *p.dots_strides), (p.batch, p.rows, p.sequences))
+
+
+@dataclass(frozen=True)
+class SumSpec:
+    """What shapes the binary of sum_axes.h."""
+
+    dtype_out: DType
+
+
+@dataclass(frozen=True)
+class SumProblem:
+    """out = x summed over the axes along which ``kept`` is 1 and ``extents`` is not."""
+
+    spec: SumSpec
+    extents: tuple[int, int, int, int]
+    kept: tuple[int, int, int, int]
+    x_strides: tuple[int, int, int, int]
+    out_strides: tuple[int, int, int, int]
+
+
+class SumAxes(SmallKernel):
+    """A warp an element of the sum."""
+
+    entry, source = "sum_axes", "attention/sum_axes.h"
+    pointer_names = ("x", "out")
+    stride_names = ("x0", "x1", "x2", "x3", "out0", "out1", "out2", "out3", "total", "summed")
+    int_names = ("kept0", "kept1", "kept2", "kept3", "n0", "n1", "n2", "n3")
+
+    def pointers(self, spec: SumSpec) -> dict[str, str]:
+        return {"x": "x", "out": "dbias"}
+
+    def defines(self, spec: SumSpec, tile: RowTile, row: ArchRow) -> dict[str, object]:
+        return {"OUT": DEVICE_TYPE[spec.dtype_out], "WARPS": tile.warps}
+
+    def grid(self, problem: SumProblem, tile: RowTile, device: Device) -> int:
+        return divide_up(math.prod(problem.kept), tile.warps) if 0 not in problem.extents else 0
+
+    def values(self, problem: SumProblem, tile: RowTile, device: Device) -> dict[str, int | float]:
+        p = problem
+        total = math.prod(p.kept)
+        return self._values(
+            (*p.x_strides, *p.out_strides, total, math.prod(p.extents) // max(total, 1)), (*p.kept, *p.extents)
+        )
+
+
+ROW_DOTS, SINK_GRADIENT, SUM_AXES = RowDots(), SinkGradient(), SumAxes()

@@ -1,0 +1,27 @@
+// out = the sum of a float32 [n0, n1, n2, n3] over the axes along which out's stride is 0: what a broadcast bias takes.
+//
+// One warp an element of out; its lanes share what is summed, and add up in a fixed order.
+// Constants: KS_OUT (element type), KS_WARPS.
+#include "tile/tile.h"
+
+typedef KS_OUT Out;
+
+KS_KERNEL(WARP * KS_WARPS, 1)
+sum_axes(const float* x, Out* out, i64 x0, i64 x1, i64 x2, i64 x3, i64 out0, i64 out1, i64 out2, i64 out3, i64 total,
+         i64 summed, int kept0, int kept1, int kept2, int kept3, int n0, int n1, int n2, int n3) {
+  const i64 index = (i64)block_index() * KS_WARPS + warp_index();
+  if (index >= total) return;
+  // kept: the extent of an axis of out; 1 along the others.
+  const i64 i3 = index % kept3, i2 = index / kept3 % kept2, i1 = index / kept3 / kept2 % kept1,
+            i0 = index / kept3 / kept2 / kept1;
+  const float* const from = x + i0 * x0 + i1 * x1 + i2 * x2 + i3 * x3;
+  const int m1 = n1 / kept1, m2 = n2 / kept2, m3 = n3 / kept3;  // extents of what is summed
+  float sum = 0.f;
+  for (i64 t = lane(); t < summed; t += WARP) {
+    const i64 j3 = t % m3, j2 = t / m3 % m2, j1 = t / m3 / m2 % m1, j0 = t / m3 / m2 / m1;
+    sum += from[j0 * x0 + j1 * x1 + j2 * x2 + j3 * x3];
+  }
+#pragma unroll
+  for (int m = 1; m < WARP; m *= 2) sum += shuffle_xor(sum, m);
+  if (lane() == 0) out[i0 * out0 + i1 * out1 + i2 * out2 + i3 * out3] = convert<Out>(sum);
+}

@@ -1,0 +1,97 @@
+"""A case's descriptor over memory that is there: addresses, strides, and lists of addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from kernelseam.contract import Device, Runtime
+from kernelseam.descriptors import Attention, BatchedGemmPointers, BatchedGemmStrided
+from kernelseam.descriptors.merge import MergeStates
+from kernelseam.parity import attention_data
+from kernelseam.parity.cases import AttentionCase, Case, GemmCase, MergeCase
+from kernelseam.parity.memory import Layout
+from kernelseam.planning import Descriptor
+
+_MATRIX, _PLANE = ("batch", "head", "row"), ("batch", "head", "row", "column")
+_FIELDS = {
+    **{n: (n.lower(), _MATRIX) for n in ("A", "B", "C", "q", "k", "v", "out")}, "lse": ("lse", ("batch", "head")),
+    "bias": ("bias", _PLANE), "mask": ("mask", _PLANE), "alibi_slopes": ("alibi", ("batch", "head")),
+    "block_table": ("table", ("row",)), "outs": ("outs", ("part", *_MATRIX)), "lses": ("lses", ("part", "batch", "head")),
+}
+"""Operand → how the descriptors' stride fields name it, and its axes that have one."""
+
+
+def describe(
+    case: Case, layout: Layout, addresses: Mapping[str, Any], runtime: Runtime, device: Device
+) -> Descriptor:
+    """The descriptor of a case over addresses."""
+    if isinstance(case, MergeCase):
+        return MergeStates(
+            **addresses, **_strides(layout), parts=case.parts, batch=case.batch, num_heads=case.num_heads,
+            rows=case.rows, value_dim=case.value_dim, dtype=case.dtype, dtype_out=case.dtype_out,
+        )
+    if isinstance(case, AttentionCase):
+        return Attention(
+            **addresses, **_strides(layout), **dict(_views(case)), batch=case.batch, num_heads=case.num_heads,
+            kv_heads=case.kv_heads, S_q=case.S_q, S_k=case.S_k, head_dim=case.head_dim, value_dim=case.value_dim,
+            causal=case.causal, window=case.window, scale=case.scale, softcap=case.softcap, dtype=case.dtype,
+            dtype_out=case.dtype_out, dtype_bias=case.bias, batch_invariant=case.batch_invariant,
+        )
+    options: dict[str, Any] = {
+        "M": case.M, "N": case.N, "K": case.K, "batch": case.batch, "num_heads": case.num_heads, "alpha": case.alpha,
+        "beta": case.beta, "a_transposed": case.a_transposed, "b_transposed": case.b_transposed, "dtype": case.dtype,
+        "dtype_c": case.out_dtype,
+    }
+    if case.view != "strided":
+        rows: dict[str, Any] = {n: s for n, s in _strides(layout).items() if n.endswith("_row")}
+        for name, at in addresses.items():
+            options[name + "_ptrs"] = _list(case, layout, name, at, runtime, device)
+        if case.view == "device":
+            options["alignment"] = 16 if all(at % 16 == 0 for at in addresses.values()) else case.dtype.itemsize
+        return BatchedGemmPointers(**rows, **options)
+    return BatchedGemmStrided(**addresses, **_strides(layout), **options, b_head_group=case.b_head_group)
+
+
+def _views(case: AttentionCase) -> Iterator[tuple[str, int]]:
+    """How much memory packed rows and pages have."""
+    for letter, lengths in (("q", case.q_sequences), ("k", case.k_sequences)):
+        if lengths is not None:
+            yield f"total_{letter}", sum(lengths) + 2 * case.margin
+    if case.page_size:
+        yield "pages", attention_data.pages(case)
+        yield "page_size", case.page_size
+        yield "table_width", attention_data.block_table(case).shape[1]
+
+
+def _strides(layout: Layout) -> dict[str, Any]:
+    """The descriptors' stride arguments."""
+    return {
+        f"stride_{_FIELDS[name][0]}_{axis}": stride
+        for name, p in layout.places.items() if name in _FIELDS
+        for axis, stride in zip(_FIELDS[name][1], p.strides, strict=False)
+    }
+
+
+class _DeviceList:
+    """The same memory as a device's array of float64, as 64-bit integers."""
+
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+        self.__cuda_array_interface__ = {**owner.__cuda_array_interface__, "typestr": "<u8"}
+
+
+def _list(
+    case: GemmCase | AttentionCase, layout: Layout, name: str, address: int, runtime: Runtime, device: Device
+) -> object:
+    """The addresses of every matrix, batch-major: a host list, or an array where the runtime's say that they are on
+    a device."""
+    p = layout.places[name]
+    starts = p.starts or [b * p.strides[0] + h * p.strides[1] for b, h in np.ndindex(*p.shape[:2])]
+    found = [address + s * p.dtype.itemsize for s in starts]
+    if case.view == "host" or not found:
+        return found
+    staged = runtime.from_host(np.array(found, np.uint64).view(np.float64), device)
+    return _DeviceList(staged) if hasattr(staged, "__cuda_array_interface__") else found

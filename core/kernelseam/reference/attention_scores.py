@@ -1,0 +1,106 @@
+"""What the queries of one head see of its keys, and what is done to their scores.
+
+Blocks of scores lie keys-first, [keys, queries]. Query i meets key j at the distance d = j − i − offset, where the
+offset is S_k − S_q.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One head's scores for one entry of the batch.
+
+    They are x·log2(e) where x is but scale·q·k, else x itself: a bias near the largest float32, a common way to mask,
+    would overflow in base 2.
+    """
+
+    S_q: int
+    S_k: int
+    scale: float
+    left: int | None = None
+    """How far a query sees to the left and right of the diagonal; None: as far as there are keys."""
+    right: int | None = None
+    prefix: int = 0
+    """Keys that are seen in any case, where a band hides others."""
+    cap: float = 0.0
+    slope: float = 0.0
+    bias: Array | None = None
+    """[S_q, S_k]; so for the mask, which is True where a key may be seen."""
+    mask: Array | None = None
+    sink: float = -math.inf
+
+    @property
+    def offset(self) -> int:
+        return self.S_k - self.S_q
+
+    @property
+    def plain(self) -> bool:
+        """Whether scores are in base 2."""
+        return not self.cap and not self.slope and self.bias is None and self.sink == -math.inf
+
+    @property
+    def factor(self) -> float:
+        """Of the products q·k."""
+        return self.scale * math.log2(math.e) if self.plain else self.scale
+
+    def runs(self, i: int, n: int, most: int) -> Iterator[tuple[int, int]]:
+        """The keys [j, stop) that band and prefix show to any of the queries i … i + n − 1, ``most`` at a time."""
+        begin = 0 if self.left is None else i + self.offset - self.left
+        end = self.S_k if self.right is None else i + n + self.offset + self.right
+        for start, last in ((0, self.prefix), (max(begin, self.prefix), min(end, self.S_k))):
+            for j in range(start, last, most):
+                yield j, min(j + most, last)
+
+    def change(self, s: Array, i: int, n: int, j: int) -> None:
+        """Make scores of scale·q·k in place: s [keys, queries] from key j and query i on, ``n`` of them real."""
+        if self.cap:
+            info = np.finfo(s.dtype)
+            cap = min(max(self.cap, float(info.tiny)), float(info.max))  # others round to 0 or infinity
+            np.divide(s, cap, out=s)
+            np.tanh(s, out=s)
+            np.multiply(s, cap, out=s)
+        if self.slope:
+            keys, queries = (np.arange(x) for x in s.shape)
+            distance = np.subtract.outer((keys + (j - i - self.offset)).astype(s.dtype), queries.astype(s.dtype))
+            np.abs(distance, out=distance)
+            distance *= self.slope
+            s -= distance
+        if self.bias is not None:
+            s[:, :n] += self.bias[i : i + n, j : j + len(s)].T
+
+    def hidden(self, i: int, n: int, j: int, shape: tuple[int, ...]) -> tuple[int, Array | None]:
+        """Which keys of a block of scores are hidden from which queries, as (seen, hidden): all queries see the first
+        ``seen`` keys, and hidden is bool [keys − seen, queries]; None where all see all."""
+        keys, wide = shape
+        seen = 0 if self.mask is not None else self._seen_by_all(i, n, j, keys)
+        if seen == keys:
+            return keys, None
+        key, diagonal = np.arange(j + seen, j + keys)[:, None], np.arange(i, i + wide) + self.offset
+        hidden = np.zeros((keys - seen, wide), np.bool_)
+        if j >= self.prefix:  # a run lies on one side of it
+            if self.right is not None:
+                np.greater(key, diagonal + self.right, out=hidden)
+            if self.left is not None:
+                hidden |= key < diagonal - self.left
+        if self.mask is not None:
+            hidden[:, :n] |= ~self.mask[i : i + n, j : j + keys].T
+        return seen, hidden
+
+    def _seen_by_all(self, i: int, n: int, j: int, keys: int) -> int:
+        """How many keys from j on the band or the prefix shows to all the queries i … i + n − 1."""
+        if j < self.prefix:
+            return keys
+        if self.left is not None and j < i + n - 1 + self.offset - self.left:
+            return 0
+        return keys if self.right is None else min(max(i + self.offset + self.right + 1 - j, 0), keys)

@@ -1,0 +1,138 @@
+"""Where packed and paged operands of a case lie, what is around them, and what their integer operands say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernelseam.descriptors import Attention
+from kernelseam.parity import attention_data, data
+from kernelseam.parity.attention_cases import case
+from kernelseam.parity.attention_data import NOWHERE, SPARE_PAGES
+from kernelseam.parity.cases import TOKENS, AttentionCase, named
+from kernelseam.parity.memory import GUARD
+from kernelseam.parity.run import describe
+from kernelseam.plugins import plugins
+
+PACKED = case(
+    "f16-40/32", q_sequences=(3, 0, 5), k_sequences=(7, 2, 0), S_q=5, S_k=7, batch=3, margin=2, q=TOKENS, k=TOKENS,
+    v=TOKENS, out=TOKENS, lse_gap=1,
+)
+PAGED = case("f16-64", page_size=4, kv_lengths=(9, 0, 4), S_q=2, S_k=9, batch=3, k=TOKENS, v=TOKENS)
+
+
+def _written(made: AttentionCase) -> tuple[Any, dict[str, np.ndarray], np.ndarray]:
+    layout, values = data.layout(made), data.values(made)
+    buffers = layout.buffers()
+    layout.write(buffers, values)
+    return layout, values, buffers["all"]
+
+
+def _block(layout: Any, memory: np.ndarray, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    p = layout.places[name]
+    start, size = layout.blocks()[p.block][1], int(np.prod(shape)) * p.dtype.itemsize
+    return memory[start : start + size].view(p.dtype.numpy).reshape(shape)
+
+
+@pytest.mark.parametrize("made", [PACKED, PAGED, case("f16-64", kv_lengths=(5, 0), S_k=6, k=TOKENS)])
+def test_what_is_written_is_read_back_and_the_rest_is_nan(made: AttentionCase) -> None:
+    layout, values, memory = _written(made)
+    for name, lengths in (("q", made.q_sequences), ("k", made.keys), ("v", made.keys)):
+        read = layout.read({"all": memory}, name)
+        assert read.shape == values[name].shape
+        for b in range(made.batch):
+            n = read.shape[2] if lengths is None else lengths[b]
+            np.testing.assert_array_equal(read[b, :, :n], values[name][b, :, :n])
+            assert (read[b, :, n:] == 0).all()
+        place = layout.places[name]
+        start = layout.blocks()[place.block][1]
+        room = memory[start : start + place.bytes].view(place.dtype.numpy)
+        assert np.isfinite(room.astype(np.float32)).sum() == sum(
+            read[b, :, : read.shape[2] if lengths is None else lengths[b]].size for b in range(made.batch)
+        )
+
+
+def test_packed_rows_follow_each_other_between_margins() -> None:
+    layout, values, memory = _written(PACKED)
+    assert values["cu_seqlens_q"].tolist() == [2, 5, 5, 10]
+    assert values["cu_seqlens_k"].tolist() == [2, 9, 11, 11]
+    rows = _block(layout, memory, "q", (12, 2, 40)).astype(np.float32)
+    assert np.isnan(rows[:2]).all() and np.isnan(rows[10:]).all()
+    np.testing.assert_array_equal(rows[2:5], values["q"][0, :, :3].swapaxes(0, 1))
+    np.testing.assert_array_equal(rows[5:10], values["q"][2].swapaxes(0, 1))
+    lse = layout.places["lse"]
+    assert lse.strides == (0, 13, 1) and [p.start for p in lse.pieces] == [2, 5, 5] and lse.room == 26
+
+
+def test_pages_are_shuffled_and_the_table_names_none_beyond_the_lengths() -> None:
+    layout, values, memory = _written(PAGED)
+    table, size = values["block_table"], PAGED.page_size
+    used = [(b, i) for b, n in enumerate((9, 0, 4)) for i in range(-(-n // size))]
+    named_pages = [int(table[at]) for at in used]
+    assert len(set(named_pages)) == len(used) == 4 and set(named_pages) <= set(range(attention_data.pages(PAGED)))
+    assert named_pages != sorted(named_pages), "in order, a table that is not read would not show"
+    assert attention_data.pages(PAGED) == 4 + SPARE_PAGES
+    beyond = [int(table[b, i]) for b, i in np.ndindex(*table.shape) if (b, i) not in used]
+    assert set(beyond) == set(NOWHERE) and table.shape == (3, 5)
+    k = _block(layout, memory, "k", (7, size, 2, 64)).astype(np.float32)
+    for b, i in used:
+        page = k[table[b, i]]
+        rows = values["k"][b, :, i * size : (i + 1) * size].swapaxes(0, 1)[: PAGED.kv_lengths[b] - i * size]  # type: ignore[index]
+        np.testing.assert_array_equal(page[: len(rows)], rows)
+        assert np.isnan(page[len(rows) :]).all()
+    for page in set(range(7)) - set(named_pages):
+        assert np.isnan(k[page]).all()
+
+
+def test_planes_lie_as_their_walk_says() -> None:
+    made = named("attention-f16-64-bias-odd-transposed")
+    assert isinstance(made, AttentionCase)
+    places = data.layout(made).places
+    batch, head, row, column = places["bias"].strides
+    assert (row, column, head, batch) == (1, 65, 129 * 65 + 1, 2 * (129 * 65 + 1) + 3)
+    flat = data.layout(named("attention-f16-64-bias-by-query")).places["bias"].strides
+    assert flat[0] == flat[3] == 0 and flat[2] == 1 and flat[1] >= 65
+
+
+def test_a_bias_beyond_the_lengths_is_nobodys() -> None:
+    made = replace(PACKED, bias=PACKED.dtype, mask="random")
+    bias = data.values(made)["bias"].astype(np.float32)
+    for b, (n_q, n_k) in enumerate(zip((3, 0, 5), (7, 2, 0), strict=True)):
+        assert np.isfinite(bias[b, :, :n_q, :n_k]).all()
+        assert np.isnan(bias[b, :, n_q:]).all() and np.isnan(bias[b, :, :, n_k:]).all()
+
+
+@pytest.mark.parametrize("separate", [False, True])
+@pytest.mark.parametrize("name", ["out", "lse"])
+def test_stray_writes_beyond_a_sequence_show(name: str, separate: bool) -> None:
+    layout = data.layout(PACKED, separate)
+    before = layout.buffers()
+    layout.write(before, data.values(PACKED))
+    buffer, start = layout.blocks()[name]
+    place = layout.places[name]
+    for row, stray in ((1, True), (2, False), (9, False), (10, True)):
+        after = {n: b.copy() for n, b in before.items()}
+        after[buffer][start + row * place.strides[2] * place.dtype.itemsize] ^= 0x55
+        assert bool(layout.stray(before, after, ("out", "lse"))) == stray
+    assert separate or start >= GUARD
+
+
+def test_the_descriptor_says_what_the_case_does() -> None:
+    made = named("attention-f16-64-causal-pages-16-sequences")
+    assert isinstance(made, AttentionCase)
+    layout = data.layout(made)
+    at = {n: 2**20 + layout.blocks()[p.block][1] + p.offset * p.dtype.itemsize for n, p in layout.places.items()}
+    runtime = plugins().backend("numpy").runtime
+    found = describe(made, layout, at, runtime, runtime.devices()[0])
+    assert isinstance(found, Attention)
+    p = found.problem()
+    assert (p.spec.q_view, p.spec.kv_view, p.spec.lengths, p.spec.causal) == ("packed", "paged", True, True)
+    assert (p.total_q, p.S_q, p.S_k, p.page_size, p.pages, p.table_width) == (78, 40, 129, 16, 3 + 5 + 9 + 3, 11)
+    assert p.table_stride == 14 and p.k_strides == (16 * 2 * 64, 64, 2 * 64) and p.lse_strides[1] == 78
+    assert {r.name for r in p.operands} == {
+        "q", "k", "v", "out", "lse", "kv_lengths", "cu_seqlens_q", "block_table"
+    } == set(found.operands())

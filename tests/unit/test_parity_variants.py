@@ -1,0 +1,83 @@
+"""A result that is right for another variant than the case's is caught: a window one wider, a sink left out, …"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kernelseam.parity import attention_data, data, oracle
+from kernelseam.parity.cases import AttentionCase, named
+from kernelseam.parity.oracle import Variant
+from kernelseam.parity.run import verdict
+
+Change = Callable[[Variant], Variant]
+
+
+def _wider(left: int, right: int) -> Change:
+    def change(v: Variant) -> Variant:
+        a, b = v.window
+        return replace(v, window=(None if a is None else a + left, None if b is None else b + right))
+
+    return change
+
+
+WRONG: dict[str, tuple[str, Change]] = {
+    "window-left": ("f16-64-window-16-0", _wider(1, 0)),
+    "window-right": ("f16-64-window-any-5", _wider(0, 1)),
+    "window-right-short": ("f16-64-window-any-5", _wider(0, -1)),
+    "window-left-short": ("bf16-128-window-100-0-gqa", _wider(-1, 0)),
+    "window-ignored": ("f16-64-window-33-12", lambda v: replace(v, window=(None, None))),
+    "prefix-short": ("f16-64-causal-prefix", lambda v: replace(v, prefix=[x - 1 for x in v.prefix or ()])),
+    "prefix-long": ("f16-64-causal-prefix", lambda v: replace(v, prefix=[x + 1 for x in v.prefix or ()])),
+    "prefix-of-the-first-entry": ("f16-64-prefix-window", lambda v: replace(v, prefix=[(v.prefix or (0,))[0]] * 2)),
+    "softcap-ignored": ("f16-64-softcap-5", lambda v: replace(v, softcap=None)),
+    "softcap-huge-lost": ("f16-64-softcap-huge", lambda v: replace(v, softcap=1e-9)),
+    "alibi-towards-0": ("f16-64-alibi", lambda v: replace(v, alibi=-np.array(v.alibi))),
+    "alibi-of-the-first-entry": ("f16-64-alibi-batch-negative", lambda v: replace(v, alibi=np.array(v.alibi)[[0, 0]])),
+    "alibi-of-another-head": ("f16-64-causal-alibi-gqa", lambda v: replace(v, alibi=np.array(v.alibi)[:, ::-1])),
+    "bias-of-another-head": ("f16-64-bias", lambda v: replace(v, bias=np.array(v.bias)[:, ::-1])),
+    "bias-transposed": ("f32-64-bias", lambda v: replace(v, bias=np.roll(np.array(v.bias), 1, 2))),
+    "bias-one-key-on": ("f16-64-bias-by-key", lambda v: replace(v, bias=np.roll(np.array(v.bias), 1, 3))),
+    "mask-upside-down": ("f16-64-mask", lambda v: replace(v, mask=~np.array(v.mask))),
+    "mask-ignored": ("f16-64-mask-rows", lambda v: replace(v, mask=None)),
+    "sinks-ignored": ("f16-64-sinks", lambda v: replace(v, sinks=None)),
+    "sinks-of-another-head": ("f16-64-sinks", lambda v: replace(v, sinks=np.array(v.sinks)[::-1])),
+    "lengths-one-more": ("f16-64-lengths-ramp", lambda v: replace(v, kv_lengths=[x + (x < 129) for x in v.kv_lengths or ()])),
+    "lengths-one-less": ("f16-64-causal-lengths", lambda v: replace(v, kv_lengths=[max(x - 1, 0) for x in v.kv_lengths or ()])),
+    "sequences-one-less": ("f16-64-sequences-ramp", lambda v: replace(v, kv_lengths=[max(x - 1, 0) for x in v.kv_lengths or ()])),
+}
+"""Fault → the case that catches it, and the variant that it computes."""
+
+
+def _results(made: AttentionCase, variant: Variant) -> dict[str, np.ndarray]:
+    x = data.values(made)
+    found = oracle.attention(x["q"], x["k"], x["v"], made.causal, made.scale_used, None, variant)
+    return {"out": found.out.astype(made.out_dtype.numpy), "lse": found.lse.astype(np.float32)}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_a_wrong_variant_is_caught(fault: str) -> None:
+    name, change = WRONG[fault]
+    made = named(f"attention-{name}")
+    assert isinstance(made, AttentionCase)
+    right = attention_data.variant(made, data.values(made))
+    assert verdict(made, _results(made, right)).passed
+    wrong = verdict(made, _results(made, change(right)))
+    assert not wrong.passed and wrong.worst > 4, wrong.message
+    without = _results(made, change(right))
+    del without["lse"]
+    assert not verdict(made, without).passed, "the result shows it too, not the LSE alone"
+
+
+def test_merged_states_that_are_weighed_wrongly_are_caught() -> None:
+    made = named("merge-states-f32-f16")
+    x = data.values(made)
+    outs, lses = x["outs"], x["lses"]
+    right = oracle.merge_states(outs, lses)
+    assert verdict(made, {"out": right.out.astype(np.float16), "lse": right.lse.astype(np.float32)}).passed
+    for wrong in (oracle.merge_states(outs, lses * np.float32(np.log2(np.e))), oracle.merge_states(outs[:-1], lses[:-1])):
+        found = verdict(made, {"out": wrong.out.astype(np.float16)})
+        assert not found.passed and found.worst > 4
