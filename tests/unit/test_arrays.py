@@ -59,8 +59,8 @@ def test_a_masked_array_is_refused(refused: Refused) -> None:
 
 
 def test_a_dtype_and_a_layout_that_none_takes(refused: Refused) -> None:
-    names = "must be one of float16, bfloat16, float32, float64. Convert the array or name one of these."
-    refused(f"k.dtype = int32: {names}", lambda: arrays.describe(np.zeros(3, np.int32), "k"))
+    names = "must be one of float16, bfloat16, float32, float64, int32, bool. Convert the array or name one of these."
+    refused(f"k.dtype = int64: {names}", lambda: arrays.describe(np.zeros(3, np.int64), "k"))
     refused("k.dtype = >f4: must be in the machine's byte order. Convert with "
             "array.astype(array.dtype.newbyteorder('=')).", lambda: arrays.describe(np.zeros(3, ">f4"), "k"))
     record = np.zeros(4, [("a", "u1"), ("b", "f4")])["b"]

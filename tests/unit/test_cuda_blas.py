@@ -12,7 +12,7 @@ import pytest
 
 from kernelseam.contract import Device, host_array
 from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
-from kernelseam.dtypes import DType
+from kernelseam.dtypes import FLOATING, DType
 from kernelseam.errors import DeviceError, OutOfDeviceMemory
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
@@ -83,7 +83,7 @@ def integers(dtype: DType, *shape: int) -> Any:
     return np.random.default_rng(sum(shape)).integers(-4, 5, shape).astype(dtype.numpy)
 
 
-@pytest.mark.parametrize("dtype", list(DType), ids=str)
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize("a_transposed", [False, True])
 @pytest.mark.parametrize("b_transposed", [False, True])
 @pytest.mark.parametrize("beta", [0.0, 2.0])

@@ -12,7 +12,7 @@ import pytest
 from kernelseam import plugins as discovery
 from kernelseam._version import __version__
 from kernelseam.contract import CONTRACT_VERSION, Backend, Runtime
-from kernelseam.dtypes import DType
+from kernelseam.dtypes import FLOATING, DType
 from kernelseam.reference import plugin
 from kernelseam.reference.runtime import HostRuntime
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped
@@ -25,7 +25,7 @@ def test_the_device() -> None:
     (device,) = RUNTIME.devices()
     assert (device.backend, device.index, device.arch, str(device)) == ("numpy", 0, "cpu", "numpy:0 (cpu)")
     assert device.limits.compute_units >= 1
-    assert set(device.limits.operations_per_second) == {d.value for d in DType}
+    assert set(device.limits.operations_per_second) == {d.value for d in FLOATING}
     assert isinstance(RUNTIME, Runtime)
 
 
@@ -77,7 +77,7 @@ def test_the_reference_is_a_plugin_like_any_other() -> None:
     backend = found.backend("numpy")
     assert isinstance(backend, Backend) and backend.priority < 0
     names = [(i.operation, i.name) for i in found.registry.implementations if i.backend == "numpy"]
-    assert names == [("gemm", "numpy"), ("attention", "numpy")]
+    assert names == [("gemm", "numpy"), ("attention", "numpy"), ("merge_states", "numpy")]
     report = found.doctor()["reference"]
     assert report["numpy"] == np.__version__ and report["blas"]
     assert plugin.kernelseam_doctor() == report

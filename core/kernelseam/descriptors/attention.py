@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
 from kernelseam.descriptors import attention_contents
+from kernelseam.descriptors.attention_arrays import fields_of
 from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec, default_scale
 from kernelseam.descriptors.operands import check_layout, describe_all, dtype_of, pointer, required, resolve
 from kernelseam.descriptors.validation import (
@@ -336,3 +338,33 @@ class Attention:
     def check_device(self, found: Resolved, runtime: Runtime, device: Device) -> None:
         """Hold lengths, offsets and the block table against the memory that they point into; synchronises."""
         attention_contents.check(self._problem, found, runtime)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        q: object,
+        k: object,
+        v: object,
+        out: object,
+        lse: object = None,
+        *,
+        layout: str = "bhsd",
+        kv_layout: str = "nhd",
+        max_seqlen_q: int | None = None,
+        max_seqlen_k: int | None = None,
+        **options: Any,
+    ) -> Attention:
+        """The attention of arrays as they lie in memory: nothing is copied.
+
+        ``layout`` "bhsd": q [B, H, S_q, D], k [B, H_kv, S_k, D], v [B, H_kv, S_k, D_v], out [B, H, S_q, D_v]; "bshd": the
+        head after the row. Any strides with a contiguous last axis. ``lse`` is [B, H, S_q], float32, in both. With
+        ``cu_seqlens_q``: q [T, H, D], out [T, H, D_v], lse [H, T], and ``max_seqlen_q`` in place of S_q; with
+        ``cu_seqlens_k``: k [T_k, H_kv, D], v [T_k, H_kv, D_v] and ``max_seqlen_k``. With ``block_table`` [B, width]: k and
+        v [pages, page_size, H_kv, D] ("nhd"), or with the head before the row ("hnd").
+
+        ``options``: the descriptor's other fields. ``bias``, ``mask`` and ``alibi_slopes`` repeat along axes of extent 1
+        and along those that they lack from the left.
+        """
+        given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **{n: options.pop(n, None) for n in OPTIONAL}}
+        arrays = {n: x for n, x in given.items() if x is not None}
+        return cls(**{**fields_of(arrays, layout, kv_layout, max_seqlen_q, max_seqlen_k), **options})

@@ -59,7 +59,7 @@ def dtype_of(field: str, given: object, infos: Mapping[str, ArrayInfo], names: S
     for name in names:
         if name in infos:
             if dtype is None:
-                dtype, source = DType.of(infos[name].dtype, name), name
+                dtype, source = DType.of(infos[name].dtype, f"{name}.dtype"), name
             elif infos[name].dtype is not dtype:
                 raise InvalidValue(
                     name, f"an array of {infos[name].dtype}", f"must be {dtype} as {source} is",

@@ -1,16 +1,17 @@
-"""Attention on arrays."""
+"""Attention on arrays: dense, packed by offsets, paged; and the join of partial results."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import Attention
+from kernelseam.descriptors.attention import OPTIONAL
+from kernelseam.descriptors.attention_arrays import LAYOUTS
 from kernelseam.descriptors.validation import finite, flag
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import fresh, handed_back, rank, run, views
-
-_AXES = {"bhsd": ("B", "H", "S", "D"), "bshd": ("B", "S", "H", "D")}
 
 
 def attention(
@@ -19,47 +20,175 @@ def attention(
     v: Any,
     *,
     causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
+    bias: Any = None,
+    mask: Any = None,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    prefix_lengths: Any = None,
+    kv_lengths: Any = None,
     layout: str = "bhsd",
     out: Any = None,
+    out_dtype: DType | str | None = None,
     return_lse: bool = False,
+    batch_invariant: bool = False,
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
 ) -> Any:
-    """softmax(scale·q·kᵀ)·v over the last two axes of q [B, H, S_q, D], k [B, H_kv, S_k, D], v [B, H_kv, S_k, D_v].
+    """softmax(scores)·v over the last two axes of q [B, H, S_q, D], k [B, H_kv, S_k, D], v [B, H_kv, S_k, D_v].
 
     ``layout`` "bshd": the head after the row, in all of them and in the result. Any strides with a contiguous last
     axis; nothing is copied. Arrays of float16, bfloat16, float32 or float64, all of one dtype, from NumPy, torch or
     any library with DLPack, all on one device. H is a multiple of H_kv: query head h uses KV head h // (H / H_kv).
 
-    ``causal``: query i sees key j iff j ≤ i + (S_k − S_q). A query that sees no key gives zeros (and −inf in the LSE).
-    ``scale`` defaults to 1/√D. ``out``: an array for the result, else a new one of q's kind. ``return_lse``: also
-    return ln Σexp(scale·q·k) over the visible keys, [B, H, S_q], float32. ``backend`` must be that of the arrays'
+    With d = j − i − (S_k − S_q), query i sees key j iff d ≤ 0 (``causal``), −left ≤ d ≤ right (``window``), mask[…, i, j]
+    is True (``mask``), or j < prefix_lengths[b] whatever the first two say; entry b has kv_lengths[b] keys. Scores are
+    softcap·tanh(scale·q·k/softcap) − slope·|d| + bias, as far as each is given (``descriptors.Attention`` has the whole
+    formula). ``bias`` and ``mask`` repeat to [B, H, S_q, S_k], ``alibi_slopes`` to [B, H]; ``sinks`` is [H]. A query that
+    sees no key gives zeros (and −inf in the LSE).
+
+    ``scale`` defaults to 1/√D. ``out``: an array for the result, else a new one of q's kind, of ``out_dtype`` (q's, or
+    float32). ``return_lse``: also return ln Σexp(scores) over the visible keys, [B, H, S_q], float32.
+    ``batch_invariant``: a row's bits do not depend on what else is in the batch. ``backend`` must be that of the arrays'
     device; ``implementation`` names one of its ways; ``stream`` is an int, an object with ``__cuda_stream__``, or None
     for the array library's current one; results of a call on another stream must be kept until that stream has passed.
 
     Returns the result [B, H, S_q, D_v] (``out`` where it was given), or (result, lse).
     Raises InvalidValue for what does not fit together, Unsupported with each implementation's reason.
     """
-    if not isinstance(layout, str) or layout not in _AXES:
-        raise InvalidValue("layout", layout, f"must be one of {', '.join(_AXES)}", "Name the order of the axes")
-    causal, return_lse = flag("causal", causal), flag("return_lse", return_lse)
-    scale = None if scale is None else finite("scale", scale)
-    infos = views(backend, q=q, k=k, v=v, out=out)
-    axes = _AXES[layout]
-    for name, info in infos.items():
-        rank(name, info, axes)
+    if not isinstance(layout, str) or layout not in LAYOUTS:
+        raise InvalidValue("layout", layout, f"must be one of {', '.join(LAYOUTS)}", "Name the order of the axes")
+    return _attention(
+        {"q": q, "k": k, "v": v, "bias": bias, "mask": mask, "alibi_slopes": alibi_slopes, "sinks": sinks,
+         "prefix_lengths": prefix_lengths, "kv_lengths": kv_lengths},
+        LAYOUTS[layout], out, out_dtype, return_lse,
+        {"causal": flag("causal", causal), "window": window, "scale": None if scale is None else finite("scale", scale),
+         "softcap": softcap, "layout": layout, "batch_invariant": batch_invariant},
+        backend, implementation, stream,
+    )
+
+
+def attention_varlen(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    prefix_lengths: Any = None,
+    out: Any = None,
+    out_dtype: DType | str | None = None,
+    return_lse: bool = False,
+    batch_invariant: bool = False,
+    backend: str | None = None,
+    implementation: str | None = None,
+    stream: object = None,
+) -> Any:
+    """Attention of sequences that lie one after the other: q [T, H, D], k [T_k, H_kv, D], v [T_k, H_kv, D_v].
+
+    Sequence b has rows cu_seqlens_q[b] … cu_seqlens_q[b+1] − 1 of q and likewise of k and v; the offsets are int32
+    [B + 1] on the arrays' device. ``max_seqlen_*``: at least the longest sequence. The rest is as in ``attention``.
+
+    Returns the result [T, H, D_v], or (result, lse [H, T]). Rows that belong to no sequence are not written.
+    """
+    return _attention(
+        {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
+         "alibi_slopes": alibi_slopes, "sinks": sinks, "prefix_lengths": prefix_lengths},
+        "T H D", out, out_dtype, return_lse,
+        {"causal": flag("causal", causal), "window": window, "scale": None if scale is None else finite("scale", scale),
+         "softcap": softcap, "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k,
+         "batch_invariant": batch_invariant},
+        backend, implementation, stream,
+    )
+
+
+def attention_paged(
+    q: Any,
+    k_pages: Any,
+    v_pages: Any,
+    block_table: Any,
+    kv_lengths: Any,
+    *,
+    cu_seqlens_q: Any = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    causal: bool = True,
+    window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    layout: str = "bshd",
+    kv_layout: str = "nhd",
+    out: Any = None,
+    out_dtype: DType | str | None = None,
+    return_lse: bool = False,
+    batch_invariant: bool = False,
+    backend: str | None = None,
+    implementation: str | None = None,
+    stream: object = None,
+) -> Any:
+    """Attention over keys and values in pages: k_pages [pages, page_size, H_kv, D], v_pages [pages, page_size, H_kv, D_v].
+
+    Key j of entry b is row j % page_size of page block_table[b, j // page_size]; entry b has kv_lengths[b] keys. The table
+    is int32 [B, width], kv_lengths int32 [B]. ``kv_layout`` "hnd": the head before the row of a page. q is [B, S_q, H, D]
+    (``layout`` "bshd"; "bhsd": the head before the row), or with ``cu_seqlens_q`` and ``max_seqlen_q`` [T, H, D].
+    ``max_seqlen_k``: at least the longest of kv_lengths, by default what the table has room for. The rest is as in
+    ``attention``; ``causal`` is True here: the last query is the entry's last token.
+    """
+    if not isinstance(layout, str) or layout not in LAYOUTS:
+        raise InvalidValue("layout", layout, f"must be one of {', '.join(LAYOUTS)}", "Name the order of the axes")
+    return _attention(
+        {"q": q, "k": k_pages, "v": v_pages, "block_table": block_table, "kv_lengths": kv_lengths,
+         "cu_seqlens_q": cu_seqlens_q, "alibi_slopes": alibi_slopes, "sinks": sinks},
+        LAYOUTS[layout] if cu_seqlens_q is None else "T H D", out, out_dtype, return_lse,
+        {"causal": flag("causal", causal), "window": window, "scale": None if scale is None else finite("scale", scale),
+         "softcap": softcap, "layout": layout, "kv_layout": kv_layout, "max_seqlen_q": max_seqlen_q,
+         "max_seqlen_k": max_seqlen_k, "batch_invariant": batch_invariant},
+        backend, implementation, stream,
+    )
+
+
+def _attention(
+    arrays: dict[str, Any], labels: str, out: Any, out_dtype: DType | str | None, return_lse: bool,
+    options: dict[str, Any], backend: str | None, implementation: str | None, stream: object,
+) -> Any:
+    """Views, results where none were given, the plan, the launch."""
+    given = {name: x for name, x in arrays.items() if x is not None}
+    infos = views(backend, **given, out=out)
+    names = labels.split()
+    rank("q", infos["q"], names)
+    if out is not None:
+        rank("out", infos["out"], names)
     first = infos["q"]
-    shape = first.shape
     if out is None:
-        infos["out"] = fresh("out", (*shape[:3], infos["v"].shape[3]), first.dtype, first)
-    if return_lse:
-        heads, rows = axes.index("H"), axes.index("S")
-        infos["lse"] = fresh("lse", (shape[0], shape[heads], shape[rows]), DType.float32, first)
+        dtype = first.dtype if out_dtype is None else DType.of(out_dtype, "out_dtype")
+        value_dim = infos["v"].shape[-1] if infos["v"].shape else 0
+        infos["out"] = fresh("out", (*first.shape[:-1], value_dim), dtype, first)
+    elif out_dtype is not None and DType.of(out_dtype, "out_dtype") is not infos["out"].dtype:
+        raise InvalidValue("out_dtype", out_dtype, f"out is an array of {infos['out'].dtype}", "Give one of the two")
+    if flag("return_lse", return_lse):
+        infos["lse"] = fresh("lse", _lse_shape(first, names), DType.float32, first)
+    ordered = {n: infos[n] for n in ("q", "k", "v", "out", "lse", *OPTIONAL) if n in infos}
     run(
-        infos, ("attention", causal, scale, layout),
-        lambda: Attention.from_arrays(**infos, causal=causal, scale=scale, layout=layout), implementation, stream,
+        ordered, ("attention", *(tuple(v) if isinstance(v, list) else v for v in options.values()), *ordered),
+        lambda: Attention.from_arrays(**ordered, **options), implementation, stream,
     )
     result = handed_back(infos["out"], first, stream) if out is None else out
     return (result, handed_back(infos["lse"], first, stream)) if return_lse else result
+
+
+def _lse_shape(q: ArrayInfo, names: list[str]) -> tuple[int, ...]:
+    by_name = dict(zip(names, q.shape, strict=True))
+    return tuple(by_name[n] for n in ("B", "H", "S", "T") if n in by_name)

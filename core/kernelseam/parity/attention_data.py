@@ -99,7 +99,7 @@ def _bias(case: AttentionCase, shape: tuple[int, ...], rng: np.random.Generator)
     for lengths, axis in ((case.q_sequences, 2), (case.keys, 3)):
         for b, n in enumerate(lengths or ()):
             if shape[0] == case.batch and shape[axis] > 1:
-                x[(b, slice(None), *[slice(None)] * (axis - 2), slice(n, None))] = np.nan
+                np.moveaxis(x[b], axis - 1, 0)[n:] = np.nan
     return x.astype(case.bias.numpy)
 
 
@@ -157,10 +157,10 @@ def places(case: AttentionCase) -> dict[str, Place]:
             found[name] = Place("qkv", case.dtype, lie[name], (case.S_q * row, D, row, 1), first)
     if case.lse:
         found["lse"] = _lse(case, lie["q"][:3])
-    for name, dtype, walk in (("bias", case.bias, case.bias_walk), ("mask", DType.boolean, case.mask_walk)):
-        if getattr(case, name):
-            assert dtype is not None
-            found[name] = Place(name, dtype, plane, walk.plane(plane, dtype.itemsize), walk.offset)
+    planes = {"bias": (case.bias, case.bias_walk), "mask": (DType.boolean if case.mask else None, case.mask_walk)}
+    for name, (kind, walk) in planes.items():
+        if kind is not None:
+            found[name] = Place(name, kind, plane, walk.plane(plane, kind.itemsize), walk.offset)
     if case.alibi:
         strides = (case.num_heads + 1 if case.alibi_batch else 0, 1)
         found["alibi_slopes"] = Place("alibi_slopes", DType.float32, plane[:2], strides)

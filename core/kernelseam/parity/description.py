@@ -55,7 +55,7 @@ def describe(
     return BatchedGemmStrided(**addresses, **_strides(layout), **options, b_head_group=case.b_head_group)
 
 
-def _views(case: AttentionCase) -> Iterator[tuple[str, int]]:
+def _views(case: AttentionCase) -> Iterator[tuple[str, Any]]:
     """How much memory packed rows and pages have."""
     for letter, lengths in (("q", case.q_sequences), ("k", case.k_sequences)):
         if lengths is not None:

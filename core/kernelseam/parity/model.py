@@ -143,6 +143,8 @@ class TileModel:
     def supports(self, problem: GemmProblem | AttentionProblem, device: Device) -> str | None:
         if isinstance(problem, GemmProblem) and problem.spec.view != "strided":
             return "takes strided memory only"
+        if isinstance(problem, AttentionProblem) and (unknown := problem.spec.options - {"causal"}):
+            return f"does not know {', '.join(sorted(unknown))}"
         return None
 
     def cost(self, problem: object, device: Device) -> Cost:
