@@ -54,6 +54,8 @@ class GemmCase:
     """Compare so many rows instead of all."""
     may_refuse: frozenset[str] = frozenset()
     """Names of the core's own implementations that may refuse; a plugin's own always may, with a reason."""
+    group: str = ""
+    """What the case is about, a heading of the report."""
 
     operation = "gemm"
 
@@ -101,6 +103,7 @@ class AttentionCase:
     plants: tuple[Plant, ...] = ()
     sample: int | None = None
     may_refuse: frozenset[str] = frozenset()
+    group: str = ""
 
     operation = "attention"
 
