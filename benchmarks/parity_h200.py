@@ -18,6 +18,7 @@ from pathlib import Path
 
 from kernelseam.parity import report
 from kernelseam.parity.cases import matrix
+from kernelseam.parity.markdown import markdown
 from kernelseam.parity.run import Outcome, run_all, targets
 from kernelseam.plugins import plugins
 
@@ -55,12 +56,13 @@ def main() -> int:
                 where = f"{outcome.backend} {outcome.implementation}"
                 print(f"{outcome.status}: {case.name} on {where}: {outcome.detail}", flush=True)
     print(report.table(report.rows(outcomes)))
-    for who, why, n in report.refusals(outcomes):
-        print(f"refused by {who}, {n} case(s): {why}")
+    for operation, who, why, n in report.refusals(outcomes):
+        print(f"refused by {who}, {n} case(s) of {operation}: {why}")
     count = Counter(o.status for o in outcomes)
     print(f"{dict(count)} in {time.perf_counter() - start:.0f} s")
     if arguments.output:
-        arguments.output.write_text(report.markdown(outcomes, devices), encoding="utf-8")
+        made = report.Report(outcomes, wanted, report.facts(found, wanted), "", report.not_covered(cases, wanted))
+        arguments.output.write_text(markdown(made), encoding="utf-8")
     return 1 if count["failed"] + count["error"] or not outcomes else 0
 
 

@@ -24,6 +24,10 @@ CONTRACT_VERSION = 1
 # ---------------------------------------------------------------- devices
 
 
+EMULATED = "emulated"
+"""`Device.evidence` of a device whose instructions are interpreted by a program."""
+
+
 @dataclass(frozen=True)
 class DeviceLimits:
     """What dispatch and the host halves of kernels ask of a device. Rates are peaks, in SI units."""
@@ -46,9 +50,14 @@ class Device:
     arch: str
     name: str = field(default="", compare=False)
     limits: DeviceLimits = field(default_factory=DeviceLimits, compare=False)
+    evidence: str = field(default="measured", compare=False)
+    """What a result from here shows of the arch: "measured" on the hardware itself, "emulated" by a program that runs
+    the hardware's instructions, or "host", where the host's processor is the arch. An emulated device is used only
+    where its backend or the device itself is named, and its times say nothing."""
 
     def __str__(self) -> str:
-        return f"{self.backend}:{self.index} ({self.arch})"
+        emulated = ", emulated" if self.evidence == EMULATED else ""
+        return f"{self.backend}:{self.index} ({self.arch}{emulated})"
 
 
 # ---------------------------------------------------------------- arrays
@@ -88,6 +97,9 @@ class Runtime(Protocol):
 
     def to_host(self, array: object) -> npt.NDArray[Any]:
         """A host copy of an array (strides kept simple: row-major), after the work already queued."""
+
+    def read(self, pointer: int, size: int, device: Device) -> npt.NDArray[np.uint8]:
+        """A host copy of ``size`` bytes of the device's memory from an address on, after the work already queued."""
 
     def current_stream(self, device: Device, array: ArrayInfo | None = None) -> int:
         """The handle of the stream that the array's library would use now."""
@@ -270,6 +282,8 @@ class LaunchRecord:
     arch: str
     kind: str = "kernel"
     """"kernel", "library" (a vendor call that launches what it likes) or "memset"."""
+    evidence: str = "measured"
+    """The device's."""
 
 
 class Step(Protocol):
@@ -288,8 +302,6 @@ class PlanParts:
 
     steps: tuple[Step, ...]
     workspace_bytes: int = 0
-    binaries: tuple[str, ...] = ()
-    """Places of the binaries in the cache, for people."""
 
 
 class Implementation(Protocol):
@@ -323,6 +335,8 @@ class PluginInfo:
     version: str
     contract_version: int
     summary: str = ""
+    variables: tuple[tuple[str, str], ...] = ()
+    """Environment variables of its own, each with its meaning, for ``kernelseam doctor``."""
 
 
 @dataclass(frozen=True)
@@ -347,3 +361,16 @@ def host_array(pointer: int, shape: Sequence[int], strides: Sequence[int], dtype
     span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     memory: Any = (ctypes.c_char * (span * np_dtype.itemsize)).from_address(pointer)
     return np.ndarray(tuple(shape), np_dtype, memory, 0, tuple([s * np_dtype.itemsize for s in strides]))
+
+
+def host_copy(info: ArrayInfo, runtime: Runtime) -> npt.NDArray[Any]:
+    """A row-major host copy of an array in device memory, by one ``read`` of what it spans; strides of any sign."""
+    dtype = np.dtype(info.dtype.numpy)
+    if 0 in info.shape:
+        return np.empty(info.shape, dtype)
+    ends = [(n - 1) * s for n, s in zip(info.shape, info.strides, strict=True)]
+    first, last = sum(min(e, 0) for e in ends), sum(max(e, 0) for e in ends)
+    size = (last - first + 1) * dtype.itemsize
+    flat = runtime.read(info.pointer + first * dtype.itemsize, size, info.device).view(dtype)
+    strides = tuple(s * dtype.itemsize for s in info.strides)
+    return np.array(np.lib.stride_tricks.as_strided(flat[-first:], info.shape, strides), order="C")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
-from kernelseam.contract import LaunchRecord
+if TYPE_CHECKING:
+    from kernelseam.contract import LaunchRecord
 
 _active: ContextVar[tuple[list[LaunchRecord], ...]] = ContextVar("kernelseam_trace", default=())
 

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import venv
 import zipfile
@@ -72,18 +71,6 @@ def _device_sources(package: Path) -> dict[str, str]:
         str(n.relative_to(package)): n.read_text(encoding="utf-8")
         for n in names if n.suffix in (".h", ".cuh") or n.name == "py.typed"
     }
-
-
-@pytest.fixture(scope="session")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of links to what is installed here, our own distributions and start-up files left out."""
-    folder = tmp_path_factory.mktemp("libraries")
-    for site in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
-        for entry in Path(site).iterdir():
-            left_out = "kernelseam" in entry.name or entry.suffix == ".pth" or entry.name == "__pycache__"
-            if not left_out and not (folder / entry.name).exists():
-                (folder / entry.name).symlink_to(entry)
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +15,10 @@ from kernelseam.contract import ArrayInfo, Backend, Cost, Device, LaunchRecord, 
 from kernelseam.descriptors import GemmProblem
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError
-from kernelseam.parity import calibrate, report, tolerances
+from kernelseam.parity import calibrate, tolerances
 from kernelseam.parity.cases import matrix, named
 from kernelseam.parity.data import layout, values
-from kernelseam.parity.run import Outcome, Target, describe, run_case, targets
+from kernelseam.parity.run import Target, describe, run_case, targets
 from kernelseam.planning import forget
 from kernelseam.plugins import plugins
 from kernelseam.reference.gemm import NumpyGemm
@@ -104,6 +105,16 @@ def test_a_refusal_is_neither_a_pass_nor_a_failure_where_it_is_allowed(host: Dev
         forbidden.require()
     declared = replace(case, may_refuse=frozenset({"broken"}))
     assert run_case(declared, Target(host, "broken", "gemm", own=True)).status == "refused"
+
+
+def test_a_check_that_raises_is_an_error_and_no_refusal(host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def supports(*_: object) -> str | None:
+        raise KeyError("no such spec")
+
+    monkeypatch.setattr(Broken, "supports", supports)
+    outcome = run_case(named("gemm-f16-nt"), Target(host, "broken", "gemm", own=False))
+    assert (outcome.status, outcome.refusal) == ("error", None)
+    assert "in supports" in outcome.detail and "KeyError: 'no such spec'" in outcome.detail
 
 
 def test_an_error_keeps_its_traceback(host: Device) -> None:
@@ -193,6 +204,15 @@ def test_targets_are_the_implementations_registered(host: Device) -> None:
     assert targets(backend="nobody") == []
 
 
+def test_emulated_devices_are_targets_where_they_are_named(acme: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = acme.devices()
+    emulated = [replace(d, evidence="emulated") for d in real]
+    monkeypatch.setattr(type(acme), "devices", lambda self: [emulated[0], real[1]])
+    assert [t.device for t in targets() if t.device.backend == "acme"] == [real[1]]
+    assert [t.device.evidence for t in targets(backend="acme")] == ["emulated"]
+    assert [(t.device, t.implementation) for t in targets(device=real[1])] == [(real[1], "acme-gemm")]
+
+
 @pytest.mark.parametrize(
     "name",
     ["gemm-f32-nn-gaps-beta", "gemm-f16-nt-odd-a", "attention-f16-64-packed-ramp", "attention-f16-64-gaps"],
@@ -239,32 +259,11 @@ def test_data_are_the_same_every_time() -> None:
     assert first["k"][0, 0, :4, 0].tolist() == [0, 0.0625, 0.125, 0.1875]
 
 
-def test_report_says_what_happened(host: Device) -> None:
-    reference = next(t for t in targets(backend="numpy") if t.implementation == "numpy" and t.operation == "gemm")
-    broken = Target(host, "broken", "gemm", own=False)
-    outcomes = [run_case(named(n), t) for n in ("gemm-f16-nt", "gemm-f16-nn") for t in (reference, broken)]
-    row, other = report.rows(outcomes)
-    assert (row.implementation, row.cases, row.passed, row.refused, row.failed) == ("numpy", 2, 2, 0, 0)
-    assert 0 < row.worst <= 1 and row.worst_case in ("gemm-f16-nt", "gemm-f16-nn")
-    assert (other.implementation, other.cases, other.passed, other.refused, other.failed) == ("broken", 2, 0, 1, 1)
-    text = report.markdown(outcomes, ["numpy:0 (cpu)"])
-    assert "* numpy:0 (cpu)\n" in text
-    assert "* numpy broken, 1 case(s): takes no transposed B" in text
-    assert "### gemm-f16-nn on numpy broken" in text and "DeviceError: the runtime said 719" in text
-    assert report.table([row, other]).splitlines()[0].split()[:3] == ["operation", "backend", "implementation"]
-
-
-def test_outcomes_of_nothing_make_no_rows() -> None:
-    nothing: list[Outcome] = []
-    assert report.rows(nothing) == []
-    assert "## Failed" not in report.markdown(nothing, [])
-
-
 def test_constants_have_room() -> None:
     rng = np.random.default_rng(5)
     attention = [s for _ in range(40) for s in calibrate.attention_samples(rng)]
     gemm = [s for _ in range(40) for s in calibrate.gemm_samples(rng)]
-    assert len(attention) == len(gemm) == 80
+    assert len(gemm) == 80 and 40 < len(attention) < 80, "two implementations each, but one in float64 attention"
     assert max(s.ratio for s in attention + gemm) < 1
     assert max(s.needed for s in attention) < tolerances.ATTENTION_CONSTANT / 2
     assert max(s.needed for s in gemm) < tolerances.GEMM_CONSTANT / 2

@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from kernelseam import __version__
-from kernelseam.cli import attention, cache, compile, doctor, explain, gemm
+from kernelseam.cli import attention, cache, compile, doctor, explain, gemm, parity
 from kernelseam.errors import InvalidValue, KernelSeamError, Unsupported
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ def options(
 
 app.command("attention")(attention.run)
 app.command("gemm")(gemm.run)
+app.command("parity")(parity.run)
 app.command("doctor")(doctor.run)
 app.add_typer(explain.app, name="explain")
 app.add_typer(compile.app, name="compile")

@@ -20,7 +20,6 @@ from kernelseam.descriptors.validation import (
     integer,
     multiple,
     packed,
-    row_strides,
     stride,
     vector_bytes,
 )
@@ -30,9 +29,17 @@ from kernelseam.planning import Resolved
 
 ROWS = ("q", "k", "v", "out")
 OPTIONAL = (
-    "bias", "mask", "alibi_slopes", "sinks", "prefix_lengths", "kv_lengths", "cu_seqlens_q", "cu_seqlens_k", "block_table",
+    "bias", "mask", "alibi_slopes", "sinks", "prefix_lengths", "kv_lengths", "cu_seqlens_q", "cu_seqlens_k",
+    "block_table",
 )
 """Operands that take part where they are given; address 0 says that they will be bound."""
+_STRIDES = {
+    **{n: tuple(f"stride_{n}_{axis}" for axis in ("batch", "head", "row")) for n in ROWS},
+    "lse": ("stride_lse_batch", "stride_lse_head"),
+    **{n: tuple(f"stride_{n}_{axis}" for axis in ("batch", "head", "row", "column")) for n in ("bias", "mask")},
+    "alibi_slopes": ("stride_alibi_batch", "stride_alibi_head"), "block_table": ("stride_table_row",),
+}
+"""Operand → its stride fields."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -40,9 +47,9 @@ class Attention:
     """out[b,h] = softmax(x[b,h])·v[b,g] with g = h // (num_heads / kv_heads) and, for query i and key j,
 
     x = softcap·tanh(scale·q_i·k_j / softcap) − slope_h·|d| + bias[b,h,i,j]  where key j is visible, else −inf;
-    d = j − i − (S_k − S_q), the distance from the diagonal that ends at the bottom right: the last query meets the last
-    key at 0. Without a softcap the first term is scale·q_i·k_j; the others are there where they are given. ``sinks`` [H]
-    adds e^sink_h to each row's sum of e^x, as a key of value 0 would.
+    d = j − i − (S_k − S_q), the distance from the diagonal that ends at the bottom right: the last query meets the
+    last key at 0. Without a softcap the first term is scale·q_i·k_j; the others are there where they are given.
+    ``sinks`` [H], float32, adds e^sink_h to each row's sum of e^x, as a key of value 0 would.
 
     Key j is visible to query i iff mask[b,h,i,j] allows it and (j < prefix_lengths[b], or d is in the band): ``causal``
     takes d ≤ 0, ``window = (left, right)`` takes −left ≤ d ≤ right, None meaning no bound; both together, both. A query
@@ -55,8 +62,9 @@ class Attention:
 
     Sequences of different lengths:
     * ``kv_lengths`` int32 [batch]: entry b has so many keys, at most S_k, which then stand for S_k in d.
-    * ``cu_seqlens_q`` int32 [batch + 1]: q and out (and lse) hold the rows of all entries one after the other, entry b's
-      from cu_seqlens_q[b] to cu_seqlens_q[b+1], ``total_q`` rows in all; S_q is the longest. ``cu_seqlens_k`` likewise.
+    * ``cu_seqlens_q`` int32 [batch + 1]: q and out (and lse) hold the rows of all entries one after the other, entry
+      b's from cu_seqlens_q[b] to cu_seqlens_q[b+1], ``total_q`` rows in all; S_q is the longest. ``cu_seqlens_k``
+      likewise.
     * ``block_table`` int32 [batch, table_width] with ``kv_lengths``: k and v are [pages, page_size, kv_heads, dim] (the
       page's stride is the batch's), and key j of entry b is row j % page_size of page block_table[b, j // page_size].
 
@@ -66,10 +74,10 @@ class Attention:
     are contiguous, and so are the rows of lse. One left out packs row-major around the others (packed and paged rows:
     heads within rows). 0 repeats an input.
 
-    ``kv_heads`` defaults to num_heads, ``value_dim`` to head_dim, ``scale`` to 1/√head_dim, ``dtype`` (of q, k and v) to
-    the arrays', ``dtype_out`` to dtype (float32 keeps partial results for ``merge_states``). ``batch_invariant``: a row's
-    bits do not depend on what else is in the batch. Raises InvalidValue (naming field, value, rule and remedy) where no
-    such problem exists.
+    ``kv_heads`` defaults to num_heads, ``value_dim`` to head_dim, ``scale`` to 1/√head_dim, ``dtype`` (of q, k and v)
+    to the arrays', ``dtype_out`` to dtype (float32 keeps partial results for ``merge_states``), ``dtype_bias`` to the
+    array's, else to dtype. ``batch_invariant``: a row's bits do not depend on what else is in the batch. Raises
+    InvalidValue (naming field, value, rule and remedy) where no such problem exists.
     """
 
     batch: int
@@ -138,9 +146,8 @@ class Attention:
     def __post_init__(self) -> None:
         infos = describe_all(self.operands())
         dtype = required("dtype", dtype_of("dtype", self.dtype, infos, ("q", "k", "v")), "q, k and v")
-        dtype_out = dtype_of("dtype_out", self.dtype_out, infos, ("out",)) or dtype
-        if dtype_out not in (dtype, DType.float32):
-            raise InvalidValue("dtype_out", dtype_out, f"must be {dtype} or float32", "Leave it out for q's dtype")
+        self._refuse_idle()
+        dtype_out = self._dtype_or_float32("out", dtype, infos)
         batch, heads = extent("batch", self.batch), extent("num_heads", self.num_heads)
         kv_heads = heads if self.kv_heads is None else extent("kv_heads", self.kv_heads)
         s_q, s_k, d = extent("S_q", self.S_q), extent("S_k", self.S_k), extent("head_dim", self.head_dim)
@@ -160,20 +167,17 @@ class Attention:
         strides, vector = [], 16
         for name, shape in shapes.items():
             kind = dtype_out if name == "out" else dtype
-            heads_within = (kv_view if name in "kv" else q_view) in ("packed", "paged")
-            found = self._row_strides(name, shape, heads_within, kind)
+            found = self._row_strides(name, shape, kv_view if name in "kv" else q_view, kind)
             strides.append(found)
             wide = vector_bytes(kind, shape, found, pointer(name, getattr(self, name), infos))
             vector = min(vector, wide if wide == 16 else dtype.itemsize)
-        lse_batch, lse_head = row_strides(
-            "lse", (query_rows[0], heads, query_rows[1]), self._given("lse", "batch", "head"), DType.float32
+        lse_batch, lse_head, _ = packed(
+            (query_rows[0], heads, query_rows[1]), (*self._known("lse", DType.float32), 1)
         )
+        if q_view == "packed":
+            lse_batch = self._no_batch("lse", lse_batch)
         lse_batch = 0 if q_view == "packed" else lse_batch  # one entry holds the rows of all
-        bias = None
-        if self.bias is not None:
-            bias = dtype_of("dtype_bias", self.dtype_bias, infos, ("bias",)) or dtype
-            if bias not in (dtype, DType.float32):
-                raise InvalidValue("bias", f"an array of {bias}", f"must be {dtype} or float32", "Convert it")
+        bias = None if self.bias is None else self._dtype_or_float32("bias", dtype, infos)
         causal = flag("causal", self.causal)
         left, right = self._band(causal)
         windowed = left is not None or (right is not None and right != 0)
@@ -198,6 +202,23 @@ class Attention:
         check_layout(problem.operands, infos, self._dense)
         object.__setattr__(self, "_problem", problem)
         object.__setattr__(self, "_arrays", infos)
+
+    def _refuse_idle(self) -> None:
+        """Refuse fields of an operand that is not there."""
+        for name in ("bias", "mask", "alibi_slopes", "block_table"):
+            for field_name in (*_STRIDES[name], *(("dtype_bias",) if name == "bias" else ())):
+                if getattr(self, name) is None and (value := getattr(self, field_name)) is not None:
+                    raise InvalidValue(field_name, value, f"describes {name}", f"Give {name} too (0: it will be bound)")
+
+    def _dtype_or_float32(self, name: str, dtype: DType, infos: Mapping[str, ArrayInfo]) -> DType:
+        """The element type of out or bias: q's, or float32."""
+        found = dtype_of(f"dtype_{name}", getattr(self, f"dtype_{name}"), infos, (name,)) or dtype
+        if found not in (dtype, DType.float32):
+            rule = "must be float32" if dtype is DType.float32 else f"must be {dtype} or float32"
+            if name in infos:
+                raise InvalidValue(name, f"an array of {found}", rule, "Convert the array")
+            raise InvalidValue(f"dtype_{name}", found, rule, "Leave it out for q's dtype")
+        return found
 
     def _views(self) -> tuple[str, str]:
         if self.block_table is not None and self.cu_seqlens_k is not None:
@@ -259,56 +280,51 @@ class Attention:
             raise InvalidValue("softcap", cap, "must be greater than 0", "Leave it out for no cap")
         return cap
 
-    def _given(self, name: str, *axes: str) -> list[int | None]:
-        return [getattr(self, f"stride_{name}_{axis}") for axis in axes]
+    def _given(self, name: str) -> list[int | None]:
+        return [getattr(self, field_name) for field_name in _STRIDES.get(name, ())]
+
+    def _known(self, name: str, dtype: DType) -> list[int | None]:
+        """The strides that are given, validated."""
+        return [
+            None if s is None else stride(field_name, s, dtype)
+            for field_name, s in zip(_STRIDES[name], self._given(name), strict=True)
+        ]
 
     def _row_strides(
-        self, name: str, shape: tuple[int, int, int, int], heads_within: bool, dtype: DType
+        self, name: str, shape: tuple[int, int, int, int], view: str, dtype: DType
     ) -> tuple[int, int, int]:
-        """(batch, head, row); ``heads_within``: where left out, heads pack within rows."""
-        given = self._given(name, "batch", "head", "row")
-        if heads_within:
-            batch, head, row = (
-                None if s is None else stride(f"stride_{name}_{axis}", s, dtype)
-                for s, axis in zip(given, ("batch", "head", "row"), strict=True)
-            )
-            outer, row, head, _ = packed((shape[0], shape[2], shape[1], shape[3]), (batch, row, head, 1))
+        """(batch, head, row). Where left out, heads of packed and paged memory pack within rows."""
+        batch, head, row = self._known(name, dtype)
+        if view == "strided":
+            outer, head, row, _ = packed(shape, (batch, head, row, 1))
             return outer, head, row
-        found = row_strides(name, shape, given, dtype)
-        return found[0], found[1], found[2]
+        outer, row, head, _ = packed((shape[0], shape[2], shape[1], shape[3]), (batch, row, head, 1))
+        return self._no_batch(name, outer) if view == "packed" else outer, head, row
+
+    def _no_batch(self, name: str, stride_batch: int) -> int:
+        """0, the stride of an axis that packed rows do not have; refused where it is given."""
+        if self._given(name)[0] is not None:
+            raise InvalidValue(f"stride_{name}_batch", stride_batch, "packed rows have no batch", "Leave it out")
+        return 0
 
     def _plane_strides(
         self, name: str, shape: tuple[int, int, int, int], dtype: DType | None
     ) -> tuple[int, int, int, int]:
         if dtype is None:
             return (0, 0, 0, 0)
-        axes = ("batch", "head", "row", "column")
-        given = self._given(name, *axes)
-        known = [
-            None if s is None else stride(f"stride_{name}_{a}", s, dtype) for s, a in zip(given, axes, strict=True)
-        ]
-        a, b, c, d = packed(shape, known)
+        a, b, c, d = packed(shape, self._known(name, dtype))
         return a, b, c, d
 
     def _slope_strides(self, batch: int, heads: int) -> tuple[int, int]:
         if self.alibi_slopes is None:
             return 0, 0
-        given = self._given("alibi", "batch", "head")
-        known = [
-            None if s is None else stride(f"stride_alibi_{a}", s, DType.float32)
-            for s, a in zip(given, ("batch", "head"), strict=True)
-        ]
-        outer, inner = packed((batch, heads), known)
+        outer, inner = packed((batch, heads), self._known("alibi_slopes", DType.float32))
         return outer, inner
 
     @cached_property
     def _dense(self) -> frozenset[str]:
         """Operands whose strides were all left out."""
-        if self.cu_seqlens_q is not None or self.cu_seqlens_k is not None or self.block_table is not None:
-            return frozenset()
-        axes = {**{n: ("batch", "head", "row") for n in ROWS}, "lse": ("batch", "head")}
-        planes = {n: ("batch", "head", "row", "column") for n in ("bias", "mask")}
-        return frozenset(n for n, a in {**axes, **planes}.items() if set(self._given(n, *a)) == {None})
+        return frozenset(n for n in (*ROWS, "lse", *OPTIONAL) if all(s is None for s in self._given(n)))
 
     @property
     def device(self) -> Device | None:
@@ -337,7 +353,7 @@ class Attention:
 
     def check_device(self, found: Resolved, runtime: Runtime, device: Device) -> None:
         """Hold lengths, offsets and the block table against the memory that they point into; synchronises."""
-        attention_contents.check(self._problem, found, runtime)
+        attention_contents.check(self._problem, found, runtime, device)
 
     @classmethod
     def from_arrays(

@@ -157,5 +157,5 @@ class AttentionBwd:
 
     def check_device(self, found: Resolved, runtime: Runtime, device: Device) -> None:
         """Hold lengths and offsets against the memory that they point into; synchronises."""
-        attention_contents.check(self._problem.forward, found, runtime)
+        attention_contents.check(self._problem.forward, found, runtime, device)
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
-from kernelseam.contract import Runtime, host_array
+from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime, host_array
 from kernelseam.descriptors.attention_problem import AttentionProblem
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
@@ -16,28 +14,46 @@ from kernelseam.planning import Resolved
 Ints = npt.NDArray[np.int64]
 
 
-def check(problem: AttentionProblem, found: Resolved, runtime: Runtime) -> None:
+def check(problem: AttentionProblem, found: Resolved, runtime: Runtime, device: Device) -> None:
     """Raise InvalidValue, naming the entry, where one points beyond its operand. Copies them to the host."""
     p = problem
-    read = {r.name: _read(r.name, problem, found, runtime) for r in p.operands if r.dtype is DType.int32 and r.span}
+    checked = ("cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "block_table")
+    read = {r.name: _read(r, found, runtime, device) for r in p.operands if r.name in checked and r.span}
     if "cu_seqlens_q" in read:
         _offsets("cu_seqlens_q", read["cu_seqlens_q"], p.S_q, "S_q", p.total_q, "total_q")
     if "cu_seqlens_k" in read:
         _offsets("cu_seqlens_k", read["cu_seqlens_k"], p.S_k, "S_k", p.total_k, "total_k")
     if "kv_lengths" in read:
-        _within("kv_lengths", read["kv_lengths"], 0, p.S_k, f"must be from 0 to S_k = {p.S_k}", "Raise S_k, or correct it")
+        _within(
+            "kv_lengths", read["kv_lengths"], 0, p.S_k, f"must be from 0 to S_k = {p.S_k}", "Raise S_k, or correct it"
+        )
     if "block_table" in read:
         _table(read["block_table"], read["kv_lengths"], p.page_size, p.pages)
 
 
-def _read(name: str, problem: AttentionProblem, found: Resolved, runtime: Runtime) -> Ints:
-    rule = next(r for r in problem.operands if r.name == name)
-    assert rule.dtype is not None
-    for info in found.arrays:
-        if info.pointer == found.pointers[name] and info.dtype is rule.dtype:
-            host: npt.NDArray[Any] = np.asarray(runtime.to_host(info.owner), np.int64)
-            return host.reshape(-1)[: rule.shape[0]] if len(rule.shape) == 1 else host
-    return host_array(found.pointers[name], rule.shape, rule.strides, rule.dtype).astype(np.int64)
+def _read(rule: OperandRule, found: Resolved, runtime: Runtime, device: Device) -> Ints:
+    """The operand as the plan walks it."""
+    pointer = found.pointers[rule.name]
+    if device.backend == "numpy":
+        return host_array(pointer, rule.shape, rule.strides, DType.int32).astype(np.int64)
+    info = next((i for i in found.arrays if i.pointer == pointer and i.dtype is rule.dtype and _spans(i, rule)), None)
+    if info is None:
+        raise InvalidValue(
+            rule.name, hex(pointer), "cannot be checked where only its address is known",
+            "Give the array, or leave check out",
+        )
+    # The array's own walk may be another than the plan's: both are taken over the same memory.
+    memory = np.zeros(1 + sum((n - 1) * s for n, s in zip(info.shape, info.strides, strict=True)), np.int64)
+    _walk(memory, info.shape, info.strides)[...] = np.reshape(runtime.to_host(info.owner), info.shape)
+    return _walk(memory, rule.shape, rule.strides)
+
+
+def _spans(info: ArrayInfo, rule: OperandRule) -> bool:
+    return 0 not in info.shape and sum((n - 1) * s for n, s in zip(info.shape, info.strides, strict=True)) + 1 >= rule.span
+
+
+def _walk(memory: Ints, shape: tuple[int, ...], strides: tuple[int, ...]) -> Ints:
+    return np.lib.stride_tricks.as_strided(memory, shape, [s * memory.itemsize for s in strides])
 
 
 def _refuse(name: str, index: tuple[int, ...], value: int, rule: str, remedy: str) -> None:
@@ -61,7 +77,8 @@ def _offsets(name: str, x: Ints, most: int, most_name: str, total: int, total_na
     if (steps > most).any():
         i = int((steps > most).argmax()) + 1
         _refuse(
-            name, (i,), int(x[i]), f"gives entry {i - 1} of the batch {steps[i - 1]} rows, more than {most_name} = {most}",
+            name, (i,), int(x[i]),
+            f"gives entry {i - 1} of the batch {steps[i - 1]} rows, more than {most_name} = {most}",
             f"Raise {most_name} to the longest sequence",
         )
     if x[-1] > total:

@@ -73,8 +73,8 @@ class AttentionProblem:
     S_q: int
     S_k: int
     q_strides: tuple[int, int, int]
-    """(batch, head, row); so for k, v and out. Of paged keys and values (page, head, row). Packed rows have no batch, and
-    pointer lists neither batch nor head: 0."""
+    """(batch, head, row); so for k, v and out. Of paged keys and values (page, head, row). Packed rows have no batch,
+    and pointer lists neither batch nor head: 0."""
     k_strides: tuple[int, int, int]
     v_strides: tuple[int, int, int]
     out_strides: tuple[int, int, int]

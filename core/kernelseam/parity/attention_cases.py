@@ -108,9 +108,10 @@ def _non_finite() -> Iterator[AttentionCase]:
         ("minus-inf-in-v", "v", -INF), ("inf-in-k", "k", INF),
     ):
         yield case("f16-64", what, plants=(Plant(operand, value, (0, 1, 5, 2)),), batch=1)
-    # Under a causal mask these keys are hidden from most rows, and seen by the last ones.
+    # Under a causal mask these keys are hidden from most rows, and seen by the last ones: keys 100 and 101 are hidden
+    # from some rows of a tile and seen by others, whatever its size.
     hidden = {"k": Plant("k", NAN, (0, 0, 100, 3)), "v": Plant("v", NAN, (0, 1, 100, None))}
-    last = {"k": Plant("k", INF, (0, 1, 128, 0)), "v": Plant("v", -INF, (0, 0, 128, 7))}
+    last = {"k": Plant("k", INF, (0, 1, 128, 0)), "v": Plant("v", -INF, (0, 0, 101, 7))}
     for kind in ("f16-64-causal", "f32-64-causal", "bf16-128-causal"):
         yield case(kind, "nan-in-hidden-k", S_q=129, S_k=129, batch=1, plants=(hidden["k"], last["k"]))
         yield case(kind, "nan-in-hidden-v", S_q=129, S_k=129, batch=1, plants=(hidden["v"], last["v"]))

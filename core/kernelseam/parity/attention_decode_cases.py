@@ -1,5 +1,5 @@
-"""Attention cases of few queries, whose heads may share a block and whose keys may be split over blocks; wide heads; results
-in float32; batch invariance."""
+"""Attention cases of few queries, whose heads may share a block and whose keys may be split over blocks; wide heads;
+results in float32; batch invariance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ def few_queries() -> Iterator[AttentionCase]:
     yield case("f16-64", "1-query-gqa-8-2", S_q=1, num_heads=8)
     yield case("f16-64-causal", "3-queries-gqa-8-2", S_q=3, num_heads=8)
     yield case("f16-64-causal", "3-queries-mqa-5", S_q=3, S_k=2, num_heads=5, kv_heads=1)
-    yield case("f16-64-causal", "20-queries-mqa-6-bshd", S_q=20, S_k=40, num_heads=6, kv_heads=1, q=TOKENS, out=TOKENS, lse_gap=5)
+    yield case(
+        "f16-64-causal", "20-queries-mqa-6-bshd", S_q=20, S_k=40, num_heads=6, kv_heads=1, q=TOKENS, out=TOKENS,
+        lse_gap=5,
+    )
     few = {"S_q": 1, "S_k": 5000, "batch": 1, "num_heads": 4, "kv_heads": 1}
     three = {**few, "S_q": 3, "S_k": 1500}
     for kind in ("f16-64", "bf16-128", "f32-64"):
@@ -33,8 +36,8 @@ def few_queries() -> Iterator[AttentionCase]:
         yield case("f16-64", f"split-lengths-{n}", **three, kv_lengths=(n,))
     yield case("f16-64", "split-pages", **three, kv_lengths=(1490,), page_size=16, k=TOKENS, v=TOKENS)
     yield case(
-        "f16-64-causal", "split-sequences", **three, q_sequences=(3,), k_sequences=(1500,), margin=2, q=TOKENS, k=TOKENS,
-        v=TOKENS, out=TOKENS,
+        "f16-64-causal", "split-sequences", **three, q_sequences=(3,), k_sequences=(1500,), margin=2, q=TOKENS,
+        k=TOKENS, v=TOKENS, out=TOKENS,
     )
 
 

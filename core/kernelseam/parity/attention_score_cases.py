@@ -17,7 +17,8 @@ NO_F64 = frozenset({"shared"})
 def windows() -> Iterator[AttentionCase]:
     """Bands about the diagonal, and keys before a prefix that are seen in any case."""
     for window, name, S_q, S_k in (
-        ((16, 0), "16-0", 130, 130), ((0, 0), "0-0", 65, 70), ((None, 5), "any-5", 65, 40), ((3, 0), "3-0-masked-rows", 100, 33), ((33, 12), "33-12", 33, 300),
+        ((16, 0), "16-0", 130, 130), ((0, 0), "0-0", 65, 70), ((None, 5), "any-5", 65, 40),
+        ((3, 0), "3-0-masked-rows", 100, 33), ((33, 12), "33-12", 33, 300),
     ):
         yield case("f16-64", f"window-{name}", window=window, S_q=S_q, S_k=S_k, batch=1)
     yield case("f16-64-causal", "window-33-any", window=(33, None), S_q=70, S_k=300, batch=1)
@@ -71,7 +72,8 @@ def biases() -> Iterator[AttentionCase]:
     yield case("f16-64-causal", "bias-f32-gqa", bias=F32, num_heads=4, S_q=33, S_k=70)
     for kind in ("holes", "voids", "low"):
         yield case("f16-64", f"bias-f32-{kind}", bias=F32, bias_data=kind)
-    yield case("f16-64", "bias-nan", bias=f16, plants=(Plant("bias", NAN, (0, 1, 5, 7)), Plant("bias", INF, (1, 0, 64, 128))))
+    lost = (Plant("bias", NAN, (0, 1, 5, 7)), Plant("bias", INF, (1, 0, 64, 128)))
+    yield case("f16-64", "bias-nan", bias=f16, plants=lost)
     yield case("f16-64", "sinks", sinks=(0.5, -1.0))
     yield case("f16-64", "sinks-huge-and-none", sinks=(1e4, -INF), batch=1)
     yield case("f16-64", "sinks-low", sinks=(-1e4, -30.0), data="falling", scale=1.0, batch=1)
@@ -83,7 +85,8 @@ def biases() -> Iterator[AttentionCase]:
 def together() -> Iterator[AttentionCase]:
     """Every option at once."""
     for kind, bias, more in (
-        ("f16-64", F32, {}), ("bf16-128", SHORT["bf16"], {"dtype_out": F32}), ("f64-32", SHORT["f64"], {"may_refuse": NO_F64}),
+        ("f16-64", F32, {}), ("bf16-128", SHORT["bf16"], {"dtype_out": F32}),
+        ("f64-32", SHORT["f64"], {"may_refuse": NO_F64}),
     ):
         yield case(
             kind, "everything", window=(50, 9), prefix=(0, 12), softcap=8.0, alibi=(0.5, 0.25, 0.125, 0.0625),

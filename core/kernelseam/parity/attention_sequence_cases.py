@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kernelseam.parity.attention_cases import case
-from kernelseam.parity.cases import INF, NAN, ODD, TOKENS, AttentionCase, Plant
+from kernelseam.parity.cases import INF, NAN, ODD, SHORT, TOKENS, AttentionCase, Plant
 from kernelseam.parity.memory import Walk
 
 DECODED = (1, 16, 17, 0, 100)
@@ -24,7 +24,9 @@ def lengths() -> Iterator[AttentionCase]:
     )
 
 
-def _packed(kind: str, what: str, q: tuple[int, ...] | None, k: tuple[int, ...] | None, **fields: object) -> AttentionCase:
+def _packed(
+    kind: str, what: str, q: tuple[int, ...] | None, k: tuple[int, ...] | None, **fields: object
+) -> AttentionCase:
     made = case(kind, what, q_sequences=q, k_sequences=k, batch=len(q or k or ()), **fields)
     if q is not None:
         made = replace(made, S_q=max(q), q=TOKENS, out=TOKENS)
@@ -49,8 +51,8 @@ def packed() -> Iterator[AttentionCase]:
     yield _packed("f16-64-causal", "sequences-of-q", (1, 33, 20), None, kv_lengths=(0, 70, 33), S_k=70)
     yield _packed("f16-64", "sequences-of-k", None, (40, 0, 33), S_q=20)
     yield _packed(
-        "f16-64-causal", "sequences-everything", (1, 33, 40), (40, 33, 70), window=(20, 0), prefix=(0, 3, 50), softcap=9.0,
-        alibi=(0.5, 0.25, 0.125, 0.0625), bias=case("f16-64").dtype, mask="random", sinks=(0.0, 1.0, 2.0, -3.0),
+        "f16-64-causal", "sequences-everything", (1, 33, 40), (40, 33, 70), window=(20, 0), prefix=(0, 3, 50),
+        softcap=9.0, alibi=(0.5, 0.25, 0.125, 0.0625), bias=SHORT["f16"], mask="random", sinks=(0.0, 1.0, 2.0, -3.0),
         num_heads=4,
     )
     yield _packed(

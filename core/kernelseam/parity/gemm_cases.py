@@ -26,7 +26,11 @@ def case(kind: str, what: str = "", **fields: object) -> GemmCase:
 
 def gemm_cases() -> list[GemmCase]:
     """Every GEMM case."""
-    found = [*_shapes(), *_walks(), *_scalars(), *_values(), *_pointers()]
+    groups = {
+        "dtypes and shapes": _shapes, "strides and layouts": _walks, "alpha and beta": _scalars,
+        "values at the edge": _values, "pointer lists": _pointers,
+    }
+    found = [replace(c, group=group) for group, cases in groups.items() for c in cases()]
     assert len({c.name for c in found}) == len(found)
     return found
 
@@ -92,6 +96,8 @@ def _values() -> Iterator[GemmCase]:
     for kind in ("f16-nn", "f16-nt", "f16-tn", "f16-tt", "bf16-nt", "f32-nn", "f64-nn"):
         yield case(kind, "integers", data="integers", M=65, N=130, K=129)
     yield case("f16-nt", "integers-scaled", data="integers", alpha=2, beta=-1)
+    for kind in ("f16-nt", "bf16-nt"):  # most results lie between two numbers of the dtype, some halfway
+        yield case(kind, "integers-rounded", data="integers", alpha=201, M=65, N=130, K=129)
     yield case("f16-nt", "integers-to-f32", data="integers", dtype_c=DType.float32, K=257)
     for kind in ("f16-nt", "f32-nn", "bf16-nn"):
         yield case(kind, "nan-in-a", plants=(Plant("A", NAN, (0, 1, 5, 6)),))

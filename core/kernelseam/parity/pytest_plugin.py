@@ -1,17 +1,26 @@
 """The parity matrix in pytest, for this project and for a vendor of one's own.
 
-In a conftest.py: ``from kernelseam.parity.pytest_plugin import *``; then a test is
+    pytest --pyargs kernelseam.parity --backend NAME
+
+runs it for every case and every implementation of a backend; without the option, of the one that KERNELSEAM_BACKEND
+names, or of all that have a device. A test is named CASE-on-BACKEND-IMPLEMENTATION, among which ``-k`` chooses. What
+an implementation refuses as it may is skipped with its reason. A table ends the run.
+
+To have the matrix among tests of one's own: in a conftest.py ``from kernelseam.parity.pytest_plugin import *``; then
 
     def test_parity(parity_outcome):
         parity_outcome.require()
-
-It runs once for every case and every implementation found, of one backend where KERNELSEAM_BACKEND names one. What an
-implementation refuses as it may is skipped with its reason. A table ends the run.
 """
 
 from __future__ import annotations
 
-import pytest
+try:
+    import pytest
+except ModuleNotFoundError as e:
+    raise ModuleNotFoundError(
+        "the parity matrix as tests needs pytest, which kernelseam does not install: pip install pytest; or run "
+        "`kernelseam parity`, which needs nothing more", name="pytest",
+    ) from e
 
 from kernelseam.dispatch import preferred_backend
 from kernelseam.parity import report
@@ -27,7 +36,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Every case on every implementation of its operation."""
     if "parity_outcome" not in metafunc.fixturenames:
         return
-    found = targets(backend=preferred_backend())
+    found = targets(backend=preferred_backend(metafunc.config.getoption("kernelseam_backend", None)))
     pairs = [(c, t) for c in matrix() for t in found if t.operation == c.operation]
     metafunc.parametrize("parity_outcome", pairs, ids=[f"{c.name}-on-{t}" for c, t in pairs], indirect=True)
 
@@ -44,8 +53,9 @@ def parity_outcome(request: pytest.FixtureRequest) -> Outcome:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """The table."""
+    """The table, once, however many conftests brought this hook."""
     outcomes = config.stash.get(OUTCOMES, [])
     if outcomes:
         terminalreporter.section("parity")
         terminalreporter.write_line(report.table(report.rows(outcomes)))
+        config.stash[OUTCOMES] = []

@@ -1,17 +1,36 @@
-"""Outcomes as tables: one row an implementation, and the list of what failed or was refused."""
+"""What became of a run of the matrix: counts by implementation, by group of cases, and what it ran on.
+
+``markdown`` and ``html`` make pages of a Report; ``table`` is for a terminal.
+"""
 
 from __future__ import annotations
 
+import platform
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from kernelseam.parity.run import Outcome
+import numpy as np
+
+from kernelseam import __version__
+from kernelseam.contract import CONTRACT_VERSION, Toolchain
+from kernelseam.errors import KernelSeamError
+from kernelseam.parity.cases import Case
+from kernelseam.parity.run import Outcome, Target
+from kernelseam.plugins import Plugins
+
+BAD = ("failed", "error")
+EVIDENCE = {
+    "measured": "ran on the device that the column names",
+    "emulated": "the device's instructions, run by a program on the host: right results, no speed",
+    "host": "ran on this machine's processor",
+}
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one implementation did."""
+    """What one implementation did with some cases."""
 
     operation: str
     backend: str
@@ -27,6 +46,56 @@ class Row:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Report:
+    """Outcomes of a run, its columns, and what it ran on."""
+
+    outcomes: Sequence[Outcome]
+    targets: Sequence[Target]
+    facts: Sequence[tuple[str, str]] = ()
+    """Names and values: versions, devices, compilers. No dates: the same run makes the same report."""
+    command: str = ""
+    not_covered: Sequence[str] = ()
+    """Sentences about operations for which nothing is registered."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether there is something, and nothing of it failed."""
+        return bool(self.outcomes) and not self.bad
+
+    @cached_property
+    def bad(self) -> list[Outcome]:
+        """What failed."""
+        return [o for o in self.outcomes if o.status in BAD]
+
+    @cached_property
+    def operations(self) -> list[str]:
+        """In the order of the cases."""
+        return list(dict.fromkeys(o.case.operation for o in self.outcomes))
+
+    def columns(self, operation: str) -> list[Target]:
+        """The implementations of an operation."""
+        return [t for t in self.targets if t.operation == operation]
+
+    def of(self, target: Target) -> list[Outcome]:
+        """What one implementation did."""
+        key = (target.operation, target.device.backend, target.implementation)
+        return [o for o in self.outcomes if (o.case.operation, o.backend, o.implementation) == key]
+
+    def groups(self, operation: str) -> dict[str, dict[str, dict[str, Outcome]]]:
+        """Group of cases → case → ``str(target)`` → outcome."""
+        found: dict[str, dict[str, dict[str, Outcome]]] = {}
+        for o in self.outcomes:
+            if o.case.operation == operation:
+                group = found.setdefault(o.case.group or "cases", {})
+                group.setdefault(o.case.name, {})[f"{o.backend}-{o.implementation}"] = o
+        return found
+
+    def count(self) -> Counter[str]:
+        """How many passed, were refused, failed."""
+        return Counter("failed" if o.status in BAD else o.status for o in self.outcomes)
+
+
 def rows(outcomes: Iterable[Outcome]) -> list[Row]:
     """One row an operation, backend and implementation, in the order they came."""
     groups: dict[tuple[str, str, str], list[Outcome]] = defaultdict(list)
@@ -35,7 +104,8 @@ def rows(outcomes: Iterable[Outcome]) -> list[Row]:
     found = []
     for key, group in groups.items():
         count = Counter(o.status for o in group)
-        worst, name = max(((o.verdict.worst, o.case.name) for o in group if o.verdict), default=(0.0, ""))
+        judged = [(o.verdict.worst, o.case.name) for o in group if o.verdict is not None and o.verdict.worst > 0]
+        worst, name = max(judged, default=(0.0, ""))
         found.append(Row(
             *key, len(group), count["passed"], count["refused"], count["failed"] + count["error"], worst, name,
             sum(o.seconds for o in group),
@@ -49,36 +119,82 @@ HEAD = (
 )
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    return (
-        row.operation, row.backend, row.implementation, str(row.cases), str(row.passed), str(row.refused),
-        str(row.failed), f"{row.worst:.3f}", row.worst_case, f"{row.seconds:.1f}",
-    )
-
-
 def table(found: Sequence[Row]) -> str:
     """The rows in columns, for a terminal."""
-    lines = [HEAD, *map(_cells, found)]
+    lines = [HEAD, *(
+        (
+            row.operation, row.backend, row.implementation, str(row.cases), str(row.passed), str(row.refused),
+            str(row.failed), f"{row.worst:.3f}", row.worst_case, f"{row.seconds:.1f}",
+        )
+        for row in found
+    )]
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
 
 
-def refusals(outcomes: Iterable[Outcome]) -> list[tuple[str, str, int]]:
-    """(implementation, reason, how many cases), for what was refused as it may be."""
-    count = Counter((f"{o.backend} {o.implementation}", o.detail) for o in outcomes if o.status == "refused")
-    return [(who, why, n) for (who, why), n in count.items()]
+def refusals(outcomes: Iterable[Outcome]) -> list[tuple[str, str, str, int]]:
+    """(operation, implementation, reason, how many cases), for what was refused as it may be."""
+    count = Counter(
+        (o.case.operation, f"{o.backend} {o.implementation}", o.detail) for o in outcomes if o.status == "refused"
+    )
+    return [(operation, who, why, n) for (operation, who, why), n in count.items()]
 
 
-def markdown(outcomes: Sequence[Outcome], devices: Sequence[str]) -> str:
-    """A report: devices, the table, refusals with their reasons, failures with their details."""
-    lines = ["# Parity report", "", *(f"* {d}" for d in devices), ""]
-    lines += ["| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|"]
-    lines += ["| " + " | ".join(_cells(r)) + " |" for r in rows(outcomes)]
-    if refused := refusals(outcomes):
-        lines += ["", "## Refused, with the reason given", ""]
-        lines += [f"* {who}, {n} case(s): {why}" for who, why, n in refused]
-    if bad := [o for o in outcomes if o.status in ("failed", "error")]:
-        lines += ["", "## Failed", ""]
-        for o in bad:
-            lines += [f"### {o.case.name} on {o.backend} {o.implementation}", "", "```", o.detail.rstrip(), "```", ""]
-    return "\n".join(lines).rstrip() + "\n"
+def worst(outcomes: Iterable[Outcome], n: int) -> list[Outcome]:
+    """The n outcomes with the largest error over tolerance, of those that have one above 0."""
+    judged = [(o.verdict.worst, o) for o in outcomes if o.verdict is not None and o.verdict.worst > 0]
+    return [o for _, o in sorted(judged, key=lambda pair: -pair[0])[:n]]
+
+
+def last_line(detail: str) -> str:
+    """A message in one line: of a traceback, what was raised."""
+    lines = detail.strip().splitlines() or [""]
+    if not lines[0].startswith("Traceback"):
+        return lines[0]
+    return next((line for line in reversed(lines) if line and not line[0].isspace()), lines[-1])
+
+
+def ratio(value: float) -> str:
+    """Error over tolerance in as few figures as matter."""
+    if value == 0:
+        return "0"
+    if value == float("inf"):
+        return "∞"
+    if value < 0.001:
+        return "<0.001"
+    if value < 0.995:
+        return f"{value:.2f}" if value >= 0.01 else f"{value:.3f}"
+    if value <= 1:
+        return f"{np.floor(value * 1000) / 1000:.3f}"
+    return f"{value:.3g}" if value >= 1.01 else f"{np.ceil(value * 1000) / 1000:.3f}"
+
+
+def facts(known: Plugins, targets: Sequence[Target]) -> list[tuple[str, str]]:
+    """Versions, the devices that ran and the compilers of their kernels."""
+    found = [("kernelseam", f"{__version__}, contract {CONTRACT_VERSION}")]
+    found += [(f"plugin {name}", f"{info.version}: {info.summary}") for name, info in sorted(known.loaded.items())]
+    for d in dict.fromkeys(t.device for t in targets):
+        found.append((f"device {d.backend}:{d.index}", f"{d.arch}, {d.name or 'no name'}, {d.evidence}"))
+        toolchain = known.backend(d.backend).toolchain
+        if toolchain is not None:
+            found.append((f"compiler of {d.backend}", _compiler(toolchain)))
+    found.append(("Python", f"{platform.python_version()}, NumPy {np.__version__}"))
+    return found
+
+
+def _compiler(toolchain: Toolchain) -> str:
+    try:
+        return toolchain.compiler()
+    except KernelSeamError as e:
+        return f"none: {last_line(str(e))}"
+
+
+def not_covered(cases: Sequence[Case], wanted: Sequence[Target]) -> list[str]:
+    """A sentence for each operation of the cases that a backend of the run has no implementation of."""
+    count = Counter(c.operation for c in cases)
+    covered = {(t.device.backend, t.operation) for t in wanted}
+    return [
+        f"{backend} has no implementation of {operation}: its {n} case(s) were not run."
+        for backend in dict.fromkeys(t.device.backend for t in wanted)
+        for operation, n in count.items() if (backend, operation) not in covered
+    ]

@@ -8,10 +8,12 @@ import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import cast
 
 import numpy as np
 
-from kernelseam.contract import Backend, Device, Implementation, Runtime
+from kernelseam.contract import EMULATED, Backend, Device, Implementation, Problem, Runtime
+from kernelseam.dispatch import consider
 from kernelseam.errors import Unsupported
 from kernelseam.parity import attention_data, check, data, oracle
 from kernelseam.parity.cases import AttentionCase, Case, GemmCase, MergeCase
@@ -43,21 +45,31 @@ class Target:
         return f"{self.device.backend}-{self.implementation}"
 
 
-def targets(found: Plugins | None = None, backend: str | None = None) -> list[Target]:
-    """Every implementation registered for the first device of each backend, or of one."""
-    registry = (found or plugins()).registry
-    result = []
-    for name, b in sorted(registry.backends.items(), key=lambda item: item[1].priority):
-        devices = b.runtime.devices()
-        if not devices or backend not in (None, name):
-            continue
-        for i in registry.implementations:
-            if i.backend == name:
-                result.append(Target(devices[0], i.name, i.operation, _own(i), _flushes(b, devices[0])))
-    return result
+def targets(
+    found: Plugins | None = None, backend: str | None = None, device: Device | None = None
+) -> list[Target]:
+    """Every implementation registered for one device of each backend, or of one backend: its first, or ``device``.
+
+    An emulated device is taken only where it or its backend is named.
+    """
+    known = found or plugins()
+    if device is not None:
+        here = [device]
+    elif backend is not None:
+        here = list(known.devices_of(known.backend(backend))) if backend in known.registry.backends else []
+    else:
+        here = [d for d in known.devices() if d.evidence != EMULATED]
+    first = {d.backend: d for d in reversed(here)}
+    return [
+        Target(d, i.name, i.operation, _own(i), flushes(b, d))
+        for b in sorted(known.registry.backends.values(), key=lambda b: b.priority)
+        if (d := first.get(b.name)) is not None
+        for i in known.registry.implementations if i.backend == b.name
+    ]
 
 
-def _flushes(backend: Backend, device: Device) -> bool:
+def flushes(backend: Backend, device: Device) -> bool:
+    """Whether the row of the device's arch says that its matrix units lose subnormals."""
     if backend.toolchain is None or device.arch not in backend.toolchain.archs:
         return False
     return dict(backend.toolchain.arch_row(device.arch).defines).get(FLUSHES) == "1"
@@ -116,6 +128,8 @@ def run_case(case: Case, target: Target, *, separate: bool = False) -> Outcome:
         verdict = _run(case, target, separate)
     except Unsupported as e:
         refusal = "; ".join(r.reason for r in e.refusals)
+        error = _broken_check(e, target)
+        refusal = None if error else refusal
     except Exception as e:
         error = "".join(traceback.format_exception(e))
     may_refuse = not target.own or target.implementation in case.may_refuse
@@ -123,6 +137,12 @@ def run_case(case: Case, target: Target, *, separate: bool = False) -> Outcome:
     return Outcome(
         case, target.device.backend, target.implementation, verdict, refusal, error, seconds, may_refuse
     )
+
+
+def _broken_check(refused: Unsupported, target: Target) -> str | None:
+    """The traceback of a check that raised: dispatch takes that for a refusal, and here it is an error."""
+    answers = consider(cast(Problem, refused.problem), target.device)
+    return next((a.error for a in answers if a.error and a.implementation.name == target.implementation), None)
 
 
 def _run(case: Case, target: Target, separate: bool) -> Verdict:

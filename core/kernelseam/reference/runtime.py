@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import time
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from kernelseam.contract import ArrayInfo, Device, DeviceLimits, host_array
 from kernelseam.dtypes import DType
-from kernelseam.errors import UnknownName
+from kernelseam.errors import OutOfDeviceMemory, UnknownName
 from kernelseam.interop import torch as torch_arrays
 
 _DLPACK_CPU = 1
@@ -41,7 +42,7 @@ def host_device() -> Device:
         operations_per_second={"float16": single, "bfloat16": single, "float32": single, "float64": single / 2},
         launch_seconds=2e-5,
     )
-    return Device("numpy", 0, "cpu", platform.processor() or platform.machine(), limits)
+    return Device("numpy", 0, "cpu", platform.processor() or platform.machine(), limits, "host")
 
 
 def _memory_bytes() -> int:
@@ -104,7 +105,10 @@ class HostRuntime:
     def empty(self, shape: Sequence[int], dtype: DType, device: Device, like: ArrayInfo | None = None) -> object:
         if like is not None and like.kind == "torch":
             return torch_arrays.empty(shape, dtype, "cpu")
-        return np.empty(tuple(shape), dtype.numpy)
+        try:
+            return np.empty(tuple(shape), dtype.numpy)
+        except MemoryError as e:
+            raise OutOfDeviceMemory(f"allocating {list(shape)} of {dtype} on {device} failed: {e}") from e
 
     def from_host(self, host: npt.NDArray[Any], device: Device) -> object:
         return np.array(host, order="C")
@@ -116,6 +120,9 @@ class HostRuntime:
         if info is None:
             raise UnknownName("array", type(array).__name__, "must lie in host memory", "Ask the runtime of its device")
         return np.array(host_array(info.pointer, info.shape, info.strides, info.dtype), order="C")
+
+    def read(self, pointer: int, size: int, device: Device) -> npt.NDArray[np.uint8]:
+        return np.frombuffer(bytearray(ctypes.string_at(pointer, size)), np.uint8)
 
     def current_stream(self, device: Device, array: ArrayInfo | None = None) -> int:
         return 0

@@ -1,0 +1,217 @@
+"""``kernelseam parity``: every case on every implementation, held against the oracle; a report where one is wanted."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kernelseam.cli import shapes
+from kernelseam.cli.output import emit_json
+from kernelseam.contract import Device
+from kernelseam.dispatch import find_device, preferred_backend
+from kernelseam.errors import InvalidValue, UnknownName
+from kernelseam.parity import report
+from kernelseam.parity.cases import Case, matrix
+from kernelseam.parity.html import html
+from kernelseam.parity.markdown import markdown
+from kernelseam.parity.report import Report, last_line
+from kernelseam.parity.run import Outcome, Target, run_all, targets
+from kernelseam.plugins import plugins
+
+PAGES: dict[str, Callable[[Report], str]] = {".html": html, ".md": markdown}
+SHOWN_REASONS = 20
+
+
+def run(
+    backend: Annotated[
+        str | None, typer.Option("--backend", help="numpy, or that of a plugin. [every one with a device]")
+    ] = None,
+    device: Annotated[str | None, typer.Option("--device", help="BACKEND:INDEX. [a backend's first]")] = None,
+    operation: Annotated[str | None, typer.Option("--operation", help="Cases of this one. [all]")] = None,
+    case: Annotated[
+        list[str] | None, typer.Option("--case", metavar="GLOB", help="Cases of such names; may be given again. [all]")
+    ] = None,
+    implementation: Annotated[str | None, typer.Option("--implementation", help="By name. [all]")] = None,
+    pages: Annotated[
+        list[Path] | None,
+        typer.Option("--report", metavar="FILE", help="Write a page, .html or .md; may be given again."),
+    ] = None,
+    json: shapes.Json = False,
+) -> None:
+    """The parity matrix: cases x implementations against a float64 oracle."""
+    _check_pages(pages or [])
+    cases, wanted = _cases(operation, case or []), _targets(backend, device)
+    wanted = _chosen(wanted, cases, implementation)
+    options: dict[str, list[str | None]] = {
+        "backend": [backend], "device": [device], "operation": [operation], "case": [*(case or [])],
+        "implementation": [implementation], "report": [p.name for p in pages or []],
+    }
+    command = [x for name, values in options.items() for v in values if v is not None for x in (f"--{name}", v)]
+    found: list[Outcome] = []
+    with _progress(sum(t.operation == c.operation for c in cases for t in wanted), quiet=json) as show:
+        for outcome in run_all(cases, wanted):
+            found.append(outcome)
+            show(outcome)
+    made = Report(
+        found, wanted, report.facts(plugins(), wanted), shlex.join(["kernelseam", "parity", *command]),
+        report.not_covered(cases, wanted),
+    )
+    for page in pages or []:
+        page.write_text(PAGES[page.suffix](made), encoding="utf-8")
+    if json:
+        emit_json(_data(made))
+    else:
+        _show(made, pages or [])
+    if not made.passed:
+        raise typer.Exit(1)
+
+
+# ---------------------------------------------------------------- what is asked for
+
+
+def _check_pages(pages: list[Path]) -> None:
+    for page in pages:
+        if page.suffix not in PAGES:
+            raise InvalidValue("report", page, f"must end with {' or '.join(PAGES)}", "Name such a file")
+        if page.is_dir() or not page.parent.is_dir():
+            raise InvalidValue("report", page, "must be a file in a folder that exists", "Make the folder first")
+        place = page if page.exists() else page.parent
+        if not os.access(place, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+            raise InvalidValue("report", page, "must be writable", "Name another place")
+
+
+def _cases(operation: str | None, patterns: list[str]) -> list[Case]:
+    """Raises InvalidValue where an operation or a pattern chooses none."""
+    every = matrix()
+    operations = list(dict.fromkeys(c.operation for c in every))
+    if operation is not None:
+        shapes.one_of("operation", operation, *operations)
+        every = [c for c in every if c.operation == operation]
+    for p in patterns:
+        if not any(fnmatchcase(c.name, p) for c in every):
+            raise InvalidValue(
+                "case", p, f"is the name of none of {len(every)} cases, such as {every[0].name}",
+                "With * it stands for a part: '*-causal-*'",
+            )
+    return [c for c in every if not patterns or any(fnmatchcase(c.name, p) for p in patterns)]
+
+
+def _targets(backend: str | None, name: str | None) -> list[Target]:
+    """Raises UnknownName where what is named is not there."""
+    device: Device | None = None
+    if name is not None:
+        device = find_device(name)
+        if backend not in (None, device.backend):
+            raise InvalidValue("backend", backend, f"the device is {device}", "Name one of the two")
+    elif backend := preferred_backend(backend):
+        find_device(backend=backend)
+    return targets(plugins(), backend, device)
+
+
+def _chosen(found: list[Target], cases: list[Case], implementation: str | None) -> list[Target]:
+    """Those that have cases, and are of the name asked for. Raises UnknownName where none is left."""
+    operations = list(dict.fromkeys(c.operation for c in cases))
+    left = [t for o in operations for t in found if t.operation == o]
+    chosen = [t for t in left if implementation in (None, t.implementation)]
+    if not chosen:
+        names = ", ".join(dict.fromkeys(t.implementation for t in left)) or "none"
+        raise UnknownName(
+            "implementation", implementation or "any", f"must be one of {names} for {' and '.join(operations)} here",
+            "See `kernelseam doctor`, which lists what each backend has",
+        )
+    return chosen
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+@contextmanager
+def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[Outcome], None]]:
+    """Tell of each outcome: on a terminal a bar, and what failed; else a line each; with ``quiet`` nothing."""
+    if quiet:
+        yield lambda outcome: None
+    elif sys.stdout.isatty():
+        with _bar(total) as show:
+            yield show
+    else:
+        width, done = len(str(total)), 0
+
+        def line(o: Outcome) -> None:
+            nonlocal done
+            done += 1
+            print(f"[{done:{width}}/{total}] {_line(o)}", flush=True)
+
+        yield line
+
+
+def _line(o: Outcome) -> str:
+    found = report.ratio(o.verdict.worst) if o.verdict is not None else ""
+    why = "" if o.status == "passed" else f": {last_line(o.detail)}"
+    return f"{o.status:<7} {found:>6}  {o.case.name} on {o.backend}-{o.implementation}{why}"
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Callable[[Outcome], None]]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    columns = (
+        BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[count]}"), TimeRemainingColumn(),
+        TextColumn("{task.description}", style="dim", markup=False),
+    )
+    count = dict.fromkeys(("passed", "refused", "failed"), 0)
+    with Progress(*columns, transient=True) as progress:
+        task = progress.add_task("", total=total, count="")
+
+        def advance(o: Outcome) -> None:
+            count["failed" if o.status in report.BAD else o.status] += 1
+            if o.status in report.BAD:
+                progress.console.print(Text(_line(o), style="red"))
+            said = " ".join(f"{n} {what}" for what, n in count.items() if n)
+            progress.update(task, advance=1, description=o.case.name, count=said)
+
+        yield advance
+
+
+def _show(made: Report, pages: list[Path]) -> None:
+    print(report.table(report.rows(made.outcomes)))
+    refused = report.refusals(made.outcomes)
+    for operation, who, why, n in refused[:SHOWN_REASONS]:
+        print(f"{who} refused {n} case(s) of {operation}: {why}")
+    if len(refused) > SHOWN_REASONS:
+        print(f"… and {len(refused) - SHOWN_REASONS} more reasons: see --report")
+    for o in made.bad:
+        print(f"FAILED {o.case.name} on {o.backend}-{o.implementation}: {last_line(o.detail)}")
+    print(*made.not_covered, sep="\n", end="\n" if made.not_covered else "")
+    for page in pages:
+        print(f"report: {page}")
+
+
+def _data(made: Report) -> dict[str, Any]:
+    """For programs."""
+    return {
+        "passed": made.passed, "command": made.command, "facts": dict(made.facts), "not_covered": made.not_covered,
+        "implementations": [
+            {
+                **vars(row), "device": str(t.device), "arch": t.device.arch, "name": t.device.name,
+                "evidence": t.device.evidence,
+            }
+            for t in made.targets for row in report.rows(made.of(t))
+        ],
+        "cases": [
+            {
+                "case": o.case.name, "operation": o.case.operation, "group": o.case.group, "backend": o.backend,
+                "implementation": o.implementation, "status": o.status, "detail": o.detail, "seconds": o.seconds,
+                "worst": None if o.verdict is None else o.verdict.worst,
+            }
+            for o in made.outcomes
+        ],
+    }

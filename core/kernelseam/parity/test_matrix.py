@@ -1,0 +1,10 @@
+"""The matrix as tests, for ``pytest --pyargs kernelseam.parity [--backend NAME]``."""
+
+from __future__ import annotations
+
+from kernelseam.parity.run import Outcome
+
+
+def test_parity(parity_outcome: Outcome) -> None:
+    """One case on one implementation."""
+    parity_outcome.require()
