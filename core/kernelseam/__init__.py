@@ -16,22 +16,27 @@ from kernelseam.trace import trace  # at once: later, its module's name would st
 
 if TYPE_CHECKING:
     from kernelseam.contract import Device
-    from kernelseam.descriptors import Attention, BatchedGemmPointers, BatchedGemmStrided
+    from kernelseam.descriptors import Attention, AttentionBwd, BatchedGemmPointers, BatchedGemmStrided, MergeStates
     from kernelseam.dispatch import use_backend
     from kernelseam.dtypes import DType
-    from kernelseam.ops.attention import attention
+    from kernelseam.ops.attention import attention, attention_paged, attention_varlen
+    from kernelseam.ops.attention_bwd import attention_bwd
     from kernelseam.ops.gemm import bmm, matmul2d
+    from kernelseam.ops.merge import merge_states
     from kernelseam.planning import Call, Plan, plan
 
 __all__ = [
-    "Attention", "BatchedGemmPointers", "BatchedGemmStrided", "Call", "DType", "Plan", "__version__", "attention",
-    "bmm", "devices", "errors", "matmul2d", "plan", "trace", "use_backend",
+    "Attention", "AttentionBwd", "BatchedGemmPointers", "BatchedGemmStrided", "Call", "DType", "MergeStates", "Plan",
+    "__version__", "attention", "attention_bwd", "attention_paged", "attention_varlen", "bmm", "devices", "errors",
+    "matmul2d", "merge_states", "plan", "trace", "use_backend",
 ]
 
 _HOMES = {
-    "Attention": "descriptors", "BatchedGemmPointers": "descriptors", "BatchedGemmStrided": "descriptors",
-    "Call": "planning", "DType": "dtypes", "Plan": "planning", "attention": "ops.attention", "bmm": "ops.gemm",
-    "matmul2d": "ops.gemm", "plan": "planning", "use_backend": "dispatch",
+    "Attention": "descriptors", "AttentionBwd": "descriptors", "BatchedGemmPointers": "descriptors",
+    "BatchedGemmStrided": "descriptors", "MergeStates": "descriptors", "Call": "planning", "DType": "dtypes",
+    "Plan": "planning", "attention": "ops.attention", "attention_bwd": "ops.attention_bwd",
+    "attention_paged": "ops.attention", "attention_varlen": "ops.attention", "bmm": "ops.gemm", "matmul2d": "ops.gemm",
+    "merge_states": "ops.merge", "plan": "planning", "use_backend": "dispatch",
 }
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())

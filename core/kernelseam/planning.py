@@ -82,10 +82,13 @@ class Plan:
     def launch(self, views: Mapping[str, ArrayInfo], stream: object = None) -> None:
         """``bind(**views)(stream)`` at less cost, for views known to have the shapes, strides, dtypes, device and
         writability that the plan was made for; addresses are checked as ever."""
+        runtime = plugins().backend(self.device.backend).runtime
         if self.workspace_bytes:
             Call(self, None, False, views)(stream)
+            first = next(iter(views.values()))
+            if stream is not None and stream_handle(stream, runtime, self.device) != runtime.current_stream(self.device, first):
+                runtime.synchronize(self.device)  # the workspace goes back to the library, which knows nothing of the stream
             return
-        runtime = plugins().backend(self.device.backend).runtime
         pointers = {name: view.pointer for name, view in views.items()}
         check_operands(self.problem.operands, Resolved(pointers, ()), self.device)
         handle = stream_handle(stream, runtime, self.device, next(iter(views.values())))
@@ -110,18 +113,20 @@ class Call:
             check_operands(plan.problem.operands, resolved, plan.device)
             if check and (deep := getattr(plan.descriptor, "check_device", None)):
                 deep(resolved, runtime, plan.device)
+            self._arrays = resolved.arrays
             address = self._take_workspace(workspace)
             self._launches = [s.bind(resolved.pointers, address) for s in plan.parts.steps]
         self._records = plan.launches
         self._keep = resolved.keep
-        self._arrays = resolved.arrays
 
     def _take_workspace(self, workspace: object) -> int:
         need = self.plan.workspace_bytes
         if workspace is None:
             if not need:
                 return 0
-            workspace = self._runtime.empty((-(-need // 4),), DType.float32, self.plan.device)
+            # Of the operands' library, so that its streams and graphs know of it.
+            like = self._arrays[0] if self._arrays else None
+            workspace = self._runtime.empty((-(-need // 4),), DType.float32, self.plan.device, like)
             self._owned_workspace = workspace
         if isinstance(workspace, int):
             return _workspace_address(workspace, need)

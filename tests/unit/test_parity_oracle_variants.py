@@ -1,4 +1,4 @@
-"""The oracle's variants of attention, and merged states, against the formulas in plain Python, one element at a time."""
+"""The oracle's variants of attention and its merge against the formulas in plain Python, one element at a time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def _row(b: int, h: int, i: int, causal: bool, v: Variant) -> dict[str, Any]:
     n_q = S_q if v.q_lengths is None else v.q_lengths[b]
     n_k = S_k if v.kv_lengths is None else v.kv_lengths[b]
     if i >= n_q:
-        return {"out": [0.0] * D_v, "lse": 0.0, "pv": [0.0] * D_v, "values": [0.0] * D_v, "products": 0.0, "changes": 0.0}
+        nothing = [0.0] * D_v
+        return {"out": nothing, "lse": 0.0, "pv": nothing, "values": nothing, "products": 0.0, "changes": 0.0}
     scores, values, products, changes = [], [], [], []
     for j in range(n_k):
         d = j - i - (n_k - n_q)

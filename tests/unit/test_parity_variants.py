@@ -24,6 +24,10 @@ def _wider(left: int, right: int) -> Change:
     return change
 
 
+def _longer(by: int) -> Change:
+    return lambda v: replace(v, kv_lengths=[min(max(n + by, 0), 129) for n in v.kv_lengths or ()])
+
+
 WRONG: dict[str, tuple[str, Change]] = {
     "window-left": ("f16-64-window-16-0", _wider(1, 0)),
     "window-right": ("f16-64-window-any-5", _wider(0, 1)),
@@ -45,9 +49,9 @@ WRONG: dict[str, tuple[str, Change]] = {
     "mask-ignored": ("f16-64-mask-rows", lambda v: replace(v, mask=None)),
     "sinks-ignored": ("f16-64-sinks", lambda v: replace(v, sinks=None)),
     "sinks-of-another-head": ("f16-64-sinks", lambda v: replace(v, sinks=np.array(v.sinks)[::-1])),
-    "lengths-one-more": ("f16-64-lengths-ramp", lambda v: replace(v, kv_lengths=[x + (x < 129) for x in v.kv_lengths or ()])),
-    "lengths-one-less": ("f16-64-causal-lengths", lambda v: replace(v, kv_lengths=[max(x - 1, 0) for x in v.kv_lengths or ()])),
-    "sequences-one-less": ("f16-64-sequences-ramp", lambda v: replace(v, kv_lengths=[max(x - 1, 0) for x in v.kv_lengths or ()])),
+    "lengths-one-more": ("f16-64-lengths-ramp", _longer(1)),
+    "lengths-one-less": ("f16-64-causal-lengths", _longer(-1)),
+    "sequences-one-less": ("f16-64-sequences-ramp", _longer(-1)),
 }
 """Fault → the case that catches it, and the variant that it computes."""
 
@@ -78,6 +82,6 @@ def test_merged_states_that_are_weighed_wrongly_are_caught() -> None:
     outs, lses = x["outs"], x["lses"]
     right = oracle.merge_states(outs, lses)
     assert verdict(made, {"out": right.out.astype(np.float16), "lse": right.lse.astype(np.float32)}).passed
-    for wrong in (oracle.merge_states(outs, lses * np.float32(np.log2(np.e))), oracle.merge_states(outs[:-1], lses[:-1])):
-        found = verdict(made, {"out": wrong.out.astype(np.float16)})
+    for o, s in ((outs, lses * np.float32(np.log2(np.e))), (outs[:-1], lses[:-1])):
+        found = verdict(made, {"out": oracle.merge_states(o, s).out.astype(np.float16)})
         assert not found.passed and found.worst > 4

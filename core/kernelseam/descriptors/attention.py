@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -145,7 +145,7 @@ class Attention:
 
     def __post_init__(self) -> None:
         infos = describe_all(self.operands())
-        dtype = required("dtype", dtype_of("dtype", self.dtype, infos, ("q", "k", "v")), "q, k and v")
+        dtype = required("dtype", dtype_of("dtype", self.dtype, infos, ("q", "k", "v")), "q, k, v and out")
         self._refuse_idle()
         dtype_out = self._dtype_or_float32("out", dtype, infos)
         batch, heads = extent("batch", self.batch), extent("num_heads", self.num_heads)
@@ -339,6 +339,11 @@ class Attention:
         """q, k, v, out, lse and the optional ones, as far as they are given."""
         return {n: v for n in (*ROWS, "lse", *OPTIONAL) if (v := getattr(self, n)) is not None}
 
+    def over(self, addresses: Mapping[str, int]) -> Attention:
+        """The same over addresses in place of arrays: it keeps no memory alive."""
+        spec = self._problem.spec
+        return replace(self, **addresses, dtype=spec.dtype, dtype_out=spec.dtype_out, dtype_bias=spec.bias)
+
     def simplified(self) -> tuple[Attention, str]:
         """Itself: there is no simpler way."""
         return self, ""
@@ -382,5 +387,5 @@ class Attention:
         and along those that they lack from the left.
         """
         given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **{n: options.pop(n, None) for n in OPTIONAL}}
-        arrays = {n: x for n, x in given.items() if x is not None}
+        arrays = {n: x for n, x in given.items() if x is not None or n in ROWS}
         return cls(**{**fields_of(arrays, layout, kv_layout, max_seqlen_q, max_seqlen_k), **options})

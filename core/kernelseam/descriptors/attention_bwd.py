@@ -144,6 +144,12 @@ class AttentionBwd:
         """The forward's operands and the gradients, as far as they are given."""
         return {**self.forward.operands(), **self._own()}
 
+    def over(self, addresses: Mapping[str, int]) -> AttentionBwd:
+        """The same over addresses in place of arrays: it keeps no memory alive."""
+        own = {n: x for n, x in addresses.items() if n in NAMES}
+        rest = {n: x for n, x in addresses.items() if n not in NAMES}
+        return replace(self, forward=self.forward.over(rest), **own)
+
     def simplified(self) -> tuple[AttentionBwd, str]:
         """Itself: there is no simpler way."""
         return self, ""

@@ -15,10 +15,14 @@ Ints = npt.NDArray[np.int64]
 
 
 def check(problem: AttentionProblem, found: Resolved, runtime: Runtime, device: Device) -> None:
-    """Raise InvalidValue, naming the entry, where one points beyond its operand. Copies them to the host."""
+    """Raise InvalidValue, naming the entry, where one points beyond its operand. Copies them to the host; one that is
+    not bound is left to whoever misses it."""
     p = problem
     checked = ("cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "block_table")
-    read = {r.name: _read(r, found, runtime, device) for r in p.operands if r.name in checked and r.span}
+    read = {
+        r.name: _read(r, found, runtime, device)
+        for r in p.operands if r.name in checked and r.span and found.pointers.get(r.name)
+    }
     if "cu_seqlens_q" in read:
         _offsets("cu_seqlens_q", read["cu_seqlens_q"], p.S_q, "S_q", p.total_q, "total_q")
     if "cu_seqlens_k" in read:
@@ -27,7 +31,7 @@ def check(problem: AttentionProblem, found: Resolved, runtime: Runtime, device: 
         _within(
             "kv_lengths", read["kv_lengths"], 0, p.S_k, f"must be from 0 to S_k = {p.S_k}", "Raise S_k, or correct it"
         )
-    if "block_table" in read:
+    if "block_table" in read and "kv_lengths" in read:
         _table(read["block_table"], read["kv_lengths"], p.page_size, p.pages)
 
 
@@ -36,20 +40,21 @@ def _read(rule: OperandRule, found: Resolved, runtime: Runtime, device: Device) 
     pointer = found.pointers[rule.name]
     if device.backend == "numpy":
         return host_array(pointer, rule.shape, rule.strides, DType.int32).astype(np.int64)
-    info = next((i for i in found.arrays if i.pointer == pointer and i.dtype is rule.dtype and _spans(i, rule)), None)
+    fitting = (i for i in found.arrays if i.pointer == pointer and i.dtype is rule.dtype and _span(i) >= rule.span)
+    info = next(fitting, None)
     if info is None:
         raise InvalidValue(
             rule.name, hex(pointer), "cannot be checked where only its address is known",
             "Give the array, or leave check out",
         )
     # The array's own walk may be another than the plan's: both are taken over the same memory.
-    memory = np.zeros(1 + sum((n - 1) * s for n, s in zip(info.shape, info.strides, strict=True)), np.int64)
+    memory = np.zeros(_span(info), np.int64)
     _walk(memory, info.shape, info.strides)[...] = np.reshape(runtime.to_host(info.owner), info.shape)
     return _walk(memory, rule.shape, rule.strides)
 
 
-def _spans(info: ArrayInfo, rule: OperandRule) -> bool:
-    return 0 not in info.shape and sum((n - 1) * s for n, s in zip(info.shape, info.strides, strict=True)) + 1 >= rule.span
+def _span(info: ArrayInfo) -> int:
+    return OperandRule("", info.dtype, info.shape, info.strides, 1).span
 
 
 def _walk(memory: Ints, shape: tuple[int, ...], strides: tuple[int, ...]) -> Ints:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -130,6 +130,11 @@ class BatchedGemmStrided:
     def operands(self) -> dict[str, object]:
         """A, B and C, as far as they are given."""
         return {n: v for n, v in (("A", self.A), ("B", self.B), ("C", self.C)) if v is not None}
+
+    def over(self, addresses: Mapping[str, int]) -> BatchedGemmStrided:
+        """The same over addresses in place of arrays: it keeps no memory alive."""
+        spec = self._problem.spec
+        return replace(self, **addresses, dtype=spec.dtype, dtype_c=spec.dtype_c)
 
     def simplified(self) -> tuple[BatchedGemmStrided, str]:
         """Itself: there is no simpler way."""

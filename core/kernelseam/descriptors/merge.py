@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
 from kernelseam.descriptors.merge_problem import MergeProblem, MergeSpec
@@ -107,6 +107,11 @@ class MergeStates:
     def operands(self) -> dict[str, object]:
         """outs, lses, out and lse, as far as they are given."""
         return {n: v for n in _AXES if (v := getattr(self, n)) is not None}
+
+    def over(self, addresses: Mapping[str, int]) -> MergeStates:
+        """The same over addresses in place of arrays: it keeps no memory alive."""
+        spec = self._problem.spec
+        return replace(self, **addresses, dtype=spec.dtype, dtype_out=spec.dtype_out)
 
     def simplified(self) -> tuple[MergeStates, str]:
         """Itself: there is no simpler way."""

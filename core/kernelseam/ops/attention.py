@@ -165,7 +165,7 @@ def _attention(
     options: dict[str, Any], backend: str | None, implementation: str | None, stream: object,
 ) -> Any:
     """Views, results where none were given, the plan, the launch."""
-    given = {name: x for name, x in arrays.items() if x is not None}
+    given = {name: x for name, x in arrays.items() if x is not None or name in ("q", "k", "v")}
     infos = views(backend, **given, out=out)
     names = labels.split()
     rank("q", infos["q"], names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from kernelseam.arrays import describe, runtime_of, same_device
@@ -79,18 +78,13 @@ def run(
     if made is None:
         filled = descriptor()
         device = next(iter(infos.values())).device
-        # Addresses in place of arrays: a remembered plan must not keep anyone's memory alive.
-        bare = replace(filled, **{name: i.pointer for name, i in infos.items()}, **_dtypes(filled))
+        # A remembered plan must not keep anyone's memory alive.
+        bare = filled.over({name: i.pointer for name, i in infos.items()})
         made = plan(bare, device=device, implementation=implementation)
         if len(plans) >= _KEPT:
             plans.clear()
         plans[key] = made
     made.launch(infos, stream)
-
-
-def _dtypes(filled: Any) -> dict[str, DType]:
-    spec = filled.problem().spec
-    return {name: getattr(spec, name) for name in ("dtype", "dtype_c") if hasattr(spec, name)}
 
 
 def handed_back(made: ArrayInfo, like: ArrayInfo, stream: object) -> object:

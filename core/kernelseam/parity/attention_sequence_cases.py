@@ -55,9 +55,8 @@ def packed() -> Iterator[AttentionCase]:
         softcap=9.0, alibi=(0.5, 0.25, 0.125, 0.0625), bias=SHORT["f16"], mask="random", sinks=(0.0, 1.0, 2.0, -3.0),
         num_heads=4,
     )
-    yield _packed(
-        "f16-64", "sequences-nan", (20, 20), (33, 33), plants=(Plant("k", NAN, (0, 0, 32, 1)), Plant("v", INF, (1, 1, 0, 2)))
-    )
+    lost = (Plant("k", NAN, (0, 0, 32, 1)), Plant("v", INF, (1, 1, 0, 2)))
+    yield _packed("f16-64", "sequences-nan", (20, 20), (33, 33), plants=lost)
 
 
 def _paged(kind: str, what: str, size: int, kv: tuple[int, ...], **fields: object) -> AttentionCase:
@@ -76,7 +75,10 @@ def paged() -> Iterator[AttentionCase]:
     yield _paged("f16-64-causal", "-head-major", 16, (70, 33), S_q=5, k=Walk(gaps=(64, 8, 0)), v=Walk())
     yield _paged("f16-64", "-odd", 16, (40, 33), S_q=5, k=ODD, v=ODD)
     yield replace(
-        _paged("f16-64-causal", "-sequences", 16, (33, 70, 0, 129), q_sequences=(33, 1, 0, 40), S_q=40, num_heads=4, margin=2),
+        _paged(
+            "f16-64-causal", "-sequences", 16, (33, 70, 0, 129), q_sequences=(33, 1, 0, 40), S_q=40, num_heads=4,
+            margin=2,
+        ),
         q=TOKENS, out=TOKENS,
     )
     yield _paged("f16-64", "-nan-in-v", 16, (40, 20), S_q=5, plants=(Plant("v", NAN, (0, 0, 39, 4)),))

@@ -106,11 +106,11 @@ class AttentionCase:
     bias: DType | None = None
     bias_walk: Walk = Walk()
     bias_data: str = "normal"
-    """"normal" N(0,1), "holes" (−inf for a third of the pairs), "voids" (−inf for every third query), "low" (−60000 for
-    half of the pairs)."""
+    """"normal" N(0,1), "holes" (−inf for a third of the pairs), "voids" (−inf for every third query), "low" (−60000
+    for half of the pairs)."""
     mask: str = ""
-    """Hidden are: "random" a third of the pairs, "rows" all keys from every third query, "keys" the same third of the keys
-    from all queries, "all" all."""
+    """Hidden are: "random" a third of the pairs, "rows" all keys from every third query, "keys" the same third of the
+    keys from all queries, "all" all."""
     mask_walk: Walk = Walk()
     sinks: tuple[float, ...] = ()
     """One a head."""
@@ -124,7 +124,8 @@ class AttentionCase:
     view: str = "strided"
     """"strided"; or pointer lists of q, k, v and out: "host" or "device" (where the lists lie)."""
     page_size: int = 0
-    """k and v are paged: shuffled pages, some of them nobody's, and a table whose entries beyond the lengths name none."""
+    """k and v are paged: shuffled pages, some of them nobody's, and a table whose entries beyond the lengths name
+    none."""
     dtype_out: DType | None = None
     batch_invariant: bool = False
     data: str = "normal"

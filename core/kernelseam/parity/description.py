@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,8 @@ _MATRIX, _PLANE = ("batch", "head", "row"), ("batch", "head", "row", "column")
 _FIELDS = {
     **{n: (n.lower(), _MATRIX) for n in ("A", "B", "C", "q", "k", "v", "out")}, "lse": ("lse", ("batch", "head")),
     "bias": ("bias", _PLANE), "mask": ("mask", _PLANE), "alibi_slopes": ("alibi", ("batch", "head")),
-    "block_table": ("table", ("row",)), "outs": ("outs", ("part", *_MATRIX)), "lses": ("lses", ("part", "batch", "head")),
+    "block_table": ("table", ("row",)), "outs": ("outs", ("part", *_MATRIX)),
+    "lses": ("lses", ("part", "batch", "head")),
 }
 """Operand → how the descriptors' stride fields name it, and its axes that have one."""
 
@@ -35,8 +36,8 @@ def describe(
         )
     if isinstance(case, AttentionCase):
         return Attention(
-            **addresses, **_strides(layout), **dict(_views(case)), batch=case.batch, num_heads=case.num_heads,
-            kv_heads=case.kv_heads, S_q=case.S_q, S_k=case.S_k, head_dim=case.head_dim, value_dim=case.value_dim,
+            **addresses, **_strides(layout, _packed(case)), **dict(_views(case)), batch=case.batch,
+            num_heads=case.num_heads, kv_heads=case.kv_heads, S_q=case.S_q, S_k=case.S_k, head_dim=case.head_dim, value_dim=case.value_dim,
             causal=case.causal, window=case.window, scale=case.scale, softcap=case.softcap, dtype=case.dtype,
             dtype_out=case.dtype_out, dtype_bias=case.bias, batch_invariant=case.batch_invariant,
         )
@@ -66,12 +67,18 @@ def _views(case: AttentionCase) -> Iterator[tuple[str, Any]]:
         yield "table_width", attention_data.block_table(case).shape[1]
 
 
-def _strides(layout: Layout) -> dict[str, Any]:
-    """The descriptors' stride arguments."""
+def _packed(case: AttentionCase) -> set[str]:
+    """Operands whose rows are packed."""
+    queries = set() if case.q_sequences is None else {"q", "out", "lse"}
+    return queries | (set() if case.k_sequences is None else {"k", "v"})
+
+
+def _strides(layout: Layout, packed: Collection[str] = ()) -> dict[str, Any]:
+    """The descriptors' stride arguments; what is packed has none of the batch."""
     return {
         f"stride_{_FIELDS[name][0]}_{axis}": stride
         for name, p in layout.places.items() if name in _FIELDS
-        for axis, stride in zip(_FIELDS[name][1], p.strides, strict=False)
+        for axis, stride in zip(_FIELDS[name][1], p.strides, strict=False) if not (axis == "batch" and name in packed)
     }
 
 

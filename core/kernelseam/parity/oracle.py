@@ -92,10 +92,10 @@ def attention(
 ) -> AttentionResult:
     """softmax(scores)·v of q [B,H,S_q,D_qk], k [B,H_kv,S_k,D_qk], v [B,H_kv,S_k,D_v], any float dtype.
 
-    Query head h uses KV head h // (H / H_kv). With d = j − i − (S_k − S_q), of the entry's own lengths, the score of key j
-    for query i is softcap·tanh(scale·q·k/softcap) − slope·|d| + bias, and the key is visible iff the mask allows it and
-    (j < prefix, or −left ≤ d ≤ right, and d ≤ 0 where causal). A sink is a key of value 0. A row that sees no key, or
-    whose every score is −inf, gives zeros and an LSE of −inf. What is not visible never contributes.
+    Query head h uses KV head h // (H / H_kv). With d = j − i − (S_k − S_q), of the entry's own lengths, the score of
+    key j for query i is softcap·tanh(scale·q·k/softcap) − slope·|d| + bias, and the key is visible iff the mask allows
+    it and (j < prefix, or −left ≤ d ≤ right, and d ≤ 0 where causal). A sink is a key of value 0. A row that sees no
+    key, or whose every score is −inf, gives zeros and an LSE of −inf. What is not visible never contributes.
     ``rows``: numbers (b·H + h)·S_q + i.
     """
     B, H, S_q, _ = q.shape
@@ -153,8 +153,8 @@ def _visible(d: Array, causal: bool, window: tuple[int | None, int | None]) -> n
 def _softmax_rows(
     x: Floats, magnitude: Floats, V: Floats, cap: float | None, slopes: Floats, bias: Floats, sink: float
 ) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats]:
-    """The formula for queries that see all of V's keys, from x = scale·q·kᵀ and |scale|·|q||k|: out, LSE and the bound's
-    ingredients. The sink is the last column."""
+    """The formula for queries that see all of V's keys, from x = scale·q·kᵀ and |scale|·|q||k|: out, LSE and the
+    bound's ingredients. The sink is the last column."""
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         capped = x if cap is None else cap * np.tanh(x / cap)
         scores = _with_sink(capped - slopes + bias, sink)
@@ -179,8 +179,8 @@ def _with_sink(x: Floats, value: float) -> Floats:
 
 
 def merge_states(outs: Array, lses: Array) -> MergeResult:
-    """Σ_n e^(s_n − s)·o_n with s = ln Σ_n e^(s_n), of outs [N,B,H,rows,D_v] and lses [N,B,H,rows]. What has an s_n of −inf
-    never contributes; where all have, out is 0 and s −inf."""
+    """Σ_n e^(s_n − s)·o_n with s = ln Σ_n e^(s_n), of outs [N,B,H,rows,D_v] and lses [N,B,H,rows]. What has an s_n of
+    −inf never contributes; where all have, out is 0 and s −inf."""
     s = lses.astype(np.float64)
     o = np.where(np.isneginf(s)[..., None], 0, outs.astype(np.float64))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):

@@ -8,7 +8,8 @@ With u the unit roundoff of a dtype (2⁻¹¹ float16, 2⁻⁸ bfloat16, 2⁻²�
 * attention: 2·u_out·|ref| + [u_P + c·u_32·(√S_k + √D_qk·max scale·|q||k| + max t)]·(P|V|) + η_P·Σ_j|v_j|/ℓ + η_out,
   t = |capped product| + |slope·d| + |bias| as far as a score has them (the product where it is capped), and |sink|.
 * its LSE: c·u_32·(√S_k + √D_qk·max scale·|q||k| + max t + |ref|).
-* N states merged: 2·u_out·|ref| + c·u_32·(√N + max|s_n|)·Σ_n e^(s_n − s)·|o_n| + η_out; the LSE: c·u_32·(√N + max|s_n| + |ref|).
+* N states merged: 2·u_out·|ref| + c·u_32·(√N + max|s_n|)·Σ_n e^(s_n − s)·|o_n| + η_out.
+* their LSE: c·u_32·(√N + max|s_n| + |ref|).
 
 Probabilities are rounded to the dtype of V before the second product, hence u_P and η_P. Where the inputs are float64,
 float64 takes float32's place inside an attention; its LSE is stored in float32.

@@ -1,0 +1,106 @@
+"""An attention's gradients on arrays."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from kernelseam.contract import ArrayInfo
+from kernelseam.descriptors import Attention, AttentionBwd
+from kernelseam.descriptors.attention import OPTIONAL
+from kernelseam.descriptors.operands import canonical
+from kernelseam.descriptors.validation import flag
+from kernelseam.dtypes import DType
+from kernelseam.ops.calling import fresh, handed_back, run, views
+
+
+class AttentionGradients(NamedTuple):
+    """What a loss takes from an attention's inputs: shaped as they are; None for what was not asked for."""
+
+    dq: Any
+    dk: Any
+    dv: Any
+    dbias: Any = None
+    dsinks: Any = None
+
+
+def attention_bwd(
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Any = None,
+    mask: Any = None,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    prefix_lengths: Any = None,
+    kv_lengths: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    layout: str = "bhsd",
+    bias_gradient: bool = False,
+    sink_gradient: bool = False,
+    deterministic: bool = True,
+    backend: str | None = None,
+    implementation: str | None = None,
+    stream: object = None,
+) -> AttentionGradients:
+    """dq, dk, dv (and dbias, dsinks where asked for) of ``attention`` or ``attention_varlen`` with the same options.
+
+    ``out`` and ``lse`` are what it returned with ``return_lse=True``; ``dout`` is shaped as out. Gradients are new
+    row-major arrays of the inputs' dtypes (dsinks float32), of q's kind; dbias has the bias's own shape. They are summed in
+    float32; ``deterministic=False`` allows a way whose order of summation varies, where one is faster.
+
+    Raises InvalidValue for what does not fit together, Unsupported with each implementation's reason.
+    """
+    arrays = {
+        "q": q, "k": k, "v": v, "out": out, "lse": lse, "bias": bias, "mask": mask, "alibi_slopes": alibi_slopes,
+        "sinks": sinks, "prefix_lengths": prefix_lengths, "kv_lengths": kv_lengths, "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k, "dout": dout,
+    }
+    infos = views(backend, **{n: x for n, x in arrays.items() if x is not None or n not in OPTIONAL})
+    first = infos["q"]
+    for name, model in (("dq", "q"), ("dk", "k"), ("dv", "v")):
+        infos[name] = fresh(name, infos[model].shape, infos[model].dtype, first)
+    if flag("bias_gradient", bias_gradient) and "bias" in infos:
+        infos["dbias"] = fresh("dbias", infos["bias"].shape, infos["bias"].dtype, first)
+    if flag("sink_gradient", sink_gradient) and "sinks" in infos:
+        infos["dsinks"] = fresh("dsinks", infos["sinks"].shape, DType.float32, first)
+    options = {
+        "causal": flag("causal", causal), "window": window, "scale": scale, "softcap": softcap, "layout": layout,
+        "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k,
+    }
+    run(
+        infos, ("attention_bwd", deterministic, *options.values(), *infos),
+        lambda: describe(infos, options, deterministic), implementation, stream,
+    )
+    return AttentionGradients(*(
+        handed_back(infos[n], first, stream) if n in infos else None for n in ("dq", "dk", "dv", "dbias", "dsinks")
+    ))
+
+
+def describe(infos: dict[str, ArrayInfo], options: dict[str, Any], deterministic: bool = True) -> AttentionBwd:
+    """The descriptor over the views of all operands, by their names."""
+    own = ("dout", "dq", "dk", "dv", "dbias", "dsinks")
+    forward = Attention.from_arrays(**{n: i for n, i in infos.items() if n not in own}, **options)
+    layout = options.get("layout", "bhsd")
+    strides: dict[str, int] = {}
+    for name, packed in (
+        ("dout", "cu_seqlens_q"), ("dq", "cu_seqlens_q"), ("dk", "cu_seqlens_k"), ("dv", "cu_seqlens_k")
+    ):
+        labels = "rh" if packed in infos else {"bhsd": "bhr", "bshd": "brh"}[layout]
+        for label, stride in zip(labels, canonical(infos[name]), strict=False):
+            axis = {"b": "batch", "h": "head", "r": "row"}[label]
+            strides[f"stride_{name}_{axis}"] = stride
+    return AttentionBwd(
+        forward=forward, **{n: infos[n] for n in own if n in infos}, **strides, deterministic=deterministic
+    )
+

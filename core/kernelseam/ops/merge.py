@@ -1,0 +1,58 @@
+"""Partial attentions joined, on arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernelseam.descriptors.merge import MergeStates
+from kernelseam.descriptors.operands import axes, canonical
+from kernelseam.dtypes import DType
+from kernelseam.ops.calling import fresh, handed_back, rank, run, views
+
+
+def merge_states(
+    outs: Any,
+    lses: Any,
+    *,
+    out: Any = None,
+    out_dtype: DType | str | None = None,
+    backend: str | None = None,
+    implementation: str | None = None,
+    stream: object = None,
+) -> tuple[Any, Any]:
+    """What attention over all keys would have given, from attentions of the same queries over parts of them.
+
+    ``outs`` [N, B, H, S, D_v] and ``lses`` [N, B, H, S] (float32) are the parts' results and log-sum-exps, stacked; keep
+    them float32 (``out_dtype`` of ``attention``) where their rounding matters. A part whose LSE is −inf saw no key.
+    Page after page: stack what there is with what the next page gives.
+
+    Returns (result [B, H, S, D_v] of ``out_dtype``, by default that of outs, and its LSE [B, H, S]).
+    Raises InvalidValue for what does not fit together.
+    """
+    infos = views(backend, outs=outs, lses=lses, out=out)
+    rank("outs", infos["outs"], ("N", "B", "H", "S", "D_v"))
+    first = infos["outs"]
+    shape = first.shape
+    if out is None:
+        dtype = first.dtype if out_dtype is None else DType.of(out_dtype, "out_dtype")
+        infos["out"] = fresh("out", shape[1:], dtype, first)
+    infos["lse"] = fresh("lse", shape[1:4], DType.float32, first)
+
+    def described() -> MergeStates:
+        parts, batch, heads, rows, dim = axes("outs", infos["outs"], "N B H S D_v", {})
+        known = {"N": parts, "B": batch, "H": heads, "S": rows, "D_v": dim}
+        axes("lses", infos["lses"], "N B H S", known)
+        axes("out", infos["out"], "B H S D_v", known)
+        names = {"outs": ("part", "batch", "head", "row"), "lses": ("part", "batch", "head"),
+                 "out": ("batch", "head", "row")}
+        strides = {
+            f"stride_{n}_{axis}": s for n, labels in names.items()
+            for axis, s in zip(labels, canonical(infos[n]), strict=False)
+        }
+        return MergeStates(
+            parts=parts, batch=batch, num_heads=heads, rows=rows, value_dim=dim, **infos, **strides
+        )
+
+    run(infos, ("merge_states",), described, implementation, stream)
+    result = handed_back(infos["out"], first, stream) if out is None else out
+    return result, handed_back(infos["lse"], first, stream)

@@ -1,0 +1,305 @@
+"""The reference attention against its formula: random mixtures of options and views, and each edge by itself."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from kernelseam import Attention, plan, planning
+from kernelseam.descriptors import AttentionProblem, AttentionSpec
+from kernelseam.dtypes import DType
+from kernelseam.errors import Unsupported
+from kernelseam.plugins import plugins
+from kernelseam.reference import attention as reference
+from kernelseam.reference import attention_block
+
+Array = np.ndarray[Any, Any]
+F32 = np.dtype(np.float32)
+KINDS = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), F32, np.dtype(np.float64)]
+ROUNDING = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2**-24, "float64": 2**-53}
+UNTOUCHED = 77.0
+
+
+def formula(
+    q: Array, k: Array, v: Array, *, scale: float, causal: bool = False,
+    window: tuple[int | None, int | None] | None = None, prefix: int = 0, softcap: float | None = None,
+    slope: float = 0.0, bias: Array | None = None, mask: Array | None = None, sink: float = -math.inf,
+) -> tuple[Array, Array]:
+    """(out [S_q, D_v], lse [S_q]) of one head, row by row in float64: q [S_q, D], k [S_k, D], v [S_k, D_v], bias and
+    mask [S_q, S_k] or larger."""
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    S_q, S_k = len(q), len(k)
+    out, lse = np.zeros((S_q, v.shape[1])), np.full(S_q, sink)
+    left, right = window or (None, None)
+    for i in range(S_q):
+        d = np.arange(S_k) - i - (S_k - S_q)
+        seen = np.ones(S_k, bool)
+        if causal:
+            seen &= d <= 0
+        if left is not None:
+            seen &= d >= -left
+        if right is not None:
+            seen &= d <= right
+        seen |= np.arange(S_k) < prefix
+        if mask is not None:
+            seen &= mask[i, :S_k]
+        x = scale * (k[seen] @ q[i])
+        if softcap is not None:
+            x = softcap * np.tanh(x / softcap)
+        x = x - slope * np.abs(d[seen])
+        if bias is not None:
+            x = x + bias[i, :S_k][seen].astype(np.float64)
+        top = np.append(x, sink).max()
+        if top != -math.inf:
+            total = np.exp(np.append(x, sink) - top).sum()
+            out[i], lse[i] = np.exp(x - top) @ v[seen] / total, top + np.log(total)
+    return out, lse
+
+
+def close(got: Array, want: Array, magnitude: float = 1.0) -> None:
+    """Within float32's sums (float64's where it is both) and the rounding of the result."""
+    kind = got.dtype.name
+    sums = 1e-12 if kind == "float64" else 2e-5
+    got = got.astype(np.float64)
+    np.testing.assert_array_equal(np.isfinite(got), np.isfinite(want))
+    np.testing.assert_array_equal(got[~np.isfinite(want)], want[~np.isfinite(want)])
+    got, want = got[np.isfinite(want)], want[np.isfinite(want)]
+    assert (abs(got - want) <= 2 * ROUNDING[kind] * abs(want) + sums * magnitude).all()
+
+
+# ---------------------------------------------------------------- random mixtures
+
+
+@dataclass
+class Mixture:
+    """A random problem: its operands in memory full of NaN, and what its formula makes of each head."""
+
+    seed: int
+    fields: dict[str, Any] = field(default_factory=dict)
+    pointers: dict[str, list[Array]] = field(default_factory=dict)
+    """Rows of each matrix of an operand that is a list."""
+
+    def __post_init__(self) -> None:
+        self.rng = rng = np.random.default_rng(self.seed)
+        self.q_view = rng.choice(["strided", "packed", "pointers"])
+        self.kv_view = rng.choice(["strided", "packed", "paged", "pointers"])
+        self.kind = KINDS[rng.integers(4)]
+        self.batch, self.kv_heads, self.group = (int(rng.integers(1, most)) for most in (4, 3, 4))
+        self.heads = self.kv_heads * self.group
+        self.D, self.D_v = int(rng.integers(1, 20)), int(rng.integers(1, 20))
+        S_q, S_k = (int(x) for x in rng.choice([1, 3, 9, 17, 40, 60], 2))
+        self.fields = {
+            "batch": self.batch, "num_heads": self.heads, "kv_heads": self.kv_heads, "S_q": S_q, "S_k": S_k,
+            "head_dim": self.D, "value_dim": self.D_v, "dtype": self.kind.name, "scale": float(rng.choice([-0.4, 0.5])),
+            "batch_invariant": self.maybe(),
+        }
+        self.S_q, self.S_k = [S_q] * self.batch, [S_k] * self.batch
+        if self.q_view == "packed":
+            self.S_q = self.ragged(S_q)
+        if self.kv_view == "packed" or self.kv_view == "paged" or self.maybe():
+            self.S_k = self.ragged(S_k)
+        self.options()
+        self.memory()
+
+    def maybe(self, chance: float = 0.5) -> bool:
+        return bool(self.rng.random() < chance)
+
+    def ragged(self, most: int) -> list[int]:
+        return [int(x) for x in self.rng.choice([0, most, *self.rng.integers(0, most + 1, 3)], self.batch)]
+
+    def normal(self, *shape: int) -> Array:
+        return self.rng.standard_normal(shape).astype(self.kind)
+
+    def options(self) -> None:
+        f, rng, S_k = self.fields, self.rng, self.fields["S_k"]
+        f["causal"] = self.maybe(0.3)
+        if self.maybe(0.4):
+            f["window"] = tuple(None if self.maybe(0.2) else int(rng.integers(0, S_k + 4)) for _ in range(2))
+        if self.maybe(0.3):
+            f["prefix_lengths"] = rng.integers(-2, S_k + 4, self.batch).astype(np.int32)
+        if self.maybe(0.3):
+            f["softcap"] = float(rng.choice([0.5, 3.0]))
+        if self.maybe(0.3):
+            f["sinks"] = rng.choice([-np.inf, -1, 0, 2], self.heads).astype(np.float32)
+        if self.maybe(0.3):
+            f["alibi_slopes"] = rng.choice([0, 0.03, 0.25], (self.batch, self.heads)).astype(np.float32)
+        if self.maybe(0.4):
+            f["mask"], strides = self.plane(lambda shape: rng.random(shape) < 0.7)
+            f |= {f"stride_mask_{axis}": s for axis, s in strides.items()}
+        if self.maybe(0.4):
+            kind = F32 if self.maybe() else self.kind
+            f["bias"], strides = self.plane(lambda shape: rng.standard_normal(shape).astype(kind))
+            f |= {f"stride_bias_{axis}": s for axis, s in strides.items()}
+
+    def plane(self, made: Callable[[tuple[int, ...]], Array]) -> tuple[Array, dict[str, int]]:
+        """An array that repeats along some axes, transposed or with gaps, and its strides by axis."""
+        whole = (self.batch, self.heads, self.fields["S_q"], self.fields["S_k"])
+        shape = [1 if self.maybe(0.3) else n for n in whole]
+        order = self.rng.permutation(4)
+        x = made(tuple(shape[a] + 1 for a in order))[:-1, :-1, :-1, :-1].transpose(np.argsort(order))
+        strides = [0 if n == 1 else s // x.itemsize for n, s in zip(shape, x.strides, strict=True)]
+        return x, dict(zip(("batch", "head", "row", "column"), strides, strict=True))
+
+    def memory(self) -> None:
+        f = self.fields
+        self.q = [self.normal(self.heads, n, self.D) for n in self.S_q]
+        self.k = [self.normal(self.kv_heads, n, self.D) for n in self.S_k]
+        self.v = [self.normal(self.kv_heads, n, self.D_v) for n in self.S_k]
+        if self.kv_view != "packed" and (self.kv_view == "paged" or set(self.S_k) != {f["S_k"]}):
+            f["kv_lengths"] = np.array(self.S_k, np.int32)
+        if self.kv_view == "paged":
+            size = f["page_size"] = int(self.rng.choice([1, 4, 7, 64]))
+            needed = [-(-n // size) for n in self.S_k]
+            f["pages"], f["table_width"] = sum(needed) + 2, -(-f["S_k"] // size) + 1
+            f["stride_table_row"] = f["table_width"] + 2
+            table = self.rng.choice([-5, 2**30], (self.batch, f["table_width"] + 2)).astype(np.int32)
+            free = iter(self.rng.permutation(f["pages"]))
+            for row, n in zip(table, needed, strict=True):
+                row[:n] = [next(free) for _ in range(n)]
+            f["block_table"] = table
+        for letter, view, lengths in (("q", self.q_view, self.S_q), ("k", self.kv_view, self.S_k)):
+            if view == "packed":
+                offsets = np.cumsum([int(self.rng.integers(3)), *lengths]).astype(np.int32)
+                f[f"cu_seqlens_{letter}"], f[f"total_{letter}"] = offsets, int(offsets[-1]) + 2
+        self.place("q", self.q_view, self.heads, self.D, self.kind, self.q)
+        self.place("k", self.kv_view, self.kv_heads, self.D, self.kind, self.k)
+        self.place("v", self.kv_view, self.kv_heads, self.D_v, self.kind, self.v)
+        kind = F32 if self.maybe(0.3) else self.kind
+        f["dtype_out"] = kind.name
+        self.place("out", self.q_view, self.heads, self.D_v, kind, None)
+        S_q = f["total_q"] if self.q_view == "packed" else f["S_q"]
+        f["lse"] = np.full((1 if self.q_view == "packed" else self.batch, self.heads, S_q), UNTOUCHED, np.float32)
+
+    def place(self, name: str, view: str, heads: int, width: int, kind: Any, entries: list[Array] | None) -> None:
+        """Lay rows out as the view has it, NaN (or what is to stay untouched) all around."""
+        f = self.fields
+        letter = "k" if name in "kv" else "q"
+        empty, room = UNTOUCHED if entries is None else np.nan, width + int(self.rng.integers(3))
+        rows = f[f"total_{letter}"] if view == "packed" else f["page_size"] if view == "paged" else f[f"S_{letter}"]
+        outer = 1 if view == "packed" else f["pages"] if view == "paged" else self.batch
+        if view == "pointers":
+            self.pointers[name] = [np.full((rows, room), empty, kind) for _ in range(outer * heads)]
+            whole = None
+        elif self.maybe():
+            whole = np.full((outer, heads, rows, room), empty, kind)
+        else:
+            whole = np.full((outer, rows, heads, room), empty, kind).swapaxes(1, 2)
+        if whole is not None:
+            f[name] = whole[..., :width]
+            steps = [s // whole.itemsize for s in whole.strides]
+            f |= {f"stride_{name}_{a}": s for a, s in zip(("batch", "head", "row"), steps, strict=False)}
+            if view == "packed":
+                del f[f"stride_{name}_batch"]
+        for b in range(self.batch):
+            for h in range(heads):
+                for i, there in enumerate(self.rows(name, view, b, h)):
+                    if entries is not None:
+                        there[:width] = entries[b][h][i]
+
+    def rows(self, name: str, view: str, b: int, h: int) -> list[Array]:
+        """Where each row of one head lies."""
+        f, n = self.fields, (self.S_k if name in "kv" else self.S_q)[b]
+        if view == "pointers":
+            heads = self.kv_heads if name in "kv" else self.heads
+            return list(self.pointers[name][b * heads + h][:n])
+        if view == "packed":
+            first = f[f"cu_seqlens_{'k' if name in 'kv' else 'q'}"][b]
+            return list(f[name][0, h, first : first + n])
+        if view == "paged":
+            return [f[name][f["block_table"][b, j // f["page_size"]], h, j % f["page_size"]] for j in range(n)]
+        return list(f[name][b, h, :n])
+
+    def want(self, b: int, h: int) -> tuple[Array, Array]:
+        f, g = self.fields, h // self.group
+
+        def plane(name: str) -> Array | None:
+            x = f.get(name)
+            whole = (self.batch, self.heads, f["S_q"], f["S_k"])
+            return None if x is None else np.broadcast_to(x, whole)[b, h]
+
+        return formula(
+            self.q[b][h], self.k[b][g], self.v[b][g], scale=f["scale"], causal=f["causal"], window=f.get("window"),
+            prefix=int(f["prefix_lengths"][b]) if "prefix_lengths" in f else 0, softcap=f.get("softcap"),
+            slope=float(f["alibi_slopes"][b, h]) if "alibi_slopes" in f else 0.0, bias=plane("bias"),
+            mask=plane("mask"), sink=float(f["sinks"][h]) if "sinks" in f else -math.inf,
+        )
+
+    def run(self) -> None:
+        d = Attention(**self.fields)
+        if not self.pointers:
+            plan(d).bind()()
+            return
+        # Lists of addresses come by a descriptor of their own: here they replace the strided view in the problem.
+        p = d.problem()
+        assert isinstance(p, AttentionProblem)
+        names = {"q": "q_view", "k": "kv_view", "v": "kv_view", "out": "q_view"}
+        strides = {f"{n}_strides": (0, 0, x[0].strides[0] // x[0].itemsize) for n, x in self.pointers.items()}
+        p = replace(p, spec=replace(p.spec, **{names[n]: "pointers" for n in self.pointers}), **strides)
+        lists = {
+            f"{n}_ptrs": np.array([x.ctypes.data for x in matrices], np.uint64) for n, matrices in self.pointers.items()
+        }
+        launch(p, {**d.operands(), **lists})
+
+
+def launch(problem: AttentionProblem, operands: dict[str, Any]) -> None:
+    """Run a problem for which there is no descriptor."""
+    device = plugins().backend("numpy").runtime.devices()[0]
+    implementation = reference.NumpyAttention()
+    assert implementation.supports(problem, device) is None
+    parts = implementation.build(problem, device)
+    workspace = np.full(parts.workspace_bytes + 64, 255, np.uint8)  # NaN
+    pointers = {n: x.ctypes.data for n, x in operands.items()}
+    parts.steps[0].bind(pointers, workspace.ctypes.data)(0)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks so small that most problems have several, of queries and of keys."""
+    for module in (reference, attention_block):
+        monkeypatch.setattr(module, "QUERIES", 16)
+    monkeypatch.setattr(attention_block, "_KEYS", 24)
+    planning.forget()
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("tens", range(24))
+def test_random_mixtures(tens: int) -> None:
+    for seed in range(10 * tens, 10 * tens + 10):
+        case = Mixture(seed)
+        case.run()
+        f = case.fields
+        touched = np.zeros(f["lse"].shape, bool)
+        for b in range(case.batch):
+            for h in range(case.heads):
+                out, lse = case.want(b, h)
+                got = case.rows("out", case.q_view, b, h)
+                first = f["cu_seqlens_q"][b] if case.q_view == "packed" else 0
+                at = (0 if case.q_view == "packed" else b, h, slice(first, first + case.S_q[b]))
+                touched[at] = True
+                close(f["lse"][at], lse, 1 + abs(lse[np.isfinite(lse)]).max(initial=0))
+                for row, wanted in zip(got, out, strict=True):
+                    close(row[: case.D_v], wanted, 4)
+                    assert (row[case.D_v :] == UNTOUCHED).all()
+        assert (f["lse"][~touched] == UNTOUCHED).all()
+        if case.q_view == "packed":
+            assert (f["out"][0].swapaxes(0, 1)[~touched[0].any(axis=0)] == UNTOUCHED).all()
+
+
+def test_the_mixtures_mix() -> None:
+    """Every option and every pair of views takes part, and with it every refusal of an unknown option is possible."""
+    cases = [Mixture(seed) for seed in range(240)]
+    assert {(c.q_view, c.kv_view) for c in cases} == {
+        (q, k) for q in ("strided", "packed", "pointers") for k in ("strided", "packed", "paged", "pointers")
+    }
+    specs: list[AttentionSpec] = [Attention(**c.fields).problem().spec for c in cases]
+    assert frozenset().union(*(s.options for s in specs)) >= reference.KNOWN - {"q_view", "kv_view"}
+    assert {s.dtype for s in specs} == {DType.of(k) for k in KINDS}
+    assert any(0 in c.S_q for c in cases) and any(0 in c.S_k for c in cases)
+    assert any("block_table" in c.fields and any(n % c.fields["page_size"] for n in c.S_k) for c in cases)
