@@ -14,7 +14,7 @@ from kernelseam import planning, plugins
 from kernelseam.errors import InvalidValue
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
-sys.path[:0] = [str(PLUGINS / "thirdvendor"), str(PLUGINS / "broken")]
+sys.path[:0] = [str(PLUGINS / "thirdvendor"), str(PLUGINS / "broken"), str(Path(__file__).parent)]
 
 
 @pytest.fixture

@@ -40,6 +40,43 @@ def test_attention_bound_is_the_formula() -> None:
     assert got_lse[0] == pytest.approx(8 * 2**-24 * 36, rel=1e-14)
 
 
+def test_changed_scores_widen_the_attention_bound() -> None:
+    out, lse, pv, products, values = (np.array(x) for x in ([[0.5]], [2.0], [[0.8]], [3.0], [[5.0]]))
+    plain, changed = (oracle.AttentionResult(out, lse, pv, products, values, np.array([t])) for t in (0.0, 20.0))
+    for (got, got_lse), (before, before_lse) in [(
+        tolerances.attention(changed, 100, 64, d, d), tolerances.attention(plain, 100, 64, d, d)
+    ) for d in (DType.float16, DType.float32)]:
+        assert (got - before)[0, 0] == pytest.approx(8 * 2**-24 * 20 * 0.8, rel=1e-10)
+        assert (got_lse - before_lse)[0] == pytest.approx(8 * 2**-24 * 20, rel=1e-10)
+
+
+def test_merge_bound_is_the_formula() -> None:
+    result = oracle.MergeResult(np.array([[0.5]]), np.array([2.0]), np.array([[0.8]]), np.array([7.0]))
+    got, got_lse = tolerances.merge_states(result, 9, DType.float16)
+    assert got[0, 0] == pytest.approx(2 * 2**-11 * 0.5 + 8 * 2**-24 * (3 + 7) * 0.8 + 2**-24, rel=1e-14)
+    assert got_lse[0] == pytest.approx(8 * 2**-24 * (3 + 7 + 2), rel=1e-14)
+    flushed, _ = tolerances.merge_states(result, 9, DType.float16, flushed=True)
+    assert flushed[0, 0] - got[0, 0] == pytest.approx(2**-14 - 2**-24, rel=1e-10)
+
+
+def test_verdicts_of_a_variant_and_of_merged_states() -> None:
+    q, k, v, _, _ = _attention()
+    variant = oracle.Variant(window=(2, 0), sinks=np.array([0.5, 1.0, -np.inf]))
+    want = oracle.attention(q, k, v, False, 8**-0.5, None, variant)
+    out, lse = want.out.astype(np.float32), want.lse.astype(np.float32)
+    found = check.attention(q, k, v, out, lse, causal=False, variant=variant)
+    assert found.passed and found.checked == out.size + lse.size
+    assert not check.attention(q, k, v, out, lse, causal=False).passed
+    parts = [oracle.attention(q, k[:, :, a:b], v[:, :, a:b], False, 8**-0.5) for a, b in ((0, 3), (3, 7))]
+    outs, lses = (np.stack([getattr(x, n) for x in parts]).astype(np.float32) for n in ("out", "lse"))
+    whole = oracle.attention(q, k, v, False, 8**-0.5)
+    out, lse = whole.out.astype(np.float32), whole.lse.astype(np.float32)
+    assert check.merge_states(outs, lses, out, lse).passed
+    lse[1, 2, 4] += 1e-3
+    found = check.merge_states(outs, lses, out, lse)
+    assert not found.passed and found.where == (1, 2, 4) and found.message.startswith("lse[1, 2, 4] is ")
+
+
 @pytest.mark.parametrize(("dtype", "last"), [(DType.float16, 65519.99), (DType.float32, 3.4028235677973366e38)])
 def test_where_a_dtype_overflows(dtype: DType, last: float) -> None:
     assert tolerances.overflows_at(dtype) == pytest.approx(last, rel=1e-6)

@@ -176,7 +176,6 @@ class Attention:
         )
         if q_view == "packed":
             lse_batch = self._no_batch("lse", lse_batch)
-        lse_batch = 0 if q_view == "packed" else lse_batch  # one entry holds the rows of all
         bias = None if self.bias is None else self._dtype_or_float32("bias", dtype, infos)
         causal = flag("causal", self.causal)
         left, right = self._band(causal)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime, host_array
+from kernelseam.contract import ArrayInfo, Device, Runtime, host_copy
 from kernelseam.descriptors.attention_problem import AttentionProblem
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
@@ -19,10 +19,11 @@ def check(problem: AttentionProblem, found: Resolved, runtime: Runtime, device: 
     not bound is left to whoever misses it."""
     p = problem
     checked = ("cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "block_table")
-    read = {
-        r.name: _read(r, found, runtime, device)
-        for r in p.operands if r.name in checked and r.span and found.pointers.get(r.name)
-    }
+    read: dict[str, Ints] = {}
+    for r in p.operands:
+        if r.name in checked and r.span and (address := found.pointers.get(r.name)):
+            walk = ArrayInfo(address, r.shape, r.strides, DType.int32, device, "", None)
+            read[r.name] = host_copy(walk, runtime).astype(np.int64)
     if "cu_seqlens_q" in read:
         _offsets("cu_seqlens_q", read["cu_seqlens_q"], p.S_q, "S_q", p.total_q, "total_q")
     if "cu_seqlens_k" in read:
@@ -33,32 +34,6 @@ def check(problem: AttentionProblem, found: Resolved, runtime: Runtime, device: 
         )
     if "block_table" in read and "kv_lengths" in read:
         _table(read["block_table"], read["kv_lengths"], p.page_size, p.pages)
-
-
-def _read(rule: OperandRule, found: Resolved, runtime: Runtime, device: Device) -> Ints:
-    """The operand as the plan walks it."""
-    pointer = found.pointers[rule.name]
-    if device.backend == "numpy":
-        return host_array(pointer, rule.shape, rule.strides, DType.int32).astype(np.int64)
-    fitting = (i for i in found.arrays if i.pointer == pointer and i.dtype is rule.dtype and _span(i) >= rule.span)
-    info = next(fitting, None)
-    if info is None:
-        raise InvalidValue(
-            rule.name, hex(pointer), "cannot be checked where only its address is known",
-            "Give the array, or leave check out",
-        )
-    # The array's own walk may be another than the plan's: both are taken over the same memory.
-    memory = np.zeros(_span(info), np.int64)
-    _walk(memory, info.shape, info.strides)[...] = np.reshape(runtime.to_host(info.owner), info.shape)
-    return _walk(memory, rule.shape, rule.strides)
-
-
-def _span(info: ArrayInfo) -> int:
-    return OperandRule("", info.dtype, info.shape, info.strides, 1).span
-
-
-def _walk(memory: Ints, shape: tuple[int, ...], strides: tuple[int, ...]) -> Ints:
-    return np.lib.stride_tricks.as_strided(memory, shape, [s * memory.itemsize for s in strides])
 
 
 def _refuse(name: str, index: tuple[int, ...], value: int, rule: str, remedy: str) -> None:

@@ -165,22 +165,20 @@ class SharedImplementation:
     def build(self, problem: Any, device: Device) -> PlanParts:
         row = self._toolchain.arch_row(device.arch)
         launches = self._half.launches(problem, self._half.tile(problem, row, device), device)
-        built = [self._step(launch, row, device) for launch in launches.steps]
-        steps = tuple(step for step, _ in filter(None, built))
-        return PlanParts(steps, launches.workspace_bytes if steps else 0, tuple(p for _, p in filter(None, built)))
+        steps = tuple(s for launch in launches.steps if (s := self._step(launch, row, device)) is not None)
+        return PlanParts(steps, launches.workspace_bytes if steps else 0)
 
-    def _step(self, launch: Launch, row: ArchRow, device: Device) -> tuple[Step, str] | None:
-        """One kernel, compiled and loaded, and the place of its binary; None where it has nothing to do."""
+    def _step(self, launch: Launch, row: ArchRow, device: Device) -> Step | None:
+        """One kernel, compiled and loaded; None where it has nothing to do."""
         half, problem, tile = launch.half, launch.problem, launch.tile
         blocks = half.grid(problem, tile, device)
         if not blocks:
             return None
         binary, _ = build(half, problem.spec, tile, self._toolchain, device.arch)
         shared = half.shared_bytes(problem.spec, tile)
-        step = KernelStep(
+        return KernelStep(
             self._toolchain.load(binary.data, half.entry, device), half.signature(problem.spec),
             half.values(problem, tile, device), half.pointers(problem.spec),
             LaunchRecord(half.entry, (blocks, 1, 1), (half.threads(tile, row), 1, 1), shared, device.arch),
             launch.workspace,
         )
-        return step, str(binary.path or "")

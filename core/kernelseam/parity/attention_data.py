@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kernelseam.dtypes import DType
 from kernelseam.parity.cases import AttentionCase
-from kernelseam.parity.memory import Piece, Place, Walk, once, repeated, scattered
+from kernelseam.parity.memory import Piece, Place, Walk, once, repeated
 from kernelseam.parity.oracle import Array, Variant
 
 NOWHERE = (-1, 2**31 - 1)
@@ -144,12 +144,8 @@ def pages(case: AttentionCase) -> int:
 def places(case: AttentionCase) -> dict[str, Place]:
     """Where every operand lies."""
     lie, found, plane = shapes(case), {}, (case.batch, case.num_heads, case.S_q, case.S_k)
-    for i, (name, walk) in enumerate((("q", case.q), ("k", case.k), ("v", case.v), ("out", case.out))):
-        dtype = case.out_dtype if name == "out" else case.dtype
-        if case.view == "strided":
-            found[name] = _rows(case, name, walk, lie[name], dtype)
-        else:
-            found[name] = scattered(name, walk, lie[name], dtype, seed=i)
+    for name, walk in (("q", case.q), ("k", case.k), ("v", case.v), ("out", case.out)):
+        found[name] = _rows(case, name, walk, lie[name], case.out_dtype if name == "out" else case.dtype)
     if case.packed:
         H, G, D = case.num_heads, case.kv_heads, case.head_dim
         row = (H + 2 * G) * D

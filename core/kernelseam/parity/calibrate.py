@@ -17,6 +17,7 @@ import numpy as np
 from kernelseam.descriptors import Attention, BatchedGemmStrided
 from kernelseam.dtypes import DType
 from kernelseam.parity import check, data, model, oracle, tolerances
+from kernelseam.parity.calibration_data import scored
 from kernelseam.parity.oracle import Array, Floats
 from kernelseam.planning import plan
 
@@ -63,10 +64,24 @@ def attention_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield _judge_attention(f"tile model {dtype}", want, o[None, None], row[None, None], S_k, D, dtype)
 
 
+def variant_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """One random attention head with changed scores, through both implementations."""
+    x = scored(rng)
+    S_q, D = x.q.shape
+    dtype, (q, k, v) = DType.of(x.q.dtype), (y[None, None] for y in (x.q, x.k, x.v))
+    want = oracle.attention(q, k, v, False, D**-0.5, None, x.variant)
+    out, lse = np.empty_like(q), np.empty((1, 1, S_q), np.float32)
+    plan(Attention.from_arrays(q, k, v, out, lse, **x.options), backend="numpy").bind()()
+    yield _judge_attention(f"reference {dtype}, changed scores", want, out, lse, len(x.k), D, dtype)
+    with np.errstate(all="ignore"):
+        o, row = model.attention(x.q, x.k, x.v, False, D**-0.5, changes=x.changes)
+    yield _judge_attention(f"tile model {dtype}, changed scores", want, o[None, None], row[None, None], len(x.k), D, dtype)
+
+
 def _judge_attention(
     who: str, want: oracle.AttentionResult, out: Array, lse: Array, S_k: int, D: int, dtype: DType
 ) -> Sample:
-    growth = DType.float32.unit_roundoff * (np.sqrt(S_k) + np.sqrt(D) * want.products)
+    growth = DType.float32.unit_roundoff * (np.sqrt(S_k) + np.sqrt(D) * want.products + want.changes)
     bound, lse_bound = tolerances.attention(want, S_k, D, dtype, dtype)
     constant = tolerances.ATTENTION_CONSTANT
     needed = max(
@@ -118,7 +133,7 @@ def main() -> None:
     rng = np.random.default_rng(arguments.seed)
     found: dict[str, list[Sample]] = defaultdict(list)
     for _ in range(arguments.problems):
-        for sample in (*attention_samples(rng), *gemm_samples(rng)):
+        for sample in (*attention_samples(rng), *variant_samples(rng), *gemm_samples(rng)):
             found[sample.kind].append(sample)
     print(f"{'':44}{'problems':>9}{'constant needed':>17}{'in force':>10}{'error/tolerance':>17}")
     for kind in sorted(found):

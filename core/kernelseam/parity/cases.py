@@ -121,8 +121,6 @@ class AttentionCase:
     margin: int = 0
     """Rows of packed memory that are nobody's, before the first sequence and after the last."""
     kv_lengths: tuple[int, ...] | None = None
-    view: str = "strided"
-    """"strided"; or pointer lists of q, k, v and out: "host" or "device" (where the lists lie)."""
     page_size: int = 0
     """k and v are paged: shuffled pages, some of them nobody's, and a table whose entries beyond the lengths name
     none."""

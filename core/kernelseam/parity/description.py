@@ -37,8 +37,8 @@ def describe(
     if isinstance(case, AttentionCase):
         return Attention(
             **addresses, **_strides(layout, _packed(case)), **dict(_views(case)), batch=case.batch,
-            num_heads=case.num_heads, kv_heads=case.kv_heads, S_q=case.S_q, S_k=case.S_k, head_dim=case.head_dim, value_dim=case.value_dim,
-            causal=case.causal, window=case.window, scale=case.scale, softcap=case.softcap, dtype=case.dtype,
+            num_heads=case.num_heads, kv_heads=case.kv_heads, S_q=case.S_q, S_k=case.S_k, head_dim=case.head_dim,
+            value_dim=case.value_dim, causal=case.causal, window=case.window, scale=case.scale, softcap=case.softcap, dtype=case.dtype,
             dtype_out=case.dtype_out, dtype_bias=case.bias, batch_invariant=case.batch_invariant,
         )
     options: dict[str, Any] = {
@@ -91,7 +91,7 @@ class _DeviceList:
 
 
 def _list(
-    case: GemmCase | AttentionCase, layout: Layout, name: str, address: int, runtime: Runtime, device: Device
+    case: GemmCase, layout: Layout, name: str, address: int, runtime: Runtime, device: Device
 ) -> object:
     """The addresses of every matrix, batch-major: a host list, or an array where the runtime's say that they are on
     a device."""

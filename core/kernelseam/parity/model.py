@@ -22,6 +22,7 @@ BLOCK = 64
 """Keys of one tile."""
 K_STEP = 16
 """Summands of one matrix instruction."""
+LOG2_E = float(np.log2(np.e))
 Single = npt.NDArray[np.float32]
 
 ATTENTION_FAULTS = {
@@ -53,9 +54,20 @@ GEMM_FAULTS = {
 }
 
 
+@dataclass(frozen=True, eq=False)
+class Changes:
+    """What is done to one head's scores: a softcap, then slopes and a bias added, and a sink."""
+
+    cap: float | None
+    slopes: Single
+    """slope·|d|, [S_q, S_k]."""
+    bias: Single
+    sink: float
+
+
 def attention(
     q: Array, k: Array, v: Array, causal: bool, scale: float, *, fault: str = "",
-    exp2: Callable[[Single], Single] = np.exp2,
+    exp2: Callable[[Single], Single] = np.exp2, changes: Changes | None = None,
 ) -> tuple[Array, Single]:
     """One head, q [S_q,D], k [S_k,D], v [S_k,D_v] → out [S_q,D_v] in q's dtype, LSE [S_q] in float32.
 
@@ -68,7 +80,9 @@ def attention(
     end = S_k - (fault == "dropped-last-key")
     Q, K, V = (np.asarray(x, np.float32) for x in (q, k, v))
     out, total = np.zeros((S_q, v.shape[1]), np.float32), np.zeros(S_q, np.float32)
-    top = np.full(S_q, -np.inf, np.float32)
+    top = np.full(S_q, -np.inf if changes is None else changes.sink * LOG2_E, np.float32)
+    if changes is not None and changes.sink > -np.inf:
+        total += 1
     i = np.arange(S_q)[:, None]
     for first in range(0, end, BLOCK):
         last = min(first + BLOCK, end)
@@ -76,7 +90,9 @@ def attention(
         if fault == "unmasked-tail":
             fill = ((0, first + BLOCK - last), (0, 0))
             tile_k, tile_v = np.pad(tile_k, fill), np.pad(tile_v, fill)
-        s = (Q @ tile_k.T) * factor
+        s = (Q @ tile_k.T) * (factor if changes is None else np.float32(1))
+        if changes is not None:
+            s = _changed(s, changes, first, factor)
         if fault == "half-scores":
             s = s.astype(q.dtype).astype(np.float32)
         visible = (i + shift >= np.arange(first, first + len(tile_k))) if causal else np.ones(s.shape, bool)
@@ -97,6 +113,17 @@ def attention(
     base = np.where(np.isneginf(top) | (fault == "no-maximum"), 0, top)
     lse = (base + np.log2(total)) * (1 if fault == "lse-base-2" else np.log(2))
     return out.astype(q.dtype), lse.astype(np.float32)
+
+
+def _changed(s: Single, changes: Changes, first: int, factor: np.float32) -> Single:
+    """Scores in base 2 of a tile's products, step by step as a kernel makes them."""
+    at = slice(first, first + s.shape[1])
+    if changes.cap is None:
+        s = s * factor
+    else:
+        s = np.float32(changes.cap * LOG2_E) * np.tanh(s * np.float32(factor / LOG2_E / changes.cap))
+    s = s - changes.slopes[:, at] * np.float32(LOG2_E)
+    return s + changes.bias[:, at] * np.float32(LOG2_E)
 
 
 def _weigh(p: Single, v: Single, visible: npt.NDArray[np.bool_], fault: str) -> Single:

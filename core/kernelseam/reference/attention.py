@@ -60,7 +60,8 @@ class _AttentionStep:
             for strides, columns in ((p.k_strides, p.spec.head_dim), (p.v_strides, p.spec.value_dim))
         )
         blocks = -(-p.S_q // QUERIES)
-        self.batch = p.batch if p.spec.value_dim or p.spec.lse else 0  # else there is nothing to write
+        written = p.num_heads and p.S_q and (p.spec.value_dim or p.spec.lse)
+        self.batch = p.batch if written else 0  # operands may be missing where there is nothing to write
         heads = self.batch * p.kv_heads
         threads = min(device.limits.compute_units, _MOST_THREADS) if p.operations > _SERIAL else 1
         wanted = 1 if threads == 1 else -(-2 * threads // max(heads, 1))  # two tasks a thread even out the end

@@ -82,11 +82,10 @@ class Views:
 
     def scores(self, b: int, h: int, own: Sequence) -> Scores:
         p, s = self.problem, self.problem.spec
-        left, right = p.left if s.window else None, 0 if s.causal else p.right if s.window else None
-        hides = left is not None or right is not None
         return Scores(
-            own.S_q, own.S_k, p.scale, left, right,
-            min(max(int(self.arrays["prefix_lengths"][b]), 0), own.S_k) if s.prefix and hides else 0,
+            own.S_q, own.S_k, p.scale, p.left if s.window else None,
+            0 if s.causal else p.right if s.window else None,
+            min(max(int(self.arrays["prefix_lengths"][b]), 0), own.S_k) if s.prefix else 0,
             p.softcap if s.softcap else 0.0,
             float(self.arrays["alibi_slopes"][b, h]) if s.alibi else 0.0,
             self.arrays["bias"][b, h] if s.bias else None,

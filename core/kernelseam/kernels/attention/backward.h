@@ -54,7 +54,8 @@ typedef E::Tile<OWN, DO, true> OwnV;  // V, or dout
 constexpr int STAGE_BYTES = TwoWays<DQ>::BYTES + TwoWays<DO>::BYTES, P_BYTES = E::operand_bytes<ROWS, STEP>();
 constexpr int RING = OwnQ::BYTES + OwnV::BYTES, LINES = RING + STAGES * STAGE_BYTES, SCRATCH = LINES + 4 * STEP * 4;
 static_assert(SCRATCH + WARPS * P_BYTES <= KS_SHARED_BYTES, "the tiles fit");
-static_assert(WARPS * ROWS * (MINE_Q > MINE_V ? MINE_Q : MINE_V) * (int)sizeof(T) <= LINES, "results are staged");
+constexpr int STAGED_BYTES = ROWS * (MINE_Q > MINE_V ? MINE_Q : MINE_V) * (int)sizeof(T);
+static_assert(WARPS * STAGED_BYTES <= LINES, "results are staged");
 
 struct Arguments {
   const T *q, *k, *v, *dout;
@@ -73,7 +74,7 @@ KS_DEVICE float cap_slope(float x, const Scores& scores) {
 
 template<int C> KS_DEVICE void write_rows(char* memory, const E::Acc<ROWS, C>& x, StridedView<T> to, int row0, int rows,
                                           int column0, int columns) {
-  PlainTile<T, ROWS, C> staged(memory + warp_index() * PlainTile<T, ROWS, C>::BYTES);
+  PlainTile<T, ROWS, C> staged(memory + warp_index() * STAGED_BYTES);  // the same place for any C: no other warp's
   E::to_shared(staged, x);
   warp_barrier();
   warp_copy_out<KS_VECTOR>(staged, to, row0, rows, column0, columns);

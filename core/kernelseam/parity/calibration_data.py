@@ -1,0 +1,49 @@
+"""Random attention heads whose scores are changed, for ``calibrate``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kernelseam.dtypes import DType
+from kernelseam.parity.model import Changes
+from kernelseam.parity.oracle import Array, Variant
+
+DTYPES = (DType.float16, DType.bfloat16, DType.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """One head, q [S_q,D], k and v [S_k,D], and what is done to its scores, as each asks for it."""
+
+    q: Array
+    k: Array
+    v: Array
+    options: dict[str, Any]
+    """For the descriptor."""
+    variant: Variant
+    """For the oracle."""
+    changes: Changes
+    """For the tile model."""
+
+
+def scored(rng: np.random.Generator) -> Scored:
+    """Softcaps from 1/4 to 1000, slopes from 1/1000 to 1, biases of sizes from 1/10 to 1000, sinks from −10 to 100, each in
+    half of the heads; scores of sizes from 1 to 60."""
+    dtype, D = rng.choice(np.array(DTYPES, object)), int(rng.choice((16, 64, 128)))
+    S_q, S_k = int(rng.integers(1, 33)), int(2 ** rng.uniform(0, 12))
+    size = 60 ** rng.uniform(0, 0.5)
+    q, k, v = ((f * rng.standard_normal((n, D))).astype(dtype.numpy) for n, f in ((S_q, size), (S_k, size), (S_k, 1)))
+    drawn = rng.random(4) < 0.5
+    cap = float(2 ** rng.uniform(-2, 10)) if drawn[0] else None
+    slope = np.float32(10 ** rng.uniform(-3, 0) if drawn[1] else 0)
+    bias = (10 ** rng.uniform(-1, 3) * rng.standard_normal((S_q, S_k)) * drawn[2]).astype(np.float32)
+    sink = np.float32(rng.uniform(-10, 100) if drawn[3] else -np.inf)
+    d = np.abs(np.arange(S_k) - np.arange(S_q)[:, None] - (S_k - S_q)).astype(np.float32)
+    alibi, plane, sinks = np.full((1, 1), slope), bias[None, None], np.full(1, sink)
+    return Scored(
+        q, k, v, {"softcap": cap, "alibi_slopes": alibi, "bias": plane, "sinks": sinks},
+        Variant(softcap=cap, alibi=alibi, bias=plane, sinks=sinks), Changes(cap, slope * d, bias, float(sink)),
+    )
