@@ -216,7 +216,7 @@ FROM_ARRAYS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"out": np.zeros((2, 4, 5, 8), np.float16)},
-        "out = an array of float16: must be float32 as q is. Convert the array, or correct the dtype.",
+        "out = an array of float16: must be float32. Convert the array.",
     ),
     (
         {"lse": np.zeros((2, 4, 5))},

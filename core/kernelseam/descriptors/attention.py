@@ -171,6 +171,8 @@ class Attention:
             strides.append(found)
             wide = vector_bytes(kind, shape, found, pointer(name, getattr(self, name), infos))
             vector = min(vector, wide if wide == 16 else dtype.itemsize)
+        for name in ("lse", *OPTIONAL):
+            pointer(name, getattr(self, name), infos)
         lse_batch, lse_head, _ = packed(
             (query_rows[0], heads, query_rows[1]), (*self._known("lse", DType.float32), 1)
         )
@@ -376,14 +378,14 @@ class Attention:
     ) -> Attention:
         """The attention of arrays as they lie in memory: nothing is copied.
 
-        ``layout`` "bhsd": q [B, H, S_q, D], k [B, H_kv, S_k, D], v [B, H_kv, S_k, D_v], out [B, H, S_q, D_v]; "bshd": the
-        head after the row. Any strides with a contiguous last axis. ``lse`` is [B, H, S_q], float32, in both. With
+        ``layout`` "bhsd": q [B, H, S_q, D], k [B, H_kv, S_k, D], v [B, H_kv, S_k, D_v], out [B, H, S_q, D_v]; "bshd":
+        the head after the row. Any strides with a contiguous last axis. ``lse`` is [B, H, S_q], float32, in both. With
         ``cu_seqlens_q``: q [T, H, D], out [T, H, D_v], lse [H, T], and ``max_seqlen_q`` in place of S_q; with
-        ``cu_seqlens_k``: k [T_k, H_kv, D], v [T_k, H_kv, D_v] and ``max_seqlen_k``. With ``block_table`` [B, width]: k and
-        v [pages, page_size, H_kv, D] ("nhd"), or with the head before the row ("hnd").
+        ``cu_seqlens_k``: k [T_k, H_kv, D], v [T_k, H_kv, D_v] and ``max_seqlen_k``. With ``block_table`` [B, width]: k
+        and v [pages, page_size, H_kv, D] ("nhd"), or with the head before the row ("hnd").
 
-        ``options``: the descriptor's other fields. ``bias``, ``mask`` and ``alibi_slopes`` repeat along axes of extent 1
-        and along those that they lack from the left.
+        ``options``: the descriptor's other fields. ``bias``, ``mask`` and ``alibi_slopes`` repeat along axes of extent
+        1 and along those that they lack from the left.
         """
         given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **{n: options.pop(n, None) for n in OPTIONAL}}
         arrays = {n: x for n, x in given.items() if x is not None or n in ROWS}

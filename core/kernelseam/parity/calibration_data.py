@@ -30,8 +30,8 @@ class Scored:
 
 
 def scored(rng: np.random.Generator) -> Scored:
-    """Softcaps from 1/4 to 1000, slopes from 1/1000 to 1, biases of sizes from 1/10 to 1000, sinks from −10 to 100, each in
-    half of the heads; scores of sizes from 1 to 60."""
+    """Softcaps from 1/4 to 1000, slopes from 1/1000 to 1, biases of sizes from 1/10 to 1000, sinks from −10 to 100,
+    each in half of the heads; scores of sizes from 1 to 60."""
     dtype, D = rng.choice(np.array(DTYPES, object)), int(rng.choice((16, 64, 128)))
     S_q, S_k = int(rng.integers(1, 33)), int(2 ** rng.uniform(0, 12))
     size = 60 ** rng.uniform(0, 0.5)

@@ -38,8 +38,8 @@ def describe(
         return Attention(
             **addresses, **_strides(layout, _packed(case)), **dict(_views(case)), batch=case.batch,
             num_heads=case.num_heads, kv_heads=case.kv_heads, S_q=case.S_q, S_k=case.S_k, head_dim=case.head_dim,
-            value_dim=case.value_dim, causal=case.causal, window=case.window, scale=case.scale, softcap=case.softcap, dtype=case.dtype,
-            dtype_out=case.dtype_out, dtype_bias=case.bias, batch_invariant=case.batch_invariant,
+            value_dim=case.value_dim, causal=case.causal, window=case.window, scale=case.scale, softcap=case.softcap,
+            dtype=case.dtype, dtype_out=case.dtype_out, dtype_bias=case.bias, batch_invariant=case.batch_invariant,
         )
     options: dict[str, Any] = {
         "M": case.M, "N": case.N, "K": case.K, "batch": case.batch, "num_heads": case.num_heads, "alpha": case.alpha,

@@ -42,10 +42,11 @@ ATTENTION = (
 
 ATTENTION_BWD = (
     BackwardTile(_HALVES, max_dim=64, warps=8, rows=16, step=64, stages=2),
-    BackwardTile(_HALVES, max_dim=128, warps=8, rows=16, step=64, stages=2),
-    BackwardTile(_HALVES, max_dim=128, warps=4, rows=16, step=32, stages=2),
-    BackwardTile(_HALVES, max_dim=256, warps=8, rows=16, step=32, stages=2, column_warps=2),
-    BackwardTile(_HALVES, max_dim=256, warps=4, rows=16, step=16, stages=2, column_warps=2),
+    BackwardTile(_HALVES, max_dim=128, warps=8, rows=16, step=48, stages=2, plain=True),
+    BackwardTile(_HALVES, max_dim=128, warps=8, rows=16, step=32, stages=2, plain=True),
+    BackwardTile(_HALVES, max_dim=128, warps=8, rows=16, step=64, stages=2, column_warps=2),
+    BackwardTile(_HALVES, max_dim=256, warps=8, rows=16, step=32, stages=2, column_warps=2, plain=True),
+    BackwardTile(_HALVES, max_dim=256, warps=8, rows=16, step=16, stages=2, column_warps=2),
     BackwardTile(_SINGLE, max_dim=64, warps=4, rows=8, step=32, stages=2),
     BackwardTile(_SINGLE, max_dim=128, warps=4, rows=8, step=16, stages=2),
     BackwardTile(_SINGLE, max_dim=256, warps=4, rows=8, step=16, stages=2, column_warps=2),

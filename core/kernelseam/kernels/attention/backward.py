@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kernelseam.contract import ArchRow, Device
 from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.dtypes import DType
-from kernelseam.kernels.attention.host import LOG2_E, VIEWS
+from kernelseam.kernels.attention.host import LOG2_E, VIEWS, is_plain
 from kernelseam.kernels.attention.row_kernels import (
     ROW_DOTS,
     SINK_GRADIENT,
@@ -43,6 +43,8 @@ class BackwardTile:
     stages: int
     column_warps: int = 1
     min_blocks: int = 1
+    plain: bool = False
+    """As in AttentionTile."""
     one_layout: bool = True
     """Whether a tile lies the same as either factor of a product (the platform's E::ONE_LAYOUT)."""
 
@@ -118,7 +120,7 @@ class AttentionBwdHost:
         dq, do = pad(s.head_dim), pad(s.value_dim)
         fit = [
             t for t in row.tiles.get("attention_bwd", ())
-            if s.dtype in t.dtypes and max(dq, do) <= t.max_dim
+            if s.dtype in t.dtypes and max(dq, do) <= t.max_dim and (is_plain(s) or not t.plain)
             and dq % (16 * t.column_warps) == 0 and do % (16 * t.column_warps) == 0
             and t.shared_bytes(spec) <= row.shared_bytes_per_block
         ]

@@ -40,6 +40,8 @@ class AttentionTile:
     """Whether the queries stay in registers."""
     min_blocks: int = 1
     column_warps: int = 1
+    plain: bool = False
+    """Only for specs whose scores are scale·q·k, hidden by nothing but a causal mask: the others take more registers."""
     grouped: bool = False
     """No column of the table: whether a block's rows are the heads of a group, chosen for a problem. So ``splits``."""
     splits: int = 1
@@ -54,6 +56,11 @@ class AttentionTile:
         scratch = self.warps * self.rows * self.bn * size if spec.dtype.itemsize > 2 else 0
         first = self.bm * max(dq * size, do * spec.out.itemsize)
         return first + self.stages * self.bn * (dq + do) * size + scratch
+
+
+def is_plain(spec: AttentionSpec) -> bool:
+    """Whether scores are scale·q·k, and hidden by nothing but a causal mask."""
+    return spec.options <= {"causal", "q_view", "kv_view", "lengths", "dtype_out", "batch_invariant"}
 
 
 _ROWS = ("q", "k", "v", "out")
@@ -105,6 +112,7 @@ class AttentionHost:
         fit = [
             t for t in row.tiles.get("attention", ())
             if spec.dtype in t.dtypes and max(dq, do) <= t.max_dim and do % (16 * t.column_warps) == 0
+            and (is_plain(spec) or not t.plain)
             and t.shared_bytes(spec) <= row.shared_bytes_per_block
         ]
         narrowest = min((t.max_dim for t in fit), default=0)
