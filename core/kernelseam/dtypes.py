@@ -33,7 +33,7 @@ class DType(enum.Enum):
             return cls(name)
         except ValueError:
             rule = f"must be one of {', '.join(d.value for d in cls)}"
-            raise UnknownName(field, name, rule, "Convert the array or name one of these") from None
+            raise UnknownName(field, name or "''", rule, "Convert the array or name one of these") from None
 
     __hash__ = object.__hash__  # members are singletons, and Enum's own hash shows in the time of a call
 

@@ -30,6 +30,10 @@ class GemmSpec:
 
     operation = "gemm"
 
+    def __str__(self) -> str:
+        ops = ("T" if self.a_transposed else "N") + ("T" if self.b_transposed else "N")
+        return f"gemm {self.dtype}→{self.dtype_c} {ops} {self.view}"
+
 
 @dataclass(frozen=True)
 class GemmProblem:
@@ -138,12 +142,7 @@ class GemmProblem:
         return self.spec.dtype
 
     def __str__(self) -> str:
-        s = self.spec
-        ops = ("T" if s.a_transposed else "N") + ("T" if s.b_transposed else "N")
-        return (
-            f"gemm {s.dtype}→{s.dtype_c} {ops} {s.view} "
-            f"batch={self.batch} heads={self.num_heads} {self.M}×{self.N}×{self.K}"
-        )
+        return f"{self.spec} batch={self.batch} heads={self.num_heads} {self.M}×{self.N}×{self.K}"
 
 
 @dataclass(frozen=True)
@@ -158,6 +157,14 @@ class AttentionSpec:
     vector: int = 16
 
     operation = "attention"
+
+    @property
+    def dims(self) -> str:
+        """The head dims, those of values apart where they differ: "64" or "192/128"."""
+        return f"{self.head_dim}" if self.head_dim == self.value_dim else f"{self.head_dim}/{self.value_dim}"
+
+    def __str__(self) -> str:
+        return f"attention {self.dtype}{' causal' if self.causal else ''} dim={self.dims}"
 
 
 @dataclass(frozen=True)
@@ -234,10 +241,9 @@ class AttentionProblem:
     def __str__(self) -> str:
         s = self.spec
         heads = f"{self.num_heads}" if self.kv_heads == self.num_heads else f"{self.num_heads}/{self.kv_heads}"
-        dims = f"{s.head_dim}" if s.head_dim == s.value_dim else f"{s.head_dim}/{s.value_dim}"
         return (
             f"attention {s.dtype}{' causal' if s.causal else ''} batch={self.batch} heads={heads} "
-            f"S_q={self.S_q} S_k={self.S_k} dim={dims}"
+            f"S_q={self.S_q} S_k={self.S_k} dim={s.dims}"
         )
 
 

@@ -162,6 +162,9 @@ class SharedImplementation:
         step: Step = KernelStep(
             self._toolchain.load(binary.data, half.entry, device), half.signature(problem.spec),
             half.values(problem, tile, device), half.pointers(problem.spec),
-            LaunchRecord(half.entry, (blocks, 1, 1), (half.threads(tile, row), 1, 1), shared, device.arch),
+            LaunchRecord(
+                half.entry, (blocks, 1, 1), (half.threads(tile, row), 1, 1), shared, device.arch,
+                evidence=device.evidence,
+            ),
         )
-        return PlanParts((step,), binaries=(str(binary.path or ""),))
+        return PlanParts((step,))
