@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import numpy as np
 
-from kernelseam.contract import ArrayInfo, Device, Runtime
+from kernelseam.contract import ArrayInfo, Backend, Device, Runtime
 from kernelseam.errors import InvalidValue
 from kernelseam.plugins import Plugins, plugins
+
+_log = logging.getLogger("kernelseam")
 
 
 class _Memory:
@@ -34,29 +37,38 @@ def describe(array: object, field: str = "array", backend: str | None = None) ->
         _memory = _Memory(found)
     known = _memory.known
     key = (backend, type(array))
+    broken = ""
     try:
         runtime = known.get(key)
         info = runtime.describe(array) if runtime is not None else None
         if info is not None:
             return info
-        for runtime in _order(found, array, backend):
-            info = runtime.describe(array)
+        for asked in _order(found, array, backend):
+            try:
+                found.probe(asked)
+                info = asked.runtime.describe(array)
+            except InvalidValue:
+                raise
+            except Exception as e:  # one that is broken must not stand before the one that knows the array
+                _log.warning("backend %s cannot tell whether an array is its own", asked.name, exc_info=True)
+                broken += f"; {asked.name} could not be asked: {type(e).__name__}: {e}"
+                continue
             if info is not None:
-                known[key] = runtime
+                known[key] = asked.runtime
                 return info
     except InvalidValue as e:
         raise type(e)(f"{field}.{e.field}", e.value, e.rule, e.remedy) from None
     raise InvalidValue(
         field, f"{type(array).__module__}.{type(array).__qualname__}",
-        f"must be an array of a library and on a device known to {', '.join(sorted(found.registry.backends))}",
+        f"must be an array of a library and on a device known to {', '.join(sorted(found.registry.backends))}{broken}",
         "Pass a NumPy array, a torch tensor or anything with DLPack, and see `kernelseam doctor` for missing plugins",
     )
 
 
-def _order(found: Plugins, array: object, backend: str | None) -> list[Runtime]:
+def _order(found: Plugins, array: object, backend: str | None) -> list[Backend]:
     host = "numpy" if isinstance(array, np.ndarray) else None
     backends = found.registry.backends.values()
-    return [b.runtime for b in sorted(backends, key=lambda b: (b.name != backend, b.name != host, -b.priority))]
+    return sorted(backends, key=lambda b: (b.name != backend, b.name != host, -b.priority))
 
 
 def runtime_of(info: ArrayInfo) -> Runtime:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kernelseam.contract import Cost, Device, DeviceLimits, Implementation, Problem
-from kernelseam.errors import InvalidValue, Refusal, UnknownName, Unsupported
+from kernelseam.contract import EMULATED, Cost, Device, DeviceLimits, Implementation, PlanParts, Problem
+from kernelseam.errors import BrokenImplementation, InvalidValue, Refusal, UnknownName, Unsupported
 from kernelseam.plugins import Plugins, plugins
 
 _backend: ContextVar[str | None] = ContextVar("kernelseam_backend", default=None)
@@ -29,7 +31,7 @@ def use_backend(name: str) -> Iterator[None]:
 
 def preferred_backend(backend: str | None = None) -> str | None:
     """The backend asked for: the argument, over ``use_backend``, over KERNELSEAM_BACKEND; None where none is."""
-    return backend or _backend.get() or os.environ.get("KERNELSEAM_BACKEND") or None
+    return backend if backend is not None else _backend.get() or os.environ.get("KERNELSEAM_BACKEND") or None
 
 
 def check_backend(wanted: str | None, device: Device) -> None:
@@ -45,7 +47,8 @@ def check_backend(wanted: str | None, device: Device) -> None:
 def find_device(device: Device | str | None = None, backend: str | None = None) -> Device:
     """A device from a Device, a name ("backend" or "backend:index"), or the default.
 
-    The default is the first device of the preferred backend, else of the backend of highest priority.
+    The default is the first device of the preferred backend, else of the backend of highest priority; an emulated
+    device is taken only where it or its backend is named.
     """
     if isinstance(device, Device):
         return device
@@ -59,7 +62,9 @@ def find_device(device: Device | str | None = None, backend: str | None = None) 
             )
         backend, index = match[1], int(match[2] or 0)
     wanted = preferred_backend(backend)
-    devices = list(found.backend(wanted).runtime.devices()) if wanted else found.devices()
+    devices = list(found.devices_of(found.backend(wanted))) if wanted is not None else [
+        d for d in found.devices() if d.evidence != EMULATED
+    ]
     for d in devices:
         if wanted is None or d.index == index:
             return d
@@ -71,11 +76,14 @@ def find_device(device: Device | str | None = None, backend: str | None = None) 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One implementation's answer: its cost, or its refusal."""
+    """One implementation's answer: that it takes the problem at this cost, or why not (then at what cost it would,
+    where it can tell)."""
 
     implementation: Implementation
     refusal: str | None
     cost: Cost | None
+    error: str = ""
+    """The traceback, where the refusal is that it is broken."""
 
 
 @dataclass(frozen=True)
@@ -88,19 +96,68 @@ class Choice:
 
 def consider(problem: Problem, device: Device, found: Plugins | None = None) -> tuple[Candidate, ...]:
     """Ask every implementation of the operation on the device's backend, cheapest first, refusals last."""
-    answers: list[Candidate] = []
-    for i in (found or plugins()).registry.implementations:
-        if i.operation != problem.operation or i.backend != device.backend:
+    answers = [
+        ask(i, problem, device) for i in (found or plugins()).registry.implementations
+        if i.operation == problem.operation and i.backend == device.backend
+    ]
+    return _ordered(answers)
+
+
+def ask(implementation: Implementation, problem: Problem, device: Device) -> Candidate:
+    """Its answer; one that is broken refuses, for it must not harm the others."""
+    refusal, cost = None, None
+    try:
+        refusal = implementation.supports(problem, device) or None
+        cost = implementation.cost(problem, device)
+        if not (cost is not None and cost.seconds >= 0):
+            raise ValueError(f"it predicts a cost of {cost}")
+    except Exception as e:
+        if refusal is None:
+            return Candidate(implementation, f"its check raised {type(e).__name__}: {e}", None, _text(e))
+        cost = None  # nobody promised one for a problem that is refused
+    return Candidate(implementation, refusal, cost)
+
+
+def _text(error: Exception) -> str:
+    """The traceback as text: kept as it is, it would keep every caller's arrays alive."""
+    return "".join(traceback.format_exception(error))
+
+
+def _ordered(answers: list[Candidate]) -> tuple[Candidate, ...]:
+    return tuple(sorted(answers, key=lambda a: a.cost.seconds if a.cost and a.refusal is None else float("inf")))
+
+
+def build(choice: Choice, problem: Problem, device: Device, *, named: bool = False) -> tuple[Choice, PlanParts]:
+    """The chosen implementation's launches.
+
+    One that raises is passed over for the next cheapest, with a BrokenImplementation warning; where none is left, or
+    the implementation was ``named``, what the first raised is raised. Too little memory is no fault: it is raised.
+    """
+    answers = list(choice.candidates)
+    first: Exception | None = None
+    for place, candidate in enumerate(choice.candidates):
+        if candidate.refusal is not None or (named and candidate.implementation is not choice.implementation):
             continue
         try:
-            refusal = i.supports(problem, device) or None
-            cost = None if refusal else i.cost(problem, device)
-            if refusal is None and not (cost is not None and cost.seconds >= 0):
-                raise ValueError(f"it predicts a cost of {cost}")
-        except Exception as e:  # a broken implementation must not harm the others
-            refusal, cost = f"its check raised {type(e).__name__}: {e}", None
-        answers.append(Candidate(i, refusal, cost))
-    return tuple(sorted(answers, key=lambda a: a.cost.seconds if a.cost else float("inf")))
+            parts = candidate.implementation.build(problem, device)
+        except MemoryError:
+            raise
+        except Exception as e:
+            first = first or e
+            answers[place] = replace(candidate, refusal=f"its build raised {type(e).__name__}: {e}", error=_text(e))
+            continue
+        if first is not None:
+            _warn_of(answers, candidate.implementation, problem, device)
+            choice = Choice(candidate.implementation, _ordered(answers))
+        return choice, parts
+    assert first is not None
+    raise first
+
+
+def _warn_of(answers: list[Candidate], taken: Implementation, problem: Problem, device: Device) -> None:
+    broken = "; ".join(f"{a.implementation.name}: {a.refusal}" for a in answers if a.error)
+    message = f"{taken.name} computes {problem} on {device}, for what would be faster is broken. {broken}"
+    warnings.warn(message, BrokenImplementation, stacklevel=4)
 
 
 def select(problem: Problem, device: Device, implementation: str | None = None) -> Choice:

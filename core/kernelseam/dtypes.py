@@ -36,7 +36,7 @@ class DType(enum.Enum):
         found = _NAMED.get(name)
         if found is None or (floating and not found.floating):
             known = ", ".join(d.value for d in cls if d.floating or not floating)
-            raise UnknownName(field, name, f"must be one of {known}", "Convert the array or name one of these")
+            raise UnknownName(field, name or "''", f"must be one of {known}", "Convert the array or name one of these")
         return found
 
     @property

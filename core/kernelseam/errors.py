@@ -78,3 +78,24 @@ class OutOfDeviceMemory(DeviceError, MemoryError):
 
 class PluginError(KernelSeamError):
     """A plugin breaks the contract."""
+
+
+class WrongResult(KernelSeamError):
+    """A call that checks its result (``bind(check=True)``) found numbers beyond the tolerance.
+
+    Attributes: ``implementation``, ``device`` (its name), ``problem`` and ``finding``, which names the worst element.
+    """
+
+    def __init__(self, implementation: str, device: str, problem: object, finding: str) -> None:
+        self.implementation, self.device, self.problem, self.finding = implementation, device, problem, finding
+        super().__init__(
+            f"{implementation} on {device} computes {problem} wrongly: {finding}. "
+            f"Name another implementation, and tell whoever made this one."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.implementation, self.device, self.problem, self.finding)
+
+
+class BrokenImplementation(RuntimeWarning):
+    """An implementation raised where it should have answered, and another one stands in for it."""

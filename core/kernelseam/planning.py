@@ -6,16 +6,19 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from kernelseam.contract import ArrayInfo, Device, LaunchRecord, OperandRule, PlanParts, Problem, Runtime
-from kernelseam.dispatch import Choice, check_backend, find_device, preferred_backend, select
+from kernelseam.dispatch import Choice, build, check_backend, find_device, preferred_backend, select
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.plugins import plugins
 from kernelseam.trace import active
+
+if TYPE_CHECKING:
+    from kernelseam.verification import Verification
 
 
 class Descriptor(Protocol):
@@ -73,7 +76,9 @@ class Plan:
         """A call over these operands; those not named come from the descriptor.
 
         ``workspace``: an array or address of at least ``workspace_bytes``; allocated where it is None.
-        ``check=True`` also reads device memory that holds addresses, which synchronises.
+        ``check=True`` also reads device memory that holds addresses, and holds the result of every call against the
+        float64 oracle (some rows of it where it is large); a call then raises WrongResult naming implementation, device
+        and worst element. Both synchronise and copy to the host: for tests, not for a graph's capture.
         Raises InvalidValue for null or misaligned addresses, a wrong device, an unknown or missing name,
         and an output that overlaps an input.
         """
@@ -117,7 +122,7 @@ class Call:
             address = self._take_workspace(workspace)
             self._launches = [s.bind(resolved.pointers, address) for s in plan.parts.steps]
         self._records = plan.launches
-        self._keep = resolved.keep
+        self._keep, self._pointers = resolved.keep, resolved.pointers
 
     def _take_workspace(self, workspace: object) -> int:
         need = self.plan.workspace_bytes
@@ -151,13 +156,21 @@ class Call:
 
     def __call__(self, stream: object = None) -> None:
         """Launch on a stream: an int handle, an object with ``__cuda_stream__``, or None, the array library's
-        current one. Allocates nothing and does not synchronise."""
+        current one. Allocates nothing and does not synchronise, unless it was bound with ``check=True``."""
         handle = self.stream_handle(stream)
+        checked = self._verification() if self._check else None
         with self._runtime.activate(self.plan.device):
             for launch in self._launches:
                 launch(handle)
         for records in active():
             records.extend(self._records)
+        if checked is not None:
+            checked.require()
+
+    def _verification(self) -> Verification:
+        from kernelseam.verification import Verification
+
+        return Verification(self.plan, self._pointers, self._runtime)
 
     def stream_handle(self, stream: object) -> int:
         """The integer handle of a stream as ``__call__`` takes it."""
@@ -302,7 +315,7 @@ def plan(
         parts, choice = _plans.get(key), _choices.get(key)
     if parts is None or choice is None:
         choice = select(problem, target, implementation)
-        parts = choice.implementation.build(problem, target)
+        choice, parts = build(choice, problem, target, named=implementation is not None)
         with _lock:
             _plans[key], _choices[key] = parts, choice
             while len(_plans) > _KEPT:

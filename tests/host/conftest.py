@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +22,14 @@ from kernelseam.errors import CompileError
 from kernelseam.kernels.shared import shared_sources
 
 DISTRIBUTION = Path(__file__).parents[1] / "plugins" / "hostcpp"
-sys.path.insert(0, str(DISTRIBUTION))
+sys.path[:0] = [str(DISTRIBUTION), str(Path(__file__).parent)]
 
 from kernelseam_hostcpp import HostToolchain, compiler  # noqa: E402
+from kernelseam_hostcpp.executable import SANITIZERS  # noqa: E402
 from kernelseam_hostcpp.library import library  # noqa: E402
 
 Probe = Callable[..., None]
+CORES = len(os.sched_getaffinity(0))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -46,9 +51,40 @@ def hostcpp(monkeypatch: pytest.MonkeyPatch) -> Iterator[plugins.Plugins]:
     planning.forget()
 
 
+class Ahead:
+    """What the selected tests of a function compile and run, begun while the tests before them are still at it, so that
+    every core has work: ``ahead(node)`` is the result for a test, of ``work`` over its parameters."""
+
+    def __init__(self, pool: ThreadPoolExecutor, items: list[Any], work: Callable[..., Any], window: int) -> None:
+        self._pool, self._work, self._window = pool, work, window
+        self._parameters = {i.nodeid: i.callspec.params for i in items}
+        self._order = {name: at for at, name in enumerate(self._parameters)}
+        self._begun: dict[str, Future[Any]] = {}
+
+    def __call__(self, node: pytest.Item) -> Any:
+        first = self._order[node.nodeid]
+        for name in list(self._order)[first : first + self._window]:
+            if name not in self._begun:
+                self._begun[name] = self._pool.submit(self._work, **self._parameters[name])
+        return self._begun[node.nodeid].result()
+
+
+@pytest.fixture(scope="module")
+def ahead(request: pytest.FixtureRequest) -> Iterator[Callable[..., Ahead]]:
+    """``ahead("test_name", work)`` for the tests of that name in this module."""
+    pool = ThreadPoolExecutor(CORES)
+
+    def start(test: str, work: Callable[..., Any], window: int = CORES + 1) -> Ahead:
+        mine = [i for i in request.session.items if i.path == request.path and getattr(i, "originalname", "") == test]
+        return Ahead(pool, mine, work, 1 if "PYTEST_XDIST_WORKER" in os.environ else window)
+
+    yield start
+    pool.shutdown(cancel_futures=True)
+
+
 @pytest.fixture(scope="session")
 def has_sanitizer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], None]:
-    """``has_sanitizer("thread")`` skips the test where an executable with that sanitizer cannot be made or started."""
+    """``has_sanitizer("thread")`` skips the test where executables with these options cannot be made or started."""
     known: dict[str, str] = {}
     folder = tmp_path_factory.mktemp("sanitizers")
 
@@ -56,7 +92,7 @@ def has_sanitizer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], N
         if name not in known:
             program = folder / name
             (folder / "empty.cpp").write_text("int main() { return 0; }\n", encoding="utf-8")
-            line = [*compiler.command(), f"-fsanitize={name}", str(folder / "empty.cpp"), "-o", str(program)]
+            line = [*compiler.command(), *SANITIZERS[name], str(folder / "empty.cpp"), "-o", str(program)]
             done = subprocess.run(line, capture_output=True, text=True)
             if not done.returncode:
                 done = subprocess.run([program], capture_output=True, text=True)

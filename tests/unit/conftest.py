@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -10,11 +12,14 @@ from typing import Any
 
 import pytest
 
-from kernelseam import planning, plugins
+from kernelseam import compilation, planning, plugins
+from kernelseam.cli.main import main
 from kernelseam.errors import InvalidValue
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
-sys.path[:0] = [str(PLUGINS / "thirdvendor"), str(PLUGINS / "broken"), str(Path(__file__).parent)]
+sys.path[:0] = [str(PLUGINS / "thirdvendor"), str(PLUGINS / "broken"), str(Path(__file__).parent / "helpers")]
+
+from fakecc import Toolchain  # noqa: E402
 
 
 @pytest.fixture
@@ -50,3 +55,51 @@ def acme(discovered: Callable[..., plugins.Plugins]) -> Any:
     found = discovered("kernelseam_thirdvendor")
     assert found.failures == ()
     return found.backend("acme").runtime
+
+
+@pytest.fixture
+def command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, discovered: Callable[..., Any]
+) -> Callable[..., tuple[int, str, str]]:
+    """``command(*arguments)`` → (exit status, standard output, standard error), on the host; Acme is there, too."""
+    discovered("kernelseam_thirdvendor")
+    monkeypatch.setenv("KERNELSEAM_BACKEND", "numpy")
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([str(a) for a in arguments])
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of an empty binary cache, not made yet."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(folder))
+    compilation.forget()
+    return folder
+
+
+@pytest.fixture
+def toolchain(tmp_path: Path) -> Toolchain:
+    """A compiler that has not run."""
+    return Toolchain(tmp_path / "notes")
+
+
+@pytest.fixture
+def unprivileged() -> Iterator[Path]:
+    """A folder of the user that the test runs as, who is not root: root may write anywhere."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if os.geteuid() == 0:
+            os.chown(folder, 65534, -1)
+            os.seteuid(65534)
+            try:
+                yield folder
+            finally:
+                os.seteuid(0)
+        else:
+            yield folder

@@ -15,29 +15,11 @@ import numpy as np
 import pytest
 
 from kernelseam import compilation
-from kernelseam.cli.main import main
 from kernelseam.contract import SourceBundle
 
 Command = Callable[..., tuple[int, str, str]]
 MINILM = Path(__file__).parents[2] / "examples" / "data" / "minilm_attention.npz"
 SMALL = ("--batch", "2", "--heads", "4", "--seq-len", "33", "--head-dim", "16")
-
-
-@pytest.fixture
-def command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, discovered: Callable[..., Any]
-) -> Command:
-    """``command(*arguments)`` → (exit status, standard output, standard error), on the host; Acme is there, too."""
-    discovered("kernelseam_thirdvendor")
-    monkeypatch.setenv("KERNELSEAM_BACKEND", "numpy")
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([str(a) for a in arguments])
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
 
 
 def parsed(answer: tuple[int, str, str], status: int = 0) -> dict[str, Any]:
@@ -162,7 +144,7 @@ def test_a_failed_verification_ends_with_1(command: Command, monkeypatch: pytest
 
 
 def test_large_problems_are_sampled(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernelseam.cli.running.ORACLE_OPERATIONS", 1e6)
+    monkeypatch.setattr("kernelseam.verification.ORACLE_OPERATIONS", 1e6)
     run = parsed(command("attention", *SMALL, "--verify", "--json"))["runs"][0]
     assert run["verify"]["oracle"]["checked"] == int(1e6 / (4 * 33 * 32)) * 16 < run["elements"] == 2 * 4 * 33 * 16
 
@@ -217,6 +199,9 @@ def test_empty_problems(command: Command) -> None:
         (("gemm", "--k", "1e3"), "'--k'"),
         (("attention", "--dtype", "float8"), "dtype = float8: must be one of float16, bfloat16, float32, float64"),
         (("gemm", "--dtype", "int8"), "dtype = int8"),
+        (("gemm", "--dtype", ""), "dtype = '': must be one of float16, bfloat16, float32, float64"),
+        (("attention", "--dtype", ""), "dtype = '': must be one of float16"),
+        (("gemm", "--backend", ""), "device = : must be a Device, BACKEND or BACKEND:INDEX"),
         (("attention", "--layout", "sbhd"), "layout = sbhd: must be one of bhsd, bshd"),
         (("gemm", "--layout", "bhsd"), "layout = bhsd: must be one of strided, pointers"),
         (("gemm", "--layout", "pointers", "--spacing", "odd"), "spacing = odd: must be one of scattered, even"),
@@ -302,7 +287,10 @@ def test_explain_names_every_implementation(command: Command) -> None:
     assert (other["implementation"], other["backend"], other["verdict"]) == ("acme-gemm", "acme", "refused")
     assert other["reason"] == "it runs on acme, the device is numpy:0 (cpu)"
     there = parsed(command("explain", "gemm", "--backend", "acme", "--dtype", "float64", "--json"))
-    assert there["chosen"] is None and there["implementations"][0]["reason"] == "Acme has no float64"
+    refused = there["implementations"][0]
+    assert there["chosen"] is None and refused["reason"] == "Acme has no float64"
+    assert (refused["operations"], refused["bytes"]) == (2 * 512**3, 3 * 8 * 512**2)  # what it would take
+    assert refused["seconds"] > 0
     status, out, err = command("explain", "attention", *SMALL)
     assert (status, err) == (0, "") and "chosen" in out and "implementation" in out
 

@@ -84,3 +84,14 @@ def test_a_failed_compilation_ends_with_1_and_the_source(
     assert (status, out) == (1, "")
     assert f"gemm did not compile for {archs[0]}. Source saved at {tmp_path}" in err
     assert "broken on purpose" in err and "Traceback" not in err
+
+
+def test_a_spec_without_a_tile_is_refused_in_words(
+    capsys: pytest.CaptureFixture[str], archs: tuple[str, str]
+) -> None:
+    status, out, err = compiled(capsys, "attention", "--head-dim", "4096", "--value-dim", "8", "--arch", archs[0])
+    assert (status, out) == (2, "")
+    assert err == (
+        f"error: spec = attention float16 dim=4096/8: no tile of {archs[0]} takes it. Choose another dtype or smaller "
+        "head dims.\n"
+    )

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kernelseam.blas import Handles
 from kernelseam.contract import Device, host_array
 from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import FLOATING, DType
@@ -75,7 +76,7 @@ class Library:
 def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     fake = Library()
     monkeypatch.setattr(blas, "library", lambda: fake)
-    monkeypatch.setattr(blas, "_handles", {})
+    monkeypatch.setattr(blas, "_handles", Handles(blas._create))
     yield fake
 
 

@@ -63,7 +63,8 @@ def test_the_cheapest_is_taken(ways: Callable[..., Device]) -> None:
     assert choice.implementation.name == "fast"
     assert [c.implementation.name for c in choice.candidates] == ["fast", "so-so", "slow", "fastest, but not for this"]
     assert [c.refusal for c in choice.candidates] == [None, None, None, "needs 64 columns"]
-    assert choice.candidates[0].cost == Cost(0, 0, 1) and choice.candidates[3].cost is None
+    assert choice.candidates[0].cost == Cost(0, 0, 1)
+    assert choice.candidates[3].cost == Cost(0, 0, 0.5)  # what it would cost is told all the same
 
 
 def test_equal_costs_keep_the_order_of_registration(ways: Callable[..., Device]) -> None:

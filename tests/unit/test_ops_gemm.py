@@ -172,7 +172,7 @@ def test_refusals(refused: Refused) -> None:
             lambda: bmm(normal(1, 3, 2, 2), normal(1, 2, 2, 2)))
     refused("b = an array of float64: must be float32 as a is. Convert one of them.",
             lambda: bmm(a, b.astype(np.float64)))
-    refused("out = None: is read, because beta = 1.0. Pass the array that holds C, or "
+    refused("out = None: is read, because beta = 1.0. Pass the array to add to, or "
             "beta=0.", lambda: bmm(a, b, beta=1))
     refused("out = an array of shape [2, 5, 3]: must have shape [2, 3, 5]. Check the order of the axes.",
             lambda: bmm(a, b, out=normal(2, 5, 3)))
@@ -192,12 +192,24 @@ def test_refusals(refused: Refused) -> None:
 
 def test_an_output_that_overlaps_an_input_is_refused() -> None:
     a = normal(2, 4, 4)
-    with pytest.raises(InvalidValue, match=r"^out = 0x[0-9a-f]+: overlaps A\. Give the output memory"):
+    with pytest.raises(InvalidValue, match=r"^out = 0x[0-9a-f]+: overlaps a\. Give the output memory"):
         kernelseam.bmm(a, normal(2, 4, 4), out=a)
     shared = np.lib.stride_tricks.as_strided(normal(8, 4), (2, 4, 4), (0, 16, 4))
-    with pytest.raises(InvalidValue, match=r"^out = stride_c_batch = 0: .*An output needs memory of its own"):
+    with pytest.raises(InvalidValue) as caught:
         kernelseam.bmm(a, a, out=shared)
+    assert str(caught.value) == (
+        "out = batch stride 0: the 2 entries of this axis of out share elements (extents [2, 1, 4, 4], strides "
+        "[0, 16, 4, 1]). An output needs memory of its own for every element: make the batch stride of out larger."
+    )
     near(kernelseam.bmm(a, a), a, a)
+
+
+def test_refusals_of_a_transposed_out_name_the_arrays_as_given() -> None:
+    """outᵀ = op(b)ᵀ·op(a)ᵀ is what is computed: A is b there, and B is a."""
+    a, b = normal(2, 4, 4), normal(2, 4, 4)
+    for x, name in ((a, "a"), (b, "b")):
+        with pytest.raises(InvalidValue, match=rf"^out = 0x[0-9a-f]+: overlaps {name}\. Give the output memory"):
+            kernelseam.bmm(a, b, out=x.swapaxes(1, 2))
 
 
 def test_a_transposed_out_needs_a_matrix_of_b_for_each_head(refused: Refused) -> None:

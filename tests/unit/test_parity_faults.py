@@ -36,6 +36,7 @@ GEMM = {
     "alpha-0-multiplies": "gemm-f32-nn-alpha-0-beta-half-nan-in",
     "wrong-b-head": "gemm-bf16-nn-b-group-2",
     "half-sums": "gemm-f16-nt-to-f32",
+    "truncates": "gemm-bf16-nt-integers-rounded",
     "short-inputs": "gemm-f32-nn",
     "writes-past-end": "gemm-f16-nt-gaps",
     "no-batch-stride": "gemm-f32-nn-token-major-in",

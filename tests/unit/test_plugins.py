@@ -48,10 +48,11 @@ KEPT_OUT = {
         "kernelseam_info", "PluginValidationError: Plugin 'wrong-arguments' for hook 'kernelseam_register'",
     ),
     "takes-a-taken-name": (
-        "kernelseam_register", "PluginError: backend 'numpy' is already registered by another plugin",
+        "kernelseam_register", "PluginError: backend 'numpy' is already registered by plugin 'reference'",
     ),
     "registers-twice": (
-        "kernelseam_register", "PluginError: implementation 'twin' of gemm on numpy is already registered",
+        "kernelseam_register",
+        "PluginError: implementation 'twin' of gemm on numpy is already registered by plugin 'registers-twice'",
     ),
 }
 
@@ -115,8 +116,16 @@ def test_two_plugins_of_one_name() -> None:
     found = discover([GOOD, other, GOOD])
     assert set(found.registry.backends) == {"numpy", "acme"}
     assert [(f.plugin, f.stage, f.message) for f in found.failures] == [
-        ("thirdvendor", "import", "PluginError: two plugins are named 'thirdvendor'")
-    ] * 2
+        (
+            "thirdvendor", "import",
+            f"PluginError: two plugins are named 'thirdvendor': kernelseam_thirdvendor is loaded, {place} is kept out",
+        )
+        for place in ("kernelseam_broken.raises_in_devices", "kernelseam_thirdvendor")
+    ]
+    (own,) = discover([EntryPoint("reference", "kernelseam_thirdvendor", plugins.GROUP)]).failures
+    assert own.message == (
+        "PluginError: two plugins are named 'reference': the core's own is loaded, kernelseam_thirdvendor is kept out"
+    )
 
 
 def test_a_plugin_need_not_be_a_module(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import typer
 
 from kernelseam.cli import shapes
-from kernelseam.cli.running import Run, device_for, execute, measure, normal, report, sampled
+from kernelseam.cli.running import Run, device_for, execute, measure, normal, report
 from kernelseam.contract import Device
 from kernelseam.descriptors import Attention
 from kernelseam.dtypes import DType
@@ -21,6 +21,7 @@ from kernelseam.errors import InvalidValue
 from kernelseam.parity import check, oracle
 from kernelseam.planning import plan
 from kernelseam.plugins import plugins
+from kernelseam.verification import sampled
 
 Array = npt.NDArray[Any]
 

@@ -4,34 +4,42 @@ from __future__ import annotations
 
 import os
 import platform
-import traceback
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from kernelseam import __version__, compilation
 from kernelseam.cli import shapes
+from kernelseam.cli.examination import Finding, examine
 from kernelseam.cli.output import emit_json, facts, heading, scaled, table
-from kernelseam.contract import CONTRACT_VERSION
-from kernelseam.plugins import Failure, plugins
+from kernelseam.contract import CONTRACT_VERSION, Backend
+from kernelseam.plugins import Failure, failure, plugins
 
 VARIABLES = {
     "KERNELSEAM_BACKEND": "the backend where a call names none",
     "KERNELSEAM_CACHE_DIR": "the folder of compiled binaries",
     "KERNELSEAM_PLUGINS": "the plugins to load, separated by commas; all where it is unset",
+    "KERNELSEAM_PROBE_SECONDS": "how long a plugin's import, a hook or the first listing of devices may take; 30",
 }
 
 
-def run(json: shapes.Json = False) -> None:
-    """Devices, plugins, failures, the cache's folder, environment variables."""
-    found = collect()
+def run(
+    json: shapes.Json = False,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Try every implementation on small problems, numbers and all.")
+    ] = True,
+) -> None:
+    """Devices, plugins, implementations, failures, the cache's folder, environment variables."""
+    found = collect(check)
     if json:
         emit_json(found)
     else:
         show(found)
 
 
-def collect() -> dict[str, Any]:
-    """All of it, for programs."""
+def collect(check: bool = True) -> dict[str, Any]:
+    """All of it, for programs. With ``check`` every implementation computes something on every device."""
     known = plugins()
     reports, failures = known.doctor(), list(known.failures)
     for name, report in list(reports.items()):
@@ -39,21 +47,28 @@ def collect() -> dict[str, Any]:
             failures.append(report)
             del reports[name]
     devices: list[dict[str, Any]] = []
+    findings: list[Finding] = []
     for backend in sorted(known.registry.backends.values(), key=lambda b: -b.priority):
         try:
             devices += [
-                {"device": f"{d.backend}:{d.index}", "arch": d.arch, "name": d.name, **asdict(d.limits)}
-                for d in backend.runtime.devices()
+                {
+                    "device": f"{d.backend}:{d.index}", "arch": d.arch, "name": d.name, "evidence": d.evidence,
+                    **asdict(d.limits),
+                }
+                for d in known.devices_of(backend)
             ]
+            if check:
+                tried, broken = examine(known, backend)
+                findings += tried
+                failures += broken
         except Exception as e:  # a broken runtime is what one calls the doctor for
-            text = "".join(traceback.format_exception(e))
-            failures.append(Failure(backend.name, "devices", f"{type(e).__name__}: {e}", text))
+            failures.append(failure(known.registry.owners[backend.name,], "devices", e))
     return {
         "version": __version__, "contract_version": CONTRACT_VERSION, "python": platform.python_version(),
         "platform": platform.platform(), "devices": devices,
         "backends": {
             b.name: {
-                "archs": list(b.toolchain.archs) if b.toolchain else [],
+                "archs": _archs(b, known.registry.owners[b.name,], failures),
                 "implementations": [
                     f"{i.operation}: {i.name}" for i in known.registry.implementations if i.backend == b.name
                 ],
@@ -63,8 +78,17 @@ def collect() -> dict[str, Any]:
         "plugins": [
             {"plugin": name, **asdict(info), "report": reports.get(name, {})} for name, info in known.loaded.items()
         ],
-        "failures": [asdict(f) for f in failures], "cache": _cache(), "environment": _environment(),
+        "examined": [asdict(f) for f in findings], "failures": [asdict(f) for f in failures], "cache": _cache(),
+        "environment": _environment(dict(v for info in known.loaded.values() for v in info.variables)),
     }
+
+
+def _archs(backend: Backend, plugin: str, failures: list[Failure]) -> list[str]:
+    try:
+        return list(backend.toolchain.archs) if backend.toolchain else []
+    except Exception as e:
+        failures.append(failure(plugin, "archs", e))
+        return []
 
 
 def _cache() -> dict[str, Any]:
@@ -76,10 +100,12 @@ def _cache() -> dict[str, Any]:
     return {"folder": folder, "problem": "", "binaries": len(entries), "bytes": sum(e.size for e in entries)}
 
 
-def _environment() -> dict[str, Any]:
+def _environment(plugins: dict[str, str]) -> dict[str, Any]:
+    """Values and meanings. ``plugins``: meanings of the plugins' own variables."""
     others = {n: "" for n in sorted(os.environ) if n.startswith("KERNELSEAM_")}
     return {
-        name: {"value": os.environ.get(name), "meaning": meaning} for name, meaning in {**others, **VARIABLES}.items()
+        name: {"value": os.environ.get(name), "meaning": meaning}
+        for name, meaning in {**others, **VARIABLES, **plugins}.items()
     }
 
 
@@ -90,8 +116,11 @@ def show(found: dict[str, Any]) -> None:
         f"{found['platform']}"
     )
     heading("\nDevices")
-    table(("  device", "arch", "name", "memory", "units"), [
-        (f"  {d['device']}", d["arch"], d["name"], scaled(d["memory_bytes"], "B", 1024), str(d["compute_units"]))
+    table(("  device", "arch", "name", "evidence", "memory", "units"), [
+        (
+            f"  {d['device']}", d["arch"], d["name"], d["evidence"], scaled(d["memory_bytes"], "B", 1024),
+            str(d["compute_units"]),
+        )
         for d in found["devices"]
     ])
     heading("\nPlugins")
@@ -101,6 +130,12 @@ def show(found: dict[str, Any]) -> None:
             facts([(f"    {name}", _line(value)) for name, value in p["report"].items()])
     for name, backend in found["backends"].items():
         facts([(f"  backend {name}", ", ".join(backend["implementations"]) or "no implementation")])
+    if found["examined"]:
+        heading("\nTried out")
+        table(("  implementation", "device", "finding"), [
+            (f"  {f['operation']}: {f['implementation']}", f["device"], f"{f['state']}: {f['detail']}")
+            for f in found["examined"]
+        ])
     heading("\nFailures" if found["failures"] else "\nNo failures")
     for f in found["failures"]:
         print(f"  {f['plugin']} failed at {f['stage']}: {f['message']}")

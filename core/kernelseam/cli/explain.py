@@ -49,7 +49,7 @@ def gemm(
 
 
 def _explain(descriptor: Descriptor, backend: str | None, implementation: str | None, as_json: bool) -> None:
-    device = find_device(backend=backend)
+    device = find_device(backend)
     simple, note = descriptor.simplified()
     problem = simple.problem()
     candidates: list[dict[str, Any]] = []

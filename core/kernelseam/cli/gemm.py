@@ -8,10 +8,11 @@ import numpy as np
 import typer
 
 from kernelseam.cli import shapes
-from kernelseam.cli.running import Run, device_for, execute, measure, normal, report, sampled
+from kernelseam.cli.running import Run, device_for, execute, measure, normal, report
 from kernelseam.parity import check
 from kernelseam.planning import plan
 from kernelseam.plugins import plugins
+from kernelseam.verification import sampled
 
 
 def run(

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import typer
 
 from kernelseam.cli.output import duration, emit_json, facts, heading, scaled
-from kernelseam.contract import Device, Problem
+from kernelseam.contract import EMULATED, Device, Problem
 from kernelseam.dispatch import find_device
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
@@ -21,16 +21,14 @@ from kernelseam.planning import Call, Plan
 from kernelseam.plugins import plugins
 from kernelseam.trace import trace
 
-ORACLE_OPERATIONS = 2e9
-"""How much the oracle computes; of a larger problem it computes some rows."""
-
-ORACLE_ROWS = 20_000
 TIMED_SECONDS = 0.5
+TIME_OF_EMULATION = "the device is emulated: the time is that of a program on the host and says nothing of the hardware"
 
 
 def device_for(problem: Problem, backend: str | None) -> Device:
-    """The device to run on. Raises UnknownName, and InvalidValue where its memory is too small for the problem."""
-    device = find_device(backend=backend)
+    """The device to run on; ``backend`` may be BACKEND:INDEX. Raises UnknownName, and InvalidValue where its memory is
+    too small for the problem."""
+    device = find_device(backend)
     have, need = device.limits.memory_bytes, problem.bytes_moved
     if 0 < have < need:
         raise InvalidValue(
@@ -44,11 +42,6 @@ def normal(rng: np.random.Generator, shape: Sequence[int], dtype: DType) -> npt.
     if dtype is DType.float64:
         return rng.standard_normal(tuple(shape))
     return rng.standard_normal(tuple(shape), dtype=np.float32).astype(dtype.numpy)
-
-
-def sampled(operations_per_row: int) -> int:
-    """How many rows the oracle may compute."""
-    return int(min(max(ORACLE_OPERATIONS / max(operations_per_row, 1), 64), ORACLE_ROWS))
 
 
 @dataclass(frozen=True)
@@ -98,7 +91,7 @@ class Run:
             "name": self.name, "problem": str(problem), "implementation": plan.implementation,
             "launches": self.launches, "elements": self.elements, "kernels": [asdict(r) for r in plan.launches],
             "workspace_bytes": plan.workspace_bytes, "operations": problem.operations, "bytes": problem.bytes_moved,
-            "notes": [n for n in (plan.note, *self.notes) if n],
+            "notes": self._notes(),
         }
         if self.verdicts:
             found["verify"] = {n: {**asdict(v), "passed": bool(v.passed)} for n, v in self.verdicts.items()}
@@ -111,6 +104,10 @@ class Run:
             }
         return found
 
+    def _notes(self) -> list[str]:
+        emulated = self.timing is not None and self.plan.device.evidence == EMULATED
+        return [n for n in (self.plan.note, *self.notes, TIME_OF_EMULATION if emulated else "") if n]
+
     def show(self) -> None:
         """For people."""
         problem, t = self.plan.problem, self.timing
@@ -119,16 +116,16 @@ class Run:
             ("implementation", self.plan.implementation),
             ("launches", f"{self.launches}: {', '.join(r.kernel for r in self.plan.launches)}".removesuffix(": ")),
         ]
-        rows += [("note", note) for note in (self.plan.note, *self.notes) if note]
+        rows += [("note", note) for note in self._notes()]
         for name, v in self.verdicts.items():
             worst = f"{v.checked} of {self.elements} elements, worst error/tolerance {v.worst:.3g}"
             rows.append((f"against {name}", f"passed: {worst}" if v.passed else f"FAILED: {v.message} ({worst})"))
         if t is not None:
             spread = f"spread {duration(t.low)} to {duration(t.high)} ({t.runs} runs)"
             tflops, gbytes = problem.operations / t.median / 1e12, problem.bytes_moved / t.median / 1e9
-            rows += [
-                ("time", f"median {duration(t.median)}, {spread}"), ("rate", f"{tflops:.4g} TFLOP/s, {gbytes:.4g} GB/s")
-            ]
+            rows.append(("time", f"median {duration(t.median)}, {spread}"))
+            if self.plan.device.evidence != EMULATED:
+                rows.append(("rate", f"{tflops:.4g} TFLOP/s, {gbytes:.4g} GB/s"))
         heading(f"{self.name}: {problem}" if self.name else str(problem))
         facts([(f"  {name}", value) for name, value in rows])
 
@@ -147,7 +144,7 @@ def report(operation: str, device: Device, runs: Sequence[Run], *, verify: bool,
     passed = all(r.passed for r in runs)
     if as_json:
         emit_json({
-            "operation": operation, "device": str(device), "backend": device.backend,
+            "operation": operation, "device": str(device), "backend": device.backend, "evidence": device.evidence,
             "passed": passed if verify else None, "runs": [r.data() for r in runs],
         })
     else:

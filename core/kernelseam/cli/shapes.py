@@ -33,7 +33,9 @@ Spacing = Annotated[
     str, typer.Option("--spacing", help="With pointers: scattered, or even, which the strided way serves.")
 ]
 
-Backend = Annotated[str | None, typer.Option("--backend", help="numpy, or that of a plugin. [the best with a device]")]
+Backend = Annotated[
+    str | None, typer.Option("--backend", help="numpy, or that of a plugin; NAME:INDEX for one device. [the best]")
+]
 Implementation = Annotated[str | None, typer.Option("--implementation", help="By name. [the cheapest]")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
@@ -77,7 +79,7 @@ class AttentionShape:
         heads, seq_len, head_dim = _or(heads, 8), _or(seq_len, 512), _or(head_dim, 64)
         return cls(
             _or(batch, 1), heads, seq_len, _or(kv_seq_len, seq_len), head_dim, _or(kv_heads, heads),
-            _or(value_dim, head_dim), causal, DType.of(dtype or "float16", "dtype"),
+            _or(value_dim, head_dim), causal, DType.of("float16" if dtype is None else dtype, "dtype"),
             one_of("layout", layout, "bhsd", "bshd"),
         )
 
@@ -126,7 +128,7 @@ class GemmShape:
         """From options; those left out take their defaults. Raises InvalidValue."""
         return cls(
             _or(batch, 1), _or(heads, 1), _or(m, 512), _or(n, 512), _or(k, 512), a_transposed, b_transposed,
-            DType.of(dtype or "float16", "dtype"), one_of("layout", layout, "strided", "pointers"),
+            DType.of("float16" if dtype is None else dtype, "dtype"), one_of("layout", layout, "strided", "pointers"),
             one_of("spacing", spacing, "scattered", "even"),
         )
 

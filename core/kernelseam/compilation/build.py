@@ -104,7 +104,7 @@ def _build(toolchain: Toolchain, bundle: SourceBundle, arch: str, key: str) -> B
         try:
             data = toolchain.compile(bundle, arch)
         except CompileError as e:
-            raise CompileError(e.kernel, e.arch, e.log, str(_save_source(bundle, e, key))) from e
+            raise CompileError(e.kernel, e.arch, e.log, _save_source(bundle, e, key)) from e
         path = _path(key)
         if writable:
             header = {"key": key, "name": bundle.name, "arch": arch, "backend": toolchain.backend}
@@ -129,7 +129,7 @@ def _locked(key: str) -> Iterator[bool]:
         private(path.parent, make=True)
         lock = filelock.FileLock(path.with_suffix(LOCK), timeout=LOCK_SECONDS, mode=0o600)
         lock.acquire()
-    except (OSError, Untrusted) as e:
+    except (OSError, NotImplementedError, Untrusted) as e:  # the second: a file system that knows no locks
         _warn(f"compiling without the binary cache. {e}")
         yield False
         return
@@ -139,17 +139,26 @@ def _locked(key: str) -> Iterator[bool]:
         lock.release()
 
 
-def _save_source(bundle: SourceBundle, error: CompileError, key: str) -> Path:
-    """Write what the compiler was given, and what it said, beside the cache or else into a temporary folder."""
+def _save_source(bundle: SourceBundle, error: CompileError, key: str) -> str | None:
+    """Write what the compiler was given, and what it said, beside the cache or else into a temporary folder; where.
+
+    None where neither can be written: the compiler's log must reach the caller all the same.
+    """
     folder = cache_folder() / FAILED / key[:16]
     try:
         for place in (folder.parent.parent, folder.parent, folder):
             private(place, make=True)
         _write_source(folder, bundle, error)
+        return str(folder)
     except (OSError, Untrusted):
+        pass
+    try:
         folder = Path(tempfile.mkdtemp(prefix="kernelseam-"))
         _write_source(folder, bundle, error)
-    return folder
+        return str(folder)
+    except OSError as e:
+        _warn(f"the source of {bundle.name} is not saved. {e}")
+        return None
 
 
 def _write_source(folder: Path, bundle: SourceBundle, error: CompileError) -> None:

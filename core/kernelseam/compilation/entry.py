@@ -41,7 +41,12 @@ def unpack(content: bytes) -> tuple[dict[str, str], bytes]:
     if hashlib.sha256(body).digest() != content[len(body) : len(body) + _DIGEST]:
         raise Damaged("its digest does not match")
     (length,) = struct.unpack("<Q", body[-8:])
-    header: dict[str, str] = json.loads(body[-8 - length : -8])
+    try:
+        header: dict[str, str] = json.loads(body[len(body) - 8 - length : -8])
+    except ValueError:
+        header = {}
+    if "key" not in header:
+        raise Damaged("its header cannot be read")
     return header, body[: -8 - length]
 
 
@@ -53,15 +58,20 @@ def read(path: Path) -> tuple[dict[str, str], bytes]:
     remedy = f"It is compiled again; remove the file, or set {VARIABLE}"
     if path.is_symlink():
         raise Untrusted("cache entry", path, "is a symbolic link", remedy)
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
-    with os.fdopen(handle, "rb") as file:
+    # A pipe in the entry's place must not keep us waiting for a writer.
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    handle = os.open(path, flags)
+    try:
         info = os.fstat(handle)  # of what was opened, whatever the name means by now
         reason = distrust(info)
         if reason is None and not stat.S_ISREG(info.st_mode):
             reason = "is not a file"
         if reason:
             raise Untrusted("cache entry", path, reason, remedy)
-        return unpack(file.read())
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            return unpack(file.read())
+    finally:
+        os.close(handle)
 
 
 def write(path: Path, header: Mapping[str, str], payload: bytes) -> None:

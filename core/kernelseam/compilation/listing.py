@@ -46,6 +46,7 @@ def entries() -> list[CacheEntry]:
     for path in folder.glob("*" + entry.SUFFIX) if folder else ():
         header, damage = {"name": path.stem[:16]}, ""
         try:
+            info = os.lstat(path)
             header, _ = entry.read(path)
         except FileNotFoundError:  # cleared by another process meanwhile
             continue
@@ -53,7 +54,8 @@ def entries() -> list[CacheEntry]:
             damage = str(e)
         except Untrusted as e:
             damage = e.rule
-        info = os.lstat(path)
+        except OSError as e:
+            damage = f"it cannot be read: {e.strerror}"
         name, arch, backend = (header.get(k, "?") for k in ("name", "arch", "backend"))
         found.append(CacheEntry(name, arch, backend, info.st_size, max(0.0, time.time() - info.st_mtime), path, damage))
     return sorted(found, key=lambda e: e.age)

@@ -45,6 +45,16 @@ class AttentionSpec:
     operation = "attention"
 
     @property
+    def dims(self) -> str:
+        """The head dims, those of values apart where they differ: "64" or "192/128"."""
+        return f"{self.head_dim}" if self.head_dim == self.value_dim else f"{self.head_dim}/{self.value_dim}"
+
+    def __str__(self) -> str:
+        options = "".join(f" {o}" for o in sorted(self.options - {"q_view", "kv_view"}))
+        views = "" if self.q_view == self.kv_view == "strided" else f" {self.q_view}/{self.kv_view}"
+        return f"attention {self.dtype}{options}{views} dim={self.dims}"
+
+    @property
     def out(self) -> DType:
         """The element type of the result."""
         return self.dtype_out or self.dtype
@@ -196,12 +206,11 @@ class AttentionProblem:
     def __str__(self) -> str:
         s = self.spec
         heads = f"{self.num_heads}" if self.kv_heads == self.num_heads else f"{self.num_heads}/{self.kv_heads}"
-        dims = f"{s.head_dim}" if s.head_dim == s.value_dim else f"{s.head_dim}/{s.value_dim}"
         options = "".join(f" {o}" for o in sorted(s.options - {"q_view", "kv_view"}))
         views = "" if s.q_view == s.kv_view == "strided" else f" {s.q_view}/{s.kv_view}"
         return (
             f"attention {s.dtype}{options}{views} batch={self.batch} heads={heads} "
-            f"S_q={self.S_q} S_k={self.S_k} dim={dims}"
+            f"S_q={self.S_q} S_k={self.S_k} dim={s.dims}"
         )
 
 

@@ -30,6 +30,10 @@ class GemmSpec:
 
     operation = "gemm"
 
+    def __str__(self) -> str:
+        ops = ("T" if self.a_transposed else "N") + ("T" if self.b_transposed else "N")
+        return f"gemm {self.dtype}→{self.dtype_c} {ops} {self.view}"
+
 
 @dataclass(frozen=True)
 class GemmProblem:
@@ -138,9 +142,4 @@ class GemmProblem:
         return self.spec.dtype
 
     def __str__(self) -> str:
-        s = self.spec
-        ops = ("T" if s.a_transposed else "N") + ("T" if s.b_transposed else "N")
-        return (
-            f"gemm {s.dtype}→{s.dtype_c} {ops} {s.view} "
-            f"batch={self.batch} heads={self.num_heads} {self.M}×{self.N}×{self.K}"
-        )
+        return f"{self.spec} batch={self.batch} heads={self.num_heads} {self.M}×{self.N}×{self.K}"

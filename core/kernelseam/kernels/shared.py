@@ -179,6 +179,9 @@ class SharedImplementation:
         return KernelStep(
             self._toolchain.load(binary.data, half.entry, device), half.signature(problem.spec),
             half.values(problem, tile, device), half.pointers(problem.spec),
-            LaunchRecord(half.entry, (blocks, 1, 1), (half.threads(tile, row), 1, 1), shared, device.arch),
+            LaunchRecord(
+                half.entry, (blocks, 1, 1), (half.threads(tile, row), 1, 1), shared, device.arch,
+                evidence=device.evidence,
+            ),
             launch.workspace,
         )

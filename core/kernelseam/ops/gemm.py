@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -72,7 +73,7 @@ def _gemm(
     a_transposed, b_transposed = flag("a_transposed", a_transposed), flag("b_transposed", b_transposed)
     alpha, beta = number("alpha", alpha), number("beta", beta)
     if out is None and beta != 0:
-        raise InvalidValue("out", None, f"is read, because beta = {beta}", "Pass the array that holds C, or beta=0")
+        raise InvalidValue("out", None, f"is read, because beta = {beta}", "Pass the array to add to, or beta=0")
     first, second = infos["a"], infos["b"]
     rank("a", first, (*lead, "K", "M") if a_transposed else (*lead, "M", "K"))
     rank("b", second, (*lead_b, "N", "K") if b_transposed else (*lead_b, "K", "N"))
@@ -133,12 +134,16 @@ def _descriptor(
 
 
 def _renamed(error: InvalidValue, names: dict[str, str]) -> InvalidValue:
-    """The descriptor's refusal of A, B, C or one of their strides under the array's name here."""
+    """The descriptor's refusal with the arrays' names here for A, B, C, and words for their strides."""
+
+    def told(text: str) -> str:
+        text = re.sub(r"\bstride_([abc])_(batch|head|row)\b", lambda m: f"the {m[2]} stride of {names[m[1]]}", text)
+        return re.sub(r"\b[ABC]\b", lambda m: names[m[0].lower()], text)
+
     field, value = error.field, error.value
-    if field.startswith("stride_"):
-        field, value = field[len("stride_")], f"{field} = {value}"
-    name = names.get(field.lower())
-    return error if name is None else type(error)(name, value, error.rule, error.remedy)
+    if stride := re.fullmatch(r"stride_([abc])_(\w+)", field):
+        field, value = stride[1], f"{stride[2]} stride {value}"
+    return type(error)(names.get(field.lower(), field), value, told(error.rule), told(error.remedy))
 
 
 def _in_memory(name: str, info: ArrayInfo) -> tuple[ArrayInfo, bool]:

@@ -1,7 +1,8 @@
 """A tile kernel in NumPy: what a GPU does to the numbers, and faults that can be planted in it.
 
-It calibrates the constants in ``tolerances`` and shows that every kind of fault is caught by some case. It is an
-implementation of the contract on host memory, so that faults of addressing can be planted too.
+It calibrates the constants in ``tolerances`` and shows that every kind of fault is caught by some case: only
+``calibrate`` and the tests use it, no plugin registers it. It is an implementation of the contract on host memory, so
+that faults of addressing can be planted too.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ GEMM_FAULTS = {
     "alpha-0-multiplies": "A and B are read and multiplied by an alpha of 0",
     "wrong-b-head": "the head of A is taken for that of B",
     "half-sums": "partial sums are rounded to the inputs' dtype",
+    "truncates": "the result is cut off where it should be rounded",
     "short-inputs": "float32 inputs are rounded to 10 bits (as TF32 is)",
     "writes-past-end": "one more row is written",
     "no-batch-stride": "the batch stride of A is ignored",
@@ -147,7 +149,11 @@ def gemm(a: Array, b: Array, out: DType, alpha: float, old: Array | None, beta: 
     result = np.asarray(alpha, acc) * total
     if old is not None:
         result = result + np.asarray(beta, acc) * old.astype(acc)
-    return result.astype(out.numpy)
+    rounded = result.astype(out.numpy)
+    if fault == "truncates":
+        bits = rounded.view(f"u{out.itemsize}")
+        bits -= np.abs(rounded.astype(acc)) > np.abs(result)  # sign and magnitude: one less is nearer to 0
+    return rounded
 
 
 def _short(x: Array) -> Array:

@@ -1,6 +1,7 @@
 """A parity case as an executable of its own, as sanitizers want it: the kernel, its launch and its memory, no Python.
 
-Every operand is an allocation that ends with its last element.
+Under a sanitizer every operand is an allocation that ends with its last element; without one memory lies as in the
+matrix, between guards.
 """
 
 from __future__ import annotations
@@ -51,19 +52,6 @@ _FINDINGS = (
 Change = Callable[[SourceBundle], SourceBundle]
 
 
-def changed(file: str, old: str, new: str) -> Change:
-    """Replaces one place of a bundle's file; raises ValueError unless it is there exactly once."""
-
-    def change(made: SourceBundle) -> SourceBundle:
-        files = dict(made.files)
-        if files[file].count(old) != 1:
-            raise ValueError(f"{file} has {old!r} {files[file].count(old)} times")
-        files[file] = files[file].replace(old, new)
-        return replace(made, files=tuple(sorted(files.items())))
-
-    return change
-
-
 @dataclass(frozen=True)
 class Report:
     """What became of a run: what sanitizers or the launch found, in words and order; the verdict if it ended well."""
@@ -87,15 +75,17 @@ class Prepared:
         return self.descriptor.problem()
 
 
-def prepared(case: Case, device: Device) -> Prepared:
-    """The case's layout, every operand's block a buffer of its own, and its descriptor; lists are the host's."""
+def prepared(case: Case, device: Device, separate: bool = True) -> Prepared:
+    """The case's layout, every operand's block a buffer of its own or all in one, and its descriptor; lists are the
+    host's."""
     if isinstance(case, GemmCase) and case.view == "device":
         case = replace(case, view="host")
-    layout = data.layout(case, separate=True)
+    layout = data.layout(case, separate)
     blocks = layout.blocks()
     space = {name: (i + 1) * _SPACE for i, name in enumerate(dict.fromkeys(buffer for buffer, _ in blocks.values()))}
     addresses = {
-        name: space[blocks[p.block][0]] + p.offset * p.dtype.itemsize for name, p in layout.places.items()
+        name: space[blocks[p.block][0]] + blocks[p.block][1] + p.offset * p.dtype.itemsize
+        for name, p in layout.places.items()
     }
     return Prepared(layout, addresses, describe(case, layout, addresses, HostCppRuntime(), device))
 
@@ -107,7 +97,7 @@ def run(
 
     ``change`` plants a fault in its sources. Raises CompileError, subprocess.TimeoutExpired.
     """
-    toolchain, made = HostToolchain(), prepared(case, device)
+    toolchain, made = HostToolchain(), prepared(case, device, separate=sanitizer != "none")
     before = made.layout.buffers()
     made.layout.write(before, data.values(case))
     problem = made.problem

@@ -21,7 +21,9 @@ _LIMITS = DeviceLimits(
     shared_bytes_per_block=1 << 20, bytes_per_second=1e9,
     operations_per_second={d.value: 1e9 for d in DType}, launch_seconds=1e-3,
 )
-DEVICES = tuple(Device("hostcpp", i, arch, f"C++ on {os.uname().machine}", _LIMITS) for i, arch in enumerate(ROWS))
+DEVICES = tuple(
+    Device("hostcpp", i, arch, f"C++ on {os.uname().machine}", _LIMITS, "host") for i, arch in enumerate(ROWS)
+)
 
 
 class HostArray:
@@ -68,6 +70,9 @@ class HostCppRuntime:
     def to_host(self, array: object) -> npt.NDArray[Any]:
         interface: dict[str, Any] = array.__cuda_array_interface__  # type: ignore[attr-defined]
         return np.array(_host_view(array, interface), order="C")
+
+    def read(self, pointer: int, size: int, device: Device) -> npt.NDArray[np.uint8]:
+        return self._host.read(pointer, size, device)
 
     def current_stream(self, device: Device, array: ArrayInfo | None = None) -> int:
         return 0

@@ -1,0 +1,148 @@
+"""A vendor's strided batched GEMM as an implementation: what such libraries refuse, and how they count.
+
+They store columns: the transpose of our row-major C is op(B)ᵀ·op(A)ᵀ, so B comes first and M and N change places. A
+plugin adds how its library is found and called.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kernelseam.contract import EMULATED, Cost, Device, LaunchRecord, PlanParts
+from kernelseam.descriptors.gemm_problem import GemmProblem
+from kernelseam.dispatch import roofline
+from kernelseam.dtypes import DType
+
+LIMIT = 2**31 - 1
+"""Extents and row strides are 32-bit integers there."""
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A matrix of each product as the library sees it: ``lead`` elements from column to column, ``stride`` from matrix
+    to matrix."""
+
+    address: int
+    dtype: DType
+    transposed: bool
+    lead: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class ColumnProduct:
+    """``count`` products of column-major matrices: result[m×n] = alpha·op(first)[m×k]·op(second)[k×n] + beta·result."""
+
+    m: int
+    n: int
+    k: int
+    count: int
+    first: Factor
+    second: Factor
+    result: Factor
+    summed_in: DType
+
+
+def column_product(p: GemmProblem, pointers: Mapping[str, int]) -> ColumnProduct:
+    """The problem over addresses by operand name, in the library's order. Where A and B are never read, k is 0 and
+    their addresses are C's."""
+    s, strides = p.spec, p.matrix_strides
+    assert strides is not None
+    leads = (max(rows[2], 1) for rows in (p.a_strides, p.b_strides, p.c_strides))
+    c = pointers["C"]
+    a, b = (pointers.get(name) or c for name in "AB")
+    kinds = ((a, s.dtype, s.a_transposed), (b, s.dtype, s.b_transposed), (c, s.dtype_c, False))
+    A, B, C = (Factor(*kind, lead, stride) for kind, lead, stride in zip(kinds, leads, strides, strict=True))
+    return ColumnProduct(p.N, p.M, p.K if p.reads_inputs else 0, p.matrices, B, A, C, s.dtype_acc)
+
+
+def scalars(p: GemmProblem) -> tuple[Any, Any]:
+    """alpha and beta in host memory, of the type that such a library reads."""
+    kind = ctypes.c_double if p.spec.dtype_acc is DType.float64 else ctypes.c_float
+    return kind(p.alpha if p.reads_inputs else 0.0), kind(p.beta)
+
+
+class Handles:
+    """A library's handle for each device, made at its first use, with the lock that guards it."""
+
+    def __init__(self, create: Callable[[], Any]) -> None:
+        """``create`` makes one for the current device."""
+        self._create = create
+        self._made: dict[int, tuple[Any, threading.Lock]] = {}
+        self._lock = threading.Lock()
+
+    def of(self, device: Device) -> tuple[Any, threading.Lock]:
+        """The process's handle of a device, which is current, and its lock."""
+        with self._lock:
+            if device.index not in self._made:
+                self._made[device.index] = self._create(), threading.Lock()
+            return self._made[device.index]
+
+
+class StridedBatchedGemm(ABC):
+    """kernelseam.contract.Implementation over one function of a vendor's library."""
+
+    name: str
+    backend: str
+    operation = "gemm"
+    function: str
+    """The library's name for it."""
+    efficiency: float
+    """The part of a device's roofline that it is expected to reach."""
+
+    @abstractmethod
+    def unavailable(self) -> str | None:
+        """Why the library cannot be used here, or None."""
+
+    @abstractmethod
+    def bind(self, problem: GemmProblem, device: Device, pointers: Mapping[str, int]) -> Callable[[int], None]:
+        """``launch(stream)`` of one product over these addresses."""
+
+    def supports(self, problem: GemmProblem, device: Device) -> str | None:
+        spec = problem.spec
+        if device.evidence == EMULATED:
+            return "runs on real devices only"
+        if spec.view != "strided":
+            return "takes strided batches only"
+        if spec.dtype_c not in (spec.dtype, spec.dtype_acc):
+            return f"has no {spec.dtype} product with a {spec.dtype_c} result"
+        if spec.dtype_acc is not spec.dtype.accumulator:
+            return f"does not sum {spec.dtype} products in {spec.dtype_acc}"
+        if problem.matrix_strides is None:
+            return "takes one stride over all matrices, and batch and head are not evenly spaced"
+        rows = (problem.a_strides[2], problem.b_strides[2], problem.c_strides[2])
+        if max(problem.M, problem.N, problem.K, problem.matrices, *rows) > LIMIT:
+            return f"takes extents and row strides up to {LIMIT}"
+        widths = (problem.a_shape[1], problem.b_shape[1], problem.N)
+        if any(row < width for row, width in zip(rows, widths, strict=True)):
+            return "takes rows that do not overlap: a row stride is smaller than its row"
+        return self.unavailable()
+
+    def cost(self, problem: GemmProblem, device: Device) -> Cost:
+        return roofline(problem, device.limits, self.efficiency)
+
+    def build(self, problem: GemmProblem, device: Device) -> PlanParts:
+        if 0 in (problem.M, problem.N, problem.matrices):
+            return PlanParts(())
+        return PlanParts((_Step(self, problem, device),))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One call of the library."""
+
+    gemm: StridedBatchedGemm
+    problem: GemmProblem
+    device: Device
+
+    @property
+    def record(self) -> LaunchRecord:
+        return LaunchRecord(self.gemm.function, (1, 1, 1), (1, 1, 1), 0, self.device.arch, "library")
+
+    def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
+        return self.gemm.bind(self.problem, self.device, pointers)

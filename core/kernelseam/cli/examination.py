@@ -1,0 +1,111 @@
+"""What the doctor tries out: every implementation on a few small problems, its numbers held against the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kernelseam.cli.running import normal
+from kernelseam.cli.shapes import AttentionShape, GemmShape
+from kernelseam.contract import EMULATED, Backend, Device, Implementation
+from kernelseam.descriptors import Attention
+from kernelseam.dispatch import ask
+from kernelseam.dtypes import DType
+from kernelseam.errors import WrongResult
+from kernelseam.planning import Descriptor, plan
+from kernelseam.plugins import Failure, Plugins, failure
+
+F16, F32 = DType.float16, DType.float32
+SHAPES: dict[str, tuple[GemmShape | AttentionShape, ...]] = {
+    "gemm": tuple(
+        GemmShape(2, 3, 65, 72, 40, a_transposed=False, b_transposed=True, dtype=d, layout=layout, spacing="scattered")
+        for d, layout in ((F16, "strided"), (F32, "strided"), (F16, "pointers"))
+    ),
+    "attention": tuple(
+        AttentionShape(
+            1, heads=4, seq_len=65, kv_seq_len=129, head_dim=64, kv_heads=2, value_dim=64, causal=True, dtype=d,
+            layout="bhsd",
+        )
+        for d in (F16, F32)
+    ),
+}
+"""By operation: in half and in single precision, and over lists of addresses."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How one implementation did on one device. ``state`` is "right", "refuses" or "broken"."""
+
+    implementation: str
+    operation: str
+    device: str
+    plugin: str
+    state: str
+    detail: str
+
+
+def examine(known: Plugins, backend: Backend) -> tuple[list[Finding], list[Failure]]:
+    """Try every implementation on every device of a backend, emulated ones left out, and tell which are broken."""
+    findings: list[Finding] = []
+    failures: list[Failure] = []
+    for device in known.devices_of(backend):
+        for i in known.registry.implementations:
+            if i.backend != backend.name or device.evidence == EMULATED:
+                continue
+            plugin = known.registry.owners.get((i.backend, i.operation, i.name), i.backend)
+            finding, failed = _try(i, backend, device, plugin)
+            findings.append(finding)
+            failures += failed
+    return findings, failures
+
+
+def _try(i: Implementation, backend: Backend, device: Device, plugin: str) -> tuple[Finding, list[Failure]]:
+    taken, refusals = 0, []
+    finding = Finding(i.name, i.operation, str(device), plugin, "right", "")
+    for shape in SHAPES.get(i.operation, ()):
+        stage = "call"
+        try:
+            with _bound(shape, backend, device) as descriptor:
+                problem = descriptor.simplified()[0].problem()
+                answer = ask(i, problem, device)
+                if answer.error:
+                    said = Failure(plugin, "supports", answer.refusal or "", answer.error)
+                    return _broken(finding, said)
+                if answer.refusal is not None:
+                    refusals.append(f"{problem}: {answer.refusal}")
+                    continue
+                stage = "build"
+                made = plan(descriptor, device=device, implementation=i.name)
+                stage = "call"
+                made.bind(check=True)()
+                taken += 1
+        except WrongResult as e:
+            return _broken(finding, failure(plugin, "numbers", e))
+        except (Exception, SystemExit) as e:
+            return _broken(finding, failure(plugin, stage, e))
+    if not taken:
+        why = "; ".join(refusals) or f"nothing is known to try {i.operation} with"
+        return replace(finding, state="refuses", detail=why), []
+    return replace(finding, detail=f"{taken} problems, each within its tolerance"), []
+
+
+def _broken(finding: Finding, said: Failure) -> tuple[Finding, list[Failure]]:
+    what = f"{finding.implementation} of {finding.operation} on {finding.device}"
+    told = replace(said, message=f"{what}: {said.message}")
+    return replace(finding, state="broken", detail=f"at {said.stage}: {said.message}"), [told]
+
+
+@contextmanager
+def _bound(shape: GemmShape | AttentionShape, backend: Backend, device: Device) -> Iterator[Descriptor]:
+    """The problem over memory of the device, random N(0,1), which lives as long as the block."""
+    rng, runtime, lie = np.random.default_rng(0), backend.runtime, shape.shapes()
+    arrays = {name: runtime.from_host(normal(rng, lie[name], shape.dtype), device) for name in lie}
+    if isinstance(shape, AttentionShape):
+        yield Attention.from_arrays(arrays["q"], arrays["k"], arrays["v"], arrays["out"], causal=shape.causal)
+    elif shape.layout == "pointers":
+        yield shape.descriptor(**{name: info.pointer for name, x in arrays.items() if (info := runtime.describe(x))})
+    else:
+        yield shape.descriptor(**arrays)

@@ -1,0 +1,82 @@
+"""A plugin's code under a time limit: a driver that does not answer must not take the process with it.
+
+The code runs in a thread of its own. Python cannot end a thread, so one that hangs is left behind (as a daemon, which
+does not keep the process from ending). A hang that holds the interpreter's lock cannot be seen from here.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import math
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from kernelseam.errors import InvalidValue, PluginError
+
+VARIABLE = "KERNELSEAM_PROBE_SECONDS"
+DEFAULT = 30.0
+"""Seconds. Loading a vendor's libraries from a slow disk and waking up a machine full of GPUs takes many."""
+
+T = TypeVar("T")
+
+
+class Hung(PluginError):
+    """A plugin's code that did not come back in time. ``stack``: where its thread was left behind."""
+
+    def __init__(self, message: str, stack: str) -> None:
+        self.stack = stack
+        super().__init__(message)
+        self.add_note(f"Its thread was left behind here:\n{stack}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.stack)
+
+
+def probe_seconds() -> float:
+    """The time limit of each hook, import and first listing of devices. Raises InvalidValue."""
+    given = os.environ.get(VARIABLE)
+    if not given:
+        return DEFAULT
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise InvalidValue(VARIABLE, given, "must be a positive number of seconds", "Leave it unset, or set it to 30")
+    return seconds
+
+
+def within(seconds: float, what: str, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """``call(*arguments, **named)``, or what it raises.
+
+    Raises Hung after so many seconds, naming ``what`` and the line where it hangs.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(call(*arguments, **named))
+        except BaseException as e:
+            errors.append(e)
+
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(work,), name=f"kernelseam: {what}", daemon=True)
+    thread.start()
+    thread.join(min(seconds, threading.TIMEOUT_MAX))
+    if errors:
+        raise errors[0]
+    if results:
+        return results[0]
+    raise _hung(thread, what, seconds)
+
+
+def _hung(thread: threading.Thread, what: str, seconds: float) -> Hung:
+    frame = sys._current_frames().get(thread.ident or 0)
+    stack = traceback.extract_stack(frame) if frame else traceback.StackSummary()
+    at = f" It hangs in {stack[-1].name}, {stack[-1].filename}:{stack[-1].lineno}." if stack else ""
+    return Hung(f"{what} did not come back within {seconds:g} s ({VARIABLE}).{at}", "".join(stack.format()).rstrip())

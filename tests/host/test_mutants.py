@@ -1,0 +1,86 @@
+"""Every bug planted in the device sources is killed by its parity case, which the sources as they are pass."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from kernelseam.contract import Device
+from kernelseam.kernels.shared import shared_sources
+from kernelseam.parity.cases import named
+from kernelseam.parity.run import Target, run_case
+from kernelseam.plugins import Plugins
+from kernelseam_hostcpp.executable import Report, run
+from kernelseam_hostcpp.runtime import DEVICES
+from kernelseam_hostcpp.toolchain import sources
+from mutants import GEMM, MUTANTS, SANITIZED, WRONG_NUMBERS, Mutant
+
+
+def _files() -> dict[str, str]:
+    """Every device source by include name, as a bundle has them."""
+    found = {**shared_sources(), **sources()}
+    found["platform.h"] = found.pop("platform_host.h")
+    return found
+
+
+def test_the_table_is_sound() -> None:
+    assert [n for n, count in Counter(m.name for m in MUTANTS).items() if count > 1] == []
+    assert len(WRONG_NUMBERS) >= 20
+    assert {m.case for m in MUTANTS if m.sanitizer != "none"} <= set(SANITIZED)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
+def test_words_are_there_once(mutant: Mutant) -> None:
+    files = _files()
+    assert mutant.planted(files) != files
+
+
+@pytest.mark.parametrize(
+    ("find", "where"), [("int nowhere;", "nowhere"), ("#include", r"gemm/gemm\.h"), ("T A, B;", "nowhere")]
+)
+def test_words_that_are_not_there_once_are_named(find: str, where: str) -> None:
+    mutant = Mutant("some-bug", GEMM, find, "", "gemm-f16-nt", "", "nothing is summed")
+    files = {"gemm/gemm.h": "#include\n#include\nT A,B;", "tile/base.h": "int nowhere;"}
+    said = rf"^mutant some-bug \(nothing is summed\): its words must be once in gemm/\*, they are {where}"
+    with pytest.raises(LookupError, match=said):
+        mutant.planted(files)
+
+
+def test_white_space_is_any_white_space() -> None:
+    mutant = Mutant("some-bug", GEMM, "if (x) barrier();", "if (y)", "gemm-f16-nt", "", "")
+    files = {"gemm/a.h": "int x;\n  if (x)  // why\n", "gemm/b.h": "{\n  if (x)\n    barrier();\n}"}
+    assert mutant.planted(files) == {**files, "gemm/b.h": "{\n  if (y)\n}"}
+
+
+def _planted() -> Iterator[object]:
+    for mutant in MUTANTS:
+        for device in DEVICES:
+            marks = [] if device.arch == mutant.archs[0] else [pytest.mark.slow]
+            yield pytest.param(mutant, device, id=f"{mutant.name}-on-{device.arch}", marks=marks)
+
+
+@pytest.fixture(scope="module")
+def reports(ahead: Callable[..., Callable[[pytest.Item], Report]]) -> Callable[[pytest.Item], Report]:
+    return ahead("test_is_killed", lambda mutant, device: run(named(mutant.case), device, mutant.sanitizer, mutant))
+
+
+@pytest.mark.parametrize(("mutant", "device"), list(_planted()))
+def test_is_killed(
+    request: pytest.FixtureRequest, hostcpp: Plugins, reports: Callable[[pytest.Item], Report],
+    has_sanitizer: Callable[[str], None], mutant: Mutant, device: Device,
+) -> None:
+    if mutant.sanitizer != "none":
+        has_sanitizer(mutant.sanitizer)
+    case = named(mutant.case)
+    run_case(case, Target(device, "shared", case.operation, own=True)).require()  # as the sources are
+    report = reports(request.node)
+    if device.arch not in mutant.archs:
+        assert report.findings == () and report.verdict is not None and report.verdict.passed, report.log
+    elif report.findings:
+        assert re.fullmatch(mutant.reported, report.findings[0]), report.log
+    else:
+        assert mutant.sanitizer == "none" and report.verdict is not None and not report.verdict.passed, report.verdict
+        assert re.search(mutant.reported, report.verdict.message), report.verdict.message

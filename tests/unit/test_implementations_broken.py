@@ -1,0 +1,211 @@
+"""Implementations that raise or compute wrongly: the others go on, and the culprit is named."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernelseam import BatchedGemmStrided, plan
+from kernelseam.contract import Cost, Device, PlanParts
+from kernelseam.dispatch import find_device, select
+from kernelseam.errors import BrokenImplementation, CompileError, OutOfDeviceMemory, WrongResult
+
+Discovered = Callable[..., Any]
+
+
+def operands(seed: int = 0) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    return {"A": rng.standard_normal((5, 8)), "B": rng.standard_normal((8, 4)), "C": np.zeros((5, 4))}
+
+
+def gemm(x: dict[str, Any]) -> BatchedGemmStrided:
+    return BatchedGemmStrided(M=5, N=4, K=8, dtype="float64", **x)
+
+
+def error(x: dict[str, Any]) -> float:
+    return float(abs(x["C"] - x["A"] @ x["B"]).max())
+
+
+def test_one_that_raises_in_supports(discovered: Discovered, recwarn: pytest.WarningsRecorder) -> None:
+    discovered("kernelseam_broken.raises_in_supports")
+    x = operands()
+    made = plan(gemm(x))
+    made.bind()()
+    assert made.implementation == "numpy" and error(x) < 1e-12
+    (broken,) = (c for c in made.choice.candidates if c.refusal)
+    assert (broken.implementation.name, broken.refusal) == (
+        "raises-in-supports", "its check raised RuntimeError: it depends"
+    )
+    assert broken.error.startswith("Traceback") and "raises_in_supports.py" in broken.error
+    assert not recwarn.list
+
+
+def test_one_that_raises_in_build(discovered: Discovered) -> None:
+    discovered("kernelseam_broken.raises_in_build")
+    x = operands()
+    message = (
+        r"^numpy computes gemm float64→float64 NN strided batch=1 heads=1 5×4×8 on numpy:0 \(cpu\), for what would be "
+        r"faster is broken\. raises-in-build: its build raised RuntimeError: the second wing is missing$"
+    )
+    with pytest.warns(BrokenImplementation, match=message) as warned:
+        made = plan(gemm(x))
+    assert warned[0].filename == __file__
+    made.bind()()
+    assert made.implementation == "numpy" and error(x) < 1e-12
+    assert [(c.implementation.name, c.refusal) for c in made.choice.candidates] == [
+        ("numpy", None), ("raises-in-build", "its build raised RuntimeError: the second wing is missing")
+    ]
+    assert "raises_in_build.py" in made.choice.candidates[1].error
+    again = plan(gemm(operands(1)))  # remembered: it is not tried a second time, nor warned of
+    assert again.parts is made.parts
+    with pytest.raises(RuntimeError, match="^the second wing is missing$"):  # whoever asks for it is told
+        plan(gemm(x), implementation="raises-in-build")
+
+
+def test_a_remembered_failure_keeps_no_array(discovered: Discovered) -> None:
+    discovered("kernelseam_broken.raises_in_build")
+
+    def work() -> weakref.ref[Any]:
+        x = operands()
+        with pytest.warns(BrokenImplementation):
+            plan(gemm(x)).bind()()
+        return weakref.ref(x["C"])
+
+    there = work()
+    gc.collect()
+    assert there() is None
+
+
+class Way:
+    """An implementation whose build raises."""
+
+    backend, operation = "numpy", "gemm"
+
+    def __init__(self, name: str, seconds: float, error: Exception | None) -> None:
+        self.name, self.seconds, self.error, self.built = name, seconds, error, 0
+
+    def supports(self, problem: Any, device: Device) -> str | None:
+        return None
+
+    def cost(self, problem: Any, device: Device) -> Cost:
+        return Cost(0, 0, self.seconds)
+
+    def build(self, problem: Any, device: Device) -> PlanParts:
+        self.built += 1
+        if self.error:
+            raise self.error
+        return PlanParts(())
+
+
+def test_where_none_can_be_built_the_first_failure_is_told(discovered: Discovered) -> None:
+    found = discovered()
+    first = CompileError("gemm", "cpu", "1: error: no such luck", "/tmp/source")
+    found.registry.implementations[:] = [Way("second", 2, RuntimeError("nor here")), Way("first", 1, first)]
+    with pytest.raises(CompileError) as caught:
+        plan(gemm({}), device="numpy")
+    assert caught.value is first
+
+
+def test_the_next_cheapest_stands_in(discovered: Discovered) -> None:
+    found = discovered()
+    ways = [Way("third", 3, None), Way("second", 2, None), Way("first", 1, RuntimeError("no"))]
+    found.registry.implementations[:] = ways
+    with pytest.warns(BrokenImplementation, match="^second computes"):
+        assert plan(gemm({}), device="numpy").implementation == "second"
+    assert [w.built for w in ways] == [0, 1, 1]
+
+
+def test_too_little_memory_is_no_fault_of_the_implementation(discovered: Discovered) -> None:
+    found = discovered()
+    ways = [Way("first", 1, OutOfDeviceMemory("3 GB wanted")), Way("second", 2, None)]
+    found.registry.implementations[:] = ways
+    with pytest.raises(OutOfDeviceMemory, match="^3 GB wanted$"):
+        plan(gemm({}), device="numpy")
+    assert ways[1].built == 0
+
+
+def test_one_that_computes_wrongly(discovered: Discovered) -> None:
+    discovered("kernelseam_broken.wrong_numbers")
+    x = operands()
+    made = plan(gemm(x))
+    assert made.implementation == "wrong-numbers"
+    made.bind()()
+    assert error(x) > 0.1  # nobody asked
+    with pytest.raises(WrongResult) as caught:
+        made.bind(check=True)()
+    e = caught.value
+    assert (e.implementation, e.device) == ("wrong-numbers", "numpy:0 (cpu)")
+    assert str(e).startswith(
+        "wrong-numbers on numpy:0 (cpu) computes gemm float64→float64 NN strided batch=1 heads=1 5×4×8 wrongly: C["
+    )
+    assert str(e).endswith(
+        ", the worst of 20 elements. Name another implementation, and tell whoever made this one."
+    )
+    plan(gemm(x), implementation="numpy").bind(check=True)()
+    assert error(x) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("module", "stage", "said"),
+    [
+        ("raises_in_supports", "supports", "its check raised RuntimeError: it depends"),
+        ("raises_in_build", "build", "RuntimeError: the second wing is missing"),
+        ("wrong_numbers", "numbers", "WrongResult: wrong-numbers on numpy:0 (cpu) computes gemm float16→float16"),
+    ],
+)
+def test_doctor_names_the_culprit(
+    command: Callable[..., Any], discovered: Discovered, module: str, stage: str, said: str
+) -> None:
+    discovered(f"kernelseam_broken.{module}")
+    name = module.replace("_", "-")
+    status, out, err = command("doctor", "--json")
+    assert (status, err) == (0, "")
+    found = json.loads(out)
+    (failure,) = found["failures"]
+    assert (failure["plugin"], failure["stage"]) == (name, stage)
+    assert failure["message"].startswith(f"{name} of gemm on numpy:0 (cpu): {said}")
+    assert failure["traceback"].startswith("Traceback")
+    states = {f["implementation"]: f["state"] for f in found["examined"] if f["operation"] == "gemm"}
+    assert states == {"numpy": "right", name: "broken"}
+    text = command("doctor")[1]
+    assert f"{name} failed at {stage}: " in text and f"broken: at {stage}: " in text
+    assert json.loads(command("doctor", "--json", "--no-check")[1])["examined"] == []
+
+
+def test_doctor_tells_of_those_that_are_right_and_of_those_that_refuse(
+    command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernelseam_thirdvendor import AcmeGemm
+
+    monkeypatch.setattr(AcmeGemm, "supports", lambda *_: "it is tired")
+    found = json.loads(command("doctor", "--json")[1])
+    assert found["failures"] == []
+    assert {(f["device"], f["operation"], f["implementation"], f["plugin"], f["state"]) for f in found["examined"]} == {
+        ("numpy:0 (cpu)", "gemm", "numpy", "reference", "right"),
+        ("numpy:0 (cpu)", "attention", "numpy", "reference", "right"),
+        ("acme:0 (acme1)", "gemm", "acme-gemm", "kernelseam-thirdvendor", "refuses"),
+        ("acme:1 (acme1)", "gemm", "acme-gemm", "kernelseam-thirdvendor", "refuses"),
+    }
+    details = {f["implementation"]: f["detail"] for f in found["examined"] if f["operation"] == "gemm"}
+    assert details["numpy"] == "3 problems, each within its tolerance"
+    problem = "gemm float16→float16 NT strided batch=2 heads=3 65×72×40"
+    assert details["acme-gemm"].startswith(f"{problem}: it is tired; gemm")
+
+
+def test_explain_names_the_broken_one(command: Callable[..., Any], discovered: Discovered) -> None:
+    discovered("kernelseam_broken.raises_in_supports")
+    rows = json.loads(command("explain", "gemm", "--json")[1])["implementations"]
+    assert [(r["implementation"], r["verdict"], r["reason"]) for r in rows] == [
+        ("numpy", "chosen", ""), ("raises-in-supports", "refused", "its check raised RuntimeError: it depends")
+    ]
+
+
+def test_select_does_not_build(discovered: Discovered) -> None:
+    discovered("kernelseam_broken.raises_in_build")
+    assert select(gemm({}).problem(), find_device("numpy")).implementation.name == "raises-in-build"

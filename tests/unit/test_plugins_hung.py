@@ -1,0 +1,170 @@
+"""Plugins that do not come back: given up after a while, named with the place where they hang, harming nobody."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kernelseam
+from kernelseam import BatchedGemmStrided, deadline, plan, plugins
+from kernelseam.deadline import Hung, probe_seconds, within
+from kernelseam.errors import InvalidValue
+from kernelseam.plugins import Failure, discover
+
+GOOD = EntryPoint("thirdvendor", "kernelseam_thirdvendor", plugins.GROUP)
+SECONDS = 0.3
+
+
+def hanging(name: str) -> EntryPoint:
+    return EntryPoint(name, f"kernelseam_broken.{name.replace('-', '_')}", plugins.GROUP)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A short limit; and whatever hangs comes back when the test is over."""
+    from kernelseam_broken.good import LET_GO
+
+    before = set(threading.enumerate())
+    monkeypatch.setenv("KERNELSEAM_PROBE_SECONDS", str(SECONDS))
+    yield
+    LET_GO.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+    LET_GO.clear()
+    sys.modules.pop("kernelseam_broken.hangs_on_import", None)  # it has come back from its import
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "what"),
+    [
+        ("hangs-on-import", "import", "its import"), ("hangs-in-info", "kernelseam_info", "kernelseam_info"),
+        ("hangs-in-register", "kernelseam_register", "kernelseam_register"),
+    ],
+)
+def test_a_plugin_that_hangs_is_kept_out(name: str, stage: str, what: str) -> None:
+    start = time.monotonic()
+    found = discover([hanging(name), GOOD])
+    assert SECONDS <= time.monotonic() - start < SECONDS + 5
+    assert set(found.loaded) == {"reference", "thirdvendor"}
+    assert set(found.registry.backends) == {"numpy", "acme"}
+    (failure,) = found.failures
+    assert (failure.plugin, failure.stage) == (name, stage)
+    assert failure.message.startswith(
+        f"Hung: {what} did not come back within 0.3 s (KERNELSEAM_PROBE_SECONDS). It hangs in wait, "
+    )
+    assert failure.traceback.startswith("Traceback (most recent call last):\n")
+    assert "Its thread was left behind here:\n" in failure.traceback
+    assert f"kernelseam_broken/{name.replace('-', '_')}.py" in failure.traceback and "hang()" in failure.traceback
+
+
+def test_a_probe_that_hangs(discovered: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+    found = discovered("kernelseam_broken.hangs_in_devices", "kernelseam_thirdvendor")
+    assert found.failures == ()  # nobody has asked for devices yet
+    start = time.monotonic()
+    assert [str(d) for d in found.devices()] == ["numpy:0 (cpu)", "acme:0 (acme1)", "acme:1 (acme1)"]
+    assert time.monotonic() - start < SECONDS + 5
+    assert "backend deaf does not list its devices" in caplog.text
+    start = time.monotonic()  # from now on nobody waits for it
+    a = np.ones((2, 3, 4), np.float32)
+    assert np.array_equal(kernelseam.bmm(a, a.swapaxes(1, 2)), a @ a.swapaxes(1, 2))
+    for _ in range(3):
+        assert str(plan(BatchedGemmStrided(M=3, N=5, K=4, dtype="float32")).device) == "numpy:0 (cpu)"
+        with pytest.raises(Hung, match="listing the devices of backend deaf did not come back within 0.3 s") as caught:
+            plan(BatchedGemmStrided(M=3, N=5, K=4, dtype="float32"), backend="deaf")
+        assert "hangs_in_devices.py" in caught.value.stack
+    assert time.monotonic() - start < SECONDS
+
+
+def test_a_probe_that_hangs_does_not_stand_before_an_array(discovered: Callable[..., Any]) -> None:
+    """The backend of the highest priority is asked first, and is given up."""
+    discovered("kernelseam_broken.hangs_in_devices", "kernelseam_thirdvendor")
+    from kernelseam_thirdvendor import AcmeArray
+
+    a, b = np.ones((2, 3, 4), np.float32), np.ones((2, 4, 5), np.float32)
+    start = time.monotonic()
+    assert np.array_equal(kernelseam.bmm(AcmeArray(a), AcmeArray(b)).host, a @ b)
+    assert SECONDS <= time.monotonic() - start < SECONDS + 5
+    with pytest.raises(InvalidValue, match="deaf could not be asked: Hung: listing the devices of backend deaf"):
+        kernelseam.bmm(object(), object())
+
+
+def test_a_failure_on_an_array_does_not_stand_before_the_others(discovered: Callable[..., Any]) -> None:
+    discovered("kernelseam_broken.raises_in_describe", "kernelseam_thirdvendor")
+    from kernelseam_thirdvendor import AcmeArray
+
+    a, b = np.ones((2, 3, 4), np.float32), np.ones((2, 4, 5), np.float32)
+    assert np.array_equal(kernelseam.bmm(AcmeArray(a), AcmeArray(b)).host, a @ b)
+    with pytest.raises(InvalidValue, match=r"acme, numpy, puzzled; puzzled could not be asked: RuntimeError: what is"):
+        kernelseam.bmm(object(), object())
+
+
+def test_a_report_that_hangs(discovered: Callable[..., Any]) -> None:
+    found = discovered("kernelseam_broken.hangs_in_doctor", "kernelseam_thirdvendor")
+    report = found.doctor()
+    assert report["kernelseam-thirdvendor"] == {"devices": ["acme:0 (acme1)", "acme:1 (acme1)"]}
+    failure = report["hangs-in-doctor"]
+    assert isinstance(failure, Failure) and failure.stage == "kernelseam_doctor"
+    assert failure.message.startswith("Hung: kernelseam_doctor did not come back within 0.3 s")
+
+
+@pytest.mark.parametrize(
+    ("module", "stage"),
+    [
+        ("hangs_on_import", "import"), ("hangs_in_info", "kernelseam_info"),
+        ("hangs_in_register", "kernelseam_register"), ("hangs_in_devices", "devices"),
+        ("hangs_in_doctor", "kernelseam_doctor"),
+    ],
+)
+def test_doctor_names_what_hangs(
+    command: Callable[..., Any], discovered: Callable[..., Any], module: str, stage: str
+) -> None:
+    discovered(f"kernelseam_broken.{module}")
+    status, out, err = command("doctor", "--json")
+    assert (status, err) == (0, "")
+    (failure,) = json.loads(out)["failures"]
+    assert (failure["plugin"], failure["stage"]) == (module.replace("_", "-"), stage)
+    assert failure["message"].startswith("Hung: ") and f"{module}.py" in failure["traceback"]
+    assert f"{module.replace('_', '-')} failed at {stage}: Hung: " in command("doctor")[1]
+
+
+def test_what_is_raised_under_the_limit_is_raised() -> None:
+    assert within(5, "adding", lambda x, y: x + y, 1, y=2) == 3
+    with pytest.raises(ZeroDivisionError):
+        within(5, "dividing", lambda: 1 // 0)
+    with pytest.raises(SystemExit):
+        within(5, "leaving", lambda: (_ for _ in ()).throw(SystemExit(3)))
+    assert within(float("inf"), "waiting for ever", lambda: "back") == "back"
+
+
+def test_the_thread_sees_its_callers_context(discovered: Callable[..., Any]) -> None:
+    discovered("kernelseam_thirdvendor")
+    from kernelseam.dispatch import preferred_backend
+
+    with kernelseam.use_backend("acme"):
+        assert within(5, "asking", preferred_backend) == "acme"
+
+
+@pytest.mark.parametrize("value", ["soon", "0", "-1", "nan"])
+def test_a_limit_that_is_none(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERNELSEAM_PROBE_SECONDS", value)
+    message = (
+        f"KERNELSEAM_PROBE_SECONDS = {value}: must be a positive number of seconds. Leave it unset, or set it to 30."
+    )
+    with pytest.raises(InvalidValue) as caught:
+        discover([])
+    assert str(caught.value) == message
+
+
+def test_the_limit_where_none_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERNELSEAM_PROBE_SECONDS", "")
+    assert probe_seconds() == deadline.DEFAULT == 30
+    monkeypatch.setenv("KERNELSEAM_PROBE_SECONDS", "2.5")
+    assert probe_seconds() == 2.5

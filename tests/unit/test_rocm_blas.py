@@ -1,0 +1,215 @@
+"""The arguments handed to hipBLAS, computed with as the library would: column-major, with its strides and scalars.
+
+hip-python's modules are stood in for by ones over host memory: neither the library nor a device is needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import replace
+from enum import IntEnum
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernelseam.blas import Handles
+from kernelseam.contract import EMULATED, Device, host_array
+from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.dtypes import DType
+from kernelseam.errors import DeviceError, NoDevice, OutOfDeviceMemory
+
+pytest.importorskip("kernelseam_rocm", reason="kernelseam-rocm is not installed")
+from kernelseam_rocm import bindings, blas  # noqa: E402
+
+DEVICE = Device("rocm", 0, "gfx942")
+SQUARE = GemmProblem(
+    GemmSpec(DType.float32, DType.float32, DType.float32), 4, 4, 4, 1, 1, (0, 0, 4), (0, 0, 4), (0, 0, 4)
+)
+
+
+class hipDataType(IntEnum):
+    HIP_R_32F, HIP_R_64F, HIP_R_16F, HIP_R_16BF = 0, 1, 2, 14
+
+
+class hipblasOperation_t(IntEnum):
+    HIPBLAS_OP_N, HIPBLAS_OP_T = 111, 112
+
+
+class hipblasComputeType_t(IntEnum):
+    HIPBLAS_COMPUTE_32F, HIPBLAS_COMPUTE_64F = 2, 7
+
+
+class hipblasGemmAlgo_t(IntEnum):
+    HIPBLAS_GEMM_DEFAULT = 160
+
+
+class hipblasStatus_t(IntEnum):
+    HIPBLAS_STATUS_SUCCESS = 0
+    HIPBLAS_STATUS_NOT_INITIALIZED = 1
+    HIPBLAS_STATUS_ALLOC_FAILED = 2
+    HIPBLAS_STATUS_INVALID_VALUE = 3
+
+
+OK = hipblasStatus_t.HIPBLAS_STATUS_SUCCESS
+_KINDS = {
+    hipDataType.HIP_R_16F: DType.float16, hipDataType.HIP_R_16BF: DType.bfloat16, hipDataType.HIP_R_32F: DType.float32,
+    hipDataType.HIP_R_64F: DType.float64,
+}
+
+
+class Library:
+    """hip-python's hipblas on host memory; remembers the stream that was set when a product was asked for."""
+
+    hipblasOperation_t, hipblasComputeType_t = hipblasOperation_t, hipblasComputeType_t
+    hipblasGemmAlgo_t = hipblasGemmAlgo_t
+
+    def __init__(self) -> None:
+        self.stream: int | None = None
+        self.streams: list[int | None] = []
+        self.computes: list[int] = []
+        self.made = self.destroyed = 0
+        self.create = self.set = self.status = OK
+
+    def hipblasCreate(self) -> tuple[Any, Any]:
+        self.made += 1
+        return self.create, object()
+
+    def hipblasDestroy(self, handle: Any) -> tuple[Any]:
+        self.destroyed += 1
+        return (OK,)
+
+    def hipblasSetStream(self, handle: Any, stream: int) -> tuple[Any]:
+        self.stream = stream
+        return (self.set,)
+
+    def hipblasGemmStridedBatchedEx(self, handle: Any, *given: Any) -> tuple[Any]:
+        (
+            turn_a, turn_b, m, n, k, alpha, a, kind_a, lda, stride_a, b, kind_b, ldb, stride_b, beta, c, kind_c, ldc,
+            stride_c, count, compute, algorithm,
+        ) = given
+        assert algorithm == 160
+        self.streams.append(self.stream)
+        self.computes.append(compute)
+        scalar = ctypes.c_double if compute == hipblasComputeType_t.HIPBLAS_COMPUTE_64F else ctypes.c_float
+
+        def columns(pointer: int, kind: Any, ld: int, stride: int, rows: int, width: int) -> Any:
+            return host_array(pointer, (count, rows, width), (stride, 1, ld), _KINDS[kind])
+
+        turned = {111: False, 112: True}
+        left = columns(a, kind_a, lda, stride_a, *((k, m) if turned[turn_a] else (m, k))).astype(np.float64)
+        right = columns(b, kind_b, ldb, stride_b, *((n, k) if turned[turn_b] else (k, n))).astype(np.float64)
+        out = columns(c, kind_c, ldc, stride_c, m, n)
+        left, right = (x.swapaxes(1, 2) if turned[t] else x for x, t in ((left, turn_a), (right, turn_b)))
+        product = scalar.from_address(alpha).value * (left @ right)
+        scale = scalar.from_address(beta).value
+        out[...] = product if scale == 0 else product + scale * out.astype(np.float64)
+        return (self.status,)
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
+    fake = Library()
+    monkeypatch.setattr(bindings, "module", lambda name: {"hipblas": fake}[name])
+    monkeypatch.setattr(bindings, "hip", lambda: SimpleNamespace(hipDataType=hipDataType))
+    monkeypatch.setattr(bindings, "call", lambda name: {"hipRuntimeGetVersion": 70_000_000}[name])
+    monkeypatch.setattr(blas, "_handles", Handles(blas._create))
+    blas._unavailable.cache_clear()
+    yield fake
+    blas._unavailable.cache_clear()
+
+
+def integers(dtype: DType, *shape: int) -> Any:
+    return np.random.default_rng(sum(shape)).integers(-4, 5, shape).astype(dtype.numpy)
+
+
+def launched(problem: GemmProblem = SQUARE) -> Any:
+    x = np.ones((4, 4), np.float32)
+    (step,) = blas.HipBlasGemm().build(problem, DEVICE).steps
+    launch = step.bind(dict.fromkeys("ABC", x.ctypes.data), 0)
+    return lambda stream, keep=x: launch(stream)
+
+
+@pytest.mark.parametrize("dtype", list(DType), ids=str)
+@pytest.mark.parametrize("a_transposed", [False, True])
+@pytest.mark.parametrize("b_transposed", [False, True])
+@pytest.mark.parametrize("beta", [0.0, 2.0])
+def test_products_agree(library: Library, dtype: DType, a_transposed: bool, b_transposed: bool, beta: float) -> None:
+    batch, heads, M, N, K = 2, 3, 5, 7, 6
+    a = integers(dtype, batch, heads, *((K, M + 2) if a_transposed else (M, K + 2)))  # rows with gaps
+    b = integers(dtype, batch, heads, *((N, K) if b_transposed else (K, N)))
+    c = integers(dtype, batch, heads, M, N + 1)
+    spec = GemmSpec(dtype, dtype, dtype.accumulator, a_transposed, b_transposed)
+    steps = [tuple(s // x.itemsize for s in x.strides[:3]) for x in (a, b, c)]
+    problem = GemmProblem(spec, M, N, K, batch, heads, *steps, alpha=0.5, beta=beta)
+    left = (a[..., :M].swapaxes(2, 3) if a_transposed else a[..., :K]).astype(np.float64)
+    right = (b.swapaxes(2, 3) if b_transposed else b).astype(np.float64)
+    want = 0.5 * left @ right + beta * c[..., :N].astype(np.float64)
+    edge = c[..., N:].copy()
+    (step,) = blas.HipBlasGemm().build(problem, DEVICE).steps
+    step.bind({"A": a.ctypes.data, "B": b.ctypes.data, "C": c.ctypes.data}, 0)(77)
+    assert np.array_equal(c[..., :N], want.astype(dtype.numpy))
+    assert np.array_equal(c[..., N:], edge)
+    assert library.computes == [7 if dtype is DType.float64 else 2]
+
+
+def test_alpha_0_reads_nothing(library: Library) -> None:
+    c = integers(DType.float32, 4, 4)
+    want = 3 * c
+    (step,) = blas.HipBlasGemm().build(replace(SQUARE, alpha=0.0, beta=3.0), DEVICE).steps
+    step.bind({"C": c.ctypes.data}, 0)(0)
+    assert np.array_equal(c, want)
+
+
+def test_every_product_runs_on_the_stream_it_is_given(library: Library) -> None:
+    (step,) = blas.HipBlasGemm().build(SQUARE, DEVICE).steps
+    assert (step.record.kernel, step.record.kind) == ("hipblasGemmStridedBatchedEx", "library")
+    first, second = launched(), launched()
+    for launch, stream in ((first, 7), (second, 2**40), (first, 0)):
+        launch(stream)
+    assert library.streams == [7, 2**40, 0]
+    assert library.made == 1  # one handle for all of a device's products
+
+
+STATUSES = [
+    (hipblasStatus_t.HIPBLAS_STATUS_NOT_INITIALIZED, NoDevice),
+    (hipblasStatus_t.HIPBLAS_STATUS_ALLOC_FAILED, OutOfDeviceMemory),
+    (hipblasStatus_t.HIPBLAS_STATUS_INVALID_VALUE, DeviceError),
+]
+
+
+@pytest.mark.parametrize(("status", "kind"), STATUSES)
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [("create", "hipblasCreate"), ("set", "hipblasSetStream"), ("status", "hipblasGemmStridedBatchedEx")],
+)
+def test_a_failure_names_the_call_and_the_status(
+    library: Library, call: str, name: str, status: hipblasStatus_t, kind: type[DeviceError]
+) -> None:
+    setattr(library, call, status)
+    with pytest.raises(DeviceError) as caught:
+        launched()(0)
+    assert type(caught.value) is kind
+    assert isinstance(caught.value, MemoryError) == (kind is OutOfDeviceMemory)
+    assert str(caught.value) == f"{name} failed with {status.name} ({int(status)})"
+    setattr(library, call, OK)
+    launched()(5)  # and it is recovered from: nothing of the failure was kept
+    assert library.streams[-1] == 5
+
+
+def test_what_it_refuses(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    gemm = blas.HipBlasGemm()
+    assert gemm.supports(SQUARE, DEVICE) is None and (library.made, library.destroyed) == (1, 1)
+    assert gemm.supports(replace(SQUARE, M=2**31), DEVICE) == "takes extents and row strides up to 2147483647"
+    assert gemm.supports(SQUARE, replace(DEVICE, evidence=EMULATED)) == "runs on real devices only"
+    blas._unavailable.cache_clear()
+    monkeypatch.setattr(bindings, "call", lambda name: 60_443_483)
+    assert gemm.supports(SQUARE, DEVICE) == "needs ROCm 7 or newer; the runtime here is of ROCm 6"
+    blas._unavailable.cache_clear()
+    monkeypatch.setattr(bindings, "call", lambda name: 70_000_000)
+    library.create = hipblasStatus_t.HIPBLAS_STATUS_NOT_INITIALIZED
+    assert gemm.supports(SQUARE, DEVICE) == (
+        "hipBLAS cannot be used: hipblasCreate failed with HIPBLAS_STATUS_NOT_INITIALIZED (1)"
+    )

@@ -1,0 +1,279 @@
+"""Emulated devices as a user meets them: who gets one, what is said where something is missing, and real results."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernelseam.contract import EMULATED, Device, Runtime
+from kernelseam.dispatch import find_device
+from kernelseam.dtypes import DType
+from kernelseam.errors import DeviceError, InvalidValue, UnknownName
+
+pytest.importorskip("kernelseam_rocm", reason="kernelseam-rocm is not installed")
+import amdelf  # noqa: E402
+import fake_emulator as fake  # noqa: E402
+
+from kernelseam_rocm import archs, emulation, plugin  # noqa: E402
+from kernelseam_rocm.blas import HipBlasGemm  # noqa: E402
+from kernelseam_rocm.emulation import checkout, selftest  # noqa: E402
+from kernelseam_rocm.emulation.devices import EmulatedArray, EmulatedRuntime, JoinedRuntime  # noqa: E402
+from kernelseam_rocm.emulation.memory import Arena  # noqa: E402
+from kernelseam_rocm.runtime import HipRuntime  # noqa: E402
+
+ARCHS = ["gfx942", "gfx950", "gfx1100", "gfx1201"]
+
+
+@pytest.fixture
+def runtime() -> EmulatedRuntime:
+    return EmulatedRuntime(Arena(1 << 20), 0)
+
+
+def python(code: str, **environment: str) -> Any:
+    """What a fresh interpreter prints as JSON; it sees the ROCm plugin and the reference."""
+    env = {
+        **{k: v for k, v in os.environ.items() if k != checkout.VARIABLE}, "KERNELSEAM_PLUGINS": "rocm",
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **environment,
+    }
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+DEVICES = (
+    "import json, kernelseam; from kernelseam.plugins import plugins; p = plugins(); "
+    "print(json.dumps([[str(d) for d in p.devices()], p.doctor()['rocm']['emulation']]))"
+)
+
+
+def test_no_variable_no_devices() -> None:
+    devices, said = python(DEVICES)
+    assert not any("emulated" in d for d in devices)
+    assert said == "off (KERNELSEAM_TINYGRAD is not set)"
+
+
+def test_a_path_that_is_no_checkout(tmp_path: Path) -> None:
+    devices, said = python(DEVICES, KERNELSEAM_TINYGRAD=str(tmp_path))
+    assert not any("emulated" in d for d in devices)
+    assert said == (
+        f"KERNELSEAM_TINYGRAD = {tmp_path}: must be a checkout of tinygrad's repository, and there is no "
+        "test/mockgpu/amd/emu.py in it. Clone the repository (its packages do not hold the emulator), or unset the "
+        "variable"
+    )
+
+
+def test_a_checkout_without_clang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(checkout.VARIABLE, str(fake.write(tmp_path / "checkout")))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert checkout.find() == (
+        "KERNELSEAM_TINYGRAD is set, but the emulator needs clang, and there is none on PATH. Install clang, or the "
+        "package ziglang, which brings one"
+    )
+    with pytest.raises(DeviceError, match="needs clang"):
+        emulation.required()
+
+
+def test_clang_may_be_zigs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "packages" / "ziglang"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "zig").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.setenv(checkout.VARIABLE, str(fake.write(tmp_path / "checkout")))
+    found = checkout.find()
+    assert isinstance(found, checkout.Checkout) and found.compiler == (str(package / "zig"), "clang")
+
+
+def test_emulated_devices_are_used_where_they_are_named(tmp_path: Path) -> None:
+    clang = tmp_path / "clang"
+    clang.touch(mode=0o755)
+    code = (
+        "import json; from kernelseam.dispatch import find_device, use_backend\n"
+        "from kernelseam.parity.run import targets; from kernelseam.plugins import plugins\n"
+        "found = [str(d) for d in plugins().backend('rocm').runtime.devices() if d.evidence == 'emulated']\n"
+        "default, named = str(find_device()), [str(find_device(n)) for n in ('rocm', found[-1].split()[0])]\n"
+        "matrix = sorted({t.device.backend for t in targets()})\n"
+        "with use_backend('rocm'): print(json.dumps([found, default, named, str(find_device()), matrix]))"
+    )
+    found, default, named, preferred, matrix = python(
+        code, KERNELSEAM_TINYGRAD=str(fake.write(tmp_path / "checkout")),
+        PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+    )
+    if HipRuntime().devices():
+        pytest.skip("a GPU is here")
+    assert found == [f"rocm:{i} ({a}, emulated)" for i, a in enumerate(ARCHS)]
+    assert default == "numpy:0 (cpu)" and matrix == ["numpy"]
+    assert named == [found[0], found[3]] and preferred == found[0]
+
+
+def test_real_devices_come_first() -> None:
+    class Two(HipRuntime):
+        def devices(self) -> tuple[Device, ...]:
+            return (Device("rocm", 0, "gfx942"), Device("rocm", 1, "gfx942"))
+
+    joined = JoinedRuntime(Two(), Arena(1 << 20))
+    assert isinstance(joined, Runtime)
+    assert [(d.index, d.evidence) for d in joined.devices()] == [
+        (0, "measured"), (1, "measured"), *((i, EMULATED) for i in range(2, 6))
+    ]
+    array = joined.from_host(np.arange(6, dtype=np.float32).reshape(2, 3), joined.devices()[3])
+    assert isinstance(array, EmulatedArray)
+    assert joined.to_host(array).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert str(joined.describe(array).device) == "rocm:3 (gfx950, emulated)"  # type: ignore[union-attr]
+
+
+def test_arrays(runtime: EmulatedRuntime) -> None:
+    device = runtime.devices()[2]
+    x = np.arange(12, dtype=DType.bfloat16.numpy).reshape(3, 4)
+    array = runtime.from_host(x.T, device)
+    info = runtime.describe(array)
+    assert info is not None
+    assert (info.shape, info.strides, info.kind, info.device) == ((4, 3), (3, 1), "emulated", device)
+    assert (runtime.to_host(array) == x.T).all()
+    assert runtime.read(info.pointer, 6, device).tobytes() == np.ascontiguousarray(x.T)[0].tobytes()
+    with pytest.raises(DeviceError, match="are not memory of rocm:2"):
+        runtime.read(info.pointer, 1 << 16, device)
+    assert runtime.describe(x) is None
+    with pytest.raises(InvalidValue, match="must lie on an emulated device"):
+        runtime.to_host(x)
+
+
+def test_their_limits_are_those_of_the_arch(runtime: EmulatedRuntime) -> None:
+    for device in runtime.devices():
+        row = archs.row(device.arch)
+        assert device.limits.shared_bytes_per_block == row.shared_bytes_per_block + archs.RESERVED
+        assert device.limits.memory_bytes == 1 << 20 and device.name == f"{device.arch} (emulated)"
+
+
+def test_hipblas_leaves_them_alone(runtime: EmulatedRuntime) -> None:
+    from kernelseam.descriptors import BatchedGemmStrided
+
+    problem: Any = BatchedGemmStrided(M=4, N=4, K=4, dtype=DType.float32).problem()
+    assert HipBlasGemm().supports(problem, runtime.devices()[0]) == "runs on real devices only"
+
+
+def test_the_variable_is_documented() -> None:
+    assert dict(plugin.kernelseam_info().variables)[checkout.VARIABLE].startswith("a checkout of tinygrad")
+
+
+class Toolchain:
+    """As much of one as the self-test asks for."""
+
+    backend = "rocm"
+
+    def compiler(self) -> str:
+        return "none"
+
+    def arch_row(self, arch: str) -> Any:
+        return archs.row(arch)
+
+    def compile(self, bundle: object, arch: str) -> bytes:
+        return amdelf.elf(b"")
+
+
+class Emulator:
+    """An emulator whose self-test has a result that is known."""
+
+    def __init__(self, folder: Path, failures: list[str]) -> None:
+        self.checkout = checkout.Checkout(folder, ("clang",))
+        self.folder, self.failures, self.runs = (lambda: folder), failures, 0
+
+    def test(self, elf: bytes, arch: str) -> list[str]:
+        self.runs += 1
+        return self.failures
+
+
+def test_a_failed_selftest_is_told_and_one_that_passed_remembered(tmp_path: Path) -> None:
+    toolchain: Any = Toolchain()
+    bad: Any = Emulator(tmp_path, [f"v_test_{i}: 1 lanes differ" for i in range(10)])
+    with pytest.raises(DeviceError) as caught:
+        selftest.require(bad, "gfx942", toolchain)
+    assert str(caught.value) == (
+        f"the emulator in {tmp_path} fails 10 self-tests for gfx942, so its results mean nothing: "
+        + "; ".join(f"v_test_{i}: 1 lanes differ" for i in range(8))
+        + "; and 2 more. Take the commit of tinygrad that the documentation names, or unset the variable"
+    )
+    good: Any = Emulator(tmp_path, [])
+    for _ in range(2):
+        selftest.require(good, "gfx942", toolchain)
+    assert (bad.runs, good.runs) == (1, 1)
+    selftest.require(good, "gfx950", toolchain)
+    assert good.runs == 2
+
+
+def test_a_third_vendors_emulated_device(
+    acme: Any, monkeypatch: pytest.MonkeyPatch, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    """What the core does with any emulated device: it is no default, and its times are said to mean nothing."""
+    emulated = tuple(Device("acme", i, "acme1", "Acme One (emulated)", evidence=EMULATED) for i in range(2))
+    monkeypatch.setattr(type(acme), "devices", lambda self: emulated)
+    monkeypatch.delenv("KERNELSEAM_BACKEND", raising=False)
+    assert find_device().backend == "numpy"
+    assert str(find_device("acme")) == "acme:0 (acme1, emulated)"
+    with pytest.raises(UnknownName):
+        find_device("acme:2")
+    status, out, err = command(
+        "gemm", "--backend", "acme:1", "--dtype", "float32", "--m", 4, "--n", 4, "--k", 4, "--time", "--verify"
+    )
+    assert (status, err) == (0, "")
+    assert "acme:1 (acme1, emulated)" in out
+    assert "TFLOP/s" not in out
+    assert "the device is emulated: the time is that of a program on the host and says nothing of the hardware" in out
+    status, out, _ = command("doctor", "--json")
+    assert {d["device"]: d["evidence"] for d in json.loads(out)["devices"]} == {
+        "acme:0": "emulated", "acme:1": "emulated", "numpy:0": "host"
+    }
+
+
+# ---------------------------------------------------------------- with the emulator
+
+
+def emulated(arch: str) -> Device:
+    """The arch's device; skips the test where there is none."""
+    found = checkout.find()
+    if isinstance(found, str):
+        pytest.skip(f"tinygrad is missing: {found or checkout.VARIABLE + ' is not set'}")
+    try:
+        plugin.backend().toolchain.compiler()  # type: ignore[union-attr]
+    except Exception as e:
+        pytest.skip(f"hiprtc is missing: {e}")
+    return next(d for d in plugin.backend().runtime.devices() if d.arch == arch and d.evidence == EMULATED)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", ["gemm-f16-nt", "attention-f16-64-causal-7x129-ramp"])
+def test_parity(name: str, arch: str) -> None:
+    from kernelseam.parity.cases import named
+    from kernelseam.parity.run import run_case, targets
+    from kernelseam.trace import trace
+
+    device, case = emulated(arch), named(name)
+    (target,) = (t for t in targets(device=device) if t.implementation == "shared" and t.operation == case.operation)
+    with trace() as records:
+        run_case(case, target).require()
+    assert {(r.arch, r.evidence) for r in records} == {(arch, "emulated")}
+
+
+def test_the_cases_of_the_page_exist() -> None:
+    from kernelseam.parity.cases import matrix
+
+    sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+    try:
+        import emulated_parity
+    finally:
+        sys.path.pop(0)
+    names = {c.name for c in matrix()}
+    assert set(emulated_parity.CASES) <= names and len(set(emulated_parity.CASES)) == len(emulated_parity.CASES)
+    page = emulated_parity.PAGE.read_text(encoding="utf-8")
+    assert emulated_parity.LIMITS in page and emulated_parity.INTRODUCTION in page
+    assert all(f"| {arch} | {operation} |" in page for arch in ARCHS for operation in ("gemm", "attention"))

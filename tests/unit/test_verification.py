@@ -1,0 +1,200 @@
+"""``bind(check=True)``: right results pass whatever their layout, wrong ones raise and name the worst element."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from kernelseam_thirdvendor import AcmeArray
+
+from kernelseam import Attention, BatchedGemmPointers, BatchedGemmStrided, plan, verification
+from kernelseam.descriptors.gemm_problem import GemmProblem
+from kernelseam.errors import WrongResult
+from kernelseam.parity.model import TileModel
+
+Discovered = Callable[..., Any]
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape: int, dtype: Any = np.float32) -> Any:
+    return RNG.standard_normal(shape).astype(dtype)
+
+
+def strided(**more: Any) -> BatchedGemmStrided:
+    """A batch of 2 by 3 heads, rows of A and C with gaps, B transposed and shared by all heads."""
+    pool, out = normal(2, 3, 5, 24), normal(2, 3, 5, 9)
+    return BatchedGemmStrided(**{
+        "M": 5, "N": 7, "K": 8, "batch": 2, "num_heads": 3, "b_head_group": 3, "b_transposed": True,
+        "A": pool[..., 8:16], "B": normal(2, 1, 7, 8), "C": out[..., :7], "stride_a_batch": 360, "stride_a_head": 120,
+        "stride_a_row": 24, "stride_c_batch": 135, "stride_c_head": 45, "stride_c_row": 9, **more,
+    })
+
+
+def attention(**more: Any) -> Attention:
+    """Tokens before heads, two KV heads for four of queries."""
+    q, k, v, out = normal(2, 33, 4, 16), normal(2, 65, 2, 16), normal(2, 65, 2, 24), normal(2, 33, 4, 24)
+    return Attention.from_arrays(q, k, v, out, normal(2, 4, 33), layout="bshd", **{"causal": True, **more})
+
+
+RIGHT: dict[str, Callable[[], Any]] = {
+    "strided": strided,
+    "beta": lambda: strided(alpha=0.5, beta=-2.0),
+    "alpha 0": lambda: strided(alpha=0.0, beta=2.0),
+    "alpha 0 without inputs": lambda: strided(alpha=0.0, beta=2.0, A=None, B=None, dtype="float32"),
+    "K 0": lambda: BatchedGemmStrided(A=normal(5, 0), B=normal(0, 4), C=normal(5, 4), M=5, N=4, K=0, beta=1.0),
+    "no rows": lambda: BatchedGemmStrided(A=normal(0, 8), B=normal(8, 4), C=normal(0, 4), M=0, N=4, K=8),
+    "no batch": lambda: strided(batch=0),
+    "repeated rows": lambda: strided(stride_a_row=0),
+    "not finite": lambda: BatchedGemmStrided(
+        A=np.array([[np.inf, 1], [np.nan, 1]]), B=np.eye(2), C=np.zeros((2, 2)), M=2, N=2, K=2
+    ),
+    "not of zero mean": lambda: BatchedGemmStrided(
+        A=np.abs(normal(9, 4000)), B=np.abs(normal(4000, 9)), C=normal(9, 9), M=9, N=9, K=4000
+    ),
+    "pointers": lambda: BatchedGemmPointers(
+        M=5, N=4, K=8, num_heads=3, alpha=2.0, beta=1.0, A_ptrs=[normal(5, 8) for _ in range(3)],
+        B_ptrs=[normal(8, 4) for _ in range(3)], C_ptrs=[normal(5, 4) for _ in range(3)],
+    ),
+    "pointers, alpha 0": lambda: BatchedGemmPointers(
+        M=5, N=4, K=8, num_heads=3, alpha=0.0, beta=1.0, dtype="float32", C_ptrs=[normal(5, 4) for _ in range(3)],
+    ),
+    "pointers, none": lambda: BatchedGemmPointers(
+        M=5, N=4, K=8, batch=0, dtype="float32", A_ptrs=[], B_ptrs=[], C_ptrs=[],
+    ),
+    "attention": attention,
+    "attention in half precision": lambda: Attention.from_arrays(*(normal(1, 2, 40, 32, dtype="f2") for _ in range(4))),
+    "attention without keys": lambda: Attention.from_arrays(
+        normal(1, 2, 5, 8), normal(1, 2, 0, 8), normal(1, 2, 0, 8), normal(1, 2, 5, 8), normal(1, 2, 5)
+    ),
+    "attention without queries": lambda: Attention.from_arrays(
+        normal(1, 2, 0, 8), normal(1, 2, 5, 8), normal(1, 2, 5, 8), normal(1, 2, 0, 8)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_results_pass(name: str, discovered: Discovered) -> None:
+    discovered()
+    call = plan(RIGHT[name]()).bind(check=True)
+    call()
+    call()  # of beta, the C of then is what counts
+    call.rebind()()
+
+
+def shifted(discovered: Discovered, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The NumPy reference's way, with one element of the result a little off."""
+    from kernelseam.planning import Call
+
+    discovered()
+    launch = Call.__init__
+
+    def spoil(self: Call, *arguments: Any) -> None:
+        launch(self, *arguments)
+        name, place = next((n, self._given[n]) for n in ("C", "C_ptrs", "out") if n in self._given)
+        last = place[-1] if name == "C_ptrs" else place
+        array = getattr(last, "owner", last)
+
+        def off(stream: int) -> None:
+            array[(-1,) * array.ndim] *= 1.01
+
+        self._launches.append(off)
+
+    monkeypatch.setattr(Call, "__init__", spoil)
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("strided", "C[1, 2, 4, 6] is"), ("beta", "C[1, 2, 4, 6] is"), ("pointers", "C[0, 2, 4, 3] is"),
+        ("attention", "out[1, 3, 32, 23] is"),
+    ],
+)
+def test_one_element_that_is_off_is_found(
+    name: str, where: str, discovered: Discovered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shifted(discovered, monkeypatch)
+    descriptor = RIGHT[name]()
+    with pytest.raises(WrongResult) as caught:
+        plan(descriptor).bind(check=True)()
+    e = caught.value
+    assert e.finding.startswith(where) and "the oracle says" in e.finding and "error/tolerance" in e.finding
+    assert (e.implementation, e.device, e.problem) == ("numpy", "numpy:0 (cpu)", plan(descriptor).problem)
+    again = pickle.loads(pickle.dumps(e))
+    assert str(again) == str(e) and type(again) is WrongResult
+    plan(descriptor).bind()()  # unasked, nothing is looked at
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "unmasked-k-tail", "dropped-last-k", "no-batch-stride", "wrong-b-head", "short-inputs", "beta-read-at-0",
+        "right",
+    ],
+)
+def test_faults_of_a_gemm(fault: str, discovered: Discovered) -> None:
+    found = discovered()
+    found.registry.implementations.append(TileModel("gemm", "" if fault == "right" else fault))
+    pool, b, c = normal(2, 3, 9, 65), normal(4, 1, 33, 7), np.full((2, 3, 9, 7), np.nan, "f4")
+    pool[..., 33:] = np.nan
+    made = plan(BatchedGemmStrided(
+        A=pool[..., :33], B=b[:2], C=c, M=9, N=7, K=33, batch=2, num_heads=3, b_head_group=3,
+        stride_a_batch=27 * 65, stride_a_head=9 * 65, stride_a_row=65,
+    ), implementation=f"model-{fault}")
+    if fault == "right":
+        made.bind(check=True)()
+        return
+    with pytest.raises(WrongResult, match=f"^model-{fault} on numpy"):
+        made.bind(check=True)()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "dropped-last-key", "causal-off-by-one", "causal-one-short", "causal-top-left", "wrong-kv-head",
+        "missed-rescale", "lse-base-2", "right",
+    ],
+)
+def test_faults_of_an_attention(fault: str, discovered: Discovered) -> None:
+    found = discovered()
+    found.registry.implementations.append(TileModel("attention", "" if fault == "right" else fault))
+    q, k, v = normal(2, 4, 33, 16), normal(2, 2, 99, 16), normal(2, 2, 99, 16)
+    q[..., 0], k[..., 0] = 4, np.arange(99) / 16  # later keys weigh more
+    given = Attention.from_arrays(q, k, v, np.empty_like(q), np.empty((2, 4, 33), "f4"), causal=True)
+    made = plan(given, implementation=f"model-{fault}")
+    if fault == "right":
+        made.bind(check=True)()
+        return
+    with pytest.raises(WrongResult, match=f"^model-{fault} on numpy"):
+        made.bind(check=True)()
+
+
+def test_on_another_vendors_memory(acme: Any) -> None:
+    x = {n: AcmeArray(normal(2, 5, 5)) for n in "ABC"}
+    made = plan(BatchedGemmStrided(**x, M=5, N=5, K=5, batch=2, beta=1.0))
+    assert made.implementation == "acme-gemm"
+    made.bind(check=True)()
+    made.bind(check=True, **{n: a.host.ctypes.data for n, a in x.items()})()  # addresses are enough
+    lists = {f"{n}_ptrs": [AcmeArray(m) for m in reversed(a.host)] for n, a in x.items()}
+    made = plan(BatchedGemmPointers(**lists, M=5, N=5, K=5, batch=2))
+    made.bind(check=True)()
+
+
+def test_large_results_are_sampled(discovered: Discovered, monkeypatch: pytest.MonkeyPatch) -> None:
+    discovered()
+    asked: list[Any] = []
+    real = verification.check.gemm
+    monkeypatch.setattr(verification, "ORACLE_OPERATIONS", 1e6)
+    monkeypatch.setattr(verification.check, "gemm", lambda *a, **k: asked.append(real(*a, **k)) or asked[-1])
+    x = {"A": normal(500, 100), "B": normal(100, 50), "C": normal(500, 50)}
+    plan(BatchedGemmStrided(**x, M=500, N=50, K=100)).bind(check=True)()
+    (verdict,) = asked
+    assert verdict.passed and verdict.checked == 64 * 50
+
+
+def test_an_operation_without_an_oracle_passes(discovered: Discovered, monkeypatch: pytest.MonkeyPatch) -> None:
+    discovered()
+    monkeypatch.setattr(verification, "GemmProblem", type("Other", (GemmProblem,), {}))
+    plan(strided()).bind(check=True)()
