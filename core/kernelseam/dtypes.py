@@ -13,8 +13,8 @@ from kernelseam.errors import UnknownName
 
 
 class DType(enum.Enum):
-    """An element type, named as NumPy and ml_dtypes name it. Data are floating; lengths, offsets and tables are int32, and
-    masks bool."""
+    """An element type, named as NumPy and ml_dtypes name it. Data are floating; lengths, offsets and tables are int32,
+    and masks bool."""
 
     float16 = "float16"
     bfloat16 = "bfloat16"
@@ -29,11 +29,8 @@ class DType(enum.Enum):
 
         ``floating``: only those of data. Raises UnknownName (naming ``field``) for anything else.
         """
-        if isinstance(value, cls):
-            name = value.value
-        else:
-            name = value if isinstance(value, str) else _name(value)
-        found = _NAMED.get(name)
+        name = value if isinstance(value, str) else _name(value)
+        found = value if isinstance(value, cls) else _NAMED.get(name)
         if found is None or (floating and not found.floating):
             known = ", ".join(d.value for d in cls if d.floating or not floating)
             raise UnknownName(field, name or "''", f"must be one of {known}", "Convert the array or name one of these")

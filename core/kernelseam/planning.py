@@ -90,9 +90,9 @@ class Plan:
         runtime = plugins().backend(self.device.backend).runtime
         if self.workspace_bytes:
             Call(self, None, False, views)(stream)
-            first = next(iter(views.values()))
-            if stream is not None and stream_handle(stream, runtime, self.device) != runtime.current_stream(self.device, first):
-                runtime.synchronize(self.device)  # the workspace goes back to the library, which knows nothing of the stream
+            current = runtime.current_stream(self.device, next(iter(views.values())))
+            if stream is not None and stream_handle(stream, runtime, self.device) != current:
+                runtime.synchronize(self.device)  # the library, which takes the workspace back, knows nothing of it
             return
         pointers = {name: view.pointer for name, view in views.items()}
         check_operands(self.problem.operands, Resolved(pointers, ()), self.device)

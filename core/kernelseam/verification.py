@@ -48,7 +48,7 @@ class Verification:
         flushed = flushes(plugins().backend(plan.device.backend), plan.device)
         if isinstance(problem, GemmProblem):
             verdict = self._gemm(problem, flushed)
-        elif isinstance(problem, AttentionProblem):
+        elif isinstance(problem, AttentionProblem) and problem.spec.options <= {"causal"}:
             verdict = self._attention(problem, flushed)
         else:
             return

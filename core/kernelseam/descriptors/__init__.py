@@ -11,6 +11,6 @@ from kernelseam.descriptors.merge_problem import MergeProblem, MergeSpec
 from kernelseam.descriptors.pointers import BatchedGemmPointers
 
 __all__ = [
-    "Attention", "AttentionBwd", "AttentionBwdProblem", "AttentionBwdSpec", "AttentionProblem", "AttentionSpec", "BatchedGemmPointers", "BatchedGemmStrided", "GemmProblem",
-    "GemmSpec", "MergeProblem", "MergeSpec", "MergeStates",
+    "Attention", "AttentionBwd", "AttentionBwdProblem", "AttentionBwdSpec", "AttentionProblem", "AttentionSpec",
+    "BatchedGemmPointers", "BatchedGemmStrided", "GemmProblem", "GemmSpec", "MergeProblem", "MergeSpec", "MergeStates",
 ]

@@ -343,7 +343,8 @@ class Attention:
     def over(self, addresses: Mapping[str, int]) -> Attention:
         """The same over addresses in place of arrays: it keeps no memory alive."""
         spec = self._problem.spec
-        return replace(self, **addresses, dtype=spec.dtype, dtype_out=spec.dtype_out, dtype_bias=spec.bias)
+        given: dict[str, Any] = dict(addresses)
+        return replace(self, **given, dtype=spec.dtype, dtype_out=spec.dtype_out, dtype_bias=spec.bias)
 
     def simplified(self) -> tuple[Attention, str]:
         """Itself: there is no simpler way."""

@@ -21,7 +21,8 @@ def fields_of(
 ) -> dict[str, Any]:
     """Extents and strides for the descriptor, and the views in place of the arrays.
 
-    ``arrays``: the operands by their names in the descriptor. Raises InvalidValue for ranks and extents that do not fit.
+    ``arrays``: the operands by their names in the descriptor. Raises InvalidValue for ranks and extents that do not
+    fit.
     """
     for name, value, known in (("layout", layout, LAYOUTS), ("kv_layout", kv_layout, KV_LAYOUTS)):
         if not isinstance(value, str) or value not in known:
@@ -32,10 +33,10 @@ def fields_of(
     query_axes = PACKED if packed_q else LAYOUTS[layout]
     key_axes = KV_LAYOUTS[kv_layout] if paged else PACKED if packed_k else LAYOUTS[layout]
     q = _read(found, "q", query_axes, infos["q"], {"H": "H", "S": "S_q", "D": "D"}, {})
-    known = dict(q)
+    q_known: dict[str, int] = dict(q)
     letters = {"B": "B", "H": "H_kv", "S": "S_k", "T": "T_k", "P": "P", "N": "N"}
-    k = _read(found, "k", key_axes, infos["k"], {**letters, "D": "D"}, known)
-    v = _read(found, "v", key_axes, infos["v"], {**letters, "D": "D_v"}, {**known, **k})
+    k = _read(found, "k", key_axes, infos["k"], {**letters, "D": "D"}, q_known)
+    v = _read(found, "v", key_axes, infos["v"], {**letters, "D": "D_v"}, {**q_known, **k})
     batch = q.get("B", k.get("B"))
     for name in ("cu_seqlens_q", "cu_seqlens_k"):
         if name in infos:
@@ -48,7 +49,8 @@ def fields_of(
     if paged:
         width = axes("block_table", infos["block_table"], "B width", {"B": batch})[1]
         s_k = width * k["N"] if max_seqlen_k is None else max_seqlen_k
-        found.update(pages=k["P"], page_size=k["N"], table_width=width, stride_table_row=canonical(infos["block_table"])[0])
+        found.update(pages=k["P"], page_size=k["N"], table_width=width)
+        found["stride_table_row"] = canonical(infos["block_table"])[0]
     else:
         s_k = _longest("max_seqlen_k", max_seqlen_k) if packed_k else k["S_k"]
         if packed_k:

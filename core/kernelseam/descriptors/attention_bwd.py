@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime
 from kernelseam.descriptors import attention_contents
@@ -28,10 +29,10 @@ class AttentionBwd:
     and dq take dx·(1 − tanh²). dk and dv of grouped heads are summed over the group; dbias over what the bias repeats
     along; dsinks[h] = −Σ e^(sink_h − lse)·Σ dout·out over the rows of head h.
 
-    ``forward`` is the attention that was computed: its q, k, v, its options, the out that it gave and its lse, which must
-    be there. dout lies as out; dq, dk, dv, dbias as q, k, v, bias (with extent 1 where the bias repeats), each with strides
-    of its own, in elements, which default to row-major (packed rows: heads within rows). ``dbias`` and ``dsinks`` are
-    computed where they are given; address 0 says that ``bind`` will give them. All sums are float32.
+    ``forward`` is the attention that was computed: its q, k, v, its options, the out that it gave and its lse, which
+    must be there. dout lies as out; dq, dk, dv, dbias as q, k, v, bias (with extent 1 where the bias repeats), each
+    with strides of its own, in elements, which default to row-major (packed rows: heads within rows). ``dbias`` and
+    ``dsinks`` are computed where they are given; address 0 says that ``bind`` will give them. All sums are float32.
 
     ``deterministic``: the same bits every time; False allows a way that is not, where one is faster.
     Raises InvalidValue where no such problem exists.
@@ -146,7 +147,7 @@ class AttentionBwd:
 
     def over(self, addresses: Mapping[str, int]) -> AttentionBwd:
         """The same over addresses in place of arrays: it keeps no memory alive."""
-        own = {n: x for n, x in addresses.items() if n in NAMES}
+        own: dict[str, Any] = {n: x for n, x in addresses.items() if n in NAMES}
         rest = {n: x for n, x in addresses.items() if n not in NAMES}
         return replace(self, forward=self.forward.over(rest), **own)
 

@@ -134,7 +134,8 @@ class BatchedGemmStrided:
     def over(self, addresses: Mapping[str, int]) -> BatchedGemmStrided:
         """The same over addresses in place of arrays: it keeps no memory alive."""
         spec = self._problem.spec
-        return replace(self, **addresses, dtype=spec.dtype, dtype_c=spec.dtype_c)
+        given: dict[str, Any] = dict(addresses)
+        return replace(self, **given, dtype=spec.dtype, dtype_c=spec.dtype_c)
 
     def simplified(self) -> tuple[BatchedGemmStrided, str]:
         """Itself: there is no simpler way."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
 from kernelseam.descriptors.merge_problem import MergeProblem, MergeSpec
@@ -23,10 +24,10 @@ class MergeStates:
     """out = Σ_n e^(s_n − s)·o_n with s = ln Σ_n e^(s_n): what attention over all keys would have given, from the results
     o_n and log-sum-exps s_n of attentions over parts of them.
 
-    ``outs`` [parts, batch, num_heads, rows, value_dim], ``lses`` [parts, batch, num_heads, rows] float32, ``out`` [batch,
-    num_heads, rows, value_dim], ``lse`` [batch, num_heads, rows] float32, optional: s. Arrays, addresses, or None until
-    ``bind``; ``return_lse`` says that an lse will be bound. A part whose s_n is −inf saw no key and is not read; where all
-    are, out is 0 and s −inf.
+    ``outs`` [parts, batch, num_heads, rows, value_dim], ``lses`` [parts, batch, num_heads, rows] float32, ``out``
+    [batch, num_heads, rows, value_dim], ``lse`` [batch, num_heads, rows] float32, optional: s. Arrays, addresses, or
+    None until ``bind``; ``return_lse`` says that an lse will be bound. A part whose s_n is −inf saw no key and is not
+    read; where all are, out is 0 and s −inf.
 
     Strides in elements, columns (and the rows of lses and lse) contiguous; those left out pack row-major. ``dtype`` is
     that of outs, ``dtype_out`` (default: the same) that of out. Raises InvalidValue.
@@ -71,14 +72,11 @@ class MergeStates:
             "out": (batch, heads, rows, dim), "lse": (batch, heads, rows),
         }
         s = {name: self._strides(name, shape, dtype) for name, shape in shapes.items()}
-        vector = min(
-            dtype_out.itemsize if (x := vector_bytes(dtype_out, shapes["out"], s["out"], pointer("out", self.out, infos)))
-            != 16 else x,
-            16,
-        )
+        wide = vector_bytes(dtype_out, shapes["out"], s["out"], pointer("out", self.out, infos)) == 16
+        vector = 16 if wide else dtype_out.itemsize
         problem = MergeProblem(
-            MergeSpec(dtype, dtype_out, dim, lse, vector), parts, batch, heads, rows, _four(s["outs"]), _three(s["lses"]),
-            _three(s["out"]), (s["lse"][0], s["lse"][1]) if lse else (0, 0),
+            MergeSpec(dtype, dtype_out, dim, lse, vector), parts, batch, heads, rows, _four(s["outs"]),
+            _three(s["lses"]), _three(s["out"]), (s["lse"][0], s["lse"][1]) if lse else (0, 0),
         )
         check_layout(problem.operands, infos, frozenset(n for n in _AXES if set(self._given(n)) == {None}))
         object.__setattr__(self, "_problem", problem)
@@ -111,7 +109,8 @@ class MergeStates:
     def over(self, addresses: Mapping[str, int]) -> MergeStates:
         """The same over addresses in place of arrays: it keeps no memory alive."""
         spec = self._problem.spec
-        return replace(self, **addresses, dtype=spec.dtype, dtype_out=spec.dtype_out)
+        given: dict[str, Any] = dict(addresses)
+        return replace(self, **given, dtype=spec.dtype, dtype_out=spec.dtype_out)
 
     def simplified(self) -> tuple[MergeStates, str]:
         """Itself: there is no simpler way."""

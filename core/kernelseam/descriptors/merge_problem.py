@@ -72,7 +72,8 @@ class MergeProblem:
     @property
     def bytes_moved(self) -> int:
         s, lines = self.spec, self.batch * self.num_heads * self.rows
-        return lines * (self.parts * (s.value_dim * s.dtype.itemsize + 4) + s.value_dim * s.dtype_out.itemsize + 4 * s.lse)
+        read, written = s.value_dim * s.dtype.itemsize + 4, s.value_dim * s.dtype_out.itemsize + 4 * s.lse
+        return lines * (self.parts * read + written)
 
     @property
     def compute_dtype(self) -> DType:

@@ -57,6 +57,7 @@ def tiles_of(toolchain: Toolchain, spec: Any, arch: str) -> tuple[Any, ...]:
 
 
 __all__ = [
-    "HALVES", "AttentionTile", "BackwardTile", "GemmTile", "SharedImplementation", "build_binary", "covering_specs", "operation_of",
+    "HALVES", "AttentionTile", "BackwardTile", "GemmTile", "SharedImplementation", "build_binary", "covering_specs",
+    "operation_of",
     "shared_implementations", "tiles_of",
 ]

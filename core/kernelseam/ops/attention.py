@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import Attention
@@ -44,17 +44,18 @@ def attention(
     axis; nothing is copied. Arrays of float16, bfloat16, float32 or float64, all of one dtype, from NumPy, torch or
     any library with DLPack, all on one device. H is a multiple of H_kv: query head h uses KV head h // (H / H_kv).
 
-    With d = j − i − (S_k − S_q), query i sees key j iff d ≤ 0 (``causal``), −left ≤ d ≤ right (``window``), mask[…, i, j]
-    is True (``mask``), or j < prefix_lengths[b] whatever the first two say; entry b has kv_lengths[b] keys. Scores are
-    softcap·tanh(scale·q·k/softcap) − slope·|d| + bias, as far as each is given (``descriptors.Attention`` has the whole
-    formula). ``bias`` and ``mask`` repeat to [B, H, S_q, S_k], ``alibi_slopes`` to [B, H]; ``sinks`` is [H]. A query that
-    sees no key gives zeros (and −inf in the LSE).
+    With d = j − i − (S_k − S_q), query i sees key j iff d ≤ 0 (``causal``), −left ≤ d ≤ right (``window``), mask[…, i,
+    j] is True (``mask``), or j < prefix_lengths[b] whatever the first two say; entry b has kv_lengths[b] keys. Scores
+    are softcap·tanh(scale·q·k/softcap) − slope·|d| + bias, as far as each is given (``descriptors.Attention`` has the
+    whole formula). ``bias`` and ``mask`` repeat to [B, H, S_q, S_k], ``alibi_slopes`` to [B, H]; ``sinks`` is [H]. A
+    query that sees no key gives zeros (and −inf in the LSE).
 
     ``scale`` defaults to 1/√D. ``out``: an array for the result, else a new one of q's kind, of ``out_dtype`` (q's, or
     float32). ``return_lse``: also return ln Σexp(scores) over the visible keys, [B, H, S_q], float32.
-    ``batch_invariant``: a row's bits do not depend on what else is in the batch. ``backend`` must be that of the arrays'
-    device; ``implementation`` names one of its ways; ``stream`` is an int, an object with ``__cuda_stream__``, or None
-    for the array library's current one; results of a call on another stream must be kept until that stream has passed.
+    ``batch_invariant``: a row's bits do not depend on what else is in the batch. ``backend`` must be that of the
+    arrays' device; ``implementation`` names one of its ways; ``stream`` is an int, an object with ``__cuda_stream__``,
+    or None for the array library's current one; results of a call on another stream must be kept until that stream has
+    passed.
 
     Returns the result [B, H, S_q, D_v] (``out`` where it was given), or (result, lse).
     Raises InvalidValue for what does not fit together, Unsupported with each implementation's reason.
@@ -141,11 +142,11 @@ def attention_paged(
 ) -> Any:
     """Attention over keys and values in pages: k_pages [pages, page_size, H_kv, D], v_pages [pages, page_size, H_kv, D_v].
 
-    Key j of entry b is row j % page_size of page block_table[b, j // page_size]; entry b has kv_lengths[b] keys. The table
-    is int32 [B, width], kv_lengths int32 [B]. ``kv_layout`` "hnd": the head before the row of a page. q is [B, S_q, H, D]
-    (``layout`` "bshd"; "bhsd": the head before the row), or with ``cu_seqlens_q`` and ``max_seqlen_q`` [T, H, D].
-    ``max_seqlen_k``: at least the longest of kv_lengths, by default what the table has room for. The rest is as in
-    ``attention``; ``causal`` is True here: the last query is the entry's last token.
+    Key j of entry b is row j % page_size of page block_table[b, j // page_size]; entry b has kv_lengths[b] keys. The
+    table is int32 [B, width], kv_lengths int32 [B]. ``kv_layout`` "hnd": the head before the row of a page. q is [B,
+    S_q, H, D] (``layout`` "bshd"; "bhsd": the head before the row), or with ``cu_seqlens_q`` and ``max_seqlen_q`` [T,
+    H, D]. ``max_seqlen_k``: at least the longest of kv_lengths, by default what the table has room for. The rest is as
+    in ``attention``; ``causal`` is True here: the last query is the entry's last token.
     """
     if not isinstance(layout, str) or layout not in LAYOUTS:
         raise InvalidValue("layout", layout, f"must be one of {', '.join(LAYOUTS)}", "Name the order of the axes")
@@ -183,7 +184,7 @@ def _attention(
     ordered = {n: infos[n] for n in ("q", "k", "v", "out", "lse", *OPTIONAL) if n in infos}
     run(
         ordered, ("attention", *(tuple(v) if isinstance(v, list) else v for v in options.values()), *ordered),
-        lambda: Attention.from_arrays(**ordered, **options), implementation, stream,
+        lambda: Attention.from_arrays(**cast(dict[str, Any], ordered), **options), implementation, stream,
     )
     result = handed_back(infos["out"], first, stream) if out is None else out
     return (result, handed_back(infos["lse"], first, stream)) if return_lse else result

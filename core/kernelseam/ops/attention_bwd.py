@@ -56,8 +56,8 @@ def attention_bwd(
     """dq, dk, dv (and dbias, dsinks where asked for) of ``attention`` or ``attention_varlen`` with the same options.
 
     ``out`` and ``lse`` are what it returned with ``return_lse=True``; ``dout`` is shaped as out. Gradients are new
-    row-major arrays of the inputs' dtypes (dsinks float32), of q's kind; dbias has the bias's own shape. They are summed in
-    float32; ``deterministic=False`` allows a way whose order of summation varies, where one is faster.
+    row-major arrays of the inputs' dtypes (dsinks float32), of q's kind; dbias has the bias's own shape. They are
+    summed in float32; ``deterministic=False`` allows a way whose order of summation varies, where one is faster.
 
     Raises InvalidValue for what does not fit together, Unsupported with each implementation's reason.
     """
@@ -90,7 +90,8 @@ def attention_bwd(
 def describe(infos: dict[str, ArrayInfo], options: dict[str, Any], deterministic: bool = True) -> AttentionBwd:
     """The descriptor over the views of all operands, by their names."""
     own = ("dout", "dq", "dk", "dv", "dbias", "dsinks")
-    forward = Attention.from_arrays(**{n: i for n, i in infos.items() if n not in own}, **options)
+    arrays: dict[str, Any] = {n: i for n, i in infos.items() if n not in own}
+    forward = Attention.from_arrays(**arrays, **options)
     layout = options.get("layout", "bhsd")
     strides: dict[str, int] = {}
     for name, packed in (
@@ -100,7 +101,6 @@ def describe(infos: dict[str, ArrayInfo], options: dict[str, Any], deterministic
         for label, stride in zip(labels, canonical(infos[name]), strict=False):
             axis = {"b": "batch", "h": "head", "r": "row"}[label]
             strides[f"stride_{name}_{axis}"] = stride
-    return AttentionBwd(
-        forward=forward, **{n: infos[n] for n in own if n in infos}, **strides, deterministic=deterministic
-    )
+    gradients: dict[str, Any] = {n: infos[n] for n in own if n in infos}
+    return AttentionBwd(forward=forward, **gradients, **strides, deterministic=deterministic)
 

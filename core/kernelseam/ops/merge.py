@@ -22,9 +22,9 @@ def merge_states(
 ) -> tuple[Any, Any]:
     """What attention over all keys would have given, from attentions of the same queries over parts of them.
 
-    ``outs`` [N, B, H, S, D_v] and ``lses`` [N, B, H, S] (float32) are the parts' results and log-sum-exps, stacked; keep
-    them float32 (``out_dtype`` of ``attention``) where their rounding matters. A part whose LSE is −inf saw no key.
-    Page after page: stack what there is with what the next page gives.
+    ``outs`` [N, B, H, S, D_v] and ``lses`` [N, B, H, S] (float32) are the parts' results and log-sum-exps, stacked;
+    keep them float32 (``out_dtype`` of ``attention``) where their rounding matters. A part whose LSE is −inf saw no
+    key. Page after page: stack what there is with what the next page gives.
 
     Returns (result [B, H, S, D_v] of ``out_dtype``, by default that of outs, and its LSE [B, H, S]).
     Raises InvalidValue for what does not fit together.
@@ -49,9 +49,8 @@ def merge_states(
             f"stride_{n}_{axis}": s for n, labels in names.items()
             for axis, s in zip(labels, canonical(infos[n]), strict=False)
         }
-        return MergeStates(
-            parts=parts, batch=batch, num_heads=heads, rows=rows, value_dim=dim, **infos, **strides
-        )
+        fields: dict[str, Any] = {**infos, **strides}
+        return MergeStates(parts=parts, batch=batch, num_heads=heads, rows=rows, value_dim=dim, **fields)
 
     run(infos, ("merge_states",), described, implementation, stream)
     result = handed_back(infos["out"], first, stream) if out is None else out

@@ -77,7 +77,8 @@ def _stranger(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
         return None
     view = dlpack.read(array.__dlpack__())
     kind = type(array).__module__.partition(".")[0]
-    return ArrayInfo(view.pointer, view.shape, view.strides, DType.of(view.dtype, floating=False), devices[int(place[1])], kind, array)
+    dtype = DType.of(view.dtype, floating=False)
+    return ArrayInfo(view.pointer, view.shape, view.strides, dtype, devices[int(place[1])], kind, array)
 
 
 def empty(shape: Sequence[int], dtype: DType, device: Device, kind: str | None) -> object:

@@ -41,7 +41,7 @@ class AttentionTile:
     min_blocks: int = 1
     column_warps: int = 1
     plain: bool = False
-    """Only for specs whose scores are scale·q·k, hidden by nothing but a causal mask: the others take more registers."""
+    """Only for specs whose scores are scale·q·k, hidden by nothing but a causal mask: others take more registers."""
     grouped: bool = False
     """No column of the table: whether a block's rows are the heads of a group, chosen for a problem. So ``splits``."""
     splits: int = 1
@@ -67,12 +67,12 @@ _ROWS = ("q", "k", "v", "out")
 _POINTERS = (*_ROWS, "lse", "bias", "mask", "slopes", "sinks", "prefixes", "lengths", "q_offsets", "k_offsets", "table")
 _STRIDES = (
     "q_batch", "q_head", "k_batch", "k_head", "v_batch", "v_head", "out_batch", "out_head", "out_split", "lse_batch",
-    "lse_head", "lse_split", "bias_batch", "bias_head", "bias_row", "bias_column", "mask_batch", "mask_head", "mask_row",
-    "mask_column", "slopes_batch", "slopes_head", "table_row",
+    "lse_head", "lse_split", "bias_batch", "bias_head", "bias_row", "bias_column", "mask_batch", "mask_head",
+    "mask_row", "mask_column", "slopes_batch", "slopes_head", "table_row",
 )
 _INTS = (
-    "q_row", "k_row", "v_row", "out_row", "num_heads", "head_group", "group_magic", "group_shift", "S_q_most", "S_k_most",
-    "q_tiles", "splits", "left", "right", "page_size", "page_magic", "page_shift",
+    "q_row", "k_row", "v_row", "out_row", "num_heads", "head_group", "group_magic", "group_shift", "S_q_most",
+    "S_k_most", "q_tiles", "splits", "left", "right", "page_size", "page_magic", "page_shift",
 )
 _FLOATS = ("scale_log2", "cap", "cap_inverse")
 _OPERANDS = {
@@ -100,8 +100,9 @@ class AttentionHost:
                 return f"{name} = {dim}: it takes 1 and more"
         if not self.tiles(spec, row):
             return f"no tile of {row.arch} takes {spec.dtype} with head dims {spec.head_dim} and {spec.value_dim}"
-        if problem.S_q * problem.head_group + problem.S_k >= 2**30 and (spec.options or problem.head_group > 1):
-            return f"S_q·heads of a group + S_k = {problem.S_q * problem.head_group + problem.S_k}: it takes less than 2**30"
+        reach = problem.S_q * problem.head_group + problem.S_k
+        if reach >= 2**30 and (spec.options or problem.head_group > 1):
+            return f"S_q·heads of a group + S_k = {reach}: it takes less than 2**30"
         return refuse_dtype(spec.dtype, row) or refuse_row_strides(
             stride_q_row=problem.q_strides[2], stride_k_row=problem.k_strides[2], stride_v_row=problem.v_strides[2],
             stride_out_row=problem.out_strides[2],
@@ -224,8 +225,9 @@ class AttentionHost:
         right = widest if p.right is None else min(p.right, widest)
         queries = p.S_q * (group if tile.grouped else 1)
         ints = (
-            p.q_strides[2], p.k_strides[2], p.v_strides[2], p.out_strides[2], heads, group, *divider(group), p.S_q, p.S_k,
-            divide_up(queries, tile.bm), tile.splits, left, right, max(p.page_size, 1), *divider(max(p.page_size, 1)),
+            p.q_strides[2], p.k_strides[2], p.v_strides[2], p.out_strides[2], heads, group, *divider(group), p.S_q,
+            p.S_k, divide_up(queries, tile.bm), tile.splits, left, right, max(p.page_size, 1), *divider(max(p.page_size,
+            1)),
         )
         cap = p.softcap or 1.0
         return {
