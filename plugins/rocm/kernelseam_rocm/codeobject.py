@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
@@ -15,8 +15,19 @@ import msgpack
 from kernelseam.contract import KernelFacts
 from kernelseam.errors import InvalidValue
 
-# EM_AMDGPU, PT_NOTE, PT_LOAD, SHT_DYNSYM, NT_AMDGPU_METADATA
-_MACHINE, _NOTE, _LOAD, _DYNSYM, _METADATA = 224, 4, 1, 11, 32
+LOAD, DYNAMIC, _NOTE = 1, 2, 4  # PT_LOAD, PT_DYNAMIC, PT_NOTE
+_MACHINE, _DYNSYM, _METADATA = 224, 11, 32  # EM_AMDGPU, SHT_DYNSYM, NT_AMDGPU_METADATA
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A program header: where its bytes are in the file, and where in memory they belong."""
+
+    kind: int
+    offset: int
+    address: int
+    file_bytes: int
+    memory_bytes: int
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,9 @@ class CodeObject:
     """By name, the kernel's metadata."""
     code: Mapping[str, tuple[int, bytes]]
     """By name, the kernel's virtual address and its machine code."""
+    segments: tuple[Segment, ...] = ()
+    symbols: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """By name, virtual address and size of everything in the dynamic symbol table."""
 
 
 def parse(elf: bytes) -> CodeObject:
@@ -47,18 +61,23 @@ def _parse(elf: bytes) -> CodeObject:
         raise ValueError("not an AMDGPU ELF")
     segments_at, sections_at = struct.unpack_from("<QQ", elf, 32)
     _, segments, section_size, sections = struct.unpack_from("<HHHH", elf, 54)
-    # One program header: type, flags, offset, address, physical address, file size, memory size, alignment.
-    headers = [struct.unpack_from("<IIQQQQQQ", elf, segments_at + 56 * i) for i in range(segments)]
-    metadata = next(_metadata(elf, h[2], h[5]) for h in headers if h[0] == _NOTE)
+    headers = tuple(_segment(elf, segments_at + 56 * i) for i in range(segments))
+    metadata = next(_metadata(elf, h.offset, h.file_bytes) for h in headers if h.kind == _NOTE)
     symbols = _symbols(elf, [sections_at + section_size * i for i in range(sections)])
     kernels = {k[".name"]: k for k in metadata["amdhsa.kernels"]}
     code = {}
     for name in kernels:
         address, size = symbols[name]
-        load = next(h for h in headers if h[0] == _LOAD and h[3] <= address < h[3] + h[5])
-        start = address - load[3] + load[2]
+        load = next(h for h in headers if h.kind == LOAD and h.address <= address < h.address + h.file_bytes)
+        start = address - load.address + load.offset
         code[name] = address, elf[start : start + size]
-    return CodeObject(metadata["amdhsa.target"], kernels, code)
+    return CodeObject(metadata["amdhsa.target"], kernels, code, headers, symbols)
+
+
+def _segment(elf: bytes, at: int) -> Segment:
+    # Type, flags, offset, address, physical address, file size, memory size, alignment.
+    kind, _, offset, address, _, file_bytes, memory_bytes, _ = struct.unpack_from("<IIQQQQQQ", elf, at)
+    return Segment(kind, offset, address, file_bytes, memory_bytes)
 
 
 def _metadata(elf: bytes, start: int, size: int) -> dict[str, Any]:

@@ -12,6 +12,17 @@ from kernelseam_rocm import bindings
 _BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 3  # HIP_LAUNCH_PARAM_BUFFER_POINTER, …_BUFFER_SIZE, …_END
 
 
+def check_arguments(arguments: bytes, facts: KernelFacts) -> int:
+    """The size of the kernel's arguments. Raises InvalidValue where the packed ones are not of that size."""
+    want = max((offset + size for offset, size in facts.parameters), default=0)
+    if len(arguments) != want:
+        raise InvalidValue(
+            "arguments", f"{len(arguments)} bytes", f"kernel {facts.name} takes {want}",
+            "Pack them by the kernel's signature",
+        )
+    return want
+
+
 class HipKernel:
     """kernelseam.contract.LoadedKernel: a function of a loaded module."""
 
@@ -24,12 +35,7 @@ class HipKernel:
     ) -> Callable[[int], None]:
         """See the contract. Raises InvalidValue where the arguments' size is not the kernel's: the runtime would read
         beyond them without a word."""
-        want = max((offset + size for offset, size in self.facts.parameters), default=0)
-        if len(arguments) != want:
-            raise InvalidValue(
-                "arguments", f"{len(arguments)} bytes", f"kernel {self.facts.name} takes {want}",
-                "Pack them by the kernel's signature",
-            )
+        want = check_arguments(arguments, self.facts)
         # hip-python's own packing of a tuple mistakes the alignment of structures; an address it passes on as it is.
         buffer = ctypes.create_string_buffer(arguments, max(want, 1))
         size = ctypes.c_size_t(want)

@@ -7,28 +7,39 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
-from kernelseam.contract import CONTRACT_VERSION, Backend, PluginInfo
+from kernelseam.contract import CONTRACT_VERSION, EMULATED, Backend, PluginInfo, Runtime
 from kernelseam.errors import CompileError, DeviceError
 from kernelseam.hookspecs import hookimpl
 from kernelseam.plugins import Registry
 from kernelseam_rocm.blas import HipBlasGemm
+from kernelseam_rocm.emulation import VARIABLE
+from kernelseam_rocm.emulation import emulation as emulated
+from kernelseam_rocm.emulation.devices import JoinedRuntime
 from kernelseam_rocm.runtime import HipRuntime
 from kernelseam_rocm.toolchain import HipToolchain
 
+VARIABLES = ((VARIABLE, "a checkout of tinygrad, whose emulator of AMD's instructions stands in for devices"),)
 DISTRIBUTIONS = ("hip-python", "rocm-bindings-core", "rocm-bindings-hip", "rocm-bindings-libraries")
 
 
 @cache
 def backend() -> Backend:
     """The backend "rocm": made at first use, loads nothing."""
-    runtime = HipRuntime()
+    emulation = emulated()
+    runtime: Runtime = real() if isinstance(emulation, str) else JoinedRuntime(real(), emulation.arena)
     return Backend("rocm", runtime, HipToolchain(runtime), (HipBlasGemm(),), priority=10)
+
+
+@cache
+def real() -> HipRuntime:
+    """The runtime of the real devices."""
+    return HipRuntime()
 
 
 @hookimpl
 def kernelseam_info() -> PluginInfo:
     version = _version("kernelseam-rocm") or "unknown"
-    return PluginInfo("rocm", version, CONTRACT_VERSION, "AMD GPUs through HIP and hiprtc")
+    return PluginInfo("rocm", version, CONTRACT_VERSION, "AMD GPUs through HIP and hiprtc", VARIABLES)
 
 
 @hookimpl
@@ -38,8 +49,8 @@ def kernelseam_register(registry: Registry) -> None:
 
 @hookimpl
 def kernelseam_doctor() -> Mapping[str, Any]:
-    runtime, toolchain = backend().runtime, backend().toolchain
-    assert isinstance(runtime, HipRuntime) and toolchain is not None
+    runtime, toolchain = real(), backend().toolchain
+    assert toolchain is not None
     devices = [f"{d} {d.name}, {d.limits.compute_units} compute units" for d in runtime.devices()]
     report: dict[str, Any] = {
         "bindings": {name: found for name in DISTRIBUTIONS if (found := _version(name))},
@@ -57,7 +68,16 @@ def kernelseam_doctor() -> Mapping[str, Any]:
         report["mode"] = "compile only" if can_compile else "neither compiles nor runs"
         report["no device because"] = runtime.absence or "the runtime counts none"
     report["hipblas"] = _blas(bool(devices))
+    report["emulation"] = _emulation()
     return report
+
+
+def _emulation() -> str:
+    found = emulated()
+    if isinstance(found, str):
+        return found or f"off ({VARIABLE} is not set)"
+    archs = ", ".join(str(d) for d in backend().runtime.devices() if d.evidence == EMULATED)
+    return f"{archs}, by {found.checkout.folder}"
 
 
 def _blas(devices: bool) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernelseam.contract import ArrayInfo, Device, DeviceLimits
+from kernelseam.contract import ArrayInfo, Device, DeviceLimits, host_copy
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, InvalidValue
 from kernelseam_rocm import archs, arrays, bindings
@@ -54,19 +54,15 @@ class HipRuntime:
         info = self.describe(array)
         if info is None:
             raise InvalidValue("array", type(array).__name__, "must lie on a device of backend rocm", "Move it there")
-        dtype = np.dtype(info.dtype.numpy)
-        if 0 in info.shape:
-            return np.empty(info.shape, dtype)
-        ends = [(n - 1) * s for n, s in zip(info.shape, info.strides, strict=True)]
-        first, last = sum(min(e, 0) for e in ends), sum(max(e, 0) for e in ends)
-        flat = np.empty(last - first + 1, dtype)
-        with self.activate(info.device):
+        return host_copy(info, self)
+
+    def read(self, pointer: int, size: int, device: Device) -> npt.NDArray[np.uint8]:
+        found = np.empty(size, np.uint8)
+        with self.activate(device):
             bindings.call("hipDeviceSynchronize")
             kind = bindings.hip().hipMemcpyKind.hipMemcpyDeviceToHost
-            source = info.pointer + first * dtype.itemsize
-            bindings.call("hipMemcpy", flat.ctypes.data, source, flat.nbytes, kind)
-        strides = tuple(s * dtype.itemsize for s in info.strides)
-        return np.array(np.lib.stride_tricks.as_strided(flat[-first:], info.shape, strides), order="C")
+            bindings.call("hipMemcpy", found.ctypes.data, pointer, size, kind)
+        return found
 
     def current_stream(self, device: Device, array: ArrayInfo | None = None) -> int:
         return arrays.current_stream(device, array.kind if array else None)

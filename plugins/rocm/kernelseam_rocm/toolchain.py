@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from kernelseam.contract import ArchRow, Device, KernelFacts, LoadedKernel, Runtime, SourceBundle
+from kernelseam.contract import EMULATED, ArchRow, Device, KernelFacts, LoadedKernel, Runtime, SourceBundle
 from kernelseam.errors import CompileError, KernelSeamError
-from kernelseam_rocm import archs, bindings, codeobject, compiler, launch, worker
+from kernelseam_rocm import archs, bindings, codeobject, compiler, emulation, launch, worker
 
 
 class HipToolchain:
@@ -70,6 +70,9 @@ class HipToolchain:
     def load(self, binary: bytes, kernel: str, device: Device) -> LoadedKernel:
         key = (hashlib.sha256(binary).hexdigest(), device.index)
         code = codeobject.parse(binary)
+        if device.evidence == EMULATED:
+            facts = codeobject.facts(code, kernel, {})
+            return emulation.required().kernel(binary, key[0], facts, device.arch, self)
         with self._lock, self._runtime.activate(device):
             if key not in self._modules:
                 self._modules[key] = bindings.call("hipModuleLoadData", binary)

@@ -114,7 +114,7 @@ def _death(answer: _Answer) -> WorkerDied:
 def _serve(connection: Connection[Any, Any], owner: int) -> NoReturn:
     """The server's life: until its owner is gone."""
     try:
-        _detach(connection.fileno())
+        detach(connection.fileno())
         while True:
             # Another process may hold a copy of the owner's end, so that the end of file never comes: look at the
             # parent.
@@ -126,8 +126,9 @@ def _serve(connection: Connection[Any, Any], owner: int) -> NoReturn:
         os._exit(0)
 
 
-def _detach(keep: int) -> None:
-    """Let go of everything of the owner's that the server must not hold open or answer to."""
+def detach(*keep: int) -> None:
+    """Let go of everything of the owner's that a forked server must not hold open or answer to. ``keep``: descriptors
+    of its own."""
     faulthandler.disable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD):
@@ -135,8 +136,11 @@ def _detach(keep: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)
-    os.closerange(3, keep)
-    os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
+    first = 3
+    for descriptor in sorted(keep):
+        os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
 
 
 def _in_child(request: bytes, connection: Connection[Any, Any]) -> _Answer:

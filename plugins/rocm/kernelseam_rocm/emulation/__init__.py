@@ -1,0 +1,101 @@
+"""Emulated devices: they run the very code objects that hiprtc made, through an emulator of AMD's instructions.
+
+The emulator is that of tinygrad's test tree, named by KERNELSEAM_TINYGRAD; none of its code is here. It runs in a
+process of its own. Loader, launches, memory with guards and mends for what the emulator lacks are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from kernelseam.compilation import cache_folder
+from kernelseam.compilation.folder import private
+from kernelseam.contract import KernelFacts, Toolchain
+from kernelseam.errors import DeviceError, NoDevice
+from kernelseam_rocm.emulation.checkout import VARIABLE, Checkout, find
+from kernelseam_rocm.emulation.loader import Launch
+from kernelseam_rocm.emulation.memory import Arena
+from kernelseam_rocm.emulation.worker import Emulator
+
+__all__ = ["VARIABLE", "Emulation", "emulation", "required"]
+
+CAPACITY = 16 << 30
+"""Bytes of memory that the emulated devices share: reserved, not used."""
+
+
+class Emulation:
+    """The emulator behind every emulated device of this process."""
+
+    def __init__(self, checkout: Checkout) -> None:
+        self.checkout = checkout
+        self.arena = Arena(CAPACITY)
+        self.emulator = Emulator(checkout, self.arena, folder)
+        self._tested: set[str] = set()
+        self.used: set[tuple[str, str]] = set()
+        """Arch and digest of every code object so far."""
+
+    def kernel(self, binary: bytes, digest: str, facts: KernelFacts, arch: str, toolchain: Toolchain) -> EmulatedKernel:
+        """A kernel of a code object, once the self-test of its arch has passed. Raises DeviceError, CompileError."""
+        if arch not in self._tested:
+            from kernelseam_rocm.emulation import selftest
+
+            selftest.require(self.emulator, arch, toolchain)
+            self._tested.add(arch)
+        self.used.add((arch, digest))
+        return EmulatedKernel(self.emulator, binary, digest, facts, arch)
+
+
+class EmulatedKernel:
+    """kernelseam.contract.LoadedKernel: a kernel in the emulator's process."""
+
+    def __init__(self, emulator: Emulator, binary: bytes, digest: str, facts: KernelFacts, arch: str) -> None:
+        self._emulator, self._binary, self._digest, self._arch = emulator, binary, digest, arch
+        self.facts = facts
+
+    def prepare(
+        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, arguments: bytes
+    ) -> Callable[[int], None]:
+        """See the contract. A launch returns when it is over; it raises DeviceError for what the kernel did wrong.
+
+        Raises InvalidValue where the arguments' size is not the kernel's."""
+        from kernelseam_rocm.launch import check_arguments
+
+        check_arguments(arguments, self.facts)
+        extents = Launch(grid, block, shared_bytes)
+
+        def launch(stream: int) -> None:
+            self._emulator.launch(self._digest, self._binary, self._arch, self.facts.name, extents, arguments)
+
+        return launch
+
+
+def folder() -> Path:
+    """The folder for what emulation keeps between processes, made where it is missing. Raises DeviceError."""
+    found = cache_folder() / "emulation"
+    try:
+        private(found.parent, make=True)
+        private(found, make=True)
+    except (OSError, ValueError) as e:
+        raise DeviceError(f"emulation needs a folder of its own: {e}") from e
+    return found
+
+
+@cache
+def _started(checkout: Checkout) -> Emulation:
+    return Emulation(checkout)
+
+
+def emulation() -> Emulation | str:
+    """The process's emulation, or why there is none: "" where the variable is not set."""
+    found = find()
+    return _started(found) if isinstance(found, Checkout) else found
+
+
+def required() -> Emulation:
+    """The process's emulation. Raises NoDevice, saying why there is none."""
+    found = emulation()
+    if isinstance(found, str):
+        raise NoDevice(found or f"an emulated device needs {VARIABLE}, which is not set")
+    return found

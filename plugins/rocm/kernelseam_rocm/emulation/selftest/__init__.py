@@ -1,0 +1,114 @@
+"""The self-test: a kernel for each thing that an emulator was found to get wrong, held against NumPy.
+
+Emulated devices of an arch are used once it has passed: it guards against another version of the emulator, in which a
+fault is back that our mends do not know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import traceback
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernelseam.compilation import compiled
+from kernelseam.contract import SourceBundle, Toolchain
+from kernelseam.errors import DeviceError
+from kernelseam_rocm.emulation.loader import Extents, Launch
+from kernelseam_rocm.emulation.selftest import lines, matrix, narrow, vector, whole
+from kernelseam_rocm.emulation.selftest.lines import Line, Words
+from kernelseam_rocm.emulation.selftest.whole import Whole
+
+if TYPE_CHECKING:
+    from kernelseam_rocm.emulation.interpreter import Interpreter, Module
+    from kernelseam_rocm.emulation.worker import Emulator
+
+_BUFFER_FLAGS = {"gfx9": "0x27000", "gfx11": "0x31014000"}
+"""Word 3 of a raw buffer's descriptor."""
+
+_NAMED = 8
+
+
+def tests(arch: str) -> Iterator[tuple[str, Line | Whole]]:
+    """Every test of an arch with the name of its kernel."""
+    for i, line in enumerate((*vector.lines(), *narrow.lines())):
+        if arch in line.archs:
+            yield f"line{i}", line
+    for i, test in enumerate((*matrix.tests(arch), *whole.tests(arch))):
+        yield f"whole{i}", test
+
+
+def source(arch: str) -> str:
+    """All of them as one translation unit."""
+    parts = ["typedef unsigned u32;\n", matrix.prelude()]
+    flags = next((f for prefix, f in _BUFFER_FLAGS.items() if arch.startswith(prefix)), "0")
+    for name, test in tests(arch):
+        if isinstance(test, Line):
+            parts.append(lines.kernel(test, name, arch))
+        else:
+            parts.append(test.source.replace("NAME", name).replace("FLAGS", flags))
+    return "".join(parts)
+
+
+def run(interpreter: Interpreter, elf: bytes, arch: str) -> list[str]:
+    """Run every test in the emulator's process; what failed, in words."""
+    module, failures = interpreter.load(elf, arch), []
+    for name, test in tests(arch):
+        rng = np.random.default_rng(3)
+        try:
+            if isinstance(test, Line):
+                said = _line(interpreter, module, name, test, rng)
+            else:
+                said = test.check(_Launcher(interpreter, module, name), rng)
+        except Exception as e:
+            traceback.print_exc()
+            said = f"{type(e).__name__}: {e}"
+        if said:
+            failures.append(f"{test.name}: {said}")
+    return failures
+
+
+def _line(interpreter: Interpreter, module: Module, name: str, line: Line, rng: np.random.Generator) -> str:
+    lanes = 64 if module.arch in lines.CDNA else 32
+    operands = [lines.operand(kind, lanes, rng) for kind in line.kinds]
+    got: Words = np.zeros(lanes, np.uint32)
+    _Launcher(interpreter, module, name)((1, 1, 1), (lanes, 1, 1), *operands, got)
+    return lines.difference(line, got, np.asarray(line.expected(*operands)).astype(np.uint32))
+
+
+class _Launcher:
+    """whole.Launcher of one kernel."""
+
+    def __init__(self, interpreter: Interpreter, module: Module, kernel: str) -> None:
+        self._interpreter, self._module, self._kernel = interpreter, module, kernel
+
+    def __call__(self, grid: Extents, block: Extents, *arrays: npt.NDArray[Any]) -> None:
+        arguments = b"".join(x.ctypes.data.to_bytes(8, "little") for x in arrays)
+        self._interpreter.run(self._module, self._kernel, Launch(grid, block, 0), arguments)
+
+
+def bundle(arch: str, toolchain: Toolchain) -> SourceBundle:
+    """What is compiled for an arch."""
+    files = (("selftest.h", source(arch)),)
+    return SourceBundle("emulation_selftest", "selftest.h", files, (), toolchain.arch_row(arch).options)
+
+
+def require(emulator: Emulator, arch: str, toolchain: Toolchain) -> None:
+    """Run an arch's self-test, unless it has passed with this emulator before. Raises DeviceError with what failed."""
+    binary = compiled(toolchain, bundle(arch, toolchain), arch)
+    digest = hashlib.sha256(f"{binary.key} {emulator.checkout.version()}".encode()).hexdigest()
+    passed = emulator.folder() / f"passed-{arch}"
+    if passed.is_file() and passed.read_text() == digest:
+        return
+    failures = emulator.test(binary.data, arch)
+    if failures:
+        more = f"; and {len(failures) - _NAMED} more" if len(failures) > _NAMED else ""
+        raise DeviceError(
+            f"the emulator in {emulator.checkout.folder} fails {len(failures)} self-tests for {arch}, so its results "
+            f"mean nothing: {'; '.join(failures[:_NAMED])}{more}. Take the commit of tinygrad that the documentation "
+            "names, or unset the variable"
+        )
+    passed.write_text(digest)
