@@ -16,7 +16,14 @@ from kernelseam.trace import trace  # at once: later, its module's name would st
 
 if TYPE_CHECKING:
     from kernelseam.contract import Device
-    from kernelseam.descriptors import Attention, AttentionBwd, BatchedGemmPointers, BatchedGemmStrided, MergeStates
+    from kernelseam.descriptors import (
+        Attention,
+        AttentionBwd,
+        AttentionPointers,
+        BatchedGemmPointers,
+        BatchedGemmStrided,
+        MergeStates,
+    )
     from kernelseam.dispatch import use_backend
     from kernelseam.dtypes import DType
     from kernelseam.ops.attention import attention, attention_paged, attention_varlen
@@ -26,17 +33,18 @@ if TYPE_CHECKING:
     from kernelseam.planning import Call, Plan, plan
 
 __all__ = [
-    "Attention", "AttentionBwd", "BatchedGemmPointers", "BatchedGemmStrided", "Call", "DType", "MergeStates", "Plan",
-    "__version__", "attention", "attention_bwd", "attention_paged", "attention_varlen", "bmm", "devices", "errors",
-    "matmul2d", "merge_states", "plan", "trace", "use_backend",
+    "Attention", "AttentionBwd", "AttentionPointers", "BatchedGemmPointers", "BatchedGemmStrided", "Call", "DType",
+    "MergeStates", "Plan", "__version__", "attention", "attention_bwd", "attention_paged", "attention_varlen", "bmm",
+    "devices", "errors", "matmul2d", "merge_states", "plan", "trace", "use_backend",
 ]
 
 _HOMES = {
-    "Attention": "descriptors", "AttentionBwd": "descriptors", "BatchedGemmPointers": "descriptors",
-    "BatchedGemmStrided": "descriptors", "MergeStates": "descriptors", "Call": "planning", "DType": "dtypes",
-    "Plan": "planning", "attention": "ops.attention", "attention_bwd": "ops.attention_bwd",
-    "attention_paged": "ops.attention", "attention_varlen": "ops.attention", "bmm": "ops.gemm", "matmul2d": "ops.gemm",
-    "merge_states": "ops.merge", "plan": "planning", "use_backend": "dispatch",
+    "Attention": "descriptors", "AttentionBwd": "descriptors", "AttentionPointers": "descriptors",
+    "BatchedGemmPointers": "descriptors", "BatchedGemmStrided": "descriptors", "Call": "planning", "DType": "dtypes",
+    "MergeStates": "descriptors", "Plan": "planning", "attention": "ops.attention",
+    "attention_bwd": "ops.attention_bwd", "attention_paged": "ops.attention", "attention_varlen": "ops.attention",
+    "bmm": "ops.gemm", "matmul2d": "ops.gemm", "merge_states": "ops.merge", "plan": "planning",
+    "use_backend": "dispatch",
 }
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())

@@ -74,7 +74,7 @@ def test_a_backend_a_device_an_operation_an_implementation(parity: Command) -> N
     assert (row["implementation"], row["device"], row["cases"], row["passed"]) == ("acme-gemm", "acme:0 (acme1)", 2, 2)
     _, out, _ = parity("--device", "acme:1", "--implementation", "acme-gemm", "--case", "gemm-f16-nn", "--json")
     assert json.loads(out)["implementations"][0]["device"] == "acme:1 (acme1)"
-    _, out, _ = parity("--operation", "attention", "--case", "*-mqa", "--json")
+    _, out, _ = parity("--operation", "attention", "--case", "*-64-mqa", "--json")
     assert [c["case"] for c in json.loads(out)["cases"]] == ["attention-f16-64-mqa"]
 
 
@@ -136,7 +136,7 @@ def test_reports_of_both_kinds(parity: Command, tmp_path: Path) -> None:
     (("--operation", "conv"), "operation = conv: must be one of gemm, attention"),
     (("--case", "gemm-nn"), f"case = gemm-nn: is the name of none of {len(matrix())} cases, such as gemm-f16-nn."),
     (("--operation", "gemm", "--case", "attention*"), "case = attention*: is the name of none of"),
-    (("--implementation", "x"), "implementation = x: must be one of acme-gemm, numpy for gemm and attention here."),
+    (("--implementation", "x"), "implementation = x: must be one of acme-gemm, numpy for gemm, attention, merge_st"),
     (("--backend", "acme", "--operation", "attention"),
      "implementation = any: must be one of none for attention here. See `kernelseam doctor`"),
     (("--report", "p.pdf"), "report = p.pdf: must end with .html or .md. Name such a file."),

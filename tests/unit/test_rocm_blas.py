@@ -18,7 +18,7 @@ import pytest
 from kernelseam.blas import Handles
 from kernelseam.contract import EMULATED, Device, host_array
 from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
-from kernelseam.dtypes import DType
+from kernelseam.dtypes import FLOATING, DType
 from kernelseam.errors import DeviceError, NoDevice, OutOfDeviceMemory
 
 pytest.importorskip("kernelseam_rocm", reason="kernelseam-rocm is not installed")
@@ -132,7 +132,7 @@ def launched(problem: GemmProblem = SQUARE) -> Any:
     return lambda stream, keep=x: launch(stream)
 
 
-@pytest.mark.parametrize("dtype", list(DType), ids=str)
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize("a_transposed", [False, True])
 @pytest.mark.parametrize("b_transposed", [False, True])
 @pytest.mark.parametrize("beta", [0.0, 2.0])

@@ -124,7 +124,7 @@ def _chosen(found: list[Target], cases: list[Case], implementation: str | None) 
     if not chosen:
         names = ", ".join(dict.fromkeys(t.implementation for t in left)) or "none"
         raise UnknownName(
-            "implementation", implementation or "any", f"must be one of {names} for {' and '.join(operations)} here",
+            "implementation", implementation or "any", f"must be one of {names} for {', '.join(operations)} here",
             "See `kernelseam doctor`, which lists what each backend has",
         )
     return chosen

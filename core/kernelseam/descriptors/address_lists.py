@@ -39,7 +39,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Matrix:
-    """What every matrix of one list is."""
+    """What every matrix of one list is, and how many there are."""
 
     rows: int
     columns: int
@@ -47,6 +47,12 @@ class Matrix:
     """None where the arrays are to tell."""
     dtype: DType | None
     """None where the arrays are to tell."""
+    entries: int = 1
+    counted: str = ""
+    """The fields that ``entries`` is the product of."""
+    written: bool = False
+    ragged: bool = False
+    """Whether a matrix may have fewer rows: those that there are is told in device memory."""
 
     @property
     def itemsize(self) -> int:
@@ -59,10 +65,15 @@ class Matrix:
         """Bytes from the first element to one past the last."""
         return self.rule().span * self.itemsize
 
-    def rule(self) -> OperandRule:
+    def rule(self, name: str = "") -> OperandRule:
         """One matrix as it lies in memory."""
         assert self.row_stride is not None
-        return OperandRule("", self.dtype, (self.rows, self.columns), (self.row_stride, 1), 1)
+        return OperandRule(name, self.dtype, (self.rows, self.columns), (self.row_stride, 1), 1, self.written)
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """Whether an array of that shape is such a matrix."""
+        whole = shape == (self.rows, self.columns)
+        return whole or (self.ragged and len(shape) == 2 and shape[0] <= self.rows and shape[1] == self.columns)
 
 
 @dataclass(frozen=True)
@@ -132,9 +143,10 @@ def _host_list(name: str, values: Sequence[object], want: Matrix) -> AddressList
             addresses[i] = address(item, value)
             continue
         info = describe(item, value)
-        if info.shape != (want.rows, want.columns):
+        if not want.takes(info.shape):
+            most = "at most " * want.ragged
             raise InvalidValue(
-                item, f"an array of shape {list(info.shape)}", f"must be [{want.rows}, {want.columns}]",
+                item, f"an array of shape {list(info.shape)}", f"must be [{most}{want.rows}, {want.columns}]",
                 "One matrix an entry, as it lies in memory",
             )
         check_rows(item, info)
@@ -151,7 +163,7 @@ def _host_list(name: str, values: Sequence[object], want: Matrix) -> AddressList
                 item, f"an array of {info.dtype}", f"must be {dtype} as all of a call are",
                 "Convert it, or call once a dtype",
             )
-        if want.rows > 1 and want.columns:
+        if info.shape[0] > 1 and want.columns:
             if row_stride is None:
                 row_stride = info.strides[0]
             if info.strides[0] != row_stride:
@@ -159,14 +171,14 @@ def _host_list(name: str, values: Sequence[object], want: Matrix) -> AddressList
                     item, f"row stride {info.strides[0]}", f"must be {row_stride} as all of a call are",
                     "Copy it, or call once a row stride",
                 )
-        if name == "C_ptrs" and not info.writable:
+        if want.written and not info.writable:
             raise InvalidValue(item, "a read-only array", "is written to", "Give a writable array")
         addresses[i] = info.pointer
     return AddressList(values, addresses, matrix=first, row_stride=row_stride)
 
 
 def check_entries(lists: Mapping[str, Addresses], matrices: Mapping[str, Matrix], alignment: Mapping[str, int]) -> None:
-    """Refuse null, misaligned and far addresses, and matrices of C that provably share memory with others."""
+    """Refuse null, misaligned and far addresses, and written matrices that provably share memory with others."""
     for name, found in lists.items():
         m = matrices[name]
         span = m.span
@@ -184,15 +196,17 @@ def check_entries(lists: Mapping[str, Addresses], matrices: Mapping[str, Matrix]
             if bad.any():
                 i = int(bad.argmax())
                 raise InvalidValue(f"{name}[{i}]", text or hex(found[i]), rule, remedy)
-    if "C_ptrs" not in lists:
-        return
-    _check_outputs(lists["C_ptrs"], matrices["C_ptrs"])
-    for name in ("A_ptrs", "B_ptrs"):
-        if name in lists:
-            _check_against(name, lists[name], matrices[name], lists["C_ptrs"], matrices["C_ptrs"])
+    for output, written in lists.items():
+        if not matrices[output].written:
+            continue
+        _check_outputs(output, written, matrices[output])
+        for name, found in lists.items():
+            # How many rows a ragged one has is not known here, nor then what it shares.
+            if not matrices[name].written and not matrices[name].ragged:
+                _check_against(name, found, matrices[name], output, written, matrices[output])
 
 
-def _check_outputs(found: Addresses, m: Matrix) -> None:
+def _check_outputs(name: str, found: Addresses, m: Matrix) -> None:
     """Neighbours in memory must not share an element.
 
     At distance d they do where d = r·row_stride + c with 0 ≤ r < rows and |c| < columns.
@@ -210,18 +224,20 @@ def _check_outputs(found: Addresses, m: Matrix) -> None:
         place = int(shared.argmax())
         j, i = sorted((int(order[place]), int(order[place + 1])))
         how = "equals" if found[i] == found[j] else "overlaps the matrix of"
-        raise InvalidValue(f"C_ptrs[{i}]", hex(found[i]), f"{how} C_ptrs[{j}]", "Give every output memory of its own")
+        raise InvalidValue(f"{name}[{i}]", hex(found[i]), f"{how} {name}[{j}]", "Give every output memory of its own")
 
 
-def _check_against(name: str, inputs: Addresses, read: Matrix, outputs: Addresses, written: Matrix) -> None:
-    """No matrix of C may be an input, nor share an element with the nearest input on either side of it.
+def _check_against(
+    name: str, inputs: Addresses, read: Matrix, output: str, outputs: Addresses, written: Matrix
+) -> None:
+    """No written matrix may be an input, nor share an element with the nearest input on either side of it.
 
     Of matrices whose rows interleave only so many are solved for: what is refused is proven.
     """
     same, where, other = np.intersect1d(outputs, inputs, return_indices=True)
     if same.size:
         raise InvalidValue(
-            f"C_ptrs[{where[0]}]", hex(same[0]), f"is also {name}[{other[0]}]", "Give the output memory of its own"
+            f"{output}[{where[0]}]", hex(same[0]), f"is also {name}[{other[0]}]", "Give the output memory of its own"
         )
     order = np.argsort(inputs, kind="stable")
     after = np.searchsorted(inputs[order], outputs)
@@ -232,9 +248,32 @@ def _check_against(name: str, inputs: Addresses, read: Matrix, outputs: Addresse
             j = int(near[i])
             if proven_overlap(int(outputs[i]), written.rule(), int(inputs[j]), read.rule()):
                 raise InvalidValue(
-                    f"C_ptrs[{i}]", hex(outputs[i]), f"overlaps the matrix of {name}[{j}]",
+                    f"{output}[{i}]", hex(outputs[i]), f"overlaps the matrix of {name}[{j}]",
                     "Give the output memory of its own",
                 )
+
+
+def check_beside(
+    lists: Mapping[str, Addresses], matrices: Mapping[str, Matrix], pointers: Mapping[str, int],
+    rules: Sequence[OperandRule],
+) -> None:
+    """Refuse matrices that provably share memory with a strided operand of the same call, where one of them is
+    written. Of those near it only so many are solved for."""
+    for rule in rules:
+        start = pointers.get(rule.name, 0)
+        if rule.dtype is None or not rule.span or not start:
+            continue
+        end = start + rule.span * rule.dtype.itemsize
+        for name, found in lists.items():
+            m = matrices[name]
+            if not (rule.written or m.written) or m.ragged:
+                continue
+            near = (found < np.uint64(min(end, 2**64 - 1))) & (found + np.uint64(m.span) > np.uint64(start))
+            for i in np.flatnonzero(near)[:_SOLVED]:
+                if proven_overlap(int(found[i]), m.rule(), start, rule):
+                    raise InvalidValue(
+                        f"{name}[{i}]", hex(found[i]), f"overlaps {rule.name}", "Give the output memory of its own"
+                    )
 
 
 def spacing(found: Addresses, itemsize: int) -> int | None:

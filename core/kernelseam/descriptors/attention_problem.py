@@ -131,7 +131,7 @@ class AttentionProblem:
                  written: bool = False) -> OperandRule:
             used = 1 if written else reads
             if view == "pointers":
-                return OperandRule(f"{name}_ptrs", None, (b * heads * used,), (1,), 8)
+                return OperandRule(f"{name}_ptrs", None, (b * heads * reads * min(self.S_q, 1),), (1,), 8)
             outer, inner = (key_rows if name in "kv" else query_rows)[view]
             return OperandRule(
                 name, dtype, (outer * used, heads, inner, width), (*strides, 1), max(s.vector, dtype.itemsize), written
@@ -185,6 +185,15 @@ class AttentionProblem:
         return 2 * self.batch * self.num_heads * self.visible * (self.spec.head_dim + self.spec.value_dim)
 
     @property
+    def plane_bytes(self) -> int:
+        """Those of the bias and the mask."""
+        s, extents, read = self.spec, (self.batch, self.num_heads, self.S_q, self.S_k), 0
+        for dtype, strides in ((s.bias, self.bias_strides), (DType.boolean if s.mask else None, self.mask_strides)):
+            if dtype:
+                read += dtype.itemsize * math.prod(distinct(n, x) for n, x in zip(extents, strides, strict=True))
+        return read
+
+    @property
     def bytes_moved(self) -> int:
         s, b, h = self.spec, self.batch, self.num_heads
         queries = self.total_q if s.q_view == "packed" else b * self.S_q
@@ -193,11 +202,7 @@ class AttentionProblem:
             keys = (distinct(b, self.k_strides[0]) if s.kv_view == "strided" else b) * self.S_k
         kv_h = distinct(self.kv_heads, self.k_strides[1]) if s.kv_view != "pointers" else self.kv_heads
         read = (queries * h * s.head_dim + keys * kv_h * (s.head_dim + s.value_dim)) * s.dtype.itemsize
-        for dtype, strides in ((s.bias, self.bias_strides), (DType.boolean if s.mask else None, self.mask_strides)):
-            if dtype:
-                extents = (b, h, self.S_q, self.S_k)
-                read += dtype.itemsize * math.prod(distinct(n, x) for n, x in zip(extents, strides, strict=True))
-        return read + queries * h * (s.value_dim * s.out.itemsize + (4 if s.lse else 0))
+        return read + self.plane_bytes + queries * h * (s.value_dim * s.out.itemsize + (4 if s.lse else 0))
 
     @property
     def compute_dtype(self) -> DType:

@@ -11,8 +11,9 @@ from kernelseam.contract import Implementation, KernelFacts, Toolchain
 from kernelseam.errors import InvalidValue
 from kernelseam.kernels.attention.backward import AttentionBwdHost, BackwardTile
 from kernelseam.kernels.attention.host import AttentionHost, AttentionTile
-from kernelseam.kernels.covering import covering_specs
 from kernelseam.kernels.attention.merge import MERGE
+from kernelseam.kernels.attention.unfused import UnfusedAttention
+from kernelseam.kernels.covering import covering_specs
 from kernelseam.kernels.gemm.host import GemmHost, GemmTile
 from kernelseam.kernels.shared import HostHalf, SharedImplementation, build
 
@@ -22,8 +23,8 @@ HALVES: Mapping[str, HostHalf] = {
 
 
 def shared_implementations(toolchain: Toolchain) -> tuple[Implementation, ...]:
-    """Every shared kernel on a toolchain."""
-    return tuple(SharedImplementation(half, toolchain) for half in HALVES.values())
+    """Every shared kernel on a toolchain, and what is composed of several."""
+    return (*(SharedImplementation(half, toolchain) for half in HALVES.values()), UnfusedAttention(toolchain))
 
 
 def operation_of(spec: Any) -> str:

@@ -22,9 +22,9 @@ def divider(d: int) -> tuple[int, int]:
     return magic - 2**32 if magic >= 2**31 else magic, shift
 
 
-def pad(dim: int) -> int:
-    """A head dim as tiles hold it: rounded up to 16."""
-    return divide_up(dim, 16) * 16
+def pad(dim: int, column_warps: int = 1) -> int:
+    """A head dim as tiles hold it: rounded up to 16 columns for each warp that makes a part of them."""
+    return divide_up(dim, 16 * column_warps) * 16 * column_warps
 
 
 def refuse_dtype(dtype: DType, row: ArchRow) -> str | None:

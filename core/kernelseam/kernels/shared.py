@@ -31,26 +31,35 @@ MAX_BLOCKS = 2**31 - 1
 """Blocks along the one axis of a grid."""
 
 
-class HostHalf(Protocol):
-    """What stands beside a device source: everything about it that is not the vendor's."""
+class Composition(Protocol):
+    """A way to compute an operation's problems by shared kernels."""
 
     operation: str
+
+    def refuse(self, problem: Any, row: ArchRow) -> str | None:
+        """Why it does not take the problem on that arch, or None."""
+
+    def tile(self, problem: Any, row: ArchRow, device: Device) -> Any:
+        """The tile configuration for a problem, or those of its kernels."""
+
+    def launches(self, problem: Any, tile: Any, device: Device) -> Launches:
+        """What computes the problem: one kernel or several."""
+
+    def efficiency(self, problem: Any) -> float:
+        """The part of a device's roofline that it is expected to reach."""
+
+
+class HostHalf(Composition, Protocol):
+    """What stands beside a device source: everything about it that is not the vendor's. Its launches are that kernel,
+    or that one and others."""
+
     entry: str
     """The kernel's name in the device source."""
     source: str
     """Its file, by include name."""
 
-    def refuse(self, problem: Any, row: ArchRow) -> str | None:
-        """Why the kernel does not take the problem on that arch, or None."""
-
     def tiles(self, spec: Any, row: ArchRow) -> tuple[Any, ...]:
         """The arch's tile configurations for a spec, the preferred first."""
-
-    def tile(self, problem: Any, row: ArchRow, device: Device) -> Any:
-        """The configuration for a problem."""
-
-    def launches(self, problem: Any, tile: Any, device: Device) -> Launches:
-        """What computes the problem: this kernel, or this one and others."""
 
     def defines(self, spec: Any, tile: Any, row: ArchRow) -> dict[str, object]:
         """Constants of the binary."""
@@ -70,9 +79,6 @@ class HostHalf(Protocol):
 
     def pointers(self, spec: Any) -> dict[str, str]:
         """Pointer parameter → operand name."""
-
-    def efficiency(self, problem: Any) -> float:
-        """The part of a device's roofline that the kernel is expected to reach."""
 
 
 @cache
@@ -143,7 +149,7 @@ class SharedImplementation:
 
     name = "shared"
 
-    def __init__(self, half: HostHalf, toolchain: Toolchain) -> None:
+    def __init__(self, half: Composition, toolchain: Toolchain) -> None:
         self._half, self._toolchain = half, toolchain
         self.operation, self.backend = half.operation, toolchain.backend
 
@@ -153,18 +159,25 @@ class SharedImplementation:
         row = self._toolchain.arch_row(device.arch)
         if reason := self._half.refuse(problem, row):
             return reason
-        tile = self._half.tile(problem, row, device)
-        for launch in self._half.launches(problem, tile, device).steps:
+        launches, memory = self.launches(problem, device), device.limits.memory_bytes
+        if launches.workspace_bytes > memory > 0:
+            return f"it needs a workspace of {launches.workspace_bytes} bytes, more than the device's memory, {memory}"
+        for launch in launches.steps:
             if (blocks := launch.half.grid(launch.problem, launch.tile, device)) > MAX_BLOCKS:
                 return f"it needs {blocks} blocks, more than {MAX_BLOCKS}"
         return None
+
+    def launches(self, problem: Any, device: Device) -> Launches:
+        """Its kernels for a problem that it supports."""
+        row = self._toolchain.arch_row(device.arch)
+        return self._half.launches(problem, self._half.tile(problem, row, device), device)
 
     def cost(self, problem: Any, device: Device) -> Cost:
         return roofline(problem, device.limits, self._half.efficiency(problem))
 
     def build(self, problem: Any, device: Device) -> PlanParts:
         row = self._toolchain.arch_row(device.arch)
-        launches = self._half.launches(problem, self._half.tile(problem, row, device), device)
+        launches = self.launches(problem, device)
         steps = tuple(s for launch in launches.steps if (s := self._step(launch, row, device)) is not None)
         return PlanParts(steps, launches.workspace_bytes if steps else 0)
 
@@ -178,7 +191,7 @@ class SharedImplementation:
         shared = half.shared_bytes(problem.spec, tile)
         return KernelStep(
             self._toolchain.load(binary.data, half.entry, device), half.signature(problem.spec),
-            half.values(problem, tile, device), half.pointers(problem.spec),
+            half.values(problem, tile, device), {**half.pointers(problem.spec), **launch.operands},
             LaunchRecord(
                 half.entry, (blocks, 1, 1), (half.threads(tile, row), 1, 1), shared, device.arch,
                 evidence=device.evidence,

@@ -6,7 +6,7 @@ Chosen by what the compiler makes of them: none spills for any covering spec. No
 from __future__ import annotations
 
 from kernelseam.dtypes import DType
-from kernelseam.kernels import AttentionTile, GemmTile
+from kernelseam.kernels import AttentionTile, BackwardTile, GemmTile
 
 HALVES = frozenset({DType.float16, DType.bfloat16})
 SINGLE, DOUBLE = frozenset({DType.float32}), frozenset({DType.float64})
@@ -45,7 +45,7 @@ CDNA_SINGLE_ATTENTION = (
 RDNA_SINGLE_ATTENTION = (
     AttentionTile(SINGLE, 64, 8, 8, 32, 1),
     AttentionTile(SINGLE, 128, 8, 8, 16, 1),
-    AttentionTile(SINGLE, 256, 3, 8, 16, 1),
+    AttentionTile(SINGLE, 256, 8, 8, 16, 1, column_warps=4),
 )
 CDNA_ATTENTION = (
     AttentionTile(HALVES, 64, 4, 32, 32, 2, True, 2),
@@ -53,6 +53,7 @@ CDNA_ATTENTION = (
     AttentionTile(HALVES, 128, 4, 32, 32, 1, True),
     AttentionTile(HALVES, 128, 4, 16, 32, 2, True),
     AttentionTile(HALVES, 256, 4, 16, 16, 1, True),
+    AttentionTile(HALVES, 576, 4, 16, 16, 1, column_warps=4),
     *CDNA_SINGLE_ATTENTION,
 )
 CDNA4_ATTENTION = (
@@ -61,22 +62,46 @@ CDNA4_ATTENTION = (
     AttentionTile(HALVES, 128, 4, 32, 32, 2, True),
     AttentionTile(HALVES, 128, 4, 16, 32, 2, True, 2),
     AttentionTile(HALVES, 256, 4, 16, 32, 2, True),
+    AttentionTile(HALVES, 576, 4, 16, 16, 1, column_warps=4),
     *CDNA_SINGLE_ATTENTION,
 )
-# Queries that stay in registers take twice as many on gfx11, where both halves of a wave hold them.
+# Queries that stay in registers take twice as many on gfx11, where both halves of a wave hold them. A wave of 32 lanes
+# has registers for 128 columns of 16 rows and little more: wider heads, and scores with options, are shared by waves.
 RDNA3_ATTENTION = (
     AttentionTile(HALVES, 64, 8, 16, 32, 2, True),
     AttentionTile(HALVES, 64, 4, 16, 32, 2, True),
-    AttentionTile(HALVES, 128, 8, 16, 32, 1),
-    AttentionTile(HALVES, 128, 4, 16, 32, 1),
-    AttentionTile(HALVES, 256, 4, 16, 16, 1),
+    AttentionTile(HALVES, 128, 8, 16, 32, 1, plain=True),
+    AttentionTile(HALVES, 128, 4, 16, 32, 1, plain=True),
+    AttentionTile(HALVES, 128, 8, 16, 32, 1, column_warps=2),
+    AttentionTile(HALVES, 256, 8, 16, 16, 1, column_warps=2),
+    AttentionTile(HALVES, 576, 8, 16, 16, 1, column_warps=8),
     *RDNA_SINGLE_ATTENTION,
 )
 RDNA4_ATTENTION = (
     AttentionTile(HALVES, 64, 8, 16, 32, 2, True),
     AttentionTile(HALVES, 64, 4, 16, 32, 2, True),
-    AttentionTile(HALVES, 128, 8, 16, 32, 1, True),
-    AttentionTile(HALVES, 128, 4, 16, 32, 1, True),
-    AttentionTile(HALVES, 256, 4, 16, 16, 1),
+    AttentionTile(HALVES, 128, 8, 16, 32, 1, plain=True),
+    AttentionTile(HALVES, 128, 8, 16, 32, 1, column_warps=2),
+    AttentionTile(HALVES, 256, 8, 16, 16, 1, plain=True, column_warps=2),
+    AttentionTile(HALVES, 256, 8, 16, 16, 1, column_warps=4),
+    AttentionTile(HALVES, 576, 8, 16, 16, 1, column_warps=8),
     *RDNA_SINGLE_ATTENTION,
+)
+
+# What is owned and what is walked over lie in LDS, the latter as either factor of a product.
+CDNA_ATTENTION_BWD = (
+    BackwardTile(HALVES, 64, 4, 16, 32, 1, one_layout=False),
+    BackwardTile(HALVES, 128, 4, 16, 16, 1, one_layout=False),
+    BackwardTile(HALVES, 256, 4, 16, 16, 1, column_warps=4, one_layout=False),
+    BackwardTile(SINGLE, 64, 4, 16, 16, 1),
+    BackwardTile(SINGLE, 128, 4, 8, 16, 1, column_warps=2),
+    BackwardTile(SINGLE, 256, 4, 8, 16, 1, column_warps=4),
+)
+RDNA_ATTENTION_BWD = (
+    BackwardTile(HALVES, 64, 8, 16, 32, 1, column_warps=2, one_layout=False),
+    BackwardTile(HALVES, 128, 8, 16, 16, 1, column_warps=4, one_layout=False),
+    BackwardTile(HALVES, 256, 8, 16, 16, 1, column_warps=8, one_layout=False),
+    BackwardTile(SINGLE, 64, 4, 8, 16, 1),
+    BackwardTile(SINGLE, 128, 4, 8, 16, 1, column_warps=2),
+    BackwardTile(SINGLE, 256, 4, 8, 16, 1, column_warps=4),
 )

@@ -20,11 +20,11 @@
 typedef KS_T T;
 typedef Engine<T> E;
 
-constexpr int DQ = (KS_DQK + 15) / 16 * 16, DO = (KS_DV + 15) / 16 * 16;
-constexpr int WARPS = KS_WARPS, COLUMN_WARPS = KS_COLUMN_WARPS, ROWS = KS_ROWS, OWN = WARPS / COLUMN_WARPS * ROWS;
+constexpr int WARPS = KS_WARPS, COLUMN_WARPS = KS_COLUMN_WARPS, UNIT = 16 * COLUMN_WARPS;
+constexpr int DQ = (KS_DQK + UNIT - 1) / UNIT * UNIT, DO = (KS_DV + UNIT - 1) / UNIT * UNIT;
+constexpr int ROWS = KS_ROWS, OWN = WARPS / COLUMN_WARPS * ROWS;
 constexpr int STEP = KS_STEP, STAGES = KS_STAGES, MINE_Q = DQ / COLUMN_WARPS, MINE_V = DO / COLUMN_WARPS;
 constexpr int THREADS = WARP * WARPS, AHEAD = COPY_THROUGH_REGISTERS ? 1 : STAGES - 1;
-static_assert(DQ % (16 * COLUMN_WARPS) == 0 && DO % (16 * COLUMN_WARPS) == 0, "warps share columns evenly");
 static_assert(STAGES >= 2 || COPY_THROUGH_REGISTERS, "a copy that is in flight needs a stage of its own");
 
 // A tile of STEP rows that is a factor both ways: its columns summed over (LAST), and its rows (FIRST).

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kernelseam.contract import ArchRow, Device
 from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.dtypes import DType
-from kernelseam.kernels.attention.host import LOG2_E, VIEWS, is_plain
+from kernelseam.kernels.attention.host import VIEWS, is_plain
 from kernelseam.kernels.attention.row_kernels import (
     ROW_DOTS,
     SINK_GRADIENT,
@@ -20,6 +20,7 @@ from kernelseam.kernels.attention.row_kernels import (
     SumProblem,
     SumSpec,
 )
+from kernelseam.kernels.attention.scores import SCORE_OPERANDS, SCORE_STRIDES, score_defines, score_values
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, pad, refuse_dtype, refuse_row_strides
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature
@@ -55,7 +56,8 @@ class BackwardTile:
     def shared_bytes(self, spec: AttentionBwdSpec) -> int:
         """What is owned, the ring, each row's LSE and dots, and in float32 the probabilities."""
         s = spec.forward
-        width, size = pad(s.head_dim) + pad(s.value_dim), s.dtype.itemsize
+        size = s.dtype.itemsize
+        width = pad(s.head_dim, self.column_warps) + pad(s.value_dim, self.column_warps)
         scratch = self.warps * self.rows * self.step * size if size > 2 else 0
         ring = self.stages * self.step * width * size * (1 if self.one_layout or size > 2 else 2)
         return self.own * width * size + ring + 16 * self.step + scratch
@@ -68,8 +70,7 @@ _POINTERS = (
 _ROWS = ("q", "k", "v", "dout", "dq", "dk", "dv")
 _STRIDES = (
     *(f"{n}_{a}" for n in (*_ROWS, "lse", "dots") for a in ("batch", "head")), "dbias_batch", "dbias_head", "dbias_row",
-    "bias_batch", "bias_head", "bias_row", "bias_column", "mask_batch", "mask_head", "mask_row", "mask_column",
-    "slopes_batch", "slopes_head",
+    *SCORE_STRIDES,
 )
 _INTS = (
     *(f"{n}_row" for n in _ROWS), "num_heads", "head_group", "S_q_most", "S_k_most", "key_tiles", "query_tiles",
@@ -77,8 +78,7 @@ _INTS = (
 )
 _FLOATS = ("scale", "scale_log2", "cap", "cap_inverse")
 _OPERANDS = {
-    "slopes": "alibi_slopes", "prefixes": "prefix_lengths", "lengths": "kv_lengths", "q_offsets": "cu_seqlens_q",
-    "k_offsets": "cu_seqlens_k",
+    **SCORE_OPERANDS, "lengths": "kv_lengths", "q_offsets": "cu_seqlens_q", "k_offsets": "cu_seqlens_k",
 }
 
 
@@ -117,11 +117,10 @@ class AttentionBwdHost:
 
     def tiles(self, spec: AttentionBwdSpec, row: ArchRow) -> tuple[BackwardTile, ...]:
         s = spec.forward
-        dq, do = pad(s.head_dim), pad(s.value_dim)
+        dim = max(pad(s.head_dim), pad(s.value_dim))
         fit = [
             t for t in row.tiles.get("attention_bwd", ())
-            if s.dtype in t.dtypes and max(dq, do) <= t.max_dim and (is_plain(s) or not t.plain)
-            and dq % (16 * t.column_warps) == 0 and do % (16 * t.column_warps) == 0
+            if s.dtype in t.dtypes and dim <= t.max_dim and (is_plain(s) or not t.plain)
             and t.shared_bytes(spec) <= row.shared_bytes_per_block
         ]
         narrowest = min((t.max_dim for t in fit), default=0)
@@ -169,9 +168,7 @@ class AttentionBwdHost:
     def defines(self, spec: AttentionBwdSpec, tile: BackwardTile, row: ArchRow) -> dict[str, object]:
         s = spec.forward
         return {
-            "T": DEVICE_TYPE[s.dtype], "DQK": s.head_dim, "DV": s.value_dim, "CAUSAL": s.causal, "WINDOW": s.window,
-            "PREFIX": s.prefix, "MASK": s.mask, "ALIBI": s.alibi, "SOFTCAP": s.softcap,
-            "BIAS": DEVICE_TYPE[s.bias] if s.bias else "void", "SINKS": s.sinks, "Q_VIEW": VIEWS[s.q_view],
+            "T": DEVICE_TYPE[s.dtype], "DQK": s.head_dim, "DV": s.value_dim, **score_defines(s), "Q_VIEW": VIEWS[s.q_view],
             "KV_VIEW": VIEWS[s.kv_view], "LENGTHS": s.lengths, "GROUPED": 0, "VECTOR": s.vector,
             "BIAS_GRADIENT": spec.bias_gradient, "WARPS": tile.warps, "COLUMN_WARPS": tile.column_warps,
             "ROWS": tile.rows, "STEP": tile.step, "STAGES": tile.stages, "MIN_BLOCKS": tile.min_blocks,
@@ -209,19 +206,14 @@ class AttentionBwdHost:
                  problem.dv_strides)
         strides = (
             *(x for w in walks for x in w[:2]), *p.lse_strides, 0 if packed else p.num_heads * rows, rows, *dbias[:3],
-            *p.bias_strides, *p.mask_strides, *p.alibi_strides,
         )
-        widest = p.S_q + p.S_k
         ints = (
             *(w[2] for w in walks), p.num_heads, p.head_group, p.S_q, p.S_k, max(divide_up(p.S_k, tile.own), 1),
             max(divide_up(p.S_q, tile.own), 1), self._blocks(problem, tile)[0],
-            widest if p.left is None else min(p.left, widest), widest if p.right is None else min(p.right, widest),
         )
-        cap = p.softcap or 1.0
-        return {
-            **dict(zip(_STRIDES, strides, strict=True)), **dict(zip(_INTS, ints, strict=True)), "scale": p.scale,
-            "scale_log2": p.scale * LOG2_E, "cap": cap * LOG2_E, "cap_inverse": p.scale / cap,
-        }
+        scores = score_values(p)
+        own = (n for n in (*_STRIDES, *_INTS) if n not in scores)
+        return {**dict(zip(own, (*strides, *ints), strict=True)), **scores, "scale": p.scale}
 
     def pointers(self, spec: AttentionBwdSpec) -> dict[str, str]:
         return {p: _OPERANDS.get(p, p) for p in _POINTERS}

@@ -15,7 +15,8 @@
 // Constants (from the host half): those of scores.h and sequences.h; KS_T, KS_OUT (element types), KS_DQK, KS_DV, KS_LSE,
 // KS_VECTOR, KS_WARPS, KS_COLUMN_WARPS, KS_ROWS (queries a warp), KS_BN, KS_STAGES, KS_Q_RESIDENT (the queries stay in
 // registers), KS_MIN_BLOCKS, KS_SHARED_BYTES.
-// Shared memory: BM·max(DQ·size, DO·size_out) + STAGES·BN·(DQ + DO)·size, DQ and DO being the head dims rounded up to 16;
+// Shared memory: BM·max(DQ·size, DO·size_out) + STAGES·BN·(DQ + DO)·size, DQ and DO being the head dims rounded up to
+// 16 (DO to 16·COLUMN_WARPS);
 // for float32 also WARPS·ROWS·BN·size.
 // Registers: ROWS·(DO/COLUMN_WARPS + BN)/lanes for o and s, ROWS·DQ/(2·lanes) more for queries that stay.
 #include "attention/sequences.h"
@@ -24,8 +25,9 @@ typedef KS_T T;
 typedef KS_OUT Out;
 typedef Engine<T> E;
 
-constexpr int DQ = (KS_DQK + 15) / 16 * 16, DO = (KS_DV + 15) / 16 * 16;
-constexpr int WARPS = KS_WARPS, COLUMN_WARPS = KS_COLUMN_WARPS, ROWS = KS_ROWS, BM = WARPS / COLUMN_WARPS * ROWS;
+constexpr int WARPS = KS_WARPS, COLUMN_WARPS = KS_COLUMN_WARPS, UNIT = 16 * COLUMN_WARPS;
+constexpr int DQ = (KS_DQK + 15) / 16 * 16, DO = (KS_DV + UNIT - 1) / UNIT * UNIT;
+constexpr int ROWS = KS_ROWS, BM = WARPS / COLUMN_WARPS * ROWS;
 constexpr int BN = KS_BN, STAGES = KS_STAGES, MINE = DO / COLUMN_WARPS;
 constexpr int THREADS = WARP * WARPS;
 constexpr int AHEAD = COPY_THROUGH_REGISTERS ? 1 : STAGES - 1;
@@ -37,9 +39,8 @@ constexpr int Q_BYTES = TileQ::BYTES > WARPS * TileO::BYTES ? TileQ::BYTES : WAR
 constexpr int STAGE_BYTES = TileK::BYTES + TileV::BYTES, P_BYTES = E::operand_bytes<ROWS, BN>();
 static_assert(Q_BYTES + STAGES * STAGE_BYTES + WARPS * P_BYTES <= KS_SHARED_BYTES, "the tiles fit");
 static_assert(STAGES >= 2 || COPY_THROUGH_REGISTERS, "a copy that is in flight needs a stage of its own");
-static_assert(DO % (16 * COLUMN_WARPS) == 0 && WARPS % COLUMN_WARPS == 0, "warps share rows and columns evenly");
+static_assert(WARPS % COLUMN_WARPS == 0, "warps share rows evenly");
 
-constexpr float LARGEST = 3.4028234663852886e38f;
 KS_DEVICE float minimum(float a, float b) { return -maximum(-a, -b); }
 
 #if KS_KV_VIEW == 2

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from kernelseam.contract import ArchRow, Device
 from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.merge import MERGE, MERGE_TILE, MergeProblem, MergeSpec
+from kernelseam.kernels.attention.scores import SCORE_OPERANDS, SCORE_STRIDES, score_defines, score_values
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, divider, pad, refuse_dtype, refuse_row_strides
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature
@@ -52,7 +52,7 @@ class AttentionTile:
 
     def shared_bytes(self, spec: AttentionSpec) -> int:
         """Queries (later the output), the ring, and in float32 the probabilities."""
-        dq, do, size = pad(spec.head_dim), pad(spec.value_dim), spec.dtype.itemsize
+        dq, do, size = pad(spec.head_dim), pad(spec.value_dim, self.column_warps), spec.dtype.itemsize
         scratch = self.warps * self.rows * self.bn * size if spec.dtype.itemsize > 2 else 0
         first = self.bm * max(dq * size, do * spec.out.itemsize)
         return first + self.stages * self.bn * (dq + do) * size + scratch
@@ -67,8 +67,7 @@ _ROWS = ("q", "k", "v", "out")
 _POINTERS = (*_ROWS, "lse", "bias", "mask", "slopes", "sinks", "prefixes", "lengths", "q_offsets", "k_offsets", "table")
 _STRIDES = (
     "q_batch", "q_head", "k_batch", "k_head", "v_batch", "v_head", "out_batch", "out_head", "out_split", "lse_batch",
-    "lse_head", "lse_split", "bias_batch", "bias_head", "bias_row", "bias_column", "mask_batch", "mask_head",
-    "mask_row", "mask_column", "slopes_batch", "slopes_head", "table_row",
+    "lse_head", "lse_split", *SCORE_STRIDES, "table_row",
 )
 _INTS = (
     "q_row", "k_row", "v_row", "out_row", "num_heads", "head_group", "group_magic", "group_shift", "S_q_most",
@@ -76,10 +75,9 @@ _INTS = (
 )
 _FLOATS = ("scale_log2", "cap", "cap_inverse")
 _OPERANDS = {
-    "slopes": "alibi_slopes", "prefixes": "prefix_lengths", "lengths": "kv_lengths", "q_offsets": "cu_seqlens_q",
-    "k_offsets": "cu_seqlens_k", "table": "block_table",
+    **SCORE_OPERANDS, "lengths": "kv_lengths", "q_offsets": "cu_seqlens_q", "k_offsets": "cu_seqlens_k",
+    "table": "block_table",
 }
-LOG2_E = math.log2(math.e)
 
 
 class AttentionHost:
@@ -109,11 +107,10 @@ class AttentionHost:
         )
 
     def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[AttentionTile, ...]:
-        dq, do = pad(spec.head_dim), pad(spec.value_dim)
+        dim = max(pad(spec.head_dim), pad(spec.value_dim))
         fit = [
             t for t in row.tiles.get("attention", ())
-            if spec.dtype in t.dtypes and max(dq, do) <= t.max_dim and do % (16 * t.column_warps) == 0
-            and (is_plain(spec) or not t.plain)
+            if spec.dtype in t.dtypes and dim <= t.max_dim and (is_plain(spec) or not t.plain)
             and t.shared_bytes(spec) <= row.shared_bytes_per_block
         ]
         narrowest = min((t.max_dim for t in fit), default=0)
@@ -187,9 +184,7 @@ class AttentionHost:
     def defines(self, spec: AttentionSpec, tile: AttentionTile, row: ArchRow) -> dict[str, object]:
         return {
             "T": DEVICE_TYPE[spec.dtype], "OUT": DEVICE_TYPE[spec.out], "DQK": spec.head_dim, "DV": spec.value_dim,
-            "CAUSAL": spec.causal, "WINDOW": spec.window, "PREFIX": spec.prefix, "MASK": spec.mask,
-            "ALIBI": spec.alibi, "SOFTCAP": spec.softcap, "BIAS": DEVICE_TYPE[spec.bias] if spec.bias else "void",
-            "SINKS": spec.sinks, "Q_VIEW": VIEWS[spec.q_view], "KV_VIEW": VIEWS[spec.kv_view], "LENGTHS": spec.lengths,
+            **score_defines(spec), "Q_VIEW": VIEWS[spec.q_view], "KV_VIEW": VIEWS[spec.kv_view], "LENGTHS": spec.lengths,
             "OUT_VIEW": VIEWS["strided" if tile.splits > 1 and spec.q_view == "pointers" else spec.q_view],
             "GROUPED": tile.grouped, "LSE": spec.lse or tile.splits > 1, "VECTOR": spec.vector, "WARPS": tile.warps,
             "COLUMN_WARPS": tile.column_warps, "ROWS": tile.rows, "BN": tile.bn, "STAGES": tile.stages,
@@ -217,23 +212,16 @@ class AttentionHost:
         packed = spec.q_view == "packed"
         strides = (
             *p.q_strides[:2], *p.k_strides[:2], *p.v_strides[:2], *p.out_strides[:2], rows * (1 if packed else p.batch),
-            *p.lse_strides, p.lse_strides[1] * heads * (1 if packed else p.batch), *p.bias_strides, *p.mask_strides,
-            *p.alibi_strides, p.table_stride,
+            *p.lse_strides, p.lse_strides[1] * heads * (1 if packed else p.batch), p.table_stride,
         )
-        widest = p.S_q + p.S_k
-        left = widest if p.left is None else min(p.left, widest)
-        right = widest if p.right is None else min(p.right, widest)
         queries = p.S_q * (group if tile.grouped else 1)
         ints = (
             p.q_strides[2], p.k_strides[2], p.v_strides[2], p.out_strides[2], heads, group, *divider(group), p.S_q,
-            p.S_k, divide_up(queries, tile.bm), tile.splits, left, right, max(p.page_size, 1), *divider(max(p.page_size,
-            1)),
+            p.S_k, divide_up(queries, tile.bm), tile.splits, max(p.page_size, 1), *divider(max(p.page_size, 1)),
         )
-        cap = p.softcap or 1.0
-        return {
-            **dict(zip(_STRIDES, strides, strict=True)), **dict(zip(_INTS, ints, strict=True)),
-            "scale_log2": p.scale * LOG2_E, "cap": cap * LOG2_E, "cap_inverse": p.scale / cap,
-        }
+        scores = score_values(p)
+        own = (n for n in (*_STRIDES, *_INTS) if n not in scores)
+        return {**dict(zip(own, (*strides, *ints), strict=True)), **scores}
 
     def pointers(self, spec: AttentionSpec) -> dict[str, str]:
         views = {"q": spec.q_view, "k": spec.kv_view, "v": spec.kv_view, "out": spec.q_view}

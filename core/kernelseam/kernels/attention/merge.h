@@ -4,7 +4,7 @@
 //
 // One thread makes COLUMNS neighbouring columns of one row. Nothing is shared between threads.
 // Constants: KS_T, KS_OUT, KS_DV, KS_LSE, KS_VECTOR (bytes that rows are aligned to), KS_POINTERS (out is a list of
-// matrices), KS_PACKED (only rows before offsets[sequences] belong to anyone), KS_THREADS.
+// matrices), KS_PACKED (only rows from offsets[0] to offsets[sequences] belong to anyone), KS_THREADS.
 #include "tile/tile.h"
 
 typedef KS_T T;
@@ -19,7 +19,7 @@ merge_states(const T* outs, const float* lses, Out* out, float* lse, const int* 
   if (index / PARTS >= total) return;
   const int line = (int)(index / PARTS), column = (int)(index % PARTS) * COLUMNS;
   const int row = line % rows, head = line / rows % num_heads, batch = line / rows / num_heads;
-  if (KS_PACKED && row >= offsets[sequences]) return;
+  if (KS_PACKED && (row < offsets[0] || row >= offsets[sequences])) return;
 
   const float* const s = lses + batch * lses_batch + head * lses_head + row;
   const T* const o = outs + batch * outs_batch + head * outs_head + (i64)row * outs_row + column;

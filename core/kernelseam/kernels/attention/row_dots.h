@@ -1,8 +1,8 @@
 // For every query row of an attention: dots = Σ_d dout·out, what the softmax's gradient subtracts (FlashAttention-2, §3.1.2).
 //
 // One warp a row, its lanes over the columns. Nothing is shared between warps.
-// Constants: KS_T, KS_DV, KS_PACKED (rows of all sequences lie one after the other: only those before offsets[sequences]
-// belong to anyone), KS_WARPS.
+// Constants: KS_T, KS_DV, KS_PACKED (rows of all sequences lie one after the other: only those from offsets[0] to
+// offsets[sequences] belong to anyone), KS_WARPS.
 #include "tile/tile.h"
 
 typedef KS_T T;
@@ -14,7 +14,7 @@ row_dots(const T* dout, const T* out, float* dots, const int* offsets, i64 dout_
   const i64 index = (i64)block_index() * KS_WARPS + warp_index();
   if (index >= total) return;
   const int line = (int)index, row = line % rows, head = line / rows % num_heads, batch = line / rows / num_heads;
-  if (KS_PACKED && row >= offsets[sequences]) return;
+  if (KS_PACKED && (row < offsets[0] || row >= offsets[sequences])) return;
   const T* const x = dout + batch * dout_batch + head * dout_head + (i64)row * dout_row;
   const T* const y = out + batch * out_batch + head * out_head + (i64)row * out_row;
   float sum = 0.f;

@@ -34,6 +34,7 @@ class SmallKernel:
     pointer_names: tuple[str, ...]
     stride_names: tuple[str, ...]
     int_names: tuple[str, ...]
+    float_names: tuple[str, ...] = ()
     shared = 0
 
     def refuse(self, problem: Any, row: ArchRow) -> str | None:
@@ -51,7 +52,7 @@ class SmallKernel:
     def signature(self, spec: Any) -> Signature:
         return Signature((
             *((p, "pointer") for p in self.pointer_names), *((s, "i64") for s in self.stride_names),
-            *((i, "i32") for i in self.int_names),
+            *((i, "i32") for i in self.int_names), *((f, "f32") for f in self.float_names),
         ))
 
     def threads(self, tile: RowTile, row: ArchRow) -> int:

@@ -9,7 +9,7 @@
 #pragma once
 #include "tile/tile.h"
 
-constexpr float LOG2_E = 1.44269504f;
+constexpr float LOG2_E = 1.44269504f, LARGEST = 3.4028234663852886e38f;
 template<class A, class B> struct Same { static constexpr bool value = false; };
 template<class A> struct Same<A, A> { static constexpr bool value = true; };
 constexpr bool HAS_BIAS = !Same<KS_BIAS, void>::value;
@@ -27,6 +27,12 @@ template<class T> struct Plane {
 
 // The place of i where it is one of n, else of the last: what is read there is not used.
 KS_DEVICE int inside(int i, int n) { return max_of(min_of(i, n - 1), 0); }
+
+// log2 e · x, where that is finite; else the largest number of x's sign, so that a row of them all still has a mean.
+KS_DEVICE float in_base2(float x) {
+  const float y = LOG2_E * x;
+  return finite(y) || !finite(x) ? y : x < 0 ? -LARGEST : LARGEST;
+}
 
 struct Scores {
   int S_q, S_k, left, right, prefix;
@@ -74,7 +80,7 @@ struct Scores {
       const int d = j - i - shift();
       x -= slopes[h * slopes_head] * LOG2_E * (float)(d < 0 ? -d : d);
     }
-    if constexpr (HAS_BIAS) x += LOG2_E * to_sum(bias.at(h, inside(i, S_q), inside(j, S_k)));
+    if constexpr (HAS_BIAS) x += in_base2(to_sum(bias.at(h, inside(i, S_q), inside(j, S_k))));
     return x;
   }
 };

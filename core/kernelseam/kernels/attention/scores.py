@@ -1,0 +1,36 @@
+"""Host half of scores.h: its constants, and what kernels hand to it."""
+
+from __future__ import annotations
+
+import math
+
+from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
+from kernelseam.kernels.elements import DEVICE_TYPE
+
+LOG2_E = math.log2(math.e)
+SCORE_STRIDES = (
+    "bias_batch", "bias_head", "bias_row", "bias_column", "mask_batch", "mask_head", "mask_row", "mask_column",
+    "slopes_batch", "slopes_head",
+)
+SCORE_OPERANDS = {"slopes": "alibi_slopes", "prefixes": "prefix_lengths"}
+"""Pointer parameter → operand, where they differ."""
+
+
+def score_defines(spec: AttentionSpec) -> dict[str, object]:
+    """The constants."""
+    return {
+        "CAUSAL": spec.causal, "WINDOW": spec.window, "PREFIX": spec.prefix, "MASK": spec.mask, "ALIBI": spec.alibi,
+        "SOFTCAP": spec.softcap, "BIAS": DEVICE_TYPE[spec.bias] if spec.bias else "void", "SINKS": spec.sinks,
+    }
+
+
+def score_values(problem: AttentionProblem) -> dict[str, int | float]:
+    """Strides of bias, mask and slopes; the band; scale and cap in base 2."""
+    p, widest, cap = problem, problem.S_q + problem.S_k, problem.softcap or 1.0
+    strides = (*p.bias_strides, *p.mask_strides, *p.alibi_strides)
+    return {
+        **dict(zip(SCORE_STRIDES, strides, strict=True)),
+        "left": widest if p.left is None else min(p.left, widest),
+        "right": widest if p.right is None else min(p.right, widest),
+        "scale_log2": p.scale * LOG2_E, "cap": cap * LOG2_E, "cap_inverse": p.scale / cap,
+    }

@@ -1,0 +1,77 @@
+// The softmax of every row of an attention's scores, between the two products that the unfused way leaves to a GEMM:
+// from s = q·k it makes  p = FACTOR·2^(x − m)/l  with x the score in base 2 of what the query sees (scores.h), m the largest
+// of the row and l = Σ 2^(x − m), sink included; and where it is asked for  lse = ln 2·(m + log2 l).
+//
+// One warp a row, a few neighbouring columns a lane. Two passes: the first keeps a maximum and a sum for each lane (online
+// softmax, Milakov and Gimelshein 2018, arXiv:1805.02867) and joins them, the second makes the scores anew and writes. A row
+// that sees no key gets zeros, and an lse of −inf. Nothing is shared between warps. p may lie where s does.
+//
+// Constants: those of scores.h; KS_T (element type of p), KS_FACTOR, KS_LSE, KS_WARPS. Rows of s and p are `pitch` elements
+// apart, a multiple of COLUMNS; columns from S_k on are nobody's: any number may stand there.
+#include "attention/scores.h"
+
+typedef KS_T T;
+constexpr int COLUMNS = Chunk<float>::N;
+struct alignas(COLUMNS * sizeof(T)) Weights { T v[COLUMNS]; };
+
+// What a sum of 2^(x − from) is to be multiplied with to be one of 2^(x − to); exactly 1 where nothing changes.
+KS_DEVICE float fade(float from, float to) { return from == -infinity() ? 0.f : exp2_fast(from - to); }
+
+KS_KERNEL(WARP * KS_WARPS, 1)
+softmax(const float* products, T* weights, float* lse, const typename Choose<HAS_BIAS, KS_BIAS, float>::type* bias,
+        const unsigned char* mask, const float* slopes, const float* sinks, const int* prefixes,
+        i64 lse_batch, i64 lse_head, i64 bias_batch, i64 bias_head, i64 bias_row, i64 bias_column, i64 mask_batch,
+        i64 mask_head, i64 mask_row, i64 mask_column, i64 slopes_batch, i64 slopes_head, int num_heads, int S_q, int S_k,
+        int pitch, int total, int left, int right, float scale_log2, float cap, float cap_inverse) {
+  const i64 index = (i64)block_index() * KS_WARPS + warp_index();
+  if (index >= total) return;
+  const int line = (int)index, i = line % S_q, head = line / S_q % num_heads, batch = line / S_q / num_heads;
+
+  Scores scores{S_q, S_k, left, right, KS_PREFIX ? min_of(max_of(prefixes[batch], 0), S_k) : 0, scale_log2, cap, cap_inverse};
+  if constexpr (HAS_BIAS) scores.bias = {bias + batch * bias_batch, bias_head, bias_row, bias_column};
+  if (KS_MASK) scores.mask = {mask + batch * mask_batch, mask_head, mask_row, mask_column};
+  if (KS_ALIBI) scores.slopes = slopes + batch * slopes_batch, scores.slopes_head = slopes_head;
+
+  const float* const from = products + index * pitch;
+  T* const to = weights + index * pitch;
+  const int begin = scores.begin(i) / COLUMNS * COLUMNS, end = scores.end(i);  // of what the query sees
+  auto score = [&](const Chunk<float>& s, int j, int e) {
+    return scores.sees(head, i, j + e) ? scores.score(s.v[e], head, i, j + e) : -infinity();
+  };
+
+  const float sink = KS_SINKS ? LOG2_E * sinks[head] : -infinity();
+  float top = -infinity(), sum = 0.f;
+  if (KS_SINKS && lane() == 0) top = sink, sum = sink == -infinity() ? 0.f : 1.f;
+#pragma unroll 1
+  for (int j = begin + lane() * COLUMNS; j < end; j += WARP * COLUMNS) {
+    const Chunk<float> s = *(const Chunk<float>*)(from + j);
+    float x[COLUMNS], now = top;
+#pragma unroll
+    for (int e = 0; e < COLUMNS; e++) x[e] = score(s, j, e), now = maximum(now, x[e]);
+    sum *= fade(top, now);
+    const float base = now == -infinity() ? 0.f : now;
+#pragma unroll
+    for (int e = 0; e < COLUMNS; e++) sum += exp2_fast(x[e] - base);
+    top = now;
+  }
+#pragma unroll
+  for (int m = 1; m < WARP; m *= 2) {
+    const float other = shuffle_xor(top, m), share = shuffle_xor(sum, m), now = maximum(top, other);
+    sum = sum * fade(top, now) + share * fade(other, now);
+    top = now;
+  }
+  if (KS_LSE && lane() == 0)
+    lse[batch * lse_batch + head * lse_head + i] = sum == 0.f ? -infinity() : 0.69314718056f * (top + log2_fast(sum));
+
+  const float base = top == -infinity() ? 0.f : top, inverse = sum == 0.f ? 0.f : KS_FACTOR / sum;
+#pragma unroll 1
+  for (int j = lane() * COLUMNS; j < S_k; j += WARP * COLUMNS) {
+    Weights p = {};
+    if (j >= begin && j < end) {
+      const Chunk<float> s = *(const Chunk<float>*)(from + j);
+#pragma unroll
+      for (int e = 0; e < COLUMNS; e++) p.v[e] = convert<T>(exp2_fast(score(s, j, e) - base) * inverse);
+    }
+    *(Weights*)(to + j) = p;
+  }
+}

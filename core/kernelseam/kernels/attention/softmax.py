@@ -1,0 +1,85 @@
+"""Host half of softmax.h: the second of three launches of an unfused attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelseam.contract import ArchRow, Device
+from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
+from kernelseam.dtypes import DType
+from kernelseam.kernels.attention.row_kernels import RowTile, SmallKernel
+from kernelseam.kernels.attention.scores import SCORE_OPERANDS, SCORE_STRIDES, score_defines, score_values
+from kernelseam.kernels.elements import DEVICE_TYPE, divide_up
+
+
+
+def factor(dtype: DType) -> int:
+    """What probabilities are multiplied with as they are rounded to a dtype: of the halves float16 alone would lose small
+    ones among its subnormals, and is raised to the top of its range."""
+    return 2**15 if dtype is DType.float16 else 1
+
+
+@dataclass(frozen=True)
+class SoftmaxProblem:
+    """An attention's probabilities from its products q·kᵀ, both row-major [batch, head, query, key] with rows of
+    ``pitch`` elements. Operands that are not in the workspace are the attention's own."""
+
+    attention: AttentionProblem
+    pitch: int
+
+    @property
+    def spec(self) -> AttentionSpec:
+        return self.attention.spec
+
+    @property
+    def rows(self) -> int:
+        return self.attention.batch * self.attention.num_heads * self.attention.S_q
+
+    @property
+    def operations(self) -> int:
+        """Of each score: scaled, the maximum taken off, an exponential, added up."""
+        return 4 * self.rows * self.attention.S_k
+
+    @property
+    def bytes_moved(self) -> int:
+        """Scores read and probabilities written once; and what else changes scores."""
+        p = self.attention
+        size = self.rows * p.S_k * (4 + p.spec.dtype.itemsize) + (4 * self.rows if p.spec.lse else 0)
+        return size + p.plane_bytes
+
+    @property
+    def compute_dtype(self) -> DType:
+        return DType.float32
+
+
+class Softmax(SmallKernel):
+    """A warp a row."""
+
+    entry, source = "softmax", "attention/softmax.h"
+    pointer_names = ("products", "weights", "lse", "bias", "mask", "slopes", "sinks", "prefixes")
+    stride_names = ("lse_batch", "lse_head", *SCORE_STRIDES)
+    int_names = ("num_heads", "S_q", "S_k", "pitch", "total", "left", "right")
+    float_names = ("scale_log2", "cap", "cap_inverse")
+
+    def defines(self, spec: AttentionSpec, tile: RowTile, row: ArchRow) -> dict[str, object]:
+        return {
+            **score_defines(spec), "T": DEVICE_TYPE[spec.dtype], "FACTOR": f"{factor(spec.dtype)}.f", "LSE": spec.lse,
+            "WARPS": tile.warps,
+        }
+
+    def pointers(self, spec: AttentionSpec) -> dict[str, str]:
+        return {p: SCORE_OPERANDS.get(p, p) for p in self.pointer_names}
+
+    def grid(self, problem: SoftmaxProblem, tile: RowTile, device: Device) -> int:
+        return divide_up(problem.rows, tile.warps)
+
+    def values(self, problem: SoftmaxProblem, tile: RowTile, device: Device) -> dict[str, int | float]:
+        p = problem.attention
+        lse = dict(zip(("lse_batch", "lse_head"), p.lse_strides, strict=True))
+        return {
+            **lse, **score_values(p), "num_heads": p.num_heads, "S_q": p.S_q, "S_k": p.S_k, "pitch": problem.pitch,
+            "total": problem.rows,
+        }
+
+
+SOFTMAX = Softmax()
