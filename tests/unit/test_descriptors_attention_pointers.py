@@ -110,7 +110,7 @@ def test_host_lists(kind: str) -> None:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options_as_in_attention(name: str) -> None:
     x, options = lists(), OPTIONS[name]
-    lse = np.full((B, S_Q, H), np.nan, "f4").transpose(0, 2, 1).copy()
+    lse = np.full((B, H, S_Q), np.nan, "f4")
     p = plan(attention(**x, lse=lse, **options), backend="numpy")
     p.bind(check=True)()
     right(x, lse, **options)
@@ -320,8 +320,8 @@ def test_entries(refused: Refused) -> None:
             replaced("out_ptrs", 3, at(x["q_ptrs"][5])),
         ),
         (
-            f"out_ptrs[3] = {hex(at(x['k_ptrs'][1]) + 64)}: overlaps the matrix of k_ptrs[1]. "
-            "Give the output memory of its own.",
+            (f"out_ptrs[3] = {hex(at(x['k_ptrs'][1]) + 64)}: overlaps the matrix of k_ptrs[1]. "
+            "Give the output memory of its own."),
             replaced("out_ptrs", 3, at(x["k_ptrs"][1]) + 64),
         ),
         (
@@ -351,8 +351,8 @@ def test_entries(refused: Refused) -> None:
         ("out_ptrs[5] = a read-only array: is written to. Give a writable array.",
          replaced("out_ptrs", 5, frozen(x["out_ptrs"][5]))),
         (
-            "stride_out_row = 3: the 5 entries of this axis of out_ptrs share elements (extents [5, 4], strides "
-            "[3, 1]). An output needs memory of its own for every element: make stride_out_row larger.",
+            ("stride_out_row = 3: the 5 entries of this axis of out_ptrs share elements (extents [5, 4], strides "
+            "[3, 1]). An output needs memory of its own for every element: make stride_out_row larger."),
             {"out_ptrs": None, "stride_out_row": 3},
         ),
         ("alignment = 12: must be a power of two. Give 16, or the element size.", {"alignment": 12}),

@@ -108,8 +108,8 @@ class AttentionBwd:
         )
         outer, heads, rows, width = rule.shape if len(rule.shape) == 4 else (1, 1, 1, 1)
         if view == "packed":
-            b, r, h, _ = packed((outer, rows, heads, width), (batch, row, head, 1))
-            return b, h, r
+            _, r, h, _ = packed((outer, rows, heads, width), (batch, row, head, 1))
+            return 0, h, r
         b, h, r, _ = packed((outer, heads, rows, width), (batch, head, row, 1))
         return b, h, r
 

@@ -2,6 +2,8 @@
 
 Which device a tensor lies on is the caller's to say: the host's runtime passes its own device for CPU tensors,
 a plugin passes the one that it found.
+
+``attention`` and ``attention_varlen`` are what torch differentiates; the first use of either imports torch.
 """
 
 from __future__ import annotations
@@ -9,11 +11,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernelseam.contract import ArrayInfo, Device
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from kernelseam.interop.torch_autograd import attention, attention_varlen
+
+__all__ = ["attention", "attention_varlen", "describe", "empty", "is_tensor", "words"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("attention", "attention_varlen"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from kernelseam.interop import torch_autograd
+
+    return getattr(torch_autograd, name)
 
 
 def is_tensor(array: object) -> bool:
@@ -35,7 +50,7 @@ def describe(tensor: Any, device: Device) -> ArrayInfo:
     if tensor.requires_grad and torch.is_grad_enabled():
         raise InvalidValue(
             "requires_grad", True, "gradients do not flow through this call",
-            "Call under torch.no_grad(), or pass tensor.detach()",
+            "Call under torch.no_grad(), or pass tensor.detach() (attention with gradients: kernelseam.interop.torch)",
         )
     if tensor.is_neg():
         raise InvalidValue("is_neg", True, "memory holds other values than the tensor", "Pass tensor.resolve_neg()")

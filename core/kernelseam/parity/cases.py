@@ -12,6 +12,9 @@ SHORT = {"f16": DType.float16, "bf16": DType.bfloat16, "f32": DType.float32, "f6
 """Dtypes as the names of cases abbreviate them."""
 TOKENS = Walk(order="brh")
 ODD = Walk(offset=1)
+UNFUSED = "gemm-softmax-gemm"
+LEAKS = ((UNFUSED, "a hidden value has weight 0 there, and 0·NaN and 0·inf are NaN: see Edges in docs/accuracy.md"),)
+"""For cases whose hidden values are not finite."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,8 @@ class AttentionCase:
     plants: tuple[Plant, ...] = ()
     sample: int | None = None
     may_refuse: frozenset[str] = frozenset()
+    exempt: tuple[tuple[str, str], ...] = ()
+    """The core's own implementations that promise less than the case asks, each with the reason: not run there."""
     group: str = ""
 
     operation = "attention"

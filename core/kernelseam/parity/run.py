@@ -124,6 +124,9 @@ def run_case(case: Case, target: Target, *, separate: bool = False) -> Outcome:
     """
     start = time.perf_counter()
     verdict, refusal, error = None, None, None
+    exempt = dict(case.exempt) if isinstance(case, AttentionCase) and target.own else {}
+    if reason := exempt.get(target.implementation):
+        return Outcome(case, target.device.backend, target.implementation, refusal=reason, may_refuse=True)
     try:
         verdict = _run(case, target, separate)
     except Unsupported as e:

@@ -55,7 +55,7 @@ class Head:
     def load(self, k: list[Array], v: list[Array]) -> None:
         """Take k [S_k, D] and v [S_k, D_v], each in pieces that follow one another."""
         self.k, self.v = (
-            x[0] if kept else _joined(x, copy, width)
+            x[0] if kept else joined(x, copy, width)
             for x, kept, copy, width in zip((k, v), self.keep, self.copies, self.widths, strict=True)
         )
         # A hidden value has weight 0, but 0·NaN is NaN: one sum tells whether that can happen at all.
@@ -74,7 +74,7 @@ class Head:
         total = np.full(wide, scores.sink != -math.inf, self.dtype)  # a sink is a key of value 0
         for j, stop in scores.runs(i, n, _KEYS):
             s = shaped(self.scores, stop - j, wide)
-            _score(self.k[j:stop], x, s)
+            product(self.k[j:stop], x, s)
             scores.change(s, i, n, j)
             seen, hidden = scores.hidden(i, n, j, s.shape)
             if hidden is not None:
@@ -119,19 +119,19 @@ class Head:
                 acc += parts[:, 0] if runs == 1 else parts.sum(axis=1)
 
 
-def _score(k: Array, x: Array, s: Array) -> None:
-    """s = k·x of k [keys, D], x [D, queries], a run of keys at a time."""
-    keys, (d, n) = len(k), x.shape
+def product(a: Array, b: Array, out: Array) -> None:
+    """out = a·b of a [rows, D], b [D, columns], a run of rows at a time."""
+    rows, (d, n) = len(a), b.shape
     step = _step(d, n)
-    whole = keys // step * step
+    whole = rows // step * step
     if whole:
         runs = whole // step
-        np.matmul(k[:whole].reshape(runs, step, d), x, out=s[:whole].reshape(runs, step, n))
-    if whole < keys:
-        np.matmul(k[whole:], x, out=s[whole:])
+        np.matmul(a[:whole].reshape(runs, step, d), b, out=out[:whole].reshape(runs, step, n))
+    if whole < rows:
+        np.matmul(a[whole:], b, out=out[whole:])
 
 
-def _joined(pieces: list[Array], scratch: Array, width: int) -> Array:
+def joined(pieces: list[Array], scratch: Array, width: int) -> Array:
     """Pieces [rows, width] one after the other in scratch."""
     whole = shaped(scratch, sum(map(len, pieces)), width)
     at = 0

@@ -62,13 +62,17 @@ class Scores:
             for j in range(start, last, most):
                 yield j, min(j + most, last)
 
-    def change(self, s: Array, i: int, n: int, j: int) -> None:
-        """Make scores of scale·q·k in place: s [keys, queries] from key j and query i on, ``n`` of them real."""
+    def change(self, s: Array, i: int, n: int, j: int, slope: Array | None = None) -> None:
+        """Make scores of scale·q·k in place: s [keys, queries] from key j and query i on, ``n`` of them real. Under a
+        cap, ``slope`` takes 1 − tanh², what the score changes by as the product does."""
         if self.cap:
             info = np.finfo(s.dtype)
             cap = min(max(self.cap, float(info.tiny)), float(info.max))  # others round to 0 or infinity
             np.divide(s, cap, out=s)
             np.tanh(s, out=s)
+            if slope is not None:
+                np.multiply(s, s, out=slope)
+                np.subtract(1, slope, out=slope)
             np.multiply(s, cap, out=s)
         if self.slope:
             keys, queries = (np.arange(x) for x in s.shape)

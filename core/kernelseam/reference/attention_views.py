@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +29,17 @@ class Sequence:
 
 
 class Views:
-    """Bound operands. Lengths, offsets, tables and addresses are read when they are asked for, at each launch."""
+    """Bound operands. Lengths, offsets, tables and addresses are read when they are asked for, at each launch.
 
-    def __init__(self, problem: AttentionProblem, pointers: Mapping[str, int]) -> None:
+    ``rules``: where there are more operands than the problem's own, gradients that lie as q, k, v and out do.
+    """
+
+    def __init__(
+        self, problem: AttentionProblem, pointers: Mapping[str, int], rules: Sequence[OperandRule] | None = None
+    ) -> None:
         self.problem = problem
-        self.arrays = {r.name: _array(r, pointers.get(r.name, 0)) for r in problem.operands}
+        rules = problem.operands if rules is None else rules
+        self.arrays = {r.name: _array(r, pointers.get(r.name, 0)) for r in rules}
 
     def sequence(self, b: int) -> Sequence:
         p, s = self.problem, self.problem.spec

@@ -98,7 +98,7 @@ CDNA_ATTENTION_BWD = (
     BackwardTile(SINGLE, 256, 4, 8, 16, 1, column_warps=4),
 )
 RDNA_ATTENTION_BWD = (
-    BackwardTile(HALVES, 64, 8, 16, 32, 1, column_warps=2, one_layout=False),
+    BackwardTile(HALVES, 64, 8, 16, 16, 1, column_warps=2, one_layout=False),
     BackwardTile(HALVES, 128, 8, 16, 16, 1, column_warps=4, one_layout=False),
     BackwardTile(HALVES, 256, 8, 16, 16, 1, column_warps=8, one_layout=False),
     BackwardTile(SINGLE, 64, 4, 8, 16, 1),

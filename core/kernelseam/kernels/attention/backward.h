@@ -57,13 +57,6 @@ static_assert(SCRATCH + WARPS * P_BYTES <= KS_SHARED_BYTES, "the tiles fit");
 constexpr int STAGED_BYTES = ROWS * (MINE_Q > MINE_V ? MINE_Q : MINE_V) * (int)sizeof(T);
 static_assert(WARPS * STAGED_BYTES <= LINES, "results are staged");
 
-struct Arguments {
-  const T *q, *k, *v, *dout;
-  const float *lse, *dots;
-  float* dbias;
-  i64 lse_at, dots_at;  // of the row before which this head's begin
-};
-
 // x in base 2 less the row's LSE, as what exp2 takes: a row that sees nothing has no weight anywhere.
 KS_DEVICE float lse_base2(float lse) { return lse == -infinity() ? infinity() : LOG2_E * lse; }
 // What a softcap's gradient is multiplied by, from the raw product.
@@ -71,6 +64,9 @@ KS_DEVICE float cap_slope(float x, const Scores& scores) {
   const float t = tanh_fast(x * scores.cap_inverse);
   return 1.f - t * t;
 }
+
+template<class P> struct Pointee;
+template<class X> struct Pointee<X*> { typedef X type; };
 
 template<int C> KS_DEVICE void write_rows(char* memory, const E::Acc<ROWS, C>& x, StridedView<T> to, int row0, int rows,
                                           int column0, int columns) {
@@ -114,18 +110,25 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
 
   Scores scores{own.S_q, own.S_k, left, right, KS_PREFIX ? min_of(max_of(prefixes[batch], 0), own.S_k) : 0,
                 scale_log2, cap, cap_inverse};
+  // From its start in all of the batch to that of an entry: once, so that fewer strides are kept.
+  auto entry = [&](auto*& base, i64 batch_stride, int first, int row) { base += batch * batch_stride + (i64)first * row; };
+  entry(q, q_batch, own.q_first, q_row);
+  entry(dout, dout_batch, own.q_first, dout_row);
+  entry(lse, lse_batch, own.q_first, 1);
+  entry(dots, dots_batch, own.q_first, 1);
+  entry(k, k_batch, own.k_first, k_row);
+  entry(v, v_batch, own.k_first, v_row);
+  if constexpr (HAS_BIAS) entry(bias, bias_batch, 0, 0);
+  if (KS_BIAS_GRADIENT) entry(dbias, dbias_batch, 0, 0);
+  if (KS_MASK) entry(mask, mask_batch, 0, 0);
+  if (KS_ALIBI) entry(slopes, slopes_batch, 0, 0);
   auto of_head = [&](int h) {
-    if constexpr (HAS_BIAS) scores.bias = {bias + batch * bias_batch + h * bias_head, 0, bias_row, bias_column};
-    if (KS_MASK) scores.mask = {mask + batch * mask_batch + h * mask_head, 0, mask_row, mask_column};
-    if (KS_ALIBI) scores.slopes = slopes + batch * slopes_batch + h * slopes_head, scores.slopes_head = 0;
+    if constexpr (HAS_BIAS) scores.bias = {bias + h * bias_head, 0, bias_row, bias_column};
+    if (KS_MASK) scores.mask = {mask + h * mask_head, 0, mask_row, mask_column};
+    if (KS_ALIBI) scores.slopes = slopes + h * slopes_head, scores.slopes_head = 0;
   };
-  auto query_rows = [&](const T* base, int h, i64 batch_stride, i64 head_stride, int row) {
-    return StridedView<const T>{
-        matrix<KS_Q_VIEW>(base, batch, h, num_heads, own.q_first, batch_stride, head_stride, row), row};
-  };
-  auto key_rows = [&](const T* base, int h, i64 batch_stride, i64 head_stride, int row) {
-    return StridedView<const T>{
-        matrix<KS_KV_VIEW>(base, batch, h, num_heads / head_group, own.k_first, batch_stride, head_stride, row), row};
+  auto rows_of = [](auto* base, int h, i64 head_stride, int row) {
+    return StridedView<typename Pointee<decltype(base)>::type>{base + h * head_stride, row};
   };
 
   Copy<OwnQ, THREADS, KS_VECTOR, DQ == KS_DQK> copy_own_q;
@@ -146,7 +149,7 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
 
   if (for_keys) {
     // ---- dk and dv of OWN keys
-    const StridedView<const T> K = key_rows(k, head, k_batch, k_head, k_row), V = key_rows(v, head, v_batch, v_head, v_row);
+    const StridedView<const T> K = rows_of(k, head, k_head, k_row), V = rows_of(v, head, v_head, v_row);
     copy_own_q.fetch(own_q, K, own0, own.S_k, 0, KS_DQK);
     copy_own_q.land(own_q);
     copy_own_v.fetch(own_v, V, own0, own.S_k, 0, KS_DV);
@@ -163,8 +166,8 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
     auto fetch = [&](int n, int stage) {
       if (n < total) {
         const int h = head * head_group + n / each, i0 = (first + n % each) * STEP;
-        copy_q.fetch(tile_q(stage), query_rows(q, h, q_batch, q_head, q_row), i0, own.S_q, KS_DQK);
-        copy_v.fetch(tile_v(stage), query_rows(dout, h, dout_batch, dout_head, dout_row), i0, own.S_q, KS_DV);
+        copy_q.fetch(tile_q(stage), rows_of(q, h, q_head, q_row), i0, own.S_q, KS_DQK);
+        copy_v.fetch(tile_v(stage), rows_of(dout, h, dout_head, dout_row), i0, own.S_q, KS_DV);
       }
       copies_commit();
     };
@@ -184,9 +187,8 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
       float* const line = lines + n % 2 * 2 * STEP;
       for (int t = thread_index(); t < STEP; t += THREADS) {
         const bool there = i0 + t < own.S_q;
-        const i64 at = own.q_first + i0 + t;
-        line[t] = there ? lse_base2(lse[batch * lse_batch + h * lse_head + at]) : infinity();
-        line[STEP + t] = there ? dots[batch * dots_batch + h * dots_head + at] : 0.f;
+        line[t] = there ? lse_base2(lse[h * lse_head + i0 + t]) : infinity();
+        line[STEP + t] = there ? dots[h * dots_head + i0 + t] : 0.f;
       }
       copies_wait<AHEAD - 1>();
       if (STAGES == 1) block_barrier();
@@ -218,20 +220,17 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
     block_barrier();
     E::map(gradient_k, [=](int, int, float x) { return x * scale; });
     const int end_row = KS_KV_VIEW == PACKED ? own.S_k : most;
-    const StridedView<T> DK{
-        matrix<KS_KV_VIEW>(dk, batch, head, num_heads / head_group, own.k_first, dk_batch, dk_head, dk_row), dk_row};
-    const StridedView<T> DV{
-        matrix<KS_KV_VIEW>(dv, batch, head, num_heads / head_group, own.k_first, dv_batch, dv_head, dv_row), dv_row};
-    write_rows(memory, gradient_k, DK, own0 + warp_row, end_row, part * MINE_Q, KS_DQK);
-    write_rows(memory, gradient_v, DV, own0 + warp_row, end_row, part * MINE_V, KS_DV);
+    entry(dk, dk_batch, own.k_first, dk_row);
+    entry(dv, dv_batch, own.k_first, dv_row);
+    write_rows(memory, gradient_k, rows_of(dk, head, dk_head, dk_row), own0 + warp_row, end_row, part * MINE_Q, KS_DQK);
+    write_rows(memory, gradient_v, rows_of(dv, head, dv_head, dv_row), own0 + warp_row, end_row, part * MINE_V, KS_DV);
   } else {
     // ---- dq of OWN queries
     const int kv_head = head / head_group;
-    const StridedView<const T> K = key_rows(k, kv_head, k_batch, k_head, k_row);
-    const StridedView<const T> V = key_rows(v, kv_head, v_batch, v_head, v_row);
-    copy_own_q.fetch(own_q, query_rows(q, head, q_batch, q_head, q_row), own0, own.S_q, 0, KS_DQK);
+    const StridedView<const T> K = rows_of(k, kv_head, k_head, k_row), V = rows_of(v, kv_head, v_head, v_row);
+    copy_own_q.fetch(own_q, rows_of(q, head, q_head, q_row), own0, own.S_q, 0, KS_DQK);
     copy_own_q.land(own_q);
-    copy_own_v.fetch(own_v, query_rows(dout, head, dout_batch, dout_head, dout_row), own0, own.S_q, 0, KS_DV);
+    copy_own_v.fetch(own_v, rows_of(dout, head, dout_head, dout_row), own0, own.S_q, 0, KS_DV);
     copy_own_v.land(own_v);
     of_head(head);
     const int i1 = min_of(own0 + OWN, own.S_q) - 1;
@@ -252,11 +251,11 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
     E::fill(line, 0.f);
     E::row_map(line, [&](int r, float) {
       if (mine + r >= own.S_q) return infinity();
-      return lse_base2(lse[batch * lse_batch + head * lse_head + own.q_first + mine + r]);
+      return lse_base2(lse[head * lse_head + mine + r]);
     });
     E::fill(dot, 0.f);
     E::row_map(dot, [&](int r, float) {
-      return mine + r < own.S_q ? dots[batch * dots_batch + head * dots_head + own.q_first + mine + r] : 0.f;
+      return mine + r < own.S_q ? dots[head * dots_head + mine + r] : 0.f;
     });
     E::Acc<ROWS, MINE_Q> gradient;
     E::zero(gradient);
@@ -286,7 +285,7 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
       E::row_apply(dp, dot, [](float x, float y) { return x - y; });
       E::map2(dp, s, [](int, int, float x, float p) { return p == 0.f ? 0.f : p * x; });
       if constexpr (KS_BIAS_GRADIENT) {
-        float* const to = dbias + batch * dbias_batch + head * dbias_head;
+        float* const to = dbias + head * dbias_head;
         if (part == 0)
           E::map(dp, [&](int r, int c, float x) {
             if (mine + r < S_q_most && j0 + c < S_k_most) to[(mine + r) * dbias_row + j0 + c] = x;
@@ -300,8 +299,7 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
     copies_wait<0>();
     block_barrier();
     E::map(gradient, [=](int, int, float x) { return x * scale; });
-    const StridedView<T> DQ_{
-        matrix<KS_Q_VIEW>(dq, batch, head, num_heads, own.q_first, dq_batch, dq_head, dq_row), dq_row};
-    write_rows(memory, gradient, DQ_, mine, own.S_q, part * MINE_Q, KS_DQK);
+    entry(dq, dq_batch, own.q_first, dq_row);
+    write_rows(memory, gradient, rows_of(dq, head, dq_head, dq_row), mine, own.S_q, part * MINE_Q, KS_DQK);
   }
 }

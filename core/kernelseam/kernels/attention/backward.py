@@ -168,8 +168,9 @@ class AttentionBwdHost:
     def defines(self, spec: AttentionBwdSpec, tile: BackwardTile, row: ArchRow) -> dict[str, object]:
         s = spec.forward
         return {
-            "T": DEVICE_TYPE[s.dtype], "DQK": s.head_dim, "DV": s.value_dim, **score_defines(s), "Q_VIEW": VIEWS[s.q_view],
-            "KV_VIEW": VIEWS[s.kv_view], "LENGTHS": s.lengths, "GROUPED": 0, "VECTOR": s.vector,
+            "T": DEVICE_TYPE[s.dtype], "DQK": s.head_dim, "DV": s.value_dim, **score_defines(s),
+            "Q_VIEW": VIEWS[s.q_view], "KV_VIEW": VIEWS[s.kv_view], "LENGTHS": s.lengths, "GROUPED": 0,
+            "VECTOR": s.vector,
             "BIAS_GRADIENT": spec.bias_gradient, "WARPS": tile.warps, "COLUMN_WARPS": tile.column_warps,
             "ROWS": tile.rows, "STEP": tile.step, "STAGES": tile.stages, "MIN_BLOCKS": tile.min_blocks,
             "SHARED_BYTES": tile.shared_bytes(spec),

@@ -184,7 +184,8 @@ class AttentionHost:
     def defines(self, spec: AttentionSpec, tile: AttentionTile, row: ArchRow) -> dict[str, object]:
         return {
             "T": DEVICE_TYPE[spec.dtype], "OUT": DEVICE_TYPE[spec.out], "DQK": spec.head_dim, "DV": spec.value_dim,
-            **score_defines(spec), "Q_VIEW": VIEWS[spec.q_view], "KV_VIEW": VIEWS[spec.kv_view], "LENGTHS": spec.lengths,
+            **score_defines(spec), "Q_VIEW": VIEWS[spec.q_view], "KV_VIEW": VIEWS[spec.kv_view],
+            "LENGTHS": spec.lengths,
             "OUT_VIEW": VIEWS["strided" if tile.splits > 1 and spec.q_view == "pointers" else spec.q_view],
             "GROUPED": tile.grouped, "LSE": spec.lse or tile.splits > 1, "VECTOR": spec.vector, "WARPS": tile.warps,
             "COLUMN_WARPS": tile.column_warps, "ROWS": tile.rows, "BN": tile.bn, "STAGES": tile.stages,

@@ -14,8 +14,8 @@ from kernelseam.kernels.elements import DEVICE_TYPE, divide_up
 
 
 def factor(dtype: DType) -> int:
-    """What probabilities are multiplied with as they are rounded to a dtype: of the halves float16 alone would lose small
-    ones among its subnormals, and is raised to the top of its range."""
+    """What probabilities are multiplied with as they are rounded to a dtype. float16 would lose small ones among its
+    subnormals: they are raised to the top of its range."""
     return 2**15 if dtype is DType.float16 else 1
 
 

@@ -37,9 +37,9 @@ class UnfusedTile:
 class Unfused:
     """One GEMM, one softmax and one GEMM for all heads of all entries of the batch.
 
-    Scores are float32, [batch, head, query, key] in the workspace; probabilities, of q's dtype, lie behind them or, where
-    that is float32 too, in their place. A hidden value has weight 0 in the second product, where 0·NaN and 0·inf are NaN:
-    unlike the fused kernel it must be finite.
+    Scores are float32, [batch, head, query, key] in the workspace; probabilities, of q's dtype, lie behind them or,
+    where that is float32 too, in their place. A hidden value has weight 0 in the second product, where 0·NaN and 0·inf
+    are NaN: unlike with the fused kernel it must be finite.
     """
 
     operation = "attention"
@@ -48,8 +48,8 @@ class Unfused:
         p, spec = problem, problem.spec
         if spec.kv_view == "paged":
             return (
-                "k and v are paged: it takes pages that lie end to end, as one matrix with one row stride; block tables "
-                "and gapped pages are refused"
+                "k and v are paged: it takes pages that lie end to end, as one matrix with one row stride; block "
+                "tables and gapped pages are refused"
             )
         for name, view in (("q", spec.q_view), ("k and v", spec.kv_view)):
             if view != "strided":

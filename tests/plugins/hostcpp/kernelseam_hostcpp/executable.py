@@ -1,7 +1,7 @@
-"""A parity case as an executable of its own, as sanitizers want it: the kernel, its launch and its memory, no Python.
+"""A parity case as executables, one a launch, as sanitizers want it: the kernel, its launch and its memory, no Python.
 
 Under a sanitizer every operand is an allocation that ends with its last element; without one memory lies as in the
-matrix, between guards.
+matrix, between guards. Launches hand their memory on through files. Each place in the workspace is a buffer of its own.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import numpy as np
 
 from kernelseam.contract import Device, SourceBundle
 from kernelseam.kernels import HALVES
+from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.shared import bundle
 from kernelseam.parity import data
 from kernelseam.parity.cases import Case, GemmCase
 from kernelseam.parity.check import Verdict
-from kernelseam.parity.memory import Layout
+from kernelseam.parity.memory import POISON, Layout
 from kernelseam.parity.oracle import Array
 from kernelseam.parity.run import describe, judge
 from kernelseam.planning import Descriptor
@@ -93,37 +94,72 @@ def prepared(case: Case, device: Device, separate: bool = True) -> Prepared:
 def run(
     case: Case, device: Device, sanitizer: str = "none", change: Change | None = None, seconds: float = 120
 ) -> Report:
-    """Compile a case's kernel for a device's arch with a sanitizer, run it, and hold the results against the oracle.
+    """Compile a case's kernels for a device's arch with a sanitizer, run them in order while nothing is found, and hold
+    the results against the oracle.
 
-    ``change`` plants a fault in its sources. Raises CompileError, subprocess.TimeoutExpired.
+    ``change`` plants a fault in their sources. Raises CompileError, subprocess.TimeoutExpired.
     """
     toolchain, made = HostToolchain(), prepared(case, device, separate=sanitizer != "none")
     before = made.layout.buffers()
     made.layout.write(before, data.values(case))
     problem = made.problem
-    spec, half, row = problem.spec, HALVES[problem.operation], toolchain.arch_row(device.arch)
-    tile = half.tile(problem, row, device)
-    pointers, lists = dict(made.addresses), dict[str, Array]()
+    half = HALVES[problem.operation]
+    launches = half.launches(problem, half.tile(problem, toolchain.arch_row(device.arch), device), device)
+    memory = {**before, **_workspace(launches)}
+    addresses, lists = dict(made.addresses), dict[str, Array]()
     for name, value in made.descriptor.operands().items():
         if isinstance(value, list):
             lists[name] = np.array(value, np.uint64).view(np.uint8)
-            pointers[name] = (len(before) + len(lists)) * _SPACE
+            addresses[name] = (len(memory) + len(lists)) * _SPACE
+    findings, log, options = tuple[str, ...](), "", (*OPTIONS, *SANITIZERS[sanitizer])
+    for launch in launches.steps:
+        if not launch.half.grid(launch.problem, launch.tile, device):
+            continue
+        sources = bundle(launch.half, launch.problem.spec, launch.tile, toolchain, device.arch)
+        sources = replace(change(sources) if change else sources, options=options)
+        program = compiler.compile_bundle(sources, device.arch, '#include "host/executable.h"\n')
+        content = _content(launch, device, toolchain, addresses, memory, lists)
+        findings, log, after = _run(program, content, memory, seconds)
+        if after is None:
+            return Report(findings, None, log)
+        memory = after
+        if findings:
+            break
+    return Report(findings, judge(case, made.layout, before, {name: memory[name] for name in before}), log)
+
+
+def _place(offset: int) -> str:
+    return f"workspace from {offset}"
+
+
+def _workspace(launches: Launches) -> dict[str, Array]:
+    """What lies between one place that launches name in the workspace and the next."""
+    starts = sorted({offset for launch in launches.steps for offset in launch.workspace.values()})
+    ends = (*starts[1:], launches.workspace_bytes)
+    return {_place(s): np.full(e - s, POISON, np.uint8) for s, e in zip(starts, ends, strict=False)}
+
+
+def _content(
+    launch: Launch, device: Device, toolchain: HostToolchain, addresses: Mapping[str, int],
+    memory: Mapping[str, Array], lists: Mapping[str, Array],
+) -> bytes:
+    """A launch as kernels/executable.h reads it."""
+    half, problem, tile, spec = launch.half, launch.problem, launch.tile, launch.problem.spec
+    names = {**half.pointers(spec), **launch.operands}
+    pointers = {p: addresses.get(n, 0) for p, n in names.items()}
+    buffers = list(memory)
+    pointers.update((p, (buffers.index(_place(offset)) + 1) * _SPACE) for p, offset in launch.workspace.items())
     signature = half.signature(spec)
-    arguments = signature.pack(
-        {**half.values(problem, tile, device), **{p: pointers.get(n, 0) for p, n in half.pointers(spec).items()}}
-    )
+    arguments = signature.pack({**half.values(problem, tile, device), **pointers})
     offsets = [o for (_, kind), (o, _) in zip(signature.parameters, signature.layout, strict=True) if kind == "pointer"]
     words = (
-        half.grid(problem, tile, device), half.threads(tile, row), half.shared_bytes(spec, tile), len(arguments),
-        len(offsets), len(before) + len(lists), *offsets,
+        half.grid(problem, tile, device), half.threads(tile, toolchain.arch_row(device.arch)),
+        half.shared_bytes(spec, tile), len(arguments), len(offsets), len(memory) + len(lists), *offsets,
     )
     content = struct.pack(f"<{len(words)}Q", *words) + _padded(arguments)
-    for name, buffer in (*before.items(), *lists.items()):
+    for name, buffer in (*memory.items(), *lists.items()):
         content += struct.pack("<2Q", buffer.nbytes, name in lists) + _padded(buffer.tobytes())
-    sources = bundle(half, spec, tile, toolchain, device.arch)
-    sources = replace(change(sources) if change else sources, options=(*OPTIONS, *SANITIZERS[sanitizer]))
-    program = compiler.compile_bundle(sources, device.arch, '#include "host/executable.h"\n')
-    return _run(program, content, case, made.layout, before, seconds)
+    return content
 
 
 def _padded(x: bytes) -> bytes:
@@ -131,8 +167,9 @@ def _padded(x: bytes) -> bytes:
 
 
 def _run(
-    program: bytes, content: bytes, case: Case, layout: Layout, before: dict[str, Array], seconds: float
-) -> Report:
+    program: bytes, content: bytes, before: Mapping[str, Array], seconds: float
+) -> tuple[tuple[str, ...], str, dict[str, Array] | None]:
+    """What was found, the log, and memory afterwards where the program came that far."""
     with tempfile.TemporaryDirectory(prefix="kernelseam-hostcpp-") as name:
         folder = Path(name)
         (folder / "program").write_bytes(program)
@@ -147,9 +184,9 @@ def _run(
         if done.returncode and not findings:
             findings = (f"exit status {done.returncode}",)
         if not (folder / "output").exists():
-            return Report(findings, None, log)
+            return findings, log, None
         raw, at, after = np.fromfile(folder / "output", np.uint8), 0, dict[str, Array]()
         for key, buffer in before.items():
             after[key] = raw[at : at + buffer.nbytes]
             at += buffer.nbytes
-    return Report(findings, judge(case, layout, before, after), log)
+    return findings, log, after

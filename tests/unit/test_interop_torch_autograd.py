@@ -1,0 +1,270 @@
+"""Attention that torch differentiates: gradients held to torch's own, of its SDPA and of the formula in float64."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kernelseam
+from kernelseam.contract import Cost, Device, PlanParts
+from kernelseam.interop import torch as ks
+from kernelseam.kernels import shared_implementations
+from kernelseam.plugins import Plugins
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+Refused = Callable[[str, Callable[[], object]], None]
+B, H, G, S_Q, S_K, D, D_V = 2, 4, 2, 17, 23, 16, 8
+
+
+def tensors(*shapes: tuple[int, ...], seed: int = 0, dtype: Any = torch.float32) -> list[Any]:
+    made = torch.Generator().manual_seed(seed)
+    return [torch.randn(s, generator=made).to(dtype).requires_grad_() for s in shapes]
+
+
+def qkv(dtype: Any = torch.float32) -> list[Any]:
+    return tensors((B, H, S_Q, D), (B, G, S_K, D), (B, G, S_K, D_V), dtype=dtype)
+
+
+def formula(q: Any, k: Any, v: Any, **options: Any) -> Any:
+    """The attention of [B, H, S, D] tensors in float64, as torch differentiates it."""
+    get = options.get
+    b, heads, s_q, d = q.shape
+    s_k, group = k.shape[2], heads // k.shape[1]
+    q, k, v = q.double(), *(x.double().repeat_interleave(group, 1) for x in (k, v))
+    x = (get("scale") or d**-0.5) * q @ k.mT
+    if get("softcap"):
+        x = options["softcap"] * torch.tanh(x / options["softcap"])
+    distance = torch.arange(s_k) - torch.arange(s_q)[:, None] - (s_k - s_q)
+    if get("alibi_slopes") is not None:
+        x = x - options["alibi_slopes"].double()[..., None, None] * distance.abs()
+    if get("bias") is not None:
+        x = x + options["bias"].double()
+    left, right = get("window") or (None, None)
+    seen = torch.ones(b, heads, s_q, s_k, dtype=torch.bool)
+    right = 0 if get("causal") else right
+    if left is not None:
+        seen &= distance >= -left
+    if right is not None:
+        seen &= distance <= right
+    if get("prefix_lengths") is not None:
+        seen |= torch.arange(s_k) < options["prefix_lengths"][:, None, None, None]
+    if get("mask") is not None:
+        seen &= options["mask"]
+    if get("kv_lengths") is not None:
+        seen &= torch.arange(s_k) < options["kv_lengths"][:, None, None, None]
+    x = torch.where(seen, x, -1e300)
+    sinks = get("sinks")
+    if sinks is not None:
+        x = torch.cat([x, sinks.double()[:, None, None].expand(b, heads, s_q, 1)], -1)
+    p = torch.softmax(x, -1)[..., :s_k] * seen
+    return p @ v
+
+
+def agree(got: Any, want: Any, inputs: dict[str, Any], limit: float) -> None:
+    """The same result, and the same gradients for the same random gradient of the result."""
+    dout = torch.randn(got.shape, generator=torch.Generator().manual_seed(9)).to(got.dtype)
+    torch.testing.assert_close(got.double(), want.double(), rtol=limit, atol=limit)
+    mine = torch.autograd.grad(got, list(inputs.values()), dout)
+    theirs = torch.autograd.grad(want, list(inputs.values()), dout.to(want.dtype))
+    for name, a, b in zip(inputs, mine, theirs, strict=True):
+        assert (a.dtype, a.shape) == (inputs[name].dtype, inputs[name].shape), name
+        assert b.abs().max() > 1e-3, name
+        error = (a.double() - b.double()).abs().max() / b.double().abs().max()
+        assert error < 4 * limit, (name, float(error))
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {}, "causal": {"causal": True}, "window": {"window": (6, 2)}, "window-left": {"window": (6, None)},
+    "scale": {"scale": 0.3}, "softcap": {"softcap": 1.5}, "softcap-causal": {"softcap": 1.5, "causal": True},
+    "alibi": {"alibi_slopes": torch.tensor([[0.5, 0.3, 0.1, 0.0]] * B)},
+    "mask": {"mask": torch.rand(B, 1, S_Q, S_K, generator=torch.Generator().manual_seed(1)) < 0.7},
+    "prefix": {"causal": True, "prefix_lengths": torch.tensor([8, 20], dtype=torch.int32)},
+    "lengths": {"kv_lengths": torch.tensor([23, 11], dtype=torch.int32)},
+    "bias": {"bias": (B, H, S_Q, S_K)}, "bias-of-heads": {"bias": (H, S_Q, S_K)}, "bias-of-keys": {"bias": (B, 1, 1, S_K)},
+    "sinks": {"sinks": (H,)}, "all": {"causal": True, "softcap": 2.0, "bias": (1, H, S_Q, S_K), "sinks": (H,)},
+}
+
+
+def filled(options: dict[str, Any], dtype: Any = torch.float32) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options with tensors for shapes, and those that have gradients."""
+    made = {
+        n: tensors(x, seed=3, dtype=torch.float32 if n == "sinks" else dtype)[0] if n in ("bias", "sinks") else x
+        for n, x in options.items()
+    }
+    return made, {n: x for n, x in made.items() if n in ("bias", "sinks")}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_gradients(gradients: Plugins, name: str) -> None:
+    q, k, v = qkv()
+    options, more = filled(OPTIONS[name])
+    agree(ks.attention(q, k, v, **options), formula(q, k, v, **options), {"q": q, "k": k, "v": v, **more}, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gradients_in_16_bits(gradients: Plugins, dtype: str) -> None:
+    q, k, v = qkv(getattr(torch, dtype))
+    options, more = filled(OPTIONS["all"], q.dtype)
+    limit = 2e-3 if dtype == "float16" else 1.6e-2
+    agree(ks.attention(q, k, v, **options), formula(q, k, v, **options), {"q": q, "k": k, "v": v, **more}, limit)
+
+
+def test_torchs_own_attention(gradients: Plugins) -> None:
+    """Its scaled_dot_product_attention: causal, by a mask, by a bias, with grouped heads."""
+    own = torch.nn.functional.scaled_dot_product_attention
+    q, k, v = tensors((B, H, S_Q, D), (B, H, S_Q, D), (B, H, S_Q, D))
+    inputs = {"q": q, "k": k, "v": v}
+    agree(ks.attention(q, k, v, causal=True), own(q, k, v, is_causal=True), inputs, 1e-5)
+    mask = torch.rand(S_Q, S_Q, generator=torch.Generator().manual_seed(2)) < 0.6
+    mask.fill_diagonal_(True)
+    agree(ks.attention(q, k, v, mask=mask), own(q, k, v, attn_mask=mask), inputs, 1e-5)
+    (bias,) = tensors((1, H, S_Q, S_Q), seed=5)
+    agree(ks.attention(q, k, v, bias=bias), own(q, k, v, attn_mask=bias), {**inputs, "bias": bias}, 1e-5)
+    few, values = tensors((B, G, S_Q, D), (B, G, S_Q, D), seed=6)
+    agree(ks.attention(q, few, values), own(q, few, values, enable_gqa=True), {"q": q, "k": few, "v": values}, 1e-5)
+
+
+def test_token_major(gradients: Plugins) -> None:
+    q, k, v = tensors((B, S_Q, H, D), (B, S_K, G, D), (B, S_K, G, D_V))
+    got = ks.attention(q, k, v, layout="bshd", causal=True)
+    want = formula(*(x.transpose(1, 2) for x in (q, k, v)), causal=True).transpose(1, 2)
+    agree(got, want, {"q": q, "k": k, "v": v}, 1e-5)
+
+
+def test_packed_sequences(gradients: Plugins) -> None:
+    """Rows that belong to no sequence are 0 everywhere, NaN as they are in the inputs."""
+    lengths, first = (7, 0, 17, 4), 2
+    offsets = torch.tensor([first, 9, 9, 26, 30], dtype=torch.int32)
+    q, k, v = tensors((33, H, D), (33, G, D), (33, G, D_V))
+    (sinks,) = tensors((H,), seed=4)
+    with torch.no_grad():
+        for x in (q, k, v):
+            x[:first], x[30:] = np.nan, np.nan
+    got = ks.attention_varlen(q, k, v, offsets, offsets, 17, 17, causal=True, sinks=sinks)
+    parts = []
+    for i, n in zip(offsets[:-1].tolist(), lengths, strict=True):
+        rows = (x[None, i : i + n].transpose(1, 2) for x in (q, k, v))
+        parts.append(formula(*rows, causal=True, sinks=sinks)[0].transpose(0, 1))
+    want = torch.cat([torch.zeros(2, H, D_V), *parts, torch.zeros(3, H, D_V)])
+    agree(got, want, {"q": q, "k": k, "v": v, "sinks": sinks}, 1e-5)
+
+
+def test_what_a_loss_hands_down(gradients: Plugins) -> None:
+    """The gradient of a sum repeats one number with stride 0; that of a transpose has its columns apart."""
+    q, k, v = qkv()
+    inputs = [q, k, v]
+    for reduce in (torch.sum, lambda y: (y.transpose(2, 3).contiguous() ** 2).sum()):
+        mine = torch.autograd.grad(reduce(ks.attention(q, k, v)), inputs)
+        theirs = torch.autograd.grad(reduce(formula(q, k, v)), inputs)
+        for a, b in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(a.double(), b.double(), rtol=1e-4, atol=1e-5)
+
+
+def test_an_expanded_bias(gradients: Plugins) -> None:
+    """Its base takes the sum over what it was expanded along."""
+    q, k, v = qkv()
+    (base,) = tensors((1, H, 1, S_K), seed=3)
+    bias = base.expand(B, H, S_Q, S_K)
+    agree(ks.attention(q, k, v, bias=bias), formula(q, k, v, bias=bias), {"base": base}, 1e-5)
+
+
+def test_only_what_is_wanted(gradients: Plugins) -> None:
+    q, k, v = qkv()
+    k.requires_grad_(False)
+    options, _ = filled(OPTIONS["all"])
+    options["bias"].requires_grad_(False)
+    ks.attention(q, k, v, **options).sum().backward()
+    assert k.grad is None and options["bias"].grad is None
+    assert q.grad is not None and v.grad is not None and options["sinks"].grad is not None
+
+
+def test_without_gradients_nothing_is_kept() -> None:
+    """And none are needed: no operation of gradients is asked for."""
+    q, k, v = qkv()
+    with torch.no_grad(), kernelseam.trace() as launches:
+        y = ks.attention(q, k, v, causal=True)
+    assert y.grad_fn is None and len(launches) == 1
+    torch.testing.assert_close(y.double(), formula(q, k, v, causal=True), rtol=1e-5, atol=1e-5)
+    offsets = torch.tensor([0, 5, 20], dtype=torch.int32)
+    q, k, v = (x.detach() for x in tensors((23, H, D), (23, G, D), (23, G, D_V)))
+    y = ks.attention_varlen(q, k, v, offsets, offsets, 15, 15)
+    assert y.grad_fn is None and not y[20:].any() and y[:20].any()
+
+
+def test_gradients_have_no_gradients(gradients: Plugins) -> None:
+    q, k, v = qkv()
+    (dq,) = torch.autograd.grad(ks.attention(q, k, v).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dq.sum().backward()
+
+
+def test_what_is_refused(gradients: Plugins, refused: Refused) -> None:
+    q, k, v = qkv()
+    slopes = torch.ones(H, requires_grad=True)
+    refused(
+        "alibi_slopes.requires_grad = True: gradients do not flow to it. Pass tensor.detach().",
+        lambda: ks.attention(q, k, v, alibi_slopes=slopes),
+    )
+    refused(
+        "k = ndarray: must be a torch tensor. Pass torch.as_tensor(…).",
+        lambda: ks.attention(q, k.detach().numpy(), v),
+    )
+    y = ks.attention(q, k, v, bwd_implementation="nothing")
+    with pytest.raises(kernelseam.errors.UnknownName, match="^implementation = nothing"):
+        y.sum().backward()
+    y = ks.attention(q, k, v)
+    with torch.no_grad():
+        v += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    assert not hasattr(ks, "attention_paged")
+
+
+def test_torch_is_imported_where_it_is_asked_for() -> None:
+    code = (
+        "import sys, kernelseam, kernelseam.interop.torch as t\n"
+        "assert 'torch' not in sys.modules\n"
+        "t.attention\n"
+        "assert 'torch' in sys.modules\n"
+    )
+    core = Path(kernelseam.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True,
+        env={"PYTHONPATH": ":".join([str(core), *sys.path]), "KERNELSEAM_PLUGINS": ""},
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def gradients(discovered: Callable[..., Plugins]) -> Plugins:
+    """The reference, with the host platform's gradients where it has none of its own."""
+    found = discovered()
+    if not any(i.operation == "attention_bwd" for i in found.registry.implementations):
+        sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "hostcpp"))
+        import kernelseam_hostcpp
+        from kernelseam_hostcpp.runtime import DEVICES
+
+        (inner,) = (
+            i for i in shared_implementations(kernelseam_hostcpp.HostToolchain()) if i.operation == "attention_bwd"
+        )
+
+        class OnTheHost:
+            name, backend, operation = "hostcpp", "numpy", "attention_bwd"
+
+            def supports(self, problem: Any, device: Device) -> str | None:
+                return inner.supports(problem, DEVICES[0])
+
+            def cost(self, problem: Any, device: Device) -> Cost:
+                return inner.cost(problem, DEVICES[0])
+
+            def build(self, problem: Any, device: Device) -> PlanParts:
+                return inner.build(problem, DEVICES[0])
+
+        found.registry.implementations.append(OnTheHost())
+    return found
