@@ -1,4 +1,4 @@
-"""The unfused attention's softmax for every arch, no GPU needed: nothing spills, arguments lie where they are packed."""
+"""The unfused attention's softmax for every arch, no GPU needed: nothing spills, arguments are where we pack them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernelseam.kernels.attention.softmax import SOFTMAX
 from kernelseam.kernels.shared import build
 
 F16, BF16, F32 = DType.float16, DType.bfloat16, DType.float32
-EVERYTHING = {n: True for n in ("lse", "window", "prefix", "alibi", "softcap", "mask", "sinks")}
+EVERYTHING = dict.fromkeys(("lse", "window", "prefix", "alibi", "softcap", "mask", "sinks"), True)
 SPECS = {
     "f16": AttentionSpec(F16, 64, 64), "bf16-causal": AttentionSpec(BF16, 64, 64, True, True),
     "f16-everything": AttentionSpec(F16, 64, 64, bias=F16, **EVERYTHING),

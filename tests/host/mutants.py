@@ -157,41 +157,116 @@ WRONG_NUMBERS = (
     ),
     # ---- attention: which keys a query sees
     Mutant(
-        "attention-last-key-dropped", ATTENTION, "j0 + j < S_k &&", "j0 + j < S_k - 1 &&",
+        "attention-last-key-dropped", ATTENTION, "seen = seen && j < S_k;", "seen = seen && j < S_k - 1;",
         "attention-f16-64-no-lse-ramp", WRONG, "the last key is hidden",
     ),
     Mutant(
-        "attention-tail-not-masked", ATTENTION, "j0 + j < S_k &&", "", "attention-f32-64-no-lse", WRONG,
+        "attention-tail-not-masked", ATTENTION, "seen = seen && j < S_k;", "", "attention-f32-64-no-lse", WRONG,
         "the zeros that fill the last tile of keys have weight",
     ),
     Mutant(
-        "attention-causal-off-by-one", ATTENTION, "j0 + j <= row0 + i + shift", "j0 + j <= row0 + i + shift + 1",
+        "attention-causal-off-by-one", ATTENTION, "!KS_CAUSAL || d <= 0", "!KS_CAUSAL || d <= 1",
         "attention-f16-64-causal-no-lse-ramp", WRONG, "a query sees one key too many",
     ),
     Mutant(
-        "attention-causal-one-short", ATTENTION, "j0 + j <= row0 + i + shift", "j0 + j < row0 + i + shift",
+        "attention-causal-one-short", ATTENTION, "!KS_CAUSAL || d <= 0", "!KS_CAUSAL || d < 0",
         "attention-f16-64-causal-no-lse-ramp", WRONG, "a query does not see its own key",
     ),
     Mutant(
-        "attention-causal-top-left", ATTENTION, "shift = S_k - S_q;", "shift = 0;", "attention-f16-64-causal-7x129",
-        WRONG, "the mask is aligned at the top left",
+        "attention-causal-top-left", ATTENTION, "return S_k - S_q;", "return 0;", "attention-f16-64-causal-7x129", WRONG,
+        "the mask is aligned at the top left",
     ),
     Mutant(
-        "attention-diagonal-not-masked", ATTENTION, "max_of(0, q0 + shift + 1)", "max_of(0, q0 + BM + shift)",
+        "attention-diagonal-not-masked", ATTENTION, "scores.all_end(i0) / BN", "scores.all_end(i1) / BN",
         "attention-f16-64-causal-65x65", WRONG, "tiles on the diagonal take the way without masks",
+    ),
+    Mutant(
+        "attention-window-off-by-one", ATTENTION, "d >= -left &&", "d >= -left - 1 &&", "attention-f16-64-window-16-0",
+        WRONG, "a window shows one key too many",
+    ),
+    Mutant(
+        "attention-window-edge-not-masked", ATTENTION, "tile >= all_begin && tile < all_end", "tile < all_end",
+        "attention-f16-64-window-16-0", WRONG, "tiles on a window's left edge take the way without masks",
+    ),
+    Mutant(
+        "attention-prefix-ignored", ATTENTION, "if (KS_PREFIX) seen = seen || j < prefix;", "",
+        "attention-f16-64-causal-prefix", WRONG, "keys of a prefix are hidden from queries before them",
+    ),
+    Mutant(
+        "attention-prefix-tiles-skipped", ATTENTION, "KS_PREFIX ? max_of(band_end(i1), prefix) : band_end(i1)",
+        "band_end(i1)", "attention-f16-64-causal-prefix", WRONG, "tiles of a prefix beyond the diagonal are not walked",
+    ),
+    Mutant(
+        "attention-mask-inverted", ATTENTION, "seen = mask.at(", "seen = !mask.at(", "attention-f16-64-mask", WRONG,
+        "a mask hides what it is to show",
+    ),
+    Mutant(
+        "attention-mask-transposed", ATTENTION, "mask_head, mask_head, mask_row, mask_column",
+        "mask_head, mask_head, mask_column, mask_row", "attention-f16-64-mask-odd-transposed", WRONG,
+        "a mask's rows are taken for its columns",
+    ),
+    Mutant(
+        "attention-lengths-ignored", ATTENTION, "s.S_k = min_of(lengths[batch], s.S_k);", "",
+        "attention-f16-64-lengths", NAN, "keys beyond an entry's length are seen",
     ),
     # ---- attention: what it reads
     Mutant(
-        "attention-wrong-kv-head", ATTENTION, "head / head_group * k_head", "head % (num_heads / head_group) * k_head",
-        "attention-f16-64-gqa-6-2", WRONG, "a group of query heads takes another's keys",
+        "attention-wrong-kv-head", ATTENTION, "kv_head = KS_GROUPED ? head : head / head_group",
+        "kv_head = KS_GROUPED ? head : head % (num_heads / head_group)", "attention-f16-64-causal-batch-invariant", WRONG,
+        "a group of query heads takes another's keys",
     ),
     Mutant(
-        "attention-stride-of-the-wrong-operand", ATTENTION, "* k_head, k_row}", "* k_head, v_row}",
+        "attention-wrong-head-of-a-group", BASE, "i64 outer, inner; KS_DEVICE T* row(int i) const {",
+        "i64 outer, inner; KS_DEVICE T* row(int i) const { i = i % 2 ? i - 1 : i;", "attention-f16-64-1-query-gqa-8-2",
+        UNTOUCHED, "every second row of a group is the one before",
+    ),
+    Mutant(
+        "attention-first-head's-slope", ATTENTION, "scores.score(x, head_of(mine + r),", "scores.score(x, 0,",
+        "attention-f16-64-causal-alibi-gqa", WRONG, "all heads of a group have the first one's slope",
+    ),
+    Mutant(
+        "attention-stride-of-the-wrong-operand", ATTENTION, "KeyView K{k_base, k_row}", "KeyView K{k_base, v_row}",
         "attention-f16-192v128", WRONG, "rows of K are taken V's stride apart",
     ),
     Mutant(
-        "attention-value-read-past-end", ATTENTION, "V, tile * BN, S_k, 0", "V, tile * BN, S_k + 1, 0",
+        "attention-value-read-past-end", ATTENTION, "V, tile * BN, own.S_k, 0", "V, tile * BN, own.S_k + 1, 0",
         "attention-f16-64", NAN, "what lies behind V is multiplied with a weight of 0",
+    ),
+    Mutant(
+        "attention-wrong-page", BASE, "table[n] *", "table[max_of(n - 1, 0)] *", "attention-f16-64-pages-16", WRONG,
+        "keys are looked for in the page before theirs",
+    ),
+    Mutant(
+        "attention-wrong-columns", ATTENTION, "tile_v(stage), column0, 0)", "tile_v(stage), 0, 0)",
+        "attention-bf16-576v512-causal-mqa", WRONG, "warps that share rows all make the first columns",
+    ),
+    # ---- attention: what it writes, and parts of the keys
+    Mutant(
+        "attention-lse-of-the-wrong-sequence", ATTENTION, "lse[at + own.q_first +", "lse[at +",
+        "attention-f16-64-sequences", UNTOUCHED, "the LSE of every sequence is written where the first one's belongs",
+    ),
+    Mutant(
+        "attention-splits-overlap", ATTENTION, "min_of(last, first + share)", "min_of(last, first + share + 1)",
+        "attention-f16-64-split", WRONG, "a tile of keys counts in two parts",
+    ),
+    Mutant(
+        "attention-sink-in-every-part", ATTENTION, "if (KS_SINKS && split == 0) { E::Row<ROWS> own_share",
+        "if (KS_SINKS) { E::Row<ROWS> own_share", "attention-f16-64-causal-split-sinks", WRONG,
+        "a sink counts in every part of the keys",
+    ),
+    Mutant(
+        "merge-not-weighted", ATTENTION, "weight = exp2_fast(1.44269504f * (x - top))", "weight = 1.f",
+        "merge-states-f32-f16", WRONG, "parts count alike, whatever their LSE",
+    ),
+    # ---- attention: what is done to a score
+    Mutant(
+        "attention-alibi-sign", ATTENTION, "x -= slopes[", "x += slopes[", "attention-f16-64-alibi", WRONG,
+        "distant keys are preferred",
+    ),
+    Mutant(
+        "attention-bias-capped", ATTENTION, "inside(j, S_k)))); return x;",
+        "inside(j, S_k)))); if (KS_SOFTCAP) x = cap * tanh_fast(x / cap); return x;", "attention-f16-64-everything", WRONG,
+        "the cap is applied to what a bias has changed",
     ),
     # ---- attention: the softmax and its state
     Mutant(
@@ -219,7 +294,7 @@ WRONG_NUMBERS = (
         "attention-f16-64-scale-negative", WRONG, "a negative scale is taken for a positive one",
     ),
     Mutant(
-        "attention-lse-base-2", ATTENTION, "0.69314718056f *", "", "attention-f16-64", WRONG,
+        "attention-lse-base-2", ATTENTION, "0.69314718056f * (x * c", "(x * c", "attention-f16-64", WRONG,
         "the LSE is a logarithm to base 2",
     ),
     Mutant(
@@ -232,7 +307,7 @@ WRONG_NUMBERS = (
     ),
     # ---- attention: values that are not finite
     Mutant(
-        "attention-hidden-times-zero", ATTENTION, "if constexpr (KS_CAUSAL && masked.value) hidden",
+        "attention-hidden-times-zero", ATTENTION, "if constexpr (HIDES && masked.value) hidden",
         "if (false) hidden", "attention-f16-64-causal-nan-in-hidden-v", NAN,
         "a NaN in V is multiplied with the weight 0 of a hidden key",
     ),
@@ -254,7 +329,8 @@ WRONG_NUMBERS = (
         archs=DIRECT,
     ),
     Mutant(
-        "attention-wait-off-by-one", ATTENTION, "copies_wait<AHEAD - 1>", "copies_wait<AHEAD>", "attention-f16-64", NAN,
+        "attention-wait-off-by-one", ATTENTION, "copies_wait<AHEAD - 1>(); if (STAGES == 1) block_barrier(); // everyone",
+        "copies_wait<AHEAD>(); if (STAGES == 1) block_barrier(); // everyone", "attention-f16-64", NAN,
         "a tile of keys is multiplied while it is on its way", archs=DIRECT,
     ),
     Mutant(
@@ -262,7 +338,8 @@ WRONG_NUMBERS = (
         "queries are loaded into registers while they are on their way", archs=DIRECT,
     ),
     Mutant(
-        "attention-values-not-landed", ATTENTION, "copy_v.land(tile_v(stage));", "", "attention-f16-64", NAN,
+        "attention-values-not-landed", ATTENTION, "copy_v.land(tile_v(stage)); block_barrier(); // this",
+        "block_barrier(); // this", "attention-f16-64", NAN,
         "values stay in the registers that they are copied through", archs=REGISTERS,
     ),
     Mutant(
@@ -338,12 +415,16 @@ WRONG_ORDER = (
         "row M of C is written", "address",
     ),
     Mutant(
-        "attention-key-read", ATTENTION, "tile * BN, S_k, 0, KS_DQK", "tile * BN, S_k + 1, 0, KS_DQK",
+        "attention-key-read", ATTENTION, "tile * BN, own.S_k, 0, KS_DQK", "tile * BN, own.S_k + 1, 0, KS_DQK",
         "attention-f16-64-causal-65x65", BEYOND, "key S_k is read", "address",
     ),
     Mutant(
-        "attention-lse-written", ATTENTION, "if (row0 + i < S_q) rows", "if (row0 + i <= S_q) rows",
+        "attention-lse-written", ATTENTION, "if (row < rows) {", "if (row <= rows) {",
         "attention-f16-64-causal-65x65", BEYOND, "the LSE of row S_q is written", "address",
+    ),
+    Mutant(
+        "attention-table-read", BASE, "i = min_of(i, last);", "", "attention-f16-64-pages-16-odd", BEYOND,
+        "pages of keys beyond the last are looked up", "address",
     ),
     Mutant(
         "gemm-result-beyond-shared-memory", GEMM, "RESULT + warp_index() * TileC",

@@ -86,7 +86,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mask": {"mask": torch.rand(B, 1, S_Q, S_K, generator=torch.Generator().manual_seed(1)) < 0.7},
     "prefix": {"causal": True, "prefix_lengths": torch.tensor([8, 20], dtype=torch.int32)},
     "lengths": {"kv_lengths": torch.tensor([23, 11], dtype=torch.int32)},
-    "bias": {"bias": (B, H, S_Q, S_K)}, "bias-of-heads": {"bias": (H, S_Q, S_K)}, "bias-of-keys": {"bias": (B, 1, 1, S_K)},
+    "bias": {"bias": (B, H, S_Q, S_K)}, "bias-of-heads": {"bias": (H, S_Q, S_K)},
+    "bias-of-keys": {"bias": (B, 1, 1, S_K)},
     "sinks": {"sinks": (H,)}, "all": {"causal": True, "softcap": 2.0, "bias": (1, H, S_Q, S_K), "sinks": (H,)},
 }
 
@@ -199,7 +200,8 @@ def test_without_gradients_nothing_is_kept() -> None:
 
 def test_gradients_have_no_gradients(gradients: Plugins) -> None:
     q, k, v = qkv()
-    (dq,) = torch.autograd.grad(ks.attention(q, k, v).sum(), q, create_graph=True)
+    (factor,) = tensors((B, H, S_Q, D_V), seed=8)
+    (dq,) = torch.autograd.grad((ks.attention(q, k, v) * factor).sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         dq.sum().backward()
 

@@ -11,6 +11,7 @@ from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime
 from kernelseam.descriptors import attention_contents
 from kernelseam.descriptors.attention import Attention
 from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem, AttentionBwdSpec
+from kernelseam.descriptors.attention_problem import AttentionProblem
 from kernelseam.descriptors.operands import check_layout, describe_all, pointer, resolve
 from kernelseam.descriptors.validation import flag, packed, stride, vector_bytes
 from kernelseam.dtypes import DType
@@ -19,20 +20,24 @@ from kernelseam.planning import Resolved
 
 _MODELS = {"dout": "out", "dq": "q", "dk": "k", "dv": "v"}
 NAMES = ("dout", "dq", "dk", "dv", "dbias", "dsinks")
+_AXES = {**dict.fromkeys(_MODELS, ("batch", "head", "row")), "dbias": ("batch", "head", "row", "column")}
+"""Operand → the axes that have a stride field."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AttentionBwd:
     """What a loss takes from q, k and v through an attention, given what it takes from the result:
 
-    dp = dout·vᵀ, dx = p·(dp − Σ dout·out), dv = pᵀ·dout, dk = scale·dxᵀ·q, dq = scale·dx·k, dbias = dx; under a softcap dk
-    and dq take dx·(1 − tanh²). dk and dv of grouped heads are summed over the group; dbias over what the bias repeats
-    along; dsinks[h] = −Σ e^(sink_h − lse)·Σ dout·out over the rows of head h.
+    dp = dout·vᵀ, dx = p·(dp − Σ dout·out), dv = pᵀ·dout, dk = scale·dxᵀ·q, dq = scale·dx·k, dbias = dx; under a softcap
+    dk and dq take dx·(1 − tanh²). dk and dv of grouped heads are summed over the group; dbias over what the bias
+    repeats along; dsinks[h] = −Σ e^(sink_h − lse)·Σ dout·out over the rows of head h.
 
     ``forward`` is the attention that was computed: its q, k, v, its options, the out that it gave and its lse, which
     must be there. dout lies as out; dq, dk, dv, dbias as q, k, v, bias (with extent 1 where the bias repeats), each
     with strides of its own, in elements, which default to row-major (packed rows: heads within rows). ``dbias`` and
-    ``dsinks`` are computed where they are given; address 0 says that ``bind`` will give them. All sums are float32.
+    ``dsinks`` are computed where they are given; address 0 says that ``bind`` will give them. All sums are float32
+    (float64 where q is). Keys that no query sees, and those beyond kv_lengths, get zeros; packed rows of no sequence
+    are not written.
 
     ``deterministic``: the same bits every time; False allows a way that is not, where one is faster.
     Raises InvalidValue where no such problem exists.
@@ -75,12 +80,13 @@ class AttentionBwd:
             raise InvalidValue("dbias", "given", "the attention has no bias", "Leave it out")
         if self.dsinks is not None and not p.spec.sinks:
             raise InvalidValue("dsinks", "given", "the attention has no sinks", "Leave it out")
+        self._refuse_idle(p)
         infos = describe_all(self._own())
         rules = {r.name: r for r in p.operands}
         strides, vector = {}, p.spec.vector
         for name, model in _MODELS.items():
             rule = rules.get(model) or rules[f"{model}_ptrs"]
-            strides[name] = self._walk(name, rule, p.spec.q_view if model in ("q", "out") else p.spec.kv_view)
+            strides[name] = self._walk(name, rule, self._view(p, name))
             assert rule.dtype is not None
             wide = vector_bytes(rule.dtype, rule.shape, strides[name], pointer(name, getattr(self, name), infos))
             vector = min(vector, wide if wide == 16 else p.spec.dtype.itemsize)
@@ -96,16 +102,35 @@ class AttentionBwd:
         object.__setattr__(self, "_problem", problem)
         object.__setattr__(self, "_arrays", {**self.forward._arrays, **infos})
 
-    def _given(self, name: str, *axes: str) -> list[int | None]:
-        return [getattr(self, f"stride_{name}_{axis}") for axis in axes]
+    def _refuse_idle(self, p: AttentionProblem) -> None:
+        """Refuse strides of what is not there."""
+        for name, axes in _AXES.items():
+            for axis, value in zip(axes, self._given(name), strict=True):
+                packed_rows = axis == "batch" and self._view(p, name) == "packed"
+                if value is not None and packed_rows:
+                    raise InvalidValue(f"stride_{name}_batch", value, "packed rows have no batch", "Leave it out")
+                if value is not None and name == "dbias" and self.dbias is None:
+                    raise InvalidValue(
+                        f"stride_dbias_{axis}", value, "describes dbias", "Give dbias too (0: it will be bound)"
+                    )
+
+    @staticmethod
+    def _view(p: AttentionProblem, name: str) -> str:
+        return "" if name == "dbias" else p.spec.q_view if name in ("dout", "dq") else p.spec.kv_view
+
+    def _given(self, name: str) -> list[int | None]:
+        return [getattr(self, f"stride_{name}_{axis}") for axis in _AXES.get(name, ())]
+
+    def _known(self, name: str, dtype: DType) -> list[int | None]:
+        """The strides that are given, validated."""
+        return [
+            None if s is None else stride(f"stride_{name}_{axis}", s, dtype)
+            for s, axis in zip(self._given(name), _AXES[name], strict=True)
+        ]
 
     def _walk(self, name: str, rule: OperandRule, view: str) -> tuple[int, int, int]:
         assert rule.dtype is not None
-        axes = ("batch", "head", "row")
-        batch, head, row = (
-            None if s is None else stride(f"stride_{name}_{a}", s, rule.dtype)
-            for s, a in zip(self._given(name, *axes), axes, strict=True)
-        )
+        batch, head, row = self._known(name, rule.dtype)
         outer, heads, rows, width = rule.shape if len(rule.shape) == 4 else (1, 1, 1, 1)
         if view == "packed":
             _, r, h, _ = packed((outer, rows, heads, width), (batch, row, head, 1))
@@ -114,20 +139,14 @@ class AttentionBwd:
         return b, h, r
 
     def _bias_walk(self, shape: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-        axes = ("batch", "head", "row", "column")
-        known = [
-            None if s is None else stride(f"stride_dbias_{a}", s, DType.float32)
-            for s, a in zip(self._given("dbias", *axes), axes, strict=True)
-        ]
-        a, b, c, d = (0 if n == 1 else s for n, s in zip(shape, packed(shape, known), strict=True))
+        walk = packed(shape, self._known("dbias", DType.float32))
+        a, b, c, d = (0 if n == 1 else s for n, s in zip(shape, walk, strict=True))
         return a, b, c, d
 
     @cached_property
     def _dense(self) -> frozenset[str]:
-        p = self.forward.problem()
-        if "packed" in (p.spec.q_view, p.spec.kv_view):
-            return frozenset()
-        return frozenset(n for n in _MODELS if set(self._given(n, "batch", "head", "row")) == {None})
+        """Operands whose strides were all left out."""
+        return frozenset(n for n in NAMES if all(s is None for s in self._given(n)))
 
     def _own(self) -> dict[str, object]:
         return {n: v for n in NAMES if (v := getattr(self, n)) is not None}

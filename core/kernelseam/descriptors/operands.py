@@ -135,7 +135,7 @@ def check_array(rule: OperandRule, info: ArrayInfo, dense: bool) -> None:
 def check_layout(rules: Sequence[OperandRule], infos: Mapping[str, ArrayInfo], dense: frozenset[str]) -> None:
     """Every check of a descriptor that needs its whole walk: sizes, outputs that overlap themselves, arrays."""
     for rule in rules:
-        check_walk(rule, [f"stride_{rule.name.lower()}_{axis}" for axis in AXES[: len(rule.shape) - 1]])
+        check_walk(rule, [f"stride_{rule.name.lower()}_{axis}" for axis in (*AXES, "column")[: len(rule.shape)]])
         if rule.name in infos:
             check_array(rule, infos[rule.name], rule.name in dense)
 

@@ -130,7 +130,7 @@ def vector_bytes(dtype: DType, shape: Sequence[int], strides: Sequence[int], poi
 def check_walk(rule: OperandRule, axes: Sequence[str]) -> None:
     """Refuse a walk of 2⁶³ bytes or more, and an output whose elements share memory.
 
-    ``axes``: the stride fields of all axes but the contiguous last, for messages.
+    ``axes``: the stride fields of the axes, for messages; a contiguous last one is never at fault.
     """
     size = 8 if rule.dtype is None else rule.dtype.itemsize
     if max(math.prod(rule.shape), rule.span, *rule.strides) * size > MAX_BYTES:

@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import Attention, AttentionBwd
 from kernelseam.descriptors.attention import OPTIONAL
-from kernelseam.descriptors.operands import canonical
-from kernelseam.descriptors.validation import flag
+from kernelseam.descriptors.attention_arrays import LAYOUTS, PACKED
+from kernelseam.descriptors.operands import axes, canonical
+from kernelseam.descriptors.validation import finite, flag
 from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import fresh, handed_back, run, views
 
 
@@ -56,8 +58,9 @@ def attention_bwd(
     """dq, dk, dv (and dbias, dsinks where asked for) of ``attention`` or ``attention_varlen`` with the same options.
 
     ``out`` and ``lse`` are what it returned with ``return_lse=True``; ``dout`` is shaped as out. Gradients are new
-    row-major arrays of the inputs' dtypes (dsinks float32), of q's kind; dbias has the bias's own shape. They are
-    summed in float32; ``deterministic=False`` allows a way whose order of summation varies, where one is faster.
+    row-major arrays of the inputs' dtypes (dsinks float32), of q's kind; dbias has the bias's own shape, with extent 1
+    where the bias repeats by a stride of 0. They are summed in float32 (float64 where q is); ``deterministic=False``
+    allows a way whose order of summation varies, where one is faster. Rows that belong to no sequence are not written.
 
     Raises InvalidValue for what does not fit together, Unsupported with each implementation's reason.
     """
@@ -66,20 +69,30 @@ def attention_bwd(
         "sinks": sinks, "prefix_lengths": prefix_lengths, "kv_lengths": kv_lengths, "cu_seqlens_q": cu_seqlens_q,
         "cu_seqlens_k": cu_seqlens_k, "dout": dout,
     }
+    for name in ("out", "lse"):
+        if arrays[name] is None:
+            raise InvalidValue(name, None, "must be what attention gave", "Call it with return_lse=True")
+    for name, of, wanted in (("bias_gradient", bias, bias_gradient), ("sink_gradient", sinks, sink_gradient)):
+        if flag(name, wanted) and of is None:
+            operand = "bias" if name == "bias_gradient" else "sinks"
+            raise InvalidValue(name, True, f"the attention has no {operand}", f"Give {operand}, or leave it out")
     infos = views(backend, **{n: x for n, x in arrays.items() if x is not None or n not in OPTIONAL})
     first = infos["q"]
     for name, model in (("dq", "q"), ("dk", "k"), ("dv", "v")):
         infos[name] = fresh(name, infos[model].shape, infos[model].dtype, first)
-    if flag("bias_gradient", bias_gradient) and "bias" in infos:
-        infos["dbias"] = fresh("dbias", infos["bias"].shape, infos["bias"].dtype, first)
-    if flag("sink_gradient", sink_gradient) and "sinks" in infos:
+    if bias_gradient:
+        own = infos["bias"]
+        shape = [min(n, 1) if s == 0 else n for n, s in zip(own.shape, own.strides, strict=True)]
+        infos["dbias"] = fresh("dbias", shape, own.dtype, first)
+    if sink_gradient:
         infos["dsinks"] = fresh("dsinks", infos["sinks"].shape, DType.float32, first)
     options = {
-        "causal": flag("causal", causal), "window": window, "scale": scale, "softcap": softcap, "layout": layout,
+        "causal": flag("causal", causal), "window": tuple(window) if isinstance(window, list) else window,
+        "scale": None if scale is None else finite("scale", scale), "softcap": softcap, "layout": layout,
         "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k,
     }
     run(
-        infos, ("attention_bwd", deterministic, *options.values(), *infos),
+        infos, ("attention_bwd", flag("deterministic", deterministic), *options.values(), *infos),
         lambda: describe(infos, options, deterministic), implementation, stream,
     )
     return AttentionGradients(*(
@@ -93,6 +106,8 @@ def describe(infos: dict[str, ArrayInfo], options: dict[str, Any], deterministic
     arrays: dict[str, Any] = {n: i for n, i in infos.items() if n not in own}
     forward = Attention.from_arrays(**arrays, **options)
     layout = options.get("layout", "bhsd")
+    labels = PACKED if "cu_seqlens_q" in infos else LAYOUTS[layout]
+    axes("dout", infos["dout"], labels, dict(zip(labels.split(), infos["out"].shape, strict=True)))
     strides: dict[str, int] = {}
     for name, packed in (
         ("dout", "cu_seqlens_q"), ("dq", "cu_seqlens_q"), ("dk", "cu_seqlens_k"), ("dv", "cu_seqlens_k")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kernelseam.dtypes import DType
 from kernelseam.parity.cases import AttentionCase
-from kernelseam.parity.memory import Piece, Place, Walk, once, repeated
+from kernelseam.parity.memory import Piece, Place, Walk, once, repeated, scattered
 from kernelseam.parity.oracle import Array, Variant
 
 NOWHERE = (-1, 2**31 - 1)
@@ -145,7 +145,7 @@ def places(case: AttentionCase) -> dict[str, Place]:
     """Where every operand lies."""
     lie, found, plane = shapes(case), {}, (case.batch, case.num_heads, case.S_q, case.S_k)
     for name, walk in (("q", case.q), ("k", case.k), ("v", case.v), ("out", case.out)):
-        found[name] = _rows(case, name, walk, lie[name], case.out_dtype if name == "out" else case.dtype)
+        found[name] = rows(case, name, walk, lie[name], case.out_dtype if name == "out" else case.dtype)
     if case.packed:
         H, G, D = case.num_heads, case.kv_heads, case.head_dim
         row = (H + 2 * G) * D
@@ -175,7 +175,7 @@ def places(case: AttentionCase) -> dict[str, Place]:
     return found
 
 
-def _rows(case: AttentionCase, name: str, walk: Walk, shape: tuple[int, int, int, int], dtype: DType) -> Place:
+def rows(case: AttentionCase, name: str, walk: Walk, shape: tuple[int, int, int, int], dtype: DType) -> Place:
     """q, k, v or out, in its view."""
     heads, width = shape[1], shape[3]
     sequences = case.k_sequences if name in "kv" else case.q_sequences
@@ -196,6 +196,8 @@ def _rows(case: AttentionCase, name: str, walk: Walk, shape: tuple[int, int, int
         whole = shape
         batch = walk.strides(whole, dtype.itemsize)[0]
         pieces = [Piece(b, 0, n, b * batch) for b, n in enumerate(case.kv_lengths)]
+    elif case.scattered and not walk.broadcast:
+        return scattered(name, walk, shape, dtype, seed="qkvo".index(name[0]))
     else:
         return Place(name, dtype, shape, (*walk.strides(shape, dtype.itemsize), 1), walk.offset)
     strides = (*walk.strides(whole, dtype.itemsize), 1)

@@ -96,6 +96,10 @@ class AttentionCase:
     out: Walk = Walk()
     packed: bool = False
     """q, k and v are slices of one [B, S, H + 2·H_kv, D] array."""
+    view: str = "strided"
+    """"strided"; or pointer lists of q, k, v and out: "host" or "device" (where the lists lie)."""
+    scattered: bool = False
+    """Pointer lists: heads in a random order with uneven gaps, else evenly spaced."""
     lse_gap: int = 0
     """Elements left free after every head's row of the LSE."""
     window: tuple[int | None, int | None] | None = None
@@ -186,17 +190,56 @@ class MergeCase:
     sample = None
 
 
-Case = GemmCase | AttentionCase | MergeCase
+@dataclass(frozen=True)
+class BackwardCase:
+    """The gradients of an attention. ``forward`` says what was computed and how its operands lie: q, k, v, out, lse."""
+
+    name: str
+    forward: AttentionCase
+    dout: Walk = Walk()
+    dq: Walk = Walk()
+    dk: Walk = Walk()
+    dv: Walk = Walk()
+    packed: bool = False
+    """dq, dk and dv are slices of one [B, S, H + 2·H_kv, D] array."""
+    bias_gradient: bool = False
+    dbias: Walk = Walk()
+    """Of the bias's own axes: 1 long where it repeats."""
+    sink_gradient: bool = False
+    deterministic: bool = True
+    plants: tuple[Plant, ...] = ()
+    may_refuse: frozenset[str] = frozenset()
+    group: str = ""
+
+    operation = "attention_bwd"
+    sample = None
+
+    @property
+    def dtype(self) -> DType:
+        """That of q, k, v and all that lies as they do."""
+        return self.forward.dtype
+
+    @property
+    def batch(self) -> int:
+        return self.forward.batch
+
+    @property
+    def num_heads(self) -> int:
+        return self.forward.num_heads
+
+
+Case = GemmCase | AttentionCase | MergeCase | BackwardCase
 
 
 def matrix(pattern: str = "", operation: str | None = None) -> list[Case]:
     """All cases, or those whose name contains one of the comma-separated parts of ``pattern``."""
+    from kernelseam.parity.attention_bwd_cases import attention_bwd_cases
     from kernelseam.parity.attention_cases import attention_cases
     from kernelseam.parity.gemm_cases import gemm_cases
     from kernelseam.parity.merge_cases import merge_cases
 
     parts = [p.strip() for p in pattern.split(",") if p.strip()]
-    found: list[Case] = [*gemm_cases(), *attention_cases(), *merge_cases()]
+    found: list[Case] = [*gemm_cases(), *attention_cases(), *attention_bwd_cases(), *merge_cases()]
     return [
         c for c in found
         if (not parts or any(p in c.name for p in parts)) and (operation is None or c.operation == operation)

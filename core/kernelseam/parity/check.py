@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from kernelseam.dtypes import DType
 from kernelseam.parity import oracle, tolerances
 from kernelseam.parity.oracle import Array, Floats, Rows
+from kernelseam.parity.oracle_bwd import Gradient
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,17 @@ def merge_states(outs: Array, lses: Array, out: Array, lse: Array | None = None,
     if lse is not None:
         parts.append(_part("lse", lse, result.lse, lse_tolerance))
     return _verdict(parts, out.shape[:-1], None)
+
+
+def attention_bwd(
+    want: Mapping[str, Gradient], dtype: DType, results: Mapping[str, Array], *, flushed: bool = False
+) -> Verdict:
+    """Hold gradients by name against the oracle's; ``dtype`` is that of q, k and v."""
+    parts = [
+        _part(name, x, want[name].value, tolerances.gradient(want[name], dtype, DType.of(x.dtype), flushed=flushed))
+        for name, x in results.items()
+    ]
+    return _verdict(parts, (), None)
 
 
 def gemm(

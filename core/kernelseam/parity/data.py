@@ -7,9 +7,9 @@ import zlib
 import numpy as np
 
 from kernelseam.dtypes import DType
-from kernelseam.parity import attention_data, merge_data
+from kernelseam.parity import attention_bwd_data, attention_data, merge_data
 from kernelseam.parity.attention_data import ramp, shape_scores
-from kernelseam.parity.cases import Case, GemmCase, MergeCase, Plant
+from kernelseam.parity.cases import BackwardCase, Case, GemmCase, MergeCase, Plant
 from kernelseam.parity.memory import Layout, Place, once, place, repeated, scattered
 from kernelseam.parity.oracle import Array
 
@@ -21,22 +21,29 @@ def values(case: Case) -> dict[str, Array]:
     rng = np.random.default_rng(zlib.crc32(case.name.encode()))
     if isinstance(case, MergeCase):
         return merge_data.values(case, rng)
-    found = _gemm_values(case, rng) if isinstance(case, GemmCase) else attention_data.values(case, rng)
+    if isinstance(case, BackwardCase):
+        found = attention_bwd_data.inputs(case, rng)
+    else:
+        found = _gemm_values(case, rng) if isinstance(case, GemmCase) else attention_data.values(case, rng)
     for plant in case.plants:
         _plant(found[plant.operand], plant)
-    return found
+    return {**found, **attention_bwd_data.results(case, found)} if isinstance(case, BackwardCase) else found
 
 
 def layout(case: Case, separate: bool = False) -> Layout:
     """Where every operand lies."""
     if isinstance(case, GemmCase):
         return Layout(_gemm_places(case), separate)
+    if isinstance(case, BackwardCase):
+        return Layout(attention_bwd_data.places(case), separate)
     places = merge_data.places(case) if isinstance(case, MergeCase) else attention_data.places(case)
     return Layout(places, separate)
 
 
 def outputs(case: Case) -> tuple[str, ...]:
     """Names of what is written."""
+    if isinstance(case, BackwardCase):
+        return attention_bwd_data.outputs(case)
     return ("C",) if isinstance(case, GemmCase) else ("out", "lse") if case.lse else ("out",)
 
 

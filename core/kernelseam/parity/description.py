@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from kernelseam.contract import Device, Runtime
-from kernelseam.descriptors import Attention, BatchedGemmPointers, BatchedGemmStrided
+from kernelseam.descriptors import Attention, AttentionBwd, AttentionPointers, BatchedGemmPointers, BatchedGemmStrided
 from kernelseam.descriptors.merge import MergeStates
 from kernelseam.parity import attention_data
-from kernelseam.parity.cases import AttentionCase, Case, GemmCase, MergeCase
+from kernelseam.parity.cases import AttentionCase, BackwardCase, Case, GemmCase, MergeCase
 from kernelseam.parity.memory import Layout
 from kernelseam.planning import Descriptor
 
 _MATRIX, _PLANE = ("batch", "head", "row"), ("batch", "head", "row", "column")
 _FIELDS = {
-    **{n: (n.lower(), _MATRIX) for n in ("A", "B", "C", "q", "k", "v", "out")}, "lse": ("lse", ("batch", "head")),
-    "bias": ("bias", _PLANE), "mask": ("mask", _PLANE), "alibi_slopes": ("alibi", ("batch", "head")),
+    **{n: (n.lower(), _MATRIX) for n in ("A", "B", "C", "q", "k", "v", "out", "dout", "dq", "dk", "dv")},
+    **{n: (n, _PLANE) for n in ("bias", "mask", "dbias")}, "lse": ("lse", ("batch", "head")), "alibi_slopes": ("alibi", ("batch", "head")),
     "block_table": ("table", ("row",)), "outs": ("outs", ("part", *_MATRIX)),
     "lses": ("lses", ("part", "batch", "head")),
 }
@@ -34,13 +34,16 @@ def describe(
             **addresses, **_strides(layout), parts=case.parts, batch=case.batch, num_heads=case.num_heads,
             rows=case.rows, value_dim=case.value_dim, dtype=case.dtype, dtype_out=case.dtype_out,
         )
-    if isinstance(case, AttentionCase):
-        return Attention(
-            **addresses, **_strides(layout, _packed(case)), **dict(_views(case)), batch=case.batch,
-            num_heads=case.num_heads, kv_heads=case.kv_heads, S_q=case.S_q, S_k=case.S_k, head_dim=case.head_dim,
-            value_dim=case.value_dim, causal=case.causal, window=case.window, scale=case.scale, softcap=case.softcap,
-            dtype=case.dtype, dtype_out=case.dtype_out, dtype_bias=case.bias, batch_invariant=case.batch_invariant,
+    if isinstance(case, BackwardCase):
+        own = {n: p for n, p in layout.places.items() if n in _OWN}
+        rest = {n: at for n, at in addresses.items() if n not in _OWN}
+        return AttentionBwd(
+            forward=_attention(case.forward, Layout({n: layout.places[n] for n in rest}), rest, runtime, device),
+            **{n: addresses[n] for n in own}, **_strides(Layout(own), {n for n in own if _OWN[n] in _packed(case.forward)}),
+            deterministic=case.deterministic,
         )
+    if isinstance(case, AttentionCase):
+        return _attention(case, layout, addresses, runtime, device)
     options: dict[str, Any] = {
         "M": case.M, "N": case.N, "K": case.K, "batch": case.batch, "num_heads": case.num_heads, "alpha": case.alpha,
         "beta": case.beta, "a_transposed": case.a_transposed, "b_transposed": case.b_transposed, "dtype": case.dtype,
@@ -49,11 +52,38 @@ def describe(
     if case.view != "strided":
         rows: dict[str, Any] = {n: s for n, s in _strides(layout).items() if n.endswith("_row")}
         for name, at in addresses.items():
-            options[name + "_ptrs"] = _list(case, layout, name, at, runtime, device)
+            options[name + "_ptrs"] = _list(case.view, layout, name, at, runtime, device)
         if case.view == "device":
             options["alignment"] = 16 if all(at % 16 == 0 for at in addresses.values()) else case.dtype.itemsize
         return BatchedGemmPointers(**rows, **options)
     return BatchedGemmStrided(**addresses, **_strides(layout), **options, b_head_group=case.b_head_group)
+
+
+_OWN = {"dout": "out", "dq": "q", "dk": "k", "dv": "v", "dbias": "bias", "dsinks": "sinks"}
+"""A backward's own operands, and which of the forward's each is like."""
+
+
+def _attention(
+    case: AttentionCase, layout: Layout, addresses: Mapping[str, Any], runtime: Runtime, device: Device
+) -> Attention | AttentionPointers:
+    options: dict[str, Any] = {
+        n: getattr(case, n) for n in (
+            "batch", "num_heads", "kv_heads", "S_q", "S_k", "head_dim", "value_dim", "causal", "window", "scale",
+            "softcap", "dtype", "dtype_out", "batch_invariant",
+        )
+    }
+    options["dtype_bias"] = case.bias
+    if case.view == "strided":
+        return Attention(**addresses, **_strides(layout, _packed(case)), **dict(_views(case)), **options)
+    listed = [n for n in addresses if n in ("q", "k", "v", "out")]
+    strides = {
+        n: s for n, s in _strides(layout).items()
+        if n.endswith("_row") or not n.startswith(tuple(f"stride_{x}_" for x in listed))
+    }
+    lists = {f"{n}_ptrs": _list(case.view, layout, n, addresses[n], runtime, device) for n in listed}
+    if case.view == "device":
+        options["alignment"] = 16 if all(addresses[n] % 16 == 0 for n in listed) else case.dtype.itemsize
+    return AttentionPointers(**{n: at for n, at in addresses.items() if n not in listed}, **lists, **strides, **options)
 
 
 def _views(case: AttentionCase) -> Iterator[tuple[str, Any]]:
@@ -91,14 +121,14 @@ class _DeviceList:
 
 
 def _list(
-    case: GemmCase, layout: Layout, name: str, address: int, runtime: Runtime, device: Device
+    view: str, layout: Layout, name: str, address: int, runtime: Runtime, device: Device
 ) -> object:
     """The addresses of every matrix, batch-major: a host list, or an array where the runtime's say that they are on
     a device."""
     p = layout.places[name]
     starts = p.starts or [b * p.strides[0] + h * p.strides[1] for b, h in np.ndindex(*p.shape[:2])]
     found = [address + s * p.dtype.itemsize for s in starts]
-    if case.view == "host" or not found:
+    if view == "host" or not found:
         return found
     staged = runtime.from_host(np.array(found, np.uint64).view(np.float64), device)
     return _DeviceList(staged) if hasattr(staged, "__cuda_array_interface__") else found

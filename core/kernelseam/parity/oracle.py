@@ -112,7 +112,7 @@ def attention(
         here = np.flatnonzero((heads == head) & (queries < n_q))
         i, j = queries[here], np.arange(n_k)
         d = j - i[:, None] - (n_k - n_q)
-        seen = _visible(d, causal, variant.window)
+        seen = visible(d, causal, variant.window)
         if variant.prefix is not None:
             seen |= j < variant.prefix[b]
         if variant.mask is not None:
@@ -137,7 +137,7 @@ def attention(
     )
 
 
-def _visible(d: Array, causal: bool, window: tuple[int | None, int | None]) -> npt.NDArray[np.bool_]:
+def visible(d: Array, causal: bool, window: tuple[int | None, int | None]) -> npt.NDArray[np.bool_]:
     """Which distances from the diagonal are in the band."""
     left, right = window
     seen = np.ones(d.shape, bool)

@@ -15,12 +15,13 @@ import numpy as np
 from kernelseam.contract import EMULATED, Backend, Device, Implementation, Problem, Runtime
 from kernelseam.dispatch import consider
 from kernelseam.errors import Unsupported
-from kernelseam.parity import attention_data, check, data, oracle
-from kernelseam.parity.cases import AttentionCase, Case, GemmCase, MergeCase
+from kernelseam.parity import attention_bwd_data, attention_data, check, data, oracle
+from kernelseam.parity.cases import AttentionCase, BackwardCase, Case, GemmCase, MergeCase
 from kernelseam.parity.check import Verdict
 from kernelseam.parity.description import describe as describe
 from kernelseam.parity.memory import Layout, never_written
 from kernelseam.parity.oracle import Array
+from kernelseam.parity.oracle_bwd import Gradient
 from kernelseam.planning import plan
 from kernelseam.plugins import Plugins, plugins
 
@@ -173,6 +174,8 @@ def _run(case: Case, target: Target, separate: bool) -> Verdict:
 
 def repeatable(case: Case) -> bool:
     """Whether a second launch has the same inputs, so that it must give the same bits; the largest cases run once."""
+    if isinstance(case, BackwardCase) and not case.deterministic:
+        return False
     return case.sample is None and (not isinstance(case, GemmCase) or case.beta == 0)
 
 
@@ -224,6 +227,8 @@ def verdict(case: Case, results: Mapping[str, Array], flushed: bool = False) -> 
     if isinstance(case, MergeCase):
         x = data.values(case)
         return check.merge_states(x["outs"], x["lses"], results["out"], results.get("lse"), flushed=flushed)
+    if isinstance(case, BackwardCase):
+        return check.attention_bwd(_backward_oracle(case), case.dtype, results, flushed=flushed)
     return check.attention_verdict(
         _attention_oracle(case), case.S_k, case.head_dim, case.dtype, results["out"], results.get("lse"),
         results["out"].shape[:-1], numbers, flushed,
@@ -231,7 +236,7 @@ def verdict(case: Case, results: Mapping[str, Array], flushed: bool = False) -> 
 
 
 def _rows(case: Case) -> oracle.Rows:
-    if case.sample is None or isinstance(case, MergeCase):
+    if case.sample is None or isinstance(case, MergeCase | BackwardCase):
         return None
     rows = case.M if isinstance(case, GemmCase) else case.S_q
     return oracle.sample_rows(case.batch * case.num_heads * rows, case.sample)
@@ -251,6 +256,11 @@ def _attention_oracle(case: AttentionCase) -> oracle.AttentionResult:
     return oracle.attention(
         x["q"], x["k"], x["v"], case.causal, case.scale_used, _rows(case), attention_data.variant(case, x)
     )
+
+
+@lru_cache(maxsize=8)
+def _backward_oracle(case: BackwardCase) -> dict[str, Gradient]:
+    return attention_bwd_data.wanted(case, data.values(case))
 
 
 def run_all(cases: list[Case], wanted: list[Target], *, separate: bool = False) -> Iterator[Outcome]:

@@ -10,6 +10,8 @@ With u the unit roundoff of a dtype (2⁻¹¹ float16, 2⁻⁸ bfloat16, 2⁻²�
 * its LSE: c·u_32·(√S_k + √D_qk·max scale·|q||k| + max t + |ref|).
 * N states merged: 2·u_out·|ref| + c·u_32·(√N + max|s_n|)·Σ_n e^(s_n − s)·|o_n| + η_out.
 * their LSE: c·u_32·(√N + max|s_n| + |ref|).
+* an attention's gradients: 2·u_out·|ref| + u_P·R + c·u_32·(E + L) + u_out·O + η·V + η_out, of the sums R, E, L, O and
+  V of magnitudes that ``oracle_bwd.Gradient`` holds.
 
 Probabilities are rounded to the dtype of V before the second product, hence u_P and η_P. Where the inputs are float64,
 float64 takes float32's place inside an attention; its LSE is stored in float32.
@@ -24,6 +26,7 @@ import numpy as np
 
 from kernelseam.dtypes import DType
 from kernelseam.parity.oracle import AttentionResult, Floats, GemmResult, MergeResult
+from kernelseam.parity.oracle_bwd import Gradient
 
 GEMM_CONSTANT = 4.0
 ATTENTION_CONSTANT = 8.0
@@ -85,3 +88,19 @@ def merge_states(
         )
         lse: Floats = unit * (growth + np.abs(result.lse))
     return out, lse
+
+
+def gradient(result: Gradient, dtype: DType, dtype_out: DType, *, flushed: bool = False) -> Floats:
+    """The bound of each element of one gradient; ``dtype`` is that of q, k and v."""
+    # Exponentials may lose what is below float32's smallest normal.
+    lost = max(smallest(dtype, flushed), DType.float32.smallest_normal)
+    with np.errstate(invalid="ignore", over="ignore"):
+        bound: Floats = (
+            2 * dtype_out.unit_roundoff * np.abs(result.value)
+            + dtype.unit_roundoff * (result.rounded + result.outs)
+            + ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff * result.single
+            + ATTENTION_CONSTANT * DType.float32.unit_roundoff * result.lses
+            + lost * result.vanished
+            + smallest(dtype_out, flushed)
+        )
+    return bound

@@ -11,7 +11,7 @@ import numpy as np
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
 from kernelseam.descriptors.attention_problem import AttentionProblem
 from kernelseam.dispatch import roofline
-from kernelseam.reference.attention_block import QUERIES, Head, scratch_sizes
+from kernelseam.reference.attention_block import QUERIES, Head, in_place, scratch_sizes
 from kernelseam.reference.attention_scores import Array
 from kernelseam.reference.attention_views import Views
 from kernelseam.reference.scratch import carve, scratch_bytes
@@ -54,11 +54,7 @@ class _AttentionStep:
     def __init__(self, problem: AttentionProblem, device: Device) -> None:
         p = self.problem = problem
         self.dtype = p.spec.dtype.accumulator
-        self.keep = tuple(
-            # Whether BLAS can walk the operand where it lies: else it is copied, one head at a time.
-            p.spec.kv_view != "paged" and p.spec.dtype is self.dtype and strides[2] >= columns
-            for strides, columns in ((p.k_strides, p.spec.head_dim), (p.v_strides, p.spec.value_dim))
-        )
+        self.keep = in_place(p)
         blocks = -(-p.S_q // QUERIES)
         written = p.num_heads and p.S_q and (p.spec.value_dim or p.spec.lse)
         self.batch = p.batch if written else 0  # operands may be missing where there is nothing to write

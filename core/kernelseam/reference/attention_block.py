@@ -24,6 +24,14 @@ _SMALL = 1 << 18  # multiply-adds
 _ROWS = 8  # queries in one small product with v: fewer would starve BLAS, more would shorten its sums
 
 
+def in_place(p: AttentionProblem) -> tuple[bool, ...]:
+    """Of k and v, whether BLAS can walk them where they lie: else they are copied, one head at a time."""
+    return tuple(
+        p.spec.kv_view != "paged" and p.spec.dtype is p.spec.dtype.accumulator and strides[2] >= columns
+        for strides, columns in ((p.k_strides, p.spec.head_dim), (p.v_strides, p.spec.value_dim))
+    )
+
+
 def scratch_sizes(p: AttentionProblem, keep: tuple[bool, ...]) -> tuple[int, ...]:
     """Elements of the scratch of one thread: scores, queries, result, partial products, copies of k and v."""
     n, d, d_v = _padded(min(p.S_q, QUERIES)), p.spec.head_dim, p.spec.value_dim

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ class Views:
     """
 
     def __init__(
-        self, problem: AttentionProblem, pointers: Mapping[str, int], rules: Sequence[OperandRule] | None = None
+        self, problem: AttentionProblem, pointers: Mapping[str, int], rules: Iterable[OperandRule] | None = None
     ) -> None:
         self.problem = problem
         rules = problem.operands if rules is None else rules
@@ -55,7 +55,7 @@ class Views:
         return Sequence(S_q, S_k, q_first, k_first)
 
     def queries(self, name: str, b: int, h: int, own: Sequence) -> Array:
-        """q [S_q, D] or out [S_q, D_v] of one query head."""
+        """q [S_q, D] or out [S_q, D_v] of one query head, or what lies as they do."""
         view, p = self.problem.spec.q_view, self.problem
         if view == "pointers":
             dtype, width, strides = {
@@ -74,7 +74,7 @@ class Views:
         return rows
 
     def keys(self, name: str, b: int, g: int, own: Sequence) -> list[Array]:
-        """k [S_k, D] or v [S_k, D_v] of one KV head, in as many pieces as it lies in."""
+        """k [S_k, D] or v [S_k, D_v] of one KV head, or what lies as they do, in as many pieces as it lies in."""
         view, p = self.problem.spec.kv_view, self.problem
         if view == "pointers":
             width, strides = (p.spec.head_dim, p.k_strides) if name == "k" else (p.spec.value_dim, p.v_strides)

@@ -12,9 +12,12 @@ from kernelseam.contract import CONTRACT_VERSION, Backend, PluginInfo
 from kernelseam.hookspecs import hookimpl
 from kernelseam.plugins import Registry
 from kernelseam.reference.attention import NumpyAttention
+from kernelseam.reference.attention_bwd import NumpyAttentionBwd
 from kernelseam.reference.gemm import NumpyGemm
 from kernelseam.reference.merge import NumpyMerge
 from kernelseam.reference.runtime import HostRuntime
+
+_IMPLEMENTATIONS = (NumpyGemm(), NumpyAttention(), NumpyMerge(), NumpyAttentionBwd())
 
 
 @hookimpl
@@ -24,9 +27,7 @@ def kernelseam_info() -> PluginInfo:
 
 @hookimpl
 def kernelseam_register(registry: Registry) -> None:
-    registry.add_backend(
-        Backend("numpy", HostRuntime(), implementations=(NumpyGemm(), NumpyAttention(), NumpyMerge()), priority=-100)
-    )
+    registry.add_backend(Backend("numpy", HostRuntime(), implementations=_IMPLEMENTATIONS, priority=-100))
 
 
 @hookimpl

@@ -90,18 +90,18 @@ RDNA4_ATTENTION = (
 
 # What is owned and what is walked over lie in LDS, the latter as either factor of a product.
 CDNA_ATTENTION_BWD = (
-    BackwardTile(HALVES, 64, 4, 16, 32, 1, one_layout=False),
-    BackwardTile(HALVES, 128, 4, 16, 16, 1, one_layout=False),
-    BackwardTile(HALVES, 256, 4, 16, 16, 1, column_warps=4, one_layout=False),
-    BackwardTile(SINGLE, 64, 4, 16, 16, 1),
-    BackwardTile(SINGLE, 128, 4, 8, 16, 1, column_warps=2),
-    BackwardTile(SINGLE, 256, 4, 8, 16, 1, column_warps=4),
+    BackwardTile(HALVES, 64, 4, 16, 32, 1, apart=True, one_layout=False),
+    BackwardTile(HALVES, 128, 4, 16, 16, 1, apart=True, one_layout=False),
+    BackwardTile(HALVES, 256, 4, 16, 16, 1, column_warps=4, apart=True, one_layout=False),
+    BackwardTile(SINGLE, 64, 4, 16, 16, 1, apart=True),
+    BackwardTile(SINGLE, 128, 4, 8, 16, 1, column_warps=2, apart=True),
+    BackwardTile(SINGLE, 256, 4, 8, 16, 1, column_warps=4, apart=True),
 )
 RDNA_ATTENTION_BWD = (
-    BackwardTile(HALVES, 64, 8, 16, 16, 1, column_warps=2, one_layout=False),
-    BackwardTile(HALVES, 128, 8, 16, 16, 1, column_warps=4, one_layout=False),
-    BackwardTile(HALVES, 256, 8, 16, 16, 1, column_warps=8, one_layout=False),
-    BackwardTile(SINGLE, 64, 4, 8, 16, 1),
-    BackwardTile(SINGLE, 128, 4, 8, 16, 1, column_warps=2),
-    BackwardTile(SINGLE, 256, 4, 8, 16, 1, column_warps=4),
+    BackwardTile(HALVES, 64, 8, 16, 16, 1, column_warps=2, apart=True, one_layout=False),
+    BackwardTile(HALVES, 128, 8, 16, 16, 1, column_warps=4, apart=True, one_layout=False),
+    BackwardTile(HALVES, 256, 8, 16, 16, 1, column_warps=8, apart=True, one_layout=False),
+    BackwardTile(SINGLE, 64, 4, 8, 16, 1, apart=True),
+    BackwardTile(SINGLE, 128, 4, 8, 16, 1, column_warps=2, apart=True),
+    BackwardTile(SINGLE, 256, 4, 8, 16, 1, column_warps=4, apart=True),
 )

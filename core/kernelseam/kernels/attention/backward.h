@@ -9,7 +9,7 @@
 // memory and take the other side in tiles of STEP rows through a ring of STAGES, copied ahead of use. Scores are made with
 // the owned rows as rows: so they are left factors as they are.
 //
-// Constants (from the host half): those of scores.h and sequences.h; KS_T, KS_DQK, KS_DV, KS_VECTOR, KS_BIAS_GRADIENT,
+// Constants (from the host half): those of scores.h and sequences.h; KS_T, KS_DQK, KS_DV, KS_VECTOR, KS_BIAS_GRADIENT, KS_ROLE (which of the two blocks there are: one kernel for each needs fewer registers),
 // KS_WARPS, KS_COLUMN_WARPS (warps that share their rows and make a part of the columns each), KS_ROWS (owned rows a warp),
 // KS_STEP, KS_STAGES, KS_MIN_BLOCKS, KS_SHARED_BYTES.
 // Shared memory: OWN·(DQ + DO)·size, STAGES·STEP·(DQ + DO)·size (twice where a tile lies differently as either factor),
@@ -17,6 +17,7 @@
 // Registers: ROWS·((DQ + DO)/COLUMN_WARPS + 2·STEP)/lanes for dk, dv, p and dp.
 #include "attention/sequences.h"
 
+enum { BOTH, KEYS, QUERIES };
 typedef KS_T T;
 typedef Engine<T> E;
 
@@ -98,8 +99,8 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
   auto tile_q = [&](int stage) { return TwoWays<DQ>{ring + stage * STAGE_BYTES}; };
   auto tile_v = [&](int stage) { return TwoWays<DO>{ring + stage * STAGE_BYTES + TwoWays<DQ>::BYTES}; };
   const int warp_row = warp_index() / COLUMN_WARPS * ROWS, part = warp_index() % COLUMN_WARPS;
-  const bool for_keys = (int)block_index() < key_blocks;
-  const int index = for_keys ? (int)block_index() : (int)block_index() - key_blocks;
+  const bool for_keys = KS_ROLE == KEYS || (KS_ROLE == BOTH && (int)block_index() < key_blocks);
+  const int index = (int)block_index() - (KS_ROLE == BOTH && !for_keys ? key_blocks : 0);
   const int tiles = for_keys ? key_tiles : query_tiles, heads = for_keys ? num_heads / head_group : num_heads;
   const int batch = index / tiles / heads, head = index / tiles % heads, own0 = index % tiles * OWN;
   const Sequence own = sequence_of(batch, S_q_most, S_k_most, q_offsets, k_offsets, lengths);
@@ -147,7 +148,7 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
       E::mma(dp, E::template operand<ROWS, E::K_STEP>(own_v, warp_row, d), tile_v(stage).last(), 0, d);
   };
 
-  if (for_keys) {
+  if (KS_ROLE != QUERIES && for_keys) {
     // ---- dk and dv of OWN keys
     const StridedView<const T> K = rows_of(k, head, k_head, k_row), V = rows_of(v, head, v_head, v_row);
     copy_own_q.fetch(own_q, K, own0, own.S_k, 0, KS_DQK);
@@ -162,17 +163,26 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
       begin = max_of(0, own0 - shift - (KS_WINDOW ? right : 0));
       if (KS_WINDOW) end = min_of(end, max_of(0, j1 - shift + left + 1));
     }
-    const int first = begin / STEP, each = max_of(divide_up(end, STEP) - first, 0), total = each * head_group;
-    auto fetch = [&](int n, int stage) {
-      if (n < total) {
-        const int h = head * head_group + n / each, i0 = (first + n % each) * STEP;
-        copy_q.fetch(tile_q(stage), rows_of(q, h, q_head, q_row), i0, own.S_q, KS_DQK);
-        copy_v.fetch(tile_v(stage), rows_of(dout, h, dout_head, dout_row), i0, own.S_q, KS_DV);
+    // Tiles [first, last) of every head's queries, head after head: the one that is used, and the one that is fetched.
+    const int first = begin / STEP, last = divide_up(end, STEP);
+    struct Turn {
+      int head, tile;
+      KS_DEVICE void next(int first, int last) {
+        if (++tile >= last) tile = first, head++;
+      }
+    };
+    const int end_head = first < last ? (head + 1) * head_group : 0;
+    Turn ahead{head * head_group, first}, now = ahead;
+    auto fetch = [&](int stage) {
+      if (ahead.head < end_head) {
+        copy_q.fetch(tile_q(stage), rows_of(q, ahead.head, q_head, q_row), ahead.tile * STEP, own.S_q, KS_DQK);
+        copy_v.fetch(tile_v(stage), rows_of(dout, ahead.head, dout_head, dout_row), ahead.tile * STEP, own.S_q, KS_DV);
+        ahead.next(first, last);
       }
       copies_commit();
     };
 #pragma unroll
-    for (int n = 0; n < AHEAD; n++) fetch(n, n);
+    for (int n = 0; n < AHEAD; n++) fetch(n);
 
     E::Acc<ROWS, MINE_Q> gradient_k;
     E::Acc<ROWS, MINE_V> gradient_v;
@@ -180,11 +190,11 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
     E::zero(gradient_v);
     int stage = 0;
 #pragma unroll 1
-    for (int n = 0; n < total; n++) {
-      const int h = head * head_group + n / each, i0 = (first + n % each) * STEP;
+    for (int parity = 0; now.head < end_head; now.next(first, last), parity ^= 1) {
+      const int h = now.head, i0 = now.tile * STEP;
       of_head(h);
       // Of the tile's queries: the LSE in base 2, and dots. Two sets, so that nobody still reads the one written.
-      float* const line = lines + n % 2 * 2 * STEP;
+      float* const line = lines + parity * 2 * STEP;
       for (int t = thread_index(); t < STEP; t += THREADS) {
         const bool there = i0 + t < own.S_q;
         line[t] = there ? lse_base2(lse[h * lse_head + i0 + t]) : infinity();
@@ -197,7 +207,7 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
       block_barrier();
       int next = stage + AHEAD;
       if (next >= STAGES) next -= STAGES;
-      fetch(n + AHEAD, next);
+      fetch(next);
 
       E::Acc<ROWS, STEP> s, dp, slope;
       products(s, dp, stage);
@@ -208,7 +218,7 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
       }
       E::map(s, [&](int r, int c, float x) { return exp2_fast(scores.score(x, 0, i0 + c, j + r) - line[c]); });
       const int i1 = min_of(i0 + STEP, own.S_q) - 1;
-      if (HIDES && !(scores.all_begin(i1) <= own0 && own0 + OWN <= scores.all_end(i0)))
+      if ((HIDES || KS_LENGTHS) && !(scores.all_begin(i1) <= own0 && own0 + OWN <= scores.all_end(i0)))
         E::map(s, [&](int r, int c, float x) { return scores.sees(0, i0 + c, j + r) ? x : 0.f; });
       E::mma(gradient_v, E::to_operand(s, scratch), tile_v(stage).first(), part * MINE_V, 0);
       E::map2(dp, s, [&](int, int c, float x, float p) { return p == 0.f ? 0.f : p * (x - line[STEP + c]); });
@@ -224,7 +234,7 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
     entry(dv, dv_batch, own.k_first, dv_row);
     write_rows(memory, gradient_k, rows_of(dk, head, dk_head, dk_row), own0 + warp_row, end_row, part * MINE_Q, KS_DQK);
     write_rows(memory, gradient_v, rows_of(dv, head, dv_head, dv_row), own0 + warp_row, end_row, part * MINE_V, KS_DV);
-  } else {
+  } else if constexpr (KS_ROLE != KEYS) {
     // ---- dq of OWN queries
     const int kv_head = head / head_group;
     const StridedView<const T> K = rows_of(k, kv_head, k_head, k_row), V = rows_of(v, kv_head, v_head, v_row);

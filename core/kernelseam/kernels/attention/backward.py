@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernelseam.contract import ArchRow, Device
 from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem, AttentionBwdSpec
@@ -46,6 +46,10 @@ class BackwardTile:
     min_blocks: int = 1
     plain: bool = False
     """As in AttentionTile."""
+    apart: bool = False
+    """Whether keys and queries have a launch each: both in one kernel take more scalar registers."""
+    role: str = "both"
+    """No column of the table: which of the two a launch is for."""
     one_layout: bool = True
     """Whether a tile lies the same as either factor of a product (the platform's E::ONE_LAYOUT)."""
 
@@ -146,7 +150,8 @@ class AttentionBwdHost:
         reduced = problem.spec.bias_gradient and not self._direct(problem)
         if reduced:
             workspace["dbias"] = size
-        steps.append(Launch(self, problem, tile, workspace))
+        for role in ("keys", "queries") if tile.apart else ("both",):
+            steps.append(Launch(self, problem, replace(tile, role=role), workspace))
         if reduced:
             assert spec.bias is not None
             extents = (p.batch, p.num_heads, p.S_q, p.S_k)
@@ -171,7 +176,7 @@ class AttentionBwdHost:
             "T": DEVICE_TYPE[s.dtype], "DQK": s.head_dim, "DV": s.value_dim, **score_defines(s),
             "Q_VIEW": VIEWS[s.q_view], "KV_VIEW": VIEWS[s.kv_view], "LENGTHS": s.lengths, "GROUPED": 0,
             "VECTOR": s.vector,
-            "BIAS_GRADIENT": spec.bias_gradient, "WARPS": tile.warps, "COLUMN_WARPS": tile.column_warps,
+            "BIAS_GRADIENT": spec.bias_gradient, "ROLE": ("both", "keys", "queries").index(tile.role), "WARPS": tile.warps, "COLUMN_WARPS": tile.column_warps,
             "ROWS": tile.rows, "STEP": tile.step, "STAGES": tile.stages, "MIN_BLOCKS": tile.min_blocks,
             "SHARED_BYTES": tile.shared_bytes(spec),
         }
@@ -189,7 +194,8 @@ class AttentionBwdHost:
         )
 
     def grid(self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> int:
-        return sum(self._blocks(problem, tile))
+        keys, queries = self._blocks(problem, tile)
+        return {"both": keys + queries, "keys": keys, "queries": queries}[tile.role]
 
     def threads(self, tile: BackwardTile, row: ArchRow) -> int:
         return row.warp_size * tile.warps

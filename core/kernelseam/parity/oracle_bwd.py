@@ -1,0 +1,163 @@
+"""The oracle of an attention's gradients: the formulas in float64, from q, k, v and what the loss takes from the result.
+
+It computes its own result and LSE. Beside each gradient stands what its bound in ``tolerances`` is made of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from kernelseam.parity import oracle
+from kernelseam.parity.oracle import PLAIN, Array, Floats, Variant
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """One gradient, and the sums of magnitudes that a relative error of one unit would move it by, all of one shape."""
+
+    value: Floats
+    rounded: Floats
+    """of the factors that are rounded to the inputs' dtype before they are summed over: p and ds."""
+    single: Floats
+    """of scores, products and sums."""
+    outs: Floats
+    """of the result that the forward gave, in Σ dout·out."""
+    lses: Floats
+    """of its LSE."""
+    vanished: Floats
+    """What it moves by where every p and ds is off by 1, and every element of the result."""
+
+
+PARTS = tuple(f.name for f in fields(Gradient))
+Parts = dict[str, Floats]
+
+
+def attention_bwd(
+    q: Array, k: Array, v: Array, dout: Array, causal: bool, scale: float, variant: Variant = PLAIN,
+    bias_shape: Shape | None = None,
+) -> dict[str, Gradient]:
+    """dq, dk and dv of ``oracle.attention`` given dout [B,H,S_q,D_v], shaped as q, k and v; dbias of ``bias_shape``, 1
+    where it is summed over an axis, and dsinks [H] where the variant has them.
+
+    dp = dout·vᵀ, dx = p·(dp − Σ dout·out), ds = dx·(1 − tanh²) under a softcap, dq = scale·ds·k, dk = scale·dsᵀ·q,
+    dv = pᵀ·dout, dbias = dx, dsinks = −Σ e^(sink − lse)·Σ dout·out. Rows behind q_lengths or kv_lengths get 0.
+    """
+    B, H, S_q, _ = q.shape
+    G, S_k = k.shape[1:3]
+    group = max(H // max(G, 1), 1)
+    found = {"dq": _blank(q.shape), "dk": _blank(k.shape), "dv": _blank(v.shape)}
+    plane, sinks = _blank((B, H, S_q, S_k)), _blank((H,))
+    for b, h in np.ndindex(B, H):
+        n_q = S_q if variant.q_lengths is None else variant.q_lengths[b]
+        n_k = S_k if variant.kv_lengths is None else variant.kv_lengths[b]
+        Q, O = (x[b, h, :n_q].astype(np.float64) for x in (q, dout))
+        K, V = (x[b, h // group, :n_k].astype(np.float64) for x in (k, v))
+        with np.errstate(all="ignore"):
+            p, dx, ds, sink = _pairs(Q, K, V, O, b, h, causal, scale, variant)
+            _add(found["dq"], (b, h, slice(n_q)), _times(ds, K, scale, n_k))
+            across = {name: x.T for name, x in ds.items()}
+            _add(found["dk"], (b, h // group, slice(n_k)), _times(across, Q, scale, n_q * group))
+            across = {name: x.T for name, x in p.items()}
+            _add(found["dv"], (b, h // group, slice(n_k)), _times(across, O, 1.0, n_q * group))
+        _add(plane, (b, h, slice(n_q), slice(n_k)), dx)
+        _add(sinks, (h,), {name: x.sum() for name, x in sink.items()})
+    if bias_shape is not None:
+        found["dbias"] = _summed(plane, bias_shape)
+    if variant.sinks is not None:
+        found["dsinks"] = _grown(sinks, B * S_q)
+    return {name: Gradient(**parts) for name, parts in found.items()}
+
+
+def _pairs(
+    Q: Floats, K: Floats, V: Floats, O: Floats, b: int, h: int, causal: bool, scale: float, variant: Variant
+) -> tuple[Parts, Parts, Parts, Parts]:
+    """p, dx and ds of one head's queries and keys, and the sink's part of every row."""
+    n_q, n_k = len(Q), len(K)
+    i, j = np.arange(n_q), np.arange(n_k)
+    d = j - i[:, None] - (n_k - n_q)
+    seen = oracle.visible(d, causal, variant.window)
+    if variant.prefix is not None:
+        seen |= j < variant.prefix[b]
+    if variant.mask is not None:
+        seen &= variant.mask[b, h, :n_q, :n_k]
+    slope = 0.0 if variant.alibi is None else float(variant.alibi[b, h])
+    bias = np.zeros(d.shape) if variant.bias is None else variant.bias[b, h, :n_q, :n_k].astype(np.float64)
+    given = -np.inf if variant.sinks is None else float(variant.sinks[h])
+
+    product, products = scale * (Q @ K.T), math.sqrt(Q.shape[1]) * abs(scale) * (np.abs(Q) @ np.abs(K).T)
+    cap = variant.softcap
+    capped = product if cap is None else cap * np.tanh(product / cap)
+    flat = np.ones(d.shape) if cap is None else 1 - np.tanh(product / cap) ** 2
+    x = np.where(seen, capped - slope * np.abs(d) + bias, -np.inf)
+    top = np.maximum(x.max(axis=1, initial=-np.inf), given)
+    nothing = np.isneginf(top)
+    lse = top + np.log(np.exp(x - top[:, None]).sum(axis=1) + np.exp(given - top))
+    p = np.where(nothing[:, None] | np.isneginf(x), 0, np.exp(x - lse[:, None]))
+    held = np.where(nothing, 0, lse)
+    weight = np.where(nothing, 0, np.exp(given - held))
+
+    out = p @ V
+    dots, sizes = (O * out).sum(axis=1), np.abs(O * out).sum(axis=1)
+    dp = O @ V.T
+    difference = dp - dots[:, None]
+    dx = np.where(p == 0, 0, p * difference)
+    # What a score is off by; what dp − Σ dout·out is; what 1 − tanh² is.
+    changes = (0 if cap is None else np.abs(capped)) + slope * np.abs(d) + np.abs(bias)
+    score = np.where(p == 0, 0, 1 + products + np.abs(changes))
+    grown = math.sqrt(V.shape[1]) * (np.abs(O) @ np.abs(V).T + sizes[:, None])
+    bent = np.zeros(d.shape) if cap is None else 1 + products / cap * flat
+    there, lost = (p > 0).astype(float), np.abs(O).sum(axis=1)[:, None]
+    single = score * np.abs(dx) + p * grown
+    of_p = {
+        "value": p, "rounded": p, "single": score * p, "outs": np.zeros(p.shape), "lses": p * np.abs(held)[:, None],
+        "vanished": there,
+    }
+    of_dx = {
+        "value": dx, "rounded": np.abs(dx), "single": single, "outs": p * sizes[:, None],
+        "lses": np.abs(dx) * np.abs(held)[:, None], "vanished": there * (1 + np.abs(difference)) + p * lost,
+    }
+    of_ds = {name: part * flat for name, part in of_dx.items()}
+    of_ds["single"] = of_ds["single"] + np.abs(dx) * bent
+    of_ds["vanished"] = of_dx["vanished"]
+    of_sink = {
+        "value": -weight * dots, "rounded": weight * np.abs(dots),
+        "single": weight * (np.abs(dots) * (1 + abs(given) if given > -np.inf else 1) + math.sqrt(V.shape[1]) * sizes),
+        "outs": weight * sizes, "lses": weight * np.abs(dots * held), "vanished": np.abs(dots) + weight * lost[:, 0],
+    }
+    return of_p, of_dx, of_ds, of_sink
+
+
+def _times(x: Mapping[str, Floats], y: Floats, scale: float, count: int) -> Parts:
+    """scale·x·y, a sum of ``count`` terms once all are added."""
+    found = {name: abs(scale) * (x[name] @ np.abs(y)) for name in PARTS if name != "value"}
+    found["value"] = scale * (x["value"] @ y)
+    found["vanished"] = max(abs(scale), 1) * (x["vanished"] @ np.abs(y))  # scale·ds may be what is rounded
+    found["single"] = found["single"] + math.sqrt(count) * found["rounded"]
+    return found
+
+
+def _blank(shape: Shape) -> Parts:
+    return {name: np.zeros(shape) for name in PARTS}
+
+
+def _add(to: Parts, index: tuple[int | slice, ...], more: Mapping[str, Floats]) -> None:
+    for name, x in more.items():
+        to[name][index] += x
+
+
+def _summed(x: Parts, shape: Shape) -> Parts:
+    """Summed over the axes that ``shape`` lacks; each sum is rounded once, to the gradient's dtype."""
+    axes = tuple(i for i, (n, m) in enumerate(zip(x["value"].shape, shape, strict=True)) if m == 1 != n)
+    count = math.prod(x["value"].shape[i] for i in axes)
+    return _grown({name: part.sum(axis=axes, keepdims=True) for name, part in x.items()}, count)
+
+
+def _grown(x: Parts, count: int) -> Parts:
+    """The sum of ``count`` float32 terms: nothing is rounded before it."""
+    return {**x, "single": x["single"] + math.sqrt(count) * x["rounded"], "rounded": np.zeros(x["rounded"].shape)}

@@ -1,0 +1,110 @@
+"""The oracle's gradients against central differences of its forward, and their bounds against errors put in on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernelseam.parity import oracle
+from kernelseam.parity.oracle import Variant
+from kernelseam.parity.oracle_bwd import PARTS, attention_bwd
+
+B, H, G, S_q, S_k, D, D_v = 2, 4, 2, 4, 6, 3, 2
+SCALE, STEP = 0.7, 1e-5
+RNG = np.random.default_rng(0)
+Q, K, V, DOUT = (
+    RNG.standard_normal(s) for s in ((B, H, S_q, D), (B, G, S_k, D), (B, G, S_k, D_v), (B, H, S_q, D_v))
+)
+BIAS = RNG.standard_normal((B, H, S_q, S_k))
+FULL = Variant(
+    (2, 1), (1, 3), 1.5, RNG.random((B, H)) - 0.3, BIAS, RNG.random((B, H, S_q, S_k)) < 0.7, RNG.standard_normal(H),
+    (3, 4), (6, 2),
+)
+VARIANTS = {
+    "plain": Variant(), "window": Variant(window=(1, 1)), "prefix-window": Variant((0, 0), (5, -1)),
+    "softcap": Variant(softcap=0.5), "alibi": Variant(alibi=FULL.alibi), "bias": Variant(bias=BIAS),
+    "mask": Variant(mask=FULL.mask), "sinks": Variant(sinks=FULL.sinks),
+    "lengths": Variant(q_lengths=(4, 1), kv_lengths=(2, 6)), "all": FULL,
+}
+
+
+def _differences(loss: Callable[[np.ndarray], float], x: np.ndarray) -> np.ndarray:
+    found = np.zeros(x.shape)
+    for at in np.ndindex(x.shape):
+        step = np.zeros(x.shape)
+        step[at] = STEP
+        found[at] = (loss(x + step) - loss(x - step)) / (2 * STEP)
+    return found
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_gradients_are_central_differences(name: str, causal: bool) -> None:
+    variant = VARIANTS[name]
+
+    def loss(q: np.ndarray = Q, k: np.ndarray = K, v: np.ndarray = V, **changed: Any) -> float:
+        out = oracle.attention(q, k, v, causal, SCALE, None, replace(variant, **changed)).out
+        return float((out * DOUT).sum())
+
+    shape = (B, H, S_q, S_k) if variant.bias is not None else None
+    got = attention_bwd(Q, K, V, DOUT, causal, SCALE, variant, shape)
+    want = {
+        "dq": _differences(lambda x: loss(q=x), Q), "dk": _differences(lambda x: loss(k=x), K),
+        "dv": _differences(lambda x: loss(v=x), V),
+    }
+    if variant.bias is not None:
+        want["dbias"] = _differences(lambda x: loss(bias=x), BIAS)
+    if variant.sinks is not None:
+        want["dsinks"] = _differences(lambda x: loss(sinks=x), np.array(variant.sinks))
+    assert set(got) == set(want)
+    for what, x in want.items():
+        np.testing.assert_allclose(got[what].value, x, rtol=1e-7, atol=1e-9, err_msg=what)
+        assert np.abs(x).max() > 0.01
+
+
+@pytest.mark.parametrize("shape", [(B, H, S_q, S_k), (1, H, S_q, S_k), (B, 1, 1, S_k), (1, 1, 1, 1)])
+def test_the_bias_s_gradient_is_summed_where_the_bias_repeats(shape: tuple[int, ...]) -> None:
+    got = attention_bwd(Q, K, V, DOUT, True, SCALE, FULL, shape)["dbias"]
+    whole = attention_bwd(Q, K, V, DOUT, True, SCALE, FULL, (B, H, S_q, S_k))["dbias"]
+    axes = tuple(i for i, n in enumerate(shape) if n == 1)
+    np.testing.assert_allclose(got.value, whole.value.sum(axis=axes, keepdims=True), rtol=1e-12, atol=1e-13)
+    assert got.value.shape == shape and (got.rounded == 0).all()
+    assert (got.single >= whole.single.sum(axis=axes, keepdims=True) - 1e-12).all()
+
+
+@pytest.mark.parametrize("unit", [1e-7, -1e-7])
+def test_what_a_score_is_off_by_stays_within_the_sum_of_its_magnitudes(unit: float) -> None:
+    """All q off by a factor: every score is, by at most |product|, which ``single`` counts √D times."""
+    got = attention_bwd(Q, K, V, DOUT, False, SCALE)
+    off = attention_bwd(Q * (1 + unit), K, V, DOUT, False, SCALE)
+    for name in ("dq", "dv"):
+        moved = np.abs(off[name].value - got[name].value)
+        assert (moved <= abs(unit) * (got[name].single + got[name].lses)).all()
+        assert moved.max() > 1e-3 * (abs(unit) * got[name].single).max()
+
+
+@pytest.mark.parametrize("unit", [1e-3, -1e-3])
+def test_probabilities_that_are_rounded_stay_within_theirs(unit: float) -> None:
+    got = attention_bwd(Q, K, V, DOUT, False, SCALE)
+    p = np.stack([oracle.attention(Q, K, np.eye(S_k)[None, None].repeat(B, 0).repeat(G, 1), False, SCALE).out])[0]
+    off = p * (1 + unit * np.sign(RNG.standard_normal(p.shape)))
+    dv = (off.swapaxes(2, 3) @ DOUT).reshape(B, G, H // G, S_k, D_v).sum(axis=2)
+    assert (np.abs(dv - got["dv"].value) <= abs(unit) * got["dv"].rounded * (1 + 1e-9)).all()
+
+
+def test_rows_that_see_nothing_take_nothing() -> None:
+    variant = Variant(mask=np.zeros((B, H, S_q, S_k), bool), sinks=np.array([0.5, -np.inf, 3.0, -2.0]))
+    got = attention_bwd(Q, K, V, DOUT, False, SCALE, variant)
+    for g in got.values():
+        assert all((getattr(g, part) == 0).all() for part in PARTS if part != "vanished")
+
+
+def test_no_keys_and_no_queries() -> None:
+    for q, k, v, dout in ((Q[:, :, :0], K, V, DOUT[:, :, :0]), (Q, K[:, :, :0], V[:, :, :0], DOUT)):
+        got = attention_bwd(q, k, v, dout, True, SCALE)
+        assert {n: g.value.shape for n, g in got.items()} == {"dq": q.shape, "dk": k.shape, "dv": v.shape}
+        assert all((g.value == 0).all() for g in got.values())
