@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kernelseam.cli import shapes
+from kernelseam.cli.attention_options import Asked, asking
 from kernelseam.cli.output import emit_json, heading, table
 from kernelseam.contract import Toolchain
 from kernelseam.descriptors.attention_problem import AttentionProblem
@@ -22,18 +23,10 @@ Archs = Annotated[list[str], typer.Option("--arch", help="As `kernelseam doctor`
 
 
 @app.command("attention")
-def attention(
-    arch: Archs, batch: shapes.Batch = None, heads: shapes.Heads = None, seq_len: shapes.SeqLen = None,
-    kv_seq_len: shapes.KvSeqLen = None, head_dim: shapes.HeadDim = None, kv_heads: shapes.KvHeads = None,
-    value_dim: shapes.ValueDim = None, causal: shapes.Causal = False, dtype: shapes.Dtype = None,
-    layout: shapes.AttentionLayout = "bhsd", json: shapes.Json = False,
-) -> None:
+@asking
+def attention(asked: Asked, arch: Archs, json: shapes.Json = False) -> None:
     """Compile an attention; batch, heads and lengths do not shape the binary and may be left out."""
-    shape = shapes.AttentionShape.of(
-        batch=batch, heads=heads, seq_len=seq_len, kv_seq_len=kv_seq_len, head_dim=head_dim, kv_heads=kv_heads,
-        value_dim=value_dim, causal=causal, dtype=dtype, layout=layout,
-    )
-    _compile(shape.descriptor().problem(), arch, json)
+    _compile(asked.descriptor().problem(), arch, json)
 
 
 @app.command("gemm")

@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from kernelseam.cli import shapes
+from kernelseam.cli.attention_options import Asked, asking
 from kernelseam.cli.output import duration, emit_json, facts, heading, scaled, table
 from kernelseam.contract import Cost
 from kernelseam.dispatch import consider, find_device, select
@@ -18,19 +19,13 @@ app = typer.Typer(no_args_is_help=True, help="Which implementation takes a probl
 
 
 @app.command("attention")
+@asking
 def attention(
-    batch: shapes.Batch = None, heads: shapes.Heads = None, seq_len: shapes.SeqLen = None,
-    kv_seq_len: shapes.KvSeqLen = None, head_dim: shapes.HeadDim = None, kv_heads: shapes.KvHeads = None,
-    value_dim: shapes.ValueDim = None, causal: shapes.Causal = False, dtype: shapes.Dtype = None,
-    layout: shapes.AttentionLayout = "bhsd", backend: shapes.Backend = None,
-    implementation: shapes.Implementation = None, json: shapes.Json = False,
+    asked: Asked, backend: shapes.Backend = None, implementation: shapes.Implementation = None,
+    json: shapes.Json = False,
 ) -> None:
     """Explain an attention."""
-    shape = shapes.AttentionShape.of(
-        batch=batch, heads=heads, seq_len=seq_len, kv_seq_len=kv_seq_len, head_dim=head_dim, kv_heads=kv_heads,
-        value_dim=value_dim, causal=causal, dtype=dtype, layout=layout,
-    )
-    _explain(shape.descriptor(), backend, implementation, json)
+    _explain(asked.descriptor(), backend, implementation, json)
 
 
 @app.command("gemm")

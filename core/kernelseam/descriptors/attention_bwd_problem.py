@@ -16,7 +16,7 @@ INPUTS = ("q", "k", "v", "out", "lse")
 
 @dataclass(frozen=True)
 class AttentionBwdSpec:
-    """What shapes the binaries: the forward's spec (with its LSE), and which gradients are wanted beside dq, dk and dv."""
+    """What shapes the binaries: the forward's spec (with its LSE), and which gradients there are beside dq, dk, dv."""
 
     forward: AttentionSpec
     bias_gradient: bool = False

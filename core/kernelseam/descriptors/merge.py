@@ -21,8 +21,8 @@ _AXES = {
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MergeStates:
-    """out = Σ_n e^(s_n − s)·o_n with s = ln Σ_n e^(s_n): what attention over all keys would have given, from the results
-    o_n and log-sum-exps s_n of attentions over parts of them.
+    """out = Σ_n e^(s_n − s)·o_n with s = ln Σ_n e^(s_n): what attention over all keys would have given, from the
+    results o_n and log-sum-exps s_n of attentions over parts of them.
 
     ``outs`` [parts, batch, num_heads, rows, value_dim], ``lses`` [parts, batch, num_heads, rows] float32, ``out``
     [batch, num_heads, rows, value_dim], ``lse`` [batch, num_heads, rows] float32, optional: s. Arrays, addresses, or

@@ -140,7 +140,7 @@ def attention_paged(
     implementation: str | None = None,
     stream: object = None,
 ) -> Any:
-    """Attention over keys and values in pages: k_pages [pages, page_size, H_kv, D], v_pages [pages, page_size, H_kv, D_v].
+    """Attention over keys in pages: k_pages [pages, page_size, H_kv, D], v_pages [pages, page_size, H_kv, D_v].
 
     Key j of entry b is row j % page_size of page block_table[b, j // page_size]; entry b has kv_lengths[b] keys. The
     table is int32 [B, width], kv_lengths int32 [B]. ``kv_layout`` "hnd": the head before the row of a page. q is [B,

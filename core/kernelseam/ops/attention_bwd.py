@@ -106,8 +106,8 @@ def describe(infos: dict[str, ArrayInfo], options: dict[str, Any], deterministic
     arrays: dict[str, Any] = {n: i for n, i in infos.items() if n not in own}
     forward = Attention.from_arrays(**arrays, **options)
     layout = options.get("layout", "bhsd")
-    labels = PACKED if "cu_seqlens_q" in infos else LAYOUTS[layout]
-    axes("dout", infos["dout"], labels, dict(zip(labels.split(), infos["out"].shape, strict=True)))
+    of_rows = f"{PACKED if 'cu_seqlens_q' in infos else LAYOUTS[layout]}_v"
+    axes("dout", infos["dout"], of_rows, dict(zip(of_rows.split(), infos["out"].shape, strict=True)))
     strides: dict[str, int] = {}
     for name, packed in (
         ("dout", "cu_seqlens_q"), ("dq", "cu_seqlens_q"), ("dk", "cu_seqlens_k"), ("dv", "cu_seqlens_k")

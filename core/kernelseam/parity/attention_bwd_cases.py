@@ -11,7 +11,8 @@ from kernelseam.parity.cases import INF, NAN, ODD, SHORT, TOKENS, AttentionCase,
 from kernelseam.parity.memory import Walk
 
 F16, F32 = SHORT["f16"], DType.float32
-FORWARD = {f.name for f in fields(AttentionCase)} - {"plants", "packed"}
+FORWARD = {f.name for f in fields(AttentionCase)} - {f.name for f in fields(BackwardCase)}
+"""Fields that are the forward's alone."""
 EVERY = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
 MAIN = ("f16-64", "f16-64-causal")
 RAMPED = frozenset({

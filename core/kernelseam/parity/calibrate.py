@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from kernelseam.descriptors import Attention, BatchedGemmStrided
+from kernelseam.descriptors import Attention, AttentionBwd, BatchedGemmStrided
 from kernelseam.dtypes import DType
-from kernelseam.parity import check, data, model, oracle, tolerances
-from kernelseam.parity.calibration_data import scored
+from kernelseam.parity import check, data, model, model_bwd, oracle, tolerances
+from kernelseam.parity.calibration_data import differentiated, scored
 from kernelseam.parity.oracle import Array, Floats
+from kernelseam.parity.oracle_bwd import Gradient, attention_bwd
 from kernelseam.planning import plan
 
 DTYPES = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
@@ -98,6 +99,31 @@ def _judge_attention(
     return Sample("attention " + who, needed, verdict.worst)
 
 
+def gradient_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """One random attention of two heads that share keys, its gradients through both implementations."""
+    x = differentiated(rng)
+    dtype, arrays = DType.of(x.arrays["q"].dtype), x.arrays
+    shape = None if x.variant.bias is None else x.variant.bias.shape
+    want = attention_bwd(*(arrays[n] for n in ("q", "k", "v", "dout")), x.causal, x.scale, x.variant, shape)
+    empty = {n: np.empty_like(arrays[n[1:]] if n != "dsinks" else x.variant.sinks) for n in want}
+    plan(AttentionBwd(forward=x.forward, dout=arrays["dout"], **empty), backend="numpy").bind()()
+    changed = ", changed scores" if x.variant is not oracle.PLAIN else ""
+    yield _judge_gradients(f"reference {dtype}{changed}", want, empty, dtype)
+    if dtype is not DType.float64:
+        with np.errstate(all="ignore"):
+            found = model_bwd.attention_bwd(arrays, x.causal, x.scale, x.variant, shape)
+        yield _judge_gradients(f"tile model {dtype}{changed}", want, found, dtype)
+
+
+def _judge_gradients(who: str, want: Mapping[str, Gradient], found: Mapping[str, Array], dtype: DType) -> Sample:
+    constant, needed = tolerances.ATTENTION_CONSTANT, 0.0
+    for name, g in want.items():
+        unit = dtype.accumulator.unit_roundoff * g.single + DType.float32.unit_roundoff * g.lses
+        bound = tolerances.gradient(g, dtype, DType.of(found[name].dtype))
+        needed = max(needed, _needed(found[name], g.value, bound - constant * unit, unit))
+    return Sample("attention gradients " + who, needed, check.attention_bwd(want, dtype, found).worst)
+
+
 def gemm_samples(rng: np.random.Generator) -> Iterator[Sample]:
     """One random GEMM, through both implementations."""
     dtype, positive = rng.choice(np.array(DTYPES, object)), bool(rng.integers(2))
@@ -139,10 +165,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--problems", type=int, default=1000, help="of each operation")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
-    rng, others = np.random.default_rng(arguments.seed), np.random.default_rng((arguments.seed, 1))
+    rng, others, gradients = (np.random.default_rng(s) for s in (arguments.seed, (arguments.seed, 1), (arguments.seed, 2)))
     found: dict[str, list[Sample]] = defaultdict(list)
     for _ in range(arguments.problems):
-        for sample in (*attention_samples(rng), *variant_samples(others), *gemm_samples(rng)):
+        for sample in (
+            *attention_samples(rng), *variant_samples(others), *gradient_samples(gradients), *gemm_samples(rng)
+        ):
             found[sample.kind].append(sample)
     print(f"{'':48}{'problems':>9}{'constant needed':>17}{'in force':>10}{'error/tolerance':>17}")
     for kind in sorted(found):
@@ -151,7 +179,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{kind:48}{len(s):9}{max(x.needed for x in s):17.2f}{force:10.0f}{max(x.ratio for x in s):17.3f}")
     everything = [x for s in found.values() for x in s]
     alarms = sum(x.ratio > 1 for x in everything)
-    print(f"{3 * arguments.problems} problems, {len(everything)} comparisons, {alarms} false alarms")
+    print(f"{4 * arguments.problems} problems, {len(everything)} comparisons, {alarms} false alarms")
     return int(alarms > 0)
 
 

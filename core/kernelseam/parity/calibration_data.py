@@ -1,4 +1,4 @@
-"""Random attention heads whose scores are changed, for ``calibrate``."""
+"""Random attentions whose scores are changed, and such as are differentiated, for ``calibrate``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from kernelseam.descriptors import Attention
 from kernelseam.dtypes import DType
+from kernelseam.parity import data, oracle
 from kernelseam.parity.model import Changes
 from kernelseam.parity.oracle import Array, Variant
 
@@ -47,3 +49,49 @@ def scored(rng: np.random.Generator) -> Scored:
         q, k, v, {"softcap": cap, "alibi_slopes": alibi, "bias": plane, "sinks": sinks},
         Variant(softcap=cap, alibi=alibi, bias=plane, sinks=sinks), Changes(cap, slope * d, bias, float(sink)),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Differentiated:
+    """Two heads over one of keys: q, k, v, dout and what the forward gave, its options as each asks for them."""
+
+    arrays: dict[str, Array]
+    forward: Attention
+    causal: bool
+    scale: float
+    variant: Variant
+
+
+def differentiated(rng: np.random.Generator) -> Differentiated:
+    """Normal, ramp, extreme and climbing scores, or ones that are changed as those of ``scored``; up to 1024 keys."""
+    x, kind = scored(rng), str(rng.choice(("normal", "ramp", "extreme", "climbing", "changed")))
+    dtype = rng.choice(np.array((*DTYPES, DType.float64), object))
+    D = int(rng.choice((16, 64, 128)))
+    S_q, S_k, causal = int(rng.integers(1, 65)), int(2 ** rng.uniform(0, 10)), bool(rng.integers(2))
+    q, k, v, dout = (rng.standard_normal(s) for s in ((2, S_q, D), (S_k, D), (S_k, D), (2, S_q, D)))
+    options: dict[str, Any] = {}
+    variant = oracle.PLAIN
+    if kind == "changed":
+        dtype, (S_q, D), S_k, causal = DType.of(x.q.dtype), x.q.shape, len(x.k), False
+        q, k, v = np.stack([x.q, x.q[::-1]]), x.k, x.v
+        dout = rng.standard_normal(q.shape)
+        options = {n: y if n == "softcap" else y.repeat(2, min(1, y.ndim - 1)) for n, y in x.options.items()}
+        variant = Variant(
+            softcap=options["softcap"], alibi=options["alibi_slopes"], bias=options["bias"], sinks=options["sinks"]
+        )
+    elif kind == "ramp":
+        data.ramp(q, k)
+    else:
+        data.shape_scores(q, k, kind)
+    found: dict[str, Array] = {
+        n: y.reshape(1, -1, *y.shape[-2:]).astype(dtype.numpy)
+        for n, y in (("q", q), ("k", k), ("v", v), ("dout", dout))
+    }
+    want = oracle.attention(found["q"], found["k"], found["v"], causal, D**-0.5, None, variant)
+    found["out"], found["lse"] = want.out.astype(dtype.numpy), want.lse.astype(np.float32)
+    if variant.bias is not None:
+        found["bias"] = variant.bias
+    forward = Attention.from_arrays(
+        *(found[n] for n in ("q", "k", "v", "out", "lse")), causal=causal, **options
+    )
+    return Differentiated(found, forward, causal, D**-0.5, variant)

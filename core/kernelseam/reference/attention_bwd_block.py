@@ -123,7 +123,7 @@ class HeadGradients:
             self._add_product(acc, dx.T, k, None if hidden is None else hidden.T)
         acc *= self.scale
         dq[...] = acc
-        return -float((np.exp(scores.sink - total) * dots)[~empty].sum())
+        return -float((np.exp(scores.sink - total) * dots).sum(where=~empty))
 
     def _add_product(self, to: Array, a: Array, b: Array, hidden: Array | None) -> None:
         """Add a·b, of a [rows, m], b [m, columns], to ``to``; a row takes nothing of b where ``hidden`` [rows, m] is
@@ -133,10 +133,11 @@ class HeadGradients:
             product(a, b, part)
             to += part
             return
-        finite = np.isfinite(b).all(axis=1)
-        product(a, np.where(finite[:, None], b, 0), part)
+        bad, clean = np.flatnonzero(~np.isfinite(b.sum(axis=1))), b.copy()
+        clean[bad] = 0
+        product(a, clean, part)
         to += part
-        for m in np.flatnonzero(~finite):
+        for m in bad:
             shown = ~hidden[:, m]
             to[shown] += a[shown, m, None] * b[m]
 

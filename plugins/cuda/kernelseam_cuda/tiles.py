@@ -40,16 +40,21 @@ ATTENTION = (
     AttentionTile(_SINGLE, max_dim=256, warps=4, rows=8, bn=16, stages=2),
 )
 
-ATTENTION_BWD = (
-    BackwardTile(_HALVES, max_dim=64, warps=8, rows=16, step=64, stages=2),
-    BackwardTile(_HALVES, max_dim=128, warps=8, rows=16, step=48, stages=2, plain=True),
-    BackwardTile(_HALVES, max_dim=128, warps=8, rows=16, step=32, stages=2, plain=True),
-    BackwardTile(_HALVES, max_dim=128, warps=8, rows=16, step=64, stages=2, column_warps=2),
-    BackwardTile(_HALVES, max_dim=256, warps=8, rows=16, step=32, stages=2, column_warps=2, plain=True),
-    BackwardTile(_HALVES, max_dim=256, warps=8, rows=16, step=16, stages=2, column_warps=2),
-    BackwardTile(_SINGLE, max_dim=64, warps=4, rows=8, step=32, stages=2),
-    BackwardTile(_SINGLE, max_dim=128, warps=4, rows=8, step=16, stages=2),
-    BackwardTile(_SINGLE, max_dim=256, warps=4, rows=8, step=16, stages=2, column_warps=2),
+# Two kernels, one for keys and one for queries, keep 64 rows a step in registers where one for both does not.
+ATTENTION_BWD = tuple(
+    BackwardTile(dtypes, max_dim, warps, rows, step, 2, column_warps, plain=plain, apart=True)
+    for dtypes, max_dim, warps, rows, step, column_warps, plain in (
+        (_HALVES, 64, 8, 16, 64, 1, True),
+        (_HALVES, 64, 8, 16, 32, 1, False),
+        (_HALVES, 128, 8, 16, 64, 1, True),
+        (_HALVES, 128, 8, 16, 32, 1, True),
+        (_HALVES, 128, 8, 16, 32, 2, False),
+        (_HALVES, 256, 8, 16, 32, 2, True),
+        (_HALVES, 256, 8, 16, 16, 2, False),
+        (_SINGLE, 64, 4, 8, 32, 1, False),
+        (_SINGLE, 128, 4, 8, 16, 1, False),
+        (_SINGLE, 256, 4, 8, 16, 2, False),
+    )
 )
 
 TILES: Mapping[str, tuple[Any, ...]] = {"gemm": GEMM, "attention": ATTENTION, "attention_bwd": ATTENTION_BWD}

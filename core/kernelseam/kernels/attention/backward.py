@@ -33,8 +33,8 @@ KNOWN = frozenset({
 
 @dataclass(frozen=True)
 class BackwardTile:
-    """A row of an arch's table, for head dims up to ``max_dim``: blocks own ``warps`` / ``column_warps`` · ``rows`` rows
-    and take the other side ``step`` rows at a time; a ring of ``stages`` tiles."""
+    """A row of an arch's table, for head dims up to ``max_dim``: blocks own ``warps`` / ``column_warps`` · ``rows``
+    rows and take the other side ``step`` rows at a time; a ring of ``stages`` tiles."""
 
     dtypes: frozenset[DType]
     max_dim: int

@@ -1,0 +1,110 @@
+"""Attentions in files: q, k and v of an .npz, and results saved."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """q, k and v of one attention as they lie in memory, and a result to compare with."""
+
+    name: str
+    q: Array
+    k: Array
+    v: Array
+    stored: Array | None = None
+    note: str = ""
+
+    def empty_out(self, layout: str) -> Array:
+        """An array of the result's shape and dtype that takes no memory until it is written."""
+        if self.q.ndim != 4 or self.v.ndim != 4:
+            raise InvalidValue(
+                f"{self.name or 'file'}: axes of q, k, v", (self.q.ndim, self.k.ndim, self.v.ndim),
+                f"must be 4, {layout}", "Give arrays of four axes",
+            )
+        return np.empty((*self.q.shape[:3], self.v.shape[3]), self.q.dtype)
+
+
+def read_inputs(path: Path, dtype: DType | None, changes: tuple[str, ...]) -> list[Inputs]:
+    """Every q, k, v in an .npz, in the order of their names, converted to ``dtype`` if one is given.
+
+    ``changes``: options in force that the stored results know nothing of.
+
+    Raises InvalidValue for what is not such a file.
+    """
+    try:
+        with path.open("rb") as file:
+            found = np.load(file, allow_pickle=False)
+            arrays = {} if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as e:
+        raise InvalidValue("--input", path, f"cannot be read: {e}", "Give an .npz with q, k and v") from e
+    if isinstance(found, np.ndarray):
+        raise InvalidValue("--input", path, "must be an .npz", "Save it with numpy.savez")
+    names = {m[1] or "" for key in arrays if (m := re.fullmatch(r"(?:(.*)_)?([qkv])", key))}
+    if not names:
+        raise InvalidValue(
+            "--input", path, f"has no q, k, v or NAME_q, NAME_k, NAME_v among {', '.join(arrays) or 'nothing'}",
+            "Name the arrays so",
+        )
+    return [_read_one(path, name, arrays, dtype, changes) for name in sorted(names)]
+
+
+def _read_one(
+    path: Path, name: str, arrays: dict[str, Array], dtype: DType | None, changes: tuple[str, ...]
+) -> Inputs:
+    prefix = f"{name}_" if name else ""
+    if missing := [prefix + x for x in "qkv" if prefix + x not in arrays]:
+        raise InvalidValue("--input", path, f"lacks {', '.join(missing)}", "Give q, k and v together")
+    q, k, v = (arrays[prefix + x] for x in "qkv")
+    stored, note = arrays.get(f"{prefix}out"), ""
+    kind = DType.of(q.dtype, f"{prefix}q") if dtype is None else dtype
+    exact = all(np.can_cast(x.dtype, kind.numpy, "safe") for x in (q, k, v))
+    q, k, v = (x.astype(kind.numpy, copy=False) for x in (q, k, v))
+    if stored is not None:
+        if changes or not exact:
+            why = f"the inputs were rounded to {kind}"
+            if changes:
+                why = "it is of every key" if "causal" in changes else f"it was made without {', '.join(changes)}"
+            stored, note = None, f"{prefix}out is not compared: {why}"
+        elif stored.shape != (shape := (*q.shape[:3], v.shape[-1])):
+            raise InvalidValue(f"{prefix}out", stored.shape, f"must be {shape}", "Store the result of this q, k, v")
+    return Inputs(name, q, k, v, stored, note)
+
+
+def check_output(path: Path) -> None:
+    if path.suffix not in (".npy", ".npz"):
+        raise InvalidValue("--output", path, "must end in .npy or .npz", "Name it so")
+    if not path.parent.is_dir():
+        raise InvalidValue("--output", path, f"there is no folder {path.parent}", "Make it first")
+
+
+def save(path: Path, results: dict[str, Array]) -> None:
+    """Results by name into an .npz; into an .npy the one there is, or several of one shape stacked in their order.
+
+    bfloat16, which the format does not know, is saved as float32, which holds its every value.
+    """
+    plain = {n: x.astype(np.float32) if x.dtype.kind == "V" else x for n, x in results.items()}
+    try:
+        if path.suffix == ".npz":
+            np.savez(path, **plain)  # type: ignore[arg-type]
+        elif len(plain) == 1:
+            np.save(path, next(iter(plain.values())))
+        elif len({x.shape for x in plain.values()}) == 1:
+            np.save(path, np.stack(list(plain.values())))
+        else:
+            raise InvalidValue("--output", path, "results of several shapes do not fit one array", "Name an .npz")
+    except OSError as e:
+        raise InvalidValue("--output", path, f"cannot be written: {e}", "Name another place") from e

@@ -1,0 +1,196 @@
+"""The options that say which attention: one list of them for every command that takes one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, get_type_hints
+
+import numpy as np
+import typer
+
+from kernelseam.cli import shapes
+from kernelseam.descriptors import Attention, AttentionBwd
+from kernelseam.descriptors.attention_problem import AttentionProblem
+from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
+from kernelseam.parity import data
+from kernelseam.parity.cases import AttentionCase, BackwardCase
+from kernelseam.parity.description import describe
+from kernelseam.parity.memory import Walk
+from kernelseam.plugins import plugins
+
+EXTENTS = ("batch", "heads", "seq_len", "kv_seq_len", "head_dim", "kv_heads", "value_dim")
+PAGE_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says of an attention."""
+
+    batch: shapes.Batch = None
+    heads: shapes.Heads = None
+    seq_len: shapes.SeqLen = None
+    kv_seq_len: shapes.KvSeqLen = None
+    head_dim: shapes.HeadDim = None
+    kv_heads: shapes.KvHeads = None
+    value_dim: shapes.ValueDim = None
+    causal: shapes.Causal = False
+    dtype: shapes.Dtype = None
+    layout: shapes.AttentionLayout = "bhsd"
+    window: Annotated[
+        str | None, typer.Option("--window", help="LEFT,RIGHT: keys seen from the diagonal; a side left out, all.")
+    ] = None
+    softcap: Annotated[float | None, typer.Option("--softcap", help="Scores are softcap*tanh(x/softcap).")] = None
+    alibi: Annotated[bool, typer.Option("--alibi", help="Slopes 2^(-8(h+1)/H).")] = False
+    bias: Annotated[str | None, typer.Option("--bias", help="Its dtype: float32, or that of --dtype.")] = None
+    mask_density: Annotated[
+        float | None, typer.Option("--mask-density", min=0, max=1, help="A random mask that shows this part of the keys.")
+    ] = None
+    sinks: Annotated[bool, typer.Option("--sinks", help="A random sink a head.")] = False
+    prefix: Annotated[int | None, typer.Option("--prefix", min=0, help="Keys that every query sees.")] = None
+    kv_lengths: Annotated[bool, typer.Option("--kv-lengths", help="Random numbers of keys, up to --kv-seq-len.")] = False
+    paged: Annotated[bool, typer.Option("--paged", help="Keys and values in shuffled pages.")] = False
+    page_size: Annotated[int | None, typer.Option("--page-size", min=1, help=f"Keys of a page. [{PAGE_SIZE}]")] = None
+    varlen: Annotated[
+        bool, typer.Option("--varlen", help="Sequences of random lengths, up to --seq-len, one after the other.")
+    ] = False
+    backward: Annotated[bool, typer.Option("--backward", help="The gradients in place of the result.")] = False
+    return_lse: Annotated[bool, typer.Option("--return-lse", help="The log-sum-exp of the scores, too.")] = False
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="A row's bits do not depend on the rest of the batch.")
+    ] = False
+
+    def __post_init__(self) -> None:
+        """Refuse what does not go together; the rest is the descriptor's."""
+        shapes.one_of("layout", self.layout, "bhsd", "bshd")
+        refused = {
+            "--page-size": (self.page_size is not None and not self.paged, "it is that of pages", "Give --paged too"),
+            "--kv-lengths": (
+                self.kv_lengths and self.varlen and not self.paged, "the sequences of --varlen have lengths of their own",
+                "Give one of the two",
+            ),
+            "--layout": (
+                self.varlen and self.layout != "bhsd", "the rows of --varlen lie in one order", "Leave it out"
+            ),
+            "--backward": (self.backward and self.paged, "pages have no gradients", "Leave --paged out"),
+        }
+        for option, (wrong, rule, remedy) in refused.items():
+            if wrong:
+                value = getattr(self, option.removeprefix("--").replace("-", "_"))
+                raise InvalidValue(option, "given" if value is True else value, rule, remedy)
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """Options in force under which the result is another than that of every key and plain scores."""
+        names = ("causal", "window", "softcap", "alibi", "bias", "mask_density", "sinks", "prefix", "kv_lengths")
+        return tuple(n.replace("_", "-") for n in names if getattr(self, n) not in (None, False))
+
+    def refuse_for_file(self) -> None:
+        """Refuse options that a file answers."""
+        for name in EXTENTS:
+            if (value := getattr(self, name)) is not None:
+                raise InvalidValue(f"--{name.replace('_', '-')}", value, "the extents are the file's", "Leave it out")
+        for name in ("varlen", "paged"):
+            if getattr(self, name):
+                raise InvalidValue(f"--{name}", "given", "the file's arrays are dense", "Leave it out, or --input")
+
+    def case(self, seed: int = 0) -> AttentionCase:
+        """The attention of these extents."""
+        s = shapes.AttentionShape.of(
+            **{n: getattr(self, n) for n in EXTENTS}, causal=self.causal, dtype=self.dtype, layout=self.layout
+        )
+        return self._case(
+            seed, s.dtype, s.batch, s.heads, s.kv_heads, s.seq_len, s.kv_seq_len, s.head_dim, s.value_dim
+        )
+
+    def case_of(self, problem: AttentionProblem, seed: int = 0) -> AttentionCase:
+        """The attention of a file's arrays, whose extents those of ``problem`` are."""
+        p, s = problem, problem.spec
+        return self._case(seed, s.dtype, p.batch, p.num_heads, p.kv_heads, p.S_q, p.S_k, s.head_dim, s.value_dim)
+
+    def _case(
+        self, seed: int, dtype: DType, batch: int, heads: int, kv_heads: int, S_q: int, S_k: int, head_dim: int,
+        value_dim: int,
+    ) -> AttentionCase:
+        rng = np.random.default_rng(seed)
+
+        def lengths(most: int) -> tuple[int, ...]:
+            """One entry has the most."""
+            drawn = rng.integers(min(most, 1), most + 1, batch)
+            return (*(int(n) for n in drawn[1:]), *((most,) if batch else ()))
+
+        tokens, tight = Walk(order="brh", aligned=False), Walk(aligned=False)
+        dense = tokens if self.layout == "bshd" else tight
+        queries, keys = (tokens if x else dense for x in (self.varlen, self.varlen or self.paged))
+        made = AttentionCase(
+            f"seed {seed}", dtype, head_dim, value_dim, S_q, S_k, batch, heads, kv_heads, self.causal,
+            self.return_lse or self.backward, None if head_dim else 1.0, queries, keys, keys, queries,
+            window=_window(self.window), softcap=self.softcap,
+            alibi=tuple(2.0 ** (-8 * (h + 1) / heads) for h in range(heads)) if self.alibi else (),
+            bias=None if self.bias is None else DType.of(self.bias, "--bias"),
+            bias_walk=Walk(aligned=False, broadcast="b"), mask="" if self.mask_density is None else "random",
+            mask_walk=Walk(aligned=False, broadcast="h"),
+            sinks=tuple(float(x) for x in rng.standard_normal(heads)) if self.sinks else (),
+            prefix=None if self.prefix is None else (self.prefix,) * batch, batch_invariant=self.batch_invariant,
+        )
+        if self.varlen:
+            made = replace(made, q_sequences=lengths(S_q))
+        if self.paged:
+            size = PAGE_SIZE if self.page_size is None else self.page_size
+            told = lengths(S_k) if self.kv_lengths or self.varlen else (S_k,) * batch
+            return replace(made, page_size=size, kv_lengths=told)
+        if self.varlen:
+            return replace(made, k_sequences=made.q_sequences if S_q == S_k else lengths(S_k))
+        return replace(made, kv_lengths=lengths(S_k)) if self.kv_lengths else made
+
+    def backward_case(self, case: AttentionCase) -> BackwardCase:
+        """The gradients of a case, those of its bias and sinks among them."""
+        return BackwardCase(
+            case.name, case, case.out, case.q, case.k, case.v, bias_gradient=case.bias is not None,
+            dbias=Walk(aligned=False), sink_gradient=bool(case.sinks),
+        )
+
+    def descriptor(self) -> Attention | AttentionBwd:
+        """The problem over memory that is not there. Raises InvalidValue."""
+        case = self.case()
+        return self.over(self.backward_case(case) if self.backward else case)
+
+    def over(self, case: AttentionCase | BackwardCase) -> Attention | AttentionBwd:
+        """A case over memory that is not there. Raises InvalidValue."""
+        host, layout = plugins().backend("numpy").runtime, data.layout(case)
+        found = describe(
+            case, layout, {n: (i + 1) << 48 for i, n in enumerate(layout.places)}, host, host.devices()[0]
+        )
+        assert isinstance(found, Attention | AttentionBwd)
+        return found
+
+
+def _window(text: str | None) -> tuple[int | None, int | None] | None:
+    if text is None:
+        return None
+    sides = [side.strip() for side in text.split(",")]
+    if len(sides) != 2 or not all(side in ("", "-") or side.isdecimal() for side in sides):
+        raise InvalidValue("--window", text, "must be LEFT,RIGHT", "For example 127,0; a side left out has no bound")
+    left, right = (int(side) if side.isdecimal() else None for side in sides)
+    return left, right
+
+
+def asking(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose first parameter is an Asked, with an option for every field of it in its place."""
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    hints = get_type_hints(Asked, include_extras=True)
+    shared = [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
+        for f in fields(Asked)
+    ]
+
+    def run(**given: Any) -> None:
+        command(Asked(**{f.name: given.pop(f.name) for f in fields(Asked)}), **given)
+
+    parameters = [*shared, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own)]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    run.__doc__ = command.__doc__
+    return run
