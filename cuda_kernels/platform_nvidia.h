@@ -8,7 +8,6 @@
 static constexpr int WARP = 32;
 // cp.async writes shared memory itself: STAGES − 1 copies are in flight while one stage is used.
 static constexpr bool COPY_THROUGH_REGISTERS = false;
-static constexpr bool SCALAR_CONDITIONS = false;
 
 struct f16 { unsigned short bits; };
 struct bf16 { unsigned short bits; };

@@ -16,8 +16,6 @@
 static constexpr int WARP = KS_WARP;
 // The load instructions write registers, which are stored to shared memory when they are wanted.
 static constexpr bool COPY_THROUGH_REGISTERS = true;
-// A condition is a mask of lanes in scalar registers: two of them for 64 lanes.
-static constexpr bool SCALAR_CONDITIONS = WARP == 64;
 
 typedef _Float16 f16;
 typedef __bf16 bf16;

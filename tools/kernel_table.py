@@ -1,6 +1,7 @@
 """The committed table of registers, spills, shared memory and matrix instructions, by kernel and arch.
 
-    python tools/kernel_table.py            compile the covering specs and show what differs from the table
+    python tools/kernel_table.py            compile what every run of the tests does, and show what differs from the table
+    python tools/kernel_table.py --all      compile what the slow tests do, too
     python tools/kernel_table.py --write    … and write the table
 
 Needs no device. Archs whose compiler is missing here keep their rows. Exit status 1 if any kernel spills.
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from kernelseam.contract import KernelFacts, Toolchain
 from kernelseam.errors import KernelSeamError
-from kernelseam.kernels import build_binary, covering_specs, operation_of, tiles_of
+from kernelseam.kernels import build_binary, covering
 from kernelseam.plugins import plugins
 
 TABLE = Path(__file__).parent.parent / "docs" / "kernel-facts.csv"
@@ -26,31 +27,20 @@ COLUMNS = ("arch", "kernel", "tile", "registers", "spills", "scratch_bytes", "sh
 Key = tuple[str, str, str]
 
 
-def spec_name(spec: object) -> str:
-    """A spec's own values in one word, e.g. attention float16 128/128 causal lse vector=16."""
-    parts = [operation_of(spec)]
-    for name, value in vars(spec).items():
-        if isinstance(value, bool):
-            parts += [name] * value
-        elif hasattr(value, "value"):
-            parts.append(str(value))
-        else:
-            parts.append(f"{name}={value}" if not isinstance(value, str) else value)
-    return " ".join(parts)
-
-
 def tile_name(tile: object) -> str:
-    return " ".join(f"{k}={int(v)}" for k, v in vars(tile).items() if k not in ("dtypes", "max_dim"))
+    shown = {k: v for k, v in vars(tile).items() if k not in ("dtypes", "max_dim", "plain", "grouped", "splits")}
+    return " ".join(f"{k}={int(v) if isinstance(v, bool) else v}" for k, v in shown.items())
 
 
-def facts_of(toolchain: Toolchain, arch: str) -> dict[Key, KernelFacts]:
-    """Facts of every tile of every covering spec that the arch takes."""
+def facts_of(toolchain: Toolchain, arch: str, everything: bool) -> dict[Key, KernelFacts]:
+    """Facts of every covering binary of the arch."""
     found: dict[Key, KernelFacts] = {}
-    for spec in covering_specs():
-        for tile in tiles_of(toolchain, spec, arch):
-            _, kernels = build_binary(toolchain, spec, arch, tile)
-            for facts in kernels.values():
-                found[arch, spec_name(spec), tile_name(tile)] = facts
+    for covered in covering():
+        if covered.often or everything:
+            for tile in covered.tiles(toolchain.arch_row(arch)):
+                _, kernels = build_binary(toolchain, covered.spec, arch, tile, covered.half)
+                for facts in kernels.values():
+                    found[arch, str(covered), tile_name(tile)] = facts
     return found
 
 
@@ -65,14 +55,16 @@ def read() -> dict[Key, tuple[str, ...]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--all", action="store_true")
     parser.add_argument("--arch", action="append", choices=ARCHS)
     options = parser.parse_args()
     found = plugins().registry.backends.values()
     toolchains = {arch: b.toolchain for b in found if b.toolchain for arch in b.toolchain.archs}
-    before, after = read(), {}
+    everything, before, after = options.all or options.write, read(), {}
+    rarely = set() if everything else {str(c) for c in covering() if not c.often}
     for arch in options.arch or ARCHS:
         try:
-            facts = facts_of(toolchains[arch], arch)
+            facts = facts_of(toolchains[arch], arch, everything)
         except (KeyError, KernelSeamError) as e:
             print(f"{arch}: not compiled here ({type(e).__name__}: {str(e).splitlines()[0]})")
             continue
@@ -83,7 +75,7 @@ def main() -> int:
         print(f"{arch}: {len(facts)} kernels, {most} registers at most")
     compiled = {key[0] for key in after}
     kept = {k: v for k, v in before.items() if k[0] not in compiled}
-    for key in sorted({k for k in before if k[0] in compiled} | set(after)):
+    for key in sorted({k for k in before if k[0] in compiled and k[1] not in rarely} | set(after)):
         if before and before.get(key) != after.get(key):
             print(f"  {' | '.join(key)}: {before.get(key, 'new')} -> {after.get(key, 'gone')}")
     if options.write:

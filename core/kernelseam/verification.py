@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ import numpy.typing as npt
 from kernelseam.contract import Device, OperandRule, Runtime
 from kernelseam.descriptors.attention_problem import AttentionProblem
 from kernelseam.descriptors.gemm_problem import GemmProblem
+from kernelseam.descriptors.merge_problem import MergeProblem
 from kernelseam.dtypes import DType
 from kernelseam.errors import WrongResult
 from kernelseam.parity import check
+from kernelseam.parity.oracle import Variant
 from kernelseam.parity.run import flushes
 from kernelseam.planning import Plan
 from kernelseam.plugins import plugins
@@ -48,8 +51,13 @@ class Verification:
         flushed = flushes(plugins().backend(plan.device.backend), plan.device)
         if isinstance(problem, GemmProblem):
             verdict = self._gemm(problem, flushed)
-        elif isinstance(problem, AttentionProblem) and problem.spec.options <= {"causal"}:
+        elif not any(rule.written and rule.span for rule in problem.operands):
+            return
+        elif isinstance(problem, AttentionProblem):
             verdict = self._attention(problem, flushed)
+        elif isinstance(problem, MergeProblem) and not (problem.spec.pointers or problem.spec.packed):
+            found = {rule.name: self._memory.strided(rule, problem.batch) for rule in problem.operands}
+            verdict = check.merge_states(**found, flushed=flushed)
         else:
             return
         if not verdict.passed:
@@ -64,10 +72,22 @@ class Verification:
         )
 
     def _attention(self, p: AttentionProblem, flushed: bool) -> check.Verdict:
-        found = {rule.name: self._memory.strided(rule, p.batch) for rule in p.operands}
+        s, found = p.spec, {r.name: self._memory.strided(r, p.batch) for r in p.operands if r.dtype is not None}
+        q_lengths = np.diff(found["cu_seqlens_q"]).tolist() if s.q_view == "packed" else None
+        k_lengths = np.diff(found["cu_seqlens_k"]).tolist() if s.kv_view == "packed" else None
+        if s.lengths:
+            k_lengths = found["kv_lengths"].tolist()
+        rows = {name: self._memory.attention_rows(p, name, found, q_lengths) for name in ("q", "out")}
+        rows |= {name: self._memory.attention_rows(p, name, found, k_lengths) for name in ("k", "v")}
+        lse = self._memory.attention_rows(p, "lse", found, q_lengths) if s.lse else None
+        variant = Variant(
+            (p.left, p.right) if s.window else (None, None), found["prefix_lengths"].tolist() if s.prefix else None,
+            p.softcap if s.softcap else None, found.get("alibi_slopes"), found.get("bias"), found.get("mask"),
+            found.get("sinks"), q_lengths, k_lengths,
+        )
         return check.attention(
-            found["q"], found["k"], found["v"], found["out"], found.get("lse"), causal=p.spec.causal, scale=p.scale,
-            rows=sampled(4 * p.S_k * (p.spec.head_dim + p.spec.value_dim)), flushed=flushed,
+            **rows, lse=lse, causal=s.causal, scale=p.scale, rows=sampled(4 * p.S_k * (s.head_dim + s.value_dim)),
+            flushed=flushed, variant=variant,
         )
 
 
@@ -98,6 +118,37 @@ class _Memory:
             return np.broadcast_to(np.zeros((), dtype.numpy), shape)
         places = self._walk(self._pointers[f"{name}_ptrs"], (p.matrices,), (1,), DType.float64).view(np.uint64)
         return np.stack([self._walk(int(at), (rows, columns), (row, 1), dtype) for at in places]).reshape(shape)
+
+    def attention_rows(
+        self, p: AttentionProblem, name: str, found: Mapping[str, Array], lengths: Sequence[int] | None
+    ) -> Array:
+        """q, k, v or out as [batch, head, row, column], or lse without columns, whatever view it is given by. Rows that
+        an entry does not have are 0."""
+        of_keys = name in "kv"
+        view, most = (p.spec.kv_view, p.S_k) if of_keys else (p.spec.q_view, p.S_q)
+        if view == "strided" or (view == "pointers" and name == "lse"):
+            return found[name]
+        heads = p.kv_heads if of_keys else p.num_heads
+        dtype = p.spec.out if name == "out" else DType.float32 if name == "lse" else p.spec.dtype
+        width = p.spec.head_dim if name in "qk" else p.spec.value_dim
+        whole = np.zeros((p.batch, heads, most, width)[: 3 if name == "lse" else 4], dtype.numpy)
+        rules = {rule.name: rule for rule in p.operands}
+        for b in range(p.batch):
+            n = most if lengths is None else lengths[b]
+            if view == "packed":
+                first = int(found["cu_seqlens_k" if of_keys else "cu_seqlens_q"][b])
+                whole[b, :, :n] = found[name][0, :, first : first + n]
+            elif view == "paged":
+                for j in range(0, n, p.page_size):
+                    stop, page = min(j + p.page_size, n), found["block_table"][b, j // p.page_size]
+                    whole[b, :, j:stop] = found[name][page][:, : stop - j]
+            else:
+                listed = self._walk(self._pointers[f"{name}_ptrs"], rules[f"{name}_ptrs"].shape, (1,), DType.float64)
+                row = {"q": p.q_strides, "k": p.k_strides, "v": p.v_strides, "out": p.out_strides}[name][2]
+                for h in range(heads if n else 0):
+                    at = int(listed.view(np.uint64)[b * heads + h])
+                    whole[b, h, :n] = self._walk(at, (n, width), (row, 1), dtype)
+        return whole
 
     def _walk(self, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType) -> Array:
         span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))

@@ -1,15 +1,15 @@
-"""Every covering spec to a cubin for every arch, no GPU needed: nothing spills, matrix units do the halves' work."""
+"""Every covering binary as a cubin for every arch, no GPU needed: nothing spills, matrix units do the halves' work."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from kernelseam.contract import SourceBundle
 from kernelseam.errors import CompileError, UnknownName
+from kernelseam.kernels import Covered
 
 toolchain_module = pytest.importorskip(
     "kernelseam_cuda.toolchain", reason="nvrtc is missing: kernelseam-cuda is not installed"
@@ -26,8 +26,8 @@ ARCHS = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120")
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_nothing_spills(arch: str, covering_spec: Any, check_binaries: Callable[..., None]) -> None:
-    check_binaries(TOOLCHAIN, arch, covering_spec, registers=255)
+def test_nothing_spills(arch: str, covered: Covered, check_binaries: Callable[..., None]) -> None:
+    check_binaries(TOOLCHAIN, arch, covered, registers=255)
 
 
 def kernel(body: str, *options: str) -> SourceBundle:

@@ -63,7 +63,10 @@ class Mutant:
 SANITIZED = (
     "gemm-f16-nt", "gemm-bf16-tn", "gemm-f32-nn-unaligned", "gemm-f64-tn", "gemm-f32-nn-pointers",
     "gemm-f32-nn-k-0-beta-half", "attention-f16-64-causal-65x65", "attention-bf16-128-causal-nan-in-hidden-v",
-    "attention-f32-64-causal", "attention-f16-192v128", "attention-f16-64-odd",
+    "attention-f32-64-causal", "attention-f16-192v128", "attention-f16-64-odd", "attention-f16-64-pages-1-full",
+    "attention-f16-64-causal-split-sinks", "attention-f16-64-causal-sequences-everything",
+    "attention-bf16-576v512-causal-1-query-mqa", "attention-bwd-f16-64-causal-mqa-5",
+    "attention-bwd-f32-64-causal-bias-window", "attention-bwd-bf16-192v256-causal",
 )
 """Cases that cover the sources, in which sanitizers find nothing: what they report of a mutant is the bug."""
 
@@ -251,7 +254,7 @@ WRONG_NUMBERS = (
     ),
     Mutant(
         "attention-sink-in-every-part", ATTENTION, "if (KS_SINKS && split == 0) { E::Row<ROWS> own_share",
-        "if (KS_SINKS) { E::Row<ROWS> own_share", "attention-f16-64-causal-split-sinks", WRONG,
+        "if (KS_SINKS) { E::Row<ROWS> own_share", "attention-f16-64-causal-split-sinks", NAN,
         "a sink counts in every part of the keys",
     ),
     Mutant(
@@ -319,6 +322,49 @@ WRONG_NUMBERS = (
         "tile-infinity-not-taken-out", BASE, "return x - x == 0;", "return x == x;",
         "attention-bf16-128-causal-nan-in-hidden-v", NAN, "an infinity in V is multiplied with a weight of 0",
     ),
+    # ---- gradients
+    Mutant(
+        "backward-dots-missed", ATTENTION, "p * (x - line[STEP + c])", "p * x", "attention-bwd-f16-64", WRONG,
+        "of what reaches a score its row's mean is not taken off",
+    ),
+    Mutant(
+        "backward-slope-missed", ATTENTION,
+        "if constexpr (KS_SOFTCAP) E::map2(dp, slope, [](int, int, float x, float y) { return x * y; }); "
+        "E::mma(gradient,", "E::mma(gradient,", "attention-bwd-f16-64-softcap-5", WRONG,
+        "the cap's slope does not count for the queries",
+    ),
+    Mutant(
+        "backward-scale-missed", ATTENTION, "E::map(gradient, [=](int, int, float x) { return x * scale; });", "",
+        "attention-bwd-f16-64", WRONG, "dq is not scaled",
+    ),
+    Mutant(
+        "backward-group-not-summed", ATTENTION, "? (head + 1) * head_group : 0", "? head * head_group + 1 : 0",
+        "attention-bwd-f16-64-gqa-6-2", WRONG, "keys take what the first head of their group gives",
+    ),
+    Mutant(
+        "backward-diagonal-skipped", ATTENTION, "max_of(0, own0 - shift -", "max_of(0, own0 + OWN - shift -",
+        "attention-bwd-f16-64-causal-130x130", WRONG, "keys do not meet the queries on the diagonal",
+    ),
+    Mutant(
+        "backward-window-too-short", ATTENTION, "j1 - shift + left + 1", "own0 - shift + left + 1",
+        "attention-bwd-f16-64-window-16-0", WRONG, "later queries of a window do not meet their keys",
+    ),
+    Mutant(
+        "backward-keys-beyond-the-length", ATTENTION, "(HIDES || KS_LENGTHS) && !(", "HIDES && !(",
+        "attention-bwd-f16-64-lengths", WRONG, "keys beyond an entry's length have gradients",
+    ),
+    Mutant(
+        "row-dots-columns-lost", ATTENTION, "d < KS_DV; d += WARP", "d < KS_DV; d += 2 * WARP", "attention-bwd-f16-64",
+        WRONG, "half of a row's columns are left out of its sum",
+    ),
+    Mutant(
+        "sum-axis-missed", ATTENTION, "from[j0 * x0 + j1 * x1 + j2 * x2 +", "from[j0 * x0 + j1 * x1 +",
+        "attention-bwd-f16-64-bias-by-key", WRONG, "a bias of all queries takes the first one's gradient, over and over",
+    ),
+    Mutant(
+        "sink-gradient-sign", ATTENTION, "if (s != -infinity()) sum -=", "if (s != -infinity()) sum +=",
+        "attention-bwd-f16-64-sinks", WRONG, "a sink's gradient points the other way",
+    ),
     # ---- waits and copies: of no account where copies go through registers
     Mutant(
         "gemm-wait-off-by-one", GEMM, "copies_wait<AHEAD - 1>", "copies_wait<AHEAD>", "gemm-f16-nt", NAN,
@@ -352,6 +398,7 @@ WRONG_NUMBERS = (
     ),
 )
 
+BACKWARD = "attention-bwd-f16-64-causal-mqa-5"
 REFILL = "block_barrier(); // this slice is visible to all, and the stage refilled below is no longer read"
 
 WRONG_ORDER = (
@@ -392,6 +439,23 @@ WRONG_ORDER = (
         "attention-f16-192v128", RACE, "the output overwrites queries that another warp still reads", "thread",
     ),
     Mutant(
+        "backward-lines-overwritten", ATTENTION, "lines + parity * 2 * STEP", "lines", BACKWARD, RACE,
+        "the LSEs of a tile overwrite the last one's, which others still read", "thread",
+    ),
+    Mutant(
+        "backward-owned-overwritten", ATTENTION, "block_barrier(); E::map(gradient_k,", "E::map(gradient_k,",
+        "attention-bwd-bf16-192v256-causal", RACE, "results overwrite keys that another warp still reads", "thread",
+    ),
+    Mutant(
+        "backward-results-overlap", ATTENTION, "memory + warp_index() * STAGED_BYTES",
+        "memory + warp_index() * (STAGED_BYTES / 2)", BACKWARD, RACE, "two warps' results lie in each other's way",
+        "thread",
+    ),
+    Mutant(
+        "backward-second-result-too-early", ATTENTION, "row0, rows, column0, columns); warp_barrier();",
+        "row0, rows, column0, columns);", BACKWARD, RACE, "dv overwrites dk, which other lanes still write out", "thread",
+    ),
+    Mutant(
         "simt-probabilities-not-visible", SIMT, "to_shared(t, a); warp_barrier();", "to_shared(t, a);",
         "attention-f32-64-causal", RACE, "weights are multiplied before all lanes have written theirs", "thread",
     ),
@@ -423,7 +487,7 @@ WRONG_ORDER = (
         "attention-f16-64-causal-65x65", BEYOND, "the LSE of row S_q is written", "address",
     ),
     Mutant(
-        "attention-table-read", BASE, "i = min_of(i, last);", "", "attention-f16-64-pages-16-odd", BEYOND,
+        "attention-table-read", BASE, "i = min_of(i, last);", "", "attention-f16-64-pages-1-full", BEYOND,
         "pages of keys beyond the last are looked up", "address",
     ),
     Mutant(

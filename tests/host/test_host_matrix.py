@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,22 @@ TIMELY = 2000
 """Blocks a launch."""
 
 
+def flat(spec: Any) -> Iterator[tuple[str, object]]:
+    """Fields and their values, those of a spec within it among them."""
+    for f in fields(spec):
+        value = getattr(spec, f.name)
+        if is_dataclass(value):
+            yield from flat(value)
+        else:
+            yield f.name, value
+
+
 def covering(specs: list[Any]) -> set[Any]:
     """Those, in order, that have a value in a field which none before had with the same dtype."""
     seen: set[object] = set()
     found = set()
     for spec in specs:
-        new = {(type(spec), spec.dtype, f.name, getattr(spec, f.name)) for f in fields(spec)} - seen
+        new = {(type(spec), spec.dtype, name, value) for name, value in flat(spec)} - seen
         if new:
             found.add(spec)
             seen |= new

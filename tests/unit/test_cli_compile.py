@@ -35,13 +35,16 @@ def compiled(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
     return int(ended.value.code or 0), out, err
 
 
-@pytest.mark.parametrize("operation", ["attention", "gemm"])
+@pytest.mark.parametrize(
+    "operation", [("attention",), ("attention", "--paged", "--window", "7,0"), ("attention", "--backward"), ("gemm",)],
+    ids=" ".join,
+)
 def test_compile(
-    capsys: pytest.CaptureFixture[str], archs: tuple[str, str], operation: str, monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], archs: tuple[str, str], operation: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
 ) -> None:
     monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path / "cache"))
-    common = (operation, "--dtype", "float16", "--arch", archs[0], "--arch", archs[1])
+    common = (*operation, "--dtype", "float16", "--arch", archs[0], "--arch", archs[1])
     status, out, err = compiled(capsys, *common, "--json")
     assert status == 0, err
     found: dict[str, Any] = json.loads(out)

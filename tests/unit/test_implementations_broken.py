@@ -6,15 +6,19 @@ import gc
 import json
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from kernelseam import BatchedGemmStrided, plan
-from kernelseam.contract import Cost, Device, PlanParts
+from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
 from kernelseam.dispatch import find_device, select
 from kernelseam.errors import BrokenImplementation, CompileError, OutOfDeviceMemory, WrongResult
+from kernelseam.plugins import plugins
+from kernelseam.reference.attention_bwd import NumpyAttentionBwd
+from kernelseam.reference.merge import NumpyMerge
 
 Discovered = Callable[..., Any]
 
@@ -189,6 +193,8 @@ def test_doctor_tells_of_those_that_are_right_and_of_those_that_refuse(
     assert {(f["device"], f["operation"], f["implementation"], f["plugin"], f["state"]) for f in found["examined"]} == {
         ("numpy:0 (cpu)", "gemm", "numpy", "reference", "right"),
         ("numpy:0 (cpu)", "attention", "numpy", "reference", "right"),
+        ("numpy:0 (cpu)", "merge_states", "numpy", "reference", "right"),
+        ("numpy:0 (cpu)", "attention_bwd", "numpy", "reference", "right"),
         ("acme:0 (acme1)", "gemm", "acme-gemm", "kernelseam-thirdvendor", "refuses"),
         ("acme:1 (acme1)", "gemm", "acme-gemm", "kernelseam-thirdvendor", "refuses"),
     }
@@ -196,6 +202,56 @@ def test_doctor_tells_of_those_that_are_right_and_of_those_that_refuse(
     assert details["numpy"] == "3 problems, each within its tolerance"
     problem = "gemm float16→float16 NT strided batch=2 heads=3 65×72×40"
     assert details["acme-gemm"].startswith(f"{problem}: it is tired; gemm")
+
+
+class CarelessMerge(NumpyMerge):
+    """It loses the last part."""
+
+    def build(self, problem: Any, device: Device) -> PlanParts:
+        return super().build(replace(problem, parts=problem.parts - 1), device)
+
+
+class CarelessGradients(NumpyAttentionBwd):
+    """It takes another scale."""
+
+    def build(self, problem: Any, device: Device) -> PlanParts:
+        return super().build(replace(problem, forward=replace(problem.forward, scale=0.2)), device)
+
+
+class FailingGradients(NumpyAttentionBwd):
+    """It cannot be bound."""
+
+    def build(self, problem: Any, device: Device) -> PlanParts:
+        return PlanParts((FailingStep(),))
+
+
+class FailingStep:
+    record = LaunchRecord("failing", (1, 1, 1), (1, 1, 1), 0, "cpu")
+
+    def bind(self, pointers: Any, workspace: int) -> Any:
+        raise RuntimeError("no such luck")
+
+
+@pytest.mark.parametrize(
+    ("made", "operation", "stage", "said"),
+    [
+        (CarelessMerge, "merge_states", "numbers", "WrongResult: careless on numpy:0 (cpu) computes merge_"),
+        (CarelessGradients, "attention_bwd", "numbers", "WrongResult: careless on numpy:0 (cpu) computes attent"),
+        (FailingGradients, "attention_bwd", "call", "RuntimeError: no such luck"),
+    ],
+)
+def test_doctor_tries_merges_and_gradients(
+    command: Callable[..., Any], made: type, operation: str, stage: str, said: str
+) -> None:
+    careless = made()
+    careless.name = "careless"
+    plugins().registry.implementations.append(careless)
+    found = json.loads(command("doctor", "--json")[1])
+    (failure,) = found["failures"]
+    assert failure["stage"] == stage and failure["traceback"].startswith("Traceback")
+    assert failure["message"].startswith(f"careless of {operation} on numpy:0 (cpu): {said}")
+    states = {f["implementation"]: f["state"] for f in found["examined"] if f["operation"] == operation}
+    assert states == {"numpy": "right", "careless": "broken"}
 
 
 def test_explain_names_the_broken_one(command: Callable[..., Any], discovered: Discovered) -> None:

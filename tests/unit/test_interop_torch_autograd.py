@@ -12,10 +12,7 @@ import numpy as np
 import pytest
 
 import kernelseam
-from kernelseam.contract import Cost, Device, PlanParts
 from kernelseam.interop import torch as ks
-from kernelseam.kernels import shared_implementations
-from kernelseam.plugins import Plugins
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 Refused = Callable[[str, Callable[[], object]], None]
@@ -102,21 +99,32 @@ def filled(options: dict[str, Any], dtype: Any = torch.float32) -> tuple[dict[st
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_gradients(gradients: Plugins, name: str) -> None:
+def test_gradients(name: str) -> None:
     q, k, v = qkv()
     options, more = filled(OPTIONS[name])
     agree(ks.attention(q, k, v, **options), formula(q, k, v, **options), {"q": q, "k": k, "v": v, **more}, 1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_gradients_in_16_bits(gradients: Plugins, dtype: str) -> None:
+def test_gradients_in_16_bits(dtype: str) -> None:
     q, k, v = qkv(getattr(torch, dtype))
     options, more = filled(OPTIONS["all"], q.dtype)
     limit = 2e-3 if dtype == "float16" else 1.6e-2
     agree(ks.attention(q, k, v, **options), formula(q, k, v, **options), {"q": q, "k": k, "v": v, **more}, limit)
 
 
-def test_torchs_own_attention(gradients: Plugins) -> None:
+def test_finite_differences() -> None:
+    """In float64 (whose LSE is kept in float32)."""
+    q, k, v, bias = tensors((1, 4, 3, 5), (1, 2, 4, 5), (1, 2, 4, 3), (1, 4, 3, 4), dtype=torch.float64)
+    (sinks,) = tensors((4,))
+
+    def call(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        return ks.attention(q, k, v, bias=bias, sinks=sinks.detach(), softcap=2.0, causal=True)
+
+    assert torch.autograd.gradcheck(call, (q, k, v, bias), eps=1e-5, atol=1e-6, rtol=1e-5)
+
+
+def test_torchs_own_attention() -> None:
     """Its scaled_dot_product_attention: causal, by a mask, by a bias, with grouped heads."""
     own = torch.nn.functional.scaled_dot_product_attention
     q, k, v = tensors((B, H, S_Q, D), (B, H, S_Q, D), (B, H, S_Q, D))
@@ -131,14 +139,14 @@ def test_torchs_own_attention(gradients: Plugins) -> None:
     agree(ks.attention(q, few, values), own(q, few, values, enable_gqa=True), {"q": q, "k": few, "v": values}, 1e-5)
 
 
-def test_token_major(gradients: Plugins) -> None:
+def test_token_major() -> None:
     q, k, v = tensors((B, S_Q, H, D), (B, S_K, G, D), (B, S_K, G, D_V))
     got = ks.attention(q, k, v, layout="bshd", causal=True)
     want = formula(*(x.transpose(1, 2) for x in (q, k, v)), causal=True).transpose(1, 2)
     agree(got, want, {"q": q, "k": k, "v": v}, 1e-5)
 
 
-def test_packed_sequences(gradients: Plugins) -> None:
+def test_packed_sequences() -> None:
     """Rows that belong to no sequence are 0 everywhere, NaN as they are in the inputs."""
     lengths, first = (7, 0, 17, 4), 2
     offsets = torch.tensor([first, 9, 9, 26, 30], dtype=torch.int32)
@@ -156,7 +164,7 @@ def test_packed_sequences(gradients: Plugins) -> None:
     agree(got, want, {"q": q, "k": k, "v": v, "sinks": sinks}, 1e-5)
 
 
-def test_what_a_loss_hands_down(gradients: Plugins) -> None:
+def test_what_a_loss_hands_down() -> None:
     """The gradient of a sum repeats one number with stride 0; that of a transpose has its columns apart."""
     q, k, v = qkv()
     inputs = [q, k, v]
@@ -167,7 +175,7 @@ def test_what_a_loss_hands_down(gradients: Plugins) -> None:
             torch.testing.assert_close(a.double(), b.double(), rtol=1e-4, atol=1e-5)
 
 
-def test_an_expanded_bias(gradients: Plugins) -> None:
+def test_an_expanded_bias() -> None:
     """Its base takes the sum over what it was expanded along."""
     q, k, v = qkv()
     (base,) = tensors((1, H, 1, S_K), seed=3)
@@ -175,7 +183,7 @@ def test_an_expanded_bias(gradients: Plugins) -> None:
     agree(ks.attention(q, k, v, bias=bias), formula(q, k, v, bias=bias), {"base": base}, 1e-5)
 
 
-def test_only_what_is_wanted(gradients: Plugins) -> None:
+def test_only_what_is_wanted() -> None:
     q, k, v = qkv()
     k.requires_grad_(False)
     options, _ = filled(OPTIONS["all"])
@@ -198,7 +206,7 @@ def test_without_gradients_nothing_is_kept() -> None:
     assert y.grad_fn is None and not y[20:].any() and y[:20].any()
 
 
-def test_gradients_have_no_gradients(gradients: Plugins) -> None:
+def test_gradients_have_no_gradients() -> None:
     q, k, v = qkv()
     (factor,) = tensors((B, H, S_Q, D_V), seed=8)
     (dq,) = torch.autograd.grad((ks.attention(q, k, v) * factor).sum(), q, create_graph=True)
@@ -206,7 +214,7 @@ def test_gradients_have_no_gradients(gradients: Plugins) -> None:
         dq.sum().backward()
 
 
-def test_what_is_refused(gradients: Plugins, refused: Refused) -> None:
+def test_what_is_refused(refused: Refused) -> None:
     q, k, v = qkv()
     slopes = torch.ones(H, requires_grad=True)
     refused(
@@ -241,32 +249,3 @@ def test_torch_is_imported_where_it_is_asked_for() -> None:
         env={"PYTHONPATH": ":".join([str(core), *sys.path]), "KERNELSEAM_PLUGINS": ""},
     )
     assert done.returncode == 0, done.stderr
-
-
-@pytest.fixture
-def gradients(discovered: Callable[..., Plugins]) -> Plugins:
-    """The reference, with the host platform's gradients where it has none of its own."""
-    found = discovered()
-    if not any(i.operation == "attention_bwd" for i in found.registry.implementations):
-        sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "hostcpp"))
-        import kernelseam_hostcpp
-        from kernelseam_hostcpp.runtime import DEVICES
-
-        (inner,) = (
-            i for i in shared_implementations(kernelseam_hostcpp.HostToolchain()) if i.operation == "attention_bwd"
-        )
-
-        class OnTheHost:
-            name, backend, operation = "hostcpp", "numpy", "attention_bwd"
-
-            def supports(self, problem: Any, device: Device) -> str | None:
-                return inner.supports(problem, DEVICES[0])
-
-            def cost(self, problem: Any, device: Device) -> Cost:
-                return inner.cost(problem, DEVICES[0])
-
-            def build(self, problem: Any, device: Device) -> PlanParts:
-                return inner.build(problem, DEVICES[0])
-
-        found.registry.implementations.append(OnTheHost())
-    return found

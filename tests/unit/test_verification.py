@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 from kernelseam_thirdvendor import AcmeArray
 
-from kernelseam import Attention, BatchedGemmPointers, BatchedGemmStrided, plan, verification
+from kernelseam import (
+    Attention,
+    AttentionPointers,
+    BatchedGemmPointers,
+    BatchedGemmStrided,
+    MergeStates,
+    plan,
+    verification,
+)
 from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.errors import WrongResult
 from kernelseam.parity.model import TileModel
@@ -37,6 +45,45 @@ def attention(**more: Any) -> Attention:
     """Tokens before heads, two KV heads for four of queries."""
     q, k, v, out = normal(2, 33, 4, 16), normal(2, 65, 2, 16), normal(2, 65, 2, 24), normal(2, 33, 4, 24)
     return Attention.from_arrays(q, k, v, out, normal(2, 4, 33), layout="bshd", **{"causal": True, **more})
+
+
+def i32(*values: int) -> Any:
+    return np.array(values, np.int32)
+
+
+def packed(**more: Any) -> Attention:
+    """Rows of no sequence before, between no two, and after."""
+    q, k, v, out = normal(20, 4, 16), normal(40, 2, 16), normal(40, 2, 24), normal(20, 4, 24)
+    return Attention.from_arrays(q, k, v, out, normal(4, 20), **{
+        "cu_seqlens_q": i32(2, 9, 9, 18), "cu_seqlens_k": i32(0, 5, 20, 39), "max_seqlen_q": 9, "max_seqlen_k": 19,
+        "causal": True, **more,
+    })
+
+
+def paged(**more: Any) -> Attention:
+    """Two entries over shuffled pages of four rows."""
+    q, k, v, out = normal(2, 3, 4, 16), normal(6, 4, 2, 16), normal(6, 4, 2, 24), normal(2, 3, 4, 24)
+    return Attention.from_arrays(q, k, v, out, normal(2, 4, 3), layout="bshd", **{
+        "block_table": i32(3, 0, 5, 2, 1, 77).reshape(2, 3), "kv_lengths": i32(9, 8), "causal": True, **more,
+    })
+
+
+def lists(**more: Any) -> AttentionPointers:
+    """Entries of lengths 9 and 6, in matrices no longer than that."""
+    lengths = (9, 6)
+    return AttentionPointers(**{
+        "batch": 2, "num_heads": 4, "kv_heads": 2, "S_q": 5, "S_k": 9, "head_dim": 16,
+        **{f"{n}_ptrs": [normal(5, 16) for _ in range(8)] for n in ("q", "out")},
+        **{f"{n}_ptrs": [normal(length, 16) for length in lengths for _ in range(2)] for n in "kv"},
+        "kv_lengths": i32(*lengths), "lse": normal(2, 4, 5), "softcap": 1.5, **more,
+    })
+
+
+def merge(**more: Any) -> MergeStates:
+    return MergeStates(**{
+        "parts": 3, "batch": 2, "num_heads": 2, "rows": 5, "value_dim": 8, "outs": normal(3, 2, 2, 5, 8),
+        "lses": normal(3, 2, 2, 5), "out": normal(2, 2, 5, 8), "lse": normal(2, 2, 5), **more,
+    })
 
 
 RIGHT: dict[str, Callable[[], Any]] = {
@@ -66,6 +113,24 @@ RIGHT: dict[str, Callable[[], Any]] = {
     ),
     "attention": attention,
     "attention in half precision": lambda: Attention.from_arrays(*(normal(1, 2, 40, 32, dtype="f2") for _ in range(4))),
+    "attention with all options": lambda: attention(
+        window=(9, 2), softcap=2.0, bias=normal(4, 33, 65), mask=RNG.random((2, 1, 33, 65)) < 0.7,
+        alibi_slopes=normal(4) ** 2, sinks=normal(4), prefix_lengths=i32(5, 0), kv_lengths=i32(65, 40),
+    ),
+    "attention of packed sequences": lambda: packed(),
+    "attention of packed queries": lambda: Attention.from_arrays(
+        normal(9, 4, 8), normal(2, 2, 7, 8), normal(2, 2, 7, 8), normal(9, 4, 8), cu_seqlens_q=i32(1, 4, 8),
+        max_seqlen_q=4, kv_lengths=i32(7, 0), causal=True,
+    ),
+    "attention of pages": lambda: paged(),
+    "attention over lists": lambda: lists(),
+    "attention in half precision with results in single": lambda: Attention.from_arrays(
+        *(normal(1, 2, 40, 32, dtype="f2") for _ in range(3)), normal(1, 2, 40, 32)
+    ),
+    "merge": lambda: merge(),
+    "merge of nothing": lambda: MergeStates(
+        parts=0, batch=1, num_heads=2, rows=3, value_dim=4, dtype="float32", out=normal(1, 2, 3, 4),
+    ),
     "attention without keys": lambda: Attention.from_arrays(
         normal(1, 2, 5, 8), normal(1, 2, 0, 8), normal(1, 2, 0, 8), normal(1, 2, 5, 8), normal(1, 2, 5)
     ),
@@ -93,12 +158,13 @@ def shifted(discovered: Discovered, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def spoil(self: Call, *arguments: Any) -> None:
         launch(self, *arguments)
-        name, place = next((n, self._given[n]) for n in ("C", "C_ptrs", "out") if n in self._given)
-        last = place[-1] if name == "C_ptrs" else place
+        name, place = next((n, self._given[n]) for n in ("C", "C_ptrs", "out", "out_ptrs") if n in self._given)
+        last = place[-1] if name.endswith("_ptrs") else place
         array = getattr(last, "owner", last)
+        at = (17 if "cu_seqlens_q" in self._given else -1, *(-1,) * (array.ndim - 1))
 
         def off(stream: int) -> None:
-            array[(-1,) * array.ndim] *= 1.01
+            array[at] *= 1.01
 
         self._launches.append(off)
 
@@ -109,7 +175,9 @@ def shifted(discovered: Discovered, monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "where"),
     [
         ("strided", "C[1, 2, 4, 6] is"), ("beta", "C[1, 2, 4, 6] is"), ("pointers", "C[0, 2, 4, 3] is"),
-        ("attention", "out[1, 3, 32, 23] is"),
+        ("attention", "out[1, 3, 32, 23] is"), ("attention with all options", "out[1, 3, 32, 23] is"),
+        ("attention of packed sequences", "out[2, 3, 8, 23] is"), ("attention of pages", "out[1, 3, 2, 23] is"),
+        ("attention over lists", "out[1, 3, 4, 15] is"), ("merge", "out[1, 1, 4, 7] is"),
     ],
 )
 def test_one_element_that_is_off_is_found(

@@ -31,6 +31,8 @@ from kernelseam.verification import sampled
 Array = npt.NDArray[Any]
 MOST_VERIFIED = 1e11
 """Operations of gradients beyond which the oracle, which makes all of them, would take minutes."""
+ROWS = ("out", "dq", "dk", "dv")
+"""Results whose axes have the order that is asked for."""
 FULL_LENGTHS = "the rate counts every entry of the batch at its full length"
 
 
@@ -106,11 +108,11 @@ def compute(
         notes.append(FULL_LENGTHS)
     elements = sum(x.size for x in found.values())
     timing = measure(call) if timed else None
-    results = {_saved_as(name, n, asked.backward): _logical(x, asked) for n, x in found.items()}
+    results = {_saved_as(name, n): _logical(x, asked) if n in ROWS else x for n, x in found.items()}
     return Run(name, call.plan, launches, elements, verdicts, timing, tuple(notes)), results
 
 
-def _saved_as(name: str, operand: str, backward: bool) -> str:
+def _saved_as(name: str, operand: str) -> str:
     """A result's name in a file: out stands under the name of its inputs alone."""
     if operand == "out":
         return name or "out"
@@ -119,7 +121,7 @@ def _saved_as(name: str, operand: str, backward: bool) -> str:
 
 def _logical(x: Array | None, asked: Asked) -> Any:
     """[batch, head, row, column] ↔ the order of the axes that is asked for."""
-    return x if x is None or asked.layout == "bhsd" or x.ndim != 4 else x.swapaxes(1, 2)
+    return x if x is None or asked.layout == "bhsd" else x.swapaxes(1, 2)
 
 
 def _values(asked: Asked, whole: AttentionCase | BackwardCase, inputs: Inputs | None, seed: int) -> dict[str, Array]:

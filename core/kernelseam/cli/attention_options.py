@@ -46,11 +46,13 @@ class Asked:
     alibi: Annotated[bool, typer.Option("--alibi", help="Slopes 2^(-8(h+1)/H).")] = False
     bias: Annotated[str | None, typer.Option("--bias", help="Its dtype: float32, or that of --dtype.")] = None
     mask_density: Annotated[
-        float | None, typer.Option("--mask-density", min=0, max=1, help="A random mask that shows this part of the keys.")
+        float | None, typer.Option("--mask-density", min=0, max=1, help="A random mask shows this part of the keys.")
     ] = None
     sinks: Annotated[bool, typer.Option("--sinks", help="A random sink a head.")] = False
     prefix: Annotated[int | None, typer.Option("--prefix", min=0, help="Keys that every query sees.")] = None
-    kv_lengths: Annotated[bool, typer.Option("--kv-lengths", help="Random numbers of keys, up to --kv-seq-len.")] = False
+    kv_lengths: Annotated[
+        bool, typer.Option("--kv-lengths", help="Random numbers of keys, up to --kv-seq-len.")
+    ] = False
     paged: Annotated[bool, typer.Option("--paged", help="Keys and values in shuffled pages.")] = False
     page_size: Annotated[int | None, typer.Option("--page-size", min=1, help=f"Keys of a page. [{PAGE_SIZE}]")] = None
     varlen: Annotated[
@@ -68,13 +70,18 @@ class Asked:
         refused = {
             "--page-size": (self.page_size is not None and not self.paged, "it is that of pages", "Give --paged too"),
             "--kv-lengths": (
-                self.kv_lengths and self.varlen and not self.paged, "the sequences of --varlen have lengths of their own",
-                "Give one of the two",
+                self.kv_lengths and self.varlen and not self.paged,
+                "the sequences of --varlen have lengths of their own", "Give one of the two",
             ),
             "--layout": (
                 self.varlen and self.layout != "bhsd", "the rows of --varlen lie in one order", "Leave it out"
             ),
             "--backward": (self.backward and self.paged, "pages have no gradients", "Leave --paged out"),
+            "--return-lse": (self.return_lse and self.backward, "gradients take it in any case", "Leave it out"),
+            "--prefix": (
+                self.prefix is not None and not self.causal and self.window is None, "every key is seen anyway",
+                "Give --causal or --window too",
+            ),
         }
         for option, (wrong, rule, remedy) in refused.items():
             if wrong:

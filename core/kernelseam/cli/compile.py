@@ -11,6 +11,7 @@ from kernelseam.cli import shapes
 from kernelseam.cli.attention_options import Asked, asking
 from kernelseam.cli.output import emit_json, heading, table
 from kernelseam.contract import Toolchain
+from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem
 from kernelseam.descriptors.attention_problem import AttentionProblem
 from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.errors import UnknownName
@@ -57,7 +58,7 @@ def _toolchain(arch: str) -> Toolchain:
     raise UnknownName("arch", arch, rule, "See `kernelseam doctor` for plugins that are missing or kept out")
 
 
-def _compile(problem: GemmProblem | AttentionProblem, archs: list[str], as_json: bool) -> None:
+def _compile(problem: GemmProblem | AttentionProblem | AttentionBwdProblem, archs: list[str], as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
     for arch, toolchain in [(arch, _toolchain(arch)) for arch in dict.fromkeys(archs)]:
         binary, facts = build_binary(toolchain, problem.spec, arch)
@@ -72,7 +73,8 @@ def _compile(problem: GemmProblem | AttentionProblem, archs: list[str], as_json:
     if as_json:
         emit_json({"operation": problem.operation, "spec": spec, "binaries": rows})
         return
-    heading(" ".join([problem.operation, *(f"{name}={value}" for name, value in spec.items())]))
+    flat = {**spec.pop("forward", {}), **spec}  # gradients name their attention's
+    heading(" ".join([problem.operation, *(f"{name}={value}" for name, value in flat.items())]))
     columns = {
         "arch": "arch", "kernel": "kernel", "registers": "registers", "spills": "spills", "scratch B": "scratch_bytes",
         "shared B": "shared_bytes", "matrix instr.": "matrix_instructions", "binary": "binary",

@@ -10,16 +10,20 @@ import numpy as np
 
 from kernelseam.cli.running import normal
 from kernelseam.cli.shapes import AttentionShape, GemmShape
-from kernelseam.contract import EMULATED, Backend, Device, Implementation
+from kernelseam.contract import EMULATED, Backend, Device, Implementation, Problem
 from kernelseam.descriptors import Attention
 from kernelseam.dispatch import ask
 from kernelseam.dtypes import DType
 from kernelseam.errors import WrongResult
+from kernelseam.parity import data
+from kernelseam.parity.cases import AttentionCase, BackwardCase, MergeCase
+from kernelseam.parity.description import describe
+from kernelseam.parity.run import Target, flushes, run_case
 from kernelseam.planning import Descriptor, plan
 from kernelseam.plugins import Failure, Plugins, failure
 
 F16, F32 = DType.float16, DType.float32
-SHAPES: dict[str, tuple[GemmShape | AttentionShape, ...]] = {
+SHAPES: dict[str, tuple[GemmShape | AttentionShape | MergeCase | BackwardCase, ...]] = {
     "gemm": tuple(
         GemmShape(2, 3, 65, 72, 40, a_transposed=False, b_transposed=True, dtype=d, layout=layout, spacing="scattered")
         for d, layout in ((F16, "strided"), (F32, "strided"), (F16, "pointers"))
@@ -28,6 +32,17 @@ SHAPES: dict[str, tuple[GemmShape | AttentionShape, ...]] = {
         AttentionShape(
             1, heads=4, seq_len=65, kv_seq_len=129, head_dim=64, kv_heads=2, value_dim=64, causal=True, dtype=d,
             layout="bhsd",
+        )
+        for d in (F16, F32)
+    ),
+    "merge_states": tuple(MergeCase(f"merge-{d}", d, d) for d in (F16, F32)),
+    "attention_bwd": tuple(
+        BackwardCase(
+            f"attention-bwd-{d}",
+            AttentionCase(
+                f"attention-{d}", d, batch=1, num_heads=4, kv_heads=2, S_q=65, S_k=129, head_dim=64, value_dim=64,
+                causal=True,
+            ),
         )
         for d in (F16, F32)
     ),
@@ -80,8 +95,13 @@ def _try(i: Implementation, backend: Backend, device: Device, plugin: str) -> tu
                 stage = "build"
                 made = plan(descriptor, device=device, implementation=i.name)
                 stage = "call"
-                made.bind(check=True)()
+                if isinstance(shape, MergeCase | BackwardCase):
+                    _run(shape, Target(device, i.name, i.operation, False, flushes(backend, device)), problem)
+                else:
+                    made.bind(check=True)()
                 taken += 1
+        except _Raised as e:
+            return _broken(finding, Failure(plugin, stage, str(e).strip().rpartition("\n")[2], str(e)))
         except WrongResult as e:
             return _broken(finding, failure(plugin, "numbers", e))
         except (Exception, SystemExit) as e:
@@ -92,6 +112,20 @@ def _try(i: Implementation, backend: Backend, device: Device, plugin: str) -> tu
     return replace(finding, detail=f"{taken} problems, each within its tolerance"), []
 
 
+class _Raised(Exception):
+    """What a parity case's run raised, as a traceback."""
+
+
+def _run(case: MergeCase | BackwardCase, target: Target, problem: Problem) -> None:
+    """Raises WrongResult, and _Raised for all else that goes wrong."""
+    outcome = run_case(case, target)
+    if outcome.verdict is None:
+        raise _Raised(outcome.error or outcome.refusal)
+    if not outcome.verdict.passed:
+        finding = f"{outcome.verdict.message}, the worst of {outcome.verdict.checked} elements"
+        raise WrongResult(target.implementation, str(target.device), problem, finding)
+
+
 def _broken(finding: Finding, said: Failure) -> tuple[Finding, list[Failure]]:
     what = f"{finding.implementation} of {finding.operation} on {finding.device}"
     told = replace(said, message=f"{what}: {said.message}")
@@ -99,8 +133,15 @@ def _broken(finding: Finding, said: Failure) -> tuple[Finding, list[Failure]]:
 
 
 @contextmanager
-def _bound(shape: GemmShape | AttentionShape, backend: Backend, device: Device) -> Iterator[Descriptor]:
-    """The problem over memory of the device, random N(0,1), which lives as long as the block."""
+def _bound(
+    shape: GemmShape | AttentionShape | MergeCase | BackwardCase, backend: Backend, device: Device
+) -> Iterator[Descriptor]:
+    """The problem over memory of the device, random N(0,1), which lives as long as the block; a parity case, which has
+    memory of its own where it is run, over made-up addresses."""
+    if isinstance(shape, MergeCase | BackwardCase):
+        layout = data.layout(shape, False)
+        yield describe(shape, layout, dict.fromkeys(layout.places, 1 << 40), backend.runtime, device)
+        return
     rng, runtime, lie = np.random.default_rng(0), backend.runtime, shape.shapes()
     arrays = {name: runtime.from_host(normal(rng, lie[name], shape.dtype), device) for name in lie}
     if isinstance(shape, AttentionShape):

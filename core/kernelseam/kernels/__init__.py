@@ -13,7 +13,7 @@ from kernelseam.kernels.attention.backward import AttentionBwdHost, BackwardTile
 from kernelseam.kernels.attention.host import AttentionHost, AttentionTile
 from kernelseam.kernels.attention.merge import MERGE
 from kernelseam.kernels.attention.unfused import UnfusedAttention
-from kernelseam.kernels.covering import covering_specs
+from kernelseam.kernels.covering import Covered, covering, covering_specs
 from kernelseam.kernels.gemm.host import GemmHost, GemmTile
 from kernelseam.kernels.shared import HostHalf, SharedImplementation, build
 
@@ -34,15 +34,15 @@ def operation_of(spec: Any) -> str:
 
 
 def build_binary(
-    toolchain: Toolchain, spec: Any, arch: str, tile: Any = None
+    toolchain: Toolchain, spec: Any, arch: str, tile: Any = None, half: HostHalf | None = None
 ) -> tuple[Binary, Mapping[str, KernelFacts]]:
-    """Compile a GemmSpec or an AttentionSpec for an arch, no device needed.
+    """Compile the kernel of an operation's spec for an arch, no device needed.
 
-    ``tile``: one of ``tiles_of(toolchain, spec, arch)``; by default the first. Raises InvalidValue where the arch has
-    no tile for the spec, UnknownName for an arch, CompileError.
+    ``tile``: one of ``tiles_of(toolchain, spec, arch)``; by default the first. ``half``: that of another kernel, whose
+    spec it then is. Raises InvalidValue where the arch has no tile for the spec, UnknownName for an arch, CompileError.
     """
-    half = HALVES[operation_of(spec)]
-    tiles = tiles_of(toolchain, spec, arch)
+    half = half or HALVES[operation_of(spec)]
+    tiles = half.tiles(spec, toolchain.arch_row(arch))
     if not tiles:
         raise InvalidValue("spec", spec, f"no tile of {arch} takes it", "Choose another dtype or smaller head dims")
     tile = tile or tiles[0]
@@ -58,7 +58,6 @@ def tiles_of(toolchain: Toolchain, spec: Any, arch: str) -> tuple[Any, ...]:
 
 
 __all__ = [
-    "HALVES", "AttentionTile", "BackwardTile", "GemmTile", "SharedImplementation", "build_binary", "covering_specs",
-    "operation_of",
-    "shared_implementations", "tiles_of",
+    "HALVES", "AttentionTile", "BackwardTile", "Covered", "GemmTile", "SharedImplementation", "build_binary",
+    "covering", "covering_specs", "operation_of", "shared_implementations", "tiles_of",
 ]

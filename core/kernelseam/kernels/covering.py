@@ -1,42 +1,163 @@
-"""Specs that between them touch every way through the shared kernels: what is compiled for every arch in tests."""
+"""Binaries that between them touch every way through the shared kernels: what is compiled for every arch in tests."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from itertools import product
+from typing import Any
 
+from kernelseam.contract import ArchRow
+from kernelseam.descriptors.attention_bwd_problem import AttentionBwdSpec
 from kernelseam.descriptors.attention_problem import AttentionSpec
 from kernelseam.descriptors.gemm_problem import GemmSpec
+from kernelseam.descriptors.merge_problem import MergeSpec
 from kernelseam.dtypes import DType
+from kernelseam.kernels.attention.backward import AttentionBwdHost, BackwardTile
+from kernelseam.kernels.attention.host import AttentionHost
+from kernelseam.kernels.attention.merge import MERGE
+from kernelseam.kernels.attention.row_kernels import ROW_DOTS, SINK_GRADIENT, SUM_AXES, DotsSpec, SinkSpec, SumSpec
+from kernelseam.kernels.gemm.host import GemmHost
+from kernelseam.kernels.shared import HostHalf
+
+F16, BF16, F32, F64 = DType.float16, DType.bfloat16, DType.float32, DType.float64
+GEMM, FORWARD, BACKWARD = GemmHost(), AttentionHost(), AttentionBwdHost()
+EVERY: dict[str, Any] = dict.fromkeys(("window", "prefix", "alibi", "softcap", "mask", "sinks"), True)
+"""Whatever changes scores, but for a bias."""
 
 
-def covering_specs() -> tuple[GemmSpec | AttentionSpec, ...]:
+@dataclass(frozen=True)
+class Covered:
+    """A kernel for a spec, one binary for each tile that an arch has for it."""
+
+    half: HostHalf
+    spec: Any
+    grouped: bool = False
+    """Whether the heads of a group share a block."""
+    often: bool = True
+    """Whether it is compiled in every run of the tests, or in the slow ones alone."""
+
+    @property
+    def products(self) -> bool:
+        """Whether it multiplies matrices."""
+        return self.half in (GEMM, FORWARD, BACKWARD)
+
+    def tiles(self, row: ArchRow) -> tuple[Any, ...]:
+        """The arch's tiles as launches use them."""
+        found = self.half.tiles(self.spec, row)
+        if self.grouped:
+            return tuple(replace(t, grouped=True) for t in found)
+        return tuple(x for t in found for x in (_parts(t) if isinstance(t, BackwardTile) else (t,)))
+
+    def __str__(self) -> str:
+        return " ".join((self.half.entry, *_words(self.spec), *["grouped"] * self.grouped))
+
+
+def _parts(tile: BackwardTile) -> tuple[BackwardTile, ...]:
+    return tuple(replace(tile, role=role) for role in (("keys", "queries") if tile.apart else ("both",)))
+
+
+def _words(spec: Any) -> Iterator[str]:
+    """A spec's own values; of options only those in force."""
+    for field in fields(spec):
+        value = getattr(spec, field.name)
+        if hasattr(value, "__dataclass_fields__"):
+            yield from _words(value)
+        elif isinstance(value, bool):
+            yield from [field.name] * (value and field.name != "deterministic")
+        elif isinstance(value, DType):
+            yield value.value if field.name.startswith("dtype") else f"{field.name}={value}"
+        elif isinstance(value, int):
+            yield f"{field.name}={value}"
+        elif value is not None and (value != "strided" or isinstance(spec, GemmSpec)):
+            yield value if field.name == "view" else f"{field.name}={value}"
+
+
+def covering() -> tuple[Covered, ...]:
     """GEMM: every dtype with every transpose case, pointer lists, narrow rows, float32 results.
 
-    Attention: every dtype with head dims from 32 to 256, different ones for keys and values, odd ones, causal or not,
-    with LSE or not.
+    Attention: every dtype with head dims from 32 to 576, different ones for keys and values, odd ones, causal or not,
+    with LSE or not; every option alone or with those that models give it, and all at once; every view. Its gradients:
+    every dtype, head dims from 64 to 256, with and without options. And the small kernels beside them.
     """
-    f16, bf16, f32, f64 = DType.float16, DType.bfloat16, DType.float32, DType.float64
-    specs: list[GemmSpec | AttentionSpec] = []
-    for dtype, a, b in product((f16, bf16, f32, f64), (False, True), (False, True)):
-        specs.append(GemmSpec(dtype, dtype, dtype.accumulator, a, b))
-    for dtype in (f16, bf16):
-        specs.append(GemmSpec(dtype, f32, f32, False, True))
-        specs.append(GemmSpec(dtype, dtype, f32, False, False, "pointers"))
-        specs.append(GemmSpec(dtype, dtype, f32, False, True, "strided", 2, 2, 2))
-    specs.append(GemmSpec(f32, f32, f32, True, False, "pointers", 4, 4, 4))
-    specs.append(GemmSpec(f64, f64, f64, False, True, "strided", 8, 8, 8))
-    for dtype, (dim, value_dim) in product(
-        (f16, bf16), ((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
-    ):
-        causal = dtype is bf16
-        specs.append(AttentionSpec(dtype, dim, value_dim, causal, not causal))
+    return tuple((*_gemms(), *_attentions(), *_variants(), *_gradients(), *_small()))
+
+
+def covering_specs() -> tuple[Any, ...]:
+    """Specs of operations that every run compiles."""
+    return tuple(c.spec for c in covering() if hasattr(c.spec, "operation") and c.often and not c.grouped)
+
+
+def _gemms() -> Iterator[Covered]:
+    specs = [GemmSpec(d, d, d.accumulator, a, b) for d, a, b in product((F16, BF16, F32, F64), *[(False, True)] * 2)]
+    for dtype in (F16, BF16):
+        specs.append(GemmSpec(dtype, F32, F32, False, True))
+        specs.append(GemmSpec(dtype, dtype, F32, False, False, "pointers"))
+        specs.append(GemmSpec(dtype, dtype, F32, False, True, "strided", 2, 2, 2))
+    specs.append(GemmSpec(F32, F32, F32, True, False, "pointers", 4, 4, 4))
+    specs.append(GemmSpec(F64, F64, F64, False, True, "strided", 8, 8, 8))
+    return (Covered(GEMM, s) for s in specs)
+
+
+def _attentions() -> Iterator[Covered]:
+    dims = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
+    specs = [AttentionSpec(d, *both, d is BF16, d is not BF16) for d, both in product((F16, BF16), dims)]
     specs += [
-        AttentionSpec(bf16, 64, 64, False), AttentionSpec(bf16, 128, 128, False),
-        AttentionSpec(bf16, 128, 128, True, True),
-        AttentionSpec(f16, 40, 72, True, True, 2), AttentionSpec(bf16, 80, 80, False, True, 16),
-        AttentionSpec(f16, 128, 128, True, True, 2), AttentionSpec(f16, 250, 251, False, False, 2),
-        AttentionSpec(f32, 32, 32, True, True), AttentionSpec(f32, 64, 64, False, True),
-        AttentionSpec(f32, 128, 128, True, False), AttentionSpec(f32, 256, 256, True, True),
-        AttentionSpec(f32, 50, 30, False, False, 4),
+        AttentionSpec(BF16, 64, 64, False), AttentionSpec(BF16, 128, 128, False),
+        AttentionSpec(BF16, 128, 128, True, True),
+        AttentionSpec(F16, 40, 72, True, True, 2), AttentionSpec(BF16, 80, 80, False, True, 16),
+        AttentionSpec(F16, 128, 128, True, True, 2), AttentionSpec(F16, 250, 251, False, False, 2),
+        AttentionSpec(F32, 32, 32, True, True), AttentionSpec(F32, 64, 64, False, True),
+        AttentionSpec(F32, 128, 128, True, False), AttentionSpec(F32, 256, 256, True, True),
+        AttentionSpec(F32, 50, 30, False, False, 4),
     ]
-    return tuple(specs)
+    return (Covered(FORWARD, s) for s in specs)
+
+
+def _variants() -> Iterator[Covered]:
+    def one(spec: AttentionSpec, grouped: bool = False, often: bool = False) -> Covered:
+        return Covered(FORWARD, spec, grouped, often)
+
+    pages: dict[str, Any] = {"kv_view": "paged", "lengths": True}
+    yield one(AttentionSpec(F16, 128, 128, lse=True, bias=F32, **EVERY), often=True)
+    yield one(
+        AttentionSpec(BF16, 128, 128, lse=True, window=True, sinks=True, q_view="packed", **pages), True, often=True
+    )
+    yield one(AttentionSpec(BF16, 64, 64, lse=True, window=True, sinks=True, **pages), True)
+    yield one(AttentionSpec(F16, 128, 128, window=True, sinks=True, softcap=True))
+    yield one(AttentionSpec(BF16, 256, 256, window=True, softcap=True))
+    yield one(AttentionSpec(F16, 64, 64, lse=True, bias=F16, mask=True))
+    yield one(AttentionSpec(BF16, 128, 128, True, alibi=True, prefix=True))
+    yield one(AttentionSpec(BF16, 128, 128, True, True, q_view="packed", kv_view="packed"))
+    yield one(AttentionSpec(F16, 64, 64, True, q_view="packed", kv_view="paged"), True)
+    yield one(AttentionSpec(F16, 128, 128, lse=True, q_view="pointers", kv_view="pointers"))
+    yield one(AttentionSpec(F16, 128, 128, True, True, dtype_out=F32), True)
+    yield one(AttentionSpec(BF16, 576, 512, True, True, dtype_out=F32, **pages), True)
+    yield one(AttentionSpec(F32, 64, 64, lse=True, bias=F32, **EVERY))
+    yield one(AttentionSpec(F32, 128, 128, True, **pages), True)
+
+
+def _gradients() -> Iterator[Covered]:
+    def one(spec: AttentionSpec, bias: bool = False, often: bool = False) -> Covered:
+        return Covered(BACKWARD, AttentionBwdSpec(replace(spec, lse=True), bias), often=often)
+
+    yield one(AttentionSpec(BF16, 128, 128, True, q_view="packed", kv_view="packed"), often=True)
+    yield one(AttentionSpec(F16, 64, 64, bias=F16, mask=True), True, often=True)
+    yield one(AttentionSpec(F32, 128, 128, bias=F32, softcap=True), True, often=True)
+    yield one(AttentionSpec(F16, 64, 64, True))
+    yield one(AttentionSpec(F16, 128, 128))
+    yield one(AttentionSpec(F16, 128, 128, window=True, softcap=True, sinks=True))
+    yield one(AttentionSpec(BF16, 256, 256, True))
+    yield one(AttentionSpec(F16, 250, 72, True, vector=2))
+    yield one(AttentionSpec(F32, 64, 64, True, alibi=True, prefix=True))
+    yield one(AttentionSpec(F32, 256, 256, True))
+
+
+def _small() -> Iterator[Covered]:
+    yield Covered(MERGE, MergeSpec(F32, F16, 128))
+    yield Covered(MERGE, MergeSpec(F16, F16, 33, False, 2, packed=True))
+    yield Covered(MERGE, MergeSpec(F32, BF16, 512, pointers=True))
+    yield Covered(ROW_DOTS, DotsSpec(F16, 128, False))
+    yield Covered(ROW_DOTS, DotsSpec(F32, 50, True))
+    yield Covered(SINK_GRADIENT, SinkSpec(True))
+    yield Covered(SUM_AXES, SumSpec(BF16))

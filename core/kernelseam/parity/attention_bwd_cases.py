@@ -34,8 +34,9 @@ def case(kind: str, what: str = "", **given: object) -> BackwardCase:
 def attention_bwd_cases() -> list[BackwardCase]:
     """Every case of gradients."""
     groups = {
-        "gradients: dtypes and shapes": _shapes, "gradients: strides and layouts": _walks,
-        "gradients: scores": _scores, "gradients of biases and sinks": _operands, "gradients: lengths": _lengths,
+        "gradients of everything together": _together, "gradients: dtypes and shapes": _shapes,
+        "gradients: strides and layouts": _walks, "gradients: scores": _scores, "gradients of biases and sinks": _operands,
+        "gradients: lengths": _lengths,
     }
     plain = [replace(c, group=group) for group, cases in groups.items() for c in cases()]
     found = [
@@ -48,6 +49,24 @@ def attention_bwd_cases() -> list[BackwardCase]:
 
 def _ramped(c: BackwardCase) -> BackwardCase:
     return replace(c, name=c.name + "-ramp", forward=replace(c.forward, name=c.forward.name + "-ramp", ramp=True))
+
+
+def _together() -> Iterator[BackwardCase]:
+    for kind, dtype, more in (
+        ("f16-64", F32, {}), ("bf16-128", SHORT["bf16"], {}),
+        ("f64-32", SHORT["f64"], {"may_refuse": frozenset({"shared"})}),
+    ):
+        yield case(
+            kind, "everything", window=(50, 9), prefix=(0, 12), softcap=8.0, alibi=(0.5, 0.25, 0.125, 0.0625),
+            alibi_batch=True, bias=dtype, bias_walk=Walk(broadcast="h"), mask="random", sinks=(0.0, 1.0, 2.0, -3.0),
+            num_heads=4, S_q=33, bias_gradient=True, sink_gradient=True, **more,
+        )
+    yield case(
+        "f16-64-causal", "sequences-everything", q_sequences=(1, 33, 40), k_sequences=(40, 33, 70), batch=3,
+        window=(20, 0), prefix=(0, 3, 50), softcap=9.0, alibi=(0.5, 0.25, 0.125, 0.0625), bias=F16, mask="random",
+        sinks=(0.0, 1.0, 2.0, -3.0), num_heads=4, bias_gradient=True, sink_gradient=True,
+        **dict.fromkeys(EVERY, TOKENS),
+    )
 
 
 def _shapes() -> Iterator[BackwardCase]:
@@ -99,13 +118,16 @@ def _scores() -> Iterator[BackwardCase]:
 
 def _operands() -> Iterator[BackwardCase]:
     bias = {"bias": F16, "bias_gradient": True}
-    for name, walk in (
-        ("", Walk()), ("-by-key", Walk(broadcast="bhr")), ("-by-query", Walk(broadcast="bc")),
-        ("-of-heads", Walk(broadcast="brc")), ("-one", Walk(broadcast="bhrc")),
-    ):
-        yield case("f16-64", f"bias{name}", bias_walk=walk, **bias)
-    yield case("f16-64", "bias-odd-transposed", bias_walk=Walk("bhcr", (3, 1, 0), False, 1), dbias=Walk("bhcr", (0, 1, 5)), **bias)
-    yield case("f16-64-causal", "bias-f32-gqa", **{**bias, "bias": F32}, dbias=Walk(gaps=(8, 4, 4), offset=1), num_heads=4)
+    for name, axes in (("", ""), ("-by-key", "bhr"), ("-by-query", "bc"), ("-of-heads", "brc"), ("-one", "bhrc")):
+        # What a row's scores take adds up to 0, but for a sink's part.
+        sinks: dict[str, object] = {"sinks": (3.0, 2.0)} if "c" in axes else {}
+        yield case("f16-64", f"bias{name}", bias_walk=Walk(broadcast=axes), **bias, **sinks)
+    yield case(
+        "f16-64", "bias-odd-transposed", bias_walk=Walk("bhcr", (3, 1, 0), False, 1), dbias=Walk("bhcr", (0, 1, 5)),
+        **bias,
+    )
+    gaps = Walk(gaps=(8, 4, 4), offset=1)
+    yield case("f16-64-causal", "bias-f32-gqa", **{**bias, "bias": F32}, dbias=gaps, num_heads=4)
     yield case("f16-64", "bias-f32-holes", **{**bias, "bias": F32}, bias_data="holes", bias_walk=Walk(broadcast="h"))
     yield case("f16-64", "bias-f32-voids", **{**bias, "bias": F32}, bias_data="voids")
     yield case("f16-64", "bias-alone", bias=F16, bias_walk=Walk(broadcast="h"))
@@ -115,15 +137,6 @@ def _operands() -> Iterator[BackwardCase]:
     yield case("f16-64", "sinks-alone", sinks=(0.5, -1.0))
     yield case("f16-64", "sinks-huge-and-none", sinks=(1e4, -INF), sink_gradient=True, batch=1)
     yield case("f16-64-causal", "sinks-masked-rows", sinks=(2.0, -INF), sink_gradient=True, S_q=70, S_k=33)
-    for kind, dtype, more in (
-        ("f16-64", F32, {}), ("bf16-128", SHORT["bf16"], {}),
-        ("f64-32", SHORT["f64"], {"may_refuse": frozenset({"shared"})}),
-    ):
-        yield case(
-            kind, "everything", window=(50, 9), prefix=(0, 12), softcap=8.0, alibi=(0.5, 0.25, 0.125, 0.0625),
-            alibi_batch=True, bias=dtype, bias_walk=Walk(broadcast="h"), mask="random", sinks=(0.0, 1.0, 2.0, -3.0),
-            num_heads=4, S_q=33, bias_gradient=True, sink_gradient=True, **more,
-        )
 
 
 def _lengths() -> Iterator[BackwardCase]:
@@ -142,11 +155,6 @@ def _lengths() -> Iterator[BackwardCase]:
     yield case(
         "f16-64-causal", "sequences-margin-gqa", q_sequences=(33, 7), k_sequences=(33, 20), batch=2, num_heads=4,
         margin=5, S_q=33, S_k=33, lse_gap=3, **rows,
-    )
-    yield case(
-        "f16-64-causal", "sequences-everything", q_sequences=(1, 33, 40), k_sequences=(40, 33, 70), batch=3,
-        window=(20, 0), prefix=(0, 3, 50), softcap=9.0, alibi=(0.5, 0.25, 0.125, 0.0625), bias=F16, mask="random",
-        sinks=(0.0, 1.0, 2.0, -3.0), num_heads=4, bias_gradient=True, sink_gradient=True, **rows,
     )
     yield case(
         "f16-64-causal", "sequences-of-q", q_sequences=(1, 33, 20), batch=3, S_q=33, kv_lengths=(0, 70, 33), q=TOKENS,

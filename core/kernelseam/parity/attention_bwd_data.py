@@ -56,7 +56,8 @@ def places(case: BackwardCase) -> dict[str, Place]:
     f = case.forward
     found, lie = attention_data.places(f), attention_data.shapes(f)
     whole = replace(f, kv_lengths=None, page_size=0)
-    for name, like, walk in (("dout", "out", case.dout), ("dq", "q", case.dq), ("dk", "k", case.dk), ("dv", "v", case.dv)):
+    walks = {"dout": ("out", case.dout), "dq": ("q", case.dq), "dk": ("k", case.dk), "dv": ("v", case.dv)}
+    for name, (like, walk) in walks.items():
         found[name] = replace(attention_data.rows(whole, like, walk, lie[like], case.dtype), block=name)
     if case.packed:
         slices = attention_data.places(replace(whole, packed=True))

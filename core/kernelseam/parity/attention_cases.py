@@ -25,14 +25,14 @@ def attention_cases() -> list[AttentionCase]:
     """Every attention case."""
     from kernelseam.parity.attention_decode_cases import few_queries, options
     from kernelseam.parity.attention_score_cases import biases, masks, together, windows
-    from kernelseam.parity.attention_sequence_cases import lengths, packed, paged
+    from kernelseam.parity.attention_sequence_cases import lengths, packed, paged, pointers
 
     groups = {
         "dtypes and shapes": _shapes, "strides and layouts": _walks, "scores": _scores,
         "values that are not finite": _non_finite, "windows and prefixes": windows, "masks": masks,
         "biases, caps and sinks": biases, "everything together": together, "lengths": lengths,
-        "packed sequences": packed, "pages": paged, "few queries and split keys": few_queries,
-        "wide heads, results in float32, batch invariance": options,
+        "packed sequences": packed, "pages": paged, "lists of addresses": pointers,
+        "few queries and split keys": few_queries, "wide heads, results in float32, batch invariance": options,
     }
     plain = [replace(c, group=group) for group, cases in groups.items() for c in cases()]
     plain = [replace(c, may_refuse=c.may_refuse | {UNFUSED}) if _beyond_unfused(c) else c for c in plain]
@@ -43,7 +43,7 @@ def attention_cases() -> list[AttentionCase]:
 
 def _beyond_unfused(c: AttentionCase) -> bool:
     """Whether a strided batched GEMM does not do for the products."""
-    return c.dtype is DType.float64 or c.q_sequences is not None or c.keys is not None
+    return c.view != "strided" or c.dtype is DType.float64 or c.q_sequences is not None or c.keys is not None
 
 
 def _shapes() -> Iterator[AttentionCase]:

@@ -1,4 +1,4 @@
-"""Attention cases about sequences of different lengths: told, packed, and in pages."""
+"""Attention cases about sequences of different lengths: told, packed, and in pages; and about lists of addresses."""
 
 from __future__ import annotations
 
@@ -68,6 +68,7 @@ def paged() -> Iterator[AttentionCase]:
     """Keys in shuffled pages."""
     for size in (1, 16, 48, 256):
         yield _paged("f16-64", "", size, DECODED, S_q=1, S_k=200)
+    yield _paged("f16-64", "-full", 1, (40, 33), S_q=5)
     yield _paged("f16-64-causal", "", 16, (70, 33, 0, 5), S_q=33)
     yield _paged("bf16-128-causal", "-gqa", 48, (100, 7), S_q=3, num_heads=8)
     yield _paged("f32-64-causal", "", 16, (40, 7), S_q=20)
@@ -83,3 +84,22 @@ def paged() -> Iterator[AttentionCase]:
     )
     yield _paged("f16-64", "-nan-in-v", 16, (40, 20), S_q=5, plants=(Plant("v", NAN, (0, 0, 39, 4)),))
     yield _paged("f16-64-causal", "-window-sinks", 48, (129, 60), S_q=7, window=(30, None), sinks=(1.0, -1.0))
+
+
+def pointers() -> Iterator[AttentionCase]:
+    """Every head in memory of its own."""
+    for kind, view in (("f16-64", "host"), ("f16-64-causal", "device"), ("bf16-128", "device"), ("f32-64", "host")):
+        yield case(kind, f"{view}-pointers", view=view, scattered=True, S_q=33)
+    lists = {"view": "device", "scattered": True}
+    yield case("f16-64", "host-pointers-evenly", view="host")
+    yield case("f16-64-causal", "pointers-gqa", **lists, num_heads=8, S_q=3)
+    yield case("f16-64", "pointers-odd", **lists, **dict.fromkeys(("q", "k", "v", "out"), ODD), S_q=33)
+    yield case("f16-64", "pointers-gaps", **lists, **dict.fromkeys(("q", "k", "v", "out"), Walk(gaps=(0, 0, 8))))
+    yield case("f16-64", "pointers-lengths", **lists, kv_lengths=(5, 70), S_k=70)
+    yield case("f16-64", "pointers-split", **lists, S_q=1, S_k=1500, batch=1, num_heads=4, kv_heads=1)
+    yield case("f16-64", "pointers-to-f32", **lists, S_q=20, dtype_out=SHORT["f32"])
+    yield case("f16-64", "pointers-no-keys", **lists, S_k=0)
+    yield case(
+        "f16-64-causal", "pointers-everything", **lists, num_heads=4, S_q=33, S_k=70, softcap=5.0, prefix=(3, 20),
+        alibi=(0.5, 0.25, 0.125, 0.0625), bias=SHORT["f16"], mask="random", sinks=(1.0, 2.0, 0.0, -1.0),
+    )

@@ -12,6 +12,7 @@ import argparse
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -104,9 +105,10 @@ def gradient_samples(rng: np.random.Generator) -> Iterator[Sample]:
     x = differentiated(rng)
     dtype, arrays = DType.of(x.arrays["q"].dtype), x.arrays
     shape = None if x.variant.bias is None else x.variant.bias.shape
-    want = attention_bwd(*(arrays[n] for n in ("q", "k", "v", "dout")), x.causal, x.scale, x.variant, shape)
-    empty = {n: np.empty_like(arrays[n[1:]] if n != "dsinks" else x.variant.sinks) for n in want}
-    plan(AttentionBwd(forward=x.forward, dout=arrays["dout"], **empty), backend="numpy").bind()()
+    q, k, v, dout = (arrays[n] for n in ("q", "k", "v", "dout"))
+    want = attention_bwd(q, k, v, dout, x.causal, x.scale, x.variant, shape)
+    empty: dict[str, Any] = {n: np.empty_like(arrays[n[1:]] if n != "dsinks" else x.variant.sinks) for n in want}
+    plan(AttentionBwd(forward=x.forward, dout=dout, **empty), backend="numpy").bind()()
     changed = ", changed scores" if x.variant is not oracle.PLAIN else ""
     yield _judge_gradients(f"reference {dtype}{changed}", want, empty, dtype)
     if dtype is not DType.float64:
@@ -165,7 +167,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--problems", type=int, default=1000, help="of each operation")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
-    rng, others, gradients = (np.random.default_rng(s) for s in (arguments.seed, (arguments.seed, 1), (arguments.seed, 2)))
+    seed = arguments.seed
+    rng, others, gradients = (np.random.default_rng(s) for s in (seed, (seed, 1), (seed, 2)))
     found: dict[str, list[Sample]] = defaultdict(list)
     for _ in range(arguments.problems):
         for sample in (

@@ -8,17 +8,24 @@ from typing import Any
 import numpy as np
 
 from kernelseam.contract import Device, Runtime
-from kernelseam.descriptors import Attention, AttentionBwd, AttentionPointers, BatchedGemmPointers, BatchedGemmStrided
+from kernelseam.descriptors import (
+    Attention,
+    AttentionBwd,
+    AttentionPointers,
+    BatchedGemmPointers,
+    BatchedGemmStrided,
+)
 from kernelseam.descriptors.merge import MergeStates
 from kernelseam.parity import attention_data
-from kernelseam.parity.cases import AttentionCase, BackwardCase, Case, GemmCase, MergeCase
+from kernelseam.parity.cases import AttentionCase, BackwardCase, Case, MergeCase
 from kernelseam.parity.memory import Layout
 from kernelseam.planning import Descriptor
 
 _MATRIX, _PLANE = ("batch", "head", "row"), ("batch", "head", "row", "column")
 _FIELDS = {
     **{n: (n.lower(), _MATRIX) for n in ("A", "B", "C", "q", "k", "v", "out", "dout", "dq", "dk", "dv")},
-    **{n: (n, _PLANE) for n in ("bias", "mask", "dbias")}, "lse": ("lse", ("batch", "head")), "alibi_slopes": ("alibi", ("batch", "head")),
+    **{n: (n, _PLANE) for n in ("bias", "mask", "dbias")}, "lse": ("lse", ("batch", "head")),
+    "alibi_slopes": ("alibi", ("batch", "head")),
     "block_table": ("table", ("row",)), "outs": ("outs", ("part", *_MATRIX)),
     "lses": ("lses", ("part", "batch", "head")),
 }
@@ -37,11 +44,11 @@ def describe(
     if isinstance(case, BackwardCase):
         own = {n: p for n, p in layout.places.items() if n in _OWN}
         rest = {n: at for n, at in addresses.items() if n not in _OWN}
-        return AttentionBwd(
-            forward=_attention(case.forward, Layout({n: layout.places[n] for n in rest}), rest, runtime, device),
-            **{n: addresses[n] for n in own}, **_strides(Layout(own), {n for n in own if _OWN[n] in _packed(case.forward)}),
-            deterministic=case.deterministic,
-        )
+        forward = _attention(case.forward, Layout({n: layout.places[n] for n in rest}), rest, runtime, device)
+        assert isinstance(forward, Attention)
+        given: dict[str, Any] = {n: addresses[n] for n in own}
+        given |= _strides(Layout(own), {n for n in own if _OWN[n] in _packed(case.forward)})
+        return AttentionBwd(forward=forward, **given, deterministic=case.deterministic)
     if isinstance(case, AttentionCase):
         return _attention(case, layout, addresses, runtime, device)
     options: dict[str, Any] = {
@@ -80,7 +87,7 @@ def _attention(
         n: s for n, s in _strides(layout).items()
         if n.endswith("_row") or not n.startswith(tuple(f"stride_{x}_" for x in listed))
     }
-    lists = {f"{n}_ptrs": _list(case.view, layout, n, addresses[n], runtime, device) for n in listed}
+    lists: dict[str, Any] = {f"{n}_ptrs": _list(case.view, layout, n, addresses[n], runtime, device) for n in listed}
     if case.view == "device":
         options["alignment"] = 16 if all(addresses[n] % 16 == 0 for n in listed) else case.dtype.itemsize
     return AttentionPointers(**{n: at for n, at in addresses.items() if n not in listed}, **lists, **strides, **options)

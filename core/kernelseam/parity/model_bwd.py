@@ -1,5 +1,6 @@
-"""A tile kernel's gradients in NumPy: products and sums in float32, p and ds rounded to the inputs' dtype, as ``model`` is
-of the forward. It calibrates the bounds, and faults planted in it show that each is caught by some case.
+"""A tile kernel's gradients in NumPy: products and sums in float32, p and ds rounded to the inputs' dtype.
+
+It calibrates the bounds, and faults planted in it show that each is caught by some case.
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ FAULTS = {
     "lengths-one-less": "every entry has one key less",
     "lse-base-2": "the LSE is taken for one to base 2",
     "half-scores": "scores are rounded to the inputs' dtype",
-    "half-sums": "sums are rounded to the inputs' dtype after every 16 terms",
 }
 
 
@@ -48,7 +48,7 @@ def attention_bwd(
 ) -> dict[str, Array]:
     """Gradients by name of q, k, v, dout, out and lse in ``x``, of their dtypes; dbias of the bias's."""
     q, k, v, dtype = x["q"], x["k"], x["v"], x["q"].dtype
-    (B, H, S_q, D), G, S_k = q.shape, k.shape[1], k.shape[2]
+    (B, H, S_q, _), G, S_k = q.shape, k.shape[1], k.shape[2]
     group = max(H // max(G, 1), 1)
     dq, dk, dv = (np.zeros(y.shape, np.float32) for y in (q, k, v))
     plane, dsinks = np.zeros((B, H, S_q, S_k), np.float32), np.zeros(H, np.float32)
@@ -57,7 +57,7 @@ def attention_bwd(
         n_k = S_k if variant.kv_lengths is None else variant.kv_lengths[b]
         n_k -= fault == "lengths-one-less" and n_k > 0
         g = h % G if fault == "wrong-kv-head" else h // group
-        Q, O, out = (y[b, h, :n_q].astype(np.float32) for y in (q, x["dout"], x["out"]))
+        Q, dO, out = (y[b, h, :n_q].astype(np.float32) for y in (q, x["dout"], x["out"]))
         K, V = (y[b, g, :n_k].astype(np.float32) for y in (k, v))
         lse = x["lse"][b, h, :n_q].astype(np.float32)
         s, seen, flat = _scores(Q @ K.T, b, h, n_q, n_k, causal, scale, variant, fault)
@@ -65,24 +65,23 @@ def attention_bwd(
             s = s.astype(dtype).astype(np.float32)
         base = np.where(np.isneginf(lse), np.inf, lse * np.float32(1 if fault == "lse-base-2" else LOG2_E))
         p = np.where(seen, exp2((s * np.float32(LOG2_E) - base[:, None]).astype(np.float32)), 0).astype(np.float32)
-        dots = (O * out).sum(axis=1)
+        dots = (dO * out).sum(axis=1)
         if fault == "dots-of-the-first-row":
             dots = np.broadcast_to(dots[:1], dots.shape)
-        dx = np.where(p == 0, 0, p * (O @ V.T - (0 if fault == "no-dots" else dots[:, None])))
+        dx = np.where(p == 0, 0, p * (dO @ V.T - (0 if fault == "no-dots" else dots[:, None])))
         ds = dx if fault == "no-cap-slope" else dx * flat
         p, dx, ds = (y.astype(np.float32) for y in (p, dx, ds))
         p16, ds16 = (y.astype(dtype).astype(np.float32) for y in (p, ds))
-        sums = _halves if fault == "half-sums" else np.matmul
-        scale32 = np.float32(scale)
-        dq[b, h, :n_q] = sums(ds16, K) * (1 if fault == "no-scale-dq" else scale32)
+        dq[b, h, :n_q] = ds16 @ K * np.float32(1 if fault == "no-scale-dq" else scale)
         if fault == "heads-not-summed":
             dk[b, g], dv[b, g] = 0, 0
-        dk[b, g, :n_k] += sums(ds16.T, Q) * (1 if fault == "no-scale-dk" else scale32)
-        dv[b, g, :n_k] += sums(p16.T, O)
+        dk[b, g, :n_k] += ds16.T @ Q * np.float32(1 if fault == "no-scale-dk" else scale)
+        dv[b, g, :n_k] += p16.T @ dO
         plane[b, h, :n_q, :n_k] = dx * flat if fault == "cap-slope-in-dbias" else dx
         if variant.sinks is not None:
             sink = np.float32(variant.sinks[h])
-            weight = exp2((sink - np.where(np.isneginf(lse), np.inf, 0 if fault == "sinks-without-lse" else lse)) * LOG2_E)
+            over = np.where(np.isneginf(lse), np.inf, 0 if fault == "sinks-without-lse" else lse)
+            weight = exp2((sink - over) * LOG2_E)
             dsinks[h] += (1 if fault == "sinks-sign" else -1) * (weight.astype(np.float32) * dots).sum()
     found: dict[str, Array] = {"dq": dq.astype(dtype), "dk": dk.astype(dtype), "dv": dv.astype(dtype)}
     if bias_shape is not None:
@@ -125,9 +124,3 @@ def _scores(
         x = x + v.bias[b, h, :n_q, :n_k].astype(np.float32)
     return x.astype(np.float32), seen, flat
 
-
-def _halves(a: Single, b: Single) -> Single:
-    total = np.zeros((len(a), b.shape[1]), np.float32)
-    for k in range(0, a.shape[1], 16):
-        total = (total + a[:, k : k + 16] @ b[k : k + 16]).astype(np.float16).astype(np.float32)
-    return total

@@ -1,4 +1,4 @@
-"""The oracle of an attention's gradients: the formulas in float64, from q, k, v and what the loss takes from the result.
+"""The oracle of an attention's gradients: the formulas in float64, from q, k, v and what a loss takes from the result.
 
 It computes its own result and LSE. Beside each gradient stands what its bound in ``tolerances`` is made of.
 """
@@ -15,6 +15,8 @@ from kernelseam.parity import oracle
 from kernelseam.parity.oracle import PLAIN, Array, Floats, Variant
 
 Shape = tuple[int, ...]
+SPREAD = 3.0
+"""Over the root of the sum of squares of many rounding errors' bounds: five standard deviations."""
 
 
 @dataclass(frozen=True)
@@ -52,30 +54,30 @@ def attention_bwd(
     G, S_k = k.shape[1:3]
     group = max(H // max(G, 1), 1)
     found = {"dq": _blank(q.shape), "dk": _blank(k.shape), "dv": _blank(v.shape)}
-    plane, sinks = _blank((B, H, S_q, S_k)), _blank((H,))
+    plane, sinks = _blank((B, H, S_q, S_k)), _blank((B, H, S_q, 1))
     for b, h in np.ndindex(B, H):
         n_q = S_q if variant.q_lengths is None else variant.q_lengths[b]
         n_k = S_k if variant.kv_lengths is None else variant.kv_lengths[b]
-        Q, O = (x[b, h, :n_q].astype(np.float64) for x in (q, dout))
+        Q, dO = (x[b, h, :n_q].astype(np.float64) for x in (q, dout))
         K, V = (x[b, h // group, :n_k].astype(np.float64) for x in (k, v))
         with np.errstate(all="ignore"):
-            p, dx, ds, sink = _pairs(Q, K, V, O, b, h, causal, scale, variant)
+            p, dx, ds, sink = _pairs(Q, K, V, dO, b, h, causal, scale, variant)
             _add(found["dq"], (b, h, slice(n_q)), _times(ds, K, scale, n_k))
             across = {name: x.T for name, x in ds.items()}
             _add(found["dk"], (b, h // group, slice(n_k)), _times(across, Q, scale, n_q * group))
             across = {name: x.T for name, x in p.items()}
-            _add(found["dv"], (b, h // group, slice(n_k)), _times(across, O, 1.0, n_q * group))
+            _add(found["dv"], (b, h // group, slice(n_k)), _times(across, dO, 1.0, n_q * group))
         _add(plane, (b, h, slice(n_q), slice(n_k)), dx)
-        _add(sinks, (h,), {name: x.sum() for name, x in sink.items()})
+        _add(sinks, (b, h, slice(n_q), 0), sink)
     if bias_shape is not None:
         found["dbias"] = _summed(plane, bias_shape)
     if variant.sinks is not None:
-        found["dsinks"] = _grown(sinks, B * S_q)
+        found["dsinks"] = {name: x[0, :, 0, 0] for name, x in _summed(sinks, (1, H, 1, 1)).items()}
     return {name: Gradient(**parts) for name, parts in found.items()}
 
 
 def _pairs(
-    Q: Floats, K: Floats, V: Floats, O: Floats, b: int, h: int, causal: bool, scale: float, variant: Variant
+    Q: Floats, K: Floats, V: Floats, dO: Floats, b: int, h: int, causal: bool, scale: float, variant: Variant
 ) -> tuple[Parts, Parts, Parts, Parts]:
     """p, dx and ds of one head's queries and keys, and the sink's part of every row."""
     n_q, n_k = len(Q), len(K)
@@ -97,30 +99,32 @@ def _pairs(
     x = np.where(seen, capped - slope * np.abs(d) + bias, -np.inf)
     top = np.maximum(x.max(axis=1, initial=-np.inf), given)
     nothing = np.isneginf(top)
-    lse = top + np.log(np.exp(x - top[:, None]).sum(axis=1) + np.exp(given - top))
-    p = np.where(nothing[:, None] | np.isneginf(x), 0, np.exp(x - lse[:, None]))
-    held = np.where(nothing, 0, lse)
-    weight = np.where(nothing, 0, np.exp(given - held))
+    weights, sink = np.exp(x - top[:, None]), np.exp(given - top)
+    total = weights.sum(axis=1) + sink
+    p = np.where(nothing[:, None] | np.isneginf(x), 0, weights / total[:, None])
+    lse, weight = np.where(nothing, 0, top + np.log(total)), np.where(nothing, 0, sink / total)
 
-    out = p @ V
-    dots, sizes = (O * out).sum(axis=1), np.abs(O * out).sum(axis=1)
-    dp = O @ V.T
+    moved = dO * (p @ V)
+    dots, sizes = moved.sum(axis=1), np.abs(moved).sum(axis=1)
+    # Roundings of a row's elements know nothing of each other: their sum has the root of as many.
+    outs = np.minimum(sizes, SPREAD * np.sqrt((moved**2).sum(axis=1)))
+    dp = dO @ V.T
     difference = dp - dots[:, None]
     dx = np.where(p == 0, 0, p * difference)
     # What a score is off by; what dp − Σ dout·out is; what 1 − tanh² is.
     changes = (0 if cap is None else np.abs(capped)) + slope * np.abs(d) + np.abs(bias)
     score = np.where(p == 0, 0, 1 + products + np.abs(changes))
-    grown = math.sqrt(V.shape[1]) * (np.abs(O) @ np.abs(V).T + sizes[:, None])
+    grown = math.sqrt(V.shape[1]) * (np.abs(dO) @ np.abs(V).T + sizes[:, None])
     bent = np.zeros(d.shape) if cap is None else 1 + products / cap * flat
-    there, lost = (p > 0).astype(float), np.abs(O).sum(axis=1)[:, None]
+    there, lost = (p > 0).astype(float), np.abs(dO).sum(axis=1)[:, None]
     single = score * np.abs(dx) + p * grown
     of_p = {
-        "value": p, "rounded": p, "single": score * p, "outs": np.zeros(p.shape), "lses": p * np.abs(held)[:, None],
+        "value": p, "rounded": p, "single": score * p, "outs": np.zeros(p.shape), "lses": p * np.abs(lse)[:, None],
         "vanished": there,
     }
     of_dx = {
-        "value": dx, "rounded": np.abs(dx), "single": single, "outs": p * sizes[:, None],
-        "lses": np.abs(dx) * np.abs(held)[:, None], "vanished": there * (1 + np.abs(difference)) + p * lost,
+        "value": dx, "rounded": np.abs(dx), "single": single, "outs": p * outs[:, None],
+        "lses": np.abs(dx) * np.abs(lse)[:, None], "vanished": there * (1 + np.abs(difference)) + p * lost,
     }
     of_ds = {name: part * flat for name, part in of_dx.items()}
     of_ds["single"] = of_ds["single"] + np.abs(dx) * bent
@@ -128,7 +132,7 @@ def _pairs(
     of_sink = {
         "value": -weight * dots, "rounded": weight * np.abs(dots),
         "single": weight * (np.abs(dots) * (1 + abs(given) if given > -np.inf else 1) + math.sqrt(V.shape[1]) * sizes),
-        "outs": weight * sizes, "lses": weight * np.abs(dots * held), "vanished": np.abs(dots) + weight * lost[:, 0],
+        "outs": weight * outs, "lses": weight * np.abs(dots * lse), "vanished": np.abs(dots) + weight * lost[:, 0],
     }
     return of_p, of_dx, of_ds, of_sink
 
@@ -152,12 +156,14 @@ def _add(to: Parts, index: tuple[int | slice, ...], more: Mapping[str, Floats]) 
 
 
 def _summed(x: Parts, shape: Shape) -> Parts:
-    """Summed over the axes that ``shape`` lacks; each sum is rounded once, to the gradient's dtype."""
-    axes = tuple(i for i, (n, m) in enumerate(zip(x["value"].shape, shape, strict=True)) if m == 1 != n)
-    count = math.prod(x["value"].shape[i] for i in axes)
-    return _grown({name: part.sum(axis=axes, keepdims=True) for name, part in x.items()}, count)
-
-
-def _grown(x: Parts, count: int) -> Parts:
-    """The sum of ``count`` float32 terms: nothing is rounded before it."""
-    return {**x, "single": x["single"] + math.sqrt(count) * x["rounded"], "rounded": np.zeros(x["rounded"].shape)}
+    """Summed over the axes along which ``shape`` is 1: float32 terms, rounded once they are all added."""
+    whole = x["value"].shape
+    axes = tuple(i for i, (n, m) in enumerate(zip(whole, shape, strict=True)) if m == 1 != n)
+    found = {name: part.sum(axis=axes, keepdims=True) for name, part in x.items()}
+    found["single"] = found["single"] + math.sqrt(math.prod(whole[i] for i in axes)) * found["rounded"]
+    found["rounded"] = np.zeros(shape)
+    # A row's error is the same for all its keys, and each row has its own.
+    of_rows = x["outs"].sum(axis=3, keepdims=True) if 3 in axes else x["outs"]
+    rows = tuple(i for i in axes if i < 3)
+    found["outs"] = np.sqrt((of_rows**2).sum(axis=rows, keepdims=True)) if rows else of_rows
+    return found

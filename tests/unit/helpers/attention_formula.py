@@ -30,8 +30,8 @@ def scores(
     window: tuple[int | None, int | None] | None = None, prefix: int = 0, softcap: float | None = None,
     slope: float = 0.0, bias: Array | None = None, mask: Array | None = None,
 ) -> tuple[Array, Array, Array]:
-    """Of query i: the keys that it sees, as bools [S_k], their scores, and the scores' derivatives by scale·q·k. Bias and
-    mask are [S_q, S_k] or larger."""
+    """Of query i: the keys that it sees, as bools [S_k], their scores, and the scores' derivatives by scale·q·k. Bias
+    and mask are [S_q, S_k] or larger."""
     S_q, S_k = len(q), len(k)
     left, right = window or (None, None)
     d = np.arange(S_k) - i - (S_k - S_q)
@@ -60,8 +60,8 @@ def gradients(
     q: Array, k: Array, v: Array, dout: Array, out: Array, lse: Array, *, scale: float, sink: float = -math.inf,
     **options: Any,
 ) -> tuple[Array, Array, Array, Array, float]:
-    """(dq, dk, dv, dx [S_q, S_k], dsink) of one head, row by row in float64 over the keys that a row sees, from what the
-    forward left."""
+    """(dq, dk, dv, dx [S_q, S_k], dsink) of one head, row by row in float64 over the keys that a row sees, from what
+    the forward left."""
     q, k, v, dout, out, lse = (x.astype(np.float64) for x in (q, k, v, dout, out, lse))
     dq, dk, dv, dx, dsink = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape), np.zeros((len(q), len(k))), 0.0
     for i in range(len(q)):

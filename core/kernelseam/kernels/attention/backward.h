@@ -124,8 +124,8 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
   if (KS_MASK) entry(mask, mask_batch, 0, 0);
   if (KS_ALIBI) entry(slopes, slopes_batch, 0, 0);
   auto of_head = [&](int h) {
-    if constexpr (HAS_BIAS) scores.bias = {bias + h * bias_head, 0, bias_row, bias_column};
-    if (KS_MASK) scores.mask = {mask + h * mask_head, 0, mask_row, mask_column};
+    if constexpr (HAS_BIAS) scores.bias = {bias + h * bias_head, 0, (int)bias_row, (int)bias_column};
+    if (KS_MASK) scores.mask = {mask + h * mask_head, 0, (int)mask_row, (int)mask_column};
     if (KS_ALIBI) scores.slopes = slopes + h * slopes_head, scores.slopes_head = 0;
   };
   auto rows_of = [](auto* base, int h, i64 head_stride, int row) {
@@ -192,7 +192,6 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
 #pragma unroll 1
     for (int parity = 0; now.head < end_head; now.next(first, last), parity ^= 1) {
       const int h = now.head, i0 = now.tile * STEP;
-      of_head(h);
       // Of the tile's queries: the LSE in base 2, and dots. Two sets, so that nobody still reads the one written.
       float* const line = lines + parity * 2 * STEP;
       for (int t = thread_index(); t < STEP; t += THREADS) {
@@ -211,6 +210,7 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
 
       E::Acc<ROWS, STEP> s, dp, slope;
       products(s, dp, stage);
+      of_head(h);
       const int j = own0 + warp_row;
       if constexpr (KS_SOFTCAP) {
         slope = s;

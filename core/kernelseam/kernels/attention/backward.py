@@ -20,7 +20,7 @@ from kernelseam.kernels.attention.row_kernels import (
     SumProblem,
     SumSpec,
 )
-from kernelseam.kernels.attention.scores import SCORE_OPERANDS, SCORE_STRIDES, score_defines, score_values
+from kernelseam.kernels.attention.scores import SCORE_OPERANDS, SCORE_STRIDES, refuse_scores, score_defines, score_values
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, pad, refuse_dtype, refuse_row_strides
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature
@@ -113,7 +113,7 @@ class AttentionBwdHost:
             return f"no tile of {row.arch} takes {spec.dtype} with head dims {spec.head_dim} and {spec.value_dim}"
         if p.S_q + p.S_k >= 2**30:
             return f"S_q + S_k = {p.S_q + p.S_k}: it takes less than 2**30"
-        return refuse_dtype(spec.dtype, row) or refuse_row_strides(
+        return refuse_dtype(spec.dtype, row) or refuse_scores(p) or refuse_row_strides(
             stride_q_row=p.q_strides[2], stride_k_row=p.k_strides[2], stride_v_row=p.v_strides[2],
             stride_dout_row=problem.dout_strides[2], stride_dq_row=problem.dq_strides[2],
             stride_dk_row=problem.dk_strides[2], stride_dv_row=problem.dv_strides[2],

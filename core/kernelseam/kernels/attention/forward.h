@@ -109,8 +109,8 @@ attention_forward(const T* q, const T* k, const T* v, Out* out, float* lse,
 
   Scores scores{own.S_q, own.S_k, left, right, KS_PREFIX ? min_of(max_of(prefixes[batch], 0), own.S_k) : 0,
                 scale_log2, cap, cap_inverse};
-  if constexpr (HAS_BIAS) scores.bias = {bias + batch * bias_batch + first_head * bias_head, bias_head, bias_row, bias_column};
-  if (KS_MASK) scores.mask = {mask + batch * mask_batch + first_head * mask_head, mask_head, mask_row, mask_column};
+  if constexpr (HAS_BIAS) scores.bias = {bias + batch * bias_batch + first_head * bias_head, bias_head, (int)bias_row, (int)bias_column};
+  if (KS_MASK) scores.mask = {mask + batch * mask_batch + first_head * mask_head, mask_head, (int)mask_row, (int)mask_column};
   if (KS_ALIBI) scores.slopes = slopes + batch * slopes_batch + first_head * slopes_head, scores.slopes_head = slopes_head;
 
   // Keys [begin, end) are seen by some query of the block, [all_begin, all_end) by all. Tiles [first, last) are this block's.

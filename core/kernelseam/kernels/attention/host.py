@@ -8,7 +8,7 @@ from kernelseam.contract import ArchRow, Device
 from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.merge import MERGE, MERGE_TILE, MergeProblem, MergeSpec
-from kernelseam.kernels.attention.scores import SCORE_OPERANDS, SCORE_STRIDES, score_defines, score_values
+from kernelseam.kernels.attention.scores import SCORE_OPERANDS, SCORE_STRIDES, refuse_scores, score_defines, score_values
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, divider, pad, refuse_dtype, refuse_row_strides
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature
@@ -101,7 +101,7 @@ class AttentionHost:
         reach = problem.S_q * problem.head_group + problem.S_k
         if reach >= 2**30 and (spec.options or problem.head_group > 1):
             return f"S_q·heads of a group + S_k = {reach}: it takes less than 2**30"
-        return refuse_dtype(spec.dtype, row) or refuse_row_strides(
+        return refuse_dtype(spec.dtype, row) or refuse_scores(problem) or refuse_row_strides(
             stride_q_row=problem.q_strides[2], stride_k_row=problem.k_strides[2], stride_v_row=problem.v_strides[2],
             stride_out_row=problem.out_strides[2],
         )

@@ -21,8 +21,9 @@ constexpr bool HIDES = KS_CAUSAL || KS_WINDOW || KS_MASK;
 // [batch, head, query, key] in memory; any strides.
 template<class T> struct Plane {
   const T* base;
-  i64 head, row, column;
-  KS_DEVICE const T& at(int h, int i, int j) const { return base[h * head + i * row + j * column]; }
+  i64 head;
+  int row, column;
+  KS_DEVICE const T& at(int h, int i, int j) const { return base[h * head + (i64)i * row + (i64)j * column]; }
 };
 
 // The place of i where it is one of n, else of the last: what is read there is not used.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
-from kernelseam.kernels.elements import DEVICE_TYPE
+from kernelseam.kernels.elements import DEVICE_TYPE, refuse_row_strides
 
 LOG2_E = math.log2(math.e)
 SCORE_STRIDES = (
@@ -22,6 +22,14 @@ def score_defines(spec: AttentionSpec) -> dict[str, object]:
         "CAUSAL": spec.causal, "WINDOW": spec.window, "PREFIX": spec.prefix, "MASK": spec.mask, "ALIBI": spec.alibi,
         "SOFTCAP": spec.softcap, "BIAS": DEVICE_TYPE[spec.bias] if spec.bias else "void", "SINKS": spec.sinks,
     }
+
+
+def refuse_scores(problem: AttentionProblem) -> str | None:
+    """Why queries or keys of a bias or a mask lie too far apart."""
+    return refuse_row_strides(
+        stride_bias_row=problem.bias_strides[2], stride_bias_column=problem.bias_strides[3],
+        stride_mask_row=problem.mask_strides[2], stride_mask_column=problem.mask_strides[3],
+    )
 
 
 def score_values(problem: AttentionProblem) -> dict[str, int | float]:

@@ -28,8 +28,8 @@ softmax(const float* products, T* weights, float* lse, const typename Choose<HAS
   const int line = (int)index, i = line % S_q, head = line / S_q % num_heads, batch = line / S_q / num_heads;
 
   Scores scores{S_q, S_k, left, right, KS_PREFIX ? min_of(max_of(prefixes[batch], 0), S_k) : 0, scale_log2, cap, cap_inverse};
-  if constexpr (HAS_BIAS) scores.bias = {bias + batch * bias_batch, bias_head, bias_row, bias_column};
-  if (KS_MASK) scores.mask = {mask + batch * mask_batch, mask_head, mask_row, mask_column};
+  if constexpr (HAS_BIAS) scores.bias = {bias + batch * bias_batch, bias_head, (int)bias_row, (int)bias_column};
+  if (KS_MASK) scores.mask = {mask + batch * mask_batch, mask_head, (int)mask_row, (int)mask_column};
   if (KS_ALIBI) scores.slopes = slopes + batch * slopes_batch, scores.slopes_head = slopes_head;
 
   const float* const from = products + index * pitch;

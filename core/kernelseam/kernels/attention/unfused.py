@@ -11,6 +11,7 @@ from kernelseam.dispatch import roofline
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.host import AttentionHost
 from kernelseam.kernels.attention.row_kernels import RowTile
+from kernelseam.kernels.attention.scores import refuse_scores
 from kernelseam.kernels.attention.softmax import SOFTMAX, SoftmaxProblem, factor
 from kernelseam.kernels.elements import INT32, divide_up
 from kernelseam.kernels.gemm.host import GemmHost, GemmTile
@@ -64,6 +65,8 @@ class Unfused:
             return f"S_q + S_k = {p.S_q + p.S_k}: it takes less than 2**30"
         if (rows := p.batch * p.num_heads * p.S_q) >= INT32:
             return f"it has {rows} rows of scores, not fewer than 2^31"
+        if reason := refuse_scores(p):
+            return reason
         for name, product in zip(("q·kᵀ", "p·v"), self._products(p), strict=True):
             if reason := _GEMM.refuse(product, row):
                 return f"{name}: {reason}"
@@ -125,8 +128,9 @@ class UnfusedAttention(SharedImplementation):
         super().__init__(Unfused(), toolchain)
 
     def cost(self, problem: AttentionProblem, device: Device) -> Cost:
-        """Its launches one after the other, each at the fused kernel's part of the roofline: they compute no less and
-        move more, so that it is chosen only by name or where the fused kernel refuses. It promises less."""
+        """Its launches one after the other, each at the fused kernel's part of the roofline, and no less than that
+        kernel's time: it promises less, and is chosen only by name or where the fused kernel refuses."""
         efficiency = self._half.efficiency(problem)
         parts = [roofline(s.problem, device.limits, efficiency) for s in self.launches(problem, device).steps]
-        return Cost(sum(c.bytes for c in parts), sum(c.operations for c in parts), sum(c.seconds for c in parts))
+        seconds = max(sum(c.seconds for c in parts), super().cost(problem, device).seconds)
+        return Cost(sum(c.bytes for c in parts), sum(c.operations for c in parts), seconds)

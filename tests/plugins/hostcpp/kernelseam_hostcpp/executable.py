@@ -23,7 +23,7 @@ from kernelseam.kernels import HALVES
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.shared import bundle
 from kernelseam.parity import data
-from kernelseam.parity.cases import Case, GemmCase
+from kernelseam.parity.cases import AttentionCase, Case, GemmCase
 from kernelseam.parity.check import Verdict
 from kernelseam.parity.memory import POISON, Layout
 from kernelseam.parity.oracle import Array
@@ -79,7 +79,7 @@ class Prepared:
 def prepared(case: Case, device: Device, separate: bool = True) -> Prepared:
     """The case's layout, every operand's block a buffer of its own or all in one, and its descriptor; lists are the
     host's."""
-    if isinstance(case, GemmCase) and case.view == "device":
+    if isinstance(case, GemmCase | AttentionCase) and case.view == "device":
         case = replace(case, view="host")
     layout = data.layout(case, separate)
     blocks = layout.blocks()

@@ -13,7 +13,6 @@
 
 static constexpr int WARP = host::LANES;
 static constexpr bool COPY_THROUGH_REGISTERS = KS_THROUGH_REGISTERS;
-static constexpr bool SCALAR_CONDITIONS = KS_THROUGH_REGISTERS;  // so that both ways are run
 
 struct f16 { unsigned short bits; };
 struct bf16 { unsigned short bits; };
