@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from multiprocessing import get_context
 from typing import Any
 
 from kernelseam.contract import Device
-from kernelseam.kernels.shared import SharedImplementation, build
+from kernelseam.kernels.shared import SharedImplementation, build, bundle
 from kernelseam.parity import data
-from kernelseam.parity.cases import AttentionCase, BackwardCase, Case, GemmCase
+from kernelseam.parity.cases import AttentionCase, Case, GemmCase
+from kernelseam.parity.covering import covering
 from kernelseam.parity.description import describe
 from kernelseam.plugins import plugins
 
 BASE = 1 << 40
+FEW = 2000
+"""Heads of all entries of the batch: what a checker that slows a launch down a hundred times still takes."""
 Unit = tuple[Any, Any, Any]
 """Host half, spec, tile: one binary."""
 
@@ -37,38 +40,31 @@ def problem_of(case: Case, device: Device) -> Any:
     return made.simplified()[0].problem()
 
 
-def units(cases: Iterable[Case], device: Device, implementation: str | None = None) -> Iterator[Unit]:
-    """Every binary that the shared kernels launch for the cases, once."""
-    seen: set[object] = set()
+def units(cases: Iterable[Case], device: Device, implementation: str | None = None) -> list[Unit]:
+    """Every binary that shared kernels launch for the cases, once."""
+    toolchain = plugins().backend(device.backend).toolchain
     known = [
         i for i in plugins().registry.implementations
-        if isinstance(i, SharedImplementation) and i.backend == device.backend
-        and implementation in (None, i.name)
+        if isinstance(i, SharedImplementation) and i.backend == device.backend and implementation in (None, i.name)
     ]
+    found: dict[object, Unit] = {}
     for case in cases:
         takers = [i for i in known if i.operation == case.operation]
-        if not takers:
-            continue
-        problem = problem_of(case, device)
+        problem = problem_of(case, device) if takers else None
         for i in takers:
             if i.supports(problem, device) is not None:
                 continue
-            for launch in i.launches(problem, device).steps:
-                key = (launch.half.entry, launch.problem.spec, _shape(launch.tile))
-                if key not in seen:
-                    seen.add(key)
-                    yield launch.half, launch.problem.spec, launch.tile
-
-
-def _shape(tile: Any) -> Any:
-    """The tile without what is chosen for a launch and is in no binary."""
-    return replace(tile, splits=min(tile.splits, 2)) if hasattr(tile, "splits") else tile
+            assert toolchain is not None
+            for x in i.launches(problem, device).steps:
+                made = bundle(x.half, x.problem.spec, x.tile, toolchain, device.arch)
+                found.setdefault((made.name, made.defines), (x.half, x.problem.spec, x.tile))
+    return list(found.values())
 
 
 def compile_all(found: Sequence[Unit], device: Device, processes: int | None = None) -> list[str]:
     """Compile binaries into the cache; what failed, in words."""
     wrong = []
-    with ProcessPoolExecutor(processes or cores(), get_context("spawn")) as pool:
+    with ProcessPoolExecutor(min(processes or cores(), max(len(found), 1)), get_context("spawn")) as pool:
         jobs = {pool.submit(_compile, unit, device): unit for unit in found}
         for job in as_completed(jobs):
             half, spec, tile = jobs[job]
@@ -84,12 +80,10 @@ def _compile(unit: Unit, device: Device) -> None:
     build(half, spec, tile, toolchain, device.arch)
 
 
-def covering(cases: Sequence[Case], device: Device) -> list[Case]:
-    """The smallest cases that between them have every value that a field of a spec takes in some case, with each dtype;
-    the first of each operation's views, dtypes and options."""
-    from kernelseam.kernels.covering import flat_fields  # noqa: F401
-
-    raise NotImplementedError
-
-
-__all__ = ["BackwardCase", "compile_all", "cores", "covering", "problem_of", "units"]
+def choice(cases: Iterable[Case], device: Device) -> list[Case]:
+    """The first case of every spec of a covering choice of them."""
+    first: dict[Any, Case] = {}
+    for case in cases:
+        if case.batch * case.num_heads <= FEW:
+            first.setdefault(problem_of(case, device).spec, case)
+    return [first[spec] for spec in covering(first)]

@@ -1,11 +1,13 @@
-"""The parity matrix on every backend that has a device here: a table, and a report in Markdown.
+"""The parity matrix on a GPU: all binaries compiled in parallel, then every case, then a report.
 
-    python benchmarks/parity_h200.py --output parity.md
-    compute-sanitizer --tool memcheck python benchmarks/parity_h200.py --separate --filter f16-64,f16-nt
+    python benchmarks/parity_h200.py --report docs/parity/h200.md --report docs/parity/h200.html
+    compute-sanitizer --tool memcheck python benchmarks/parity_h200.py --separate --covering --implementation shared
 
-``--separate`` gives each operand an allocation of its own that ends with its last element, taken from the driver and
-not from a pool: so a memory checker sees every access past an end. Run once without it first, so that all binaries are
-in the cache. Exit status 1 where a case failed.
+The first compiles, and hands over to ``kernelseam parity``. ``--separate`` runs the cases itself, for checkers: each
+operand is an allocation of its own that ends with its last element, taken from the driver and not from a pool, so that
+every access past an end is seen. It compiles nothing ahead, since a checker would slow that down: run it with
+``--compile-only`` and the same cases first. ``--covering`` takes the first case of every spec of a choice that has
+every value of every option with each dtype. Exit status 1 where a case failed.
 """
 
 from __future__ import annotations
@@ -14,56 +16,72 @@ import argparse
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
+import ahead
+
+from kernelseam.cli.main import main as kernelseam
+from kernelseam.contract import Device
+from kernelseam.dispatch import find_device
 from kernelseam.parity import report
-from kernelseam.parity.cases import matrix
-from kernelseam.parity.markdown import markdown
+from kernelseam.parity.cases import Case, matrix
 from kernelseam.parity.run import Outcome, run_all, targets
 from kernelseam.plugins import plugins
+
+OPERATIONS = tuple(dict.fromkeys(c.operation for c in matrix()))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda:0", metavar="BACKEND:INDEX")
     parser.add_argument("--filter", default="", metavar="PART[,PART…]", help="only cases whose name contains a part")
-    parser.add_argument("--operation", choices=("attention", "gemm"))
-    parser.add_argument("--backend", help="only this one")
+    parser.add_argument(
+        "--operation", action="append", choices=OPERATIONS, help="only this one; may be given again"
+    )
     parser.add_argument("--implementation", help="only this one")
+    parser.add_argument("--covering", action="store_true", help="only a choice that covers all specs")
+    parser.add_argument("--compile-only", action="store_true", help="compile into the cache, and run nothing")
     parser.add_argument("--separate", action="store_true", help="an allocation an operand, for memory checkers")
-    parser.add_argument("--output", type=Path, metavar="FILE.md", help="write the report here")
-    parser.add_argument("--verbose", action="store_true", help="name each case before it runs")
+    parser.add_argument("--report", action="append", default=[], metavar="FILE", help=".md or .html; may be repeated")
+    parser.add_argument("--verbose", action="store_true", help="with --separate: name each case before it runs")
     arguments = parser.parse_args()
 
-    found = plugins()
-    for failure in found.failures:
-        print(f"kept out: {failure.plugin} at {failure.stage}: {failure.message}")
-    devices = [f"{d}: {d.name}" for d in found.devices()]
-    wanted = [
-        t for t in targets(found, arguments.backend) if arguments.implementation in (None, t.implementation)
-    ]
-    cases = matrix(arguments.filter, arguments.operation)
-    if arguments.separate:
-        without_pools()
-    print(*devices, *(f"{t} ({t.operation})" for t in wanted), f"{len(cases)} cases", sep="\n", flush=True)
+    device = find_device(arguments.device)
+    cases = [c for c in matrix(arguments.filter) if c.operation in (arguments.operation or OPERATIONS)]
+    if arguments.covering:
+        cases = ahead.choice(cases, device)
+    if arguments.separate and not arguments.compile_only:
+        return separate(cases, device, arguments.implementation, arguments.verbose)
+    start = time.perf_counter()
+    found = ahead.units(cases, device, arguments.implementation)
+    wrong = ahead.compile_all(found, device) if found else []
+    seconds = time.perf_counter() - start
+    print(f"{len(cases)} cases, {len(found)} binaries in {seconds:.0f} s", *wrong, sep="\n", flush=True)
+    if arguments.compile_only:
+        return int(bool(wrong))
+    options = {"--report": arguments.report, "--implementation": [arguments.implementation or ""]}
+    if len(cases) < len(matrix()):
+        options["--case"] = [c.name for c in cases]
+    given = [x for name, values in options.items() for v in values if v for x in (name, v)]
+    kernelseam(["parity", "--device", arguments.device, *given])
 
+
+def separate(cases: list[Case], device: Device, implementation: str | None, verbose: bool) -> int:
+    """Run cases with every operand in an allocation of its own."""
+    without_pools()
+    wanted = [t for t in targets(plugins(), device=device) if implementation in (None, t.implementation)]
+    print(f"{device}: {device.name}", f"{len(cases)} cases", sep="\n", flush=True)
     start, outcomes = time.perf_counter(), list[Outcome]()
     for case in cases:
-        if arguments.verbose:
+        if verbose:
             print(case.name, flush=True)
-        for outcome in run_all([case], wanted, separate=arguments.separate):
+        for outcome in run_all([case], wanted, separate=True):
             outcomes.append(outcome)
-            if outcome.status in ("failed", "error"):
-                where = f"{outcome.backend} {outcome.implementation}"
-                print(f"{outcome.status}: {case.name} on {where}: {outcome.detail}", flush=True)
+            if outcome.status in report.BAD:
+                print(f"{outcome.status}: {case.name} on {outcome.implementation}: {outcome.detail}", flush=True)
     print(report.table(report.rows(outcomes)))
-    for operation, who, why, n in report.refusals(outcomes):
-        print(f"refused by {who}, {n} case(s) of {operation}: {why}")
     count = Counter(o.status for o in outcomes)
     print(f"{dict(count)} in {time.perf_counter() - start:.0f} s")
-    if arguments.output:
-        made = report.Report(outcomes, wanted, report.facts(found, wanted), "", report.not_covered(cases, wanted))
-        arguments.output.write_text(markdown(made), encoding="utf-8")
-    return 1 if count["failed"] + count["error"] or not outcomes else 0
+    return int(count["failed"] + count["error"] > 0 or not outcomes)
 
 
 def without_pools() -> None:

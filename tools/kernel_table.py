@@ -1,6 +1,6 @@
 """The committed table of registers, spills, shared memory and matrix instructions, by kernel and arch.
 
-    python tools/kernel_table.py            compile what every run of the tests does, and show what differs from the table
+    python tools/kernel_table.py            compile what every run of the tests does, show what differs from the table
     python tools/kernel_table.py --all      compile what the slow tests do, too
     python tools/kernel_table.py --write    … and write the table
 

@@ -13,7 +13,7 @@ from kernelseam.kernels import Covered, build_binary, covering
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "covered" in metafunc.fixturenames:
         metafunc.parametrize("covered", [
-            pytest.param(c, id=str(c).replace(" ", "-"), marks=[] if c.often else [pytest.mark.slow]) for c in covering()
+            pytest.param(c, id=str(c).replace(" ", "-"), marks=[pytest.mark.slow] * (not c.often)) for c in covering()
         ])
 
 

@@ -11,9 +11,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,6 +20,7 @@ from kernelseam.contract import Device
 from kernelseam.kernels import HALVES
 from kernelseam.kernels.shared import build
 from kernelseam.parity.cases import Case, matrix
+from kernelseam.parity.covering import covering
 from kernelseam.parity.run import Target, run_case
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp import HostToolchain
@@ -32,32 +31,10 @@ TIMELY = 2000
 """Blocks a launch."""
 
 
-def flat(spec: Any) -> Iterator[tuple[str, object]]:
-    """Fields and their values, those of a spec within it among them."""
-    for f in fields(spec):
-        value = getattr(spec, f.name)
-        if is_dataclass(value):
-            yield from flat(value)
-        else:
-            yield f.name, value
-
-
-def covering(specs: list[Any]) -> set[Any]:
-    """Those, in order, that have a value in a field which none before had with the same dtype."""
-    seen: set[object] = set()
-    found = set()
-    for spec in specs:
-        new = {(type(spec), spec.dtype, name, value) for name, value in flat(spec)} - seen
-        if new:
-            found.add(spec)
-            seen |= new
-    return found
-
-
 def _parameters() -> Iterator[object]:
     cases = matrix()
     specs = [prepared(case, DEVICES[0]).problem.spec for case in cases]
-    chosen = covering(specs)
+    chosen = set(covering(specs))
     for device in DEVICES:
         seen = set()
         for case, spec in zip(cases, specs, strict=True):
@@ -72,7 +49,8 @@ def _compile(case: Case, device: Device) -> None:
     toolchain, problem = HostToolchain(), prepared(case, device).problem
     half, row = HALVES[problem.operation], toolchain.arch_row(device.arch)
     if half.refuse(problem, row) is None:
-        build(half, problem.spec, half.tile(problem, row, device), toolchain, device.arch)
+        for launch in half.launches(problem, half.tile(problem, row, device), device).steps:
+            build(launch.half, launch.problem.spec, launch.tile, toolchain, device.arch)
 
 
 @pytest.fixture(scope="module")

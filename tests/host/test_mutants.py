@@ -16,7 +16,8 @@ from kernelseam.plugins import Plugins
 from kernelseam_hostcpp.executable import Report, run
 from kernelseam_hostcpp.runtime import DEVICES
 from kernelseam_hostcpp.toolchain import sources
-from mutants import GEMM, MUTANTS, SANITIZED, WRONG_NUMBERS, Mutant
+from mutant import GEMM, SANITIZED, Mutant
+from mutants import MUTANTS, WRONG_NUMBERS
 
 
 def _files() -> dict[str, str]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kernelseam.descriptors import Attention
-from kernelseam.parity import attention_data, data
+from kernelseam.parity import attention_data, data, oracle
 from kernelseam.parity.attention_cases import case
 from kernelseam.parity.attention_data import NOWHERE, SPARE_PAGES
 from kernelseam.parity.cases import TOKENS, AttentionCase, named
@@ -135,3 +135,34 @@ def test_the_descriptor_says_what_the_case_does() -> None:
     assert {r.name for r in p.operands} == {
         "q", "k", "v", "out", "lse", "kv_lengths", "cu_seqlens_q", "block_table"
     } == set(found.operands())
+
+
+def test_gradients_lie_in_rooms_of_their_own() -> None:
+    lengths, bias, whole = (
+        data.layout(named(f"attention-bwd-f16-64-{n}")).places for n in ("lengths", "bias-by-key", "packed")
+    )
+    assert lengths["k"].pieces is not None, "keys behind an entry's length are no memory to read"
+    assert lengths["dk"].pieces is None and lengths["dk"].shape == (4, 2, 129, 64), "their gradients are zeros"
+    assert bias["bias"].shape == (2, 2, 40, 70) and bias["bias"].strides == (0, 0, 0, 1)
+    assert bias["dbias"].shape == (1, 1, 1, 70) and bias["dbias"].dtype is bias["bias"].dtype
+    assert {whole[n].block for n in ("dq", "dk", "dv")} == {"dqkv"}
+    row = (4 + 2 * 2) * 64
+    assert [(whole[n].offset, whole[n].strides[2]) for n in ("dq", "dk", "dv")] == [(0, row), (256, row), (384, row)]
+
+
+def test_a_backward_case_gives_the_result_of_an_exact_forward() -> None:
+    made = named("attention-bwd-f16-64-causal-33x129")
+    x = data.values(made)
+    want = oracle.attention(x["q"], x["k"], x["v"], True, 0.125)
+    np.testing.assert_array_equal(x["out"], want.out.astype(np.float16))
+    np.testing.assert_array_equal(x["lse"], want.lse.astype(np.float32))
+    assert x["dout"].shape == x["out"].shape and data.outputs(made) == ("dq", "dk", "dv")
+
+
+def test_lists_name_scattered_heads() -> None:
+    made = named("attention-f16-64-causal-pointers-gqa")
+    places = data.layout(made).places
+    for name, heads in (("q", 8), ("k", 2), ("v", 2), ("out", 8)):
+        starts = places[name].starts
+        assert starts is not None and len(set(starts)) == 2 * heads and list(starts) != sorted(starts)
+    assert places["lse"].starts is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -224,7 +225,7 @@ def test_memory_may_be_separate(name: str) -> None:
     assert outcome.status == "passed", outcome.detail
 
 
-def _specs() -> set[object]:
+def _specs() -> set[Any]:
     found = set()
     for case in matrix():
         lay = layout(case)
@@ -238,14 +239,15 @@ def _specs() -> set[object]:
 def test_the_matrix_is_wide_and_compiles_little() -> None:
     cases = matrix()
     assert len({c.name for c in cases}) == len(cases) >= 300
-    assert len(_specs()) <= 115
+    compiled = Counter(spec.operation for spec in _specs())
+    assert compiled <= Counter(gemm=35, attention=80, attention_bwd=45, merge_states=10)
     attention = [c for c in cases if c.operation == "attention"]
     assert {c.name for c in attention} == {c.name.removesuffix("-ramp") + s for c in attention for s in ("", "-ramp")}
 
 
 def test_a_pattern_chooses_cases() -> None:
     assert [c.name for c in matrix("f64-tt", "gemm")] == ["gemm-f64-tt", "gemm-f64-tt-pointers"]
-    assert {c.operation for c in matrix("mqa,pointers-odd")} == {"gemm", "attention"}
+    assert {c.operation for c in matrix("mqa,pointers-odd")} == {"gemm", "attention", "attention_bwd"}
     with pytest.raises(KeyError, match="no-such-case"):
         named("no-such-case")
 

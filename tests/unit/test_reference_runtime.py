@@ -77,7 +77,7 @@ def test_the_reference_is_a_plugin_like_any_other() -> None:
     backend = found.backend("numpy")
     assert isinstance(backend, Backend) and backend.priority < 0
     names = [(i.operation, i.name) for i in found.registry.implementations if i.backend == "numpy"]
-    assert names == [("gemm", "numpy"), ("attention", "numpy"), ("merge_states", "numpy")]
+    assert names == [("gemm", "numpy"), ("attention", "numpy"), ("merge_states", "numpy"), ("attention_bwd", "numpy")]
     report = found.doctor()["reference"]
     assert report["numpy"] == np.__version__ and report["blas"]
     assert plugin.kernelseam_doctor() == report

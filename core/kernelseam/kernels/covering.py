@@ -80,7 +80,7 @@ def covering() -> tuple[Covered, ...]:
     with LSE or not; every option alone or with those that models give it, and all at once; every view. Its gradients:
     every dtype, head dims from 64 to 256, with and without options. And the small kernels beside them.
     """
-    return tuple((*_gemms(), *_attentions(), *_variants(), *_gradients(), *_small()))
+    return (*_gemms(), *_attentions(), *_variants(), *_gradients(), *_small())
 
 
 def covering_specs() -> tuple[Any, ...]:
@@ -89,7 +89,8 @@ def covering_specs() -> tuple[Any, ...]:
 
 
 def _gemms() -> Iterator[Covered]:
-    specs = [GemmSpec(d, d, d.accumulator, a, b) for d, a, b in product((F16, BF16, F32, F64), *[(False, True)] * 2)]
+    turns, dtypes = (False, True), (F16, BF16, F32, F64)
+    specs = [GemmSpec(d, d, d.accumulator, a, b) for d, a, b in product(dtypes, turns, turns)]
     for dtype in (F16, BF16):
         specs.append(GemmSpec(dtype, F32, F32, False, True))
         specs.append(GemmSpec(dtype, dtype, F32, False, False, "pointers"))

@@ -35,7 +35,8 @@ def attention_bwd_cases() -> list[BackwardCase]:
     """Every case of gradients."""
     groups = {
         "gradients of everything together": _together, "gradients: dtypes and shapes": _shapes,
-        "gradients: strides and layouts": _walks, "gradients: scores": _scores, "gradients of biases and sinks": _operands,
+        "gradients: strides and layouts": _walks, "gradients: scores": _scores,
+        "gradients of biases and sinks": _operands,
         "gradients: lengths": _lengths,
     }
     plain = [replace(c, group=group) for group, cases in groups.items() for c in cases()]
