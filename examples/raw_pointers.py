@@ -51,10 +51,15 @@ def strided() -> None:
     print("rebound: the same bits in other memory")
 
 
+def matrices(count: int) -> list[np.ndarray]:
+    """In any order in memory. Evenly spaced ones would be served as strided memory."""
+    made = [rng.standard_normal((S, D), np.float32) for _ in range(count)]
+    return [made[i] for i in rng.permutation(count)]
+
+
 def listed() -> None:
     """Every head of q, k, v and out in an allocation of its own, as a list of addresses each."""
-    q, k, v = ([rng.standard_normal((S, D), np.float32) for _ in range(B * n)] for n in (H, H_KV, H_KV))
-    out = [np.empty((S, D), np.float32) for _ in q]
+    q, k, v, out = (matrices(B * n) for n in (H, H_KV, H_KV, H))
     lse = np.empty((B, H, S), np.float32)
     descriptor = AttentionPointers(
         batch=B, num_heads=H, kv_heads=H_KV, S_q=S, S_k=S, head_dim=D, dtype="float32", causal=True,

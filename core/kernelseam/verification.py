@@ -37,7 +37,8 @@ class Verification:
     """One run of a call: made before it, as it may read what it overwrites, and asked for a verdict after it.
 
     Both copy whole operands to the host, which waits for the device. Bounds are those of ``docs/accuracy.md`` for data
-    of any mean. Operations without an oracle pass.
+    of any mean. What is not held against an oracle passes: packed merges and those over lists, and an attention's
+    gradients, whose oracle makes the result and LSE that it starts from by itself.
     """
 
     def __init__(self, plan: Plan, pointers: dict[str, int], runtime: Runtime) -> None:

@@ -19,14 +19,15 @@ MORE = (
     "attention-f16-64-causal-masked-rows", "attention-f16-64-no-keys", "attention-f16-64-odd-rows",
     "attention-f16-64-packed", "attention-f16-64-minus-inf-all", "attention-f32-64-causal-nan-in-hidden-k",
     "attention-f16-40-causal-odd", "attention-f16-64-everything", "attention-f16-64-mask-odd-transposed",
-    "attention-f16-64-prefix-window", "attention-f16-64-causal-pages-48-window-sinks", "attention-f32-64-causal-pages-16",
-    "attention-bf16-128-causal-pages-48-gqa", "attention-f16-64-causal-pages-16-sequences", "attention-f16-64-split-pages",
+    "attention-f16-64-prefix-window", "attention-f16-64-causal-pages-48-window-sinks",
+    "attention-f32-64-causal-pages-16", "attention-bf16-128-causal-pages-48-gqa",
+    "attention-f16-64-causal-pages-16-sequences", "attention-f16-64-split-pages",
     "attention-f16-64-split-value-dim-40", "attention-f16-64-causal-split-sequences", "attention-f32-64-split",
-    "attention-bf16-576v512-causal-mqa", "attention-f16-64-to-f32", "merge-states-f32-f16", "merge-states-f32-f32-dim-33",
-    "merge-states-f32-bf16-dim-512", "attention-bwd-f16-64-causal-sequences-everything", "attention-bwd-f16-64-gqa-6-2",
-    "attention-bwd-f16-64-softcap-5", "attention-bwd-f16-64-lengths", "attention-bwd-f16-64-odd",
-    "attention-bwd-f16-64-bias-odd-transposed", "attention-bwd-f16-256", "attention-bwd-f32-128v40-causal",
-    "attention-bwd-bf16-128-causal-sequences", "attention-bwd-f16-64-sinks",
+    "attention-bf16-576v512-causal-mqa", "attention-f16-64-to-f32", "merge-states-f32-f16",
+    "merge-states-f32-f32-dim-33", "merge-states-f32-bf16-dim-512", "attention-bwd-f16-64-causal-sequences-everything",
+    "attention-bwd-f16-64-gqa-6-2", "attention-bwd-f16-64-softcap-5", "attention-bwd-f16-64-lengths",
+    "attention-bwd-f16-64-odd", "attention-bwd-f16-64-bias-odd-transposed", "attention-bwd-f16-256",
+    "attention-bwd-f32-128v40-causal", "attention-bwd-bf16-128-causal-sequences", "attention-bwd-f16-64-sinks",
 )
 
 

@@ -73,7 +73,8 @@ def _together() -> Iterator[BackwardCase]:
 def _shapes() -> Iterator[BackwardCase]:
     for kind in (*MAIN, "f16-128", "bf16-128-causal", "f32-64", "f16-80/64", "f16-256", "f32-128/40-causal"):
         yield case(kind, S_q=65, S_k=129)
-    yield case("bf16-192/256-causal", S_q=33, S_k=33, batch=1)
+    for kind in ("bf16-192/256-causal", "f32-256/192"):
+        yield case(kind, S_q=33, S_k=33, batch=1)
     yield case("f64-32", may_refuse=frozenset({"shared"}))
     for S_q, S_k in ((1, 1), (1, 129), (129, 7)):
         yield case("f16-64", f"{S_q}x{S_k}", S_q=S_q, S_k=S_k, batch=1)

@@ -63,7 +63,7 @@ class Differentiated:
 
 
 def differentiated(rng: np.random.Generator) -> Differentiated:
-    """Normal, ramp, extreme and climbing scores, or ones that are changed as those of ``scored``; up to 1024 keys."""
+    """Normal, ramp, extreme and climbing scores over up to 1024 keys, or those of ``scored``."""
     x, kind = scored(rng), str(rng.choice(("normal", "ramp", "extreme", "climbing", "changed")))
     dtype = rng.choice(np.array((*DTYPES, DType.float64), object))
     D = int(rng.choice((16, 64, 128)))

@@ -20,7 +20,13 @@ from kernelseam.kernels.attention.row_kernels import (
     SumProblem,
     SumSpec,
 )
-from kernelseam.kernels.attention.scores import SCORE_OPERANDS, SCORE_STRIDES, refuse_scores, score_defines, score_values
+from kernelseam.kernels.attention.scores import (
+    SCORE_OPERANDS,
+    SCORE_STRIDES,
+    refuse_scores,
+    score_defines,
+    score_values,
+)
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, pad, refuse_dtype, refuse_row_strides
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature
@@ -175,10 +181,10 @@ class AttentionBwdHost:
         return {
             "T": DEVICE_TYPE[s.dtype], "DQK": s.head_dim, "DV": s.value_dim, **score_defines(s),
             "Q_VIEW": VIEWS[s.q_view], "KV_VIEW": VIEWS[s.kv_view], "LENGTHS": s.lengths, "GROUPED": 0,
-            "VECTOR": s.vector,
-            "BIAS_GRADIENT": spec.bias_gradient, "ROLE": ("both", "keys", "queries").index(tile.role), "WARPS": tile.warps, "COLUMN_WARPS": tile.column_warps,
-            "ROWS": tile.rows, "STEP": tile.step, "STAGES": tile.stages, "MIN_BLOCKS": tile.min_blocks,
-            "SHARED_BYTES": tile.shared_bytes(spec),
+            "VECTOR": s.vector, "BIAS_GRADIENT": spec.bias_gradient,
+            "ROLE": ("both", "keys", "queries").index(tile.role), "WARPS": tile.warps,
+            "COLUMN_WARPS": tile.column_warps, "ROWS": tile.rows, "STEP": tile.step, "STAGES": tile.stages,
+            "MIN_BLOCKS": tile.min_blocks, "SHARED_BYTES": tile.shared_bytes(spec),
         }
 
     def signature(self, spec: AttentionBwdSpec) -> Signature:

@@ -8,7 +8,13 @@ from kernelseam.contract import ArchRow, Device
 from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.merge import MERGE, MERGE_TILE, MergeProblem, MergeSpec
-from kernelseam.kernels.attention.scores import SCORE_OPERANDS, SCORE_STRIDES, refuse_scores, score_defines, score_values
+from kernelseam.kernels.attention.scores import (
+    SCORE_OPERANDS,
+    SCORE_STRIDES,
+    refuse_scores,
+    score_defines,
+    score_values,
+)
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, divider, pad, refuse_dtype, refuse_row_strides
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature

@@ -47,7 +47,7 @@ TILES = {
     ),
     "attention_bwd": (
         BackwardTile(_F16, 256, 2, 16, 32, 3), BackwardTile(_BF16, 256, 2, 16, 16, 2),
-        BackwardTile(_SINGLE, 256, 2, 16, 16, 2),
+        BackwardTile(_SINGLE, 256, 4, 16, 16, 2),
     ),
 }
 TILES_THROUGH_REGISTERS = {
@@ -64,7 +64,7 @@ TILES_THROUGH_REGISTERS = {
         BackwardTile(_F16, 256, 2, 16, 32, 1, one_layout=False),
         BackwardTile(_BF16, 128, 4, 16, 16, 2, one_layout=False),
         BackwardTile(_BF16, 256, 4, 16, 16, 2, column_warps=2, one_layout=False),
-        BackwardTile(_SINGLE, 256, 2, 16, 16, 1),
+        BackwardTile(_SINGLE, 256, 4, 16, 16, 1),
     ),
 }
 
