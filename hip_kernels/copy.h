@@ -5,6 +5,17 @@ typedef unsigned Quad __attribute__((ext_vector_type(4)));  // 16 bytes
 
 // What a view points to lies in global memory, which the compiler cannot always see.
 template<class X> KS_DEVICE X load_global(const void* p) { return *(const KS_GLOBAL X*)p; }
+// 16 bytes that begin at any element: one load, as the target lets global memory be read at any address (the compiler's
+// unaligned-access-mode, which is on for amdhsa).
+KS_DEVICE Quad load_chunk(const void* p) {
+  typedef Quad Anywhere __attribute__((aligned(2)));
+  return *(const KS_GLOBAL Anywhere*)p;
+}
+// x, whose loads are complete from here on.
+KS_DEVICE Quad arrived(Quad x) {
+  asm volatile("" : "+v"(x));
+  return x;
+}
 
 KS_DEVICE void copies_commit() {}
 template<int PENDING> KS_DEVICE void copies_wait() {}
@@ -28,8 +39,8 @@ template<class T, int N, int K> KS_DEVICE Quad* chunk_place(MatrixTile<T, N, K, 
 template<class Tile, int THREADS> struct Dealing {
   static constexpr int V = 16 / (int)sizeof(typename Tile::T), PER_ROW = Tile::COLS / V, CHUNKS = Tile::ROWS * PER_ROW;
   static constexpr int RUN = 1, ROUNDS = (CHUNKS + THREADS - 1) / THREADS;
-  int me;
-  KS_DEVICE int index(int round) const { return me + round * THREADS; }
+  unsigned me;
+  KS_DEVICE unsigned index(int round) const { return me + round * THREADS; }
   KS_DEVICE bool takes(int round) const { return CHUNKS % THREADS == 0 || index(round) < CHUNKS; }
   KS_DEVICE int row(int round) const { return index(round) / PER_ROW; }
   KS_DEVICE int column(int round) const { return index(round) % PER_ROW * V; }
@@ -46,8 +57,8 @@ template<class T, int N, int K, int THREADS> struct Dealing<MatrixTile<T, N, K, 
   // Lanes next to each other take chunks next to each other, 8 of them, then the next rows: so the stores of a wave
   // spread over all banks.
   static constexpr int NEAR = PER_ROW % 8 == 0 ? 8 : PER_ROW;
-  int me;
-  KS_DEVICE int index(int round) const { return me + round * THREADS; }
+  unsigned me;
+  KS_DEVICE unsigned index(int round) const { return me + round * THREADS; }
   KS_DEVICE bool takes(int round) const { return BUNDLES % THREADS == 0 || index(round) < BUNDLES; }
   KS_DEVICE int row(int round) const { return index(round) / NEAR % (K / RUN) * RUN; }
   KS_DEVICE int column(int round) const {
@@ -67,8 +78,24 @@ template<class T, int N, int K, int THREADS> struct Dealing<MatrixTile<T, N, K, 
   }
 };
 
-// Nothing is moved across this: addresses, and elements before they are packed, would else all be made first.
+// Nothing is moved across this: addresses would else all be made first.
 KS_DEVICE void one_by_one() { __builtin_amdgcn_sched_barrier(0); }
+
+// x with its elements of SIZE bytes moved down by n places and zeros behind them: all of x for n ≤ 0, none of it where n
+// reaches their number.
+template<int SIZE> KS_DEVICE Quad moved_down(Quad x, int n) {
+  const int bytes = max_of(n, 0) * SIZE;
+  if (SIZE < 4)
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[i] = __builtin_amdgcn_alignbit(i < 3 ? x[i + 1] : 0, x[i], bytes % 4 * 8);
+#pragma unroll
+  for (int words = 1; words < 4; words *= 2)
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[i] = bytes & 4 * words ? (i + words < 4 ? x[i + words] : 0) : x[i];
+#pragma unroll
+  for (int i = 0; i < 4; i++) x[i] = bytes < 16 ? x[i] : 0;
+  return x;
+}
 
 template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
   typedef typename Tile::T T;
@@ -77,47 +104,44 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
   Quad x[ROUNDS][RUN];
   int rows_left, cols_left;  // from the tile's first row and column to the matrix's ends
 
+  static KS_DEVICE Mine dealt() { return {(unsigned)opaque(thread_index())}; }
   KS_DEVICE bool inside() const { return rows_left >= Tile::ROWS && (EXACT || cols_left >= Tile::COLS); }
 
+  // What is beyond an end is loaded from before it: instead of a row the last one, instead of a chunk that its row's end
+  // cuts off the row's last 16 bytes. It is put right when it lands. So every tile takes the same way, without
+  // branches: loads of two ways into the same registers wait for each other.
   template<class View> KS_DEVICE void fetch(Tile, View v, int row0, int row_end, int col0, int col_end) {
     rows_left = opaque_uniform(row_end - row0), cols_left = opaque_uniform(col_end - col0);
-    const Mine mine{opaque(thread_index())};
-    if (VECTOR == 16 && inside()) {
+    const Mine mine = dealt();
+    auto each_chunk = [&](auto load) {
       unrolled<ROUNDS>([&](auto i) {
         if (!mine.takes(i)) return;
-        auto walk = v.template walk<1>(row0 + mine.row(i));
-        unrolled<RUN>([&](auto j) { x[i][j] = load_global<Quad>(walk.at + col0 + mine.column(i)), walk.next(); });
+        unrolled<RUN>([&](auto j) {
+          const T* row = v.row(row0 + min_of(mine.row(i) + j, rows_left - 1)) + col0;
+          x[i][j] = load(row, mine.column(i));
+        });
         one_by_one();
       });
-      return;
-    }
-    // What is beyond an end is loaded from before it, and made zero when it lands.
-    unrolled<ROUNDS>([&](auto i) {
-      if (!mine.takes(i)) return;
-      const int c = mine.column(i);
-      unrolled<RUN>([&](auto j) {
-        const T* row = v.row(row0 + min_of(mine.row(i) + j, rows_left - 1)) + col0;
-        if (VECTOR == 16 && cols_left % V == 0) {
-          x[i][j] = load_global<Quad>(row + min_of(c, cols_left - V));
-        } else {
-          Chunk<T> y;
-          unrolled<V>([&](auto e) { y.v[e] = load_global<T>(row + min_of(c + e, cols_left - 1)); });
-          x[i][j] = __builtin_bit_cast(Quad, y);
-        }
-        one_by_one();
+    };
+    if (col_end >= V)
+      each_chunk([&](const T* row, int column) {
+        return load_chunk(row + (EXACT ? column : min_of(column, cols_left - V)));
       });
-    });
+    else  // a whole row is less than a chunk: its elements become the last ones of each
+      each_chunk([&](const T* row, int) {
+        Chunk<T> y;
+        unrolled<V>([&](auto e) { y.v[e] = load_global<T>(row + max_of(cols_left - V + e, 0)); });
+        return arrived(__builtin_bit_cast(Quad, y));
+      });
   }
 
   KS_DEVICE void land(Tile t) {
-    const Mine mine{opaque(thread_index())};
+    const Mine mine = dealt();
     if (!inside())
       unrolled<ROUNDS>([&](auto i) {
         unrolled<RUN>([&](auto j) {
-          const int left = mine.row(i) + j < rows_left ? cols_left - mine.column(i) : 0;
-          Chunk<T> y = __builtin_bit_cast(Chunk<T>, x[i][j]);
-          unrolled<V>([&](auto e) { y.v[e] = e < left ? y.v[e] : zero_of<T>(); });
-          x[i][j] = __builtin_bit_cast(Quad, y);
+          const int beyond = EXACT ? 0 : mine.column(i) + V - cols_left;
+          x[i][j] = moved_down<sizeof(T)>(x[i][j], mine.row(i) + j < rows_left ? beyond : V);
         });
         one_by_one();
       });

@@ -81,8 +81,10 @@ template<class T_> struct MatrixEngine {
 #pragma unroll
           for (int r = 0; r < R / 16; r++) acc.x[r][b] = multiply<T>(outer, a.tail[r], acc.x[r][b]);
         }
-        // Left to itself the compiler loads further ahead than there are registers.
-        if (FRAGMENTS_AHEAD && (u * (C / 16) + b) % max_of(FRAGMENTS_AHEAD, 1) == FRAGMENTS_AHEAD - 1)
+        // Left to itself the compiler loads further ahead than there are registers. Products are counted on from one k
+        // to the next: where a call has but one, several may still be loaded at once.
+        const int product = (k0 / UNIT_K + u) * (C / 16) + b;
+        if (FRAGMENTS_AHEAD && product % max_of(FRAGMENTS_AHEAD, 1) == FRAGMENTS_AHEAD - 1)
           __builtin_amdgcn_sched_barrier(0);
       }
   }

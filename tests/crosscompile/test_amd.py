@@ -21,14 +21,9 @@ except CompileError as e:
 
 ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 
-SPILLS: set[tuple[str, str]] = set()
-"""Known and not yet mended: arch, kernel."""
-
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_nothing_spills(arch: str, covered: Covered, check_binaries: Callable[..., None]) -> None:
-    if (arch, str(covered)) in SPILLS:
-        pytest.xfail("it spills a few registers here: its tile wants a narrower output")
     check_binaries(TOOLCHAIN, arch, covered, TOOLCHAIN.arch_row(arch).registers_per_lane)
 
 

@@ -103,8 +103,6 @@ class AttentionBwdHost:
         p, spec = problem.forward, problem.spec.forward
         if unknown := spec.options - KNOWN:
             return f"it does not know {', '.join(sorted(unknown))}"
-        if not problem.spec.deterministic:
-            return "it is deterministic"
         for name, view in (("q", spec.q_view), ("k and v", spec.kv_view)):
             if view not in ("strided", "packed"):
                 return f"{name} are {view}: it takes strided and packed rows"
