@@ -127,7 +127,7 @@ def _variants() -> Iterator[Covered]:
     yield one(AttentionSpec(BF16, 64, 64, lse=True, window=True, sinks=True, **pages), True)
     yield one(AttentionSpec(F16, 128, 128, window=True, sinks=True, softcap=True))
     yield one(AttentionSpec(BF16, 256, 256, window=True, softcap=True))
-    yield one(AttentionSpec(F16, 64, 64, lse=True, bias=F16, mask=True))
+    yield one(AttentionSpec(F16, 64, 64, lse=True, bias=F16, mask=True), often=True)
     yield one(AttentionSpec(BF16, 128, 128, True, alibi=True, prefix=True))
     yield one(AttentionSpec(BF16, 128, 128, True, True, q_view="packed", kv_view="packed"))
     yield one(AttentionSpec(F16, 64, 64, True, q_view="packed", kv_view="paged"), True)
