@@ -28,9 +28,11 @@ GEMM = (
 )
 
 ATTENTION = (
-    AttentionTile(_HALVES, max_dim=64, warps=4, rows=32, bn=64, stages=2, min_blocks=2),
-    AttentionTile(_HALVES, max_dim=64, warps=4, rows=16, bn=64, stages=2, q_resident=True, min_blocks=2),
-    AttentionTile(_HALVES, max_dim=128, warps=4, rows=16, bn=64, stages=2, q_resident=True, min_blocks=2),
+    AttentionTile(_HALVES, max_dim=64, warps=4, rows=32, bn=48, stages=2, min_blocks=2, plain=True),
+    AttentionTile(_HALVES, max_dim=64, warps=4, rows=16, bn=64, stages=2, q_resident=True, min_blocks=2, plain=True),
+    AttentionTile(_HALVES, max_dim=64, warps=4, rows=16, bn=32, stages=2, q_resident=True, min_blocks=2),
+    AttentionTile(_HALVES, max_dim=128, warps=4, rows=16, bn=64, stages=2, q_resident=True, min_blocks=2, plain=True),
+    AttentionTile(_HALVES, max_dim=128, warps=4, rows=16, bn=48, stages=2, q_resident=True, min_blocks=2),
     AttentionTile(_HALVES, max_dim=192, warps=8, rows=16, bn=32, stages=2),
     AttentionTile(_HALVES, max_dim=256, warps=8, rows=16, bn=16, stages=2),
     AttentionTile(_HALVES, max_dim=576, warps=4, rows=16, bn=32, stages=2, column_warps=4),

@@ -51,7 +51,7 @@ class BackwardTile:
     column_warps: int = 1
     min_blocks: int = 1
     plain: bool = False
-    """As in AttentionTile."""
+    """As in AttentionTile, of keys of any view."""
     apart: bool = False
     """Whether keys and queries have a launch each: both in one kernel take more scalar registers."""
     role: str = "both"

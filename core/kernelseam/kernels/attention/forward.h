@@ -88,14 +88,10 @@ attention_forward(const T* q, const T* k, const T* v, Out* out, float* lse,
   const int first_head = KS_GROUPED ? head * head_group : head, kv_head = KS_GROUPED ? head : head / head_group;
   const int kv_heads = num_heads / head_group;
   const T* const q_base = matrix<KS_Q_VIEW>(q, batch, first_head, num_heads, own.q_first, q_batch, q_head, q_row);
-  Out* const out_base =
-      matrix<KS_OUT_VIEW>(out, batch, first_head, num_heads, own.q_first, out_batch, out_head, out_row) + split * out_split;
 #if KS_GROUPED
   const QueryView Q{q_base, group, q_row, q_head};
-  const OutView O{out_base, group, out_row, out_head};
 #else
   const QueryView Q{q_base, q_row};
-  const OutView O{out_base, out_row};
 #endif
   const T* const k_base = matrix<KS_KV_VIEW>(k, batch, kv_head, kv_heads, own.k_first, k_batch, k_head, k_row);
   const T* const v_base = matrix<KS_KV_VIEW>(v, batch, kv_head, kv_heads, own.k_first, v_batch, v_head, v_row);
@@ -254,6 +250,13 @@ attention_forward(const T* q, const T* k, const T* v, Out* out, float* lse,
     });
   }
   block_barrier();  // the queries are no longer read
+  Out* const out_base =
+      matrix<KS_OUT_VIEW>(out, batch, first_head, num_heads, own.q_first, out_batch, out_head, out_row) + split * out_split;
+#if KS_GROUPED
+  const OutView O{out_base, group, out_row, out_head};
+#else
+  const OutView O{out_base, out_row};
+#endif
   TileO staged(memory + warp_index() * TileO::BYTES);
   E::to_shared(staged, o);
   warp_barrier();

@@ -47,7 +47,8 @@ class AttentionTile:
     min_blocks: int = 1
     column_warps: int = 1
     plain: bool = False
-    """Only for specs whose scores are scale·q·k, hidden by nothing but a causal mask: others take more registers."""
+    """Only for strided keys and scores that are scale·q·k, hidden by nothing but a causal mask: others take more
+    registers."""
     grouped: bool = False
     """No column of the table: whether a block's rows are the heads of a group, chosen for a problem. So ``splits``."""
     splits: int = 1
@@ -113,10 +114,10 @@ class AttentionHost:
         )
 
     def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[AttentionTile, ...]:
-        dim = max(pad(spec.head_dim), pad(spec.value_dim))
+        dim, plain = max(pad(spec.head_dim), pad(spec.value_dim)), is_plain(spec) and spec.kv_view == "strided"
         fit = [
             t for t in row.tiles.get("attention", ())
-            if spec.dtype in t.dtypes and dim <= t.max_dim and (is_plain(spec) or not t.plain)
+            if spec.dtype in t.dtypes and dim <= t.max_dim and (plain or not t.plain)
             and t.shared_bytes(spec) <= row.shared_bytes_per_block
         ]
         narrowest = min((t.max_dim for t in fit), default=0)
