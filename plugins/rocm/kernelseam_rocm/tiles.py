@@ -49,7 +49,7 @@ RDNA_SINGLE_ATTENTION = (
 )
 CDNA_ATTENTION = (
     AttentionTile(HALVES, 64, 4, 32, 32, 2, True, 2),
-    AttentionTile(HALVES, 64, 4, 16, 64, 1, True, 2),
+    AttentionTile(HALVES, 64, 4, 16, 64, 1, True, 2, plain=True),
     AttentionTile(HALVES, 128, 4, 32, 32, 1, True),
     AttentionTile(HALVES, 128, 4, 16, 32, 2, True),
     AttentionTile(HALVES, 256, 4, 16, 16, 1, True),
@@ -58,7 +58,7 @@ CDNA_ATTENTION = (
 )
 CDNA4_ATTENTION = (
     AttentionTile(HALVES, 64, 4, 32, 64, 2, True, 2),
-    AttentionTile(HALVES, 64, 4, 16, 64, 2, True, 2),
+    AttentionTile(HALVES, 64, 4, 16, 64, 2, True, 2, plain=True),
     AttentionTile(HALVES, 128, 4, 32, 32, 2, True),
     AttentionTile(HALVES, 128, 4, 16, 32, 2, True, 2),
     AttentionTile(HALVES, 256, 4, 16, 32, 2, True),
