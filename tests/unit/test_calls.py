@@ -43,7 +43,8 @@ def growth(call: Callable[[], object], times: int) -> tuple[int, int]:
 
 def test_growth_is_seen() -> None:
     kept: list[Any] = []
-    blocks, memory = growth(lambda: kept.append(bytearray(5000)), 10_000)
+    # Five times what is asserted: some of it lies in memory that earlier tests gave back and the process kept.
+    blocks, memory = growth(lambda: kept.append(b"\xff" * 20_000), 10_000)
     assert blocks >= 10_000 and memory > 40_000_000
 
 
