@@ -76,6 +76,7 @@ from kernelseam.errors import *
 from kernelseam_rocm import bindings, codeobject, toolchain
 from kernelseam_rocm.runtime import HipRuntime
 stub = ctypes.CDLL(sys.argv[1])
+bindings.DRIVERS = ("/dev/null",)
 hip = bindings.hip()
 props = hip.hipDeviceProp_t()
 size, start = props.c_sizeof(), int(props)

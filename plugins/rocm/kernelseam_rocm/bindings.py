@@ -12,6 +12,9 @@ from kernelseam.errors import DeviceError, NoDevice, OutOfDeviceMemory
 LAYOUTS = ("rocm.bindings", "hip")
 """hip-python 10 puts its modules under the first, 7.2 under the second."""
 
+DRIVERS = ("/dev/kfd", "/dev/dxg")
+"""What the kernel's driver shows of itself: on Linux, and in the Windows Subsystem for Linux."""
+
 OUT_OF_MEMORY, NO_DEVICE = 2, 100  # hipErrorOutOfMemory, hipErrorNoDevice
 
 
@@ -32,15 +35,18 @@ def module(name: str) -> Any:
 
 @cache
 def hip() -> Any:
-    """The module of the HIP runtime. The compile server is started first where a GPU may be here.
+    """The module of the HIP runtime, with the compile server started before it.
 
-    Forking is only safe before the runtime starts its threads, which it does where it finds a device.
+    Forking is only safe before the runtime starts its threads. Raises NoDevice where there is no driver: the runtime is
+    then left alone, for 6.4, asked from two threads on such a machine, takes the process down as it exits.
     """
-    if any(os.path.exists(path) for path in ("/dev/kfd", "/dev/dxg")):
-        from kernelseam_rocm import worker
+    found = module("hip")
+    if not any(os.path.exists(path) for path in DRIVERS):
+        raise NoDevice(f"no AMD GPU driver is here: neither {' nor '.join(DRIVERS)} exists")
+    from kernelseam_rocm import worker
 
-        worker.server().start()
-    return module("hip")
+    worker.server().start()
+    return found
 
 
 def call(name: str, *arguments: object) -> Any:
