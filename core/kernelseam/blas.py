@@ -1,4 +1,4 @@
-"""A vendor's strided batched GEMM as an implementation: what such libraries refuse, and how they count.
+"""A vendor's batched GEMM as an implementation: what such libraries refuse, and how they count.
 
 They store columns: the transpose of our row-major C is op(B)ᵀ·op(A)ᵀ, so B comes first and M and N change places. A
 plugin adds how its library is found and called.
@@ -21,17 +21,23 @@ from kernelseam.dtypes import DType
 LIMIT = 2**31 - 1
 """Extents and row strides are 32-bit integers there."""
 
+BEYOND = {
+    "bias": "a bias", "residual": "a residual", "summed": "products summed into one C", "row_sums": "sums of A's rows",
+    "segmented": "an A in several places", "heads": "a C in several places",
+}
+"""What a problem may ask for beside a plain product, by the field of its spec."""
+
 
 @dataclass(frozen=True)
 class Factor:
     """A matrix of each product as the library sees it: ``lead`` elements from column to column, ``stride`` from matrix
-    to matrix."""
+    to matrix. Where the stride is None, ``address`` is that of a list of their addresses."""
 
     address: int
     dtype: DType
     transposed: bool
     lead: int
-    stride: int
+    stride: int | None
 
 
 @dataclass(frozen=True)
@@ -51,11 +57,13 @@ class ColumnProduct:
 def column_product(p: GemmProblem, pointers: Mapping[str, int]) -> ColumnProduct:
     """The problem over addresses by operand name, in the library's order. Where A and B are never read, k is 0 and
     their addresses are C's."""
-    s, strides = p.spec, p.matrix_strides
+    s, listed = p.spec, p.spec.view == "pointers"
+    strides = (None, None, None) if listed else p.matrix_strides
     assert strides is not None
     leads = (max(rows[2], 1) for rows in (p.a_strides, p.b_strides, p.c_strides))
-    c = pointers["C"]
-    a, b = (pointers.get(name) or c for name in "AB")
+    suffix = "_ptrs" if listed else ""
+    c = pointers["C" + suffix]
+    a, b = (pointers.get(name + suffix) or c for name in "AB")
     kinds = ((a, s.dtype, s.a_transposed), (b, s.dtype, s.b_transposed), (c, s.dtype_c, False))
     A, B, C = (Factor(*kind, lead, stride) for kind, lead, stride in zip(kinds, leads, strides, strict=True))
     return ColumnProduct(p.N, p.M, p.K if p.reads_inputs else 0, p.matrices, B, A, C, s.dtype_acc)
@@ -84,12 +92,16 @@ class Handles:
             return self._made[device.index]
 
 
-class StridedBatchedGemm(ABC):
-    """kernelseam.contract.Implementation over one function of a vendor's library."""
+class LibraryGemm(ABC):
+    """kernelseam.contract.Implementation, but for its ``build``, over one function of a vendor's library."""
 
     name: str
     backend: str
     operation = "gemm"
+    view = "strided"
+    """How its matrices lie: "strided", one stride over all of them, or "pointers"."""
+    beyond: frozenset[str] = frozenset()
+    """What it takes of ``BEYOND``."""
     function: str
     """The library's name for it."""
     efficiency: float
@@ -100,20 +112,25 @@ class StridedBatchedGemm(ABC):
         """Why the library cannot be used here, or None."""
 
     @abstractmethod
-    def bind(self, problem: GemmProblem, device: Device, pointers: Mapping[str, int]) -> Callable[[int], None]:
-        """``launch(stream)`` of one product over these addresses."""
+    def build(self, problem: GemmProblem, device: Device) -> PlanParts: ...
+
+    def refuse(self, problem: GemmProblem) -> str | None:
+        """Why this one of all such functions does not take a problem that the others might, or None."""
+        return None
 
     def supports(self, problem: GemmProblem, device: Device) -> str | None:
         spec = problem.spec
         if device.evidence == EMULATED:
             return "runs on real devices only"
-        if spec.view != "strided":
-            return "takes strided batches only"
+        if spec.view != self.view:
+            return f"takes {'strided batches' if self.view == 'strided' else 'lists of addresses'} only"
+        if more := [words for name, words in BEYOND.items() if getattr(spec, name) and name not in self.beyond]:
+            return f"does not take {', '.join(more)}"
         if spec.dtype_c not in (spec.dtype, spec.dtype_acc):
             return f"has no {spec.dtype} product with a {spec.dtype_c} result"
         if spec.dtype_acc is not spec.dtype.accumulator:
             return f"does not sum {spec.dtype} products in {spec.dtype_acc}"
-        if problem.matrix_strides is None:
+        if self.view == "strided" and problem.matrix_strides is None:
             return "takes one stride over all matrices, and batch and head are not evenly spaced"
         rows = (problem.a_strides[2], problem.b_strides[2], problem.c_strides[2])
         if max(problem.M, problem.N, problem.K, problem.matrices, *rows) > LIMIT:
@@ -121,28 +138,53 @@ class StridedBatchedGemm(ABC):
         widths = (problem.a_shape[1], problem.b_shape[1], problem.N)
         if any(row < width for row, width in zip(rows, widths, strict=True)):
             return "takes rows that do not overlap: a row stride is smaller than its row"
-        return self.unavailable()
+        return self.refuse(problem) or self.unavailable()
 
     def cost(self, problem: GemmProblem, device: Device) -> Cost:
         return roofline(problem, device.limits, self.efficiency)
 
+    def record(self, device: Device) -> LaunchRecord:
+        """A call of the function."""
+        return LaunchRecord(self.function, (1, 1, 1), (1, 1, 1), 0, device.arch, "library")
+
+
+class BatchedGemm(LibraryGemm):
+    """One over a function that needs no workspace of the caller's."""
+
+    @abstractmethod
+    def bind(self, problem: GemmProblem, device: Device, pointers: Mapping[str, int]) -> Callable[[int], None]:
+        """``launch(stream)`` of one product over these addresses, by operand name."""
+
     def build(self, problem: GemmProblem, device: Device) -> PlanParts:
-        if 0 in (problem.M, problem.N, problem.matrices):
+        if empty(problem):
             return PlanParts(())
         return PlanParts((_Step(self, problem, device),))
+
+
+def empty(problem: GemmProblem) -> bool:
+    """Whether there is nothing to compute."""
+    return 0 in (problem.M, problem.N, problem.matrices)
+
+
+def single_stride(problem: GemmProblem, batch: int, head: int) -> int | None:
+    """The one stride over all batch·num_heads matrices or vectors that lie ``batch`` and ``head`` elements apart; None
+    where they are not evenly spaced."""
+    if problem.num_heads == 1:
+        return batch
+    return head if problem.batch == 1 or batch == head * problem.num_heads else None
 
 
 @dataclass(frozen=True)
 class _Step:
     """One call of the library."""
 
-    gemm: StridedBatchedGemm
+    gemm: BatchedGemm
     problem: GemmProblem
     device: Device
 
     @property
     def record(self) -> LaunchRecord:
-        return LaunchRecord(self.gemm.function, (1, 1, 1), (1, 1, 1), 0, self.device.arch, "library")
+        return self.gemm.record(self.device)
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
         return self.gemm.bind(self.problem, self.device, pointers)

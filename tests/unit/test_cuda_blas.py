@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
+from column_blas import Columns, multiply
 
-from kernelseam.blas import Handles
-from kernelseam.contract import Device, host_array
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.blas import BEYOND, Handles
+from kernelseam.contract import Device
+from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec, HeadsSpec
 from kernelseam.dtypes import FLOATING, DType
 from kernelseam.errors import DeviceError, OutOfDeviceMemory
 
@@ -55,20 +56,28 @@ class Library:
             turn_a, turn_b, m, n, k, alpha, a, kind_a, lda, stride_a, b, kind_b, ldb, stride_b, beta, c, kind_c, ldc,
             stride_c, count, compute, _,
         ) = (x.value for x in given)
+        return self._multiply(
+            m, n, k, count, Columns(a, _KINDS[kind_a], lda, stride_a, bool(turn_a)),
+            Columns(b, _KINDS[kind_b], ldb, stride_b, bool(turn_b)), Columns(c, _KINDS[kind_c], ldc, stride_c),
+            alpha, beta, compute,
+        )
+
+    def cublasGemmBatchedEx(self, handle: Any, *given: Any) -> int:
+        (
+            turn_a, turn_b, m, n, k, alpha, a, kind_a, lda, b, kind_b, ldb, beta, c, kind_c, ldc, count, compute, _,
+        ) = (x.value for x in given)
+        return self._multiply(
+            m, n, k, count, Columns(a, _KINDS[kind_a], lda, None, bool(turn_a)),
+            Columns(b, _KINDS[kind_b], ldb, None, bool(turn_b)), Columns(c, _KINDS[kind_c], ldc, None), alpha, beta,
+            compute,
+        )
+
+    def _multiply(self, *given: Any) -> int:
+        *product, alpha, beta, compute = given
         self.streams.append(self.stream)
         self.computes.append(compute)
         scalar = ctypes.c_double if compute in (70, 71) else ctypes.c_float
-
-        def columns(pointer: int, kind: int, ld: int, stride: int, rows: int, width: int) -> Any:
-            return host_array(pointer, (count, rows, width), (stride, 1, ld), _KINDS[kind])
-
-        left = columns(a, kind_a, lda, stride_a, *((k, m) if turn_a else (m, k))).astype(np.float64)
-        right = columns(b, kind_b, ldb, stride_b, *((n, k) if turn_b else (k, n))).astype(np.float64)
-        out = columns(c, kind_c, ldc, stride_c, m, n)
-        product = (left.swapaxes(1, 2) if turn_a else left) @ (right.swapaxes(1, 2) if turn_b else right)
-        product = scalar.from_address(alpha).value * product
-        scale = scalar.from_address(beta).value
-        out[...] = product if scale == 0 else product + scale * out.astype(np.float64)
+        multiply(*product, scalar.from_address(alpha).value, scalar.from_address(beta).value)
         return self.status
 
 
@@ -108,6 +117,49 @@ def test_products_agree(library: Library, dtype: DType, a_transposed: bool, b_tr
     assert library.modes == [16]
 
 
+def scattered(dtype: DType, count: int, rows: int, columns: int) -> tuple[list[Any], Any]:
+    """Matrices in any order in memory, of which one is nobody's, and the list of their addresses."""
+    made = integers(dtype, count + 1, rows, columns)
+    found = [made[i] for i in np.random.default_rng(rows).permutation(count + 1)[:count]]
+    return found, np.array([x.ctypes.data for x in found], np.uint64)
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize("a_transposed", [False, True])
+@pytest.mark.parametrize("b_transposed", [False, True])
+@pytest.mark.parametrize("beta", [0.0, 2.0])
+def test_products_of_lists_agree(
+    library: Library, dtype: DType, a_transposed: bool, b_transposed: bool, beta: float
+) -> None:
+    batch, heads, M, N, K = 2, 2, 5, 7, 6
+    a, a_list = scattered(dtype, 4, *((K, M + 2) if a_transposed else (M, K + 2)))  # rows with gaps
+    b, b_list = scattered(dtype, 4, *((N, K) if b_transposed else (K, N)))
+    c, c_list = scattered(dtype, 4, M, N + 1)
+    spec = GemmSpec(dtype, dtype, dtype.accumulator, a_transposed, b_transposed, "pointers")
+    steps = [(0, 0, x[0].shape[1]) for x in (a, b, c)]
+    problem = GemmProblem(spec, M, N, K, batch, heads, *steps, alpha=0.5, beta=beta)
+    old = [x.astype(np.float64) for x in c]
+    (step,) = blas.CublasBatchedGemm().build(problem, DEVICE).steps
+    assert (step.record.kernel, step.record.kind) == ("cublasGemmBatchedEx", "library")
+    step.bind({"A_ptrs": a_list.ctypes.data, "B_ptrs": b_list.ctypes.data, "C_ptrs": c_list.ctypes.data}, 0)(77)
+    for A, B, C, before in zip(a, b, c, old, strict=True):
+        left = (A[:, :M].T if a_transposed else A[:, :K]).astype(np.float64)
+        right = (B.T if b_transposed else B).astype(np.float64)
+        want = 0.5 * left @ right + beta * before[:, :N]
+        assert np.array_equal(C[:, :N], want.astype(dtype.numpy))
+        assert np.array_equal(C[:, N:], before[:, N:].astype(dtype.numpy))
+    assert library.streams == [77]
+
+
+def test_lists_that_are_not_read_need_not_be_there(library: Library) -> None:
+    spec = replace(SQUARE.spec, view="pointers")
+    c, c_list = scattered(DType.float32, 2, 4, 4)
+    want = [3 * x for x in c]
+    (step,) = blas.CublasBatchedGemm().build(replace(SQUARE, spec=spec, batch=2, alpha=0.0, beta=3.0), DEVICE).steps
+    step.bind({"A_ptrs": 0, "C_ptrs": c_list.ctypes.data}, 0)(0)
+    assert all(np.array_equal(x, y) for x, y in zip(c, want, strict=True))
+
+
 def test_every_product_runs_on_the_stream_it_is_given(library: Library) -> None:
     x = np.ones((4, 4), np.float32)
     (step,) = blas.CublasGemm().build(SQUARE, DEVICE).steps
@@ -143,3 +195,58 @@ def test_without_the_library_the_implementation_refuses(monkeypatch: pytest.Monk
         assert gemm.supports(replace(SQUARE, M=2**31), DEVICE) == "takes extents and row strides up to 2147483647"
     finally:
         blas.unavailable.cache_clear()
+
+
+LISTS = GemmProblem(
+    GemmSpec(DType.float16, DType.float16, DType.float32, view="pointers"), 8, 8, 8, 2, 3,
+    (0, 0, 8), (0, 0, 8), (0, 0, 8),
+)
+NARROW = (
+    "takes float16 products of matrices whose rows are known to keep 16-byte alignment or have an odd stride, and "
+    "{}_ptrs promises neither (alignment=16 promises it of addresses)"
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "spec", "reason"),
+    [
+        ({}, {}, None),
+        ({}, {"view": "strided"}, "takes lists of addresses only"),
+        ({}, {"bias": DType.float16}, "does not take a bias"),
+        ({}, {"residual": DType.float16, "summed": True}, "does not take a residual, products summed into one C"),
+        ({}, {"dtype_c": DType.bfloat16}, "has no float16 product with a bfloat16 result"),
+        ({"a_strides": (0, 0, 7)}, {}, "takes rows that do not overlap: a row stride is smaller than its row"),
+        ({}, {"vector_a": 2}, NARROW.format("A")),
+        ({}, {"vector_b": 2}, NARROW.format("B")),
+        ({}, {"vector_c": 2}, NARROW.format("C")),
+        ({"a_strides": (0, 0, 9)}, {"vector_a": 2}, None),  # no wide access to such rows could be right
+        ({"alpha": 0.0}, {"vector_a": 2, "vector_b": 2}, None),
+        ({"alpha": 0.0}, {"vector_c": 2}, NARROW.format("C")),
+        ({}, {"dtype_c": DType.float32, "vector_c": 4}, NARROW.format("C")),
+        ({}, {"dtype": DType.float32, "dtype_c": DType.float32, "vector_a": 4}, None),
+    ],
+)
+def test_what_it_takes_of_lists(
+    change: dict[str, Any], spec: dict[str, Any], reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blas, "unavailable", lambda: None)
+    problem = replace(LISTS, spec=replace(LISTS.spec, **spec), **change)
+    assert blas.CublasBatchedGemm().supports(problem, DEVICE) == reason
+
+
+def test_all_that_makes_a_product_more_than_plain_is_refused_by_name() -> None:
+    half = DType.float16
+    given: dict[str, Any] = {"bias": half, "residual": half, "row_sums": half, "heads": HeadsSpec()}
+    spec = LISTS.spec
+    more = {f.name: replace(spec, **{f.name: given.get(f.name, True)}) for f in fields(spec)}
+    assert {name for name, changed in more.items() if not changed.plain} == set(BEYOND)
+    for name, words in BEYOND.items():
+        reason = blas.CublasBatchedGemm().supports(replace(LISTS, spec=more[name]), DEVICE)
+        assert reason == f"does not take {words}"
+
+
+def test_each_of_its_functions_is_in_the_wheel() -> None:
+    if reason := blas.unavailable():
+        pytest.skip(f"cublas is missing: {reason}")
+    for gemm in (blas.CublasGemm(), blas.CublasBatchedGemm()):
+        assert callable(getattr(blas.library(), gemm.function))

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from column_blas import Columns, multiply
 
 from kernelseam.blas import Handles
-from kernelseam.contract import EMULATED, Device, host_array
+from kernelseam.contract import EMULATED, Device
 from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import FLOATING, DType
 from kernelseam.errors import DeviceError, NoDevice, OutOfDeviceMemory
@@ -58,6 +59,7 @@ _KINDS = {
     hipDataType.HIP_R_16F: DType.float16, hipDataType.HIP_R_16BF: DType.bfloat16, hipDataType.HIP_R_32F: DType.float32,
     hipDataType.HIP_R_64F: DType.float64,
 }
+_TURNED = {hipblasOperation_t.HIPBLAS_OP_N: False, hipblasOperation_t.HIPBLAS_OP_T: True}
 
 
 class Library:
@@ -90,22 +92,30 @@ class Library:
             turn_a, turn_b, m, n, k, alpha, a, kind_a, lda, stride_a, b, kind_b, ldb, stride_b, beta, c, kind_c, ldc,
             stride_c, count, compute, algorithm,
         ) = given
+        return self._multiply(
+            m, n, k, count, Columns(a, _KINDS[kind_a], lda, stride_a, _TURNED[turn_a]),
+            Columns(b, _KINDS[kind_b], ldb, stride_b, _TURNED[turn_b]), Columns(c, _KINDS[kind_c], ldc, stride_c),
+            alpha, beta, compute, algorithm,
+        )
+
+    def hipblasGemmBatchedEx(self, handle: Any, *given: Any) -> tuple[Any]:
+        (
+            turn_a, turn_b, m, n, k, alpha, a, kind_a, lda, b, kind_b, ldb, beta, c, kind_c, ldc, count, compute,
+            algorithm,
+        ) = given
+        return self._multiply(
+            m, n, k, count, Columns(a, _KINDS[kind_a], lda, None, _TURNED[turn_a]),
+            Columns(b, _KINDS[kind_b], ldb, None, _TURNED[turn_b]), Columns(c, _KINDS[kind_c], ldc, None), alpha, beta,
+            compute, algorithm,
+        )
+
+    def _multiply(self, *given: Any) -> tuple[Any]:
+        *product, alpha, beta, compute, algorithm = given
         assert algorithm == 160
         self.streams.append(self.stream)
         self.computes.append(compute)
         scalar = ctypes.c_double if compute == hipblasComputeType_t.HIPBLAS_COMPUTE_64F else ctypes.c_float
-
-        def columns(pointer: int, kind: Any, ld: int, stride: int, rows: int, width: int) -> Any:
-            return host_array(pointer, (count, rows, width), (stride, 1, ld), _KINDS[kind])
-
-        turned = {111: False, 112: True}
-        left = columns(a, kind_a, lda, stride_a, *((k, m) if turned[turn_a] else (m, k))).astype(np.float64)
-        right = columns(b, kind_b, ldb, stride_b, *((n, k) if turned[turn_b] else (k, n))).astype(np.float64)
-        out = columns(c, kind_c, ldc, stride_c, m, n)
-        left, right = (x.swapaxes(1, 2) if turned[t] else x for x, t in ((left, turn_a), (right, turn_b)))
-        product = scalar.from_address(alpha).value * (left @ right)
-        scale = scalar.from_address(beta).value
-        out[...] = product if scale == 0 else product + scale * out.astype(np.float64)
+        multiply(*product, scalar.from_address(alpha).value, scalar.from_address(beta).value)
         return (self.status,)
 
 
@@ -163,6 +173,49 @@ def test_alpha_0_reads_nothing(library: Library) -> None:
     assert np.array_equal(c, want)
 
 
+def scattered(dtype: DType, count: int, rows: int, columns: int) -> tuple[list[Any], Any]:
+    """Matrices in any order in memory, of which one is nobody's, and the list of their addresses."""
+    made = integers(dtype, count + 1, rows, columns)
+    found = [made[i] for i in np.random.default_rng(rows).permutation(count + 1)[:count]]
+    return found, np.array([x.ctypes.data for x in found], np.uint64)
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize("a_transposed", [False, True])
+@pytest.mark.parametrize("b_transposed", [False, True])
+@pytest.mark.parametrize("beta", [0.0, 2.0])
+def test_products_of_lists_agree(
+    library: Library, dtype: DType, a_transposed: bool, b_transposed: bool, beta: float
+) -> None:
+    batch, heads, M, N, K = 2, 2, 5, 7, 6
+    a, a_list = scattered(dtype, 4, *((K, M + 2) if a_transposed else (M, K + 2)))  # rows with gaps
+    b, b_list = scattered(dtype, 4, *((N, K) if b_transposed else (K, N)))
+    c, c_list = scattered(dtype, 4, M, N + 1)
+    spec = GemmSpec(dtype, dtype, dtype.accumulator, a_transposed, b_transposed, "pointers")
+    steps = [(0, 0, x[0].shape[1]) for x in (a, b, c)]
+    problem = GemmProblem(spec, M, N, K, batch, heads, *steps, alpha=0.5, beta=beta)
+    old = [x.astype(np.float64) for x in c]
+    (step,) = blas.HipBlasBatchedGemm().build(problem, DEVICE).steps
+    assert (step.record.kernel, step.record.kind) == ("hipblasGemmBatchedEx", "library")
+    step.bind({"A_ptrs": a_list.ctypes.data, "B_ptrs": b_list.ctypes.data, "C_ptrs": c_list.ctypes.data}, 0)(77)
+    for A, B, C, before in zip(a, b, c, old, strict=True):
+        left = (A[:, :M].T if a_transposed else A[:, :K]).astype(np.float64)
+        right = (B.T if b_transposed else B).astype(np.float64)
+        want = 0.5 * left @ right + beta * before[:, :N]
+        assert np.array_equal(C[:, :N], want.astype(dtype.numpy))
+        assert np.array_equal(C[:, N:], before[:, N:].astype(dtype.numpy))
+    assert library.streams == [77]
+
+
+def test_lists_that_are_not_read_need_not_be_there(library: Library) -> None:
+    spec = replace(SQUARE.spec, view="pointers")
+    c, c_list = scattered(DType.float32, 2, 4, 4)
+    want = [3 * x for x in c]
+    (step,) = blas.HipBlasBatchedGemm().build(replace(SQUARE, spec=spec, batch=2, alpha=0.0, beta=3.0), DEVICE).steps
+    step.bind({"A_ptrs": 0, "C_ptrs": c_list.ctypes.data}, 0)(0)
+    assert all(np.array_equal(x, y) for x, y in zip(c, want, strict=True))
+
+
 def test_every_product_runs_on_the_stream_it_is_given(library: Library) -> None:
     (step,) = blas.HipBlasGemm().build(SQUARE, DEVICE).steps
     assert (step.record.kernel, step.record.kind) == ("hipblasGemmStridedBatchedEx", "library")
@@ -213,3 +266,15 @@ def test_what_it_refuses(library: Library, monkeypatch: pytest.MonkeyPatch) -> N
     assert gemm.supports(SQUARE, DEVICE) == (
         "hipBLAS cannot be used: hipblasCreate failed with HIPBLAS_STATUS_NOT_INITIALIZED (1)"
     )
+
+
+def test_what_it_takes_of_lists(library: Library) -> None:
+    gemm, strided = blas.HipBlasBatchedGemm(), blas.HipBlasGemm()
+    listed = replace(SQUARE, spec=replace(SQUARE.spec, view="pointers"))
+    assert gemm.supports(listed, DEVICE) is None
+    assert gemm.supports(SQUARE, DEVICE) == "takes lists of addresses only"
+    assert strided.supports(listed, DEVICE) == "takes strided batches only"
+    biased = replace(listed, spec=replace(listed.spec, bias=DType.float32))
+    assert gemm.supports(biased, DEVICE) == "does not take a bias"
+    assert gemm.supports(replace(listed, N=2**31), DEVICE) == "takes extents and row strides up to 2147483647"
+    assert gemm.supports(listed, replace(DEVICE, evidence=EMULATED)) == "runs on real devices only"

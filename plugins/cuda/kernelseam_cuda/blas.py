@@ -1,7 +1,7 @@
-"""cuBLAS as a second way to compute a strided batched GEMM: a partner for parity, and often the fastest.
+"""cuBLAS as a second way to compute a batched GEMM: a partner for parity, and often the fastest.
 
-Its function is called through ctypes: CuPy's wrapper replaces the stream by CuPy's current one inside each call, and of
-the versions supported some refuse to be captured in a graph.
+Its functions are called through ctypes: CuPy's wrappers replace the stream by CuPy's current one inside each call, and
+of the versions supported some refuse to be captured in a graph.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from kernelseam.blas import ColumnProduct, Handles, StridedBatchedGemm, column_product, scalars
+from kernelseam.blas import BatchedGemm, ColumnProduct, Factor, Handles, column_product, scalars
 from kernelseam.contract import Device
 from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, OutOfDeviceMemory
 
 # cudaDataType and cublasComputeType_t, library_types.h and cublas_api.h. PEDANTIC: IEEE float32, never TF32.
-_TYPES = {DType.float16: 2, DType.bfloat16: 14, DType.float32: 0, DType.float64: 1}
-_COMPUTE = {DType.float16: 68, DType.bfloat16: 68, DType.float32: 69, DType.float64: 70}
+TYPES = {DType.float16: 2, DType.bfloat16: 14, DType.float32: 0, DType.float64: 1}
+COMPUTE = {DType.float16: 68, DType.bfloat16: 68, DType.float32: 69, DType.float64: 70}
 _ALGORITHM = -1
 _FULL_PRECISION_REDUCTION = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: partial sums stay float32
 _ALLOC_FAILED = 3
+_WIDEST = 16
 _INT, _WIDE, _POINTER = ctypes.c_int, ctypes.c_longlong, ctypes.c_void_p
 
 
-class CublasGemm(StridedBatchedGemm):
+class CublasGemm(BatchedGemm):
     """kernelseam.contract.Implementation over cublasGemmStridedBatchedEx."""
 
     name, backend, function, efficiency = "cublas", "cuda", "cublasGemmStridedBatchedEx", 0.75
@@ -50,33 +51,60 @@ class CublasGemm(StridedBatchedGemm):
         return launch
 
 
+class CublasBatchedGemm(CublasGemm):
+    """kernelseam.contract.Implementation over cublasGemmBatchedEx: lists of addresses in device memory."""
+
+    name, view, function, efficiency = "cublas-batched", "pointers", "cublasGemmBatchedEx", 0.6
+
+    def refuse(self, problem: GemmProblem) -> str | None:
+        """The library cannot look at addresses in device memory. Where a row stride allows wide accesses to 16-bit
+        elements it may use them, and on matrices that are less aligned they would be a fault of the device."""
+        spec, reads = problem.spec, problem.reads_inputs
+        for name, vector, strides, used in (
+            ("A_ptrs", spec.vector_a, problem.a_strides, reads), ("B_ptrs", spec.vector_b, problem.b_strides, reads),
+            ("C_ptrs", spec.vector_c, problem.c_strides, True),
+        ):
+            if used and spec.dtype.itemsize == 2 and vector < _WIDEST and strides[2] % 2 == 0:
+                return (
+                    f"takes {spec.dtype} products of matrices whose rows are known to keep {_WIDEST}-byte alignment or "
+                    f"have an odd stride, and {name} promises neither (alignment={_WIDEST} promises it of addresses)"
+                )
+        return None
+
+
 def arguments(x: ColumnProduct, alpha: int, beta: int) -> tuple[Any, ...]:
     """The function's arguments after the handle; ``alpha`` and ``beta`` are host addresses."""
 
-    def matrix(address: int, dtype: DType, lead: int, stride: int) -> tuple[Any, ...]:
-        return _POINTER(address), _INT(_TYPES[dtype]), _INT(lead), _WIDE(stride)
+    def matrix(f: Factor) -> tuple[Any, ...]:
+        where = _POINTER(f.address), _INT(TYPES[f.dtype]), _INT(f.lead)
+        return where if f.stride is None else (*where, _WIDE(f.stride))
 
-    first, second, result = (matrix(f.address, f.dtype, f.lead, f.stride) for f in (x.first, x.second, x.result))
+    first, second, result = map(matrix, (x.first, x.second, x.result))
     return (
         _INT(x.first.transposed), _INT(x.second.transposed), _INT(x.m), _INT(x.n), _INT(x.k), _POINTER(alpha), *first,
-        *second, _POINTER(beta), *result, _INT(x.count), _INT(_COMPUTE[x.first.dtype]), _INT(_ALGORITHM),
+        *second, _POINTER(beta), *result, _INT(x.count), _INT(COMPUTE[x.first.dtype]), _INT(_ALGORITHM),
     )
 
 
 @cache
 def library() -> Any:
     """cuBLAS, wherever a wheel, conda or the system put it. Raises DeviceError saying what to install."""
+    found = load("cublas", "cuBLAS")
+    found.cublasGetStatusName.restype = ctypes.c_char_p
+    return found
+
+
+def load(name: str, title: str) -> Any:
+    """One of the libraries that nvidia-cublas brings. Raises DeviceError saying what to install."""
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
-        found = ctypes.CDLL(load_nvidia_dynamic_lib("cublas").abs_path)
+        return ctypes.CDLL(load_nvidia_dynamic_lib(name).abs_path)
     except (ImportError, RuntimeError, OSError) as e:
         reason = str(e).partition("\n")[0]
         raise DeviceError(
-            f"cuBLAS cannot be loaded ({reason}): install nvidia-cublas, or nvidia-cublas-cu12 for CUDA 12"
+            f"{title} cannot be loaded ({reason}): install nvidia-cublas, or nvidia-cublas-cu12 for CUDA 12"
         ) from e
-    found.cublasGetStatusName.restype = ctypes.c_char_p
-    return found
 
 
 @cache
@@ -102,6 +130,10 @@ _handles = Handles(_create)
 
 
 def _failure(name: str, status: int) -> DeviceError:
-    text = library().cublasGetStatusName(_INT(status))
+    return failure(name, status, library().cublasGetStatusName(_INT(status)))
+
+
+def failure(name: str, status: int, text: bytes | None) -> DeviceError:
+    """The error for a status that is not success, whose name is ``text``."""
     kind = OutOfDeviceMemory if status == _ALLOC_FAILED else DeviceError
     return kind(f"{name} failed with {text.decode(errors='replace') if text else 'an unknown status'} ({status})")

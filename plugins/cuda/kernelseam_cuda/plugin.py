@@ -11,7 +11,8 @@ from kernelseam.contract import CONTRACT_VERSION, Backend, PluginInfo
 from kernelseam.errors import CompileError
 from kernelseam.hookspecs import hookimpl
 from kernelseam.plugins import Registry
-from kernelseam_cuda import bindings, blas
+from kernelseam_cuda import bindings, blas, cublaslt
+from kernelseam_cuda.blas_lt import CublasLtGemm
 from kernelseam_cuda.runtime import CudaRuntime
 from kernelseam_cuda.toolchain import CudaToolchain
 
@@ -25,7 +26,8 @@ DISTRIBUTIONS = (
 def backend() -> Backend:
     """The backend "cuda": made at first use, loads nothing."""
     runtime = CudaRuntime()
-    return Backend("cuda", runtime, CudaToolchain(runtime), (blas.CublasGemm(),), priority=10)
+    libraries = blas.CublasGemm(), CublasLtGemm(runtime), blas.CublasBatchedGemm()
+    return Backend("cuda", runtime, CudaToolchain(runtime), libraries, priority=10)
 
 
 @hookimpl
@@ -58,6 +60,7 @@ def kernelseam_doctor() -> Mapping[str, Any]:
     except CompileError as e:
         report["compiler"], can_compile = f"missing: {e.log}", False
     report["cublas"] = blas.unavailable() or "found"
+    report["cublaslt"] = cublaslt.unavailable() or "found"
     if not any(name.startswith("cupy-") for name in report["packages"]):
         report["no device memory because"] = f"cupy is missing: {bindings.INSTALL}"
     if devices:

@@ -1,4 +1,4 @@
-"""hipBLAS as a second way to compute a strided batched GEMM: a partner for parity, and often the fastest."""
+"""hipBLAS as a second way to compute a batched GEMM: a partner for parity, and often the fastest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from kernelseam.blas import ColumnProduct, Handles, StridedBatchedGemm, column_product, scalars
+from kernelseam.blas import BatchedGemm, ColumnProduct, Factor, Handles, column_product, scalars
 from kernelseam.contract import Device
 from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.dtypes import DType
@@ -21,10 +21,10 @@ _KINDS: dict[str, type[DeviceError]] = {
     "HIPBLAS_STATUS_NOT_INITIALIZED": NoDevice, "HIPBLAS_STATUS_ALLOC_FAILED": OutOfDeviceMemory,
 }
 _FIRST_VERSION = 7
-"""Before ROCm 7 the same function took other enumerations."""
+"""Before ROCm 7 the same functions took other enumerations."""
 
 
-class HipBlasGemm(StridedBatchedGemm):
+class HipBlasGemm(BatchedGemm):
     """kernelseam.contract.Implementation over hipblasGemmStridedBatchedEx."""
 
     name, backend, function, efficiency = "hipblas", "rocm", "hipblasGemmStridedBatchedEx", 0.8
@@ -46,15 +46,24 @@ class HipBlasGemm(StridedBatchedGemm):
         return launch
 
 
+class HipBlasBatchedGemm(HipBlasGemm):
+    """kernelseam.contract.Implementation over hipblasGemmBatchedEx: lists of addresses in device memory."""
+
+    name, view, function, efficiency = "hipblas-batched", "pointers", "hipblasGemmBatchedEx", 0.6
+
+
 def arguments(x: ColumnProduct, alpha: int, beta: int) -> tuple[Any, ...]:
     """The function's arguments after the handle; ``alpha`` and ``beta`` are host addresses."""
     blas, types = bindings.module("hipblas"), bindings.hip().hipDataType
     turn = {False: blas.hipblasOperation_t.HIPBLAS_OP_N, True: blas.hipblasOperation_t.HIPBLAS_OP_T}
     computes = blas.hipblasComputeType_t
     compute = computes.HIPBLAS_COMPUTE_64F if x.summed_in is DType.float64 else computes.HIPBLAS_COMPUTE_32F
-    first, second, result = (
-        (f.address, getattr(types, _TYPES[f.dtype]), f.lead, f.stride) for f in (x.first, x.second, x.result)
-    )
+
+    def matrix(f: Factor) -> tuple[Any, ...]:
+        where = f.address, getattr(types, _TYPES[f.dtype]), f.lead
+        return where if f.stride is None else (*where, f.stride)
+
+    first, second, result = map(matrix, (x.first, x.second, x.result))
     return (
         turn[x.first.transposed], turn[x.second.transposed], x.m, x.n, x.k, alpha, *first, *second, beta, *result,
         x.count, compute, blas.hipblasGemmAlgo_t.HIPBLAS_GEMM_DEFAULT,

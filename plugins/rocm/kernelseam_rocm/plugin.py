@@ -11,7 +11,7 @@ from kernelseam.contract import CONTRACT_VERSION, EMULATED, Backend, PluginInfo,
 from kernelseam.errors import CompileError, DeviceError
 from kernelseam.hookspecs import hookimpl
 from kernelseam.plugins import Registry
-from kernelseam_rocm.blas import HipBlasGemm
+from kernelseam_rocm.blas import HipBlasBatchedGemm, HipBlasGemm
 from kernelseam_rocm.emulation import VARIABLE
 from kernelseam_rocm.emulation import emulation as emulated
 from kernelseam_rocm.emulation.devices import JoinedRuntime
@@ -27,7 +27,7 @@ def backend() -> Backend:
     """The backend "rocm": made at first use, loads nothing."""
     emulation = emulated()
     runtime: Runtime = real() if isinstance(emulation, str) else JoinedRuntime(real(), emulation.arena)
-    return Backend("rocm", runtime, HipToolchain(runtime), (HipBlasGemm(),), priority=10)
+    return Backend("rocm", runtime, HipToolchain(runtime), (HipBlasGemm(), HipBlasBatchedGemm()), priority=10)
 
 
 @cache

@@ -1,0 +1,202 @@
+"""cuBLASLt as a further way to compute a strided batched GEMM, and the vendor's way to add a bias or a residual.
+
+Its algorithm is chosen when a problem is first looked at, by the library's heuristic: so a plan knows its workspace.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from kernelseam.blas import (
+    LIMIT,
+    Factor,
+    Handles,
+    LibraryGemm,
+    column_product,
+    empty,
+    scalars,
+    single_stride,
+)
+from kernelseam.contract import Device, LaunchRecord, PlanParts, Runtime
+from kernelseam.descriptors.gemm_problem import GemmProblem
+from kernelseam.errors import DeviceError
+from kernelseam_cuda import cublaslt
+from kernelseam_cuda.blas import COMPUTE, TYPES
+from kernelseam_cuda.cublaslt import Attribute, Described
+
+_MOST_WORKSPACE = 32 << 20
+"""What the vendor recommends for its newer archs."""
+_GIVEN_ALIGNMENT = 16
+"""Bytes that every workspace of a call is a multiple of."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """The heuristic's choice."""
+
+    words: tuple[int, ...]
+    """cublasLtMatmulAlgo_t."""
+    workspace_bytes: int
+
+    @property
+    def padded_bytes(self) -> int:
+        """Of a workspace within which one of these bytes can be aligned."""
+        more = cublaslt.WORKSPACE_ALIGNMENT - _GIVEN_ALIGNMENT
+        return self.workspace_bytes + more if self.workspace_bytes else 0
+
+
+class CublasLtGemm(LibraryGemm):
+    """kernelseam.contract.Implementation over cublasLtMatmul."""
+
+    name, backend, function, efficiency = "cublaslt", "cuda", "cublasLtMatmul", 0.75
+    beyond = frozenset({"bias", "residual"})
+
+    def __init__(self, runtime: Runtime) -> None:
+        """``runtime``: that of the backend, which makes a device current."""
+        self._runtime = runtime
+        self._chosen = lru_cache(maxsize=1024)(self._choose)
+
+    def unavailable(self) -> str | None:
+        return cublaslt.unavailable()
+
+    def refuse(self, problem: GemmProblem) -> str | None:
+        p, spec = problem, problem.spec
+        if not p.reads_inputs:
+            return "always multiplies, and where alpha or K is 0 A and B are not to be read"
+        for name, dtype, strides in (
+            ("bias", spec.bias, p.bias_strides), ("residual", spec.residual, p.residual_strides[:2]),
+        ):
+            if dtype and dtype is not spec.dtype_c:
+                return f"takes a {name} of C's dtype, {spec.dtype_c}, and it is {dtype}"
+            if dtype and single_stride(p, *strides) is None:
+                return f"takes one stride over all of a {name}, and batch and head are not evenly spaced"
+        if spec.residual and p.beta != 0:
+            return "adds one matrix to a product, and there are beta·C and a residual"
+        if spec.residual and not p.N <= p.residual_strides[2] <= LIMIT:
+            return f"takes rows of a residual that do not overlap, with a row stride up to {LIMIT}"
+        return None
+
+    def supports(self, problem: GemmProblem, device: Device) -> str | None:
+        reason = super().supports(problem, device)
+        if reason or empty(problem):
+            return reason
+        found = self._chosen(problem, device)
+        return found if isinstance(found, str) else None
+
+    def build(self, problem: GemmProblem, device: Device) -> PlanParts:
+        if empty(problem):
+            return PlanParts(())
+        found = self._chosen(problem, device)
+        if isinstance(found, str):
+            raise DeviceError(f"{self.function} {found}")
+        operation = None if problem.spec.bias else _operation(problem, 0)
+        step = _Step(self, problem, device, found, _layouts(problem), operation)
+        return PlanParts((step,), found.padded_bytes)
+
+    def _choose(self, problem: GemmProblem, device: Device) -> Algorithm | str:
+        """The algorithm that the heuristic finds best, or why there is none."""
+        p, spec = problem, problem.spec
+        added = spec.vector_r if spec.residual else spec.vector_c
+        wanted = Described("MatmulPreference", attributes={
+            cublaslt.MOST_WORKSPACE: _MOST_WORKSPACE,
+            cublaslt.REDUCTIONS: cublaslt.CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE,
+            cublaslt.ALIGNMENT_A: spec.vector_b, cublaslt.ALIGNMENT_B: spec.vector_a, cublaslt.ALIGNMENT_C: added,
+            cublaslt.ALIGNMENT_D: spec.vector_c,
+        })
+        # Of a bias the heuristic looks at the address, for its alignment: a plan knows no more than its element size.
+        operation = _operation(p, spec.bias.itemsize if spec.bias else 0)
+        layouts, found, count = _layouts(p), cublaslt.Found(), ctypes.c_int()
+        with self._runtime.activate(device):
+            handle, _ = _handles.of(device)
+            status = cublaslt.library().cublasLtMatmulAlgoGetHeuristic(
+                handle, operation.handle, *[x.handle for x in layouts], wanted.handle, 1, ctypes.byref(found),
+                ctypes.byref(count),
+            )
+        status = status or (found.state if count.value else 0)
+        if status in cublaslt.NO_ALGORITHM:
+            return f"has no algorithm for it ({cublaslt.status_name(status)})"
+        cublaslt.check("cublasLtMatmulAlgoGetHeuristic", status)
+        return Algorithm(tuple(found.algorithm), found.workspace_bytes) if count.value else "has no algorithm for it"
+
+
+def _layouts(p: GemmProblem) -> tuple[Described, Described, Described, Described]:
+    """How the library's A, B, C (what is added) and D (the result) lie."""
+    x = column_product(p, dict.fromkeys("ABC", 0))
+
+    def layout(f: Factor, rows: int, columns: int, stride: int | None) -> Described:
+        assert stride is not None
+        if f.transposed:
+            rows, columns = columns, rows
+        return Described("MatrixLayout", TYPES[f.dtype], rows, columns, f.lead, attributes={
+            cublaslt.BATCH_COUNT: x.count, cublaslt.BATCH_STRIDE: stride,
+        })
+
+    added, stride = x.result, x.result.stride
+    if p.spec.residual:
+        batch, head, row = p.residual_strides
+        added, stride = Factor(0, p.spec.residual, False, row, None), single_stride(p, batch, head)
+    return (
+        layout(x.first, x.m, x.k, x.first.stride), layout(x.second, x.k, x.n, x.second.stride),
+        layout(added, x.m, x.n, stride), layout(x.result, x.m, x.n, x.result.stride),
+    )
+
+
+def _operation(p: GemmProblem, bias: int) -> Described:
+    """The product, with the address of its bias. By rows of the library's D is by columns of C."""
+    attributes: dict[Attribute, int] = {
+        cublaslt.TRANSPOSE_A: p.spec.b_transposed, cublaslt.TRANSPOSE_B: p.spec.a_transposed,
+    }
+    if p.spec.bias:
+        stride = single_stride(p, *p.bias_strides)
+        assert stride is not None
+        attributes |= {
+            cublaslt.EPILOGUE: cublaslt.CUBLASLT_EPILOGUE_BIAS, cublaslt.BIAS_ADDRESS: bias,
+            cublaslt.BIAS_STRIDE: stride,
+        }
+    return Described("MatmulDesc", COMPUTE[p.spec.dtype], TYPES[p.spec.dtype_acc], attributes=attributes)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One call of the library."""
+
+    gemm: CublasLtGemm
+    problem: GemmProblem
+    device: Device
+    algorithm: Algorithm
+    layouts: tuple[Described, Described, Described, Described]
+    operation: Described | None
+    """None where there is a bias, whose address is part of it."""
+
+    @property
+    def record(self) -> LaunchRecord:
+        return self.gemm.record(self.device)
+
+    def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
+        p, need = self.problem, self.algorithm.workspace_bytes
+        x, (alpha, beta) = column_product(p, pointers), scalars(p)
+        added = x.result.address
+        if p.spec.residual:
+            added, beta.value = pointers["residual"], 1
+        operation = self.operation or _operation(p, pointers["bias"])
+        a, b, c, d = (layout.handle for layout in self.layouts)
+        algorithm = (ctypes.c_uint64 * 8)(*self.algorithm.words)
+        aligned = -(-workspace // cublaslt.WORKSPACE_ALIGNMENT) * cublaslt.WORKSPACE_ALIGNMENT if need else None
+        run = cublaslt.library().cublasLtMatmul
+        arguments = (
+            _handles.of(self.device)[0], operation.handle, ctypes.addressof(alpha), x.first.address, a,
+            x.second.address, b, ctypes.addressof(beta), added, c, x.result.address, d, ctypes.addressof(algorithm),
+            aligned, need,
+        )
+
+        def launch(stream: int, keep: object = (self, operation, alpha, beta, algorithm)) -> None:
+            if status := run(*arguments, stream):
+                cublaslt.check("cublasLtMatmul", status)
+
+        return launch
+
+
+_handles = Handles(cublaslt.create)
