@@ -3,6 +3,7 @@
 #pragma once
 
 #define KS_DEVICE __device__ __forceinline__
+#define KS_ARGUMENT const __grid_constant__
 #define KS_KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 
 static constexpr int WARP = 32;
@@ -62,6 +63,37 @@ template<class T, class S> KS_DEVICE T convert(S x) { return Convert<T>::from(x)
 template<class T> KS_DEVICE T zero_of() { return T{}; }
 
 #include "tile/base.h"
+
+// ---- sums in global memory that many blocks add to
+
+// From sm_90 on four neighbours are added at once; before, lanes next to each other add to floats next to each other.
+#if __CUDA_ARCH__ >= 900
+static constexpr int ADDED = 4;
+#else
+static constexpr int ADDED = 1;
+#endif
+template<int N> KS_DEVICE void lanes_add(float* to, const float (&x)[N]) {
+  static_assert(N % ADDED == 0, "whole groups of neighbours");
+#pragma unroll
+  for (int i = 0; i < N; i += ADDED) {
+    float* const place = to + i * WARP + lane() * ADDED;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(place), "f"(x[i]), "f"(x[i + 1]),
+                 "f"(x[i + 2]), "f"(x[i + 3]) : "memory");
+#else
+    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(place), "f"(x[i]) : "memory");
+#endif
+  }
+}
+template<int N> KS_DEVICE void lanes_load(float (&x)[N], const float* from) {
+#pragma unroll
+  for (int i = 0; i < N; i += ADDED) {
+    struct alignas(4 * ADDED) Group { float x[ADDED]; };
+    const Group y = *(const Group*)(from + i * WARP + lane() * ADDED);
+#pragma unroll
+    for (int e = 0; e < ADDED; e++) x[i + e] = y.x[e];
+  }
+}
 
 // ---- copies from global to shared memory
 
@@ -149,6 +181,7 @@ template<class T_> struct MatrixEngine {
   template<int N, int K, bool K_LAST_> struct Tile : PlainTile<T, K_LAST_ ? N : K, K_LAST_ ? K : N> {
     static constexpr bool K_LAST = K_LAST_;
     KS_DEVICE explicit Tile(char* m) : PlainTile<T, K_LAST_ ? N : K, K_LAST_ ? K : N>(m) {}
+    KS_DEVICE T element(int n, int k) const { return K_LAST ? this->at(n, k) : this->at(k, n); }
     // Shared address of the chunk at (row, col), for rows and columns that are multiples of 8 beyond a lane's own.
     KS_DEVICE unsigned address(int r, int c) const { return shared_address(&this->chunk(r, c)); }
   };
@@ -217,6 +250,15 @@ template<class T_> struct MatrixEngine {
 #pragma unroll
         for (int e = 0; e < 4; e++)
           a.x[r][c][e] = f(16 * r + g() + 8 * (e / 2), 8 * c + 2 * t() + e % 2, a.x[r][c][e], b.x[r][c][e]);
+  }
+
+  template<int R, int C, class F> static KS_DEVICE void map_pairs(Acc<R, C>& a, F f) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int c = 0; c < C / 8; c++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) f(16 * r + g() + 8 * h, 8 * c + 2 * t(), a.x[r][c][2 * h], a.x[r][c][2 * h + 1]);
   }
 
   template<int R> static KS_DEVICE void fill(Row<R>& a, float v) {
@@ -296,7 +338,8 @@ template<class T_> struct MatrixEngine {
     return p;
   }
 
-  template<class Out, int R, int C> static KS_DEVICE void to_shared(Out out, const Acc<R, C>& a) {
+  template<class Out, int R, int C>
+  static KS_DEVICE void to_shared(Out out, const Acc<R, C>& a, int row0 = 0, int column0 = 0) {
     typedef typename Out::T To;
 #pragma unroll
     for (int r = 0; r < R / 16; r++)
@@ -304,10 +347,23 @@ template<class T_> struct MatrixEngine {
       for (int c = 0; c < C / 8; c++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-          To* p = &out.at(16 * r + g() + 8 * h, 8 * c + 2 * t());
+          To* p = &out.at(row0 + 16 * r + g() + 8 * h, column0 + 8 * c + 2 * t());
           const float lo = a.x[r][c][2 * h], hi = a.x[r][c][2 * h + 1];
           if constexpr (sizeof(To) == 2) *(unsigned*)p = Pack<To>::two(lo, hi);
           else { struct alignas(8) Two { float x, y; }; *(Two*)p = {lo, hi}; }
         }
+  }
+
+  template<int R, int C> static KS_DEVICE void atomic_add(float* to, const Acc<R, C>& a) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int c = 0; c < C / 8; c++) lanes_add(to + r * 16 * C + c * 128, a.x[r][c]);
+  }
+  template<int R, int C> static KS_DEVICE void load(Acc<R, C>& a, const float* from) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int c = 0; c < C / 8; c++) lanes_load(a.x[r][c], from + r * 16 * C + c * 128);
   }
 };

@@ -104,7 +104,8 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
   Quad x[ROUNDS][RUN];
   int rows_left, cols_left;  // from the tile's first row and column to the matrix's ends
 
-  static KS_DEVICE Mine dealt() { return {(unsigned)opaque(thread_index())}; }
+  // A warp's number among several that copy each its own tiles does not count.
+  static KS_DEVICE Mine dealt() { return {(unsigned)opaque(THREADS == WARP ? lane() : thread_index())}; }
   KS_DEVICE bool inside() const { return rows_left >= Tile::ROWS && (EXACT || cols_left >= Tile::COLS); }
 
   // What is beyond an end is loaded from before it: instead of a row the last one, instead of a chunk that its row's end

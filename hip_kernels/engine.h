@@ -25,6 +25,7 @@ template<class T_, int N, int K, bool K_LAST_> struct MatrixTile {
   }
   // The element of outer index n at k; what follows it up to the next multiple of 8 is contiguous.
   KS_DEVICE T* place(int n, int k) const { return base + n * K + (k / 8 ^ permutation(n)) * 8 + k % 8; }
+  KS_DEVICE T element(int n, int k) const { return *place(n, k); }
 };
 
 template<class T_> struct MatrixEngine {
@@ -112,6 +113,21 @@ template<class T_> struct MatrixEngine {
       }
   }
 
+  template<int R, int C, class F> static KS_DEVICE void map_pairs(Acc<R, C>& a, F f) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int b = 0; b < C / 16; b++) {
+        const int row = opaque(16 * r + lane() % 16), column = opaque(sums_column<C>(b));
+#pragma unroll
+        for (int e = 0; e < BLOCK_SUMS; e += 2) {
+          float x = a.x[r][b][e], y = a.x[r][b][e + 1];  // what is part of a vector has no reference
+          f(row, column + e, x, y);
+          a.x[r][b][e] = x, a.x[r][b][e + 1] = y;
+        }
+      }
+  }
+
   template<int R> static KS_DEVICE void fill(Row<R>& a, float v) {
 #pragma unroll
     for (int r = 0; r < R / 16; r++) a.x[r] = v;
@@ -179,7 +195,8 @@ template<class T_> struct MatrixEngine {
     return p;
   }
 
-  template<class Out, int R, int C> static KS_DEVICE void to_shared(Out out, const Acc<R, C>& a) {
+  template<class Out, int R, int C>
+  static KS_DEVICE void to_shared(Out out, const Acc<R, C>& a, int row0 = 0, int column0 = 0) {
     typedef typename Out::T To;
     constexpr int RUN = BLOCK_SUMS < 16 / (int)sizeof(To) ? BLOCK_SUMS : 16 / (int)sizeof(To);
     typedef To Stored __attribute__((ext_vector_type(RUN)));
@@ -192,7 +209,48 @@ template<class T_> struct MatrixEngine {
           Stored y;
 #pragma unroll
           for (int f = 0; f < RUN; f++) y[f] = convert<To>(a.x[r][b][e + f]);
-          *(Stored*)&out.at(16 * r + lane() % 16, sums_column<C>(b) + e) = y;
+          *(Stored*)&out.at(row0 + 16 * r + lane() % 16, column0 + sums_column<C>(b) + e) = y;
         }
+  }
+  // The same for a factor: a lane's sums are neighbours of k, or of the outer index, and then far from each other.
+  template<int N, int K, bool K_LAST, int R, int C>
+  static KS_DEVICE void to_shared(MatrixTile<T, N, K, K_LAST> out, const Acc<R, C>& a, int row0, int column0) {
+    typedef T Stored __attribute__((ext_vector_type(BLOCK_SUMS)));
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int b = 0; b < C / 16; b++) {
+        const int row = row0 + 16 * r + lane() % 16, column = column0 + sums_column<C>(b);
+        Stored y;
+#pragma unroll
+        for (int e = 0; e < BLOCK_SUMS; e++) {
+          y[e] = convert<T>(a.x[r][b][e]);
+          if (!K_LAST) *out.place(column + e, row) = y[e];
+        }
+        if (K_LAST) *(Stored*)out.place(row, column) = y;
+      }
+  }
+
+  template<int R, int C> static KS_DEVICE void atomic_add(float* to, const Acc<R, C>& a) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int b = 0; b < C / 16; b++) {
+        float x[BLOCK_SUMS];
+#pragma unroll
+        for (int e = 0; e < BLOCK_SUMS; e++) x[e] = a.x[r][b][e];
+        lanes_add(to + r * 16 * C + b * 256, x);
+      }
+  }
+  template<int R, int C> static KS_DEVICE void load(Acc<R, C>& a, const float* from) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int b = 0; b < C / 16; b++) {
+        float x[BLOCK_SUMS];
+        lanes_load(x, from + r * 16 * C + b * 256);
+#pragma unroll
+        for (int e = 0; e < BLOCK_SUMS; e++) a.x[r][b][e] = x[e];
+      }
   }
 };

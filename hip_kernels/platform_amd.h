@@ -98,5 +98,16 @@ template<class T> KS_DEVICE T zero_of() { return (T)0.f; }
 
 #include "tile/base.h"
 
+// ---- sums in global memory that many blocks add to: atomics that give nothing back
+
+template<int N> KS_DEVICE void lanes_add(float* to, const float (&x)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) __builtin_amdgcn_global_atomic_fadd_f32((KS_GLOBAL float*)(to + i * WARP + lane()), x[i]);
+}
+template<int N> KS_DEVICE void lanes_load(float (&x)[N], const float* from) {
+#pragma unroll
+  for (int i = 0; i < N; i++) x[i] = ((const KS_GLOBAL float*)from)[i * WARP + lane()];
+}
+
 #include "engine.h"
 #include "copy.h"

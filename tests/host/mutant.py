@@ -58,11 +58,14 @@ class Mutant:
 
 SANITIZED = (
     "gemm-f16-nt", "gemm-bf16-tn", "gemm-f32-nn-unaligned", "gemm-f64-tn", "gemm-f32-nn-pointers",
-    "gemm-f32-nn-k-0-beta-half", "attention-f16-64-causal-65x65", "attention-bf16-128-causal-nan-in-hidden-v",
+    "gemm-f32-nn-k-0-beta-half", "gemm-f16-nt-35-of-16x16x16", "gemm-f16-nt-pointers-bias-residual",
+    "gemm-f32-nn-sum-bias-residual", "qkv-projection-f16-rotary-halves", "qkv-projection-bwd-bf16-bias",
+    "output-projection-bwd-f32-bias", "attention-f16-64-causal-65x65", "attention-bf16-128-causal-nan-in-hidden-v",
     "attention-f32-64-causal", "attention-f16-192v128", "attention-f16-64-odd", "attention-f16-64-pages-1-full",
     "attention-f16-64-causal-split-sinks", "attention-f16-64-causal-sequences-everything",
     "attention-bf16-576v512-causal-1-query-mqa", "attention-bwd-f16-64-causal-mqa-5",
     "attention-bwd-f32-64-causal-bias-window", "attention-bwd-bf16-192v256-causal",
+    "attention-bwd-f16-64-causal-any-order",
 )
 """Cases that cover the sources, in which sanitizers find nothing: what they report of a mutant is the bug."""
 

@@ -25,6 +25,7 @@ from mutant import (
     WRONG,
     Mutant,
 )
+from product_mutants import PRODUCTS
 
 STAGE = "if (STAGES == 1) block_barrier(); // everyone"
 
@@ -62,15 +63,15 @@ WRONG_NUMBERS = (
         "rows of B are taken A's stride apart",
     ),
     Mutant(
-        "gemm-batch-stride-ignored", GEMM, "at.batch * by_batch +", "", "gemm-f16-nt", UNTOUCHED,
+        "gemm-batch-stride-ignored", GEMM, "batch * by_batch +", "", "gemm-f16-nt", UNTOUCHED,
         "every batch is the first",
     ),
     Mutant(
-        "gemm-wrong-b-head", GEMM, "at.head / group", "at.head % group", "gemm-f16-nt-b-group-2", WRONG,
+        "gemm-wrong-b-head", GEMM, "head / b_head_group", "head % b_head_group", "gemm-f16-nt-b-group-2", WRONG,
         "heads that share a B take another's",
     ),
     Mutant(
-        "gemm-wrong-address-of-a-list", GEMM, "(i64)at.batch * num_heads + at.head", "(i64)at.batch + at.head",
+        "gemm-wrong-address-of-a-list", GEMM, "(i64)batch * heads + head", "(i64)batch + head",
         "gemm-f16-nt-pointers", UNTOUCHED, "a list is not walked batch by batch",
     ),
     Mutant(
@@ -91,7 +92,7 @@ WRONG_NUMBERS = (
         "alpha is taken for 1",
     ),
     Mutant(
-        "gemm-column-too-many", GEMM, "row0, M, col0, N);", "row0, M, col0, N + 1);", "gemm-f16-nt-gaps", STRAY,
+        "gemm-column-too-many", GEMM, "C, row0, M, col0, N);", "C, row0, M, col0, N + 1);", "gemm-f16-nt-gaps", STRAY,
         "column N is written",
     ),
     Mutant(
@@ -137,16 +138,16 @@ WRONG_NUMBERS = (
 )
 
 BACKWARD = "attention-bwd-f16-64-causal-mqa-5"
-REFILL = "block_barrier(); // this slice is visible to all, and the stage refilled below is no longer read"
+REFILL = "team_barrier(); // this slice is visible to all, and the stage refilled below is no longer read"
 
 WRONG_ORDER = (
     # ---- a barrier missing
     Mutant(
-        "gemm-slice-not-visible", GEMM, "block_barrier(); // this slice", "// this slice", "gemm-f16-nt", RACE,
+        "gemm-slice-not-visible", GEMM, "team_barrier(); // this slice", "// this slice", "gemm-f16-nt", RACE,
         "a slice is multiplied before all threads have copied their part", "thread",
     ),
     Mutant(
-        "gemm-one-stage-overwritten", GEMM, "if (STAGES == 1) block_barrier();", "", "gemm-f16-nt", RACE,
+        "gemm-one-stage-overwritten", GEMM, "if (STAGES == 1) team_barrier();", "", "gemm-f16-nt", RACE,
         "a slice lands where another is still multiplied", "thread", REGISTERS,
     ),
     Mutant(
@@ -159,7 +160,7 @@ WRONG_ORDER = (
         "gemm-f32-nn-k-0-beta-half", RACE, "a result overwrites the one before, which is still read", "thread",
     ),
     Mutant(
-        "gemm-ring-overwritten-by-the-result", GEMM, "else block_barrier(); // the ring", "else {} // the ring",
+        "gemm-ring-overwritten-by-the-result", GEMM, "else team_barrier(); // the ring", "else {} // the ring",
         "gemm-f16-nt", RACE, "a result overwrites slices that are still multiplied", "thread", REGISTERS,
     ),
     Mutant(
@@ -179,6 +180,11 @@ WRONG_ORDER = (
     Mutant(
         "backward-lines-overwritten", ATTENTION, "lines + parity * 2 * STEP", "lines", BACKWARD, RACE,
         "the LSEs of a tile overwrite the last one's, which others still read", "thread",
+    ),
+    Mutant(
+        "backward-scores-not-handed-on", ATTENTION, "block_barrier(); add_scores(gradient_v, s,",
+        "add_scores(gradient_v, s,", "attention-bwd-f16-64-causal-any-order", RACE,
+        "p and ds of other warps are multiplied before they are there", "thread",
     ),
     Mutant(
         "backward-owned-overwritten", ATTENTION, "block_barrier(); E::map(gradient_k,", "E::map(gradient_k,",
@@ -214,7 +220,7 @@ WRONG_ORDER = (
         "address",
     ),
     Mutant(
-        "gemm-row-written", GEMM, "row0, M, col0, N);", "row0, M + 1, col0, N);", "gemm-f16-nt", BEYOND,
+        "gemm-row-written", GEMM, "C, row0, M, col0, N);", "C, row0, M + 1, col0, N);", "gemm-f16-nt", BEYOND,
         "row M of C is written", "address",
     ),
     Mutant(
@@ -230,8 +236,8 @@ WRONG_ORDER = (
         "pages of keys beyond the last are looked up", "address",
     ),
     Mutant(
-        "gemm-result-beyond-shared-memory", GEMM, "RESULT + warp_index() * TileC",
-        "RESULT + (warp_index() + 1) * TileC", "gemm-f16-nt", BEYOND, "results lie one warp's too far", "address",
+        "gemm-result-beyond-shared-memory", GEMM, "RESULT + warp * TileC",
+        "RESULT + (warp + 1) * TileC", "gemm-f16-nt", BEYOND, "results lie one warp's too far", "address",
         DIRECT,
     ),
     # ---- ways that part
@@ -247,4 +253,4 @@ WRONG_ORDER = (
     ),
 )
 
-MUTANTS = (*WRONG_NUMBERS, *WRONG_ORDER)
+MUTANTS = (*WRONG_NUMBERS, *WRONG_ORDER, *PRODUCTS)

@@ -131,8 +131,9 @@ def test_arguments_are_packed_where_the_signature_says() -> None:
     step.bind({"A": 0x1000, "B": 0x2000, "C": 0x3000}, 0)(77)
     ((grid, arguments, stream),) = toolchain.kernel.launched
     assert (grid, stream) == ((2 * 3, 1, 1), 77)
-    assert struct.unpack_from("<3Q6q12i2f", arguments) == (
-        0x1000, 0x2000, 0x3000, 320, 0, 192, 0, 960, 0, 8, 24, 24, 40, 24, 8, 1, 1, 2, 1, 6, 6, 2.0, 0.5
+    assert struct.unpack("<6Q12q15i2f", arguments) == (
+        0x1000, 0x2000, 0x3000, 0, 0, 0, 320, 0, 192, 0, 960, 0, *[0] * 6, 8, 24, 24, 0, 40, 24, 8, 1, 1, 1, 1, 2, 1, 6,
+        6, 2.0, 0.5,
     )
 
 
@@ -197,7 +198,9 @@ def test_an_arch_that_the_toolchain_lacks_is_refused() -> None:
 def test_a_bundle_holds_its_operation_and_the_vocabulary_only() -> None:
     toolchain = FakeToolchain()
     made = bundle(HALVES["gemm"], F16, GEMM_TILES[0], toolchain, "fake1")
-    assert [n for n, _ in made.files] == ["gemm/gemm.h", "platform.h", "tile/base.h", "tile/simt.h", "tile/tile.h"]
+    assert [n for n, _ in made.files] == [
+        "gemm/gemm.h", "gemm/heads.h", "platform.h", "tile/base.h", "tile/simt.h", "tile/tile.h",
+    ]
     assert dict(made.defines)["KS_BM"] == "128" and dict(made.defines)["KS_POINTERS"] == "0"
     assert dict(made.defines)["FAKE"] == "1"
     assert made.text().endswith('#include "gemm/gemm.h"\n')

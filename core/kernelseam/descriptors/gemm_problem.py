@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kernelseam.contract import OperandRule
 from kernelseam.descriptors.attention_problem import distinct
 from kernelseam.dtypes import DType
+
+
+@dataclass(frozen=True)
+class HeadsSpec:
+    """What shapes a product whose columns are heads of q, k and v, as far as it shapes the binary."""
+
+    rotary: str = ""
+    """Which elements of a head of q and k are turned together: "halves" (i, i + n/2), "pairs" (2i, 2i + 1); "" none."""
+    positions: bool = False
+    """Whether rows have positions in memory; else they are numbered."""
+    paged: bool = False
+    """Whether k and v are written into pages, at the rows' positions."""
 
 
 @dataclass(frozen=True)
@@ -27,19 +39,85 @@ class GemmSpec:
     vector_a: int = 16
     vector_b: int = 16
     vector_c: int = 16
+    bias: DType | None = None
+    """Of what is added by column."""
+    residual: DType | None = None
+    vector_r: int = 16
+    """Of the residual's rows."""
+    summed: bool = False
+    """Whether products of several batches or heads are summed into one C."""
+    row_sums: DType | None = None
+    """Of what the sums of op(A)'s rows are stored as. This and what follows is asked for by projections alone."""
+    segmented: bool = False
+    """Whether A's heads lie in three places."""
+    heads: HeadsSpec | None = None
+    """Whether C's columns are heads of three operands."""
 
     operation = "gemm"
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is alpha·op(A)·op(B) + beta·C and nothing more."""
+        return not (self.bias or self.residual or self.summed or self.row_sums or self.segmented or self.heads)
+
     def __str__(self) -> str:
         ops = ("T" if self.a_transposed else "N") + ("T" if self.b_transposed else "N")
-        return f"gemm {self.dtype}→{self.dtype_c} {ops} {self.view}"
+        more = [n for n in ("bias", "residual", "summed", "row_sums", "segmented", "heads") if getattr(self, n)]
+        return " ".join((f"gemm {self.dtype}→{self.dtype_c} {ops} {self.view}", *more))
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive heads of A in one place."""
+
+    heads: int
+    strides: tuple[int, int, int]
+    """(batch, head, row)."""
+
+
+@dataclass(frozen=True)
+class HeadsProblem:
+    """Where the columns of C go: heads of q first, then of k, then of v, each of ``head_dim`` columns.
+
+    Row i of a matrix is token i % ``tokens`` of batch entry batch + i // ``tokens``. Element d of head h of that token
+    lies at batch·stride + h·stride + token·stride + d of its operand. Where k and v are paged, a token of position p
+    goes to row p % ``page_size`` of page table[entry, p // ``page_size``], and their batch stride is that between
+    pages.
+    """
+
+    num_heads: int
+    kv_heads: int
+    head_dim: int
+    tokens: int
+    q_strides: tuple[int, int, int]
+    """(batch, head, token); so for k and v."""
+    k_strides: tuple[int, int, int]
+    v_strides: tuple[int, int, int]
+    rotary_dim: int = 0
+    """Elements of a head that are turned, from the first on."""
+    rotary_stride: int = 0
+    """From a position's cosines to the next's, and so for the sines."""
+    first_position: int = 0
+    """Of every entry's first token, where positions are not in memory."""
+    positions_strides: tuple[int, int] = (0, 0)
+    """(batch, token)."""
+    page_size: int = 1
+    table_stride: int = 0
+    """From an entry's row of the block table to the next."""
+
+    @property
+    def columns(self) -> int:
+        """Of C: all heads'."""
+        return (self.num_heads + 2 * self.kv_heads) * self.head_dim
 
 
 @dataclass(frozen=True)
 class GemmProblem:
-    """C[b,h] = alpha·op(A[b,h])·op(B[b,h // b_head_group]) + beta·C[b,h]. Strides in elements.
+    """C[b', h'] = alpha·Σ op(A[b,h])·op(B[b,h // b_head_group]) + beta·C[b', h'] + bias[b', h'] + residual[b', h'], the
+    sum over those (b, h) with b // c_batch_group = b' and h // c_head_group = h'. Strides in elements.
 
-    With pointer lists the batch and head strides are 0 and each list has batch·num_heads entries.
+    With pointer lists the batch and head strides are 0; the lists of A and B have batch·num_heads entries, the others
+    one for each C.
     """
 
     spec: GemmSpec
@@ -49,19 +127,41 @@ class GemmProblem:
     batch: int
     num_heads: int
     a_strides: tuple[int, int, int]
-    """(batch, head, row); so for B and C."""
+    """(batch, head, row); so for B, C and the residual."""
     b_strides: tuple[int, int, int]
     c_strides: tuple[int, int, int]
     b_head_group: int = 1
     alpha: float = 1.0
     beta: float = 0.0
+    c_batch_group: int = 1
+    """Consecutive batches whose products are summed into one C."""
+    c_head_group: int = 1
+    bias_strides: tuple[int, int] = (0, 0)
+    """(batch, head)."""
+    residual_strides: tuple[int, int, int] = (0, 0, 0)
+    sums_strides: tuple[int, int] = (0, 0)
+    """(batch, head) of the row sums, by C's batches and heads; each M long."""
+    segments: tuple[Segment, ...] = ()
+    """Three where the spec says so, in place of ``a_strides``."""
+    heads: HeadsProblem | None = None
+    """Where the spec says so, in place of ``c_strides``."""
 
     operation = "gemm"
 
     @property
     def matrices(self) -> int:
-        """batch·num_heads."""
+        """Products: batch·num_heads."""
         return self.batch * self.num_heads
+
+    @property
+    def summed(self) -> int:
+        """Products that are summed into one C."""
+        return self.c_batch_group * self.c_head_group
+
+    @property
+    def results(self) -> int:
+        """C's."""
+        return (self.batch // self.c_batch_group) * (self.num_heads // self.c_head_group)
 
     @property
     def matrix_strides(self) -> tuple[int, int, int] | None:
@@ -99,28 +199,34 @@ class GemmProblem:
     @cached_property
     def operands(self) -> tuple[OperandRule, ...]:
         spec = self.spec
-        live = self.M > 0 and self.N > 0 and self.matrices > 0
-        reads = int(live and self.reads_inputs)
+        live = self.M > 0 and self.N > 0 and self.results > 0
+        reads = int(live and self.matrices > 0 and self.reads_inputs)
+        added = [n for n in ("bias", "residual") if getattr(spec, n)]
         if spec.view == "pointers":
-            n = self.matrices
-            return (
-                OperandRule("A_ptrs", None, (n * reads,), (1,), 8),
-                OperandRule("B_ptrs", None, (n * reads,), (1,), 8),
-                OperandRule("C_ptrs", None, (n * int(live),), (1,), 8),
-            )
-        h = self.num_heads
+            n, c = self.matrices * reads, self.results * int(live)
+            lists = (("A_ptrs", n), ("B_ptrs", n), ("C_ptrs", c), *((f"{n}_ptrs", c) for n in added))
+            return tuple(OperandRule(name, None, (entries,), (1,), 8) for name, entries in lists)
 
-        def rule(name: str, dtype: DType, vector: int, heads: int, shape: tuple[int, int],
-                 strides: tuple[int, int, int], used: int, written: bool = False) -> OperandRule:
+        def rule(name: str, dtype: DType, vector: int, shape: tuple[int, ...], strides: tuple[int, ...],
+                 used: int, written: bool = False) -> OperandRule:
             return OperandRule(
-                name, dtype, (self.batch * used, heads, *shape), (*strides, 1), max(vector, dtype.itemsize), written
+                name, dtype, (shape[0] * used, *shape[1:]), (*strides, 1), max(vector, dtype.itemsize), written
             )
 
-        return (
-            rule("A", spec.dtype, spec.vector_a, h, self.a_shape, self.a_strides, reads),
-            rule("B", spec.dtype, spec.vector_b, h // self.b_head_group, self.b_shape, self.b_strides, reads),
-            rule("C", spec.dtype_c, spec.vector_c, h, (self.M, self.N), self.c_strides, int(live), True),
-        )
+        h, c_lead = self.num_heads, (self.batch // self.c_batch_group, self.num_heads // self.c_head_group)
+        b_lead = (self.batch, h // self.b_head_group)
+        rules = [
+            rule("A", spec.dtype, spec.vector_a, (self.batch, h, *self.a_shape), self.a_strides, reads),
+            rule("B", spec.dtype, spec.vector_b, (*b_lead, *self.b_shape), self.b_strides, reads),
+            rule("C", spec.dtype_c, spec.vector_c, (*c_lead, self.M, self.N), self.c_strides, int(live), True),
+        ]
+        if spec.bias:
+            rules.append(rule("bias", spec.bias, 0, (*c_lead, self.N), self.bias_strides, int(live)))
+        if spec.residual:
+            shape = (*c_lead, self.M, self.N)
+            added_to = rule("residual", spec.residual, spec.vector_r, shape, self.residual_strides, int(live))
+            rules.append(added_to if self.beta else replace(added_to, may_be="C"))
+        return tuple(rules)
 
     @property
     def operations(self) -> int:
@@ -134,8 +240,9 @@ class GemmProblem:
         b = distinct(self.batch, self.b_strides[0]) * distinct(heads, self.b_strides[1]) * self.N * self.K
         if self.spec.view == "pointers":
             a, b = self.matrices * self.M * self.K, self.matrices * self.N * self.K
-        c = self.matrices * self.M * self.N
-        return (a + b) * size * int(self.reads_inputs) + c * c_size * (2 if self.beta else 1)
+        c = self.results * self.M * self.N
+        added = c * self.spec.residual.itemsize if self.spec.residual else 0
+        return (a + b) * size * int(self.reads_inputs) + c * c_size * (2 if self.beta else 1) + added
 
     @property
     def compute_dtype(self) -> DType:

@@ -10,12 +10,13 @@ from typing import Any
 from kernelseam.contract import ArchRow
 from kernelseam.descriptors.attention_bwd_problem import AttentionBwdSpec
 from kernelseam.descriptors.attention_problem import AttentionSpec
-from kernelseam.descriptors.gemm_problem import GemmSpec
+from kernelseam.descriptors.gemm_problem import GemmSpec, HeadsSpec
 from kernelseam.descriptors.merge_problem import MergeSpec
 from kernelseam.dtypes import DType
-from kernelseam.kernels.attention.backward import AttentionBwdHost, BackwardTile
+from kernelseam.kernels.attention.backward import AttentionBwdHost
 from kernelseam.kernels.attention.host import AttentionHost
 from kernelseam.kernels.attention.merge import MERGE
+from kernelseam.kernels.attention.query_gradient import QUERY_GRADIENT, QueryGradientSpec
 from kernelseam.kernels.attention.row_kernels import ROW_DOTS, SINK_GRADIENT, SUM_AXES, DotsSpec, SinkSpec, SumSpec
 from kernelseam.kernels.gemm.host import GemmHost
 from kernelseam.kernels.shared import HostHalf
@@ -47,14 +48,12 @@ class Covered:
         found = self.half.tiles(self.spec, row)
         if self.grouped:
             return tuple(replace(t, grouped=True) for t in found)
-        return tuple(x for t in found for x in (_parts(t) if isinstance(t, BackwardTile) else (t,)))
+        if self.half is BACKWARD:
+            return tuple(replace(t, role=role) for t in found for role in t.roles)
+        return tuple(found)
 
     def __str__(self) -> str:
         return " ".join((self.half.entry, *_words(self.spec), *["grouped"] * self.grouped))
-
-
-def _parts(tile: BackwardTile) -> tuple[BackwardTile, ...]:
-    return tuple(replace(tile, role=role) for role in (("keys", "queries") if tile.apart else ("both",)))
 
 
 def _words(spec: Any) -> Iterator[str]:
@@ -64,7 +63,10 @@ def _words(spec: Any) -> Iterator[str]:
         if hasattr(value, "__dataclass_fields__"):
             yield from _words(value)
         elif isinstance(value, bool):
-            yield from [field.name] * (value and field.name != "deterministic")
+            if field.name == "deterministic":
+                yield from ["any_order"] * (not value)
+            else:
+                yield from [field.name] * value
         elif isinstance(value, DType):
             yield value.value if field.name.startswith("dtype") else f"{field.name}={value}"
         elif isinstance(value, int):
@@ -74,7 +76,8 @@ def _words(spec: Any) -> Iterator[str]:
 
 
 def covering() -> tuple[Covered, ...]:
-    """GEMM: every dtype with every transpose case, pointer lists, narrow rows, float32 results.
+    """GEMM: every dtype with every transpose case, pointer lists, narrow rows, float32 results, sums, what is added to
+    a product, heads.
 
     Attention: every dtype with head dims from 32 to 576, different ones for keys and values, odd ones, causal or not,
     with LSE or not; every option alone or with those that models give it; every view. Its gradients:
@@ -97,7 +100,19 @@ def _gemms() -> Iterator[Covered]:
         specs.append(GemmSpec(dtype, dtype, F32, False, True, "strided", 2, 2, 2))
     specs.append(GemmSpec(F32, F32, F32, True, False, "pointers", 4, 4, 4))
     specs.append(GemmSpec(F64, F64, F64, False, True, "strided", 8, 8, 8))
-    return (Covered(GEMM, s) for s in specs)
+    yield from (Covered(GEMM, s) for s in specs)
+    # What is added to a product, sums of several, and the products of projections.
+    yield Covered(GEMM, GemmSpec(F16, F32, F32, bias=F16, residual=F32, view="pointers", summed=True))
+    yield Covered(GEMM, GemmSpec(BF16, BF16, F32, b_transposed=True, bias=BF16, residual=BF16), often=False)
+    yield Covered(GEMM, GemmSpec(F64, F64, F64, summed=True, bias=F64, residual=F64), often=False)
+    for dtype in (F16, F32):
+        acc = dtype.accumulator
+        halves, pairs = HeadsSpec("halves", True, True), HeadsSpec("pairs")
+        yield Covered(GEMM, GemmSpec(dtype, dtype, acc, b_transposed=True, bias=dtype, heads=halves))
+        narrow = GemmSpec(dtype, dtype, acc, b_transposed=True, vector_c=dtype.itemsize, heads=pairs)
+        yield Covered(GEMM, narrow, often=False)
+        yield Covered(GEMM, GemmSpec(dtype, dtype, acc, summed=True, segmented=True))
+        yield Covered(GEMM, GemmSpec(dtype, dtype, acc, True, summed=True, segmented=True, row_sums=dtype))
 
 
 def _attentions() -> Iterator[Covered]:
@@ -139,8 +154,9 @@ def _variants() -> Iterator[Covered]:
 
 
 def _gradients() -> Iterator[Covered]:
-    def one(spec: AttentionSpec, bias: bool = False, often: bool = False) -> Covered:
-        return Covered(BACKWARD, AttentionBwdSpec(replace(spec, lse=True), bias), often=often)
+    def one(spec: AttentionSpec, bias: bool = False, often: bool = False, deterministic: bool = True) -> Covered:
+        whole = AttentionBwdSpec(replace(spec, lse=True), bias, deterministic=deterministic)
+        return Covered(BACKWARD, whole, often=often)
 
     yield one(AttentionSpec(BF16, 128, 128, True, q_view="packed", kv_view="packed"), often=True)
     yield one(AttentionSpec(F16, 64, 64, bias=F16, mask=True), True, often=True)
@@ -152,6 +168,15 @@ def _gradients() -> Iterator[Covered]:
     yield one(AttentionSpec(F16, 250, 72, True, vector=2))
     yield one(AttentionSpec(F32, 64, 64, True, alibi=True, prefix=True))
     yield one(AttentionSpec(F32, 256, 256, True))
+    yield one(AttentionSpec(BF16, 128, 128, True, q_view="packed", kv_view="packed"), often=True, deterministic=False)
+    yield one(AttentionSpec(F16, 64, 64, True), deterministic=False)
+    yield one(AttentionSpec(F16, 128, 128), deterministic=False)
+    yield one(AttentionSpec(F16, 64, 64, bias=F16, mask=True), True, deterministic=False)
+    yield one(AttentionSpec(F16, 128, 128, window=True, softcap=True, sinks=True), deterministic=False)
+    yield one(AttentionSpec(BF16, 256, 256, True), deterministic=False)
+    yield one(AttentionSpec(F16, 40, 72, vector=2), deterministic=False)
+    yield one(AttentionSpec(F32, 64, 64, bias=F32, softcap=True), True, often=True, deterministic=False)
+    yield one(AttentionSpec(F32, 128, 128, True), deterministic=False)
 
 
 def _small() -> Iterator[Covered]:
@@ -160,5 +185,7 @@ def _small() -> Iterator[Covered]:
     yield Covered(MERGE, MergeSpec(F32, BF16, 512, pointers=True))
     yield Covered(ROW_DOTS, DotsSpec(F16, 128, False))
     yield Covered(ROW_DOTS, DotsSpec(F32, 50, True))
+    yield Covered(QUERY_GRADIENT, QueryGradientSpec(F16, 64))
+    yield Covered(QUERY_GRADIENT, QueryGradientSpec(F32, 50, True, 4))
     yield Covered(SINK_GRADIENT, SinkSpec(True))
     yield Covered(SUM_AXES, SumSpec(BF16))

@@ -21,8 +21,10 @@ GEMM = (
     GemmTile(_HALVES, bm=128, bn=64, bk=64, warps_m=2, warps_n=2, stages=3, min_blocks=2),
     GemmTile(_HALVES, bm=64, bn=64, bk=64, warps_m=2, warps_n=2, stages=2, min_blocks=4),
     GemmTile(_HALVES, bm=32, bn=32, bk=32, warps_m=1, warps_n=2, stages=2, min_blocks=8),
+    GemmTile(_HALVES, bm=16, bn=16, bk=32, warps_m=1, warps_n=1, stages=2, min_blocks=4, teams=8),
     GemmTile(_SINGLE, bm=64, bn=64, bk=16, warps_m=2, warps_n=2, stages=3, min_blocks=4),
-    GemmTile(_SINGLE, bm=32, bn=32, bk=16, warps_m=2, warps_n=2, stages=3, min_blocks=6),
+    GemmTile(_SINGLE, bm=32, bn=32, bk=16, warps_m=2, warps_n=2, stages=3, min_blocks=5),
+    GemmTile(_SINGLE, bm=16, bn=16, bk=16, warps_m=1, warps_n=1, stages=2, min_blocks=3, teams=8),
     GemmTile(_DOUBLE, bm=64, bn=64, bk=16, warps_m=2, warps_n=2, stages=2, min_blocks=2),
     GemmTile(_DOUBLE, bm=32, bn=32, bk=16, warps_m=2, warps_n=2, stages=2, min_blocks=4),
 )
@@ -58,5 +60,27 @@ ATTENTION_BWD = tuple(
         (_SINGLE, 256, 4, 8, 16, 2, False),
     )
 )
+# With atomics: no score is made twice. Warps divide scores, dk and dv, and dq each in their own way, so that a fragment
+# that is read from shared memory serves as many products as it can. Where 64 rows a step do not fit, or scores are
+# changed, it is 32.
+ATTENTION_BWD_ATOMIC = tuple(
+    BackwardTile(
+        dtypes, max_dim, warps, rows, step, 2, column_warps, plain=plain, score_rows=score_rows, query_rows=query_rows,
+        unroll=unroll,
+    )
+    for dtypes, max_dim, warps, rows, step, column_warps, score_rows, query_rows, unroll, plain in (
+        (_HALVES, 64, 8, 32, 64, 2, 32, 16, 2, True),
+        (_HALVES, 64, 8, 32, 32, 2, 16, 16, 2, False),
+        (_HALVES, 128, 8, 32, 64, 2, 32, 32, 2, True),
+        (_HALVES, 128, 8, 32, 32, 2, 16, 16, 2, False),
+        (_HALVES, 128, 8, 32, 32, 4, 16, 16, 2, False),
+        (_HALVES, 256, 8, 32, 64, 4, 16, 32, 2, True),
+        (_HALVES, 256, 8, 32, 32, 4, 16, 16, 1, False),
+        (_SINGLE, 64, 4, 32, 32, 2, 16, 16, 2, False),
+        (_SINGLE, 128, 4, 16, 16, 2, 8, 8, 2, False),
+    )
+)
 
-TILES: Mapping[str, tuple[Any, ...]] = {"gemm": GEMM, "attention": ATTENTION, "attention_bwd": ATTENTION_BWD}
+TILES: Mapping[str, tuple[Any, ...]] = {
+    "gemm": GEMM, "attention": ATTENTION, "attention_bwd": ATTENTION_BWD + ATTENTION_BWD_ATOMIC,
+}

@@ -15,23 +15,27 @@ SINGLE, DOUBLE = frozenset({DType.float32}), frozenset({DType.float64})
 # compute unit's LDS.
 CDNA_GEMM = (
     GemmTile(HALVES, 128, 128, 32, 2, 2, stages=2, min_blocks=2, persistent=False),
-    GemmTile(HALVES, 128, 64, 32, 2, 2, stages=2, min_blocks=2, persistent=False),
+    GemmTile(HALVES, 128, 64, 32, 2, 2, stages=2, min_blocks=2, persistent=False, row_sums=False),
     GemmTile(HALVES, 64, 64, 64, 2, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(HALVES, 32, 32, 64, 2, 2, stages=2, min_blocks=4, persistent=False),
+    GemmTile(HALVES, 16, 16, 32, 1, 1, stages=2, min_blocks=2, persistent=False, teams=4),
     GemmTile(SINGLE, 128, 64, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(SINGLE, 64, 64, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(SINGLE, 32, 32, 16, 2, 2, stages=2, min_blocks=4, persistent=False),
+    GemmTile(SINGLE, 16, 16, 16, 1, 1, stages=2, min_blocks=2, persistent=False, teams=4),
     GemmTile(DOUBLE, 64, 64, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(DOUBLE, 32, 32, 16, 2, 2, stages=2, min_blocks=4, persistent=False),
 )
 RDNA_GEMM = (
-    GemmTile(HALVES, 128, 128, 32, 4, 2, stages=2, min_blocks=2, persistent=False),
+    GemmTile(HALVES, 128, 128, 32, 4, 2, stages=2, min_blocks=2, persistent=False, row_sums=False),
     GemmTile(HALVES, 128, 64, 32, 4, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(HALVES, 64, 64, 32, 2, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(HALVES, 32, 32, 64, 2, 2, stages=2, min_blocks=2, persistent=False),
+    GemmTile(HALVES, 16, 16, 32, 1, 1, stages=2, min_blocks=2, persistent=False, teams=4),
     GemmTile(SINGLE, 128, 64, 16, 4, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(SINGLE, 64, 64, 16, 4, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(SINGLE, 32, 32, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
+    GemmTile(SINGLE, 16, 16, 16, 1, 1, stages=2, min_blocks=2, persistent=False, teams=4),
     GemmTile(DOUBLE, 64, 64, 16, 4, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(DOUBLE, 32, 32, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
 )
@@ -88,6 +92,19 @@ RDNA4_ATTENTION = (
     *RDNA_SINGLE_ATTENTION,
 )
 
+
+def _atomic(*rows: tuple[frozenset[DType], int, int, int, int, int, int, int, str]) -> tuple[BackwardTile, ...]:
+    """With atomics: no score is made twice. What is owned is "resident" in registers where those suffice, so that LDS
+    holds more of it; "plain" rows would have too few scalar registers for scores with options."""
+    return tuple(
+        BackwardTile(
+            dtypes, max_dim, warps, own, step, 1, column_warps, plain="plain" in words, one_layout=dtypes is SINGLE,
+            score_rows=score_rows, query_rows=query_rows, resident="resident" in words, unroll=2,
+        )
+        for dtypes, max_dim, warps, own, step, column_warps, score_rows, query_rows, words in rows
+    )
+
+
 # What is owned and what is walked over lie in LDS, the latter as either factor of a product.
 CDNA_ATTENTION_BWD = (
     BackwardTile(HALVES, 64, 4, 16, 32, 1, apart=True, one_layout=False),
@@ -96,12 +113,30 @@ CDNA_ATTENTION_BWD = (
     BackwardTile(SINGLE, 64, 4, 16, 16, 1, apart=True),
     BackwardTile(SINGLE, 128, 4, 8, 16, 1, column_warps=2, apart=True),
     BackwardTile(SINGLE, 256, 4, 8, 16, 1, column_warps=4, apart=True),
+    *_atomic(
+        (HALVES, 64, 4, 64, 32, 2, 32, 16, "resident plain"),
+        (HALVES, 128, 4, 64, 32, 2, 32, 16, "resident plain"),
+        (HALVES, 128, 4, 32, 32, 2, 16, 16, "resident plain"),
+        (HALVES, 256, 4, 64, 16, 4, 16, 16, "resident"),
+        (SINGLE, 64, 4, 32, 16, 2, 16, 8, "plain"),
+        (SINGLE, 128, 4, 16, 16, 2, 8, 8, ""),
+    ),
 )
-RDNA_ATTENTION_BWD = (
+_RDNA_ATTENTION_BWD = (
     BackwardTile(HALVES, 64, 8, 16, 16, 1, column_warps=2, apart=True, one_layout=False),
     BackwardTile(HALVES, 128, 8, 16, 16, 1, column_warps=4, apart=True, one_layout=False),
     BackwardTile(HALVES, 256, 8, 16, 16, 1, column_warps=8, apart=True, one_layout=False),
     BackwardTile(SINGLE, 64, 4, 8, 16, 1, apart=True),
     BackwardTile(SINGLE, 128, 4, 8, 16, 1, column_warps=2, apart=True),
     BackwardTile(SINGLE, 256, 4, 8, 16, 1, column_warps=4, apart=True),
+    *_atomic(
+        (HALVES, 128, 4, 16, 32, 2, 16, 16, ""),
+        (SINGLE, 64, 8, 16, 16, 2, 8, 8, ""),
+        (SINGLE, 128, 4, 16, 16, 2, 8, 8, ""),
+    ),
+)
+RDNA3_ATTENTION_BWD = (*_RDNA_ATTENTION_BWD, *_atomic((HALVES, 64, 8, 32, 32, 4, 16, 16, "")))
+RDNA4_ATTENTION_BWD = (
+    *_RDNA_ATTENTION_BWD,
+    *_atomic((HALVES, 64, 8, 32, 32, 2, 16, 16, "resident plain"), (HALVES, 64, 8, 32, 32, 4, 16, 16, "")),
 )

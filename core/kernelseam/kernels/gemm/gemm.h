@@ -1,18 +1,21 @@
-// Batched GEMM: C[i] = alpha · op(A[i]) · op(B[i]) + beta · C[i] for every matrix i of a strided batch or of a list
-// of addresses, in one launch.
+// Batched GEMM: C[i] = alpha · Σ op(A) · op(B) + beta · C[i] + bias[i] + residual[i] for every matrix C[i] of a strided
+// batch or of a list of addresses, in one launch; the sum over one product, or over those of several batches and heads.
 //
 // Algorithm: the work is cut into BM×BN tiles of all the C's. As many blocks start as the device holds at once, and each
 // takes every gridDim-th tile. Tiles of A and B come through shared memory in slices of BK, STAGES of them in a ring that
-// runs on from one tile of C to the next: the first slices of the next tile are copied while this one is multiplied and
-// written. Warps split a tile WARPS_M × WARPS_N; each holds its accumulators in registers. At the end of a tile alpha and
-// beta are applied, the result is rounded once, laid out in shared memory and written in whole rows.
+// runs on from one product to the next and from one tile of C to the next: the first slices of the next tile are copied
+// while this one is multiplied and written. Warps split a tile WARPS_M × WARPS_N; each holds its accumulators in
+// registers. At the end of a tile the epilogue is applied, the result is rounded once, laid out in shared memory and
+// written in whole rows: to C, or to the heads of three operands (heads.h).
 // Where KS_PERSISTENT is 0 there are as many blocks as tiles, each computes one, and the result is laid out where the ring
 // was: less shared memory and fewer registers, for devices that rather hold several blocks at once.
+// Where KS_TEAMS is more than 1, a block computes that many small tiles at once, each by a warp with a ring of its own.
 //
 // Constants (from the host half): KS_T, KS_TC (element types of A and B, and of C), KS_A_TRANSPOSED, KS_B_TRANSPOSED,
-// KS_POINTERS, KS_VECTOR_A/B/C (bytes that rows are aligned to), KS_BM, KS_BN, KS_BK, KS_WARPS_M, KS_WARPS_N,
-// KS_STAGES, KS_PERSISTENT, KS_MIN_BLOCKS, KS_SHARED_BYTES.
-// Shared memory: STAGES · (BM + BN) · BK elements, and (or, not persistent, at least) BM · BN elements of C.
+// KS_POINTERS, KS_VECTOR_A/B/C/R (bytes that rows of A, B, C, the residual are aligned to), KS_BIAS, KS_RESIDUAL,
+// KS_ROW_SUMS (element types, void where there is none), KS_SUMMED, KS_SEGMENTED, KS_HEADS (and those of heads.h), KS_BM,
+// KS_BN, KS_BK, KS_WARPS_M, KS_WARPS_N, KS_TEAMS, KS_STAGES, KS_PERSISTENT, KS_MIN_BLOCKS, KS_SHARED_BYTES.
+// Shared memory, for each team: STAGES · (BM + BN) · BK elements, and (or, not persistent, at least) BM · BN elements of C.
 // Registers: BM·BN / threads accumulators, plus one slice's operands.
 #include "tile/tile.h"
 
@@ -21,25 +24,60 @@ typedef KS_TC TC;
 typedef Engine<T> E;
 typedef E::Sum Sum;
 
+// What may be added or made beside C: its element type, void where there is none.
+template<class X> struct Maybe { static constexpr bool THERE = true; typedef X type; };
+template<> struct Maybe<void> { static constexpr bool THERE = false; typedef float type; };
+typedef Maybe<KS_BIAS> Bias;
+typedef Maybe<KS_RESIDUAL> Residual;
+typedef Maybe<KS_ROW_SUMS> RowSums;
+
 constexpr int BM = KS_BM, BN = KS_BN, BK = KS_BK, WARPS_M = KS_WARPS_M, WARPS_N = KS_WARPS_N, STAGES = KS_STAGES;
-constexpr int THREADS = WARP * WARPS_M * WARPS_N, WM = BM / WARPS_M, WN = BN / WARPS_N;
+constexpr int TEAMS = KS_TEAMS, THREADS = WARP * WARPS_M * WARPS_N, WM = BM / WARPS_M, WN = BN / WARPS_N;
 constexpr int AHEAD = COPY_THROUGH_REGISTERS ? 1 : STAGES - 1;
 typedef E::Tile<BM, BK, !KS_A_TRANSPOSED> TileA;
 typedef E::Tile<BN, BK, KS_B_TRANSPOSED> TileB;
 typedef PlainTile<TC, WM, WN> TileC;
 constexpr int STAGE_BYTES = TileA::BYTES + TileB::BYTES, RESULT = KS_PERSISTENT ? STAGES * STAGE_BYTES : 0;
-static_assert(STAGES * STAGE_BYTES <= KS_SHARED_BYTES, "the ring fits");
-static_assert(RESULT + WARPS_M * WARPS_N * TileC::BYTES <= KS_SHARED_BYTES, "the result fits");
+constexpr int TEAM_BYTES = KS_SHARED_BYTES / TEAMS;
+static_assert(STAGES * STAGE_BYTES <= TEAM_BYTES, "the ring fits");
+static_assert(RESULT + WARPS_M * WARPS_N * TileC::BYTES <= TEAM_BYTES, "the result fits");
 static_assert(STAGES >= 2 || COPY_THROUGH_REGISTERS, "a copy that is in flight needs a stage of its own");
+static_assert(TEAMS == 1 || WARPS_M * WARPS_N == 1, "of several teams each is a warp");
+
+KS_DEVICE void team_barrier() {
+  if (TEAMS > 1) warp_barrier();
+  else block_barrier();
+}
+
+// Heads in three places, each from head `first` on. An argument of the kernel, passed whole.
+struct Segments {
+  struct { void* base; i64 batch, head; int row, first; } of[3];
+};
+
+#if KS_HEADS
+#include "gemm/heads.h"
+#endif
 
 // Where alpha or K is 0 the host passes both as 0: A and B are then not read.
-// a, b, c: the first matrices, or lists of addresses. Strides in elements.
-KS_KERNEL(THREADS, KS_MIN_BLOCKS)
-gemm(const void* a, const void* b, void* c, i64 a_batch, i64 a_head, i64 b_batch, i64 b_head, i64 c_batch, i64 c_head,
-     int a_row, int b_row, int c_row, int M, int N, int K, int num_heads, int b_head_group, int tiles_m, int tiles_n,
-     unsigned total, unsigned blocks, Sum alpha, Sum beta) {
-  char* const memory = shared_memory<KS_SHARED_BYTES>();
-  const int slices = divide_up(K, BK), warp_m = warp_index() % WARPS_M * WM, warp_n = warp_index() / WARPS_M * WN;
+// a, b, c, bias, residual, sums: the first of each, or lists of addresses. Strides in elements. num_heads: C's; each sums
+// batch_group · head_group products.
+KS_KERNEL(THREADS * TEAMS, KS_MIN_BLOCKS)
+gemm(const void* a, const void* b, void* c, const void* bias, const void* residual, void* sums, i64 a_batch, i64 a_head,
+     i64 b_batch, i64 b_head, i64 c_batch, i64 c_head, i64 bias_batch, i64 bias_head, i64 residual_batch,
+     i64 residual_head, i64 sums_batch, i64 sums_head, int a_row, int b_row, int c_row, int residual_row, int M, int N,
+     int K, int num_heads, int batch_group, int head_group, int b_head_group, int tiles_m, int tiles_n, unsigned total,
+     unsigned blocks, Sum alpha, Sum beta
+#if KS_SEGMENTED
+     , KS_ARGUMENT Segments segments
+#endif
+#if KS_HEADS
+     , KS_ARGUMENT Heads heads
+#endif
+) {
+  const int team = TEAMS > 1 ? warp_index() : 0, warp = TEAMS > 1 ? 0 : warp_index();
+  char* const memory = shared_memory<KS_SHARED_BYTES>() + team * TEAM_BYTES;
+  const int warp_m = warp % WARPS_M * WM, warp_n = warp / WARPS_M * WN;
+  const int slices = divide_up(K, BK), terms = KS_SUMMED ? batch_group * head_group : 1;
 
   // A tile of C, counted up without divisions: its place in its matrix, and its matrix.
   struct Place {
@@ -63,10 +101,12 @@ gemm(const void* a, const void* b, void* c, i64 a_batch, i64 a_head, i64 b_batch
     return Place{(int)(tile - strip * tiles_m), (int)(strip - matrix * tiles_n), (int)(matrix - batch * num_heads),
                  (int)batch, tiles_m, tiles_n, num_heads};
   };
-  const Place step = KS_PERSISTENT ? place(blocks) : Place{};
-  auto matrix_at = [&](auto base, const Place& at, i64 by_batch, i64 by_head, int group) {
-    if (KS_POINTERS) return listed(base, (i64)at.batch * num_heads + at.head);
-    return base + at.batch * by_batch + (group == 1 ? at.head : at.head / group) * by_head;
+  const unsigned stride = blocks * TEAMS;
+  const Place step = KS_PERSISTENT ? place(stride) : Place{};
+  // The matrix of `heads` a batch that belongs to a batch and a head, in a strided batch or in a list.
+  auto matrix_at = [&](auto base, int batch, int head, int heads, i64 by_batch, i64 by_head) {
+    if (KS_POINTERS) return listed(base, (i64)batch * heads + head);
+    return base + batch * by_batch + head * by_head;
   };
 
   // The ring's far end: what is to be copied next.
@@ -74,22 +114,40 @@ gemm(const void* a, const void* b, void* c, i64 a_batch, i64 a_head, i64 b_batch
   Copy<TileB, THREADS, KS_VECTOR_B, false> copy_b;
   auto tile_a = [&](int stage) { return TileA(memory + stage * STAGE_BYTES); };
   auto tile_b = [&](int stage) { return TileB(memory + stage * STAGE_BYTES + TileA::BYTES); };
-  unsigned next_tile = block_index();
+  unsigned next_tile = block_index() * TEAMS + team;
   Place next = place(next_tile), at = next;
-  int next_slice = 0, far = 0;
+  int next_slice = 0, next_term = 0, far = 0;
   StridedView<const T> A{nullptr, a_row}, B{nullptr, b_row};
+  auto next_product = [&] {
+    const int groups = KS_SUMMED ? next_term / head_group : 0;
+    const int batch = KS_SUMMED ? next.batch * batch_group + groups : next.batch;
+    const int head = KS_SUMMED ? next.head * head_group + next_term - groups * head_group : next.head;
+    const int heads_in_all = KS_SUMMED ? num_heads * head_group : num_heads;
+#if KS_SEGMENTED
+    const auto& from = segments.of[(head >= segments.of[1].first) + (head >= segments.of[2].first)];
+    A = {(const T*)from.base + batch * from.batch + (head - from.first) * from.head, from.row};
+#else
+    A.base = matrix_at((const T*)a, batch, head, heads_in_all, a_batch, a_head);
+#endif
+    const int b_head_index = KS_POINTERS || b_head_group == 1 ? head : head / b_head_group;
+    B.base = matrix_at((const T*)b, batch, b_head_index, heads_in_all, b_batch, b_head);
+  };
   auto fetch = [&] {
     if (next_tile < total) {
-      if (next_slice == 0) {
-        A.base = matrix_at((const T*)a, next, a_batch, a_head, 1);
-        B.base = matrix_at((const T*)b, next, b_batch, b_head, b_head_group);
-      }
+      if (next_slice == 0) next_product();
       const int k0 = next_slice * BK, m0 = next.m * BM, n0 = next.n * BN;
       if constexpr (TileA::K_LAST) copy_a.fetch(tile_a(far), A, m0, M, k0, K);
       else copy_a.fetch(tile_a(far), A, k0, K, m0, M);
+#if KS_HEADS
+      copy_b.fetch(tile_b(far), heads.weight_rows(B), n0, N, k0, K);
+#else
       if constexpr (TileB::K_LAST) copy_b.fetch(tile_b(far), B, n0, N, k0, K);
       else copy_b.fetch(tile_b(far), B, k0, K, n0, N);
-      if (++next_slice == slices) next_slice = 0, next_tile = KS_PERSISTENT ? next_tile + blocks : total, next += step;
+#endif
+      if (++next_slice == slices) {
+        next_slice = 0;
+        if (++next_term == terms) next_term = 0, next_tile = KS_PERSISTENT ? next_tile + stride : total, next += step;
+      }
     }
     if (++far == STAGES) far = 0;
     copies_commit();
@@ -98,38 +156,100 @@ gemm(const void* a, const void* b, void* c, i64 a_batch, i64 a_head, i64 b_batch
 #pragma unroll
     for (int s = 0; s < AHEAD; s++) fetch();
 
+  // Where what a tile makes goes, and what is added to it comes from. Made before the products where a block has one tile:
+  // that frees scalar registers. Else after them: what the host passed is at hand all the time.
+  struct Ends {
+    TC* c;
+    const Bias::type* bias;
+    const Residual::type* residual;
+  };
+  auto ends_of = [&](const Place& at) {
+    auto one = [&](auto base, i64 by_batch, i64 by_head) {
+      return matrix_at(base, at.batch, at.head, num_heads, by_batch, by_head);
+    };
+    return Ends{KS_HEADS ? (TC*)c : one((TC*)c, c_batch, c_head),
+                Bias::THERE ? one((const Bias::type*)bias, bias_batch, bias_head) : nullptr,
+                Residual::THERE ? one((const Residual::type*)residual, residual_batch, residual_head) : nullptr};
+  };
+
   int stage = 0;
-  for (unsigned tile = block_index(); tile < total; tile += blocks, at += step) {
+  for (unsigned tile = block_index() * TEAMS + team; tile < total; tile += stride, at += step) {
     E::Acc<WM, WN> acc;
     E::zero(acc);
-    for (int slice = 0; slice < slices; slice++) {
+    constexpr int SUM_ROWS = RowSums::THERE ? (BM + THREADS - 1) / THREADS : 1;  // of a thread
+    const int me = TEAMS > 1 ? lane() : thread_index();
+    // Of the tiles that hold the same rows one sums them: heads may share a left factor, and so its sums.
+    RowSums::type* const sums_of = RowSums::THERE && at.n == 0 && (at.head == 0 || sums_head != 0)
+        ? (RowSums::type*)sums + at.batch * sums_batch + at.head * sums_head : nullptr;
+    Sum row_sums[SUM_ROWS] = {};
+    Ends ends;
+    if (!KS_PERSISTENT) ends = ends_of(at);
+    for (int slice = 0; slice < slices * terms; slice++) {
       copies_wait<AHEAD - 1>();
-      if (STAGES == 1) block_barrier();  // everyone has multiplied the slice that lay here
+      if (STAGES == 1) team_barrier();  // everyone has multiplied the slice that lay here
       copy_a.land(tile_a(stage));
       copy_b.land(tile_b(stage));
-      block_barrier();  // this slice is visible to all, and the stage refilled below is no longer read
+      team_barrier();  // this slice is visible to all, and the stage refilled below is no longer read
       fetch();
 #pragma unroll
       for (int k = 0; k < BK; k += E::K_STEP) {
         const auto left = E::template operand<WM, E::K_STEP>(tile_a(stage), warp_m, k);
         E::mma(acc, left, tile_b(stage), warp_n, k);
       }
+      if (RowSums::THERE && sums_of)
+#pragma unroll
+        for (int r = 0; r < SUM_ROWS; r++)
+          if (BM % THREADS == 0 || me + r * THREADS < BM)
+#pragma unroll 2
+            for (int k = 0; k < BK; k++) row_sums[r] += (Sum)to_sum(tile_a(stage).element(me + r * THREADS, k));
       if (++stage == STAGES) stage = 0;
     }
 
     const int row0 = at.m * BM + warp_m, col0 = at.n * BN + warp_n;
-    const StridedView<TC> C{matrix_at((TC*)c, at, c_batch, c_head, 1), c_row};
+    if (KS_PERSISTENT) ends = ends_of(at);
     if (alpha != Sum(1)) E::map(acc, [=](int, int, Sum x) { return alpha * x; });
+    if constexpr (RowSums::THERE) {
+#pragma unroll
+      for (int r = 0; r < SUM_ROWS; r++) {
+        const int i = me + r * THREADS, m = at.m * BM + i;
+        if (sums_of && i < BM && m < M) sums_of[m] = convert<RowSums::type>(row_sums[r]);
+      }
+    }
+    if (Bias::THERE) {
+      E::map(acc, [&](int, int j, Sum x) {
+        if (col0 + j >= N) return x;
+#if KS_HEADS
+        return x + (Sum)to_sum(ends.bias[heads.order.weight_row(col0 + j)]);
+#else
+        return x + (Sum)to_sum(ends.bias[col0 + j]);
+#endif
+      });
+    }
+    TileC out(memory + RESULT + warp * TileC::BYTES);
+#if KS_HEADS
+    heads.rotate(acc, at.batch, row0, M, col0, N);
+#else
+    const StridedView<TC> C{ends.c, c_row};
     if (beta != Sum(0))
       E::map(acc, [&](int i, int j, Sum x) {
         return row0 + i < M && col0 + j < N ? x + beta * (Sum)to_sum(C.row(row0 + i)[col0 + j]) : x;
       });
-    TileC out(memory + RESULT + warp_index() * TileC::BYTES);
+    if (Residual::THERE) {
+      const StridedView<const Residual::type> from{ends.residual, residual_row};
+      E::map(acc, [&](int i, int j, Sum x) {
+        return row0 + i < M && col0 + j < N ? x + (Sum)to_sum(from.row(row0 + i)[col0 + j]) : x;
+      });
+    }
+#endif
     if (KS_PERSISTENT) warp_barrier();  // the warp has written its last tile from here
-    else block_barrier();  // the ring is no longer read
+    else team_barrier();  // the ring is no longer read
     E::to_shared(out, acc);
     warp_barrier();
+#if KS_HEADS
+    heads.copy_out(out, at.batch, row0, M, col0, N);
+#else
     warp_copy_out<KS_VECTOR_C>(out, C, row0, M, col0, N);
+#endif
     if (!KS_PERSISTENT) break;
   }
 }

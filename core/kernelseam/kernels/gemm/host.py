@@ -5,16 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernelseam.contract import ArchRow, Device
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec, HeadsProblem, HeadsSpec
 from kernelseam.dtypes import DType
-from kernelseam.kernels.elements import DEVICE_TYPE, INT32, divide_up, refuse_dtype, refuse_row_strides
+from kernelseam.kernels.elements import (
+    DEVICE_TYPE,
+    INT32,
+    divide_up,
+    divider,
+    refuse_dtype,
+    refuse_row_strides,
+)
 from kernelseam.kernels.launches import Launch, Launches
-from kernelseam.kernels.signature import Signature
+from kernelseam.kernels.signature import Signature, Structure
 
 
 @dataclass(frozen=True)
 class GemmTile:
-    """A row of an arch's table: a BM×BN tile of C a block, slices of BK, a ring of ``stages`` slices."""
+    """A row of an arch's table: a BM×BN tile of C a team of warps, slices of BK, a ring of ``stages`` slices."""
 
     dtypes: frozenset[DType]
     bm: int
@@ -27,21 +34,58 @@ class GemmTile:
     """Blocks that share a compute unit; bounds the registers, and how many persistent blocks are started."""
     persistent: bool = True
     """Whether a block computes tile after tile, copying the next one's slices ahead; else one, in less memory."""
+    teams: int = 1
+    """Tiles that a block computes at once; where there are several, each team is one warp."""
+    row_sums: bool = True
+    """Whether it leaves registers for sums of rows."""
 
     def shared_bytes(self, spec: GemmSpec) -> int:
-        """The ring, and the tile of C: beside it where blocks are persistent, else in its place."""
+        """For each team the ring, and the tile of C: beside it where blocks are persistent, else in its place."""
         ring = self.stages * (self.bm + self.bn) * self.bk * spec.dtype.itemsize
         result = self.bm * self.bn * spec.dtype_c.itemsize
-        return ring + result if self.persistent else max(ring, result)
+        return self.teams * (ring + result if self.persistent else max(ring, result))
 
     def count(self, problem: GemmProblem) -> int:
         """Tiles of all matrices."""
-        return divide_up(problem.M, self.bm) * divide_up(problem.N, self.bn) * problem.matrices
+        return divide_up(problem.M, self.bm) * divide_up(problem.N, self.bn) * problem.results
+
+    def blocks(self, problem: GemmProblem) -> int:
+        """Blocks that compute a tile a team."""
+        return divide_up(self.count(problem), self.teams)
 
 
-_STRIDES = ("a_batch", "a_head", "b_batch", "b_head", "c_batch", "c_head")
-_INTS = ("a_row", "b_row", "c_row", "M", "N", "K", "num_heads", "b_head_group", "tiles_m", "tiles_n", "total",
-         "blocks")
+_WALKED = ("a", "b", "c", "bias", "residual", "sums")
+_AXES = ("batch", "head", "row")
+_INTS = (
+    "a_row", "b_row", "c_row", "residual_row", "M", "N", "K", "num_heads", "batch_group", "head_group", "b_head_group",
+    "tiles_m", "tiles_n", "total", "blocks",
+)
+_SEGMENTS, _HEADS = ("a", "a1", "a2"), ("c", "c1", "c2")
+"""Parameters where A, or C, lies in three places."""
+
+
+def _segments(names: tuple[str, str, str]) -> Structure:
+    def one(n: str) -> Structure:
+        strides = ((f"{n}_batch", "i64"), (f"{n}_head", "i64"), (f"{n}_row", "i32"))
+        return Structure(((n, "pointer"), *strides, (f"{n}_first", "i32")))
+
+    return Structure(tuple((n, one(n)) for n in names))
+
+
+def _divider(name: str) -> Structure:
+    return Structure(tuple((f"{name}{part}", "i32") for part in _DIVIDER))
+
+
+_DIVIDER = ("", "_magic", "_shift")
+_HEADS_POINTERS = ("cosines", "sines", "positions", "table")
+_HEADS_INTS = ("positions_row", "table_row", "rotary_row", "first_position")
+_HEADS_STRUCTURE = Structure((
+    ("operands", _segments(_HEADS)), *((n, "pointer") for n in _HEADS_POINTERS),
+    ("positions_batch", "i64"), *((n, "i32") for n in _HEADS_INTS),
+    ("order", Structure((("head", _divider("head")), ("turned_end", "i32"), ("rotary_dim", "i32")))),
+    ("tokens", _divider("tokens")), ("page", _divider("page")),
+))
+_ROTARY = {"": 0, "halves": 1, "pairs": 2}
 
 
 class GemmHost:
@@ -52,81 +96,133 @@ class GemmHost:
     source = "gemm/gemm.h"
 
     def refuse(self, problem: GemmProblem, row: ArchRow) -> str | None:
-        spec = problem.spec
+        p, spec = problem, problem.spec
         if not self.tiles(spec, row):
             return f"no tile of {row.arch} takes {spec.dtype} to {spec.dtype_c}"
-        if (count := min(t.count(problem) for t in self.tiles(spec, row))) >= INT32:
+        if (count := min(t.count(p) for t in self.tiles(spec, row))) >= INT32:
             return f"it has {count} tiles of C, not fewer than 2^31"
-        return refuse_dtype(spec.dtype, row) or refuse_row_strides(
-            stride_a_row=problem.a_strides[2], stride_b_row=problem.b_strides[2], stride_c_row=problem.c_strides[2]
-        )
+        if p.summed * max(p.K, 1) >= INT32:
+            return f"it sums {p.summed} products of K = {p.K} into one C, 2^31 terms or more"
+        rows = {"stride_b_row": p.b_strides[2], "stride_residual_row": p.residual_strides[2]}
+        rows |= {f"stride_a{i}_row": s.strides[2] for i, s in enumerate(p.segments)} or {"stride_a_row": p.a_strides[2]}
+        if p.heads is None:
+            rows["stride_c_row"] = p.c_strides[2]
+        else:
+            tokens = {n: getattr(p.heads, f"{n}_strides")[2] for n in "qkv"}
+            rows |= {f"the {n} token stride": s for n, s in tokens.items()}
+        return refuse_dtype(spec.dtype, row) or refuse_row_strides(**rows)
 
     def tiles(self, spec: GemmSpec, row: ArchRow) -> tuple[GemmTile, ...]:
         return tuple(
             t for t in row.tiles.get("gemm", ())
             if spec.dtype in t.dtypes and t.shared_bytes(spec) <= row.shared_bytes_per_block
+            and (t.row_sums or not spec.row_sums)
         )
 
     def tile(self, problem: GemmProblem, row: ArchRow, device: Device) -> GemmTile:
-        """The tile that needs the least time in a model of one: rounds of tiles over the compute units, each tile
-        paying for its area, and for its two edges what loading and starting costs."""
+        """The tile that needs the least time in a model of one: rounds of blocks over the compute units, each tile
+        paying for its area, and for its two edges what loading and starting costs. Teams, which share no loads, are for
+        matrices of a tile or two; their warps hide half of each other's waits."""
 
         def time(t: GemmTile) -> float:
-            rounds = divide_up(t.count(problem), max(device.limits.compute_units, 1))
-            return rounds * (t.bm * t.bn + 32 * (t.bm + t.bn))
+            rounds = divide_up(t.blocks(problem), max(device.limits.compute_units, 1))
+            return rounds * (t.teams + 1) / 2 * (t.bm * t.bn + 32 * (t.bm + t.bn))
 
-        return min((t for t in self.tiles(problem.spec, row) if t.count(problem) < INT32), key=time)
+        return min(
+            (
+                t for t in self.tiles(problem.spec, row)
+                if t.count(problem) < INT32 and (t.teams == 1 or t.count(problem) <= 2 * problem.results)
+            ),
+            key=time,
+        )
 
     def launches(self, problem: GemmProblem, tile: GemmTile, device: Device) -> Launches:
         return Launches((Launch(self, problem, tile),))
 
     def defines(self, spec: GemmSpec, tile: GemmTile, row: ArchRow) -> dict[str, object]:
+        def kind(dtype: DType | None) -> str:
+            return DEVICE_TYPE[dtype] if dtype else "void"
+
         return {
             "T": DEVICE_TYPE[spec.dtype], "TC": DEVICE_TYPE[spec.dtype_c],
             "A_TRANSPOSED": spec.a_transposed, "B_TRANSPOSED": spec.b_transposed, "POINTERS": spec.view == "pointers",
-            "VECTOR_A": spec.vector_a, "VECTOR_B": spec.vector_b, "VECTOR_C": spec.vector_c,
+            "VECTOR_A": spec.vector_a, "VECTOR_B": spec.vector_b, "VECTOR_C": spec.vector_c, "VECTOR_R": spec.vector_r,
+            "BIAS": kind(spec.bias), "RESIDUAL": kind(spec.residual), "ROW_SUMS": kind(spec.row_sums),
+            "SUMMED": spec.summed, "SEGMENTED": spec.segmented, "HEADS": spec.heads is not None,
+            **(_heads_defines(spec.heads) if spec.heads else {}),
             "BM": tile.bm, "BN": tile.bn, "BK": tile.bk, "WARPS_M": tile.warps_m, "WARPS_N": tile.warps_n,
-            "STAGES": tile.stages, "PERSISTENT": tile.persistent, "MIN_BLOCKS": tile.min_blocks,
+            "TEAMS": tile.teams, "STAGES": tile.stages, "PERSISTENT": tile.persistent, "MIN_BLOCKS": tile.min_blocks,
             "SHARED_BYTES": tile.shared_bytes(spec),
         }
 
     def signature(self, spec: GemmSpec) -> Signature:
         scalar = "f64" if spec.dtype_acc is DType.float64 else "f32"
         return Signature((
-            *((p, "pointer") for p in ("a", "b", "c")), *((s, "i64") for s in _STRIDES), *((i, "i32") for i in _INTS),
-            ("alpha", scalar), ("beta", scalar),
+            *((n, "pointer") for n in _WALKED), *((f"{n}_{axis}", "i64") for n in _WALKED for axis in _AXES[:2]),
+            *((n, "i32") for n in _INTS), ("alpha", scalar), ("beta", scalar),
+            *((("segments", _segments(_SEGMENTS)),) if spec.segmented else ()),
+            *((("heads", _HEADS_STRUCTURE),) if spec.heads else ()),
         ))
 
     def grid(self, problem: GemmProblem, tile: GemmTile, device: Device) -> int:
         """As many blocks as the device holds at once, each taking every grid-th tile; or one a tile."""
         if not tile.persistent:
-            return tile.count(problem)
-        return min(tile.count(problem), max(device.limits.compute_units, 1) * tile.min_blocks)
+            return tile.blocks(problem)
+        return min(tile.blocks(problem), max(device.limits.compute_units, 1) * tile.min_blocks)
 
     def threads(self, tile: GemmTile, row: ArchRow) -> int:
-        return row.warp_size * tile.warps_m * tile.warps_n
+        return row.warp_size * tile.warps_m * tile.warps_n * tile.teams
 
     def shared_bytes(self, spec: GemmSpec, tile: GemmTile) -> int:
         return tile.shared_bytes(spec)
 
     def values(self, problem: GemmProblem, tile: GemmTile, device: Device) -> dict[str, int | float]:
-        reads = problem.reads_inputs
-        strides = (*problem.a_strides[:2], *problem.b_strides[:2], *problem.c_strides[:2])
+        p, reads = problem, problem.reads_inputs
+        walks = {
+            "a": p.a_strides, "b": p.b_strides, "c": p.c_strides, "residual": p.residual_strides,
+            "bias": p.bias_strides, "sums": p.sums_strides,
+            **dict(zip(_SEGMENTS, (s.strides for s in p.segments), strict=False)),
+            **({"c": p.heads.q_strides, "c1": p.heads.k_strides, "c2": p.heads.v_strides} if p.heads else {}),
+        }
         return {
-            **dict(zip(_STRIDES, strides, strict=True)),
-            "a_row": problem.a_strides[2], "b_row": problem.b_strides[2], "c_row": problem.c_strides[2],
-            "M": problem.M, "N": problem.N, "K": problem.K if reads else 0,
-            "num_heads": problem.num_heads, "b_head_group": problem.b_head_group,
-            "tiles_m": divide_up(problem.M, tile.bm), "tiles_n": divide_up(problem.N, tile.bn),
-            "total": tile.count(problem), "blocks": self.grid(problem, tile, device),
-            "alpha": problem.alpha if reads else 0.0, "beta": problem.beta,
+            **{f"{n}_{axis}": s for n, walk in walks.items() for axis, s in zip(_AXES, walk, strict=False)},
+            **{f"{n}_first": sum(s.heads for s in p.segments[:i]) for i, n in enumerate(_SEGMENTS) if p.segments},
+            "M": p.M, "N": p.N, "K": p.K if reads else 0,
+            "num_heads": p.num_heads // p.c_head_group, "batch_group": p.c_batch_group, "head_group": p.c_head_group,
+            "b_head_group": p.b_head_group,
+            "tiles_m": divide_up(p.M, tile.bm), "tiles_n": divide_up(p.N, tile.bn),
+            "total": tile.count(p), "blocks": self.grid(p, tile, device),
+            "alpha": p.alpha if reads else 0.0, "beta": p.beta, **(_heads_values(p.heads) if p.heads else {}),
         }
 
     def pointers(self, spec: GemmSpec) -> dict[str, str]:
         suffix = "_ptrs" if spec.view == "pointers" else ""
-        return {"a": f"A{suffix}", "b": f"B{suffix}", "c": f"C{suffix}"}
+        own = {"a": f"A{suffix}", "b": f"B{suffix}", "c": f"C{suffix}"}
+        added = {n: f"{n}{suffix}" for n in ("bias", "residual") if getattr(spec, n)}
+        others = [*_WALKED, *(_SEGMENTS if spec.segmented else ())]
+        if spec.heads:
+            others += [*_HEADS, *_HEADS_POINTERS]
+        return {**dict.fromkeys(others, ""), **own, **added}  # null, unless the launch says more
 
     def efficiency(self, problem: GemmProblem) -> float:
         """Portable matrix-unit kernels reach about half of a tuned library; narrow accesses half of that."""
         spec = problem.spec
         return 0.55 if min(spec.vector_a, spec.vector_b, spec.vector_c) >= 16 else 0.25
+
+
+def _heads_defines(spec: HeadsSpec) -> dict[str, object]:
+    return {"ROTARY": _ROTARY[spec.rotary], "POSITIONS": spec.positions, "PAGED": spec.paged}
+
+
+def _heads_values(heads: HeadsProblem) -> dict[str, int | float]:
+    """Arguments of heads.h."""
+    found: dict[str, int | float] = {
+        "positions_batch": heads.positions_strides[0], "positions_row": heads.positions_strides[1],
+        "table_row": heads.table_stride, "c_first": 0, "c1_first": heads.num_heads,
+        "c2_first": heads.num_heads + heads.kv_heads,
+        "rotary_dim": heads.rotary_dim, "rotary_row": heads.rotary_stride,
+        "turned_end": (heads.num_heads + heads.kv_heads) * heads.head_dim, "first_position": heads.first_position,
+    }
+    for name, d in (("head", heads.head_dim), ("tokens", max(heads.tokens, 1)), ("page", heads.page_size)):
+        found |= dict(zip((f"{name}{part}" for part in _DIVIDER), (d, *divider(d)), strict=True))
+    return found

@@ -11,6 +11,10 @@ static_assert(sizeof(i64) == 8 && sizeof(int) == 4, "LP64 sizes");
 #ifndef KS_GLOBAL
 #define KS_GLOBAL
 #endif
+// KS_ARGUMENT qualifies a structure among a kernel's parameters: read where it lies, whatever index it is read with.
+#ifndef KS_ARGUMENT
+#define KS_ARGUMENT const
+#endif
 template<class X> KS_DEVICE X* listed(X* list, i64 i) { return (X*)((X KS_GLOBAL* const*)list)[i]; }
 
 template<bool B, class X, class Y> struct Choose { typedef X type; };
@@ -91,8 +95,10 @@ template<class Tile, int THREADS> struct Share {
   // A multiple of 8 where possible: then the rows of a thread share one permutation of chunks.
   static constexpr int STEP = FIT >= Tile::ROWS ? Tile::ROWS : FIT >= 8 ? FIT / 8 * 8 : FIT;
   static constexpr int ROUNDS = (Tile::ROWS + STEP - 1) / STEP;
-  static KS_DEVICE int row() { return thread_index() / PER_ROW; }
-  static KS_DEVICE int column() { return thread_index() % PER_ROW * V; }
+  // A warp's number among several that copy each its own tiles does not count.
+  static KS_DEVICE int me() { return THREADS == WARP ? lane() : thread_index(); }
+  static KS_DEVICE int row() { return me() / PER_ROW; }
+  static KS_DEVICE int column() { return me() % PER_ROW * V; }
   // Whether this thread has a chunk in that round.
   static KS_DEVICE bool takes(int round) {
     return (STEP * PER_ROW == THREADS || row() < STEP) && (Tile::ROWS % STEP == 0 || row() + round * STEP < Tile::ROWS);
@@ -141,6 +147,7 @@ KS_DEVICE float tanh_fast(float x) {
   return x == x ? (x < 0 ? -y : y) : x;
 }
 
+// Not of a product: fused with it, x − x is what it was rounded by.
 template<class S> KS_DEVICE bool finite(S x) { return x - x == 0; }
 
 // Puts zeros in the place of NaN and inf in a tile, whatever its layout; the block's threads share the work.

@@ -16,6 +16,7 @@ template<class T_> struct SimtEngine {
   template<int N, int K, bool K_LAST_> struct Tile : PlainTile<T, K_LAST_ ? N : K, K_LAST_ ? K : N> {
     static constexpr bool K_LAST = K_LAST_;
     KS_DEVICE explicit Tile(char* m) : PlainTile<T, K_LAST_ ? N : K, K_LAST_ ? K : N>(m) {}
+    KS_DEVICE T element(int n, int k) const { return K_LAST ? this->at(n, k) : this->at(k, n); }
     // The KV values of outer index n at k, k+1, …
     KS_DEVICE Chunk<T> along_k(int n, int k) const {
       if constexpr (K_LAST) {
@@ -95,6 +96,14 @@ template<class T_> struct SimtEngine {
       for (int c = 0; c < C / Q; c++) a.x[r][c] = f(p() + 8 * r, column(c), a.x[r][c], b.x[r][c]);
   }
 
+  template<int R, int C, class F> static KS_DEVICE void map_pairs(Acc<R, C>& a, F f) {
+    static_assert(V % 2 == 0, "neighbours in one lane");
+#pragma unroll
+    for (int r = 0; r < R / 8; r++)
+#pragma unroll
+      for (int c = 0; c < C / Q; c += 2) f(p() + 8 * r, column(c), a.x[r][c], a.x[r][c + 1]);
+  }
+
   template<int R> static KS_DEVICE void fill(Row<R>& a, Sum v) {
 #pragma unroll
     for (int r = 0; r < R / 8; r++) a.x[r] = v;
@@ -152,11 +161,21 @@ template<class T_> struct SimtEngine {
     return {t, 0, 0};
   }
 
-  template<class Out, int R, int C> static KS_DEVICE void to_shared(Out t, const Acc<R, C>& a) {
+  template<class Out, int R, int C>
+  static KS_DEVICE void to_shared(Out t, const Acc<R, C>& a, int row0 = 0, int column0 = 0) {
     typedef typename Out::T To;
 #pragma unroll
     for (int r = 0; r < R / 8; r++)
 #pragma unroll
-      for (int c = 0; c < C / Q; c++) t.at(p() + 8 * r, column(c)) = convert<To>(a.x[r][c]);
+      for (int c = 0; c < C / Q; c++) t.at(row0 + p() + 8 * r, column0 + column(c)) = convert<To>(a.x[r][c]);
+  }
+
+  template<int R, int C> static KS_DEVICE void atomic_add(Sum* to, const Acc<R, C>& a) {
+#pragma unroll
+    for (int r = 0; r < R / 8; r++) lanes_add(to + r * 8 * C, a.x[r]);
+  }
+  template<int R, int C> static KS_DEVICE void load(Acc<R, C>& a, const Sum* from) {
+#pragma unroll
+    for (int r = 0; r < R / 8; r++) lanes_load(a.x[r], from + r * 8 * C);
   }
 };

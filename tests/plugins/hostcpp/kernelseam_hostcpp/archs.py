@@ -26,6 +26,10 @@ def _gemm(dtypes: frozenset[DType], bm: int, bk: int, stages: int, persistent: b
     return GemmTile(dtypes, bm=bm, bn=32, bk=bk, warps_m=2, warps_n=2, stages=stages, persistent=persistent)
 
 
+def _teams(dtypes: frozenset[DType], stages: int, persistent: bool) -> GemmTile:
+    return GemmTile(dtypes, 16, 16, 16, 1, 1, stages, persistent=persistent, teams=3)
+
+
 def _attention(
     dtypes: frozenset[DType], max_dim: int, stages: int, *, warps: int = 2, rows: int = 16, bn: int = 32,
     q_resident: bool = False, column_warps: int = 1,
@@ -34,11 +38,13 @@ def _attention(
 
 
 # Small tiles, so that small problems have several of them. Between them: rings of every length that an arch can have,
-# blocks that stay and blocks that do not, queries that stay in registers and queries that do not.
+# blocks that stay and blocks that do not, one team of warps and several, queries that stay in registers and queries
+# that do not.
 TILES = {
     "gemm": (
         _gemm(_F16, 32, 32, 3, True), _gemm(_BF16, 32, 16, 2, False), _gemm(_SINGLE, 32, 16, 3, True),
         _gemm(_DOUBLE, 16, 16, 2, False),
+        _teams(_F16 | _SINGLE, 3, True), _teams(_BF16, 2, False),
     ),
     "attention": (
         _attention(_F16, 256, 3), _attention(_BF16, 256, 2, q_resident=True), _attention(_SINGLE, 128, 2),
@@ -46,14 +52,18 @@ TILES = {
         _attention(_F16 | _BF16, 576, 2, warps=8, bn=16, column_warps=8),
     ),
     "attention_bwd": (
-        BackwardTile(_F16, 256, 2, 16, 32, 3), BackwardTile(_BF16, 256, 2, 16, 16, 2),
+        BackwardTile(_F16, 256, 2, 16, 32, 3), BackwardTile(_BF16, 256, 2, 32, 16, 2, score_rows=32, resident=True),
         BackwardTile(_SINGLE, 256, 4, 16, 16, 2),
+        BackwardTile(_F16, 256, 4, 16, 32, 3, column_warps=2, score_rows=16, query_rows=16),
+        BackwardTile(_BF16, 256, 2, 32, 16, 2, score_rows=32, query_rows=16, resident=True),
+        BackwardTile(_SINGLE, 256, 4, 16, 16, 2, score_rows=16, query_rows=8),
     ),
 }
 TILES_THROUGH_REGISTERS = {
     "gemm": (
         _gemm(_F16, 32, 32, 1, False), _gemm(_BF16, 32, 16, 2, True), _gemm(_SINGLE, 32, 16, 1, True),
         _gemm(_DOUBLE, 16, 16, 2, False),
+        _teams(_F16 | _SINGLE, 1, False), _teams(_BF16, 2, True),
     ),
     "attention": (
         _attention(_F16, 256, 1), _attention(_BF16, 256, 2, q_resident=True), _attention(_SINGLE, 128, 1),
@@ -63,8 +73,12 @@ TILES_THROUGH_REGISTERS = {
     "attention_bwd": (
         BackwardTile(_F16, 256, 2, 16, 32, 1, one_layout=False),
         BackwardTile(_BF16, 128, 4, 16, 16, 2, one_layout=False),
-        BackwardTile(_BF16, 256, 4, 16, 16, 2, column_warps=2, one_layout=False),
+        BackwardTile(_BF16, 256, 4, 32, 16, 2, column_warps=2, one_layout=False, score_rows=16),
         BackwardTile(_SINGLE, 256, 4, 16, 16, 1),
+        BackwardTile(_F16, 256, 4, 32, 32, 1, column_warps=2, one_layout=False, score_rows=16, query_rows=32,
+                     resident=True),
+        BackwardTile(_BF16, 128, 4, 32, 16, 2, column_warps=2, one_layout=False, score_rows=16, query_rows=16),
+        BackwardTile(_SINGLE, 256, 4, 16, 16, 1, score_rows=16, query_rows=8),
     ),
 }
 

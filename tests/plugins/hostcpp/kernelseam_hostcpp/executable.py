@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from kernelseam.contract import Device, SourceBundle
-from kernelseam.kernels import HALVES
+from kernelseam.kernels import WAYS
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.shared import bundle
 from kernelseam.parity import data
@@ -27,7 +27,8 @@ from kernelseam.parity.cases import AttentionCase, Case, GemmCase
 from kernelseam.parity.check import Verdict
 from kernelseam.parity.memory import POISON, Layout
 from kernelseam.parity.oracle import Array
-from kernelseam.parity.run import describe, judge
+from kernelseam.parity.description import describe
+from kernelseam.parity.stages import judge
 from kernelseam.planning import Descriptor
 from kernelseam_hostcpp import compiler
 from kernelseam_hostcpp.archs import OPTIONS
@@ -103,8 +104,8 @@ def run(
     before = made.layout.buffers()
     made.layout.write(before, data.values(case))
     problem = made.problem
-    half = HALVES[problem.operation]
-    launches = half.launches(problem, half.tile(problem, toolchain.arch_row(device.arch), device), device)
+    way = WAYS[problem.operation]
+    launches = way.launches(problem, way.tile(problem, toolchain.arch_row(device.arch), device), device)
     memory = {**before, **_workspace(launches)}
     addresses, lists = dict(made.addresses), dict[str, Array]()
     for name, value in made.descriptor.operands().items():
@@ -151,7 +152,7 @@ def _content(
     pointers.update((p, (buffers.index(_place(offset)) + 1) * _SPACE) for p, offset in launch.workspace.items())
     signature = half.signature(spec)
     arguments = signature.pack({**half.values(problem, tile, device), **pointers})
-    offsets = [o for (_, kind), (o, _) in zip(signature.parameters, signature.layout, strict=True) if kind == "pointer"]
+    offsets = [offset for _, kind, offset in signature.scalars if kind == "pointer"]
     words = (
         half.grid(problem, tile, device), half.threads(tile, toolchain.arch_row(device.arch)),
         half.shared_bytes(spec, tile), len(arguments), len(offsets), len(memory) + len(lists), *offsets,

@@ -83,6 +83,20 @@ template<class T> KS_DEVICE T zero_of() { return T{}; }
 
 #include "tile/base.h"
 
+// ---- sums in global memory that many blocks add to
+
+template<int N> KS_DEVICE void lanes_add(float* to, const float (&x)[N]) {
+  for (int i = 0; i < N; i++) {
+    unsigned* const place = (unsigned*)(to + i * WARP + lane());
+    unsigned old = __atomic_load_n(place, __ATOMIC_RELAXED);
+    while (!__atomic_compare_exchange_n(place, &old, bits_as<unsigned>(bits_as<float>(old) + x[i]), false,
+                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+  }
+}
+template<int N> KS_DEVICE void lanes_load(float (&x)[N], const float* from) {
+  for (int i = 0; i < N; i++) x[i] = from[i * WARP + lane()];
+}
+
 // ---- copies from global to shared memory
 
 KS_DEVICE void copies_commit() { host::close_group(); }
@@ -130,6 +144,7 @@ template<class T_> struct MatrixEngine {
   template<int N, int K, bool K_LAST_> struct Tile : PlainTile<T, K_LAST_ ? N : K, K_LAST_ ? K : N> {
     static constexpr bool K_LAST = K_LAST_;
     KS_DEVICE explicit Tile(char* m) : PlainTile<T, K_LAST_ ? N : K, K_LAST_ ? K : N>(m) {}
+    KS_DEVICE T element(int n, int k) const { return K_LAST ? this->at(n, k) : this->at(k, n); }
   };
 
   // Lane i holds rows i, i + 16, …
@@ -185,6 +200,10 @@ template<class T_> struct MatrixEngine {
     for (int r = 0; r < R / WARP; r++)
       for (int c = 0; c < C; c++) a.x[r][c] = f(r * WARP + lane(), c, a.x[r][c], b.x[r][c]);
   }
+  template<int R, int C, class F> static KS_DEVICE void map_pairs(Acc<R, C>& a, F f) {
+    for (int r = 0; r < R / WARP; r++)
+      for (int c = 0; c < C; c += 2) f(r * WARP + lane(), c, a.x[r][c], a.x[r][c + 1]);
+  }
   template<int R> static KS_DEVICE void fill(Row<R>& a, float v) {
     for (float& x : a.x) x = v;
   }
@@ -220,8 +239,17 @@ template<class T_> struct MatrixEngine {
       for (int c = 0; c < C; c++) p.x[r][c] = to_sum(convert<T>(a.x[r][c]));
     return p;
   }
-  template<class Out, int R, int C> static KS_DEVICE void to_shared(Out out, const Acc<R, C>& a) {
+  template<class Out, int R, int C>
+  static KS_DEVICE void to_shared(Out out, const Acc<R, C>& a, int row0 = 0, int column0 = 0) {
     for (int r = 0; r < R / WARP; r++)
-      for (int c = 0; c < C; c++) out.at(r * WARP + lane(), c) = convert<typename Out::T>(a.x[r][c]);
+      for (int c = 0; c < C; c++)
+        out.at(row0 + r * WARP + lane(), column0 + c) = convert<typename Out::T>(a.x[r][c]);
+  }
+
+  template<int R, int C> static KS_DEVICE void atomic_add(float* to, const Acc<R, C>& a) {
+    for (int r = 0; r < R / WARP; r++) lanes_add(to + r * WARP * C, a.x[r]);
+  }
+  template<int R, int C> static KS_DEVICE void load(Acc<R, C>& a, const float* from) {
+    for (int r = 0; r < R / WARP; r++) lanes_load(a.x[r], from + r * WARP * C);
   }
 };

@@ -1,0 +1,81 @@
+"""Argument buffers, held against the layouts of the platform's C compiler as ctypes knows them."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernelseam.contract import KernelFacts
+from kernelseam.errors import DeviceError
+from kernelseam.kernels.signature import Signature, Structure
+
+C_TYPES: dict[str, Any] = {
+    "pointer": ctypes.c_uint64, "i64": ctypes.c_int64, "i32": ctypes.c_int32, "f32": ctypes.c_float,
+    "f64": ctypes.c_double,
+}
+kinds = st.recursive(
+    st.sampled_from(sorted(C_TYPES)), lambda inner: st.lists(inner, min_size=1, max_size=4).map(tuple), max_leaves=12
+)
+
+
+def members(kinds: tuple[Any, ...], prefix: str = "x") -> tuple[Any, ...]:
+    """Each kind with a name of its own; tuples become structures."""
+    return tuple(
+        (f"{prefix}{i}", Structure(members(k, f"{prefix}{i}_")) if isinstance(k, tuple) else k)
+        for i, k in enumerate(kinds)
+    )
+
+
+def c_type(kind: Any) -> Any:
+    if not isinstance(kind, tuple):
+        return C_TYPES[kind]
+    fields = [(f"m{i}", c_type(k)) for i, k in enumerate(kind)]
+    return type("S", (ctypes.Structure,), {"_fields_": fields})
+
+
+def leaves(kinds: tuple[Any, ...]) -> list[str]:
+    return [leaf for k in kinds for leaf in (leaves(k) if isinstance(k, tuple) else [k])]
+
+
+def fill(into: Any, kinds: tuple[Any, ...], values: Any) -> None:
+    for i, k in enumerate(kinds):
+        if isinstance(k, tuple):
+            fill(getattr(into, f"m{i}"), k, values)
+        else:
+            setattr(into, f"m{i}", next(values))
+
+
+@given(st.lists(kinds, min_size=1, max_size=6).map(tuple))
+def test_the_layout_is_c_s(kinds: tuple[Any, ...]) -> None:
+    signature, whole = Signature(members(kinds)), c_type(kinds)
+    places = tuple((getattr(whole, f"m{i}").offset, getattr(whole, f"m{i}").size) for i in range(len(kinds)))
+    assert signature.layout == places
+    values = [n + 1 for n, _ in enumerate(leaves(kinds))]
+    filled = whole()
+    fill(filled, kinds, iter(values))
+    names = [name for name, _, _ in signature.scalars]
+    packed = signature.pack(dict(zip(names, values, strict=True)))
+    end = places[-1][0] + places[-1][1]
+    assert packed == bytes(filled)[:end]  # without what pads the whole
+
+
+def test_a_name_may_come_twice() -> None:
+    signature = Signature((("a", "i32"), ("s", Structure((("a", "i32"), ("b", "i32"))))))
+    assert signature.pack({"a": 7, "b": 8}) == bytes([7, 0, 0, 0, 7, 0, 0, 0, 8, 0, 0, 0])
+
+
+def test_what_does_not_fit_is_named() -> None:
+    signature = Signature((("s", Structure((("rows", "i32"), ("at", "pointer")))),))
+    with pytest.raises(DeviceError, match=r"^argument rows = 2147483648 is not a i32"):
+        signature.pack({"rows": 2**31, "at": 0})
+
+
+def test_another_layout_is_refused() -> None:
+    signature = Signature((("a", "pointer"), ("s", Structure((("b", "i64"), ("c", "i32"))))))
+    signature.check(KernelFacts("k", 1, 0, 0, 0, 0, ((0, 8), (8, 16))))
+    with pytest.raises(DeviceError, match=r"kernel k takes parameters at \(\(0, 8\), \(8, 12\)\), the host packs"):
+        signature.check(KernelFacts("k", 1, 0, 0, 0, 0, ((0, 8), (8, 12))))
