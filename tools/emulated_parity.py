@@ -1,10 +1,11 @@
 """Chosen parity cases on every emulated AMD device, and the page that says what came of it.
 
-    python tools/emulated_parity.py            run them and show the table
-    python tools/emulated_parity.py --write    … and write docs/parity/amd-emulated.md
+    python tools/emulated_parity.py                                  run them and show the page
+    python tools/emulated_parity.py --write                          … and write docs/parity/amd-emulated.md
+    python tools/emulated_parity.py --arch gfx942 --case '*pages*'   some of them, on some archs
 
-Needs hiprtc (see tools/get-hiprtc.sh) and KERNELSEAM_TINYGRAD. The cases are few enough that an arch needs some 20
-kernels; `kernelseam parity --device rocm:INDEX` runs all. Exit status 1 if a case does not pass.
+Needs hiprtc (see tools/get-hiprtc.sh) and KERNELSEAM_TINYGRAD. The cases are those of emulated_cases.py;
+`kernelseam parity --device rocm:INDEX` runs all there are. Exit status 1 if a case does not pass.
 """
 
 from __future__ import annotations
@@ -14,35 +15,20 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 
+from emulated_cases import GROUPS, SHARED, Group
+
 from kernelseam.contract import EMULATED, Device
-from kernelseam.parity.cases import named
+from kernelseam.parity.cases import Case, matrix
+from kernelseam.parity.report import last_line
 from kernelseam.parity.run import Outcome, Target, run_case, targets
 from kernelseam.plugins import plugins
 
 PAGE = Path(__file__).parent.parent / "docs" / "parity" / "amd-emulated.md"
-
-CASES = (
-    # Transposes and dtypes, whole and ragged.
-    "gemm-f16-nn", "gemm-f16-nt", "gemm-f16-tn", "gemm-f16-tt", "gemm-bf16-nn", "gemm-f32-nn", "gemm-f64-nn",
-    "gemm-f16-nt-integers", "gemm-bf16-nn-ragged-65x129x7", "gemm-f16-nt-ragged-17x65x257", "gemm-f16-nt-to-f32",
-    # Lists of addresses; rows that allow no wide access; gaps; scalars.
-    "gemm-f16-nt-pointers", "gemm-f16-nt-unaligned", "gemm-f16-nt-gaps", "gemm-f16-nn-alpha-beta",
-    # What is not a number, too large or too small.
-    "gemm-f16-nt-nan-in-a", "gemm-f16-nt-inf-minus-inf", "gemm-bf16-nn-nan-in-b", "gemm-f16-nt-subnormal",
-    "gemm-f16-nt-overflow",
-    # Head dims and dtypes.
-    "attention-f16-32", "attention-f16-64-ramp", "attention-f16-128", "attention-f16-192v128", "attention-f16-256",
-    "attention-bf16-128-causal-ramp", "attention-f32-64", "attention-f32-64-causal-ramp",
-    # Masks, extents, grouped heads, strides.
-    "attention-f16-64-causal-130x130-ramp", "attention-f16-64-causal-7x129", "attention-f16-64-causal-masked-rows",
-    "attention-f16-64-gqa-6-2", "attention-f16-64-bshd-to-bhsd", "attention-f16-64-odd", "attention-f16-64-no-keys",
-    # Scores and values that are infinite or no numbers.
-    "attention-f16-64-extreme", "attention-f16-64-minus-inf-holes", "attention-f16-64-nan-in-v",
-    "attention-f16-64-causal-nan-in-hidden-v", "attention-bf16-128-causal-nan-in-hidden-k",
-)
 
 INTRODUCTION = """\
 # AMD kernels, emulated
@@ -52,6 +38,10 @@ that it made. What they computed was held against the float64 oracle, as on ever
 ([accuracy](../accuracy.md)).
 
 This page is made by `python tools/emulated_parity.py --write`; [emulation](../emulation.md) says how it works."""
+
+NOTES = """\
+A kernel is a code object; it counts where it runs first. A case's seconds hold the compiler's, and the emulator's first
+sight of each instruction, which it compiles too."""
 
 LIMITS = """\
 ## What this does not show
@@ -76,12 +66,13 @@ LIMITS = """\
 
 @dataclass(frozen=True)
 class Part:
-    """What came of one operation on one device."""
+    """What came of one operation, on one implementation of it and one device."""
 
     device: Device
-    operation: str
+    what: str
     outcomes: tuple[Outcome, ...]
     kernels: int
+    """Code objects that no part before had on this device."""
 
     @property
     def failed(self) -> list[Outcome]:
@@ -93,7 +84,7 @@ class Part:
         passed = len(self.outcomes) - len(self.failed)
         seconds = sum(o.seconds for o in self.outcomes)
         return (
-            self.device.arch, self.operation, str(len(self.outcomes)), str(passed), str(self.kernels), f"{worst:.2f}",
+            self.device.arch, self.what, str(len(self.outcomes)), str(passed), str(self.kernels), f"{worst:.2f}",
             name, f"{seconds:.0f}",
         )
 
@@ -101,39 +92,72 @@ class Part:
 HEAD = ("arch", "operation", "cases", "passed", "kernels", "worst error/tolerance", "in", "seconds, emulated")
 
 
-def run(device: Device) -> Iterator[Part]:
-    """Every case on a device, an operation at a time."""
+@cache
+def cases() -> dict[str, Case]:
+    """Every parity case by its name."""
+    return {c.name: c for c in matrix()}
+
+
+def by_operation(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """Groups by their operation, and the implementation where that has a name."""
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        (operation,) = {cases()[name].operation for name in group.cases}
+        what = operation if group.implementation == SHARED else f"{operation} as {group.implementation}"
+        found.setdefault(what, []).append(group)
+    return found
+
+
+def run(device: Device, groups: Sequence[Group]) -> Iterator[Part]:
+    """Every case of the groups on a device, an operation at a time."""
     from kernelseam_rocm import emulation
 
     used = emulation.required().used
-    cases = [named(name) for name in CASES]
-    for operation in dict.fromkeys(c.operation for c in cases):
-        (target,) = (
-            t for t in targets(device=device) if t.operation == operation and t.implementation == "shared"
-        )
+    found = {(t.operation, t.implementation): t for t in targets(device=device)}
+    for what, its in by_operation(groups).items():
         before = len(used)
-        outcomes = tuple(_told(run_case(c, target), target) for c in cases if c.operation == operation)
-        yield Part(device, operation, outcomes, len(used) - before)
+        wanted = [(cases()[name], group.implementation) for group in its for name in group.cases]
+        outcomes = tuple(_told(case, found[case.operation, name]) for case, name in wanted)
+        yield Part(device, what, outcomes, len(used) - before)
 
 
-def _told(outcome: Outcome, target: Target) -> Outcome:
-    why = "" if outcome.status == "passed" else f": {outcome.detail}"
-    print(f"{target.device.arch} {outcome.case.name}: {outcome.status} ({outcome.seconds:.1f} s){why}", flush=True)
+def _told(case: Case, target: Target) -> Outcome:
+    outcome = run_case(case, target)
+    why = "" if outcome.status == "passed" else f": {last_line(outcome.detail)}"
+    print(f"{target.device.arch} {case.name}: {outcome.status} ({outcome.seconds:.1f} s){why}", flush=True)
     return outcome
 
 
-def page(parts: Sequence[Part], facts: Sequence[tuple[str, str]]) -> str:
+def chosen(globs: Sequence[str]) -> tuple[Group, ...]:
+    """The groups with those of their cases alone that one of the globs matches; of no globs, all."""
+    if not globs:
+        return GROUPS
+    kept = (replace(g, names=" ".join(n for n in g.cases if any(fnmatchcase(n, p) for p in globs))) for g in GROUPS)
+    return tuple(g for g in kept if g.cases)
+
+
+def page(parts: Sequence[Part], groups: Sequence[Group], facts: Sequence[tuple[str, str]]) -> str:
     """The page in Markdown."""
     lines = [INTRODUCTION, "", "| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|"]
     lines += ["| " + " | ".join(p.cells()) + " |" for p in parts]
     for p in parts:
         for o in p.failed:
-            lines += ["", f"**{o.case.name} on {p.device.arch}: {o.status}**", "", "```", o.detail.rstrip(), "```"]
-    lines += ["", "A case's seconds hold the emulator's first sight of each instruction, which it compiles.", ""]
+            what = f"{o.case.name}, {o.implementation}, on {p.device.arch}: {o.status}"
+            lines += ["", f"**{what}**", "", "```", o.detail.rstrip(), "```"]
+    lines += ["", NOTES, ""]
     lines += ["## With", ""]
     lines += [f"* {name}: {value}" for name, value in facts]
-    lines += ["", "## The cases", "", ", ".join(f"`{name}`" for name in CASES), "", LIMITS]
+    lines += ["", "## The cases", "", *covered(groups), "", LIMITS]
     return "\n".join(lines) + "\n"
+
+
+def covered(groups: Sequence[Group]) -> Iterator[str]:
+    """The table of what the cases are there for."""
+    yield from ("| operation | variant | cases |", "|---|---|---|")
+    for what, its in by_operation(groups).items():
+        for i, group in enumerate(its):
+            names = ", ".join(f"`{name}`" for name in group.cases)
+            yield f"| {what if i == 0 else ''} | {group.about} | {names} |"
 
 
 def versions(device: Device) -> list[tuple[str, str]]:
@@ -152,15 +176,22 @@ def versions(device: Device) -> list[tuple[str, str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
-    options = parser.parse_args()
     devices = [d for d in plugins().backend("rocm").runtime.devices() if d.evidence == EMULATED]
     if not devices:
         print("no emulated devices: see `kernelseam doctor`", file=sys.stderr)
         return 1
-    parts = [part for device in devices for part in run(device)]
-    text = page(parts, versions(devices[0]))
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
+    parser.add_argument("--arch", action="append", choices=[d.arch for d in devices], help="only this one; repeatable")
+    parser.add_argument("--case", action="append", metavar="GLOB", help="only cases of such names; repeatable")
+    options = parser.parse_args()
+    if options.write and (options.arch or options.case):
+        parser.error("the page is about every arch and case: --write goes with neither --arch nor --case")
+    groups = chosen(options.case or ())
+    if not groups:
+        parser.error(f"no case here has such a name: {', '.join(options.case)}")
+    parts = [part for d in devices if d.arch in (options.arch or d.arch) for part in run(d, groups)]
+    text = page(parts, groups, versions(devices[0]))
     if options.write:
         PAGE.parent.mkdir(parents=True, exist_ok=True)
         PAGE.write_text(text, encoding="utf-8")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from mutant import ATTENTION, BASE, FINITE, INFINITE, NAN, SIMT, UNTOUCHED, WRONG, Mutant
 
+ANY_ORDER = "attention-bwd-f16-64-causal-any-order"
+HANDED_ON = "E::to_shared(ds_tile.last(), dp, score_row, score_column);"
+
 ATTENTIONS = (
     # ---- attention: which keys a query sees
     Mutant(
@@ -171,13 +174,13 @@ ATTENTIONS = (
     ),
     # ---- gradients
     Mutant(
-        "backward-dots-missed", ATTENTION, "p * (x - line[STEP + c])", "p * x", "attention-bwd-f16-64", WRONG,
+        "backward-dots-missed", ATTENTION, "p * (x - mine[STEP + c])", "p * x", "attention-bwd-f16-64", WRONG,
         "of what reaches a score its row's mean is not taken off",
     ),
     Mutant(
         "backward-slope-missed", ATTENTION,
         "if constexpr (KS_SOFTCAP) E::map2(dp, slope, [](int, int, float x, float y) { return x * y; }); "
-        "E::mma(gradient,", "E::mma(gradient,", "attention-bwd-f16-64-softcap-5", WRONG,
+        f"if constexpr (HANDED) {{ {HANDED_ON} block_barrier(); }}", "", "attention-bwd-f16-64-softcap-5", WRONG,
         "the cap's slope does not count for the queries",
     ),
     Mutant(
@@ -197,7 +200,7 @@ ATTENTIONS = (
         "attention-bwd-f16-64-window-16-0", WRONG, "later queries of a window do not meet their keys",
     ),
     Mutant(
-        "backward-keys-beyond-the-length", ATTENTION, "(HIDES || KS_LENGTHS) && !(", "HIDES && !(",
+        "backward-keys-beyond-the-length", ATTENTION, "(HIDES || KS_LENGTHS || ATOMIC) &&", "(HIDES || ATOMIC) &&",
         "attention-bwd-f16-64-lengths", WRONG, "keys beyond an entry's length have gradients",
     ),
     Mutant(
@@ -211,5 +214,27 @@ ATTENTIONS = (
     Mutant(
         "sink-gradient-sign", ATTENTION, "if (s != -infinity()) sum -=", "if (s != -infinity()) sum +=",
         "attention-bwd-f16-64-sinks", WRONG, "a sink's gradient points the other way",
+    ),
+    # ---- gradients in any order
+    Mutant(
+        "sums-not-zeroed", ATTENTION, "i < zero_chunks;", "i < zero_chunks / 2;", ANY_ORDER, NAN,
+        "dq is added to what memory holds",
+    ),
+    Mutant(
+        "sums-not-scaled", ATTENTION, "E::map(x, [=](int, int, float y) { return y * scale; });", "", ANY_ORDER, WRONG,
+        "dq is what was summed, without the scale",
+    ),
+    Mutant(
+        "sums-of-sequences-overlap", ATTENTION, "IS_PACKED ? q_first / STEP + batch :", "IS_PACKED ? q_first / STEP :",
+        "attention-bwd-bf16-128-causal-any-order-sequences-gqa", WRONG, "two sequences add to the same sums",
+    ),
+    Mutant(
+        "sums-of-the-first-head", ATTENTION, "sums + sums_offset(now.tile, h, num_heads)",
+        "sums + sums_offset(now.tile, head * head_group, num_heads)",
+        "attention-bwd-bf16-128-causal-any-order-sequences-gqa", WRONG, "heads of a group add to the first one's sums",
+    ),
+    Mutant(
+        "sums-of-keys-beyond-the-end", ATTENTION, "(HIDES || KS_LENGTHS || ATOMIC) &&", "(HIDES || KS_LENGTHS) &&",
+        "attention-bwd-f16-64-any-order-falling", NAN, "keys that are not there have an infinite weight, times zero",
     ),
 )

@@ -36,8 +36,7 @@ def compiled(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
 
 
 @pytest.mark.parametrize(
-    "operation", [("attention",), ("attention", "--paged", "--window", "7,0"), ("attention", "--backward"), ("gemm",)],
-    ids=" ".join,
+    "operation", [("attention",), ("attention", "--paged", "--window", "7,0"), ("gemm",)], ids=" ".join
 )
 def test_compile(
     capsys: pytest.CaptureFixture[str], archs: tuple[str, str], operation: tuple[str, ...],
@@ -62,6 +61,35 @@ def test_compile(
     rows = out.splitlines()[2:]
     assert [r.split()[0] for r in rows] == list(archs) and "spills" in out.splitlines()[1]
     assert str(found["binaries"][0]["binary"]) in rows[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "kernels"),
+    [
+        ((), ["row_dots", "attention_backward: keys", "attention_backward: queries"]),
+        (("--any-order",), ["row_dots", "attention_backward: keys", "query_gradient"]),
+        (("--any-order", "--bias", "float16", "--sinks"), ["row_dots", "attention_backward: keys"]),
+    ],
+    ids=["in-order", "any-order", "with-more"],
+)
+def test_what_gradients_launch(
+    capsys: pytest.CaptureFixture[str], archs: tuple[str, str], options: tuple[str, ...], kernels: list[str]
+) -> None:
+    common = ("attention", "--backward", *options, "--dtype", "float16", "--arch", archs[0])
+    status, out, err = compiled(capsys, *common, "--json")
+    assert status == 0, err
+    made = json.loads(out)["binaries"]
+    names = [b["kernel"] if b["role"] is None else f"{b['kernel']}: {b['role']}" for b in made]
+    reduced = ["sum_axes", "sink_gradient"] if "--sinks" in options else []
+    assert names[:2] == kernels[:2] and names[3:] == reduced
+    # Where no row with atomics fits, queries have a launch of their own.
+    assert names[2] == kernels[2] if len(kernels) > 2 else names[2] in ("query_gradient", "attention_backward: queries")
+    for b in made:
+        assert (b["spills"], b["scratch_bytes"]) == (0, 0)
+        assert (b["matrix_instructions"] > 0) == (b["kernel"] == "attention_backward")
+    status, out, err = compiled(capsys, *common)
+    assert (status, err) == (0, "")
+    assert [r.split("  ")[1].strip() for r in out.splitlines()[2:]] == names
 
 
 def test_an_unknown_arch_is_refused_before_anything_is_compiled(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -251,7 +252,13 @@ def emulated(arch: str) -> Device:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("name", ["gemm-f16-nt", "attention-f16-64-causal-7x129-ramp"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemm-f16-nt", "attention-f16-64-causal-7x129-ramp", "attention-f16-64-pages-16",
+        "attention-f16-64-causal-bias-f32-gqa", "attention-bwd-f16-64-causal-33x129",
+    ],
+)
 def test_parity(name: str, arch: str) -> None:
     from kernelseam.parity.cases import named
     from kernelseam.parity.run import run_case, targets
@@ -264,16 +271,67 @@ def test_parity(name: str, arch: str) -> None:
     assert {(r.arch, r.evidence) for r in records} == {(arch, "emulated")}
 
 
-def test_the_cases_of_the_page_exist() -> None:
-    from kernelseam.parity.cases import matrix
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module that makes the page."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "tools"))
+    return importlib.import_module("emulated_parity")
 
-    sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-    try:
-        import emulated_parity
-    finally:
-        sys.path.pop(0)
-    names = {c.name for c in matrix()}
-    assert set(emulated_parity.CASES) <= names and len(set(emulated_parity.CASES)) == len(emulated_parity.CASES)
-    page = emulated_parity.PAGE.read_text(encoding="utf-8")
-    assert emulated_parity.LIMITS in page and emulated_parity.INTRODUCTION in page
-    assert all(f"| {arch} | {operation} |" in page for arch in ARCHS for operation in ("gemm", "attention"))
+
+def test_the_cases_of_the_page_exist(page: Any) -> None:
+    chosen = [(name, group.implementation) for group in page.GROUPS for name in group.cases]
+    assert {name for name, _ in chosen} <= set(page.cases()) and len(set(chosen)) == len(chosen)
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert page.LIMITS in text and page.INTRODUCTION in text
+    assert "\n".join(page.covered(page.GROUPS)) in text
+    operations = list(page.by_operation(page.GROUPS))
+    assert operations == ["gemm", "attention", "attention as gemm-softmax-gemm", "attention_bwd", "merge_states"]
+    for arch in ARCHS:
+        for what, groups in page.by_operation(page.GROUPS).items():
+            n = sum(len(g.cases) for g in groups)
+            assert f"| {arch} | {what} | {n} | {n} |" in text, "every case passed"
+
+
+def test_what_the_page_covers_of_attention(page: Any) -> None:
+    """Every view, every option, every dtype and both roles of few queries, forward and backward."""
+    from kernelseam.parity.cases import AttentionCase, BackwardCase
+
+    cases = [page.cases()[name] for group in page.GROUPS for name in group.cases if group.implementation == "shared"]
+    forward = [c for c in cases if isinstance(c, AttentionCase)]
+    backward = [c.forward for c in cases if isinstance(c, BackwardCase)]
+    for found, halves in ((forward, ("page_size", "prefix", "mask")), (backward, ())):
+        assert {c.dtype for c in found} == {DType.float16, DType.bfloat16, DType.float32}
+        for option in ("causal", "window", "alibi", "softcap", "bias", "sinks", "kv_lengths", *halves):
+            assert any(getattr(c, option) for c in found), option
+        assert any(0 in (c.q_sequences or ()) for c in found) and any(0 in (c.k_sequences or ()) for c in found)
+        assert any(c.num_heads > c.kv_heads for c in found)
+    paged = [c for c in forward if c.page_size]
+    assert {c.page_size for c in paged} == {1, 16, 48, 256} and {c.S_q == 1 for c in paged} == {True, False}
+    assert any(n % c.page_size for c in paged for n in c.kv_lengths or ())
+    assert any(c.view == "device" for c in forward) and any(c.bias_data == "holes" for c in forward)
+    gradients = [c for c in cases if isinstance(c, BackwardCase)]
+    assert any(c.bias_gradient for c in gradients) and any(c.sink_gradient for c in gradients)
+
+
+def test_a_part_of_the_page_is_run_by_name(page: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    assert page.chosen(()) is page.GROUPS
+    found = page.chosen(("*pages-48*", "attention-bwd-f16-80v64"))
+    assert [(g.about, g.cases) for g in found] == [
+        ("pages of 1, 16, 48 and 256 keys, one query", ("attention-f16-64-pages-48",)),
+        (
+            "pages, several queries",
+            ("attention-bf16-128-causal-pages-48-gqa", "attention-f16-64-causal-pages-48-window-sinks"),
+        ),
+        ("dense", ("attention-bwd-f16-80v64",)),
+    ]
+    device = Device("rocm", 0, "gfx942", evidence=EMULATED)
+    monkeypatch.setattr(page.plugins().backend("rocm").runtime, "devices", lambda: (device,))
+    for arguments, message in (
+        (["--write", "--case", "*pages*"], "--write goes with neither --arch nor --case"),
+        (["--case", "no-such-case"], "no case here has such a name: no-such-case"),
+        (["--arch", "gfx90a"], "invalid choice: 'gfx90a'"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["emulated_parity.py", *arguments])
+        with pytest.raises(SystemExit):
+            page.main()
+        assert message in capsys.readouterr().err

@@ -172,6 +172,28 @@ def test_stores_at_odd_addresses_leave_their_neighbours() -> None:
     assert memory.tolist() == [0] * 6 + [1, 2, 3, 4] + [0] * 6
 
 
+@pytest.mark.parametrize("base", [20, 127])
+def test_floats_are_added_out_of_accumulators(base: int) -> None:
+    wave, memory = Host(64), np.arange(20, dtype=np.float32)
+    start, lanes = memory.ctypes.data + 8, np.arange(64, dtype=np.uint64)
+    wave.scalars[20], wave.scalars[21] = start & 0xFFFFFFFF, start >> 32
+    places = lanes % 16 * 4 + np.uint64(0 if base == 20 else start)
+    wave.vectors[4], wave.vectors[5] = places & 0xFFFFFFFF, places >> 32
+    x = RNG.integers(-9, 9, 64).astype(np.float32)
+    wave.accumulators[9], wave.vectors[9] = x.view(np.uint32), 0x7FC00000
+    fields = ((0, -4 & 0x1FFF), (32, 4), (40, 9), (48, base))
+    assert step("GLOBAL_ATOMIC_ADD_F32", "cdna", *fields, (55, 1))(wave) is None
+    assert (memory[1:17] == np.arange(1, 17) + x.reshape(4, 16).sum(0)).all()
+    assert memory[[0, 17, 18, 19]].tolist() == [0, 17, 18, 19]
+
+
+@pytest.mark.parametrize("fields", [((48, 20),), ((48, 20), (55, 1), (16, 1))])
+def test_other_atomics_are_the_emulators(fields: tuple[tuple[int, int], ...]) -> None:
+    word = sum(value << at for at, value in fields)
+    assert mends.find(word, "GLOBAL_ATOMIC_ADD_F32", "cdna", 8) is None
+    assert mends.find(word, "GLOBAL_ATOMIC_ADD_F32", "rdna3", 8) is None
+
+
 def test_calls() -> None:
     wave = Host(64)
     wave.pc = 0x1000

@@ -1,4 +1,4 @@
-"""``kernelseam compile``: a shared kernel's binary for any arch, and what can be read off it. Needs no device."""
+"""``kernelseam compile``: an operation's shared kernels for any arch, and what is read off them. Needs no device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem
 from kernelseam.descriptors.attention_problem import AttentionProblem
 from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.errors import UnknownName
-from kernelseam.kernels import build_binary
+from kernelseam.kernels import HALVES, build_binary, launched
 from kernelseam.plugins import plugins
 
 app = typer.Typer(no_args_is_help=True, help="Compile a shared kernel for archs whose devices need not be here.")
@@ -34,13 +34,14 @@ def attention(asked: Asked, arch: Archs, json: shapes.Json = False) -> None:
 def gemm(
     arch: Archs, batch: shapes.Batch = None, heads: shapes.Heads = None, m: shapes.Rows = None,
     n: shapes.Columns = None, k: shapes.Inner = None, a_transposed: shapes.ATransposed = False,
-    b_transposed: shapes.BTransposed = False, dtype: shapes.Dtype = None, layout: shapes.GemmLayout = "strided",
+    b_transposed: shapes.BTransposed = False, dtype: shapes.Dtype = None, out_dtype: shapes.OutDtype = None,
+    bias: shapes.Bias = None, residual: shapes.Residual = None, layout: shapes.GemmLayout = "strided",
     json: shapes.Json = False,
 ) -> None:
     """Compile a batched GEMM; extents matter only where rows do not start at multiples of 16 bytes."""
     shape = shapes.GemmShape.of(
         batch=batch, heads=heads, m=m, n=n, k=k, a_transposed=a_transposed, b_transposed=b_transposed, dtype=dtype,
-        layout=layout,
+        layout=layout, out_dtype=out_dtype, bias=bias, residual=residual,
     )
     problem = shape.descriptor().problem()
     assert isinstance(problem, GemmProblem)
@@ -61,22 +62,26 @@ def _toolchain(arch: str) -> Toolchain:
 def _compile(problem: GemmProblem | AttentionProblem | AttentionBwdProblem, archs: list[str], as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
     for arch, toolchain in [(arch, _toolchain(arch)) for arch in dict.fromkeys(archs)]:
-        binary, facts = build_binary(toolchain, problem.spec, arch)
-        for name, f in facts.items():
-            rows.append({
-                "arch": arch, "backend": toolchain.backend, "kernel": name, "registers": f.registers,
-                "spills": f.spills, "scratch_bytes": f.scratch_bytes, "shared_bytes": f.shared_bytes,
-                "matrix_instructions": f.matrix_instructions, **f.extra, "binary_bytes": len(binary.data),
-                "binary": None if binary.path is None else str(binary.path),
-            })
+        for launch in launched(toolchain, problem, arch):
+            binary, facts = build_binary(toolchain, launch.problem.spec, arch, launch.tile, launch.half)
+            for name, f in facts.items():
+                rows.append({
+                    "arch": arch, "backend": toolchain.backend, "kernel": name,
+                    "role": launch.tile.role if launch.half is HALVES["attention_bwd"] else None,
+                    "registers": f.registers, "spills": f.spills, "scratch_bytes": f.scratch_bytes,
+                    "shared_bytes": f.shared_bytes, "matrix_instructions": f.matrix_instructions, **f.extra,
+                    "binary_bytes": len(binary.data), "binary": None if binary.path is None else str(binary.path),
+                })
     spec = asdict(problem.spec)
     if as_json:
         emit_json({"operation": problem.operation, "spec": spec, "binaries": rows})
         return
     flat = {**spec.pop("forward", {}), **spec}  # gradients name their attention's
     heading(" ".join([problem.operation, *(f"{name}={value}" for name, value in flat.items())]))
+    for r in rows:
+        r["of"] = r["kernel"] if r["role"] is None else f"{r['kernel']}: {r['role']}"
     columns = {
-        "arch": "arch", "kernel": "kernel", "registers": "registers", "spills": "spills", "scratch B": "scratch_bytes",
+        "arch": "arch", "kernel": "of", "registers": "registers", "spills": "spills", "scratch B": "scratch_bytes",
         "shared B": "shared_bytes", "matrix instr.": "matrix_instructions", "binary": "binary",
     }
     table([*columns], [[str(r[c] if r[c] is not None else "not kept") for c in columns.values()] for r in rows])

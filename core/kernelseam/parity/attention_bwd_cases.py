@@ -37,7 +37,7 @@ def attention_bwd_cases() -> list[BackwardCase]:
         "gradients of everything together": _together, "gradients: dtypes and shapes": _shapes,
         "gradients: strides and layouts": _walks, "gradients: scores": _scores,
         "gradients of biases and sinks": _operands,
-        "gradients: lengths": _lengths,
+        "gradients: lengths": _lengths, "gradients in any order": _any_order,
     }
     plain = [replace(c, group=group) for group, cases in groups.items() for c in cases()]
     found = [
@@ -86,7 +86,6 @@ def _shapes() -> Iterator[BackwardCase]:
     yield case("f16-64", "gqa-6-2", num_heads=6, S_q=20)
     yield case("f16-64-causal", "mqa-5", num_heads=5, kv_heads=1, S_q=70)
     yield case("bf16-128-causal", "gqa-4-2", num_heads=4, S_q=7)
-    yield case("f16-64-causal", "any-order", deterministic=False)
 
 
 def _walks() -> Iterator[BackwardCase]:
@@ -165,4 +164,29 @@ def _lengths() -> Iterator[BackwardCase]:
     yield case(
         "f16-64", "sequences-of-k", k_sequences=(40, 0, 33), batch=3, S_q=20, S_k=40, k=TOKENS, v=TOKENS, dk=TOKENS,
         dv=TOKENS,
+    )
+    # A bias ends with its sequence's queries: what lies beyond is NaN, and the gradient there 0, also where a sequence
+    # has none, and where the bias of its last is NaN.
+    bias: dict[str, object] = {
+        "q_sequences": (100, 0, 4), "kv_lengths": (30, 11, 7), "batch": 3, "S_q": 100, "S_k": 30, "bias_gradient": True,
+    }
+    yield case("f16-64", "sequences-of-q-bias", bias=F16, **bias)
+    yield case("f16-64", "sequences-of-q-bias-nan", bias=F16, plants=(Plant("bias", NAN, (2, 0, 3, 3)),), **bias)
+    yield case("f16-64", "sequences-of-q-bias-any-order", bias=F32, deterministic=False, **bias)
+
+
+def _any_order() -> Iterator[BackwardCase]:
+    free: dict[str, object] = {"deterministic": False}
+    yield case("f16-64-causal", "any-order", S_q=65, S_k=129, **free)
+    yield case("f32-128/40", "any-order", S_q=70, S_k=70, **free)
+    yield case("f16-64", "any-order-no-keys", S_k=0, **free)
+    yield case("f16-64", "any-order-falling", data="falling", scale=1.0, batch=1, **free)
+    yield case(
+        "bf16-128-causal", "any-order-sequences-gqa", q_sequences=(33, 7, 0, 40), k_sequences=(33, 20, 5, 40), batch=4,
+        num_heads=4, margin=5, S_q=40, S_k=40, lse_gap=3, **dict.fromkeys(EVERY, TOKENS), **free,
+    )
+    yield case(
+        "f16-80/48", "any-order-everything", window=(50, 9), prefix=(0, 12), softcap=8.0, alibi_batch=True,
+        alibi=(0.5, 0.25, 0.125, 0.0625), bias=F32, bias_walk=Walk(broadcast="h"), mask="random",
+        sinks=(0.0, 1.0, 2.0, -3.0), num_heads=4, S_q=33, bias_gradient=True, sink_gradient=True, **free,
     )

@@ -44,7 +44,7 @@ def few_queries() -> Iterator[AttentionCase]:
 def options() -> Iterator[AttentionCase]:
     """What is left."""
     wide = {"S_q": 17, "S_k": 70, "batch": 1, "num_heads": 4, "kv_heads": 1}
-    for kind in ("f16-192/128-causal", "bf16-576/512-causal"):
+    for kind in ("f16-192/128-causal", "f16-272/40-causal", "bf16-576/512-causal"):
         yield case(kind, "mqa", **wide)
     yield case("bf16-576/512-causal", "1-query-mqa", **{**wide, "S_q": 1})
     for kind in ("f16-64", "bf16-128-causal"):

@@ -1,62 +1,90 @@
-// Fused attention backward: dq, dk, dv (and what the bias takes) in one launch, deterministic.
+// Fused attention backward: dq, dk, dv (and what the bias takes), deterministic or with atomics.
 //
 // With p = 2^(x − lse₂), x the scores in base 2 (scores.h), and dots = Σ dout·out of every row (row_dots.h):
 //   dp = dout·vᵀ,  dx = p·(dp − dots),  ds = scale·dx (times 1 − tanh² under a softcap),
 //   dv = pᵀ·dout,  dk = dsᵀ·q,  dq = ds·k,  dbias = dx.
-// (FlashAttention-2, Dao 2023, arXiv:2307.08691, algorithm 2, with the scores made twice so that no sum needs atomics.)
-// The first `key_blocks` blocks each own OWN keys of one KV head and walk over the queries of its group's heads, making dk
-// and dv; the others each own OWN queries of one head and walk over the keys, making dq. Both keep what they own in shared
-// memory and take the other side in tiles of STEP rows through a ring of STAGES, copied ahead of use. Scores are made with
-// the owned rows as rows: so they are left factors as they are.
+// (FlashAttention-2, Dao 2023, arXiv:2307.08691, algorithm 2.)
+// Deterministic, the scores are made twice so that no sum needs atomics: the first `key_blocks` blocks each own OWN keys of
+// one KV head and walk over the queries of its group's heads, making dk and dv; the others each own OWN queries of one head
+// and walk over the keys, making dq. With atomics (KS_QUERY_ROWS) there are only the former: at each step they also make
+// what OWN keys give to dq of STEP queries, and add it to float32 sums (query_sums.h). 5 products instead of 7.
+// Blocks keep what they own in shared memory and take the other side in tiles of STEP rows through a ring of STAGES,
+// copied ahead of use. Scores are made with the owned rows as rows: so they are left factors as they are, each warp's own
+// rows; or (KS_SCORE_ROWS) warps divide the scores among them and hand p and ds on, rounded, in shared memory.
 //
-// Constants (from the host half): those of scores.h and sequences.h; KS_T, KS_DQK, KS_DV, KS_VECTOR, KS_BIAS_GRADIENT, KS_ROLE (which of the two blocks there are: one kernel for each needs fewer registers),
-// KS_WARPS, KS_COLUMN_WARPS (warps that share their rows and make a part of the columns each), KS_ROWS (owned rows a warp),
-// KS_STEP, KS_STAGES, KS_MIN_BLOCKS, KS_SHARED_BYTES.
+// Bytes of atomics: STEP·DQ·4 a step, for 10·OWN·STEP·D operations: 2.5·OWN operations a byte. At 400 TFLOP/s and OWN = 128
+// they are 1.25 TB/s, at OWN = 64 (D = 256) 2.5 TB/s, of which L2 takes some 2 to 3 when a warp adds to whole lines.
+// Would each warp add what its own rows give, it were WARPS times that.
+//
+// Constants (from the host half): those of scores.h, sequences.h and query_sums.h; KS_T, KS_DV, KS_VECTOR,
+// KS_BIAS_GRADIENT, KS_ROLE (which of the two blocks there are: one kernel for each needs fewer registers), KS_ROWS (owned
+// rows a warp), KS_SCORE_ROWS (the same of the scores; or 0), KS_RESIDENT (what is owned stays in registers as a left
+// factor), KS_UNROLL (of loops over K), KS_STAGES, KS_MIN_BLOCKS, KS_SHARED_BYTES.
 // Shared memory: OWN·(DQ + DO)·size, STAGES·STEP·(DQ + DO)·size (twice where a tile lies differently as either factor),
-// 4·STEP·4; for float32 also WARPS·ROWS·STEP·4.
-// Registers: ROWS·((DQ + DO)/COLUMN_WARPS + 2·STEP)/lanes for dk, dv, p and dp.
+// 4·STEP·4; 2·OWN·STEP·size for p and ds that are handed on, else for float32 WARPS·ROWS·STEP·4.
+// Registers: (ROWS·(DQ + DO)/COLUMN_WARPS + 2·SCORE_ROWS·SCORE_COLUMNS)/lanes for dk, dv, p and dp; later dq in their place.
+#include "attention/query_sums.h"
 #include "attention/sequences.h"
 
 enum { BOTH, KEYS, QUERIES };
 typedef KS_T T;
 typedef Engine<T> E;
 
-constexpr int WARPS = KS_WARPS, COLUMN_WARPS = KS_COLUMN_WARPS, UNIT = 16 * COLUMN_WARPS;
-constexpr int DQ = (KS_DQK + UNIT - 1) / UNIT * UNIT, DO = (KS_DV + UNIT - 1) / UNIT * UNIT;
-constexpr int ROWS = KS_ROWS, OWN = WARPS / COLUMN_WARPS * ROWS;
-constexpr int STEP = KS_STEP, STAGES = KS_STAGES, MINE_Q = DQ / COLUMN_WARPS, MINE_V = DO / COLUMN_WARPS;
+constexpr int DO = (KS_DV + UNIT - 1) / UNIT * UNIT;
+constexpr int ROWS = KS_ROWS, OWN = WARPS / COLUMN_WARPS * ROWS, STAGES = KS_STAGES;
+constexpr int MINE_Q = DQ / COLUMN_WARPS, MINE_V = DO / COLUMN_WARPS;
 constexpr int THREADS = WARP * WARPS, AHEAD = COPY_THROUGH_REGISTERS ? 1 : STAGES - 1;
 static_assert(STAGES >= 2 || COPY_THROUGH_REGISTERS, "a copy that is in flight needs a stage of its own");
 
-// A tile of STEP rows that is a factor both ways: its columns summed over (LAST), and its rows (FIRST).
-template<int D> struct TwoWays {
-  typedef typename E::template Tile<STEP, D, true> Last;
-  typedef typename E::template Tile<D, STEP, false> First;
+// Whether a bias's gradient has rows of queries that a sequence lacks: they are zeros, whatever lies there in the bias.
+constexpr bool SHORT_PLANE = KS_BIAS_GRADIENT && KS_Q_VIEW == PACKED;
+// Whether scores are handed on; how many of them a warp makes, and how many warps lie side by side over those of a step.
+constexpr bool HANDED = KS_SCORE_ROWS > 0;
+constexpr int SCORE_ROWS = HANDED ? KS_SCORE_ROWS : ROWS, SCORE_COLUMNS = HANDED ? OWN * STEP / WARPS / SCORE_ROWS : STEP;
+constexpr int ACROSS = HANDED ? STEP / SCORE_COLUMNS : COLUMN_WARPS;
+static_assert(!HANDED || SCORE_ROWS * SCORE_COLUMNS * WARPS == OWN * STEP, "warps divide the scores");
+static_assert(HANDED || !ATOMIC, "dq sums over keys of other warps");
+
+// A tile that is a factor both ways: its columns summed over (LAST), and its rows (FIRST).
+template<int TILE_ROWS, int COLUMNS> struct TwoWays {
+  typedef typename E::template Tile<TILE_ROWS, COLUMNS, true> Last;
+  typedef typename E::template Tile<COLUMNS, TILE_ROWS, false> First;
   static constexpr int BYTES = Last::BYTES + (E::ONE_LAYOUT ? 0 : First::BYTES);
   char* memory;
   KS_DEVICE Last last() const { return Last(memory); }
   KS_DEVICE First first() const { return First(memory + (E::ONE_LAYOUT ? 0 : Last::BYTES)); }
 };
-template<int D, bool EXACT> struct CopyTwoWays {
-  Copy<typename TwoWays<D>::Last, THREADS, KS_VECTOR, EXACT> last;
-  Copy<typename TwoWays<D>::First, THREADS, KS_VECTOR, EXACT> first;
-  template<class View> KS_DEVICE void fetch(TwoWays<D> t, View v, int row0, int row_end, int columns) {
+template<class Tiles, bool EXACT> struct CopyTwoWays {
+  Copy<typename Tiles::Last, THREADS, KS_VECTOR, EXACT> last;
+  Copy<typename Tiles::First, THREADS, KS_VECTOR, EXACT> first;
+  template<class View> KS_DEVICE void fetch(Tiles t, View v, int row0, int row_end, int columns) {
     last.fetch(t.last(), v, row0, row_end, 0, columns);
     if constexpr (!E::ONE_LAYOUT) first.fetch(t.first(), v, row0, row_end, 0, columns);
   }
-  KS_DEVICE void land(TwoWays<D> t) {
+  KS_DEVICE void land(Tiles t) {
     last.land(t.last());
     if constexpr (!E::ONE_LAYOUT) first.land(t.first());
   }
 };
 
-typedef E::Tile<OWN, DQ, true> OwnQ;  // K, or Q
-typedef E::Tile<OWN, DO, true> OwnV;  // V, or dout
-constexpr int STAGE_BYTES = TwoWays<DQ>::BYTES + TwoWays<DO>::BYTES, P_BYTES = E::operand_bytes<ROWS, STEP>();
-constexpr int RING = OwnQ::BYTES + OwnV::BYTES, LINES = RING + STAGES * STAGE_BYTES, SCRATCH = LINES + 4 * STEP * 4;
-static_assert(SCRATCH + WARPS * P_BYTES <= KS_SHARED_BYTES, "the tiles fit");
+// What is owned: K, or Q, with atomics as a right factor too (FIRST); V, or dout. Only the former stays if left factors
+// are in registers.
+typedef E::Tile<OWN, DQ, true> OwnQ;
+typedef E::Tile<DQ, OWN, false> OwnRight;
+typedef E::Tile<OWN, DO, true> OwnV;
+typedef TwoWays<STEP, DQ> StepQ;
+typedef TwoWays<STEP, DO> StepV;
+typedef E::Tile<OWN, STEP, true> P;
+typedef TwoWays<OWN, STEP> Ds;
+constexpr int KEPT = ATOMIC ? OwnRight::BYTES : 0, OWN_Q = E::ONE_LAYOUT ? 0 : KEPT;
+constexpr int OWN_V = OWN_Q + OwnQ::BYTES, OWN_END = OWN_V + OwnV::BYTES;
+constexpr int STAGE_BYTES = StepQ::BYTES + StepV::BYTES, P_BYTES = E::operand_bytes<ROWS, STEP>();
+constexpr int RING = KS_RESIDENT ? KEPT : OWN_END, LINES = RING + STAGES * STAGE_BYTES, SCRATCH = LINES + 4 * STEP * 4;
+constexpr int END = SCRATCH + (HANDED ? P::BYTES + (ATOMIC ? Ds::BYTES : Ds::Last::BYTES) : WARPS * P_BYTES);
+static_assert(END <= KS_SHARED_BYTES && OWN_END <= KS_SHARED_BYTES, "the tiles fit");
+static_assert(!KS_RESIDENT || E::MATRIX, "operands are registers");
 constexpr int STAGED_BYTES = ROWS * (MINE_Q > MINE_V ? MINE_Q : MINE_V) * (int)sizeof(T);
-static_assert(WARPS * STAGED_BYTES <= LINES, "results are staged");
+static_assert(WARPS * STAGED_BYTES <= KS_SHARED_BYTES, "results are staged");
 
 // x in base 2 less the row's LSE, as what exp2 takes: a row that sees nothing has no weight anywhere.
 KS_DEVICE float lse_base2(float lse) { return lse == -infinity() ? infinity() : LOG2_E * lse; }
@@ -66,8 +94,20 @@ KS_DEVICE float cap_slope(float x, const Scores& scores) {
   return 1.f - t * t;
 }
 
+// sum += left · right over all of K, the left factor's rows from row0 and the right one's outer index from column0.
+template<int K, int R, int C, class Left, class Right>
+KS_DEVICE void add_product(E::Acc<R, C>& sum, Left left, int row0, Right right, int column0) {
+#pragma unroll KS_UNROLL
+  for (int k = 0; k < K; k += k_piece<E, K>())
+    E::mma(sum, E::template operand<R, k_piece<E, K>()>(left, row0, k), right, column0, k);
+}
+
 template<class P> struct Pointee;
 template<class X> struct Pointee<X*> { typedef X type; };
+
+struct At {
+  int query, key;
+};
 
 template<int C> KS_DEVICE void write_rows(char* memory, const E::Acc<ROWS, C>& x, StridedView<T> to, int row0, int rows,
                                           int column0, int columns) {
@@ -78,9 +118,25 @@ template<int C> KS_DEVICE void write_rows(char* memory, const E::Acc<ROWS, C>& x
   warp_barrier();
 }
 
+// What a warp owns as left factors in registers; or nothing, and they are read again each time.
+struct Nothing {};
+template<class Q, class V> struct LeftFactors {
+  Q q;
+  V v;
+};
+KS_DEVICE auto left_factors(OwnQ q, OwnV v, int row0) {
+  if constexpr (KS_RESIDENT) {
+    auto x = E::template operand<SCORE_ROWS, DQ>(q, row0, 0);
+    auto y = E::template operand<SCORE_ROWS, DO>(v, row0, 0);
+    return LeftFactors<decltype(x), decltype(y)>{x, y};
+  } else {
+    return Nothing{};
+  }
+}
+
 KS_KERNEL(THREADS, KS_MIN_BLOCKS)
 attention_backward(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* dots, T* dq, T* dk,
-                   T* dv, float* dbias, const typename Choose<HAS_BIAS, KS_BIAS, float>::type* bias,
+                   T* dv, float* sums, float* dbias, const typename Choose<HAS_BIAS, KS_BIAS, float>::type* bias,
                    const unsigned char* mask, const float* slopes, const int* prefixes, const int* lengths,
                    const int* q_offsets, const int* k_offsets, i64 q_batch, i64 q_head, i64 k_batch, i64 k_head,
                    i64 v_batch, i64 v_head, i64 dout_batch, i64 dout_head, i64 dq_batch, i64 dq_head, i64 dk_batch,
@@ -91,14 +147,18 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
                    int num_heads, int head_group, int S_q_most, int S_k_most, int key_tiles, int query_tiles,
                    int key_blocks, int left, int right, float scale, float scale_log2, float cap, float cap_inverse) {
   char* const memory = shared_memory<KS_SHARED_BYTES>();
-  const OwnQ own_q(memory);
-  const OwnV own_v(memory + OwnQ::BYTES);
+  const OwnQ own_q(memory + OWN_Q);
+  const OwnV own_v(memory + OWN_V);
   char* const ring = memory + RING;
   float* const lines = (float*)(memory + LINES);
   char* const scratch = memory + SCRATCH + warp_index() * P_BYTES;
-  auto tile_q = [&](int stage) { return TwoWays<DQ>{ring + stage * STAGE_BYTES}; };
-  auto tile_v = [&](int stage) { return TwoWays<DO>{ring + stage * STAGE_BYTES + TwoWays<DQ>::BYTES}; };
+  const P p_tile(memory + SCRATCH);
+  const Ds ds_tile{memory + SCRATCH + P::BYTES};
+  auto tile_q = [&](int stage) { return StepQ{ring + stage * STAGE_BYTES}; };
+  auto tile_v = [&](int stage) { return StepV{ring + stage * STAGE_BYTES + StepQ::BYTES}; };
   const int warp_row = warp_index() / COLUMN_WARPS * ROWS, part = warp_index() % COLUMN_WARPS;
+  const int score_row = warp_index() / ACROSS * SCORE_ROWS;
+  const int score_column = HANDED ? warp_index() % ACROSS * SCORE_COLUMNS : 0;
   const bool for_keys = KS_ROLE == KEYS || (KS_ROLE == BOTH && (int)block_index() < key_blocks);
   const int index = (int)block_index() - (KS_ROLE == BOTH && !for_keys ? key_blocks : 0);
   const int tiles = for_keys ? key_tiles : query_tiles, heads = for_keys ? num_heads / head_group : num_heads;
@@ -106,10 +166,13 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
   const Sequence own = sequence_of(batch, S_q_most, S_k_most, q_offsets, k_offsets, lengths);
   const int most = for_keys ? S_k_most : S_q_most;  // rows of the gradient's operand, where lengths leave some out
   // Keys that no query sees get zeros; a bias's gradient is written everywhere, zeros too.
-  const int needed = for_keys ? (KS_KV_VIEW == PACKED ? own.S_k : most) : KS_BIAS_GRADIENT ? most : own.S_q;
+  const bool whole_plane = KS_BIAS_GRADIENT && (ATOMIC || !for_keys);
+  const int needed = for_keys && !whole_plane ? (KS_KV_VIEW == PACKED ? own.S_k : most) : whole_plane ? most : own.S_q;
   if (own0 >= needed) return;
 
-  Scores scores{own.S_q, own.S_k, left, right, KS_PREFIX ? min_of(max_of(prefixes[batch], 0), own.S_k) : 0,
+  // Without queries nothing is seen: not even a bias is there to be read.
+  const int S_k_seen = SHORT_PLANE && !own.S_q ? 0 : own.S_k;
+  Scores scores{own.S_q, S_k_seen, left, right, KS_PREFIX ? min_of(max_of(prefixes[batch], 0), S_k_seen) : 0,
                 scale_log2, cap, cap_inverse};
   // From its start in all of the batch to that of an entry: once, so that fewer strides are kept.
   auto entry = [&](auto*& base, i64 batch_stride, int first, int row) { base += batch * batch_stride + (i64)first * row; };
@@ -134,27 +197,60 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
 
   Copy<OwnQ, THREADS, KS_VECTOR, DQ == KS_DQK> copy_own_q;
   Copy<OwnV, THREADS, KS_VECTOR, DO == KS_DV> copy_own_v;
-  CopyTwoWays<DQ, DQ == KS_DQK> copy_q;
-  CopyTwoWays<DO, DO == KS_DV> copy_v;
+  CopyTwoWays<StepQ, DQ == KS_DQK> copy_q;
+  CopyTwoWays<StepV, DO == KS_DV> copy_v;
+  // What is owned, copied; and kept in registers, whose place in shared memory is then free.
+  auto take = [&](StridedView<const T> Q, StridedView<const T> V, int row_end) {
+    copy_own_q.fetch(own_q, Q, own0, row_end, 0, KS_DQK);
+    copy_own_q.land(own_q);
+    copy_own_v.fetch(own_v, V, own0, row_end, 0, KS_DV);
+    copy_own_v.land(own_v);
+    if constexpr (ATOMIC && !E::ONE_LAYOUT) {
+      Copy<OwnRight, THREADS, KS_VECTOR, DQ == KS_DQK> copy;
+      copy.fetch(OwnRight(memory), Q, own0, row_end, 0, KS_DQK);
+      copy.land(OwnRight(memory));
+    }
+    if constexpr (KS_RESIDENT) {
+      copies_commit();
+      copies_wait<0>();
+      block_barrier();
+    }
+    const auto owned = left_factors(own_q, own_v, score_row);
+    if (KS_RESIDENT) block_barrier();
+    return owned;
+  };
   // Scores of the owned rows with a tile, and dp beside them.
-  auto products = [&](auto& s, auto& dp, int stage) {
+  auto products = [&](auto& s, auto& dp, const auto& owned, int stage) {
     E::zero(s);
     E::zero(dp);
-#pragma unroll 4
-    for (int d = 0; d < DQ; d += E::K_STEP)
-      E::mma(s, E::template operand<ROWS, E::K_STEP>(own_q, warp_row, d), tile_q(stage).last(), 0, d);
-#pragma unroll 4
-    for (int d = 0; d < DO; d += E::K_STEP)
-      E::mma(dp, E::template operand<ROWS, E::K_STEP>(own_v, warp_row, d), tile_v(stage).last(), 0, d);
+    if constexpr (KS_RESIDENT) {
+      E::mma(s, owned.q, tile_q(stage).last(), score_column, 0);
+      E::mma(dp, owned.v, tile_v(stage).last(), score_column, 0);
+    } else {
+      add_product<DQ>(s, own_q, score_row, tile_q(stage).last(), score_column);
+      add_product<DO>(dp, own_v, score_row, tile_v(stage).last(), score_column);
+    }
+  };
+
+  // sum += x · right, x being this warp's p or ds, or those of all warps as they were handed on.
+  auto add_scores = [&](auto& sum, const auto& x, auto handed, auto right, int column0) {
+    if constexpr (HANDED) add_product<STEP>(sum, handed, warp_row, right, column0);
+    else E::mma(sum, E::to_operand(x, scratch), right, column0, 0);
+  };
+  // dbias of accumulators that begin at query i and key j; which of both their rows are, `at` tells.
+  auto write_plane = [&](auto& dx, int h, int i, int j, auto at) {
+    float* const to = dbias + h * dbias_head;
+    E::map(dx, [&](int r, int c, float x) {
+      const At place = at(r, c);
+      if (i + place.query < S_q_most && j + place.key < S_k_most)
+        to[(i + place.query) * dbias_row + j + place.key] = !SHORT_PLANE || i + place.query < own.S_q ? x : 0.f;
+      return x;
+    });
   };
 
   if (KS_ROLE != QUERIES && for_keys) {
     // ---- dk and dv of OWN keys
-    const StridedView<const T> K = rows_of(k, head, k_head, k_row), V = rows_of(v, head, v_head, v_row);
-    copy_own_q.fetch(own_q, K, own0, own.S_k, 0, KS_DQK);
-    copy_own_q.land(own_q);
-    copy_own_v.fetch(own_v, V, own0, own.S_k, 0, KS_DV);
-    copy_own_v.land(own_v);
+    const auto owned = take(rows_of(k, head, k_head, k_row), rows_of(v, head, v_head, v_row), own.S_k);
     // The queries that may see one of these keys: [begin, end).
     const int j1 = min_of(own0 + OWN, own.S_k) - 1, shift = scores.shift();
     const bool everyone = KS_PREFIX && own0 < scores.prefix;
@@ -163,6 +259,7 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
       begin = max_of(0, own0 - shift - (KS_WINDOW ? right : 0));
       if (KS_WINDOW) end = min_of(end, max_of(0, j1 - shift + left + 1));
     }
+    if (whole_plane) begin = 0, end = S_q_most;
     // Tiles [first, last) of every head's queries, head after head: the one that is used, and the one that is fetched.
     const int first = begin / STEP, last = divide_up(end, STEP);
     struct Turn {
@@ -184,6 +281,7 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
 #pragma unroll
     for (int n = 0; n < AHEAD; n++) fetch(n);
 
+    if (ATOMIC) sums = warp_sums<KS_Q_VIEW == PACKED>(sums, batch, own.q_first, divide_up(S_q_most, STEP), num_heads);
     E::Acc<ROWS, MINE_Q> gradient_k;
     E::Acc<ROWS, MINE_V> gradient_v;
     E::zero(gradient_k);
@@ -208,22 +306,39 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
       if (next >= STAGES) next -= STAGES;
       fetch(next);
 
-      E::Acc<ROWS, STEP> s, dp, slope;
-      products(s, dp, stage);
+      E::Acc<SCORE_ROWS, SCORE_COLUMNS> s, dp, slope;
+      products(s, dp, owned, stage);
       of_head(h);
-      const int j = own0 + warp_row;
+      const int j = own0 + score_row, i = i0 + score_column;
+      const float* const mine = line + score_column;
       if constexpr (KS_SOFTCAP) {
         slope = s;
         E::map(slope, [&](int, int, float x) { return cap_slope(x, scores); });
       }
-      E::map(s, [&](int r, int c, float x) { return exp2_fast(scores.score(x, 0, i0 + c, j + r) - line[c]); });
+      E::map(s, [&](int r, int c, float x) { return exp2_fast(scores.score(x, 0, i + c, j + r) - mine[c]); });
       const int i1 = min_of(i0 + STEP, own.S_q) - 1;
-      if ((HIDES || KS_LENGTHS) && !(scores.all_begin(i1) <= own0 && own0 + OWN <= scores.all_end(i0)))
-        E::map(s, [&](int r, int c, float x) { return scores.sees(0, i0 + c, j + r) ? x : 0.f; });
-      E::mma(gradient_v, E::to_operand(s, scratch), tile_v(stage).first(), part * MINE_V, 0);
-      E::map2(dp, s, [&](int, int c, float x, float p) { return p == 0.f ? 0.f : p * (x - line[STEP + c]); });
+      // Keys beyond the last have gradients that nobody writes; but dq must not take anything of them.
+      if ((HIDES || KS_LENGTHS || ATOMIC) && !(scores.all_begin(i1) <= own0 && own0 + OWN <= scores.all_end(i0)))
+        E::map(s, [&](int r, int c, float x) { return scores.sees(0, i + c, j + r) ? x : 0.f; });
+      if constexpr (HANDED) E::to_shared(p_tile, s, score_row, score_column);
+      else add_scores(gradient_v, s, p_tile, tile_v(stage).first(), part * MINE_V);
+      E::map2(dp, s, [&](int, int c, float x, float p) { return p == 0.f ? 0.f : p * (x - mine[STEP + c]); });
+      if constexpr (KS_BIAS_GRADIENT && ATOMIC) write_plane(dp, h, i, j, [](int r, int c) { return At{c, r}; });
       if constexpr (KS_SOFTCAP) E::map2(dp, slope, [](int, int, float x, float y) { return x * y; });
-      E::mma(gradient_k, E::to_operand(dp, scratch), tile_q(stage).first(), part * MINE_Q, 0);
+      if constexpr (HANDED) {
+        E::to_shared(ds_tile.last(), dp, score_row, score_column);
+        if constexpr (ATOMIC && !E::ONE_LAYOUT) E::to_shared(ds_tile.first(), dp, score_row, score_column);
+        block_barrier();
+        add_scores(gradient_v, s, p_tile, tile_v(stage).first(), part * MINE_V);
+      }
+      add_scores(gradient_k, dp, ds_tile.last(), tile_q(stage).first(), part * MINE_Q);
+      if constexpr (ATOMIC) {
+        E::Acc<QUERY_ROWS, QUERY_COLUMNS> sum;
+        E::zero(sum);
+        add_product<OWN>(sum, ds_tile.first(), sums_row(), OwnRight(memory), sums_column());
+        // Behind the sequence's queries, where only the plane goes on, its sums have no tiles.
+        if (!SHORT_PLANE || i0 < own.S_q) E::atomic_add(sums + sums_offset(now.tile, h, num_heads), sum);
+      }
       if (++stage == STAGES) stage = 0;
     }
     copies_wait<0>();
@@ -238,10 +353,7 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
     // ---- dq of OWN queries
     const int kv_head = head / head_group;
     const StridedView<const T> K = rows_of(k, kv_head, k_head, k_row), V = rows_of(v, kv_head, v_head, v_row);
-    copy_own_q.fetch(own_q, rows_of(q, head, q_head, q_row), own0, own.S_q, 0, KS_DQK);
-    copy_own_q.land(own_q);
-    copy_own_v.fetch(own_v, rows_of(dout, head, dout_head, dout_row), own0, own.S_q, 0, KS_DV);
-    copy_own_v.land(own_v);
+    const auto owned = take(rows_of(q, head, q_head, q_row), rows_of(dout, head, dout_head, dout_row), own.S_q);
     of_head(head);
     const int i1 = min_of(own0 + OWN, own.S_q) - 1;
     const int begin = KS_BIAS_GRADIENT ? 0 : scores.begin(own0), end = KS_BIAS_GRADIENT ? S_k_most : scores.end(i1);
@@ -256,8 +368,8 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
 #pragma unroll
     for (int n = 0; n < AHEAD; n++) fetch(first + n, n);
 
-    const int mine = own0 + warp_row;
-    E::Row<ROWS> line, dot;
+    const int mine = own0 + score_row;
+    E::Row<SCORE_ROWS> line, dot;
     E::fill(line, 0.f);
     E::row_map(line, [&](int r, float) {
       if (mine + r >= own.S_q) return infinity();
@@ -281,35 +393,33 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
       if (next >= STAGES) next -= STAGES;
       fetch(tile + AHEAD, next);
 
-      const int j0 = tile * STEP;
-      E::Acc<ROWS, STEP> s, dp, slope;
-      products(s, dp, stage);
+      const int j0 = tile * STEP, j = j0 + score_column;
+      E::Acc<SCORE_ROWS, SCORE_COLUMNS> s, dp, slope;
+      products(s, dp, owned, stage);
       if constexpr (KS_SOFTCAP) {
         slope = s;
         E::map(slope, [&](int, int, float x) { return cap_slope(x, scores); });
       }
-      E::map(s, [&](int r, int c, float x) { return scores.score(x, 0, mine + r, j0 + c); });
+      E::map(s, [&](int r, int c, float x) { return scores.score(x, 0, mine + r, j + c); });
       E::row_apply(s, line, [](float x, float y) { return exp2_fast(x - y); });
       if (j0 < scores.all_begin(i1) || j0 + STEP > scores.all_end(own0))
-        E::map(s, [&](int r, int c, float x) { return scores.sees(0, mine + r, j0 + c) ? x : 0.f; });
+        E::map(s, [&](int r, int c, float x) { return scores.sees(0, mine + r, j + c) ? x : 0.f; });
       E::row_apply(dp, dot, [](float x, float y) { return x - y; });
       E::map2(dp, s, [](int, int, float x, float p) { return p == 0.f ? 0.f : p * x; });
-      if constexpr (KS_BIAS_GRADIENT) {
-        float* const to = dbias + head * dbias_head;
-        if (part == 0)
-          E::map(dp, [&](int r, int c, float x) {
-            if (mine + r < S_q_most && j0 + c < S_k_most) to[(mine + r) * dbias_row + j0 + c] = x;
-            return x;
-          });
-      }
+      if constexpr (KS_BIAS_GRADIENT)
+        if (HANDED || part == 0) write_plane(dp, head, mine, j, [](int r, int c) { return At{r, c}; });
       if constexpr (KS_SOFTCAP) E::map2(dp, slope, [](int, int, float x, float y) { return x * y; });
-      E::mma(gradient, E::to_operand(dp, scratch), tile_q(stage).first(), part * MINE_Q, 0);
+      if constexpr (HANDED) {
+        E::to_shared(ds_tile.last(), dp, score_row, score_column);
+        block_barrier();
+      }
+      add_scores(gradient, dp, ds_tile.last(), tile_q(stage).first(), part * MINE_Q);
       if (++stage == STAGES) stage = 0;
     }
     copies_wait<0>();
     block_barrier();
     E::map(gradient, [=](int, int, float x) { return x * scale; });
     entry(dq, dq_batch, own.q_first, dq_row);
-    write_rows(memory, gradient, rows_of(dq, head, dq_head, dq_row), mine, own.S_q, part * MINE_Q, KS_DQK);
+    write_rows(memory, gradient, rows_of(dq, head, dq_head, dq_row), own0 + warp_row, own.S_q, part * MINE_Q, KS_DQK);
   }
 }

@@ -1,13 +1,15 @@
-"""Host half of backward.h: the gradients of an attention in two launches, and one more for each that is reduced."""
+"""Host half of backward.h: the gradients of an attention in three launches, and one more for each that is reduced."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kernelseam.contract import ArchRow, Device
 from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.dtypes import DType
-from kernelseam.kernels.attention.host import VIEWS, is_plain
+from kernelseam.kernels.attention.backward_tile import BackwardTile, backward_tiles
+from kernelseam.kernels.attention.host import VIEWS
+from kernelseam.kernels.attention.query_gradient import QUERY_GRADIENT, QueryGradientProblem, QueryGradientSpec
 from kernelseam.kernels.attention.row_kernels import (
     ROW_DOTS,
     SINK_GRADIENT,
@@ -27,7 +29,7 @@ from kernelseam.kernels.attention.scores import (
     score_defines,
     score_values,
 )
-from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, pad, refuse_dtype, refuse_row_strides
+from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_dtype, refuse_row_strides
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature
 
@@ -37,45 +39,9 @@ KNOWN = frozenset({
 })
 
 
-@dataclass(frozen=True)
-class BackwardTile:
-    """A row of an arch's table, for head dims up to ``max_dim``: blocks own ``warps`` / ``column_warps`` · ``rows``
-    rows and take the other side ``step`` rows at a time; a ring of ``stages`` tiles."""
-
-    dtypes: frozenset[DType]
-    max_dim: int
-    warps: int
-    rows: int
-    step: int
-    stages: int
-    column_warps: int = 1
-    min_blocks: int = 1
-    plain: bool = False
-    """As in AttentionTile, of keys of any view."""
-    apart: bool = False
-    """Whether keys and queries have a launch each: both in one kernel take more scalar registers."""
-    role: str = "both"
-    """No column of the table: which of the two a launch is for."""
-    one_layout: bool = True
-    """Whether a tile lies the same as either factor of a product (the platform's E::ONE_LAYOUT)."""
-
-    @property
-    def own(self) -> int:
-        return self.warps // self.column_warps * self.rows
-
-    def shared_bytes(self, spec: AttentionBwdSpec) -> int:
-        """What is owned, the ring, each row's LSE and dots, and in float32 the probabilities."""
-        s = spec.forward
-        size = s.dtype.itemsize
-        width = pad(s.head_dim, self.column_warps) + pad(s.value_dim, self.column_warps)
-        scratch = self.warps * self.rows * self.step * size if size > 2 else 0
-        ring = self.stages * self.step * width * size * (1 if self.one_layout or size > 2 else 2)
-        return self.own * width * size + ring + 16 * self.step + scratch
-
-
 _POINTERS = (
-    "q", "k", "v", "dout", "lse", "dots", "dq", "dk", "dv", "dbias", "bias", "mask", "slopes", "prefixes", "lengths",
-    "q_offsets", "k_offsets",
+    "q", "k", "v", "dout", "lse", "dots", "dq", "dk", "dv", "sums", "dbias", "bias", "mask", "slopes", "prefixes",
+    "lengths", "q_offsets", "k_offsets",
 )
 _ROWS = ("q", "k", "v", "dout", "dq", "dk", "dv")
 _STRIDES = (
@@ -93,7 +59,7 @@ _OPERANDS = {
 
 
 class AttentionBwdHost:
-    """Keys and queries, ``own`` at a time, a block."""
+    """Keys and queries, ``own`` at a time, a block; with atomics keys alone."""
 
     operation = "attention_bwd"
     entry = "attention_backward"
@@ -124,38 +90,40 @@ class AttentionBwdHost:
         )
 
     def tiles(self, spec: AttentionBwdSpec, row: ArchRow) -> tuple[BackwardTile, ...]:
-        s = spec.forward
-        dim = max(pad(s.head_dim), pad(s.value_dim))
-        fit = [
-            t for t in row.tiles.get("attention_bwd", ())
-            if s.dtype in t.dtypes and dim <= t.max_dim and (is_plain(s) or not t.plain)
-            and t.shared_bytes(spec) <= row.shared_bytes_per_block
-        ]
-        narrowest = min((t.max_dim for t in fit), default=0)
-        return tuple(t for t in fit if t.max_dim == narrowest)
+        return backward_tiles(spec, row)
 
     def tile(self, problem: AttentionBwdProblem, row: ArchRow, device: Device) -> BackwardTile:
         return self.tiles(problem.spec, row)[0]
 
     def launches(self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> Launches:
-        """Row sums of dout·out; the gradients; then what is reduced: the bias's, where it repeats or is no row-major
-        float32, and the sinks'."""
+        """Row sums of dout·out; the gradients, with atomics dq's after the others; then what is reduced: the bias's,
+        where it repeats or is no row-major float32, and the sinks'."""
         p, spec = problem.forward, problem.spec.forward
         packed = spec.q_view == "packed"
         entries, rows = (1, p.total_q) if packed else (p.batch, p.S_q)
         dots = (0 if packed else p.num_heads * rows, rows)
         size = _aligned(4 * entries * p.num_heads * rows)
-        sums = DotsProblem(
-            DotsSpec(spec.dtype, spec.value_dim, packed), entries, p.num_heads, rows, problem.dout_strides,
-            p.out_strides, dots, p.batch,
+        workspace, zeros, sum_bytes = {"dots": 0}, dict[str, int](), 0
+        gradient = QueryGradientProblem(
+            QueryGradientSpec(spec.dtype, spec.head_dim, packed, spec.vector), p.batch, p.num_heads, p.S_q, p.total_q,
+            problem.dq_strides, p.scale,
         )
-        steps = [Launch(ROW_DOTS, sums, RowTile(), {"dots": 0})]
-        workspace = {"dots": 0}
+        if tile.query_rows:
+            sum_bytes = gradient.sum_bytes(tile)
+            workspace["sums"] = zeros["zeros"] = size
+            size += _aligned(sum_bytes)
+        row_sums = DotsProblem(
+            DotsSpec(spec.dtype, spec.value_dim, packed), entries, p.num_heads, rows, problem.dout_strides,
+            p.out_strides, dots, p.batch, sum_bytes,
+        )
+        steps = [Launch(ROW_DOTS, row_sums, RowTile(), {"dots": 0, **zeros})]
         reduced = problem.spec.bias_gradient and not self._direct(problem)
         if reduced:
             workspace["dbias"] = size
-        for role in ("keys", "queries") if tile.apart else ("both",):
+        for role in tile.roles:
             steps.append(Launch(self, problem, replace(tile, role=role), workspace))
+        if tile.query_rows:
+            steps.append(Launch(QUERY_GRADIENT, gradient, tile, {"sums": workspace["sums"]}))
         if reduced:
             assert spec.bias is not None
             extents = (p.batch, p.num_heads, p.S_q, p.S_k)
@@ -182,6 +150,8 @@ class AttentionBwdHost:
             "VECTOR": s.vector, "BIAS_GRADIENT": spec.bias_gradient,
             "ROLE": ("both", "keys", "queries").index(tile.role), "WARPS": tile.warps,
             "COLUMN_WARPS": tile.column_warps, "ROWS": tile.rows, "STEP": tile.step, "STAGES": tile.stages,
+            "SCORE_ROWS": tile.score_rows, "QUERY_ROWS": tile.query_rows, "RESIDENT": tile.resident,
+            "UNROLL": tile.unroll,
             "MIN_BLOCKS": tile.min_blocks, "SHARED_BYTES": tile.shared_bytes(spec),
         }
 
@@ -230,7 +200,7 @@ class AttentionBwdHost:
         return {p: _OPERANDS.get(p, p) for p in _POINTERS}
 
     def efficiency(self, problem: AttentionBwdProblem) -> float:
-        """Seven products are computed for five that count."""
+        """Seven products are computed for five that count, unless there are atomics."""
         return 0.2
 
 

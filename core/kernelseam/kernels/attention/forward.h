@@ -153,7 +153,7 @@ attention_forward(const T* q, const T* k, const T* v, Out* out, float* lse,
   E::fill(l, 0.f);
   if (KS_SINKS && split == 0) E::row_map(m, [&](int r, float) { return LOG2_E * sinks[first_head + head_of(mine + r)]; });
 
-  constexpr int Q_STEP = KS_Q_RESIDENT ? DQ : E::K_STEP;
+  constexpr int Q_STEP = KS_Q_RESIDENT ? DQ : k_piece<E, DQ>();
   copies_wait<AHEAD>();
   block_barrier();
   auto q_operand = E::template operand<ROWS, Q_STEP>(tile_q, warp_row, 0);

@@ -1,6 +1,7 @@
 // For every query row of an attention: dots = Σ_d dout·out, what the softmax's gradient subtracts (FlashAttention-2, §3.1.2).
 //
-// One warp a row, its lanes over the columns. Nothing is shared between warps.
+// One warp a row, its lanes over the columns. Nothing is shared between warps. Besides, they zero memory that the launches
+// after this one add to: `zero_chunks` times 16 bytes.
 // Constants: KS_T, KS_DV, KS_PACKED (rows of all sequences lie one after the other: only those from offsets[0] to
 // offsets[sequences] belong to anyone), KS_WARPS.
 #include "tile/tile.h"
@@ -8,11 +9,12 @@
 typedef KS_T T;
 
 KS_KERNEL(WARP * KS_WARPS, 1)
-row_dots(const T* dout, const T* out, float* dots, const int* offsets, i64 dout_batch, i64 dout_head, i64 out_batch,
-         i64 out_head, i64 dots_batch, i64 dots_head, int dout_row, int out_row, int num_heads, int rows, int total,
-         int sequences) {
+row_dots(const T* dout, const T* out, float* dots, float* zeros, const int* offsets, i64 dout_batch, i64 dout_head, i64 out_batch,
+         i64 out_head, i64 dots_batch, i64 dots_head, i64 zero_chunks, int dout_row, int out_row, int num_heads, int rows,
+         int total, int sequences) {
   const i64 index = (i64)block_index() * KS_WARPS + warp_index();
   if (index >= total) return;
+  for (i64 i = index * WARP + lane(); i < zero_chunks; i += (i64)total * WARP) ((Chunk<float>*)zeros)[i] = Chunk<float>{};
   const int line = (int)index, row = line % rows, head = line / rows % num_heads, batch = line / rows / num_heads;
   if (KS_PACKED && (row < offsets[0] || row >= offsets[sequences])) return;
   const T* const x = dout + batch * dout_batch + head * dout_head + (i64)row * dout_row;

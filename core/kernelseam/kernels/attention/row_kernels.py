@@ -94,6 +94,8 @@ class DotsProblem:
     out_strides: tuple[int, int, int]
     dots_strides: tuple[int, int]
     sequences: int
+    zero_bytes: int = 0
+    """Of `zeros`, a multiple of 16: memory that later launches add to."""
 
     @property
     def lines(self) -> int:
@@ -104,8 +106,8 @@ class RowDots(SmallKernel):
     """A warp a row."""
 
     entry, source = "row_dots", "attention/row_dots.h"
-    pointer_names = ("dout", "out", "dots", "offsets")
-    stride_names = ("dout_batch", "dout_head", "out_batch", "out_head", "dots_batch", "dots_head")
+    pointer_names = ("dout", "out", "dots", "zeros", "offsets")
+    stride_names = ("dout_batch", "dout_head", "out_batch", "out_head", "dots_batch", "dots_head", "zero_chunks")
     int_names = ("dout_row", "out_row", "num_heads", "rows", "total", "sequences")
 
     def defines(self, spec: DotsSpec, tile: RowTile, row: ArchRow) -> dict[str, object]:
@@ -117,7 +119,7 @@ class RowDots(SmallKernel):
     def values(self, problem: DotsProblem, tile: RowTile, device: Device) -> dict[str, int | float]:
         p = problem
         return self._values(
-            (*p.dout_strides[:2], *p.out_strides[:2], *p.dots_strides),
+            (*p.dout_strides[:2], *p.out_strides[:2], *p.dots_strides, p.zero_bytes // 16),
             (p.dout_strides[2], p.out_strides[2], p.num_heads, max(p.rows, 1), p.lines, p.sequences),
         )
 

@@ -32,7 +32,7 @@ KS_DEVICE int inside(int i, int n) { return max_of(min_of(i, n - 1), 0); }
 // log2 e · x, where that is finite; else the largest number of x's sign, so that a row of them all still has a mean.
 KS_DEVICE float in_base2(float x) {
   const float y = LOG2_E * x;
-  return finite(y) || !finite(x) ? y : x < 0 ? -LARGEST : LARGEST;
+  return finite(x) ? (y < -LARGEST ? -LARGEST : y > LARGEST ? LARGEST : y) : y;
 }
 
 struct Scores {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kernelseam_rocm.emulation.mends import buffers, compiled, lanes, mfma, scalar, shared, unaligned, wmma
+from kernelseam_rocm.emulation.mends import atomics, buffers, compiled, lanes, mfma, scalar, shared, unaligned, wmma
 from kernelseam_rocm.emulation.wave import Wave
 
 __all__ = ["Mend", "compiled", "find"]
@@ -35,7 +35,7 @@ def find(word: int, name: str, family: str, size: int) -> Mend | None:
     ``word``: 16 bytes from its first on, little-endian; ``name``: AMD's mnemonic in capitals, "" where the emulator
     knows none; ``family``: "cdna", "rdna3" or "rdna4"; ``size``: in bytes.
     """
-    for module in (mfma, wmma, shared, buffers, lanes, scalar, unaligned):
+    for module in (mfma, wmma, shared, buffers, atomics, lanes, scalar, unaligned):
         step: Step | None = module.find(word, name, family)
         if step is not None:
             return Mend(step, 0 if module is scalar else size, module is unaligned)

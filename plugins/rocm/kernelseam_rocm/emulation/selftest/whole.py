@@ -34,8 +34,10 @@ def tests(arch: str) -> Iterator[Whole]:
     yield Whole("the launch's extents", _EXTENTS, _extents)
     yield Whole("subnormal floats", _SUBNORMAL, _subnormal)
     yield Whole("words at any address", _UNALIGNED, _unaligned)
+    yield Whole("floats added to memory", _ADDED, _added)
     if arch.startswith("gfx9"):
         yield Whole("a load straight to LDS", _TO_LDS, _to_lds)
+        yield Whole("floats added out of accumulation registers", _ADDED_ACC, _added)
     if not arch.startswith("gfx12"):
         yield Whole("buffers and their bounds", _BUFFER, _buffer)
 
@@ -147,6 +149,29 @@ def _unaligned(launch: Launcher, rng: np.random.Generator) -> str:
         want[t, 2:18], want[t, 22:26] = x[18 * t + 6 : 18 * t + 22], x[6 * t : 6 * t + 4]
     launch((1, 1, 1), (32, 1, 1), x, out)
     return _same(out, want.ravel())
+
+
+_ADDED = """extern "C" __global__ void NAME(const float* x, float* out) {
+  int t = threadIdx.x;
+  __builtin_amdgcn_global_atomic_fadd_f32((__attribute__((address_space(1))) float*)(out + t % 16), x[t]);
+}
+"""
+
+_ADDED_ACC = """extern "C" __global__ void NAME(const float* x, float* out) {
+  int t = threadIdx.x;
+  asm volatile("v_accvgpr_write_b32 a7, %1\\nv_accvgpr_write_b32 a8, %1\\ns_nop 4\\n"
+               "global_atomic_add_f32 %0, a8, off offset:4\\ns_waitcnt vmcnt(0)"
+               : : "v"(out + t % 16 - 1), "v"(x[t]) : "memory", "a7", "a8");
+}
+"""
+
+
+def _added(launch: Launcher, rng: np.random.Generator) -> str:
+    x, out = rng.integers(-99, 99, 64).astype(np.float32), np.arange(20, dtype=np.float32)
+    want = out.copy()
+    want[:16] += 2 * x.reshape(4, 16).sum(0)
+    launch((2, 1, 1), (64, 1, 1), x, out)
+    return _same(out, want)
 
 
 _TO_LDS = """extern "C" __global__ void NAME(const unsigned* x, unsigned* out) {

@@ -1,0 +1,125 @@
+"""The cases of the page about emulated AMD devices, and what each is there for. `emulated_parity.py` runs them.
+
+Chosen so that between them they take every way through the kernels and finish in minutes: a distinct binary costs
+seconds, a case that shares one next to nothing, and the sum of a bias's gradient over many elements many.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SHARED, UNFUSED = "shared", "gemm-softmax-gemm"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cases about one thing, of one operation and on one implementation."""
+
+    about: str
+    names: str
+    """Of its cases, by blanks."""
+    implementation: str = SHARED
+
+    @property
+    def cases(self) -> tuple[str, ...]:
+        return tuple(self.names.split())
+
+
+GROUPS = (
+    Group(
+        "transposes and dtypes, whole and ragged",
+        """gemm-f16-nn gemm-f16-nt gemm-f16-tn gemm-f16-tt gemm-bf16-nn gemm-f32-nn gemm-f64-nn gemm-f16-nt-integers
+        gemm-bf16-nn-ragged-65x129x7 gemm-f16-nt-ragged-17x65x257 gemm-f16-nt-to-f32""",
+    ),
+    Group(
+        "lists of addresses, rows that allow no wide access, gaps, scalars",
+        "gemm-f16-nt-pointers gemm-f16-nt-unaligned gemm-f16-nt-gaps gemm-f16-nn-alpha-beta",
+    ),
+    Group(
+        "what is not a number, too large or too small",
+        """gemm-f16-nt-nan-in-a gemm-f16-nt-inf-minus-inf gemm-bf16-nn-nan-in-b gemm-f16-nt-subnormal
+        gemm-f16-nt-overflow""",
+    ),
+    Group(
+        "head dims and dtypes",
+        """attention-f16-32 attention-f16-64-ramp attention-f16-80 attention-f16-128 attention-f16-256
+        attention-bf16-128-causal-ramp attention-f32-64 attention-f32-64-causal-ramp""",
+    ),
+    Group("192/128", "attention-f16-192v128 attention-f16-192v128-causal-mqa"),
+    Group("wider than 256", "attention-f16-272v40-causal-mqa attention-bf16-576v512-causal-1-query-mqa"),
+    Group(
+        "causal masks, extents, grouped heads, strides",
+        """attention-f16-64-causal-130x130-ramp attention-f16-64-causal-7x129 attention-f16-64-causal-masked-rows
+        attention-f16-64-gqa-6-2 attention-f16-64-bshd-to-bhsd attention-f16-64-odd attention-f16-64-no-keys""",
+    ),
+    Group(
+        "scores and values that are infinite or no numbers",
+        """attention-f16-64-extreme attention-f16-64-minus-inf-holes attention-f16-64-nan-in-v
+        attention-f16-64-causal-nan-in-hidden-v attention-bf16-128-causal-nan-in-hidden-k""",
+    ),
+    Group(
+        "pages of 1, 16, 48 and 256 keys, one query",
+        """attention-f16-64-pages-1 attention-f16-64-pages-16-ramp attention-f16-64-pages-48
+        attention-f16-64-pages-256""",
+    ),
+    Group(
+        "pages, several queries",
+        """attention-f16-64-causal-pages-16 attention-f16-64-causal-pages-16-head-major
+        attention-bf16-128-causal-pages-48-gqa attention-f32-64-causal-pages-16
+        attention-f16-64-causal-pages-16-sequences attention-f16-64-causal-pages-48-window-sinks""",
+    ),
+    Group(
+        "packed sequences, some of length 0",
+        """attention-f16-64-causal-sequences attention-f16-64-causal-sequences-gqa attention-bf16-128-causal-sequences
+        attention-f32-64-causal-sequences attention-f16-64-sequences-0""",
+    ),
+    Group("key lengths", "attention-f16-64-causal-lengths"),
+    Group("sliding window", "attention-f16-64-window-16-0 attention-f16-64-window-33-12"),
+    Group("prefix", "attention-f16-64-causal-prefix attention-f16-64-prefix-window"),
+    Group("ALiBi", "attention-f16-64-causal-alibi-gqa"),
+    Group("softcap", "attention-f16-64-softcap-5"),
+    Group("bias, with −inf in it", "attention-f16-64-bias-f32-holes attention-f16-64-causal-bias-f32-gqa"),
+    Group("boolean mask", "attention-f16-64-mask"),
+    Group("sinks, grouped heads", "attention-f16-64-causal-sinks-gqa"),
+    Group(
+        "everything at once",
+        """attention-f16-64-everything attention-bf16-128-everything attention-f16-64-causal-sequences-everything
+        attention-f16-64-causal-pointers-everything""",
+    ),
+    Group("pointer lists", "attention-f16-64-causal-device-pointers attention-bf16-128-device-pointers"),
+    Group(
+        "split keys, in two launches",
+        """attention-f16-64-causal-split-window attention-f16-64-split-pages attention-f16-64-pointers-split
+        attention-f16-64-split-to-f32""",
+    ),
+    Group(
+        "plain, everything at once, float32 with masked rows",
+        "attention-f16-64 attention-f16-64-everything attention-f32-64-causal-masked-rows", UNFUSED,
+    ),
+    Group(
+        "dense",
+        """attention-bwd-f16-64-causal-33x129-ramp attention-bwd-f16-64-causal-130x130 attention-bwd-f16-80v64
+        attention-bwd-bf16-128-causal attention-bwd-f32-64""",
+    ),
+    Group(
+        "packed sequences, some of length 0",
+        """attention-bwd-f16-64-causal-sequences attention-bwd-f16-64-causal-sequences-margin-gqa
+        attention-bwd-bf16-128-causal-sequences""",
+    ),
+    Group("grouped heads", "attention-bwd-f16-64-gqa-6-2 attention-bwd-bf16-128-causal-gqa-4-2"),
+    Group(
+        "a bias and its gradient",
+        """attention-bwd-f16-64-bias-by-key attention-bwd-f16-64-bias-f32-holes
+        attention-bwd-f32-64-causal-bias-window""",
+    ),
+    Group(
+        "sinks and their gradient",
+        "attention-bwd-f16-64-sinks attention-bwd-f16-64-causal-lengths-bias-sinks",
+    ),
+    Group("softcap", "attention-bwd-f16-64-softcap-5"),
+    Group("everything at once", "attention-bwd-f16-64-everything"),
+    Group(
+        "partial results of split keys",
+        "merge-states-f32-f16 merge-states-bf16-bf16 merge-states-f32-f16-absent merge-states-f32-f16-apart",
+    ),
+)
