@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,10 @@ class Matrix:
     written: bool = False
     ragged: bool = False
     """Whether a matrix may have fewer rows: those that there are is told in device memory."""
+    vector: bool = False
+    """Whether it is one row, whose arrays may have one axis alone."""
+    may_be: str = ""
+    """A written list of which each entry may be that of this one, where they are walked alike."""
 
     @property
     def itemsize(self) -> int:
@@ -142,14 +146,16 @@ def _host_list(name: str, values: Sequence[object], want: Matrix) -> AddressList
         if is_address(value):
             addresses[i] = address(item, value)
             continue
-        info = describe(item, value)
+        info = given = describe(item, value)
+        if want.vector and len(info.shape) == 1:
+            info = replace(info, shape=(1, *info.shape), strides=(0, *info.strides))
         if not want.takes(info.shape):
-            most = "at most " * want.ragged
+            most = "" if want.vector else "at most " * want.ragged + f"{want.rows}, "
             raise InvalidValue(
-                item, f"an array of shape {list(info.shape)}", f"must be [{most}{want.rows}, {want.columns}]",
+                item, f"an array of shape {list(given.shape)}", f"must be [{most}{want.columns}]",
                 "One matrix an entry, as it lies in memory",
             )
-        check_rows(item, info)
+        check_rows(item, given)
         if first is None:
             first, place = info, item
         if info.device != first.device:
@@ -178,7 +184,8 @@ def _host_list(name: str, values: Sequence[object], want: Matrix) -> AddressList
 
 
 def check_entries(lists: Mapping[str, Addresses], matrices: Mapping[str, Matrix], alignment: Mapping[str, int]) -> None:
-    """Refuse null, misaligned and far addresses, and written matrices that provably share memory with others."""
+    """Refuse null, misaligned and far addresses, and written matrices that provably share memory with others, but with
+    their own entry of a list that may be theirs."""
     for name, found in lists.items():
         m = matrices[name]
         span = m.span
@@ -234,10 +241,17 @@ def _check_against(
 
     Of matrices whose rows interleave only so many are solved for: what is refused is proven.
     """
+    kept = np.arange(len(inputs))
+    if read.may_be == output and read.rule().walks_as(written.rule()):
+        kept = np.flatnonzero(outputs != inputs)  # the others are outputs, which were held against each other
+        inputs = inputs[kept]
+    if not inputs.size:
+        return
     same, where, other = np.intersect1d(outputs, inputs, return_indices=True)
     if same.size:
         raise InvalidValue(
-            f"{output}[{where[0]}]", hex(same[0]), f"is also {name}[{other[0]}]", "Give the output memory of its own"
+            f"{output}[{where[0]}]", hex(same[0]), f"is also {name}[{kept[other[0]]}]",
+            "Give the output memory of its own",
         )
     order = np.argsort(inputs, kind="stable")
     after = np.searchsorted(inputs[order], outputs)
@@ -248,7 +262,7 @@ def _check_against(
             j = int(near[i])
             if proven_overlap(int(outputs[i]), written.rule(), int(inputs[j]), read.rule()):
                 raise InvalidValue(
-                    f"{output}[{i}]", hex(outputs[i]), f"overlaps the matrix of {name}[{j}]",
+                    f"{output}[{i}]", hex(outputs[i]), f"overlaps the matrix of {name}[{kept[j]}]",
                     "Give the output memory of its own",
                 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -22,7 +22,9 @@ from kernelseam.descriptors.operands import (
 from kernelseam.descriptors.attention_problem import default_scale
 from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
 from kernelseam.descriptors.validation import (
+    AXES,
     MAX_EXTENT,
+    WIDE,
     extent,
     finite,
     flag,
@@ -36,21 +38,35 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.planning import Resolved
 
+_STRIDES = {
+    **{n: tuple(f"stride_{n.lower()}_{axis}" for axis in AXES) for n in ("A", "B", "C", "residual")},
+    "bias": ("stride_bias_batch", "stride_bias_head"),
+}
+"""Operand → its stride fields."""
+ADDED = ("bias", "residual")
+"""Operands that take part where they are given; address 0 says that they will be bound."""
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BatchedGemmStrided:
-    """C[b,h] = alpha·op(A[b,h])·op(B[b, h // b_head_group]) + beta·C[b,h] for b < batch, h < num_heads.
+    """C[b', h'] = alpha·Σ op(A[b,h])·op(B[b, h // b_head_group]) + beta·C[b', h'] + bias[b', h'] + residual[b', h'],
+    for b < batch and h < num_heads, the sum over those with b // c_batch_group = b' and h // c_head_group = h'.
 
-    C is M×N and K is summed over. In memory A is M×K (K×M where ``a_transposed``) and B is K×N (N×K where
-    ``b_transposed``); columns are contiguous. ``A, B, C`` are arrays, addresses (ints), or None until ``bind``.
+    Every C is M×N and K is summed over. In memory A is M×K (K×M where ``a_transposed``) and B is K×N (N×K where
+    ``b_transposed``); columns are contiguous. Where a group is larger than 1, as many consecutive batches or heads of
+    products are summed into one C. ``bias``, N long, is added to every row, ``residual`` [M, N] to the whole; neither
+    is scaled. Operands are arrays, addresses (ints), or None until ``bind``; a bias or a residual that ``bind`` will
+    give is announced by address 0. The residual may be C itself, where beta is 0.
 
     Strides count elements. One left out packs row-major around the others, [batch, heads, rows, columns], where
-    B has num_heads // b_head_group heads. 0 repeats an input; an output must have memory of its own for each
-    element. ``dtype`` (A and B) comes from the arrays where it is left out, ``dtype_c`` from C's array, else it
-    is ``dtype``; products are summed in ``dtype.accumulator``.
+    B has num_heads // b_head_group heads, and C, bias (without rows) and residual have batch // c_batch_group batches
+    and num_heads // c_head_group heads. 0 repeats an input; an output must have memory of its own for each element.
+    ``dtype`` (A and B) comes from the arrays where it is left out, ``dtype_c`` from C's array, else it is ``dtype``,
+    ``dtype_bias`` and ``dtype_residual`` from theirs, else they are ``dtype_c``. All sums are made in
+    ``dtype.accumulator``, products by b, then by h, and rounded once.
 
-    beta = 0 never reads C; alpha = 0 or K = 0 gives beta·C and never reads A and B. ``alpha`` and ``beta`` may be
-    any float: a NaN or an infinity spreads as IEEE arithmetic says.
+    beta = 0 never reads C; alpha = 0 or K = 0 never reads A and B. ``alpha`` and ``beta`` may be any float: a NaN or an
+    infinity spreads as IEEE arithmetic says.
 
     Raises InvalidValue (naming field, value, rule and remedy) where no such problem exists.
     """
@@ -61,6 +77,8 @@ class BatchedGemmStrided:
     A: object = field(default=None, repr=False)
     B: object = field(default=None, repr=False)
     C: object = field(default=None, repr=False)
+    bias: object = field(default=None, repr=False)
+    residual: object = field(default=None, repr=False)
     batch: int = 1
     num_heads: int = 1
     stride_a_batch: int | None = None
@@ -72,14 +90,23 @@ class BatchedGemmStrided:
     stride_c_batch: int | None = None
     stride_c_head: int | None = None
     stride_c_row: int | None = None
+    stride_bias_batch: int | None = None
+    stride_bias_head: int | None = None
+    stride_residual_batch: int | None = None
+    stride_residual_head: int | None = None
+    stride_residual_row: int | None = None
     a_transposed: bool = False
     b_transposed: bool = False
     alpha: float = 1.0
     beta: float = 0.0
     b_head_group: int = 1
+    c_batch_group: int = 1
+    c_head_group: int = 1
     dtype: DType | str | None = None
     dtype_c: DType | str | None = None
     dtype_acc: DType | str | None = None
+    dtype_bias: DType | str | None = None
+    dtype_residual: DType | str | None = None
     _problem: GemmProblem = field(init=False, repr=False)
     _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 
@@ -89,34 +116,45 @@ class BatchedGemmStrided:
         check_numbers(self)
         object.__setattr__(self, "b_head_group", extent("b_head_group", self.b_head_group, 1))
         multiple("num_heads", self.num_heads, "b_head_group", self.b_head_group)
+        for name in ADDED:
+            refuse_idle(self, name, name, _STRIDES[name])
+        bias, residual = (added_dtype(self, name, name, infos, dtype_c, dtype_acc) for name in ADDED)
+        kinds = {"A": dtype, "B": dtype, "C": dtype_c, "bias": bias, "residual": residual}
+        results = (self.batch // self.c_batch_group, self.num_heads // self.c_head_group)
         shapes = {
-            "A": (self.num_heads, *((self.K, self.M) if self.a_transposed else (self.M, self.K))),
-            "B": (self.num_heads // self.b_head_group, *((self.N, self.K) if self.b_transposed else (self.K, self.N))),
-            "C": (self.num_heads, self.M, self.N),
+            "A": (self.batch, self.num_heads, *((self.K, self.M) if self.a_transposed else (self.M, self.K))),
+            "B": (
+                self.batch, self.num_heads // self.b_head_group,
+                *((self.N, self.K) if self.b_transposed else (self.K, self.N)),
+            ),
+            "C": (*results, self.M, self.N), "bias": (*results, self.N), "residual": (*results, self.M, self.N),
         }
-        strides, vectors = [], []
-        for name, (heads, rows, columns) in shapes.items():
-            kind = dtype_c if name == "C" else dtype
-            shape = (self.batch, heads, rows, columns)
-            batch_stride, head, row = row_strides(name.lower(), shape, self._strides(name), kind)
-            strides.append((batch_stride, head, row))
-            vectors.append(vector_bytes(kind, shape, strides[-1], pointer(name, getattr(self, name), infos)))
-        a, b, c = strides
+        walks: dict[str, tuple[int, ...]] = {}
+        vectors: dict[str, int] = {}
+        for name, shape in shapes.items():
+            if (kind := kinds[name]) is not None:
+                walks[name] = row_strides(name.lower(), shape, self._strides(name), kind)
+                vectors[name] = vector_bytes(kind, shape, walks[name], pointer(name, getattr(self, name), infos))
         problem = GemmProblem(
-            GemmSpec(dtype, dtype_c, dtype_acc, self.a_transposed, self.b_transposed, "strided", *vectors),
-            self.M, self.N, self.K, self.batch, self.num_heads, a, b, c, self.b_head_group, self.alpha, self.beta,
+            GemmSpec(
+                dtype, dtype_c, dtype_acc, self.a_transposed, self.b_transposed, "strided", vectors["A"], vectors["B"],
+                vectors["C"], bias, residual, vectors.get("residual", WIDE), self.c_batch_group * self.c_head_group > 1,
+            ),
+            self.M, self.N, self.K, self.batch, self.num_heads, _three(walks["A"]), _three(walks["B"]),
+            _three(walks["C"]), self.b_head_group, self.alpha, self.beta, self.c_batch_group, self.c_head_group,
+            _two(walks.get("bias", (0, 0))), _three(walks.get("residual", (0, 0, 0))),
         )
         check_layout(problem.operands, infos, self._dense)
         object.__setattr__(self, "_problem", problem)
         object.__setattr__(self, "_arrays", infos)
 
     def _strides(self, name: str) -> list[int | None]:
-        return [getattr(self, f"stride_{name.lower()}_{axis}") for axis in ("batch", "head", "row")]
+        return [getattr(self, field_name) for field_name in _STRIDES[name]]
 
     @cached_property
     def _dense(self) -> frozenset[str]:
         """Operands whose strides were all left out."""
-        return frozenset(n for n in "ABC" if self._strides(n) == [None] * 3)
+        return frozenset(n for n in _STRIDES if all(s is None for s in self._strides(n)))
 
     @property
     def device(self) -> Device | None:
@@ -128,21 +166,23 @@ class BatchedGemmStrided:
         return self._problem
 
     def operands(self) -> dict[str, object]:
-        """A, B and C, as far as they are given."""
-        return {n: v for n, v in (("A", self.A), ("B", self.B), ("C", self.C)) if v is not None}
+        """A, B, C, bias and residual, as far as they are given."""
+        return {n: v for n in ("A", "B", "C", *ADDED) if (v := getattr(self, n)) is not None}
 
     def over(self, addresses: Mapping[str, int]) -> BatchedGemmStrided:
         """The same over addresses in place of arrays: it keeps no memory alive."""
         spec = self._problem.spec
         given: dict[str, Any] = dict(addresses)
-        return replace(self, **given, dtype=spec.dtype, dtype_c=spec.dtype_c)
+        return replace(
+            self, **given, dtype=spec.dtype, dtype_c=spec.dtype_c, dtype_bias=spec.bias, dtype_residual=spec.residual
+        )
 
     def simplified(self) -> tuple[BatchedGemmStrided, str]:
         """Itself: there is no simpler way."""
         return self, ""
 
     def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
-        """Addresses of A, B and C. Raises InvalidValue where an array does not fit the problem."""
+        """Addresses of the operands. Raises InvalidValue where an array does not fit the problem."""
         return resolve(self._problem.operands, operands, self._arrays, self._dense, device)
 
     @classmethod
@@ -196,8 +236,28 @@ def gemm_dtypes(
     return kind, kind_c, acc
 
 
+def refuse_idle(gemm: Any, name: str, operand: str, strides: Sequence[str]) -> None:
+    """Refuse the fields of a bias or a residual that is not there."""
+    for field_name in (*strides, f"dtype_{name}"):
+        if getattr(gemm, operand) is None and (value := getattr(gemm, field_name)) is not None:
+            raise InvalidValue(field_name, value, f"describes {operand}", f"Give {operand} too (0: it will be bound)")
+
+
+def added_dtype(
+    gemm: Any, name: str, operand: str, infos: Mapping[str, ArrayInfo], dtype_c: DType, acc: DType
+) -> DType | None:
+    """The element type of a bias or a residual: what is named, its array's, C's; None where it is not there."""
+    if getattr(gemm, operand) is None:
+        return None
+    found = dtype_of(f"dtype_{name}", getattr(gemm, f"dtype_{name}"), infos, (operand,)) or dtype_c
+    if found.itemsize > acc.itemsize:
+        field_name, value = (operand, f"an array of {found}") if operand in infos else (f"dtype_{name}", found)
+        raise InvalidValue(field_name, value, f"must be no wider than {acc}, in which it is added", "Convert it")
+    return found
+
+
 def check_numbers(gemm: Any) -> None:
-    """Replace the extents, flags and factors of a GEMM by plain ints, bools and floats, or refuse them."""
+    """Replace the extents, flags, groups and factors of a GEMM by plain ints, bools and floats, or refuse them."""
     put = object.__setattr__
     for name in ("M", "N", "K", "batch", "num_heads"):
         put(gemm, name, extent(name, getattr(gemm, name)))
@@ -205,6 +265,9 @@ def check_numbers(gemm: Any) -> None:
         put(gemm, name, flag(name, getattr(gemm, name)))
     for name in ("alpha", "beta"):
         put(gemm, name, number(name, getattr(gemm, name)))
+    for name, of in (("c_batch_group", "batch"), ("c_head_group", "num_heads")):
+        put(gemm, name, extent(name, getattr(gemm, name), 1))
+        multiple(of, getattr(gemm, of), name, getattr(gemm, name))
     integer("batch·num_heads", gemm.batch * gemm.num_heads, 0, MAX_EXTENT, "Split the batch over several calls")
 
 
@@ -215,3 +278,13 @@ def strides_of(**infos: ArrayInfo) -> dict[str, Any]:
         for name, info in infos.items()
         for axis, stride in zip(("batch", "head", "row"), canonical(info), strict=False)
     }
+
+
+def _three(x: tuple[int, ...]) -> tuple[int, int, int]:
+    a, b, c = x
+    return a, b, c
+
+
+def _two(x: tuple[int, ...]) -> tuple[int, int]:
+    a, b = x
+    return a, b

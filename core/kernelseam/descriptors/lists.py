@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
 from kernelseam.contract import ArrayInfo, Device, Problem, Runtime
@@ -68,9 +68,7 @@ def completed(name: str, blank: Matrix, found: AddressList | None, dtype: DType)
     row = found.row_stride if blank.row_stride is None and found is not None else blank.row_stride
     shape = (blank.rows, blank.columns)
     (row,) = row_strides(plain(name).lower(), shape, [row], dtype, ("row",))
-    made = Matrix(
-        *shape, row, dtype, blank.entries, blank.counted, blank.written, blank.ragged
-    )
+    made = replace(blank, row_stride=row, dtype=dtype)
     check_walk(made.rule(name), [row_field(name)])
     return made
 

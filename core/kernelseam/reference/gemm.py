@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts, host_array
+from kernelseam.contract import Cost, Device, LaunchRecord, OperandRule, PlanParts, host_array
 from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.dispatch import roofline
 from kernelseam.dtypes import DType
@@ -28,8 +29,11 @@ class NumpyGemm:
     name, backend, operation = "numpy", "numpy", "gemm"
 
     def supports(self, problem: GemmProblem, device: Device) -> str | None:
-        if problem.spec.dtype_acc not in (DType.float32, DType.float64):
-            return f"accumulates in float32 or float64, not in {problem.spec.dtype_acc}"
+        spec = problem.spec
+        if spec.dtype_acc not in (DType.float32, DType.float64):
+            return f"accumulates in float32 or float64, not in {spec.dtype_acc}"
+        if spec.row_sums or spec.segmented or spec.heads:
+            return "has no row sums, segments or heads, which are a projection's"
         return None
 
     def cost(self, problem: GemmProblem, device: Device) -> Cost:
@@ -38,6 +42,17 @@ class NumpyGemm:
     def build(self, problem: GemmProblem, device: Device) -> PlanParts:
         step = _GemmStep(problem, device)
         return PlanParts((step,), scratch_bytes(step.blocks.sizes, problem.spec.dtype_acc))
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """C, [batch, group of heads that meet one B, head within it, row, column], and what lies over it."""
+
+    c: Array
+    bias: Array | None
+    residual: Array | None
+    products: Callable[[], Iterator[tuple[Array, Array]]]
+    """A and B, with the same axes, of each product that is summed into C."""
 
 
 class _GemmStep:
@@ -53,54 +68,104 @@ class _GemmStep:
 
         def launch(stream: int) -> None:
             with np.errstate(all="ignore"):
-                for a, b, c in operands():
-                    self.blocks.run(a, b, c, scratch)
+                for stack in operands():
+                    self.blocks.run(stack, scratch)
 
         return launch
 
-    def _strided(self, pointers: Mapping[str, int]) -> Callable[[], Iterator[tuple[Array, Array, Array]]]:
-        """One stack of matrices with axes (batch, head of B, head of A within it, row, column)."""
-        p, group = self.problem, self.problem.b_head_group
-        heads = p.num_heads // group
-        a, b, c = (pointers.get(name, 0) for name in "ABC")
-        reads = int(p.reads_inputs)
-        views = (
-            self._view(a, (p.batch * reads, heads, group), p.a_strides, p.a_shape, group),
-            self._view(b, (p.batch * reads, heads, 1), p.b_strides, p.b_shape, 1),
-            self._view(c, (p.batch, heads, group), p.c_strides, (p.M, p.N), group, p.spec.dtype_c),
-        )
-        return lambda: iter((views,))
-
-    def _listed(self, pointers: Mapping[str, int]) -> Callable[[], Iterator[tuple[Array, Array, Array]]]:
-        """The matrices one by one, their addresses read at each launch."""
+    def _strided(self, pointers: Mapping[str, int]) -> Callable[[], Iterator[_Stack]]:
+        """All C in one stack; where their heads straddle those of B, a stack for each head."""
         p = self.problem
-        one, n = (1, 1, 1), p.matrices if p.M and p.N else 0
-        reads = int(p.reads_inputs)
-        lists = [
-            host_array(pointers.get(name, 0), (n * used,), (1,), DType.float64).view(np.uint64)
-            for name, used in (("A_ptrs", reads), ("B_ptrs", reads), ("C_ptrs", 1))
-        ]
+        found = {r.name: _memory(pointers.get(r.name, 0), r) for r in p.operands}
+        a, b, c = (found[n] for n in "ABC")
+        bias, residual = found.get("bias"), found.get("residual")
+        summed, shared = p.c_head_group, p.b_head_group
+        if p.reads_inputs:
+            a, b = (_split(x, 0, p.c_batch_group) for x in (a, b))
+        if summed % shared == 0 or shared % summed == 0:
+            return lambda: iter((self._stack(a, b, c, bias, residual),))
 
-        def matrices() -> Iterator[tuple[Array, Array, Array]]:
-            for i in range(n):
-                a, b, c = (int(x[i]) if len(x) else 0 for x in lists)
-                yield (
-                    self._view(a, (reads, 1, 1), p.a_strides, p.a_shape, 1),
-                    self._view(b, (reads, 1, 1), p.b_strides, p.b_shape, 1),
-                    self._view(c, one, p.c_strides, (p.M, p.N), 1, p.spec.dtype_c),
+        def straddling() -> Iterator[_Stack]:
+            for h in range(c.shape[1]):
+                first, last = h * summed, (h + 1) * summed - 1
+                of, of_b = slice(h, h + 1), slice(first // shared, last // shared + 1)
+                yield self._stack(
+                    a[:, :, first : last + 1], b[:, :, of_b], c[:, of], None if bias is None else bias[:, of],
+                    None if residual is None else residual[:, of], first % shared,
                 )
 
-        return matrices
+        return straddling
 
-    def _view(
-        self, pointer: int, stack: tuple[int, int, int], strides: tuple[int, int, int], matrix: tuple[int, int],
-        group: int, dtype: DType | None = None,
-    ) -> Array:
-        batch, head, row = strides
-        row = row if matrix[0] > 1 else matrix[1]
-        return host_array(
-            pointer, (*stack, *matrix), (batch, head * group, head, row, 1), dtype or self.problem.spec.dtype
-        )
+    def _stack(
+        self, a: Array, b: Array, c: Array, bias: Array | None, residual: Array | None, offset: int = 0
+    ) -> _Stack:
+        """``a`` and ``b``: [batch of C, batch within it, head, …]. The first head of A is its B's ``offset``-th."""
+        p = self.problem
+        summed, shared = p.c_head_group, p.b_head_group
+        within = max(shared // summed, 1) if shared % summed == 0 else 1
+        c = _split(c, 1, within)
+        bias, residual = (None if x is None else _split(x, 1, within) for x in (bias, residual))
+        if not p.reads_inputs or not c.size:
+            return _Stack(c, bias, residual, lambda: iter(()))
+        left = _split(_split(a, 2, summed), 2, within)
+        right = _split(b, 2, b.shape[2] // c.shape[1])[:, :, :, None]
+
+        def products() -> Iterator[tuple[Array, Array]]:
+            for i, j in itertools.product(range(p.c_batch_group), range(summed)):
+                yield left[:, i, :, :, j], right[:, i, :, :, (offset + j) // shared]
+
+        return _Stack(c, bias, residual, products)
+
+    def _listed(self, pointers: Mapping[str, int]) -> Callable[[], Iterator[_Stack]]:
+        """The matrices one by one, their addresses read at each launch."""
+        p, spec = self.problem, self.problem.spec
+        lists = {
+            r.name.removesuffix("_ptrs"): host_array(pointers.get(r.name, 0), r.shape, r.strides, DType.float64)
+            for r in p.operands
+        }
+        vector = ((1, p.N), 0)
+        walks = {
+            "A": (spec.dtype, p.a_shape, p.a_strides[2]), "B": (spec.dtype, p.b_shape, p.b_strides[2]),
+            "C": (spec.dtype_c, (p.M, p.N), p.c_strides[2]), "bias": (spec.bias, *vector),
+            "residual": (spec.residual, (p.M, p.N), p.residual_strides[2]),
+        }
+
+        def matrix(name: str, i: int) -> Array:
+            dtype, shape, row = walks[name]
+            rule = OperandRule(name, dtype, (1, 1, 1, *shape), (0, 0, 0, row, 1), 1)
+            return _memory(int(lists[name].view(np.uint64)[i]), rule)
+
+        def stacks() -> Iterator[_Stack]:
+            for i in range(len(lists["C"])):
+                c, bias, residual = (matrix(n, i) if n in lists else None for n in ("C", "bias", "residual"))
+                assert c is not None
+                yield _Stack(c, bias, residual, partial(products, *divmod(i, p.num_heads // p.c_head_group)))
+
+        def products(b: int, h: int) -> Iterator[tuple[Array, Array]]:
+            for j, k in itertools.product(range(p.c_batch_group), range(p.c_head_group)):
+                i = (b * p.c_batch_group + j) * p.num_heads + h * p.c_head_group + k
+                yield matrix("A", i), matrix("B", i)
+
+        return stacks
+
+
+def _memory(pointer: int, rule: OperandRule) -> Array:
+    """An operand as its rule walks over it; a bias with a row of its own."""
+    assert rule.dtype is not None
+    shape, strides = rule.shape, rule.strides
+    if rule.name == "bias" and len(shape) == 3:
+        shape, strides = (*shape[:2], 1, shape[2]), (*strides[:2], 0, 1)
+    if shape[-2] <= 1:
+        strides = (*strides[:-2], shape[-1], 1)
+    return host_array(pointer, shape, strides, rule.dtype)
+
+
+def _split(x: Array, axis: int, inner: int) -> Array:
+    """An axis as two, the second ``inner`` long; a view."""
+    n, stride = x.shape[axis], x.strides[axis]
+    shape = (*x.shape[:axis], n // inner, inner, *x.shape[axis + 1 :])
+    strides = (*x.strides[:axis], stride * inner, stride, *x.strides[axis + 1 :])
+    return np.lib.stride_tricks.as_strided(x, shape, strides)
 
 
 @dataclass(frozen=True)
@@ -120,7 +185,7 @@ class _Operand:
 
 
 class _Blocks:
-    """C = alpha·op(A)·op(B) + beta·C over a stack of matrices, a bounded part of it at a time."""
+    """C = alpha·Σ op(A)·op(B) + beta·C + bias + residual over a stack of matrices, a bounded part of it at a time."""
 
     def __init__(self, problem: GemmProblem) -> None:
         p = self.problem = problem
@@ -131,16 +196,18 @@ class _Blocks:
 
         self.a = _Operand(p.spec.a_transposed, not blas(p.spec.dtype, p.a_shape, p.a_strides[2]))
         self.b = _Operand(p.spec.b_transposed, not blas(p.spec.dtype, p.b_shape, p.b_strides[2]))
-        in_place = blas(p.spec.dtype_c, (p.M, p.N), p.c_strides[2]) and p.alpha == 1 and p.beta == 0
+        in_place = (
+            blas(p.spec.dtype_c, (p.M, p.N), p.c_strides[2]) and p.spec.plain and p.alpha == 1 and p.beta == 0
+        )
         m, n = min(p.M, _SIDE), min(p.N, _SIDE)
         k = min(p.K, _SIDE) if self.a.copied or self.b.copied or not in_place else p.K
-        # Half-open blocks of (batch, head of B, head of A within it), then of rows, columns and summands.
-        heads = p.num_heads // p.b_head_group
+        # Half-open blocks of (batch, head of B, head of C within it), then of rows, columns and summands.
+        within = max(p.b_head_group // p.c_head_group, 1)
+        heads = p.num_heads // p.c_head_group // within
         room = max(_BLOCK // max(m * n + (m + n) * k, 1), 1)
-        group = min(p.b_head_group, room)
+        group = min(within, room)
         kv = min(heads, max(room // max(group, 1), 1))
-        batch = min(p.batch, max(room // max(group * kv, 1), 1))
-        self.extents = (p.batch, heads, p.b_head_group, p.M, p.N)
+        batch = min(p.batch // p.c_batch_group, max(room // max(group * kv, 1), 1))
         self.steps = (batch, kv, group, m, n)
         self.k = k
         self.in_place = in_place and k == p.K
@@ -148,35 +215,43 @@ class _Blocks:
         c = 0 if self.in_place else stack * m * n
         self.sizes = (c, c, stack * m * k * self.a.copied, batch * kv * k * n * self.b.copied)
 
-    def run(self, a: Array, b: Array, c: Array, scratch: list[Array]) -> None:
-        p = self.problem
+    def run(self, stack: _Stack, scratch: list[Array]) -> None:
+        p, c = self.problem, stack.c
         for starts in itertools.product(*(range(0, n, s or 1) for n, s in zip(c.shape, self.steps, strict=True))):
             at = tuple(slice(i, min(i + s, n)) for i, s, n in zip(starts, self.steps, c.shape, strict=True))
             out = c[at]
-            if not p.reads_inputs:
-                self._store(None, out, scratch)
-                continue
             part = out if self.in_place else shaped(scratch[0], *out.shape)
-            more = shaped(scratch[1], *out.shape) if self.k < p.K else part
-            stack, rows, columns = at[:3], at[3], at[4]
-            for k in range(0, p.K, self.k):
-                inner = slice(k, min(k + self.k, p.K))
-                left = self.a.take(a, stack, rows, inner, scratch[2])
-                right = self.b.take(b, (*stack[:2], slice(None)), inner, columns, scratch[3])
-                np.matmul(left, right, out=more if k else part)
-                if k:
-                    part += more
+            more = part
+            for a, b in stack.products() if p.reads_inputs else ():  # K may be 0, and lists missing
+                for k in range(0, p.K, self.k):
+                    inner = slice(k, min(k + self.k, p.K))
+                    left = self.a.take(a, at[:3], at[3], inner, scratch[2])
+                    right = self.b.take(b, (*at[:2], slice(None)), inner, at[4], scratch[3])
+                    np.matmul(left, right, out=more)
+                    if more is not part:
+                        part += more
+                    elif not self.in_place:
+                        more = shaped(scratch[1], *out.shape)
+            if not p.reads_inputs:
+                part[...] = 0
             if not self.in_place:
-                self._store(part, out, scratch)
+                self._store(part, out, stack, at, scratch[1])
 
-    def _store(self, part: Array | None, out: Array, scratch: list[Array]) -> None:
-        """out = alpha·part + beta·out in the accumulator's dtype, rounded once; beta = 0 never reads ``out``."""
-        p = self.problem
-        if part is not None and p.alpha != 1:
+    def _store(self, part: Array, out: Array, stack: _Stack, at: tuple[slice, ...], scratch: Array) -> None:
+        """out = alpha·part + beta·out + bias + residual in the accumulator's dtype, rounded once; beta = 0 never reads
+        ``out``."""
+        p, old = self.problem, shaped(scratch, *out.shape)
+        if p.alpha != 1 and p.reads_inputs:
             part *= p.alpha
         if p.beta:
-            old = shaped(scratch[1], *out.shape)
             np.copyto(old, out)
             old *= p.beta
-            part = old if part is None else np.add(part, old, out=part)
-        out[...] = 0 if part is None else part
+            part += old
+        for x in (
+            None if stack.bias is None else stack.bias[(*at[:3], slice(None), at[4])],
+            None if stack.residual is None else stack.residual[at],
+        ):
+            if x is not None:
+                np.copyto(old, x)
+                part += old
+        out[...] = part

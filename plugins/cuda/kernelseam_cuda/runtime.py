@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
@@ -17,6 +19,9 @@ from kernelseam.errors import DeviceError, InvalidValue
 from kernelseam_cuda import archs, arrays, bindings
 
 _NOTHING = nullcontext()
+_STAGED = 1 << 22
+"""Bytes of pinned memory: half a million addresses of a list."""
+_PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for the contexts of all devices
 
 
 class CudaRuntime:
@@ -26,6 +31,7 @@ class CudaRuntime:
     def __init__(self) -> None:
         self._devices: tuple[Device, ...] | None = None
         self._current: Callable[[], tuple[Any, Any]] | None = None
+        self._pinned = _Pinned()
         self.absence = ""
         """Why there is no device; "" where there is one, or nobody has looked."""
 
@@ -53,9 +59,7 @@ class CudaRuntime:
             assert info is not None
             if host.nbytes:
                 # On cupy's stream: its pool hands out memory that earlier work on that stream may still use.
-                stream = arrays.current_stream(device, None)
-                bindings.call("cuMemcpyHtoDAsync", info.pointer, contiguous.ctypes.data, contiguous.nbytes, stream)
-                bindings.call("cuStreamSynchronize", stream)
+                self._pinned.copy(contiguous, info.pointer, arrays.current_stream(device, None))
         return array
 
     def to_host(self, array: object) -> npt.NDArray[Any]:
@@ -101,6 +105,26 @@ class CudaRuntime:
             return [
                 bindings.call("cuEventElapsedTime", events[2 * i], events[2 * i + 1]) * 1e-3 for i in range(repeats)
             ]
+
+
+class _Pinned:
+    """Pinned host memory that copies to devices pass through, piece by piece. It is taken at the first copy, and
+    kept."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._address = 0
+
+    def copy(self, host: npt.NDArray[Any], pointer: int, stream: int) -> None:
+        """Copy a contiguous host array to device memory; done when this returns."""
+        with self._lock:
+            if not self._address:
+                self._address = int(bindings.call("cuMemHostAlloc", _STAGED, _PORTABLE))
+            for at in range(0, host.nbytes, _STAGED):
+                size = min(_STAGED, host.nbytes - at)
+                ctypes.memmove(self._address, host.ctypes.data + at, size)
+                bindings.call("cuMemcpyHtoDAsync", pointer + at, self._address, size, stream)
+                bindings.call("cuStreamSynchronize", stream)
 
 
 class _Activated:

@@ -34,8 +34,8 @@ _WMMA11 = {"KS_MATRIX_HEADER": '"wmma.h"', "KS_WMMA": "11"}
 _WMMA12 = {"KS_MATRIX_HEADER": '"wmma.h"', "KS_WMMA": "12"}
 _CDNA = {"gemm": tiles.CDNA_GEMM, "attention": tiles.CDNA_ATTENTION, "attention_bwd": tiles.CDNA_ATTENTION_BWD}
 _CDNA4 = {"gemm": tiles.CDNA_GEMM, "attention": tiles.CDNA4_ATTENTION, "attention_bwd": tiles.CDNA_ATTENTION_BWD}
-_RDNA3 = {"gemm": tiles.RDNA_GEMM, "attention": tiles.RDNA3_ATTENTION, "attention_bwd": tiles.RDNA_ATTENTION_BWD}
-_RDNA4 = {"gemm": tiles.RDNA_GEMM, "attention": tiles.RDNA4_ATTENTION, "attention_bwd": tiles.RDNA_ATTENTION_BWD}
+_RDNA3 = {"gemm": tiles.RDNA_GEMM, "attention": tiles.RDNA3_ATTENTION, "attention_bwd": tiles.RDNA3_ATTENTION_BWD}
+_RDNA4 = {"gemm": tiles.RDNA_GEMM, "attention": tiles.RDNA4_ATTENTION, "attention_bwd": tiles.RDNA4_ATTENTION_BWD}
 _CU_MODE = ("-mcumode",)
 """On RDNA a block stays on one compute unit: its waves share that unit's LDS and caches."""
 _OPTIONS = ("-std=c++17", "-O3", "-fgpu-inline-threshold=1000000")

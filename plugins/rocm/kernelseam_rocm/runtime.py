@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -15,6 +17,9 @@ from kernelseam.errors import DeviceError, InvalidValue
 from kernelseam_rocm import archs, arrays, bindings
 
 _NOTHING = nullcontext()
+_STAGED = 1 << 22
+"""Bytes of pinned memory: half a million addresses of a list."""
+_PORTABLE = 1  # hipHostMallocPortable: pinned for all devices
 
 
 class HipRuntime:
@@ -23,6 +28,7 @@ class HipRuntime:
 
     def __init__(self) -> None:
         self._devices: tuple[Device, ...] | None = None
+        self._pinned = _Pinned()
         self.absence = ""
         """Why there is no device; "" where there is one, or nobody has looked."""
 
@@ -45,9 +51,7 @@ class HipRuntime:
         contiguous = np.ascontiguousarray(host)
         with self.activate(device):
             array = arrays.DeviceArray(host.shape, DType.of(host.dtype, floating=False), device)
-            if array.nbytes:
-                kind = bindings.hip().hipMemcpyKind.hipMemcpyHostToDevice
-                bindings.call("hipMemcpy", array.pointer, contiguous.ctypes.data, array.nbytes, kind)
+            self._pinned.copy(contiguous, array.pointer)
         return array
 
     def to_host(self, array: object) -> npt.NDArray[Any]:
@@ -86,6 +90,26 @@ class HipRuntime:
             return [
                 bindings.call("hipEventElapsedTime", events[2 * i], events[2 * i + 1]) * 1e-3 for i in range(repeats)
             ]
+
+
+class _Pinned:
+    """Pinned host memory that copies to devices pass through, piece by piece. It is taken at the first copy, and kept:
+    freeing it waits for the device."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._memory: Any = None
+
+    def copy(self, host: npt.NDArray[Any], pointer: int) -> None:
+        """Copy a contiguous host array to device memory; done when this returns."""
+        with self._lock:
+            for at in range(0, host.nbytes, _STAGED):
+                if self._memory is None:
+                    self._memory = bindings.call("hipHostMalloc", _STAGED, _PORTABLE)
+                size = min(_STAGED, host.nbytes - at)
+                ctypes.memmove(int(self._memory), host.ctypes.data + at, size)
+                kind = bindings.hip().hipMemcpyKind.hipMemcpyHostToDevice
+                bindings.call("hipMemcpy", pointer + at, int(self._memory), size, kind)
 
 
 @contextmanager

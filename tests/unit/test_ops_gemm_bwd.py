@@ -1,0 +1,262 @@
+"""bmm_bwd and matmul2d_bwd: gradients against plain sums, one launch each, and what broadcast inputs get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernelseam import bmm, bmm_bwd, matmul2d, matmul2d_bwd, trace
+from kernelseam.errors import InvalidValue
+
+Array = np.ndarray[Any, Any]
+Refused = Callable[[str, Callable[[], object]], None]
+RNG = np.random.default_rng(30)
+
+
+def integers(*shape: int, dtype: Any = np.float32) -> Array:
+    return RNG.integers(-3, 4, shape).astype(dtype)
+
+
+def op(x: Array, transposed: bool) -> Array:
+    return x.swapaxes(-1, -2) if transposed else x
+
+
+def wanted(dc: Array, a: Array, b: Array, ta: bool, tb: bool, alpha: float = 1) -> tuple[Array, Array]:
+    """The gradients of a and b as the formulas say, in float64, summed over axes that repeat."""
+    op_a, op_b = op(a, ta).astype(np.float64), op(b, tb).astype(np.float64)
+    group = a.shape[1] // b.shape[1] if a.ndim == 4 else 1
+    each = np.repeat(op_b, group, axis=1) if group > 1 else op_b
+    da, db = alpha * (dc @ each.swapaxes(-1, -2)), alpha * (op_a.swapaxes(-1, -2) @ dc)
+    if group > 1:
+        db = db.reshape(*b.shape[:2], group, *db.shape[-2:]).sum(2)
+    da, db = op(da, ta), op(db, tb)
+    for axis in range(a.ndim):
+        da = da.sum(axis, keepdims=True) if a.strides[axis] == 0 else da
+        db = db.sum(axis, keepdims=True) if b.strides[axis] == 0 else db
+    return da, db
+
+
+@pytest.mark.parametrize("a_transposed", [False, True])
+@pytest.mark.parametrize("b_transposed", [False, True])
+@pytest.mark.parametrize("heads", [None, (3, 3), (6, 2), (4, 1)])
+def test_four_transposes(a_transposed: bool, b_transposed: bool, heads: tuple[int, int] | None) -> None:
+    lead_a, lead_b = ((2,), (2,)) if heads is None else ((2, heads[0]), (2, heads[1]))
+    a = integers(*lead_a, *((5, 7) if not a_transposed else (7, 5)))
+    b = integers(*lead_b, *((7, 4) if not b_transposed else (4, 7)))
+    dc = integers(*lead_a, 5, 4)
+    with trace() as launches:
+        found = bmm_bwd(dc, a, b, a_transposed=a_transposed, b_transposed=b_transposed, alpha=2)
+    assert len(launches) == 2
+    for got, want in zip(found, wanted(dc, a, b, a_transposed, b_transposed, 2), strict=True):
+        np.testing.assert_array_equal(got, want)
+        assert got.flags.c_contiguous
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+def test_dtypes(dtype: Any) -> None:
+    dc, a, b = (integers(*s, dtype=dtype) for s in ((5, 4), (5, 7), (7, 4)))
+    da, db = matmul2d_bwd(dc, a, b)
+    assert da.dtype == db.dtype == dtype
+    np.testing.assert_array_equal(da.astype("f8"), dc.astype("f8") @ b.astype("f8").T)
+    np.testing.assert_array_equal(db.astype("f8"), a.astype("f8").T @ dc.astype("f8"))
+    da, db = matmul2d_bwd(dc, a, b, out_dtype="float32" if dtype != np.float64 else "float64")
+    assert da.dtype == (np.float32 if dtype != np.float64 else np.float64)
+
+
+def test_it_is_what_differences_say() -> None:
+    rng = np.random.default_rng(0)
+    a, b, dc = (rng.standard_normal(s) for s in ((2, 4, 3, 5), (2, 2, 5, 2), (2, 4, 3, 2)))
+    da, db = bmm_bwd(dc, a, b, alpha=0.5)
+    for x, gradient in ((a, da), (b, db)):
+        direction, step = rng.standard_normal(x.shape), 1e-6
+        ends = []
+        for sign in (1, -1):
+            x += sign * step * direction
+            ends.append((bmm(a, b, alpha=0.5) * dc).sum())
+            x -= sign * step * direction
+        assert abs((ends[0] - ends[1]) / (2 * step) - (gradient * direction).sum()) < 1e-6
+
+
+def test_only_what_is_wanted() -> None:
+    dc, a, b = integers(5, 4), integers(5, 7), integers(7, 4)
+    with trace() as launches:
+        da, db = matmul2d_bwd(dc, a, b, b_gradient=False)
+    assert len(launches) == 1 and db is None
+    np.testing.assert_array_equal(da, dc @ b.T)
+    found = matmul2d_bwd(dc, a, b, a_gradient=False)
+    assert found.da is None
+    np.testing.assert_array_equal(found.db, a.T @ dc)
+    with trace() as launches:
+        assert matmul2d_bwd(dc, a, b, a_gradient=False, b_gradient=False) == (None, None)
+    assert launches == []
+
+
+def test_gradients_into_arrays_of_ones_own() -> None:
+    """Of other dtypes and strides; beta accumulates."""
+    dc, a, b = (integers(*x, dtype=np.float16) for x in ((2, 5, 4), (2, 5, 7), (2, 7, 4)))
+    da, db = integers(2, 7, 5).swapaxes(1, 2), integers(2, 7, 9)[:, :, 3:7]
+    want = [x + y for x, y in zip(wanted(dc, a, b, False, False), (da, db), strict=True)]
+    found = bmm_bwd(dc, a, b, da=da, db=db, beta=1)
+    assert found.da is da and found.db is db
+    np.testing.assert_array_equal(da, want[0])
+    np.testing.assert_array_equal(db, want[1])
+
+
+# ---------------------------------------------------------------- broadcast inputs
+
+
+def repeated(x: Array, axes: str) -> Array:
+    """[B, H, M, K] that repeats its first entries along axes."""
+    keep = tuple(slice(0, 1) if name in axes else slice(None) for name in "bhrc")
+    return np.broadcast_to(x[keep], x.shape)
+
+
+THREE_AXES = {
+    ("b", 2, True, "a"), ("br", 1, False, "b"), ("br", 1, True, "a"), ("br", 1, True, "b"), ("br", 2, False, "b"),
+    ("br", 2, True, "a"), ("br", 2, True, "b"), ("hr", 1, False, "b"), ("hr", 1, True, "b"), ("hr", 2, False, "b"),
+    ("hr", 2, True, "b"),
+}
+"""What a launch cannot run over: axes, heads that share a b, transposes, and whose gradient."""
+
+
+@pytest.mark.parametrize("axes", ["b", "h", "bh", "r", "br", "hr", "bhr"])
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_broadcast_input_gets_the_sum(axes: str, group: int, transposed: bool) -> None:
+    """Where it repeats it has extent 1; one launch."""
+    heads, few = 4, 4 // group
+    a = repeated(integers(3, heads, *((7, 5) if transposed else (5, 7))), axes)
+    b = repeated(integers(3, few, *((4, 7) if transposed else (7, 4))), axes)
+    dc = integers(3, heads, 5, 4)
+    want = wanted(dc, a, b, transposed, transposed)
+    for i, name in enumerate("ab"):
+        def call(wanted_a: bool = name == "a") -> Any:
+            return bmm_bwd(
+                dc, a, b, a_transposed=transposed, b_transposed=transposed, a_gradient=wanted_a,
+                b_gradient=not wanted_a,
+            )
+
+        if (axes, group, transposed, name) in THREE_AXES:
+            with pytest.raises(InvalidValue, match="do not step evenly as one of batches and one of heads"):
+                call()
+            continue
+        with trace() as launches:
+            got = call()[i]
+        assert len(launches) == 1
+        assert got.shape == want[i].shape
+        np.testing.assert_array_equal(got, want[i])
+
+
+def test_what_is_asked_for_most_is_never_refused() -> None:
+    """A weight for a whole batch, keys for a group, rows for all: of contiguous arrays, token-major ones too."""
+    weight, x, dc = integers(7, 4), integers(6, 5, 7), integers(6, 5, 4)
+    da, db = bmm_bwd(dc, x, np.broadcast_to(weight, (6, 7, 4)))
+    assert db.shape == (1, 7, 4)
+    np.testing.assert_array_equal(db[0], np.einsum("bmk,bmn->kn", x, dc))
+    np.testing.assert_array_equal(da, dc @ weight.T)
+    q, k, dscores = integers(2, 5, 6, 8), integers(2, 9, 2, 8), integers(2, 6, 5, 9)  # [B, S, H, D], [B, S_k, H_kv, D]
+    dq, dk = bmm_bwd(dscores, q.swapaxes(1, 2), k.swapaxes(1, 2), b_transposed=True)
+    assert (dq.shape, dk.shape) == ((2, 6, 5, 8), (2, 2, 9, 8))
+    np.testing.assert_array_equal(dk, np.einsum("bgnij,bignd->bgjd", dscores.reshape(2, 2, 3, 5, 9),
+                                                q.reshape(2, 5, 2, 3, 8)))
+    row = np.broadcast_to(integers(7), (6, 5, 7))
+    da, _ = bmm_bwd(dc, row, integers(6, 7, 4), b_gradient=False)
+    assert da.shape == (1, 1, 7)
+
+
+shapes = st.fixed_dictionaries({
+    "B": st.integers(1, 3), "H_b": st.integers(1, 2), "group": st.integers(1, 3), "M": st.integers(1, 4),
+    "N": st.integers(1, 4), "K": st.integers(1, 4), "ta": st.booleans(), "tb": st.booleans(), "axes": st.integers(2, 4),
+})
+walks = st.tuples(st.booleans(), st.booleans(), st.sets(st.integers(0, 3), max_size=2), st.sampled_from([0, 3]))
+
+
+@settings(max_examples=250, deadline=None)
+@given(shapes, st.tuples(walks, walks, walks))
+def test_any_strides(s: dict[str, Any], three: tuple[Any, Any, Any]) -> None:
+    """What is computed is right; what is refused has axes that do not step evenly, or no contiguous one."""
+    lead_a, lead_b = {2: ((), ()), 3: ((s["B"],), (s["B"],)), 4: (
+        (s["B"], s["H_b"] * s["group"]), (s["B"], s["H_b"])
+    )}[s["axes"]]
+    a = laid((*lead_a, *((s["K"], s["M"]) if s["ta"] else (s["M"], s["K"]))), *three[0])
+    b = laid((*lead_b, *((s["N"], s["K"]) if s["tb"] else (s["K"], s["N"]))), *three[1])
+    dc = laid((*lead_a, s["M"], s["N"]), *three[2])
+    forward, backward = (matmul2d, matmul2d_bwd) if s["axes"] == 2 else (bmm, bmm_bwd)
+    want = wanted(dc, a, b, s["ta"], s["tb"])
+    for i in range(2):
+        try:
+            forward(a, b, a_transposed=s["ta"], b_transposed=s["tb"])
+            got = backward(
+                dc, a, b, a_transposed=s["ta"], b_transposed=s["tb"], a_gradient=i == 0, b_gradient=i == 1
+            )[i]
+        except InvalidValue as e:
+            assert e.rule.startswith("one of the two matrix axes") or "do not step evenly" in e.rule
+            continue
+        np.testing.assert_array_equal(got, want[i])
+
+
+def laid(shape: tuple[int, ...], swapped: bool, tokens: bool, repeats: set[int], gap: int) -> Array:
+    """Integers in memory as told: matrices transposed, heads within rows, axes repeated, rows with gaps."""
+    order = list(range(len(shape)))
+    if swapped:
+        order[-2:] = order[:-3:-1]
+    if tokens and len(shape) == 4:
+        order[1], order[2] = order[2], order[1]
+    own = [1 if i in repeats else n for i, n in enumerate(shape)]
+    memory = integers(*(own[i] for i in order[:-1]), own[order[-1]] + gap)[..., : own[order[-1]]]
+    return np.broadcast_to(memory.transpose(np.argsort(order)), shape)
+
+
+# ---------------------------------------------------------------- edges
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (3, 4, 0)])
+def test_sums_of_nothing_are_0(shape: tuple[int, int, int]) -> None:
+    M, N, K = shape
+    da, db = bmm_bwd(integers(2, M, N), integers(2, M, K), integers(2, K, N))
+    np.testing.assert_array_equal(da, np.zeros((2, M, K), np.float32))
+    np.testing.assert_array_equal(db, np.zeros((2, K, N), np.float32))
+    _, db = bmm_bwd(integers(2, 0, 3, 4), integers(2, 0, 3, 5), integers(2, 2, 5, 4), a_gradient=False)
+    np.testing.assert_array_equal(db, np.zeros((2, 2, 5, 4), np.float32))
+    assert bmm_bwd(integers(0, 3, 4), integers(0, 3, 5), integers(0, 5, 4)).db.shape == (0, 5, 4)
+
+
+def test_alpha_0_never_reads() -> None:
+    a, b, dc = np.full((5, 7), np.nan, np.float32), integers(7, 4), np.full((5, 4), np.inf, np.float32)
+    for x in matmul2d_bwd(dc, a, b, alpha=0):
+        assert not x.any()
+
+
+def test_refusals(refused: Refused) -> None:
+    dc, a, b = integers(2, 5, 4), integers(2, 5, 7), integers(2, 7, 4)
+    refused("dc = an array of shape [2, 4, 5]: must have shape [2, 5, 4]. Check the order of the axes.",
+            lambda: bmm_bwd(dc.swapaxes(1, 2), a, b))
+    refused("dc = an array of float64: must be float32 as a is. Convert it.",
+            lambda: bmm_bwd(dc.astype(np.float64), a, b))
+    refused("b = an array of shape [2, 7, 4]: must have K = 7 columns, as a of shape [2, 5, 7] says. Check the order "
+            "of the axes, a_transposed and b_transposed.", lambda: bmm_bwd(dc, a, b, b_transposed=True))
+    refused("da = an array of shape [2, 7, 5]: must have shape [2, 5, 7]. Check the order of the axes.",
+            lambda: bmm_bwd(dc, a, b, da=integers(2, 7, 5)))
+    refused("db = an array of shape [2, 7, 4]: must have shape [1, 7, 4]. Check the order of the axes.",
+            lambda: bmm_bwd(dc, a, np.broadcast_to(b[:1], b.shape), db=integers(2, 7, 4)))
+    refused("da = None: is read, because beta = 1.0. Pass the array to add to, or beta=0.",
+            lambda: bmm_bwd(dc, a, b, beta=1, db=integers(2, 7, 4)))
+    refused("db = given: b_gradient is False. Leave one of the two out.",
+            lambda: bmm_bwd(dc, a, b, b_gradient=False, db=integers(2, 7, 4)))
+    refused("a_gradient = 1: must be True or False. Pass a bool.", lambda: bmm_bwd(dc, a, b, a_gradient=1))
+    refused("dc = strides [20, 0, 0]: one of the two matrix axes must be contiguous (stride 1). Copy the array into a "
+            "contiguous one.", lambda: bmm_bwd(np.lib.stride_tricks.as_strided(dc, dc.shape, (80, 0, 0)), a, b))
+    refused(f"db = {hex(b.ctypes.data)}: overlaps dc. Give the output memory of its own.",
+            lambda: bmm_bwd(b.reshape(-1)[:40].reshape(2, 5, 4), a, b, a_gradient=False, db=b))
+    refused("out_dtype = float64: da is an array of float32. Give one of the two.",
+            lambda: bmm_bwd(dc, a, b, da=integers(2, 5, 7), out_dtype="float64"))
+    refused("dc = strides [900, 100, 10, 1]: its axes beside those of b and da do not step evenly as one of batches "
+            "and one of heads. Copy the arrays into contiguous ones.",
+            lambda: bmm_bwd(integers(2, 9, 10, 10)[:, :6, :5, :4], np.broadcast_to(integers(7), (2, 6, 5, 7)),
+                            integers(2, 3, 7, 4), b_gradient=False))
