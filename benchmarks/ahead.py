@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import replace
-from multiprocessing import get_context
 from typing import Any
 
 from kernelseam.contract import Device
@@ -15,6 +13,7 @@ from kernelseam.parity import data
 from kernelseam.parity.cases import AttentionCase, Case, GemmCase
 from kernelseam.parity.covering import covering
 from kernelseam.parity.description import describe
+from kernelseam.parity.workers import Workers, cores
 from kernelseam.plugins import plugins
 
 BASE = 1 << 40
@@ -22,11 +21,6 @@ FEW = 2000
 """Heads of all entries of the batch: what a checker that slows a launch down a hundred times still takes."""
 Unit = tuple[Any, Any, Any]
 """Host half, spec, tile: one binary."""
-
-
-def cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def problem_of(case: Case, device: Device) -> Any:
@@ -61,15 +55,18 @@ def units(cases: Iterable[Case], device: Device, implementation: str | None = No
     return list(found.values())
 
 
-def compile_all(found: Sequence[Unit], device: Device, processes: int | None = None) -> list[str]:
-    """Compile binaries into the cache; what failed, in words."""
+def compile_all(
+    found: Sequence[Unit], device: Device, processes: int | None = None, limit: float = 300.0
+) -> list[str]:
+    """Compile binaries into the cache, each in ``limit`` seconds; what failed, in words."""
     wrong = []
-    with ProcessPoolExecutor(min(processes or cores(), max(len(found), 1)), get_context("spawn")) as pool:
-        jobs = {pool.submit(_compile, unit, device): unit for unit in found}
-        for job in as_completed(jobs):
-            half, spec, tile = jobs[job]
-            if (error := job.exception()) is not None:
-                wrong.append(f"{half.entry} of {spec} in {tile}: {error}")
+    with closing(Workers(min(processes or cores(), max(len(found), 1)), limit)) as team:
+        tasks = [team.start(_compile, unit, device) for unit in found]
+        for (half, spec, tile), task in zip(found, tasks, strict=True):
+            try:
+                task.result()
+            except Exception as e:
+                wrong.append(f"{half.entry} of {spec} in {tile}: {e}")
     return wrong
 
 

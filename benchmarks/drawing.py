@@ -40,6 +40,8 @@ class Kind:
     aligned: bool = True
     lse: bool = True
     to_f32: bool = False
+    any_order: bool = False
+    """Gradients that may be added up in any order."""
 
     @property
     def features(self) -> Iterator[str]:
@@ -49,7 +51,10 @@ class Kind:
         yield f"head dims {self.head_dim}/{self.value_dim}"
         yield "/".join(dict.fromkeys(self.views))
         yield from sorted(self.options)
-        flags = {"causal": self.causal, "unaligned": not self.aligned, "to float32": self.to_f32}
+        flags = {
+            "causal": self.causal, "unaligned": not self.aligned, "to float32": self.to_f32,
+            "any order": self.any_order,
+        }
         yield from (name for name, there in flags.items() if there)
 
 
@@ -80,6 +85,7 @@ def _kind(rng: Random, operation: str, turn: int) -> Kind:
     return Kind(
         operation, dtype, head_dim, value_dim, bool(rng.integers(2)) and "window" not in options, frozenset(options),
         views, rng.random() < 0.75, backward or rng.random() < 0.7, not backward and rng.random() < 0.2,
+        backward and turn % 3 == 2,
     )
 
 
@@ -93,7 +99,7 @@ def draw(kind: Kind, name: str, rng: Random) -> Case:
     bias, sinks = forward.bias is not None, bool(forward.sinks)
     dout, dq, dk, dv = (_walk(kind, rng, kind.views[i]) for i in (0, 0, 1, 1))
     return BackwardCase(
-        name, forward, dout, dq, dk, dv, bias_gradient=bias, sink_gradient=sinks,
+        name, forward, dout, dq, dk, dv, bias_gradient=bias, sink_gradient=sinks, deterministic=not kind.any_order,
         dbias=Walk(gaps=_gaps(rng), aligned=False, offset=int(rng.integers(3))),
     )
 

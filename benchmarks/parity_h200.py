@@ -3,11 +3,14 @@
     python benchmarks/parity_h200.py --report docs/parity/h200.md --report docs/parity/h200.html
     compute-sanitizer --tool memcheck python benchmarks/parity_h200.py --separate --covering --implementation shared
 
-The first compiles, and hands over to ``kernelseam parity``. ``--separate`` runs the cases itself, for checkers: each
-operand is an allocation of its own that ends with its last element, taken from the driver and not from a pool, so that
-every access past an end is seen. It compiles nothing ahead, since a checker would slow that down: run it with
-``--compile-only`` and the same cases first. ``--covering`` takes the first case of every spec of a choice that has
-every value of every option with each dtype. Exit status 1 where a case failed.
+The first compiles, and hands over to ``kernelseam parity``; ``--workers`` processes make data and judge results, while
+this one alone uses the GPU. ``--operation`` and ``--filter`` split it, where time is short.
+
+``--separate`` runs the cases itself, for checkers: each operand is an allocation of its own that ends with its last
+element, taken from the driver and not from a pool, so that every access past an end is seen. It has no workers, and
+compiles nothing ahead, since a checker would slow that down: run it with ``--compile-only`` and the same cases first.
+``--covering`` takes the first case of every spec of a choice that has every value of every option with each dtype. Exit
+status 1 where a case failed.
 """
 
 from __future__ import annotations
@@ -22,15 +25,18 @@ import ahead
 from kernelseam.cli.main import main as kernelseam
 from kernelseam.contract import Device
 from kernelseam.dispatch import find_device
+from kernelseam.errors import DeviceError
 from kernelseam.parity import report
 from kernelseam.parity.cases import Case, matrix
-from kernelseam.parity.run import Outcome, run_all, targets
+from kernelseam.parity.pipeline import LIMIT, run_all
+from kernelseam.parity.run import Outcome, targets
+from kernelseam.parity.workers import cores
 from kernelseam.plugins import plugins
 
 OPERATIONS = tuple(dict.fromkeys(c.operation for c in matrix()))
 
 
-def main() -> int:
+def main(given: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda:0", metavar="BACKEND:INDEX")
     parser.add_argument("--filter", default="", metavar="PART[,PART…]", help="only cases whose name contains a part")
@@ -43,26 +49,34 @@ def main() -> int:
     parser.add_argument("--separate", action="store_true", help="an allocation an operand, for memory checkers")
     parser.add_argument("--report", action="append", default=[], metavar="FILE", help=".md or .html; may be repeated")
     parser.add_argument("--verbose", action="store_true", help="with --separate: name each case before it runs")
-    arguments = parser.parse_args()
+    parser.add_argument("--workers", type=int, default=max(cores() - 1, 1), help="processes. [one a core, but one]")
+    parser.add_argument("--limit", type=float, default=LIMIT, metavar="SECONDS", help="of a case's stage. [300]")
+    arguments = parser.parse_args(given)
 
+    start = time.perf_counter()
     device = find_device(arguments.device)
     cases = [c for c in matrix(arguments.filter) if c.operation in (arguments.operation or OPERATIONS)]
     if arguments.covering:
         cases = ahead.choice(cases, device)
     if arguments.separate and not arguments.compile_only:
         return separate(cases, device, arguments.implementation, arguments.verbose)
-    start = time.perf_counter()
     found = ahead.units(cases, device, arguments.implementation)
     wrong = ahead.compile_all(found, device) if found else []
     seconds = time.perf_counter() - start
     print(f"{len(cases)} cases, {len(found)} binaries in {seconds:.0f} s", *wrong, sep="\n", flush=True)
     if arguments.compile_only:
         return int(bool(wrong))
-    options = {"--report": arguments.report, "--implementation": [arguments.implementation or ""]}
+    options = {
+        "--report": arguments.report, "--implementation": [arguments.implementation or ""],
+        "--workers": [str(arguments.workers)], "--limit": [str(arguments.limit)],
+    }
     if len(cases) < len(matrix()):
         options["--case"] = [c.name for c in cases]
-    given = [x for name, values in options.items() for v in values if v for x in (name, v)]
-    kernelseam(["parity", "--device", arguments.device, *given])
+    chosen = [x for name, values in options.items() for v in values if v for x in (name, v)]
+    try:
+        kernelseam(["parity", "--device", arguments.device, *chosen])
+    finally:
+        print(f"all in {time.perf_counter() - start:.0f} s")
 
 
 def separate(cases: list[Case], device: Device, implementation: str | None, verbose: bool) -> int:
@@ -71,13 +85,16 @@ def separate(cases: list[Case], device: Device, implementation: str | None, verb
     wanted = [t for t in targets(plugins(), device=device) if implementation in (None, t.implementation)]
     print(f"{device}: {device.name}", f"{len(cases)} cases", sep="\n", flush=True)
     start, outcomes = time.perf_counter(), list[Outcome]()
-    for case in cases:
-        if verbose:
-            print(case.name, flush=True)
-        for outcome in run_all([case], wanted, separate=True):
-            outcomes.append(outcome)
-            if outcome.status in report.BAD:
-                print(f"{outcome.status}: {case.name} on {outcome.implementation}: {outcome.detail}", flush=True)
+    try:
+        for case in cases:
+            if verbose:
+                print(case.name, flush=True)
+            for outcome in run_all([case], wanted, separate=True):
+                outcomes.append(outcome)
+                if outcome.status in report.BAD:
+                    print(f"{outcome.status}: {case.name} on {outcome.implementation}: {outcome.detail}", flush=True)
+    except DeviceError as e:
+        print(e)
     print(report.table(report.rows(outcomes)))
     count = Counter(o.status for o in outcomes)
     print(f"{dict(count)} in {time.perf_counter() - start:.0f} s")

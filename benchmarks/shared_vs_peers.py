@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import peers
 import torch
 import torch.nn.functional as functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from triton.testing import do_bench
 
 import kernelseam as ks
 
@@ -42,14 +42,6 @@ GEMM = [  # matrices, M, N, K, B transposed, dtype
 ]
 
 
-def median_ms(run: Callable[[], object], repeat_ms: int) -> float:
-    return float(do_bench(run, warmup=25, rep=repeat_ms, return_mode="median"))
-
-
-def relative_error(ours: torch.Tensor, peer: torch.Tensor) -> float:
-    return float((ours.float() - peer.float()).norm() / peer.float().norm())
-
-
 def attention_row(case: tuple[int, int, int, int, int, bool, torch.dtype], repeat_ms: int) -> str:
     batch, heads, kv_heads, s, d, causal, dtype = case
     q = torch.randn(batch, heads, s, d, device="cuda", dtype=dtype)
@@ -60,15 +52,15 @@ def attention_row(case: tuple[int, int, int, int, int, bool, torch.dtype], repea
         def peer() -> torch.Tensor:
             return functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=kv_heads != heads)
 
-        peer_ms = median_ms(peer, repeat_ms)
+        peer_ms = peers.median_ms(peer, repeat_ms)
         reference = peer()
-    ours_ms = median_ms(call, repeat_ms)
+    ours_ms = peers.median_ms(call, repeat_ms)
     flops = 4 * batch * heads * s * s * d * (0.5 if causal else 1.0)
     name = f"B{batch} H{heads}{'' if kv_heads == heads else f'/{kv_heads}'} S{s} D{d} {str(dtype)[6:]}"
     return (
         f"| {name}{' causal' if causal else ''} | {peer_ms * 1e3:.1f} | {flops / peer_ms / 1e9:.0f} "
         f"| {ours_ms * 1e3:.1f} | {flops / ours_ms / 1e9:.0f} "
-        f"| {peer_ms / ours_ms:.2f} | {relative_error(out, reference):.1e} |"
+        f"| {peer_ms / ours_ms:.2f} | {peers.relative_error(out, reference):.1e} |"
     )
 
 
@@ -80,13 +72,13 @@ def gemm_row(case: tuple[int, int, int, int, bool, torch.dtype], repeat_ms: int)
     descriptor = ks.BatchedGemmStrided(A=a, B=b, C=c, M=m, N=n, K=k, batch=count, b_transposed=b_transposed)
     call = ks.plan(descriptor, implementation="shared").bind()
     right = b.transpose(1, 2) if b_transposed else b
-    peer_ms = median_ms(lambda: torch.bmm(a, right, out=peer_c), repeat_ms)
-    ours_ms = median_ms(call, repeat_ms)
+    peer_ms = peers.median_ms(lambda: torch.bmm(a, right, out=peer_c), repeat_ms)
+    ours_ms = peers.median_ms(call, repeat_ms)
     flops, moved = 2 * count * m * n * k, a.element_size() * count * (m * k + n * k + m * n)
     return (
         f"| {count} × {m}×{n}×{k} {str(dtype)[6:]} | {peer_ms * 1e3:.1f} | {moved / peer_ms / 1e6:.0f} "
         f"| {ours_ms * 1e3:.1f} | {moved / ours_ms / 1e6:.0f} | {flops / ours_ms / 1e9:.0f} | {peer_ms / ours_ms:.2f} "
-        f"| {relative_error(c, peer_c):.1e} |"
+        f"| {peers.relative_error(c, peer_c):.1e} |"
     )
 
 
@@ -119,26 +111,26 @@ def host_rows() -> list[str]:
     return [f"| {name} | {host_microseconds(run):.1f} |" for name, run in rows.items()]
 
 
+def lines(repeat_ms: int) -> Iterator[str]:
+    yield f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}"
+    yield from ("", "| attention | FA2 µs | TFLOP/s | shared µs | TFLOP/s | FA2 / shared | rel. difference |")
+    yield "|" + "---|" * 7
+    yield from (attention_row(case, repeat_ms) for case in ATTENTION)
+    yield ""
+    yield "| batched GEMM | cuBLAS µs | GB/s | shared µs | GB/s | TFLOP/s | cuBLAS / shared | rel. difference |"
+    yield "|" + "---|" * 8
+    yield from (gemm_row(case, repeat_ms) for case in GEMM)
+    yield from ("", "| host time of one call | µs |", "|---|---|", *host_rows())
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--report", type=Path)
     parser.add_argument("--repeat-ms", type=int, default=100)
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = False
-    lines = [
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}", "",
-        "| attention | FA2 µs | TFLOP/s | shared µs | TFLOP/s | FA2 / shared | rel. difference |", "|" + "---|" * 7,
-        *(attention_row(case, options.repeat_ms) for case in ATTENTION), "",
-        "| batched GEMM | cuBLAS µs | GB/s | shared µs | GB/s | TFLOP/s | cuBLAS / shared | rel. difference |",
-        "|" + "---|" * 8,
-        *(gemm_row(case, options.repeat_ms) for case in GEMM), "",
-        "| host time of one call | µs |", "|---|---|", *host_rows(),
-    ]
-    text = "\n".join(lines)
-    print(text)
-    if options.report:
-        options.report.write_text(text + "\n", encoding="utf-8")
+    peers.write(lines(options.repeat_ms), options.report)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 
 from kernelseam.cli.main import main
-from kernelseam.parity import report
-from kernelseam.parity.cases import matrix
+from kernelseam.errors import DeviceError
+from kernelseam.parity import report, run
+from kernelseam.parity.cases import Case, matrix
+from kernelseam.parity.stages import Computed
 from kernelseam_thirdvendor.gemm import AcmeGemm
+from kernelseam_thirdvendor.runtime import AcmeRuntime
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -99,6 +102,7 @@ def test_one_json_object_and_nothing_else(parity: Command) -> None:
         ("gemm-f16-nn", "passed"), ("gemm-f32-nn", "passed"), ("gemm-f64-nn", "refused"),
     ]
     one = found["cases"][0]
+    assert 0 < one["computing"] < one["seconds"]
     assert one["group"] == "dtypes and shapes" and 0 < one["worst"] <= 1 and "the oracle says" in one["detail"]
 
 
@@ -112,6 +116,39 @@ def test_a_wrong_result_ends_with_1_and_is_named(parity: Command, wrong: None, t
     assert out.splitlines()[-1] == f"report: {page}"
     status, out, _ = parity("--case", "gemm-f32-nn-k-0*", "--backend", "acme", "--json")
     assert status == 1 and json.loads(out)["passed"] is False
+
+
+def test_workers_change_nothing_but_the_time(parity: Command) -> None:
+    chosen = ("--case", "gemm-f64-t?", "--case", "attention-f16-64-mqa", "--case", "merge-states-f32-f16")
+    alone, piped = (parity(*chosen, "--json", "--workers", n) for n in (0, 2))
+    assert (alone[0], alone[2], piped[0], piped[2]) == (0, "", 0, "")
+    first, second = json.loads(alone[1]), json.loads(piped[1])
+    for one in (*first["cases"], *second["cases"]):
+        assert one.pop("computing") < one.pop("seconds")
+    assert [c["status"] for c in second["cases"]] == ["refused", "passed", "refused", "passed", "passed", "passed"]
+    assert second["cases"] == first["cases"] and second["command"] == first["command"]
+
+
+def test_a_lost_device_is_in_the_report(parity: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    computed, page = run.computed, tmp_path / "p.md"
+
+    def fail(*_: object) -> object:
+        raise DeviceError("the runtime says 700")
+
+    def at_last(case: Case, *arguments: Any) -> Computed:
+        if case.name == "gemm-f16-nt":
+            monkeypatch.setattr(AcmeRuntime, "from_host", fail)
+        return computed(case, *arguments)
+
+    monkeypatch.setattr(run, "computed", at_last)
+    status, out, err = parity("--backend", "acme", "--case", "gemm-f16-??", "--report", page)
+    assert (status, err) == (1, "")
+    lost = (
+        "the device computes nothing any more since gemm-f16-nt on acme-acme-gemm: DeviceError: the runtime says 700. "
+        "Not run after it: 2."
+    )
+    assert lost in out.splitlines() and lost in page.read_text(encoding="utf-8")
+    assert [line.split()[1] for line in out.splitlines()[:2]] == ["passed", "error"]
 
 
 def test_reports_of_both_kinds(parity: Command, tmp_path: Path) -> None:
@@ -136,10 +173,13 @@ def test_reports_of_both_kinds(parity: Command, tmp_path: Path) -> None:
     (("--operation", "conv"), "operation = conv: must be one of gemm, attention"),
     (("--case", "gemm-nn"), f"case = gemm-nn: is the name of none of {len(matrix())} cases, such as gemm-f16-nn."),
     (("--operation", "gemm", "--case", "attention*"), "case = attention*: is the name of none of"),
-    (("--implementation", "x"),
-     "implementation = x: must be one of acme-gemm, numpy for gemm, attention, attention_bwd, merge_states here."),
+    (("--implementation", "x"), (
+        "implementation = x: must be one of acme-gemm, numpy for gemm, attention, attention_bwd, merge_states, "
+        "qkv_projection, output_projection, qkv_projection_bwd, output_projection_bwd here."
+    )),
     (("--backend", "acme", "--operation", "attention"),
      "implementation = any: must be one of none for attention here. See `kernelseam doctor`"),
+    (("--limit", "0"), "limit = 0.0: must be a positive number of seconds. Leave it out: it is 300."),
     (("--report", "p.pdf"), "report = p.pdf: must end with .html or .md. Name such a file."),
     (("--report", "no/such/p.md"), "report = no/such/p.md: must be a file in a folder that exists."),
 ])
@@ -189,4 +229,5 @@ def test_a_terminal_gets_a_bar(python_command: list[str], tmp_path: Path) -> Non
     count = sum(c.name.startswith("gemm-f64") for c in matrix())
     assert f"{count}/{count}" in text and f"{count} passed" in text and "\x1b[" in text
     assert "passed       0  gemm" not in text, "no line a case"
-    assert text.splitlines()[-1].startswith("gemm       numpy    numpy ")
+    assert text.splitlines()[-2].startswith("gemm       numpy    numpy ")
+    assert text.splitlines()[-1].startswith("plans, launches and copies: ")

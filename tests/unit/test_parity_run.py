@@ -19,7 +19,8 @@ from kernelseam.errors import DeviceError
 from kernelseam.parity import calibrate, tolerances
 from kernelseam.parity.cases import matrix, named
 from kernelseam.parity.data import layout, values
-from kernelseam.parity.run import Target, describe, run_case, targets
+from kernelseam.parity.description import describe
+from kernelseam.parity.run import Target, run_case, targets
 from kernelseam.planning import forget
 from kernelseam.plugins import plugins
 from kernelseam.reference.gemm import NumpyGemm
@@ -72,17 +73,36 @@ class Drifting(Nothing):
 
 
 @dataclass(frozen=True)
+class Spilling(Nothing):
+    """Adds 0 to a number that lies ``place`` bytes from its workspace, which has 20 bytes."""
+
+    name: str = "spilling"
+    place: int = 0
+
+    def build(self, problem: object, device: Device) -> PlanParts:
+        return PlanParts((Filling(problem, self.value, place=self.place),), 20)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
 class Filling:
-    """The step of both: every element of C is set to a value."""
+    """Their step: every element of C is set to a value."""
 
     problem: GemmProblem
     value: Callable[[], float]
     record: LaunchRecord = LaunchRecord("fill", (1, 1, 1), (1, 1, 1), 0, "cpu")
+    place: int = 0
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
         rule = self.problem.operands[2]
         out = host_array(pointers["C"], rule.shape, rule.strides, self.problem.spec.dtype_c)
-        return lambda stream: out.fill(self.value())
+
+        def run(stream: int) -> None:
+            out.fill(self.value())
+            if workspace:
+                near = host_array(workspace + self.place, (1,), (1,), DType.float32)
+                near += 0
+
+        return run
 
 
 @pytest.fixture
@@ -129,6 +149,18 @@ def test_a_second_launch_must_give_the_same_bits(host: Device) -> None:
     outcome = run_case(named("gemm-f16-nn"), Target(host, "drifting", "gemm", own=False))
     assert outcome.status == "failed"
     assert outcome.detail.endswith("bytes differ after a second launch on the same inputs")
+
+
+@pytest.mark.parametrize(("place", "where"), [
+    (-8, "1 bytes outside the workspace changed, the first 5 bytes before its start"), (0, ""), (16, ""),
+    (20, "1 bytes outside the workspace changed, the first 3 bytes after its end"),
+    (1000, "1 bytes outside the workspace changed, the first 983 bytes after its end"),
+])
+def test_nothing_is_written_around_a_workspace(host: Device, place: int, where: str) -> None:
+    """Not even that 0 is added to what is there."""
+    plugins().registry.add_implementation(Spilling(place=place))
+    outcome = run_case(named("gemm-f16-nt-subnormal"), Target(host, "spilling", "gemm", own=False, flushed=True))
+    assert (outcome.status, outcome.detail if where else "") == ("failed" if where else "passed", where)
 
 
 def test_flushed_subnormals_widen_the_bound(host: Device) -> None:
@@ -240,7 +272,9 @@ def test_the_matrix_is_wide_and_compiles_little() -> None:
     cases = matrix()
     assert len({c.name for c in cases}) == len(cases) >= 300
     compiled = Counter(spec.operation for spec in _specs())
-    assert compiled <= Counter(gemm=35, attention=80, attention_bwd=45, merge_states=10)
+    assert compiled <= Counter(gemm=49, attention=80, attention_bwd=50, merge_states=10) + Counter(
+        qkv_projection=18, output_projection=10, qkv_projection_bwd=10, output_projection_bwd=14
+    )
     attention = [c for c in cases if c.operation == "attention"]
     assert {c.name for c in attention} == {c.name.removesuffix("-ramp") + s for c in attention for s in ("", "-ramp")}
 

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from kernelseam.errors import DeviceError
+from kernelseam.parity import attention_data, run
 from kernelseam.parity.cases import AttentionCase, BackwardCase, Case
+from kernelseam.parity.memory import Layout, Place
 from kernelseam.parity.run import Target, run_case
+from kernelseam.parity.stages import Computed, made
 from kernelseam.plugins import plugins
+from kernelseam.reference.runtime import HostRuntime
 
 
 @pytest.fixture(scope="module")
-def drawing() -> Any:
+def benchmarks() -> Iterator[None]:
     sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    yield
+    sys.path.pop(0)
+
+
+@pytest.fixture(scope="module")
+def drawing(benchmarks: None) -> Any:
     import drawing
 
-    yield drawing
-    sys.path.pop(0)
+    return drawing
+
+
+@pytest.fixture
+def random_attention(benchmarks: None, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script; workers find it, too."""
+    import random_attention
+
+    return random_attention
 
 
 def _drawn(drawing: Any, seed: int, count: int) -> list[Case]:
@@ -37,6 +58,7 @@ def test_the_kinds_cover_operations_views_and_options(drawing: Any) -> None:
     assert {k.views for k in kinds if k.operation == "attention"} == set(drawing.VIEWS)
     assert {o for k in kinds for o in k.options} == set(drawing.OPTIONS)
     assert {k.dtype for k in kinds} == {drawing.F16, drawing.BF16, drawing.F32}
+    assert {k.any_order for k in kinds if k.operation == "attention_bwd"} == {True, False}
 
 
 def test_a_problem_is_its_number_s_alone(drawing: Any) -> None:
@@ -58,3 +80,90 @@ def test_the_reference_computes_them(drawing: Any) -> None:
     device = plugins().backend("numpy").runtime.devices()[0]
     for case in _drawn(drawing, 5, 60):
         run_case(case, Target(device, "numpy", case.operation, own=True)).require()
+
+
+def _whole(case: AttentionCase, name: str, place: Place) -> tuple[str, tuple[int, ...]]:
+    """The view of q, k or v, and the shape of all the memory that it walks over."""
+    sequences = case.q_sequences if name == "q" else case.k_sequences
+    _, heads, most, width = place.shape
+    if sequences is not None:
+        return "packed", (1, heads, sum(sequences) + 2 * case.margin, width)
+    if case.page_size:
+        return "paged", (attention_data.pages(case), heads, case.page_size, width)
+    return "lengths", (case.batch, heads, most, width)
+
+
+def test_what_belongs_to_no_sequence_is_nan(drawing: Any) -> None:
+    """Rows beyond a sequence, a length or the end of a page, and pages that no table names: a read there shows."""
+    beyond = dict.fromkeys(("packed", "paged", "lengths"), 0)
+    for case in _drawn(drawing, 1, 300):
+        forward = case.forward if isinstance(case, BackwardCase) else case
+        if not isinstance(forward, AttentionCase):
+            continue
+        before = made(case)
+        for name in "qkv":
+            place = before.layout.places[name]
+            if place.pieces is None:
+                continue
+            view, shape = _whole(forward, name, place)
+            whole = replace(place, shape=shape, pieces=None)
+            rows = Layout({**before.layout.places, name: whole}).read(before.buffers, name).astype(np.float32)
+            missing = np.isnan(rows)
+            assert (missing.all(-1) == missing.any(-1)).all(), (case.name, name)
+            used = place.shape[1] * sum(p.rows for p in place.pieces)
+            assert (~missing.any(-1)).sum() == used, (case.name, name)
+            beyond[view] += missing.any(-1).sum()
+    assert min(beyond.values()) > 1000, beyond
+
+
+def test_the_script(random_attention: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "results.json"
+    given = ["--device", "numpy:0", "--problems", "25", "--specs", "12", "--seed", "3", "--json", str(file)]
+    assert random_attention.main([*given, "--workers", "1"]) == 0
+    piped, out = json.loads(file.read_text()), capsys.readouterr().out
+    assert random_attention.main([*given, "--workers", "0"]) == 0
+    alone = json.loads(file.read_text())
+    assert out.startswith("25 problems of 12 specs, seed 3, on numpy:0 (cpu), 1 workers\n0 binaries after ")
+    assert "{'passed': 25} of 25 in " in out
+    assert [r["number"] for r in piped["results"]] == list(range(25))
+    for r in (*piped["results"], *alone["results"]):
+        assert r.pop("seconds") > 0 and r["status"] == "passed"
+    assert piped["results"] == alone["results"] and max(r["worst"] for r in alone["results"]) > 0.01
+    assert random_attention.main(["--device", "numpy:0", "--only", "7", "--seed", "3", "--workers", "0"]) == 0
+    assert "Case(name='random-3-7'" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        random_attention.main(["--device", "numpy:0", "--implementation", "nobody"])
+    assert "numpy:0 (cpu) has no implementation nobody" in capsys.readouterr().err
+
+
+def test_the_script_names_what_fails(
+    random_attention: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A wrong result costs its problem; a device that is lost ends the run."""
+    computed, copy = run.computed, HostRuntime.from_host
+    lost = [False]
+
+    def wrong(case: Case, *arguments: Any) -> Computed:
+        lost[0] |= case.name == "random-4-4"
+        found = computed(case, *arguments)
+        return found if case.name != "random-4-0" else replace(found, changed=7)
+
+    def from_host(self: HostRuntime, *arguments: Any) -> Any:
+        if lost[0]:
+            raise DeviceError("the runtime says 700")
+        return copy(self, *arguments)
+
+    monkeypatch.setattr(run, "computed", wrong)
+    monkeypatch.setattr(HostRuntime, "from_host", from_host)
+    file = tmp_path / "results.json"
+    given = ["--device", "numpy:0", "--problems", "9", "--seed", "4", "--workers", "0", "--json", str(file)]
+    assert random_attention.main(given) == 1
+    out = capsys.readouterr().out
+    found = json.loads(file.read_text())
+    assert [r["status"] for r in found["results"]] == ["failed", "passed", "passed", "passed", "error"]
+    assert found["lost"] == (
+        "the device computes nothing any more since random-4-4 on numpy-numpy: DeviceError: the runtime says 700. Not "
+        "run after it: 4."
+    )
+    assert found["lost"] in out and "error 4: Traceback" in out
+    assert "failed 0: 7 bytes differ after a second launch" in out

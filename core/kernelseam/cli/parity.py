@@ -17,13 +17,14 @@ from kernelseam.cli import shapes
 from kernelseam.cli.output import emit_json
 from kernelseam.contract import Device
 from kernelseam.dispatch import find_device, preferred_backend
-from kernelseam.errors import InvalidValue, UnknownName
+from kernelseam.errors import DeviceError, InvalidValue, UnknownName
 from kernelseam.parity import report
 from kernelseam.parity.cases import Case, matrix
 from kernelseam.parity.html import html
 from kernelseam.parity.markdown import markdown
 from kernelseam.parity.report import Report, last_line
-from kernelseam.parity.run import Outcome, Target, run_all, targets
+from kernelseam.parity.pipeline import LIMIT, run_all
+from kernelseam.parity.run import Outcome, Target, targets
 from kernelseam.plugins import plugins
 
 PAGES: dict[str, Callable[[Report], str]] = {".html": html, ".md": markdown}
@@ -44,10 +45,18 @@ def run(
         list[Path] | None,
         typer.Option("--report", metavar="FILE", help="Write a page, .html or .md; may be given again."),
     ] = None,
+    workers: Annotated[
+        int, typer.Option("--workers", min=0, help="Processes that make data and judge results; 0: only this. [0]")
+    ] = 0,
+    limit: Annotated[
+        float, typer.Option("--limit", metavar="SECONDS", help="With workers: of each stage of a case. [300]")
+    ] = LIMIT,
     json: shapes.Json = False,
 ) -> None:
     """The parity matrix: cases x implementations against a float64 oracle."""
     _check_pages(pages or [])
+    if not limit > 0:
+        raise InvalidValue("limit", limit, "must be a positive number of seconds", f"Leave it out: it is {LIMIT:g}")
     cases, wanted = _cases(operation, case or []), _targets(backend, device)
     wanted = _chosen(wanted, cases, implementation)
     options: dict[str, list[str | None]] = {
@@ -56,13 +65,16 @@ def run(
     }
     command = [x for name, values in options.items() for v in values if v is not None for x in (f"--{name}", v)]
     found: list[Outcome] = []
+    left_out = report.not_covered(cases, wanted)
     with _progress(sum(t.operation == c.operation for c in cases for t in wanted), quiet=json) as show:
-        for outcome in run_all(cases, wanted):
-            found.append(outcome)
-            show(outcome)
+        try:
+            for outcome in run_all(cases, wanted, workers=workers, limit=limit):
+                found.append(outcome)
+                show(outcome)
+        except DeviceError as e:
+            left_out.append(str(e))
     made = Report(
-        found, wanted, report.facts(plugins(), wanted), shlex.join(["kernelseam", "parity", *command]),
-        report.not_covered(cases, wanted),
+        found, wanted, report.facts(plugins(), wanted), shlex.join(["kernelseam", "parity", *command]), left_out
     )
     for page in pages or []:
         page.write_text(PAGES[page.suffix](made), encoding="utf-8")
@@ -183,6 +195,9 @@ def _bar(total: int) -> Iterator[Callable[[Outcome], None]]:
 
 def _show(made: Report, pages: list[Path]) -> None:
     print(report.table(report.rows(made.outcomes)))
+    computing = sum(o.computing for o in made.outcomes)
+    print(f"plans, launches and copies: {computing:.1f} s; data and verdicts: "
+          f"{sum(o.seconds for o in made.outcomes) - computing:.1f} s")
     refused = report.refusals(made.outcomes)
     for operation, who, why, n in refused[:SHOWN_REASONS]:
         print(f"{who} refused {n} case(s) of {operation}: {why}")
@@ -210,7 +225,7 @@ def _data(made: Report) -> dict[str, Any]:
             {
                 "case": o.case.name, "operation": o.case.operation, "group": o.case.group, "backend": o.backend,
                 "implementation": o.implementation, "status": o.status, "detail": o.detail, "seconds": o.seconds,
-                "worst": None if o.verdict is None else o.verdict.worst,
+                "computing": o.computing, "worst": None if o.verdict is None else o.verdict.worst,
             }
             for o in made.outcomes
         ],

@@ -217,3 +217,21 @@ def never_written(x: Array) -> npt.NDArray[np.bool_]:
     bits = np.dtype(f"u{x.dtype.itemsize}")
     found: npt.NDArray[np.bool_] = x.view(bits) == np.iinfo(bits).max
     return found
+
+
+def workspace(size: int) -> Array:
+    """Bytes for a workspace of so many, canaries too, between guards of −0 in float32: there even adding 0 shows."""
+    found = np.full(2 * GUARD // 4 + -(-size // 4), -0.0, np.float32).view(np.uint8)
+    found[GUARD:-GUARD] = POISON
+    return found
+
+
+def overrun(after: Array) -> str:
+    """Where a workspace's guards changed; "" where they did not."""
+    changed = workspace(len(after) - 2 * GUARD) != after
+    changed[GUARD:-GUARD] = False
+    if not changed.any():
+        return ""
+    at = int(changed.argmax())
+    where = f"{GUARD - at} bytes before its start" if at < GUARD else f"{at - len(after) + GUARD} bytes after its end"
+    return f"{int(changed.sum())} bytes outside the workspace changed, the first {where}"

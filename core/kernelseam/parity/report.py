@@ -56,7 +56,7 @@ class Report:
     """Names and values: versions, devices, compilers. No dates: the same run makes the same report."""
     command: str = ""
     not_covered: Sequence[str] = ()
-    """Sentences about operations for which nothing is registered."""
+    """Sentences about what was not run: operations for which nothing is registered, what came after a lost device."""
 
     @property
     def passed(self) -> bool:

@@ -1,29 +1,22 @@
-"""One parity case on one implementation: memory on the device, plan, bind, call, fetch, verdict."""
+"""One parity case on one implementation, and what became of it."""
 
 from __future__ import annotations
 
-import math
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import cast
+from typing import Any, TypeVar, cast
 
-import numpy as np
-
-from kernelseam.contract import EMULATED, Backend, Device, Implementation, Problem, Runtime
+from kernelseam.contract import EMULATED, Backend, Device, Implementation, Problem
 from kernelseam.dispatch import consider
 from kernelseam.errors import Unsupported
-from kernelseam.parity import attention_bwd_data, attention_data, check, data, oracle
-from kernelseam.parity.cases import AttentionCase, BackwardCase, Case, GemmCase, MergeCase
+from kernelseam.parity.cases import AttentionCase, Case
 from kernelseam.parity.check import Verdict
-from kernelseam.parity.description import describe as describe
-from kernelseam.parity.memory import Layout, never_written
-from kernelseam.parity.oracle import Array
-from kernelseam.parity.oracle_bwd import Gradient
-from kernelseam.planning import plan
+from kernelseam.parity.stages import Computed, Made, computed, judged, made
 from kernelseam.plugins import Plugins, plugins
+
+T = TypeVar("T")
 
 FLUSHES = "KS_FLUSHES_SUBNORMALS"
 """The constant of an arch's row that says that its matrix units lose subnormals."""
@@ -94,6 +87,8 @@ class Outcome:
     seconds: float = 0.0
     """Wall time of data, plan, launch and comparison together."""
     may_refuse: bool = False
+    computing: float = 0.0
+    """Seconds of these for plan, launches and copies."""
 
     @property
     def status(self) -> str:
@@ -117,6 +112,17 @@ class Outcome:
             raise AssertionError(f"{self.case.name} on {self.backend}-{self.implementation}: {self.detail}")
 
 
+@dataclass(frozen=True)
+class Ran:
+    """What an implementation did with a case's data: results, or else a refusal or an error."""
+
+    computed: Computed | None = None
+    refusal: str | None = None
+    error: str | None = None
+    seconds: float = 0.0
+    """Of plan, launches and copies."""
+
+
 def run_case(case: Case, target: Target, *, separate: bool = False) -> Outcome:
     """Run a case. Nothing is raised: whatever goes wrong is in the outcome.
 
@@ -124,148 +130,53 @@ def run_case(case: Case, target: Target, *, separate: bool = False) -> Outcome:
     allocation holds all of them between guards, and what is written outside the output is found here.
     """
     start = time.perf_counter()
-    verdict, refusal, error = None, None, None
-    exempt = dict(case.exempt) if isinstance(case, AttentionCase) and target.own else {}
-    if reason := exempt.get(target.implementation):
-        return Outcome(case, target.device.backend, target.implementation, refusal=reason, may_refuse=True)
+    before = guarded(made, case, separate)
+    ran = Ran(error=before) if isinstance(before, str) else attempt(case, target, before)
+    verdict = None
+    if ran.computed is not None and not isinstance(before, str):
+        verdict = guarded(judged, case, before, ran.computed, target.flushed)
+    return outcome(case, target, ran, verdict, time.perf_counter() - start)
+
+
+def guarded(work: Callable[..., T], *arguments: Any) -> T | str:
+    """What the work returns, or the traceback of what it raises."""
     try:
-        verdict = _run(case, target, separate)
-    except Unsupported as e:
-        refusal = "; ".join(r.reason for r in e.refusals)
-        error = _broken_check(e, target)
-        refusal = None if error else refusal
+        return work(*arguments)
     except Exception as e:
-        error = "".join(traceback.format_exception(e))
-    may_refuse = not target.own or target.implementation in case.may_refuse
-    seconds = time.perf_counter() - start
+        return "".join(traceback.format_exception(e))
+
+
+def attempt(case: Case, target: Target, before: Made) -> Ran:
+    """Compute a case's data on a target, which may refuse."""
+    start = time.perf_counter()
+    found, refusal, error = None, _exemption(case, target), None
+    if refusal is None:
+        try:
+            found = computed(case, target.device, target.implementation, before)
+        except Unsupported as e:
+            error = _broken_check(e, target)
+            refusal = None if error else "; ".join(r.reason for r in e.refusals)
+        except Exception as e:
+            error = "".join(traceback.format_exception(e))
+    return Ran(found, refusal, error, time.perf_counter() - start)
+
+
+def outcome(case: Case, target: Target, ran: Ran, verdict: Verdict | str | None, seconds: float) -> Outcome:
+    """What became of a case; a verdict that is a text says why there is none."""
+    error = verdict if isinstance(verdict, str) else ran.error
+    may_refuse = not target.own or target.implementation in case.may_refuse or _exemption(case, target) is not None
     return Outcome(
-        case, target.device.backend, target.implementation, verdict, refusal, error, seconds, may_refuse
+        case, target.device.backend, target.implementation, None if isinstance(verdict, str) else verdict, ran.refusal,
+        error, seconds, may_refuse, ran.seconds,
     )
+
+
+def _exemption(case: Case, target: Target) -> str | None:
+    """Why one of the core's own is not asked."""
+    return dict(case.exempt).get(target.implementation) if isinstance(case, AttentionCase) and target.own else None
 
 
 def _broken_check(refused: Unsupported, target: Target) -> str | None:
     """The traceback of a check that raised: dispatch takes that for a refusal, and here it is an error."""
     answers = consider(cast(Problem, refused.problem), target.device)
     return next((a.error for a in answers if a.error and a.implementation.name == target.implementation), None)
-
-
-def _run(case: Case, target: Target, separate: bool) -> Verdict:
-    layout, inputs = data.layout(case, separate), data.values(case)
-    runtime = plugins().backend(target.device.backend).runtime
-    before = layout.buffers()
-    layout.write(before, inputs)
-    with runtime.activate(target.device), np.errstate(all="ignore"):
-        held = {name: runtime.from_host(b.view(np.float32), target.device) for name, b in before.items()}
-        addresses = _addresses(layout, {name: _pointer(runtime, x) for name, x in held.items()})
-        made = describe(case, layout, addresses, runtime, target.device)
-        call = plan(made, device=target.device, implementation=target.implementation).bind()
-        fetched = []
-        for _ in range(2 if repeatable(case) else 1):
-            call()
-            runtime.synchronize(target.device)
-            fetched.append({
-                name: np.ascontiguousarray(runtime.to_host(x)).view(np.uint8).reshape(-1) for name, x in held.items()
-            })
-    first, last = fetched[0], fetched[-1]
-    if changed := sum(int((first[name] != last[name]).sum()) for name in first):
-        return Verdict(False, math.inf, (), 0, f"{changed} bytes differ after a second launch on the same inputs")
-    return judge(case, layout, before, first, target.flushed)
-
-
-def repeatable(case: Case) -> bool:
-    """Whether a second launch has the same inputs, so that it must give the same bits; the largest cases run once."""
-    if isinstance(case, BackwardCase) and not case.deterministic:
-        return False
-    return case.sample is None and (not isinstance(case, GemmCase) or case.beta == 0)
-
-
-def _pointer(runtime: Runtime, array: object) -> int:
-    info = runtime.describe(array)
-    if info is None or info.pointer % 16:
-        raise AssertionError(f"the runtime's from_host must give memory it knows, aligned to 16 bytes, not {info}")
-    return info.pointer
-
-
-def _addresses(layout: Layout, buffers: Mapping[str, int]) -> dict[str, int]:
-    """Address of each operand's block, offset included."""
-    blocks, found = layout.blocks(), {}
-    for name, p in layout.places.items():
-        buffer, start = blocks[p.block]
-        found[name] = buffers[buffer] + start + p.offset * p.dtype.itemsize
-    return found
-
-
-def judge(
-    case: Case, layout: Layout, before: Mapping[str, Array], after: Mapping[str, Array], flushed: bool = False
-) -> Verdict:
-    """Hold memory after a run against the oracle, and against itself before the run."""
-    written = data.outputs(case)
-    stray = layout.stray(before, after, written)
-    if stray:
-        return Verdict(False, math.inf, (), 0, stray)
-    results = {name: layout.read(after, name) for name in written}
-    for name, x in results.items():
-        missed = never_written(x)
-        if missed.any():
-            where = tuple(int(i) for i in np.unravel_index(int(missed.argmax()), x.shape))
-            return Verdict(
-                False, math.inf, where, x.size,
-                f"{name}{list(where)} and {missed.sum() - 1} more hold what memory starts with: never written, or "
-                "computed from memory outside the operands",
-            )
-    return verdict(case, results, flushed)
-
-
-def verdict(case: Case, results: Mapping[str, Array], flushed: bool = False) -> Verdict:
-    """Hold results by name, [batch, head, row, column], against the oracle."""
-    numbers = _rows(case)
-    if isinstance(case, GemmCase):
-        return check.gemm_verdict(
-            _gemm_oracle(case), case.K, case.dtype, results["C"], results["C"].shape[:-1], numbers,
-            zero_mean=case.data != "positive", exact=case.exact, flushed=flushed,
-        )
-    if isinstance(case, MergeCase):
-        x = data.values(case)
-        return check.merge_states(x["outs"], x["lses"], results["out"], results.get("lse"), flushed=flushed)
-    if isinstance(case, BackwardCase):
-        return check.attention_bwd(_backward_oracle(case), case.dtype, results, flushed=flushed)
-    return check.attention_verdict(
-        _attention_oracle(case), case.S_k, case.head_dim, case.dtype, results["out"], results.get("lse"),
-        results["out"].shape[:-1], numbers, flushed,
-    )
-
-
-def _rows(case: Case) -> oracle.Rows:
-    if case.sample is None or isinstance(case, MergeCase | BackwardCase):
-        return None
-    rows = case.M if isinstance(case, GemmCase) else case.S_q
-    return oracle.sample_rows(case.batch * case.num_heads * rows, case.sample)
-
-
-@lru_cache(maxsize=8)
-def _gemm_oracle(case: GemmCase) -> oracle.GemmResult:
-    x = data.values(case)
-    return oracle.gemm(
-        x["A"], x["B"], x.get("C"), case.alpha, case.beta, case.a_transposed, case.b_transposed, _rows(case)
-    )
-
-
-@lru_cache(maxsize=8)
-def _attention_oracle(case: AttentionCase) -> oracle.AttentionResult:
-    x = data.values(case)
-    return oracle.attention(
-        x["q"], x["k"], x["v"], case.causal, case.scale_used, _rows(case), attention_data.variant(case, x)
-    )
-
-
-@lru_cache(maxsize=8)
-def _backward_oracle(case: BackwardCase) -> dict[str, Gradient]:
-    return attention_bwd_data.wanted(case, data.values(case))
-
-
-def run_all(cases: list[Case], wanted: list[Target], *, separate: bool = False) -> Iterator[Outcome]:
-    """Every case on every target of its operation, case by case so that the oracle speaks once."""
-    for case in cases:
-        for target in wanted:
-            if target.operation == case.operation:
-                yield run_case(case, target, separate=separate)

@@ -1,0 +1,47 @@
+"""benchmarks/parity_h200.py on the host: the matrix by processes, and alone for memory checkers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelseam.parity.cases import matrix
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[Any]:
+    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    import parity_h200
+
+    yield parity_h200
+    sys.path.pop(0)
+
+
+def test_the_matrix_by_processes(script: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    cases = [c for c in matrix("f64-t") if c.operation == "gemm"]
+    with pytest.raises(SystemExit) as ended:
+        script.main([
+            "--device", "numpy:0", "--filter", "f64-t", "--operation", "gemm", "--workers", "1", "--report", str(page),
+        ])
+    out = capsys.readouterr().out.splitlines()
+    assert ended.value.code == 0
+    assert out[0].startswith(f"{len(cases)} cases, 0 binaries in ") and out[-1].startswith("all in ")
+    assert [line.partition("  gemm")[2] for line in out[1 : len(cases) + 1]] == [
+        f"{c.name.removeprefix('gemm')} on numpy-numpy" for c in cases
+    ]
+    assert f"\n{len(cases)} passed, 0 refused with a reason, 0 failed.\n" in page.read_text(encoding="utf-8")
+
+
+def test_the_matrix_alone(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """An allocation an operand; each case is named before it runs, so that a checker's finding has its case."""
+    given = ["--device", "numpy:0", "--filter", "f64-t", "--operation", "gemm", "--separate", "--verbose"]
+    assert script.main(given) == 0
+    names = [c.name for c in matrix("f64-t") if c.operation == "gemm"]
+    out = capsys.readouterr().out.splitlines()
+    assert out[1] == f"{len(names)} cases" and out[2 : 2 + len(names)] == names
+    assert out[-1].startswith(f"{{'passed': {len(names)}}} in ")
