@@ -228,6 +228,8 @@ class OperandRule:
     """Bytes that the address must be a multiple of."""
     written: bool = False
     optional: bool = False
+    may_be: str = ""
+    """A written operand that it may be: of the same address, dtype, shape and strides. Else they must not overlap."""
 
     @cached_property
     def span(self) -> int:
@@ -235,6 +237,11 @@ class OperandRule:
         if 0 in self.shape:
             return 0
         return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+
+    def walks_as(self, other: OperandRule) -> bool:
+        """Whether it visits the same elements as another of the same address, in the same order."""
+        steps = zip(self.shape, self.strides, other.strides, strict=True) if self.shape == other.shape else ()
+        return self.dtype is other.dtype and self.shape == other.shape and all(s == t for n, s, t in steps if n > 1)
 
 
 class Problem(Protocol):

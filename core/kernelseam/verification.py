@@ -19,6 +19,7 @@ from kernelseam.parity.oracle import Variant
 from kernelseam.parity.run import flushes
 from kernelseam.planning import Plan
 from kernelseam.plugins import plugins
+from kernelseam.verification_projection import Projection, projection
 
 ORACLE_OPERATIONS = 2e9
 """How much the oracle computes; of a larger problem it computes some rows."""
@@ -44,7 +45,12 @@ class Verification:
     def __init__(self, plan: Plan, pointers: dict[str, int], runtime: Runtime) -> None:
         self._plan, self._memory = plan, _Memory(pointers, runtime, plan.device)
         p = plan.problem
-        self._before = self._memory.gemm(p, "C") if isinstance(p, GemmProblem) and p.beta != 0 else None
+        self._before: dict[str, Array] = {}
+        if isinstance(p, GemmProblem):  # the residual may be C
+            kept = (("C", p.beta != 0), ("residual", p.spec.residual is not None))
+            self._before = {name: self._memory.gemm(p, name) for name, read in kept if read}
+        elif isinstance(p, Projection):
+            self._before = {r.name: self._memory.strided(r, p.batch) for r in p.operands if r.may_be}
 
     def require(self) -> None:
         """Raises WrongResult where a number is beyond its tolerance."""
@@ -59,6 +65,12 @@ class Verification:
         elif isinstance(problem, MergeProblem) and not (problem.spec.pointers or problem.spec.packed):
             found = {rule.name: self._memory.strided(rule, problem.batch) for rule in problem.operands}
             verdict = check.merge_states(**found, flushed=flushed)
+        elif isinstance(problem, Projection):
+            found = {
+                rule.name: self._memory.strided(rule, 1 if rule.name == "weight" else problem.batch)
+                for rule in problem.operands
+            }
+            verdict = projection(problem, {**found, **self._before}, sampled, flushed)
         else:
             return
         if not verdict.passed:
@@ -68,8 +80,10 @@ class Verification:
     def _gemm(self, p: GemmProblem, flushed: bool) -> check.Verdict:
         a, b, c = (self._memory.gemm(p, name) for name in "ABC")
         return check.gemm(
-            a, b, c, self._before, alpha=p.alpha, beta=p.beta, a_transposed=p.spec.a_transposed,
-            b_transposed=p.spec.b_transposed, rows=sampled(4 * p.N * p.K), zero_mean=False, flushed=flushed,
+            a, b, c, self._before.get("C"), alpha=p.alpha, beta=p.beta, a_transposed=p.spec.a_transposed,
+            b_transposed=p.spec.b_transposed, bias=self._memory.gemm(p, "bias") if p.spec.bias else None,
+            residual=self._before.get("residual"), batch_group=p.c_batch_group, head_group=p.c_head_group,
+            rows=sampled(4 * p.N * p.K * p.summed), zero_mean=False, flushed=flushed,
         )
 
     def _attention(self, p: AttentionProblem, flushed: bool) -> check.Verdict:
@@ -106,19 +120,24 @@ class _Memory:
         return self._walk(self._pointers[rule.name], rule.shape, rule.strides, dtype)
 
     def gemm(self, p: GemmProblem, name: str) -> Array:
-        """A, B or C, by strides or by its list."""
-        heads = p.num_heads // p.b_head_group if name == "B" else p.num_heads
-        rows, columns = {"A": p.a_shape, "B": p.b_shape, "C": (p.M, p.N)}[name]
-        row = {"A": p.a_strides, "B": p.b_strides, "C": p.c_strides}[name][2]
-        dtype = p.spec.dtype_c if name == "C" else p.spec.dtype
+        """One of its operands, by strides or by its list; a bias as [batch, head, column]."""
+        spec, c = p.spec, (p.M, p.N)
+        lead = (p.batch, p.num_heads) if name in "AB" else (p.batch // p.c_batch_group, p.num_heads // p.c_head_group)
+        known: dict[str, tuple[DType | None, tuple[int, ...], int]] = {
+            "A": (spec.dtype, p.a_shape, p.a_strides[2]), "B": (spec.dtype, p.b_shape, p.b_strides[2]),
+            "C": (spec.dtype_c, c, p.c_strides[2]), "residual": (spec.residual, c, p.residual_strides[2]),
+            "bias": (spec.bias, (p.N,), 0),
+        }
+        dtype, shape, row = known[name]
+        assert dtype is not None
         rules = {rule.name: rule for rule in p.operands}
         if name in rules:
-            return self.strided(rules[name], p.batch)
-        shape = (p.batch, heads, rows, columns)
-        if not rules[f"{name}_ptrs"].span:
-            return np.broadcast_to(np.zeros((), dtype.numpy), shape)
-        places = self._walk(self._pointers[f"{name}_ptrs"], (p.matrices,), (1,), DType.float64).view(np.uint64)
-        return np.stack([self._walk(int(at), (rows, columns), (row, 1), dtype) for at in places]).reshape(shape)
+            return self.strided(rules[name], lead[0])
+        if not (rule := rules[f"{name}_ptrs"]).span:
+            return np.broadcast_to(np.zeros((), dtype.numpy), (*lead, *shape))
+        places = self._walk(self._pointers[rule.name], rule.shape, (1,), DType.float64).view(np.uint64)
+        strides = (row, 1)[-len(shape) :]
+        return np.stack([self._walk(int(at), shape, strides, dtype) for at in places]).reshape(*lead, *shape)
 
     def attention_rows(
         self, p: AttentionProblem, name: str, found: Mapping[str, Array], lengths: Sequence[int] | None

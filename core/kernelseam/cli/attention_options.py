@@ -59,6 +59,9 @@ class Asked:
         bool, typer.Option("--varlen", help="Sequences of random lengths, up to --seq-len, one after the other.")
     ] = False
     backward: Annotated[bool, typer.Option("--backward", help="The gradients in place of the result.")] = False
+    any_order: Annotated[
+        bool, typer.Option("--any-order", help="Gradients may be summed in any order, where that is faster.")
+    ] = False
     return_lse: Annotated[bool, typer.Option("--return-lse", help="The log-sum-exp of the scores, too.")] = False
     batch_invariant: Annotated[
         bool, typer.Option("--batch-invariant", help="A row's bits do not depend on the rest of the batch.")
@@ -77,6 +80,7 @@ class Asked:
                 self.varlen and self.layout != "bhsd", "the rows of --varlen lie in one order", "Leave it out"
             ),
             "--backward": (self.backward and self.paged, "pages have no gradients", "Leave --paged out"),
+            "--any-order": (self.any_order and not self.backward, "it is about gradients", "Give --backward too"),
             "--return-lse": (self.return_lse and self.backward, "gradients take it in any case", "Leave it out"),
             "--prefix": (
                 self.prefix is not None and not self.causal and self.window is None, "every key is seen anyway",
@@ -156,7 +160,7 @@ class Asked:
         """The gradients of a case, those of its bias and sinks among them."""
         return BackwardCase(
             case.name, case, case.out, case.q, case.k, case.v, bias_gradient=case.bias is not None,
-            dbias=Walk(aligned=False), sink_gradient=bool(case.sinks),
+            dbias=Walk(aligned=False), sink_gradient=bool(case.sinks), deterministic=not self.any_order,
         )
 
     def descriptor(self) -> Attention | AttentionBwd:

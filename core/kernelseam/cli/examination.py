@@ -18,12 +18,15 @@ from kernelseam.errors import WrongResult
 from kernelseam.parity import data
 from kernelseam.parity.cases import AttentionCase, BackwardCase, MergeCase
 from kernelseam.parity.description import describe
+from kernelseam.parity.projection_case import ProjectionCase
 from kernelseam.parity.run import Target, flushes, run_case
 from kernelseam.planning import Descriptor, plan
 from kernelseam.plugins import Failure, Plugins, failure
 
 F16, F32 = DType.float16, DType.float32
-SHAPES: dict[str, tuple[GemmShape | AttentionShape | MergeCase | BackwardCase, ...]] = {
+Made = MergeCase | BackwardCase | ProjectionCase
+"""Parity cases, which make their own memory."""
+SHAPES: dict[str, tuple[GemmShape | AttentionShape | Made, ...]] = {
     "gemm": tuple(
         GemmShape(2, 3, 65, 72, 40, a_transposed=False, b_transposed=True, dtype=d, layout=layout, spacing="scattered")
         for d, layout in ((F16, "strided"), (F32, "strided"), (F16, "pointers"))
@@ -46,6 +49,17 @@ SHAPES: dict[str, tuple[GemmShape | AttentionShape | MergeCase | BackwardCase, .
         )
         for d in (F16, F32)
     ),
+    "qkv_projection": tuple(
+        ProjectionCase(f"qkv-projection-{d}", "qkv_projection", d, bias=F32, rotary="halves", first_position=3)
+        for d in (F16, F32)
+    ),
+    "output_projection": tuple(
+        ProjectionCase(f"output-projection-{d}", "output_projection", d, bias=F32, residual=d) for d in (F16, F32)
+    ),
+    **{
+        operation: tuple(ProjectionCase(f"{operation}-{d}", operation, d, bias=F32) for d in (F16, F32))
+        for operation in ("qkv_projection_bwd", "output_projection_bwd")
+    },
 }
 """By operation: in half and in single precision, and over lists of addresses."""
 
@@ -95,7 +109,7 @@ def _try(i: Implementation, backend: Backend, device: Device, plugin: str) -> tu
                 stage = "build"
                 made = plan(descriptor, device=device, implementation=i.name)
                 stage = "call"
-                if isinstance(shape, MergeCase | BackwardCase):
+                if isinstance(shape, Made):
                     _run(shape, Target(device, i.name, i.operation, False, flushes(backend, device)), problem)
                 else:
                     made.bind(check=True)()
@@ -116,7 +130,7 @@ class _Raised(Exception):
     """What a parity case's run raised, as a traceback."""
 
 
-def _run(case: MergeCase | BackwardCase, target: Target, problem: Problem) -> None:
+def _run(case: Made, target: Target, problem: Problem) -> None:
     """Raises WrongResult, and _Raised for all else that goes wrong."""
     outcome = run_case(case, target)
     if outcome.verdict is None:
@@ -134,16 +148,17 @@ def _broken(finding: Finding, said: Failure) -> tuple[Finding, list[Failure]]:
 
 @contextmanager
 def _bound(
-    shape: GemmShape | AttentionShape | MergeCase | BackwardCase, backend: Backend, device: Device
+    shape: GemmShape | AttentionShape | Made, backend: Backend, device: Device
 ) -> Iterator[Descriptor]:
     """The problem over memory of the device, random N(0,1), which lives as long as the block; a parity case, which has
     memory of its own where it is run, over made-up addresses."""
-    if isinstance(shape, MergeCase | BackwardCase):
+    if isinstance(shape, Made):
         layout = data.layout(shape, False)
         yield describe(shape, layout, dict.fromkeys(layout.places, 1 << 40), backend.runtime, device)
         return
     rng, runtime, lie = np.random.default_rng(0), backend.runtime, shape.shapes()
-    arrays = {name: runtime.from_host(normal(rng, lie[name], shape.dtype), device) for name in lie}
+    kinds = shape.dtypes() if isinstance(shape, GemmShape) else dict.fromkeys(lie, shape.dtype)
+    arrays = {name: runtime.from_host(normal(rng, lie[name], kinds[name]), device) for name in lie}
     if isinstance(shape, AttentionShape):
         yield Attention.from_arrays(arrays["q"], arrays["k"], arrays["v"], arrays["out"], causal=shape.causal)
     elif shape.layout == "pointers":

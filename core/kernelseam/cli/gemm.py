@@ -18,39 +18,43 @@ from kernelseam.verification import sampled
 def run(
     batch: shapes.Batch = None, heads: shapes.Heads = None, m: shapes.Rows = None, n: shapes.Columns = None,
     k: shapes.Inner = None, a_transposed: shapes.ATransposed = False, b_transposed: shapes.BTransposed = False,
-    dtype: shapes.Dtype = None, layout: shapes.GemmLayout = "strided", spacing: shapes.Spacing = "scattered",
+    dtype: shapes.Dtype = None, out_dtype: shapes.OutDtype = None, bias: shapes.Bias = None,
+    residual: shapes.Residual = None, layout: shapes.GemmLayout = "strided", spacing: shapes.Spacing = "scattered",
     backend: shapes.Backend = None, implementation: shapes.Implementation = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare with the float64 oracle.")] = False,
     time: Annotated[bool, typer.Option("--time", help="Measure, after a warm-up.")] = False,
     json: shapes.Json = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random data.")] = 0,
 ) -> None:
-    """C = op(A)·op(B) for every matrix of a batch."""
+    """C = op(A)·op(B) + bias + residual for every matrix of a batch."""
     shape = shapes.GemmShape.of(
         batch=batch, heads=heads, m=m, n=n, k=k, a_transposed=a_transposed, b_transposed=b_transposed, dtype=dtype,
-        layout=layout, spacing=spacing,
+        layout=layout, spacing=spacing, out_dtype=out_dtype, bias=bias, residual=residual,
     )
     device = device_for(shape.descriptor().problem(), backend)
     runtime = plugins().backend(device.backend).runtime
-    rng, lie = np.random.default_rng(seed), shape.shapes()
-    host = {name: normal(rng, lie[name], shape.dtype) for name in "AB"}
+    rng, lie, kinds = np.random.default_rng(seed), shape.shapes(), shape.dtypes()
+    host = {name: normal(rng, lie[name], kinds[name]) for name in lie if name != "C"}
     arrays = {name: runtime.from_host(x, device) for name, x in host.items()}
-    arrays["C"] = runtime.empty(lie["C"], shape.dtype, device)
+    arrays["C"] = runtime.empty(lie["C"], kinds["C"], device)
     operands: dict[str, object] = dict(arrays)
     if layout == "pointers":
         operands = {name: info.pointer for name, x in arrays.items() if (info := runtime.describe(x))}
     made = plan(shape.descriptor(**operands), device=device, implementation=implementation)
     call = made.bind()
     launches = execute(call)
-    a, b, c = host["A"], host["B"], runtime.to_host(arrays["C"])
+    host["C"] = runtime.to_host(arrays["C"])
     verdicts = {}
     if verify:
+        found = host
         if layout == "pointers":  # back into the lists' order
-            a, b, c = (
-                x.reshape(-1, *x.shape[2:])[order].reshape(x.shape)
-                for x, order in zip((a, b, c), shape.orders().values(), strict=True)
-            )
-        rows = sampled(4 * shape.N * shape.K)
-        verdicts["oracle"] = check.gemm(a, b, c, a_transposed=a_transposed, b_transposed=b_transposed, rows=rows)
+            found = {
+                name: host[name].reshape(-1, *lie[name][2:])[order].reshape(lie[name])
+                for name, order in shape.orders().items()
+            }
+        verdicts["oracle"] = check.gemm(
+            found["A"], found["B"], found["C"], a_transposed=a_transposed, b_transposed=b_transposed,
+            bias=found.get("bias"), residual=found.get("residual"), rows=sampled(4 * shape.N * shape.K),
+        )
     timing = measure(call) if time else None
-    report("gemm", device, [Run("", made, launches, c.size, verdicts, timing)], verify=verify, as_json=json)
+    report("gemm", device, [Run("", made, launches, host["C"].size, verdicts, timing)], verify=verify, as_json=json)

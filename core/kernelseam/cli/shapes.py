@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -28,6 +29,9 @@ Columns = Annotated[int | None, typer.Option("--n", min=0, help="Columns of C. [
 Inner = Annotated[int | None, typer.Option("--k", min=0, help="What is summed over. [512]")]
 ATransposed = Annotated[bool, typer.Option("--a-transposed", help="A is K x M in memory.")]
 BTransposed = Annotated[bool, typer.Option("--b-transposed", help="B is N x K in memory.")]
+Bias = Annotated[str | None, typer.Option("--bias", help="Of that dtype, one for each matrix.")]
+Residual = Annotated[str | None, typer.Option("--residual", help="Of that dtype, as large as C.")]
+OutDtype = Annotated[str | None, typer.Option("--out-dtype", help="That of C. [as --dtype]")]
 GemmLayout = Annotated[str, typer.Option("--layout", help="strided, or pointers: lists of addresses.")]
 Spacing = Annotated[
     str, typer.Option("--spacing", help="With pointers: scattered, or even, which the strided way serves.")
@@ -39,7 +43,7 @@ Backend = Annotated[
 Implementation = Annotated[str | None, typer.Option("--implementation", help="By name. [the cheapest]")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
-MADE_UP_ADDRESSES = {"A": 1 << 40, "B": 1 << 50, "C": 1 << 60}
+MADE_UP_ADDRESSES = {"A": 1 << 40, "B": 1 << 50, "C": 1 << 60, "bias": 1 << 45, "residual": 1 << 55}
 """Where matrices lie that are only reasoned about: apart from each other, and multiples of every alignment."""
 
 
@@ -119,17 +123,25 @@ class GemmShape:
     dtype: DType
     layout: str
     spacing: str
+    out: DType | None = None
+    bias: DType | None = None
+    residual: DType | None = None
 
     @classmethod
     def of(
         cls, *, batch: int | None, heads: int | None, m: int | None, n: int | None, k: int | None,
         a_transposed: bool, b_transposed: bool, dtype: str | None, layout: str, spacing: str = "scattered",
+        out_dtype: str | None = None, bias: str | None = None, residual: str | None = None,
     ) -> GemmShape:
         """From options; those left out take their defaults. Raises InvalidValue."""
+        out, by_column, added = (
+            None if kind is None else DType.of(kind, option)
+            for option, kind in (("--out-dtype", out_dtype), ("--bias", bias), ("--residual", residual))
+        )
         return cls(
             _or(batch, 1), _or(heads, 1), _or(m, 512), _or(n, 512), _or(k, 512), a_transposed, b_transposed,
             DType.of("float16" if dtype is None else dtype, "dtype"), one_of("layout", layout, "strided", "pointers"),
-            one_of("spacing", spacing, "scattered", "even"),
+            one_of("spacing", spacing, "scattered", "even"), out, by_column, added,
         )
 
     @property
@@ -137,35 +149,45 @@ class GemmShape:
         """batch·heads."""
         return self.batch * self.heads
 
-    def shapes(self) -> dict[str, tuple[int, int, int, int]]:
-        """A, B and C as they lie in memory."""
-        a = (self.K, self.M) if self.a_transposed else (self.M, self.K)
-        b = (self.N, self.K) if self.b_transposed else (self.K, self.N)
-        return {n: (self.batch, self.heads, *s) for n, s in (("A", a), ("B", b), ("C", (self.M, self.N)))}
+    def dtypes(self) -> dict[str, DType]:
+        """Of the operands that there are."""
+        added = (("bias", self.bias), ("residual", self.residual))
+        return {"A": self.dtype, "B": self.dtype, "C": self.out or self.dtype, **{n: d for n, d in added if d}}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The operands as they lie in memory."""
+        c = (self.M, self.N)
+        found = {
+            "A": (self.K, self.M) if self.a_transposed else (self.M, self.K),
+            "B": (self.N, self.K) if self.b_transposed else (self.K, self.N), "C": c, "bias": (self.N,), "residual": c,
+        }
+        return {n: (self.batch, self.heads, *found[n]) for n in self.dtypes()}
 
     def orders(self) -> dict[str, np.ndarray[Any, np.dtype[np.int64]]]:
         """With pointers: which matrix of its allocation each entry of a list names."""
-        count = self.matrices
+        count, names = self.matrices, self.dtypes()
         if self.spacing == "even":
-            return dict.fromkeys("ABC", np.arange(count))
+            return dict.fromkeys(names, np.arange(count))
         rng = np.random.default_rng(0)
-        return {name: rng.permutation(count) for name in "ABC"}
+        return {name: rng.permutation(count) for name in names}
 
     def descriptor(self, **operands: Any) -> BatchedGemmStrided | BatchedGemmPointers:
-        """The problem over operands by name (arrays, or the addresses of A's, B's and C's first element for lists).
+        """The problem over operands by name (arrays, or the addresses of their first elements for lists).
 
         Without operands it is over none, or over lists of made-up addresses. Raises InvalidValue.
         """
+        kinds = self.dtypes()
         extents: dict[str, Any] = {
             "M": self.M, "N": self.N, "K": self.K, "batch": self.batch, "num_heads": self.heads,
             "a_transposed": self.a_transposed, "b_transposed": self.b_transposed, "dtype": self.dtype,
+            "dtype_c": kinds["C"], "dtype_bias": self.bias, "dtype_residual": self.residual,
         }
+        bound: dict[str, Any] = {n: 0 for n in ("bias", "residual") if n in kinds}
         if self.layout == "strided":
-            return BatchedGemmStrided(**extents, **operands)
-        BatchedGemmStrided(**extents)  # extents are checked before lists of that length are made
+            return BatchedGemmStrided(**extents, **{**bound, **operands})
+        BatchedGemmStrided(**extents, **bound)  # extents are checked before lists of that length are made
         lists: dict[str, Any] = {}
         for name, order in self.orders().items():
-            rows, columns = self.shapes()[name][2:]
             first = operands.get(name, MADE_UP_ADDRESSES[name])
-            lists[f"{name}_ptrs"] = first + order * (rows * columns * self.dtype.itemsize)
+            lists[f"{name}_ptrs"] = first + order * (math.prod(self.shapes()[name][2:]) * kinds[name].itemsize)
         return BatchedGemmPointers(**extents, **lists)

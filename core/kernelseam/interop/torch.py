@@ -3,11 +3,13 @@
 Which device a tensor lies on is the caller's to say: the host's runtime passes its own device for CPU tensors,
 a plugin passes the one that it found.
 
-``attention`` and ``attention_varlen`` are what torch differentiates; the first use of either imports torch.
+``attention``, ``attention_varlen``, ``bmm``, ``matmul2d``, ``fused_qkv_projection`` and
+``fused_output_projection_residual`` are what torch differentiates; the first use of one imports torch.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -19,16 +21,24 @@ from kernelseam.errors import InvalidValue
 
 if TYPE_CHECKING:
     from kernelseam.interop.torch_autograd import attention, attention_varlen
+    from kernelseam.interop.torch_gemm import bmm, matmul2d
+    from kernelseam.interop.torch_projection import fused_output_projection_residual, fused_qkv_projection
 
-__all__ = ["attention", "attention_varlen", "describe", "empty", "is_tensor", "words"]
+__all__ = [
+    "attention", "attention_varlen", "bmm", "describe", "empty", "fused_output_projection_residual",
+    "fused_qkv_projection", "is_tensor", "matmul2d", "words",
+]
+
+_HOMES = {
+    "attention": "torch_autograd", "attention_varlen": "torch_autograd", "bmm": "torch_gemm", "matmul2d": "torch_gemm",
+    "fused_output_projection_residual": "torch_projection", "fused_qkv_projection": "torch_projection",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("attention", "attention_varlen"):
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from kernelseam.interop import torch_autograd
-
-    return getattr(torch_autograd, name)
+    return getattr(importlib.import_module(f"kernelseam.interop.{_HOMES[name]}"), name)
 
 
 def is_tensor(array: object) -> bool:
@@ -50,7 +60,7 @@ def describe(tensor: Any, device: Device) -> ArrayInfo:
     if tensor.requires_grad and torch.is_grad_enabled():
         raise InvalidValue(
             "requires_grad", True, "gradients do not flow through this call",
-            "Call under torch.no_grad(), or pass tensor.detach() (attention with gradients: kernelseam.interop.torch)",
+            "Call under torch.no_grad(), or pass tensor.detach() (what has gradients: kernelseam.interop.torch)",
         )
     if tensor.is_neg():
         raise InvalidValue("is_neg", True, "memory holds other values than the tensor", "Pass tensor.resolve_neg()")

@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from kernelseam.descriptors import Attention, AttentionBwd, BatchedGemmStrided
+from kernelseam.descriptors import Attention, AttentionBwd, BatchedGemmStrided, QkvProjection
 from kernelseam.dtypes import DType
 from kernelseam.parity import check, data, model, model_bwd, oracle, tolerances
 from kernelseam.parity.calibration_data import differentiated, scored
 from kernelseam.parity.oracle import Array, Floats
 from kernelseam.parity.oracle_bwd import Gradient, attention_bwd
+from kernelseam.parity.oracle_projection import qkv_projection
 from kernelseam.planning import plan
 
 DTYPES = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
@@ -141,11 +142,61 @@ def gemm_samples(rng: np.random.Generator) -> Iterator[Sample]:
         A=a[None, None], B=b[None, None], C=out[None, None], M=M, N=N, K=K, alpha=alpha, beta=beta
     )
     plan(descriptor, backend="numpy").bind()()
-    results = {"reference": out, "tile model": model.gemm(a, b, dtype_c, alpha, c if beta else None, beta)}
+    yield from _judge_gemm(want, K, dtype, positive, {
+        "reference": out, "tile model": model.gemm(a, b, dtype_c, alpha, c if beta else None, beta)
+    })
+
+
+def sum_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """One random sum of up to 16 products, a bias and a residual of sizes up to 100, through both implementations."""
+    dtype, positive = rng.choice(np.array(DTYPES, object)), bool(rng.integers(2))
+    dtype_c = dtype if rng.integers(2) else dtype.accumulator
+    M, N, summed = (int(rng.integers(1, n)) for n in (33, 33, 17))
+    K = int(2 ** rng.uniform(0, 9))
+    draw, size = rng.random if positive else rng.standard_normal, float(10 ** rng.uniform(-2, 2))
+    a, b = (draw(s).astype(dtype.numpy) for s in ((summed, M, K), (summed, K, N)))
+    bias, residual = ((size * draw(s)).astype(dtype.numpy) for s in (N, (M, N)))
+    alpha, out = rng.choice([1.0, -0.3, 2.5]), np.empty((M, N), dtype_c.numpy)
+    want = oracle.gemm(
+        a[:, None], b[:, None], None, alpha, bias=bias[None, None], residual=residual[None, None],
+        batch_group=summed,
+    )
+    plan(BatchedGemmStrided(
+        A=a, B=b, C=out, bias=bias, residual=residual, M=M, N=N, K=K, batch=summed, c_batch_group=summed, alpha=alpha
+    ), backend="numpy").bind()()
+    left, right = a.swapaxes(0, 1).reshape(M, -1), b.reshape(-1, N)
+    yield from _judge_gemm(want, K * summed, dtype, positive, {
+        "reference, sums": out,
+        "tile model, sums": model.gemm(left, right, dtype_c, alpha, None, 0, added=(bias[None], residual)),
+    })
+
+
+def projection_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """One random projection to q, k and v with a bias of sizes up to 100, q and k turned, through the reference."""
+    dtype, positive = rng.choice(np.array(DTYPES, object)), bool(rng.integers(2))
+    dtype_out = dtype if rng.integers(2) else dtype.accumulator
+    S, K, D = int(rng.integers(1, 33)), int(2 ** rng.uniform(0, 12)), int(rng.choice((16, 64)))
+    draw, style = rng.random if positive else rng.standard_normal, str(rng.choice(("halves", "pairs")))
+    x, weight = (draw(s).astype(dtype.numpy) for s in ((1, S, K), (4 * D, K)))
+    bias = (10 ** rng.uniform(-2, 2) * draw(4 * D)).astype(np.float32)
+    angle = rng.uniform(0, 100, (S, int(rng.integers(1, D // 2 + 1))))
+    cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    out = {n: np.empty((1, heads, S, D), dtype_out.numpy) for n, heads in (("q", 2), ("k", 1), ("v", 1))}
+    plan(QkvProjection.from_arrays(
+        x, weight, out["q"], out["k"], out["v"], bias=bias, cos=cos, sin=sin, rotary_style=style
+    ), backend="numpy").bind()()
+    want = qkv_projection(x, weight, bias, 2, 1, D, cos, sin, style, np.arange(S)[None])
+    for name, y in out.items():
+        yield from _judge_gemm(want[name][0], K, dtype, positive, {"reference, projections": y})
+
+
+def _judge_gemm(
+    want: oracle.GemmResult, K: int, dtype: DType, positive: bool, results: Mapping[str, Array]
+) -> Iterator[Sample]:
     unit = dtype.accumulator.unit_roundoff * (K + 4 if positive else np.sqrt(K + 4)) * want.magnitude
-    bound = tolerances.gemm(want, K, dtype, dtype_c, zero_mean=not positive)
     for who, x in results.items():
-        got = x[None, None]
+        got, dtype_c = x.reshape(want.out.shape), DType.of(x.dtype)
+        bound = tolerances.gemm(want, K, dtype, dtype_c, zero_mean=not positive)
         needed = _needed(got, want.out, bound - tolerances.GEMM_CONSTANT * unit, unit)
         verdict = check.gemm_verdict(want, K, dtype, got, got.shape[:-1], None, zero_mean=not positive)
         to = "" if dtype_c is dtype else f" to {dtype_c}"
@@ -168,11 +219,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
     seed = arguments.seed
-    rng, others, gradients = (np.random.default_rng(s) for s in (seed, (seed, 1), (seed, 2)))
+    rng = np.random.default_rng(seed)
+    others, gradients, sums, projections = (np.random.default_rng((seed, i)) for i in (1, 2, 3, 4))
     found: dict[str, list[Sample]] = defaultdict(list)
     for _ in range(arguments.problems):
         for sample in (
-            *attention_samples(rng), *variant_samples(others), *gradient_samples(gradients), *gemm_samples(rng)
+            *attention_samples(rng), *variant_samples(others), *gradient_samples(gradients), *gemm_samples(rng),
+            *sum_samples(sums), *projection_samples(projections),
         ):
             found[sample.kind].append(sample)
     print(f"{'':48}{'problems':>9}{'constant needed':>17}{'in force':>10}{'error/tolerance':>17}")
@@ -182,7 +235,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{kind:48}{len(s):9}{max(x.needed for x in s):17.2f}{force:10.0f}{max(x.ratio for x in s):17.3f}")
     everything = [x for s in found.values() for x in s]
     alarms = sum(x.ratio > 1 for x in everything)
-    print(f"{4 * arguments.problems} problems, {len(everything)} comparisons, {alarms} false alarms")
+    print(f"{6 * arguments.problems} problems, {len(everything)} comparisons, {alarms} false alarms")
     return int(alarms > 0)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kernelseam.dtypes import DType
 from kernelseam.parity.memory import Walk
+from kernelseam.parity.projection_case import ProjectionCase
 
 NAN, INF = float("nan"), float("inf")
 SHORT = {"f16": DType.float16, "bf16": DType.bfloat16, "f32": DType.float32, "f64": DType.float64}
@@ -19,11 +20,12 @@ LEAKS = ((UNFUSED, "a hidden value has weight 0 there, and 0·NaN and 0·inf are
 
 @dataclass(frozen=True)
 class Plant:
-    """A value put into an operand after its data were made: [batch, head, row, column], None meaning all of an axis."""
+    """A value put into an operand after its data were made: [batch, head, row, column], or whatever its axes are, None
+    meaning all of one."""
 
     operand: str
     value: float
-    index: tuple[int | None, int | None, int | None, int | None]
+    index: tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,19 @@ class GemmCase:
     alpha: float = 1.0
     beta: float = 0.0
     b_head_group: int = 1
+    c_batch_group: int = 1
+    c_head_group: int = 1
     dtype_c: DType | None = None
+    bias: DType | None = None
+    residual: DType | None = None
+    in_place: bool = False
+    """The residual is C itself."""
     a: Walk = Walk()
     b: Walk = Walk()
     c: Walk = Walk()
+    bias_walk: Walk = Walk()
+    """Of a row each."""
+    residual_walk: Walk = Walk()
     view: str = "strided"
     """"strided"; or pointer lists: "host" or "device" (where the list lies)."""
     scattered: bool = False
@@ -66,6 +77,16 @@ class GemmCase:
     def out_dtype(self) -> DType:
         """That of C."""
         return self.dtype_c or self.dtype
+
+    @property
+    def lead(self) -> tuple[int, int]:
+        """C's batches and heads."""
+        return self.batch // self.c_batch_group, self.num_heads // self.c_head_group
+
+    @property
+    def terms(self) -> int:
+        """Products of numbers that an element of C is the sum of."""
+        return self.K * self.c_batch_group * self.c_head_group
 
     @property
     def exact(self) -> bool:
@@ -228,7 +249,7 @@ class BackwardCase:
         return self.forward.num_heads
 
 
-Case = GemmCase | AttentionCase | MergeCase | BackwardCase
+Case = GemmCase | AttentionCase | MergeCase | BackwardCase | ProjectionCase
 
 
 def matrix(pattern: str = "", operation: str | None = None) -> list[Case]:
@@ -237,9 +258,14 @@ def matrix(pattern: str = "", operation: str | None = None) -> list[Case]:
     from kernelseam.parity.attention_cases import attention_cases
     from kernelseam.parity.gemm_cases import gemm_cases
     from kernelseam.parity.merge_cases import merge_cases
+    from kernelseam.parity.projection_bwd_cases import projection_bwd_cases
+    from kernelseam.parity.projection_cases import projection_cases
 
     parts = [p.strip() for p in pattern.split(",") if p.strip()]
-    found: list[Case] = [*gemm_cases(), *attention_cases(), *attention_bwd_cases(), *merge_cases()]
+    found: list[Case] = [
+        *gemm_cases(), *attention_cases(), *attention_bwd_cases(), *merge_cases(), *projection_cases(),
+        *projection_bwd_cases(),
+    ]
     return [
         c for c in found
         if (not parts or any(p in c.name for p in parts)) and (operation is None or c.operation == operation)

@@ -82,22 +82,47 @@ def attention_bwd(
     return _verdict(parts, (), None)
 
 
-def gemm(
-    a: Array, b: Array, out: Array, c: Array | None = None, *, alpha: float = 1.0, beta: float = 0.0,
-    a_transposed: bool = False, b_transposed: bool = False, rows: Rows | int = None,
+def projection(
+    want: Mapping[str, tuple[oracle.GemmResult, int]], dtype: DType, results: Mapping[str, Array], *,
     zero_mean: bool = True, exact: bool = False, flushed: bool = False,
 ) -> Verdict:
-    """Hold out [B,H,M,N] (or [B,M,N], [M,N]) against alpha·op(A)·op(B) + beta·C, ``c`` being C as it was before.
+    """Hold a projection's results by name against the oracle's, each given with how many products it is the sum of;
+    ``dtype`` is that of what is multiplied. The rest as in ``gemm``."""
+    parts = []
+    for name, x in results.items():
+        result, K = want[name]
+        if exact:
+            rounded = result.out.astype(x.dtype).astype(np.float64)
+            parts.append(_Part(name, x, rounded, np.zeros_like(rounded), math.inf))
+        else:
+            bound = tolerances.gemm(result, K, dtype, DType.of(x.dtype), zero_mean=zero_mean, flushed=flushed)
+            parts.append(_part(name, x, result.out, bound))
+    return _verdict(parts, (), None)
 
-    ``a``, ``b``: as they lie in memory, of as many axes; b's heads may be a divisor of a's. ``rows``: numbers
-    (b·H + h)·M + i of the rows to compare, or how many to sample. ``zero_mean``: see ``tolerances``. ``exact``: the
+
+def gemm(
+    a: Array, b: Array, out: Array, c: Array | None = None, *, alpha: float = 1.0, beta: float = 0.0,
+    a_transposed: bool = False, b_transposed: bool = False, bias: Array | None = None, residual: Array | None = None,
+    batch_group: int = 1, head_group: int = 1, rows: Rows | int = None,
+    zero_mean: bool = True, exact: bool = False, flushed: bool = False,
+) -> Verdict:
+    """Hold out [B,H,M,N] (or [B,M,N], [M,N]) against alpha·Σ op(A)·op(B) + beta·C + bias + residual, ``c`` being C as
+    it was before, bias [B,H,N] (or [B,N], [N]).
+
+    ``a``, ``b``: as they lie in memory, of as many axes; b's heads may be a divisor of a's, and so, where products of
+    groups of batches or heads are summed, out's batches and heads. ``rows``: numbers (b·H + h)·M + i, of out's batches
+    and heads, of the rows to compare, or how many to sample. ``zero_mean``: see ``tolerances``. ``exact``: the
     oracle's value, rounded once, must be met bit for bit. ``flushed``: subnormals count as lost.
     """
-    a4, b4, c4 = (None if x is None else _four(x) for x in (a, b, c))
+    a4, b4, c4, added = (None if x is None else _four(x) for x in (a, b, c, residual))
     assert a4 is not None and b4 is not None
+    by_column = None if bias is None else _four(bias[..., None, :])[:, :, 0]
     lead, numbers = out.shape[:-1], _numbers(rows, math.prod(out.shape[:-1]))
-    result = oracle.gemm(a4, b4, c4, alpha, beta, a_transposed, b_transposed, numbers)
-    K = a4.shape[2 if a_transposed else 3]
+    result = oracle.gemm(
+        a4, b4, c4, alpha, beta, a_transposed, b_transposed, numbers, bias=by_column, residual=added,
+        batch_group=batch_group, head_group=head_group,
+    )
+    K = a4.shape[2 if a_transposed else 3] * batch_group * head_group
     return gemm_verdict(
         result, K, DType.of(a.dtype), out, lead, numbers, zero_mean=zero_mean, exact=exact, flushed=flushed
     )
@@ -107,7 +132,7 @@ def gemm_verdict(
     result: oracle.GemmResult, K: int, dtype: DType, out: Array, lead: tuple[int, ...], numbers: Rows, *,
     zero_mean: bool = True, exact: bool = False, flushed: bool = False,
 ) -> Verdict:
-    """The same against a result of the oracle that is at hand."""
+    """The same against a result of the oracle that is at hand; ``K`` counts the terms of all products of an element."""
     dtype_c = DType.of(out.dtype)
     if exact:
         want = result.out.astype(out.dtype).astype(np.float64)

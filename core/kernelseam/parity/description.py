@@ -16,14 +16,17 @@ from kernelseam.descriptors import (
     BatchedGemmStrided,
 )
 from kernelseam.descriptors.merge import MergeStates
-from kernelseam.parity import attention_data
+from kernelseam.parity import attention_data, projection_data
 from kernelseam.parity.cases import AttentionCase, BackwardCase, Case, MergeCase
 from kernelseam.parity.memory import Layout
+from kernelseam.parity.projection_case import ProjectionCase
 from kernelseam.planning import Descriptor
 
 _MATRIX, _PLANE = ("batch", "head", "row"), ("batch", "head", "row", "column")
 _FIELDS = {
-    **{n: (n.lower(), _MATRIX) for n in ("A", "B", "C", "q", "k", "v", "out", "dout", "dq", "dk", "dv")},
+    **{n: (n.lower(), _MATRIX) for n in (
+        "A", "B", "C", "residual", "q", "k", "v", "out", "dout", "dq", "dk", "dv"
+    )},
     **{n: (n, _PLANE) for n in ("bias", "mask", "dbias")}, "lse": ("lse", ("batch", "head")),
     "alibi_slopes": ("alibi", ("batch", "head")),
     "block_table": ("table", ("row",)), "outs": ("outs", ("part", *_MATRIX)),
@@ -51,19 +54,24 @@ def describe(
         return AttentionBwd(forward=forward, **given, deterministic=case.deterministic)
     if isinstance(case, AttentionCase):
         return _attention(case, layout, addresses, runtime, device)
+    if isinstance(case, ProjectionCase):
+        return projection_data.describe(case, layout, addresses)
     options: dict[str, Any] = {
         "M": case.M, "N": case.N, "K": case.K, "batch": case.batch, "num_heads": case.num_heads, "alpha": case.alpha,
         "beta": case.beta, "a_transposed": case.a_transposed, "b_transposed": case.b_transposed, "dtype": case.dtype,
-        "dtype_c": case.out_dtype,
+        "dtype_c": case.out_dtype, "dtype_bias": case.bias, "dtype_residual": case.residual,
+        "c_batch_group": case.c_batch_group, "c_head_group": case.c_head_group,
     }
+    strides = {n: s for n, s in _strides(layout).items() if n not in ("stride_bias_row", "stride_bias_column")}
     if case.view != "strided":
-        rows: dict[str, Any] = {n: s for n, s in _strides(layout).items() if n.endswith("_row")}
+        rows: dict[str, Any] = {n: s for n, s in strides.items() if n.endswith("_row")}
         for name, at in addresses.items():
             options[name + "_ptrs"] = _list(case.view, layout, name, at, runtime, device)
         if case.view == "device":
-            options["alignment"] = 16 if all(at % 16 == 0 for at in addresses.values()) else case.dtype.itemsize
+            widest = max(p.dtype.itemsize for p in layout.places.values())
+            options["alignment"] = 16 if all(at % 16 == 0 for at in addresses.values()) else widest
         return BatchedGemmPointers(**rows, **options)
-    return BatchedGemmStrided(**addresses, **_strides(layout), **options, b_head_group=case.b_head_group)
+    return BatchedGemmStrided(**addresses, **strides, **options, b_head_group=case.b_head_group)
 
 
 _OWN = {"dout": "out", "dq": "q", "dk": "k", "dv": "v", "dbias": "bias", "dsinks": "sinks"}

@@ -28,7 +28,8 @@ def gemm_cases() -> list[GemmCase]:
     """Every GEMM case."""
     groups = {
         "dtypes and shapes": _shapes, "strides and layouts": _walks, "alpha and beta": _scalars,
-        "values at the edge": _values, "pointer lists": _pointers,
+        "values at the edge": _values, "pointer lists": _pointers, "bias and residual": _added,
+        "sums over batches and heads": _sums, "many small matrices": _small,
     }
     found = [replace(c, group=group) for group, cases in groups.items() for c in cases()]
     assert len({c.name for c in found}) == len(found)
@@ -131,3 +132,101 @@ def _pointers() -> Iterator[GemmCase]:
     nan = (Plant("A", NAN, (0, 0, 0, 0)),)
     yield case("f32-nn", "pointers-alpha-0", view="host", scattered=True, alpha=0, plants=nan)
     yield case("f32-nn", "pointers-none", view="host", batch=0)
+
+
+F16, BF16, F32, F64 = SHORT.values()
+ALL = Walk(broadcast="bh")
+"""One for all batches and heads."""
+
+
+def _both(dtype: DType, **fields: object) -> dict[str, object]:
+    """Fields of a case with a bias and a residual of one dtype."""
+    return {"bias": dtype, "residual": dtype, **fields}
+
+
+def _added() -> Iterator[GemmCase]:
+    yield case("f16-nt", "bias-residual", **_both(F16))
+    yield case("f16-nt", "bias-residual-alpha-beta", **_both(F16, alpha=2.5, beta=-0.5, M=129, K=64))
+    yield case("f16-nt", "bias-residual-integers", **_both(F16, data="integers", alpha=2, beta=-1, N=136, K=129))
+    yield case("f16-nt", "bias-residual-ragged", **_both(F16, M=7, N=136, bias_walk=Walk(aligned=False, offset=1)))
+    yield case("f16-nt", "bias-residual-group", **_both(F16, num_heads=6, b_head_group=2, bias_walk=ALL))
+    for what, walk in (
+        ("gaps", Walk(gaps=(40, 24, 8))), ("token-major", TOKENS), ("same-batch", Walk(broadcast="b")),
+        ("same-heads", Walk(broadcast="h")), ("same-rows", Walk(broadcast="r")),
+    ):
+        yield case("f16-nt", f"bias-residual-{what}", **_both(F16, bias_walk=walk, residual_walk=walk))
+    yield case("f16-nt", "bias-residual-in-place", **_both(F16, in_place=True, M=129, N=136))
+    yield case("f16-nt", "bias-residual-in-place-token-major", **_both(F16, in_place=True, c=TOKENS, alpha=-1))
+    yield case("f16-nt", "bias", bias=F16, bias_walk=ALL)
+    yield case("f16-nt", "residual", residual=F16)
+    yield case("f16-nt", "bias-residual-to-f32", **_both(F32, dtype_c=F32, residual_walk=TOKENS))
+    mixed = {"bias": F32, "residual": BF16, "N": 136}
+    yield case("bf16-nn", "bias-f32-residual", **mixed)
+    yield case("bf16-nn", "bias-f32-residual-rounded", **mixed, data="integers", alpha=201, M=65, K=129)
+    yield case("f64-tn", "bias-residual", **_both(F64, residual_walk=Walk(gaps=(0, 0, 6))))
+    large = Walk(broadcast="h")
+    for kind in ("f16-nt", "f32-nn"):
+        dtype = SHORT[kind[:3]]
+        yield case(kind, "bias-residual-large", **_both(dtype, M=1100, N=1032, K=70, sample=300, residual_walk=large))
+        yield case(kind, "bias-residual-k-0", **_both(dtype, K=0, beta=0.5))
+        nan = (Plant("A", NAN, (0, None, 1, 2)), Plant("B", INF, (0, None, 2, 1)))
+        yield case(kind, "bias-residual-alpha-0-nan-in", **_both(dtype, alpha=0, plants=nan))
+        kept = (Plant("bias", NAN, (0, 1, 0, 5)), Plant("residual", INF, (1, 2, 64, 71)))
+        yield case(kind, "bias-nan-residual-inf", **_both(dtype, plants=kept))
+        yield case(kind, "bias-residual-beta-0-nan-in-c", **_both(dtype, plants=(Plant("C", NAN, (None,) * 4),)))
+    yield case("f32-nn", "bias-residual-odd", **_both(F32, bias_walk=ODD, residual_walk=Walk(offset=1, aligned=False)))
+    yield case("f16-nt", "bias-residual-no-rows", **_both(F16, M=0))
+    listed = _both(F16, view="host", scattered=True)
+    yield case("f16-nt", "pointers-bias-residual", **listed)
+    yield case(
+        "f16-nt", "pointers-bias-residual-device", **{**listed, "view": "device"}, residual_walk=Walk(gaps=(0, 0, 8))
+    )
+    yield case("f16-nt", "pointers-bias-residual-even", **_both(F16, view="host", beta=0.5))
+    yield case("f16-nt", "pointers-bias-residual-in-place", **listed, in_place=True)
+    yield case("f16-nt", "pointers-same-bias", **listed, bias_walk=ALL, K=0)
+
+
+def _sums() -> Iterator[GemmCase]:
+    """As of what is repeated in the forward: a weight for the batch, keys for a group of heads."""
+    for ops, dtype, to in (("nt", "f16", None), ("tn", "f16", F32), ("nn", "f32", None), ("tn", "bf16", None)):
+        kind = f"{dtype}-{ops}"
+        yield case(kind, "sum-batch", dtype_c=to, batch=5, num_heads=2, c_batch_group=5)
+        yield case(kind, "sum-heads", dtype_c=to, num_heads=6, c_head_group=3)
+    kind = "f16-nt"
+    yield case(kind, "sum-all", batch=4, num_heads=6, c_batch_group=4, c_head_group=6, M=33, N=40)
+    yield case(kind, "sum-both", batch=6, num_heads=6, c_batch_group=3, c_head_group=2, M=33, N=40, a=TOKENS, b=TOKENS)
+    for group, summed in ((2, 4), (4, 2), (3, 3), (4, 8), (3, 2)):
+        fields = {"num_heads": 8 if group % 3 else 6, "b_head_group": group, "c_head_group": summed}
+        yield case(kind, f"sum-{summed}-of-b-group-{group}", M=33, N=40, **fields)
+    yield case(kind, "sum-integers", data="integers", batch=4, c_batch_group=2, N=136)
+    yield case(kind, "sum-alpha-beta", batch=4, c_batch_group=2, alpha=-0.5, beta=1.5)
+    yield case(kind, "sum-alpha-0", batch=4, c_batch_group=2, alpha=0, beta=0.5, plants=(Plant("A", NAN, (None,) * 4),))
+    yield case(kind, "sum-k-0", batch=4, c_batch_group=2, K=0)
+    yield case(kind, "sum-nan-in-a", batch=4, c_batch_group=2, plants=(Plant("A", NAN, (3, 1, 5, 6)),))
+    yield case(kind, "sum-same-a", batch=4, c_batch_group=2, a=Walk(broadcast="b"))
+    yield case(kind, "sum-long", batch=8, num_heads=8, c_batch_group=8, c_head_group=4, M=17, N=24, K=300)
+    yield case(
+        "f32-nn", "sum-long-positive", batch=64, num_heads=2, c_batch_group=64, M=17, N=24, K=33, data="positive"
+    )
+    yield case(kind, "sum-many", M=8, N=8, K=8, batch=300, num_heads=4, c_batch_group=150, c_head_group=2)
+    yield case(kind, "sum-rows", M=1, N=72, K=40, batch=65, num_heads=3, c_batch_group=65)  # those of one matrix
+    together = _both(F32, batch=4, c_batch_group=2, num_heads=6, c_head_group=3, bias_walk=ALL, residual_walk=TOKENS)
+    yield case("f32-nn", "sum-bias-residual", **together)
+    yield case("f32-nn", "sum-residual-in-place", **{**together, "in_place": True, "c": TOKENS})
+    listed = {**together, "view": "host", "residual_walk": Walk()}
+    yield case("f32-nn", "pointers-sum-bias-residual", **listed, scattered=True)
+    yield case("f32-nn", "pointers-sum-even", **listed)
+
+
+def _small() -> Iterator[GemmCase]:
+    for name, kind, M, N, K in (
+        ("8x8x8", "f16-nt", 8, 8, 8), ("16x16x16", "f16-nt", 16, 16, 16), ("16x16x16", "f32-nn", 16, 16, 16),
+    ):
+        yield case(kind, f"4096-of-{name}", M=M, N=N, K=K, batch=1024, num_heads=4, sample=2000)
+        yield case(kind, f"35-of-{name}", M=M, N=N, K=K, batch=7, num_heads=5)
+    odd = {"M": 5, "N": 7, "K": 3, "a": TIGHT, "b": TIGHT, "c": TIGHT}
+    yield case("f32-nn", "4096-of-5x7x3", batch=64, num_heads=64, sample=2000, **odd)
+    yield case("f32-nn", "33-of-5x7x3", batch=11, num_heads=3, beta=0.5, **odd)
+    yield case("f16-nt", "17-of-40x24x16", M=40, N=24, K=16, batch=17, num_heads=1)
+    yield case("f16-nt", "35-of-16x16x16-bias-residual", **_both(F16, M=16, N=16, K=16, batch=7, num_heads=5))
+    yield case("f16-nt", "35-of-16x16x16-sum", M=16, N=16, K=16, batch=35, num_heads=3, c_batch_group=7)

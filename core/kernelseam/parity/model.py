@@ -16,13 +16,13 @@ import numpy.typing as npt
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts, host_array
 from kernelseam.descriptors.attention_problem import AttentionProblem
 from kernelseam.descriptors.gemm_problem import GemmProblem
-from kernelseam.dtypes import DType
+from kernelseam.parity.model_gemm import GEMM_FAULTS as GEMM_FAULTS
+from kernelseam.parity.model_gemm import compute
+from kernelseam.parity.model_gemm import gemm as gemm
 from kernelseam.parity.oracle import Array
 
 BLOCK = 64
 """Keys of one tile."""
-K_STEP = 16
-"""Summands of one matrix instruction."""
 LOG2_E = float(np.log2(np.e))
 Single = npt.NDArray[np.float32]
 
@@ -41,18 +41,6 @@ ATTENTION_FAULTS = {
     "default-scale": "the scale given is ignored",
     "lse-base-2": "the LSE is a logarithm to base 2",
     "writes-past-end": "one more row is written",
-}
-GEMM_FAULTS = {
-    "unmasked-k-tail": "K is rounded up to a step without masking what lies there",
-    "dropped-last-k": "the last summand is left out",
-    "beta-read-at-0": "C is read and multiplied by a beta of 0",
-    "alpha-0-multiplies": "A and B are read and multiplied by an alpha of 0",
-    "wrong-b-head": "the head of A is taken for that of B",
-    "half-sums": "partial sums are rounded to the inputs' dtype",
-    "truncates": "the result is cut off where it should be rounded",
-    "short-inputs": "float32 inputs are rounded to 10 bits (as TF32 is)",
-    "writes-past-end": "one more row is written",
-    "no-batch-stride": "the batch stride of A is ignored",
 }
 
 
@@ -135,32 +123,6 @@ def _weigh(p: Single, v: Single, visible: npt.NDArray[np.bool_], fault: str) -> 
     return np.stack([p[i, seen] @ v[seen] for i, seen in enumerate(visible)])
 
 
-def gemm(a: Array, b: Array, out: DType, alpha: float, old: Array | None, beta: float, *, fault: str = "") -> Array:
-    """alpha·A·B + beta·C of [M,K] and [K,N], summed in steps as a matrix unit does."""
-    acc = DType.of(a.dtype).accumulator.numpy
-    total = np.zeros((a.shape[0], b.shape[1]), acc)
-    A, B = a.astype(acc), b.astype(acc)
-    if fault == "short-inputs" and DType.of(a.dtype) is DType.float32:
-        A, B = (_short(x) for x in (A, B))
-    for k in range(0, A.shape[1], K_STEP):
-        total += A[:, k : k + K_STEP] @ B[k : k + K_STEP]
-        if fault == "half-sums":
-            total = total.astype(a.dtype).astype(acc)
-    result = np.asarray(alpha, acc) * total
-    if old is not None:
-        result = result + np.asarray(beta, acc) * old.astype(acc)
-    rounded = result.astype(out.numpy)
-    if fault == "truncates":
-        bits = rounded.view(f"u{out.itemsize}")
-        bits -= np.abs(rounded.astype(acc)) > np.abs(result)  # sign and magnitude: one less is nearer to 0
-    return rounded
-
-
-def _short(x: Array) -> Array:
-    """float32 rounded to 10 bits behind the point."""
-    return ((x.view(np.uint32) + 0x1000) & np.uint32(0xFFFFE000)).view(np.float32)
-
-
 @dataclass(frozen=True)
 class TileModel:
     """contract.Implementation over host memory."""
@@ -198,7 +160,7 @@ class _Step:
         def launch(stream: int) -> None:
             with np.errstate(all="ignore"):
                 if isinstance(self.problem, GemmProblem):
-                    _gemm(self.problem, pointers, self.fault)
+                    compute(self.problem, pointers, self.fault)
                 else:
                     _attention(self.problem, pointers, self.fault)
 
@@ -216,30 +178,3 @@ def _attention(p: AttentionProblem, at: Mapping[str, int], fault: str) -> None:
         if fault == "writes-past-end" and p.S_q:
             past = b * p.out_strides[0] + h * p.out_strides[1] + p.S_q * p.out_strides[2]
             host_array(at["out"] + past * p.spec.dtype.itemsize, (p.spec.value_dim,), (1,), p.spec.dtype)[...] = 0
-
-
-def _gemm(p: GemmProblem, at: Mapping[str, int], fault: str) -> None:
-    s = p.spec
-    K = -(-p.K // K_STEP) * K_STEP if fault == "unmasked-k-tail" else p.K - (fault == "dropped-last-k" and p.K > 0)
-    reads = p.reads_inputs or (fault == "alpha-0-multiplies" and p.K > 0)
-    a_shape, b_shape = (K, p.M) if s.a_transposed else (p.M, K), (p.N, K) if s.b_transposed else (K, p.N)
-    for b, h in np.ndindex(p.batch, p.num_heads):
-        g = h if fault == "wrong-b-head" else h // p.b_head_group
-
-        def matrix(
-            name: str, shape: tuple[int, int], strides: tuple[int, int, int], dtype: DType, i: int, j: int
-        ) -> Array:
-            first = at[name] + (i * strides[0] + j * strides[1]) * dtype.itemsize
-            return host_array(first, shape, (strides[2], 1), dtype)
-
-        if not p.M * p.N:
-            continue
-        A, B = np.zeros((p.M, 0), s.dtype.numpy), np.zeros((0, p.N), s.dtype.numpy)
-        if reads:
-            A = matrix("A", a_shape, p.a_strides, s.dtype, 0 if fault == "no-batch-stride" else b, h)
-            B = matrix("B", b_shape, p.b_strides, s.dtype, b, g)
-            A, B = A.T if s.a_transposed else A, B.T if s.b_transposed else B
-        C = matrix("C", (p.M + (fault == "writes-past-end"), p.N), p.c_strides, s.dtype_c, b, h)
-        old = C[: p.M] if p.beta != 0 or fault == "beta-read-at-0" else None
-        C[: p.M] = gemm(A, B, s.dtype_c, p.alpha, old, p.beta, fault=fault)
-        C[p.M :] = 0

@@ -84,7 +84,7 @@ class GemmResult:
 
     out: Floats
     magnitude: Floats
-    """|alpha|·|A||B| + |beta·C|."""
+    """|alpha|·Σ|A||B| + |beta·C| + |bias| + |residual|."""
 
 
 def attention(
@@ -196,44 +196,47 @@ def merge_states(outs: Array, lses: Array) -> MergeResult:
 
 def gemm(
     a: Array, b: Array, c: Array | None = None, alpha: float = 1.0, beta: float = 0.0,
-    a_transposed: bool = False, b_transposed: bool = False, rows: Rows = None,
+    a_transposed: bool = False, b_transposed: bool = False, rows: Rows = None, *, bias: Array | None = None,
+    residual: Array | None = None, batch_group: int = 1, head_group: int = 1,
 ) -> GemmResult:
-    """alpha·op(A)·op(B) + beta·C of A [B,H,M,K], B [B,H/g,K,N], C [B,H,M,N] as they lie in memory, any float dtype.
+    """alpha·Σ op(A)·op(B) + beta·C + bias + residual of A [B,H,M,K], B [B,H/g,K,N] as they lie in memory, bias
+    [B',H',N], C and residual [B',H',M,N], any float dtype.
 
-    op swaps the last two axes where the operand is transposed; matrix h of A meets matrix h // g of B. beta = 0 does
-    not read C; alpha = 0 or K = 0 gives beta·C and does not read A and B. ``rows``: numbers (b·H + h)·M + i.
+    op swaps the last two axes where the operand is transposed; matrix h of A meets matrix h // g of B. C of batch b'
+    and head h' sums the products of batches b and heads h with b // batch_group = b' and h // head_group = h'. beta = 0
+    does not read C; alpha = 0 or K = 0 does not read A and B. ``rows``: numbers (b'·H' + h')·M + i.
     """
     A, B = (x.swapaxes(2, 3) if t else x for x, t in ((a, a_transposed), (b, b_transposed)))
     batch, heads, M, K = A.shape
     N = B.shape[3]
     if beta != 0 and c is None:
         raise ValueError("beta is not 0: C is needed")
-    group = heads // max(B.shape[1], 1)
-    if rows is None:
-        lead: tuple[int, ...] = (batch, heads, M)
-        A, B = A.astype(np.float64), np.repeat(B.astype(np.float64), max(group, 1), axis=1)
-        product, magnitude = _products(A, B) if alpha != 0 and K > 0 else (np.zeros((*lead, N)),) * 2
-        old = np.zeros((*lead, N)) if c is None or beta == 0 else c.astype(np.float64)
-    else:
-        numbers = np.asarray(rows, np.int64)
-        product, magnitude, old = (np.zeros((len(numbers), N)) for _ in range(3))
-        matrices, at = np.divmod(numbers, max(M, 1))
-        for matrix in np.unique(matrices):
-            i, h = divmod(int(matrix), heads)
-            here = np.flatnonzero(matrices == matrix)
+    shared = heads // max(B.shape[1], 1)
+    lead = (batch // batch_group, heads // head_group, M)
+    numbers = np.arange(lead[0] * lead[1] * M) if rows is None else np.asarray(rows, np.int64)
+    out, magnitude = np.zeros((len(numbers), N)), np.zeros((len(numbers), N))
+    results, at = np.divmod(numbers, max(M, 1))
+    with np.errstate(invalid="ignore", over="ignore"):
+        for result in np.unique(results):
+            i, j = divmod(int(result), lead[1])
+            here = np.flatnonzero(results == result)
             if alpha != 0 and K > 0:
-                left, right = A[i, h, at[here]].astype(np.float64), B[i, h // group].astype(np.float64)
-                product[here], magnitude[here] = _products(left, right)
-            if beta != 0 and c is not None:
-                old[here] = c[i, h, at[here]]
-    with np.errstate(invalid="ignore", over="ignore"):
-        return GemmResult(alpha * product + beta * old, abs(alpha) * magnitude + np.abs(beta * old))
-
-
-def _products(A: Floats, B: Floats) -> tuple[Floats, Floats]:
-    """AB and |A||B|."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        return A @ B, np.abs(A) @ np.abs(B)
+                for k, n in np.ndindex(batch_group, head_group):
+                    entry, h = i * batch_group + k, j * head_group + n
+                    left, right = A[entry, h, at[here]].astype(np.float64), B[entry, h // shared].astype(np.float64)
+                    out[here] += left @ right
+                    magnitude[here] += np.abs(left) @ np.abs(right)
+                out[here] *= alpha
+                magnitude[here] *= abs(alpha)
+            for factor, x in ((beta, c), (1.0, residual)):
+                if factor != 0 and x is not None:
+                    added = factor * x[i, j, at[here]].astype(np.float64)
+                    out[here] += added
+                    magnitude[here] += np.abs(added)
+            if bias is not None:
+                out[here] += bias[i, j].astype(np.float64)
+                magnitude[here] += np.abs(bias[i, j].astype(np.float64))
+    return GemmResult(*(x.reshape(*lead, N) if rows is None else x for x in (out, magnitude)))
 
 
 def sample_rows(total: int, limit: int, seed: int = 0) -> npt.NDArray[np.int64] | None:

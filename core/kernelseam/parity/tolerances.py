@@ -3,8 +3,9 @@
 With u the unit roundoff of a dtype (2⁻¹¹ float16, 2⁻⁸ bfloat16, 2⁻²⁴ float32, 2⁻⁵³ float64), η its smallest subnormal
 (smallest normal where subnormals are flushed), ref the oracle's value on the inputs as they were rounded:
 
-* GEMM: 2·u_out·|ref| + 4·√(K+4)·u_acc·(|alpha|·|A||B| + |beta·C|) + η_out. √(K+4) holds for data of zero mean, whose
-  rounding errors cancel; for other data K+4 stands in its place.
+* GEMM: 2·u_out·|ref| + 4·√(K+4)·u_acc·(|alpha|·Σ|A||B| + |beta·C| + |bias| + |residual|) + η_out, K being that of all
+  products that are summed. √(K+4) holds for data of zero mean, whose rounding errors cancel; for other data K+4 stands
+  in its place.
 * attention: 2·u_out·|ref| + [u_P + c·u_32·(√S_k + √D_qk·max scale·|q||k| + max t)]·(P|V|) + η_P·Σ_j|v_j|/ℓ + η_out,
   t = |capped product| + |slope·d| + |bias| as far as a score has them (the product where it is capped), and |sink|.
 * its LSE: c·u_32·(√S_k + √D_qk·max scale·|q||k| + max t + |ref|).
@@ -46,7 +47,8 @@ def overflows_at(dtype: DType) -> float:
 def gemm(
     result: GemmResult, K: int, dtype: DType, dtype_c: DType, *, zero_mean: bool = True, flushed: bool = False
 ) -> Floats:
-    """The bound of each element of C; ``dtype`` is that of A and B."""
+    """The bound of each element of C. ``K``: an element's terms, those of all products that it sums; ``dtype`` is that
+    of A and B."""
     growth = math.sqrt(K + 4) if zero_mean else K + 4
     with np.errstate(invalid="ignore", over="ignore"):
         bound: Floats = (

@@ -15,9 +15,10 @@ from kernelseam.reference.attention import NumpyAttention
 from kernelseam.reference.attention_bwd import NumpyAttentionBwd
 from kernelseam.reference.gemm import NumpyGemm
 from kernelseam.reference.merge import NumpyMerge
+from kernelseam.reference.projection import PROJECTIONS
 from kernelseam.reference.runtime import HostRuntime
 
-_IMPLEMENTATIONS = (NumpyGemm(), NumpyAttention(), NumpyMerge(), NumpyAttentionBwd())
+_IMPLEMENTATIONS = (NumpyGemm(), NumpyAttention(), NumpyMerge(), NumpyAttentionBwd(), *PROJECTIONS)
 
 
 @hookimpl

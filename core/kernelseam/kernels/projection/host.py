@@ -1,0 +1,68 @@
+"""The projections as compositions of GEMMs: one launch a product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from kernelseam.contract import ArchRow, Device
+from kernelseam.descriptors.gemm_problem import GemmSpec
+from kernelseam.descriptors.projection_problem import QkvProjectionProblem
+from kernelseam.dtypes import DType
+from kernelseam.kernels.elements import refuse_row_strides
+from kernelseam.kernels.gemm.host import GemmHost, GemmTile
+from kernelseam.kernels.launches import Launch, Launches
+from kernelseam.kernels.projection import products
+from kernelseam.kernels.projection.products import Product
+
+_GEMM = GemmHost()
+
+
+class Projection:
+    """An operation whose launches are GEMMs that know nothing of each other."""
+
+    def __init__(self, operation: str, made_of: Callable[[Any], Iterator[Product]]) -> None:
+        self.operation, self._made_of = operation, made_of
+
+    def refuse(self, problem: Any, row: ArchRow) -> str | None:
+        for product in self._made_of(problem):
+            if reason := _GEMM.refuse(product.problem, row) or _refuse_rounding(product.problem.spec):
+                return f"{product.name}: {reason}"
+        return _refuse_heads(problem) if isinstance(problem, QkvProjectionProblem) else None
+
+    def tile(self, problem: Any, row: ArchRow, device: Device) -> tuple[GemmTile, ...]:
+        """One a product."""
+        return tuple(_GEMM.tile(p.problem, row, device) for p in self._made_of(problem))
+
+    def launches(self, problem: Any, tile: tuple[GemmTile, ...], device: Device) -> Launches:
+        found = tuple(self._made_of(problem))
+        steps = tuple(
+            Launch(_GEMM, p.problem, t, p.workspace, p.operands) for p, t in zip(found, tile, strict=True)
+        )
+        return Launches(steps, max((p.workspace_bytes for p in found), default=0))
+
+    def efficiency(self, problem: Any) -> float:
+        return min((_GEMM.efficiency(p.problem) for p in self._made_of(problem)), default=1.0)
+
+
+def _refuse_rounding(spec: GemmSpec) -> str | None:
+    """Why what is summed in float64 is stored as something else: it would be rounded twice."""
+    for dtype in (spec.dtype_c, spec.row_sums):
+        if spec.dtype_acc is DType.float64 and dtype not in (None, DType.float64):
+            return f"sums of float64 are stored as float64 alone, not as {dtype}"
+    return None
+
+
+def _refuse_heads(p: QkvProjectionProblem) -> str | None:
+    if p.spec.heads.rotary and p.heads.head_dim % 2:
+        return f"head_dim = {p.heads.head_dim} is odd: elements that are turned together lie in one pair of columns"
+    return refuse_row_strides(
+        stride_cos_row=p.heads.rotary_stride, stride_positions_row=p.heads.positions_strides[1],
+        stride_table_row=p.heads.table_stride,
+    )
+
+
+PROJECTIONS = (
+    Projection("qkv_projection", products.qkv), Projection("output_projection", products.output),
+    Projection("qkv_projection_bwd", products.qkv_bwd), Projection("output_projection_bwd", products.output_bwd),
+)

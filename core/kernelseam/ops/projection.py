@@ -1,0 +1,223 @@
+"""The projections before and after an attention, on arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from kernelseam.contract import ArrayInfo
+from kernelseam.descriptors import OutputProjection, QkvProjection
+from kernelseam.descriptors.attention_arrays import KV_LAYOUTS, LAYOUTS
+from kernelseam.descriptors.projection_arrays import one_of
+from kernelseam.descriptors.validation import extent
+from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
+from kernelseam.ops.calling import fresh, handed_back, rank, run, views
+
+
+def fused_qkv_projection(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    num_heads: int | None = None,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    *,
+    layout: str = "bhsd",
+    rotary: tuple[Any, Any] | None = None,
+    rotary_style: str = "halves",
+    positions: Any = None,
+    first_position: int = 0,
+    k_pages: Any = None,
+    v_pages: Any = None,
+    block_table: Any = None,
+    kv_layout: str = "nhd",
+    out: Any = None,
+    out_dtype: DType | str | None = None,
+    backend: str | None = None,
+    implementation: str | None = None,
+    stream: object = None,
+) -> Any:
+    """q, k and v = input·weightᵀ + bias in one launch, split into heads: the queries, keys and values of an attention.
+
+    ``input`` [B, S, hidden]; ``weight`` [(num_heads + 2·num_kv_heads)·head_dim, hidden] as torch.nn.Linear has it: the
+    rows that make q first, then k's, then v's, head after head; ``bias`` as long as the weight has rows, or None.
+    ``num_kv_heads`` defaults to num_heads, ``head_dim`` to what the weight's rows say. Arrays of float16, bfloat16,
+    float32 or float64 from NumPy, torch or any library with DLPack, all on one device, with any strides and a
+    contiguous last axis; nothing is copied. The bias may be of another dtype, no wider than float32 (float64 of
+    float64), in which products are summed; results are rounded once.
+
+    ``layout`` "bhsd": q [B, num_heads, S, head_dim], k and v [B, num_kv_heads, S, head_dim]; "bshd": the head after the
+    token. An input [T, hidden], as the rows of packed sequences are, gives q [T, num_heads, head_dim] with "bshd", and
+    [num_heads, T, head_dim] with "bhsd".
+
+    ``rotary``: cosines and sines, float32 [positions, n / 2]. They turn the first n elements of every head of q and k,
+    n at most head_dim, by the row of the token's position: elements i and i + n/2 together (``rotary_style`` "halves",
+    as of GPT-NeoX and Llama), or 2i and 2i + 1 ("pairs", as of GPT-J). ``positions``: int32 [B, S] (of an input
+    [T, hidden] [T]); else token s of every entry is at ``first_position`` + s (each of which makes a plan of its own:
+    give positions where they change from call to call).
+
+    ``k_pages`` and ``v_pages`` [pages, page_size, num_kv_heads, head_dim] with ``block_table`` int32 [B, width], as
+    ``attention_paged`` takes them (``kv_layout`` "hnd": the head before the row of a page): k and v of the token at
+    position p of entry b are written to row p % page_size of page block_table[b, p // page_size], and q alone is
+    returned. Of two tokens at one place either stays.
+
+    ``out``: arrays (q, k, v) for the results, with pages the array of q; else new ones of input's kind, of
+    ``out_dtype`` (input's, with pages the pages'). ``backend``, ``implementation`` and ``stream`` as in ``attention``.
+
+    Returns (q, k, v), or q where k and v go to pages. Raises InvalidValue for what does not fit together, Unsupported
+    with each implementation's reason.
+    """
+    labels = one_of("layout", layout, LAYOUTS)
+    one_of("kv_layout", kv_layout, KV_LAYOUTS)
+    paged = _paged(k_pages, v_pages, block_table)
+    given = {"input": input, "weight": weight, "bias": bias, "positions": positions, **_tables(rotary)}
+    if paged:
+        given |= {"k": k_pages, "v": v_pages, "block_table": block_table}
+    given |= _results(out, paged)
+    infos = views(backend, **{n: x for n, x in given.items() if x is not None or n in ("input", "weight")})
+    first = infos["input"]
+    if len(first.shape) == 2:
+        labels = labels.replace("B ", "")
+    else:
+        rank("input", first, ("B", "S", "hidden"))
+    rank("weight", infos["weight"], ("columns", "hidden"))
+    heads, kv_heads, dim = head_counts(num_heads, num_kv_heads, head_dim, infos["weight"].shape[0])
+    dtype = _out_dtype(out_dtype, infos, "k" if paged else "q", first.dtype)
+    for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+        if name not in infos:
+            extents = dict(zip(("B", "S"), first.shape[-3:-1] if "B" in labels else (1, first.shape[0]), strict=True))
+            extents |= {"H": count, "D": dim}
+            infos[name] = fresh(name, [extents[label] for label in labels.split()], dtype, first)
+    options: dict[str, Any] = {
+        "num_heads": heads, "kv_heads": kv_heads, "head_dim": dim,
+        "rotary_style": rotary_style if rotary is not None else None,
+        "first_position": extent("first_position", first_position), "layout": layout, "kv_layout": kv_layout,
+    }
+    run(
+        infos, ("qkv_projection", *options.values(), *infos), lambda: _described(infos, options), implementation, stream
+    )
+    if out is not None:
+        return out
+    made = tuple(handed_back(infos[n], first, stream) for n in ("q", "k", "v")[: 1 if paged else 3])
+    return made[0] if paged else made
+
+
+def fused_output_projection_residual(
+    attn_out: Any,
+    weight: Any,
+    bias: Any = None,
+    residual: Any = None,
+    *,
+    layout: str = "bhsd",
+    out: Any = None,
+    out_dtype: DType | str | None = None,
+    backend: str | None = None,
+    implementation: str | None = None,
+    stream: object = None,
+) -> Any:
+    """attn_out·weightᵀ + bias + residual in one launch: an attention's result back among the hidden states.
+
+    ``attn_out`` [B, S, columns] or [T, columns], or with its heads as ``attention`` returns them: [B, H, S, D]
+    (``layout`` "bhsd") or [B, S, H, D] ("bshd"); a token's columns are its heads one after the other. ``weight``
+    [hidden, columns] as torch.nn.Linear has it; ``bias`` [hidden] or None; ``residual`` [B, S, hidden] (or [T, hidden])
+    or None, which may repeat by strides of 0. Bias and residual may be of other dtypes, no wider than float32 (float64
+    of float64), in which all is summed before the one rounding. Any strides with a contiguous last axis; nothing is
+    copied.
+
+    ``out``: an array for the result, which may be the residual itself; else a new one of attn_out's kind, of
+    ``out_dtype`` (attn_out's). ``backend``, ``implementation`` and ``stream`` as in ``attention``.
+
+    Returns the result [B, S, hidden] ([T, hidden]; ``out`` where it was given). Raises InvalidValue for what does not
+    fit together, Unsupported with each implementation's reason.
+    """
+    labels = one_of("layout", layout, LAYOUTS).split()
+    given = {"attn_out": attn_out, "weight": weight, "bias": bias, "residual": residual, "out": out}
+    infos = views(backend, **{n: x for n, x in given.items() if x is not None or n in ("attn_out", "weight")})
+    first = infos["attn_out"]
+    rank("weight", infos["weight"], ("hidden", "columns"))
+    if len(first.shape) not in (2, 3):
+        rank("attn_out", first, labels)
+    dtype = _out_dtype(out_dtype, infos, "out", first.dtype)
+    if out is None:
+        lead = first.shape[:-1]
+        if len(first.shape) == 4:
+            extents = dict(zip(labels, first.shape, strict=True))
+            lead = (extents["B"], extents["S"])
+        infos["out"] = fresh("out", (*lead, infos["weight"].shape[0]), dtype, first)
+    run(
+        infos, ("output_projection", layout, *infos),
+        lambda: OutputProjection.from_arrays(**cast(dict[str, Any], infos), layout=layout), implementation, stream,
+    )
+    return handed_back(infos["out"], first, stream) if out is None else out
+
+
+def head_counts(
+    num_heads: object, num_kv_heads: object, head_dim: object, columns: int
+) -> tuple[int, int, int]:
+    """(num_heads, num_kv_heads, head_dim) that make so many columns; those left out follow from the rest."""
+    if num_heads is None:
+        raise InvalidValue("num_heads", None, "must say how many heads of q there are", "Give it")
+    heads = extent("num_heads", num_heads, 1)
+    kv_heads = heads if num_kv_heads is None else extent("num_kv_heads", num_kv_heads, 1)
+    total = heads + 2 * kv_heads
+    dim = columns // total if head_dim is None else extent("head_dim", head_dim, 1)
+    if total * dim != columns or not dim:
+        raise InvalidValue(
+            "weight", f"an array of {columns} rows",
+            f"must have (num_heads + 2·num_kv_heads)·head_dim rows, {total}·{'head_dim' if head_dim is None else dim}",
+            "Check the numbers of heads and head_dim",
+        )
+    return heads, kv_heads, dim
+
+
+def _described(infos: Mapping[str, ArrayInfo], options: Mapping[str, Any]) -> QkvProjection:
+    # Extents come from the arrays, which were held against these numbers.
+    more = {n: x for n, x in options.items() if n not in ("num_heads", "kv_heads", "head_dim")}
+    made = QkvProjection.from_arrays(**cast(dict[str, Any], dict(infos)), **more)
+    for name, shown in (("num_heads", "num_heads"), ("kv_heads", "num_kv_heads"), ("head_dim", "head_dim")):
+        if getattr(made, name) != options[name]:
+            raise InvalidValue(
+                shown, options[name], f"the arrays of the results have {getattr(made, name)}", "Give one of the two"
+            )
+    return made
+
+
+def _paged(k_pages: object, v_pages: object, block_table: object) -> bool:
+    given = {"k_pages": k_pages, "v_pages": v_pages, "block_table": block_table}
+    there = [n for n, x in given.items() if x is not None]
+    for name, x in given.items():
+        if there and x is None:
+            raise InvalidValue(name, None, f"belongs to {' and '.join(there)}", "Give all three, or none")
+    return bool(there)
+
+
+def _tables(rotary: object) -> dict[str, Any]:
+    if rotary is None:
+        return {}
+    if not isinstance(rotary, tuple | list) or len(rotary) != 2:
+        raise InvalidValue("rotary", type(rotary).__name__, "must be (cosines, sines)", "Pass two arrays")
+    return dict(zip(("cos", "sin"), rotary, strict=True))
+
+
+def _results(out: object, paged: bool) -> dict[str, Any]:
+    if out is None:
+        return {}
+    if paged:
+        if isinstance(out, tuple | list):
+            raise InvalidValue("out", type(out).__name__, "must be the array of q where k and v go to pages", "Pass it")
+        return {"q": out}
+    if not isinstance(out, tuple | list) or len(out) != 3 or any(x is None for x in cast(Sequence[object], out)):
+        raise InvalidValue("out", type(out).__name__, "must be (q, k, v)", "Pass three arrays")
+    return dict(zip(("q", "k", "v"), cast(Sequence[object], out), strict=True))
+
+
+def _out_dtype(asked: DType | str | None, infos: Mapping[str, ArrayInfo], name: str, default: DType) -> DType:
+    """That of the results: what is asked for must be what given arrays have."""
+    there = infos[name].dtype if name in infos else None
+    if asked is None:
+        return there or default
+    found = DType.of(asked, "out_dtype")
+    if there is not None and found is not there:
+        raise InvalidValue("out_dtype", found, f"{name} is an array of {there}", "Give one of the two")
+    return found

@@ -1,0 +1,174 @@
+"""The projections' gradients on arrays."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+from kernelseam.contract import ArrayInfo
+from kernelseam.descriptors import OutputProjectionBwd, QkvProjectionBwd
+from kernelseam.descriptors.attention_arrays import LAYOUTS
+from kernelseam.descriptors.projection_arrays import one_of
+from kernelseam.descriptors.validation import flag
+from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
+from kernelseam.ops.calling import fresh, handed_back, rank, run, views
+from kernelseam.ops.projection import head_counts
+
+
+class QkvProjectionGradients(NamedTuple):
+    """What a loss takes from the operands of ``fused_qkv_projection``; None for what was not asked for."""
+
+    d_input: Any
+    d_weight: Any
+    d_bias: Any = None
+
+
+class OutputProjectionGradients(NamedTuple):
+    """What a loss takes from the operands of ``fused_output_projection_residual``; None for what was not asked for."""
+
+    d_attn_out: Any
+    d_weight: Any
+    d_bias: Any
+    d_residual: Any
+    """d_output itself."""
+
+
+def fused_qkv_projection_bwd(
+    dq: Any,
+    dk: Any,
+    dv: Any,
+    input: Any,
+    weight: Any,
+    has_bias: bool,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    *,
+    layout: str = "bhsd",
+    input_gradient: bool = True,
+    weight_gradient: bool = True,
+    bias_dtype: DType | str | None = None,
+    backend: str | None = None,
+    implementation: str | None = None,
+    stream: object = None,
+) -> QkvProjectionGradients:
+    """d_input [B, S, hidden], d_weight [(num_heads + 2·num_kv_heads)·head_dim, hidden] and, where there is a bias,
+    d_bias of ``fused_qkv_projection``, given what a loss takes from its q, k and v.
+
+    dq [B, num_heads, S, head_dim], dk and dv [B, num_kv_heads, S, head_dim] (``layout`` "bshd": the head after the
+    token), each with strides of its own and of input's dtype, by q and k as they are before any rotation. One launch
+    for d_input and one for d_weight and d_bias; dq, dk and dv are never copied. Sums are float32 (float64 of float64)
+    in an order that is fixed: the same bits every time. Gradients are new arrays of input's dtype, d_bias of
+    ``bias_dtype`` where that is given.
+
+    ``input_gradient=False`` and ``weight_gradient=False`` leave one out: ``weight`` may then be None, or ``input``.
+    Raises InvalidValue for what does not fit together, Unsupported with each implementation's reason.
+    """
+    labels = one_of("layout", layout, LAYOUTS)
+    needed = _needed(
+        has_bias, {"input": (input, weight_gradient), "weight": (weight, input_gradient)}, input_gradient,
+        weight_gradient,
+    )
+    infos = views(backend, dq=dq, dk=dk, dv=dv, **needed)
+    first = infos["dq"]
+    if len(first.shape) == 3:
+        labels = labels.replace("B ", "")
+    for name in ("dq", "dk", "dv"):
+        rank(name, infos[name], labels.split())
+    extents = dict(zip(labels.split(), first.shape, strict=True))
+    lead = tuple(extents[n] for n in ("B", "S") if n in extents)
+    heads, kv_heads, dim = num_heads, num_kv_heads, head_dim
+    if "weight" in infos:
+        rank("weight", infos["weight"], ("columns", "hidden"))
+        heads, kv_heads, dim = head_counts(num_heads, num_kv_heads, head_dim, infos["weight"].shape[0])
+    if "input" in infos:
+        rank("input", infos["input"], (*(n for n in ("B", "S") if n in extents), "hidden"))
+    held = {"num_heads": (heads, extents["H"]), "head_dim": (dim, extents["D"])}
+    kv_axis = labels.split().index("H")
+    held["num_kv_heads"] = (kv_heads, infos["dk"].shape[kv_axis])
+    for name, (given, there) in held.items():
+        if given != there:
+            what = "dk" if name == "num_kv_heads" else "dq"
+            raise InvalidValue(name, given, f"{what} has {there}", "Check the order of the axes")
+    hidden = next((infos[n].shape[-1] for n in ("weight", "input") if n in infos), 0)
+    width = (heads + 2 * kv_heads) * dim
+    if input_gradient:
+        infos["d_input"] = fresh("d_input", (*lead, hidden), first.dtype, first)
+    if weight_gradient:
+        infos["d_weight"] = fresh("d_weight", (width, hidden), first.dtype, first)
+    return QkvProjectionGradients(*_run(
+        "qkv_projection_bwd", QkvProjectionBwd, infos, layout, ("d_input", "d_weight", "d_bias"),
+        (width,) if has_bias else None, bias_dtype, implementation, stream,
+    ))
+
+
+def fused_output_projection_residual_bwd(
+    d_output: Any,
+    attn_out: Any,
+    weight: Any,
+    has_bias: bool,
+    *,
+    layout: str = "bhsd",
+    input_gradient: bool = True,
+    weight_gradient: bool = True,
+    bias_dtype: DType | str | None = None,
+    backend: str | None = None,
+    implementation: str | None = None,
+    stream: object = None,
+) -> OutputProjectionGradients:
+    """d_attn_out, d_weight [hidden, columns], d_bias [hidden] where there is a bias, and d_residual of
+    ``fused_output_projection_residual``, given what a loss takes from its result.
+
+    ``d_output`` [B, S, hidden]; ``attn_out`` as there, [B, S, columns] or [B, H, S, D] (``layout``), and d_attn_out is
+    shaped as it is. d_residual is d_output, the same array. One launch for d_attn_out and one for d_weight and d_bias;
+    all else as in ``fused_qkv_projection_bwd``: ``input_gradient=False`` leaves out d_attn_out (``weight`` may then be
+    None).
+    """
+    labels = one_of("layout", layout, LAYOUTS).split()
+    needed = _needed(has_bias, {"weight": (weight, input_gradient)}, input_gradient, weight_gradient)
+    infos = views(backend, d_output=d_output, attn_out=attn_out, **needed)
+    first, of = infos["d_output"], infos["attn_out"]
+    if len(of.shape) not in (2, 3):
+        rank("attn_out", of, labels)
+    rank("d_output", first, ("S", "hidden") if len(of.shape) == 2 else ("B", "S", "hidden"))
+    extents = dict(zip(labels, of.shape, strict=True)) if len(of.shape) == 4 else {"H": 1, "D": of.shape[-1]}
+    if input_gradient:
+        infos["d_attn_out"] = fresh("d_attn_out", of.shape, first.dtype, first)
+    if weight_gradient:
+        shape = (first.shape[-1], extents["H"] * extents["D"])
+        infos["d_weight"] = fresh("d_weight", shape, first.dtype, first)
+    d_attn_out, d_weight, d_bias = _run(
+        "output_projection_bwd", OutputProjectionBwd, infos, layout, ("d_attn_out", "d_weight", "d_bias"),
+        first.shape[-1:] if has_bias else None, bias_dtype, implementation, stream,
+    )
+    return OutputProjectionGradients(d_attn_out, d_weight, d_bias, d_output)
+
+
+def _needed(
+    has_bias: bool, read: dict[str, tuple[Any, bool]], input_gradient: bool, weight_gradient: bool
+) -> dict[str, Any]:
+    """The operands that some gradient reads."""
+    asked = (
+        flag("has_bias", has_bias), flag("input_gradient", input_gradient), flag("weight_gradient", weight_gradient)
+    )
+    if not any(asked):
+        raise InvalidValue("input_gradient", False, "nothing is asked for", "Leave the call out")
+    return {name: x for name, (x, reads) in read.items() if reads}
+
+
+def _run(
+    operation: str, descriptor: Any, infos: dict[str, ArrayInfo], layout: str, names: tuple[str, ...],
+    bias_shape: tuple[int, ...] | None, bias_dtype: DType | str | None, implementation: str | None, stream: object,
+) -> tuple[Any, ...]:
+    """Launch, and hand back the gradients of those names; None for those that are not there."""
+    first = next(iter(infos.values()))
+    if bias_shape is not None:
+        dtype = first.dtype if bias_dtype is None else DType.of(bias_dtype, "bias_dtype")
+        infos["d_bias"] = fresh("d_bias", bias_shape, dtype, first)
+    elif bias_dtype is not None:
+        raise InvalidValue("bias_dtype", bias_dtype, "describes d_bias", "Say has_bias=True, or leave it out")
+    run(
+        infos, (operation, layout, *infos),
+        lambda: descriptor.from_arrays(**cast(dict[str, Any], infos), layout=layout), implementation, stream,
+    )
+    return tuple(handed_back(infos[n], first, stream) if n in infos else None for n in names)

@@ -1,0 +1,412 @@
+"""The projections and their gradients on host arrays and torch's CPU tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import kernelseam
+from kernelseam.errors import InvalidValue
+
+Array = np.ndarray[Any, Any]
+Refused = Callable[[str, Callable[[], object]], None]
+RNG = np.random.default_rng(78)
+B, S, HIDDEN, H, G, D = 2, 7, 24, 4, 2, 8
+WIDTH = (H + 2 * G) * D
+LIMITS = {np.float64: 1e-13, np.float32: 1e-5, np.float16: 2e-3, ml_dtypes.bfloat16: 1.6e-2}
+
+
+def normal(*shape: int, dtype: Any = np.float32) -> Array:
+    return RNG.standard_normal(shape).astype(dtype)
+
+
+def close(got: Array, want: Array, limit: float = 1e-5) -> None:
+    assert got.shape == want.shape
+    error = np.abs(got.astype(np.float64) - want).max() / max(np.abs(want).max(), 1e-30)
+    assert error <= limit, error
+
+
+def heads_of(x: Array, weight: Array, bias: Array | None, layout: str) -> tuple[Array, Array, Array]:
+    """q, k and v in float64."""
+    y = x.astype(np.float64) @ weight.T.astype(np.float64) + (0 if bias is None else bias.astype(np.float64))
+    y = y.reshape(*x.shape[:-1], H + 2 * G, D)
+    if layout == "bhsd":
+        y = y.swapaxes(-2, -3)
+    axis = y.ndim - (3 if layout == "bhsd" else 2)
+    q, k, v = np.split(y, [H, H + G], axis)
+    return q, k, v
+
+
+def turned(x: Array, cos: Array, sin: Array, style: str) -> Array:
+    """[…, S, D] by the rows of the tables [S, n / 2], in float64."""
+    half, y = cos.shape[-1], x.copy()
+    first, second = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if style == "pairs" else (
+        slice(half), slice(half, 2 * half)
+    )
+    y[..., first] = x[..., first] * cos - x[..., second] * sin
+    y[..., second] = x[..., second] * cos + x[..., first] * sin
+    return y
+
+
+def tables(rows: int, half: int) -> tuple[Array, Array]:
+    at = np.arange(rows)[:, None] / 10.0 ** np.arange(half)
+    return np.cos(at).astype(np.float32), np.sin(at).astype(np.float32)
+
+
+def tokens(*parts: Array, layout: str) -> Array:
+    """Heads as [B, S, columns]."""
+    rows = [x.swapaxes(1, 2) if layout == "bhsd" else x for x in parts]
+    return np.concatenate([x.reshape(*x.shape[:2], -1) for x in rows], axis=2).astype(np.float64)
+
+
+# ---------------------------------------------------------------- q, k and v
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("biased", [True, False])
+def test_q_k_and_v(dtype: Any, layout: str, biased: bool) -> None:
+    x, weight = normal(B, S, HIDDEN, dtype=dtype), normal(WIDTH, HIDDEN, dtype=dtype)
+    bias = normal(WIDTH) if biased else None
+    with kernelseam.trace() as launches:
+        made = kernelseam.fused_qkv_projection(x, weight, bias, H, G, D, layout=layout)
+    assert [r.kernel for r in launches] == ["numpy_qkv_projection"]
+    for got, want in zip(made, heads_of(x, weight, bias, layout), strict=True):
+        assert type(got) is np.ndarray and got.dtype == dtype and got.flags.c_contiguous
+        close(got, want, LIMITS[dtype])
+
+
+@pytest.mark.parametrize("style", ["halves", "pairs"])
+def test_heads_are_turned_by_their_positions(style: str) -> None:
+    x, weight = normal(B, S, HIDDEN), normal(WIDTH, HIDDEN)
+    cos, sin = tables(20, 3)
+    q, k, v = heads_of(x, weight, None, "bhsd")
+    made = kernelseam.fused_qkv_projection(
+        x, weight, None, H, G, D, rotary=(cos, sin), rotary_style=style, first_position=5
+    )
+    rows = slice(5, 5 + S)
+    for got, want in zip(made, (*(turned(y, cos[rows], sin[rows], style) for y in (q, k)), v), strict=True):
+        close(got, want)
+    positions = np.stack([RNG.permutation(20)[:S] for _ in range(B)]).astype(np.int32)
+    made = kernelseam.fused_qkv_projection(
+        x, weight, None, H, G, D, rotary=(cos, sin), rotary_style=style, positions=positions, layout="bshd"
+    )
+    at = cos[positions][:, None], sin[positions][:, None]
+    for got, want in zip(made, (*(turned(y, *at, style) for y in (q, k)), v), strict=True):
+        close(got, want.swapaxes(1, 2))
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_rows_of_packed_sequences_have_no_batch(layout: str) -> None:
+    x, weight = normal(B * S, HIDDEN), normal(WIDTH, HIDDEN)
+    cos, sin = tables(S, 4)
+    positions = np.tile(np.arange(S, dtype=np.int32), B)
+    q, k, v = kernelseam.fused_qkv_projection(
+        x, weight, None, H, G, D, layout=layout, rotary=(cos, sin), positions=positions
+    )
+    assert q.shape == ((H, B * S, D) if layout == "bhsd" else (B * S, H, D))
+    whole = kernelseam.fused_qkv_projection(
+        x.reshape(B, S, HIDDEN), weight, None, H, G, D, layout="bshd", rotary=(cos, sin)
+    )
+    for got, want in zip((q, k, v), whole, strict=True):
+        rows = want.reshape(B * S, *want.shape[2:])
+        close(got, rows.swapaxes(0, 1) if layout == "bhsd" else rows)
+
+
+@pytest.mark.parametrize("kv_layout", ["nhd", "hnd"])
+def test_k_and_v_go_into_pages(kv_layout: str) -> None:
+    x, weight, size = normal(B, S, HIDDEN), normal(WIDTH, HIDDEN), 3
+    shape = (9, size, G, D) if kv_layout == "nhd" else (9, G, size, D)
+    k_pages, v_pages = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
+    table = np.array([[8, 2, 5, 0], [1, 7, 3, 0]], np.int32)
+    with kernelseam.trace() as launches:
+        q = kernelseam.fused_qkv_projection(
+            x, weight, None, H, G, D, layout="bshd", k_pages=k_pages, v_pages=v_pages, block_table=table,
+            kv_layout=kv_layout, first_position=2,
+        )
+    assert len(launches) == 1
+    wanted = kernelseam.fused_qkv_projection(x, weight, None, H, G, D, layout="bshd")
+    np.testing.assert_array_equal(q, wanted[0])
+    for pages, want in zip((k_pages, v_pages), wanted[1:], strict=True):
+        rows = pages if kv_layout == "nhd" else pages.swapaxes(1, 2)
+        found = rows[table[:, :3]].reshape(B, 3 * size, G, D)
+        np.testing.assert_array_equal(found[:, 2:], want)
+        assert np.isnan(found[:, :2]).all() and np.isnan(rows[[0, 4, 6]]).all(), "nothing else is written"
+
+
+def test_results_in_arrays_of_one_s_own() -> None:
+    x, weight = normal(B, S, HIDDEN, dtype=np.float16), normal(WIDTH, HIDDEN, dtype=np.float16)
+    packed = np.full((B, S, H + 2 * G, D), np.nan, np.float32)
+    out = (packed[:, :, :H], packed[:, :, H : H + G], packed[:, :, H + G :])
+    assert kernelseam.fused_qkv_projection(x, weight, None, H, G, layout="bshd", out=out) is out
+    wanted = kernelseam.fused_qkv_projection(x, weight, None, H, G, layout="bshd", out_dtype="float32")
+    for got, want in zip(out, wanted, strict=True):
+        np.testing.assert_array_equal(got, want)
+    q = np.empty((B, S, H, D), np.float16)
+    pages = [np.zeros((B, S, G, D), np.float16) for _ in "kv"]
+    table = np.arange(B, dtype=np.int32)[:, None]
+    assert kernelseam.fused_qkv_projection(
+        x, weight, None, H, G, layout="bshd", out=q, k_pages=pages[0], v_pages=pages[1], block_table=table
+    ) is q
+    np.testing.assert_array_equal(q, wanted[0].astype(np.float16))
+    np.testing.assert_array_equal(pages[1], wanted[2].astype(np.float16))
+
+
+def test_nothing_is_copied_whatever_the_strides() -> None:
+    whole, rows = normal(S, B, 2, HIDDEN), normal(WIDTH, 2 * HIDDEN)
+    x, weight = whole[:, :, 1].swapaxes(0, 1), rows[:, HIDDEN:]
+    for got, want in zip(
+        kernelseam.fused_qkv_projection(x, weight, None, H, G), heads_of(x, weight, None, "bhsd"), strict=True
+    ):
+        close(got, want)
+    empty = kernelseam.fused_qkv_projection(x[:0], weight, None, H, G)
+    assert [y.shape for y in empty] == [(0, H, S, D), (0, G, S, D), (0, G, S, D)]
+
+
+# ---------------------------------------------------------------- the output
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("form", ["rows", "bhsd", "bshd", "packed"])
+def test_the_output(dtype: Any, form: str) -> None:
+    shape = {"rows": (B, S, H * D), "bhsd": (B, H, S, D), "bshd": (B, S, H, D), "packed": (S, H * D)}[form]
+    attn_out, weight, bias = normal(*shape, dtype=dtype), normal(HIDDEN, H * D, dtype=dtype), normal(HIDDEN)
+    rows = attn_out.swapaxes(1, 2) if form == "bhsd" else attn_out
+    rows = rows.reshape(*rows.shape[: 1 if form == "packed" else 2], H * D).astype(np.float64)
+    residual = normal(*rows.shape[:-1], HIDDEN, dtype=dtype)
+    want = rows @ weight.T.astype(np.float64) + bias + residual.astype(np.float64)
+    layout = form if form in ("bhsd", "bshd") else "bhsd"
+    with kernelseam.trace() as launches:
+        got = kernelseam.fused_output_projection_residual(attn_out, weight, bias, residual, layout=layout)
+    assert [r.kernel for r in launches] == ["numpy_output_projection"] and got.dtype == dtype
+    close(got, want, LIMITS[dtype])
+    alone = kernelseam.fused_output_projection_residual(attn_out, weight, layout=layout)
+    close(alone, rows @ weight.T.astype(np.float64), LIMITS[dtype])
+    out = kernelseam.fused_output_projection_residual(attn_out, weight, bias, residual, layout=layout, out=residual)
+    assert out is residual
+    np.testing.assert_array_equal(residual, got)
+
+
+def test_a_residual_may_repeat_and_be_wider() -> None:
+    attn_out, weight = normal(B, S, H * D, dtype=np.float16), normal(HIDDEN, H * D, dtype=np.float16)
+    row = normal(HIDDEN)
+    got = kernelseam.fused_output_projection_residual(
+        attn_out, weight, None, np.broadcast_to(row, (B, S, HIDDEN)), out_dtype="float32"
+    )
+    same = kernelseam.fused_output_projection_residual(attn_out, weight, row, out_dtype="float32")
+    np.testing.assert_array_equal(got, same)
+
+
+# ---------------------------------------------------------------- gradients
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_gradients_of_q_k_and_v(dtype: Any, layout: str) -> None:
+    x, weight = normal(B, S, HIDDEN, dtype=dtype), normal(WIDTH, HIDDEN, dtype=dtype)
+    shapes = [(B, n, S, D) if layout == "bhsd" else (B, S, n, D) for n in (H, G, G)]
+    dq, dk, dv = (normal(*shape, dtype=dtype) for shape in shapes)
+    wide = np.float64 if dtype is np.float64 else np.float32
+    made = kernelseam.fused_qkv_projection_bwd(
+        dq, dk, dv, x, weight, True, H, G, D, layout=layout, bias_dtype=wide
+    )
+    d = tokens(dq, dk, dv, layout=layout)
+    close(made.d_input, d @ weight.astype(np.float64), LIMITS[dtype])
+    close(made.d_weight, np.einsum("bsn,bsh->nh", d, x.astype(np.float64)), LIMITS[dtype])
+    close(made.d_bias, d.sum((0, 1)), 1e-5)
+    assert (made.d_input.dtype, made.d_weight.dtype, made.d_bias.dtype) == (dtype, dtype, wide)
+    without = kernelseam.fused_qkv_projection_bwd(dq, dk, dv, x, weight, False, H, G, D, layout=layout)
+    assert without.d_bias is None
+    np.testing.assert_array_equal(without.d_weight, made.d_weight)
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("form", ["rows", "bhsd", "bshd", "packed"])
+def test_gradients_of_the_output(dtype: Any, form: str) -> None:
+    shape = {"rows": (B, S, H * D), "bhsd": (B, H, S, D), "bshd": (B, S, H, D), "packed": (S, H * D)}[form]
+    attn_out, weight = normal(*shape, dtype=dtype), normal(HIDDEN, H * D, dtype=dtype)
+    d_output = normal(*((S,) if form == "packed" else (B, S)), HIDDEN, dtype=dtype)
+    layout = form if form in ("bhsd", "bshd") else "bhsd"
+    made = kernelseam.fused_output_projection_residual_bwd(d_output, attn_out, weight, True, layout=layout)
+    assert made.d_residual is d_output
+    d, w = d_output.astype(np.float64), weight.astype(np.float64)
+    rows = attn_out.swapaxes(1, 2) if form == "bhsd" else attn_out
+    rows = rows.reshape(*d.shape[:-1], H * D).astype(np.float64)
+    want = d @ w
+    if form in ("bhsd", "bshd"):
+        want = want.reshape(B, S, H, D)
+    close(made.d_attn_out, want.swapaxes(1, 2) if form == "bhsd" else want, LIMITS[dtype])
+    close(made.d_weight, d.reshape(-1, HIDDEN).T @ rows.reshape(-1, H * D), LIMITS[dtype])
+    close(made.d_bias, d.reshape(-1, HIDDEN).sum(0), LIMITS[dtype])
+
+
+def test_gradients_that_are_not_asked_for() -> None:
+    x, weight = normal(B, S, HIDDEN), normal(WIDTH, HIDDEN)
+    d = normal(B, H, S, D), normal(B, G, S, D), normal(B, G, S, D)
+    all_of_them = kernelseam.fused_qkv_projection_bwd(*d, x, weight, True, H, G, D)
+    found = kernelseam.fused_qkv_projection_bwd(*d, None, weight, False, H, G, D, weight_gradient=False)
+    assert found[1:] == (None, None)
+    np.testing.assert_array_equal(found.d_input, all_of_them.d_input)
+    found = kernelseam.fused_qkv_projection_bwd(*d, x, None, True, H, G, D, input_gradient=False)
+    assert found.d_input is None
+    np.testing.assert_array_equal(found.d_weight, all_of_them.d_weight)
+    found = kernelseam.fused_qkv_projection_bwd(
+        *d, None, None, True, H, G, D, input_gradient=False, weight_gradient=False
+    )
+    assert found[:2] == (None, None)
+    np.testing.assert_array_equal(found.d_bias, all_of_them.d_bias)
+    d_output, attn_out, w = normal(B, S, HIDDEN), normal(B, H, S, D), normal(HIDDEN, H * D)
+    found_output = kernelseam.fused_output_projection_residual_bwd(
+        d_output, attn_out, None, False, input_gradient=False
+    )
+    assert found_output.d_attn_out is None and found_output.d_bias is None
+    alone = kernelseam.fused_output_projection_residual_bwd(d_output, attn_out, w, False, weight_gradient=False)
+    assert alone.d_weight is None and alone.d_attn_out.shape == attn_out.shape
+
+
+def test_gradients_are_those_of_slices_of_one_array() -> None:
+    """As an attention's gradients may lie: nothing is concatenated."""
+    x, weight = normal(B, S, HIDDEN), normal(WIDTH, HIDDEN)
+    packed = normal(B, S, H + 2 * G, D)
+    slices = (packed[:, :, :H], packed[:, :, H : H + G], packed[:, :, H + G :])
+    found = kernelseam.fused_qkv_projection_bwd(*slices, x, weight, True, H, G, D, layout="bshd")
+    apart = kernelseam.fused_qkv_projection_bwd(*(y.copy() for y in slices), x, weight, True, H, G, D, layout="bshd")
+    for got, want in zip(found, apart, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+# ---------------------------------------------------------------- torch, plans, refusals
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_torch_tensors(dtype: str) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    kind = getattr(torch, dtype)
+    x, weight = (torch.from_numpy(normal(*s)).to(kind) for s in ((B, S, HIDDEN), (WIDTH, HIDDEN)))
+    q, k, v = kernelseam.fused_qkv_projection(x, weight, None, H, G, D, layout="bshd")
+    assert type(q) is torch.Tensor and (q.dtype, tuple(k.shape)) == (kind, (B, S, G, D))
+    want = torch.nn.functional.linear(x.double(), weight.double()).unflatten(-1, (H + 2 * G, D))
+    torch.testing.assert_close(torch.cat([q, k, v], 2).double(), want, rtol=1e-2, atol=1e-1)
+    w = torch.from_numpy(normal(HIDDEN, H * D)).to(kind)
+    out = kernelseam.fused_output_projection_residual(q, w, None, x, layout="bshd")
+    want = torch.nn.functional.linear(q.double().flatten(2), w.double()) + x.double()
+    torch.testing.assert_close(out.double(), want, rtol=1e-2, atol=3e-1)
+    made = kernelseam.fused_output_projection_residual_bwd(out, q, w, True, layout="bshd")
+    assert made.d_residual is out and [(y.dtype, tuple(y.shape)) for y in made[:3]] == [
+        (kind, (B, S, H, D)), (kind, (HIDDEN, H * D)), (kind, (HIDDEN,))
+    ]
+    found = kernelseam.fused_qkv_projection_bwd(q, k, v, x, weight, False, H, G, D, layout="bshd")
+    want = torch.cat([q, k, v], 2).double().flatten(2) @ weight.double()
+    torch.testing.assert_close(found.d_input.double(), want, rtol=1e-2, atol=1)
+
+
+def test_the_plan_is_remembered_for_the_options_too() -> None:
+    x, weight = normal(B, S, HIDDEN), normal(WIDTH, HIDDEN)
+    cos, sin = tables(20, 4)
+    first = kernelseam.fused_qkv_projection(x, weight, None, H, G, rotary=(cos, sin))
+    other = kernelseam.fused_qkv_projection(x, weight, None, H, G, rotary=(cos, sin), rotary_style="pairs")
+    later = kernelseam.fused_qkv_projection(x, weight, None, H, G, rotary=(cos, sin), first_position=1)
+    again = kernelseam.fused_qkv_projection(x, weight, None, H, G, rotary=(cos, sin))
+    np.testing.assert_array_equal(first[0], again[0])
+    for different in (other, later):
+        assert abs(first[0] - different[0]).max() > 0.01
+        np.testing.assert_array_equal(first[2], different[2])
+    fewer = kernelseam.fused_qkv_projection(x, weight, None, 2, 3, D)
+    assert [y.shape[1] for y in fewer] == [2, 3, 3]
+
+
+def test_refusals_of_q_k_and_v(refused: Refused) -> None:
+    x, weight = normal(B, S, HIDDEN), normal(WIDTH, HIDDEN)
+    cos, sin = tables(20, 4)
+
+    def call(*given: Any, **more: Any) -> Callable[[], object]:
+        return lambda: kernelseam.fused_qkv_projection(*(given or (x, weight, None, H, G, D)), **more)
+
+    refused("num_heads = None: must say how many heads of q there are. Give it.", call(x, weight))
+    refused("weight = an array of 64 rows: must have (num_heads + 2·num_kv_heads)·head_dim rows, 8·9. Check the "
+            "numbers of heads and head_dim.", call(x, weight, None, H, G, 9))
+    refused("weight = an array of 64 rows: must have (num_heads + 2·num_kv_heads)·head_dim rows, 12·head_dim. Check "
+            "the numbers of heads and head_dim.", call(x, weight, None, H))
+    refused("input = an array of shape [1, 2, 7, 24]: must have 3 axes, [B, S, hidden]. Add or remove axes with "
+            "reshape.", call(x[None], weight, None, H, G))
+    refused("weight = an array of shape [24]: must have 2 axes, [columns, hidden]. Add or remove axes with reshape.",
+            call(x, weight[0], None, H, G))
+    refused("layout = bsd: must be one of bhsd, bshd. Name the order of the axes.", call(layout="bsd"))
+    refused("rotary = ndarray: must be (cosines, sines). Pass two arrays.", call(rotary=cos))
+    refused("rotary_style = thirds: must be one of halves, pairs. Name what is paired.",
+            call(rotary=(cos, sin), rotary_style="thirds"))
+    refused("first_position = 14: the last of S = 7 tokens is at 20, beyond max_position = 20. Give longer tables, or "
+            "correct it.", call(rotary=(cos, sin), first_position=14))
+    refused("first_position = 3: nothing asks for it. Give cos and sin, or block_table, or leave it out.",
+            call(first_position=3))
+    refused("v_pages = None: belongs to k_pages. Give all three, or none.", call(k_pages=normal(3, 4, G, D)))
+    refused("block_table = None: belongs to k_pages and v_pages. Give all three, or none.",
+            call(k_pages=normal(3, 4, G, D), v_pages=normal(3, 4, G, D)))
+    refused("out = ndarray: must be (q, k, v). Pass three arrays.", call(out=x))
+    pages = {"k_pages": normal(3, 4, G, D), "v_pages": normal(3, 4, G, D)}
+    table = np.array([[0, 1], [2, 3]], np.int32)
+    refused("out = tuple: must be the array of q where k and v go to pages. Pass it.",
+            call(**pages, block_table=table, out=(x,)))
+    refused("block_table[1, 1] = 3: must be a page, from 0 to 2. Name a page for position 4.",
+            call(**pages, block_table=table))
+    refused("first_position = 2: the last of S = 7 tokens is at 8, beyond table_width·page_size = 8. Give longer "
+            "tables, or correct it.", call(**pages, block_table=table, first_position=2))
+    refused("out_dtype = float32: q is an array of float16. Give one of the two.",
+            call(out=tuple(np.zeros((B, n, S, D), np.float16) for n in (H, G, G)), out_dtype="float32"))
+    refused("num_heads = 4: the arrays of the results have 2. Give one of the two.",
+            call(out=tuple(np.zeros((B, n, S, D), np.float32) for n in (2, 3, 3))))
+    q = np.zeros((B, H, S, D), np.float32)
+    with pytest.raises(InvalidValue, match=r"^q = 0x[0-9a-f]+: overlaps k\. Give the output memory of its own\.$"):
+        call(out=(q, q[:, :G], np.zeros((B, G, S, D), np.float32)))()
+    refused("bias = an array of shape [24]: must be [columns=64]. Check the order of the axes of all arrays.",
+            call(x, weight, normal(24), H, G))
+
+
+def test_refusals_of_the_output(refused: Refused) -> None:
+    attn_out, weight, residual = normal(B, S, H * D), normal(HIDDEN, H * D), normal(B, S, HIDDEN)
+
+    def call(*given: Any, **more: Any) -> Callable[[], object]:
+        return lambda: kernelseam.fused_output_projection_residual(*(given or (attn_out, weight)), **more)
+
+    refused("attn_out = an array of shape [32]: must have 4 axes, [B, H, S, D]. Add or remove axes with reshape.",
+            call(attn_out[0, 0], weight))
+    refused("weight = an array of shape [32, 24]: must be [hidden, columns=32]. Check the order of the axes of "
+            "all arrays.", call(attn_out, weight.T))
+    refused("residual = an array of shape [2, 7, 32]: must be [B=2, S=7, hidden=24]. Check the order of the axes of "
+            "all arrays.", call(attn_out, weight, None, attn_out))
+    refused("residual = an array of float64: must be no wider than float32, in which products of float32 are summed. "
+            "Convert it, or widen what is multiplied.", call(attn_out, weight, None, residual.astype(np.float64)))
+    refused("out_dtype = float16: out is an array of float32. Give one of the two.",
+            call(out=residual, out_dtype="float16"))
+    with pytest.raises(InvalidValue, match=r"^out = 0x[0-9a-f]+: overlaps residual\. Give the output memory of"):
+        whole = normal(B, S + 1, HIDDEN)
+        call(attn_out, weight, None, whole[:, :S], out=whole[:, 1:])()
+
+
+def test_refusals_of_gradients(refused: Refused) -> None:
+    x, weight = normal(B, S, HIDDEN), normal(WIDTH, HIDDEN)
+    d = normal(B, H, S, D), normal(B, G, S, D), normal(B, G, S, D)
+
+    def call(*given: Any, **more: Any) -> Callable[[], object]:
+        return lambda: kernelseam.fused_qkv_projection_bwd(*given, **more)
+
+    refused("has_bias = 1: must be True or False. Pass a bool.", call(*d, x, weight, 1, H, G, D))
+    refused("input_gradient = False: nothing is asked for. Leave the call out.",
+            call(*d, None, None, False, H, G, D, input_gradient=False, weight_gradient=False))
+    refused("bias_dtype = float32: describes d_bias. Say has_bias=True, or leave it out.",
+            call(*d, x, weight, False, H, G, D, bias_dtype="float32"))
+    refused("num_heads = 2: dq has 4. Check the order of the axes.", call(*d, x, weight, True, 2, 3, D))
+    refused("num_kv_heads = 1: dk has 2. Check the order of the axes.",
+            call(*d, x, None, True, H, 1, D, input_gradient=False))
+    refused("dk = an array of shape [7, 8]: must have 4 axes, [B, H, S, D]. Add or remove axes with reshape.",
+            call(d[0], d[1][0, 0], d[2], x, weight, True, H, G, D))
+    refused("input = an array of shape [2, 24, 7]: must be [B=2, S=7, hidden]. Check the order of the axes of all "
+            "arrays.", call(*d, x.swapaxes(1, 2), None, True, H, G, D, input_gradient=False))
+    refused("weight = an array of float16: must be float32 as dq is. Convert the array, or correct the dtype.",
+            call(*d, x, weight.astype(np.float16), True, H, G, D))
+    refused("d_output = an array of shape [2, 7]: must have 3 axes, [B, S, hidden]. Add or remove axes with reshape.",
+            lambda: kernelseam.fused_output_projection_residual_bwd(x[..., 0], d[0], weight, True))

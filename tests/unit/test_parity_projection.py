@@ -1,0 +1,271 @@
+"""The projections' oracle against sums written out, its cases' data, and faults that their bounds must catch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernelseam.parity import check, projection_data
+from kernelseam.parity.attention_data import NOWHERE
+from kernelseam.parity.cases import matrix, named
+from kernelseam.parity.data import layout, outputs, values
+from kernelseam.parity.oracle_projection import (
+    output_projection,
+    output_projection_bwd,
+    qkv_projection,
+    qkv_projection_bwd,
+)
+from kernelseam.parity.projection_case import ProjectionCase
+from kernelseam.parity.stages import verdict
+
+Array = np.ndarray[Any, Any]
+Values = dict[str, Array]
+RNG = np.random.default_rng(5)
+OPERATIONS = ("qkv_projection", "output_projection", "qkv_projection_bwd", "output_projection_bwd")
+
+
+def case(name: str) -> ProjectionCase:
+    found = named(name)
+    assert isinstance(found, ProjectionCase)
+    return found
+
+
+def results(c: ProjectionCase, x: Values) -> Values:
+    """What an exact implementation would leave: the oracle's, rounded."""
+    wanted = projection_data.wanted(c, x)
+    places = layout(c).places
+    return {n: wanted[n][0].out.astype(places[n].dtype.numpy) for n in outputs(c)}
+
+
+# ---------------------------------------------------------------- the oracle
+
+
+@pytest.mark.parametrize("style", ["", "halves", "pairs"])
+def test_q_k_and_v_element_by_element(style: str) -> None:
+    x, w, bias = RNG.standard_normal((2, 3, 5)), RNG.standard_normal((16, 5)), RNG.standard_normal(16)
+    angle = RNG.standard_normal((7, 1))
+    cos, sin = np.cos(angle).astype("f4"), np.sin(angle).astype("f4")
+    positions = np.array([[6, 0, 2], [1, 1, 5]])
+    found = qkv_projection(x, w, bias, 2, 1, 4, *((cos, sin) if style else (None, None)), style, positions)
+    for (name, heads), first in zip((("q", 2), ("k", 1), ("v", 1)), (0, 8, 12), strict=True):
+        result, count = found[name]
+        assert count == 5 and result.out.shape == result.magnitude.shape == (2, heads, 3, 4)
+        for b, h, s in np.ndindex(2, heads, 3):
+            rows = range(first + 4 * h, first + 4 * h + 4)
+            y = [sum(x[b, s, k] * w[n, k] for k in range(5)) + bias[n] for n in rows]
+            size = [sum(abs(x[b, s, k] * w[n, k]) for k in range(5)) + abs(bias[n]) for n in rows]
+            if style and name != "v":
+                c, t = float(cos[positions[b, s], 0]), float(sin[positions[b, s], 0])
+                i, j = 0, 1  # the only pair of either style: n = 2
+                y[i], y[j] = y[i] * c - y[j] * t, y[j] * c + y[i] * t
+                size[i], size[j] = size[i] * abs(c) + size[j] * abs(t), size[j] * abs(c) + size[i] * abs(t)
+            np.testing.assert_allclose(result.out[b, h, s], y, rtol=1e-12)
+            np.testing.assert_allclose(result.magnitude[b, h, s], size, rtol=1e-12)
+
+
+def test_halves_and_pairs_differ_from_the_second_on() -> None:
+    x, w = np.ones((1, 1, 1)), np.arange(12.0)[:, None]
+    cos, sin = np.zeros((1, 2), "f4"), np.array([[1, 2]], "f4")
+    at = np.zeros((1, 1), int)
+    found = {s: qkv_projection(x, w, None, 1, 1, 4, cos, sin, s, at) for s in ("halves", "pairs")}
+    halves, pairs = (f["q"][0].out[0, 0, 0] for f in found.values())
+    assert halves.tolist() == [-2, -6, 0, 2] and pairs.tolist() == [-1, 0, -6, 4]
+
+
+def test_the_output_and_the_gradients_element_by_element() -> None:
+    a, w = RNG.standard_normal((2, 3, 4, 2)), RNG.standard_normal((5, 6))
+    bias, residual = RNG.standard_normal(5), RNG.standard_normal((2, 1, 4, 5))
+    out = output_projection(a, w, bias, residual)["out"][0].out
+    d = RNG.standard_normal((2, 1, 4, 5))
+    back = {n: r.out for n, (r, _) in output_projection_bwd(d, a, w[None, None], 3).items()}
+    for b, s, j in np.ndindex(2, 4, 5):
+        want = sum(a[b, h, s, e] * w[j, 2 * h + e] for h in range(3) for e in range(2))
+        assert out[b, 0, s, j] == pytest.approx(want + bias[j] + residual[b, 0, s, j], rel=1e-12)
+    for b, h, s, e in np.ndindex(2, 3, 4, 2):
+        want = sum(d[b, 0, s, j] * w[j, 2 * h + e] for j in range(5))
+        assert back["d_attn_out"][b, h, s, e] == pytest.approx(want, rel=1e-12)
+    for j, h, e in np.ndindex(5, 3, 2):
+        want = sum(d[b, 0, s, j] * a[b, h, s, e] for b in range(2) for s in range(4))
+        assert back["d_weight"][0, 0, j, 2 * h + e] == pytest.approx(want, rel=1e-12)
+    np.testing.assert_allclose(back["d_bias"], d.sum((0, 1, 2)), rtol=1e-12)
+    dq, dk, dv = (RNG.standard_normal((2, n, 4, 2)) for n in (2, 1, 1))
+    x, weight = RNG.standard_normal((2, 1, 4, 5)), RNG.standard_normal((1, 1, 8, 5))
+    found = {n: r.out for n, (r, _) in qkv_projection_bwd(dq, dk, dv, x, weight).items()}
+    columns = [dq[:, 0], dq[:, 1], dk[:, 0], dv[:, 0]]
+    for b, s, k in np.ndindex(2, 4, 5):
+        want = sum(columns[h][b, s, e] * weight[0, 0, 2 * h + e, k] for h in range(4) for e in range(2))
+        assert found["d_input"][b, 0, s, k] == pytest.approx(want, rel=1e-12)
+    for h, e, k in np.ndindex(4, 2, 5):
+        want = sum(columns[h][b, s, e] * x[b, 0, s, k] for b in range(2) for s in range(4))
+        assert found["d_weight"][0, 0, 2 * h + e, k] == pytest.approx(want, rel=1e-12)
+        assert found["d_bias"][2 * h + e] == pytest.approx(columns[h][..., e].sum(), rel=1e-12)
+
+
+# ---------------------------------------------------------------- cases
+
+
+def test_operations_dtypes_and_options_are_covered() -> None:
+    cases = [c for c in matrix("projection") if isinstance(c, ProjectionCase)]
+    assert {c.operation for c in cases} == set(OPERATIONS) and len(cases) > 150
+    for operation in OPERATIONS:
+        mine = [c for c in cases if c.operation == operation]
+        assert {str(c.dtype) for c in mine} == {"float16", "bfloat16", "float32", "float64"}
+        assert {c.head_dim for c in mine} >= {32, 64, 80, 128} and {c.batch for c in mine} >= {0, 1, 2}
+        assert any(c.plants for c in mine) and any(c.exact for c in mine) and any(c.bias is None for c in mine)
+    assert {c.rotary for c in cases} == {"", "halves", "pairs"} and {c.page_size for c in cases} == {0, 1, 16, 24}
+    assert any(c.num_heads % c.kv_heads for c in cases), "heads of k and v need not divide those of q"
+
+
+def test_pages_are_shuffled_and_tables_name_only_what_is_used() -> None:
+    c = case("qkv-projection-f16-pages-16-rotary")
+    table, positions = projection_data.block_table(c), projection_data.positions(c)
+    used = np.zeros(table.shape, bool)
+    for b, row in enumerate(positions):
+        used[b, row // c.page_size] = True
+    assert set(table[~used].tolist()) <= set(NOWHERE) and (~used).any()
+    pages = table[used].tolist()
+    assert len(set(pages)) == len(pages) < projection_data.pages(c) and pages != sorted(pages)
+    place = layout(c).places["k"]
+    assert place.pieces is not None and len(place.pieces) == c.batch * c.S
+    assert all(len(set(row)) == c.S for row in positions.tolist()) and (np.diff(positions) < 0).any()
+
+
+def test_a_residual_in_place_shares_the_result_s_memory() -> None:
+    places = layout(case("output-projection-f16-in-place")).places
+    assert places["residual"] == places["out"]
+
+
+# ---------------------------------------------------------------- faults
+
+
+RIGHT = [c.name for c in matrix("projection") if c.name.endswith(("f16", "bias", "rotary", "f32"))]
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_is_right_passes(name: str) -> None:
+    c = case(name)
+    found = verdict(c, results(c, values(c)))
+    assert found.passed and found.worst <= 0.5, found.message
+
+
+def but(**change: Callable[[Array], Array]) -> Callable[[ProjectionCase, Values], Values]:
+    """The results of other operands."""
+    return lambda c, x: results(c, {**x, **{n: f(x[n]) for n, f in change.items()}})
+
+
+def of(**fields: Any) -> Callable[[ProjectionCase, Values], Values]:
+    """The results of another case with the same operands."""
+    return lambda c, x: results(replace(c, **fields), x)
+
+
+def written(**change: Callable[[Values], Array]) -> Callable[[ProjectionCase, Values], Values]:
+    """Right results, some of them changed."""
+    def made(c: ProjectionCase, x: Values) -> Values:
+        right = results(c, x)
+        return {**right, **{n: f(right) for n, f in change.items()}}
+
+    return made
+
+
+def without(axis: int, at: int) -> Callable[[Array], Array]:
+    """One entry of an axis is taken for 0."""
+    def zeroed(x: Array) -> Array:
+        y = x.copy()
+        np.moveaxis(y, axis, 0)[at] = 0
+        return y
+
+    return zeroed
+
+
+def v_for_k(x: Array, axis: int) -> Array:
+    """Rows of the weight, or elements of the bias, where those that make v stand in the place of those that make k."""
+    q, _, v = np.split(x, [128, 192], axis)
+    return np.concatenate([q, v, v], axis)
+
+
+QKV, OUT, QKV_BWD, OUT_BWD = (n.replace("_", "-") for n in OPERATIONS)
+FAULTS: dict[str, tuple[str, Callable[[ProjectionCase, Values], Values]]] = {
+    "the last column of the input is not read": (f"{QKV}-f16", but(input=without(3, -1))),
+    "the last row of the weight is that before it": (f"{QKV}-f16", but(weight=lambda w: np.concatenate(
+        [w[:, :, :-1], w[:, :, -2:-1]], axis=2))),
+    "no bias": (f"{QKV}-f16-bias", but(bias=np.zeros_like)),
+    "the bias of the head before": (f"{QKV}-f16-bias", but(bias=lambda b: np.roll(b, 32))),
+    "k and v in each other's place": (f"{QKV}-f16", written(k=lambda r: r["v"], v=lambda r: r["k"])),
+    "heads of q in another order": (f"{QKV}-f16", written(q=lambda r: r["q"][:, ::-1])),
+    "the entries of the batch in another order": (f"{QKV}-f16", but(input=lambda x: x[::-1])),
+    "a token late": (f"{QKV}-f16", but(input=lambda x: np.roll(x, 1, axis=2))),
+    "rounded towards zero": (f"{QKV}-f16-integers", written(
+        q=lambda r: np.nextafter(r["q"], np.float16(0)).astype(np.float16))),
+    "not turned": (f"{QKV}-f16-rotary-halves", of(rotary="")),
+    "pairs for halves": (f"{QKV}-f16-rotary-halves", of(rotary="pairs")),
+    "halves for pairs": (f"{QKV}-f16-rotary-pairs", of(rotary="halves")),
+    "turned the other way": (f"{QKV}-f16-rotary-pairs", but(sin=np.negative)),
+    "cosines and sines exchanged": (f"{QKV}-f16-rotary-halves", lambda c, x: results(
+        c, {**x, "cos": x["sin"], "sin": x["cos"]})),
+    "one position late": (f"{QKV}-f16-rotary-halves", but(
+        cos=lambda t: np.roll(t, 1, axis=0), sin=lambda t: np.roll(t, 1, axis=0))),
+    "positions that are numbered": (f"{QKV}-f16-rotary-halves-positions", of(positions=False)),
+    "the first position is 0": (f"{QKV}-f16-rotary-pairs-from-17", of(first_position=0)),
+    "v is turned, too": (f"{QKV}-f16-rotary-halves", lambda c, x: {**results(c, x), "v": results(c, {
+        **x, "weight": v_for_k(x["weight"], 2), "bias": v_for_k(x["bias"], 0)})["k"]}),
+    "k is not turned": (f"{QKV}-f16-rotary-halves", lambda c, x: {
+        **results(c, x), "k": results(replace(c, rotary=""), x)["k"]}),
+    "the bias is added after the turn": (f"{QKV}-f16-rotary-halves", lambda c, x: {n: (
+        y.astype(float) + x["bias"][first : first + y.shape[1] * 32].reshape(1, -1, 1, 32)
+    ).astype(np.float16) for (n, y), first in zip(
+        results(c, {**x, "bias": np.zeros_like(x["bias"])}).items(), (0, 128, 192), strict=True)}),
+    "a page's rows one off": (f"{QKV}-f16-pages-16", written(k=lambda r: np.roll(r["k"], 1, axis=2))),
+    "a head is not summed": (f"{OUT}-f16", but(attn_out=without(1, 3))),
+    "the last column of a head is not read": (f"{OUT}-f16", but(attn_out=without(3, 31))),
+    "heads meet each other's columns": (f"{OUT}-f16", but(attn_out=lambda a: a[:, ::-1])),
+    "head-major rows read token-major": (f"{OUT}-f16", but(
+        attn_out=lambda a: a.reshape(a.shape[0], a.shape[2], a.shape[1], a.shape[3]).swapaxes(1, 2))),
+    "no residual": (f"{OUT}-f16-bias-residual", but(residual=np.zeros_like)),
+    "the residual of the first entry": (f"{OUT}-f16-bias-residual", but(
+        residual=lambda r: np.broadcast_to(r[:1], r.shape))),
+    "the residual twice": (f"{OUT}-f16-in-place", but(residual=lambda r: r + r)),
+    "no bias in the output": (f"{OUT}-f16-bias-residual", but(bias=np.zeros_like)),
+    "heads of dv are not summed": (f"{QKV_BWD}-f16-bias", lambda c, x: {
+        **results(c, x), "d_input": results(c, {**x, "dv": np.zeros_like(x["dv"])})["d_input"]}),
+    "dk for dv": (f"{QKV_BWD}-f16-bias", lambda c, x: results(c, {**x, "dv": x["dk"]})),
+    "the last token is not summed": (f"{QKV_BWD}-f16-bias", lambda c, x: {
+        **results(c, x), "d_weight": results(c, {**x, "input": without(2, 32)(x["input"])})["d_weight"]}),
+    "the last entry is not summed": (f"{QKV_BWD}-f16-bias", lambda c, x: {
+        **results(c, x), "d_weight": results(c, {**x, "input": without(0, 1)(x["input"])})["d_weight"]}),
+    "d_bias without the last token": (f"{QKV_BWD}-f16-bias", lambda c, x: {
+        **results(c, x), "d_bias": results(c, {**x, "dq": without(2, 32)(x["dq"])})["d_bias"]}),
+    "rows of d_weight in another order": (f"{QKV_BWD}-f16-bias", written(
+        d_weight=lambda r: np.roll(r["d_weight"], 32, axis=2))),
+    "d_weight transposed": (f"{OUT_BWD}-f16-bias", written(d_weight=lambda r: np.ascontiguousarray(
+        r["d_weight"].swapaxes(2, 3)).reshape(r["d_weight"].shape))),
+    "heads of d_attn_out in another order": (f"{OUT_BWD}-f16-bias", written(
+        d_attn_out=lambda r: r["d_attn_out"][:, ::-1])),
+    "d_bias of one entry": (f"{OUT_BWD}-f16-bias", lambda c, x: {
+        **results(c, x), "d_bias": results(c, {**x, "d_output": without(0, 1)(x["d_output"])})["d_bias"]}),
+    "the first entry's attn_out for all": (f"{OUT_BWD}-f16-bias", but(
+        attn_out=lambda a: np.broadcast_to(a[:1], a.shape))),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_caught(fault: str) -> None:
+    name, wrong = FAULTS[fault]
+    c = case(name)
+    x = values(c)
+    found = verdict(c, wrong(c, x))
+    assert not found.passed, f"{name} does not see it: {found.message}"
+
+
+def test_one_element_that_is_off_is_named() -> None:
+    c = case("qkv-projection-f16")
+    found = results(c, values(c))
+    found["k"][1, 0, 32, 31] += np.float16(0.1)
+    message = verdict(c, found).message
+    assert message.startswith("k[1, 0, 32, 31] is ") and "the oracle says" in message
+    wanted = projection_data.wanted(c, values(c))
+    assert not check.projection(wanted, c.dtype, {"k": found["k"]})
+    assert check.projection(wanted, c.dtype, {"q": found["q"]})
