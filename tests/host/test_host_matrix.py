@@ -17,7 +17,7 @@ import pytest
 
 import kernelseam
 from kernelseam.contract import Device
-from kernelseam.kernels import HALVES
+from kernelseam.kernels import WAYS
 from kernelseam.kernels.shared import build
 from kernelseam.parity.cases import Case, matrix
 from kernelseam.parity.covering import covering
@@ -47,9 +47,9 @@ def _parameters() -> Iterator[object]:
 
 def _compile(case: Case, device: Device) -> None:
     toolchain, problem = HostToolchain(), prepared(case, device).problem
-    half, row = HALVES[problem.operation], toolchain.arch_row(device.arch)
-    if half.refuse(problem, row) is None:
-        for launch in half.launches(problem, half.tile(problem, row, device), device).steps:
+    way, row = WAYS[problem.operation], toolchain.arch_row(device.arch)
+    if way.refuse(problem, row) is None:
+        for launch in way.launches(problem, way.tile(problem, row, device), device).steps:
             build(launch.half, launch.problem.spec, launch.tile, toolchain, device.arch)
 
 

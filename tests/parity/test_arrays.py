@@ -13,7 +13,7 @@ import kernelseam
 from kernelseam.dtypes import DType
 from kernelseam.parity.cases import AttentionCase, GemmCase, named
 from kernelseam.parity.data import values
-from kernelseam.parity.run import verdict
+from kernelseam.parity.stages import verdict
 
 ATTENTION = (
     "attention-f16-64-ramp", "attention-f16-64-causal-masked-rows", "attention-bf16-128-causal-ramp",

@@ -179,6 +179,19 @@ def test_gemm_on_a_vendors_device(command: Command, layout: str) -> None:
     assert found["runs"][0]["implementation"] == "acme-gemm" and found["runs"][0]["workspace_bytes"] == 64
 
 
+@pytest.mark.parametrize("layout", [("strided",), ("pointers",), ("pointers", "--spacing", "even")])
+def test_gemm_with_a_bias_and_a_residual(command: Command, layout: tuple[str, ...]) -> None:
+    found = parsed(command(
+        "gemm", "--batch", 3, "--heads", 2, "--m", 17, "--n", 9, "--k", 21, "--bias", "float32", "--residual",
+        "bfloat16", "--out-dtype", "float32", "--layout", *layout, "--verify", "--json",
+    ))
+    (run,) = found["runs"]
+    assert found["passed"] is True and run["launches"] == 1
+    way = "pointers" if layout == ("pointers",) else "strided"
+    assert run["problem"].startswith(f"gemm float16→float32 NN {way} bias residual ")
+    assert run["verify"]["oracle"]["checked"] == 3 * 2 * 17 * 9
+
+
 def test_empty_problems(command: Command) -> None:
     assert parsed(command("gemm", "--batch", 0, "--verify", "--time", "--json"))["passed"] is True
     (run,) = parsed(command("gemm", "--k", 0, "--m", 3, "--verify", "--json"))["runs"]
@@ -200,6 +213,8 @@ def test_empty_problems(command: Command) -> None:
         (("gemm", "--k", "1e3"), "'--k'"),
         (("attention", "--dtype", "float8"), "dtype = float8: must be one of float16, bfloat16, float32, float64"),
         (("gemm", "--dtype", "int8"), "dtype = int8"),
+        (("gemm", "--bias", "int8"), "--bias = int8"),
+        (("explain", "gemm", "--residual", "float64"), "dtype_residual = float64: must be no wider than float32"),
         (("gemm", "--dtype", ""), "dtype = '': must be one of float16, bfloat16, float32, float64"),
         (("attention", "--dtype", ""), "dtype = '': must be one of float16"),
         (("gemm", "--backend", ""), "device = : must be a Device, BACKEND or BACKEND:INDEX"),

@@ -50,7 +50,7 @@ def test_options(command: Command, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [(), ("--causal", "--layout", "bshd"), ("--varlen",), ("--kv-lengths", "--softcap", "2"),
+    "options", [(), ("--causal", "--layout", "bshd", "--any-order"), ("--varlen",), ("--kv-lengths", "--softcap", "2"),
                 ("--bias", "float32", "--sinks", "--alibi", "--window", "9,9", "--mask-density", "0.7")], ids=" ".join,
 )
 def test_gradients(command: Command, options: tuple[str, ...]) -> None:
@@ -153,6 +153,7 @@ def test_a_wrong_gradient_ends_with_1(command: Command, monkeypatch: pytest.Monk
         (("--varlen", "--layout", "bshd"), "--layout = bshd: the rows of --varlen lie in one order. Leave it out."),
         (("--backward", "--paged"), "--backward = given: pages have no gradients. Leave --paged out."),
         (("--backward", "--return-lse"), "--return-lse = given: gradients take it in any case. Leave it out."),
+        (("--any-order",), "--any-order = given: it is about gradients. Give --backward too."),
         (("--prefix", 3), "--prefix = 3: every key is seen anyway. Give --causal or --window too."),
         (
             ("--window", "3"),
@@ -202,7 +203,7 @@ def test_every_command_has_the_same_options(command: Command) -> None:
     texts = [command(*name, "--help")[1] for name in commands]
     for option in (
         "--batch", "--causal", "--layout", "--window", "--softcap", "--alibi", "--bias", "--mask-density", "--sinks",
-        "--prefix", "--kv-lengths", "--paged", "--page-size", "--varlen", "--backward", "--return-lse",
-        "--batch-invariant",
+        "--prefix", "--kv-lengths", "--paged", "--page-size", "--varlen", "--backward", "--any-order",
+        "--return-lse", "--batch-invariant",
     ):
         assert all(f"\n  {option} " in text for text in texts), option

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from kernelseam.contract import KernelFacts
+from kernelseam.descriptors.address_lists import stage
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, InvalidValue, OutOfDeviceMemory
 
@@ -95,7 +96,13 @@ class Driver:
         self.log.append(("wait", stream))
         return (0,)
 
+    def cuMemHostAlloc(self, size: int, flags: int) -> tuple[Any, ...]:
+        self.pinned = ctypes.create_string_buffer(size)
+        self.log.append(("pinned", flags))
+        return 0, ctypes.addressof(self.pinned)
+
     def cuMemcpyHtoDAsync(self, to: int, source: int, size: int, stream: int) -> tuple[Any, ...]:
+        assert source == ctypes.addressof(self.pinned) and size <= len(self.pinned)
         ctypes.memmove(to, source, size)
         self.log.append(("copy", stream))
         return (0,)
@@ -201,10 +208,32 @@ def test_copies_keep_every_bit_and_use_the_streams_order(driver: Driver, dtype: 
     info = made.describe(there)
     assert info is not None
     assert (info.shape, info.strides, info.dtype, info.device, info.kind) == ((6, 4), (4, 1), dtype, device, "cupy")
-    assert driver.log == [("copy", 77), ("wait", 77)]
+    assert driver.log == [("pinned", 1), ("copy", 77), ("wait", 77)]
     assert np.array_equal(made.to_host(there), host)
-    assert driver.log[2:] == [("synchronize", 1)]
+    assert driver.log[3:] == [("synchronize", 1)]
     assert driver.stack == [2]
+
+
+def test_host_memory_is_staged_in_pinned_memory_piece_by_piece(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One buffer for all copies of all devices: pinned once, and free again when a copy returns."""
+    monkeypatch.setattr(runtime, "_STAGED", 64)
+    made = CudaRuntime()
+    long, short = np.arange(37.0), np.arange(8.0)  # 296 bytes: four pieces and a half
+    found = [made.from_host(x, d) for x, d in ((long, made.devices()[0]), (short, made.devices()[1]))]
+    assert driver.log == [("pinned", 1), *[("copy", 77), ("wait", 77)] * 6]
+    assert [made.to_host(x).tolist() for x in found] == [long.tolist(), short.tolist()]
+
+
+def test_lists_of_addresses_are_staged_at_bind(driver: Driver) -> None:
+    made = CudaRuntime()
+    found = np.array([2**63 + 16, 32, 48], np.uint64)
+    held, pointer = stage(found, made, made.devices()[0])
+    assert driver.log == [("pinned", 1), ("copy", 77), ("wait", 77)]
+    info = made.describe(held)
+    assert info is not None and info.pointer == pointer
+    assert made.to_host(held).view(np.uint64).tolist() == found.tolist()
 
 
 def test_strided_and_reversed_arrays_come_back_packed(driver: Driver) -> None:

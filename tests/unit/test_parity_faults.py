@@ -40,6 +40,14 @@ GEMM = {
     "short-inputs": "gemm-f32-nn",
     "writes-past-end": "gemm-f16-nt-gaps",
     "no-batch-stride": "gemm-f32-nn-token-major-in",
+    "bias-by-row": "gemm-f16-nt-bias",
+    "wrong-bias-head": "gemm-f16-nt-bias-residual",
+    "scaled-residual": "gemm-f16-nt-bias-residual-alpha-beta",
+    "residual-walked-as-c": "gemm-f16-nt-bias-residual-gaps",
+    "residual-after-rounding": "gemm-bf16-nn-bias-f32-residual-rounded",
+    "dropped-last-product": "gemm-f16-nt-sum-batch",
+    "first-head-of-b": "gemm-f16-nt-sum-4-of-b-group-2",
+    "interleaved-sums": "gemm-f16-nt-sum-both",
 }
 FAULTS = [("attention", f, c) for f, c in ATTENTION.items()] + [("gemm", f, c) for f, c in GEMM.items()]
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from kernelseam.parity import attention_bwd_data, attention_data, calibrate, data, model_bwd, run, tolerances
+from kernelseam.parity import attention_bwd_data, attention_data, calibrate, data, model_bwd, stages, tolerances
 from kernelseam.parity.cases import BackwardCase, named
 from kernelseam.parity.oracle import Array
 
@@ -55,25 +55,25 @@ def test_every_fault_has_its_case() -> None:
 @pytest.mark.parametrize("fault", CAUGHT)
 def test_a_fault_is_caught(fault: str) -> None:
     case = _case(CAUGHT[fault])
-    right = run.verdict(case, _computed(case, ""))
+    right = stages.verdict(case, _computed(case, ""))
     assert right.passed and right.worst < 0.8, right.message
-    wrong = run.verdict(case, _computed(case, fault))
+    wrong = stages.verdict(case, _computed(case, fault))
     assert not wrong.passed and wrong.worst > 2, wrong.message
 
 
 @pytest.mark.parametrize("name", REPEATING)
 def test_a_bias_s_gradient_that_is_not_summed_is_caught(name: str) -> None:
     case = _case(name)
-    wrong = run.verdict(case, _computed(case, "bias-not-summed"))
+    wrong = stages.verdict(case, _computed(case, "bias-not-summed"))
     assert not wrong.passed and wrong.message.startswith("dbias")
 
 
 def test_gradients_of_keys_beyond_the_lengths_are_zeros() -> None:
     case = _case("f16-64-lengths")
     found = _computed(case, "")
-    assert run.verdict(case, found).passed
+    assert stages.verdict(case, found).passed
     found["dv"][2, 0, 100, 3] = 1e-3
-    assert not run.verdict(case, found).passed
+    assert not stages.verdict(case, found).passed
 
 
 def test_constants_have_room() -> None:

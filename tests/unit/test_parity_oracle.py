@@ -152,6 +152,34 @@ def test_gemm_edges(rows: list[int] | None) -> None:
     assert got.tolist()[:2] == [4.0, 6.0] and math.isnan(got[2]) and got[3] == INF
 
 
+@pytest.mark.parametrize(("batch_group", "head_group"), [(1, 1), (2, 1), (1, 3), (2, 2), (4, 6)])
+def test_summed_gemms_are_the_formula(batch_group: int, head_group: int) -> None:
+    """Bias and residual as well; the magnitude is the same sum of magnitudes."""
+    rng = np.random.default_rng(6)
+    B, H, g, M, N, K = 4, 6, 2, 3, 2, 5
+    lead = (B // batch_group, H // head_group)
+    a, b, bias, residual = (
+        rng.standard_normal(s).astype(np.float32)
+        for s in ((B, H, M, K), (B, H // g, K, N), (*lead, N), (*lead, M, N))
+    )
+    more = {"bias": bias, "residual": residual, "batch_group": batch_group, "head_group": head_group}
+    got = oracle.gemm(a, b, None, -0.5, **more)  # type: ignore[arg-type]
+    rows = [0, 2, lead[0] * lead[1] * M - 1]
+    part = oracle.gemm(a, b, None, -0.5, rows=rows, **more)  # type: ignore[arg-type]
+    assert got.out.shape == (*lead, M, N)
+    for i, j, m, n in np.ndindex(*got.out.shape):
+        terms = [
+            float(a[p, h, m, k]) * float(b[p, h // g, k, n]) for p in range(B) for h in range(H) for k in range(K)
+            if p // batch_group == i and h // head_group == j
+        ]
+        added = [float(bias[i, j, n]), float(residual[i, j, m, n])]
+        assert got.out[i, j, m, n] == pytest.approx(-0.5 * sum(terms) + sum(added), rel=1e-11, abs=1e-13)
+        magnitude = 0.5 * sum(map(abs, terms)) + sum(map(abs, added))
+        assert got.magnitude[i, j, m, n] == pytest.approx(magnitude, rel=1e-12)
+    for name in ("out", "magnitude"):
+        np.testing.assert_allclose(getattr(part, name), getattr(got, name).reshape(-1, N)[rows], rtol=1e-12)
+
+
 def test_gemm_needs_c_where_beta_reads_it() -> None:
     with pytest.raises(ValueError, match="beta is not 0: C is needed"):
         oracle.gemm(np.ones((1, 1, 1, 1)), np.ones((1, 1, 1, 1)), None, 1.0, 1.0)

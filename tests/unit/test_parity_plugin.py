@@ -18,6 +18,6 @@ def test_a_conftest_and_three_lines_run_the_matrix(tmp_path: Path, python_comman
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.split() for line in done.stdout.splitlines() if line.startswith(("gemm ", "attention "))]
     assert [line[:6] for line in lines] == [
-        ["gemm", "numpy", "numpy", "4", "4", "0"],
+        ["gemm", "numpy", "numpy", "5", "5", "0"],
         ["attention", "numpy", "numpy", "2", "2", "0"],
     ]

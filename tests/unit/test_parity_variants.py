@@ -11,7 +11,7 @@ import pytest
 from kernelseam.parity import attention_data, calibrate, data, oracle, tolerances
 from kernelseam.parity.cases import AttentionCase, named
 from kernelseam.parity.oracle import Variant
-from kernelseam.parity.run import verdict
+from kernelseam.parity.stages import verdict
 
 Change = Callable[[Variant], Variant]
 

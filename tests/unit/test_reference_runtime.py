@@ -77,7 +77,10 @@ def test_the_reference_is_a_plugin_like_any_other() -> None:
     backend = found.backend("numpy")
     assert isinstance(backend, Backend) and backend.priority < 0
     names = [(i.operation, i.name) for i in found.registry.implementations if i.backend == "numpy"]
-    assert names == [("gemm", "numpy"), ("attention", "numpy"), ("merge_states", "numpy"), ("attention_bwd", "numpy")]
+    assert names == [(operation, "numpy") for operation in (
+        "gemm", "attention", "merge_states", "attention_bwd", "qkv_projection", "output_projection",
+        "qkv_projection_bwd", "output_projection_bwd",
+    )]
     report = found.doctor()["reference"]
     assert report["numpy"] == np.__version__ and report["blas"]
     assert plugin.kernelseam_doctor() == report

@@ -66,7 +66,7 @@ def test_it_fills_the_contract() -> None:
     backend = plugin.backend()
     assert isinstance(backend.runtime, Runtime)
     assert backend.toolchain is not None and list(backend.toolchain.archs) == ARCHS
-    assert [i.name for i in backend.implementations] == ["hipblas"]
+    assert [i.name for i in backend.implementations] == ["hipblas", "hipblas-batched"]
 
 
 def test_doctor_survives_missing_libraries(tmp_path: Path) -> None:

@@ -40,8 +40,13 @@ E hipGetDevice(int* i) { *i = current; return 0; }
 E hipSetDevice(int i) { if (i > 1) return 101; note(1000 + i); current = i; return 0; }
 E hipGetDevicePropertiesR0600(void* p, int i) { memcpy(p, blob, blob_size); ((char*)p)[4] = '0' + i; return 0; }
 E hipMalloc(void** p, size_t n) { if (n > (1ull << 40)) return 2; *p = malloc(n); note(2000 + current); return 0; }
+static char* pinned;
+E hipHostMalloc(void** p, size_t n, unsigned flags) { *p = pinned = malloc(n); note(8000 + flags); return 0; }
 E hipFree(void* p) { free(p); note(3000); return 0; }
-E hipMemcpy(void* d, const void* s, size_t n, int kind) { memcpy(d, s, n); note(4000 + kind); return 0; }
+E hipMemcpy(void* d, const void* s, size_t n, int kind) {
+  if (kind == 1 && s != pinned) return 1;
+  memcpy(d, s, n); note(4000 + kind); return 0;
+}
 E hipDeviceSynchronize(void) { note(5000 + current); return 0; }
 E hipEventCreate(void** e) { *e = calloc(1, sizeof(double)); return 0; }
 E hipEventDestroy(void* e) { free(e); note(6000); return 0; }
@@ -174,8 +179,29 @@ def test_arrays_go_there_and_back(prefix: Path) -> None:
     assert said["same"] and said["shape"] == [4, 3] and said["strides"] == [3, 1]
     assert (said["device"], said["kind"]) == ("rocm:1 (gfx942)", "kernelseam")
     assert (said["empty"], said["half"]) == ([[0, 3], "bfloat16"], ["bfloat16", 4.0])
-    # Onto device 1 and back to 0 each time: allocate and copy; then wait for the device's work and copy.
-    assert said["log"][:8] == [1001, 2001, 4001, 1000, 1001, 5001, 4002, 1000]
+    # Onto device 1 and back to 0 each time: allocate, pin what the copy passes through, and copy; then wait for the
+    # device's work and copy.
+    assert said["log"][:9] == [1001, 2001, 8001, 4001, 1000, 1001, 5001, 4002, 1000]
+
+
+def test_host_memory_is_staged_in_pinned_memory_piece_by_piece(prefix: Path) -> None:
+    """One buffer for all copies of all devices: pinned once. What is not staged, the library refuses to copy."""
+    said = run(
+        prefix,
+        """
+        from kernelseam_rocm import runtime as module
+        from kernelseam.descriptors.address_lists import stage
+        module._STAGED = 64
+        long, short = np.arange(37.0), np.array([2**63 + 16, 32, 48], np.uint64)
+        first, (second, pointer) = runtime.from_host(long, devices[0]), stage(short, runtime, devices[1])
+        marks = log()
+        say(pinned=marks.count(8001), copies=marks.count(4001), first=runtime.to_host(first).tolist(),
+            second=runtime.to_host(second).view(np.uint64).tolist(), same=runtime.describe(second).pointer == pointer)
+    """,
+    )
+    assert said == {
+        "pinned": 1, "copies": 6, "first": [float(i) for i in range(37)], "second": [2**63 + 16, 32, 48], "same": True,
+    }
 
 
 def test_memory_that_is_not_there(prefix: Path) -> None:

@@ -41,6 +41,32 @@ def strided(**more: Any) -> BatchedGemmStrided:
     })
 
 
+def added(**more: Any) -> BatchedGemmStrided:
+    """Groups of 2 batches and 3 heads, two of which share a B; one bias for all; a residual in half precision."""
+    return BatchedGemmStrided(**{
+        "M": 5, "N": 7, "K": 8, "batch": 4, "num_heads": 6, "b_head_group": 2, "c_batch_group": 2, "c_head_group": 3,
+        "A": normal(4, 6, 5, 8), "B": normal(4, 3, 8, 7), "C": normal(2, 2, 5, 7), "bias": normal(7),
+        "residual": normal(2, 2, 5, 7, dtype="f2"), "stride_bias_batch": 0, "stride_bias_head": 0, **more,
+    })
+
+
+def in_place() -> BatchedGemmStrided:
+    c = normal(2, 3, 5, 7)
+    return BatchedGemmStrided(
+        A=normal(2, 3, 5, 8), B=normal(2, 3, 8, 7), C=c, residual=c, M=5, N=7, K=8, batch=2, num_heads=3
+    )
+
+
+def added_lists(in_place: bool = False) -> BatchedGemmPointers:
+    """Six products in two groups."""
+    c = [normal(5, 4) for _ in range(2)]
+    return BatchedGemmPointers(
+        M=5, N=4, K=8, batch=2, num_heads=3, c_head_group=3, A_ptrs=[normal(5, 8) for _ in range(6)],
+        B_ptrs=[normal(8, 4) for _ in range(6)], C_ptrs=c, bias_ptrs=[normal(4) for _ in range(2)],
+        residual_ptrs=c if in_place else [normal(5, 9)[:, :4] for _ in range(2)],
+    )
+
+
 def attention(**more: Any) -> Attention:
     """Tokens before heads, two KV heads for four of queries."""
     q, k, v, out = normal(2, 33, 4, 16), normal(2, 65, 2, 16), normal(2, 65, 2, 24), normal(2, 33, 4, 24)
@@ -91,6 +117,10 @@ RIGHT: dict[str, Callable[[], Any]] = {
     "beta": lambda: strided(alpha=0.5, beta=-2.0),
     "alpha 0": lambda: strided(alpha=0.0, beta=2.0),
     "alpha 0 without inputs": lambda: strided(alpha=0.0, beta=2.0, A=None, B=None, dtype="float32"),
+    "bias, residual and sums": lambda: added(),
+    "residual in place": lambda: in_place(),
+    "alpha 0 with a bias": lambda: added(alpha=0.0, A=None, B=None, dtype="float32"),
+    "no rows with a bias": lambda: added(M=0, A=normal(4, 6, 0, 8), C=normal(2, 2, 0, 7), residual=normal(2, 2, 0, 7)),
     "K 0": lambda: BatchedGemmStrided(A=normal(5, 0), B=normal(0, 4), C=normal(5, 4), M=5, N=4, K=0, beta=1.0),
     "no rows": lambda: BatchedGemmStrided(A=normal(0, 8), B=normal(8, 4), C=normal(0, 4), M=0, N=4, K=8),
     "no batch": lambda: strided(batch=0),
@@ -105,6 +135,8 @@ RIGHT: dict[str, Callable[[], Any]] = {
         M=5, N=4, K=8, num_heads=3, alpha=2.0, beta=1.0, A_ptrs=[normal(5, 8) for _ in range(3)],
         B_ptrs=[normal(8, 4) for _ in range(3)], C_ptrs=[normal(5, 4) for _ in range(3)],
     ),
+    "pointers with bias, residual and sums": lambda: added_lists(),
+    "pointers with residuals in place": lambda: added_lists(in_place=True),
     "pointers, alpha 0": lambda: BatchedGemmPointers(
         M=5, N=4, K=8, num_heads=3, alpha=0.0, beta=1.0, dtype="float32", C_ptrs=[normal(5, 4) for _ in range(3)],
     ),
@@ -175,6 +207,7 @@ def shifted(discovered: Discovered, monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "where"),
     [
         ("strided", "C[1, 2, 4, 6] is"), ("beta", "C[1, 2, 4, 6] is"), ("pointers", "C[0, 2, 4, 3] is"),
+        ("bias, residual and sums", "C[1, 1, 4, 6] is"), ("pointers with bias, residual and sums", "C[1, 0, 4, 3] is"),
         ("attention", "out[1, 3, 32, 23] is"), ("attention with all options", "out[1, 3, 32, 23] is"),
         ("attention of packed sequences", "out[2, 3, 8, 23] is"), ("attention of pages", "out[1, 3, 2, 23] is"),
         ("attention over lists", "out[1, 3, 4, 15] is"), ("merge", "out[1, 1, 4, 7] is"),

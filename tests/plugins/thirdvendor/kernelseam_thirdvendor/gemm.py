@@ -18,6 +18,8 @@ class AcmeGemm:
     name, backend, operation = "acme-gemm", "acme", "gemm"
 
     def supports(self, problem: GemmProblem, device: Device) -> str | None:
+        if not problem.spec.plain:
+            return "Acme multiplies, and adds nothing"
         return "Acme has no float64" if problem.spec.dtype is DType.float64 else None
 
     def cost(self, problem: GemmProblem, device: Device) -> Cost:
