@@ -19,9 +19,9 @@ def test_the_matrix_of_a_backend(run_installed: Run, tmp_path: Path) -> None:
     done = run_installed(f"{MATRIX} --backend numpy -vv -k 'f64-t or 64-mqa'", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"::test_parity\[gemm-f64-tt-on-numpy-numpy\] PASSED", done.stdout)
-    assert re.search(r"= 6 passed, \d+ deselected in", done.stdout.splitlines()[-1])
+    assert re.search(r"= 7 passed, \d+ deselected in", done.stdout.splitlines()[-1])
     lines = [line.split()[:6] for line in done.stdout.splitlines() if line.startswith(("gemm ", "attention "))]
-    assert lines == [["gemm", "numpy", "numpy", "4", "4", "0"], ["attention", "numpy", "numpy", "2", "2", "0"]]
+    assert lines == [["gemm", "numpy", "numpy", "5", "5", "0"], ["attention", "numpy", "numpy", "2", "2", "0"]]
 
 
 @pytest.mark.slow

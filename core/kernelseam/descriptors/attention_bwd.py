@@ -39,7 +39,8 @@ class AttentionBwd:
     (float64 where q is). Keys that no query sees, and those beyond kv_lengths, get zeros; packed rows of no sequence
     are not written.
 
-    ``deterministic``: the same bits every time; False allows a way that is not, where one is faster.
+    ``deterministic``: the same bits every time; False allows a way that is not, where one is faster: dq is summed by
+    atomics in the workspace, a float32 for each of its elements and some more.
     Raises InvalidValue where no such problem exists.
     """
 
