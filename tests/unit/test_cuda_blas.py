@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from column_blas import Columns, multiply
+from column_blas import Columns, check_products_of_lists, integers, multiply, scattered
 
 from kernelseam.blas import BEYOND, Handles
 from kernelseam.contract import Device
@@ -89,10 +89,6 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     yield fake
 
 
-def integers(dtype: DType, *shape: int) -> Any:
-    return np.random.default_rng(sum(shape)).integers(-4, 5, shape).astype(dtype.numpy)
-
-
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize("a_transposed", [False, True])
 @pytest.mark.parametrize("b_transposed", [False, True])
@@ -117,13 +113,6 @@ def test_products_agree(library: Library, dtype: DType, a_transposed: bool, b_tr
     assert library.modes == [16]
 
 
-def scattered(dtype: DType, count: int, rows: int, columns: int) -> tuple[list[Any], Any]:
-    """Matrices in any order in memory, of which one is nobody's, and the list of their addresses."""
-    made = integers(dtype, count + 1, rows, columns)
-    found = [made[i] for i in np.random.default_rng(rows).permutation(count + 1)[:count]]
-    return found, np.array([x.ctypes.data for x in found], np.uint64)
-
-
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize("a_transposed", [False, True])
 @pytest.mark.parametrize("b_transposed", [False, True])
@@ -131,23 +120,9 @@ def scattered(dtype: DType, count: int, rows: int, columns: int) -> tuple[list[A
 def test_products_of_lists_agree(
     library: Library, dtype: DType, a_transposed: bool, b_transposed: bool, beta: float
 ) -> None:
-    batch, heads, M, N, K = 2, 2, 5, 7, 6
-    a, a_list = scattered(dtype, 4, *((K, M + 2) if a_transposed else (M, K + 2)))  # rows with gaps
-    b, b_list = scattered(dtype, 4, *((N, K) if b_transposed else (K, N)))
-    c, c_list = scattered(dtype, 4, M, N + 1)
-    spec = GemmSpec(dtype, dtype, dtype.accumulator, a_transposed, b_transposed, "pointers")
-    steps = [(0, 0, x[0].shape[1]) for x in (a, b, c)]
-    problem = GemmProblem(spec, M, N, K, batch, heads, *steps, alpha=0.5, beta=beta)
-    old = [x.astype(np.float64) for x in c]
-    (step,) = blas.CublasBatchedGemm().build(problem, DEVICE).steps
-    assert (step.record.kernel, step.record.kind) == ("cublasGemmBatchedEx", "library")
-    step.bind({"A_ptrs": a_list.ctypes.data, "B_ptrs": b_list.ctypes.data, "C_ptrs": c_list.ctypes.data}, 0)(77)
-    for A, B, C, before in zip(a, b, c, old, strict=True):
-        left = (A[:, :M].T if a_transposed else A[:, :K]).astype(np.float64)
-        right = (B.T if b_transposed else B).astype(np.float64)
-        want = 0.5 * left @ right + beta * before[:, :N]
-        assert np.array_equal(C[:, :N], want.astype(dtype.numpy))
-        assert np.array_equal(C[:, N:], before[:, N:].astype(dtype.numpy))
+    check_products_of_lists(
+        blas.CublasBatchedGemm(), DEVICE, "cublasGemmBatchedEx", dtype, a_transposed, b_transposed, beta
+    )
     assert library.streams == [77]
 
 

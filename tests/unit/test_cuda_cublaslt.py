@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from column_blas import Columns, multiply
+from column_blas import Columns, integers, multiply
 
 from kernelseam.blas import Handles
 from kernelseam.contract import Device
@@ -146,10 +146,6 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
 @pytest.fixture
 def gemm(library: Library) -> blas_lt.CublasLtGemm:
     return blas_lt.CublasLtGemm(Runtime())  # type: ignore[arg-type]
-
-
-def integers(dtype: DType, *shape: int) -> Any:
-    return np.random.default_rng(sum(shape)).integers(-4, 5, shape).astype(dtype.numpy)
 
 
 def steps(x: Any, count: int) -> Any:

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from kernelseam.contract import host_array
+from kernelseam.blas import BatchedGemm
+from kernelseam.contract import Device, host_array
+from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 
 Array = np.ndarray[Any, Any]
@@ -50,3 +52,38 @@ def multiply(
         if bias is not None:
             x += bias.matrix(i, m, 1).astype(np.float64)
         out[...] = x
+
+
+def integers(dtype: DType, *shape: int) -> Any:
+    """Values whose products are exact in every dtype."""
+    return np.random.default_rng(sum(shape)).integers(-4, 5, shape).astype(dtype.numpy)
+
+
+def scattered(dtype: DType, count: int, rows: int, columns: int) -> tuple[list[Any], Any]:
+    """Matrices in any order in memory, of which one is nobody's, and the list of their addresses."""
+    made = integers(dtype, count + 1, rows, columns)
+    found = [made[i] for i in np.random.default_rng(rows).permutation(count + 1)[:count]]
+    return found, np.array([x.ctypes.data for x in found], np.uint64)
+
+
+def check_products_of_lists(
+    gemm: BatchedGemm, device: Device, kernel: str, dtype: DType, a_transposed: bool, b_transposed: bool, beta: float
+) -> None:
+    """Four products of matrices with gaps between their rows, on stream 77: exact, and nothing else is written."""
+    batch, heads, M, N, K = 2, 2, 5, 7, 6
+    a, a_list = scattered(dtype, 4, *((K, M + 2) if a_transposed else (M, K + 2)))  # rows with gaps
+    b, b_list = scattered(dtype, 4, *((N, K) if b_transposed else (K, N)))
+    c, c_list = scattered(dtype, 4, M, N + 1)
+    spec = GemmSpec(dtype, dtype, dtype.accumulator, a_transposed, b_transposed, "pointers")
+    steps = [(0, 0, x[0].shape[1]) for x in (a, b, c)]
+    problem = GemmProblem(spec, M, N, K, batch, heads, *steps, alpha=0.5, beta=beta)
+    old = [x.astype(np.float64) for x in c]
+    (step,) = gemm.build(problem, device).steps
+    assert (step.record.kernel, step.record.kind) == (kernel, "library")
+    step.bind({"A_ptrs": a_list.ctypes.data, "B_ptrs": b_list.ctypes.data, "C_ptrs": c_list.ctypes.data}, 0)(77)
+    for A, B, C, before in zip(a, b, c, old, strict=True):
+        left = (A[:, :M].T if a_transposed else A[:, :K]).astype(np.float64)
+        right = (B.T if b_transposed else B).astype(np.float64)
+        want = 0.5 * left @ right + beta * before[:, :N]
+        assert np.array_equal(C[:, :N], want.astype(dtype.numpy))
+        assert np.array_equal(C[:, N:], before[:, N:].astype(dtype.numpy))
