@@ -14,7 +14,7 @@ struct f16 { unsigned short bits; };
 struct bf16 { unsigned short bits; };
 
 KS_DEVICE int lane() { return threadIdx.x & 31; }
-KS_DEVICE int warp_index() { return __shfl_sync(~0u, threadIdx.x >> 5, 0); }  // uniform, and known to be
+KS_DEVICE int warp_index() { return __shfl_sync(~0u, threadIdx.x >> 5, 0); }  // uniform, and known to be; every lane must ask
 KS_DEVICE int thread_index() { return threadIdx.x; }
 KS_DEVICE unsigned block_index() { return blockIdx.x; }
 KS_DEVICE void block_barrier() { __syncthreads(); }

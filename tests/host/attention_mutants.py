@@ -215,6 +215,12 @@ ATTENTIONS = (
         "sink-gradient-sign", ATTENTION, "if (s != -infinity()) sum -=", "if (s != -infinity()) sum +=",
         "attention-bwd-f16-64-sinks", WRONG, "a sink's gradient points the other way",
     ),
+    Mutant(
+        "warp-index-of-one-lane", ATTENTION, "if (lane() == 0) shares[warp] = sum;",
+        "if (lane() == 0) shares[warp_index()] = sum;", "attention-bwd-f16-64-sinks",
+        r"block 0, warp [0-3]: lanes wait at warp_index\(\) and a block barrier",
+        "one lane asks what all must ask together",
+    ),
     # ---- gradients in any order
     Mutant(
         "sums-not-zeroed", ATTENTION, "i < zero_chunks;", "i < zero_chunks / 2;", ANY_ORDER, NAN,

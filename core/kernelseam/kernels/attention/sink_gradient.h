@@ -8,7 +8,7 @@ KS_KERNEL(WARP * KS_WARPS, 1)
 sink_gradient(const float* sinks, const float* lse, const float* dots, float* dsinks, const int* offsets, i64 lse_batch,
               i64 lse_head, i64 dots_batch, i64 dots_head, int batch, int rows, int sequences) {
   float* const shares = (float*)shared_memory<KS_WARPS * 16>();
-  const int head = block_index();
+  const int head = block_index(), warp = warp_index();
   const int first = KS_PACKED ? offsets[0] : 0, end = KS_PACKED ? offsets[sequences] : rows;
   const float sink = 1.44269504f * sinks[head];
   float sum = 0.f;
@@ -19,7 +19,7 @@ sink_gradient(const float* sinks, const float* lse, const float* dots, float* ds
     }
 #pragma unroll
   for (int m = 1; m < WARP; m *= 2) sum += shuffle_xor(sum, m);
-  if (lane() == 0) shares[warp_index()] = sum;
+  if (lane() == 0) shares[warp] = sum;
   block_barrier();
   if (thread_index() == 0) {
     float total = 0.f;

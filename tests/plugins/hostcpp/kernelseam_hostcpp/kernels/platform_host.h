@@ -18,7 +18,7 @@ struct f16 { unsigned short bits; };
 struct bf16 { unsigned short bits; };
 
 KS_DEVICE int lane() { return host::self()->number; }
-KS_DEVICE int warp_index() { return host::self()->warp->number; }
+KS_DEVICE int warp_index() { return host::warp_index(); }
 KS_DEVICE int thread_index() { return host::self()->thread; }
 KS_DEVICE unsigned block_index() { return host::self()->warp->block; }
 KS_DEVICE bool block_any(bool x) { return host::any_of_block(x); }

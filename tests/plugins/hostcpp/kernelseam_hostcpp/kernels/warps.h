@@ -15,8 +15,8 @@ namespace host {
 
 constexpr int LANES = 16, STACK = 1 << 18, PIECES = 1024, MAX_WARPS = 32;
 
-enum Meeting { AT_WARP_BARRIER, AT_BLOCK_BARRIER, AT_EXCHANGE, AT_END, LOST };
-static const char* const NAMES[] = {"a warp barrier", "a block barrier", "an exchange", "the end", "a fault"};
+enum Meeting { AT_WARP_BARRIER, AT_BLOCK_BARRIER, AT_EXCHANGE, AT_INDEX, AT_END, LOST };
+static const char* const NAMES[] = {"a warp barrier", "a block barrier", "an exchange", "warp_index()", "the end", "a fault"};
 
 // ---- lanes, warps, blocks
 
@@ -73,7 +73,7 @@ __attribute__((const, noinline)) static Lane* self() { return running; }
 
 // Waits until every lane of the warp is at this meeting.
 __attribute__((noinline)) static void meet(Lane* me, int meeting) {
-  const bool ordered = meeting != AT_EXCHANGE;
+  const bool ordered = meeting != AT_EXCHANGE && meeting != AT_INDEX;
   Context* const thread = &me->warp->context;
   char* const clock = &me->warp->clocks[me->phase];
   me->meeting = meeting;
@@ -158,6 +158,7 @@ static bool run_block(Warp* warp, bool first) {
     const int meeting = run_lanes(warp, first), turn = warp->turn;
     if (meeting == AT_WARP_BARRIER) {
       warp->phase ^= 1;
+    } else if (meeting == AT_INDEX) {
     } else if (meeting == AT_EXCHANGE) {
       unsigned long long given[LANES];
       for (int i = 0; i < LANES; i++) given[i] = warp->lanes[i].value;
@@ -248,6 +249,13 @@ static inline unsigned long long exchange(unsigned long long x, int mask) {
   me->value = x, me->mask = mask;
   meet(me, AT_EXCHANGE);
   return me->value;
+}
+
+// As on NVIDIA, where the lanes tell each other that it is the same for all of them.
+static inline int warp_index() {
+  Lane* me = self();
+  meet(me, AT_INDEX);
+  return me->warp->number;
 }
 
 static inline bool any_of_block(bool x) {
