@@ -10,7 +10,7 @@ import ctypes
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kernelseam.contract import EMULATED, Cost, Device, LaunchRecord, PlanParts
@@ -20,6 +20,8 @@ from kernelseam.dtypes import DType
 
 LIMIT = 2**31 - 1
 """Extents and row strides are 32-bit integers there."""
+BLOCK = 128
+"""Rows and columns of a result that one of its blocks makes, in the estimate of a cost."""
 
 BEYOND = {
     "bias": "a bias", "residual": "a residual", "summed": "products summed into one C", "row_sums": "sums of A's rows",
@@ -106,6 +108,8 @@ class LibraryGemm(ABC):
     """The library's name for it."""
     efficiency: float
     """The part of a device's roofline that it is expected to reach."""
+    block_seconds: float
+    """What one of its blocks takes of a compute unit at least: it gives every matrix, however small, blocks of its own."""
 
     @abstractmethod
     def unavailable(self) -> str | None:
@@ -141,7 +145,10 @@ class LibraryGemm(ABC):
         return self.refuse(problem) or self.unavailable()
 
     def cost(self, problem: GemmProblem, device: Device) -> Cost:
-        return roofline(problem, device.limits, self.efficiency)
+        limits, found = device.limits, roofline(problem, device.limits, self.efficiency)
+        blocks = problem.matrices * -(-problem.M // BLOCK) * -(-problem.N // BLOCK)
+        rounds = -(-blocks // max(limits.compute_units, 1))
+        return replace(found, seconds=max(found.seconds, limits.launch_seconds + rounds * self.block_seconds))
 
     def record(self, device: Device) -> LaunchRecord:
         """A call of the function."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import kernelseam as ks
+from kernelseam.errors import Unsupported
 from kernelseam.contract import Device
 from kernelseam.dtypes import DType
 from kernelseam.planning import Call
@@ -68,12 +69,18 @@ def test_products_pass_their_check(way: str, dtype: str, M: int, N: int, K: int)
 
 
 def test_the_library_adds_a_bias_and_a_residual() -> None:
-    a, b, c = normal(6, 40, 24, dtype="f2"), normal(6, 24, 48, dtype="f2"), cupy.full((6, 40, 48), np.nan, "f2")
-    bias, residual = normal(48, dtype="f2"), normal(6, 40, 48, dtype="f2")
-    call = bound("cublaslt", a, b, c, bias=bias.data.ptr, stride_bias_batch=0, stride_bias_head=0, residual=residual)
+    a, b, c = normal(6, 40, 24), normal(6, 24, 48), cupy.full((6, 40, 48), np.nan, "f4")
+    bias, residual = normal(48), normal(6, 40, 48)
+    added = {"bias": bias.data.ptr, "stride_bias_batch": 0, "stride_bias_head": 0}
+    call = bound("cublaslt", a, b, c, **added, residual=residual)
     call()
-    want = (a.astype("f4") @ b.astype("f4") + bias.astype("f4") + residual.astype("f4")).get()
-    assert np.allclose(c.get().astype("f4"), want, atol=2e-2)
+    assert np.allclose(c.get(), (a @ b + bias + residual).get(), atol=1e-3)
+    a, b, c, bias, residual = (x.astype("f2") for x in (a, b, c, bias, residual))
+    added["bias"] = bias.data.ptr
+    bound("cublaslt", a, b, c, **added)()
+    bound("cublaslt", a, b, c, residual=residual)()
+    with pytest.raises(Unsupported, match="rounds to float16 between adding a bias and adding a residual"):
+        bound("cublaslt", a, b, c, **added, residual=residual)
 
 
 def chosen(descriptor: Any) -> str:
@@ -120,9 +127,10 @@ def test_a_call_waits_for_what_its_stream_has_queued(way: str) -> None:
     call()
     RUNTIME.synchronize(DEVICE)
     stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream), cupy.cuda.ExternalStream(stream.cuda_stream):
+    filled = torch.as_tensor(a, device="cuda")  # the same memory
+    with torch.cuda.stream(stream):
         torch.cuda._sleep(200_000_000)  # about 0.1 s: on another stream the product would run before `a` is filled
-        a.fill(1)
+        filled.fill_(1)
         call(stream.cuda_stream)
     stream.synchronize()
     assert (c == 64).all()

@@ -190,6 +190,10 @@ def test_products_agree(
     if spec.residual:
         want += residual[..., :N].astype(np.float64)
     edge = c[..., N:].copy()
+    if more in ("bias residual", "bias beta") and dtype is not dtype.accumulator:
+        added = "a residual" if spec.residual else "beta·C"
+        assert gemm.supports(problem, DEVICE) == f"rounds to {dtype} between adding a bias and adding {added}"
+        return
     assert gemm.supports(problem, DEVICE) is None
     parts = gemm.build(problem, DEVICE)
     assert parts.workspace_bytes == 0 and len(library.asked) == 1
@@ -248,16 +252,16 @@ def test_a_residual_that_is_the_result(gemm: blas_lt.CublasLtGemm) -> None:
 
 def test_the_heuristic_is_asked_once_for_a_problem(gemm: blas_lt.CublasLtGemm, library: Library) -> None:
     spec = replace(
-        PROBLEM.spec, vector_a=2, vector_b=16, vector_c=2, vector_r=16, residual=F16, bias=F16
+        PROBLEM.spec, vector_a=2, vector_b=16, vector_c=2, vector_r=16, residual=F16
     )
     problem = replace(PROBLEM, spec=spec, residual_strides=(60, 20, 5))
     for _ in range(3):
         assert gemm.supports(problem, DEVICE) is None
         gemm.build(problem, DEVICE)
     # The library's A is our B; partial sums are as wide as the accumulator; a bias is known to be a float16's multiple.
-    assert library.asked == [{1: 32 << 20, 3: 2, 5: 16, 6: 2, 7: 16, 8: 2, "bias": 2}]
-    gemm.supports(replace(problem, spec=replace(spec, residual=None, bias=None)), DEVICE)
-    assert library.asked[1:] == [{1: 32 << 20, 3: 2, 5: 16, 6: 2, 7: 2, 8: 2, "bias": None}]
+    assert library.asked == [{1: 32 << 20, 3: 2, 5: 16, 6: 2, 7: 16, 8: 2, "bias": None}]
+    gemm.supports(replace(problem, spec=replace(spec, residual=None, bias=F16)), DEVICE)
+    assert library.asked[1:] == [{1: 32 << 20, 3: 2, 5: 16, 6: 2, 7: 2, 8: 2, "bias": 2}]
 
 
 def test_the_workspace_is_aligned_within_the_callers(gemm: blas_lt.CublasLtGemm, library: Library) -> None:
@@ -335,6 +339,7 @@ def test_descriptors_go_with_what_uses_them(gemm: blas_lt.CublasLtGemm, library:
 # ---------------------------------------------------------------- refusals
 
 
+BETWEEN = "rounds to float16 between adding a bias and adding {}"
 UNEVEN = "takes one stride over all {}, and batch and head are not evenly spaced"
 ROWS = "takes rows of a residual that do not overlap, with a row stride up to 2147483647"
 TWO = "adds one matrix to a product, and there are beta·C and a residual"
@@ -363,7 +368,10 @@ NOTHING = "always multiplies, and where alpha or K is 0 A and B are not to be re
         ({"residual_strides": (0, 20, 5)}, {"residual": F16}, UNEVEN.format("of a residual")),
         ({"residual_strides": (0, 0, 0)}, {"residual": F16}, ROWS),
         ({"residual_strides": (0, 0, 5), "beta": 1.0}, {"residual": F16}, TWO),
-        ({"bias_strides": (0, 0), "beta": 1.0}, {"bias": F16}, None),
+        ({"bias_strides": (0, 0), "beta": 1.0}, {"bias": F32, "dtype_c": F32}, None),
+        ({"bias_strides": (0, 0), "beta": 1.0}, {"bias": F16}, BETWEEN.format("beta·C")),
+        ({"bias_strides": (0, 0), "residual_strides": (60, 20, 5)}, {"bias": F16, "residual": F16},
+         BETWEEN.format("a residual")),
     ],
 )
 def test_what_it_takes(

@@ -76,10 +76,14 @@ def biases() -> Iterator[AttentionCase]:
     yield case("f16-64-causal", "bias-f32-gqa", bias=F32, num_heads=4, S_q=33, S_k=70)
     for kind in ("holes", "voids", "low"):
         yield case("f16-64", f"bias-f32-{kind}", bias=F32, bias_data=kind)
+    # In base 2 it is no number any more: a row of nothing else still has a mean, but an LSE of its own size alone.
+    yield case("f16-64", "bias-f32-lowest", bias=F32, bias_data="lowest", lse=False)
     lost = (Plant("bias", NAN, (0, 1, 5, 7)), Plant("bias", INF, (1, 0, 64, 128)))
     yield case("f16-64", "bias-nan", bias=f16, plants=lost)
     yield case("f16-64", "sinks", sinks=(0.5, -1.0))
     yield case("f16-64", "sinks-huge-and-none", sinks=(1e4, -INF), batch=1)
+    # Weights that float32 holds as subnormal numbers, if at all.
+    yield case("f32-64", "sinks-far-above", sinks=(86.0, 88.0, 95.0, 103.0), num_heads=4, S_q=5, S_k=7, batch=1)
     yield case("f16-64", "sinks-low", sinks=(-1e4, -30.0), data="falling", scale=1.0, batch=1)
     yield case("f16-64-causal", "sinks-masked-rows", sinks=(2.0, -INF), S_q=70, S_k=33, batch=1)
     yield case("f16-64", "sinks-no-keys", sinks=(2.0, -INF), S_k=0)

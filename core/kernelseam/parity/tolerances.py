@@ -39,6 +39,11 @@ def smallest(dtype: DType, flushed: bool = False) -> float:
     return dtype.smallest_normal if flushed else dtype.smallest_subnormal
 
 
+def smallest_weight(dtype: DType, flushed: bool = False) -> float:
+    """The size below which a probability of this dtype may vanish: fast exponentials may lose float32's subnormals."""
+    return max(smallest(dtype, flushed), DType.float32.smallest_normal)
+
+
 def overflows_at(dtype: DType) -> float:
     """The magnitude from which a value rounds to infinity, or hardly less."""
     return float(ml_dtypes.finfo(dtype.numpy).max) * (1 + dtype.unit_roundoff / 2)
@@ -69,7 +74,7 @@ def attention(
         out: Floats = (
             2 * dtype_out.unit_roundoff * np.abs(result.out)
             + inner * result.pv
-            + smallest(dtype, flushed) * result.values
+            + smallest_weight(dtype, flushed) * result.values
             + smallest(dtype_out, flushed)
         )
         lse: Floats = ATTENTION_CONSTANT * DType.float32.unit_roundoff * (growth + np.abs(result.lse))
@@ -94,15 +99,13 @@ def merge_states(
 
 def gradient(result: Gradient, dtype: DType, dtype_out: DType, *, flushed: bool = False) -> Floats:
     """The bound of each element of one gradient; ``dtype`` is that of q, k and v."""
-    # Exponentials may lose what is below float32's smallest normal.
-    lost = max(smallest(dtype, flushed), DType.float32.smallest_normal)
     with np.errstate(invalid="ignore", over="ignore"):
         bound: Floats = (
             2 * dtype_out.unit_roundoff * np.abs(result.value)
             + dtype.unit_roundoff * (result.rounded + result.outs)
             + ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff * result.single
             + ATTENTION_CONSTANT * DType.float32.unit_roundoff * result.lses
-            + lost * result.vanished
+            + smallest_weight(dtype, flushed) * result.vanished
             + smallest(dtype_out, flushed)
         )
     return bound

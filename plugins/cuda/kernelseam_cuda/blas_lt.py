@@ -52,6 +52,7 @@ class CublasLtGemm(LibraryGemm):
     """kernelseam.contract.Implementation over cublasLtMatmul."""
 
     name, backend, function, efficiency = "cublaslt", "cuda", "cublasLtMatmul", 0.75
+    block_seconds = 5e-7  # as of cuBLAS
     beyond = frozenset({"bias", "residual"})
 
     def __init__(self, runtime: Runtime) -> None:
@@ -73,6 +74,9 @@ class CublasLtGemm(LibraryGemm):
                 return f"takes a {name} of C's dtype, {spec.dtype_c}, and it is {dtype}"
             if dtype and single_stride(p, *strides) is None:
                 return f"takes one stride over all of a {name}, and batch and head are not evenly spaced"
+        if spec.bias and (spec.residual or p.beta != 0) and spec.dtype_c is not spec.dtype_acc:
+            other = "a residual" if spec.residual else "beta·C"
+            return f"rounds to {spec.dtype_c} between adding a bias and adding {other}"
         if spec.residual and p.beta != 0:
             return "adds one matrix to a product, and there are beta·C and a residual"
         if spec.residual and not p.N <= p.residual_strides[2] <= LIMIT:

@@ -44,20 +44,26 @@ ATTENTION = (
     AttentionTile(_SINGLE, max_dim=256, warps=4, rows=8, bn=16, stages=2),
 )
 
-# Two kernels, one for keys and one for queries, keep 64 rows a step in registers where one for both does not.
+# Two kernels, one for keys and one for queries, keep 64 rows a step in registers where one for both does not. Wide
+# heads hand on their scores, so that no two warps of a block make the same.
 ATTENTION_BWD = tuple(
-    BackwardTile(dtypes, max_dim, warps, rows, step, 2, column_warps, plain=plain, apart=True)
-    for dtypes, max_dim, warps, rows, step, column_warps, plain in (
-        (_HALVES, 64, 8, 16, 64, 1, True),
-        (_HALVES, 64, 8, 16, 32, 1, False),
-        (_HALVES, 128, 8, 16, 64, 1, True),
-        (_HALVES, 128, 8, 16, 32, 1, True),
-        (_HALVES, 128, 8, 16, 32, 2, False),
-        (_HALVES, 256, 8, 16, 32, 2, True),
-        (_HALVES, 256, 8, 16, 16, 2, False),
-        (_SINGLE, 64, 4, 8, 32, 1, False),
-        (_SINGLE, 128, 4, 8, 16, 1, False),
-        (_SINGLE, 256, 4, 8, 16, 2, False),
+    BackwardTile(
+        dtypes, max_dim, warps, rows, step, 2, column_warps, plain=plain, apart=True, score_rows=score_rows,
+        unroll=2 if score_rows else 4,
+    )
+    for dtypes, max_dim, warps, rows, step, column_warps, score_rows, plain in (
+        (_HALVES, 64, 8, 16, 64, 1, 0, True),
+        (_HALVES, 64, 8, 16, 32, 1, 0, False),
+        (_HALVES, 128, 8, 16, 64, 1, 0, True),
+        (_HALVES, 128, 8, 16, 32, 1, 0, True),
+        (_HALVES, 128, 8, 16, 32, 2, 0, False),
+        (_HALVES, 256, 8, 32, 64, 4, 16, True),
+        (_HALVES, 256, 8, 32, 32, 4, 16, True),
+        (_HALVES, 256, 8, 16, 32, 2, 0, True),
+        (_HALVES, 256, 8, 16, 16, 2, 0, False),
+        (_SINGLE, 64, 4, 8, 32, 1, 0, False),
+        (_SINGLE, 128, 4, 8, 16, 1, 0, False),
+        (_SINGLE, 256, 4, 8, 16, 2, 0, False),
     )
 )
 # With atomics: no score is made twice. Warps divide scores, dk and dv, and dq each in their own way, so that a fragment
@@ -69,7 +75,7 @@ ATTENTION_BWD_ATOMIC = tuple(
         unroll=unroll,
     )
     for dtypes, max_dim, warps, rows, step, column_warps, score_rows, query_rows, unroll, plain in (
-        (_HALVES, 64, 8, 32, 64, 2, 32, 16, 2, True),
+        (_HALVES, 64, 4, 32, 64, 2, 32, 32, 2, True),
         (_HALVES, 64, 8, 32, 32, 2, 16, 16, 2, False),
         (_HALVES, 128, 8, 32, 64, 2, 32, 32, 2, True),
         (_HALVES, 128, 8, 32, 32, 2, 16, 16, 2, False),

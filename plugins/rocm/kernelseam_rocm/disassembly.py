@@ -22,6 +22,7 @@ _PATTERNS = {
     "shared_instructions": re.compile(r"ds_(read|write|load|store)"),
     "wide_shared_instructions": re.compile(r"ds_(read|write|load|store)_b128"),
     "global_instructions": re.compile(r"(global|flat|buffer)_(load|store)"),
+    "flat_instructions": re.compile(r"flat_(load|store|atomic)"),
     "wide_global_instructions": re.compile(r"(global|flat|buffer)_(load|store)_(dwordx4|b128)"),
 }
 

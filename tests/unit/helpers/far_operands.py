@@ -62,6 +62,7 @@ def memory(rule: OperandRule) -> Iterator[Array]:
 def hold(
     name: str, bind: Callable[..., Callable[[], None]],
     memory: Callable[[OperandRule], AbstractContextManager[Any]] = memory, to_host: Callable[[Any], Array] = np.array,
+    from_host: Callable[[Array], Any] = np.asarray,
 ) -> None:
     """Compute a product by ``bind(descriptor, **arrays)()`` over arrays in ``memory``."""
     operand, fields = FAR[name]
@@ -72,7 +73,7 @@ def hold(
     with ExitStack() as held:
         x = {n: held.enter_context(memory(r)) for n, r in rules.items() if not (n == "residual" and operand == "C")}
         for array in x.values():
-            array[...] = rng.integers(-3, 4, array.shape)
+            array[...] = from_host(rng.integers(-3, 4, array.shape).astype(array.dtype))
         x.setdefault("residual", x["C"])
         want = _formula(d, {n: to_host(array).astype(np.float64) for n, array in x.items()})
         bind(d, **{n: x[n] for n in rules})()

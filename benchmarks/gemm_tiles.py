@@ -1,0 +1,133 @@
+"""Tiles for a batched GEMM, each timed on one GPU beside cuBLAS: what rows of the arch's table are chosen by.
+
+Times are medians of device events. `error` is |x − y| / |y| against torch's product; more than 1e-2 means that a tile
+computes something else.
+
+    python benchmarks/gemm_tiles.py [--report FILE.md] [--repeat-ms 30]
+    python benchmarks/gemm_tiles.py --compile sm_90a     registers and spills alone; no GPU needed
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kernelseam.contract import ArchRow, Device, Toolchain
+from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.dtypes import DType
+from kernelseam.kernels import GemmTile, SharedImplementation, build_binary
+from kernelseam.kernels.gemm.host import GemmHost
+from kernelseam.plugins import plugins
+
+HALVES = frozenset({DType.float16, DType.bfloat16})
+SHAPES = [(1, 16384, 6144, 4096), (1, 512, 6144, 4096), (64, 1024, 1024, 1024), (256, 2048, 2048, 128)]
+"""Matrices, M, N, K; A and B row-major with K last, as a linear layer has them."""
+
+
+def tile(bm: int, bn: int, bk: int, warps_m: int, warps_n: int, stages: int, min_blocks: int = 1) -> GemmTile:
+    return GemmTile(HALVES, bm, bn, bk, warps_m, warps_n, stages, min_blocks)
+
+
+# The first is the one that NVIDIA's table has for large matrices.
+CANDIDATES = (
+    tile(128, 128, 64, 2, 2, 2, 2), tile(128, 128, 32, 2, 2, 3, 2), tile(128, 128, 32, 2, 2, 4, 2),
+    tile(128, 128, 64, 2, 4, 2, 1), tile(128, 128, 64, 2, 4, 3, 1), tile(128, 128, 32, 2, 4, 4, 1),
+    tile(128, 256, 32, 2, 4, 3), tile(128, 256, 32, 2, 4, 4), tile(128, 256, 64, 2, 4, 2), tile(128, 256, 64, 2, 4, 3),
+    tile(256, 128, 32, 4, 2, 4), tile(256, 128, 64, 4, 2, 2), tile(256, 128, 64, 4, 2, 3),
+    tile(128, 64, 64, 2, 2, 3, 2), tile(64, 128, 64, 2, 2, 3, 2),
+)
+
+
+def named(t: GemmTile) -> str:
+    blocks = f", {t.min_blocks} blocks" * (t.min_blocks > 1)
+    return f"{t.bm}×{t.bn}×{t.bk}, {t.warps_m}×{t.warps_n} warps, {t.stages} stages{blocks}"
+
+
+@dataclass(frozen=True)
+class OneTile(GemmHost):
+    """The product with a tile of ours."""
+
+    of_ours: GemmTile
+
+    def tiles(self, spec: GemmSpec, row: ArchRow) -> tuple[GemmTile, ...]:
+        return (self.of_ours,) * (self.of_ours.shared_bytes(spec) <= row.shared_bytes_per_block)
+
+    def tile(self, problem: GemmProblem, row: ArchRow, device: Device) -> GemmTile:
+        return self.of_ours
+
+
+def facts(toolchain: Toolchain, arch: str, spec: GemmSpec, t: GemmTile) -> str:
+    """Registers, spills and shared memory as cells of a table."""
+    if not OneTile(t).tiles(spec, toolchain.arch_row(arch)):
+        return f"does not fit | – | {t.shared_bytes(spec) >> 10}"
+    (found,) = build_binary(toolchain, spec, arch, t, OneTile(t))[1].values()
+    return f"{found.registers} | {found.spills} | {found.shared_bytes >> 10}"
+
+
+def compiled(arch: str) -> Iterator[str]:
+    """What the compiler makes of each."""
+    toolchains = (b.toolchain for b in plugins().registry.backends.values() if b.toolchain)
+    toolchain = next(t for t in toolchains if arch in t.archs)
+    half = DType.bfloat16
+    spec = GemmSpec(half, half, DType.float32, b_transposed=True, vector_a=16, vector_b=16, vector_c=16)
+    yield from (f"{arch}, bf16", "", "| tile | registers | spills | shared KiB |", "|" + "---|" * 4)
+    yield from (f"| {named(t)} | {facts(toolchain, arch, spec, t)} |" for t in CANDIDATES)
+
+
+def timed(repeat_ms: int) -> Iterator[str]:
+    """Each tile's time and error beside cuBLAS."""
+    import peers
+    import torch
+
+    import kernelseam as ks
+
+    yield "| product | tile | µs | TFLOP/s | cuBLAS / this | error | registers | spills | shared KiB |"
+    yield "|" + "---|" * 9
+    for count, m, n, k in SHAPES:
+        torch.manual_seed(0)
+        a, b = (torch.randn(count, x, k, device="cuda", dtype=torch.bfloat16) for x in (m, n))
+        c, peer_c = (torch.empty(count, m, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        name, flops, turned = f"{count} × {m}×{n}×{k}", 2 * count * m * n * k, b.transpose(1, 2)
+
+        def peer(a: object = a, b: object = turned, out: object = peer_c) -> None:
+            torch.bmm(a, b, out=out)
+
+        base = peers.median_ms(peer, repeat_ms)
+        yield f"| {name} | cuBLAS | {base * 1e3:.0f} | {flops / base / 1e9:.0f} | 1 | 0 | – | – | – |"
+        gemm = ks.BatchedGemmStrided(A=a, B=b, C=c, M=m, N=n, K=k, batch=count, b_transposed=True)
+        plan = ks.plan(gemm, implementation="shared")
+        toolchain = plugins().backend(plan.device.backend).toolchain
+        assert toolchain is not None
+        for t in CANDIDATES:
+            cells = facts(toolchain, plan.device.arch, plan.problem.spec, t)
+            if cells.startswith("does not fit"):
+                continue
+            c.fill_(float("nan"))
+            parts = SharedImplementation(OneTile(t), toolchain).build(plan.problem, plan.device)
+            ms = peers.median_ms(replace(plan, parts=parts).bind(), repeat_ms)
+            error = peers.relative_error(c, peer_c)
+            yield (
+                f"| {name} | {named(t)} | {ms * 1e3:.0f} | {flops / ms / 1e9:.0f} | {base / ms:.2f} | {error:.1e} "
+                f"| {cells} |"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--compile", metavar="ARCH")
+    parser.add_argument("--report", type=Path)
+    parser.add_argument("--repeat-ms", type=int, default=30)
+    arguments = parser.parse_args()
+    if arguments.compile:
+        for line in compiled(arguments.compile):
+            print(line, flush=True)
+    else:
+        import peers
+
+        peers.write(timed(arguments.repeat_ms), arguments.report)
+
+
+if __name__ == "__main__":
+    main()
