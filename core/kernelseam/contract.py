@@ -26,6 +26,8 @@ CONTRACT_VERSION = 1
 
 EMULATED = "emulated"
 """`Device.evidence` of a device whose instructions are interpreted by a program."""
+HOST = "host"
+"""`Device.evidence` of the host's processor, which shares its memory with Python."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Device:
 # ---------------------------------------------------------------- arrays
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class ArrayInfo:
     """An array as host code sees it: where its first element is and how it is walked. Nothing is copied."""
 
@@ -77,6 +79,15 @@ class ArrayInfo:
     """Who made it: "numpy", "torch", … — results are of the same kind."""
     owner: object = field(repr=False)
     writable: bool = True
+
+    def __init__(
+        self, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, device: Device, kind: str,
+        owner: object, writable: bool = True,
+    ) -> None:
+        # Every call makes one for each array, and what a frozen dataclass writes itself takes three times as long.
+        put = self.__dict__
+        put["pointer"], put["shape"], put["strides"], put["dtype"] = pointer, shape, strides, dtype
+        put["device"], put["kind"], put["owner"], put["writable"] = device, kind, owner, writable
 
 
 @runtime_checkable
@@ -300,7 +311,8 @@ class Step(Protocol):
     def record(self) -> LaunchRecord: ...
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
-        """``launch(stream)`` over these addresses. May pack and encode; must not launch."""
+        """``launch(stream)`` over these addresses, any number of times. May pack and encode; must not launch, nor read
+        what stands in memory: it may be another at each launch."""
 
 
 @dataclass(frozen=True)

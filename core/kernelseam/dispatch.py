@@ -175,7 +175,7 @@ def select(problem: Problem, device: Device, implementation: str | None = None) 
                 "implementation", implementation,
                 f"must be one of {', '.join(c.implementation.name for c in candidates) or 'none'} "
                 f"for {problem.operation} on {device.backend}",
-                f"See `kernelseam explain {problem.operation}`",
+                "Name one of these, or leave it out",
             )
     for c in pool:
         if c.refusal is None:

@@ -6,11 +6,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from kernelseam.contract import ArrayInfo, Device, LaunchRecord, OperandRule, PlanParts, Problem, Runtime
+from kernelseam.contract import HOST, ArrayInfo, Device, LaunchRecord, OperandRule, PlanParts, Problem, Runtime
 from kernelseam.dispatch import Choice, build, check_backend, find_device, preferred_backend, select
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
@@ -76,32 +77,25 @@ class Plan:
         """A call over these operands; those not named come from the descriptor.
 
         ``workspace``: an array or address of at least ``workspace_bytes``; allocated where it is None.
-        ``check=True`` also reads device memory that holds addresses, and holds the result of every call against the
-        float64 oracle (some rows of it where it is large); a call then raises WrongResult naming implementation, device
-        and worst element. Both synchronise and copy to the host: for tests, not for a graph's capture.
+        ``check=True`` also reads device memory that holds addresses, lengths, offsets or block tables, here and before
+        every launch, and raises InvalidValue where they leave memory; and it holds the result of every call against the
+        float64 oracle (some rows of it where it is large; an attention's gradients not at all): a call then raises
+        WrongResult naming implementation, device and worst element. Both synchronise and copy to the host: for tests,
+        not for a graph's capture.
         Raises InvalidValue for null or misaligned addresses, a wrong device, an unknown or missing name,
         and an output that overlaps an input.
         """
         return Call(self, workspace, check, operands)
 
-    def launch(self, views: Mapping[str, ArrayInfo], stream: object = None) -> None:
-        """``bind(**views)(stream)`` at less cost, for views known to have the shapes, strides, dtypes, device and
-        writability that the plan was made for; addresses are checked as ever."""
-        runtime = plugins().backend(self.device.backend).runtime
-        if self.workspace_bytes:
-            Call(self, None, False, views)(stream)
-            current = runtime.current_stream(self.device, next(iter(views.values())))
-            if stream is not None and stream_handle(stream, runtime, self.device) != current:
-                runtime.synchronize(self.device)  # the library, which takes the workspace back, knows nothing of it
-            return
-        pointers = {name: view.pointer for name, view in views.items()}
-        check_operands(self.problem.operands, Resolved(pointers, ()), self.device)
-        handle = stream_handle(stream, runtime, self.device, next(iter(views.values())))
-        with runtime.activate(self.device):
-            for step in self.parts.steps:
-                step.bind(pointers, 0)(handle)
-        for records in active():
-            records.extend(self.launches)
+    def over(self, addresses: dict[str, int], workspace: int = 0) -> tuple[Callable[[int], None], ...]:
+        """Its launches over these addresses of arrays that it was made for, checked as ``bind`` checks them; the device
+        must be current. ``workspace``: the address of at least ``workspace_bytes``."""
+        found = Resolved(addresses, ())
+        if self.device.evidence == HOST:  # lengths and tables are there to be read
+            found = self.descriptor.resolve(addresses, plugins().backend(self.device.backend).runtime, self.device)
+        check_operands(self.problem.operands, found, self.device)
+        place = _workspace_address(workspace, self.workspace_bytes)
+        return tuple([s.bind(found.pointers, place) for s in self.parts.steps])
 
 
 class Call:
@@ -116,8 +110,11 @@ class Call:
         with runtime.activate(plan.device):
             resolved = plan.descriptor.resolve(self._given, runtime, plan.device)
             check_operands(plan.problem.operands, resolved, plan.device)
-            if check and (deep := getattr(plan.descriptor, "check_device", None)):
-                deep(resolved, runtime, plan.device)
+            deep = getattr(plan.descriptor, "check_device", None) if check else None
+            self._check_device: Callable[[], None] | None = None
+            if deep is not None:
+                self._check_device = partial(deep, resolved, runtime, plan.device)
+                self._check_device()
             self._arrays = resolved.arrays
             address = self._take_workspace(workspace)
             self._launches = [s.bind(resolved.pointers, address) for s in plan.parts.steps]
@@ -158,6 +155,9 @@ class Call:
         """Launch on a stream: an int handle, an object with ``__cuda_stream__``, or None, the array library's
         current one. Allocates nothing and does not synchronise, unless it was bound with ``check=True``."""
         handle = self.stream_handle(stream)
+        if self._check_device is not None:  # what stands in memory may have changed since it was bound
+            with self._runtime.activate(self.plan.device):
+                self._check_device()
         checked = self._verification() if self._check else None
         with self._runtime.activate(self.plan.device):
             for launch in self._launches:
@@ -303,7 +303,7 @@ def plan(
     if not hasattr(descriptor, "simplified"):
         raise InvalidValue(
             "descriptor", type(descriptor).__name__, "must be a descriptor",
-            "Fill in BatchedGemmStrided, BatchedGemmPointers or Attention",
+            "Fill in one: BatchedGemmStrided, Attention, QkvProjection or another",
         )
     where: Device | None = getattr(descriptor, "device", None) if device is None else None
     descriptor, note = descriptor.simplified()

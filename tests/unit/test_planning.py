@@ -341,6 +341,7 @@ def test_unknown_devices(acme: Any, refused: Refused) -> None:
 
 def test_what_is_no_descriptor(refused: Refused) -> None:
     refused(
-        "descriptor = ndarray: must be a descriptor. Fill in BatchedGemmStrided, BatchedGemmPointers or Attention.",
+        "descriptor = ndarray: must be a descriptor. Fill in one: BatchedGemmStrided, Attention, QkvProjection or "
+        "another.",
         lambda: plan(np.zeros(3)),  # type: ignore[arg-type]
     )

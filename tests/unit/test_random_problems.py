@@ -1,4 +1,4 @@
-"""The random problems of benchmarks/random_attention.py: what is drawn, and that the reference computes it."""
+"""The random problems of benchmarks/random_problems.py: what is drawn, and that the reference computes it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from kernelseam.errors import DeviceError
-from kernelseam.parity import attention_data, run
-from kernelseam.parity.cases import AttentionCase, BackwardCase, Case
-from kernelseam.parity.memory import Layout, Place
+from kernelseam.parity import attention_data, data, run
+from kernelseam.parity.cases import SHORT, AttentionCase, BackwardCase, Case, GemmCase
+from kernelseam.parity.memory import POISON, Layout, Place
+from kernelseam.parity.projection_case import ProjectionCase
 from kernelseam.parity.run import Target, run_case
 from kernelseam.parity.stages import Computed, made
 from kernelseam.plugins import plugins
@@ -37,49 +38,105 @@ def drawing(benchmarks: None) -> Any:
 
 
 @pytest.fixture
-def random_attention(benchmarks: None, monkeypatch: pytest.MonkeyPatch) -> Any:
+def random_problems(benchmarks: None, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script; workers find it, too."""
-    import random_attention
+    import random_problems
 
-    return random_attention
+    return random_problems
 
 
-def _drawn(drawing: Any, seed: int, count: int) -> list[Case]:
-    kinds = drawing.kinds(np.random.default_rng(seed), 60)
-    return [
-        drawing.draw(kinds[i % 60], f"random-{seed}-{i}", np.random.default_rng((seed, i))) for i in range(count)
-    ]
+FAMILIES = ("attention", "products")
+
+
+def _drawn(drawing: Any, family: str, seed: int, count: int) -> list[Case]:
+    kinds = drawing.FAMILIES[family].kinds(np.random.default_rng(seed), 60)
+    return [kinds[i % 60].draw(f"random-{seed}-{i}", np.random.default_rng((seed, i))) for i in range(count)]
 
 
 def test_the_kinds_cover_operations_views_and_options(drawing: Any) -> None:
-    kinds = drawing.kinds(np.random.default_rng(0), 60)
+    kinds = drawing.attention.kinds(np.random.default_rng(0), 60)
     assert len(set(kinds)) == 60
     assert {k.operation for k in kinds} == {"attention", "attention_bwd", "merge_states"}
-    assert {k.views for k in kinds if k.operation == "attention"} == set(drawing.VIEWS)
-    assert {o for k in kinds for o in k.options} == set(drawing.OPTIONS)
-    assert {k.dtype for k in kinds} == {drawing.F16, drawing.BF16, drawing.F32}
+    assert {k.views for k in kinds if k.operation == "attention"} == set(drawing.attention.VIEWS)
+    assert {o for k in kinds for o in k.options} == set(drawing.attention.OPTIONS)
+    assert {k.dtype for k in kinds} == set(SHORT.values()) - {SHORT["f64"]}
     assert {k.any_order for k in kinds if k.operation == "attention_bwd"} == {True, False}
+    for operation in ("attention", "attention_bwd"):
+        mine = [k for k in kinds if k.operation == operation]
+        assert {k.batch_invariant for k in mine} == {True, False}
+        assert sum((k.head_dim, k.value_dim) in drawing.attention.ODD_DIMS for k in mine) >= 3
+    wide = [k for k in kinds if (k.head_dim, k.value_dim) == drawing.attention.WIDE_DIMS]
+    assert len(wide) >= 3 and {k.operation for k in wide} <= {"attention", "merge_states"}
 
 
-def test_a_problem_is_its_number_s_alone(drawing: Any) -> None:
-    first, again, other = _drawn(drawing, 1, 60), _drawn(drawing, 1, 60), _drawn(drawing, 2, 60)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_few_kinds_cover_products(drawing: Any, seed: int) -> None:
+    kinds = drawing.products.kinds(np.random.default_rng(seed), 40)
+    assert len(set(kinds)) == 40
+    gemms = [k for k in kinds if k.operation == "gemm"]
+    projections = {o: [k for k in kinds if k.operation == o] for o in drawing.projection.HEADS}
+    assert [len(gemms), *map(len, projections.values())] == [20, 8, 4, 4, 4]
+    assert {k.dtype for k in gemms} == set(SHORT.values())
+    assert {(k.a_transposed, k.b_transposed) for k in gemms} == {(a, b) for a in (0, 1) for b in (0, 1)}
+    assert {k.view for k in gemms} == {"strided", "scattered", "even"} and any(k.dtype_c is not k.dtype for k in gemms)
+    for option in ("summed", "bias", "residual", "narrow"):
+        assert {bool(getattr(k, option)) for k in gemms} == {True, False}
+    qkv = projections["qkv_projection"]
+    assert {k.rotary for k in qkv} == {"", "halves", "pairs"} and {k.paged for k in qkv} == {True, False}
+    assert {bool(k.bias) for found in projections.values() for k in found} == {True, False}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_problem_is_its_number_s_alone(drawing: Any, family: str) -> None:
+    first, again, other = (_drawn(drawing, family, seed, 60) for seed in (1, 1, 2))
     assert first == again and first != other
 
 
 def test_problems_are_small_and_ragged(drawing: Any) -> None:
-    cases = _drawn(drawing, 0, 600)
+    cases = _drawn(drawing, "attention", 0, 600)
     forwards = [c.forward if isinstance(c, BackwardCase) else c for c in cases]
     found = [c for c in forwards if isinstance(c, AttentionCase)]
-    assert max(c.batch * c.num_heads for c in found) <= drawing.MOST_HEADS
-    assert max(c.S_q for c in found) <= drawing.LONGEST and max(c.S_k for c in found) > drawing.LONGEST
+    assert max(c.batch * c.num_heads for c in found) <= drawing.attention.MOST_HEADS
+    longest = drawing.attention.LONGEST
+    assert max(c.S_q for c in found) <= longest and max(c.S_k for c in found) > longest
     assert any(0 in (c.kv_lengths or ()) for c in found) and any(c.page_size == 3 for c in found)
     assert any(c.S_q % 16 and c.S_k % 16 for c in found) and any(c.S_q == 1 for c in found)
 
 
-def test_the_reference_computes_them(drawing: Any) -> None:
+def test_products_are_of_every_size(drawing: Any) -> None:
+    cases = _drawn(drawing, "products", 0, 1000)
+    gemms = [c for c in cases if isinstance(c, GemmCase)]
+    projections = [c for c in cases if isinstance(c, ProjectionCase)]
+    assert max(c.batch * c.num_heads for c in gemms if max(c.M, c.N) <= 20) > 1000, "teams share blocks"
+    assert all(any(getattr(c, n) == 0 for c in gemms) for n in ("M", "N", "K", "batch", "num_heads", "alpha"))
+    assert any(min(c.M, c.N) >= 900 for c in gemms) and any(c.K > 2000 for c in gemms)
+    assert any(c.c_head_group % c.b_head_group and c.b_head_group % c.c_head_group for c in gemms)
+    assert any(c.in_place for c in gemms) and any(c.plants for c in gemms) and any(c.beta for c in gemms)
+    assert {c.view for c in gemms} == {"strided", "host", "device"}
+    assert all(any(getattr(c, n) == 0 for c in projections) for n in ("batch", "S", "hidden"))
+    assert any(c.S == 1 and c.batch > 10 for c in projections) and any(c.batch * c.S > 600 for c in projections)
+    assert any(c.packed for c in projections) and any(c.plants for c in projections)
+    assert any(0 < c.turned < c.head_dim for c in projections) and any(c.kv_heads < c.num_heads for c in projections)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_reference_computes_them(drawing: Any, family: str) -> None:
     device = plugins().backend("numpy").runtime.devices()[0]
-    for case in _drawn(drawing, 5, 60):
+    for case in _drawn(drawing, family, 5, 60):
         run_case(case, Target(device, "numpy", case.operation, own=True)).require()
+
+
+def test_what_is_no_operand_of_a_product_is_nan(drawing: Any) -> None:
+    between = 0
+    for case in _drawn(drawing, "products", 1, 120):
+        before = made(case)
+        inputs = set(data.values(case))
+        blank = {n: np.full(p.shape, np.frombuffer(b"\xff" * p.dtype.itemsize, p.dtype.numpy)) for n, p in
+                 before.layout.places.items() if n in inputs}
+        between += sum(p.bytes - p.dtype.itemsize * int(np.prod(p.shape)) > 0 for p in before.layout.places.values())
+        before.layout.write(before.buffers, blank)
+        assert all((b == POISON).all() for b in before.buffers.values()), case
+    assert between > 200, "operands with gaps"
 
 
 def _whole(case: AttentionCase, name: str, place: Place) -> tuple[str, tuple[int, ...]]:
@@ -96,7 +153,7 @@ def _whole(case: AttentionCase, name: str, place: Place) -> tuple[str, tuple[int
 def test_what_belongs_to_no_sequence_is_nan(drawing: Any) -> None:
     """Rows beyond a sequence, a length or the end of a page, and pages that no table names: a read there shows."""
     beyond = dict.fromkeys(("packed", "paged", "lengths"), 0)
-    for case in _drawn(drawing, 1, 300):
+    for case in _drawn(drawing, "attention", 1, 300):
         forward = case.forward if isinstance(case, BackwardCase) else case
         if not isinstance(forward, AttentionCase):
             continue
@@ -116,12 +173,16 @@ def test_what_belongs_to_no_sequence_is_nan(drawing: Any) -> None:
     assert min(beyond.values()) > 1000, beyond
 
 
-def test_the_script(random_attention: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_script(
+    random_problems: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], family: str
+) -> None:
     file = tmp_path / "results.json"
-    given = ["--device", "numpy:0", "--problems", "25", "--specs", "12", "--seed", "3", "--json", str(file)]
-    assert random_attention.main([*given, "--workers", "1"]) == 0
+    whose = ["--family", family, "--device", "numpy:0"]
+    given = [*whose, "--problems", "25", "--specs", "12", "--seed", "3", "--json", str(file)]
+    assert random_problems.main([*given, "--workers", "1"]) == 0
     piped, out = json.loads(file.read_text()), capsys.readouterr().out
-    assert random_attention.main([*given, "--workers", "0"]) == 0
+    assert random_problems.main([*given, "--workers", "0"]) == 0
     alone = json.loads(file.read_text())
     assert out.startswith("25 problems of 12 specs, seed 3, on numpy:0 (cpu), 1 workers\n0 binaries after ")
     assert "{'passed': 25} of 25 in " in out
@@ -129,15 +190,15 @@ def test_the_script(random_attention: Any, tmp_path: Path, capsys: pytest.Captur
     for r in (*piped["results"], *alone["results"]):
         assert r.pop("seconds") > 0 and r["status"] == "passed"
     assert piped["results"] == alone["results"] and max(r["worst"] for r in alone["results"]) > 0.01
-    assert random_attention.main(["--device", "numpy:0", "--only", "7", "--seed", "3", "--workers", "0"]) == 0
+    assert random_problems.main([*whose, "--only", "7", "--seed", "3", "--workers", "0"]) == 0
     assert "Case(name='random-3-7'" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        random_attention.main(["--device", "numpy:0", "--implementation", "nobody"])
+        random_problems.main([*whose, "--implementation", "nobody"])
     assert "numpy:0 (cpu) has no implementation nobody" in capsys.readouterr().err
 
 
 def test_the_script_names_what_fails(
-    random_attention: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    random_problems: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """A wrong result costs its problem; a device that is lost ends the run."""
     computed, copy = run.computed, HostRuntime.from_host
@@ -156,8 +217,9 @@ def test_the_script_names_what_fails(
     monkeypatch.setattr(run, "computed", wrong)
     monkeypatch.setattr(HostRuntime, "from_host", from_host)
     file = tmp_path / "results.json"
-    given = ["--device", "numpy:0", "--problems", "9", "--seed", "4", "--workers", "0", "--json", str(file)]
-    assert random_attention.main(given) == 1
+    given = ["--family", "attention", "--device", "numpy:0", "--problems", "9", "--seed", "4", "--workers", "0"]
+    given += ["--json", str(file)]
+    assert random_problems.main(given) == 1
     out = capsys.readouterr().out
     found = json.loads(file.read_text())
     assert [r["status"] for r in found["results"]] == ["failed", "passed", "passed", "passed", "error"]

@@ -119,6 +119,7 @@ def test_without_the_library_nothing_is_counted(monkeypatch: pytest.MonkeyPatch)
         ("ds_load_u16 v0, v4", {"shared_instructions"}),
         ("global_load_dwordx4 v[0:3], v[4:5], off", {"global_instructions", "wide_global_instructions"}),
         ("global_store_b128 v[4:5], v[0:3], off", {"global_instructions", "wide_global_instructions"}),
+        ("flat_store_dword v[2:3], v20", {"global_instructions", "flat_instructions"}),
         ("v_fma_f32 v0, v1, v2, v3", set()),
         ("s_waitcnt lgkmcnt(0)", set()),
     ],

@@ -26,7 +26,7 @@ import fake_emulator as fake  # noqa: E402
 from kernelseam_rocm import archs, emulation, plugin  # noqa: E402
 from kernelseam_rocm.blas import HipBlasGemm  # noqa: E402
 from kernelseam_rocm.emulation import checkout, selftest  # noqa: E402
-from kernelseam_rocm.emulation.devices import EmulatedArray, EmulatedRuntime, JoinedRuntime  # noqa: E402
+from kernelseam_rocm.emulation.devices import EmulatedArray, EmulatedRuntime, JoinedRuntime, devices  # noqa: E402
 from kernelseam_rocm.emulation.memory import Arena  # noqa: E402
 from kernelseam_rocm.runtime import HipRuntime  # noqa: E402
 
@@ -285,7 +285,10 @@ def test_the_cases_of_the_page_exist(page: Any) -> None:
     assert page.LIMITS in text and page.INTRODUCTION in text
     assert "\n".join(page.covered(page.GROUPS)) in text
     operations = list(page.by_operation(page.GROUPS))
-    assert operations == ["gemm", "attention", "attention as gemm-softmax-gemm", "attention_bwd", "merge_states"]
+    assert operations == [
+        "gemm", "attention", "attention as gemm-softmax-gemm", "attention_bwd", "merge_states", "qkv_projection",
+        "output_projection", "qkv_projection_bwd", "output_projection_bwd",
+    ]
     for arch in ARCHS:
         for what, groups in page.by_operation(page.GROUPS).items():
             n = sum(len(g.cases) for g in groups)
@@ -311,6 +314,59 @@ def test_what_the_page_covers_of_attention(page: Any) -> None:
     assert any(c.view == "device" for c in forward) and any(c.bias_data == "holes" for c in forward)
     gradients = [c for c in cases if isinstance(c, BackwardCase)]
     assert any(c.bias_gradient for c in gradients) and any(c.sink_gradient for c in gradients)
+    assert {c.deterministic for c in gradients} == {True, False}
+
+
+def test_what_the_page_covers_of_products(page: Any) -> None:
+    """What a GEMM adds and sums, and both projections both ways."""
+    from kernelseam.parity.cases import GemmCase
+    from kernelseam.parity.projection_case import ProjectionCase
+
+    cases = [page.cases()[name] for group in page.GROUPS for name in group.cases]
+    gemms = [c for c in cases if isinstance(c, GemmCase)]
+    summed = [c for c in gemms if c.c_batch_group > 1 or c.c_head_group > 1]
+    assert {c.dtype for c in gemms if c.bias and c.residual} == {DType.float16, DType.bfloat16, DType.float32}
+    assert {c.view for c in summed if c.bias and c.residual} == {"strided", "host"}
+    assert any(c.c_batch_group > 1 and c.c_head_group > 1 for c in summed) and any(c.dtype_c for c in summed)
+    assert any(c.in_place for c in gemms) and any(c.dtype_c for c in gemms if c.bias)
+    projections = [c for c in cases if isinstance(c, ProjectionCase)]
+    forward = [c for c in projections if c.operation == "qkv_projection"]
+    assert {c.rotary for c in forward} == {"", "halves", "pairs"} and any(0 < c.turned < c.head_dim for c in forward)
+    assert {c.walk("q").order for c in forward} == {"bhr", "brh"}
+    assert {bool(c.page_size) for c in forward} == {True, False}
+    for operation, rows in (
+        ("output_projection", "attn_out"), ("output_projection_bwd", "attn_out"), ("qkv_projection_bwd", "dq")
+    ):
+        found = [c for c in projections if c.operation == operation]
+        assert {c.walk(rows).order for c in found} == {"bhr", "brh"} and any(c.bias for c in found)
+        assert {c.dtype for c in found} >= {DType.float16, DType.float32}
+        assert not operation.endswith("bwd") or any(len(c.gradients) == 2 and c.bias for c in found)
+    assert any(c.residual and c.walk("attn_out").order == "bhr" for c in projections)
+
+
+@pytest.mark.parametrize("device", devices(0, 2**30), ids=str)
+def test_the_page_covers_blocks_of_several_tiles(page: Any, device: Device) -> None:
+    from kernelseam.kernels import WAYS
+    from kernelseam.parity.data import layout
+    from kernelseam.parity.description import describe
+
+    host, row = page.plugins().backend("numpy").runtime, archs.row(device.arch)
+    found = set()
+    for case in (page.cases()[name] for group in page.GROUPS for name in group.cases):
+        if case.operation in ("gemm", "qkv_projection_bwd"):
+            lay = layout(case)
+            at = {n: 2**20 + lay.blocks()[p.block][1] + p.offset * p.dtype.itemsize for n, p in lay.places.items()}
+            made, _ = describe(case, lay, at, host, host.devices()[0]).simplified()
+            problem, way = made.problem(), WAYS[case.operation]
+            for launch in way.launches(problem, way.tile(problem, row, device), device).steps:
+                spec = launch.problem.spec
+                if launch.tile.teams > 1:
+                    found.add((spec.dtype, spec.summed, bool(spec.bias and spec.residual), bool(spec.row_sums)))
+    half = DType.float16
+    assert found == {
+        (half, False, True, False), (half, True, False, False), (DType.float32, True, False, False),
+        (half, True, False, True),
+    }
 
 
 def test_a_part_of_the_page_is_run_by_name(page: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -165,6 +165,8 @@ def test_what_float32_cannot_hold_is_an_infinity() -> None:
     ("problem", "reason"),
     [
         (replace(gemm(8, 8, 8), spec=replace(F16, dtype=DType.float64)), "no tile of fake1 takes float64 to float16"),
+        (replace(gemm(8, 8, 8), spec=replace(F16, dtype_acc=DType.float64)),
+         "sums of float64 are stored as float64 alone, not as float16"),
         (replace(gemm(8, 8, 8), a_strides=(0, 0, 2**31)),
          "stride_a_row = 2147483648 elements: shared kernels take row strides below 2^31"),
         (gemm(4096, 4096, 8, 10**7), "it has 10240000000 tiles of C, not fewer than 2^31"),

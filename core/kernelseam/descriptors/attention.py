@@ -42,6 +42,14 @@ _STRIDES = {
 """Operand → its stride fields."""
 
 
+def band(field: str, value: object) -> tuple[int | None, int | None]:
+    """A window's (left, right), validated."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise InvalidValue(field, value, "must be (left, right)", "For example (127, 0)")
+    left, right = (None if x is None else extent(f"{field}[{i}]", x) for i, x in enumerate(value))
+    return left, right
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Attention:
     """out[b,h] = softmax(x[b,h])·v[b,g] with g = h // (num_heads / kv_heads) and, for query i and key j,
@@ -264,13 +272,7 @@ class Attention:
 
     def _band(self, causal: bool) -> tuple[int | None, int | None]:
         """How far a query sees to the left and right of the diagonal; None: as far as there are keys."""
-        if self.window is None:
-            return None, 0 if causal else None
-        if not isinstance(self.window, tuple | list) or len(self.window) != 2:
-            raise InvalidValue("window", self.window, "must be (left, right)", "For example (127, 0)")
-        left, right = (
-            None if x is None else extent(f"window[{i}]", x) for i, x in enumerate(self.window)
-        )
+        left, right = (None, None) if self.window is None else band("window", self.window)
         return left, 0 if causal else right
 
     def _cap(self) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors.operands import axes, canonical, describe_arrays
+from kernelseam.descriptors.validation import extent
 from kernelseam.errors import InvalidValue
 
 LAYOUTS = {"bhsd": "B H S D", "bshd": "B S H D"}
@@ -14,6 +15,13 @@ LAYOUTS = {"bhsd": "B H S D", "bshd": "B S H D"}
 KV_LAYOUTS = {"nhd": "P N H D", "hnd": "P H N D"}
 """The order of the axes of paged k and v: pages, rows of a page, heads, columns."""
 PACKED = "T H D"
+
+
+def order(name: str, value: object, known: Mapping[str, str]) -> str:
+    """The name of an order of axes. Raises InvalidValue for one that is not known."""
+    if not isinstance(value, str) or value not in known:
+        raise InvalidValue(name, value, f"must be one of {', '.join(known)}", "Name the order of the axes")
+    return value
 
 
 def fields_of(
@@ -24,12 +32,18 @@ def fields_of(
     ``arrays``: the operands by their names in the descriptor. Raises InvalidValue for ranks and extents that do not
     fit.
     """
-    for name, value, known in (("layout", layout, LAYOUTS), ("kv_layout", kv_layout, KV_LAYOUTS)):
-        if not isinstance(value, str) or value not in known:
-            raise InvalidValue(name, value, f"must be one of {', '.join(known)}", "Name the order of the axes")
+    order("layout", layout, LAYOUTS)
+    order("kv_layout", kv_layout, KV_LAYOUTS)
     infos = dict(zip(arrays, describe_arrays(**arrays), strict=True))
     found: dict[str, Any] = dict(infos)
     packed_q, packed_k, paged = (n in infos for n in ("cu_seqlens_q", "cu_seqlens_k", "block_table"))
+    for name, value, there, of, missing in (
+        ("max_seqlen_q", max_seqlen_q, packed_q, "packed queries", "cu_seqlens_q"),
+        ("max_seqlen_k", max_seqlen_k, packed_k or paged, "packed or paged keys", "cu_seqlens_k or block_table"),
+        ("kv_layout", None if kv_layout == "nhd" else kv_layout, paged, "paged keys", "block_table"),
+    ):
+        if value is not None and not there:
+            raise InvalidValue(name, value, f"is about {of}", f"Give {missing} too, or leave it out")
     query_axes = PACKED if packed_q else LAYOUTS[layout]
     key_axes = KV_LAYOUTS[kv_layout] if paged else PACKED if packed_k else LAYOUTS[layout]
     q = _read(found, "q", query_axes, infos["q"], {"H": "H", "S": "S_q", "D": "D"}, {})
@@ -41,6 +55,8 @@ def fields_of(
     for name in ("cu_seqlens_q", "cu_seqlens_k"):
         if name in infos:
             (entries,) = axes(name, infos[name], "B+1", {} if batch is None else {"B+1": batch + 1})
+            if not entries:
+                raise InvalidValue(name, "an array of shape [0]", "must be [B+1]", "One offset, 0, says that B is 0")
             batch = entries - 1
     if batch is None:
         (batch, _) = axes("block_table", infos["block_table"], "B width", {})
@@ -48,7 +64,7 @@ def fields_of(
     s_q = _longest("max_seqlen_q", max_seqlen_q) if packed_q else q["S_q"]
     if paged:
         width = axes("block_table", infos["block_table"], "B width", {"B": batch})[1]
-        s_k = width * k["N"] if max_seqlen_k is None else max_seqlen_k
+        s_k = width * k["N"] if max_seqlen_k is None else extent("max_seqlen_k", max_seqlen_k)
         found.update(pages=k["P"], page_size=k["N"], table_width=width)
         found["stride_table_row"] = canonical(infos["block_table"])[0]
     else:
@@ -69,9 +85,9 @@ def fields_of(
             _broadcast(found, name, name, infos[name], plane)
     if "alibi_slopes" in infos:
         _broadcast(found, "alibi_slopes", "alibi", infos["alibi_slopes"], plane[:2])
-    for name, extent in (("sinks", ("H", heads)), ("prefix_lengths", ("B", batch)), ("kv_lengths", ("B", batch))):
+    for name, known in (("sinks", ("H", heads)), ("prefix_lengths", ("B", batch)), ("kv_lengths", ("B", batch))):
         if name in infos:
-            axes(name, infos[name], extent[0], dict([extent]))
+            axes(name, infos[name], known[0], dict([known]))
     return {
         **found, "batch": batch, "num_heads": heads, "kv_heads": k["H_kv"], "S_q": s_q, "S_k": s_k, "head_dim": q["D"],
         "value_dim": v["D_v"],
@@ -96,7 +112,7 @@ def _read(
 def _longest(name: str, value: int | None) -> int:
     if value is None:
         raise InvalidValue(name, None, "must say how long the longest sequence is", "Give it: the offsets are not read")
-    return value
+    return extent(name, value)
 
 
 def _broadcast(
@@ -105,14 +121,15 @@ def _broadcast(
     """Strides of an array that repeats along axes of extent 1 and along those that it lacks, as NumPy has it."""
     lacking = len(plane) - len(info.shape)
     fits = lacking >= 0 and all(
-        n in (1, extent) for n, (_, extent) in zip(info.shape, plane[max(lacking, 0):], strict=False)
+        n in (1, whole) for n, (_, whole) in zip(info.shape, plane[max(lacking, 0):], strict=False)
     )
     if not fits:
+        names = ", ".join({"row": "query", "column": "key"}.get(axis, axis) for axis, _ in plane)
         raise InvalidValue(
             name, f"an array of shape {list(info.shape)}", f"must repeat to {[n for _, n in plane]}",
-            "Its axes are batch, head, query, key, from the right; extent 1 repeats",
+            f"Its axes are {names}, from the right; extent 1 repeats",
         )
-    for i, (axis, extent) in enumerate(plane):
+    for i, (axis, whole) in enumerate(plane):
         here = i - lacking
-        repeats = here < 0 or (info.shape[here] == 1 and extent != 1)
+        repeats = here < 0 or (info.shape[here] == 1 and whole != 1)
         found[f"stride_{stride_name}_{axis}"] = 0 if repeats else info.strides[here] if info.shape[here] > 1 else 0

@@ -25,12 +25,14 @@ def check(problem: AttentionProblem, found: Resolved, runtime: Runtime, device: 
             walk = ArrayInfo(address, r.shape, r.strides, DType.int32, device, "", None)
             read[r.name] = host_copy(walk, runtime).astype(np.int64)
     if "cu_seqlens_q" in read:
-        _offsets("cu_seqlens_q", read["cu_seqlens_q"], p.S_q, "S_q", p.total_q, "total_q")
+        _offsets("q", read["cu_seqlens_q"], p.S_q, p.total_q)
     if "cu_seqlens_k" in read:
-        _offsets("cu_seqlens_k", read["cu_seqlens_k"], p.S_k, "S_k", p.total_k, "total_k")
+        _offsets("k", read["cu_seqlens_k"], p.S_k, p.total_k)
     if "kv_lengths" in read:
-        _within(
-            "kv_lengths", read["kv_lengths"], 0, p.S_k, f"must be from 0 to S_k = {p.S_k}", "Raise S_k, or correct it"
+        x = read["kv_lengths"]
+        remedy = "Raise S_k (max_seqlen_k; the table may be too narrow)" if p.spec.kv_view == "paged" else "Raise S_k"
+        _refuse_any(
+            "kv_lengths", x, (x < 0) | (x > p.S_k), f"must be from 0 to S_k = {p.S_k}", f"{remedy}, or correct it"
         )
     if "block_table" in read and "kv_lengths" in read:
         _table(read["block_table"], read["kv_lengths"], p.page_size, p.pages)
@@ -40,14 +42,14 @@ def _refuse(name: str, index: tuple[int, ...], value: int, rule: str, remedy: st
     raise InvalidValue(f"{name}[{', '.join(map(str, index))}]", value, rule, remedy)
 
 
-def _within(name: str, x: Ints, low: int, high: int, rule: str, remedy: str) -> None:
-    bad = (x < low) | (x > high)
+def _refuse_any(name: str, x: Ints, bad: npt.NDArray[np.bool_], rule: str, remedy: str) -> None:
     if bad.any():
         index = tuple(int(i) for i in np.unravel_index(int(bad.argmax()), x.shape))
         _refuse(name, index, int(x[index]), rule, remedy)
 
 
-def _offsets(name: str, x: Ints, most: int, most_name: str, total: int, total_name: str) -> None:
+def _offsets(letter: str, x: Ints, most: int, total: int) -> None:
+    name = f"cu_seqlens_{letter}"
     if x[0] < 0:
         _refuse(name, (0,), int(x[0]), "must not be negative", "Offsets start at 0")
     steps = np.diff(x)
@@ -58,17 +60,18 @@ def _offsets(name: str, x: Ints, most: int, most_name: str, total: int, total_na
         i = int((steps > most).argmax()) + 1
         _refuse(
             name, (i,), int(x[i]),
-            f"gives entry {i - 1} of the batch {steps[i - 1]} rows, more than {most_name} = {most}",
-            f"Raise {most_name} to the longest sequence",
+            f"gives entry {i - 1} of the batch {steps[i - 1]} rows, more than S_{letter} = {most}",
+            f"Raise S_{letter} (max_seqlen_{letter}) to the longest sequence",
         )
     if x[-1] > total:
-        _refuse(name, (len(x) - 1,), int(x[-1]), f"must not exceed {total_name} = {total}", "Correct the last offset")
+        _refuse(name, (len(x) - 1,), int(x[-1]), f"must not exceed total_{letter} = {total}", "Correct the last offset")
 
 
 def _table(table: Ints, lengths: Ints, page_size: int, pages: int) -> None:
     """Entries that hold keys; what stands behind them is not read."""
     used = np.arange(table.shape[1]) * page_size < lengths[:, None]
-    _within(
-        "block_table", np.where(used, table, 0), 0, pages - 1, f"must be a page, from 0 to {pages - 1}",
+    _refuse_any(
+        "block_table", table, used & ((table < 0) | (table >= pages)),
+        f"must be a page, from 0 to {pages - 1}" if pages else "names a page, of which there are none",
         "Entries that kv_lengths reaches name pages",
     )

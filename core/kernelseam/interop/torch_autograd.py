@@ -67,6 +67,8 @@ def attention_varlen(
     window: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
     prefix_lengths: Tensor | None = None,
@@ -75,12 +77,13 @@ def attention_varlen(
     implementation: str | None = None,
     bwd_implementation: str | None = None,
 ) -> Tensor:
-    """``kernelseam.attention_varlen`` on torch tensors, with gradients to q, k, v and ``sinks``; see ``attention``.
+    """``kernelseam.attention_varlen`` on torch tensors, with gradients to q, k, v, ``bias`` and ``sinks``; see
+    ``attention``.
 
     Rows that belong to no sequence are 0, in the result and in the gradients.
     """
     given = {
-        "q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
+        "q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "bias": bias, "mask": mask,
         "alibi_slopes": alibi_slopes, "sinks": sinks, "prefix_lengths": prefix_lengths,
     }
     options = {

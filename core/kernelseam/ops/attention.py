@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import Attention
-from kernelseam.descriptors.attention import OPTIONAL
-from kernelseam.descriptors.attention_arrays import LAYOUTS
-from kernelseam.descriptors.validation import finite, flag
+from kernelseam.descriptors.attention import OPTIONAL, band
+from kernelseam.descriptors.attention_arrays import KV_LAYOUTS, LAYOUTS, PACKED, order
+from kernelseam.descriptors.validation import extent, finite, flag
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import fresh, handed_back, rank, run, views
+from kernelseam.ops.calling import Operation, given, handed_back, operate, rank
 
 
 def attention(
@@ -60,14 +61,12 @@ def attention(
     Returns the result [B, H, S_q, D_v] (``out`` where it was given), or (result, lse).
     Raises InvalidValue for what does not fit together, Unsupported with each implementation's reason.
     """
-    if not isinstance(layout, str) or layout not in LAYOUTS:
-        raise InvalidValue("layout", layout, f"must be one of {', '.join(LAYOUTS)}", "Name the order of the axes")
     return _attention(
         {"q": q, "k": k, "v": v, "bias": bias, "mask": mask, "alibi_slopes": alibi_slopes, "sinks": sinks,
          "prefix_lengths": prefix_lengths, "kv_lengths": kv_lengths},
-        LAYOUTS[layout], out, out_dtype, return_lse,
-        {"causal": flag("causal", causal), "window": window, "scale": None if scale is None else finite("scale", scale),
-         "softcap": softcap, "layout": layout, "batch_invariant": batch_invariant},
+        out, out_dtype, return_lse,
+        {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "layout": layout,
+         "batch_invariant": batch_invariant},
         backend, implementation, stream,
     )
 
@@ -85,6 +84,8 @@ def attention_varlen(
     window: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    bias: Any = None,
+    mask: Any = None,
     alibi_slopes: Any = None,
     sinks: Any = None,
     prefix_lengths: Any = None,
@@ -99,17 +100,19 @@ def attention_varlen(
     """Attention of sequences that lie one after the other: q [T, H, D], k [T_k, H_kv, D], v [T_k, H_kv, D_v].
 
     Sequence b has rows cu_seqlens_q[b] … cu_seqlens_q[b+1] − 1 of q and likewise of k and v; the offsets are int32
-    [B + 1] on the arrays' device. ``max_seqlen_*``: at least the longest sequence. The rest is as in ``attention``.
+    [B + 1] on the arrays' device. ``max_seqlen_*``: at least the longest sequence. ``bias`` and ``mask`` repeat to [B,
+    H, max_seqlen_q, max_seqlen_k], of which each sequence has the first rows and columns. The rest is as in
+    ``attention``.
 
     Returns the result [T, H, D_v], or (result, lse [H, T]). Rows that belong to no sequence are not written.
     """
+    _needed(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     return _attention(
-        {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
-         "alibi_slopes": alibi_slopes, "sinks": sinks, "prefix_lengths": prefix_lengths},
-        "T H D", out, out_dtype, return_lse,
-        {"causal": flag("causal", causal), "window": window, "scale": None if scale is None else finite("scale", scale),
-         "softcap": softcap, "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k,
-         "batch_invariant": batch_invariant},
+        {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "bias": bias,
+         "mask": mask, "alibi_slopes": alibi_slopes, "sinks": sinks, "prefix_lengths": prefix_lengths},
+        out, out_dtype, return_lse,
+        {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "max_seqlen_q": max_seqlen_q,
+         "max_seqlen_k": max_seqlen_k, "batch_invariant": batch_invariant},
         backend, implementation, stream,
     )
 
@@ -128,8 +131,11 @@ def attention_paged(
     window: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    bias: Any = None,
+    mask: Any = None,
     alibi_slopes: Any = None,
     sinks: Any = None,
+    prefix_lengths: Any = None,
     layout: str = "bshd",
     kv_layout: str = "nhd",
     out: Any = None,
@@ -145,49 +151,81 @@ def attention_paged(
     Key j of entry b is row j % page_size of page block_table[b, j // page_size]; entry b has kv_lengths[b] keys. The
     table is int32 [B, width], kv_lengths int32 [B]. ``kv_layout`` "hnd": the head before the row of a page. q is [B,
     S_q, H, D] (``layout`` "bshd"; "bhsd": the head before the row), or with ``cu_seqlens_q`` and ``max_seqlen_q`` [T,
-    H, D]. ``max_seqlen_k``: at least the longest of kv_lengths, by default what the table has room for. The rest is as
-    in ``attention``; ``causal`` is True here: the last query is the entry's last token.
+    H, D]. ``max_seqlen_k``: at least the longest of kv_lengths, by default what the table has room for. ``bias`` and
+    ``mask`` repeat to [B, H, S_q, max_seqlen_k], of which each entry has the first rows and columns. The rest is as in
+    ``attention``; ``causal`` is True here: the last query is the entry's last token.
     """
-    if not isinstance(layout, str) or layout not in LAYOUTS:
-        raise InvalidValue("layout", layout, f"must be one of {', '.join(LAYOUTS)}", "Name the order of the axes")
+    _needed(block_table=block_table, kv_lengths=kv_lengths)
     return _attention(
         {"q": q, "k": k_pages, "v": v_pages, "block_table": block_table, "kv_lengths": kv_lengths,
-         "cu_seqlens_q": cu_seqlens_q, "alibi_slopes": alibi_slopes, "sinks": sinks},
-        LAYOUTS[layout] if cu_seqlens_q is None else "T H D", out, out_dtype, return_lse,
-        {"causal": flag("causal", causal), "window": window, "scale": None if scale is None else finite("scale", scale),
-         "softcap": softcap, "layout": layout, "kv_layout": kv_layout, "max_seqlen_q": max_seqlen_q,
-         "max_seqlen_k": max_seqlen_k, "batch_invariant": batch_invariant},
+         "cu_seqlens_q": cu_seqlens_q, "bias": bias, "mask": mask, "alibi_slopes": alibi_slopes, "sinks": sinks,
+         "prefix_lengths": prefix_lengths},
+        out, out_dtype, return_lse,
+        {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "layout": layout,
+         "kv_layout": kv_layout, "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k,
+         "batch_invariant": batch_invariant},
         backend, implementation, stream,
     )
 
 
+def checked(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as the descriptor takes them."""
+    return {n: x if x is None and n not in _FLAGS else _RULES[n](n, x) for n, x in options.items()}
+
+
+_FLAGS = ("causal", "batch_invariant")
+_RULES: dict[str, Callable[[str, Any], object]] = {
+    **dict.fromkeys(_FLAGS, flag), "window": band, "scale": finite, "softcap": finite, "max_seqlen_q": extent,
+    "max_seqlen_k": extent, "layout": lambda n, x: order(n, x, LAYOUTS),
+    "kv_layout": lambda n, x: order(n, x, KV_LAYOUTS),
+}
+
+
+def _needed(**arrays: Any) -> None:
+    for name, x in arrays.items():
+        if x is None:
+            raise InvalidValue(name, None, "must be given", "Give it, or call attention, which does without")
+
+
 def _attention(
-    arrays: dict[str, Any], labels: str, out: Any, out_dtype: DType | str | None, return_lse: bool,
-    options: dict[str, Any], backend: str | None, implementation: str | None, stream: object,
+    arrays: dict[str, Any], out: Any, out_dtype: DType | str | None, return_lse: bool, options: dict[str, Any],
+    backend: str | None, implementation: str | None, stream: object,
 ) -> Any:
-    """Views, results where none were given, the plan, the launch."""
-    given = {name: x for name, x in arrays.items() if x is not None or name in ("q", "k", "v")}
-    infos = views(backend, **given, out=out)
-    names = labels.split()
-    rank("q", infos["q"], names)
-    if out is not None:
-        rank("out", infos["out"], names)
-    first = infos["q"]
-    if out is None:
-        dtype = first.dtype if out_dtype is None else DType.of(out_dtype, "out_dtype")
-        value_dim = infos["v"].shape[-1] if infos["v"].shape else 0
-        infos["out"] = fresh("out", (*first.shape[:-1], value_dim), dtype, first)
-    elif out_dtype is not None and DType.of(out_dtype, "out_dtype") is not infos["out"].dtype:
-        raise InvalidValue("out_dtype", out_dtype, f"out is an array of {infos['out'].dtype}", "Give one of the two")
-    if flag("return_lse", return_lse):
-        infos["lse"] = fresh("lse", _lse_shape(first, names), DType.float32, first)
-    ordered = {n: infos[n] for n in ("q", "k", "v", "out", "lse", *OPTIONAL) if n in infos}
-    run(
-        ordered, ("attention", *(tuple(v) if isinstance(v, list) else v for v in options.values()), *ordered),
-        lambda: Attention.from_arrays(**cast(dict[str, Any], ordered), **options), implementation, stream,
+    """The operation over these arrays, and its results."""
+    needed = {name: arrays.pop(name) for name in ("q", "k", "v")}
+    if (window := options["window"]) is not None:
+        options["window"] = band("window", window)
+    infos = operate(
+        _work, {**needed, **given(**arrays, out=out)}, (out_dtype, return_lse, tuple(options), *options.values()),
+        backend, implementation, stream,
     )
+    first = infos["q"]
     result = handed_back(infos["out"], first, stream) if out is None else out
     return (result, handed_back(infos["lse"], first, stream)) if return_lse else result
+
+
+def _work(
+    operation: Operation, out_dtype: DType | str | None, return_lse: bool, names: tuple[str, ...], *values: Any
+) -> None:
+    """``names`` and ``values``: the descriptor's options."""
+    options, infos = checked(dict(zip(names, values, strict=True))), operation.infos
+    labels = (PACKED if "cu_seqlens_q" in infos else LAYOUTS[options["layout"]]).split()
+    first = infos["q"]
+    rank("q", first, labels)
+    if "out" in infos:
+        rank("out", infos["out"], labels)
+        if out_dtype is not None and DType.of(out_dtype, "out_dtype") is not infos["out"].dtype:
+            raise InvalidValue(
+                "out_dtype", out_dtype, f"out is an array of {infos['out'].dtype}", "Give one of the two"
+            )
+    else:
+        dtype = first.dtype if out_dtype is None else DType.of(out_dtype, "out_dtype")
+        value_dim = infos["v"].shape[-1] if infos["v"].shape else 0
+        operation.fresh("out", (*first.shape[:-1], value_dim), dtype, "q")
+    if flag("return_lse", return_lse):
+        operation.fresh("lse", _lse_shape(first, labels), DType.float32, "q")
+    ordered: dict[str, Any] = {n: infos[n] for n in ("q", "k", "v", "out", "lse", *OPTIONAL) if n in infos}
+    operation.launch(ordered, lambda: Attention.from_arrays(**ordered, **options))
 
 
 def _lse_shape(q: ArrayInfo, names: list[str]) -> tuple[int, ...]:

@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import Attention, AttentionBwd
-from kernelseam.descriptors.attention import OPTIONAL
+from kernelseam.descriptors.attention import band
 from kernelseam.descriptors.attention_arrays import LAYOUTS, PACKED
 from kernelseam.descriptors.operands import axes, canonical
-from kernelseam.descriptors.validation import finite, flag
+from kernelseam.descriptors.validation import flag
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import fresh, handed_back, run, views
+from kernelseam.ops.attention import checked
+from kernelseam.ops.calling import Operation, given, handed_back, operate
 
 
 class AttentionGradients(NamedTuple):
@@ -64,40 +65,49 @@ def attention_bwd(
 
     Raises InvalidValue for what does not fit together, Unsupported with each implementation's reason.
     """
-    arrays = {
-        "q": q, "k": k, "v": v, "out": out, "lse": lse, "bias": bias, "mask": mask, "alibi_slopes": alibi_slopes,
-        "sinks": sinks, "prefix_lengths": prefix_lengths, "kv_lengths": kv_lengths, "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k, "dout": dout,
-    }
-    for name in ("out", "lse"):
-        if arrays[name] is None:
+    for name, x in (("out", out), ("lse", lse)):
+        if x is None:
             raise InvalidValue(name, None, "must be what attention gave", "Call it with return_lse=True")
-    for name, of, wanted in (("bias_gradient", bias, bias_gradient), ("sink_gradient", sinks, sink_gradient)):
-        if flag(name, wanted) and of is None:
-            operand = "bias" if name == "bias_gradient" else "sinks"
-            raise InvalidValue(name, True, f"the attention has no {operand}", f"Give {operand}, or leave it out")
-    infos = views(backend, **{n: x for n, x in arrays.items() if x is not None or n not in OPTIONAL})
-    first = infos["q"]
-    for name, model in (("dq", "q"), ("dk", "k"), ("dv", "v")):
-        infos[name] = fresh(name, infos[model].shape, infos[model].dtype, first)
-    if bias_gradient:
-        own = infos["bias"]
-        shape = [min(n, 1) if s == 0 else n for n, s in zip(own.shape, own.strides, strict=True)]
-        infos["dbias"] = fresh("dbias", shape, own.dtype, first)
-    if sink_gradient:
-        infos["dsinks"] = fresh("dsinks", infos["sinks"].shape, DType.float32, first)
-    options = {
-        "causal": flag("causal", causal), "window": tuple(window) if isinstance(window, list) else window,
-        "scale": None if scale is None else finite("scale", scale), "softcap": softcap, "layout": layout,
-        "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k,
+    arrays = {
+        "q": q, "k": k, "v": v, "out": out, "lse": lse, **given(
+            bias=bias, mask=mask, alibi_slopes=alibi_slopes, sinks=sinks, prefix_lengths=prefix_lengths,
+            kv_lengths=kv_lengths, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+        ), "dout": dout,
     }
-    run(
-        infos, ("attention_bwd", flag("deterministic", deterministic), *options.values(), *infos),
-        lambda: describe(infos, options, deterministic), implementation, stream,
+    options = (
+        bias_gradient, sink_gradient, deterministic, causal, None if window is None else band("window", window), scale,
+        softcap, layout, max_seqlen_q, max_seqlen_k,
     )
+    infos = operate(_work, arrays, options, backend, implementation, stream)
+    first = infos["q"]
     return AttentionGradients(*(
         handed_back(infos[n], first, stream) if n in infos else None for n in ("dq", "dk", "dv", "dbias", "dsinks")
     ))
+
+
+def _work(
+    operation: Operation, bias_gradient: bool, sink_gradient: bool, deterministic: bool, causal: bool,
+    window: tuple[int | None, int | None] | None, scale: float | None, softcap: float | None, layout: str,
+    max_seqlen_q: int | None, max_seqlen_k: int | None,
+) -> None:
+    infos = operation.infos
+    for name, operand, wanted in (("bias_gradient", "bias", bias_gradient), ("sink_gradient", "sinks", sink_gradient)):
+        if flag(name, wanted) and operand not in infos:
+            raise InvalidValue(name, True, f"the attention has no {operand}", f"Give {operand}, or leave it out")
+    for name, model in (("dq", "q"), ("dk", "k"), ("dv", "v")):
+        operation.fresh(name, infos[model].shape, infos[model].dtype, "q")
+    if bias_gradient:
+        own = infos["bias"]
+        shape = [min(n, 1) if s == 0 else n for n, s in zip(own.shape, own.strides, strict=True)]
+        operation.fresh("dbias", shape, own.dtype, "q")
+    if sink_gradient:
+        operation.fresh("dsinks", infos["sinks"].shape, DType.float32, "q")
+    options = checked({
+        "causal": causal, "window": window, "scale": scale, "softcap": softcap, "layout": layout,
+        "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k,
+    })
+    deterministic = flag("deterministic", deterministic)
+    operation.launch(infos, lambda: describe(infos, options, deterministic))
 
 
 def describe(infos: dict[str, ArrayInfo], options: dict[str, Any], deterministic: bool = True) -> AttentionBwd:

@@ -1,34 +1,199 @@
-"""What every operation on arrays does: views, one device, a remembered plan, a call, a result of the caller's kind."""
+"""What every operation on arrays does: views, one device, remembered plans, launches, results of the caller's kind.
+
+The first call on arrays that lie in a certain way is worked out: checked, described, planned. What it came to is
+remembered by everything but the arrays' memory, so that the next such call asks for views and launches. What depends
+on addresses is checked whenever they are new.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kernelseam.arrays import describe, runtime_of, same_device
-from kernelseam.contract import ArrayInfo
+from kernelseam.contract import HOST, ArrayInfo, Runtime
 from kernelseam.dispatch import check_backend, preferred_backend
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.planning import Plan, plan
+from kernelseam.planning import Plan, plan, stream_handle
 from kernelseam.plugins import Plugins, plugins
+from kernelseam.trace import active
+
+Infos = dict[str, ArrayInfo]
+_Bound = dict[Hashable, tuple[Callable[[int], None], ...]]
 
 
-def views(backend: str | None, **arrays: object) -> dict[str, ArrayInfo]:
-    """The views of arrays, by name; all are on one device, and it is the backend's. ``out`` alone may be None.
+class _Remembered:
+    """What calls came to, by everything of them but memory, and bound launches by addresses. They hold no array."""
 
-    The backend asked for is the argument, over ``use_backend``, over KERNELSEAM_BACKEND; none takes the arrays'.
+    def __init__(self, found: Plugins) -> None:
+        self.found = found
+        self.plans: dict[Hashable, _Known] = {}
+        self.bound: _Bound = {}
+
+
+_KEPT = 1024
+"""Entries of either; where there are as many, all are dropped."""
+_remembered: _Remembered | None = None
+
+
+def operate(
+    work: Callable[..., None], arrays: Mapping[str, object], options: tuple[Any, ...], backend: str | None,
+    implementation: str | None, stream: object,
+) -> Infos:
+    """Do what ``work(operation, *options)`` says with arrays, which are on one device of the backend asked for.
+
+    ``work`` reads the options, which are scalars, and the views ``operation.infos``, and nothing else: it is not asked
+    again for arrays that lie the same way. Returns the views of the arrays and of the results that were made.
     """
-    wanted = preferred_backend(backend)
+    global _remembered
+    found, wanted = plugins(), preferred_backend(backend)
     if wanted is not None:
-        plugins().backend(wanted)
-    infos = {name: describe(x, name, wanted) for name, x in arrays.items() if x is not None or name != "out"}
-    device = same_device(infos)
-    check_backend(wanted, device)
+        found.backend(wanted)
+    infos = {name: describe(x, name, wanted) for name, x in arrays.items()}
+    if _remembered is None or _remembered.found is not found:
+        _remembered = _Remembered(found)
+    memory = _remembered
+    # Types count: what takes 1 may refuse True, which equals it.
+    key = (work, wanted, implementation, options, *map(type, options), *infos, *map(_lies, infos.values()))
+    try:
+        known = memory.plans.get(key)
+    except TypeError:  # an option that cannot be hashed: it will be refused
+        known = None
+    if known is None or not known.make_results(infos):
+        _check(infos, wanted)
+        operation = Operation(infos, implementation, stream)
+        work(operation, *options)
+        known = operation.known()
+        if operation.repeatable:
+            if len(memory.plans) >= _KEPT:
+                memory.plans.clear()
+                memory.bound.clear()
+            memory.plans[key] = known
+    for launch in known.launches:
+        launch(infos, stream, memory.bound)
+    return infos
+
+
+def _lies(info: ArrayInfo) -> tuple[object, ...]:
+    """All of an array that shapes a plan."""
+    return info.shape, info.strides, info.dtype, info.device, info.pointer % 16 == 0, info.writable
+
+
+def _check(infos: Infos, wanted: str | None) -> None:
+    check_backend(wanted, same_device(infos))
     for name, info in infos.items():
         if min(info.strides, default=0) < 0 and 0 not in info.shape:
             raise InvalidValue(name, f"strides {list(info.strides)}", "must not walk backwards", "Copy the array first")
-    return infos
+
+
+class Operation:
+    """A call while it is worked out: the arrays that it has, those that it makes, what it will launch."""
+
+    def __init__(self, infos: Infos, implementation: str | None, stream: object) -> None:
+        self.infos, self.implementation, self.stream = infos, implementation, stream
+        self.repeatable = True
+        """Whether the same launches compute the next call, over its own addresses."""
+        self._results: list[_Result] = []
+        self._launches: list[_Launch] = []
+
+    def fresh(self, name: str, shape: Sequence[int], dtype: DType, like: str) -> None:
+        """Make an array for a result, on the device of the one named ``like`` and, where its runtime makes them, of its
+        kind."""
+        self.infos[name] = made = _fresh(name, shape, dtype, self.infos[like])
+        self._results.append(_Result(name, tuple(shape), dtype, like, _lies(made)))
+
+    def launch(
+        self, operands: Mapping[str, ArrayInfo], descriptor: Callable[[], Any], names: Mapping[str, str] | None = None,
+        told: Callable[[InvalidValue], InvalidValue] | None = None,
+    ) -> None:
+        """Plan what ``descriptor()`` describes, to be launched when all is worked out.
+
+        ``operands``: views by their names in the descriptor, each over one of the arrays from its first element on.
+        ``names``: those of the arrays where they differ. ``told``: a refusal of addresses, in the caller's words.
+        """
+        # A remembered plan must not keep anyone's memory alive.
+        bare = descriptor().over({name: i.pointer for name, i in operands.items()})
+        device = next(iter(operands.values())).device
+        made = plan(bare, device=device, implementation=self.implementation)
+        arrays = tuple([(names or {}).get(name, name) for name in operands])
+        self._launches.append(_Launch(made, plugins().backend(device.backend).runtime, tuple(operands), arrays, told))
+
+    def known(self) -> _Known:
+        """What is to be remembered of it."""
+        return _Known(tuple(self._results), tuple(self._launches))
+
+
+@dataclass(frozen=True)
+class _Result:
+    """An array that a call makes."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+    like: str
+    lies: tuple[object, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Launch:
+    """A plan, and which array each of its operands is."""
+
+    plan: Plan
+    runtime: Runtime
+    operands: tuple[str, ...]
+    arrays: tuple[str, ...]
+    told: Callable[[InvalidValue], InvalidValue] | None
+
+    def __call__(self, infos: Infos, stream: object, bound: _Bound) -> None:
+        made, runtime, first = self.plan, self.runtime, infos[self.arrays[0]]
+        need = made.workspace_bytes
+        # Of the operands' library, so that its streams and graphs know of it.
+        own = _fresh("workspace", (-(-need // 4),), DType.float32, first) if need else None
+        key: tuple[Any, ...] = (self, own.pointer if own else 0, *[infos[name].pointer for name in self.arrays])
+        with runtime.activate(made.device):
+            launches = bound.get(key)
+            if launches is None:
+                launches = self._bind(key[2:], key[1])
+                if made.device.evidence != HOST:  # there lengths and tables are looked at, too, and may change
+                    if len(bound) >= _KEPT:
+                        bound.clear()
+                    bound[key] = launches
+            handle = stream_handle(stream, runtime, made.device, first)
+            for launch in launches:
+                launch(handle)
+        for records in active():
+            records.extend(made.launches)
+        if own and stream is not None and handle != runtime.current_stream(made.device, first):
+            runtime.synchronize(made.device)  # the library, which takes the workspace back, knows nothing of it
+
+    def _bind(self, addresses: Sequence[int], workspace: int) -> tuple[Callable[[int], None], ...]:
+        pointers = dict(zip(self.operands, addresses, strict=True))
+        try:
+            return self.plan.over(pointers, workspace)
+        except InvalidValue as e:
+            if self.told is None:
+                raise
+            raise self.told(e) from None
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What a call came to."""
+
+    results: tuple[_Result, ...]
+    launches: tuple[_Launch, ...]
+
+    def make_results(self, infos: Infos) -> bool:
+        """Make the results; False, with none made, where one does not lie as the plans have it."""
+        for r in self.results:
+            infos[r.name] = made = _fresh(r.name, r.shape, r.dtype, infos[r.like])
+            if _lies(made) != r.lies:
+                for made_before in self.results:
+                    infos.pop(made_before.name, None)
+                return False
+        return True
 
 
 def rank(name: str, info: ArrayInfo, axes: Sequence[str]) -> None:
@@ -40,56 +205,21 @@ def rank(name: str, info: ArrayInfo, axes: Sequence[str]) -> None:
         )
 
 
-def fresh(name: str, shape: Sequence[int], dtype: DType, like: ArrayInfo) -> ArrayInfo:
-    """A new array on ``like``'s device and, where its runtime makes them, of its kind."""
+def given(**arrays: object) -> dict[str, object]:
+    """Those that are not None."""
+    return {name: x for name, x in arrays.items() if x is not None}
+
+
+def _fresh(name: str, shape: Sequence[int], dtype: DType, like: ArrayInfo) -> ArrayInfo:
     runtime = runtime_of(like)
     return describe(runtime.empty(shape, dtype, like.device, like), name, like.device.backend)
 
 
-class _Remembered:
-    """Plans by everything of a call but its memory; they hold no array."""
-
-    def __init__(self, found: Plugins) -> None:
-        self.found = found
-        self.plans: dict[Hashable, Plan] = {}
-
-
-_KEPT = 1024
-_remembered: _Remembered | None = None
-
-
-def run(
-    infos: dict[str, ArrayInfo], options: Hashable, descriptor: Callable[[], Any], implementation: str | None,
-    stream: object,
-) -> None:
-    """Launch the operation that ``descriptor()`` describes over these arrays.
-
-    ``infos``: every operand under its name in the descriptor. ``options``: whatever else shapes the descriptor.
-    """
-    global _remembered
-    found = plugins()
-    if _remembered is None or _remembered.found is not found:
-        _remembered = _Remembered(found)
-    plans = _remembered.plans
-    key = (implementation, options, next(iter(infos.values())).device, *[
-        (i.shape, i.strides, i.dtype, i.pointer % 16 == 0, i.writable) for i in infos.values()
-    ])
-    made = plans.get(key)
-    if made is None:
-        filled = descriptor()
-        device = next(iter(infos.values())).device
-        # A remembered plan must not keep anyone's memory alive.
-        bare = filled.over({name: i.pointer for name, i in infos.items()})
-        made = plan(bare, device=device, implementation=implementation)
-        if len(plans) >= _KEPT:
-            plans.clear()
-        plans[key] = made
-    made.launch(infos, stream)
-
-
 def handed_back(made: ArrayInfo, like: ArrayInfo, stream: object) -> object:
     """The result as an array of ``like``'s library, where it can take one; else as its runtime made it."""
-    space = None if made.kind == like.kind else getattr(like.owner, "__array_namespace__", None)
+    if made.kind == like.kind:
+        return made.owner
+    space = getattr(like.owner, "__array_namespace__", None)
     if space is None:
         return made.owner
     if stream is not None:

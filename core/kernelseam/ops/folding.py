@@ -8,6 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 SUMMED = None
 """The stride of C along an axis over which products are summed."""
 
@@ -54,6 +57,14 @@ def fold(axes: Sequence[Axis]) -> dict[str, Any] | None:
                 },
             }
     return None
+
+
+def offsets(name: str, axes: Sequence[Axis]) -> npt.NDArray[np.int64]:
+    """Elements from an operand's first entry to each that the axes run over, the last axis fastest."""
+    found = np.zeros(1, np.int64)
+    for axis in axes:
+        found = np.add.outer(found, np.arange(axis.extent) * (axis.strides[name] or 0)).reshape(-1)
+    return found
 
 
 def _orders(axes: Sequence[Axis]) -> Iterator[tuple[tuple[Axis, ...], tuple[Axis, ...]]]:

@@ -10,7 +10,7 @@ from kernelseam.descriptors.operands import check_rows
 from kernelseam.descriptors.validation import flag, multiple, number
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import fresh, handed_back, rank, views
+from kernelseam.ops.calling import Operation, given, handed_back, operate, rank
 from kernelseam.ops.products import check_matrices, matrices, multiply
 
 
@@ -51,9 +51,10 @@ def bmm(
     Returns the result (``out`` where it was given). Raises InvalidValue for what does not fit together, Unsupported
     with each implementation's reason.
     """
-    infos = views(backend, a=a, b=b, out=out, **_given(bias=bias, residual=residual))
-    lead, lead_b = (("B", "H"), ("B", "H_b")) if len(infos["a"].shape) == 4 else (("B",), ("B",))
-    return _gemm(infos, lead, lead_b, a_transposed, b_transposed, alpha, beta, out, out_dtype, implementation, stream)
+    arrays = {"a": a, "b": b, **given(out=out, bias=bias, residual=residual)}
+    options = (True, a_transposed, b_transposed, alpha, beta, out_dtype)
+    infos = operate(_gemm, arrays, options, backend, implementation, stream)
+    return handed_back(infos["out"], infos["a"], stream) if out is None else out
 
 
 def matmul2d(
@@ -74,27 +75,25 @@ def matmul2d(
 ) -> Any:
     """alpha·op(a)·op(b) + beta·out + bias + residual of a [M, K], b [K, N], bias [N], residual [M, N]; everything else
     as in ``bmm``."""
-    infos = views(backend, a=a, b=b, out=out, **_given(bias=bias, residual=residual))
-    return _gemm(infos, (), (), a_transposed, b_transposed, alpha, beta, out, out_dtype, implementation, stream)
-
-
-def _given(**arrays: Any) -> dict[str, Any]:
-    return {n: x for n, x in arrays.items() if x is not None}
+    arrays = {"a": a, "b": b, **given(out=out, bias=bias, residual=residual)}
+    options = (False, a_transposed, b_transposed, alpha, beta, out_dtype)
+    infos = operate(_gemm, arrays, options, backend, implementation, stream)
+    return handed_back(infos["out"], infos["a"], stream) if out is None else out
 
 
 def _gemm(
-    infos: dict[str, ArrayInfo], lead: tuple[str, ...], lead_b: tuple[str, ...], a_transposed: bool, b_transposed: bool,
-    alpha: float, beta: float, out: Any, out_dtype: DType | str | None, implementation: str | None, stream: object,
-) -> Any:
+    operation: Operation, batched: bool, a_transposed: bool, b_transposed: bool, alpha: float, beta: float,
+    out_dtype: DType | str | None,
+) -> None:
     a_transposed, b_transposed = flag("a_transposed", a_transposed), flag("b_transposed", b_transposed)
     alpha, beta = number("alpha", alpha), number("beta", beta)
-    if out is None and beta != 0:
+    infos = operation.infos
+    if "out" not in infos and beta != 0:
         raise InvalidValue("out", None, f"is read, because beta = {beta}", "Pass the array to add to, or beta=0")
-    shape = result_shape(infos, lead, lead_b, a_transposed, b_transposed)
-    first = infos["a"]
-    result(infos, "out", shape, out_dtype)
+    shape = result_shape(infos, batched, a_transposed, b_transposed)
+    result(operation, "out", shape, out_dtype)
     operands = {
-        "A": matrices(first, a_transposed), "B": matrices(infos["b"], b_transposed), "C": matrices(infos["out"])
+        "A": matrices(infos["a"], a_transposed), "B": matrices(infos["b"], b_transposed), "C": matrices(infos["out"])
     }
     if "bias" in infos:
         operands["bias"] = _bias(infos["bias"], shape)
@@ -104,16 +103,16 @@ def _gemm(
     for name in ("a", "b", "out", "residual"):
         if name in infos:
             check_matrices(name, infos[name])
-    names = {"A": "a", "B": "b", "C": "out"}
-    multiply(operands, names, infos, alpha, beta, implementation, stream)
-    return handed_back(infos["out"], first, stream) if out is None else out
+    multiply(operation, operands, {"A": "a", "B": "b", "C": "out"}, alpha, beta)
 
 
 def result_shape(
-    infos: dict[str, ArrayInfo], lead: tuple[str, ...], lead_b: tuple[str, ...], a_transposed: bool, b_transposed: bool
+    infos: dict[str, ArrayInfo], batched: bool, a_transposed: bool, b_transposed: bool
 ) -> tuple[int, ...]:
     """The shape of op(a)·op(b). Raises InvalidValue where a and b do not fit together."""
     first, second = infos["a"], infos["b"]
+    lead = () if not batched else ("B", "H") if len(first.shape) == 4 else ("B",)
+    lead_b = ("B", "H_b")[: len(lead)]
     rank("a", first, (*lead, "K", "M") if a_transposed else (*lead, "M", "K"))
     rank("b", second, (*lead_b, "N", "K") if b_transposed else (*lead_b, "K", "N"))
     M, K = first.shape[:-3:-1] if a_transposed else first.shape[-2:]
@@ -136,11 +135,11 @@ def result_shape(
     return (*first.shape[:-2], M, N)
 
 
-def result(infos: dict[str, ArrayInfo], name: str, shape: tuple[int, ...], dtype: DType | str | None) -> None:
+def result(operation: Operation, name: str, shape: tuple[int, ...], dtype: DType | str | None) -> None:
     """Hold an array for a result to its shape, or make one, of a's dtype where none is named."""
-    kind = None if dtype is None else DType.of(dtype, "out_dtype")
+    kind, infos = None if dtype is None else DType.of(dtype, "out_dtype"), operation.infos
     if name not in infos:
-        infos[name] = fresh(name, shape, kind or infos["a"].dtype, infos["a"])
+        operation.fresh(name, shape, kind or infos["a"].dtype, "a")
         return
     check_shape(name, infos[name], shape)
     if kind not in (None, infos[name].dtype):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors.merge import MergeStates
 from kernelseam.descriptors.operands import axes, canonical
 from kernelseam.dtypes import DType
-from kernelseam.ops.calling import fresh, handed_back, rank, run, views
+from kernelseam.ops.calling import Operation, given, handed_back, operate, rank
 
 
 def merge_states(
@@ -29,29 +30,33 @@ def merge_states(
     Returns (result [B, H, S, D_v] of ``out_dtype``, by default that of outs, and its LSE [B, H, S]).
     Raises InvalidValue for what does not fit together.
     """
-    infos = views(backend, outs=outs, lses=lses, out=out)
-    rank("outs", infos["outs"], ("N", "B", "H", "S", "D_v"))
+    arrays = {"outs": outs, "lses": lses, **given(out=out)}
+    infos = operate(_work, arrays, (out_dtype,), backend, implementation, stream)
     first = infos["outs"]
-    shape = first.shape
-    if out is None:
-        dtype = first.dtype if out_dtype is None else DType.of(out_dtype, "out_dtype")
-        infos["out"] = fresh("out", shape[1:], dtype, first)
-    infos["lse"] = fresh("lse", shape[1:4], DType.float32, first)
+    return handed_back(infos["out"], first, stream) if out is None else out, handed_back(infos["lse"], first, stream)
 
-    def described() -> MergeStates:
-        parts, batch, heads, rows, dim = axes("outs", infos["outs"], "N B H S D_v", {})
-        known = {"N": parts, "B": batch, "H": heads, "S": rows, "D_v": dim}
-        axes("lses", infos["lses"], "N B H S", known)
-        axes("out", infos["out"], "B H S D_v", known)
-        names = {"outs": ("part", "batch", "head", "row"), "lses": ("part", "batch", "head"),
-                 "out": ("batch", "head", "row")}
-        strides = {
-            f"stride_{n}_{axis}": s for n, labels in names.items()
-            for axis, s in zip(labels, canonical(infos[n]), strict=False)
-        }
-        fields: dict[str, Any] = {**infos, **strides}
-        return MergeStates(parts=parts, batch=batch, num_heads=heads, rows=rows, value_dim=dim, **fields)
 
-    run(infos, ("merge_states",), described, implementation, stream)
-    result = handed_back(infos["out"], first, stream) if out is None else out
-    return result, handed_back(infos["lse"], first, stream)
+def _work(operation: Operation, out_dtype: DType | str | None) -> None:
+    infos = operation.infos
+    rank("outs", infos["outs"], ("N", "B", "H", "S", "D_v"))
+    shape = infos["outs"].shape
+    if "out" not in infos:
+        dtype = infos["outs"].dtype if out_dtype is None else DType.of(out_dtype, "out_dtype")
+        operation.fresh("out", shape[1:], dtype, "outs")
+    operation.fresh("lse", shape[1:4], DType.float32, "outs")
+    operation.launch(infos, lambda: _described(infos))
+
+
+def _described(infos: dict[str, ArrayInfo]) -> MergeStates:
+    parts, batch, heads, rows, dim = axes("outs", infos["outs"], "N B H S D_v", {})
+    known = {"N": parts, "B": batch, "H": heads, "S": rows, "D_v": dim}
+    axes("lses", infos["lses"], "N B H S", known)
+    axes("out", infos["out"], "B H S D_v", known)
+    names = {"outs": ("part", "batch", "head", "row"), "lses": ("part", "batch", "head"),
+             "out": ("batch", "head", "row")}
+    strides = {
+        f"stride_{n}_{axis}": s for n, labels in names.items()
+        for axis, s in zip(labels, canonical(infos[n]), strict=False)
+    }
+    fields: dict[str, Any] = {**infos, **strides}
+    return MergeStates(parts=parts, batch=batch, num_heads=heads, rows=rows, value_dim=dim, **fields)

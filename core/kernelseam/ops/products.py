@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
+from kernelseam.arrays import runtime_of
 from kernelseam.contract import ArrayInfo
-from kernelseam.descriptors import BatchedGemmStrided
+from kernelseam.descriptors import BatchedGemmPointers, BatchedGemmStrided
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import run
-from kernelseam.ops.folding import SUMMED, Axis, fold
+from kernelseam.ops.calling import Operation
+from kernelseam.ops.folding import SUMMED, Axis, fold, offsets
+from kernelseam.planning import plan
 
 Operands = Mapping[str, ArrayInfo]
+
+
+class _Uneven(Exception):
+    """Axes that no batch and head strides walk, and the descriptor's other fields."""
+
+    def __init__(self, axes: Sequence[Axis], fields: Mapping[str, Any]) -> None:
+        self.axes, self.fields = axes, fields
 
 
 def check_matrices(name: str, info: ArrayInfo) -> None:
@@ -43,17 +55,18 @@ def swapped(info: ArrayInfo) -> ArrayInfo:
     )
 
 
-def multiply(
-    operands: Operands, names: Mapping[str, str], given: Operands, alpha: float, beta: float,
-    implementation: str | None, stream: object,
-) -> None:
+def multiply(operation: Operation, operands: Operands, names: Mapping[str, str], alpha: float, beta: float) -> None:
     """C = alpha·Σ A·B + beta·C + bias + residual, in one launch.
 
     ``operands``: A [batch, head, M, K], B [batch, head, K, N], C and residual [batch, head, M, N], bias [batch, head,
     N]. A or B may have fewer heads, each of which then meets several in a row. Products are summed along an axis of
-    which C has one entry and they more; bias repeats along an axis of which it has one. ``names``: what the caller
-    calls A, B and C; ``given``: arrays by those names, for messages.
+    which C has one entry and they more; bias repeats along an axis of which it has one. ``names``: the operation's
+    arrays that A, B and C are.
+
+    Where axes do not step evenly as one of batches and one of heads, the launch is one over lists of addresses, which
+    synchronises.
     """
+    given = operation.infos
     if _apart(operands["C"]) and not _apart(swapped(operands["C"])):  # Cᵀ = Bᵀ·Aᵀ
         if "bias" in operands:
             raise InvalidValue(
@@ -64,13 +77,35 @@ def multiply(
         operands = {turned.get(n, n): swapped(x) for n, x in operands.items()}
         names = {turned.get(n, n): x for n, x in names.items()}
     ordered = {n: operands[n] for n in ("A", "B", "C", "bias", "residual") if n in operands}
+    told = partial(_renamed, names=names)
     try:
-        run(
-            ordered, ("gemm", alpha, beta, *ordered), lambda: _descriptor(ordered, names, given, alpha, beta),
-            implementation, stream,
-        )
+        try:
+            operation.launch(ordered, lambda: _descriptor(ordered, names, given, alpha, beta), names, told)
+        except _Uneven as e:
+            operation.repeatable = False  # the lists are of these addresses
+            _by_lists(ordered, e.axes, e.fields, operation.implementation, operation.stream)
     except InvalidValue as e:
-        raise _renamed(e, names) from None
+        raise told(e) from None
+
+
+def _by_lists(
+    operands: Operands, axes: Sequence[Axis], fields: Mapping[str, Any], implementation: str | None, stream: object
+) -> None:
+    """The same products, each matrix by its address; those that are summed come one after the other."""
+    own, summed = ([x for x in axes if (x.strides["C"] is SUMMED) is sums] for sums in (False, True))
+    each = math.prod(x.extent for x in summed)
+    device, given = operands["A"].device, dict[str, Any](fields)
+    for name, x in operands.items():
+        walked = [*own, *summed] if name in "AB" else own
+        given[f"{name}_ptrs"] = x.pointer + offsets(name, walked) * x.dtype.itemsize
+        given["dtype" if name in "AB" else f"dtype_{name.lower()}"] = x.dtype
+    descriptor = BatchedGemmPointers(
+        batch=math.prod(x.extent for x in own), num_heads=each, c_head_group=each, **given
+    )
+    plan(descriptor, device=device, implementation=implementation).bind()(
+        runtime_of(operands["A"]).current_stream(device, operands["A"]) if stream is None else stream
+    )
+    runtime_of(operands["A"]).synchronize(device)  # the lists go when this returns
 
 
 def _descriptor(
@@ -88,14 +123,7 @@ def _descriptor(
         b = replace(b, shape=(*b.shape[:3], 1))
     if 0 in (*a.shape[:2], *b.shape[:2]) and 0 not in c.shape[:2]:  # a sum of nothing
         alpha, axes = 0.0, [Axis(c.shape[i], {**once, "C": c.strides[i]}) for i in (0, 1)]
-    folded = fold(axes)
-    if folded is None:
-        raise InvalidValue(
-            names["A"], _strides(given[names["A"]]),
-            f"its axes beside those of {names['B']} and {names['C']} do not step evenly as one of batches and one of "
-            "heads", "Copy the arrays into contiguous ones",
-        )
-    walks: dict[str, int | bool | None] = {}
+    fields: dict[str, Any] = {"M": M, "N": N, "K": K, "alpha": alpha, "beta": beta}
     for name, info in {**operands, "A": a, "B": b}.items():
         if name == "bias":
             continue
@@ -106,10 +134,16 @@ def _descriptor(
                 f"Copy it, or give {names['C']} in its order",
             )
         lies = swapped(info) if transposed else info
-        walks[f"stride_{name.lower()}_row"] = lies.strides[2] if lies.shape[2] > 1 else None
+        fields[f"stride_{name.lower()}_row"] = lies.strides[2] if lies.shape[2] > 1 else None
         if name in "AB":
-            walks[f"{name.lower()}_transposed"] = transposed
-    return BatchedGemmStrided(**operands, M=M, N=N, K=K, alpha=alpha, beta=beta, **folded, **walks)  # type: ignore[arg-type]
+            fields[f"{name.lower()}_transposed"] = transposed
+    folded = fold(axes)
+    if folded is None and not K:  # nothing is read
+        axes = [replace(x, strides={**x.strides, "A": 0, "B": 0}) for x in axes if x.strides["C"] is not SUMMED]
+        folded = fold(axes)
+    if folded is None:
+        raise _Uneven(axes, fields)
+    return BatchedGemmStrided(**fields, **folded, **dict[str, Any](operands))
 
 
 def _lead(operands: Operands) -> tuple[Axis, Axis, Axis]:
@@ -136,11 +170,13 @@ def _renamed(error: InvalidValue, names: Mapping[str, str]) -> InvalidValue:
         text = re.sub(
             r"\bstride_([a-z]+)_(batch|head|row)\b", lambda m: f"the {m[2]} stride of {known.get(m[1], m[1])}", text
         )
-        return re.sub(r"\b[ABC]\b", lambda m: names[m[0]], text)
+        return re.sub(r"\b([ABC])(_ptrs\[\d+\]|\b)", lambda m: names[m[1]], text)
 
-    field, value = names.get(error.field, error.field), error.value
+    field, value = error.field, error.value
     if stride := re.fullmatch(r"stride_([a-z]+)_(\w+)", field):
         field, value = known.get(stride[1], stride[1]), f"{stride[2]} stride {value}"
+    elif operand := re.fullmatch(r"([ABC])(_ptrs\[\d+\]|\.dtype|)", field):
+        field = names[operand[1]] + operand[2].removeprefix("_ptrs").partition("[")[0]
     return type(error)(field, value, told(error.rule), told(error.remedy))
 
 

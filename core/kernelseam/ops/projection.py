@@ -12,7 +12,7 @@ from kernelseam.descriptors.projection_arrays import one_of
 from kernelseam.descriptors.validation import extent
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import fresh, handed_back, rank, run, views
+from kernelseam.ops.calling import Operation, given, handed_back, operate, rank
 
 
 def fused_qkv_projection(
@@ -68,15 +68,31 @@ def fused_qkv_projection(
     Returns (q, k, v), or q where k and v go to pages. Raises InvalidValue for what does not fit together, Unsupported
     with each implementation's reason.
     """
-    labels = one_of("layout", layout, LAYOUTS)
-    one_of("kv_layout", kv_layout, KV_LAYOUTS)
     paged = _paged(k_pages, v_pages, block_table)
-    given = {"input": input, "weight": weight, "bias": bias, "positions": positions, **_tables(rotary)}
-    if paged:
-        given |= {"k": k_pages, "v": v_pages, "block_table": block_table}
-    given |= _results(out, paged)
-    infos = views(backend, **{n: x for n, x in given.items() if x is not None or n in ("input", "weight")})
+    arrays = {
+        "input": input, "weight": weight, **given(bias=bias, positions=positions, **_tables(rotary, rotary_style)),
+        **({"k": k_pages, "v": v_pages, "block_table": block_table} if paged else {}), **_results(out, paged),
+    }
+    options = (
+        num_heads, num_kv_heads, head_dim, layout, kv_layout, rotary_style if rotary is not None else None,
+        first_position, out_dtype,
+    )
+    infos = operate(_qkv, arrays, options, backend, implementation, stream)
+    if out is not None:
+        return out
     first = infos["input"]
+    made = tuple([handed_back(infos[n], first, stream) for n in ("q", "k", "v")[: 1 if paged else 3]])
+    return made[0] if paged else made
+
+
+def _qkv(
+    operation: Operation, num_heads: int | None, num_kv_heads: int | None, head_dim: int | None, layout: str,
+    kv_layout: str, rotary_style: str | None, first_position: int, out_dtype: DType | str | None,
+) -> None:
+    labels = one_of("layout", layout, LAYOUTS)
+    pages = one_of("kv_layout", kv_layout, KV_LAYOUTS)
+    infos = operation.infos
+    paged, first = "block_table" in infos, infos["input"]
     if len(first.shape) == 2:
         labels = labels.replace("B ", "")
     else:
@@ -88,19 +104,15 @@ def fused_qkv_projection(
         if name not in infos:
             extents = dict(zip(("B", "S"), first.shape[-3:-1] if "B" in labels else (1, first.shape[0]), strict=True))
             extents |= {"H": count, "D": dim}
-            infos[name] = fresh(name, [extents[label] for label in labels.split()], dtype, first)
+            operation.fresh(name, [extents[label] for label in labels.split()], dtype, "input")
+        else:
+            _check_heads(name, infos[name], pages if paged and name != "q" else labels, count, dim)
+    # Extents come from the arrays, which were held against these numbers.
     options: dict[str, Any] = {
-        "num_heads": heads, "kv_heads": kv_heads, "head_dim": dim,
-        "rotary_style": rotary_style if rotary is not None else None,
-        "first_position": extent("first_position", first_position), "layout": layout, "kv_layout": kv_layout,
+        "rotary_style": rotary_style, "first_position": extent("first_position", first_position), "layout": layout,
+        "kv_layout": kv_layout,
     }
-    run(
-        infos, ("qkv_projection", *options.values(), *infos), lambda: _described(infos, options), implementation, stream
-    )
-    if out is not None:
-        return out
-    made = tuple(handed_back(infos[n], first, stream) for n in ("q", "k", "v")[: 1 if paged else 3])
-    return made[0] if paged else made
+    operation.launch(infos, lambda: QkvProjection.from_arrays(**cast(dict[str, Any], infos), **options))
 
 
 def fused_output_projection_residual(
@@ -131,25 +143,27 @@ def fused_output_projection_residual(
     Returns the result [B, S, hidden] ([T, hidden]; ``out`` where it was given). Raises InvalidValue for what does not
     fit together, Unsupported with each implementation's reason.
     """
-    labels = one_of("layout", layout, LAYOUTS).split()
-    given = {"attn_out": attn_out, "weight": weight, "bias": bias, "residual": residual, "out": out}
-    infos = views(backend, **{n: x for n, x in given.items() if x is not None or n in ("attn_out", "weight")})
+    arrays = {"attn_out": attn_out, "weight": weight, **given(bias=bias, residual=residual, out=out)}
+    infos = operate(_output, arrays, (layout, out_dtype), backend, implementation, stream)
+    return handed_back(infos["out"], infos["attn_out"], stream) if out is None else out
+
+
+def _output(operation: Operation, layout: str, out_dtype: DType | str | None) -> None:
+    labels, infos = one_of("layout", layout, LAYOUTS).split(), operation.infos
     first = infos["attn_out"]
     rank("weight", infos["weight"], ("hidden", "columns"))
     if len(first.shape) not in (2, 3):
         rank("attn_out", first, labels)
     dtype = _out_dtype(out_dtype, infos, "out", first.dtype)
-    if out is None:
+    if "out" not in infos:
         lead = first.shape[:-1]
         if len(first.shape) == 4:
             extents = dict(zip(labels, first.shape, strict=True))
             lead = (extents["B"], extents["S"])
-        infos["out"] = fresh("out", (*lead, infos["weight"].shape[0]), dtype, first)
-    run(
-        infos, ("output_projection", layout, *infos),
-        lambda: OutputProjection.from_arrays(**cast(dict[str, Any], infos), layout=layout), implementation, stream,
+        operation.fresh("out", (*lead, infos["weight"].shape[0]), dtype, "attn_out")
+    operation.launch(
+        infos, lambda: OutputProjection.from_arrays(**cast(dict[str, Any], infos), layout=layout)
     )
-    return handed_back(infos["out"], first, stream) if out is None else out
 
 
 def head_counts(
@@ -171,16 +185,13 @@ def head_counts(
     return heads, kv_heads, dim
 
 
-def _described(infos: Mapping[str, ArrayInfo], options: Mapping[str, Any]) -> QkvProjection:
-    # Extents come from the arrays, which were held against these numbers.
-    more = {n: x for n, x in options.items() if n not in ("num_heads", "kv_heads", "head_dim")}
-    made = QkvProjection.from_arrays(**cast(dict[str, Any], dict(infos)), **more)
-    for name, shown in (("num_heads", "num_heads"), ("kv_heads", "num_kv_heads"), ("head_dim", "head_dim")):
-        if getattr(made, name) != options[name]:
-            raise InvalidValue(
-                shown, options[name], f"the arrays of the results have {getattr(made, name)}", "Give one of the two"
-            )
-    return made
+def _check_heads(name: str, info: ArrayInfo, labels: str, heads: int, dim: int) -> None:
+    """Refuse an array for a result with other heads than were asked for."""
+    axes = labels.split()
+    rank(name, info, axes)
+    for field, label, wanted in (("num_heads" if name == "q" else "num_kv_heads", "H", heads), ("head_dim", "D", dim)):
+        if (found := info.shape[axes.index(label)]) != wanted:
+            raise InvalidValue(field, wanted, f"the array of {name} has {found}", "Give one of the two")
 
 
 def _paged(k_pages: object, v_pages: object, block_table: object) -> bool:
@@ -192,8 +203,10 @@ def _paged(k_pages: object, v_pages: object, block_table: object) -> bool:
     return bool(there)
 
 
-def _tables(rotary: object) -> dict[str, Any]:
+def _tables(rotary: object, style: object) -> dict[str, Any]:
     if rotary is None:
+        if style != "halves":
+            raise InvalidValue("rotary_style", style, "nothing is turned", "Give rotary, or leave it out")
         return {}
     if not isinstance(rotary, tuple | list) or len(rotary) != 2:
         raise InvalidValue("rotary", type(rotary).__name__, "must be (cosines, sines)", "Pass two arrays")

@@ -11,7 +11,7 @@ from kernelseam.descriptors.projection_arrays import one_of
 from kernelseam.descriptors.validation import flag
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import fresh, handed_back, rank, run, views
+from kernelseam.ops.calling import Operation, handed_back, operate, rank
 from kernelseam.ops.projection import head_counts
 
 
@@ -64,12 +64,20 @@ def fused_qkv_projection_bwd(
     ``input_gradient=False`` and ``weight_gradient=False`` leave one out: ``weight`` may then be None, or ``input``.
     Raises InvalidValue for what does not fit together, Unsupported with each implementation's reason.
     """
-    labels = one_of("layout", layout, LAYOUTS)
     needed = _needed(
         has_bias, {"input": (input, weight_gradient), "weight": (weight, input_gradient)}, input_gradient,
         weight_gradient,
     )
-    infos = views(backend, dq=dq, dk=dk, dv=dv, **needed)
+    options = (has_bias, num_heads, num_kv_heads, head_dim, layout, input_gradient, weight_gradient, bias_dtype)
+    infos = operate(_qkv, {"dq": dq, "dk": dk, "dv": dv, **needed}, options, backend, implementation, stream)
+    return QkvProjectionGradients(*_handed_back(infos, ("d_input", "d_weight", "d_bias"), stream))
+
+
+def _qkv(
+    operation: Operation, has_bias: bool, num_heads: int, num_kv_heads: int, head_dim: int, layout: str,
+    input_gradient: bool, weight_gradient: bool, bias_dtype: DType | str | None,
+) -> None:
+    labels, infos = one_of("layout", layout, LAYOUTS), operation.infos
     first = infos["dq"]
     if len(first.shape) == 3:
         labels = labels.replace("B ", "")
@@ -93,13 +101,10 @@ def fused_qkv_projection_bwd(
     hidden = next((infos[n].shape[-1] for n in ("weight", "input") if n in infos), 0)
     width = (heads + 2 * kv_heads) * dim
     if input_gradient:
-        infos["d_input"] = fresh("d_input", (*lead, hidden), first.dtype, first)
+        operation.fresh("d_input", (*lead, hidden), first.dtype, "dq")
     if weight_gradient:
-        infos["d_weight"] = fresh("d_weight", (width, hidden), first.dtype, first)
-    return QkvProjectionGradients(*_run(
-        "qkv_projection_bwd", QkvProjectionBwd, infos, layout, ("d_input", "d_weight", "d_bias"),
-        (width,) if has_bias else None, bias_dtype, implementation, stream,
-    ))
+        operation.fresh("d_weight", (width, hidden), first.dtype, "dq")
+    _launch(operation, QkvProjectionBwd, layout, "dq", (width,) if has_bias else None, bias_dtype)
 
 
 def fused_output_projection_residual_bwd(
@@ -124,24 +129,29 @@ def fused_output_projection_residual_bwd(
     all else as in ``fused_qkv_projection_bwd``: ``input_gradient=False`` leaves out d_attn_out (``weight`` may then be
     None).
     """
-    labels = one_of("layout", layout, LAYOUTS).split()
     needed = _needed(has_bias, {"weight": (weight, input_gradient)}, input_gradient, weight_gradient)
-    infos = views(backend, d_output=d_output, attn_out=attn_out, **needed)
+    arrays = {"d_output": d_output, "attn_out": attn_out, **needed}
+    options = (has_bias, layout, input_gradient, weight_gradient, bias_dtype)
+    infos = operate(_output, arrays, options, backend, implementation, stream)
+    d_attn_out, d_weight, d_bias = _handed_back(infos, ("d_attn_out", "d_weight", "d_bias"), stream)
+    return OutputProjectionGradients(d_attn_out, d_weight, d_bias, d_output)
+
+
+def _output(
+    operation: Operation, has_bias: bool, layout: str, input_gradient: bool, weight_gradient: bool,
+    bias_dtype: DType | str | None,
+) -> None:
+    labels, infos = one_of("layout", layout, LAYOUTS).split(), operation.infos
     first, of = infos["d_output"], infos["attn_out"]
     if len(of.shape) not in (2, 3):
         rank("attn_out", of, labels)
     rank("d_output", first, ("S", "hidden") if len(of.shape) == 2 else ("B", "S", "hidden"))
     extents = dict(zip(labels, of.shape, strict=True)) if len(of.shape) == 4 else {"H": 1, "D": of.shape[-1]}
     if input_gradient:
-        infos["d_attn_out"] = fresh("d_attn_out", of.shape, first.dtype, first)
+        operation.fresh("d_attn_out", of.shape, first.dtype, "d_output")
     if weight_gradient:
-        shape = (first.shape[-1], extents["H"] * extents["D"])
-        infos["d_weight"] = fresh("d_weight", shape, first.dtype, first)
-    d_attn_out, d_weight, d_bias = _run(
-        "output_projection_bwd", OutputProjectionBwd, infos, layout, ("d_attn_out", "d_weight", "d_bias"),
-        first.shape[-1:] if has_bias else None, bias_dtype, implementation, stream,
-    )
-    return OutputProjectionGradients(d_attn_out, d_weight, d_bias, d_output)
+        operation.fresh("d_weight", (first.shape[-1], extents["H"] * extents["D"]), first.dtype, "d_output")
+    _launch(operation, OutputProjectionBwd, layout, "d_output", first.shape[-1:] if has_bias else None, bias_dtype)
 
 
 def _needed(
@@ -156,19 +166,20 @@ def _needed(
     return {name: x for name, (x, reads) in read.items() if reads}
 
 
-def _run(
-    operation: str, descriptor: Any, infos: dict[str, ArrayInfo], layout: str, names: tuple[str, ...],
-    bias_shape: tuple[int, ...] | None, bias_dtype: DType | str | None, implementation: str | None, stream: object,
-) -> tuple[Any, ...]:
-    """Launch, and hand back the gradients of those names; None for those that are not there."""
-    first = next(iter(infos.values()))
+def _launch(
+    operation: Operation, descriptor: Any, layout: str, like: str, bias_shape: tuple[int, ...] | None,
+    bias_dtype: DType | str | None,
+) -> None:
+    infos = operation.infos
     if bias_shape is not None:
-        dtype = first.dtype if bias_dtype is None else DType.of(bias_dtype, "bias_dtype")
-        infos["d_bias"] = fresh("d_bias", bias_shape, dtype, first)
+        dtype = infos[like].dtype if bias_dtype is None else DType.of(bias_dtype, "bias_dtype")
+        operation.fresh("d_bias", bias_shape, dtype, like)
     elif bias_dtype is not None:
         raise InvalidValue("bias_dtype", bias_dtype, "describes d_bias", "Say has_bias=True, or leave it out")
-    run(
-        infos, (operation, layout, *infos),
-        lambda: descriptor.from_arrays(**cast(dict[str, Any], infos), layout=layout), implementation, stream,
-    )
-    return tuple(handed_back(infos[n], first, stream) if n in infos else None for n in names)
+    operation.launch(infos, lambda: descriptor.from_arrays(**cast(dict[str, Any], infos), layout=layout))
+
+
+def _handed_back(infos: dict[str, ArrayInfo], names: tuple[str, ...], stream: object) -> tuple[Any, ...]:
+    """The gradients of those names; None for those that are not there."""
+    first = next(iter(infos.values()))
+    return tuple([handed_back(infos[n], first, stream) if n in infos else None for n in names])

@@ -1,0 +1,40 @@
+"""docs/projections.md runs as it stands, and computes what the formulas say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PAGE = (Path(__file__).parents[2] / "docs" / "projections.md").read_text(encoding="utf-8")
+
+
+def test_the_page_runs() -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 2
+    names: dict[str, Any] = {}
+    exec(compile("\n".join(blocks), "projections.md", "exec"), names)
+    given = {n: x.astype(np.float64) for n, x in names.items() if isinstance(x, np.ndarray)}
+    x, weight, w_out = given["x"], given["w_qkv"], given["w_out"]
+    heads = (x @ weight.T + given["b_qkv"]).reshape(2, 10, 12, 16).swapaxes(1, 2)
+    cos, sin = np.cos(given["angles"]), np.sin(given["angles"])
+    a, b = heads[:, :10, :, :8], heads[:, :10, :, 8:]
+    turned = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    wanted = {"q": turned[:, :8], "k": turned[:, 8:], "v": heads[:, 10:]}
+    q, k, v = wanted["q"], *(np.repeat(wanted[n], 4, axis=1) for n in "kv")
+    scores = np.where(np.tri(10, dtype=bool), q @ k.swapaxes(2, 3) / 4, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    y = weights / weights.sum(-1, keepdims=True) @ v
+    rows = y.swapaxes(1, 2).reshape(2, 10, 128)
+    wanted |= {"y": y, "result": rows @ w_out.T + given["b_out"] + x}
+    d = given["d_result"]
+    wanted["d_y"] = (d @ w_out).reshape(2, 10, 8, 16).swapaxes(1, 2)
+    wanted["d_w_out"], wanted["d_b_out"] = np.einsum("bsi,bsj->ij", d, rows), d.sum((0, 1))
+    d = np.concatenate([given[n] for n in ("dq", "dk", "dv")], axis=1).swapaxes(1, 2).reshape(2, 10, 192)
+    wanted |= {"d_input": d @ weight, "d_w_qkv": np.einsum("bsi,bsj->ij", d, x), "d_b_qkv": d.sum((0, 1))}
+    for name, want in wanted.items():
+        found = names[name]
+        assert found.dtype == np.float32 and found.shape == want.shape, name
+        assert np.abs(found - want).max() < 1e-5 * np.abs(want).max(), name
