@@ -41,6 +41,22 @@ GROUPS = (
         gemm-f16-nt-overflow""",
     ),
     Group(
+        "bias and residual, ragged, in place, of other dtypes, beyond the largest number",
+        """gemm-f16-nt-bias-residual-ragged gemm-f16-nt-bias-residual-alpha-beta gemm-f16-nt-bias-residual-in-place
+        gemm-bf16-nn-bias-f32-residual gemm-f16-nt-bias-residual-to-f32 gemm-f16-nt-bias-residual-overflow
+        gemm-f32-nn-bias-residual-overflow""",
+    ),
+    Group(
+        "sums over batches and heads",
+        """gemm-f16-nt-sum-both gemm-f16-nt-sum-4-of-b-group-2 gemm-f16-tn-sum-batch gemm-f32-nn-sum-bias-residual
+        gemm-f32-nn-pointers-sum-bias-residual""",
+    ),
+    Group(
+        "small matrices, several of them a block",
+        """gemm-f16-nt-310-of-13x11x9-bias-residual gemm-f16-nt-310-of-13x11x9-sum-beta
+        gemm-f32-nn-310-of-13x11x9-sum-beta""",
+    ),
+    Group(
         "head dims and dtypes",
         """attention-f16-32 attention-f16-64-ramp attention-f16-80 attention-f16-128 attention-f16-256
         attention-bf16-128-causal-ramp attention-f32-64 attention-f32-64-causal-ramp""",
@@ -78,7 +94,11 @@ GROUPS = (
     Group("prefix", "attention-f16-64-causal-prefix attention-f16-64-prefix-window"),
     Group("ALiBi", "attention-f16-64-causal-alibi-gqa"),
     Group("softcap", "attention-f16-64-softcap-5"),
-    Group("bias, with −inf in it", "attention-f16-64-bias-f32-holes attention-f16-64-causal-bias-f32-gqa"),
+    Group(
+        "bias, with −inf and the most negative number in it",
+        """attention-f16-64-bias-f32-holes attention-f16-64-causal-bias-f32-gqa
+        attention-f16-64-bias-f32-lowest-ramp""",
+    ),
     Group("boolean mask", "attention-f16-64-mask"),
     Group("sinks, grouped heads", "attention-f16-64-causal-sinks-gqa"),
     Group(
@@ -119,7 +139,34 @@ GROUPS = (
     Group("softcap", "attention-bwd-f16-64-softcap-5"),
     Group("everything at once", "attention-bwd-f16-64-everything"),
     Group(
+        "in any order, by atomics",
+        """attention-bwd-f16-64-causal-any-order attention-bwd-bf16-128-causal-any-order-sequences-gqa
+        attention-bwd-f32-128v40-any-order""",
+    ),
+    Group(
         "partial results of split keys",
         "merge-states-f32-f16 merge-states-bf16-bf16 merge-states-f32-f16-absent merge-states-f32-f16-apart",
+    ),
+    Group(
+        "head-major and token-major, with rotary embedding of either kind",
+        """qkv-projection-f16-rotary-halves qkv-projection-f16-rotary-halves-20-of-80
+        qkv-projection-f16-rotary-pairs-from-17 qkv-projection-f16-bias""",
+    ),
+    Group("k and v into pages", "qkv-projection-f16-pages-24-rotary qkv-projection-f16-pages-24-token-major"),
+    Group(
+        "head-major and token-major, bias and residual, in place",
+        """output-projection-f16-bias-residual output-projection-f16-token-major-in-place
+        output-projection-f32-bias-residual""",
+    ),
+    Group(
+        "gradients by input, weight and bias: side by side, apart, in different orders, of many small heads",
+        """qkv-projection-bwd-f16-bias qkv-projection-bwd-f16-different-orders
+        qkv-projection-bwd-f16-token-major-bias qkv-projection-bwd-f16-d-bias-alone
+        qkv-projection-bwd-f16-heads-160-80-8 qkv-projection-bwd-f32-bias""",
+    ),
+    Group(
+        "gradients by attention's result, weight and bias: head-major and token-major",
+        """output-projection-bwd-f16-bias output-projection-bwd-f16-token-major-bias
+        output-projection-bwd-f32-bias""",
     ),
 )

@@ -75,6 +75,9 @@ def _shapes() -> Iterator[BackwardCase]:
         yield case(kind, S_q=65, S_k=129)
     for kind in ("bf16-192/256-causal", "f32-256/192"):
         yield case(kind, S_q=33, S_k=33, batch=1)
+    for kind in ("f16-33/7", "f32-5/19-causal"):
+        yield case(kind, S_q=33)
+    yield case("bf16-1-causal", "tight", **dict.fromkeys(EVERY, Walk(aligned=False)), S_q=33)
     yield case("f64-32", may_refuse=frozenset({"shared"}))
     for S_q, S_k in ((1, 1), (1, 129), (129, 7)):
         yield case("f16-64", f"{S_q}x{S_k}", S_q=S_q, S_k=S_k, batch=1)
@@ -150,7 +153,7 @@ def _lengths() -> Iterator[BackwardCase]:
     rows = dict.fromkeys(EVERY, TOKENS)
     mixed, others = (1, 64, 0, 65, 3), (7, 64, 5, 0, 130)
     packed = {"q_sequences": mixed, "k_sequences": others, "batch": 5, "S_q": 65, "S_k": 130, **rows}
-    for kind in (*MAIN, "bf16-128-causal"):
+    for kind in (*MAIN, "bf16-128-causal", "f16-33/7-causal"):
         yield case(kind, "sequences", **packed)
     yield case("f16-64", "sequences-0", **{**packed, "q_sequences": (0, 0), "k_sequences": (0, 5), "batch": 2})
     yield case(
@@ -179,6 +182,7 @@ def _any_order() -> Iterator[BackwardCase]:
     free: dict[str, object] = {"deterministic": False}
     yield case("f16-64-causal", "any-order", S_q=65, S_k=129, **free)
     yield case("f32-128/40", "any-order", S_q=70, S_k=70, **free)
+    yield case("f16-33/7", "any-order", S_q=33, **free)
     yield case("f16-64", "any-order-no-keys", S_k=0, **free)
     yield case("f16-64", "any-order-falling", data="falling", scale=1.0, batch=1, **free)
     yield case(

@@ -54,6 +54,11 @@ def _shapes() -> Iterator[AttentionCase]:
     for kind in ("bf16-64", "bf16-128", "f32-64", "f32-40"):
         yield case(kind)
     yield case("f32-64-causal", S_q=70, S_k=70, batch=1)
+    # Rows that end within 16 bytes, what follows them there NaN; and rows without anything between them.
+    for kind in ("f16-33/7", "f32-5/19-causal"):
+        yield case(kind, S_q=33, S_k=70)
+    tight = dict.fromkeys(("q", "k", "v", "out"), Walk(aligned=False))
+    yield case("bf16-1-causal", "tight", **tight, S_q=33, S_k=70)
     for S_q, S_k in ((1, 1), (1, 129), (7, 63), (63, 64), (64, 65), (129, 7), (200, 300), (1, 2049)):
         yield case("f16-64", f"{S_q}x{S_k}", S_q=S_q, S_k=S_k, batch=1)
     for S_q, S_k in ((1, 1), (1, 65), (7, 129), (64, 64), (65, 65), (130, 130), (250, 255)):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from itertools import accumulate
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -93,6 +94,8 @@ def _bias(case: AttentionCase, shape: tuple[int, ...], rng: np.random.Generator)
         x[:, :, ::3] = -np.inf
     elif case.bias_data == "low":
         x[rng.random(shape) < 1 / 2] = -60000
+    elif case.bias_data == "lowest":
+        x[rng.random(shape) < 1 / 3] = x[:, :, ::3] = float(ml_dtypes.finfo(case.bias.numpy).min)
     elif case.bias_data != "normal":
         raise ValueError(case.bias_data)
     # What lies beyond an entry's lengths belongs to nobody.

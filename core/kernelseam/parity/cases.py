@@ -135,7 +135,7 @@ class AttentionCase:
     bias_walk: Walk = Walk()
     bias_data: str = "normal"
     """"normal" N(0,1), "holes" (−inf for a third of the pairs), "voids" (−inf for every third query), "low" (−60000
-    for half of the pairs)."""
+    for half of the pairs), "lowest" (the most negative number for a third of the pairs and for every third query)."""
     mask: str = ""
     """Hidden are: "random" a third of the pairs, "rows" all keys from every third query, "keys" the same third of the
     keys from all queries, "all" all."""

@@ -54,6 +54,7 @@ def _shapes() -> Iterator[GemmCase]:
     yield case("f16-nt", "to-f32", dtype_c=DType.float32)
     yield case("f16-nt", "to-f32-beta", dtype_c=DType.float32, beta=0.5, M=7, N=129, K=64)
     yield case("bf16-nn", "to-f32", dtype_c=DType.float32, K=130)
+    yield case("f64-nn", "to-f32", dtype_c=DType.float32, may_refuse=frozenset({"shared"}))
 
 
 def _walks() -> Iterator[GemmCase]:
@@ -174,6 +175,14 @@ def _added() -> Iterator[GemmCase]:
         kept = (Plant("bias", NAN, (0, 1, 0, 5)), Plant("residual", INF, (1, 2, 64, 71)))
         yield case(kind, "bias-nan-residual-inf", **_both(dtype, plants=kept))
         yield case(kind, "bias-residual-beta-0-nan-in-c", **_both(dtype, plants=(Plant("C", NAN, (None,) * 4),)))
+    for kind, dtype, high in (("f16-nt", F16, 65504.0), ("f32-nn", F32, 3.4e38)):
+        # Near the largest number: alone it is a result, with a residual as large none.
+        plants = tuple(
+            Plant(name, x, index)
+            for x, column in ((high, 5), (-high, 69))
+            for name, index in (("bias", (0, 1, 0, column)), ("residual", (0, 1, 33, column)))
+        )
+        yield case(kind, "bias-residual-overflow", **_both(dtype, plants=plants))
     yield case("f32-nn", "bias-residual-odd", **_both(F32, bias_walk=ODD, residual_walk=Walk(offset=1, aligned=False)))
     yield case("f16-nt", "bias-residual-no-rows", **_both(F16, M=0))
     listed = _both(F16, view="host", scattered=True)
@@ -227,6 +236,11 @@ def _small() -> Iterator[GemmCase]:
     odd = {"M": 5, "N": 7, "K": 3, "a": TIGHT, "b": TIGHT, "c": TIGHT}
     yield case("f32-nn", "4096-of-5x7x3", batch=64, num_heads=64, sample=2000, **odd)
     yield case("f32-nn", "33-of-5x7x3", batch=11, num_heads=3, beta=0.5, **odd)
+    # More than there are compute units on the largest device, few enough for slow ones: tiles that share a block pay.
+    ragged = {"M": 13, "N": 11, "K": 9, "num_heads": 5}
+    yield case("f16-nt", "310-of-13x11x9-bias-residual", **_both(F16, batch=62, **ragged))
+    for kind in ("f16-nt", "f32-nn"):
+        yield case(kind, "310-of-13x11x9-sum-beta", beta=0.5, batch=124, c_batch_group=2, **ragged)
     yield case("f16-nt", "17-of-40x24x16", M=40, N=24, K=16, batch=17, num_heads=1)
     yield case("f16-nt", "35-of-16x16x16-bias-residual", **_both(F16, M=16, N=16, K=16, batch=7, num_heads=5))
     yield case("f16-nt", "35-of-16x16x16-sum", M=16, N=16, K=16, batch=35, num_heads=3, c_batch_group=7)

@@ -65,6 +65,8 @@ def _qkv() -> Iterator[ProjectionCase]:
         yield case(QKV, kind, "packed", packed=True, bias=F32)
     walks = {**of_gradients(GAPS), **dict.fromkeys(("input", "weight", "d_input", "d_weight"), GAPS)}
     yield case(QKV, "f16", "gaps", walks, bias=F32)
+    # So many small parts of d_weight that blocks compute several.
+    yield case(QKV, "f16", "heads-160-80-8", num_heads=160, kv_heads=80, head_dim=8, S=5, hidden=13, bias=F32)
     yield case(QKV, "f16", "different-orders", {"dq": TOKENS, "dk": GAPS, "d_input": APART}, bias=F32)
     yield case(QKV, "f16", "q-alone-side-by-side", {"dq": TOKENS, "dv": Walk(order="brh", gaps=(0, 8, 0))}, bias=F32)
     tight = {**of_gradients(TIGHT), **dict.fromkeys(("input", "weight", "d_input", "d_weight"), TIGHT)}

@@ -179,8 +179,9 @@ gemm(const void* a, const void* b, void* c, const void* bias, const void* residu
     constexpr int SUM_ROWS = RowSums::THERE ? (BM + THREADS - 1) / THREADS : 1;  // of a thread
     const int me = TEAMS > 1 ? lane() : thread_index();
     // Of the tiles that hold the same rows one sums them: heads may share a left factor, and so its sums.
-    RowSums::type* const sums_of = RowSums::THERE && at.n == 0 && (at.head == 0 || sums_head != 0)
-        ? (RowSums::type*)sums + at.batch * sums_batch + at.head * sums_head : nullptr;
+    typedef RowSums::type KS_GLOBAL* Sums;  // said, because of a pointer that may be null no compiler finds out
+    const Sums sums_of = RowSums::THERE && at.n == 0 && (at.head == 0 || sums_head != 0)
+        ? (Sums)sums + at.batch * sums_batch + at.head * sums_head : nullptr;
     Sum row_sums[SUM_ROWS] = {};
     Ends ends;
     if (!KS_PERSISTENT) ends = ends_of(at);

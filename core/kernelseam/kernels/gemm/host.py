@@ -110,7 +110,7 @@ class GemmHost:
         else:
             tokens = {n: getattr(p.heads, f"{n}_strides")[2] for n in "qkv"}
             rows |= {f"the {n} token stride": s for n, s in tokens.items()}
-        return refuse_dtype(spec.dtype, row) or refuse_row_strides(**rows)
+        return refuse_dtype(spec.dtype, row) or _refuse_rounding(spec) or refuse_row_strides(**rows)
 
     def tiles(self, spec: GemmSpec, row: ArchRow) -> tuple[GemmTile, ...]:
         return tuple(
@@ -208,6 +208,14 @@ class GemmHost:
         """Portable matrix-unit kernels reach about half of a tuned library; narrow accesses half of that."""
         spec = problem.spec
         return 0.55 if min(spec.vector_a, spec.vector_b, spec.vector_c) >= 16 else 0.25
+
+
+def _refuse_rounding(spec: GemmSpec) -> str | None:
+    """Why what is summed in float64 is stored as something else: it would be rounded twice."""
+    for dtype in (spec.dtype_c, spec.row_sums):
+        if spec.dtype_acc is DType.float64 and dtype not in (None, DType.float64):
+            return f"sums of float64 are stored as float64 alone, not as {dtype}"
+    return None
 
 
 def _heads_defines(spec: HeadsSpec) -> dict[str, object]:

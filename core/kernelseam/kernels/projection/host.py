@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kernelseam.contract import ArchRow, Device
-from kernelseam.descriptors.gemm_problem import GemmSpec
 from kernelseam.descriptors.projection_problem import QkvProjectionProblem
-from kernelseam.dtypes import DType
 from kernelseam.kernels.elements import refuse_row_strides
 from kernelseam.kernels.gemm.host import GemmHost, GemmTile
 from kernelseam.kernels.launches import Launch, Launches
@@ -26,7 +24,7 @@ class Projection:
 
     def refuse(self, problem: Any, row: ArchRow) -> str | None:
         for product in self._made_of(problem):
-            if reason := _GEMM.refuse(product.problem, row) or _refuse_rounding(product.problem.spec):
+            if reason := _GEMM.refuse(product.problem, row):
                 return f"{product.name}: {reason}"
         return _refuse_heads(problem) if isinstance(problem, QkvProjectionProblem) else None
 
@@ -43,14 +41,6 @@ class Projection:
 
     def efficiency(self, problem: Any) -> float:
         return min((_GEMM.efficiency(p.problem) for p in self._made_of(problem)), default=1.0)
-
-
-def _refuse_rounding(spec: GemmSpec) -> str | None:
-    """Why what is summed in float64 is stored as something else: it would be rounded twice."""
-    for dtype in (spec.dtype_c, spec.row_sums):
-        if spec.dtype_acc is DType.float64 and dtype not in (None, DType.float64):
-            return f"sums of float64 are stored as float64 alone, not as {dtype}"
-    return None
 
 
 def _refuse_heads(p: QkvProjectionProblem) -> str | None:
