@@ -124,8 +124,9 @@ def main() -> None:
         found = differentiated(values, KERNELSEAM, torch.bfloat16)
     print(
         f"on {DEVICE}: {HEADS} heads on {KV_HEADS}, dim {HEAD_DIM}, {BATCH} × {LENGTH} tokens of {WIDTH}, "
-        f"{len(launches)} launches forward and backward"
+        f"{len(launches)} launches forward and backward:"
     )
+    print(", ".join(record.kernel for record in launches))
     print(f"{'off from float64, in 2⁻⁸':28}{'norm':>6}{'largest':>9}   torch bfloat16:{'norm':>6}{'largest':>9}")
     worst_norm = worst_element = 0.0
     for name, reference in exact.items():

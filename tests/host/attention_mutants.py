@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from mutant import ATTENTION, BASE, FINITE, INFINITE, NAN, SIMT, UNTOUCHED, WRONG, Mutant
+from mutant import ATTENTION, BASE, BEYOND, FINITE, INFINITE, NAN, SIMT, UNTOUCHED, WRONG, Mutant
 
 ANY_ORDER = "attention-bwd-f16-64-causal-any-order"
+SHORT_PLANE = "attention-bwd-f16-64-sequences-of-q-bias"
 HANDED_ON = "E::to_shared(ds_tile.last(), dp, score_row, score_column);"
 
 ATTENTIONS = (
@@ -121,6 +122,12 @@ ATTENTIONS = (
         "inside(j, S_k)))); if (KS_SOFTCAP) x = cap * tanh_fast(x / cap); return x;", "attention-f16-64-everything",
         WRONG, "the cap is applied to what a bias has changed",
     ),
+    Mutant(
+        "attention-product-asked-whether-finite", ATTENTION,
+        "finite(x) ? (y < -LARGEST ? -LARGEST : y > LARGEST ? LARGEST : y) : y",
+        "finite(y) || !finite(x) ? y : x < 0 ? -LARGEST : LARGEST", "attention-f16-64-bias", WRONG,
+        "y − y is fused with the product y, and what y was rounded by is taken for a sign of infinity", "contracted",
+    ),
     # ---- attention: the softmax and its state
     Mutant(
         "attention-rescale-missed", ATTENTION, "E::row_apply(o, fade, [](float x, float y) { return x * y; });", "",
@@ -221,6 +228,10 @@ ATTENTIONS = (
         r"block 0, warp [0-3]: lanes wait at warp_index\(\) and a block barrier",
         "one lane asks what all must ask together",
     ),
+    Mutant(
+        "backward-plane-beyond-the-queries", ATTENTION, "!SHORT_PLANE || i + place.query < own.S_q ? x : 0.f", "x",
+        f"{SHORT_PLANE}-nan", NAN, "rows behind a sequence's queries have the gradient of its last bias row",
+    ),
     # ---- gradients in any order
     Mutant(
         "sums-not-zeroed", ATTENTION, "i < zero_chunks;", "i < zero_chunks / 2;", ANY_ORDER, NAN,
@@ -242,5 +253,14 @@ ATTENTIONS = (
     Mutant(
         "sums-of-keys-beyond-the-end", ATTENTION, "(HIDES || KS_LENGTHS || ATOMIC) &&", "(HIDES || KS_LENGTHS) &&",
         "attention-bwd-f16-64-any-order-falling", NAN, "keys that are not there have an infinite weight, times zero",
+    ),
+    Mutant(
+        "backward-bias-of-no-queries", ATTENTION, "SHORT_PLANE && !own.S_q ? 0 : own.S_k", "own.S_k",
+        f"{SHORT_PLANE}-any-order", NAN, "a sequence without queries reads a bias row that it does not have",
+    ),
+    Mutant(
+        "sums-beyond-the-queries", ATTENTION, "if (!SHORT_PLANE || i0 < own.S_q) E::atomic_add", "E::atomic_add",
+        f"{SHORT_PLANE}-any-order", BEYOND, "steps behind a sequence's queries add to sums that are not its own",
+        "address",
     ),
 )

@@ -25,7 +25,7 @@ DISTRIBUTION = Path(__file__).parents[1] / "plugins" / "hostcpp"
 sys.path[:0] = [str(DISTRIBUTION), str(Path(__file__).parent)]
 
 from kernelseam_hostcpp import HostToolchain, compiler  # noqa: E402
-from kernelseam_hostcpp.executable import SANITIZERS  # noqa: E402
+from kernelseam_hostcpp.executable import BUILDS, SANITIZERS  # noqa: E402
 from kernelseam_hostcpp.library import library  # noqa: E402
 
 Probe = Callable[..., None]
@@ -109,16 +109,17 @@ def probe() -> Probe:
 
     def run(
         text: str, threads: int, *arrays: npt.NDArray[np.generic], grid: int = 1, shared: int = 0,
-        through_registers: bool = False,
+        through_registers: bool = False, contracted: bool = False,
     ) -> None:
         toolchain = HostToolchain()
         files = {n: t for n, t in shared_sources().items() if n.startswith("tile/")}
         files.update(toolchain.platform_files("host"))
         files["platform.h"] = files.pop("platform_host.h")
         files["probe.h"] = f'#include "tile/tile.h"\n{text}'
+        options = (*toolchain.arch_row("host").options, *(BUILDS["contracted"] if contracted else ()))
         made = SourceBundle(
             "probe", "probe.h", tuple(sorted(files.items())), (("KS_THROUGH_REGISTERS", str(int(through_registers))),),
-            toolchain.arch_row("host").options,
+            options,
         )
         kernel = library(toolchain.compile(made, "host"))
         assert kernel.parameters == tuple((8 * i, 8) for i in range(len(arrays)))

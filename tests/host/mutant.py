@@ -11,7 +11,7 @@ from kernelseam.contract import SourceBundle
 
 @dataclass(frozen=True)
 class Mutant:
-    """One bug. Run with a sanitizer, or without one (``sanitizer`` "none") as the matrix runs the case."""
+    """One bug. Run "plain" as the matrix runs the case, or in another of the host platform's builds."""
 
     name: str
     place: str
@@ -26,9 +26,12 @@ class Mutant:
     """Regular expression, found in what the verdict says, or the whole of what a sanitizer or the launch reports."""
     what: str
     """What is wrong with it."""
-    sanitizer: str = "none"
+    build: str = "plain"
+    """How it is compiled: one of executable.BUILDS. What is planted for "contracted" does no harm in "plain"."""
     archs: tuple[str, ...] = ("host", "host-registers")
     """Where it does harm. On the other archs of the host it does none."""
+    implementation: str = "shared"
+    """Whose kernels they are."""
 
     def found(self, files: Mapping[str, str]) -> list[tuple[str, int, int]]:
         """(file, start, end) of every place where the words are."""
@@ -52,7 +55,9 @@ class Mutant:
         return {**files, name: files[name][:start] + self.plant + files[name][end:]}
 
     def __call__(self, made: SourceBundle) -> SourceBundle:
-        """The bundle with the bug."""
+        """The bundle with the bug, where it is one of that place: others may be launched beside it."""
+        if not any(name.startswith(self.place) for name, _ in made.files):
+            return made
         return replace(made, files=tuple(sorted(self.planted(dict(made.files)).items())))
 
 
@@ -65,9 +70,24 @@ SANITIZED = (
     "attention-f16-64-causal-split-sinks", "attention-f16-64-causal-sequences-everything",
     "attention-bf16-576v512-causal-1-query-mqa", "attention-bwd-f16-64-causal-mqa-5",
     "attention-bwd-f32-64-causal-bias-window", "attention-bwd-bf16-192v256-causal",
-    "attention-bwd-f16-64-causal-any-order",
+    "attention-bwd-f16-64-causal-any-order", "attention-bwd-f16-64-causal-sequences-everything",
+    "attention-bwd-f16-64-sequences-of-q-bias-any-order",
 )
 """Cases that cover the sources, in which sanitizers find nothing: what they report of a mutant is the bug."""
+
+SANITIZED_UNFUSED = ("attention-f16-64-7x63", "attention-f32-64-causal")
+"""The same of the unfused attention."""
+
+CONTRACTED = (
+    "attention-f16-64-everything", "attention-bf16-128-everything", "attention-f16-64-causal-sequences-everything",
+    "attention-f16-64-bias", "attention-f16-64-bias-nan", "attention-f16-64-bias-f32-holes",
+    "attention-f16-64-bias-f32-voids", "attention-f16-64-bias-f32-low", "attention-f16-64-bias-f32-lowest",
+    "attention-f32-64-bias", "attention-f16-64-causal-alibi-gqa", "attention-f16-64-softcap-30-extreme",
+    "attention-f16-64-causal-split-sinks", "attention-bwd-f16-64-everything", "attention-bwd-f16-64-bias-f32-voids",
+    "attention-bwd-f32-64-causal-bias-window", "attention-bwd-f16-80v48-any-order-everything",
+    "gemm-f16-nt-bias-residual", "gemm-f32-nn-sum-bias-residual", "qkv-projection-f16-rotary-halves",
+)
+"""Cases that pass where products are fused with sums: what takes a product for a number of its own shows in them."""
 
 # Where to look: a folder's files, or one file.
 GEMM, ATTENTION, BASE, SIMT = "gemm/", "attention/", "tile/base.h", "tile/simt.h"

@@ -26,6 +26,7 @@ from mutant import (
     Mutant,
 )
 from product_mutants import PRODUCTS
+from unfused_mutants import UNFUSED_ATTENTIONS
 
 STAGE = "if (STAGES == 1) block_barrier(); // everyone"
 
@@ -253,4 +254,4 @@ WRONG_ORDER = (
     ),
 )
 
-MUTANTS = (*WRONG_NUMBERS, *WRONG_ORDER, *PRODUCTS)
+MUTANTS = (*WRONG_NUMBERS, *WRONG_ORDER, *PRODUCTS, *UNFUSED_ATTENTIONS)

@@ -37,6 +37,19 @@ def test_gradients(hostcpp: Plugins, broadcast: str, group: int) -> None:
         np.testing.assert_array_equal(got.host, w)
 
 
+def test_sums_that_two_strides_do_not_walk(hostcpp: Plugins) -> None:
+    """Over heads with gaps and their rows: products of one row each, by their addresses."""
+    dc, b = integers(2, 9, 40, 24)[:, :6, :33, :17], integers(2, 2, 20, 17)
+    a = np.broadcast_to(integers(2, 1, 1, 20), (2, 6, 33, 20))
+    with trace() as launches:
+        da, db = bmm_bwd(HostArray(dc), HostArray(a), HostArray(b))
+    assert [r.kernel for r in launches] == ["gemm", "gemm"]
+    np.testing.assert_array_equal(da.host, np.einsum("bhmn,bhkn->bk", dc, np.repeat(b, 3, axis=1))[:, None, None])
+    np.testing.assert_array_equal(db.host, np.einsum("bghmk,bghmn->bgkn", *(
+        x.reshape(2, 2, 3, *x.shape[2:]) for x in (a, dc)
+    )))
+
+
 def test_everything_in_one_launch(hostcpp: Plugins) -> None:
     a, b, bias = integers(2, 6, 33, 20), integers(2, 2, 20, 17), integers(6, 17)
     out, residual = HostArray(integers(2, 6, 33, 17)), integers(2, 33, 6, 17).transpose(0, 2, 1, 3)

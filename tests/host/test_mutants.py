@@ -10,13 +10,13 @@ import pytest
 
 from kernelseam.contract import Device
 from kernelseam.kernels.shared import shared_sources
-from kernelseam.parity.cases import named
+from kernelseam.parity.cases import UNFUSED, named
 from kernelseam.parity.run import Target, run_case
 from kernelseam.plugins import Plugins
-from kernelseam_hostcpp.executable import Report, run
+from kernelseam_hostcpp.executable import BUILDS, SANITIZERS, Report, run
 from kernelseam_hostcpp.runtime import DEVICES
 from kernelseam_hostcpp.toolchain import sources
-from mutant import GEMM, SANITIZED, Mutant
+from mutant import CONTRACTED, GEMM, SANITIZED, SANITIZED_UNFUSED, Mutant
 from mutants import MUTANTS, WRONG_NUMBERS
 
 
@@ -30,7 +30,11 @@ def _files() -> dict[str, str]:
 def test_the_table_is_sound() -> None:
     assert [n for n, count in Counter(m.name for m in MUTANTS).items() if count > 1] == []
     assert len(WRONG_NUMBERS) >= 20
-    assert {m.case for m in MUTANTS if m.sanitizer != "none"} <= set(SANITIZED)
+    assert {m.build for m in MUTANTS} == set(BUILDS)
+    for implementation, cases in (("shared", SANITIZED), (UNFUSED, SANITIZED_UNFUSED)):
+        mine = [m for m in MUTANTS if m.implementation == implementation]
+        assert {m.case for m in mine if m.build in SANITIZERS} <= set(cases)
+    assert {m.case for m in MUTANTS if m.build == "contracted"} <= set(CONTRACTED)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
@@ -65,7 +69,9 @@ def _planted() -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def reports(ahead: Callable[..., Callable[[pytest.Item], Report]]) -> Callable[[pytest.Item], Report]:
-    return ahead("test_is_killed", lambda mutant, device: run(named(mutant.case), device, mutant.sanitizer, mutant))
+    return ahead("test_is_killed", lambda mutant, device: run(
+        named(mutant.case), device, mutant.build, mutant, implementation=mutant.implementation
+    ))
 
 
 @pytest.mark.parametrize(("mutant", "device"), list(_planted()))
@@ -73,15 +79,16 @@ def test_is_killed(
     request: pytest.FixtureRequest, hostcpp: Plugins, reports: Callable[[pytest.Item], Report],
     has_sanitizer: Callable[[str], None], mutant: Mutant, device: Device,
 ) -> None:
-    if mutant.sanitizer != "none":
-        has_sanitizer(mutant.sanitizer)
+    if mutant.build in SANITIZERS:
+        has_sanitizer(mutant.build)
     case = named(mutant.case)
-    run_case(case, Target(device, "shared", case.operation, own=True)).require()  # as the sources are
+    run_case(case, Target(device, mutant.implementation, case.operation, own=True)).require()  # as the sources are
     report = reports(request.node)
     if device.arch not in mutant.archs:
         assert report.findings == () and report.verdict is not None and report.verdict.passed, report.log
     elif report.findings:
         assert re.fullmatch(mutant.reported, report.findings[0]), report.log
     else:
-        assert mutant.sanitizer == "none" and report.verdict is not None and not report.verdict.passed, report.verdict
+        assert mutant.build not in SANITIZERS, "sanitizers report it, no verdict"
+        assert report.verdict is not None and not report.verdict.passed, report.verdict
         assert re.search(mutant.reported, report.verdict.message), report.verdict.message

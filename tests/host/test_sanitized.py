@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from kernelseam.contract import Device
-from kernelseam.parity.cases import named
+from kernelseam.parity.cases import UNFUSED, named
 from kernelseam_hostcpp.executable import Report, run
 from kernelseam_hostcpp.runtime import DEVICES
-from mutant import SANITIZED
+from mutant import SANITIZED, SANITIZED_UNFUSED
 
 MORE = (
     "gemm-f16-tn-unaligned", "gemm-f16-nn-alpha-beta", "gemm-f16-nt-odd-c", "gemm-bf16-nn-ragged-17x65x257",
@@ -24,7 +24,7 @@ MORE = (
     "attention-f16-64-causal-pages-16-sequences", "attention-f16-64-split-pages",
     "attention-f16-64-split-value-dim-40", "attention-f16-64-causal-split-sequences", "attention-f32-64-split",
     "attention-bf16-576v512-causal-mqa", "attention-f16-64-to-f32", "merge-states-f32-f16",
-    "merge-states-f32-f32-dim-33", "merge-states-f32-bf16-dim-512", "attention-bwd-f16-64-causal-sequences-everything",
+    "merge-states-f32-f32-dim-33", "merge-states-f32-bf16-dim-512",
     "attention-bwd-f16-64-gqa-6-2", "attention-bwd-f16-64-softcap-5", "attention-bwd-f16-64-lengths",
     "attention-bwd-f16-64-odd", "attention-bwd-f16-64-bias-odd-transposed", "attention-bwd-f16-256",
     "attention-bwd-f32-128v40-causal", "attention-bwd-bf16-128-causal-sequences", "attention-bwd-f16-64-sinks",
@@ -45,5 +45,29 @@ def test_nothing_is_found(
 ) -> None:
     has_sanitizer(sanitizer)
     report = reports(request.node)
+    assert report.findings == (), report.log
+    assert report.verdict is not None and report.verdict.passed, report.verdict
+
+
+@pytest.fixture(scope="module")
+def unfused_reports(ahead: Callable[..., Callable[[pytest.Item], Report]]) -> Callable[[pytest.Item], Report]:
+    return ahead(
+        "test_nothing_is_found_in_the_unfused_attention",
+        lambda name, device, sanitizer: run(named(name), device, sanitizer, implementation=UNFUSED),
+    )
+
+
+@pytest.mark.parametrize("sanitizer", ["thread", "address"])
+@pytest.mark.parametrize(
+    "device", [pytest.param(d, marks=[pytest.mark.slow] * (d is not DEVICES[0]), id=d.arch) for d in DEVICES]
+)
+@pytest.mark.parametrize("name", SANITIZED_UNFUSED)
+def test_nothing_is_found_in_the_unfused_attention(
+    request: pytest.FixtureRequest, unfused_reports: Callable[[pytest.Item], Report],
+    has_sanitizer: Callable[[str], None], name: str, device: Device, sanitizer: str,
+) -> None:
+    """Its three launches, one after the other, the scores between them."""
+    has_sanitizer(sanitizer)
+    report = unfused_reports(request.node)
     assert report.findings == (), report.log
     assert report.verdict is not None and report.verdict.passed, report.verdict

@@ -20,10 +20,11 @@ import numpy as np
 
 from kernelseam.contract import Device, SourceBundle
 from kernelseam.kernels import WAYS
+from kernelseam.kernels.attention.unfused import Unfused
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.shared import bundle
 from kernelseam.parity import data
-from kernelseam.parity.cases import AttentionCase, Case, GemmCase
+from kernelseam.parity.cases import UNFUSED, AttentionCase, Case, GemmCase
 from kernelseam.parity.check import Verdict
 from kernelseam.parity.memory import POISON, Layout
 from kernelseam.parity.oracle import Array
@@ -36,11 +37,12 @@ from kernelseam_hostcpp.runtime import HostCppRuntime
 from kernelseam_hostcpp.toolchain import HostToolchain
 
 SANITIZERS = {
-    "none": ("-O1",),
     "thread": ("-O1", "-g1", "-fsanitize=thread"),
     "address": ("-O0", "-g1", "-fsanitize=address,undefined"),
 }
 """Compiler options by name; "address" looks for undefined behaviour too, and compiles far longer when optimised."""
+BUILDS = {"plain": ("-O1",), "contracted": ("-O1", "-DKS_CONTRACTED"), **SANITIZERS}
+"""All the ways to compile a case: "plain" as in the matrix, "contracted" with products and sums of float32 fused."""
 _ENVIRONMENT = {
     "TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=0",
 }
@@ -93,18 +95,20 @@ def prepared(case: Case, device: Device, separate: bool = True) -> Prepared:
 
 
 def run(
-    case: Case, device: Device, sanitizer: str = "none", change: Change | None = None, seconds: float = 120
+    case: Case, device: Device, build: str = "plain", change: Change | None = None, seconds: float = 120,
+    implementation: str = "shared",
 ) -> Report:
-    """Compile a case's kernels for a device's arch with a sanitizer, run them in order while nothing is found, and hold
-    the results against the oracle.
+    """Compile a case's kernels for a device's arch in one of the BUILDS, run them in order while nothing is found, and
+    hold the results against the oracle.
 
-    ``change`` plants a fault in their sources. Raises CompileError, subprocess.TimeoutExpired.
+    ``change`` plants a fault in their sources. ``implementation``: "shared" or UNFUSED. Raises CompileError,
+    subprocess.TimeoutExpired.
     """
-    toolchain, made = HostToolchain(), prepared(case, device, separate=sanitizer != "none")
+    toolchain, made = HostToolchain(), prepared(case, device, separate=build in SANITIZERS)
     before = made.layout.buffers()
     made.layout.write(before, data.values(case))
     problem = made.problem
-    way = WAYS[problem.operation]
+    way = Unfused() if implementation == UNFUSED else WAYS[problem.operation]
     launches = way.launches(problem, way.tile(problem, toolchain.arch_row(device.arch), device), device)
     memory = {**before, **_workspace(launches)}
     addresses, lists = dict(made.addresses), dict[str, Array]()
@@ -112,7 +116,7 @@ def run(
         if isinstance(value, list):
             lists[name] = np.array(value, np.uint64).view(np.uint8)
             addresses[name] = (len(memory) + len(lists)) * _SPACE
-    findings, log, options = tuple[str, ...](), "", (*OPTIONS, *SANITIZERS[sanitizer])
+    findings, log, options = tuple[str, ...](), "", (*OPTIONS, *BUILDS[build])
     for launch in launches.steps:
         if not launch.half.grid(launch.problem, launch.tile, device):
             continue

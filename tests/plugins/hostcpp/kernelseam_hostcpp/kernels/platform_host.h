@@ -2,9 +2,13 @@
 // Warps of 16 lanes; of accumulators in half precision a lane holds whole rows, as AMD's matrix units have it.
 //
 // Constant (from the arch's row): KS_THROUGH_REGISTERS, whether a copy goes through registers as on AMD (1), or writes
-// shared memory by itself as on NVIDIA (0).
+// shared memory by itself as on NVIDIA (0). KS_CONTRACTED, where it is defined, fuses products with the sums that take them.
 #pragma once
 #include "host/warps.h"
+namespace host { typedef float Plain; }
+#ifdef KS_CONTRACTED
+#include "host/contracted.h"
+#endif
 
 #define KS_DEVICE inline
 #define KS_KERNEL(threads, blocks)                    \
@@ -36,10 +40,10 @@ template<class To, class From> KS_DEVICE To bits_as(From x) {
 
 KS_DEVICE float shuffle_xor(float x, int m) { return bits_as<float>((unsigned)host::exchange(bits_as<unsigned>(x), m)); }
 KS_DEVICE double shuffle_xor(double x, int m) { return bits_as<double>(host::exchange(bits_as<unsigned long long>(x), m)); }
-KS_DEVICE float maximum(float a, float b) { return __builtin_fmaxf(a, b); }
+KS_DEVICE float maximum(float a, float b) { return __builtin_fmaxf((host::Plain)a, (host::Plain)b); }
 KS_DEVICE double maximum(double a, double b) { return __builtin_fmax(a, b); }
-KS_DEVICE float exp2_fast(float x) { return __builtin_exp2f(x); }
-KS_DEVICE float log2_fast(float x) { return __builtin_log2f(x); }
+KS_DEVICE float exp2_fast(float x) { return __builtin_exp2f((host::Plain)x); }
+KS_DEVICE float log2_fast(float x) { return __builtin_log2f((host::Plain)x); }
 KS_DEVICE float infinity() { return __builtin_inff(); }
 
 // ---- conversions, rounding to nearest even; no compiler's half type is relied on
