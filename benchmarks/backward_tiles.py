@@ -45,6 +45,9 @@ def _in_order(*shape: int, **more: Any) -> BackwardTile:
 # The first of each head dim is the row with atomics that NVIDIA's table has. What the others try:
 CANDIDATES = {
     64: (
+        _tile(64, 4, 32, 64, 2, 32, 32, min_blocks=3),  # twice the atomics, but two others compute while one waits
+        _tile(64, 4, 32, 64, 2, 32, 32, unroll=1, min_blocks=3),
+        _tile(64, 4, 32, 64, 2, 32, 32, min_blocks=2),
         _tile(64, 8, 32, 64, 2, 32, 16),
         _tile(64, 8, 32, 64, 2, 32, 16, unroll=4),
         _tile(64, 8, 32, 64, 2, 32, 16, resident=True),  # K and V in registers: fewer loads
@@ -52,10 +55,10 @@ CANDIDATES = {
         _tile(64, 8, 32, 64, 2, 32, 16, stages=3),
         _tile(64, 8, 32, 32, 2, 16, 16),
         _tile(64, 16, 16, 64, 2, 16, 16),  # twice the warps, half the registers
-        _tile(64, 4, 32, 64, 2, 32, 32, min_blocks=2),  # two blocks a unit, twice the atomics
-        _tile(64, 4, 32, 64, 2, 32, 32, min_blocks=3),
         _in_order(64, 8, 32, 64, 2, 32),
         _in_order(64, 8, 32, 64, 2, 32, resident=True),
+        _in_order(64, 4, 32, 64, 2, 32, min_blocks=2),
+        _in_order(64, 4, 32, 64, 2, 32, min_blocks=3),
     ),
     128: (
         _tile(128, 8, 32, 64, 2, 32, 32),
@@ -67,11 +70,14 @@ CANDIDATES = {
         _tile(128, 8, 32, 32, 2, 32, 16, unroll=4),
         _tile(128, 16, 32, 64, 4, 16, 16),
         _tile(128, 4, 32, 32, 2, 16, 16, min_blocks=2),
+        _tile(128, 4, 32, 64, 2, 32, 32, min_blocks=2),
         _in_order(128, 8, 32, 64, 2, 32),
+        _in_order(128, 4, 32, 64, 2, 32, min_blocks=2),
     ),
     256: (
-        _tile(256, 8, 32, 64, 4, 16, 32),
         _tile(256, 8, 32, 64, 4, 32, 32),
+        _tile(256, 8, 32, 64, 4, 16, 32),
+        _tile(256, 8, 32, 64, 4, 16, 32, unroll=1),
         _tile(256, 8, 32, 32, 4, 16, 16, unroll=1),
         _tile(256, 8, 32, 32, 4, 16, 16),
         _tile(256, 8, 32, 32, 4, 16, 32),

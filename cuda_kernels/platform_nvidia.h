@@ -182,8 +182,14 @@ template<class T_> struct MatrixEngine {
     static constexpr bool K_LAST = K_LAST_;
     KS_DEVICE explicit Tile(char* m) : PlainTile<T, K_LAST_ ? N : K, K_LAST_ ? K : N>(m) {}
     KS_DEVICE T element(int n, int k) const { return K_LAST ? this->at(n, k) : this->at(k, n); }
-    // Shared address of the chunk at (row, col), for rows and columns that are multiples of 8 beyond a lane's own.
-    KS_DEVICE unsigned address(int r, int c) const { return shared_address(&this->chunk(r, c)); }
+    // Shared address of the chunk at (row0 + r, column0 + c); row0 and column0 are multiples of 16, r and c less than 16.
+    // Rows 16 apart have one permutation of chunks, and a permutation is an exclusive or with some bits of the address: so
+    // that of (r, c) serves them all, and what is known of row0 and column0 when compiling costs little or nothing.
+    KS_DEVICE unsigned address(int row0, int r, int column0, int c) const {
+      constexpr int TURNED = (PlainTile<T, K_LAST_ ? N : K, K_LAST_ ? K : N>::Layout::P - 1) * 8;
+      const unsigned first = shared_address(&this->chunk(r, c));
+      return (first ^ (column0 & TURNED) * (int)sizeof(T)) + (row0 * this->COLS + (column0 & ~TURNED)) * (int)sizeof(T);
+    }
   };
 
   template<int R, int C> struct Acc { float x[R / 16][C / 8][4]; };
@@ -200,8 +206,8 @@ template<class T_> struct MatrixEngine {
     for (int k = 0; k < K / 16; k++)
 #pragma unroll
       for (int r = 0; r < R / 16; r++) {
-        if constexpr (From::K_LAST) ldmatrix(a.x[r][k], tile.address(row0 + 16 * r + low, k0 + 16 * k + 8 * high));
-        else ldmatrix_transposed(a.x[r][k], tile.address(k0 + 16 * k + inner + 8 * high, row0 + 16 * r + 8 * middle));
+        if constexpr (From::K_LAST) ldmatrix(a.x[r][k], tile.address(row0 + 16 * r, low, k0 + 16 * k, 8 * high));
+        else ldmatrix_transposed(a.x[r][k], tile.address(k0 + 16 * k, inner + 8 * high, row0 + 16 * r, 8 * middle));
       }
     return a;
   }
@@ -222,8 +228,8 @@ template<class T_> struct MatrixEngine {
 #pragma unroll
       for (int c = 0; c < C / 16; c++) {
         unsigned x[4];
-        if constexpr (B::K_LAST) ldmatrix(x, b.address(n0 + 16 * c + inner + 8 * high, k0 + 16 * k + 8 * middle));
-        else ldmatrix_transposed(x, b.address(k0 + 16 * k + low, n0 + 16 * c + 8 * high));
+        if constexpr (B::K_LAST) ldmatrix(x, b.address(n0 + 16 * c, inner + 8 * high, k0 + 16 * k, 8 * middle));
+        else ldmatrix_transposed(x, b.address(k0 + 16 * k, low, n0 + 16 * c, 8 * high));
 #pragma unroll
         for (int r = 0; r < R / 16; r++) {
           Mma<T>::run(acc.x[r][2 * c], a.x[r][k], x[0], x[1]);

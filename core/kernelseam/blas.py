@@ -109,7 +109,7 @@ class LibraryGemm(ABC):
     efficiency: float
     """The part of a device's roofline that it is expected to reach."""
     block_seconds: float
-    """What one of its blocks takes of a compute unit at least: it gives every matrix, however small, blocks of its own."""
+    """What one of its blocks takes of a compute unit at least: every matrix, however small, has blocks of its own."""
 
     @abstractmethod
     def unavailable(self) -> str | None:

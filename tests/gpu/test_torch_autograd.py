@@ -1,4 +1,4 @@
-"""On a GPU: attention that torch differentiates, its gradients held to torch's own, on torch's streams."""
+"""On a GPU: what torch differentiates, its gradients held to torch's own in float64, on torch's streams."""
 
 from __future__ import annotations
 
@@ -15,22 +15,28 @@ if not torch.cuda.is_available():
     pytest.skip("gpu is missing: torch sees no device here", allow_module_level=True)
 if {d.backend for d in kernelseam.devices()} <= {"numpy"}:
     pytest.skip("gpu is missing: no plugin here knows torch's device", allow_module_level=True)
-own = torch.nn.functional.scaled_dot_product_attention
+DEVICE = "cuda"
+own, linear = torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.linear
 LIMITS = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5}
 
 
 def tensors(*shapes: tuple[int, ...], dtype: str = "float16", seed: int = 0) -> list[Any]:
-    made = torch.Generator("cuda").manual_seed(seed)
+    made = torch.Generator(DEVICE).manual_seed(seed)
     return [
-        torch.randn(s, generator=made, device="cuda").to(getattr(torch, dtype)).requires_grad_() for s in shapes
+        torch.randn(s, generator=made, device=DEVICE).to(getattr(torch, dtype)).requires_grad_() for s in shapes
     ]
 
 
 def agree(got: Any, want: Any, inputs: list[Any], limit: float) -> None:
-    dout = torch.randn(got.shape, generator=torch.Generator("cuda").manual_seed(9), device="cuda").to(got.dtype)
-    torch.testing.assert_close(got.double(), want.double(), rtol=limit, atol=limit)
-    mine = torch.autograd.grad(got, inputs, dout)
-    theirs = torch.autograd.grad(want, inputs, dout.to(want.dtype))
+    """One result or several: they, and the gradients for the same random gradients of them."""
+    got, want = ([x] if isinstance(x, torch.Tensor) else x for x in (got, want))
+    made = torch.Generator(DEVICE).manual_seed(9)
+    douts = [torch.randn(x.shape, generator=made, device=DEVICE).to(x.dtype) for x in got]
+    for x, y in zip(got, want, strict=True):
+        scale = max(1.0, float(y.detach().abs().max()))
+        torch.testing.assert_close(x.double(), y.double(), rtol=limit, atol=limit * scale)
+    mine = torch.autograd.grad(got, inputs, douts)
+    theirs = torch.autograd.grad(want, inputs, [d.to(y.dtype) for d, y in zip(douts, want, strict=True)])
     for x, a, b in zip(inputs, mine, theirs, strict=True):
         assert (a.dtype, a.device, a.shape) == (x.dtype, x.device, x.shape)
         assert (a.double() - b.double()).abs().max() < limit * b.double().abs().max()
@@ -62,14 +68,117 @@ def test_sinks() -> None:
 def test_packed_sequences() -> None:
     offsets = [3, 50, 50, 301]
     q, k, v = tensors((310, 4, 64), (310, 2, 64), (310, 2, 64))
-    parts = [torch.zeros(3, 4, 64, device="cuda")]
+    parts = [torch.zeros(3, 4, 64, device=DEVICE)]
     for a, b in zip(offsets, offsets[1:], strict=False):
         rows = (x[None, a:b].transpose(1, 2).double() for x in (q, k, v))
         if b > a:
             parts.append(own(*rows, is_causal=True, enable_gqa=True)[0].transpose(0, 1))
-    want = torch.cat([*parts, torch.zeros(9, 4, 64, device="cuda")])
-    where = torch.tensor(offsets, dtype=torch.int32, device="cuda")
+    want = torch.cat([*parts, torch.zeros(9, 4, 64, device=DEVICE)])
+    where = torch.tensor(offsets, dtype=torch.int32, device=DEVICE)
     agree(ks.attention_varlen(q, k, v, where, where, 251, 251, causal=True), want, [q, k, v], LIMITS["float16"])
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+def test_a_batch_of_products(dtype: str) -> None:
+    """Heads that share a b, a bias for each head and a residual: two launches forward and back."""
+    a, b, residual = tensors((3, 6, 77, 40), (3, 2, 24, 40), (3, 6, 77, 24), dtype=dtype)
+    (bias,) = tensors((6, 24), dtype="float32", seed=1)
+    given = [a, b, bias, residual]
+    each = b.double().repeat_interleave(3, 1)
+    want = 0.5 * a.double() @ each.mT + bias.double()[:, None] + residual.double()
+    with kernelseam.trace() as launches:
+        got = ks.bmm(a, b, b_transposed=True, alpha=0.5, bias=bias, residual=residual)
+        torch.autograd.grad(got.sum(), [a, b], retain_graph=True)
+    assert len(launches) == 3
+    agree(got, want, given, LIMITS[dtype])
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+def test_an_expanded_input_is_summed_in_its_launch(dtype: str) -> None:
+    x, w = tensors((6, 65, 40), (40, 24), dtype=dtype)
+    y = ks.bmm(x, w.expand(6, 40, 24))
+    with kernelseam.trace() as launches:
+        torch.autograd.grad(y, [x, w], torch.ones_like(y), retain_graph=True)
+    assert len(launches) == 2
+    agree(y, x.double() @ w.double(), [x, w], LIMITS[dtype])
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+def test_a_product(dtype: str) -> None:
+    """Columns that lie apart, what is added, a result of another dtype."""
+    a, b, residual = tensors((40, 129), (72, 40), (129, 72), dtype=dtype)
+    (bias,) = tensors((72,), dtype="float32", seed=1)
+    want = a.double().T @ b.double().T + bias.double()
+    got = ks.matmul2d(a.T, b, b_transposed=True, bias=bias, residual=residual)
+    agree(got, want + residual.double(), [a, b, bias, residual], LIMITS[dtype])
+    want = a.double().T @ b.double().T + bias.double()
+    got = ks.matmul2d(a, b, a_transposed=True, b_transposed=True, bias=bias, out_dtype=torch.float32)
+    assert got.dtype is torch.float32
+    agree(got, want, [a, b, bias], LIMITS[dtype])
+
+
+def angles(rows: int, half: int) -> tuple[Any, Any]:
+    at = torch.arange(rows, device=DEVICE)[:, None] / 100.0 ** (torch.arange(half, device=DEVICE) / half)
+    return torch.cos(at), torch.sin(at)
+
+
+def turned(x: Any, cos: Any, sin: Any) -> Any:
+    """[B, heads, S, D] in float64: the first half of the elements with the second, position by position."""
+    (a, b), c, s = x.chunk(2, -1), cos.double(), sin.double()
+    return torch.cat([a * c - b * s, b * c + a * s], -1)
+
+
+def projected(x: Any, weight: Any, bias: Any, heads: tuple[int, int], rotary: Any) -> list[Any]:
+    """q, k and v [B, heads, S, D] in float64, as torch differentiates them."""
+    h, g = heads
+    y = linear(x.double(), weight.double(), None if bias is None else bias.double())
+    q, k, v = y.unflatten(-1, (h + 2 * g, -1)).transpose(1, 2).split([h, g, g], 1)
+    return [q, k, v] if rotary is None else [turned(q, *rotary), turned(k, *rotary), v]
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("plain", [False, True])
+def test_the_projection_of_q_k_and_v(dtype: str, layout: str, plain: bool) -> None:
+    """Grouped heads; turned by positions and with a bias, or without either."""
+    x, weight = tensors((2, 45, 200), ((6 + 2 * 2) * 64, 200), dtype=dtype)
+    (bias,) = [None] if plain else tensors((10 * 64,), dtype="float32", seed=1)
+    rotary = None if plain else angles(45, 32)
+    got = ks.fused_qkv_projection(x, weight, bias, 6, 2, 64, layout=layout, rotary=rotary)
+    want = projected(x, weight, bias, (6, 2), rotary)
+    if layout == "bshd":
+        want = [y.transpose(1, 2) for y in want]
+    agree(got, want, [t for t in (x, weight, bias) if t is not None], LIMITS[dtype])
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("form", ["rows", "heads first", "tokens first"])
+def test_the_output_projection(dtype: str, form: str) -> None:
+    shape = {"rows": (2, 45, 6 * 40), "heads first": (2, 6, 45, 40), "tokens first": (2, 45, 6, 40)}[form]
+    attn_out, weight, residual = tensors(shape, (200, 6 * 40), (2, 45, 200), dtype=dtype)
+    (bias,) = tensors((200,), dtype="float32", seed=1)
+    rows = attn_out.transpose(1, 2) if form == "heads first" else attn_out
+    want = linear(rows.reshape(2, 45, -1).double(), weight.double(), bias.double()) + residual.double()
+    layout = "bshd" if form == "tokens first" else "bhsd"
+    with kernelseam.trace() as launches:
+        got = ks.fused_output_projection_residual(attn_out, weight, bias, residual, layout=layout)
+    assert len(launches) == 1
+    agree(got, want, [attn_out, weight, bias, residual], LIMITS[dtype])
+
+
+def test_a_layer_of_attention() -> None:
+    """Gradients through projection, attention, projection and residual, in float32; the launches of both ways."""
+    x, weight, bias, w, b = tensors((2, 77, 96), ((4 + 2 * 2) * 32, 96), (256,), (96, 128), (96,), dtype="float32")
+    with torch.no_grad():
+        weight.mul_(0.1)
+    rotary = angles(77, 16)
+    with kernelseam.trace() as launches:
+        q, k, v = ks.fused_qkv_projection(x, weight, bias, 4, 2, 32, rotary=rotary)
+        got = ks.fused_output_projection_residual(ks.attention(q, k, v, causal=True), w, b, x)
+    assert len(launches) == 3
+    out = own(*projected(x, weight, bias, (4, 2), rotary), is_causal=True, enable_gqa=True)
+    want = linear(out.transpose(1, 2).flatten(2), w.double(), b.double()) + x.double()
+    agree(got, want, [x, weight, bias, w, b], 1e-4)
 
 
 def test_gradients_are_the_same_bits_every_time() -> None:
@@ -94,3 +203,27 @@ def test_torchs_current_stream() -> None:
     stream.synchronize()
     for a, b in zip(found, want, strict=True):
         assert (a.float() - b.float()).abs().max() < LIMITS["float16"] * b.float().abs().max()
+
+
+def test_products_on_torchs_current_stream() -> None:
+    """As for attention: what is still being written is read after it."""
+    x, weight, w = tensors((2, 64, 96), ((4 + 2 * 2) * 32, 96), (128, 96))
+
+    def gradients(x: Any, weight: Any, w: Any) -> Any:
+        q, k, v = ks.fused_qkv_projection(x, weight, None, 4, 2, 32)
+        y = ks.fused_output_projection_residual(q, w.T.contiguous(), None, x)
+        return torch.autograd.grad(y.sum() + ks.bmm(k, v.mT).sum(), [x, weight, w])
+
+    want = gradients(x, weight, w)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        late = [torch.zeros_like(t) for t in (x, weight, w)]
+        torch.cuda._sleep(100_000_000)
+        for t, y in zip(late, (x, weight, w), strict=True):
+            t.copy_(y.detach())
+            t.requires_grad_()
+        found = gradients(*late)
+    stream.synchronize()
+    for a, b in zip(found, want, strict=True):
+        assert torch.equal(a, b)

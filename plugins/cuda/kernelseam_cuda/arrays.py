@@ -73,7 +73,7 @@ def _cupy(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
 
 
 def _torch(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
-    if not array.is_cuda or not torch_arrays.is_tensor(array):
+    if not array.is_cuda:
         return None
     return torch_arrays.describe(array, devices[array.get_device()])
 

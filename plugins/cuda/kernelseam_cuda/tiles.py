@@ -30,12 +30,13 @@ GEMM = (
 )
 
 ATTENTION = (
-    AttentionTile(_HALVES, max_dim=64, warps=4, rows=32, bn=48, stages=2, min_blocks=2, plain=True),
+    AttentionTile(_HALVES, max_dim=64, warps=4, rows=32, bn=64, stages=2, plain=True),
     AttentionTile(_HALVES, max_dim=64, warps=4, rows=16, bn=64, stages=2, q_resident=True, min_blocks=2, plain=True),
     AttentionTile(_HALVES, max_dim=64, warps=4, rows=16, bn=32, stages=2, q_resident=True, min_blocks=2),
     AttentionTile(_HALVES, max_dim=128, warps=4, rows=16, bn=64, stages=2, q_resident=True, min_blocks=2, plain=True),
     AttentionTile(_HALVES, max_dim=128, warps=4, rows=16, bn=48, stages=2, q_resident=True, min_blocks=2),
     AttentionTile(_HALVES, max_dim=192, warps=8, rows=16, bn=32, stages=2),
+    AttentionTile(_HALVES, max_dim=256, warps=8, rows=16, bn=32, stages=2, plain=True),
     AttentionTile(_HALVES, max_dim=256, warps=8, rows=16, bn=16, stages=2),
     AttentionTile(_HALVES, max_dim=576, warps=4, rows=16, bn=32, stages=2, column_warps=4),
     AttentionTile(_HALVES, max_dim=576, warps=4, rows=16, bn=16, stages=2, column_warps=4),
@@ -54,7 +55,7 @@ ATTENTION_BWD = tuple(
     for dtypes, max_dim, warps, rows, step, column_warps, score_rows, plain in (
         (_HALVES, 64, 8, 16, 64, 1, 0, True),
         (_HALVES, 64, 8, 16, 32, 1, 0, False),
-        (_HALVES, 128, 8, 16, 64, 1, 0, True),
+        (_HALVES, 128, 8, 32, 64, 2, 32, True),
         (_HALVES, 128, 8, 16, 32, 1, 0, True),
         (_HALVES, 128, 8, 16, 32, 2, 0, False),
         (_HALVES, 256, 8, 32, 64, 4, 16, True),
@@ -72,18 +73,18 @@ ATTENTION_BWD = tuple(
 ATTENTION_BWD_ATOMIC = tuple(
     BackwardTile(
         dtypes, max_dim, warps, rows, step, 2, column_warps, plain=plain, score_rows=score_rows, query_rows=query_rows,
-        unroll=unroll,
+        unroll=unroll, min_blocks=min_blocks,
     )
-    for dtypes, max_dim, warps, rows, step, column_warps, score_rows, query_rows, unroll, plain in (
-        (_HALVES, 64, 4, 32, 64, 2, 32, 32, 2, True),
-        (_HALVES, 64, 8, 32, 32, 2, 16, 16, 2, False),
-        (_HALVES, 128, 8, 32, 64, 2, 32, 32, 2, True),
-        (_HALVES, 128, 8, 32, 32, 2, 16, 16, 2, False),
-        (_HALVES, 128, 8, 32, 32, 4, 16, 16, 2, False),
-        (_HALVES, 256, 8, 32, 64, 4, 16, 32, 2, True),
-        (_HALVES, 256, 8, 32, 32, 4, 16, 16, 1, False),
-        (_SINGLE, 64, 4, 32, 32, 2, 16, 16, 2, False),
-        (_SINGLE, 128, 4, 16, 16, 2, 8, 8, 2, False),
+    for dtypes, max_dim, warps, rows, step, column_warps, score_rows, query_rows, unroll, min_blocks, plain in (
+        (_HALVES, 64, 4, 32, 64, 2, 32, 32, 2, 3, True),
+        (_HALVES, 64, 8, 32, 32, 2, 16, 16, 2, 1, False),
+        (_HALVES, 128, 8, 32, 64, 2, 32, 32, 2, 1, True),
+        (_HALVES, 128, 8, 32, 32, 2, 16, 16, 2, 1, False),
+        (_HALVES, 128, 8, 32, 32, 4, 16, 16, 2, 1, False),
+        (_HALVES, 256, 8, 32, 64, 4, 32, 32, 2, 1, True),
+        (_HALVES, 256, 8, 32, 32, 4, 16, 16, 1, 1, False),
+        (_SINGLE, 64, 4, 32, 32, 2, 16, 16, 2, 1, False),
+        (_SINGLE, 128, 4, 16, 16, 2, 8, 8, 2, 1, False),
     )
 )
 

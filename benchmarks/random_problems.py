@@ -1,9 +1,11 @@
-"""Random attentions, gradients and merges against the oracle: masks × layouts × dtypes × ragged sizes × strides.
+"""Random problems against the oracle: options × layouts × dtypes × ragged sizes × strides.
 
-    python benchmarks/random_attention.py --device cuda:0 --problems 2000 --seed 1
+    python benchmarks/random_problems.py --family attention --device cuda:0 --problems 2000 --seed 1
+    python benchmarks/random_problems.py --family products --device cuda:0
 
-Draws at most ``--specs`` specs, compiles all that they need in parallel, then runs problems of them with extents,
-strides, gaps, lengths, pages and data of their own. What lies beyond every end and in every gap is NaN; each problem
+Of attentions, gradients and merges, or of batched GEMMs, projections and their gradients (``drawing``). Draws
+``--specs`` specs, compiles all that they need in parallel, then runs problems of them with extents, strides, gaps,
+lengths, pages and data of their own. What lies beyond every end and in every gap is NaN; each problem
 runs twice and must give the same bits. What fails is printed with its number (``--only NUMBER`` runs it alone) and as
 the case that it is, which belongs into the matrix.
 
@@ -24,15 +26,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ahead
-import drawing
 import numpy as np
-from drawing import Kind
+from drawing import FAMILIES, Family, Kind
 
 from kernelseam.contract import Device
 from kernelseam.dispatch import find_device
 from kernelseam.errors import DeviceError
 from kernelseam.parity import report
-from kernelseam.parity.cases import AttentionCase, BackwardCase, Case
+from kernelseam.parity.cases import Case
 from kernelseam.parity.pipeline import run_all
 from kernelseam.parity.run import Outcome, Target, targets
 from kernelseam.parity.workers import cores
@@ -64,25 +65,16 @@ class Result:
     def features(self) -> Iterator[str]:
         """What the problem is about, for the summary."""
         yield from self.problem.kind.features
-        case = self.problem.case
-        forward = case.forward if isinstance(case, BackwardCase) else case
-        if isinstance(forward, AttentionCase):
-            flags = {
-                "grouped heads": forward.kv_heads < forward.num_heads, "ramp": forward.ramp,
-                "few queries": forward.S_q <= 8, "more than 300 keys": forward.S_k > 300,
-                "extreme or climbing scores": forward.data != "normal",
-                "repeated operands": bool(forward.k.broadcast or forward.v.broadcast),
-            }
-            yield from (name for name, there in flags.items() if there)
+        yield from self.problem.kind.about(self.problem.case)
 
 
-def draw(seed: int, specs: int, numbers: list[int]) -> list[Problem]:
+def draw(family: Family, seed: int, specs: int, numbers: list[int]) -> list[Problem]:
     """The problems of these numbers."""
-    kinds = drawing.kinds(np.random.default_rng(seed), specs)
+    kinds = family.kinds(np.random.default_rng(seed), specs)
     found = []
     for i in numbers:
         kind = kinds[i % len(kinds)]
-        found.append(Problem(i, kind, drawing.draw(kind, f"random-{seed}-{i}", np.random.default_rng((seed, i)))))
+        found.append(Problem(i, kind, kind.draw(f"random-{seed}-{i}", np.random.default_rng((seed, i)))))
     return found
 
 
@@ -101,10 +93,12 @@ def run(problems: list[Problem], wanted: list[Target], workers: int, limit: floa
 
 def main(given: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", choices=FAMILIES, required=True, help="of operations")
     parser.add_argument("--device", default="cuda:0", metavar="BACKEND:INDEX")
     parser.add_argument("--implementation", help="by name; else the shared kernels, or the reference")
-    parser.add_argument("--problems", type=int, default=2000)
-    parser.add_argument("--specs", type=int, default=60)
+    parser.add_argument("--problems", type=int, default=1000)
+    defaults = ", ".join(f"{f.specs} of {name}" for name, f in FAMILIES.items())
+    parser.add_argument("--specs", type=int, help=f"how many. [{defaults}]")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, metavar="NUMBER", help="this problem alone, with its case")
     parser.add_argument("--workers", type=int, default=max(cores() - 1, 1), help="processes. [one a core, but one]")
@@ -115,7 +109,9 @@ def main(given: list[str] | None = None) -> int:
     start = time.perf_counter()
     device = find_device(arguments.device)
     numbers = [arguments.only] if arguments.only is not None else list(range(arguments.problems))
-    problems = draw(arguments.seed, arguments.specs, numbers)
+    family = FAMILIES[arguments.family]
+    specs = arguments.specs or family.specs
+    problems = draw(family, arguments.seed, specs, numbers)
     cases, wanted = [p.case for p in problems], chosen(device, arguments.implementation)
     if not wanted:
         parser.error(f"{device} has no implementation {arguments.implementation or 'shared or numpy'}")
@@ -145,8 +141,8 @@ def main(given: list[str] | None = None) -> int:
           f"{sum(r.outcome.seconds - r.outcome.computing for r in results):.0f} s of their processes")
     if arguments.json:
         arguments.json.write_text(json.dumps({
-            "seed": arguments.seed, "specs": arguments.specs, "device": str(device), "name": device.name,
-            "binaries": len(found), "not compiled": wrong, "seconds": seconds, "lost": lost,
+            "family": arguments.family, "seed": arguments.seed, "specs": specs, "device": str(device),
+            "name": device.name, "binaries": len(found), "not compiled": wrong, "seconds": seconds, "lost": lost,
             "results": [
                 {
                     "number": r.problem.number, "status": r.outcome.status, "worst": r.worst,

@@ -1,4 +1,4 @@
-"""Random parity cases: kinds, each of which is one spec, and problems of a kind, their extents and strides drawn."""
+"""Random attentions, their gradients and merges: masks × layouts × dtypes × ragged sizes × strides."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from drawing.common import BF16, F16, F32, Random, gaps, one
 from kernelseam.dtypes import DType
 from kernelseam.parity.cases import AttentionCase, BackwardCase, Case, MergeCase
 from kernelseam.parity.memory import Walk
 
-F16, BF16, F32 = DType.float16, DType.bfloat16, DType.float32
-Random = np.random.Generator
 VIEWS = (
     ("strided", "strided"), ("packed", "packed"), ("strided", "paged"), ("packed", "paged"), ("strided", "lengths"),
     ("pointers", "pointers"), ("packed", "lengths"), ("strided", "packed"),
 )
 OPTIONS = ("window", "prefix", "softcap", "alibi", "bias", "bias-f32", "mask", "sinks")
 DIMS = ((64, 64), (128, 128), (40, 40), (80, 64), (192, 128), (256, 256), (64, 64), (96, 96))
+ODD_DIMS = ((33, 7), (5, 19), (1, 1), (71, 111))
+WIDE_DIMS = (576, 512)
+"""Of results alone, in 16 bits."""
 LONGEST = 300
 MOST_HEADS = 8
 """Of all entries of a batch together."""
@@ -42,10 +44,11 @@ class Kind:
     to_f32: bool = False
     any_order: bool = False
     """Gradients that may be added up in any order."""
+    batch_invariant: bool = False
 
     @property
     def features(self) -> Iterator[str]:
-        """Names of what it has."""
+        """Names of what all its problems have."""
         yield self.operation
         yield str(self.dtype)
         yield f"head dims {self.head_dim}/{self.value_dim}"
@@ -53,13 +56,33 @@ class Kind:
         yield from sorted(self.options)
         flags = {
             "causal": self.causal, "unaligned": not self.aligned, "to float32": self.to_f32,
-            "any order": self.any_order,
+            "any order": self.any_order, "batch invariant": self.batch_invariant,
         }
         yield from (name for name, there in flags.items() if there)
 
+    def draw(self, name: str, rng: Random) -> Case:
+        """A problem of the kind; its name seeds its data."""
+        if self.operation == "merge_states":
+            return _merge(self, name, rng)
+        forward = _attention(self, name, rng)
+        return forward if self.operation == "attention" else _gradients(self, forward, rng)
+
+    def about(self, case: Case) -> Iterator[str]:
+        """Names of what one of its problems has beside that."""
+        forward = case.forward if isinstance(case, BackwardCase) else case
+        if isinstance(forward, AttentionCase):
+            flags = {
+                "grouped heads": forward.kv_heads < forward.num_heads, "ramp": forward.ramp,
+                "few queries": forward.S_q <= 8, "more than 300 keys": forward.S_k > 300,
+                "extreme or climbing scores": forward.data != "normal",
+                "repeated operands": bool(forward.k.broadcast or forward.v.broadcast),
+            }
+            yield from (name for name, there in flags.items() if there)
+
 
 def kinds(rng: Random, count: int) -> list[Kind]:
-    """So many different ones: of ten, six forward, three backward and one merge; views in turn."""
+    """So many different ones: of ten, six forward, three backward and one merge; views in turn, and of seven two with
+    odd head dims and one with wide ones."""
     found: dict[Kind, None] = {}
     turn = 0
     while len(found) < count:
@@ -71,10 +94,12 @@ def kinds(rng: Random, count: int) -> list[Kind]:
 
 
 def _kind(rng: Random, operation: str, turn: int) -> Kind:
-    dtype = _one(rng, (F16, F16, BF16, F32))
-    head_dim, value_dim = _one(rng, DIMS)
+    dtype = one(rng, (F16, F16, BF16, F32))
+    head_dim, value_dim = one(rng, ODD_DIMS if turn % 7 in (1, 4) else DIMS)
+    if turn % 7 == 6 and operation != "attention_bwd":
+        dtype, (head_dim, value_dim) = one(rng, (F16, BF16)), WIDE_DIMS
     if operation == "merge_states":
-        return Kind(operation, _one(rng, (F32, F32, F16, BF16)), value_dim, value_dim, to_f32=bool(rng.integers(2)))
+        return Kind(operation, one(rng, (F32, F32, F16, BF16)), value_dim, value_dim, to_f32=bool(rng.integers(2)))
     backward = operation == "attention_bwd"
     views = VIEWS[turn % len(VIEWS)]
     if backward and ("paged" in views or "pointers" in views):
@@ -85,33 +110,29 @@ def _kind(rng: Random, operation: str, turn: int) -> Kind:
     return Kind(
         operation, dtype, head_dim, value_dim, bool(rng.integers(2)) and "window" not in options, frozenset(options),
         views, rng.random() < 0.75, backward or rng.random() < 0.7, not backward and rng.random() < 0.2,
-        backward and turn % 3 == 2,
+        backward and turn % 3 == 2, rng.random() < 0.2,
     )
 
 
-def draw(kind: Kind, name: str, rng: Random) -> Case:
-    """A problem of the kind; its name seeds its data."""
-    if kind.operation == "merge_states":
-        return _merge(kind, name, rng)
-    forward = _attention(kind, name, rng)
-    if kind.operation == "attention":
-        return forward
+def _gradients(kind: Kind, forward: AttentionCase, rng: Random) -> BackwardCase:
     bias, sinks = forward.bias is not None, bool(forward.sinks)
     dout, dq, dk, dv = (_walk(kind, rng, kind.views[i]) for i in (0, 0, 1, 1))
     return BackwardCase(
-        name, forward, dout, dq, dk, dv, bias_gradient=bias, sink_gradient=sinks, deterministic=not kind.any_order,
-        dbias=Walk(gaps=_gaps(rng), aligned=False, offset=int(rng.integers(3))),
+        forward.name, forward, dout, dq, dk, dv, bias_gradient=bias, sink_gradient=sinks,
+        deterministic=not kind.any_order, dbias=Walk(gaps=gaps(rng), aligned=False, offset=int(rng.integers(3))),
     )
 
 
 def _attention(kind: Kind, name: str, rng: Random) -> AttentionCase:
-    heads, kv_heads = _one(rng, ((1, 1), (2, 2), (4, 2), (4, 1), (6, 3), (8, 1), (5, 5), (8, 4)))
+    heads, kv_heads = one(rng, ((1, 1), (2, 2), (4, 2), (4, 1), (6, 3), (8, 1), (5, 5), (8, 4)))
     batch = int(rng.integers(1, MOST_HEADS // heads + 1))
     S_q, S_k = _extent(rng), _extent(rng)
     if rng.random() < 0.1:  # long enough to be split
         S_q, S_k, batch = int(rng.integers(1, 8)), int(rng.integers(300, 2000)), 1
     if kind.operation == "attention_bwd":
         S_q, S_k = min(S_q, 200), min(S_k, 300)
+    if (kind.head_dim, kind.value_dim) == WIDE_DIMS:
+        S_q = min(S_q, 16)
     fields: dict[str, Any] = {"lse_gap": int(rng.integers(4)), "margin": int(rng.integers(4))}
     q, kv = kind.views
     if q == "packed":
@@ -121,18 +142,19 @@ def _attention(kind: Kind, name: str, rng: Random) -> AttentionCase:
     if kv in ("lengths", "paged"):
         fields["kv_lengths"] = _lengths(rng, batch, S_k)
     if kv == "paged":
-        fields["page_size"] = int(_one(rng, (1, 3, 16, 48, 64, 128)))
+        fields["page_size"] = int(one(rng, (1, 3, 16, 48, 64, 128)))
     if q == "pointers":
-        fields |= {"view": _one(rng, ("host", "device")), "scattered": True}
+        fields |= {"view": one(rng, ("host", "device")), "scattered": True}
     fields |= {x: v for o in sorted(kind.options) for x, v in _OPTIONS[o](kind, rng, batch, heads, S_k)}
     for operand in ("q", "k", "v", "out"):
         view = kv if operand in "kv" else q
         fields[operand] = _walk(kind, rng, view, repeats=view == "strided" and operand in "kv")
     return AttentionCase(
         name, kind.dtype, kind.head_dim, kind.value_dim, S_q, S_k, batch, heads, kv_heads, kind.causal, kind.lse,
-        scale=_one(rng, (None, None, None, float(rng.normal(0, 0.2)))),
-        dtype_out=F32 if kind.to_f32 and kind.dtype is not F32 else None,
-        data=_one(rng, ("normal",) * 8 + ("extreme", "climbing")), ramp=bool(rng.random() < 0.3), **fields,
+        scale=one(rng, (None, None, None, float(rng.normal(0, 0.2)))),
+        dtype_out=F32 if kind.to_f32 and kind.dtype is not F32 else None, batch_invariant=kind.batch_invariant,
+        data=one(rng, ("normal",) * 8 + ("extreme", "climbing" if kind.head_dim > 1 else "extreme")),
+        ramp=bool(rng.random() < 0.3), **fields,
     )
 
 
@@ -140,7 +162,7 @@ Fields = Iterator[tuple[str, Any]]
 
 
 def _window(kind: Kind, rng: Random, batch: int, heads: int, S_k: int) -> Fields:
-    left, right = (None if rng.random() < 0.2 else int(rng.integers(0, _one(rng, (2, 20, 100)))) for _ in "lr")
+    left, right = (None if rng.random() < 0.2 else int(rng.integers(0, one(rng, (2, 20, 100)))) for _ in "lr")
     # A band without bounds, or only that of a causal mask, would be another spec.
     yield "window", (7, right) if left is None and right in (None, 0) else (left, right)
 
@@ -162,13 +184,13 @@ def _bias(dtype: DType | None) -> Callable[..., Fields]:
     def given(kind: Kind, rng: Random, batch: int, heads: int, S_k: int) -> Fields:
         yield "bias", dtype or kind.dtype
         yield "bias_walk", _plane(rng)
-        yield "bias_data", _one(rng, ("normal", "normal", "holes", "voids", "low"))
+        yield "bias_data", one(rng, ("normal", "normal", "holes", "voids", "low"))
 
     return given
 
 
 def _mask(kind: Kind, rng: Random, batch: int, heads: int, S_k: int) -> Fields:
-    yield "mask", _one(rng, ("random", "random", "keys", "rows"))
+    yield "mask", one(rng, ("random", "random", "keys", "rows"))
     yield "mask_walk", _plane(rng)
 
 
@@ -189,29 +211,24 @@ def _merge(kind: Kind, name: str, rng: Random) -> MergeCase:
     return MergeCase(
         name, kind.dtype, dtype_out, parts, batch, heads, rows, kind.value_dim, outs=outs, out=out,
         part_gap=int(rng.integers(3)) * 8,
-        data=_one(rng, ("normal", "normal", "apart", "absent", "nothing")),
+        data=one(rng, ("normal", "normal", "apart", "absent", "nothing")),
     )
 
 
 def _walk(kind: Kind, rng: Random, view: str = "strided", repeats: bool = False) -> Walk:
     orders = {"packed": ("brh", "brh", "bhr"), "paged": ("brh", "bhr", "hbr"), "pointers": ("bhr",)}
-    order = _one(rng, orders.get(view, ("bhr", "brh", "rbh", "hbr")))
+    order = one(rng, orders.get(view, ("bhr", "brh", "rbh", "hbr")))
     if not kind.aligned:
-        return Walk(order, _gaps(rng), aligned=False, offset=1)
-    broadcast = _one(rng, ("",) * 6 + ("b", "h", "bh")) if repeats else ""
-    return Walk(order, _gaps(rng), offset=int(rng.integers(3)) * 16 // kind.dtype.itemsize, broadcast=broadcast)
+        return Walk(order, gaps(rng), aligned=False, offset=1)
+    broadcast = one(rng, ("",) * 6 + ("b", "h", "bh")) if repeats else ""
+    return Walk(order, gaps(rng), offset=int(rng.integers(3)) * 16 // kind.dtype.itemsize, broadcast=broadcast)
 
 
 def _plane(rng: Random) -> Walk:
     """Of a bias or a mask: any axis may be the innermost, or repeat."""
     order = "".join(rng.permutation(list("bhrc"))) if rng.random() < 0.3 else "bhr"
     repeats = "".join(x for x in "bhrc" if rng.random() < 0.25)
-    return Walk(order, _gaps(rng), aligned=False, offset=int(rng.integers(4)), broadcast=repeats)
-
-
-def _gaps(rng: Random) -> tuple[int, int, int]:
-    a, b, c = (int(x) if rng.random() < 0.5 else 0 for x in rng.integers(0, 40, 3))
-    return a, b, c
+    return Walk(order, gaps(rng), aligned=False, offset=int(rng.integers(4)), broadcast=repeats)
 
 
 def _lengths(rng: Random, batch: int, most: int) -> tuple[int, ...]:
@@ -222,9 +239,5 @@ def _lengths(rng: Random, batch: int, most: int) -> tuple[int, ...]:
 
 
 def _extent(rng: Random) -> int:
-    most = int(_one(rng, (2, 8, 40, 130, LONGEST)))
+    most = int(one(rng, (2, 8, 40, 130, LONGEST)))
     return int(rng.integers(1, most + 1))
-
-
-def _one(rng: Random, of: Any) -> Any:
-    return of[int(rng.integers(len(of)))]
