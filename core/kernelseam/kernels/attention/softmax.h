@@ -7,7 +7,7 @@
 // that sees no key gets zeros, and an lse of −inf. Nothing is shared between warps. p may lie where s does.
 //
 // Constants: those of scores.h; KS_T (element type of p), KS_FACTOR, KS_LSE, KS_WARPS. Rows of s and p are `pitch` elements
-// apart, a multiple of COLUMNS; columns from S_k on are nobody's: any number may stand there.
+// apart, a multiple of COLUMNS; of p, columns from S_k on are nobody's: any number may stand there.
 #include "attention/scores.h"
 
 typedef KS_T T;
@@ -35,6 +35,15 @@ softmax(const float* products, T* weights, float* lse, const typename Choose<HAS
   const float* const from = products + index * pitch;
   T* const to = weights + index * pitch;
   const int begin = scores.begin(i) / COLUMNS * COLUMNS, end = scores.end(i);  // of what the query sees
+  // Columns from S_k on have no products: the memory there may never have been written.
+  auto read = [&](int j) {
+    if (j + COLUMNS <= S_k) return *(const Chunk<float>*)(from + j);
+    Chunk<float> s = {};
+#pragma unroll
+    for (int e = 0; e < COLUMNS; e++)
+      if (j + e < S_k) s.v[e] = from[j + e];
+    return s;
+  };
   auto score = [&](const Chunk<float>& s, int j, int e) {
     return scores.sees(head, i, j + e) ? scores.score(s.v[e], head, i, j + e) : -infinity();
   };
@@ -44,7 +53,7 @@ softmax(const float* products, T* weights, float* lse, const typename Choose<HAS
   if (KS_SINKS && lane() == 0) top = sink, sum = sink == -infinity() ? 0.f : 1.f;
 #pragma unroll 1
   for (int j = begin + lane() * COLUMNS; j < end; j += WARP * COLUMNS) {
-    const Chunk<float> s = *(const Chunk<float>*)(from + j);
+    const Chunk<float> s = read(j);
     float x[COLUMNS], now = top;
 #pragma unroll
     for (int e = 0; e < COLUMNS; e++) x[e] = score(s, j, e), now = maximum(now, x[e]);
@@ -68,7 +77,7 @@ softmax(const float* products, T* weights, float* lse, const typename Choose<HAS
   for (int j = lane() * COLUMNS; j < S_k; j += WARP * COLUMNS) {
     Weights p = {};
     if (j >= begin && j < end) {
-      const Chunk<float> s = *(const Chunk<float>*)(from + j);
+      const Chunk<float> s = read(j);
 #pragma unroll
       for (int e = 0; e < COLUMNS; e++) p.v[e] = convert<T>(exp2_fast(score(s, j, e) - base) * inverse);
     }
