@@ -183,8 +183,9 @@ template<class T_> struct MatrixEngine {
     KS_DEVICE explicit Tile(char* m) : PlainTile<T, K_LAST_ ? N : K, K_LAST_ ? K : N>(m) {}
     KS_DEVICE T element(int n, int k) const { return K_LAST ? this->at(n, k) : this->at(k, n); }
     // Shared address of the chunk at (row0 + r, column0 + c); row0 and column0 are multiples of 16, r and c less than 16.
-    // Rows 16 apart have one permutation of chunks, and a permutation is an exclusive or with some bits of the address: so
-    // that of (r, c) serves them all, and what is known of row0 and column0 when compiling costs little or nothing.
+    // Rows 16 apart have one permutation of chunks, and a permutation is an exclusive or with some bits of the address (tiles
+    // begin at multiples of 128 bytes): so that of (r, c) serves them all, and what is known of row0 and column0 when
+    // compiling costs little or nothing.
     KS_DEVICE unsigned address(int row0, int r, int column0, int c) const {
       constexpr int TURNED = (PlainTile<T, K_LAST_ ? N : K, K_LAST_ ? K : N>::Layout::P - 1) * 8;
       const unsigned first = shared_address(&this->chunk(r, c));

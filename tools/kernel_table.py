@@ -1,8 +1,8 @@
-"""The committed table of registers, spills, shared memory and matrix instructions, by kernel and arch.
+"""The committed table of registers, spills, shared memory and matrix instructions, by kernel and arch, and its summary.
 
     python tools/kernel_table.py            compile what every run of the tests does, show what differs from the table
     python tools/kernel_table.py --all      compile what the slow tests do, too
-    python tools/kernel_table.py --write    … and write the table
+    python tools/kernel_table.py --write    … and write the table, and docs/parity/compiled.md
 
 Needs no device. Archs whose compiler is missing here keep their rows. Exit status 1 if any kernel spills.
 """
@@ -21,6 +21,7 @@ from kernelseam.kernels import build_binary, covering
 from kernelseam.plugins import plugins
 
 TABLE = Path(__file__).parent.parent / "docs" / "kernel-facts.csv"
+SUMMARY = TABLE.parent / "parity" / "compiled.md"
 ARCHS = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120", "gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 COLUMNS = ("arch", "kernel", "tile", "registers", "spills", "scratch_bytes", "shared_bytes", "matrix_instructions")
 
@@ -50,6 +51,26 @@ def read() -> dict[Key, tuple[str, ...]]:
     with TABLE.open(encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))[1:]
     return {(r[0], r[1], r[2]): tuple(r[3:]) for r in rows}
+
+
+def summary(rows: dict[Key, tuple[str, ...]]) -> str:
+    """A page: what was compiled for each arch, kernel by kernel."""
+    lines = [
+        "# Kernels, compiled", "",
+        "Every tile of a choice of specs that covers the options, by nvrtc for NVIDIA and by hiprtc for AMD, without a",
+        "GPU. This says that they compile and what they take, not that they are right: what ran is in",
+        "[h200.md](h200.md) (measured) and [amd-emulated.md](amd-emulated.md) (emulated). Made by",
+        "`python tools/kernel_table.py --write` from [kernel-facts.csv](../kernel-facts.csv).", "",
+        "| arch | evidence | kernel | binaries | registers at most | spills | scratch bytes |", "|" + "---|" * 7,
+    ]
+    for arch in ARCHS:
+        for kernel in sorted({key[1].split()[0] for key in rows if key[0] == arch}):
+            found = [[int(x) for x in v] for key, v in rows.items() if key[0] == arch and key[1].split()[0] == kernel]
+            registers, spills, scratch = ([facts[i] for facts in found] for i in range(3))
+            lines.append(
+                f"| {arch} | compiled | {kernel} | {len(found)} | {max(registers)} | {sum(spills)} | {sum(scratch)} |"
+            )
+    return "\n".join(lines) + "\n"
 
 
 def main() -> int:
@@ -85,6 +106,7 @@ def main() -> int:
         rows = sorted({**kept, **after}.items(), key=lambda row: (ARCHS.index(row[0][0]), row[0]))
         writer.writerows([*k, *v] for k, v in rows)
         TABLE.write_text(out.getvalue(), encoding="utf-8")
+        SUMMARY.write_text(summary(dict(rows)), encoding="utf-8")
     return int(any(v[1] != "0" or v[2] != "0" for v in after.values()))
 
 
