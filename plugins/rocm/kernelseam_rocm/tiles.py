@@ -76,8 +76,9 @@ RDNA3_ATTENTION = (
     AttentionTile(HALVES, 64, 4, 16, 32, 2, True),
     AttentionTile(HALVES, 128, 8, 16, 32, 1, plain=True),
     AttentionTile(HALVES, 128, 4, 16, 32, 1, plain=True),
-    AttentionTile(HALVES, 128, 8, 16, 32, 1, column_warps=2),
-    AttentionTile(HALVES, 256, 8, 16, 16, 1, column_warps=2),
+    AttentionTile(HALVES, 128, 8, 16, 32, 1, column_warps=4),
+    AttentionTile(HALVES, 256, 8, 16, 16, 1, plain=True, column_warps=2),
+    AttentionTile(HALVES, 256, 8, 16, 16, 1, column_warps=4),
     AttentionTile(HALVES, 576, 8, 16, 16, 1, column_warps=8),
     *RDNA_SINGLE_ATTENTION,
 )
