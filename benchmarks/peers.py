@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -28,3 +29,14 @@ def write(lines: Iterable[str], report: Path | None) -> None:
         found.append(line)
         if report:
             report.write_text("\n".join(found) + "\n", encoding="utf-8")
+
+
+def command(description: str | None, lines: Callable[[int], Iterable[str]]) -> None:
+    """A script's command line: the page of ``lines(repeat_ms)``, float32 products of torch's in float32."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--report", type=Path)
+    parser.add_argument("--repeat-ms", type=int, default=100)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    write(lines(options.repeat_ms), options.report)

@@ -10,9 +10,7 @@ and an addition.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import peers
 import torch
@@ -150,15 +148,5 @@ def lines(repeat_ms: int) -> Iterator[str]:
     yield from (small_row(*case, repeat_ms) for case in SMALL)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", type=Path)
-    parser.add_argument("--repeat-ms", type=int, default=100)
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    peers.write(lines(options.repeat_ms), options.report)
-
-
 if __name__ == "__main__":
-    main()
+    peers.command(__doc__, lines)

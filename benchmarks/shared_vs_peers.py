@@ -8,10 +8,8 @@ device events; ratios are peer time over our time.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import peers
 import torch
@@ -123,15 +121,5 @@ def lines(repeat_ms: int) -> Iterator[str]:
     yield from ("", "| host time of one call | µs |", "|---|---|", *host_rows())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", type=Path)
-    parser.add_argument("--repeat-ms", type=int, default=100)
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    peers.write(lines(options.repeat_ms), options.report)
-
-
 if __name__ == "__main__":
-    main()
+    peers.command(__doc__, lines)

@@ -17,6 +17,7 @@ from kernelseam.contract import EMULATED, Cost, Device, LaunchRecord, PlanParts
 from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.dispatch import roofline
 from kernelseam.dtypes import DType
+from kernelseam.kernels.elements import divide_up
 
 LIMIT = 2**31 - 1
 """Extents and row strides are 32-bit integers there."""
@@ -146,8 +147,8 @@ class LibraryGemm(ABC):
 
     def cost(self, problem: GemmProblem, device: Device) -> Cost:
         limits, found = device.limits, roofline(problem, device.limits, self.efficiency)
-        blocks = problem.matrices * -(-problem.M // BLOCK) * -(-problem.N // BLOCK)
-        rounds = -(-blocks // max(limits.compute_units, 1))
+        blocks = problem.matrices * divide_up(problem.M, BLOCK) * divide_up(problem.N, BLOCK)
+        rounds = divide_up(blocks, max(limits.compute_units, 1))
         return replace(found, seconds=max(found.seconds, limits.launch_seconds + rounds * self.block_seconds))
 
     def record(self, device: Device) -> LaunchRecord:

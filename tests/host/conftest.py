@@ -22,7 +22,8 @@ from kernelseam.errors import CompileError
 from kernelseam.kernels.shared import shared_sources
 
 DISTRIBUTION = Path(__file__).parents[1] / "plugins" / "hostcpp"
-sys.path[:0] = [str(DISTRIBUTION), str(Path(__file__).parent)]
+HELPERS = Path(__file__).parents[1] / "unit" / "helpers"
+sys.path[:0] = [str(DISTRIBUTION), str(Path(__file__).parent), str(HELPERS)]
 
 from kernelseam_hostcpp import HostToolchain, compiler  # noqa: E402
 from kernelseam_hostcpp.executable import BUILDS, SANITIZERS  # noqa: E402

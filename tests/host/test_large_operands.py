@@ -3,19 +3,14 @@ grid's dimension holds."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from far_operands import FAR, hold
 
 from kernelseam import BatchedGemmPointers, BatchedGemmStrided, plan, trace
 from kernelseam.plugins import Plugins
-
-sys.path.append(str(Path(__file__).parents[1] / "unit" / "helpers"))
-
-from far_operands import FAR, hold  # noqa: E402
 
 
 @pytest.mark.parametrize("name", FAR)

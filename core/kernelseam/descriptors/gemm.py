@@ -32,6 +32,8 @@ from kernelseam.descriptors.validation import (
     multiple,
     number,
     row_strides,
+    three,
+    two,
     vector_bytes,
 )
 from kernelseam.dtypes import DType
@@ -140,9 +142,9 @@ class BatchedGemmStrided:
                 dtype, dtype_c, dtype_acc, self.a_transposed, self.b_transposed, "strided", vectors["A"], vectors["B"],
                 vectors["C"], bias, residual, vectors.get("residual", WIDE), self.c_batch_group * self.c_head_group > 1,
             ),
-            self.M, self.N, self.K, self.batch, self.num_heads, _three(walks["A"]), _three(walks["B"]),
-            _three(walks["C"]), self.b_head_group, self.alpha, self.beta, self.c_batch_group, self.c_head_group,
-            _two(walks.get("bias", (0, 0))), _three(walks.get("residual", (0, 0, 0))),
+            self.M, self.N, self.K, self.batch, self.num_heads, three(walks["A"]), three(walks["B"]),
+            three(walks["C"]), self.b_head_group, self.alpha, self.beta, self.c_batch_group, self.c_head_group,
+            two(walks.get("bias", (0, 0))), three(walks.get("residual", (0, 0, 0))),
         )
         check_layout(problem.operands, infos, self._dense)
         object.__setattr__(self, "_problem", problem)
@@ -278,13 +280,3 @@ def strides_of(**infos: ArrayInfo) -> dict[str, Any]:
         for name, info in infos.items()
         for axis, stride in zip(("batch", "head", "row"), canonical(info), strict=False)
     }
-
-
-def _three(x: tuple[int, ...]) -> tuple[int, int, int]:
-    a, b, c = x
-    return a, b, c
-
-
-def _two(x: tuple[int, ...]) -> tuple[int, int]:
-    a, b = x
-    return a, b

@@ -9,7 +9,7 @@ from typing import Any
 from kernelseam.contract import ArrayInfo, Device, Runtime
 from kernelseam.descriptors.merge_problem import MergeProblem, MergeSpec
 from kernelseam.descriptors.operands import check_layout, describe_all, dtype_of, pointer, required, resolve
-from kernelseam.descriptors.validation import extent, flag, packed, stride, vector_bytes
+from kernelseam.descriptors.validation import extent, flag, packed, stride, three, vector_bytes
 from kernelseam.dtypes import DType
 from kernelseam.planning import Resolved
 
@@ -76,7 +76,7 @@ class MergeStates:
         vector = 16 if wide else dtype_out.itemsize
         problem = MergeProblem(
             MergeSpec(dtype, dtype_out, dim, lse, vector), parts, batch, heads, rows, _four(s["outs"]),
-            _three(s["lses"]), _three(s["out"]), (s["lse"][0], s["lse"][1]) if lse else (0, 0),
+            three(s["lses"]), three(s["out"]), (s["lse"][0], s["lse"][1]) if lse else (0, 0),
         )
         check_layout(problem.operands, infos, frozenset(n for n in _AXES if set(self._given(n)) == {None}))
         object.__setattr__(self, "_problem", problem)
@@ -120,11 +120,6 @@ class MergeStates:
         """Addresses of the operands. Raises InvalidValue where an array does not fit the problem."""
         dense = frozenset(n for n in _AXES if set(self._given(n)) == {None})
         return resolve(self._problem.operands, operands, self._arrays, dense, device)
-
-
-def _three(x: tuple[int, ...]) -> tuple[int, int, int]:
-    a, b, c = x
-    return a, b, c
 
 
 def _four(x: tuple[int, ...]) -> tuple[int, int, int, int]:

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors.operands import check_layout, describe_all, dtype_of, pointer, required
-from kernelseam.descriptors.projecting import Projecting, three, two
+from kernelseam.descriptors.projecting import Projecting
 from kernelseam.descriptors.projection_arrays import output_fields
 from kernelseam.descriptors.projection_problem import OutputProjectionProblem, OutputProjectionSpec
-from kernelseam.descriptors.validation import extent
+from kernelseam.descriptors.validation import extent, three, two
 from kernelseam.dtypes import DType
 
 

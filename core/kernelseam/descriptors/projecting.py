@@ -100,13 +100,3 @@ class Projecting:
                 "Convert it, or widen what is multiplied",
             )
         return found
-
-
-def three(strides: tuple[int, ...]) -> tuple[int, int, int]:
-    a, b, c = strides
-    return a, b, c
-
-
-def two(strides: tuple[int, ...]) -> tuple[int, int]:
-    a, b = strides
-    return a, b

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors.operands import check_layout, describe_all, dtype_of, pointer, required
-from kernelseam.descriptors.projecting import Projecting, three, two
+from kernelseam.descriptors.projecting import Projecting
 from kernelseam.descriptors.projection_arrays import output_bwd_fields, qkv_bwd_fields
 from kernelseam.descriptors.projection_bwd_problem import (
     OutputProjectionBwdProblem,
@@ -16,7 +16,7 @@ from kernelseam.descriptors.projection_bwd_problem import (
     QkvProjectionBwdProblem,
     QkvProjectionBwdSpec,
 )
-from kernelseam.descriptors.validation import extent
+from kernelseam.descriptors.validation import extent, three, two
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 

@@ -10,10 +10,10 @@ from kernelseam.contract import ArrayInfo, Device, Runtime
 from kernelseam.descriptors import projection_contents
 from kernelseam.descriptors.gemm_problem import HeadsProblem, HeadsSpec
 from kernelseam.descriptors.operands import check_layout, describe_all, dtype_of, pointer, required
-from kernelseam.descriptors.projecting import Projecting, three, two
+from kernelseam.descriptors.projecting import Projecting
 from kernelseam.descriptors.projection_arrays import OPTIONAL, qkv_fields
 from kernelseam.descriptors.projection_problem import QkvProjectionProblem, QkvProjectionSpec
-from kernelseam.descriptors.validation import WIDE, extent
+from kernelseam.descriptors.validation import WIDE, extent, three, two
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.planning import Resolved

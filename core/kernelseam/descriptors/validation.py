@@ -175,3 +175,15 @@ def shared_axis(rule: OperandRule) -> int | None:
         if proven_overlap(base, inner, base + rule.strides[k] * rule.dtype.itemsize, later):
             return k
     return None
+
+
+def three(x: tuple[int, ...]) -> tuple[int, int, int]:
+    """The same, known to be three."""
+    a, b, c = x
+    return a, b, c
+
+
+def two(x: tuple[int, ...]) -> tuple[int, int]:
+    """The same, known to be two."""
+    a, b = x
+    return a, b

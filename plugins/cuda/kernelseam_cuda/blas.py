@@ -109,14 +109,19 @@ def load(name: str, title: str) -> Any:
         ) from e
 
 
-@cache
-def unavailable() -> str | None:
-    """Why the library cannot be used here, or None."""
+def missing(library: Callable[[], Any]) -> str | None:
+    """Why a library cannot be used here, or None."""
     try:
         library()
     except DeviceError as e:
         return str(e)
     return None
+
+
+@cache
+def unavailable() -> str | None:
+    """Why cuBLAS cannot be used here, or None."""
+    return missing(library)
 
 
 def _create() -> Any:

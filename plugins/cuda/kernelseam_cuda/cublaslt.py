@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from kernelseam.errors import DeviceError
 from kernelseam_cuda import blas
 
 _INT, _SIZE, _I64, _U64, _POINTER = ctypes.c_int, ctypes.c_size_t, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
@@ -96,12 +95,8 @@ def library() -> Any:
 
 @cache
 def unavailable() -> str | None:
-    """Why the library cannot be used here, or None."""
-    try:
-        library()
-    except DeviceError as e:
-        return str(e)
-    return None
+    """Why cuBLASLt cannot be used here, or None."""
+    return blas.missing(library)
 
 
 def status_name(status: int) -> str:

@@ -45,49 +45,45 @@ ATTENTION = (
     AttentionTile(_SINGLE, max_dim=256, warps=4, rows=8, bn=16, stages=2),
 )
 
-# Two kernels, one for keys and one for queries, keep 64 rows a step in registers where one for both does not. Wide
-# heads hand on their scores, so that no two warps of a block make the same.
-ATTENTION_BWD = tuple(
-    BackwardTile(
-        dtypes, max_dim, warps, rows, step, 2, column_warps, plain=plain, apart=True, score_rows=score_rows,
-        unroll=2 if score_rows else 4,
+
+def _backward(*rows: tuple[frozenset[DType], int, int, int, int, int, int, int, int, int, bool]) -> tuple[Any, ...]:
+    """Tiles of gradients, those in order with a kernel for keys and one for queries: they keep 64 rows a step in
+    registers where one for both does not. Where the seventh column, ``score_rows``, is not 0, scores are handed on, so
+    that no two warps of a block make the same."""
+    return tuple(
+        BackwardTile(
+            dtypes, max_dim, warps, own, step, 2, column_warps, plain=plain, apart=not query_rows,
+            score_rows=score_rows, query_rows=query_rows, unroll=unroll, min_blocks=min_blocks,
+        )
+        for dtypes, max_dim, warps, own, step, column_warps, score_rows, query_rows, unroll, min_blocks, plain in rows
     )
-    for dtypes, max_dim, warps, rows, step, column_warps, score_rows, plain in (
-        (_HALVES, 64, 8, 16, 64, 1, 0, True),
-        (_HALVES, 64, 8, 16, 32, 1, 0, False),
-        (_HALVES, 128, 8, 32, 64, 2, 32, True),
-        (_HALVES, 128, 8, 16, 32, 1, 0, True),
-        (_HALVES, 128, 8, 16, 32, 2, 0, False),
-        (_HALVES, 256, 8, 32, 64, 4, 16, True),
-        (_HALVES, 256, 8, 32, 32, 4, 16, True),
-        (_HALVES, 256, 8, 16, 32, 2, 0, True),
-        (_HALVES, 256, 8, 16, 16, 2, 0, False),
-        (_SINGLE, 64, 4, 8, 32, 1, 0, False),
-        (_SINGLE, 128, 4, 8, 16, 1, 0, False),
-        (_SINGLE, 256, 4, 8, 16, 2, 0, False),
-    )
-)
-# With atomics: no score is made twice. Warps divide scores, dk and dv, and dq each in their own way, so that a fragment
-# that is read from shared memory serves as many products as it can. Where 64 rows a step do not fit, or scores are
-# changed, it is 32.
-ATTENTION_BWD_ATOMIC = tuple(
-    BackwardTile(
-        dtypes, max_dim, warps, rows, step, 2, column_warps, plain=plain, score_rows=score_rows, query_rows=query_rows,
-        unroll=unroll, min_blocks=min_blocks,
-    )
-    for dtypes, max_dim, warps, rows, step, column_warps, score_rows, query_rows, unroll, min_blocks, plain in (
-        (_HALVES, 64, 4, 32, 64, 2, 32, 32, 2, 3, True),
-        (_HALVES, 64, 8, 32, 32, 2, 16, 16, 2, 1, False),
-        (_HALVES, 128, 8, 32, 64, 2, 32, 32, 2, 1, True),
-        (_HALVES, 128, 8, 32, 32, 2, 16, 16, 2, 1, False),
-        (_HALVES, 128, 8, 32, 32, 4, 16, 16, 2, 1, False),
-        (_HALVES, 256, 8, 32, 64, 4, 32, 32, 2, 1, True),
-        (_HALVES, 256, 8, 32, 32, 4, 16, 16, 1, 1, False),
-        (_SINGLE, 64, 4, 32, 32, 2, 16, 16, 2, 1, False),
-        (_SINGLE, 128, 4, 16, 16, 2, 8, 8, 2, 1, False),
-    )
+
+
+ATTENTION_BWD = _backward(
+    (_HALVES, 64, 8, 16, 64, 1, 0, 0, 4, 1, True),
+    (_HALVES, 64, 8, 16, 32, 1, 0, 0, 4, 1, False),
+    (_HALVES, 128, 8, 32, 64, 2, 32, 0, 2, 1, True),
+    (_HALVES, 128, 8, 16, 32, 1, 0, 0, 4, 1, True),
+    (_HALVES, 128, 8, 16, 32, 2, 0, 0, 4, 1, False),
+    (_HALVES, 256, 8, 32, 64, 4, 16, 0, 2, 1, True),
+    (_HALVES, 256, 8, 32, 32, 4, 16, 0, 2, 1, True),
+    (_HALVES, 256, 8, 16, 32, 2, 0, 0, 4, 1, True),
+    (_HALVES, 256, 8, 16, 16, 2, 0, 0, 4, 1, False),
+    (_SINGLE, 64, 4, 8, 32, 1, 0, 0, 4, 1, False),
+    (_SINGLE, 128, 4, 8, 16, 1, 0, 0, 4, 1, False),
+    (_SINGLE, 256, 4, 8, 16, 2, 0, 0, 4, 1, False),
+    # With atomics: no score is made twice. Warps divide scores, dk and dv, and dq each in their own way, so that a
+    # fragment that is read from shared memory serves as many products as it can. Where 64 rows a step do not fit, or
+    # scores are changed, it is 32.
+    (_HALVES, 64, 4, 32, 64, 2, 32, 32, 2, 3, True),
+    (_HALVES, 64, 8, 32, 32, 2, 16, 16, 2, 1, False),
+    (_HALVES, 128, 8, 32, 64, 2, 32, 32, 2, 1, True),
+    (_HALVES, 128, 8, 32, 32, 2, 16, 16, 2, 1, False),
+    (_HALVES, 128, 8, 32, 32, 4, 16, 16, 2, 1, False),
+    (_HALVES, 256, 8, 32, 64, 4, 32, 32, 2, 1, True),
+    (_HALVES, 256, 8, 32, 32, 4, 16, 16, 1, 1, False),
+    (_SINGLE, 64, 4, 32, 32, 2, 16, 16, 2, 1, False),
+    (_SINGLE, 128, 4, 16, 16, 2, 8, 8, 2, 1, False),
 )
 
-TILES: Mapping[str, tuple[Any, ...]] = {
-    "gemm": GEMM, "attention": ATTENTION, "attention_bwd": ATTENTION_BWD + ATTENTION_BWD_ATOMIC,
-}
+TILES: Mapping[str, tuple[Any, ...]] = {"gemm": GEMM, "attention": ATTENTION, "attention_bwd": ATTENTION_BWD}

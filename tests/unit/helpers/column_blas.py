@@ -66,6 +66,18 @@ def scattered(dtype: DType, count: int, rows: int, columns: int) -> tuple[list[A
     return found, np.array([x.ctypes.data for x in found], np.uint64)
 
 
+def check_lists_that_are_not_read(gemm: BatchedGemm, device: Device) -> None:
+    """Where alpha is 0, lists of A and B need not be there."""
+    c, c_list = scattered(DType.float32, 2, 4, 4)
+    want = [3 * x for x in c]
+    spec = GemmSpec(DType.float32, DType.float32, DType.float32, view="pointers")
+    strides = (0, 0, 4)
+    problem = GemmProblem(spec, 4, 4, 4, 2, 1, strides, strides, strides, alpha=0.0, beta=3.0)
+    (step,) = gemm.build(problem, device).steps
+    step.bind({"A_ptrs": 0, "C_ptrs": c_list.ctypes.data}, 0)(0)
+    assert all(np.array_equal(x, y) for x, y in zip(c, want, strict=True))
+
+
 def check_products_of_lists(
     gemm: BatchedGemm, device: Device, kernel: str, dtype: DType, a_transposed: bool, b_transposed: bool, beta: float
 ) -> None:

@@ -156,9 +156,9 @@ static bool run_block(Warp* warp, bool first) {
   Launch* launch = warp->launch;
   for (;; first = false) {
     const int meeting = run_lanes(warp, first), turn = warp->turn;
+    if (meeting == AT_INDEX) continue;  // nobody is told anything
     if (meeting == AT_WARP_BARRIER) {
       warp->phase ^= 1;
-    } else if (meeting == AT_INDEX) {
     } else if (meeting == AT_EXCHANGE) {
       unsigned long long given[LANES];
       for (int i = 0; i < LANES; i++) given[i] = warp->lanes[i].value;
