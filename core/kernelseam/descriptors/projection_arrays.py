@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelseam.contract import ArrayInfo
-from kernelseam.descriptors.attention_arrays import KV_LAYOUTS, LAYOUTS
+from kernelseam.descriptors.attention_arrays import KV_LAYOUTS, LAYOUTS, order
 from kernelseam.descriptors.operands import axes, canonical, describe_arrays
 from kernelseam.errors import InvalidValue
 
@@ -16,9 +16,7 @@ OPTIONAL = ("bias", "cos", "sin", "positions", "block_table")
 
 def one_of(name: str, value: object, known: Mapping[str, str]) -> str:
     """The labels of a layout; refused by its name where there is none such."""
-    if not isinstance(value, str) or value not in known:
-        raise InvalidValue(name, value, f"must be one of {', '.join(known)}", "Name the order of the axes")
-    return known[value]
+    return known[order(name, value, known)]
 
 
 def infos_of(given: Mapping[str, object]) -> dict[str, ArrayInfo]:
