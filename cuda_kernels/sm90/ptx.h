@@ -35,6 +35,13 @@ KS_DEVICE void named_barrier_sync(int id, int threads) {
 KS_DEVICE void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
+// Whether any of the threads says so.
+KS_DEVICE bool named_barrier_any(int id, int threads, bool x) {
+  int any;
+  asm volatile("{\n.reg .pred p, q;\nsetp.ne.b32 p, %3, 0;\nbarrier.cta.red.or.pred q, %1, %2, p;\nselp.b32 %0, 1, 0, q;\n}"
+               : "=r"(any) : "r"(id), "r"(threads), "r"((int)x) : "memory");
+  return any;
+}
 
 // ---- registers of a warpgroup's threads. Asking for more than others have given back waits for ever.
 
