@@ -14,9 +14,10 @@ from kernelseam.kernels import Covered
 toolchain_module = pytest.importorskip(
     "kernelseam_cuda.toolchain", reason="nvrtc is missing: kernelseam-cuda is not installed"
 )
+from kernelseam_cuda import plugin  # noqa: E402
 from kernelseam_cuda.runtime import CudaRuntime  # noqa: E402
 
-TOOLCHAIN = toolchain_module.CudaToolchain(CudaRuntime())
+TOOLCHAIN, KERNELS = toolchain_module.CudaToolchain(CudaRuntime()), plugin.backend().kernels
 try:
     TOOLCHAIN.compiler()
 except CompileError as e:

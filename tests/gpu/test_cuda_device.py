@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import kernelseam as ks
-from kernelseam.contract import Device, SourceBundle
+from kernelseam.contract import Device, LaunchConfig, SourceBundle
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, OutOfDeviceMemory
 from kernelseam.plugins import plugins
@@ -65,7 +65,9 @@ def saxpy() -> Callable[..., Callable[[int], None]]:
 
     def prepare(y: Any, x: Any, a: float, n: int) -> Callable[[int], None]:
         arguments = signature.pack({"y": y.data.ptr, "x": x.data.ptr, "a": a, "n": n})
-        launch: Callable[[int], None] = kernel.prepare((-(-n // 256), 1, 1), (256, 1, 1), 0, arguments)
+        launch: Callable[[int], None] = kernel.prepare(
+            LaunchConfig((-(-n // 256), 1, 1), (256, 1, 1)), arguments
+        )
         return launch
 
     return prepare

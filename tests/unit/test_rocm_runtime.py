@@ -54,6 +54,7 @@ E hipEventRecord(void* e, void* s) { now += 0.25; *(double*)e = now; return 0; }
 E hipEventElapsedTime(float* ms, void* a, void* b) { *ms = *(double*)b - *(double*)a; return 0; }
 E hipModuleLoadData(void** m, const void* image) { *m = (void*)image; note(7000); return 0; }
 E hipModuleGetFunction(void** f, void* m, const char* name) { if (strcmp(name, "scale")) return 500; *f = (void*)0x77; return 0; }
+E hipFuncGetAttribute(int* v, int which, void* f) { *v = 100 + which; return 0; }
 E hipRuntimeGetVersion(int* v) { *v = 70253211; return 0; }
 const char* hipGetErrorString(E e) {
   return e == 2 ? "out of memory" : e == 500 ? "named symbol not found" : e == 1 ? "invalid argument" : "no such device";
@@ -75,7 +76,7 @@ E hipModuleLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned
 PREAMBLE = """
 import ctypes, json, struct, sys
 import numpy as np
-from kernelseam.contract import Device
+from kernelseam.contract import Device, LaunchConfig
 from kernelseam.dtypes import DType
 from kernelseam.errors import *
 from kernelseam_rocm import bindings, codeobject, toolchain
@@ -243,7 +244,7 @@ def test_launches_get_the_arguments_as_packed(prefix: Path) -> None:
         kernel = chain.load(b"binary", "scale", devices[1])
         again = chain.load(b"binary", "scale", devices[1])
         arguments = struct.pack("<Qi4xd", x.pointer, 5, 2.5)
-        launch = kernel.prepare((7, 1, 1), (64, 2, 1), 1024, arguments)
+        launch = kernel.prepare(LaunchConfig((7, 1, 1), (64, 2, 1), 1024), arguments)
         launch(0x1234); launch(0x99)
         class Last(ctypes.Structure):
             _fields_ = [("bytes", ctypes.c_char * 256), ("size", ctypes.c_size_t), ("grid", ctypes.c_uint * 3),
@@ -276,8 +277,8 @@ def test_launches_that_cannot_be(prefix: Path) -> None:
             try: call()
             except Exception as e: said.append([type(e).__name__, str(e)])
         kernel = chain.load(b"binary", "scale", devices[0])
-        told(lambda: kernel.prepare((1, 1, 1), (64, 1, 1), 0, bytes(20)))
-        launch = kernel.prepare((1, 1, 1), (64, 1, 1), 0, bytes(24))
+        told(lambda: kernel.prepare(LaunchConfig((1, 1, 1), (64, 1, 1)), bytes(20)))
+        launch = kernel.prepare(LaunchConfig((1, 1, 1), (64, 1, 1)), bytes(24))
         stub.stub_fail_launches(1)
         told(lambda: launch(0))
         parse = codeobject.parse

@@ -76,6 +76,6 @@ def test_what_does_not_fit_is_named() -> None:
 
 def test_another_layout_is_refused() -> None:
     signature = Signature((("a", "pointer"), ("s", Structure((("b", "i64"), ("c", "i32"))))))
-    signature.check(KernelFacts("k", 1, 0, 0, 0, 0, ((0, 8), (8, 16))))
+    signature.placed(KernelFacts("k", 1, 0, 0, 0, 0, ((0, 8), (8, 16))))
     with pytest.raises(DeviceError, match=r"kernel k takes parameters at \(\(0, 8\), \(8, 12\)\), the host packs"):
-        signature.check(KernelFacts("k", 1, 0, 0, 0, 0, ((0, 8), (8, 12))))
+        signature.placed(KernelFacts("k", 1, 0, 0, 0, 0, ((0, 8), (8, 12))))
