@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 
 from kernelseam.contract import ArchRow, Device, TensorMap
 from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
@@ -124,7 +123,6 @@ class HopperAttention(HostHalf):
             "SHARED_BYTES": tile.shared_bytes,
         }
 
-    @cache  # noqa: B019  (one object for the life of the process)
     def signature(self, spec: AttentionSpec) -> Signature:
         return Signature((
             *((m, "tensor_map") for m in _MAPS), *((p, "pointer") for p in _POINTERS), *((s, "i64") for s in _STRIDES),
@@ -166,9 +164,11 @@ class HopperAttention(HostHalf):
         batch = 1 if packed else p.batch
         queries, keys = (p.total_q, p.total_k) if packed else (p.S_q, p.S_k)
 
-        def map_of(operand: str, width: int, rows: int, heads: int, strides: tuple[int, int, int], box: int) -> TensorMap:
+        def map_of(
+            operand: str, width: int, rows: int, heads: int, strides: tuple[int, int, int], box: int
+        ) -> TensorMap:
             return TensorMap(
-                operand, s.dtype, (width, rows, heads, batch), (1, strides[2], strides[1], strides[0]),
+                operand, s.dtype, (width, rows, heads, batch), (1, *reversed(strides)),
                 (_BOX_COLUMNS, box, 1, 1), swizzle=128, l2_promotion=256,
             )
 
@@ -178,6 +178,9 @@ class HopperAttention(HostHalf):
             "v_map": map_of("v", s.value_dim, keys, p.kv_heads, p.v_strides, tile.bn),
             "out_map": map_of("out", s.value_dim, queries, p.num_heads, p.out_strides, _STORE_ROWS),
         }
+
+    def efficiency(self, problem: AttentionProblem) -> float:
+        return 0.7
 
     def covering(self) -> Iterable[Covered]:
         """Every dtype and head dim with and without a causal mask; every option; packed sequences."""

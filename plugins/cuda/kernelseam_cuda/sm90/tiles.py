@@ -13,7 +13,7 @@ _PANEL = 64
 _WARP_PANEL_BYTES = 16 * 128
 """A warp's rows of one panel of the result."""
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
-"""Of a thread of the loading warpgroup and of a consumer's, by consumers: together no more than a launch starts with."""
+"""Of a thread of the loading warpgroup and of a consumer's, by consumers: no more in all than a launch starts with."""
 
 
 def _panels(dim: int) -> int:
@@ -67,14 +67,15 @@ class HopperAttentionTile:
         return size
 
 
+_US = 1e-6
 ATTENTION = (
-    HopperAttentionTile(64, 64, 4, 64, 2, 2, 1, False, True, 32, hides=False, rate=0.98, block_seconds=1e-6),
-    HopperAttentionTile(64, 64, 4, 64, 2, 2, 1, False, True, 16, hides=False, short=True, rate=0.98, block_seconds=1e-6),
-    HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 16, hides=True, rate=0.95, block_seconds=1e-6),
-    HopperAttentionTile(96, 96, 2, 128, 2, 2, 2, True, True, 24, rate=1.1, block_seconds=1e-6),
-    HopperAttentionTile(128, 128, 2, 128, 2, 2, 2, True, True, 24, rate=1.22, block_seconds=1e-6),
-    HopperAttentionTile(192, 128, 2, 128, 2, 1, 1, True, False, 24, rate=1.15, block_seconds=1e-6),
-    HopperAttentionTile(256, 256, 2, 64, 2, 1, 2, True, False, 32, hides=False, rate=1.2, block_seconds=1e-6),
-    HopperAttentionTile(256, 256, 2, 64, 2, 1, 2, False, False, 32, hides=True, rate=1.2, block_seconds=1e-6),
+    HopperAttentionTile(64, 64, 4, 64, 2, 2, 1, False, True, 32, hides=False, rate=0.98, block_seconds=_US),
+    HopperAttentionTile(64, 64, 4, 64, 2, 2, 1, False, True, 16, hides=False, short=True, rate=0.98, block_seconds=_US),
+    HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 16, hides=True, rate=0.95, block_seconds=_US),
+    HopperAttentionTile(96, 96, 2, 128, 2, 2, 2, True, True, 24, rate=1.1, block_seconds=_US),
+    HopperAttentionTile(128, 128, 2, 128, 2, 2, 2, True, True, 24, rate=1.22, block_seconds=_US),
+    HopperAttentionTile(192, 128, 2, 128, 2, 1, 1, True, False, 24, rate=1.15, block_seconds=_US),
+    HopperAttentionTile(256, 256, 2, 64, 2, 1, 2, True, False, 32, hides=False, rate=1.2, block_seconds=_US),
+    HopperAttentionTile(256, 256, 2, 64, 2, 1, 2, False, False, 32, hides=True, rate=1.2, block_seconds=_US),
 )
 """The preferred of a spec first."""
