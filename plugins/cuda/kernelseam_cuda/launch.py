@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from kernelseam.contract import NOT_KNOWN, KernelFacts, LaunchConfig
+from kernelseam.contract import NOT_KNOWN, TENSOR_MAP_BYTES, KernelFacts, LaunchConfig
 from kernelseam.errors import DeviceError
 from kernelseam_cuda import bindings
 
@@ -16,8 +16,6 @@ _WITHOUT_OPT_IN = 48 * 1024
 _LOADS = _TELLS_PARAMETERS = 12040
 """The first driver, by the CUDA it serves, that has cuFuncLoad, and cuFuncGetParamInfo."""
 _INVALID_VALUE = 1
-_OPAQUE_GAP = 16
-"""Bytes between parameters that no alignment of C's scalars makes."""
 
 # CU_LAUNCH_PARAM_END, CU_LAUNCH_PARAM_BUFFER_POINTER and CU_LAUNCH_PARAM_BUFFER_SIZE of cuda.h.
 _END, _POINTER, _SIZE = 0, 1, 2
@@ -48,8 +46,7 @@ class CudaKernel:
         self._function = function
         self.facts = facts
         self._size = ctypes.c_size_t(max((offset + size for offset, size in facts.parameters), default=0))
-        ends = (0, *(offset + size for offset, size in facts.parameters))
-        self._apart = any(o - end >= _OPAQUE_GAP for (o, _), end in zip(facts.parameters, ends, strict=False))
+        self._apart = any(size >= TENSOR_MAP_BYTES for _, size in facts.parameters)
         self._allowed = _WITHOUT_OPT_IN - facts.shared_bytes
         self._lock = threading.Lock()
 
