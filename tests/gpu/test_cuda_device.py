@@ -61,7 +61,7 @@ def saxpy() -> Callable[..., Callable[[int], None]]:
     from kernelseam.kernels.signature import Signature
 
     signature = Signature((("y", "pointer"), ("x", "pointer"), ("a", "f32"), ("n", "i32")))
-    signature.check(TOOLCHAIN.inspect(binary, DEVICE.arch)["k"])
+    signature.placed(kernel.facts)
 
     def prepare(y: Any, x: Any, a: float, n: int) -> Callable[[int], None]:
         arguments = signature.pack({"y": y.data.ptr, "x": x.data.ptr, "a": a, "n": n})

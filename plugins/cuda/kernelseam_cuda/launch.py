@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from kernelseam.contract import NOT_KNOWN, KernelFacts, LaunchConfig
+from kernelseam.contract import NOT_KNOWN, TENSOR_MAP_BYTES, KernelFacts, LaunchConfig
 from kernelseam.errors import DeviceError
 from kernelseam_cuda import bindings
 
@@ -30,6 +30,15 @@ def argument_list(arguments: bytes, size: ctypes.c_size_t) -> tuple[Any, Any]:
     return buffer, (ctypes.c_void_p * 5)(_POINTER, place, _SIZE, ctypes.addressof(size), _END)
 
 
+def parameter_list(buffer: int, facts: KernelFacts) -> Any:
+    """The address of each packed parameter, in order: the driver puts them where the kernel has them.
+
+    For tensor maps. CUDA documents one buffer by C's rules of alignment alone, and a kernel may have its first tensor
+    map 48 bytes from the start.
+    """
+    return (ctypes.c_void_p * len(facts.parameters))(*[buffer + offset for offset, _ in facts.parameters])
+
+
 class CudaKernel:
     """kernelseam.contract.LoadedKernel over a CUfunction."""
 
@@ -37,37 +46,42 @@ class CudaKernel:
         self._function = function
         self.facts = facts
         self._size = ctypes.c_size_t(max((offset + size for offset, size in facts.parameters), default=0))
+        self._apart = any(size >= TENSOR_MAP_BYTES for _, size in facts.parameters)
         self._allowed = _WITHOUT_OPT_IN - facts.shared_bytes
         self._lock = threading.Lock()
 
     def prepare(self, config: LaunchConfig, arguments: bytes) -> Callable[[int], None]:
         self._allow(config.shared_bytes)
         buffer, extra = argument_list(arguments, self._size)
-        keep = (buffer, extra, self._size)
+        given = (0, ctypes.addressof(extra))
+        keep: tuple[object, ...] = (buffer, extra, self._size)
+        if self._apart:
+            places = parameter_list(ctypes.addressof(buffer), self.facts)
+            given, keep = (ctypes.addressof(places), 0), (*keep, places)
         if config == LaunchConfig(config.grid, config.block, config.shared_bytes):
-            return self._plain(config, ctypes.addressof(extra), keep)
-        return self._extended(config, ctypes.addressof(extra), keep)
+            return self._plain(config, given, keep)
+        return self._extended(config, given, keep)
 
-    def _plain(self, config: LaunchConfig, address: int, keep: object) -> Callable[[int], None]:
+    def _plain(self, config: LaunchConfig, given: tuple[int, int], keep: object) -> Callable[[int], None]:
         run, function = bindings.driver().cuLaunchKernel, self._function
-        grid, block, shared_bytes = config.grid, config.block, config.shared_bytes
+        grid, block, shared_bytes, (places, extra) = config.grid, config.block, config.shared_bytes, given
 
         def launch(stream: int, keep: object = keep) -> None:
-            (status,) = run(function, *grid, *block, shared_bytes, stream, 0, address)
+            (status,) = run(function, *grid, *block, shared_bytes, stream, places, extra)
             if status:
                 bindings.fail("cuLaunchKernel", status, str(config))
 
         return launch
 
-    def _extended(self, config: LaunchConfig, address: int, keep: object) -> Callable[[int], None]:
+    def _extended(self, config: LaunchConfig, given: tuple[int, int], keep: object) -> Callable[[int], None]:
         """With attributes. Their structure holds the stream as well: it is one thread's from there to the launch."""
         run, function, lock = bindings.driver().cuLaunchKernelEx, self._function, threading.Lock()
-        structure = _launch_structure(config)
+        structure, (places, extra) = _launch_structure(config), given
 
         def launch(stream: int, keep: object = keep) -> None:
             with lock:
                 structure.hStream = stream
-                (status,) = run(structure, function, 0, address)
+                (status,) = run(structure, function, places, extra)
             if status:
                 bindings.fail("cuLaunchKernelEx", status, str(config))
 
