@@ -223,15 +223,15 @@ class KernelImplementation:
     """A host half or a composition on a toolchain: kernelseam.contract.Implementation."""
 
     def __init__(self, half: Composition, toolchain: Toolchain) -> None:
-        self._half, self._toolchain = half, toolchain
+        self.half, self._toolchain = half, toolchain
         self.name, self.operation, self.backend = half.name, half.operation, toolchain.backend
 
     def supports(self, problem: Any, device: Device) -> str | None:
-        archs = self._half.archs or self._toolchain.archs
+        archs = self.half.archs or self._toolchain.archs
         if device.arch not in archs:
             return f"arch {device.arch} is not among {', '.join(archs)}"
         row = self._toolchain.arch_row(device.arch)
-        if reason := self._half.refuse(problem, row):
+        if reason := self.half.refuse(problem, row):
             return reason
         launches, memory = self.launches(problem, device), device.limits.memory_bytes
         if launches.workspace_bytes > memory > 0:
@@ -267,10 +267,10 @@ class KernelImplementation:
     def launches(self, problem: Any, device: Device) -> Launches:
         """Its kernels for a problem that it supports."""
         row = self._toolchain.arch_row(device.arch)
-        return self._half.launches(problem, self._half.tile(problem, row, device), device)
+        return self.half.launches(problem, self.half.tile(problem, row, device), device)
 
     def cost(self, problem: Any, device: Device) -> Cost:
-        return roofline(problem, device.limits, self._half.efficiency(problem))
+        return roofline(problem, device.limits, self.half.efficiency(problem))
 
     def build(self, problem: Any, device: Device) -> PlanParts:
         """Raises Unsupported where the arch has no such launch, CompileError, DeviceError."""

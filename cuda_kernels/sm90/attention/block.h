@@ -12,10 +12,7 @@ constexpr int Q_BYTES = tile_bytes<64, DQK>, K_BYTES = tile_bytes<BN, DQK>, V_BY
 constexpr int O_BYTES = 16 * 128;  // a warp's rows of one panel
 constexpr bool RAGGED = KS_Q_VIEW == PACKED || KS_LENGTHS;
 // Whether blocks of V may hold what a row must not see; what lies beyond a dense V arrives as zeros.
-#ifndef KS_NOCLEAN
-#define KS_NOCLEAN 0
-#endif
-constexpr bool CLEANS = !KS_NOCLEAN && (KS_CAUSAL || KS_WINDOW || RAGGED);
+constexpr bool CLEANS = KS_CAUSAL || KS_WINDOW || RAGGED;
 constexpr int AHEAD = KS_AHEAD;
 static_assert(KS_EARLY == 0 || Q_STAGES == 2, "the next tile's queries arrive during this one");
 static_assert(KS_TURNS == 0 || GROUPS == 2, "two consumers take turns");

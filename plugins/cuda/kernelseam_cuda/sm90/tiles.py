@@ -69,8 +69,8 @@ class HopperAttentionTile:
 
 _US = 1e-6
 ATTENTION = (
-    HopperAttentionTile(64, 64, 4, 64, 2, 2, 1, False, True, 32, hides=False, rate=0.98, block_seconds=_US),
-    HopperAttentionTile(64, 64, 4, 64, 2, 2, 1, False, True, 16, hides=False, short=True, rate=0.98, block_seconds=_US),
+    HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 32, hides=False, rate=0.98, block_seconds=_US),
+    HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 16, hides=False, short=True, rate=0.98, block_seconds=_US),
     HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 16, hides=True, rate=0.95, block_seconds=_US),
     HopperAttentionTile(96, 96, 2, 128, 2, 2, 2, True, True, 24, rate=1.1, block_seconds=_US),
     HopperAttentionTile(128, 128, 2, 128, 2, 2, 2, True, True, 24, rate=1.22, block_seconds=_US),
