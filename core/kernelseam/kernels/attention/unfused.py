@@ -129,7 +129,7 @@ class UnfusedAttention(KernelImplementation):
     def cost(self, problem: AttentionProblem, device: Device) -> Cost:
         """Its launches one after the other, each at the fused kernel's part of the roofline, and no less than that
         kernel's time: it promises less, and is chosen only by name or where the fused kernel refuses."""
-        efficiency = self._half.efficiency(problem)
+        efficiency = self.half.efficiency(problem)
         parts = [roofline(s.problem, device.limits, efficiency) for s in self.launches(problem, device).kernels]
         seconds = max(sum(c.seconds for c in parts), super().cost(problem, device).seconds)
         return Cost(sum(c.bytes for c in parts), sum(c.operations for c in parts), seconds)
