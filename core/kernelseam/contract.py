@@ -10,12 +10,15 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from kernelseam.dtypes import DType
+
+if TYPE_CHECKING:
+    from kernelseam.costs import Coefficients
 
 CONTRACT_VERSION = 1
 """Raised with every incompatible change of this module; a plugin that names another is kept out."""
@@ -190,6 +193,8 @@ class ArchRow:
     matrix_dtypes: frozenset[DType]
     tiles: Mapping[str, tuple[Any, ...]] = field(hash=False)
     options: tuple[str, ...] = ()
+    costs: Coefficients | None = field(default=None, compare=False)
+    """None: nobody knows more than the peaks, and the roofline stands for a prediction."""
 
 
 class Toolchain(Protocol):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
-from kernelseam.contract import EMULATED, Cost, Device, DeviceLimits, Implementation, PlanParts, Problem
+from kernelseam.contract import EMULATED, Cost, Device, Implementation, PlanParts, Problem
 from kernelseam.errors import BrokenImplementation, InvalidValue, Refusal, UnknownName, Unsupported
 from kernelseam.plugins import Plugins, plugins
 
@@ -181,10 +181,3 @@ def select(problem: Problem, device: Device, implementation: str | None = None) 
         if c.refusal is None:
             return Choice(c.implementation, candidates)
     raise Unsupported(problem, [Refusal(c.implementation.name, c.refusal or "") for c in pool])
-
-
-def roofline(problem: Problem, limits: DeviceLimits, efficiency: float = 1.0) -> Cost:
-    """The time that memory or arithmetic needs at least, whichever is longer, over ``efficiency``."""
-    rate = limits.operations_per_second.get(problem.compute_dtype.value, 1e11)
-    seconds = max(problem.operations / rate, problem.bytes_moved / limits.bytes_per_second)
-    return Cost(problem.bytes_moved, problem.operations, limits.launch_seconds + seconds / efficiency)

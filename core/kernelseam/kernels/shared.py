@@ -22,7 +22,7 @@ from kernelseam.contract import (
     Step,
     Toolchain,
 )
-from kernelseam.dispatch import roofline
+from kernelseam.costs import Work, predicted, roofline
 from kernelseam.errors import PluginError
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature
@@ -44,9 +44,6 @@ class Composition(Protocol):
 
     def launches(self, problem: Any, tile: Any, device: Device) -> Launches:
         """What computes the problem: one kernel or several."""
-
-    def efficiency(self, problem: Any) -> float:
-        """The part of a device's roofline that it is expected to reach."""
 
 
 class HostHalf(Composition, Protocol):
@@ -79,6 +76,9 @@ class HostHalf(Composition, Protocol):
 
     def pointers(self, spec: Any) -> dict[str, str]:
         """Pointer parameter → operand name."""
+
+    def work(self, problem: Any, tile: Any, device: Device) -> Work:
+        """What its launch asks of a device."""
 
 
 @cache
@@ -173,7 +173,17 @@ class SharedImplementation:
         return self._half.launches(problem, self._half.tile(problem, row, device), device)
 
     def cost(self, problem: Any, device: Device) -> Cost:
-        return roofline(problem, device.limits, self._half.efficiency(problem))
+        """Its launches one after the other."""
+        return self.cost_of(problem, self.launches(problem, device), device)
+
+    def cost_of(self, problem: Any, launches: Launches, device: Device) -> Cost:
+        """By the model of the arch's row; where that knows nothing, the problem's roofline."""
+        known = self._toolchain.arch_row(device.arch).costs
+        if known is None:
+            return roofline(problem, device.limits)
+        works = [x.half.work(x.problem, x.tile, device) for x in launches.steps]
+        seconds = sum(predicted(w, known, device.limits) for w in works if w.blocks or w.bytes)
+        return Cost(sum(w.bytes for w in works), problem.operations, seconds or device.limits.launch_seconds)
 
     def build(self, problem: Any, device: Device) -> PlanParts:
         row = self._toolchain.arch_row(device.arch)

@@ -13,9 +13,11 @@ from typing import Any
 
 from kernelseam.blas import BatchedGemm, ColumnProduct, Factor, Handles, column_product, scalars
 from kernelseam.contract import Device
+from kernelseam.costs import Coefficients
 from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, OutOfDeviceMemory
+from kernelseam_cuda import archs
 
 # cudaDataType and cublasComputeType_t, library_types.h and cublas_api.h. PEDANTIC: IEEE float32, never TF32.
 TYPES = {DType.float16: 2, DType.bfloat16: 14, DType.float32: 0, DType.float64: 1}
@@ -30,11 +32,13 @@ _INT, _WIDE, _POINTER = ctypes.c_int, ctypes.c_longlong, ctypes.c_void_p
 class CublasGemm(BatchedGemm):
     """kernelseam.contract.Implementation over cublasGemmStridedBatchedEx."""
 
-    name, backend, function, efficiency = "cublas", "cuda", "cublasGemmStridedBatchedEx", 0.75
-    block_seconds = 5e-7  # of an H200: 65536 × 8×8×8 take 212 µs, 8192 × 32×32×32 32 µs
+    name, backend, function = "cublas", "cuda", "cublasGemmStridedBatchedEx"
 
     def unavailable(self) -> str | None:
         return unavailable()
+
+    def coefficients(self, arch: str) -> Coefficients | None:
+        return archs.COSTS.get(arch)
 
     def bind(self, problem: GemmProblem, device: Device, pointers: Mapping[str, int]) -> Callable[[int], None]:
         held = scalars(problem)
@@ -55,8 +59,7 @@ class CublasGemm(BatchedGemm):
 class CublasBatchedGemm(CublasGemm):
     """kernelseam.contract.Implementation over cublasGemmBatchedEx: lists of addresses in device memory."""
 
-    name, view, function, efficiency = "cublas-batched", "pointers", "cublasGemmBatchedEx", 0.6
-    block_seconds = 1e-6  # of an H200: 8192 × 32×32×32 take 64 µs
+    name, view, function = "cublas-batched", "pointers", "cublasGemmBatchedEx"
 
     def refuse(self, problem: GemmProblem) -> str | None:
         """The library cannot look at addresses in device memory. Where a row stride allows wide accesses to 16-bit

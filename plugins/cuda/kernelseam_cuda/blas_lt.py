@@ -21,9 +21,10 @@ from kernelseam.blas import (
     single_stride,
 )
 from kernelseam.contract import Device, LaunchRecord, PlanParts, Runtime
+from kernelseam.costs import Coefficients
 from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.errors import DeviceError
-from kernelseam_cuda import cublaslt
+from kernelseam_cuda import archs, cublaslt
 from kernelseam_cuda.blas import COMPUTE, TYPES
 from kernelseam_cuda.cublaslt import Attribute, Described
 
@@ -51,8 +52,7 @@ class Algorithm:
 class CublasLtGemm(LibraryGemm):
     """kernelseam.contract.Implementation over cublasLtMatmul."""
 
-    name, backend, function, efficiency = "cublaslt", "cuda", "cublasLtMatmul", 0.75
-    block_seconds = 5e-7  # as of cuBLAS
+    name, backend, function = "cublaslt", "cuda", "cublasLtMatmul"
     beyond = frozenset({"bias", "residual"})
 
     def __init__(self, runtime: Runtime) -> None:
@@ -62,6 +62,9 @@ class CublasLtGemm(LibraryGemm):
 
     def unavailable(self) -> str | None:
         return cublaslt.unavailable()
+
+    def coefficients(self, arch: str) -> Coefficients | None:
+        return archs.COSTS.get(arch)
 
     def refuse(self, problem: GemmProblem) -> str | None:
         p, spec = problem, problem.spec

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kernelseam.contract import ArchRow, Device
+from kernelseam.costs import Work
 from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.backward_tile import BackwardTile, backward_tiles
+from kernelseam.kernels.attention.cost import backward_work
 from kernelseam.kernels.attention.host import VIEWS
 from kernelseam.kernels.attention.query_gradient import QUERY_GRADIENT, QueryGradientProblem, QueryGradientSpec
 from kernelseam.kernels.attention.row_kernels import (
@@ -199,9 +201,8 @@ class AttentionBwdHost:
     def pointers(self, spec: AttentionBwdSpec) -> dict[str, str]:
         return {p: _OPERANDS.get(p, p) for p in _POINTERS}
 
-    def efficiency(self, problem: AttentionBwdProblem) -> float:
-        """Seven products are computed for five that count, unless there are atomics."""
-        return 0.2
+    def work(self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> Work:
+        return backward_work(problem, tile, self.grid(problem, tile, device))
 
 
 def _aligned(size: int) -> int:

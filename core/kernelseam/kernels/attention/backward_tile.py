@@ -42,6 +42,9 @@ class BackwardTile:
     """Whether what is owned stays in registers as a left factor."""
     unroll: int = 4
     """Steps that a product's loop is unrolled by: more are in flight, in more registers."""
+    rate: float = 0.0
+    """As in GemmTile; so ``block_seconds``."""
+    block_seconds: float = 0.0
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kernelseam.contract import ArchRow, Device
+from kernelseam.costs import Work
 from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
+from kernelseam.kernels.attention.cost import forward_work
 from kernelseam.kernels.attention.merge import MERGE, MERGE_TILE, MergeProblem, MergeSpec
 from kernelseam.kernels.attention.scores import (
     SCORE_OPERANDS,
@@ -49,6 +51,9 @@ class AttentionTile:
     plain: bool = False
     """Only for strided keys and scores that are scale·q·k, hidden by nothing but a causal mask: others take more
     registers."""
+    rate: float = 0.0
+    """As in GemmTile; so ``block_seconds``."""
+    block_seconds: float = 0.0
     grouped: bool = False
     """No column of the table: whether a block's rows are the heads of a group, chosen for a problem. So ``splits``."""
     splits: int = 1
@@ -236,6 +241,5 @@ class AttentionHost:
         lists = {name: f"{name}_ptrs" for name, view in views.items() if view == "pointers"}
         return {p: lists.get(p) or _OPERANDS.get(p, p) for p in _POINTERS}
 
-    def efficiency(self, problem: AttentionProblem) -> float:
-        """A portable schedule reaches about a third of a new card's matrix rate; narrow accesses cost more."""
-        return 0.33 if problem.spec.vector >= 16 else 0.2
+    def work(self, problem: AttentionProblem, tile: AttentionTile, device: Device) -> Work:
+        return forward_work(problem, tile, self.grid(problem, tile, device))

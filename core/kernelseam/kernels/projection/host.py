@@ -39,9 +39,6 @@ class Projection:
         )
         return Launches(steps, max((p.workspace_bytes for p in found), default=0))
 
-    def efficiency(self, problem: Any) -> float:
-        return min((_GEMM.efficiency(p.problem) for p in self._made_of(problem)), default=1.0)
-
 
 def _refuse_heads(p: QkvProjectionProblem) -> str | None:
     if p.spec.heads.rotary and p.heads.head_dim % 2:
