@@ -158,9 +158,13 @@ class LibraryGemm(ABC):
         seconds = predicted(work, replace(known, multiply={}), device.limits) + known.call_seconds
         return Cost(p.bytes_moved, p.operations, seconds)
 
-    def record(self, device: Device) -> LaunchRecord:
+    def function_of(self, problem: GemmProblem) -> str:
+        """The library's function that computes a problem."""
+        return self.function
+
+    def record(self, problem: GemmProblem, device: Device) -> LaunchRecord:
         """A call of the function."""
-        return LaunchRecord(self.function, (1, 1, 1), (1, 1, 1), 0, device.arch, "library")
+        return LaunchRecord(self.function_of(problem), (1, 1, 1), (1, 1, 1), 0, device.arch, "library")
 
 
 class BatchedGemm(LibraryGemm):
@@ -199,7 +203,7 @@ class _Step:
 
     @property
     def record(self) -> LaunchRecord:
-        return self.gemm.record(self.device)
+        return self.gemm.record(self.problem, self.device)
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
         return self.gemm.bind(self.problem, self.device, pointers)

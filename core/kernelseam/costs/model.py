@@ -2,9 +2,9 @@
 
 A device deals blocks to its compute units in rounds. A unit's time is rounds · (a block's operations over the rate of
 its tile, and what starting and ending it costs); where blocks differ in length, half of what the longest has more than
-the average is waited for at the end. Memory's time is bytes over the bandwidth that a copy reaches. The two
-overlap, but not wholly: the launch takes the root of the sum of their squares, which is nearly the longer one where they
-differ, and 1.4 times either where they are equal.
+the average is waited for at the end. Memory's time is bytes over the bandwidth that a copy reaches. The two overlap,
+but not wholly: the launch takes the root of the sum of their squares, which is nearly the longer one where they differ,
+and 1.4 times either where they are equal.
 
 Rates are parts of a device's peaks, so that one row serves every device of an arch: cards differ in units, clock and
 memory.

@@ -26,6 +26,7 @@ from kernelseam.costs import Work, predicted, roofline
 from kernelseam.errors import PluginError
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature
+from kernelseam.variants import Variant
 
 MAX_BLOCKS = 2**31 - 1
 """Blocks along the one axis of a grid."""
@@ -157,9 +158,10 @@ class SharedImplementation:
         if device.arch not in self._toolchain.archs:
             return f"arch {device.arch} is not among {', '.join(self._toolchain.archs)}"
         row = self._toolchain.arch_row(device.arch)
-        if reason := self._half.refuse(problem, row):
-            return reason
-        launches, memory = self.launches(problem, device), device.limits.memory_bytes
+        return self._half.refuse(problem, row) or self._refuse_launches(self.launches(problem, device), device)
+
+    def _refuse_launches(self, launches: Launches, device: Device) -> str | None:
+        memory = device.limits.memory_bytes
         if launches.workspace_bytes > memory > 0:
             return f"it needs a workspace of {launches.workspace_bytes} bytes, more than the device's memory, {memory}"
         for launch in launches.steps:
@@ -186,8 +188,27 @@ class SharedImplementation:
         return Cost(sum(w.bytes for w in works), problem.operations, seconds or device.limits.launch_seconds)
 
     def build(self, problem: Any, device: Device) -> PlanParts:
+        return self._build(self.launches(problem, device), device)
+
+    def variants(self, problem: Any, device: Device) -> tuple[Variant, ...]:
+        """Its tiles, by the names that its host half gives them."""
+        found = {n: self._half.launches(problem, t, device) for n, t in self._tiles(problem, device).items()}
+        return tuple(
+            Variant(n, self.cost_of(problem, x, device)) for n, x in found.items()
+            if self._refuse_launches(x, device) is None
+        )
+
+    def build_variant(self, problem: Any, device: Device, variant: str) -> PlanParts:
+        return self._build(self._half.launches(problem, self._tiles(problem, device)[variant], device), device)
+
+    def _tiles(self, problem: Any, device: Device) -> Mapping[str, Any]:
+        """By name, where the host half has names for them."""
+        ask = getattr(self._half, "variants", None)
+        found: Mapping[str, Any] = ask(problem, self._toolchain.arch_row(device.arch), device) if ask else {}
+        return found
+
+    def _build(self, launches: Launches, device: Device) -> PlanParts:
         row = self._toolchain.arch_row(device.arch)
-        launches = self.launches(problem, device)
         steps = tuple(s for launch in launches.steps if (s := self._step(launch, row, device)) is not None)
         return PlanParts(steps, launches.workspace_bytes if steps else 0)
 

@@ -45,6 +45,12 @@ class GemmTile:
     what starting and ending a block takes."""
     block_seconds: float = 0.0
 
+    @property
+    def name(self) -> str:
+        """Rows×columns×slice, warps, stages, teams."""
+        teams = f"-{self.teams}t" if self.teams > 1 else ""
+        return f"{self.bm}x{self.bn}x{self.bk}-{self.warps_m}x{self.warps_n}-{self.stages}{teams}"
+
     def shared_bytes(self, spec: GemmSpec) -> int:
         """For each team the ring, and the tile of C: beside it where blocks are persistent, else in its place."""
         ring = self.stages * (self.bm + self.bn) * self.bk * spec.dtype.itemsize
@@ -137,6 +143,10 @@ class GemmHost:
             t for t in self.tiles(problem.spec, row)
             if t.count(problem) < INT32 and (t.teams == 1 or t.count(problem) <= 2 * problem.results)
         )
+
+    def variants(self, problem: GemmProblem, row: ArchRow, device: Device) -> dict[str, GemmTile]:
+        """Every tile that takes a problem, by name, that of ``tile`` first."""
+        return {t.name: t for t in (self.tile(problem, row, device), *self.offered(problem, row))}
 
     def work(self, problem: GemmProblem, tile: GemmTile, device: Device) -> Work:
         return gemm_work(problem, tile)

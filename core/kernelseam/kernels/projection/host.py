@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,6 +32,11 @@ class Projection:
     def tile(self, problem: Any, row: ArchRow, device: Device) -> tuple[GemmTile, ...]:
         """One a product."""
         return tuple(_GEMM.tile(p.problem, row, device) for p in self._made_of(problem))
+
+    def variants(self, problem: Any, row: ArchRow, device: Device) -> dict[str, tuple[GemmTile, ...]]:
+        """Every tile of each product beside every one of the others, that of ``tile`` first."""
+        offered = [_GEMM.variants(p.problem, row, device).values() for p in self._made_of(problem)]
+        return {"+".join(t.name for t in tiles): tiles for tiles in itertools.product(*offered)}
 
     def launches(self, problem: Any, tile: tuple[GemmTile, ...], device: Device) -> Launches:
         found = tuple(self._made_of(problem))
