@@ -208,7 +208,12 @@ def _tuned(candidates: tuple[Candidate, ...], problem: Problem, device: Device) 
         return None
     for c in candidates:
         if c.implementation.name == found.implementation and c.refusal is None:
-            offered = {v.name for v in variants_of(c.implementation, problem, device)} if found.variant else {""}
+            try:
+                offered = {v.name for v in variants_of(c.implementation, problem, device)} if found.variant else {""}
+            except Exception as e:
+                said = f"{c.implementation.name} was tuned for {problem} on {device}, and its variants raised"
+                warnings.warn(f"{said} {type(e).__name__}: {e}", BrokenImplementation, stacklevel=4)
+                return None
             if found.variant in offered:
                 return Choice(c.implementation, candidates, found.variant, "tuned")
     return None

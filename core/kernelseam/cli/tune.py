@@ -184,7 +184,7 @@ def _read(path: Path) -> list[Target]:
             raise InvalidValue(f"{where}: operation", operation, f"must be one of {known}", "Name one of these")
         arguments = list(_arguments({n: x for n, x in case.items() if n != "operation"}))
         try:
-            options = commands.commands[operation].make_context(operation, arguments).params
+            options = commands.commands[operation].make_context(operation, list(arguments)).params
         except Exception as e:
             if not hasattr(e, "format_message"):
                 raise

@@ -21,7 +21,7 @@ from kernelseam.planning import Descriptor, Plan
 from kernelseam.plugins import plugins
 from kernelseam.tuning.classes import batch_invariant
 from kernelseam.tuning.store import Timed, Tuned, keep
-from kernelseam.variants import SEPARATOR, build_of, variants_of
+from kernelseam.variants import SEPARATOR, Variant, build_of, variants_of
 
 ROUNDS, ROUND_SECONDS, MOST_RUNS = 6, 0.03, 200
 """Of each way that stays: about 0.2 s in all."""
@@ -120,9 +120,13 @@ def tune(
 
 def _ways(candidate: Candidate, problem: Problem, device: Device) -> Iterator[Way]:
     """A candidate's, its own choice first."""
-    found = variants_of(candidate.implementation, problem, device)
+    failure, found = "", tuple[Variant, ...]()
+    try:
+        found = variants_of(candidate.implementation, problem, device)
+    except Exception as e:
+        failure = f"its variants raised {type(e).__name__}: {e}"
     if not found:
-        yield Way(candidate, "", candidate.cost)
+        yield Way(candidate, "", candidate.cost, failure=failure)
     for v in found:
         yield Way(candidate, v.name, v.cost)
 
@@ -134,6 +138,8 @@ def _time(
     problem, launches = descriptor.problem(), {}
     for done, way in enumerate(ways):
         say(way.name, done, len(ways) + ROUNDS)
+        if way.failure:
+            continue
         try:
             way.parts = build_of(way.candidate.implementation, problem, device, way.variant)
         except Exception as e:  # a way that is broken must not stop the others

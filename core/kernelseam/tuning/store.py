@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from kernelseam._version import __version__
 from kernelseam.compilation import entry
 from kernelseam.compilation.folder import CacheWarning, Untrusted, cache_folder, private
-from kernelseam.contract import Device, Problem
+from kernelseam.contract import EMULATED, Device, Problem
 from kernelseam.errors import KernelSeamError
 from kernelseam.plugins import plugins
 from kernelseam.tuning.classes import batch_invariant, problem_class
@@ -53,7 +53,7 @@ class Tuned:
 
 def tuned_choice(problem: Problem, device: Device) -> Tuned | None:
     """What was kept for the problem's class on this device; None where nothing was, or where it must not be used."""
-    if batch_invariant(problem):
+    if batch_invariant(problem) or device.evidence == EMULATED:
         return None
     folder = _folder(make=False)
     return None if folder is None else _read(folder, problem, device)
@@ -95,14 +95,12 @@ def place(problem: Problem, device: Device) -> str:
 def environment(device: Device) -> dict[str, str]:
     """What times on a device depend on beside it: its compiler and, where its runtime tells them, driver and
     libraries."""
-    backend = plugins().backend(device.backend)
-    ask = getattr(backend.runtime, "versions", None)
-    told: Mapping[str, str] = ask() if ask is not None else {}
-    try:
-        compiler = backend.toolchain.compiler() if backend.toolchain is not None else ""
-    except KernelSeamError:  # what is in the cache runs without one
-        compiler = ""
-    return {**told, "compiler": compiler}
+    backend, found = plugins().backend(device.backend), dict[str, str]()
+    with suppress(KernelSeamError):  # what is in the cache runs without a compiler
+        found["compiler"] = backend.toolchain.compiler() if backend.toolchain is not None else ""
+    if (ask := getattr(backend.runtime, "versions", None)) is not None:
+        found.update(ask())
+    return found
 
 
 def _folder(*, make: bool) -> Path | None:
