@@ -205,6 +205,13 @@ def rank(name: str, info: ArrayInfo, axes: Sequence[str]) -> None:
         )
 
 
+def once(info: ArrayInfo) -> tuple[int, ...]:
+    """An array's shape with extent 1 where it repeats; the strides of an empty one say nothing."""
+    if 0 in info.shape:
+        return info.shape
+    return tuple(1 if s == 0 else n for n, s in zip(info.shape, info.strides, strict=True))
+
+
 def given(**arrays: object) -> dict[str, object]:
     """Those that are not None."""
     return {name: x for name, x in arrays.items() if x is not None}
