@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam.dtypes import DType
+from kernelseam.errors import not_copied
 
 CONTRACT_VERSION = 1
 """Raised with every incompatible change of this module; a plugin that names another is kept out."""
@@ -88,6 +89,12 @@ class ArrayInfo:
         put = self.__dict__
         put["pointer"], put["shape"], put["strides"], put["dtype"] = pointer, shape, strides, dtype
         put["device"], put["kind"], put["owner"], put["writable"] = device, kind, owner, writable
+
+    def __copy__(self) -> ArrayInfo:
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise not_copied("a view of an array", "Copy the array, and describe that: a descriptor is made anew")
 
 
 @runtime_checkable

@@ -49,8 +49,10 @@ def bmm_bwd(
 
     ``a_gradient`` and ``b_gradient`` say which are computed. ``da`` and ``db``: arrays for the results, which take beta
     times what they hold as well (beta = 1 accumulates; beta ≠ 0 needs them, beta = 0 never reads them); else new
-    row-major ones of a's kind and of ``out_dtype``, a's where that is None. Products are summed in float32 (float64
-    where a is), always in the same order. All else is as in ``bmm``. Raises InvalidValue, Unsupported.
+    row-major ones of a's kind and of ``out_dtype``, a's where that is None. da is made first: it must not overlap a
+    (unless ``b_gradient`` is False), b, dc or db; db must not overlap a or dc, but may be b itself. Products are summed
+    in float32 (float64 where a is), always in the same order. All else is as in ``bmm``. Raises InvalidValue,
+    Unsupported; nothing is then launched.
     """
     arrays = {"dc": dc, "a": a, "b": b, **given(da=da, db=db)}
     options = (True, a_transposed, b_transposed, alpha, beta, a_gradient, b_gradient, out_dtype)
