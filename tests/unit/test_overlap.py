@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kernelseam_thirdvendor import AcmeArray
 
 from kernelseam import BatchedGemmPointers, BatchedGemmStrided, bmm_bwd, matmul2d, matmul2d_bwd, plan, trace
@@ -148,8 +150,10 @@ def test_every_gradient_against_everything_else(name: str) -> None:
     """In its first element, in its last, and not at all."""
     made = plan(DESCRIPTORS[name](), backend="numpy")
     rules = {r.name: r for r in made.problem.operands}
-    memory = {n: np.ones(64 + r.span, np.float32) for n, r in rules.items()}
-    at = {n: x.ctypes.data + -x.ctypes.data % 16 for n, x in memory.items()}
+    room = 2 * max(r.span for r in rules.values()) + 4  # so that what begins within one ends before the next
+    memory = np.ones((room + 4) * len(rules) + 4, np.float32)
+    start = memory.ctypes.data + -memory.ctypes.data % 16
+    at = {n: start + (4 * room + -4 * room % 16) * i for i, n in enumerate(rules)}
     call = made.bind(**at)
     written = [n for n, r in rules.items() if r.written]
     assert len(written) >= 3
@@ -240,3 +244,40 @@ def test_a_list_that_is_the_workspace(acme: Any) -> None:
     made = plan(BatchedGemmPointers(M=2, N=2, K=2, num_heads=2, dtype="float32", A_ptrs=words))
     with pytest.raises(InvalidValue, match="^workspace = 0x[0-9a-f]+: overlaps A_ptrs"):
         made.bind(workspace=space, B_ptrs=AcmeArray(words.host.copy()), C_ptrs=AcmeArray(words.host.copy()))
+
+
+# ---------------------------------------------------------------- anywhere in one memory
+
+
+@st.composite
+def anywhere(draw: st.DrawFn) -> dict[str, tuple[int, int]]:
+    """Where dc [3, 2], a [3, 4], b [4, 2], da and db begin in one memory, and their row strides."""
+    return {n: (draw(st.integers(0, 300)), draw(st.integers(columns, 6))) for n, (_, columns) in SHAPES.items()}
+
+
+SHAPES = {"dc": (3, 2), "a": (3, 4), "b": (4, 2), "da": (3, 4), "db": (4, 2)}
+APART = ({"da", "dc"}, {"da", "a"}, {"da", "b"}, {"da", "db"}, {"db", "dc"}, {"db", "a"})
+"""What must not share an element: all but db and b, which was read by then, and what is read alone."""
+
+
+@settings(max_examples=400, deadline=None)
+@given(anywhere(), st.sampled_from([0, 1]))
+def test_operands_anywhere_in_one_memory(places: dict[str, tuple[int, int]], beta: int) -> None:
+    """What is computed is right; what is refused shares elements, and nothing of it was touched."""
+    memory = integers(330)
+    views, elements = {}, {}
+    for name, (start, row) in places.items():
+        index = start + np.arange(SHAPES[name][0])[:, None] * row + np.arange(SHAPES[name][1])
+        views[name] = np.lib.stride_tricks.as_strided(memory[start:], SHAPES[name], (4 * row, 4))
+        elements[name] = set(index.reshape(-1).tolist())
+    dc, a, b, da, db = (views[n].copy() for n in SHAPES)
+    before = memory.copy()
+    shared = [pair for pair in APART if len(set.intersection(*(elements[n] for n in pair)))]
+    if shared:
+        with pytest.raises(InvalidValue, match=r"^d[ab] = 0x[0-9a-f]+: overlaps \w+(, which is still to be read)?\. "):
+            matmul2d_bwd(**views, beta=beta)
+        np.testing.assert_array_equal(memory, before)
+        return
+    matmul2d_bwd(**views, beta=beta)
+    np.testing.assert_array_equal(views["da"], dc @ b.T + beta * da)
+    np.testing.assert_array_equal(views["db"], a.T @ dc + beta * db)
