@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from kernelseam.errors import UnknownName
 from kernelseam.kernels import HALVES, build_binary, launched
 from kernelseam.plugins import plugins
 
+_log = logging.getLogger("kernelseam")
 app = typer.Typer(no_args_is_help=True, help="Compile a shared kernel for archs whose devices need not be here.")
 
 Archs = Annotated[list[str], typer.Option("--arch", help="As `kernelseam doctor` lists them; may be given again.")]
@@ -50,11 +52,16 @@ def gemm(
 
 def _toolchain(arch: str) -> Toolchain:
     """The toolchain that compiles for the arch; raises UnknownName."""
-    found = [b.toolchain for b in plugins().registry.backends.values() if b.toolchain is not None]
-    for toolchain in found:
-        if arch in toolchain.archs:
-            return toolchain
-    known = [a for toolchain in found for a in toolchain.archs]
+    found, known = plugins(), list[str]()
+    for backend in found.registry.backends.values():
+        try:
+            archs = found.archs_of(backend)
+        except Exception:  # one that is broken must not stand before the one that knows the arch
+            _log.warning("backend %s does not list its archs", backend.name, exc_info=True)
+            continue
+        if backend.toolchain is not None and arch in archs:
+            return backend.toolchain
+        known += archs
     rule = f"must be one of {', '.join(known)}" if known else "no installed plugin compiles"
     raise UnknownName("arch", arch, rule, "See `kernelseam doctor` for plugins that are missing or kept out")
 
