@@ -20,7 +20,7 @@ from kernelseam.errors import PluginError
 
 SIGNALS = tuple(
     getattr(signal, name) for name in (
-        "SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK", "SIGALRM", "SIGVTALRM", "SIGUSR1", "SIGUSR2", "SIGXCPU"
+        "SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK", "SIGALRM", "SIGUSR1", "SIGUSR2"
     ) if hasattr(signal, name)
 )
 """Those whose handlers programs make raise: to end, to stop waiting, to be told something."""
@@ -88,8 +88,9 @@ class _Watch:
 
     def end(self) -> None:
         for number, handler in self._handlers.items():
-            if signal.getsignal(number) == self._handle:  # else the plugin's code set one of its own
-                signal.signal(number, handler)
+            last = signal.signal(number, handler)
+            if last != self._handle:  # the plugin's code set one of its own
+                signal.signal(number, last)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         try:

@@ -36,11 +36,13 @@ class Rule:
 
 
 def _integer(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def _number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
+    if type(value) is not float and type(value) is not int and (not isinstance(value, Real) or isinstance(value, bool)):
+        return False
+    return not math.isnan(value)
 
 
 def _texts(value: object, length: int | None = None) -> bool:

@@ -98,7 +98,7 @@ class Plugins:
     failures: tuple[Failure, ...]
     seconds: float = math.inf
     """The time limit of a plugin's code where it runs for the first time."""
-    _probed: dict[str, Hung | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _listed: dict[str, tuple[Device, ...] | Hung] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def backend(self, name: str) -> Backend:
         """The backend of that name; raises UnknownName with those there are."""
@@ -110,23 +110,19 @@ class Plugins:
                 f"Install kernelseam[{name}], or see `kernelseam doctor` for a plugin that was kept out",
             ) from None
 
-    def probe(self, backend: Backend) -> None:
-        """Have a backend list its devices for the first time, within the time limit. Raises Hung, from then on at once,
-        where it does not come back, and whatever it raises itself."""
-        if backend.name not in self._probed:
-            try:
-                within(self.seconds, _listing(backend), _devices, backend)
-                self._probed[backend.name] = None
-            except Hung as e:
-                self._probed[backend.name] = Hung(str(e), e.stack)
-        if hung := self._probed[backend.name]:
-            raise Hung(str(hung), hung.stack)  # a new one: the first would keep its caller's frames
-
     def devices_of(self, backend: Backend) -> Sequence[Device]:
-        """The backend's devices; raises as ``probe`` does, and PluginError for what are none."""
-        self.probe(backend)
-        with Contained(_listing(backend)):
-            return _devices(backend)
+        """The backend's devices, listed once, within the time limit. Raises Hung, from then on at once, where it does
+        not come back; PluginError for what are no devices; and whatever it raises itself."""
+        found = self._listed.get(backend.name)
+        if found is None:
+            try:
+                found = within(self.seconds, f"listing the devices of backend {backend.name}", _devices, backend)
+            except Hung as e:
+                found = Hung(str(e), e.stack)
+            self._listed[backend.name] = found
+        if isinstance(found, Hung):
+            raise Hung(str(found), found.stack)  # a new one: the first would keep its caller's frames
+        return found
 
     def devices(self) -> list[Device]:
         """Every device of every backend, the host last. A backend that cannot list its own has none."""
@@ -155,10 +151,6 @@ class Plugins:
             except Exception as e:
                 report[name] = failure(name, "kernelseam_doctor", e)
         return report
-
-
-def _listing(backend: Backend) -> str:
-    return f"listing the devices of backend {backend.name}"
 
 
 def _devices(backend: Backend) -> tuple[Device, ...]:

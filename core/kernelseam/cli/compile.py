@@ -11,6 +11,7 @@ import typer
 from kernelseam.cli import shapes
 from kernelseam.cli.attention_options import Asked, asking
 from kernelseam.cli.output import emit_json, heading, table
+from kernelseam.containment import Contained
 from kernelseam.contract import Toolchain
 from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem
 from kernelseam.descriptors.attention_problem import AttentionProblem
@@ -69,8 +70,12 @@ def _toolchain(arch: str) -> Toolchain:
 def _compile(problem: GemmProblem | AttentionProblem | AttentionBwdProblem, archs: list[str], as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
     for arch, toolchain in [(arch, _toolchain(arch)) for arch in dict.fromkeys(archs)]:
-        for launch in launched(toolchain, problem, arch):
-            binary, facts = build_binary(toolchain, launch.problem.spec, arch, launch.tile, launch.half)
+        with Contained(f"the toolchain of backend {toolchain.backend}"):
+            built = [
+                (x, *build_binary(toolchain, x.problem.spec, arch, x.tile, x.half))
+                for x in launched(toolchain, problem, arch)
+            ]
+        for launch, binary, facts in built:
             for name, f in facts.items():
                 rows.append({
                     "arch": arch, "backend": toolchain.backend, "kernel": name,
