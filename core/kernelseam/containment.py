@@ -12,6 +12,9 @@ from __future__ import annotations
 import signal
 import threading
 import traceback
+
+# Not through `signal`, which looks for an enum of every handler: that takes longer than all else here.
+from _signal import getsignal, signal as set_handler  # type: ignore[import-not-found]
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
@@ -19,7 +22,7 @@ from typing import Any
 from kernelseam.errors import PluginError
 
 SIGNALS = tuple(
-    getattr(signal, name) for name in (
+    int(getattr(signal, name)) for name in (
         "SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK", "SIGALRM", "SIGUSR1", "SIGUSR2"
     ) if hasattr(signal, name)
 )
@@ -78,19 +81,19 @@ class _Watch:
 
     def begin(self) -> None:
         for number in SIGNALS:
-            handler = signal.getsignal(number)
+            handler = getsignal(number)
             if callable(handler):
                 self._handlers[number] = handler
                 try:
-                    signal.signal(number, self._handle)
+                    set_handler(number, self._handle)
                 except ValueError:  # the main thread of an interpreter that is not the main one
                     return
 
     def end(self) -> None:
         for number, handler in self._handlers.items():
-            last = signal.signal(number, handler)
+            last = set_handler(number, handler)
             if last != self._handle:  # the plugin's code set one of its own
-                signal.signal(number, last)
+                set_handler(number, last)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         try:

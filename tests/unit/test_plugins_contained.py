@@ -19,6 +19,8 @@ import kernelseam
 from kernelseam import BatchedGemmStrided, plan, planning, plugins
 from kernelseam.containment import Escaped
 from kernelseam.errors import BrokenImplementation, InvalidValue, PluginError
+from kernelseam.parity import report
+from kernelseam.parity.run import targets
 from kernelseam.plugins import Failure, Plugins, discover
 
 RAISED = {
@@ -393,17 +395,30 @@ def test_archs_that_are_none_do_not_stand_before_others(
     assert status == 2 and "arch = sm_1: no installed plugin compiles" in err
 
 
+def test_a_toolchain_that_exits(
+    strange: Strange, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = strange(REGISTER="Toolchain.arch_row = Toolchain.compiler = lambda *_: sys.exit(0)")
+    monkeypatch.setattr(plugins, "_plugins", found)
+    assert command("compile", "gemm", "--arch", "strange1") == (
+        1, "", "error: the toolchain of backend strange raised SystemExit: 0\n"
+    )
+    wanted = targets(found, "strange")
+    assert {t.device.backend for t in wanted} == {"strange"} and not any(t.flushed for t in wanted)
+    assert dict(report.facts(found, wanted))["compiler of strange"] == "none: its compiler() raised SystemExit: 0"
+
+
 @pytest.mark.parametrize(
-    ("line", "report"),
+    ("line", "wanted"),
     [
         ("return {'a': Mute, 2: {'b': (DEVICE, None)}}", {"a": "<class", "2": {"b": ["strange:0 (strange1)", None]}}),
         ("return [('a', 1)]", {"a": 1}),
     ],
 )
-def test_a_report_is_plain_data(strange: Strange, line: str, report: dict[str, Any]) -> None:
+def test_a_report_is_plain_data(strange: Strange, line: str, wanted: dict[str, Any]) -> None:
     told = strange(DOCTOR=line).doctor()["strange"]
     told["a"] = told["a"][:6] if isinstance(told["a"], str) else told["a"]
-    assert told == report
+    assert told == wanted
 
 
 @pytest.mark.parametrize(
