@@ -9,6 +9,7 @@ import numpy as np
 
 from kernelseam.contract import ArrayInfo, Backend, Device, Runtime
 from kernelseam.errors import InvalidValue
+from kernelseam.interop import torch as torch_arrays
 from kernelseam.plugins import Plugins, plugins
 
 _log = logging.getLogger("kernelseam")
@@ -74,6 +75,13 @@ def _order(found: Plugins, array: object, backend: str | None) -> list[Backend]:
 def runtime_of(info: ArrayInfo) -> Runtime:
     """The runtime of the device that an array lies on."""
     return plugins().backend(info.device.backend).runtime
+
+
+def tell_written(info: ArrayInfo) -> None:
+    """Tell an array's library that its elements were written, where it keeps count: torch refuses gradients that need
+    what stood there before."""
+    if info.kind == "torch":
+        torch_arrays.tell_written((info.owner,))
 
 
 def same_device(infos: Mapping[str, ArrayInfo]) -> Device:

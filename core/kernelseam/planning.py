@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from kernelseam.contract import HOST, ArrayInfo, Device, LaunchRecord, OperandRu
 from kernelseam.dispatch import Choice, build, check_backend, find_device, preferred_backend, select
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.interop import torch as torch_arrays
 from kernelseam.plugins import plugins
 from kernelseam.trace import active
 
@@ -118,6 +119,8 @@ class Call:
             self._arrays = resolved.arrays
             address = self._take_workspace(workspace)
             self._launches = [s.bind(resolved.pointers, address) for s in plan.parts.steps]
+        if tensors := _written_tensors(plan, self._given):
+            self._launches.append(lambda handle: torch_arrays.tell_written(tensors))
         self._records = plan.launches
         self._keep, self._pointers = resolved.keep, resolved.pointers
 
@@ -204,6 +207,20 @@ def stream_handle(stream: object, runtime: Runtime, device: Device, array: Array
             "Pass the stream's integer handle",
         )
     return handle
+
+
+def _written_tensors(plan: Plan, given: Mapping[str, object]) -> list[object]:
+    """The torch tensors, one by one or in lists, that a call over these operands writes to."""
+    names = {rule.name for rule in plan.problem.operands if rule.written}
+    matrix = getattr(getattr(plan.descriptor, "lists", plan.descriptor), "matrix", None)
+    found: list[object] = []
+    for name, value in given.items():
+        if name in names:
+            found.append(value)
+        elif matrix is not None and isinstance(value, list | tuple) and matrix(name).written:
+            found += cast(Sequence[object], value)
+    arrays = (x.owner if isinstance(x, ArrayInfo) else x for x in found)
+    return [x for x in arrays if torch_arrays.is_tensor(x)]
 
 
 def _workspace_address(address: int, need: int) -> int:

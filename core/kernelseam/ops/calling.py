@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kernelseam.arrays import describe, runtime_of, same_device
+from kernelseam.arrays import describe, runtime_of, same_device, tell_written
 from kernelseam.contract import HOST, ArrayInfo, Runtime
 from kernelseam.dispatch import check_backend, preferred_backend
 from kernelseam.dtypes import DType
@@ -73,6 +73,8 @@ def operate(
             memory.plans[key] = known
     for launch in known.launches:
         launch(infos, stream, memory.bound)
+    for name in known.written:
+        tell_written(infos[name])
     return infos
 
 
@@ -97,6 +99,7 @@ class Operation:
         """Whether the same launches compute the next call, over its own addresses."""
         self._results: list[_Result] = []
         self._launches: list[_Launch] = []
+        self._written: list[str] = []
 
     def fresh(self, name: str, shape: Sequence[int], dtype: DType, like: str) -> None:
         """Make an array for a result, on the device of the one named ``like`` and, where its runtime makes them, of its
@@ -118,11 +121,18 @@ class Operation:
         device = next(iter(operands.values())).device
         made = plan(bare, device=device, implementation=self.implementation)
         arrays = tuple([(names or {}).get(name, name) for name in operands])
+        outputs = {rule.name for rule in made.problem.operands if rule.written}
+        self.writes(*(array for name, array in zip(operands, arrays, strict=True) if name in outputs))
         self._launches.append(_Launch(made, plugins().backend(device.backend).runtime, tuple(operands), arrays, told))
+
+    def writes(self, *names: str) -> None:
+        """Say that these arrays are written."""
+        self._written += names
 
     def known(self) -> _Known:
         """What is to be remembered of it."""
-        return _Known(tuple(self._results), tuple(self._launches))
+        made = {r.name for r in self._results}
+        return _Known(tuple(self._results), tuple(self._launches), tuple(n for n in self._written if n not in made))
 
 
 @dataclass(frozen=True)
@@ -184,6 +194,8 @@ class _Known:
 
     results: tuple[_Result, ...]
     launches: tuple[_Launch, ...]
+    written: tuple[str, ...]
+    """The caller's arrays that take results."""
 
     def make_results(self, infos: Infos) -> bool:
         """Make the results; False, with none made, where one does not lie as the plans have it."""

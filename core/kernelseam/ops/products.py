@@ -83,6 +83,7 @@ def multiply(operation: Operation, operands: Operands, names: Mapping[str, str],
             operation.launch(ordered, lambda: _descriptor(ordered, names, given, alpha, beta), names, told)
         except _Uneven as e:
             operation.repeatable = False  # the lists are of these addresses
+            operation.writes(names["C"])
             _by_lists(ordered, e.axes, e.fields, operation.implementation, operation.stream)
     except InvalidValue as e:
         raise told(e) from None
