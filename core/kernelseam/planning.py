@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from kernelseam.contract import (
 from kernelseam.dispatch import Choice, build, check_backend, find_device, preferred_backend, select
 from kernelseam.dtypes import DType
 from kernelseam.errors import CallInUse, InvalidValue, not_copied
+from kernelseam.interop import torch as torch_arrays
 from kernelseam.plugins import plugins
 from kernelseam.trace import active
 
@@ -161,6 +162,8 @@ class Call:
             if plan.parts.zeroed_bytes:
                 _zeroing(plan, address)(self.stream_handle(None))
                 runtime.synchronize(plan.device)
+        if tensors := _written_tensors(plan, self._given):
+            self._launches.append(lambda handle: torch_arrays.tell_written(tensors))
         self._records = plan.launches
         self._keep, self._pointers = resolved.keep, resolved.pointers
 
@@ -269,6 +272,20 @@ def stream_handle(stream: object, runtime: Runtime, device: Device, array: Array
             "Pass the stream's integer handle",
         )
     return handle
+
+
+def _written_tensors(plan: Plan, given: Mapping[str, object]) -> list[object]:
+    """The torch tensors, one by one or in lists, that a call over these operands writes to."""
+    names = {rule.name for rule in plan.problem.operands if rule.written}
+    matrix = getattr(getattr(plan.descriptor, "lists", plan.descriptor), "matrix", None)
+    found: list[object] = []
+    for name, value in given.items():
+        if name in names:
+            found.append(value)
+        elif matrix is not None and isinstance(value, list | tuple) and matrix(name).written:
+            found += cast(Sequence[object], value)
+    arrays = (x.owner if isinstance(x, ArrayInfo) else x for x in found)
+    return [x for x in arrays if torch_arrays.is_tensor(x)]
 
 
 def _workspace_address(address: int, parts: PlanParts) -> int:

@@ -101,7 +101,8 @@ class AttentionBwdProblem:
                 n *= min(extent, 1) if stride == 0 else extent
             return n
 
-        return sum(size(r.name) for r in self.operands) + (p.batch * p.num_heads * p.S_q * 8)
+        dots = p.batch * p.num_heads * p.S_q * p.spec.dtype.accumulator.itemsize  # Σ dout·out, written and read
+        return sum(size(r.name) for r in self.operands) + 2 * dots
 
     @property
     def compute_dtype(self) -> DType:
