@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from kernelseam.dtypes import DType
+from kernelseam.forking import cached_property
 
 CONTRACT_VERSION = 1
 """Raised with every incompatible change of this module; a plugin that names another is kept out."""

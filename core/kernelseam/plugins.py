@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import threading
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from kernelseam import hookspecs
 from kernelseam.deadline import Hung, probe_seconds, within
 from kernelseam.contract import CONTRACT_VERSION, Backend, Device, Implementation, PluginInfo
 from kernelseam.errors import PluginError, UnknownName
+from kernelseam.forking import new_lock
 
 GROUP = "kernelseam"
 _log = logging.getLogger("kernelseam")
@@ -225,7 +225,7 @@ def _place(source: object) -> str:
     return source.value + (f" of {source.dist.name} {source.dist.version}" if source.dist else "")
 
 
-_lock = threading.Lock()
+_lock = new_lock()
 _plugins: Plugins | None = None
 
 

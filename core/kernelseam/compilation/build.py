@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from kernelseam.compilation import entry
 from kernelseam.compilation.folder import CacheWarning, Untrusted, cache_folder, private
 from kernelseam.contract import SourceBundle, Toolchain
 from kernelseam.errors import CompileError
+from kernelseam.forking import new_lock
 
 SCHEMA = 1
 """Part of every key: raised when the meaning of a key or of an entry changes."""
@@ -43,7 +43,7 @@ def binary_key(bundle: SourceBundle, arch: str, backend: str, compiler: str) -> 
 
 
 _memo: dict[str, Binary] = {}
-_memo_lock = threading.Lock()
+_memo_lock = new_lock()
 
 
 def forget() -> None:

@@ -6,10 +6,10 @@ import ctypes
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from kernelseam.contract import KernelFacts
 from kernelseam.errors import DeviceError
+from kernelseam.forking import cached_property
 
 _CODES = {"pointer": ("Q", 8), "i64": ("q", 8), "i32": ("i", 4), "f32": ("f", 4), "f64": ("d", 8)}
 

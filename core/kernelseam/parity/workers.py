@@ -15,6 +15,8 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kernelseam.forking import new_lock
+
 T = TypeVar("T")
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -51,7 +53,7 @@ class Workers:
 
     def __init__(self, count: int, limit: float) -> None:
         self._limit, self._threads, self._own = limit, ThreadPoolExecutor(count), threading.local()
-        self._lock, self._processes, self._closed = threading.Lock(), list[SpawnProcess](), False
+        self._lock, self._processes, self._closed = new_lock(), list[SpawnProcess](), False
 
     def start(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
         """Begin ``work(*arguments)``: a function of a module, and what can be pickled, as must be what it returns or

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from kernelseam.contract import KernelFacts
 from kernelseam.errors import DeviceError
+from kernelseam.forking import new_lock
 from kernelseam_cuda import bindings
 
 _WITHOUT_OPT_IN = 48 * 1024
@@ -36,7 +36,7 @@ class CudaKernel:
         self._function = function
         self._size = ctypes.c_size_t(max((offset + size for offset, size in facts.parameters), default=0))
         self._allowed = _WITHOUT_OPT_IN - facts.shared_bytes
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def prepare(
         self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, arguments: bytes

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib.resources
-import threading
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
 from kernelseam.contract import EMULATED, ArchRow, Device, KernelFacts, LoadedKernel, Runtime, SourceBundle
 from kernelseam.errors import CompileError, KernelSeamError
+from kernelseam.forking import new_lock
 from kernelseam_rocm import archs, bindings, codeobject, compiler, emulation, launch, worker
 
 
@@ -24,7 +24,7 @@ class HipToolchain:
         self._compiler = ""
         self._modules: dict[tuple[str, int], Any] = {}
         self._facts: dict[str, Mapping[str, KernelFacts]] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     @property
     def archs(self) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ import os
 import pickle
 import signal
 import tempfile
-import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from kernelseam.errors import KernelSeamError
+from kernelseam.forking import new_lock
 
 TIME_LIMIT = 900
 """Seconds that one request may take; the child ends itself then (SIGALRM)."""
@@ -50,7 +50,7 @@ class CompileServer:
     """A forked process that runs functions in children of its own, one at a time."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._connection: Connection[Any, Any] | None = None
         self._owner = 0
 

@@ -10,7 +10,6 @@ import os
 import pickle
 import signal
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kernelseam.errors import DeviceError
+from kernelseam.forking import new_lock
 from kernelseam_rocm import worker
 from kernelseam_rocm.emulation import faults
 from kernelseam_rocm.emulation.checkout import Checkout
@@ -64,7 +64,7 @@ class Emulator:
         """``folder``: makes and returns the folder for what the emulator keeps."""
         self.checkout, self.arena, self.limit = checkout, arena, limit
         self.folder = folder
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._connection: Connection[Any, Any] | None = None
         self._pid = self._owner = 0
         self._log = -1
