@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from kernelseam.contract import (
 from kernelseam.dispatch import Choice, build, check_backend, find_device, preferred_backend, select
 from kernelseam.dtypes import DType
 from kernelseam.errors import CallInUse, InvalidValue, not_copied
+from kernelseam.forking import new_lock
 from kernelseam.interop import torch as torch_arrays
 from kernelseam.plugins import plugins
 from kernelseam.trace import active
@@ -381,7 +381,7 @@ def proven_overlap(x: int, a: OperandRule, y: int, b: OperandRule) -> bool:
 
 _plans: OrderedDict[Any, PlanParts] = OrderedDict()
 _choices: OrderedDict[Any, Choice] = OrderedDict()
-_lock = threading.Lock()
+_lock = new_lock()
 _KEPT = 1024
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 from kernelseam.contract import OperandRule
 from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
+from kernelseam.forking import cached_property
 
 INPUTS = ("q", "k", "v", "out", "lse")
 """Operands of the forward that the gradients read, its results among them."""

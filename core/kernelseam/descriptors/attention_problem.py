@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from functools import cached_property
 
 from kernelseam.contract import OperandRule
 from kernelseam.dtypes import DType
+from kernelseam.forking import cached_property
 
 PLAIN = frozenset({"dtype", "head_dim", "value_dim", "vector", "lse"})
 """Fields of a spec that are no option: whoever computes an attention knows them."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from kernelseam.contract import OperandRule
 from kernelseam.dtypes import DType
+from kernelseam.forking import cached_property
 
 
 @dataclass(frozen=True)
