@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import re
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar

@@ -75,7 +75,7 @@ class CudaKernel:
 
     def _extended(self, config: LaunchConfig, given: tuple[int, int], keep: object) -> Callable[[int], None]:
         """With attributes. Their structure holds the stream as well: it is one thread's from there to the launch."""
-        run, function, lock = bindings.driver().cuLaunchKernelEx, self._function, threading.Lock()
+        run, function, lock = bindings.driver().cuLaunchKernelEx, self._function, new_lock()
         structure, (places, extra) = _launch_structure(config), given
 
         def launch(stream: int, keep: object = keep) -> None:
