@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from kernelseam.contract import ArrayInfo, Backend, Device, Runtime
+from kernelseam.dtypes import OF_OPERANDS, one_of
 from kernelseam.errors import InvalidValue
 from kernelseam.plugins import Plugins, plugins
 
@@ -57,7 +58,11 @@ def describe(array: object, field: str = "array", backend: str | None = None) ->
                 known[key] = asked.runtime
                 return info
     except InvalidValue as e:
-        raise type(e)(f"{field}.{e.field}", e.value, e.rule, e.remedy) from None
+        rule, remedy = e.rule, e.remedy
+        if rule == one_of(floating=False):  # a runtime knows no operand, and names all that some operand takes
+            only = OF_OPERANDS.get(field.partition("[")[0])
+            rule, remedy = one_of() if only is None else f"must be {only}", "Convert the array"
+        raise type(e)(f"{field}.{e.field}", e.value, rule, remedy) from None
     raise InvalidValue(
         field, f"{type(array).__module__}.{type(array).__qualname__}",
         f"must be an array of a library and on a device known to {', '.join(sorted(found.registry.backends))}{broken}",

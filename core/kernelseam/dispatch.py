@@ -21,7 +21,7 @@ _backend: ContextVar[str | None] = ContextVar("kernelseam_backend", default=None
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
     """Within the block, ``name`` is the backend wherever a call names none."""
-    plugins().backend(name)
+    plugins().backend(name_of("backend", name))
     token = _backend.set(name)
     try:
         yield
@@ -30,8 +30,20 @@ def use_backend(name: str) -> Iterator[None]:
 
 
 def preferred_backend(backend: str | None = None) -> str | None:
-    """The backend asked for: the argument, over ``use_backend``, over KERNELSEAM_BACKEND; None where none is."""
-    return backend if backend is not None else _backend.get() or os.environ.get("KERNELSEAM_BACKEND") or None
+    """The backend asked for: the argument, over ``use_backend``, over KERNELSEAM_BACKEND; None where none is.
+
+    Raises UnknownName for an argument that is no name.
+    """
+    if backend is not None:
+        return name_of("backend", backend)
+    return _backend.get() or os.environ.get("KERNELSEAM_BACKEND") or None
+
+
+def name_of(field: str, value: object) -> str:
+    """A name as it is asked for. Raises UnknownName for anything else, which tables of names could not be asked for."""
+    if not isinstance(value, str):
+        raise UnknownName(field, value, "must be a name", "Name one of those that `kernelseam doctor` lists")
+    return value
 
 
 def check_backend(wanted: str | None, device: Device) -> None:
@@ -61,6 +73,9 @@ def find_device(device: Device | str | None = None, backend: str | None = None) 
                 "device", device, "must be a Device, BACKEND or BACKEND:INDEX", "For example numpy or numpy:0"
             )
         backend, index = match[1], int(match[2] or 0)
+        if backend not in found.registry.backends:
+            known = ", ".join(sorted(found.registry.backends))
+            raise UnknownName("device", device, f"must be one of {known}, or BACKEND:INDEX", "See `kernelseam doctor`")
     wanted = preferred_backend(backend)
     devices = list(found.devices_of(found.backend(wanted))) if wanted is not None else [
         d for d in found.devices() if d.evidence != EMULATED

@@ -17,7 +17,7 @@ import pluggy
 from kernelseam import hookspecs
 from kernelseam.deadline import Hung, probe_seconds, within
 from kernelseam.contract import CONTRACT_VERSION, Backend, Device, Implementation, PluginInfo
-from kernelseam.errors import PluginError, UnknownName
+from kernelseam.errors import PluginError, UnknownName, shown
 
 GROUP = "kernelseam"
 _log = logging.getLogger("kernelseam")
@@ -96,8 +96,8 @@ class Plugins:
             return self.registry.backends[name]
         except KeyError:
             raise UnknownName(
-                "backend", name or "''", f"must be one of {', '.join(sorted(self.registry.backends))}",
-                f"Install kernelseam[{name}], or see `kernelseam doctor` for a plugin that was kept out",
+                "backend", name, f"must be one of {', '.join(sorted(self.registry.backends))}",
+                f"Install kernelseam[{shown(name)}], or see `kernelseam doctor` for a plugin that was kept out",
             ) from None
 
     def probe(self, backend: Backend) -> None:

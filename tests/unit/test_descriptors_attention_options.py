@@ -178,8 +178,7 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"kv_lengths": np.zeros(2, np.int64)},
-        ("kv_lengths.dtype = int64: must be one of float16, bfloat16, float32, float64, int32, bool. Convert the array "
-         "or name one of these."),
+        "kv_lengths.dtype = int64: must be int32. Convert the array.",
     ),
     # flags and numbers
     ({"batch_invariant": 1}, "batch_invariant = 1: must be True or False. Pass a bool."),
