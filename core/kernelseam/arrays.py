@@ -9,7 +9,7 @@ import numpy as np
 
 from kernelseam.contract import ArrayInfo, Backend, Device, Runtime
 from kernelseam.dtypes import OF_OPERANDS, one_of
-from kernelseam.errors import InvalidValue
+from kernelseam.errors import InvalidValue, shown
 from kernelseam.plugins import Plugins, plugins
 
 _log = logging.getLogger("kernelseam")
@@ -41,7 +41,12 @@ def describe(array: object, field: str = "array", backend: str | None = None) ->
     broken = ""
     try:
         runtime = known.get(key)
-        info = runtime.describe(array) if runtime is not None else None
+        try:
+            info = runtime.describe(array) if runtime is not None else None
+        except InvalidValue:
+            raise
+        except Exception:  # an array of a kind that it cannot read: it is asked again below, with all others
+            info = None
         if info is not None:
             return info
         for asked in _order(found, array, backend):
@@ -52,7 +57,7 @@ def describe(array: object, field: str = "array", backend: str | None = None) ->
                 raise
             except Exception as e:  # one that is broken must not stand before the one that knows the array
                 _log.warning("backend %s cannot tell whether an array is its own", asked.name, exc_info=True)
-                broken += f"; {asked.name} could not be asked: {type(e).__name__}: {e}"
+                broken += f"; {asked.name} could not be asked: {type(e).__name__}: {shown(str(e))}"
                 continue
             if info is not None:
                 known[key] = asked.runtime

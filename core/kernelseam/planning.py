@@ -15,7 +15,7 @@ from kernelseam.arrays import describe
 from kernelseam.contract import HOST, ArrayInfo, Device, LaunchRecord, OperandRule, PlanParts, Problem, Runtime
 from kernelseam.dispatch import Choice, build, check_backend, find_device, name_of, preferred_backend, select
 from kernelseam.dtypes import DType
-from kernelseam.errors import InvalidValue
+from kernelseam.errors import InvalidValue, UnknownName
 from kernelseam.plugins import plugins
 from kernelseam.trace import active
 
@@ -325,7 +325,12 @@ def plan(
     where: Device | None = getattr(descriptor, "device", None) if device is None else None
     descriptor, note = descriptor.simplified()
     problem = descriptor.problem()
-    target = where or find_device(device, backend)
+    try:
+        target = where or find_device(device, backend)
+    except UnknownName as e:
+        if device is None:
+            raise
+        raise UnknownName("device", device, e.rule, e.remedy) from None
     if where is not None:
         check_backend(preferred_backend(backend), where)
     elif backend is not None and target.backend != backend:

@@ -169,7 +169,8 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ),
     *(
         ({name: np.zeros(shape, given)},
-         f"{name} = an array of {np.dtype(given)}: must be {wanted}. Convert the array, or plan for its dtype.")
+         (f"{name} = an array of {np.dtype(given)}: must be {wanted}. Convert the array"
+          f"{', or plan for its dtype' * (wanted == 'float32')}."))
         for name, shape, given, wanted in (
             ("mask", (2, 4, 5, 7), np.float32, "bool"), ("alibi_slopes", (2, 4), np.float16, "float32"),
             ("sinks", (4,), np.float16, "float32"), ("prefix_lengths", (2,), np.float32, "int32"),

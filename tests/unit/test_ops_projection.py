@@ -337,10 +337,14 @@ def test_refusals_of_q_k_and_v(refused: Refused) -> None:
             call(x, weight[0], None, H, G))
     refused("layout = bsd: must be one of bhsd, bshd. Name the order of the axes.", call(layout="bsd"))
     refused("rotary = ndarray: must be (cosines, sines). Pass two arrays.", call(rotary=cos))
+    refused("rotary[1] = None: must be an array. Give cosines and sines, or leave rotary out.",
+            call(rotary=(cos, None)))
+    refused("rotary[0] = an array of float64: must be float32. Convert the array, or plan for its dtype.",
+            call(rotary=(cos.astype(float), sin)))
     refused("rotary_style = thirds: must be one of halves, pairs. Name what is paired.",
             call(rotary=(cos, sin), rotary_style="thirds"))
     refused("rotary_style = pairs: nothing is turned. Give rotary, or leave it out.", call(rotary_style="pairs"))
-    refused("first_position = 14: the last of S = 7 tokens is at 20, beyond the rows of rotary = 20. Give longer "
+    refused("first_position = 14: the last of S = 7 tokens is at 20, beyond rotary's rows = 20. Give longer "
             "tables, or correct it.", call(rotary=(cos, sin), first_position=14))
     refused("first_position = 3: nothing asks for it. Give rotary, or block_table, or leave it out.",
             call(first_position=3))

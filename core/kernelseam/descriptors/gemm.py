@@ -226,7 +226,7 @@ class BatchedGemmStrided:
     @classmethod
     def _of(cls, names: Mapping[str, str], infos: Sequence[ArrayInfo], **fields: Any) -> BatchedGemmStrided:
         """The product of arrays, refused under the names that the caller has for A, B and C."""
-        arrays = dict(zip("ABC", infos, strict=True))
+        arrays: dict[str, Any] = dict(zip("ABC", infos, strict=True))
         try:
             return cls(**arrays, **fields, **strides_of(**arrays))
         except InvalidValue as e:

@@ -73,7 +73,7 @@ def _operated(
         _remembered = _Remembered(found)
     memory = _remembered
     # Types count: what takes 1 may refuse True, which equals it.
-    key = (work, wanted, implementation, options, *map(type, options), *infos, *map(_lies, infos.values()))
+    key: Hashable = (work, wanted, implementation, options, *map(type, options), *infos, *map(_lies, infos.values()))
     try:
         known = memory.plans.get(key)
     except Exception:  # an option that cannot be hashed, which the work refuses

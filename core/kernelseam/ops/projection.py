@@ -211,13 +211,16 @@ def _tables(rotary: object, style: object) -> dict[str, Any]:
         return {}
     if not isinstance(rotary, tuple | list) or len(rotary) != 2:
         raise InvalidValue("rotary", type(rotary).__name__, "must be (cosines, sines)", "Pass two arrays")
+    for i, x in enumerate(cast(Sequence[object], rotary)):
+        if x is None:
+            raise InvalidValue(f"rotary[{i}]", None, "must be an array", "Give cosines and sines, or leave rotary out")
     return dict(zip(("cos", "sin"), rotary, strict=True))
 
 
 def _wording(paged: bool, out: object) -> Wording:
     """The operands as the caller names them."""
     names = {
-        "cos and sin": "rotary", "cos": "rotary[0]", "sin": "rotary[1]", "max_position": "the rows of rotary",
+        "cos and sin": "rotary", "cos": "rotary[0]", "sin": "rotary[1]", "max_position": "rotary's rows",
         "kv_heads": "num_kv_heads",
     }
     if paged:
