@@ -306,6 +306,11 @@ def _operands() -> Arguments:
     return {n: x for n, x in gemm().items() if isinstance(x, np.ndarray)}
 
 
+def _used(backend: Any) -> None:
+    with ks.use_backend(backend):
+        pass
+
+
 PLANS = {
     "plan": PublicCall(ks.plan, lambda: {
         "descriptor": ks.BatchedGemmStrided(**gemm()), "device": "numpy:0", "backend": "numpy",
@@ -319,6 +324,7 @@ PLANS = {
         lambda call: call(), binds=True),
     "Call.rebind": PublicCall(lambda **x: _bound().rebind(**x), _operands, lambda call: call(), binds=True),
     "Call": PublicCall(lambda **x: _bound()(**x), lambda: {"stream": 0}),
+    "use_backend": PublicCall(_used, lambda: {"backend": "numpy"}),
     "DType.of": PublicCall(lambda dtype: ks.DType.of(dtype), lambda: {"dtype": "float32"}),
 }
 CALLS = {**FUNCTIONS, **DESCRIPTORS, **PLANS}
