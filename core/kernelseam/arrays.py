@@ -10,6 +10,7 @@ import numpy as np
 from kernelseam.containment import Contained, told
 from kernelseam.contract import ArrayInfo, Backend, Device, Runtime
 from kernelseam.contract_values import held_view
+from kernelseam.dtypes import OF_OPERANDS, one_of
 from kernelseam.errors import InvalidValue
 from kernelseam.interop import torch as torch_arrays
 from kernelseam.plugins import Plugins, plugins
@@ -43,7 +44,12 @@ def describe(array: object, field: str = "array", backend: str | None = None) ->
     broken = ""
     try:
         runtime = known.get(key)
-        info = runtime.describe(array) if runtime is not None else None
+        try:
+            info = runtime.describe(array) if runtime is not None else None
+        except InvalidValue:
+            raise
+        except Exception:  # an array of a kind that it cannot read: it is asked again below, with all others
+            info = None
         if info is not None:
             return info
         for asked in _order(found, array, backend):
@@ -61,7 +67,11 @@ def describe(array: object, field: str = "array", backend: str | None = None) ->
                 known[key] = asked.runtime
                 return info
     except InvalidValue as e:
-        raise type(e)(f"{field}.{e.field}", e.value, e.rule, e.remedy) from None
+        rule, remedy = e.rule, e.remedy
+        if rule == one_of(floating=False):  # a runtime knows no operand, and names all that some operand takes
+            only = OF_OPERANDS.get(field.partition("[")[0])
+            rule, remedy = one_of() if only is None else f"must be {only}", "Convert the array"
+        raise type(e)(f"{field}.{e.field}", e.value, rule, remedy) from None
     raise InvalidValue(
         field, f"{type(array).__module__}.{type(array).__qualname__}",
         f"must be an array of a library and on a device known to {', '.join(sorted(found.registry.backends))}{broken}",

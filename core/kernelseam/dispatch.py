@@ -24,7 +24,7 @@ _backend: ContextVar[str | None] = ContextVar("kernelseam_backend", default=None
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
     """Within the block, ``name`` is the backend wherever a call names none."""
-    plugins().backend(name)
+    plugins().backend(name_of("backend", name))
     token = _backend.set(name)
     try:
         yield
@@ -33,8 +33,20 @@ def use_backend(name: str) -> Iterator[None]:
 
 
 def preferred_backend(backend: str | None = None) -> str | None:
-    """The backend asked for: the argument, over ``use_backend``, over KERNELSEAM_BACKEND; None where none is."""
-    return backend if backend is not None else _backend.get() or os.environ.get("KERNELSEAM_BACKEND") or None
+    """The backend asked for: the argument, over ``use_backend``, over KERNELSEAM_BACKEND; None where none is.
+
+    Raises UnknownName for an argument that is no name.
+    """
+    if backend is not None:
+        return name_of("backend", backend)
+    return _backend.get() or os.environ.get("KERNELSEAM_BACKEND") or None
+
+
+def name_of(field: str, value: object) -> str:
+    """A name as it is asked for. Raises UnknownName for anything else, which tables of names could not be asked for."""
+    if not isinstance(value, str):
+        raise UnknownName(field, value, "must be a name", "Name one of those that `kernelseam doctor` lists")
+    return value
 
 
 def check_backend(wanted: str | None, device: Device) -> None:

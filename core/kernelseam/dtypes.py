@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernelseam.errors import UnknownName
+from kernelseam.errors import UnknownName, shown
 
 
 class DType(enum.Enum):
@@ -32,8 +32,7 @@ class DType(enum.Enum):
         name = value if isinstance(value, str) else _name(value)
         found = value if isinstance(value, cls) else _NAMED.get(name)
         if found is None or (floating and not found.floating):
-            known = ", ".join(d.value for d in cls if d.floating or not floating)
-            raise UnknownName(field, name or "''", f"must be one of {known}", "Convert the array or name one of these")
+            raise UnknownName(field, name, one_of(floating), "Convert the array or name one of these")
         return found
 
     @property
@@ -77,10 +76,17 @@ class DType(enum.Enum):
         return self.value
 
 
+def one_of(floating: bool = True) -> str:
+    """The rule that a dtype breaks which is none of these: ``floating``, of those of data."""
+    return f"must be one of {', '.join(d.value for d in DType if d.floating or not floating)}"
+
+
 def _name(value: object) -> str:
     """NumPy's dtypes have a name, scalar types are classes, and torch's dtypes say "torch.float32"."""
-    name = value.__name__ if isinstance(value, type) else getattr(value, "name", None)
-    return name if isinstance(name, str) else str(value).removeprefix("torch.")
+    name = value.__name__ if isinstance(value, type) else None
+    if isinstance(value, np.dtype):
+        name = value.name
+    return name if isinstance(name, str) else shown(value).removeprefix("torch.")
 
 
 _FACTS = {
@@ -94,6 +100,11 @@ _FACTS = {
 _NAMED = {d.value: d for d in DType}
 FLOATING = tuple(d for d in DType if d.floating)
 """The element types of data."""
+OF_OPERANDS = {
+    **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "prefix_lengths"), DType.int32),
+    **dict.fromkeys(("block_table", "positions"), DType.int32), "mask": DType.boolean,
+}
+"""Operands that hold no data, and their one element type."""
 
 
 @cache

@@ -10,6 +10,27 @@ class KernelSeamError(Exception):
     """Base of all errors raised on purpose by this package."""
 
 
+_LONGEST = 160
+"""Characters of a value in a message."""
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it, on one short line: arrays, and what has no such text, by their type's name."""
+    kind = type(value).__name__
+    try:
+        if isinstance(value, str):
+            value = value if value.isprintable() and value else repr(value)
+            return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}… ({len(value)} characters)"
+        if hasattr(value, "dtype") and hasattr(value, "__setitem__"):  # an array, and no scalar of NumPy's
+            return kind
+        if isinstance(value, list | tuple) and not all(isinstance(x, int | float | str | None) for x in value):
+            return kind
+        text = str(value)
+    except Exception:  # its own code raises, or an int has too many digits
+        return kind
+    return kind if text.startswith("<") or "\n" in text or len(text) > _LONGEST else text
+
+
 class InvalidValue(KernelSeamError, ValueError):
     """A value was refused before any launch.
 
@@ -19,7 +40,7 @@ class InvalidValue(KernelSeamError, ValueError):
 
     def __init__(self, field: str, value: object, rule: str, remedy: str) -> None:
         self.field, self.value, self.rule, self.remedy = field, value, rule, remedy
-        super().__init__(f"{field} = {value}: {rule}. {remedy}.")
+        super().__init__(f"{field} = {shown(value)}: {rule}. {remedy}.")
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.field, self.value, self.rule, self.remedy)

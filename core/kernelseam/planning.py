@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
+from kernelseam.arrays import describe
 from kernelseam.contract import (
     HOST,
     WORKSPACE_ALIGNMENT,
@@ -21,9 +22,9 @@ from kernelseam.contract import (
     Problem,
     Runtime,
 )
-from kernelseam.dispatch import Choice, build, check_backend, find_device, preferred_backend, select
+from kernelseam.dispatch import Choice, build, check_backend, find_device, name_of, preferred_backend, select
 from kernelseam.dtypes import DType
-from kernelseam.errors import CallInUse, InvalidValue, not_copied
+from kernelseam.errors import CallInUse, InvalidValue, UnknownName, not_copied
 from kernelseam.forking import new_lock
 from kernelseam.interop import torch as torch_arrays
 from kernelseam.plugins import plugins
@@ -91,21 +92,26 @@ class Plan:
         ``parts.workspace_alignment``, which no operand may share; allocated where it is None. Where the plan wants its
         first bytes zero they are set here, and waited for: not in a graph's capture.
         ``check=True`` also reads device memory that holds addresses, lengths, offsets or block tables, here and before
-        every launch, and raises InvalidValue where they leave memory; and it holds the result of every call against the
-        float64 oracle (some rows of it where it is large; an attention's gradients not at all): a call then raises
-        WrongResult naming implementation, device and worst element. Both synchronise and copy to the host: for tests,
-        not for a graph's capture.
+        every launch (as is always done on the host), and raises InvalidValue where they leave memory; and it holds the
+        result of every call against the float64 oracle (some rows of it where it is large; an attention's gradients not
+        at all): a call then raises WrongResult naming implementation, device and worst element. Both synchronise and
+        copy to the host: for tests, not for a graph's capture.
         Raises InvalidValue for null or misaligned addresses, a wrong device, an unknown or missing name,
         and an output or a workspace that overlaps an operand.
         """
-        return Call(self, workspace, check, operands)
+        if not isinstance(check, bool | np.bool_):
+            raise InvalidValue("check", check, "must be True or False", "Pass a bool")
+        return Call(self, workspace, bool(check), operands)
 
     def over(self, addresses: dict[str, int], workspace: int = 0) -> tuple[Callable[[int], None], ...]:
         """Its launches over these addresses of arrays that it was made for, checked as ``bind`` checks them; the device
         must be current. ``workspace``: the address of at least ``workspace_bytes``."""
         found = Resolved(addresses, ())
-        if self.device.evidence == HOST:  # lengths and tables are there to be read
-            found = self.descriptor.resolve(addresses, plugins().backend(self.device.backend).runtime, self.device)
+        if self.device.evidence == HOST:
+            runtime = plugins().backend(self.device.backend).runtime
+            found = self.descriptor.resolve(addresses, runtime, self.device)
+            if (contents := self.contents_check(found, runtime)) is not None:
+                contents()
         check_operands(self.problem.operands, found, self.device)
         place = _workspace_address(workspace, self.parts)
         launches = [s.bind(found.pointers, place) for s in self.parts.steps]
@@ -131,6 +137,13 @@ class Plan:
         raise not_copied("a plan", "Plan the descriptor again, which is cheap where it was planned before")
 
 
+    def contents_check(self, found: Resolved, runtime: Runtime) -> Callable[[], None] | None:
+        """What reads the addresses, lengths, offsets and block tables in memory, and raises InvalidValue where they
+        leave it; None where a problem has none of them."""
+        check = getattr(self.descriptor, "check_device", None)
+        return None if check is None else partial(check, found, runtime, self.device)
+
+
 class Call:
     """A plan bound to memory. Calling it only launches.
 
@@ -149,10 +162,10 @@ class Call:
         with runtime.activate(plan.device):
             resolved = plan.descriptor.resolve(self._given, runtime, plan.device)
             check_operands(plan.problem.operands, resolved, plan.device)
-            deep = getattr(plan.descriptor, "check_device", None) if check else None
-            self._check_device: Callable[[], None] | None = None
-            if deep is not None:
-                self._check_device = partial(deep, resolved, runtime, plan.device)
+            # The host reads its own memory at no cost that shows.
+            reads = check or plan.device.evidence == HOST
+            self._check_device = plan.contents_check(resolved, runtime) if reads else None
+            if self._check_device is not None:
                 self._check_device()
             self._arrays = resolved.arrays
             address = self._take_workspace(workspace)
@@ -181,10 +194,10 @@ class Call:
             return _workspace_address(self.plan.workspace_in(owned.pointer), self.plan.parts)
         if isinstance(workspace, int):
             return _workspace_address(workspace, self.plan.parts)
-        info = self._runtime.describe(workspace)
-        if info is None or info.device != self.plan.device:
+        info = describe(workspace, "workspace", self.plan.device.backend)
+        if info.device != self.plan.device:
             raise InvalidValue(
-                "workspace", type(workspace).__name__, f"must lie on {self.plan.device}", "Allocate it there"
+                "workspace", f"an array on {info.device}", f"must lie on {self.plan.device}", "Allocate it there"
             )
         size = info.dtype.itemsize
         for n, s in zip(reversed(info.shape), reversed(info.strides), strict=True):
@@ -265,11 +278,12 @@ def stream_handle(stream: object, runtime: Runtime, device: Device, array: Array
         return runtime.current_stream(device, array)
     handle = stream
     if (protocol := getattr(stream, "__cuda_stream__", None)) is not None:
-        handle = (protocol() if callable(protocol) else protocol)[1]
-    if not isinstance(handle, int) or isinstance(handle, bool) or handle < 0:
+        found = protocol() if callable(protocol) else protocol
+        handle = found[1] if isinstance(found, tuple | list) and len(found) == 2 else None
+    if not isinstance(handle, int) or isinstance(handle, bool) or not 0 <= handle < 2**64:
         raise InvalidValue(
-            "stream", repr(stream), "must be an int, an object with __cuda_stream__, or None",
-            "Pass the stream's integer handle",
+            "stream", repr(stream) if isinstance(stream, str) else stream,
+            "must be an int, an object with __cuda_stream__, or None", "Pass the stream's integer handle",
         )
     return handle
 
@@ -407,15 +421,23 @@ def plan(
     Plans are remembered by problem, device and implementation: asking again is cheap.
     Raises InvalidValue, UnknownName, Unsupported or CompileError.
     """
-    if not hasattr(descriptor, "simplified"):
+    if isinstance(descriptor, type) or not hasattr(descriptor, "simplified"):
         raise InvalidValue(
             "descriptor", type(descriptor).__name__, "must be a descriptor",
             "Fill in one: BatchedGemmStrided, Attention, QkvProjection or another",
         )
+    backend, implementation = (
+        None if x is None else name_of(n, x) for n, x in (("backend", backend), ("implementation", implementation))
+    )
     where: Device | None = getattr(descriptor, "device", None) if device is None else None
     descriptor, note = descriptor.simplified()
     problem = descriptor.problem()
-    target = where or find_device(device, backend)
+    try:
+        target = where or find_device(device, backend)
+    except UnknownName as e:
+        if device is None:
+            raise
+        raise UnknownName("device", device, e.rule, e.remedy) from None
     if where is not None:
         check_backend(preferred_backend(backend), where)
     elif backend is not None and target.backend != backend:

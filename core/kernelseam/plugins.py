@@ -21,7 +21,7 @@ from kernelseam.containment import Contained, told, traceback_of
 from kernelseam.contract import CONTRACT_VERSION, Backend, Device, Implementation, PluginInfo
 from kernelseam.contract_values import held, held_archs, held_backend, held_devices, hold_implementation
 from kernelseam.deadline import Hung, probe_seconds, within
-from kernelseam.errors import PluginError, UnknownName
+from kernelseam.errors import PluginError, UnknownName, shown
 from kernelseam.forking import new_lock
 
 GROUP = "kernelseam"
@@ -110,8 +110,8 @@ class Plugins:
             return self.registry.backends[name]
         except KeyError:
             raise UnknownName(
-                "backend", name or "''", f"must be one of {', '.join(sorted(self.registry.backends))}",
-                f"Install kernelseam[{name}], or see `kernelseam doctor` for a plugin that was kept out",
+                "backend", name, f"must be one of {', '.join(sorted(self.registry.backends))}",
+                f"Install kernelseam[{shown(name)}], or see `kernelseam doctor` for a plugin that was kept out",
             ) from None
 
     def devices_of(self, backend: Backend) -> Sequence[Device]:

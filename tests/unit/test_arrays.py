@@ -59,8 +59,12 @@ def test_a_masked_array_is_refused(refused: Refused) -> None:
 
 
 def test_a_dtype_and_a_layout_that_none_takes(refused: Refused) -> None:
-    names = "must be one of float16, bfloat16, float32, float64, int32, bool. Convert the array or name one of these."
+    names = "must be one of float16, bfloat16, float32, float64. Convert the array."
     refused(f"k.dtype = int64: {names}", lambda: arrays.describe(np.zeros(3, np.int64), "k"))
+    refused("block_table.dtype = int64: must be int32. Convert the array.",
+            lambda: arrays.describe(np.zeros(3, np.int64), "block_table"))
+    refused("mask.dtype = uint8: must be bool. Convert the array.",
+            lambda: arrays.describe(np.zeros(3, np.uint8), "mask"))
     refused("k.dtype = >f4: must be in the machine's byte order. Convert with "
             "array.astype(array.dtype.newbyteorder('=')).", lambda: arrays.describe(np.zeros(3, ">f4"), "k"))
     record = np.zeros(4, [("a", "u1"), ("b", "f4")])["b"]

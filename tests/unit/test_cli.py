@@ -217,7 +217,7 @@ def test_empty_problems(command: Command) -> None:
         (("explain", "gemm", "--residual", "float64"), "dtype_residual = float64: must be no wider than float32"),
         (("gemm", "--dtype", ""), "dtype = '': must be one of float16, bfloat16, float32, float64"),
         (("attention", "--dtype", ""), "dtype = '': must be one of float16"),
-        (("gemm", "--backend", ""), "device = : must be a Device, BACKEND or BACKEND:INDEX"),
+        (("gemm", "--backend", ""), "device = '': must be a Device, BACKEND or BACKEND:INDEX"),
         (("attention", "--layout", "sbhd"), "layout = sbhd: must be one of bhsd, bshd"),
         (("gemm", "--layout", "bhsd"), "layout = bhsd: must be one of strided, pointers"),
         (("gemm", "--layout", "pointers", "--spacing", "odd"), "spacing = odd: must be one of scattered, even"),

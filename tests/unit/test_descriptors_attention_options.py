@@ -169,7 +169,8 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ),
     *(
         ({name: np.zeros(shape, given)},
-         f"{name} = an array of {np.dtype(given)}: must be {wanted}. Convert the array, or plan for its dtype.")
+         (f"{name} = an array of {np.dtype(given)}: must be {wanted}. Convert the array"
+          f"{', or plan for its dtype' * (wanted == 'float32')}."))
         for name, shape, given, wanted in (
             ("mask", (2, 4, 5, 7), np.float32, "bool"), ("alibi_slopes", (2, 4), np.float16, "float32"),
             ("sinks", (4,), np.float16, "float32"), ("prefix_lengths", (2,), np.float32, "int32"),
@@ -178,8 +179,7 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"kv_lengths": np.zeros(2, np.int64)},
-        ("kv_lengths.dtype = int64: must be one of float16, bfloat16, float32, float64, int32, bool. Convert the array "
-         "or name one of these."),
+        "kv_lengths.dtype = int64: must be int32. Convert the array.",
     ),
     # flags and numbers
     ({"batch_invariant": 1}, "batch_invariant = 1: must be True or False. Pass a bool."),

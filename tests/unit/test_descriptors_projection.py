@@ -265,7 +265,7 @@ def test_arrays_that_do_not_fit(refused: Refused) -> None:
             made(x, weight, q, k, k, cos=cos, sin=sin))
     refused("sin = an array of shape [9, 2]: must be [max_position=9, rotary_dim/2=3]. Check the order of the axes of "
             "all arrays.", made(x, weight, q, k, k, cos=cos, sin=cos[:, :2]))
-    refused("positions = an array of float32: must be int32. Convert the array, or plan for its dtype.",
+    refused("positions = an array of float32: must be int32. Convert the array.",
             made(x, weight, q, k, k.copy(), cos=cos, sin=cos, positions=zeros(2, 5)))
     refused("out = an array of shape [2, 24, 5]: must be [B=2, S=5, hidden=24]. Check the order of the axes of all "
             "arrays.", lambda: OutputProjection.from_arrays(q, zeros(24, 32), zeros(2, 24, 5)))

@@ -71,7 +71,7 @@ def test_what_would_be_lost_is_refused(refused: Refused) -> None:
     assert negated.is_neg()
     refused("a.is_neg = True: memory holds other values than the tensor. Pass tensor.resolve_neg().",
             lambda: kernelseam.matmul2d(negated, x.detach()))
-    names = "must be one of float16, bfloat16, float32, float64, int32, bool. Convert the array or name one of these."
+    names = "must be one of float16, bfloat16, float32, float64. Convert the array."
     refused(f"a.dtype = int64: {names}", lambda: kernelseam.matmul2d(torch.ones(3, 3, dtype=torch.int64), x.detach()))
     refused("a.layout = torch.sparse_coo: must be torch.strided. Pass tensor.to_dense().",
             lambda: kernelseam.matmul2d(torch.ones(3, 3).to_sparse(), x.detach()))

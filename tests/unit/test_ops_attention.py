@@ -235,7 +235,7 @@ def test_refusals(refused: Refused) -> None:
     refused("scale = nan: must be finite. Give a finite number, or None for the default.",
             lambda: call(q, k, v, scale=float("nan")))
     refused("causal = 1: must be True or False. Pass a bool.", lambda: call(q, k, v, causal=1))
-    refused("num_heads = 4: must be a multiple of kv_heads = 3. Make num_heads a multiple of kv_heads.",
+    refused("q = num_heads 4: must be a multiple of kv_heads = 3. Make num_heads a multiple of kv_heads.",
             lambda: call(q, normal(1, 3, 6, 8), normal(1, 3, 6, 8)))
     refused("k = an array of shape [1, 2, 6, 9]: must be [B=1, H_kv, S_k, D=8]. Check the order of the axes of all "
             "arrays.", lambda: call(q, normal(1, 2, 6, 9), v))
@@ -251,5 +251,5 @@ def test_refusals(refused: Refused) -> None:
             "all arrays.", lambda: call(q, k, v, out=normal(1, 4, 5, 7)))
     with pytest.raises(InvalidValue, match=r"^out = 0x[0-9a-f]+: overlaps q\. Give the output memory"):
         call(q, k, v, out=q)
-    with pytest.raises(InvalidValue, match=r"^stride_out_head = 0: .*of out share elements"):
+    with pytest.raises(InvalidValue, match=r"^out = head stride 0: .*of out share elements"):
         call(q, k, v, out=np.lib.stride_tricks.as_strided(normal(5, 8), q.shape, (0, 0, 32, 4)))

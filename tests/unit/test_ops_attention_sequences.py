@@ -189,7 +189,8 @@ def test_refusals(refused: Refused) -> None:
     ({"window": (2.0, 0)}, {"window": (2, 0)}, "window[0] = 2.0: must be an integer. Pass an int."),
     ({"softcap": True}, {"softcap": 1.0}, "softcap = True: must be a real number. Pass a float."),
     ({"batch_invariant": 1}, {"batch_invariant": True}, "batch_invariant = 1: must be True or False. Pass a bool."),
-    ({"window": np.array([2, 0])}, {"window": [2, 0]}, "window = [2 0]: must be (left, right). For example (127, 0)."),
+    ({"window": np.array([2, 0])}, {"window": [2, 0]},
+     "window = ndarray: must be (left, right). For example (127, 0)."),
 ], ids=["window", "softcap", "batch_invariant", "array"])
 def test_what_is_refused_does_not_depend_on_earlier_calls(
     bad: dict[str, Any], good: dict[str, Any], message: str, refused: Refused

@@ -171,7 +171,8 @@ def test_refusals(refused: Refused) -> None:
     whole = np.ones((2, 2), np.int32)
     refused("a.dtype = int32: must be one of float16, bfloat16, float32, float64. Convert the array or name one "
             "of these.", lambda: matmul2d(whole, whole))
-    refused("H = 3: must be a multiple of H_b = 2. Make H a multiple of H_b.",
+    refused("b = an array of shape [1, 2, 2, 2]: 3 heads must be a multiple of its 2. Check the order of the axes of "
+            "all arrays.",
             lambda: bmm(normal(1, 3, 2, 2), normal(1, 2, 2, 2)))
     refused("b = an array of float64: must be float32 as a is. Convert one of them.",
             lambda: bmm(a, b.astype(np.float64)))

@@ -337,12 +337,16 @@ def test_refusals_of_q_k_and_v(refused: Refused) -> None:
             call(x, weight[0], None, H, G))
     refused("layout = bsd: must be one of bhsd, bshd. Name the order of the axes.", call(layout="bsd"))
     refused("rotary = ndarray: must be (cosines, sines). Pass two arrays.", call(rotary=cos))
+    refused("rotary[1] = None: must be an array. Give cosines and sines, or leave rotary out.",
+            call(rotary=(cos, None)))
+    refused("rotary[0] = an array of float64: must be float32. Convert the array, or plan for its dtype.",
+            call(rotary=(cos.astype(float), sin)))
     refused("rotary_style = thirds: must be one of halves, pairs. Name what is paired.",
             call(rotary=(cos, sin), rotary_style="thirds"))
     refused("rotary_style = pairs: nothing is turned. Give rotary, or leave it out.", call(rotary_style="pairs"))
-    refused("first_position = 14: the last of S = 7 tokens is at 20, beyond max_position = 20. Give longer tables, or "
-            "correct it.", call(rotary=(cos, sin), first_position=14))
-    refused("first_position = 3: nothing asks for it. Give cos and sin, or block_table, or leave it out.",
+    refused("first_position = 14: the last of S = 7 tokens is at 20, beyond rotary's rows = 20. Give longer "
+            "tables, or correct it.", call(rotary=(cos, sin), first_position=14))
+    refused("first_position = 3: nothing asks for it. Give rotary, or block_table, or leave it out.",
             call(first_position=3))
     refused("v_pages = None: belongs to k_pages. Give all three, or none.", call(k_pages=normal(3, 4, G, D)))
     refused("block_table = None: belongs to k_pages and v_pages. Give all three, or none.",
@@ -356,18 +360,19 @@ def test_refusals_of_q_k_and_v(refused: Refused) -> None:
             call(**pages, block_table=table))
     refused("first_position = 2: the last of S = 7 tokens is at 8, beyond table_width·page_size = 8. Give longer "
             "tables, or correct it.", call(**pages, block_table=table, first_position=2))
-    refused("out_dtype = float32: q is an array of float16. Give one of the two.",
+    refused("out_dtype = float32: out[0] is an array of float16. Give one of the two.",
             call(out=tuple(np.zeros((B, n, S, D), np.float16) for n in (H, G, G)), out_dtype="float32"))
-    refused("num_heads = 4: the array of q has 2. Give one of the two.",
+    refused("num_heads = 4: the array of out[0] has 2. Give one of the two.",
             call(out=tuple(np.zeros((B, n, S, D), np.float32) for n in (2, 3, 3))))
-    refused("num_kv_heads = 2: the array of v has 4. Give one of the two.",
+    refused("num_kv_heads = 2: the array of out[2] has 4. Give one of the two.",
             call(out=tuple(np.zeros((B, n, S, D), np.float32) for n in (H, G, H))))
-    refused("num_kv_heads = 2: the array of k has 3. Give one of the two.",
+    refused("num_kv_heads = 2: the array of k_pages has 3. Give one of the two.",
             call(k_pages=normal(3, 4, 3, D), v_pages=normal(3, 4, 3, D), block_table=np.zeros((B, 2), np.int32)))
-    refused("head_dim = 8: the array of k has 4. Give one of the two.",
+    refused("head_dim = 8: the array of k_pages has 4. Give one of the two.",
             call(k_pages=normal(3, 4, G, 4), v_pages=normal(3, 4, G, 4), block_table=np.zeros((B, 2), np.int32)))
     q = np.zeros((B, H, S, D), np.float32)
-    with pytest.raises(InvalidValue, match=r"^q = 0x[0-9a-f]+: overlaps k\. Give the output memory of its own\.$"):
+    with pytest.raises(InvalidValue, match=r"^out\[0\] = 0x[0-9a-f]+: overlaps out\[1\]\. Give the output "
+                                            r"memory of its own\.$"):
         call(out=(q, q[:, :G], np.zeros((B, G, S, D), np.float32)))()
     refused("bias = an array of shape [24]: must be [columns=64]. Check the order of the axes of all arrays.",
             call(x, weight, normal(24), H, G))

@@ -133,8 +133,9 @@ def test_workspaces_refused(acme: Any, refused: Refused) -> None:
         ("workspace = 60 bytes: must have at least 64 bytes. See plan.workspace_bytes.", AcmeArray(floats[:15])),
         (f"workspace = strides [2]: {remedy}", AcmeArray(floats[::2])),
         (f"workspace = a read-only array: {remedy}", AcmeArray(frozen)),
-        ("workspace = ndarray: must lie on acme:0 (acme1). Allocate it there.", floats),
-        ("workspace = AcmeArray: must lie on acme:0 (acme1). Allocate it there.", AcmeArray(floats, 1)),
+        ("workspace = an array on numpy:0 (cpu): must lie on acme:0 (acme1). Allocate it there.", floats),
+        ("workspace = an array on acme:1 (acme1): must lie on acme:0 (acme1). Allocate it there.",
+         AcmeArray(floats, 1)),
         ("workspace = 0x0: must be the address of memory, a multiple of 16 bytes. Align it, or leave it out.", 0),
         ("workspace = 0x1008: must be the address of memory, a multiple of 16 bytes. Align it, or leave it out.", 4104),
     ]:
@@ -331,11 +332,12 @@ def test_unknown_devices(acme: Any, refused: Refused) -> None:
         lambda: plan(gemm(), device="acme:2"),
     )
     for device in ("acme:x", "acme:", "acme:²", "", 0):
+        told = "''" if device == "" else device
         refused(
-            f"device = {device}: must be a Device, BACKEND or BACKEND:INDEX. For example numpy or numpy:0.",
+            f"device = {told}: must be a Device, BACKEND or BACKEND:INDEX. For example numpy or numpy:0.",
             lambda device=device: plan(gemm(), device=device),
         )
-    with pytest.raises(UnknownName, match=r"^backend = abacus: must be one of acme, numpy\. "):
+    with pytest.raises(UnknownName, match=r"^device = abacus: must be one of acme, numpy\. "):
         plan(gemm(), device="abacus")
 
 

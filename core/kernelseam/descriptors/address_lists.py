@@ -12,13 +12,14 @@ import numpy.typing as npt
 
 from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime
 from kernelseam.descriptors.operands import check_rows, describe, is_address
-from kernelseam.descriptors.validation import address, shown
+from kernelseam.descriptors.validation import address
 from kernelseam.dtypes import DType
-from kernelseam.errors import InvalidValue
+from kernelseam.errors import InvalidValue, shown
 from kernelseam.interop import torch as torch_arrays
 from kernelseam.planning import proven_overlap
 
 Addresses = npt.NDArray[np.uint64]
+Ints = npt.NDArray[np.int64]
 _SOLVED = 256  # pairs of interleaved matrices, at some microseconds each
 
 
@@ -92,6 +93,8 @@ class AddressList:
     """The first array in a host list of arrays."""
     row_stride: int | None = None
     """Of the arrays in the list; None where there are none of two rows or more."""
+    rows: Ints | None = None
+    """By entry those of its array, where matrices may have fewer than all; an address is taken to have all."""
 
     @property
     def device(self) -> Device | None:
@@ -139,6 +142,7 @@ def _words(value: object) -> object | None:
 
 def _host_list(name: str, values: Sequence[object], want: Matrix) -> AddressList:
     addresses = np.zeros(len(values), np.uint64)
+    rows = np.full(len(values), want.rows) if want.ragged else None
     first: ArrayInfo | None = None
     place, dtype, row_stride = "", want.dtype, want.row_stride
     for i, value in enumerate(values):
@@ -180,7 +184,9 @@ def _host_list(name: str, values: Sequence[object], want: Matrix) -> AddressList
         if want.written and not info.writable:
             raise InvalidValue(item, "a read-only array", "is written to", "Give a writable array")
         addresses[i] = info.pointer
-    return AddressList(values, addresses, matrix=first, row_stride=row_stride)
+        if rows is not None:
+            rows[i] = info.shape[0]
+    return AddressList(values, addresses, matrix=first, row_stride=row_stride, rows=rows)
 
 
 def check_entries(lists: Mapping[str, Addresses], matrices: Mapping[str, Matrix], alignment: Mapping[str, int]) -> None:

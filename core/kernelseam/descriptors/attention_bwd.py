@@ -83,6 +83,8 @@ class AttentionBwd:
             raise InvalidValue("dsinks", "given", "the attention has no sinks", "Leave it out")
         self._refuse_idle(p)
         infos = describe_all(self._own())
+        for name in ("dbias", "dsinks"):
+            pointer(name, getattr(self, name), infos)
         rules = {r.name: r for r in p.operands}
         strides, vector = {}, p.spec.vector
         for name, model in _MODELS.items():
@@ -177,10 +179,7 @@ class AttentionBwd:
 
     def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
         """Addresses of the operands. Raises InvalidValue where an array does not fit the problem."""
-        found = resolve(self._problem.operands, operands, self._arrays, self._dense | self.forward._dense, device)
-        if device.backend == "numpy":
-            self.check_device(found, runtime, device)
-        return found
+        return resolve(self._problem.operands, operands, self._arrays, self._dense | self.forward._dense, device)
 
     def check_device(self, found: Resolved, runtime: Runtime, device: Device) -> None:
         """Hold lengths and offsets against the memory that they point into; synchronises."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 
@@ -14,9 +16,11 @@ from kernelseam.planning import Resolved
 Ints = npt.NDArray[np.int64]
 
 
-def check(problem: AttentionProblem, found: Resolved, runtime: Runtime, device: Device) -> None:
+def check(
+    problem: AttentionProblem, found: Resolved, runtime: Runtime, device: Device, rows: Mapping[str, Ints] | None = None
+) -> None:
     """Raise InvalidValue, naming the entry, where one points beyond its operand. Copies them to the host; one that is
-    not bound is left to whoever misses it."""
+    not bound is left to whoever misses it. ``rows``: by list of addresses those that each entry's matrix has."""
     p = problem
     checked = ("cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "block_table")
     read: dict[str, Ints] = {}
@@ -34,6 +38,8 @@ def check(problem: AttentionProblem, found: Resolved, runtime: Runtime, device: 
         _refuse_any(
             "kv_lengths", x, (x < 0) | (x > p.S_k), f"must be from 0 to S_k = {p.S_k}", f"{remedy}, or correct it"
         )
+        for name, there in (rows or {}).items():
+            _listed(name, there, x)
     if "block_table" in read and "kv_lengths" in read:
         _table(read["block_table"], read["kv_lengths"], p.page_size, p.pages)
 
@@ -65,6 +71,18 @@ def _offsets(letter: str, x: Ints, most: int, total: int) -> None:
         )
     if x[-1] > total:
         _refuse(name, (len(x) - 1,), int(x[-1]), f"must not exceed total_{letter} = {total}", "Correct the last offset")
+
+
+def _listed(name: str, rows: Ints, lengths: Ints) -> None:
+    """Lengths within the rows that the matrices of a list have, batch-major."""
+    heads = len(rows) // max(len(lengths), 1)
+    short = rows < np.repeat(lengths, heads)
+    if short.any():
+        i = int(short.argmax())
+        _refuse(
+            "kv_lengths", (i // heads,), int(lengths[i // heads]), f"the array of {name}[{i}] has {rows[i]} rows",
+            "Give an array with more, or correct it",
+        )
 
 
 def _table(table: Ints, lengths: Ints, page_size: int, pages: int) -> None:

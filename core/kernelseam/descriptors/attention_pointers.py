@@ -18,6 +18,7 @@ from kernelseam.descriptors.lists import (
     arrays_of,
     completed,
     first_arrays,
+    given_row,
     plain,
     read_lists,
     row_field,
@@ -139,11 +140,12 @@ class AttentionPointers:
         d_v = d if self.value_dim is None else extent("value_dim", self.value_dim)
         queries, keys = (batch * heads, "batch·num_heads"), (batch * kv_heads, "batch·kv_heads")
         ragged = self.kv_lengths is not None
+        rows = {n: given_row(n, getattr(self, row_field(n))) for n in NAMES}
         return {
-            "q_ptrs": Matrix(s_q, d, self.stride_q_row, None, *queries),
-            "k_ptrs": Matrix(s_k, d, self.stride_k_row, None, *keys, ragged=ragged),
-            "v_ptrs": Matrix(s_k, d_v, self.stride_v_row, None, *keys, ragged=ragged),
-            "out_ptrs": Matrix(s_q, d_v, self.stride_out_row, None, *queries, written=True),
+            "q_ptrs": Matrix(s_q, d, rows["q_ptrs"], None, *queries),
+            "k_ptrs": Matrix(s_k, d, rows["k_ptrs"], None, *keys, ragged=ragged),
+            "v_ptrs": Matrix(s_k, d_v, rows["v_ptrs"], None, *keys, ragged=ragged),
+            "out_ptrs": Matrix(s_q, d_v, rows["out_ptrs"], None, *queries, written=True),
         }
 
     def _shared(self) -> dict[str, Any]:
@@ -192,26 +194,25 @@ class AttentionPointers:
         return self._lists.read(operands, device)
 
     def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
-        """Lists in device memory and addresses of the rest. Raises InvalidValue for what ``read`` refuses, for arrays
-        that do not fit the problem, and for lengths beyond S_k that the host can read."""
+        """Lists in device memory and addresses of the rest. Raises InvalidValue for what ``read`` refuses, and for
+        arrays that do not fit the problem."""
         lists = self.read(operands, device)
         rest = {n: x for n, x in operands.items() if n not in lists}
         found = resolve(self._problem.operands, rest, self._rest._arrays, self._rest._dense, device)
         self._lists.check_beside(lists, found.pointers, self._problem.operands)
         pointers, held = self._lists.stage(lists, runtime, device)
-        made = Resolved(
+        return Resolved(
             {**found.pointers, **pointers}, (lists, *held, *found.keep), (*arrays_of(lists), *found.arrays)
         )
-        if device.backend == "numpy":
-            attention_contents.check(self._problem, made, runtime, device)
-        return made
 
     def check_device(self, found: Resolved, runtime: Runtime, device: Device) -> None:
-        """Check lists in device memory as host lists are, and lengths against S_k; synchronises."""
+        """Check lists in device memory as host lists are, and lengths against S_k and the rows of the lists' arrays;
+        synchronises."""
         lists = cast(Mapping[str, AddressList], found.keep[0])
-        self._lists.check(lists, runtime)
-        self._lists.check_beside(lists, found.pointers, self._problem.operands, runtime)
-        attention_contents.check(self._problem, found, runtime, device)
+        if self._lists.check_device(lists, runtime):
+            self._lists.check_beside(lists, found.pointers, self._problem.operands, runtime)
+        rows = {n: x.rows for n in ("k_ptrs", "v_ptrs") if n in lists and (x := lists[n]).rows is not None}
+        attention_contents.check(self._problem, found, runtime, device, rows)
 
     def check_beside(self, found: Resolved, rule: OperandRule, address: int, runtime: Runtime | None) -> None:
         """Refuse matrices that share memory with what ``rule`` walks from an address on: those of lists that the host

@@ -161,13 +161,13 @@ class AttentionProblem:
         if s.prefix:
             yield OperandRule("prefix_lengths", i32, (b * reads,), (1,), 4)
         if s.lengths:
-            yield OperandRule("kv_lengths", i32, (b * reads,), (1,), 4)
+            yield OperandRule("kv_lengths", i32, (b,), (1,), 4)
         if s.q_view == "packed":
             yield OperandRule("cu_seqlens_q", i32, ((b + 1) * min(b, 1),), (1,), 4)
         if s.kv_view == "packed":
-            yield OperandRule("cu_seqlens_k", i32, ((b + 1) * min(b, 1) * reads,), (1,), 4)
+            yield OperandRule("cu_seqlens_k", i32, ((b + 1) * min(b, 1),), (1,), 4)
         if s.kv_view == "paged":
-            yield OperandRule("block_table", i32, (b * reads, self.table_width), (self.table_stride, 1), 4)
+            yield OperandRule("block_table", i32, (b, self.table_width), (self.table_stride, 1), 4)
 
     @property
     def visible(self) -> int:

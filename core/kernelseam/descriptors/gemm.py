@@ -35,6 +35,7 @@ from kernelseam.descriptors.validation import (
     two,
     vector_bytes,
 )
+from kernelseam.descriptors.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.forking import cached_property
@@ -200,9 +201,9 @@ class BatchedGemmStrided:
         _, kv_heads, s_k, _ = axes("k", b, "B H_kv S_k D", {"B": batch, "D": d})
         axes("scores", c, "B H S_q S_k", {"B": batch, "H": heads, "S_q": s_q, "S_k": s_k})
         alpha = default_scale(d) if scale is None else finite("scale", scale)
-        return cls(
-            A=a, B=b, C=c, M=s_q, N=s_k, K=d, b_transposed=True, alpha=alpha, batch=batch, num_heads=heads,
-            b_head_group=multiple("H", heads, "H_kv", kv_heads), **strides_of(A=a, B=b, C=c),
+        return cls._of(
+            {"A": "q", "B": "k", "C": "scores"}, (a, b, c), M=s_q, N=s_k, K=d, b_transposed=True, alpha=alpha,
+            batch=batch, num_heads=heads, b_head_group=group_of("k", b, heads, kv_heads),
         )
 
     @classmethod
@@ -217,10 +218,19 @@ class BatchedGemmStrided:
         batch, heads, s_q, s_k = axes("scores", a, "B H S_q S_k", {})
         _, kv_heads, _, d_v = axes("v", b, "B H_kv S_k D_v", {"B": batch, "S_k": s_k})
         axes("out", c, "B H S_q D_v", {"B": batch, "H": heads, "S_q": s_q, "D_v": d_v})
-        return cls(
-            A=a, B=b, C=c, M=s_q, N=d_v, K=s_k, batch=batch, num_heads=heads,
-            b_head_group=multiple("H", heads, "H_kv", kv_heads), **strides_of(A=a, B=b, C=c),
+        return cls._of(
+            {"A": "scores", "B": "v", "C": "out"}, (a, b, c), M=s_q, N=d_v, K=s_k, batch=batch, num_heads=heads,
+            b_head_group=group_of("v", b, heads, kv_heads),
         )
+
+    @classmethod
+    def _of(cls, names: Mapping[str, str], infos: Sequence[ArrayInfo], **fields: Any) -> BatchedGemmStrided:
+        """The product of arrays, refused under the names that the caller has for A, B and C."""
+        arrays: dict[str, Any] = dict(zip("ABC", infos, strict=True))
+        try:
+            return cls(**arrays, **fields, **strides_of(**arrays))
+        except InvalidValue as e:
+            raise Wording(names).told(e) from None
 
 
 def gemm_dtypes(
@@ -271,6 +281,16 @@ def check_numbers(gemm: Any) -> None:
         put(gemm, name, extent(name, getattr(gemm, name), 1))
         multiple(of, getattr(gemm, of), name, getattr(gemm, name))
     integer("batch·num_heads", gemm.batch * gemm.num_heads, 0, MAX_EXTENT, "Split the batch over several calls")
+
+
+def group_of(name: str, info: ArrayInfo, heads: int, fewer: int) -> int:
+    """How many of ``heads`` meet each of the ``fewer`` of an array."""
+    if (fewer == 0 and heads) or (fewer and heads % fewer):
+        raise InvalidValue(
+            name, f"an array of shape {list(info.shape)}", f"{heads} heads must be a multiple of its {fewer}",
+            "Check the order of the axes of all arrays",
+        )
+    return max(heads // fewer, 1) if fewer else 1
 
 
 def strides_of(**infos: ArrayInfo) -> dict[str, Any]:

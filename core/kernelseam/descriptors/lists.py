@@ -18,7 +18,7 @@ from kernelseam.descriptors.address_lists import (
     spacing,
     stage,
 )
-from kernelseam.descriptors.validation import WIDE, check_walk, integer, row_strides, vector_bytes
+from kernelseam.descriptors.validation import MAX_BYTES, WIDE, check_walk, integer, row_strides, vector_bytes
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.planning import Descriptor, Resolved
@@ -34,6 +34,11 @@ def plain(name: str) -> str:
 def row_field(name: str) -> str:
     """The field of a list's row stride."""
     return f"stride_{plain(name).lower()}_row"
+
+
+def given_row(name: str, value: object) -> int | None:
+    """A list's row stride as it was given, or None; its bytes are looked at when the dtype is known."""
+    return None if value is None else integer(row_field(name), value, 0, MAX_BYTES, "Strides count elements, from 0")
 
 
 def read_lists(
@@ -132,6 +137,13 @@ class Lists:
     ) -> None:
         """Check the entries that are read against strided operands: those known as in ``check``."""
         check_beside(self.known(lists, runtime), self.matrices, pointers, rules)
+
+    def check_device(self, lists: Mapping[str, AddressList], runtime: Runtime) -> bool:
+        """Check lists in device memory as host lists are, where there are some; those of the host never change."""
+        there = any(found.addresses is None for found in lists.values())
+        if there:
+            self.check(lists, runtime)
+        return there
 
     def known(self, lists: Mapping[str, AddressList], runtime: Runtime | None = None) -> dict[str, Addresses]:
         """The entries that are read, by list: as in ``check``."""

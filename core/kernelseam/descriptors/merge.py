@@ -62,6 +62,8 @@ class MergeStates:
 
     def __post_init__(self) -> None:
         infos = describe_all(self.operands())
+        for name in _AXES:
+            pointer(name, getattr(self, name), infos)
         dtype = required("dtype", dtype_of("dtype", self.dtype, infos, ("outs",)), "outs")
         dtype_out = dtype_of("dtype_out", self.dtype_out, infos, ("out",)) or dtype
         parts, batch, heads = (extent(n, getattr(self, n)) for n in ("parts", "batch", "num_heads"))

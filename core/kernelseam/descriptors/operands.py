@@ -9,7 +9,7 @@ import numpy as np
 from kernelseam import arrays
 from kernelseam.contract import ArrayInfo, Device, OperandRule
 from kernelseam.descriptors.validation import AXES, address, check_walk, packed
-from kernelseam.dtypes import DType
+from kernelseam.dtypes import OF_OPERANDS, DType
 from kernelseam.errors import InvalidValue
 from kernelseam.planning import Resolved
 
@@ -113,9 +113,8 @@ def check_array(rule: OperandRule, info: ArrayInfo, dense: bool) -> None:
     ``dense``: the strides were left out, so that the array must be row-major without gaps.
     """
     if rule.dtype is not None and info.dtype is not rule.dtype:
-        raise InvalidValue(
-            rule.name, f"an array of {info.dtype}", f"must be {rule.dtype}", "Convert the array, or plan for its dtype"
-        )
+        remedy = "Convert the array" + ", or plan for its dtype" * (rule.name not in OF_OPERANDS)
+        raise InvalidValue(rule.name, f"an array of {info.dtype}", f"must be {rule.dtype}", remedy)
     if rule.written and not info.writable:
         raise InvalidValue(rule.name, "a read-only array", "is written to", "Give a writable array")
     own = 0 if 0 in info.shape else 1 + sum((n - 1) * s for n, s in zip(info.shape, info.strides, strict=True))

@@ -24,6 +24,7 @@ from kernelseam.descriptors.lists import (
     arrays_of,
     completed,
     first_arrays,
+    given_row,
     plain,
     read_lists,
     row_field,
@@ -130,13 +131,14 @@ class BatchedGemmPointers:
         results = (self.batch // self.c_batch_group) * (self.num_heads // self.c_head_group)
         told = counted if results == products else f"{counted} / (c_batch_group·c_head_group)"
         c = (self.M, self.N)
+        rows = {n: given_row(n, getattr(self, row_field(n))) for n in NAMES if n != "bias_ptrs"}
         return {
-            "A_ptrs": Matrix(*a, self.stride_a_row, None, products, counted),
-            "B_ptrs": Matrix(*b, self.stride_b_row, None, products, counted),
-            "C_ptrs": Matrix(*c, self.stride_c_row, None, results, told, written=True),
+            "A_ptrs": Matrix(*a, rows["A_ptrs"], None, products, counted),
+            "B_ptrs": Matrix(*b, rows["B_ptrs"], None, products, counted),
+            "C_ptrs": Matrix(*c, rows["C_ptrs"], None, results, told, written=True),
             "bias_ptrs": Matrix(1, self.N, None, None, results, told, vector=True),
             "residual_ptrs": Matrix(
-                *c, self.stride_residual_row, None, results, told, may_be="" if self.beta else "C_ptrs"
+                *c, rows["residual_ptrs"], None, results, told, may_be="" if self.beta else "C_ptrs"
             ),
         }
 
@@ -170,7 +172,7 @@ class BatchedGemmPointers:
 
     def check_device(self, resolved: Resolved, runtime: Runtime, device: Device) -> None:
         """Check lists in device memory as host lists are; synchronises."""
-        self._lists.check(cast(Mapping[str, AddressList], resolved.keep[0]), runtime)
+        self._lists.check_device(cast(Mapping[str, AddressList], resolved.keep[0]), runtime)
 
     def check_beside(self, found: Resolved, rule: OperandRule, address: int, runtime: Runtime | None) -> None:
         """Refuse matrices that share memory with what ``rule`` walks from an address on: those of lists that the host

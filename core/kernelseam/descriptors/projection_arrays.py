@@ -19,9 +19,9 @@ def one_of(name: str, value: object, known: Mapping[str, str]) -> str:
     return known[order(name, value, known)]
 
 
-def infos_of(given: Mapping[str, object]) -> dict[str, ArrayInfo]:
-    """The views of those that are there, all on one device."""
-    arrays = {n: x for n, x in given.items() if x is not None}
+def infos_of(given: Mapping[str, object], *needed: str) -> dict[str, ArrayInfo]:
+    """The views of those that are there, as those that are needed must be; all on one device."""
+    arrays = {n: x for n, x in given.items() if x is not None or n in needed}
     return dict(zip(arrays, describe_arrays(**arrays), strict=True))
 
 
@@ -62,7 +62,7 @@ def qkv_fields(
     """
     labels, pages = one_of("layout", layout, LAYOUTS), one_of("kv_layout", kv_layout, KV_LAYOUTS)
     options = dict(options)
-    infos = infos_of({**arrays, **{n: options.pop(n, None) for n in OPTIONAL}})
+    infos = infos_of({**arrays, **{n: options.pop(n, None) for n in OPTIONAL}}, *arrays)
     read, lead = Read(infos), "B "
     if len(infos["input"].shape) == 2:  # one entry
         lead, labels = "", labels.replace("B ", "")
@@ -98,7 +98,7 @@ def qkv_fields(
 def output_fields(arrays: Mapping[str, object], layout: str, options: dict[str, Any]) -> dict[str, Any]:
     """The same for the projection of an attention's result."""
     options = dict(options)
-    infos = infos_of({**arrays, **{n: options.pop(n, None) for n in ("bias", "residual")}})
+    infos = infos_of({**arrays, **{n: options.pop(n, None) for n in ("bias", "residual")}}, *arrays)
     read = Read(infos)
     lead = of_attn_out(read, ("attn_out",), layout)
     read.take("weight", "hidden columns", {"hidden": "row"})
@@ -138,7 +138,7 @@ def output_extents(read: Read) -> dict[str, int]:
 def qkv_bwd_fields(arrays: Mapping[str, object], layout: str) -> dict[str, Any]:
     """The same for the gradients of the projection to q, k and v."""
     labels = one_of("layout", layout, LAYOUTS)
-    infos = infos_of(arrays)
+    infos = infos_of(arrays, "dq", "dk", "dv")
     read, lead = Read(infos), "B "
     if len(infos["dq"].shape) == 3:  # one entry
         lead, labels = "", labels.replace("B ", "")
@@ -155,7 +155,7 @@ def qkv_bwd_fields(arrays: Mapping[str, object], layout: str) -> dict[str, Any]:
 
 def output_bwd_fields(arrays: Mapping[str, object], layout: str) -> dict[str, Any]:
     """The same for the gradients of the projection of an attention's result."""
-    infos = infos_of(arrays)
+    infos = infos_of(arrays, "d_output")
     read = Read(infos)
     lead = of_attn_out(read, [n for n in ("attn_out", "d_attn_out") if n in infos], layout)
     if not lead and len(infos["d_output"].shape) == 3:

@@ -155,7 +155,7 @@ class QkvProjection(Projecting):
         if self.cos is None:
             return "", 0, 0
         style = "halves" if self.rotary_style is None else self.rotary_style
-        if style not in STYLES:
+        if not isinstance(style, str) or style not in STYLES:
             raise InvalidValue("rotary_style", style, f"must be one of {', '.join(STYLES)}", "Name what is paired")
         for name in ("rotary_dim", "max_position"):
             if getattr(self, name) is None:
@@ -206,14 +206,6 @@ class QkvProjection(Projecting):
         spec = self._problem.spec
         given: dict[str, Any] = dict(addresses)
         return replace(self, **given, dtype=spec.dtype, dtype_out=spec.dtype_out, dtype_bias=spec.bias)
-
-    def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
-        """Addresses of the operands. Raises InvalidValue where an array does not fit the problem, and where positions
-        or a block table that the host can read point beyond memory."""
-        found = super().resolve(operands, runtime, device)
-        if device.backend == "numpy":
-            self.check_device(found, runtime, device)
-        return found
 
     def check_device(self, found: Resolved, runtime: Runtime, device: Device) -> None:
         """Hold positions and the block table against the memory that they point into; synchronises."""

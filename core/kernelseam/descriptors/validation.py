@@ -9,7 +9,7 @@ import numpy as np
 
 from kernelseam.contract import OperandRule
 from kernelseam.dtypes import DType
-from kernelseam.errors import InvalidValue
+from kernelseam.errors import InvalidValue, shown
 from kernelseam.planning import proven_overlap
 
 MAX_EXTENT = 2**31 - 1
@@ -85,15 +85,6 @@ def multiple(field: str, value: int, of: str, count: int) -> int:
     if (count == 0 and value != 0) or (count and value % count):
         raise InvalidValue(field, value, f"must be a multiple of {of} = {count}", f"Make {field} a multiple of {of}")
     return max(value // count, 1) if count else 1
-
-
-def shown(value: object) -> object:
-    """A value as a message shows it: plain ones as they are, others by their type's name."""
-    if isinstance(value, str | float | bool | np.bool_ | np.floating | None):
-        return value
-    if isinstance(value, int) and value.bit_length() <= 64:
-        return value
-    return type(value).__name__
 
 
 def packed(shape: Sequence[int], given: Sequence[int | None]) -> tuple[int, ...]:

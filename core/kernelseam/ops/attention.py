@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kernelseam.contract import ArrayInfo
@@ -10,6 +10,7 @@ from kernelseam.descriptors import Attention
 from kernelseam.descriptors.attention import OPTIONAL, band
 from kernelseam.descriptors.attention_arrays import KV_LAYOUTS, LAYOUTS, PACKED, order
 from kernelseam.descriptors.validation import extent, finite, flag
+from kernelseam.descriptors.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation, given, handed_back, operate, rank
@@ -164,21 +165,31 @@ def attention_paged(
         {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "layout": layout,
          "kv_layout": kv_layout, "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k,
          "batch_invariant": batch_invariant},
-        backend, implementation, stream,
+        backend, implementation, stream, {"k": "k_pages", "v": "v_pages"},
     )
 
 
 def checked(options: dict[str, Any]) -> dict[str, Any]:
     """Options as the descriptor takes them."""
-    return {n: x if x is None and n not in _FLAGS else _RULES[n](n, x) for n, x in options.items()}
+    return {n: x if x is None and n in _LEFT_OUT else _RULES[n](n, x) for n, x in options.items()}
 
 
 _FLAGS = ("causal", "batch_invariant")
+_LEFT_OUT = ("window", "scale", "softcap", "max_seqlen_q", "max_seqlen_k")
+"""Options that may be None."""
 _RULES: dict[str, Callable[[str, Any], object]] = {
     **dict.fromkeys(_FLAGS, flag), "window": band, "scale": finite, "softcap": finite, "max_seqlen_q": extent,
     "max_seqlen_k": extent, "layout": lambda n, x: order(n, x, LAYOUTS),
     "kv_layout": lambda n, x: order(n, x, KV_LAYOUTS),
 }
+
+
+EXTENTS = {
+    **dict.fromkeys(("batch", "num_heads", "batch·num_heads", "S_q", "head_dim", "total_q"), "q"),
+    **dict.fromkeys(("kv_heads", "S_k", "total_k", "pages", "page_size"), "k"), "value_dim": "v",
+    "table_width": "block_table",
+}
+"""Of a descriptor's fields those that are read off arrays, and the operands that show them."""
 
 
 def _needed(**arrays: Any) -> None:
@@ -189,15 +200,15 @@ def _needed(**arrays: Any) -> None:
 
 def _attention(
     arrays: dict[str, Any], out: Any, out_dtype: DType | str | None, return_lse: bool, options: dict[str, Any],
-    backend: str | None, implementation: str | None, stream: object,
+    backend: str | None, implementation: str | None, stream: object, called: Mapping[str, str] | None = None,
 ) -> Any:
-    """The operation over these arrays, and its results."""
+    """The operation over these arrays, and its results. ``called``: operands that the caller names otherwise."""
     needed = {name: arrays.pop(name) for name in ("q", "k", "v")}
     if (window := options["window"]) is not None:
         options["window"] = band("window", window)
     infos = operate(
         _work, {**needed, **given(**arrays, out=out)}, (out_dtype, return_lse, tuple(options), *options.values()),
-        backend, implementation, stream,
+        backend, implementation, stream, Wording(called or {}, EXTENTS),
     )
     first = infos["q"]
     result = handed_back(infos["out"], first, stream) if out is None else out
@@ -221,7 +232,7 @@ def _work(
     else:
         dtype = first.dtype if out_dtype is None else DType.of(out_dtype, "out_dtype")
         value_dim = infos["v"].shape[-1] if infos["v"].shape else 0
-        operation.fresh("out", (*first.shape[:-1], value_dim), dtype, "q")
+        operation.fresh("out", (*first.shape[:-1], value_dim), dtype, "q", "out_dtype")
     if flag("return_lse", return_lse):
         operation.fresh("lse", _lse_shape(first, labels), first.dtype.accumulator, "q")
     ordered: dict[str, Any] = {n: infos[n] for n in ("q", "k", "v", "out", "lse", *OPTIONAL) if n in infos}

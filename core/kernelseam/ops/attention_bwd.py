@@ -10,9 +10,10 @@ from kernelseam.descriptors.attention import band
 from kernelseam.descriptors.attention_arrays import LAYOUTS, PACKED
 from kernelseam.descriptors.operands import axes, canonical
 from kernelseam.descriptors.validation import flag
+from kernelseam.descriptors.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.attention import checked
+from kernelseam.ops.attention import EXTENTS, checked
 from kernelseam.ops.calling import Operation, given, handed_back, once, operate
 
 
@@ -78,7 +79,7 @@ def attention_bwd(
         bias_gradient, sink_gradient, deterministic, causal, None if window is None else band("window", window), scale,
         softcap, layout, max_seqlen_q, max_seqlen_k,
     )
-    infos = operate(_work, arrays, options, backend, implementation, stream)
+    infos = operate(_work, arrays, options, backend, implementation, stream, Wording({}, EXTENTS))
     first = infos["q"]
     return AttentionGradients(*(
         handed_back(infos[n], first, stream) if n in infos else None for n in ("dq", "dk", "dv", "dbias", "dsinks")

@@ -13,7 +13,8 @@ from typing import Any
 
 from kernelseam.arrays import describe, runtime_of, same_device, tell_written
 from kernelseam.contract import HOST, ArrayInfo, Device, OperandRule, Runtime
-from kernelseam.dispatch import check_backend, preferred_backend
+from kernelseam.descriptors.wording import Wording
+from kernelseam.dispatch import check_backend, name_of, preferred_backend
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.planning import Call, Plan, plan, proven_overlap, stream_handle
@@ -40,35 +41,54 @@ _KEPT = 1024
 _remembered: _Remembered | None = None
 
 
+_AS_IT_IS = Wording()
+
+
 def operate(
     work: Callable[..., None], arrays: Mapping[str, object], options: tuple[Any, ...], backend: str | None,
-    implementation: str | None, stream: object,
+    implementation: str | None, stream: object, wording: Wording = _AS_IT_IS,
 ) -> Infos:
     """Do what ``work(operation, *options)`` says with arrays, which are on one device of the backend asked for.
 
     ``work`` reads the options, which are scalars, and the views ``operation.infos``, and nothing else: it is not asked
-    again for arrays that lie the same way. Returns the views of the arrays and of the results that were made.
+    again for arrays that lie the same way. Returns the views of the arrays and of the results that were made. What is
+    refused is told in the caller's ``wording``.
     """
+    try:
+        return _operated(work, arrays, options, backend, implementation, stream)
+    except InvalidValue as e:
+        raise wording.told(e) from None
+
+
+def _operated(
+    work: Callable[..., None], arrays: Mapping[str, object], options: tuple[Any, ...], backend: str | None,
+    implementation: str | None, stream: object,
+) -> Infos:
     global _remembered
     found, wanted = plugins(), preferred_backend(backend)
     if wanted is not None:
         found.backend(wanted)
+    if implementation is not None:
+        name_of("implementation", implementation)
     infos = {name: describe(x, name, wanted) for name, x in arrays.items()}
     if _remembered is None or _remembered.found is not found:
         _remembered = _Remembered(found)
     memory = _remembered
     # Types count: what takes 1 may refuse True, which equals it.
-    key = (work, wanted, implementation, options, *map(type, options), *infos, *map(_lies, infos.values()))
+    key: Hashable = (work, wanted, implementation, options, *map(type, options), *infos, *map(_lies, infos.values()))
     try:
         known = memory.plans.get(key)
-    except TypeError:  # an option that cannot be hashed: it will be refused
-        known = None
+    except Exception:  # an option that cannot be hashed, which the work refuses
+        key = known = None
     if known is None or not known.make_results(infos):
         _check(infos, wanted)
         operation = Operation(infos, implementation)
-        work(operation, *options)
+        try:
+            work(operation, *options)
+        except InvalidValue as e:
+            raise operation.told(e) from None
         known = operation.known()
-        if operation.repeatable:
+        if operation.repeatable and key is not None:
             if len(memory.plans) >= _KEPT:
                 memory.plans.clear()
                 memory.bound.clear()
@@ -100,10 +120,12 @@ class Operation:
         """Whether the same launches compute the next call, over its own addresses."""
         self._results: list[_Result] = []
         self._launches: list[_Launch] = []
+        self._options: dict[str, str] = {}
 
-    def fresh(self, name: str, shape: Sequence[int], dtype: DType, like: str) -> None:
+    def fresh(self, name: str, shape: Sequence[int], dtype: DType, like: str, option: str = "") -> None:
         """Make an array for a result, on the device of the one named ``like`` and, where its runtime makes them, of its
-        kind."""
+        kind. ``option``: which names its dtype."""
+        self._options[name] = option
         self.infos[name] = made = _fresh(name, shape, dtype, self.infos[like])
         self._results.append(_Result(name, tuple(shape), dtype, like, _lies(made)))
 
@@ -131,6 +153,12 @@ class Operation:
         rules = [OperandRule(n, x.dtype, x.shape, x.strides, 1, written=n == "C") for n, x in operands.items()]
         arrays = tuple([names.get(name, name) for name in operands])
         self._launches.append(_Launch(made, tuple(rules), arrays, None, made.bind()))
+
+    def told(self, error: InvalidValue) -> InvalidValue:
+        """A refusal of a result that was made, as one of the option that it was made by."""
+        if not (option := self._options.get(error.field)):
+            return error
+        return InvalidValue(option, self.infos[error.field].dtype, error.rule, "Name another, or leave it out")
 
     def known(self) -> _Known:
         """What is to be remembered of it."""

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from kernelseam.contract import ArrayInfo
+from kernelseam.descriptors.gemm import group_of
 from kernelseam.descriptors.operands import check_rows
-from kernelseam.descriptors.validation import flag, multiple, number
+from kernelseam.descriptors.validation import flag, number
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation, given, handed_back, operate, rank
@@ -131,7 +132,7 @@ def result_shape(
             "Expand the array of one batch (a stride of 0 is fine)",
         )
     if len(lead) == 2:
-        multiple("H", first.shape[1], "H_b", second.shape[1])
+        group_of("b", second, first.shape[1], second.shape[1])
     return (*first.shape[:-2], M, N)
 
 
@@ -139,7 +140,7 @@ def result(operation: Operation, name: str, shape: tuple[int, ...], dtype: DType
     """Hold an array for a result to its shape, or make one, of a's dtype where none is named."""
     kind, infos = None if dtype is None else DType.of(dtype, "out_dtype"), operation.infos
     if name not in infos:
-        operation.fresh(name, shape, kind or infos["a"].dtype, "a")
+        operation.fresh(name, shape, kind or infos["a"].dtype, "a", "out_dtype")
         return
     check_shape(name, infos[name], shape)
     if kind not in (None, infos[name].dtype):

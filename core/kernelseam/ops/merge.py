@@ -8,6 +8,7 @@ from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors.merge import MergeStates
 from kernelseam.descriptors.operands import axes, canonical
 from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation, given, handed_back, operate, rank
 
 
@@ -40,9 +41,11 @@ def _work(operation: Operation, out_dtype: DType | str | None) -> None:
     infos = operation.infos
     rank("outs", infos["outs"], ("N", "B", "H", "S", "D_v"))
     shape = infos["outs"].shape
+    dtype = None if out_dtype is None else DType.of(out_dtype, "out_dtype")
     if "out" not in infos:
-        dtype = infos["outs"].dtype if out_dtype is None else DType.of(out_dtype, "out_dtype")
-        operation.fresh("out", shape[1:], dtype, "outs")
+        operation.fresh("out", shape[1:], dtype or infos["outs"].dtype, "outs", "out_dtype")
+    elif dtype not in (None, infos["out"].dtype):
+        raise InvalidValue("out_dtype", dtype, f"out is an array of {infos['out'].dtype}", "Give one of the two")
     operation.fresh("lse", shape[1:4], infos["outs"].dtype.accumulator, "outs")
     operation.launch(infos, lambda: _described(infos))
 

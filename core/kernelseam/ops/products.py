@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import BatchedGemmPointers, BatchedGemmStrided
+from kernelseam.descriptors.wording import Wording
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation
 from kernelseam.ops.folding import SUMMED, Axis, fold, offsets
@@ -75,7 +74,7 @@ def multiply(operation: Operation, operands: Operands, names: Mapping[str, str],
         operands = {turned.get(n, n): swapped(x) for n, x in operands.items()}
         names = {turned.get(n, n): x for n, x in names.items()}
     ordered = {n: operands[n] for n in ("A", "B", "C", "bias", "residual") if n in operands}
-    told = partial(_renamed, names=names)
+    told = Wording(names).told
     try:
         try:
             operation.launch(ordered, lambda: _descriptor(ordered, names, given, alpha, beta), names, told)
@@ -149,24 +148,6 @@ def _lead(operands: Operands) -> tuple[Axis, Axis, Axis]:
         found[1][name] = step * within if n == heads else step if n == few else none
         found[2][name] = step if n == heads else none
     return Axis(batch, found[0]), Axis(few, found[1]), Axis(within, found[2])
-
-
-def _renamed(error: InvalidValue, names: Mapping[str, str]) -> InvalidValue:
-    """The descriptor's refusal with the arrays' names here for A, B, C, and words for their strides."""
-    known = {n.lower(): x for n, x in names.items()}
-
-    def told(text: str) -> str:
-        text = re.sub(
-            r"\bstride_([a-z]+)_(batch|head|row)\b", lambda m: f"the {m[2]} stride of {known.get(m[1], m[1])}", text
-        )
-        return re.sub(r"\b([ABC])(_ptrs\[\d+\]|\b)", lambda m: names[m[1]], text)
-
-    field, value = error.field, error.value
-    if stride := re.fullmatch(r"stride_([a-z]+)_(\w+)", field):
-        field, value = known.get(stride[1], stride[1]), f"{stride[2]} stride {value}"
-    elif operand := re.fullmatch(r"([ABC])(_ptrs\[\d+\]|\.dtype|)", field):
-        field = names[operand[1]] + operand[2].removeprefix("_ptrs").partition("[")[0]
-    return type(error)(field, value, told(error.rule), told(error.remedy))
 
 
 def _apart(info: ArrayInfo) -> bool:

@@ -10,6 +10,7 @@ from kernelseam.descriptors import OutputProjection, QkvProjection
 from kernelseam.descriptors.attention_arrays import KV_LAYOUTS, LAYOUTS
 from kernelseam.descriptors.projection_arrays import one_of
 from kernelseam.descriptors.validation import extent
+from kernelseam.descriptors.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation, given, handed_back, operate, rank
@@ -77,7 +78,7 @@ def fused_qkv_projection(
         num_heads, num_kv_heads, head_dim, layout, kv_layout, rotary_style if rotary is not None else None,
         first_position, out_dtype,
     )
-    infos = operate(_qkv, arrays, options, backend, implementation, stream)
+    infos = operate(_qkv, arrays, options, backend, implementation, stream, _wording(paged, out))
     if out is not None:
         return out
     first = infos["input"]
@@ -104,7 +105,7 @@ def _qkv(
         if name not in infos:
             extents = dict(zip(("B", "S"), first.shape[-3:-1] if "B" in labels else (1, first.shape[0]), strict=True))
             extents |= {"H": count, "D": dim}
-            operation.fresh(name, [extents[label] for label in labels.split()], dtype, "input")
+            operation.fresh(name, [extents[label] for label in labels.split()], dtype, "input", "out_dtype")
         else:
             _check_heads(name, infos[name], pages if paged and name != "q" else labels, count, dim)
     # Extents come from the arrays, which were held against these numbers.
@@ -160,7 +161,7 @@ def _output(operation: Operation, layout: str, out_dtype: DType | str | None) ->
         if len(first.shape) == 4:
             extents = dict(zip(labels, first.shape, strict=True))
             lead = (extents["B"], extents["S"])
-        operation.fresh("out", (*lead, infos["weight"].shape[0]), dtype, "attn_out")
+        operation.fresh("out", (*lead, infos["weight"].shape[0]), dtype, "attn_out", "out_dtype")
     operation.launch(
         infos, lambda: OutputProjection.from_arrays(**cast(dict[str, Any], infos), layout=layout)
     )
@@ -210,7 +211,27 @@ def _tables(rotary: object, style: object) -> dict[str, Any]:
         return {}
     if not isinstance(rotary, tuple | list) or len(rotary) != 2:
         raise InvalidValue("rotary", type(rotary).__name__, "must be (cosines, sines)", "Pass two arrays")
+    for i, x in enumerate(cast(Sequence[object], rotary)):
+        if x is None:
+            raise InvalidValue(f"rotary[{i}]", None, "must be an array", "Give cosines and sines, or leave rotary out")
     return dict(zip(("cos", "sin"), rotary, strict=True))
+
+
+def _wording(paged: bool, out: object) -> Wording:
+    """The operands as the caller names them."""
+    names = {
+        "cos and sin": "rotary", "cos": "rotary[0]", "sin": "rotary[1]", "max_position": "rotary's rows",
+        "kv_heads": "num_kv_heads",
+    }
+    if paged:
+        names |= {"k": "k_pages", "v": "v_pages", **({} if out is None else {"q": "out"})}
+    elif out is not None:
+        names |= {"q": "out[0]", "k": "out[1]", "v": "out[2]"}
+    read_off = {
+        **dict.fromkeys(("batch", "S", "hidden", "batch·S"), "input"), "table_width": "block_table",
+        **dict.fromkeys(("rotary_dim", "max_position"), "cos"), **dict.fromkeys(("pages", "page_size"), "k"),
+    }
+    return Wording(names, read_off)
 
 
 def _results(out: object, paged: bool) -> dict[str, Any]:

@@ -91,6 +91,11 @@ def _qkv(
         heads, kv_heads, dim = head_counts(num_heads, num_kv_heads, head_dim, infos["weight"].shape[0])
     if "input" in infos:
         rank("input", infos["input"], (*(n for n in ("B", "S") if n in extents), "hidden"))
+    if "weight" in infos and "input" in infos and infos["weight"].shape[1] != infos["input"].shape[-1]:
+        raise InvalidValue(
+            "weight", f"an array of shape {list(infos['weight'].shape)}",
+            f"must have as many columns as input, {infos['input'].shape[-1]}", "Check the order of the axes",
+        )
     held = {"num_heads": (heads, extents["H"]), "head_dim": (dim, extents["D"])}
     kv_axis = labels.split().index("H")
     held["num_kv_heads"] = (kv_heads, infos["dk"].shape[kv_axis])
@@ -173,7 +178,7 @@ def _launch(
     infos = operation.infos
     if bias_shape is not None:
         dtype = infos[like].dtype if bias_dtype is None else DType.of(bias_dtype, "bias_dtype")
-        operation.fresh("d_bias", bias_shape, dtype, like)
+        operation.fresh("d_bias", bias_shape, dtype, like, "bias_dtype")
     elif bias_dtype is not None:
         raise InvalidValue("bias_dtype", bias_dtype, "describes d_bias", "Say has_bias=True, or leave it out")
     operation.launch(infos, lambda: descriptor.from_arrays(**cast(dict[str, Any], infos), layout=layout))

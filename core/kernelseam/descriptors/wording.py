@@ -1,0 +1,50 @@
+"""A descriptor's refusals in the words of a call that fills it in: the caller's names for operands and extents."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from kernelseam.errors import InvalidValue
+
+_STRIDE = r"stride_([a-z_]+?)_(part|batch|head|row|column)"
+_SHORT = {"alibi": "alibi_slopes", "table": "block_table"}
+"""What stride fields call operands in short."""
+
+
+@dataclass(frozen=True)
+class Wording:
+    """How a call names what a descriptor names otherwise."""
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Operand, or word of a rule → what the caller knows it as."""
+    extents: Mapping[str, str] = field(default_factory=dict)
+    """Field that is read off an array → the operand that shows it."""
+
+    @cached_property
+    def _words(self) -> re.Pattern[str]:
+        longest_first = sorted(map(re.escape, self.names), key=len, reverse=True)
+        return re.compile(rf"\b({'|'.join(longest_first) or '(?!)'})(_ptrs\[\d+\])?(?!\w)")
+
+    def told(self, error: InvalidValue) -> InvalidValue:
+        """The refusal as the caller reads it."""
+        name, value = error.field, error.value
+        if stride := re.fullmatch(_STRIDE, name):
+            name, value = self._operand(stride[1]), f"{stride[2]} stride {value}"
+        elif name in self.extents:
+            name, value = self._operand(self.extents[name]), f"{name} {value}"
+        elif (word := self._words.match(name)) is not None:
+            name = self.names[word[1]] + ("" if word[2] else name[word.end():])
+        rule, remedy = self._text(error.rule), self._text(error.remedy)
+        return type(error)(name, value, rule, remedy)
+
+    def _operand(self, name: str) -> str:
+        """An operand as the caller knows it; stride fields are in small letters."""
+        name = _SHORT.get(name, name)
+        return self.names.get(name) or self.names.get(name.upper(), name)
+
+    def _text(self, text: str) -> str:
+        text = re.sub(rf"\b{_STRIDE}\b", lambda m: f"the {m[2]} stride of {self._operand(m[1])}", text)
+        return self._words.sub(lambda m: self.names[m[1]], text)
