@@ -52,8 +52,12 @@ E hipEventCreate(void** e) { *e = calloc(1, sizeof(double)); return 0; }
 E hipEventDestroy(void* e) { free(e); note(6000); return 0; }
 E hipEventRecord(void* e, void* s) { now += 0.25; *(double*)e = now; return 0; }
 E hipEventElapsedTime(float* ms, void* a, void* b) { *ms = *(double*)b - *(double*)a; return 0; }
-E hipModuleLoadData(void** m, const void* image) { *m = (void*)image; note(7000); return 0; }
-E hipModuleGetFunction(void** f, void* m, const char* name) { if (strcmp(name, "scale")) return 500; *f = (void*)0x77; return 0; }
+static char modules[2];
+E hipModuleLoadData(void** m, const void* image) { *m = modules + current; note(7000 + current); return 0; }
+E hipModuleGetFunction(void** f, void* m, const char* name) {
+  if (strcmp(name, "scale")) return 500;
+  note(7100 + ((char*)m - modules)); *f = (void*)0x77; return 0;
+}
 E hipRuntimeGetVersion(int* v) { *v = 70253211; return 0; }
 const char* hipGetErrorString(E e) {
   return e == 2 ? "out of memory" : e == 500 ? "named symbol not found" : e == 1 ? "invalid argument" : "no such device";
@@ -251,7 +255,7 @@ def test_launches_get_the_arguments_as_packed(prefix: Path) -> None:
         stub.stub_last.restype = ctypes.POINTER(Last)
         last = stub.stub_last().contents
         say(x=runtime.to_host(x).tolist(), same=ctypes.string_at(ctypes.addressof(last), 24) == arguments, size=last.size,
-            grid=list(last.grid), block=list(last.block), shared=last.shared, stream=last.stream, loads=log().count(7000))
+            grid=list(last.grid), block=list(last.block), shared=last.shared, stream=last.stream, loads=log().count(7001))
     """),
     )
     assert said == {
@@ -264,6 +268,24 @@ def test_launches_get_the_arguments_as_packed(prefix: Path) -> None:
         "stream": 0x99,
         "loads": 1,
     }
+
+
+def test_each_device_has_modules_of_its_own(prefix: Path) -> None:
+    """A module belongs to the device that was current when it was loaded: its functions run there alone."""
+    said = run(
+        prefix,
+        LOAD
+        + textwrap.dedent("""
+        for index in (0, 1, 0, 1): chain.load(b"binary", "scale", devices[index])
+        chain.load(b"another", "scale", devices[1])
+        say(log=[x for x in log() if x // 1000 in (1, 7)])
+    """),
+    )
+    loaded, function = 7000, 7100
+    assert said["log"] == [
+        loaded, function, 1001, loaded + 1, function + 1, 1000, function, 1001, function + 1, 1000, 1001, loaded + 1,
+        function + 1, 1000,
+    ]
 
 
 def test_launches_that_cannot_be(prefix: Path) -> None:
