@@ -31,7 +31,7 @@ import ahead
 from kernelseam.contract import Device, DeviceLimits
 from kernelseam.dispatch import find_device
 from kernelseam.errors import CompileError
-from kernelseam.kernels.shared import build
+from kernelseam.kernels.kernel import build
 from kernelseam.parity import report
 from kernelseam.parity.cases import Case, matrix, named
 from kernelseam.parity.run import Target, run_case

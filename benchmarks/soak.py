@@ -44,9 +44,7 @@ from kernelseam.parity.cases import Case
 from kernelseam.parity.workers import cores
 from kernelseam.plugins import plugins
 
-PARTS = {
-    "launches": 0.10, "operations": 0.10, "no memory left": 0.10, "binaries": 0.35, "threads and streams": 0.12,
-}
+PARTS = {"launches": 0.10, "operations": 0.10, "no memory left": 0.10, "binaries": 0.35}
 """Of the time for all, at most."""
 SETTLE = 10.0
 """Seconds that a driver has to take back what a process held that ended."""
@@ -67,6 +65,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--streams", type=int, default=4, help="of a thread. [4]")
     parser.add_argument("--mixed", type=int, default=64, help="different calls of threads and streams. [64]")
+    parser.add_argument("--mixed-seconds", type=float, default=60.0, help="of threads and streams. [60]")
     parser.add_argument("--workers", type=int, default=max(cores() - 1, 1), help="processes; 0: this one alone")
     parser.add_argument("--out", type=Path, metavar="DIR", help="for soak.json and soak.md")
     arguments = parser.parse_args(given)
@@ -99,7 +98,7 @@ def main(given: list[str] | None = None) -> int:
     def threads(soaked: Soaked) -> None:
         cases = _some(arguments.mixed, arguments.specs, arguments.seed)
         known = mixed.known(cases, device, implementation, soaked)
-        mine = part("threads and streams")
+        mine = clock.within(arguments.mixed_seconds)
         mixed.run(soaked, known, device, implementation, arguments.threads, arguments.streams, mine)
 
     stages: list[tuple[str, Callable[[Soaked], None], int]] = [

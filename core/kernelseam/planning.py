@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from kernelseam.contract import HOST, ArrayInfo, Device, LaunchRecord, OperandRule, PlanParts, Problem, Runtime
+from kernelseam.contract import (
+    HOST,
+    WORKSPACE_ALIGNMENT,
+    ArrayInfo,
+    Device,
+    LaunchRecord,
+    OperandRule,
+    PlanParts,
+    Problem,
+    Runtime,
+)
 from kernelseam.dispatch import Choice, build, check_backend, find_device, preferred_backend, select
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
@@ -76,7 +86,9 @@ class Plan:
     def bind(self, *, workspace: object = None, check: bool = False, **operands: object) -> Call:
         """A call over these operands; those not named come from the descriptor.
 
-        ``workspace``: an array or address of at least ``workspace_bytes``; allocated where it is None.
+        ``workspace``: an array or address of at least ``workspace_bytes``, at a multiple of
+        ``parts.workspace_alignment``; allocated where it is None. Where the plan wants its first bytes zero they
+        are set here, and waited for: not in a graph's capture.
         ``check=True`` also reads device memory that holds addresses, lengths, offsets or block tables, here and before
         every launch, and raises InvalidValue where they leave memory; and it holds the result of every call against the
         float64 oracle (some rows of it where it is large; an attention's gradients not at all): a call then raises
@@ -94,8 +106,22 @@ class Plan:
         if self.device.evidence == HOST:  # lengths and tables are there to be read
             found = self.descriptor.resolve(addresses, plugins().backend(self.device.backend).runtime, self.device)
         check_operands(self.problem.operands, found, self.device)
-        place = _workspace_address(workspace, self.workspace_bytes)
-        return tuple([s.bind(found.pointers, place) for s in self.parts.steps])
+        place = _workspace_address(workspace, self.parts)
+        launches = [s.bind(found.pointers, place) for s in self.parts.steps]
+        if self.parts.zeroed_bytes:  # its owner may give it to others between two calls
+            launches.insert(0, _zeroing(self, place))
+        return tuple(launches)
+
+    @property
+    def workspace_room(self) -> int:
+        """Bytes to allocate, aligned to 16, so that an aligned workspace lies among them: see ``workspace_in``."""
+        need, alignment = self.parts.workspace_bytes, self.parts.workspace_alignment
+        return need + alignment - WORKSPACE_ALIGNMENT if need else 0
+
+    def workspace_in(self, address: int) -> int:
+        """The workspace's address in ``workspace_room`` bytes from an address on."""
+        alignment = self.parts.workspace_alignment
+        return -(-address // alignment) * alignment
 
 
 class Call:
@@ -118,6 +144,9 @@ class Call:
             self._arrays = resolved.arrays
             address = self._take_workspace(workspace)
             self._launches = [s.bind(resolved.pointers, address) for s in plan.parts.steps]
+            if plan.parts.zeroed_bytes:
+                _zeroing(plan, address)(self.stream_handle(None))
+                runtime.synchronize(plan.device)
         self._records = plan.launches
         self._keep, self._pointers = resolved.keep, resolved.pointers
 
@@ -126,12 +155,15 @@ class Call:
         if workspace is None:
             if not need:
                 return 0
+            room = self.plan.workspace_room
             # Of the operands' library, so that its streams and graphs know of it.
             like = self._arrays[0] if self._arrays else None
-            workspace = self._runtime.empty((-(-need // 4),), DType.float32, self.plan.device, like)
-            self._owned_workspace = workspace
+            self._owned_workspace = self._runtime.empty((-(-room // 4),), DType.float32, self.plan.device, like)
+            owned = self._runtime.describe(self._owned_workspace)
+            assert owned is not None
+            return _workspace_address(self.plan.workspace_in(owned.pointer), self.plan.parts)
         if isinstance(workspace, int):
-            return _workspace_address(workspace, need)
+            return _workspace_address(workspace, self.plan.parts)
         info = self._runtime.describe(workspace)
         if info is None or info.device != self.plan.device:
             raise InvalidValue(
@@ -149,7 +181,7 @@ class Call:
             raise InvalidValue(
                 "workspace", f"{size} bytes", f"must have at least {need} bytes", "See plan.workspace_bytes"
             )
-        return _workspace_address(info.pointer, need)
+        return _workspace_address(info.pointer, self.plan.parts)
 
     def __call__(self, stream: object = None) -> None:
         """Launch on a stream: an int handle, an object with ``__cuda_stream__``, or None, the array library's
@@ -206,13 +238,19 @@ def stream_handle(stream: object, runtime: Runtime, device: Device, array: Array
     return handle
 
 
-def _workspace_address(address: int, need: int) -> int:
-    if need and (address <= 0 or address % 16):
+def _workspace_address(address: int, parts: PlanParts) -> int:
+    if parts.workspace_bytes and (address <= 0 or address % parts.workspace_alignment):
         raise InvalidValue(
-            "workspace", hex(address), "must be the address of memory, a multiple of 16 bytes",
+            "workspace", hex(address),
+            f"must be the address of memory, a multiple of {parts.workspace_alignment} bytes",
             "Align it, or leave it out",
         )
     return address
+
+
+def _zeroing(plan: Plan, workspace: int) -> Callable[[int], None]:
+    runtime = plugins().backend(plan.device.backend).runtime
+    return runtime.prepare_memset(workspace, 0, plan.parts.zeroed_bytes, plan.device)
 
 
 def check_operands(rules: tuple[OperandRule, ...], resolved: Resolved, device: Device) -> None:

@@ -50,9 +50,12 @@ class Registry:
             raise PluginError(f"backend {backend.name!r} is registered twice")
         self.backends[backend.name] = backend
         if backend.toolchain is not None:
-            from kernelseam.kernels import shared_implementations
+            from kernelseam.kernels import KernelImplementation, shared_implementations
 
             self.implementations.extend(shared_implementations(backend.toolchain))
+            self.implementations.extend(KernelImplementation(k, backend.toolchain) for k in backend.kernels)
+        elif backend.kernels:
+            raise PluginError(f"backend {backend.name!r} has kernels and no toolchain that compiles them")
         self.implementations.extend(backend.implementations)
 
     def add_implementation(self, implementation: Implementation) -> None:

@@ -7,7 +7,7 @@ import pytest
 from far_cases import CASES, held
 
 from far_mutants import FAR_MUTANTS, OFTEN
-from kernelseam.kernels import shared
+from kernelseam.kernels import kernel
 from kernelseam.plugins import Plugins
 from mutant import Mutant
 
@@ -23,7 +23,7 @@ def test_one_operand_spans_more_than_2_31_elements(hostcpp: Plugins, name: str) 
     pytest.param(m, id=m.name, marks=[pytest.mark.slow] * (i >= OFTEN)) for i, m in enumerate(FAR_MUTANTS)
 ])
 def test_an_offset_of_32_bits_is_seen(hostcpp: Plugins, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
-    planted = mutant.planted(shared.shared_sources())
-    monkeypatch.setattr(shared, "shared_sources", lambda: planted)
+    planted = mutant.planted(kernel.shared_sources())
+    monkeypatch.setattr(kernel, "shared_sources", lambda: planted)
     operand, case = CASES[mutant.case]
     assert not held(case, operand, hostcpp.backend("hostcpp").runtime.devices()[0], "shared").passed

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from told_lengths import Array, hold
 
-from kernelseam.kernels import shared
+from kernelseam.kernels import kernel
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp import HostArray
 from mutant import ATTENTION, Mutant
@@ -37,7 +37,7 @@ def test_a_length_that_is_not_cut_is_seen(hostcpp: Plugins, monkeypatch: pytest.
     planted = Mutant(
         "length-not-cut", ATTENTION, "s.S_k = min_of(lengths[batch], s.S_k);",
         "s.S_k = lengths[batch] > s.S_k ? s.S_k + 1 : lengths[batch];", "", "", "",
-    ).planted(shared.shared_sources())
-    monkeypatch.setattr(shared, "shared_sources", lambda: planted)
+    ).planted(kernel.shared_sources())
+    monkeypatch.setattr(kernel, "shared_sources", lambda: planted)
     with pytest.raises(AssertionError):
         _hold()

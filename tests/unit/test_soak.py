@@ -45,11 +45,10 @@ def device() -> Device:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_script(soak: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int) -> None:
     given = [
-        "--device", "numpy:0", "--seconds", "20", "--problems", "60", "--specs", "20", "--launches", "50",
-        "--operations", "10", "--threads", "2", "--streams", "2", "--mixed", "6", "--workers", str(workers),
+        "--device", "numpy:0", "--seconds", "250", "--mixed-seconds", "1", "--problems", "60", "--specs", "20",
+        "--launches", "50", "--operations", "10", "--threads", "2", "--streams", "2", "--mixed", "6",
+        "--workers", str(workers),
     ]
-    if not workers:  # by time, which is short
-        given[3] = "6"
     assert soak.main([*given, "--out", str(tmp_path / "out")]) == 0
     found = json.loads((tmp_path / "out" / "soak.json").read_text())
     assert [s["stage"] for s in found["stages"]] == STAGES
@@ -57,7 +56,7 @@ def test_the_script(soak: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str
     of = {s["stage"]: s["figures"] for s in found["stages"]}
     assert of["launches"]["launches"] == 50 and of["operations"]["operations"] == 20
     assert of["no memory left"]["times that memory ran out"] == 3
-    assert of["threads and streams"]["streams"] == 4 and of["threads and streams"]["results compared"] >= 8
+    assert of["threads and streams"]["streams"] == 4 and of["threads and streams"]["results compared"] >= 2
     problems = of["random problems"]
     assert problems["problems"] == problems["passed"] == 60 and 0.01 < problems["worst error over tolerance"] <= 1
     page = (tmp_path / "out" / "soak.md").read_text()

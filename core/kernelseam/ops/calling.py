@@ -148,10 +148,11 @@ class _Launch:
 
     def __call__(self, infos: Infos, stream: object, bound: _Bound) -> None:
         made, runtime, first = self.plan, self.runtime, infos[self.arrays[0]]
-        need = made.workspace_bytes
+        need = made.workspace_room
         # Of the operands' library, so that its streams and graphs know of it.
         own = _fresh("workspace", (-(-need // 4),), DType.float32, first) if need else None
-        key: tuple[Any, ...] = (self, own.pointer if own else 0, *[infos[name].pointer for name in self.arrays])
+        place = made.workspace_in(own.pointer) if own else 0
+        key: tuple[Any, ...] = (self, place, *[infos[name].pointer for name in self.arrays])
         with runtime.activate(made.device):
             launches = bound.get(key)
             if launches is None:

@@ -82,6 +82,16 @@ class CudaRuntime:
         with self.activate(device):
             bindings.call("cuCtxSynchronize")
 
+    def prepare_memset(self, pointer: int, value: int, size: int, device: Device) -> Callable[[int], None]:
+        run = bindings.driver().cuMemsetD8Async
+
+        def launch(stream: int) -> None:
+            (status,) = run(pointer, value, size, stream)
+            if status:
+                bindings.fail("cuMemsetD8Async", status, f"{size} bytes at {pointer:#x}")
+
+        return launch
+
     def activate(self, device: Device) -> AbstractContextManager[None]:
         if self._current is None:
             self._current = bindings.driver().cuCtxGetCurrent

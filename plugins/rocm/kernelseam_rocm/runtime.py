@@ -75,6 +75,16 @@ class HipRuntime:
         with self.activate(device):
             bindings.call("hipDeviceSynchronize")
 
+    def prepare_memset(self, pointer: int, value: int, size: int, device: Device) -> Callable[[int], None]:
+        start = bindings.hip().hipMemsetAsync
+
+        def launch(stream: int) -> None:
+            (status,) = start(pointer, value, size, stream)
+            if status.value:
+                raise bindings.failure(f"hipMemsetAsync of {size} bytes at {pointer:#x}", status)
+
+        return launch
+
     def activate(self, device: Device) -> AbstractContextManager[None]:
         before = bindings.call("hipGetDevice")
         return _NOTHING if before == device.index else _activated(device.index, before)

@@ -30,6 +30,7 @@ from kernelseam.kernels.attention.scores import (
     score_values,
 )
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_dtype, refuse_row_strides
+from kernelseam.kernels.kernel import HostHalf
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature
 
@@ -58,12 +59,13 @@ _OPERANDS = {
 }
 
 
-class AttentionBwdHost:
+class AttentionBwdHost(HostHalf):
     """Keys and queries, ``own`` at a time, a block; with atomics keys alone."""
 
     operation = "attention_bwd"
     entry = "attention_backward"
     source = "attention/backward.h"
+    multiplies = True
 
     def refuse(self, problem: AttentionBwdProblem, row: ArchRow) -> str | None:
         p, spec = problem.forward, problem.spec.forward
@@ -91,6 +93,9 @@ class AttentionBwdHost:
 
     def tiles(self, spec: AttentionBwdSpec, row: ArchRow) -> tuple[BackwardTile, ...]:
         return backward_tiles(spec, row)
+
+    def variants(self, tile: BackwardTile) -> tuple[BackwardTile, ...]:
+        return tuple(replace(tile, role=role) for role in tile.roles)
 
     def tile(self, problem: AttentionBwdProblem, row: ArchRow, device: Device) -> BackwardTile:
         return self.tiles(problem.spec, row)[0]

@@ -16,6 +16,7 @@ from kernelseam.kernels.attention.scores import (
     score_values,
 )
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, divider, pad, refuse_dtype, refuse_row_strides
+from kernelseam.kernels.kernel import HostHalf
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature
 
@@ -87,12 +88,13 @@ _OPERANDS = {
 }
 
 
-class AttentionHost:
+class AttentionHost(HostHalf):
     """One head's queries, ``bm`` at a time, a block; all heads of a batch in one grid."""
 
     operation = "attention"
     entry = "attention_forward"
     source = "attention/forward.h"
+    multiplies = True
 
     def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
         spec = problem.spec

@@ -8,6 +8,7 @@ from kernelseam.contract import ArchRow, Device
 from kernelseam.descriptors.merge_problem import MergeProblem, MergeSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
+from kernelseam.kernels.kernel import HostHalf
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature
 
@@ -34,7 +35,7 @@ _STRIDES = (
 _INTS = ("outs_row", "out_row", "parts", "num_heads", "rows", "total", "sequences")
 
 
-class MergeHost:
+class MergeHost(HostHalf):
     """A thread a few columns of a row, all rows in one grid."""
 
     operation = "merge_states"

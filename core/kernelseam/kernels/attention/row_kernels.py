@@ -9,6 +9,7 @@ from typing import Any
 from kernelseam.contract import ArchRow, Device
 from kernelseam.dtypes import DType
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up
+from kernelseam.kernels.kernel import HostHalf
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature
 
@@ -22,7 +23,7 @@ class RowTile:
     warps: int = WARPS
 
 
-class SmallKernel:
+class SmallKernel(HostHalf):
     """What the three have in common: one tile, no shared memory of a launch's own, whole problems in one grid.
 
     Part of another operation's launches: nobody plans them by themselves.

@@ -15,8 +15,8 @@ from kernelseam.kernels.attention.scores import refuse_scores
 from kernelseam.kernels.attention.softmax import SOFTMAX, SoftmaxProblem, factor
 from kernelseam.kernels.elements import INT32, divide_up
 from kernelseam.kernels.gemm.host import GemmHost, GemmTile
+from kernelseam.kernels.kernel import Composition, KernelImplementation
 from kernelseam.kernels.launches import Launch, Launches
-from kernelseam.kernels.shared import SharedImplementation
 
 KNOWN = frozenset({
     "causal", "window", "prefix", "alibi", "softcap", "bias", "mask", "sinks", "dtype_out", "batch_invariant",
@@ -35,7 +35,7 @@ class UnfusedTile:
     values: GemmTile
 
 
-class Unfused:
+class Unfused(Composition):
     """One GEMM, one softmax and one GEMM for all heads of all entries of the batch.
 
     Scores are float32, [batch, head, query, key] in the workspace; probabilities, of q's dtype, lie behind them or,
@@ -44,6 +44,7 @@ class Unfused:
     """
 
     operation = "attention"
+    name = "gemm-softmax-gemm"
 
     def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
         p, spec = problem, problem.spec
@@ -119,10 +120,8 @@ def pitch(problem: AttentionProblem) -> int:
     return divide_up(problem.S_k, PITCH) * PITCH
 
 
-class UnfusedAttention(SharedImplementation):
+class UnfusedAttention(KernelImplementation):
     """The unfused attention on one vendor's toolchain."""
-
-    name = "gemm-softmax-gemm"
 
     def __init__(self, toolchain: Toolchain) -> None:
         super().__init__(Unfused(), toolchain)
@@ -130,7 +129,7 @@ class UnfusedAttention(SharedImplementation):
     def cost(self, problem: AttentionProblem, device: Device) -> Cost:
         """Its launches one after the other, each at the fused kernel's part of the roofline, and no less than that
         kernel's time: it promises less, and is chosen only by name or where the fused kernel refuses."""
-        efficiency = self._half.efficiency(problem)
-        parts = [roofline(s.problem, device.limits, efficiency) for s in self.launches(problem, device).steps]
+        efficiency = self.half.efficiency(problem)
+        parts = [roofline(s.problem, device.limits, efficiency) for s in self.launches(problem, device).kernels]
         seconds = max(sum(c.seconds for c in parts), super().cost(problem, device).seconds)
         return Cost(sum(c.bytes for c in parts), sum(c.operations for c in parts), seconds)

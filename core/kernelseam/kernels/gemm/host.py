@@ -15,6 +15,7 @@ from kernelseam.kernels.elements import (
     refuse_dtype,
     refuse_row_strides,
 )
+from kernelseam.kernels.kernel import HostHalf
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature, Structure
 
@@ -88,12 +89,13 @@ _HEADS_STRUCTURE = Structure((
 _ROTARY = {"": 0, "halves": 1, "pairs": 2}
 
 
-class GemmHost:
+class GemmHost(HostHalf):
     """Tiles of C of all matrices of a batch, dealt to one grid."""
 
     operation = "gemm"
     entry = "gemm"
     source = "gemm/gemm.h"
+    multiplies = True
 
     def refuse(self, problem: GemmProblem, row: ArchRow) -> str | None:
         p, spec = problem, problem.spec

@@ -9,6 +9,7 @@ from kernelseam.contract import ArchRow, Device
 from kernelseam.descriptors.projection_problem import QkvProjectionProblem
 from kernelseam.kernels.elements import refuse_row_strides
 from kernelseam.kernels.gemm.host import GemmHost, GemmTile
+from kernelseam.kernels.kernel import Composition
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.projection import products
 from kernelseam.kernels.projection.products import Product
@@ -16,7 +17,7 @@ from kernelseam.kernels.projection.products import Product
 _GEMM = GemmHost()
 
 
-class Projection:
+class Projection(Composition):
     """An operation whose launches are GEMMs that know nothing of each other."""
 
     def __init__(self, operation: str, made_of: Callable[[Any], Iterator[Product]]) -> None:
