@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib import metadata
 from typing import Any
 
 from kernelseam.contract import CONTRACT_VERSION, Backend, PluginInfo
@@ -33,7 +32,7 @@ def backend() -> Backend:
 
 @hookimpl
 def kernelseam_info() -> PluginInfo:
-    version = _version("kernelseam-cuda") or "unknown"
+    version = bindings.version("kernelseam-cuda") or "unknown"
     return PluginInfo("cuda", version, CONTRACT_VERSION, "NVIDIA GPUs through CUDA and nvrtc")
 
 
@@ -51,7 +50,7 @@ def kernelseam_doctor() -> Mapping[str, Any]:
         for d in runtime.devices()
     ]
     report: dict[str, Any] = {
-        "packages": {name: found for name in DISTRIBUTIONS if (found := _version(name))} or f"none: {bindings.INSTALL}",
+        "packages": {n: found for n in DISTRIBUTIONS if (found := bindings.version(n))} or f"none: {bindings.INSTALL}",
         "devices": devices,
         "archs": list(toolchain.archs),
     }
@@ -75,10 +74,3 @@ def kernelseam_doctor() -> Mapping[str, Any]:
 
 def _cuda_version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from kernelseam.contract import ArchRow, Device, TensorMap
+from kernelseam.costs import Work
 from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
+from kernelseam.kernels.attention.cost import keys_met
 from kernelseam.kernels.attention.host import VIEWS
 from kernelseam.kernels.attention.scores import score_defines, score_values
 from kernelseam.kernels.covered import Covered
@@ -179,8 +181,19 @@ class HopperAttention(HostHalf):
             "out_map": map_of("out", s.value_dim, queries, p.num_heads, p.out_strides, _STORE_ROWS),
         }
 
-    def efficiency(self, problem: AttentionProblem) -> float:
-        return 0.7
+    def variants(
+        self, problem: AttentionProblem, row: ArchRow, device: Device
+    ) -> dict[str, HopperAttentionTile]:
+        tiles = (self.tile(problem, row, device), *self.tiles(problem.spec, row))
+        return {t.name: t for t in (tiles[:1] if problem.spec.batch_invariant else tiles)}
+
+    def work(self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device) -> Work:
+        """A tile's queries meet the keys visible to its middle one, and half a block and half a tile more."""
+        p = problem
+        keys, most = keys_met(p, tile.bm, tile.bn, p.S_q, p.S_k)
+        step = 2.0 * tile.bm * (p.spec.head_dim + p.spec.value_dim)
+        tiles = _tiles(p, tile).total
+        return Work(p.bytes_moved, tiles, step * keys, step * most, p.spec.dtype, tile.rate, tile.block_seconds)
 
     def covering(self) -> Iterable[Covered]:
         """Every dtype and head dim with and without a causal mask; every option; packed sequences."""
