@@ -95,8 +95,8 @@ def empty(shape: Sequence[int], dtype: DType, device: Device, kind: str | None) 
         raise
     except (MemoryError, RuntimeError) as e:  # a context that is lost has its libraries raise errors of their own
         full = isinstance(e, MemoryError) or type(e).__name__ == "OutOfMemoryError"  # cupy's, torch's
-        kind = OutOfDeviceMemory if full else DeviceError
-        raise kind(f"allocating {list(shape)} of {dtype} on {device} failed: {e}") from e
+        error = OutOfDeviceMemory if full else DeviceError
+        raise error(f"allocating {list(shape)} of {dtype} on {device} failed: {e}") from e
     return DeviceArray(shape, dtype, device)
 
 
