@@ -50,5 +50,5 @@ FAR_MUTANTS = (
     _mutant("any-order", ATTENTION, "(KS_PACKED ? (i64)first * dq_row : batch * dq_batch)",
             "(int)(KS_PACKED ? (i64)first * dq_row : batch * dq_batch)", "bwd-any-order-dq-batches"),
 )
-OFTEN = 6
+OFTEN = 3
 """So many of them, the first, are run whenever tests are."""
