@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Hashable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -36,12 +37,17 @@ def problem_of(case: Case, device: Device) -> Any:
 
 def units(cases: Iterable[Case], device: Device, implementation: str | None = None) -> list[Unit]:
     """Every binary that shared kernels launch for the cases, once."""
+    return list(keyed(cases, device, implementation).values())
+
+
+def keyed(cases: Iterable[Case], device: Device, implementation: str | None = None) -> dict[Hashable, Unit]:
+    """The same by what tells one binary of an arch from another."""
     toolchain = plugins().backend(device.backend).toolchain
     known = [
         i for i in plugins().registry.implementations
         if isinstance(i, KernelImplementation) and i.backend == device.backend and implementation in (None, i.name)
     ]
-    found: dict[object, Unit] = {}
+    found: dict[Hashable, Unit] = {}
     for case in cases:
         takers = [i for i in known if i.operation == case.operation]
         problem = problem_of(case, device) if takers else None
@@ -52,19 +58,24 @@ def units(cases: Iterable[Case], device: Device, implementation: str | None = No
             for x in i.launches(problem, device).kernels:
                 made = bundle(x.half, x.problem.spec, x.tile, toolchain, device.arch)
                 found.setdefault((made.name, made.defines), (x.half, x.problem.spec, x.tile))
-    return list(found.values())
+    return found
 
 
 def compile_all(
-    found: Sequence[Unit], device: Device, processes: int | None = None, limit: float = 300.0
+    found: Sequence[Unit], device: Device, processes: int | None = None, limit: float = 300.0,
+    seconds: float | None = None,
 ) -> list[str]:
-    """Compile binaries into the cache, each in ``limit`` seconds; what failed, in words."""
+    """Compile binaries into the cache, each in ``limit`` seconds and all in ``seconds``; what failed, in words."""
     wrong = []
+    end = None if seconds is None else time.monotonic() + seconds
     with closing(Workers(min(processes or cores(), max(len(found), 1)), limit)) as team:
         tasks = [team.start(_compile, unit, device) for unit in found]
-        for (half, spec, tile), task in zip(found, tasks, strict=True):
+        for done, ((half, spec, tile), task) in enumerate(zip(found, tasks, strict=True)):
             try:
-                task.result()
+                task.result(None if end is None else max(end - time.monotonic(), 0))
+            except TimeoutError:
+                wrong.append(f"only {done} of {len(found)} binaries were compiled within {seconds:.0f} s")
+                break
             except Exception as e:
                 wrong.append(f"{half.entry} of {spec} in {tile}: {e}")
     return wrong

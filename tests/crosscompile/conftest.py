@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from kernelseam.contract import Toolchain
 from kernelseam.kernels import Covered, build_binary, covering
 
+sys.path.append(str(Path(__file__).parents[2] / "tools"))
+
+import kernel_table  # noqa: E402
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every arch of the module's toolchain with every covering binary, those of its own kernels among them."""
     if "covered" in metafunc.fixturenames:
-        metafunc.parametrize("covered", [
-            pytest.param(c, id=str(c).replace(" ", "-"), marks=[pytest.mark.slow] * (not c.often))
-            for c in covering(getattr(metafunc.module, "KERNELS", ()))
+        known = list(enumerate(covering(getattr(metafunc.module, "KERNELS", ()))))
+        metafunc.parametrize(("arch", "covered"), [
+            pytest.param(
+                arch, c, id=f"{str(c).replace(' ', '-')}-{arch}",
+                marks=[pytest.mark.slow] * kernel_table.rare(arch, i, c),
+            )
+            for arch in metafunc.module.TOOLCHAIN.archs for i, c in known
         ])
 
 

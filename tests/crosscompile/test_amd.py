@@ -19,10 +19,7 @@ try:
 except CompileError as e:
     pytest.skip(f"hiprtc is missing: {e.log}", allow_module_level=True)
 
-ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 
-
-@pytest.mark.parametrize("arch", ARCHS)
 def test_nothing_spills(arch: str, covered: Covered, check_binaries: Callable[..., None]) -> None:
     check_binaries(TOOLCHAIN, arch, covered, TOOLCHAIN.arch_row(arch).registers_per_lane)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import kernel_table
 import pytest
 
 from kernelseam.descriptors.attention_problem import AttentionSpec
@@ -40,8 +41,7 @@ def _amd() -> Any:
 
 
 VENDORS: dict[str, tuple[Callable[[], Any], str]] = {
-    **dict.fromkeys(("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120"), (_nvidia, "nvrtc")),
-    **dict.fromkeys(("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"), (_amd, "hiprtc")),
+    arch: (_nvidia, "nvrtc") if arch.startswith("sm_") else (_amd, "hiprtc") for arch in kernel_table.ARCHS
 }
 
 

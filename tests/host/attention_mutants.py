@@ -128,6 +128,11 @@ ATTENTIONS = (
         "finite(y) || !finite(x) ? y : x < 0 ? -LARGEST : LARGEST", "attention-f16-64-bias", WRONG,
         "y − y is fused with the product y, and what y was rounded by is taken for a sign of infinity", "contracted",
     ),
+    Mutant(
+        "attention-negative-prefix", "attention/forward.h", "min_of(max_of(prefixes[batch], 0), own.S_k)",
+        "min_of(max_of(prefixes[batch], -prefixes[batch]), own.S_k)", "attention-f16-64-prefix-negative", WRONG,
+        "a negative prefix is taken for a positive one",
+    ),
     # ---- attention: the softmax and its state
     Mutant(
         "attention-rescale-missed", ATTENTION, "E::row_apply(o, fade, [](float x, float y) { return x * y; });", "",
@@ -209,6 +214,21 @@ ATTENTIONS = (
     Mutant(
         "backward-keys-beyond-the-length", ATTENTION, "(HIDES || KS_LENGTHS || ATOMIC) &&", "(HIDES || ATOMIC) &&",
         "attention-bwd-f16-64-lengths", WRONG, "keys beyond an entry's length have gradients",
+    ),
+    Mutant(
+        "backward-empty-rows-of-keys", ATTENTION, "there ? lse_base2(lse[h * lse_head + i0 + t]) : infinity()",
+        "there ? LOG2_E * lse[h * lse_head + i0 + t] : infinity()", "attention-bwd-f16-64-any-order-bias-voids", NAN,
+        "−∞ is subtracted from −∞ where a bias leaves a query no key, and keys take what comes of it",
+    ),
+    Mutant(
+        "backward-empty-rows-of-queries", ATTENTION, "return lse_base2(lse[head * lse_head + mine + r]);",
+        "return LOG2_E * lse[head * lse_head + mine + r];", "attention-bwd-f16-64-bias-voids", NAN,
+        "−∞ is subtracted from −∞ where a bias leaves a query no key, and its gradient is what comes of it",
+    ),
+    Mutant(
+        "backward-negative-prefix", ATTENTION, "min_of(max_of(prefixes[batch], 0), S_k_seen)",
+        "min_of(max_of(prefixes[batch], -prefixes[batch]), S_k_seen)", "attention-bwd-f16-64-prefix-negative", WRONG,
+        "a negative prefix is taken for a positive one",
     ),
     Mutant(
         "row-dots-columns-lost", ATTENTION, "d < KS_DV; d += WARP", "d < KS_DV; d += 2 * WARP", "attention-bwd-f16-64",

@@ -48,7 +48,7 @@ class Mutant:
             where = ", ".join(name for name, *_ in places) or "nowhere"
             raise LookupError(
                 f"mutant {self.name} ({self.what}): its words must be once in {self.place}*, they are {where}: "
-                f"{self.find!r}. The source has changed: change this row of tests/host/*mutants.py so that it plants "
+                f"{self.find!r}. The source has changed: change this row of tests/*/*mutants.py so that it plants "
                 "the same bug in what stands there now"
             )
         (name, start, end), = places

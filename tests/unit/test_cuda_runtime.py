@@ -274,6 +274,26 @@ def test_out_of_memory_names_what_was_asked_for(driver: Driver) -> None:
     assert driver.stack == [2]
 
 
+def test_a_lost_context_is_no_librarys_error(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cupy asks its own runtime for memory, which raises its own error once a launch went astray."""
+
+    class CUDARuntimeError(RuntimeError):
+        pass
+
+    def refuse(*arguments: object) -> object:
+        raise CUDARuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered")
+
+    monkeypatch.setattr(sys.modules["cupy"], "empty", refuse)
+    made = CudaRuntime()
+    with pytest.raises(DeviceError) as caught:
+        made.empty((3, 4), DType.float32, made.devices()[0])
+    assert type(caught.value) is DeviceError
+    assert str(caught.value) == (
+        "allocating [3, 4] of float32 on cuda:0 (sm_90a) failed: cudaErrorIllegalAddress: an illegal memory access was "
+        "encountered"
+    )
+
+
 def test_the_device_is_set_and_restored(driver: Driver) -> None:
     made = CudaRuntime()
     first, second = made.devices()

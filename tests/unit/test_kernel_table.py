@@ -5,6 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
+from kernelseam.kernels import covering
+from kernelseam.plugins import plugins
+
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
 
 import kernel_table  # noqa: E402
@@ -30,3 +35,31 @@ def test_the_page_is_that_of_the_table() -> None:
 def test_nothing_in_the_table_spills() -> None:
     spilling = {key for key, facts in kernel_table.read().items() if facts[1:3] != ("0", "0")}
     assert spilling == set()
+
+
+def test_every_arch_that_a_plugin_compiles_for_is_in_the_table() -> None:
+    toolchains = [b.toolchain for b in plugins().registry.backends.values() if b.toolchain]
+    known = [arch for t in toolchains for arch in t.archs]
+    assert set(known) <= set(kernel_table.ARCHS), "a new arch belongs into ARCHS, and its rows into the table"
+    assert {key[0] for key in kernel_table.read()} == set(kernel_table.ARCHS)
+
+
+@pytest.mark.parametrize("arch", kernel_table.ALIKE)
+def test_archs_that_are_alike_have_the_same_tiles(arch: str) -> None:
+    """So that a part of one's binaries, and all of the other's, are enough to look at often."""
+    other = kernel_table.ALIKE[arch]
+    rows = {
+        a: t.arch_row(a) for t in (b.toolchain for b in plugins().registry.backends.values()) if t
+        for a in (arch, other) if a in t.archs
+    }
+    if not rows:
+        pytest.skip(f"no plugin compiles for {arch}")
+    mine, its = rows[arch], rows[other]
+    assert mine.shared_bytes_per_block == its.shared_bytes_per_block and mine.platform == its.platform
+    assert {o: [kernel_table.tile_name(t) for t in found] for o, found in mine.tiles.items()} == {
+        o: [kernel_table.tile_name(t) for t in found] for o, found in its.tiles.items()
+    }
+    often = [(i, c) for i, c in enumerate(covering()) if c.often]
+    assert not any(kernel_table.rare(other, i, c) for i, c in often)
+    part = [c for i, c in often if not kernel_table.rare(arch, i, c)]
+    assert 0 < len(part) < len(often) / 4 and len({c.half.entry for c in part}) >= 3

@@ -12,7 +12,7 @@ import pytest
 
 from kernelseam.contract import Device
 from kernelseam.dtypes import DType
-from kernelseam.errors import OutOfDeviceMemory, UnknownName
+from kernelseam.errors import DeviceError, OutOfDeviceMemory, UnknownName
 
 pytest.importorskip("kernelseam_rocm", reason="kernelseam-rocm is not installed")
 from kernelseam_rocm import arrays, bindings, dlpack  # noqa: E402
@@ -146,6 +146,19 @@ def test_memory_that_a_library_does_not_get(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(OutOfDeviceMemory) as caught:
         arrays.empty((2, 3), DType.float32, DEVICES[0], "torch")
     assert str(caught.value) == ("allocating [2, 3] of float32 on rocm:0 (gfx942) failed: tried to allocate 1 TiB")
+
+
+def test_a_lost_context_is_no_librarys_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> object:
+        raise RuntimeError("HIP error: an illegal memory access was encountered")
+
+    monkeypatch.setitem(sys.modules, "torch", torch("7.2", float32="f32", empty=refuse))
+    with pytest.raises(DeviceError) as caught:
+        arrays.empty((2, 3), DType.float32, DEVICES[0], "torch")
+    assert type(caught.value) is DeviceError
+    assert str(caught.value) == (
+        "allocating [2, 3] of float32 on rocm:0 (gfx942) failed: HIP error: an illegal memory access was encountered"
+    )
 
 
 class Stranger:

@@ -52,8 +52,12 @@ E hipEventCreate(void** e) { *e = calloc(1, sizeof(double)); return 0; }
 E hipEventDestroy(void* e) { free(e); note(6000); return 0; }
 E hipEventRecord(void* e, void* s) { now += 0.25; *(double*)e = now; return 0; }
 E hipEventElapsedTime(float* ms, void* a, void* b) { *ms = *(double*)b - *(double*)a; return 0; }
-E hipModuleLoadData(void** m, const void* image) { *m = (void*)image; note(7000); return 0; }
-E hipModuleGetFunction(void** f, void* m, const char* name) { if (strcmp(name, "scale")) return 500; *f = (void*)0x77; return 0; }
+static char modules[2];
+E hipModuleLoadData(void** m, const void* image) { *m = modules + current; note(7000 + current); return 0; }
+E hipModuleGetFunction(void** f, void* m, const char* name) {
+  if (strcmp(name, "scale")) return 500;
+  note(7100 + ((char*)m - modules)); *f = (void*)0x77; return 0;
+}
 E hipMemsetAsync(void* p, int value, size_t n, void* stream) {
   if (failing_launch) return 1;
   memset(p, value, n); note(9000 + (int64_t)stream); return 0;
@@ -256,7 +260,7 @@ def test_launches_get_the_arguments_as_packed(prefix: Path) -> None:
         stub.stub_last.restype = ctypes.POINTER(Last)
         last = stub.stub_last().contents
         say(x=runtime.to_host(x).tolist(), same=ctypes.string_at(ctypes.addressof(last), 24) == arguments, size=last.size,
-            grid=list(last.grid), block=list(last.block), shared=last.shared, stream=last.stream, loads=log().count(7000))
+            grid=list(last.grid), block=list(last.block), shared=last.shared, stream=last.stream, loads=log().count(7001))
     """),
     )
     assert said == {
@@ -269,6 +273,24 @@ def test_launches_get_the_arguments_as_packed(prefix: Path) -> None:
         "stream": 0x99,
         "loads": 1,
     }
+
+
+def test_each_device_has_modules_of_its_own(prefix: Path) -> None:
+    """A module belongs to the device that was current when it was loaded: its functions run there alone."""
+    said = run(
+        prefix,
+        LOAD
+        + textwrap.dedent("""
+        for index in (0, 1, 0, 1): chain.load(b"binary", "scale", devices[index])
+        chain.load(b"another", "scale", devices[1])
+        say(log=[x for x in log() if x // 1000 in (1, 7)])
+    """),
+    )
+    loaded, function = 7000, 7100
+    assert said["log"] == [
+        loaded, function, 1001, loaded + 1, function + 1, 1000, function, 1001, function + 1, 1000, 1001, loaded + 1,
+        function + 1, 1000,
+    ]
 
 
 def test_what_the_runtime_says_of_a_kernel(prefix: Path) -> None:

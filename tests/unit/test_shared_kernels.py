@@ -8,14 +8,16 @@ from dataclasses import replace
 
 import pytest
 
+from kernelseam import dispatch
 from kernelseam.contract import ArchRow, Device, DeviceLimits, KernelFacts, LaunchConfig, SourceBundle
 from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
 from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
-from kernelseam.errors import DeviceError, InvalidValue
+from kernelseam.errors import DeviceError, InvalidValue, Unsupported
 from kernelseam.kernels import HALVES, AttentionTile, GemmTile, build_binary, covering_specs, shared_implementations
 from kernelseam.kernels.kernel import bundle, shared_sources
 from kernelseam.kernels.signature import Signature
+from kernelseam.plugins import plugins
 
 HALF = frozenset({DType.float16, DType.bfloat16})
 GEMM_TILES = (GemmTile(HALF, 128, 128, 64, 2, 4, 2), GemmTile(HALF, 32, 32, 32, 1, 2, 2, min_blocks=3))
@@ -101,6 +103,23 @@ def test_attention_over_256_heads_is_one_launch() -> None:
     assert step.record.grid == (4096 // 128 * 256, 1, 1)
     assert step.record.block == (128, 1, 1)
     assert step.record.shared_bytes == 128 * 64 * 2 + 2 * 64 * 128 * 2
+
+
+@pytest.mark.parametrize(("S_q", "batch", "blocks"), [
+    (1, 2**31 - 1, 2**31 - 1), (128 * 2**11, 2**20, 2**31), (128 * 2**11 - 128, 2**20, 2**31 - 2**20),
+    (128 * 2**12, 2**20, 2**32), (129, 2**30, 3 * 2**30),
+])
+def test_a_grid_has_less_than_2_31_blocks(S_q: int, batch: int, blocks: int) -> None:
+    """That is what drivers take along an axis: more are refused, not cut off."""
+    problem = attention(S_q, 1, batch, 64)
+    said = shared("attention", FakeToolchain()).supports(problem, DEVICE)
+    assert said == (None if blocks < 2**31 else f"it needs {blocks} blocks, more than 2147483647")
+
+
+def test_a_problem_of_more_blocks_is_refused_where_it_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins().registry, "implementations", [shared("attention", FakeToolchain())])
+    with pytest.raises(Unsupported, match="shared: it needs 2147483648 blocks, more than 2147483647"):
+        dispatch.select(attention(128 * 2**11, 1, 2**20, 64), DEVICE)
 
 
 def test_nothing_to_write_is_no_launch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from typing import Any
 
 import pytest
@@ -61,6 +62,39 @@ def test_the_layout_is_c_s(kinds: tuple[Any, ...]) -> None:
     packed = signature.pack(dict(zip(names, values, strict=True)))
     end = places[-1][0] + places[-1][1]
     assert packed == bytes(filled)[:end]  # without what pads the whole
+
+
+RANGES: dict[str, Any] = {
+    "pointer": st.integers(0, 2**64 - 1), "i64": st.integers(-(2**63), 2**63 - 1),
+    "i32": st.integers(-(2**31), 2**31 - 1), "f32": st.floats(width=32, allow_nan=False),
+    "f64": st.floats(allow_nan=False),
+}
+
+
+@given(st.lists(kinds, min_size=1, max_size=6).map(tuple), st.data())
+def test_every_value_that_a_type_has_arrives(kinds: tuple[Any, ...], data: st.DataObject) -> None:
+    """Strides of 2³² and more, addresses in the upper half: what C reads from the buffer is what was given."""
+    signature, whole = Signature(members(kinds)), c_type(kinds)()
+    values = [data.draw(RANGES[kind]) for kind in leaves(kinds)]
+    names = [name for name, _, _ in signature.scalars]
+    fill(whole, kinds, iter(values))
+    packed = signature.pack(dict(zip(names, values, strict=True)))
+    assert packed == bytes(whole)[: len(packed)]
+
+
+@pytest.mark.parametrize("stride", [2**31 - 1, 2**31, 2**32, 2**32 + 8, 2**40 + 1, -(2**32)])
+def test_a_stride_has_64_bits(stride: int) -> None:
+    signature = Signature((("rows", "i32"), ("batch", "i64"), ("view", Structure((("head", "i64"), ("row", "i32"))))))
+    packed = signature.pack({"rows": 7, "batch": stride, "head": stride + 1, "row": 3})
+    assert struct.unpack_from("<i4xqqi", packed) == (7, stride, stride + 1, 3)
+
+
+def test_what_no_64_bits_hold_is_named() -> None:
+    signature = Signature((("batch", "i64"), ("at", "pointer")))
+    with pytest.raises(DeviceError, match=r"^argument batch = 9223372036854775808 is not a i64"):
+        signature.pack({"batch": 2**63, "at": 0})
+    with pytest.raises(DeviceError, match=r"^argument at = -1 is not a pointer"):
+        signature.pack({"batch": 0, "at": -1})
 
 
 def test_a_name_may_come_twice() -> None:

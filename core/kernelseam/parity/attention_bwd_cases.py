@@ -112,6 +112,7 @@ def _scores() -> Iterator[BackwardCase]:
         yield case("f16-64", f"window-{name}", window=window, S_q=S_q, S_k=S_k, batch=1)
     yield case("f16-64-causal", "prefix", prefix=(5, 41), S_q=70)
     yield case("f16-64", "prefix-window", window=(8, 0), prefix=(0, 60))
+    yield case("f16-64", "prefix-negative", window=(8, 0), prefix=(-3, -(2**31)), S_q=70)
     yield case("f16-64", "mask", mask="random")
     yield case("f16-64", "mask-rows", mask="rows", mask_walk=Walk(broadcast="bh"))
     yield case("f16-64", "mask-all", mask="all", mask_walk=Walk(broadcast="bhrc"))
@@ -135,6 +136,7 @@ def _operands() -> Iterator[BackwardCase]:
     yield case("f16-64-causal", "bias-f32-gqa", **{**bias, "bias": F32}, dbias=gaps, num_heads=4)
     yield case("f16-64", "bias-f32-holes", **{**bias, "bias": F32}, bias_data="holes", bias_walk=Walk(broadcast="h"))
     yield case("f16-64", "bias-f32-voids", **{**bias, "bias": F32}, bias_data="voids")
+    yield case("f16-64", "bias-voids", bias_data="voids", bias_walk=Walk(broadcast="h"), **bias)
     yield case("f16-64", "bias-alone", bias=F16, bias_walk=Walk(broadcast="h"))
     # Sums of nothing.
     for what, axis, extent in (
@@ -196,6 +198,7 @@ def _any_order() -> Iterator[BackwardCase]:
     yield case("f32-128/40", "any-order", S_q=70, S_k=70, **free)
     yield case("f16-33/7", "any-order", S_q=33, **free)
     yield case("f16-64", "any-order-no-keys", S_k=0, **free)
+    yield case("f16-64", "any-order-bias-voids", bias=F32, bias_data="voids", bias_gradient=True, **free)
     yield case("f16-64", "any-order-falling", data="falling", scale=1.0, batch=1, **free)
     yield case(
         "bf16-128-causal", "any-order-sequences-gqa", q_sequences=(33, 7, 0, 40), k_sequences=(33, 20, 5, 40), batch=4,

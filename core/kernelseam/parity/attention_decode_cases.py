@@ -26,6 +26,7 @@ def few_queries() -> Iterator[AttentionCase]:
     for kind in ("f16-64", "bf16-128", "f32-64"):
         yield case(kind, "split", **few)
     yield case("f16-64", "split-no-lse", **few, lse=False)
+    yield case("f16-64", "split-batches", S_q=3, S_k=1500, batch=2, num_heads=4, kv_heads=2, lse_gap=3)
     yield case("f16-64", "split-value-dim-40", **few, value_dim=40, out=TOKENS)
     yield case("f16-64-causal", "split", **{**three, "S_q": 7})
     yield case("f16-64-causal", "split-sinks", **three, sinks=(3.0, -1.0, 1e3, -1e3))

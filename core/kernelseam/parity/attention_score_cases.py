@@ -35,6 +35,7 @@ def windows() -> Iterator[AttentionCase]:
     yield case("f16-64-causal", "prefix-none-and-all", prefix=(-3, 1000), S_q=40, S_k=70)
     yield case("f16-64-causal", "prefix-short-of-queries", prefix=(2, 33), S_q=70, S_k=33)
     yield case("f16-64", "prefix-window", window=(8, 0), prefix=(0, 90), S_q=129, S_k=129)
+    yield case("f16-64", "prefix-negative", window=(8, 0), prefix=(-3, -(2**31)), S_q=70, S_k=70)
     yield case("f16-64", "prefix-window-early", window=(20, 3), prefix=(7, 1), S_q=70, S_k=129)
     yield case(
         "f16-64-causal", "prefix-nan-in-hidden-v", prefix=(20,), S_q=70, S_k=70, batch=1,

@@ -11,7 +11,7 @@ import numpy as np
 
 from kernelseam.contract import ArrayInfo, Device
 from kernelseam.dtypes import DType
-from kernelseam.errors import InvalidValue, OutOfDeviceMemory, UnknownName
+from kernelseam.errors import DeviceError, InvalidValue, OutOfDeviceMemory, UnknownName
 from kernelseam.interop import torch as torch_arrays
 from kernelseam_cuda import bindings
 
@@ -147,16 +147,18 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 def empty(shape: Sequence[int], dtype: DType, device: Device, kind: str | None) -> object:
     """A new row-major array on the current device: torch's where ``kind`` says so, else cupy's.
 
-    Raises OutOfDeviceMemory; NoDevice where cupy is needed and missing.
+    Raises OutOfDeviceMemory; NoDevice where cupy is needed and missing; DeviceError.
     """
     try:
         if kind == "torch":
             return torch_arrays.empty(shape, dtype, f"cuda:{device.index}")
         return bindings.cupy().empty(tuple(shape), dtype.numpy)
-    except (MemoryError, RuntimeError) as e:
-        if isinstance(e, MemoryError) or type(e).__name__ == "OutOfMemoryError":  # cupy's, torch's
-            raise OutOfDeviceMemory(f"allocating {list(shape)} of {dtype} on {device} failed: {e}") from e
+    except DeviceError:
         raise
+    except (MemoryError, RuntimeError) as e:  # a context that is lost has its libraries raise errors of their own
+        full = isinstance(e, MemoryError) or type(e).__name__ == "OutOfMemoryError"  # cupy's, torch's
+        error = OutOfDeviceMemory if full else DeviceError
+        raise error(f"allocating {list(shape)} of {dtype} on {device} failed: {e}") from e
 
 
 def current_stream(device: Device, kind: str | None) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device
 from kernelseam.dtypes import DType
-from kernelseam.errors import OutOfDeviceMemory
+from kernelseam.errors import DeviceError, OutOfDeviceMemory
 from kernelseam.interop import torch as torch_arrays
 from kernelseam_rocm import bindings, dlpack
 
@@ -84,17 +84,19 @@ def _stranger(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
 def empty(shape: Sequence[int], dtype: DType, device: Device, kind: str | None) -> object:
     """A new row-major array on the current device, of that kind where we can make it, else a DeviceArray.
 
-    Raises OutOfDeviceMemory.
+    Raises OutOfDeviceMemory, DeviceError.
     """
     try:
         if kind == "torch" and torch_module() is not None:
             return torch_arrays.empty(shape, dtype, f"cuda:{device.index}")
         if kind == "cupy" and (cupy := cupy_module()) is not None:
             return cupy.empty(tuple(shape), dtype=dtype.numpy)
-    except (MemoryError, RuntimeError) as e:
-        if isinstance(e, MemoryError) or type(e).__name__ == "OutOfMemoryError":  # cupy's, torch's
-            raise OutOfDeviceMemory(f"allocating {list(shape)} of {dtype} on {device} failed: {e}") from e
+    except DeviceError:
         raise
+    except (MemoryError, RuntimeError) as e:  # a context that is lost has its libraries raise errors of their own
+        full = isinstance(e, MemoryError) or type(e).__name__ == "OutOfMemoryError"  # cupy's, torch's
+        error = OutOfDeviceMemory if full else DeviceError
+        raise error(f"allocating {list(shape)} of {dtype} on {device} failed: {e}") from e
     return DeviceArray(shape, dtype, device)
 
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from kernelseam.contract import ArrayInfo, Device, DeviceLimits
 from kernelseam.dtypes import DType
+from kernelseam.errors import OutOfDeviceMemory
 from kernelseam.reference.runtime import HostRuntime
 from kernelseam_hostcpp.archs import ROWS
 
@@ -62,7 +63,10 @@ class HostCppRuntime:
         return dataclasses.replace(info, device=DEVICES[interface["hostcpp"]], kind="hostcpp", owner=array)
 
     def empty(self, shape: Sequence[int], dtype: DType, device: Device, like: ArrayInfo | None = None) -> object:
-        return HostArray(np.full(tuple(shape), np.nan, dtype.numpy), device.index)
+        try:
+            return HostArray(np.full(tuple(shape), np.nan, dtype.numpy), device.index)
+        except MemoryError as e:
+            raise OutOfDeviceMemory(f"allocating {list(shape)} of {dtype} on {device} failed: {e}") from e
 
     def from_host(self, host: npt.NDArray[Any], device: Device) -> object:
         return HostArray(np.array(host, order="C"), device.index)

@@ -1,0 +1,73 @@
+"""On an NVIDIA GPU: attentions, gradients, merges and pages of which one operand spans more than 2³¹ elements, over
+memory whose zeros a wrapped offset would read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from kernelseam.parity.memory import Place
+from kernelseam.plugins import plugins
+
+pytestmark = pytest.mark.gpu
+pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
+BACKEND = plugins().registry.backends.get("cuda")
+if BACKEND is None or not BACKEND.runtime.devices():
+    pytest.skip("gpu is missing: no NVIDIA device here", allow_module_level=True)
+DEVICE = BACKEND.runtime.devices()[0]
+cupy = pytest.importorskip("cupy")
+
+sys.path.append(str(Path(__file__).parents[1] / "unit" / "helpers"))
+
+from far_cases import CASES, held  # noqa: E402
+
+
+class Memory:
+    """One operand's block on the device, zeros."""
+
+    def __init__(self, before: int, size: int) -> None:
+        self._flat = cupy.zeros(before + size, np.uint8)
+        self._before = before
+        self.address = int(self._flat.data.ptr) + before
+
+    def _views(self, place: Place) -> Iterator[tuple[Any, Any]]:
+        """(index into the logical array, view of the device's bytes) of what has elements."""
+        size = place.dtype.itemsize
+        for index, first, shape in place._parts():
+            start = self._before + (place.offset + first) * size
+            strides = (*(s * size for s in place.strides[-len(shape):]), 1)
+            yield index, cupy.lib.stride_tricks.as_strided(self._flat[start:], (*shape, size), strides)
+
+    def write(self, place: Place, value: npt.NDArray[Any]) -> None:
+        for index, view in self._views(place):
+            part = np.ascontiguousarray(value[index])
+            view[...] = cupy.asarray(part.view(np.uint8).reshape(view.shape))
+
+    def read(self, place: Place) -> npt.NDArray[Any]:
+        found = np.zeros(place.shape, place.dtype.numpy)
+        for index, view in self._views(place):
+            found[index] = cupy.asnumpy(view).view(place.dtype.numpy).reshape(view.shape[:-1])
+        return found
+
+
+@contextmanager
+def memory(before: int, size: int) -> Iterator[Memory]:
+    if before + size > DEVICE.limits.memory_bytes * 3 // 4:
+        pytest.skip(f"{(before + size) >> 30} GiB are more than the GPU has free")
+    yield Memory(before, size)
+    cupy.get_default_memory_pool().free_all_blocks()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_operand_spans_more_than_2_31_elements(name: str) -> None:
+    operand, case = CASES[name]
+    cupy.get_default_memory_pool().free_all_blocks()
+    verdict = held(case, operand, DEVICE, "shared", memory)
+    assert verdict.passed, verdict.message

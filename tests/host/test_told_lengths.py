@@ -1,0 +1,43 @@
+"""Shared kernels on lengths beyond the keys and below 0, which nobody looked at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from told_lengths import Array, hold
+
+from kernelseam.kernels import kernel
+from kernelseam.plugins import Plugins
+from kernelseam_hostcpp import HostArray
+from mutant import ATTENTION, Mutant
+
+
+class Sliced(HostArray):
+    """A host array that can be sliced."""
+
+    def __getitem__(self, index: Any) -> Sliced:
+        return Sliced(self.host[index])
+
+
+def into(array: Sliced, values: Array) -> None:
+    array.host[...] = values
+
+
+def _hold() -> None:
+    hold(Sliced, lambda x: x.host.copy(), into)
+
+
+def test_lengths_beyond_the_keys_are_cut_and_negative_ones_are_0(hostcpp: Plugins) -> None:
+    _hold()
+
+
+def test_a_length_that_is_not_cut_is_seen(hostcpp: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One key too many is in its memory, and NaN."""
+    planted = Mutant(
+        "length-not-cut", ATTENTION, "s.S_k = min_of(lengths[batch], s.S_k);",
+        "s.S_k = lengths[batch] > s.S_k ? s.S_k + 1 : lengths[batch];", "", "", "",
+    ).planted(kernel.shared_sources())
+    monkeypatch.setattr(kernel, "shared_sources", lambda: planted)
+    with pytest.raises(AssertionError):
+        _hold()
