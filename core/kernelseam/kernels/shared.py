@@ -203,7 +203,7 @@ class SharedImplementation:
 
     def _tiles(self, problem: Any, device: Device) -> Mapping[str, Any]:
         """By name, where the host half has names for them."""
-        ask = getattr(self._half, "variants", None)
+        ask = getattr(self._half, "named_tiles", None)
         found: Mapping[str, Any] = ask(problem, self._toolchain.arch_row(device.arch), device) if ask else {}
         return found
 

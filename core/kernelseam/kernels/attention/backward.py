@@ -201,7 +201,7 @@ class AttentionBwdHost:
     def pointers(self, spec: AttentionBwdSpec) -> dict[str, str]:
         return {p: _OPERANDS.get(p, p) for p in _POINTERS}
 
-    def variants(self, problem: AttentionBwdProblem, row: ArchRow, device: Device) -> dict[str, BackwardTile]:
+    def named_tiles(self, problem: AttentionBwdProblem, row: ArchRow, device: Device) -> dict[str, BackwardTile]:
         """Every tile that takes a problem, by name, that of ``tile`` first. A batch-invariant spec has one."""
         tiles = self.tiles(problem.spec, row)
         return {t.name: t for t in (tiles[:1] if problem.spec.forward.batch_invariant else tiles)}

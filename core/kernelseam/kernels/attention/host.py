@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kernelseam.contract import ArchRow, Device
 from kernelseam.costs import Work
@@ -51,9 +51,9 @@ class AttentionTile:
     plain: bool = False
     """Only for strided keys and scores that are scale·q·k, hidden by nothing but a causal mask: others take more
     registers."""
-    rate: float = 0.0
+    rate: float = field(default=0.0, compare=False)
     """As in GemmTile; so ``block_seconds``."""
-    block_seconds: float = 0.0
+    block_seconds: float = field(default=0.0, compare=False)
     grouped: bool = False
     """No column of the table: whether a block's rows are the heads of a group, chosen for a problem. So ``splits``."""
     splits: int = 1
@@ -149,7 +149,7 @@ class AttentionHost:
         found = min(grouped, key=lambda t: self._blocks_of_a_group(problem, t) * t.bm)
         return self._split(problem, found, row, device)
 
-    def variants(self, problem: AttentionProblem, row: ArchRow, device: Device) -> dict[str, AttentionTile]:
+    def named_tiles(self, problem: AttentionProblem, row: ArchRow, device: Device) -> dict[str, AttentionTile]:
         """Every tile that takes a problem, its keys in as many parts as ``tile`` would have them, half as many and one;
         that of ``tile`` first. A batch-invariant spec has one."""
         first = self.tile(problem, row, device)

@@ -33,9 +33,9 @@ class Projection:
         """One a product."""
         return tuple(_GEMM.tile(p.problem, row, device) for p in self._made_of(problem))
 
-    def variants(self, problem: Any, row: ArchRow, device: Device) -> dict[str, tuple[GemmTile, ...]]:
+    def named_tiles(self, problem: Any, row: ArchRow, device: Device) -> dict[str, tuple[GemmTile, ...]]:
         """Every tile of each product beside every one of the others, that of ``tile`` first."""
-        offered = [_GEMM.variants(p.problem, row, device).values() for p in self._made_of(problem)]
+        offered = [_GEMM.named_tiles(p.problem, row, device).values() for p in self._made_of(problem)]
         return {"+".join(t.name for t in tiles): tiles for tiles in itertools.product(*offered)}
 
     def launches(self, problem: Any, tile: tuple[GemmTile, ...], device: Device) -> Launches:
