@@ -165,6 +165,15 @@ def test_dispatch_takes_what_was_measured_unless_one_is_named(ways: Callable[...
     assert plan(gemm(), device=device).choice.by == "model" and store.clear() == 0
 
 
+def test_what_was_measured_goes_before_what_is_predicted(ways: Callable[..., Device]) -> None:
+    device = ways(tiles(), quick(us=5.0))
+    assert plan(gemm(), device=device).implementation == "tiles"
+    assert tuned(device).chosen.name == "library"
+    made = plan(gemm(), device=device)
+    assert (made.implementation, made.choice.by) == ("library", "tuned")
+    assert made.parts.steps[0].way.name == "library"  # type: ignore[attr-defined]
+
+
 def test_a_variant_that_is_not_there(ways: Callable[..., Device]) -> None:
     device = ways(tiles(), quick())
     for wanted, known in (("tiles:huge", "tiles:big, tiles:small, tiles:odd"), ("library:fast", "library")):
@@ -397,3 +406,11 @@ def test_nothing_is_asked_where_nothing_was_tuned(
     device = ways(tiles())
     monkeypatch.setattr(store, "place", lambda *_: 1 // 0)
     assert plan(gemm(), device=device).choice.by == "model" and not cache.exists()
+
+
+def test_an_emulated_device_has_no_tuned_choice(ways: Callable[..., Device]) -> None:
+    """Of the same name and arch as one that was tuned."""
+    device = ways(tiles(), quick())
+    tuned(device)
+    assert store.tuned_choice(gemm().problem(), device) is not None
+    assert store.tuned_choice(gemm().problem(), replace(device, evidence=EMULATED)) is None
