@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kernelseam.contract import Device
-from kernelseam.kernels.shared import SharedImplementation, build, bundle
+from kernelseam.kernels.kernel import KernelImplementation, build, bundle
 from kernelseam.parity import data
 from kernelseam.parity.cases import AttentionCase, Case, GemmCase
 from kernelseam.parity.covering import covering
@@ -39,7 +39,7 @@ def units(cases: Iterable[Case], device: Device, implementation: str | None = No
     toolchain = plugins().backend(device.backend).toolchain
     known = [
         i for i in plugins().registry.implementations
-        if isinstance(i, SharedImplementation) and i.backend == device.backend and implementation in (None, i.name)
+        if isinstance(i, KernelImplementation) and i.backend == device.backend and implementation in (None, i.name)
     ]
     found: dict[object, Unit] = {}
     for case in cases:
@@ -49,7 +49,7 @@ def units(cases: Iterable[Case], device: Device, implementation: str | None = No
             if i.supports(problem, device) is not None:
                 continue
             assert toolchain is not None
-            for x in i.launches(problem, device).steps:
+            for x in i.launches(problem, device).kernels:
                 made = bundle(x.half, x.problem.spec, x.tile, toolchain, device.arch)
                 found.setdefault((made.name, made.defines), (x.half, x.problem.spec, x.tile))
     return list(found.values())

@@ -20,7 +20,7 @@ from kernelseam.contract import ArchRow, Device, Toolchain
 from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.descriptors.attention_problem import AttentionSpec
 from kernelseam.dtypes import DType
-from kernelseam.kernels import BackwardTile, SharedImplementation, build_binary
+from kernelseam.kernels import BackwardTile, KernelImplementation, build_binary
 from kernelseam.kernels.attention.backward import AttentionBwdHost
 from kernelseam.plugins import plugins
 
@@ -165,7 +165,7 @@ def timed(dims: list[int], causal: bool, repeat_ms: int, device: str = "cuda") -
             cells = facts(toolchain, free.device.arch, free.problem.spec, tile)
             if cells.startswith("does not fit"):
                 continue
-            implementation = SharedImplementation(OneTile(tile), toolchain)
+            implementation = KernelImplementation(OneTile(tile), toolchain)
             for x in grads:
                 x.fill_(float("nan"))
             call = replace(free, parts=implementation.build(free.problem, free.device)).bind()

@@ -17,7 +17,7 @@ from pathlib import Path
 from kernelseam.contract import ArchRow, Device, Toolchain
 from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
-from kernelseam.kernels import GemmTile, SharedImplementation, build_binary
+from kernelseam.kernels import GemmTile, KernelImplementation, build_binary
 from kernelseam.kernels.gemm.host import GemmHost
 from kernelseam.plugins import plugins
 
@@ -105,7 +105,7 @@ def timed(repeat_ms: int) -> Iterator[str]:
             if cells.startswith("does not fit"):
                 continue
             c.fill_(float("nan"))
-            parts = SharedImplementation(OneTile(t), toolchain).build(plan.problem, plan.device)
+            parts = KernelImplementation(OneTile(t), toolchain).build(plan.problem, plan.device)
             ms = peers.median_ms(replace(plan, parts=parts).bind(), repeat_ms)
             error = peers.relative_error(c, peer_c)
             yield (

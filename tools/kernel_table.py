@@ -15,7 +15,7 @@ import io
 import sys
 from pathlib import Path
 
-from kernelseam.contract import KernelFacts, Toolchain
+from kernelseam.contract import Backend, KernelFacts
 from kernelseam.errors import KernelSeamError
 from kernelseam.kernels import build_binary, covering
 from kernelseam.plugins import plugins
@@ -37,10 +37,12 @@ def tile_name(tile: object) -> str:
     return " ".join(f"{k}={int(v) if isinstance(v, bool) else v}" for k, v in shown.items())
 
 
-def facts_of(toolchain: Toolchain, arch: str, everything: bool) -> dict[Key, KernelFacts]:
-    """Facts of every covering binary of the arch."""
+def facts_of(backend: Backend, arch: str, everything: bool) -> dict[Key, KernelFacts]:
+    """Facts of every covering binary of the arch, those of the plugin's own kernels among them."""
+    toolchain = backend.toolchain
+    assert toolchain is not None
     found: dict[Key, KernelFacts] = {}
-    for covered in covering():
+    for covered in covering(backend.kernels):
         if covered.often or everything:
             for tile in covered.tiles(toolchain.arch_row(arch)):
                 _, kernels = build_binary(toolchain, covered.spec, arch, tile, covered.half)
@@ -84,12 +86,13 @@ def main() -> int:
     parser.add_argument("--arch", action="append", choices=ARCHS)
     options = parser.parse_args()
     found = plugins().registry.backends.values()
-    toolchains = {arch: b.toolchain for b in found if b.toolchain for arch in b.toolchain.archs}
+    backends = {arch: b for b in found if b.toolchain for arch in b.toolchain.archs}
+    own = [k for b in found for k in b.kernels]
     everything, before, after = options.all or options.write, read(), {}
-    rarely = set() if everything else {str(c) for c in covering() if not c.often}
+    rarely = set() if everything else {str(c) for c in covering(own) if not c.often}
     for arch in options.arch or ARCHS:
         try:
-            facts = facts_of(toolchains[arch], arch, everything)
+            facts = facts_of(backends[arch], arch, everything)
         except (KeyError, KernelSeamError) as e:
             print(f"{arch}: not compiled here ({type(e).__name__}: {str(e).splitlines()[0]})")
             continue

@@ -5,16 +5,26 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from kernelseam.contract import HOST, ArrayInfo, Device, LaunchRecord, OperandRule, PlanParts, Problem, Runtime
+from kernelseam.contract import (
+    HOST,
+    WORKSPACE_ALIGNMENT,
+    ArrayInfo,
+    Device,
+    LaunchRecord,
+    OperandRule,
+    PlanParts,
+    Problem,
+    Runtime,
+)
 from kernelseam.dispatch import Choice, build, check_backend, find_device, preferred_backend, select
 from kernelseam.dtypes import DType
-from kernelseam.errors import InvalidValue
+from kernelseam.errors import CallInUse, InvalidValue, not_copied
 from kernelseam.plugins import plugins
 from kernelseam.trace import active
 
@@ -76,14 +86,16 @@ class Plan:
     def bind(self, *, workspace: object = None, check: bool = False, **operands: object) -> Call:
         """A call over these operands; those not named come from the descriptor.
 
-        ``workspace``: an array or address of at least ``workspace_bytes``; allocated where it is None.
+        ``workspace``: an array or address of at least ``workspace_bytes``, at a multiple of
+        ``parts.workspace_alignment``, which no operand may share; allocated where it is None. Where the plan wants its
+        first bytes zero they are set here, and waited for: not in a graph's capture.
         ``check=True`` also reads device memory that holds addresses, lengths, offsets or block tables, here and before
         every launch, and raises InvalidValue where they leave memory; and it holds the result of every call against the
         float64 oracle (some rows of it where it is large; an attention's gradients not at all): a call then raises
         WrongResult naming implementation, device and worst element. Both synchronise and copy to the host: for tests,
         not for a graph's capture.
         Raises InvalidValue for null or misaligned addresses, a wrong device, an unknown or missing name,
-        and an output that overlaps an input.
+        and an output or a workspace that overlaps an operand.
         """
         return Call(self, workspace, check, operands)
 
@@ -94,17 +106,43 @@ class Plan:
         if self.device.evidence == HOST:  # lengths and tables are there to be read
             found = self.descriptor.resolve(addresses, plugins().backend(self.device.backend).runtime, self.device)
         check_operands(self.problem.operands, found, self.device)
-        place = _workspace_address(workspace, self.workspace_bytes)
-        return tuple([s.bind(found.pointers, place) for s in self.parts.steps])
+        place = _workspace_address(workspace, self.parts)
+        launches = [s.bind(found.pointers, place) for s in self.parts.steps]
+        if self.parts.zeroed_bytes:  # its owner may give it to others between two calls
+            launches.insert(0, _zeroing(self, place))
+        return tuple(launches)
+
+    @property
+    def workspace_room(self) -> int:
+        """Bytes to allocate, aligned to 16, so that an aligned workspace lies among them: see ``workspace_in``."""
+        need, alignment = self.parts.workspace_bytes, self.parts.workspace_alignment
+        return need + alignment - WORKSPACE_ALIGNMENT if need else 0
+
+    def workspace_in(self, address: int) -> int:
+        """The workspace's address in ``workspace_room`` bytes from an address on."""
+        alignment = self.parts.workspace_alignment
+        return -(-address // alignment) * alignment
+
+    def __copy__(self) -> Plan:
+        return self  # nothing of it changes
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise not_copied("a plan", "Plan the descriptor again, which is cheap where it was planned before")
 
 
 class Call:
-    """A plan bound to memory. Calling it only launches."""
+    """A plan bound to memory. Calling it only launches.
+
+    All its launches use one workspace and write the same outputs. So it is for one thread and one stream at a time: a
+    second thread that calls it meanwhile is refused with CallInUse, and of two streams the second must wait for the
+    first, by an event or by synchronising, which nobody checks. ``rebind`` gives a call with a workspace of its own.
+    """
 
     def __init__(self, plan: Plan, workspace: object, check: bool, operands: Mapping[str, object]) -> None:
         self.plan = plan
         self._given = {**plan.descriptor.operands(), **operands}
         self._workspace, self._check = workspace, check
+        self._turn: list[None] = [None]  # empty while a thread is in it
         runtime = plugins().backend(plan.device.backend).runtime
         self._runtime = runtime
         with runtime.activate(plan.device):
@@ -117,7 +155,12 @@ class Call:
                 self._check_device()
             self._arrays = resolved.arrays
             address = self._take_workspace(workspace)
+            if workspace is not None and plan.workspace_bytes:
+                check_workspace(plan, address, resolved, runtime if check else None)
             self._launches = [s.bind(resolved.pointers, address) for s in plan.parts.steps]
+            if plan.parts.zeroed_bytes:
+                _zeroing(plan, address)(self.stream_handle(None))
+                runtime.synchronize(plan.device)
         self._records = plan.launches
         self._keep, self._pointers = resolved.keep, resolved.pointers
 
@@ -126,12 +169,15 @@ class Call:
         if workspace is None:
             if not need:
                 return 0
+            room = self.plan.workspace_room
             # Of the operands' library, so that its streams and graphs know of it.
             like = self._arrays[0] if self._arrays else None
-            workspace = self._runtime.empty((-(-need // 4),), DType.float32, self.plan.device, like)
-            self._owned_workspace = workspace
+            self._owned_workspace = self._runtime.empty((-(-room // 4),), DType.float32, self.plan.device, like)
+            owned = self._runtime.describe(self._owned_workspace)
+            assert owned is not None
+            return _workspace_address(self.plan.workspace_in(owned.pointer), self.plan.parts)
         if isinstance(workspace, int):
-            return _workspace_address(workspace, need)
+            return _workspace_address(workspace, self.plan.parts)
         info = self._runtime.describe(workspace)
         if info is None or info.device != self.plan.device:
             raise InvalidValue(
@@ -149,23 +195,33 @@ class Call:
             raise InvalidValue(
                 "workspace", f"{size} bytes", f"must have at least {need} bytes", "See plan.workspace_bytes"
             )
-        return _workspace_address(info.pointer, need)
+        return _workspace_address(info.pointer, self.plan.parts)
 
     def __call__(self, stream: object = None) -> None:
         """Launch on a stream: an int handle, an object with ``__cuda_stream__``, or None, the array library's
-        current one. Allocates nothing and does not synchronise, unless it was bound with ``check=True``."""
-        handle = self.stream_handle(stream)
-        if self._check_device is not None:  # what stands in memory may have changed since it was bound
+        current one. Allocates nothing and does not synchronise, unless it was bound with ``check=True``.
+
+        Raises CallInUse where another thread is in it.
+        """
+        handle, turn = self.stream_handle(stream), self._turn
+        try:
+            del turn[0]  # atomic, and a third of a lock's time; a signal's handler runs before it or within the try
+        except IndexError:
+            raise CallInUse(self.plan.problem, self.plan.device) from None
+        try:
+            if self._check_device is not None:  # what stands in memory may have changed since it was bound
+                with self._runtime.activate(self.plan.device):
+                    self._check_device()
+            checked = self._verification() if self._check else None
             with self._runtime.activate(self.plan.device):
-                self._check_device()
-        checked = self._verification() if self._check else None
-        with self._runtime.activate(self.plan.device):
-            for launch in self._launches:
-                launch(handle)
-        for records in active():
-            records.extend(self._records)
-        if checked is not None:
-            checked.require()
+                for launch in self._launches:
+                    launch(handle)
+            for records in active():
+                records.extend(self._records)
+            if checked is not None:
+                checked.require()
+        finally:
+            turn.append(None)
 
     def _verification(self) -> Verification:
         from kernelseam.verification import Verification
@@ -177,7 +233,7 @@ class Call:
         return stream_handle(stream, self._runtime, self.plan.device, self._arrays[0] if self._arrays else None)
 
     def launcher(self) -> Callable[[int], None]:
-        """``launch(handle)`` for timing loops: the same launches without looking up a stream."""
+        """``launch(handle)`` for timing loops of one thread: the same launches without looking up a stream."""
 
         def run(handle: int) -> None:
             for launch in self._launches:
@@ -185,9 +241,18 @@ class Call:
 
         return run
 
-    def rebind(self, **operands: object) -> Call:
-        """A call of the same plan over other memory; operands not named stay."""
-        return Call(self.plan, self._workspace, self._check, {**self._given, **operands})
+    def rebind(self, *, workspace: object = None, **operands: object) -> Call:
+        """A call of the same plan over other memory; operands not named stay. Its workspace is its own, but where this
+        call was given one: that stays, too, unless another is given."""
+        return Call(
+            self.plan, self._workspace if workspace is None else workspace, self._check, {**self._given, **operands}
+        )
+
+    def __copy__(self) -> Call:
+        return self  # a second one would share its workspace
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise not_copied("a call", "Bind its plan to other memory with call.rebind(…)")
 
 
 def stream_handle(stream: object, runtime: Runtime, device: Device, array: ArrayInfo | None = None) -> int:
@@ -206,13 +271,19 @@ def stream_handle(stream: object, runtime: Runtime, device: Device, array: Array
     return handle
 
 
-def _workspace_address(address: int, need: int) -> int:
-    if need and (address <= 0 or address % 16):
+def _workspace_address(address: int, parts: PlanParts) -> int:
+    if parts.workspace_bytes and (address <= 0 or address % parts.workspace_alignment):
         raise InvalidValue(
-            "workspace", hex(address), "must be the address of memory, a multiple of 16 bytes",
+            "workspace", hex(address),
+            f"must be the address of memory, a multiple of {parts.workspace_alignment} bytes",
             "Align it, or leave it out",
         )
     return address
+
+
+def _zeroing(plan: Plan, workspace: int) -> Callable[[int], None]:
+    runtime = plugins().backend(plan.device.backend).runtime
+    return runtime.prepare_memset(workspace, 0, plan.parts.zeroed_bytes, plan.device)
 
 
 def check_operands(rules: tuple[OperandRule, ...], resolved: Resolved, device: Device) -> None:
@@ -247,6 +318,25 @@ def check_operands(rules: tuple[OperandRule, ...], resolved: Resolved, device: D
                     out.name, hex(resolved.pointers[out.name]), f"overlaps {other.name}",
                     "Give the output memory of its own",
                 )
+
+
+def check_workspace(plan: Plan, address: int, resolved: Resolved, runtime: Runtime | None) -> None:
+    """Refuse a workspace that provably shares memory with an operand, or with a matrix of a list that the host knows;
+    given a runtime, also of one on the device."""
+    own = OperandRule("workspace", DType.boolean, (plan.workspace_bytes,), (1,), 1, True)
+    for rule in plan.problem.operands:
+        pointer = resolved.pointers.get(rule.name, 0)
+        walked = rule if rule.dtype is not None else replace(rule, dtype=DType.float64)
+        if pointer and rule.span and proven_overlap(address, own, pointer, walked):
+            raise InvalidValue("workspace", hex(address), f"overlaps {rule.name}", "Give it memory of its own")
+    beside = getattr(plan.descriptor, "check_beside", None)
+    if beside is not None:
+        try:
+            beside(resolved, own, address, runtime)
+        except InvalidValue as e:
+            raise InvalidValue(
+                "workspace", hex(address), f"overlaps the matrix of {e.field}", "Give it memory of its own"
+            ) from None
 
 
 class _Memory:

@@ -10,13 +10,15 @@ import pytest
 from kernelseam.contract import SourceBundle
 from kernelseam.errors import CompileError, UnknownName
 from kernelseam.kernels import Covered
+from kernelseam.kernels.signature import Signature
 
 toolchain_module = pytest.importorskip(
     "kernelseam_cuda.toolchain", reason="nvrtc is missing: kernelseam-cuda is not installed"
 )
+from kernelseam_cuda import plugin  # noqa: E402
 from kernelseam_cuda.runtime import CudaRuntime  # noqa: E402
 
-TOOLCHAIN = toolchain_module.CudaToolchain(CudaRuntime())
+TOOLCHAIN, KERNELS = toolchain_module.CudaToolchain(CudaRuntime()), plugin.backend().kernels
 try:
     TOOLCHAIN.compiler()
 except CompileError as e:
@@ -70,3 +72,65 @@ def test_a_missing_include_is_an_error() -> None:
     bundle = replace(kernel(""), main="absent.h")
     with pytest.raises(CompileError, match="absent.h"):
         TOOLCHAIN.compile(bundle, "sm_80")
+
+
+WGMMA = """extern "C" __global__ void __launch_bounds__(128) k(float* out, unsigned long long a, int n) {
+  float d[4] = {0, 0, 0, 0};
+  for (int i = 0; i < n; i++) {
+    asm volatile("wgmma.fence.sync.aligned;" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]));
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, %4, %4, p, 1, 1, 0, 0; }"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(a + i));
+    asm volatile("wgmma.commit_group.sync.aligned;");
+    BETWEEN
+    asm volatile("wgmma.wait_group.sync.aligned 0;" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]));
+  }
+  for (int i = 0; i < 4; i++) out[threadIdx.x * 4 + i] = d[i];
+}
+"""
+
+
+def wgmma(between: str) -> SourceBundle:
+    return SourceBundle("k", "k.cu", (("k.cu", WGMMA.replace("BETWEEN", between)),), (), ("-std=c++17",))
+
+
+def test_wgmma_that_the_compiler_serialises_does_not_pass() -> None:
+    """Sums that are touched while products are on their way. The compiler warns, and ends with success."""
+    assert TOOLCHAIN.inspect(TOOLCHAIN.compile(wgmma(""), "sm_90a"), "sm_90a")["k"].matrix_instructions > 0
+    with pytest.raises(CompileError) as caught:
+        TOOLCHAIN.compile(wgmma("d[0] *= 1.5f;"), "sm_90a")
+    first, *lines = caught.value.log.splitlines()
+    assert first == "it compiles, but not to what it is written for:"
+    assert lines and all("(C751" in line and "serialized" in line for line in lines)
+
+
+def test_a_setmaxnreg_that_is_ignored_does_not_pass() -> None:
+    """Where the kernel's bounds are not given the compiler cannot know what it starts with."""
+    body = 'asm volatile("setmaxnreg.dec.sync.aligned.u32 24;"); b[n] = a[c] + m;'
+    with pytest.raises(CompileError, match=r"\(C7508\) .*'setmaxnreg' ignored"):
+        TOOLCHAIN.compile(kernel(body), "sm_90a")
+    text = kernel(body).files[0][1].replace("__global__ void k", "__global__ void __launch_bounds__(128, 1) k")
+    assert TOOLCHAIN.compile(replace(kernel(body), files=(("k.cu", text),)), "sm_90a")
+
+
+@pytest.mark.parametrize(
+    ("before", "kinds", "layout"),
+    [
+        ("int n, ", ("i32",), ((0, 4), (48, 128), (176, 8))),
+        ("", (), ((48, 128), (176, 8))),
+        ("long long x, int n, double y, ", ("i64", "i32", "f64"), ((0, 8), (8, 4), (16, 8), (48, 128), (176, 8))),
+    ],
+)
+def test_a_tensor_map_lies_where_the_compiler_aligns_it(
+    before: str, kinds: tuple[str, ...], layout: tuple[tuple[int, int], ...]
+) -> None:
+    """Parameters begin in memory that is aligned to 16 bytes only, on sm_90a at 0x210: behind an int a tensor map lies
+    at 48, not at 64 as in a C structure; and as the first one at 48, too."""
+    text = f"""struct alignas(64) Map {{ unsigned long long words[16]; }};
+    extern "C" __global__ void k({before}const __grid_constant__ Map map, double* b) {{
+      b[0] = double(map.words[threadIdx.x & 15]);
+    }}"""
+    made = SourceBundle("k", "k.cu", (("k.cu", text),), (), ("-std=c++17", "-default-device"))
+    facts = TOOLCHAIN.inspect(TOOLCHAIN.compile(made, "sm_90a"), "sm_90a")["k"]
+    signature = Signature((*((f"x{i}", k) for i, k in enumerate(kinds)), ("map", "tensor_map"), ("b", "pointer")))
+    assert facts.parameters == layout == signature.placed(facts).layout

@@ -12,7 +12,7 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import CompileError
 from kernelseam.kernels.attention.row_kernels import RowTile
 from kernelseam.kernels.attention.softmax import SOFTMAX
-from kernelseam.kernels.shared import build
+from kernelseam.kernels.kernel import build
 
 F16, BF16, F32 = DType.float16, DType.bfloat16, DType.float32
 EVERYTHING = dict.fromkeys(("lse", "window", "prefix", "alibi", "softcap", "mask", "sinks"), True)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import kernelseam as ks
-from kernelseam.contract import Device, SourceBundle
+from kernelseam.contract import Device, LaunchConfig, SourceBundle
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, OutOfDeviceMemory
 from kernelseam.plugins import plugins
@@ -61,11 +61,13 @@ def saxpy() -> Callable[..., Callable[[int], None]]:
     from kernelseam.kernels.signature import Signature
 
     signature = Signature((("y", "pointer"), ("x", "pointer"), ("a", "f32"), ("n", "i32")))
-    signature.check(TOOLCHAIN.inspect(binary, DEVICE.arch)["k"])
+    signature.placed(kernel.facts)
 
     def prepare(y: Any, x: Any, a: float, n: int) -> Callable[[int], None]:
         arguments = signature.pack({"y": y.data.ptr, "x": x.data.ptr, "a": a, "n": n})
-        launch: Callable[[int], None] = kernel.prepare((-(-n // 256), 1, 1), (256, 1, 1), 0, arguments)
+        launch: Callable[[int], None] = kernel.prepare(
+            LaunchConfig((-(-n // 256), 1, 1), (256, 1, 1)), arguments
+        )
         return launch
 
     return prepare

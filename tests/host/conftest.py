@@ -17,9 +17,9 @@ import numpy.typing as npt
 import pytest
 
 from kernelseam import planning, plugins
-from kernelseam.contract import SourceBundle
+from kernelseam.contract import LaunchConfig, SourceBundle
 from kernelseam.errors import CompileError
-from kernelseam.kernels.shared import shared_sources
+from kernelseam.kernels.kernel import shared_sources
 
 DISTRIBUTION = Path(__file__).parents[1] / "plugins" / "hostcpp"
 HELPERS = Path(__file__).parents[1] / "unit" / "helpers"
@@ -125,6 +125,6 @@ def probe() -> Probe:
         kernel = library(toolchain.compile(made, "host"))
         assert kernel.parameters == tuple((8 * i, 8) for i in range(len(arrays)))
         arguments = struct.pack(f"{len(arrays)}Q", *(x.ctypes.data for x in arrays))
-        kernel.prepare((grid, 1, 1), (threads, 1, 1), shared, arguments)(0)
+        kernel.prepare(LaunchConfig((grid, 1, 1), (threads, 1, 1), shared), arguments)(0)
 
     return run

@@ -18,7 +18,7 @@ import pytest
 import kernelseam
 from kernelseam.contract import Device
 from kernelseam.kernels import WAYS
-from kernelseam.kernels.shared import build
+from kernelseam.kernels.kernel import build
 from kernelseam.parity.cases import Case, matrix
 from kernelseam.parity.covering import covering
 from kernelseam.parity.run import Target, run_case

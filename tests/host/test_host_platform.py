@@ -12,6 +12,7 @@ import pytest
 from kernelseam.descriptors.gemm_problem import GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import CompileError, DeviceError
+from kernelseam.contract import LaunchConfig
 from kernelseam.kernels import HALVES, build_binary, covering_specs
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp import HostArray, HostToolchain
@@ -132,7 +133,7 @@ def test_other_threads_or_arguments_are_refused(probe: Probe) -> None:
         probe("KS_KERNEL(32, 1) probe(i64* out) {}", 16, out)
     binary, _ = build_binary(HostToolchain(), covering_specs()[0], "host")
     with pytest.raises(DeviceError, match=r"^8 bytes of arguments, the kernel takes 212$"):
-        library(binary.data).prepare((1, 1, 1), (64, 1, 1), 0, bytes(8))(0)
+        library(binary.data).prepare(LaunchConfig((1, 1, 1), (64, 1, 1)), bytes(8))(0)
 
 
 def test_parameters_are_the_compilers(hostcpp: Plugins) -> None:

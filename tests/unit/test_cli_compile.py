@@ -105,12 +105,12 @@ def test_an_unknown_arch_is_refused_before_anything_is_compiled(
 def test_a_failed_compilation_ends_with_1_and_the_source(
     capsys: pytest.CaptureFixture[str], archs: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kernelseam.kernels import shared
+    from kernelseam.kernels import kernel
 
     monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path / "cache"))
-    broken = shared.shared_sources().copy()
+    broken = kernel.shared_sources().copy()
     broken["gemm/gemm.h"] += "\n#error broken on purpose\n"
-    monkeypatch.setattr(shared, "shared_sources", lambda: broken)
+    monkeypatch.setattr(kernel, "shared_sources", lambda: broken)
     status, out, err = compiled(capsys, "gemm", "--arch", archs[0])
     assert (status, out) == (1, "")
     assert f"gemm did not compile for {archs[0]}. Source saved at {tmp_path}" in err

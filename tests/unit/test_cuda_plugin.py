@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from kernelseam.compilation import build
-from kernelseam.contract import CONTRACT_VERSION, Device, KernelFacts
+from kernelseam.contract import CONTRACT_VERSION, Device, KernelFacts, LaunchConfig
 from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import CompileError, DeviceError, NoDevice, OutOfDeviceMemory, UnknownName
 from kernelseam.kernels import HALVES, tiles_of
-from kernelseam.kernels.shared import bundle
+from kernelseam.kernels.kernel import bundle
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
 from kernelseam_cuda import archs, arrays, bindings, blas, cubin, launch, plugin  # noqa: E402
@@ -54,7 +54,8 @@ def test_every_option_of_a_compilation_is_in_the_binarys_key(monkeypatch: pytest
         raise CompileError("k", "sm_80", "seen enough")
 
     fake = SimpleNamespace(
-        nvrtcCreateProgram=lambda *_: (0, 1), nvrtcCompileProgram=refuse, nvrtcDestroyProgram=lambda _: (0,)
+        nvrtcVersion=lambda: (0, 13, 0), nvrtcCreateProgram=lambda *_: (0, 1),
+        nvrtcCompileProgram=refuse, nvrtcDestroyProgram=lambda _: (0,)
     )
     monkeypatch.setattr(bindings, "nvrtc", lambda: fake)
     spec = GemmSpec(DType.float16, DType.float16, DType.float32)
@@ -64,7 +65,8 @@ def test_every_option_of_a_compilation_is_in_the_binarys_key(monkeypatch: pytest
     with pytest.raises(CompileError, match="seen enough"):
         made.compile(sources, "sm_80")
     key = build.binary_key(sources, "sm_80", "cuda", "nvrtc 1.0")
-    assert [o.decode() for o in used] == ["--gpu-architecture=sm_80", *archs.OPTIONS]
+    unkeyed = ["--no-cache"]  # says where the compiler looks, not what it makes
+    assert [o.decode() for o in used] == ["--gpu-architecture=sm_80", *archs.OPTIONS, *unkeyed]
     assert sources.options == archs.OPTIONS
     assert build.binary_key(replace(sources, options=archs.OPTIONS[1:]), "sm_80", "cuda", "nvrtc 1.0") != key
 
@@ -117,7 +119,7 @@ def facts(*parameters: tuple[int, int], shared: int = 0) -> KernelFacts:
 
 def test_a_launch_only_launches(driver: SimpleNamespace) -> None:
     made = launch.CudaKernel("function", facts((0, 8)))
-    run = made.prepare((3, 1, 1), (128, 1, 1), 1024, b"\0" * 8)
+    run = made.prepare(LaunchConfig((3, 1, 1), (128, 1, 1), 1024), b"\0" * 8)
     assert driver.seen == []
     run(77)
     ((function, *rest),) = driver.seen
@@ -134,7 +136,7 @@ def test_a_launch_only_launches(driver: SimpleNamespace) -> None:
 def test_more_than_48_kib_of_shared_memory_is_asked_for_once(driver: SimpleNamespace) -> None:
     made = launch.CudaKernel("function", facts(shared=8 * 1024))
     for asked in (40 * 1024, 40 * 1024 + 16, 100_000, 100_000, 1000):
-        made.prepare((1, 1, 1), (32, 1, 1), asked, b"")
+        made.prepare(LaunchConfig((1, 1, 1), (32, 1, 1), asked), b"")
     assert driver.seen == [("function", "max shared", 40 * 1024 + 16), ("function", "max shared", 100_000)]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernelseam.contract import KernelFacts
+from kernelseam.contract import NOT_KNOWN, KernelFacts
 from kernelseam.descriptors.address_lists import stage
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, InvalidValue, OutOfDeviceMemory
@@ -42,7 +42,7 @@ class Status(int):
 class Driver:
     """Two devices. A context is 1 more than its device's index; ``stack`` is the thread's."""
 
-    CUdevice_attribute = CUpointer_attribute = Names()
+    CUdevice_attribute = CUpointer_attribute = CUfunction_attribute = Names()
 
     def __init__(self) -> None:
         self.stack: list[int] = []
@@ -123,6 +123,18 @@ class Driver:
 
     def cuFuncLoad(self, function: str) -> tuple[Any, ...]:
         self.log.append(("loaded", function))
+        return (0,)
+
+    def cuFuncGetAttribute(self, name: str, function: str) -> tuple[Any, ...]:
+        told = {"NUM_REGS": 40, "LOCAL_SIZE_BYTES": 8, "SHARED_SIZE_BYTES": 16}
+        return 0, told[name.removeprefix("CU_FUNC_ATTRIBUTE_")]
+
+    def cuFuncGetParamInfo(self, function: str, index: int) -> tuple[Any, ...]:
+        return (0, *((0, 8), (64, 128))[index]) if index < 2 else (Status(1), 0, 0)
+
+    def cuMemsetD8Async(self, pointer: int, value: int, size: int, stream: int) -> tuple[Any, ...]:
+        ctypes.memset(pointer, value, size)
+        self.log.append(("memset", stream))
         return (0,)
 
     def cuEventCreate(self, flags: int) -> tuple[Any, ...]:
@@ -313,7 +325,8 @@ def test_a_kernel_is_loaded_once_a_device(
 ) -> None:
     driver.version = version
     facts = {"k": KernelFacts("k", 32, 0, 0, 0, 0, ())}
-    monkeypatch.setattr(cubin, "facts", lambda binary: facts)
+    read: list[bytes] = []
+    monkeypatch.setattr(cubin, "facts", lambda binary: (read.append(binary), facts)[1])
     made = CudaRuntime()
     tools = CudaToolchain(made)
     first, second = made.devices()
@@ -323,3 +336,20 @@ def test_a_kernel_is_loaded_once_a_device(
     assert tools.load(b"binary", "k", second) is not kernel
     assert driver.log == [("module", 0), *loads, ("module", 1), *loads]
     assert driver.stack == [1]
+    if loads:  # the driver's own word, and the binary is not looked into
+        told = KernelFacts("k", 40, NOT_KNOWN, 8, 16, NOT_KNOWN, ((0, 8), (64, 128)))
+        assert (kernel.facts, read) == (told, [])
+    else:
+        assert (kernel.facts, read) == (facts["k"], [b"binary"])
+
+
+def test_memory_is_set_in_the_streams_order(driver: Driver) -> None:
+    memory = np.full(8, 7, np.uint8)
+    made = CudaRuntime()
+    launch = made.prepare_memset(memory.ctypes.data + 2, 0, 4, made.devices()[0])
+    assert driver.log == [] and memory.tolist() == [7] * 8
+    launch(99)
+    assert driver.log == [("memset", 99)] and memory.tolist() == [7, 7, 0, 0, 0, 0, 7, 7]
+    driver.cuMemsetD8Async = lambda *_: (Status(1),)  # type: ignore[method-assign]
+    with pytest.raises(DeviceError, match=r"^cuMemsetD8Async failed with CUDA_ERROR_FAKE \(1\): what it means \(4 b"):
+        made.prepare_memset(memory.ctypes.data, 0, 4, made.devices()[0])(99)

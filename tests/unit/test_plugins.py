@@ -38,7 +38,7 @@ KEPT_OUT = {
     "raises-in-register": ("kernelseam_register", "RuntimeError: the second half is missing"),
     "other-contract": (
         "contract",
-        ("PluginError: plugin 'other-contract' speaks contract version 99, this core 1: install versions of both that "
+        ("PluginError: plugin 'other-contract' speaks contract version 99, this core 2: install versions of both that "
         "agree"),
     ),
     "unknown-hook": (

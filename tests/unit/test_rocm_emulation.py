@@ -149,6 +149,17 @@ def test_arrays(runtime: EmulatedRuntime) -> None:
         runtime.to_host(x)
 
 
+def test_memory_is_set_at_the_launch(runtime: EmulatedRuntime) -> None:
+    device = runtime.devices()[0]
+    array = runtime.from_host(np.ones(4, np.float32), device)
+    launch = runtime.prepare_memset(array.pointer + 4, 0, 8, device)  # type: ignore[attr-defined]
+    assert runtime.to_host(array).tolist() == [1, 1, 1, 1]
+    launch(0)
+    assert runtime.to_host(array).tolist() == [1, 0, 0, 1]
+    with pytest.raises(DeviceError, match="8192 bytes from .* on are not memory of rocm:0"):
+        runtime.prepare_memset(array.pointer, 0, 8192, device)  # type: ignore[attr-defined]
+
+
 def test_their_limits_are_those_of_the_arch(runtime: EmulatedRuntime) -> None:
     for device in runtime.devices():
         row = archs.row(device.arch)

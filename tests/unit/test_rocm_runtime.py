@@ -54,6 +54,11 @@ E hipEventRecord(void* e, void* s) { now += 0.25; *(double*)e = now; return 0; }
 E hipEventElapsedTime(float* ms, void* a, void* b) { *ms = *(double*)b - *(double*)a; return 0; }
 E hipModuleLoadData(void** m, const void* image) { *m = (void*)image; note(7000); return 0; }
 E hipModuleGetFunction(void** f, void* m, const char* name) { if (strcmp(name, "scale")) return 500; *f = (void*)0x77; return 0; }
+E hipMemsetAsync(void* p, int value, size_t n, void* stream) {
+  if (failing_launch) return 1;
+  memset(p, value, n); note(9000 + (int64_t)stream); return 0;
+}
+E hipFuncGetAttribute(int* v, int which, void* f) { *v = 100 + which; return 0; }
 E hipRuntimeGetVersion(int* v) { *v = 70253211; return 0; }
 const char* hipGetErrorString(E e) {
   return e == 2 ? "out of memory" : e == 500 ? "named symbol not found" : e == 1 ? "invalid argument" : "no such device";
@@ -75,7 +80,7 @@ E hipModuleLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned
 PREAMBLE = """
 import ctypes, json, struct, sys
 import numpy as np
-from kernelseam.contract import Device
+from kernelseam.contract import Device, LaunchConfig
 from kernelseam.dtypes import DType
 from kernelseam.errors import *
 from kernelseam_rocm import bindings, codeobject, toolchain
@@ -243,7 +248,7 @@ def test_launches_get_the_arguments_as_packed(prefix: Path) -> None:
         kernel = chain.load(b"binary", "scale", devices[1])
         again = chain.load(b"binary", "scale", devices[1])
         arguments = struct.pack("<Qi4xd", x.pointer, 5, 2.5)
-        launch = kernel.prepare((7, 1, 1), (64, 2, 1), 1024, arguments)
+        launch = kernel.prepare(LaunchConfig((7, 1, 1), (64, 2, 1), 1024), arguments)
         launch(0x1234); launch(0x99)
         class Last(ctypes.Structure):
             _fields_ = [("bytes", ctypes.c_char * 256), ("size", ctypes.c_size_t), ("grid", ctypes.c_uint * 3),
@@ -266,6 +271,66 @@ def test_launches_get_the_arguments_as_packed(prefix: Path) -> None:
     }
 
 
+def test_what_the_runtime_says_of_a_kernel(prefix: Path) -> None:
+    """Registers and memory; where parameters lie it does not say: that is read off the binary."""
+    said = run(
+        prefix,
+        LOAD
+        + textwrap.dedent("""
+        f = chain.load(b"binary", "scale", devices[1]).facts
+        say(name=f.name, registers=f.registers, scratch=f.scratch_bytes, shared=f.shared_bytes, parameters=f.parameters)
+    """),
+    )
+    assert said == {
+        "name": "scale", "registers": 104, "scratch": 103, "shared": 101, "parameters": [[0, 8], [8, 4], [16, 8]],
+    }
+
+
+def test_memory_is_set_in_the_streams_order(prefix: Path) -> None:
+    said = run(
+        prefix,
+        """
+        x = runtime.from_host(np.ones(4, np.float32), devices[1])
+        launch = runtime.prepare_memset(x.pointer + 4, 0, 8, devices[1])
+        before = runtime.to_host(x).tolist()
+        launch(0x42)
+        after, log_ = runtime.to_host(x).tolist(), log()
+        stub.stub_fail_launches(1)
+        try: launch(0)
+        except DeviceError as e: said = str(e).replace(hex(x.pointer + 4), "HERE")
+        say(before=before, after=after, set=[n - 9000 for n in log_ if n >= 9000], said=said)
+    """,
+    )
+    assert said == {
+        "before": [1, 1, 1, 1], "after": [1, 0, 0, 1], "set": [0x42],
+        "said": "hipMemsetAsync of 8 bytes at HERE failed with hipErrorInvalidValue (1): invalid argument",
+    }
+
+
+def test_launches_that_it_has_not_are_refused_by_name(prefix: Path) -> None:
+    said = run(
+        prefix,
+        LOAD
+        + textwrap.dedent("""
+        said = []
+        kernel = chain.load(b"binary", "scale", devices[0])
+        for more in ({"cluster": (2, 1, 1)}, {"programmatic": True}):
+            try: kernel.prepare(LaunchConfig((2, 1, 1), (64, 1, 1), **more), bytes(24))
+            except DeviceError as e: said.append(str(e))
+        from kernelseam.contract import TensorMap
+        q = TensorMap("q", DType.float16, (64, 8), (1, 64), (64, 8))
+        said.append(chain.refuse_tensor_map(q, "gfx942", 16))
+        try: chain.encode_tensor_map(q, 0)
+        except DeviceError as e: said.append(str(e))
+        say(said=said)
+    """),
+    )["said"]
+    assert said == [
+        "backend rocm launches no clusters: cluster (2, 1, 1)", "backend rocm has no programmatic dependent launch",
+        "it loads q by a tensor map, gfx942 has none", "backend rocm has no tensor maps: q cannot have one",
+    ]
+
+
 def test_launches_that_cannot_be(prefix: Path) -> None:
     said = run(
         prefix,
@@ -276,8 +341,8 @@ def test_launches_that_cannot_be(prefix: Path) -> None:
             try: call()
             except Exception as e: said.append([type(e).__name__, str(e)])
         kernel = chain.load(b"binary", "scale", devices[0])
-        told(lambda: kernel.prepare((1, 1, 1), (64, 1, 1), 0, bytes(20)))
-        launch = kernel.prepare((1, 1, 1), (64, 1, 1), 0, bytes(24))
+        told(lambda: kernel.prepare(LaunchConfig((1, 1, 1), (64, 1, 1)), bytes(20)))
+        launch = kernel.prepare(LaunchConfig((1, 1, 1), (64, 1, 1)), bytes(24))
         stub.stub_fail_launches(1)
         told(lambda: launch(0))
         parse = codeobject.parse

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from kernelseam.contract import ArchRow, Device, DeviceLimits, KernelFacts, SourceBundle
+from kernelseam.contract import ArchRow, Device, DeviceLimits, KernelFacts, LaunchConfig, SourceBundle
 from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
 from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, InvalidValue
 from kernelseam.kernels import HALVES, AttentionTile, GemmTile, build_binary, covering_specs, shared_implementations
-from kernelseam.kernels.shared import bundle, shared_sources
+from kernelseam.kernels.kernel import bundle, shared_sources
 from kernelseam.kernels.signature import Signature
 
 HALF = frozenset({DType.float16, DType.bfloat16})
@@ -26,12 +26,11 @@ ATTENTION_TILES = (
 
 class FakeKernel:
     def __init__(self) -> None:
+        self.facts: KernelFacts | None = None
         self.launched: list[tuple[tuple[int, int, int], bytes, int]] = []
 
-    def prepare(
-        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, arguments: bytes
-    ) -> Callable[[int], None]:
-        return lambda stream: self.launched.append((grid, arguments, stream))
+    def prepare(self, config: LaunchConfig, arguments: bytes) -> Callable[[int], None]:
+        return lambda stream: self.launched.append((config.grid, arguments, stream))
 
 
 class FakeToolchain:
@@ -46,7 +45,7 @@ class FakeToolchain:
         return ArchRow(arch, 32, 96 * 1024, 255, "fake.h", (("FAKE", "1"),), HALF, tiles)
 
     def platform_files(self, arch: str) -> Mapping[str, str]:
-        return {"fake.h": "// nothing"}
+        return {"fake.h": '#include "tile/base.h"\n', "unused.h": "// of another arch"}
 
     def compiler(self) -> str:
         return "fake 1"
@@ -62,6 +61,7 @@ class FakeToolchain:
         return {name: KernelFacts(name, 1, 0, 0, 0, 0, self.parameters or half.signature(spec).layout)}
 
     def load(self, binary: bytes, kernel: str, device: Device) -> FakeKernel:
+        self.kernel.facts = self.inspect(binary, device.arch)[kernel]
         return self.kernel
 
 
@@ -197,7 +197,7 @@ def test_an_arch_that_the_toolchain_lacks_is_refused() -> None:
     assert shared("gemm", FakeToolchain()).supports(gemm(8, 8, 8), device) == "arch fake9 is not among fake1"
 
 
-def test_a_bundle_holds_its_operation_and_the_vocabulary_only() -> None:
+def test_a_bundle_holds_what_its_main_file_includes_and_nothing_else() -> None:
     toolchain = FakeToolchain()
     made = bundle(HALVES["gemm"], F16, GEMM_TILES[0], toolchain, "fake1")
     assert [n for n, _ in made.files] == [

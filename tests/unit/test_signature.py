@@ -76,6 +76,49 @@ def test_what_does_not_fit_is_named() -> None:
 
 def test_another_layout_is_refused() -> None:
     signature = Signature((("a", "pointer"), ("s", Structure((("b", "i64"), ("c", "i32"))))))
-    signature.check(KernelFacts("k", 1, 0, 0, 0, 0, ((0, 8), (8, 16))))
+    signature.placed(KernelFacts("k", 1, 0, 0, 0, 0, ((0, 8), (8, 16))))
     with pytest.raises(DeviceError, match=r"kernel k takes parameters at \(\(0, 8\), \(8, 12\)\), the host packs"):
-        signature.check(KernelFacts("k", 1, 0, 0, 0, 0, ((0, 8), (8, 12))))
+        signature.placed(KernelFacts("k", 1, 0, 0, 0, 0, ((0, 8), (8, 12))))
+
+
+MAPS = Signature((("n", "i32"), ("a", "tensor_map"), ("rows", Structure((("at", "pointer"), ("m", "i32"))))))
+
+
+@pytest.mark.parametrize("at", [48, 64])
+def test_a_tensor_map_is_packed_where_the_binary_has_it(at: int) -> None:
+    """A compiler whose memory of parameters begins at 16 bytes past a multiple of 64 has the map at 48."""
+    facts = KernelFacts("k", 1, 0, 0, 0, 0, ((0, 4), (at, 128), (at + 128, 16)))
+    placed = MAPS.placed(facts)
+    assert (MAPS.layout, placed.layout) == (((0, 4), (64, 128), (192, 16)), facts.parameters)
+    packed = placed.pack({"n": 7, "a": bytes(range(128)), "at": 0x1122, "m": 9})
+    assert len(packed) == at + 144
+    assert packed[:8] == bytes([7, 0, 0, 0, 0, 0, 0, 0]) and packed[at : at + 128] == bytes(range(128))
+    assert packed[at + 128 :] == (0x1122).to_bytes(8, "little") + (9).to_bytes(8, "little")
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        ((0, 4), (48, 128)),  # one is missing
+        ((0, 4), (48, 16), (64, 128)),  # another order
+        ((0, 4), (48, 120), (176, 16)),  # another size
+        ((0, 4), (48, 128), (168, 16)),  # one over the other
+        ((48, 4), (0, 128), (176, 16)),  # out of order
+    ],
+)
+def test_number_order_and_sizes_are_held_against_the_binary_all_the_same(
+    parameters: tuple[tuple[int, int], ...]
+) -> None:
+    with pytest.raises(DeviceError, match=r"the host packs \(\(0, 4\), \(64, 128\), \(192, 16\)\)"):
+        MAPS.placed(KernelFacts("k", 1, 0, 0, 0, 0, parameters))
+
+
+def test_without_opaque_arguments_the_offsets_are_c_s() -> None:
+    with pytest.raises(DeviceError, match="its device source and its host half disagree"):
+        Signature((("a", "i32"), ("b", "i32"))).placed(KernelFacts("k", 1, 0, 0, 0, 0, ((0, 4), (8, 4))))
+
+
+@pytest.mark.parametrize("given", [bytes(127), bytes(129), 5])
+def test_a_tensor_map_is_whole(given: Any) -> None:
+    with pytest.raises(DeviceError, match=r"^argument a = .* is not a tensor_map of 128 bytes"):
+        MAPS.pack({"n": 7, "a": given, "at": 0, "m": 0})

@@ -198,6 +198,18 @@ def test_one_workspace_serves_all_in_turn(ways: Callable[..., Device]) -> None:
     assert len(given[0].workspaces | given[1].workspaces) == 1 and given[2].workspaces == {0}
 
 
+@pytest.mark.parametrize("wish", [{"zeroed_bytes": 16}, {"workspace_alignment": 1024}], ids=str)
+def test_a_workspace_of_its_own_for_whoever_leaves_zeros_or_wants_more_alignment(
+    ways: Callable[..., Device], monkeypatch: pytest.MonkeyPatch, wish: dict[str, int]
+) -> None:
+    plain, other, special = quick(workspace=4000), tiles(workspace=1000), Scripted("special", 1.0, {"": 25 * US})
+    monkeypatch.setattr(special, "build", lambda *_: PlanParts((_Step(special, ""),), 2000, **wish), raising=False)
+    device = ways(plain, other, special)
+    assert not [w.failure for w in tuned(device).ways if w.failure]
+    assert len(plain.workspaces | other.workspaces) == 1
+    assert len(special.workspaces) == 1 and not special.workspaces & plain.workspaces
+
+
 def test_what_is_broken_stops_nobody(ways: Callable[..., Device], monkeypatch: pytest.MonkeyPatch) -> None:
     lost = Scripted("lost", 1e-9, {"": US})
     monkeypatch.setattr(lost, "variants", lambda *_: 1 // 0, raising=False)

@@ -1,7 +1,8 @@
-"""``kernelseam compile``: an operation's shared kernels for any arch, and what is read off them. Needs no device."""
+"""``kernelseam compile``: an operation's kernels for any arch, and what is read off them. Needs no device."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -10,15 +11,17 @@ import typer
 from kernelseam.cli import shapes
 from kernelseam.cli.attention_options import Asked, asking
 from kernelseam.cli.output import emit_json, heading, table
-from kernelseam.contract import Toolchain
+from kernelseam.containment import Contained
+from kernelseam.contract import Backend, Toolchain
 from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem
 from kernelseam.descriptors.attention_problem import AttentionProblem
 from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.errors import UnknownName
-from kernelseam.kernels import HALVES, build_binary, launched
+from kernelseam.kernels import HALVES, build_binary, ways
 from kernelseam.plugins import plugins
 
-app = typer.Typer(no_args_is_help=True, help="Compile a shared kernel for archs whose devices need not be here.")
+_log = logging.getLogger("kernelseam")
+app = typer.Typer(no_args_is_help=True, help="Compile an operation's kernels for archs whose devices need not be here.")
 
 Archs = Annotated[list[str], typer.Option("--arch", help="As `kernelseam doctor` lists them; may be given again.")]
 
@@ -48,25 +51,34 @@ def gemm(
     _compile(problem, arch, json)
 
 
-def _toolchain(arch: str) -> Toolchain:
-    """The toolchain that compiles for the arch; raises UnknownName."""
-    found = [b.toolchain for b in plugins().registry.backends.values() if b.toolchain is not None]
-    for toolchain in found:
-        if arch in toolchain.archs:
-            return toolchain
-    known = [a for toolchain in found for a in toolchain.archs]
+def _compiler(arch: str) -> tuple[Backend, Toolchain]:
+    """The backend that compiles for the arch; raises UnknownName."""
+    found, known = plugins(), list[str]()
+    for backend in found.registry.backends.values():
+        try:
+            archs = found.archs_of(backend)
+        except Exception:  # one that is broken must not stand before the one that knows the arch
+            _log.warning("backend %s does not list its archs", backend.name, exc_info=True)
+            continue
+        if backend.toolchain is not None and arch in archs:
+            return backend, backend.toolchain
+        known += archs
     rule = f"must be one of {', '.join(known)}" if known else "no installed plugin compiles"
     raise UnknownName("arch", arch, rule, "See `kernelseam doctor` for plugins that are missing or kept out")
 
 
 def _compile(problem: GemmProblem | AttentionProblem | AttentionBwdProblem, archs: list[str], as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
-    for arch, toolchain in [(arch, _toolchain(arch)) for arch in dict.fromkeys(archs)]:
-        for launch in launched(toolchain, problem, arch):
-            binary, facts = build_binary(toolchain, launch.problem.spec, arch, launch.tile, launch.half)
+    for arch, (backend, toolchain) in [(arch, _compiler(arch)) for arch in dict.fromkeys(archs)]:
+        with Contained(f"the toolchain of backend {toolchain.backend}"):
+            built = [
+                (name, x, *build_binary(toolchain, x.problem.spec, arch, x.tile, x.half))
+                for name, steps in ways(toolchain, problem, arch, backend.kernels) for x in steps
+            ]
+        for implementation, launch, binary, facts in built:
             for name, f in facts.items():
                 rows.append({
-                    "arch": arch, "backend": toolchain.backend, "kernel": name,
+                    "arch": arch, "backend": toolchain.backend, "implementation": implementation, "kernel": name,
                     "role": launch.tile.role if launch.half is HALVES["attention_bwd"] else None,
                     "registers": f.registers, "spills": f.spills, "scratch_bytes": f.scratch_bytes,
                     "shared_bytes": f.shared_bytes, "matrix_instructions": f.matrix_instructions, **f.extra,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +14,12 @@ from kernelseam.kernels.attention.backward_tile import BackwardTile
 from kernelseam.kernels.attention.host import AttentionHost, AttentionTile
 from kernelseam.kernels.attention.merge import MERGE
 from kernelseam.kernels.attention.unfused import UnfusedAttention
-from kernelseam.kernels.covering import Covered, covering, covering_specs
+from kernelseam.kernels.covered import Covered
+from kernelseam.kernels.covering import covering, covering_specs
 from kernelseam.kernels.gemm.host import GemmHost, GemmTile
+from kernelseam.kernels.kernel import Composition, HostHalf, KernelImplementation, build
 from kernelseam.kernels.launches import Launch
 from kernelseam.kernels.projection.host import PROJECTIONS
-from kernelseam.kernels.shared import Composition, HostHalf, SharedImplementation, build
 
 HALVES: Mapping[str, HostHalf] = {
     "gemm": GemmHost(), "attention": AttentionHost(), "attention_bwd": AttentionBwdHost(), "merge_states": MERGE,
@@ -30,7 +31,7 @@ WAYS: Mapping[str, Composition] = {**HALVES, **{p.operation: p for p in PROJECTI
 
 def shared_implementations(toolchain: Toolchain) -> tuple[Implementation, ...]:
     """Every shared kernel on a toolchain, and what is composed of several."""
-    return (*(SharedImplementation(way, toolchain) for way in WAYS.values()), UnfusedAttention(toolchain))
+    return (*(KernelImplementation(way, toolchain) for way in WAYS.values()), UnfusedAttention(toolchain))
 
 
 def operation_of(spec: Any) -> str:
@@ -58,16 +59,38 @@ def build_binary(
     return binary, {half.entry: replace(facts, shared_bytes=shared)}
 
 
-def launched(toolchain: Toolchain, problem: Any, arch: str) -> tuple[Launch, ...]:
-    """The shared kernels of a problem on an arch with its preferred tile, in order; no device needed.
+def launched(toolchain: Toolchain, problem: Any, arch: str, kernel: Composition | None = None) -> tuple[Launch, ...]:
+    """The kernels of a problem on an arch in order, a host half's with its preferred tile; no device needed.
 
-    Raises InvalidValue where the arch has no tile for the spec, UnknownName for an arch.
+    ``kernel``: a plugin's own; by default the shared one. Raises InvalidValue where the arch has no tile for the spec,
+    UnknownName for an arch.
     """
-    half, row = HALVES[operation_of(problem.spec)], toolchain.arch_row(arch)
+    half, row = kernel or HALVES[problem.operation], toolchain.arch_row(arch)
+    device = Device(toolchain.backend, 0, arch)
+    if not isinstance(half, HostHalf):
+        return half.launches(problem, half.tile(problem, row, device), device).kernels
     tiles = half.tiles(problem.spec, row)
     if not tiles:
         raise _no_tile(problem.spec, arch)
-    return half.launches(problem, tiles[0], Device(toolchain.backend, 0, arch)).steps
+    return half.launches(problem, tiles[0], device).kernels
+
+
+def ways(
+    toolchain: Toolchain, problem: Any, arch: str, kernels: Iterable[Composition] = ()
+) -> tuple[tuple[str, tuple[Launch, ...]], ...]:
+    """By implementation, what ``launched`` says of the shared kernel and of those of a plugin's own that take the
+    problem. Raises as ``launched`` does where that is none."""
+    row, found = toolchain.arch_row(arch), list[tuple[str, tuple[Launch, ...]]]()
+    for k in kernels:
+        if k.operation == problem.operation and arch in (k.archs or toolchain.archs) and not k.refuse(problem, row):
+            found.append((k.name, launched(toolchain, problem, arch, k)))
+    try:
+        shared = ("shared", launched(toolchain, problem, arch))
+    except InvalidValue:
+        if not found:
+            raise
+        return tuple(found)
+    return (shared, *found)
 
 
 def _no_tile(spec: Any, arch: str) -> InvalidValue:
@@ -80,6 +103,7 @@ def tiles_of(toolchain: Toolchain, spec: Any, arch: str) -> tuple[Any, ...]:
 
 
 __all__ = [
-    "HALVES", "WAYS", "AttentionTile", "BackwardTile", "Covered", "GemmTile", "SharedImplementation", "build_binary",
-    "covering", "covering_specs", "launched", "operation_of", "shared_implementations", "tiles_of",
+    "HALVES", "WAYS", "AttentionTile", "BackwardTile", "Composition", "Covered", "GemmTile", "HostHalf",
+    "KernelImplementation", "build_binary", "covering", "covering_specs", "launched", "operation_of",
+    "shared_implementations", "tiles_of", "ways",
 ]

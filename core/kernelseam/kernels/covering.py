@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from kernelseam.contract import ArchRow
 from kernelseam.descriptors.attention_bwd_problem import AttentionBwdSpec
 from kernelseam.descriptors.attention_problem import AttentionSpec
 from kernelseam.descriptors.gemm_problem import GemmSpec, HeadsSpec
@@ -18,8 +17,9 @@ from kernelseam.kernels.attention.host import AttentionHost
 from kernelseam.kernels.attention.merge import MERGE
 from kernelseam.kernels.attention.query_gradient import QUERY_GRADIENT, QueryGradientSpec
 from kernelseam.kernels.attention.row_kernels import ROW_DOTS, SINK_GRADIENT, SUM_AXES, DotsSpec, SinkSpec, SumSpec
+from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.gemm.host import GemmHost
-from kernelseam.kernels.shared import HostHalf
+from kernelseam.kernels.kernel import Composition
 
 F16, BF16, F32, F64 = DType.float16, DType.bfloat16, DType.float32, DType.float64
 GEMM, FORWARD, BACKWARD = GemmHost(), AttentionHost(), AttentionBwdHost()
@@ -27,63 +27,18 @@ EVERY: dict[str, Any] = dict.fromkeys(("window", "prefix", "alibi", "softcap", "
 """Whatever changes scores, but for a bias."""
 
 
-@dataclass(frozen=True)
-class Covered:
-    """A kernel for a spec, one binary for each tile that an arch has for it."""
+def covering(kernels: Iterable[Composition] = ()) -> tuple[Covered, ...]:
+    """Those of the shared kernels, and those that ``kernels``, a plugin's own, name themselves.
 
-    half: HostHalf
-    spec: Any
-    grouped: bool = False
-    """Whether the heads of a group share a block."""
-    often: bool = True
-    """Whether it is compiled in every run of the tests, or in the slow ones alone."""
-
-    @property
-    def products(self) -> bool:
-        """Whether it multiplies matrices."""
-        return self.half in (GEMM, FORWARD, BACKWARD)
-
-    def tiles(self, row: ArchRow) -> tuple[Any, ...]:
-        """The arch's tiles as launches use them."""
-        found = self.half.tiles(self.spec, row)
-        if self.grouped:
-            return tuple(replace(t, grouped=True) for t in found)
-        if self.half is BACKWARD:
-            return tuple(replace(t, role=role) for t in found for role in t.roles)
-        return tuple(found)
-
-    def __str__(self) -> str:
-        return " ".join((self.half.entry, *_words(self.spec), *["grouped"] * self.grouped))
-
-
-def _words(spec: Any) -> Iterator[str]:
-    """A spec's own values; of options only those in force."""
-    for field in fields(spec):
-        value = getattr(spec, field.name)
-        if hasattr(value, "__dataclass_fields__"):
-            yield from _words(value)
-        elif isinstance(value, bool):
-            if field.name == "deterministic":
-                yield from ["any_order"] * (not value)
-            else:
-                yield from [field.name] * value
-        elif isinstance(value, DType):
-            yield value.value if field.name.startswith("dtype") else f"{field.name}={value}"
-        elif isinstance(value, int):
-            yield f"{field.name}={value}"
-        elif value is not None and (value != "strided" or isinstance(spec, GemmSpec)):
-            yield value if field.name == "view" else f"{field.name}={value}"
-
-
-def covering() -> tuple[Covered, ...]:
-    """GEMM: every dtype with every transpose case, pointer lists, narrow rows, float32 results, sums, what is added to
+    GEMM: every dtype with every transpose case, pointer lists, narrow rows, float32 results, sums, what is added to
     a product, heads.
 
     Attention: every dtype with head dims from 32 to 576, different ones for keys and values, odd ones, causal or not,
     with LSE or not; every option alone or with those that models give it; every view. Its gradients:
     every dtype, head dims from 64 to 256, with and without options. And the small kernels beside them.
     """
-    return (*_gemms(), *_attentions(), *_variants(), *_gradients(), *_small())
+    own = (c for k in kernels for c in k.covering())
+    return (*_gemms(), *_attentions(), *_variants(), *_gradients(), *_small(), *own)
 
 
 def covering_specs() -> tuple[Any, ...]:

@@ -5,13 +5,32 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from kernelseam.contract import KernelFacts
+from kernelseam.contract import TENSOR_MAP_BYTES, KernelFacts
 from kernelseam.errors import DeviceError
 
-_CODES = {"pointer": ("Q", 8), "i64": ("q", 8), "i32": ("i", 4), "f32": ("f", 4), "f64": ("d", 8)}
+Value = int | float | bytes
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How ``struct`` packs a scalar, its size and its alignment in bytes."""
+
+    code: str
+    size: int
+    alignment: int
+
+
+KINDS = {
+    "pointer": Kind("Q", 8, 8), "i64": Kind("q", 8, 8), "i32": Kind("i", 4, 4), "f32": Kind("f", 4, 4),
+    "f64": Kind("d", 8, 8), "tensor_map": Kind(f"{TENSOR_MAP_BYTES}s", TENSOR_MAP_BYTES, 64),
+}
+"""What a parameter may be. A tensor map is opaque: it is packed as the bytes that the toolchain encoded."""
+
+_C_ALIGNMENT = 16
+"""Bytes that every compiler aligns its memory of parameters to: up to it, offsets are those of a C structure."""
 
 Member = tuple[str, "str | Structure"]
 """A name, and what it names."""
@@ -52,11 +71,11 @@ class Structure:
 
 
 def _alignment(kind: str | Structure) -> int:
-    return kind.alignment if isinstance(kind, Structure) else _CODES[kind][1]
+    return kind.alignment if isinstance(kind, Structure) else KINDS[kind].alignment
 
 
 def _size(kind: str | Structure) -> int:
-    return kind.size if isinstance(kind, Structure) else _CODES[kind][1]
+    return kind.size if isinstance(kind, Structure) else KINDS[kind].size
 
 
 def _aligned(at: int, alignment: int) -> int:
@@ -65,56 +84,84 @@ def _aligned(at: int, alignment: int) -> int:
 
 @dataclass(frozen=True)
 class Signature:
-    """A kernel's parameters in order: names with types ("pointer", "i64", "i32", "f32", "f64"), or with structures,
-    whose members are then what is given. A name may come twice: both places get its value."""
+    """A kernel's parameters in order: names with types (those of KINDS), or with structures, whose members are then
+    what is given. A name may come twice: both places get its value.
+
+    ``offsets``: where a binary has each parameter; without them they lie as in a C structure.
+    """
 
     parameters: tuple[Member, ...]
-
-    @cached_property
-    def _all(self) -> Structure:
-        return Structure(self.parameters)
+    offsets: tuple[int, ...] | None = None
 
     @property
     def layout(self) -> tuple[tuple[int, int], ...]:
         """(offset, size) of each parameter."""
-        return tuple(
-            (at, _size(kind)) for (_, kind), at in zip(self.parameters, self._all._offsets[:-1], strict=True)
-        )
+        sizes = [_size(kind) for _, kind in self.parameters]
+        return tuple(zip(self._places, sizes, strict=True))
 
-    def check(self, facts: KernelFacts) -> None:
-        """Refuse a binary whose parameters lie elsewhere than ours."""
-        if facts.parameters != self.layout:
+    @cached_property
+    def _places(self) -> tuple[int, ...]:
+        return Structure(self.parameters)._offsets[:-1] if self.offsets is None else self.offsets
+
+    def placed(self, facts: KernelFacts) -> Signature:
+        """This signature with its parameters where a binary has them.
+
+        That is not always where a C structure would have them: a compiler may align a parameter in its memory of
+        parameters, which itself is aligned to less than a tensor map is. Raises DeviceError where number, order or
+        sizes differ, and where offsets that a C structure determines do.
+        """
+        sizes = tuple(size for _, size in facts.parameters)
+        offsets = tuple(offset for offset, _ in facts.parameters)
+        ends = (0, *(offset + size for offset, size in facts.parameters))
+        opaque = any(_alignment(kind) > _C_ALIGNMENT for _, kind in self.parameters)
+        fits = sizes == tuple(size for _, size in self.layout) and (
+            all(at >= end for at, end in zip(offsets, ends, strict=False))
+            if opaque else facts.parameters == self.layout
+        )
+        if not fits:
             raise DeviceError(
                 f"kernel {facts.name} takes parameters at {facts.parameters}, the host packs {self.layout}: "
                 f"its device source and its host half disagree"
             )
+        return replace(self, offsets=offsets)
 
-    @property
+    @cached_property
     def scalars(self) -> tuple[tuple[str, str, int], ...]:
         """Name, type and offset of everything that is given, members of structures among them."""
-        return self._all.scalars
+        found: list[tuple[str, str, int]] = []
+        for (name, kind), at in zip(self.parameters, self._places, strict=True):
+            inner = kind.scalars if isinstance(kind, Structure) else ((name, kind, 0),)
+            found += [(n, k, at + offset) for n, k, offset in inner]
+        return tuple(found)
+
+    @cached_property
+    def _opaque(self) -> tuple[str, ...]:
+        return tuple(name for name, kind, _ in self.scalars if kind == "tensor_map")
 
     @cached_property
     def _packer(self) -> struct.Struct:
         form, end = "<", 0
         for _, kind, offset in self.scalars:
-            code, size = _CODES[kind]
-            form += "x" * (offset - end) + code
-            end = offset + size
-        return struct.Struct(form + "x" * (self._all._offsets[-1] - end))
+            form += "x" * (offset - end) + KINDS[kind].code
+            end = offset + KINDS[kind].size
+        whole = max((offset + size for offset, size in self.layout), default=0)
+        return struct.Struct(form + "x" * (whole - end))
 
-    def pack(self, values: Mapping[str, int | float]) -> bytes:
+    def pack(self, values: Mapping[str, Value]) -> bytes:
         """The argument buffer; every scalar must be given. What float32 cannot hold is rounded to an infinity."""
         scalars = self.scalars
+        for name in self._opaque:  # struct would pad or cut them
+            if not isinstance(found := values[name], bytes) or len(found) != TENSOR_MAP_BYTES:
+                raise DeviceError(f"argument {name} = {found!r} is not a tensor_map of {TENSOR_MAP_BYTES} bytes")
         try:
             return self._packer.pack(*[values[name] for name, _, _ in scalars])
         except OverflowError:
-            rounded = {n: ctypes.c_float(values[n]).value for n, kind, _ in scalars if kind == "f32"}
+            rounded = {n: ctypes.c_float(values[n]).value for n, kind, _ in scalars if kind == "f32"}  # type: ignore[arg-type]
             return self._packer.pack(*[{**values, **rounded}[name] for name, _, _ in scalars])
         except struct.error:
             for name, kind, _ in scalars:
                 try:
-                    struct.pack("<" + _CODES[kind][0], values[name])
+                    struct.pack("<" + KINDS[kind].code, values[name])
                 except struct.error as e:
                     raise DeviceError(f"argument {name} = {values[name]!r} is not a {kind}: {e}") from None
             raise

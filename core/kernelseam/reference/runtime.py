@@ -134,6 +134,12 @@ class HostRuntime:
     def synchronize(self, device: Device) -> None:
         """Nothing is ever queued."""
 
+    def prepare_memset(self, pointer: int, value: int, size: int, device: Device) -> Callable[[int], None]:
+        def launch(stream: int) -> None:
+            ctypes.memset(pointer, value, size)
+
+        return launch
+
     def activate(self, device: Device) -> AbstractContextManager[None]:
         return _NOTHING
 

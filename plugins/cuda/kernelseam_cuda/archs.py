@@ -36,11 +36,19 @@ COSTS = {
 """What is left of each arch's peaks. The H200's are fitted to ``benchmarks/results``; tests hold them to it."""
 
 
+CLUSTERED = frozenset({"sm_90a", "sm_100a", "sm_120"})
+"""Archs with clusters, programmatic dependent launch and tensor maps: compute capability 9.0 and later."""
+_CLUSTER_BLOCKS = 8
+"""Of a cluster that every such device can launch."""
+
+
 def _row(arch: str, shared_kib: int) -> ArchRow:
+    clustered = arch in CLUSTERED
     return ArchRow(
         arch=arch, warp_size=32, shared_bytes_per_block=shared_kib * _KIB, registers_per_lane=255,
         platform="platform_nvidia.h", defines=(), matrix_dtypes=frozenset({DType.float16, DType.bfloat16}), tiles=TILES,
-        options=OPTIONS, costs=COSTS[arch],
+        options=OPTIONS, cluster_blocks=_CLUSTER_BLOCKS if clustered else 1, programmatic_launch=clustered,
+        costs=COSTS[arch],
     )
 
 

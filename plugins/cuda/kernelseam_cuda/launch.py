@@ -7,14 +7,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from kernelseam.contract import KernelFacts
+from kernelseam.contract import NOT_KNOWN, TENSOR_MAP_BYTES, KernelFacts, LaunchConfig
 from kernelseam.errors import DeviceError
 from kernelseam_cuda import bindings
 
 _WITHOUT_OPT_IN = 48 * 1024
 """Shared memory, fixed and dynamic together, that a block gets without asking for more."""
-_LOADS = 12040
-"""The first driver, by the CUDA it serves, that has cuFuncLoad."""
+_LOADS = _TELLS_PARAMETERS = 12040
+"""The first driver, by the CUDA it serves, that has cuFuncLoad, and cuFuncGetParamInfo."""
+_INVALID_VALUE = 1
 
 # CU_LAUNCH_PARAM_END, CU_LAUNCH_PARAM_BUFFER_POINTER and CU_LAUNCH_PARAM_BUFFER_SIZE of cuda.h.
 _END, _POINTER, _SIZE = 0, 1, 2
@@ -29,26 +30,60 @@ def argument_list(arguments: bytes, size: ctypes.c_size_t) -> tuple[Any, Any]:
     return buffer, (ctypes.c_void_p * 5)(_POINTER, place, _SIZE, ctypes.addressof(size), _END)
 
 
+def parameter_list(buffer: int, facts: KernelFacts) -> Any:
+    """The address of each packed parameter, in order: the driver puts them where the kernel has them.
+
+    For tensor maps. CUDA documents one buffer by C's rules of alignment alone, and a kernel may have its first tensor
+    map 48 bytes from the start.
+    """
+    return (ctypes.c_void_p * len(facts.parameters))(*[buffer + offset for offset, _ in facts.parameters])
+
+
 class CudaKernel:
     """kernelseam.contract.LoadedKernel over a CUfunction."""
 
     def __init__(self, function: Any, facts: KernelFacts) -> None:
         self._function = function
+        self.facts = facts
         self._size = ctypes.c_size_t(max((offset + size for offset, size in facts.parameters), default=0))
+        self._apart = any(size >= TENSOR_MAP_BYTES for _, size in facts.parameters)
         self._allowed = _WITHOUT_OPT_IN - facts.shared_bytes
         self._lock = threading.Lock()
 
-    def prepare(
-        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, arguments: bytes
-    ) -> Callable[[int], None]:
-        self._allow(shared_bytes)
+    def prepare(self, config: LaunchConfig, arguments: bytes) -> Callable[[int], None]:
+        self._allow(config.shared_bytes)
         buffer, extra = argument_list(arguments, self._size)
-        run, function, address = bindings.driver().cuLaunchKernel, self._function, ctypes.addressof(extra)
+        given = (0, ctypes.addressof(extra))
+        keep: tuple[object, ...] = (buffer, extra, self._size)
+        if self._apart:
+            places = parameter_list(ctypes.addressof(buffer), self.facts)
+            given, keep = (ctypes.addressof(places), 0), (*keep, places)
+        if config == LaunchConfig(config.grid, config.block, config.shared_bytes):
+            return self._plain(config, given, keep)
+        return self._extended(config, given, keep)
 
-        def launch(stream: int, keep: object = (buffer, extra, self._size)) -> None:
-            (status,) = run(function, *grid, *block, shared_bytes, stream, 0, address)
+    def _plain(self, config: LaunchConfig, given: tuple[int, int], keep: object) -> Callable[[int], None]:
+        run, function = bindings.driver().cuLaunchKernel, self._function
+        grid, block, shared_bytes, (places, extra) = config.grid, config.block, config.shared_bytes, given
+
+        def launch(stream: int, keep: object = keep) -> None:
+            (status,) = run(function, *grid, *block, shared_bytes, stream, places, extra)
             if status:
-                bindings.fail("cuLaunchKernel", status, f"grid {grid}, block {block}, {shared_bytes} bytes shared")
+                bindings.fail("cuLaunchKernel", status, str(config))
+
+        return launch
+
+    def _extended(self, config: LaunchConfig, given: tuple[int, int], keep: object) -> Callable[[int], None]:
+        """With attributes. Their structure holds the stream as well: it is one thread's from there to the launch."""
+        run, function, lock = bindings.driver().cuLaunchKernelEx, self._function, threading.Lock()
+        structure, (places, extra) = _launch_structure(config), given
+
+        def launch(stream: int, keep: object = keep) -> None:
+            with lock:
+                structure.hStream = stream
+                (status,) = run(structure, function, places, extra)
+            if status:
+                bindings.fail("cuLaunchKernelEx", status, str(config))
 
         return launch
 
@@ -61,12 +96,63 @@ class CudaKernel:
                 self._allowed = shared_bytes
 
 
-def load(module: Any, name: str, facts: KernelFacts) -> CudaKernel:
+def _launch_structure(config: LaunchConfig) -> Any:
+    """The config as a CUlaunchConfig, its stream left open."""
+    api = bindings.driver()
+    found, attributes = api.CUlaunchConfig(), []
+    found.gridDimX, found.gridDimY, found.gridDimZ = config.grid
+    found.blockDimX, found.blockDimY, found.blockDimZ = config.block
+    found.sharedMemBytes = config.shared_bytes
+    if config.cluster != (1, 1, 1):
+        cluster = api.CUlaunchAttribute()
+        cluster.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = config.cluster
+        attributes.append(cluster)
+    if config.programmatic:
+        early = api.CUlaunchAttribute()
+        early.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        early.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(early)
+    found.attrs, found.numAttrs = attributes, len(attributes)
+    return found
+
+
+def driver_facts(function: Any, name: str) -> KernelFacts:
+    """What the driver says of a function. It counts neither spills, which are part of a thread's local memory, nor
+    instructions."""
+    which = bindings.driver().CUfunction_attribute
+
+    def attribute(what: str) -> int:
+        return int(bindings.call("cuFuncGetAttribute", getattr(which, f"CU_FUNC_ATTRIBUTE_{what}"), function))
+
+    parameters: list[tuple[int, int]] = []
+    while (found := _parameter(function, len(parameters))) is not None:
+        parameters.append(found)
+    return KernelFacts(
+        name, attribute("NUM_REGS"), NOT_KNOWN, attribute("LOCAL_SIZE_BYTES"), attribute("SHARED_SIZE_BYTES"),
+        NOT_KNOWN, tuple(parameters),
+    )
+
+
+def _parameter(function: Any, index: int) -> tuple[int, int] | None:
+    """(offset, size) of a parameter; None beyond the last."""
+    status, *found = bindings.driver().cuFuncGetParamInfo(function, index)
+    if int(status) == _INVALID_VALUE:
+        return None
+    if int(status):
+        bindings.fail("cuFuncGetParamInfo", status)
+    offset, size = found
+    return int(offset), int(size)
+
+
+def load(module: Any, name: str, read: Callable[[], KernelFacts]) -> CudaKernel:
     """The kernel of a module of the current context, on the device when this returns.
 
     Loading at the first launch, as the driver does by default, would synchronise, and fail inside a graph's capture.
+    ``read`` reads the facts off the binary, for a driver that does not tell where parameters lie.
     """
     function = bindings.call("cuModuleGetFunction", module, name.encode())
-    if bindings.call("cuDriverGetVersion") >= _LOADS:
+    version = bindings.call("cuDriverGetVersion")
+    if version >= _LOADS:
         bindings.call("cuFuncLoad", function)
-    return CudaKernel(function, facts)
+    return CudaKernel(function, driver_facts(function, name) if version >= _TELLS_PARAMETERS else read())

@@ -13,6 +13,7 @@ from kernelseam.plugins import Registry
 from kernelseam_cuda import bindings, blas, cublaslt
 from kernelseam_cuda.blas_lt import CublasLtGemm
 from kernelseam_cuda.runtime import CudaRuntime
+from kernelseam_cuda.sm90 import KERNELS
 from kernelseam_cuda.toolchain import CudaToolchain
 
 DISTRIBUTIONS = (
@@ -26,7 +27,7 @@ def backend() -> Backend:
     """The backend "cuda": made at first use, loads nothing."""
     runtime = CudaRuntime()
     libraries = blas.CublasGemm(), CublasLtGemm(runtime), blas.CublasBatchedGemm()
-    return Backend("cuda", runtime, CudaToolchain(runtime), libraries, priority=10)
+    return Backend("cuda", runtime, CudaToolchain(runtime), libraries, kernels=KERNELS, priority=10)
 
 
 @hookimpl

@@ -83,6 +83,16 @@ class CudaRuntime:
         with self.activate(device):
             bindings.call("cuCtxSynchronize")
 
+    def prepare_memset(self, pointer: int, value: int, size: int, device: Device) -> Callable[[int], None]:
+        run = bindings.driver().cuMemsetD8Async
+
+        def launch(stream: int) -> None:
+            (status,) = run(pointer, value, size, stream)
+            if status:
+                bindings.fail("cuMemsetD8Async", status, f"{size} bytes at {pointer:#x}")
+
+        return launch
+
     def versions(self) -> dict[str, str]:
         """What times depend on beside the compiler: the driver and the vendor's library of products."""
         libraries = {n: found for n in _LIBRARIES if (found := bindings.version(n))}

@@ -1,17 +1,25 @@
-"""The toolchain: shared kernels to cubins through nvrtc, and onto a device."""
+"""The toolchain: kernels to cubins through nvrtc, and onto a device."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.resources
+import re
 import threading
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from kernelseam.contract import ArchRow, Device, KernelFacts, LoadedKernel, Runtime, SourceBundle
+from kernelseam.compilation.sources import headers_below
+from kernelseam.contract import ArchRow, Device, KernelFacts, LoadedKernel, Runtime, SourceBundle, TensorMap
 from kernelseam.errors import CompileError, DeviceError
-from kernelseam_cuda import archs, bindings, cubin, launch
+from kernelseam_cuda import archs, bindings, cubin, launch, tensor_maps
+
+_LOST = re.compile(r"^.*\(C75(?:08|1[0-5])\).*$", re.MULTILINE)
+"""What the assembler says, and succeeds: C7508, a setmaxnreg is ignored; C7510 to C7515, wgmma are serialised. Either
+takes from a kernel the speed that it is written for."""
+_UNCACHED = (13, 0)
+"""The first nvrtc known to take --no-cache: a hit in its own cache has an empty log."""
 
 
 class CudaToolchain:
@@ -48,14 +56,18 @@ class CudaToolchain:
             names,
         )
         try:
-            options = [o.encode() for o in (f"--gpu-architecture={arch}", *bundle.options)]
+            uncached = ["--no-cache"] * (_nvrtc(bundle.name, arch, "nvrtcVersion") >= _UNCACHED)
+            options = [o.encode() for o in (f"--gpu-architecture={arch}", *bundle.options, *uncached)]
             api = bindings.nvrtc()
             (status,) = api.nvrtcCompileProgram(program, len(options), options)
+            log = bytearray(_nvrtc(bundle.name, arch, "nvrtcGetProgramLogSize", program))
+            _nvrtc(bundle.name, arch, "nvrtcGetProgramLog", program, log)
+            text = log.rstrip(bytes(1)).decode(errors="replace")
             if int(status):
-                size = _nvrtc(bundle.name, arch, "nvrtcGetProgramLogSize", program)
-                log = bytearray(size)
-                _nvrtc(bundle.name, arch, "nvrtcGetProgramLog", program, log)
-                raise CompileError(bundle.name, arch, f"{status.name}\n{log.rstrip(bytes(1)).decode(errors='replace')}")
+                raise CompileError(bundle.name, arch, f"{status.name}\n{text}")
+            if lost := _LOST.findall(text):
+                said = "\n".join(lost)
+                raise CompileError(bundle.name, arch, f"it compiles, but not to what it is written for:\n{said}")
             binary = bytearray(_nvrtc(bundle.name, arch, "nvrtcGetCUBINSize", program))
             _nvrtc(bundle.name, arch, "nvrtcGetCUBIN", program, binary)
             return bytes(binary)
@@ -79,9 +91,18 @@ class CudaToolchain:
                 with self._runtime.activate(device):
                     if module not in self._modules:
                         self._modules[module] = bindings.call("cuModuleLoadData", binary)
-                    facts = self._inspect(binary, digest)[kernel]
-                    self._kernels[key] = launch.load(self._modules[module], kernel, facts)
+                    self._kernels[key] = launch.load(
+                        self._modules[module], kernel, lambda: self._inspect(binary, digest)[kernel]
+                    )
             return self._kernels[key]
+
+    def refuse_tensor_map(self, tensor_map: TensorMap, arch: str, alignment: int) -> str | None:
+        if arch not in archs.CLUSTERED:
+            return f"it loads {tensor_map.operand} by a tensor map, {arch} has none"
+        return tensor_maps.refuse(tensor_map, alignment)
+
+    def encode_tensor_map(self, tensor_map: TensorMap, address: int) -> bytes:
+        return tensor_maps.encode(tensor_map, address)
 
 
 def _nvrtc(name: str, arch: str, function: str, *arguments: object) -> Any:
@@ -97,7 +118,5 @@ def _nvrtc(name: str, arch: str, function: str, *arguments: object) -> Any:
 
 @cache
 def sources() -> Mapping[str, str]:
-    """Include name → text of every header of the platform."""
-    folder = importlib.resources.files("kernelseam_cuda") / "kernels"
-    headers = sorted((f for f in folder.iterdir() if f.name.endswith(".h")), key=lambda f: f.name)
-    return {f.name: f.read_text("utf-8") for f in headers}
+    """Include name → text of every device source of the plugin: the platform's, and those of kernels of its own."""
+    return headers_below(importlib.resources.files("kernelseam_cuda") / "kernels")

@@ -87,8 +87,3 @@ def row(arch: str) -> ArchRow:
             "arch", arch, f"must be one of {', '.join(ROWS)}",
             "Name one of these, or add a row to kernelseam_rocm.archs",
         ) from None
-
-
-def matrix_headers(row: ArchRow) -> set[str]:
-    """The platform's headers that only archs like this one include."""
-    return {dict(row.defines)["KS_MATRIX_HEADER"].strip('"')}

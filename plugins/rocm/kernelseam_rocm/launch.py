@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import replace
 
-from kernelseam.contract import KernelFacts
+from kernelseam.contract import KernelFacts, LaunchConfig
 from kernelseam.errors import InvalidValue
 from kernelseam_rocm import bindings
 
@@ -23,6 +24,19 @@ def check_arguments(arguments: bytes, facts: KernelFacts) -> int:
     return want
 
 
+def driver_facts(function: object, read: KernelFacts) -> KernelFacts:
+    """What the runtime says of a function; HIP tells of no parameters: they are those that were read off the binary."""
+    which = bindings.hip().hipFunction_attribute
+
+    def attribute(name: str) -> int:
+        return int(bindings.call("hipFuncGetAttribute", getattr(which, f"HIP_FUNC_ATTRIBUTE_{name}"), function))
+
+    return replace(
+        read, registers=attribute("NUM_REGS"), scratch_bytes=attribute("LOCAL_SIZE_BYTES"),
+        shared_bytes=attribute("SHARED_SIZE_BYTES"),
+    )
+
+
 class HipKernel:
     """kernelseam.contract.LoadedKernel: a function of a loaded module."""
 
@@ -30,11 +44,10 @@ class HipKernel:
         self._function = function
         self.facts = facts
 
-    def prepare(
-        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, arguments: bytes
-    ) -> Callable[[int], None]:
+    def prepare(self, config: LaunchConfig, arguments: bytes) -> Callable[[int], None]:
         """See the contract. Raises InvalidValue where the arguments' size is not the kernel's: the runtime would read
         beyond them without a word."""
+        config.require_plain("rocm")
         want = check_arguments(arguments, self.facts)
         # hip-python's own packing of a tuple mistakes the alignment of structures; an address it passes on as it is.
         buffer = ctypes.create_string_buffer(arguments, max(want, 1))
@@ -43,11 +56,11 @@ class HipKernel:
         extra = (ctypes.c_void_p * 5)(_BUFFER_POINTER, places[0], _BUFFER_SIZE, places[1], _END)
         keep, address = (buffer, size, extra), ctypes.addressof(extra)
         start, function = bindings.hip().hipModuleLaunchKernel, self._function
+        grid, block, shared_bytes = config.grid, config.block, config.shared_bytes
 
         def launch(stream: int, keep: object = keep) -> None:
             (status,) = start(function, *grid, *block, shared_bytes, stream, None, address)
             if status.value:
-                what = f"hipModuleLaunchKernel (grid {grid}, block {block}, {shared_bytes} bytes shared)"
-                raise bindings.failure(what, status)
+                raise bindings.failure(f"hipModuleLaunchKernel ({config})", status)
 
         return launch

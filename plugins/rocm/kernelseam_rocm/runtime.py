@@ -75,6 +75,16 @@ class HipRuntime:
         with self.activate(device):
             bindings.call("hipDeviceSynchronize")
 
+    def prepare_memset(self, pointer: int, value: int, size: int, device: Device) -> Callable[[int], None]:
+        start = bindings.hip().hipMemsetAsync
+
+        def launch(stream: int) -> None:
+            (status,) = start(pointer, value, size, stream)
+            if status.value:
+                raise bindings.failure(f"hipMemsetAsync of {size} bytes at {pointer:#x}", status)
+
+        return launch
+
     def versions(self) -> dict[str, str]:
         """What times depend on beside the compiler: the driver and the runtime, whose libraries have its version."""
         return {n: str(bindings.call(f"hip{n.capitalize()}GetVersion")) for n in ("driver", "runtime")}

@@ -1,4 +1,4 @@
-"""The toolchain: shared kernels to code objects through hiprtc, and onto a device."""
+"""The toolchain: kernels to code objects through hiprtc, and onto a device."""
 
 from __future__ import annotations
 
@@ -9,12 +9,22 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from kernelseam.contract import EMULATED, ArchRow, Device, KernelFacts, LoadedKernel, Runtime, SourceBundle
+from kernelseam.compilation.sources import headers_below
+from kernelseam.contract import (
+    EMULATED,
+    ArchRow,
+    Device,
+    KernelFacts,
+    LoadedKernel,
+    Runtime,
+    SourceBundle,
+    WithoutTensorMaps,
+)
 from kernelseam.errors import CompileError, KernelSeamError
 from kernelseam_rocm import archs, bindings, codeobject, compiler, emulation, launch, worker
 
 
-class HipToolchain:
+class HipToolchain(WithoutTensorMaps):
     """kernelseam.contract.Toolchain over hiprtc."""
 
     backend = "rocm"
@@ -34,9 +44,7 @@ class HipToolchain:
         return archs.row(arch)
 
     def platform_files(self, arch: str) -> Mapping[str, str]:
-        row = self.arch_row(arch)
-        unused = {name for other in archs.ROWS.values() for name in archs.matrix_headers(other)}
-        return {n: t for n, t in sources().items() if n not in unused - archs.matrix_headers(row)}
+        return sources()
 
     def compiler(self) -> str:
         with self._lock:
@@ -77,15 +85,14 @@ class HipToolchain:
             if key not in self._modules:
                 self._modules[key] = bindings.call("hipModuleLoadData", binary)
             function = bindings.call("hipModuleGetFunction", self._modules[key], kernel.encode())
-        return launch.HipKernel(function, codeobject.facts(code, kernel, {}))
+            facts = launch.driver_facts(function, codeobject.facts(code, kernel, {}))
+        return launch.HipKernel(function, facts)
 
 
 @cache
 def sources() -> Mapping[str, str]:
-    """Include name → text of every header of the platform."""
-    folder = importlib.resources.files("kernelseam_rocm") / "kernels"
-    files = sorted(folder.iterdir(), key=lambda f: f.name)
-    return {f.name: f.read_text("utf-8") for f in files if f.name.endswith(".h")}
+    """Include name → text of every device source of the plugin: the platform's, and those of kernels of its own."""
+    return headers_below(importlib.resources.files("kernelseam_rocm") / "kernels")
 
 
 def in_child(name: str, arch: str, function: Callable[..., Any], *arguments: object) -> Any:

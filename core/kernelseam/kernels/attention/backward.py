@@ -32,6 +32,7 @@ from kernelseam.kernels.attention.scores import (
     score_values,
 )
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_dtype, refuse_row_strides
+from kernelseam.kernels.kernel import HostHalf
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature
 
@@ -60,12 +61,13 @@ _OPERANDS = {
 }
 
 
-class AttentionBwdHost:
+class AttentionBwdHost(HostHalf):
     """Keys and queries, ``own`` at a time, a block; with atomics keys alone."""
 
     operation = "attention_bwd"
     entry = "attention_backward"
     source = "attention/backward.h"
+    multiplies = True
 
     def refuse(self, problem: AttentionBwdProblem, row: ArchRow) -> str | None:
         p, spec = problem.forward, problem.spec.forward
@@ -94,6 +96,9 @@ class AttentionBwdHost:
     def tiles(self, spec: AttentionBwdSpec, row: ArchRow) -> tuple[BackwardTile, ...]:
         return backward_tiles(spec, row)
 
+    def as_launched(self, tile: BackwardTile) -> tuple[BackwardTile, ...]:
+        return tuple(replace(tile, role=role) for role in tile.roles)
+
     def tile(self, problem: AttentionBwdProblem, row: ArchRow, device: Device) -> BackwardTile:
         return self.tiles(problem.spec, row)[0]
 
@@ -101,7 +106,7 @@ class AttentionBwdHost:
         """Row sums of dout·out; the gradients, with atomics dq's after the others; then what is reduced: the bias's,
         where it repeats or is no row-major float32, and the sinks'."""
         p, spec = problem.forward, problem.spec.forward
-        packed = spec.q_view == "packed"
+        packed = spec.q_view == "packed" and p.batch > 0  # else there are no offsets
         entries, rows = (1, p.total_q) if packed else (p.batch, p.S_q)
         dots = (0 if packed else p.num_heads * rows, rows)
         size = _aligned(4 * entries * p.num_heads * rows)
@@ -122,8 +127,9 @@ class AttentionBwdHost:
         reduced = problem.spec.bias_gradient and not self._direct(problem)
         if reduced:
             workspace["dbias"] = size
+        gradients = problem if p.num_heads else _without_queries(problem)
         for role in tile.roles:
-            steps.append(Launch(self, problem, replace(tile, role=role), workspace))
+            steps.append(Launch(self, gradients, replace(tile, role=role), workspace))
         if tile.query_rows:
             steps.append(Launch(QUERY_GRADIENT, gradient, tile, {"sums": workspace["sums"]}))
         if reduced:
@@ -201,13 +207,20 @@ class AttentionBwdHost:
     def pointers(self, spec: AttentionBwdSpec) -> dict[str, str]:
         return {p: _OPERANDS.get(p, p) for p in _POINTERS}
 
-    def named_tiles(self, problem: AttentionBwdProblem, row: ArchRow, device: Device) -> dict[str, BackwardTile]:
+    def variants(self, problem: AttentionBwdProblem, row: ArchRow, device: Device) -> dict[str, BackwardTile]:
         """Every tile that takes a problem, by name, that of ``tile`` first. A batch-invariant spec has one."""
         tiles = self.tiles(problem.spec, row)
         return {t.name: t for t in (tiles[:1] if problem.spec.forward.batch_invariant else tiles)}
 
     def work(self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> Work:
         return backward_work(problem, tile, self.grid(problem, tile, device))
+
+
+def _without_queries(problem: AttentionBwdProblem) -> AttentionBwdProblem:
+    """The same dk and dv, zeros, of KV heads that no head of queries belongs to: of as many without a row."""
+    p = problem.forward
+    forward = replace(p, spec=replace(p.spec, q_view="strided"), num_heads=p.kv_heads, S_q=0, total_q=0)
+    return replace(problem, spec=replace(problem.spec, forward=forward.spec), forward=forward)
 
 
 def _aligned(size: int) -> int:

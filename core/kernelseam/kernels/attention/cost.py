@@ -26,7 +26,7 @@ PRODUCTS_ONCE = 5
 def forward_work(p: AttentionProblem, tile: AttentionTile, blocks: int) -> Work:
     """A block's queries meet the keys that are visible to its middle one, and half a step and half a tile more."""
     spec = p.spec
-    keys, most = _met(p, tile.bm, tile.bn, p.S_q, p.S_k)
+    keys, most = keys_met(p, tile.bm, tile.bn, p.S_q, p.S_k)
     step = 2.0 * tile.bm * (pad(spec.head_dim) + pad(spec.value_dim, tile.column_warps)) / tile.splits
     rate = (tile.rate or ESTIMATED_RATE) * (1.0 if spec.vector >= 16 else NARROW)
     return Work(p.bytes_moved, blocks, step * keys, step * most, spec.dtype, rate, tile.block_seconds)
@@ -35,7 +35,7 @@ def forward_work(p: AttentionProblem, tile: AttentionTile, blocks: int) -> Work:
 def backward_work(problem: AttentionBwdProblem, tile: BackwardTile, blocks: int) -> Work:
     """A block's own rows meet the visible ones of the other side."""
     p, spec = problem.forward, problem.spec.forward
-    keys, most = _met(p, tile.own, tile.step, p.S_q, p.S_k)
+    keys, most = keys_met(p, tile.own, tile.step, p.S_q, p.S_k)
     if tile.role == "keys":  # as many pairs, by the other side's rows
         keys, most = keys * p.S_q * p.head_group / max(p.S_k, 1), float(divide_up(p.S_q, tile.step) * tile.step)
         most *= p.head_group
@@ -48,7 +48,7 @@ def backward_work(problem: AttentionBwdProblem, tile: BackwardTile, blocks: int)
     return Work(problem.bytes_moved, blocks, step * keys, step * most, spec.dtype, rate, tile.block_seconds)
 
 
-def _met(p: AttentionProblem, own: int, step: int, rows: int, others: int) -> tuple[float, float]:
+def keys_met(p: AttentionProblem, own: int, step: int, rows: int, others: int) -> tuple[float, float]:
     """Rows of the other side, in whole steps, that a block meets: on average, and at most."""
     if not rows or not others:
         return 0.0, 0.0

@@ -18,6 +18,7 @@ from kernelseam.kernels.attention.scores import (
     score_values,
 )
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, divider, pad, refuse_dtype, refuse_row_strides
+from kernelseam.kernels.kernel import HostHalf
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature
 
@@ -100,12 +101,13 @@ _OPERANDS = {
 }
 
 
-class AttentionHost:
+class AttentionHost(HostHalf):
     """One head's queries, ``bm`` at a time, a block; all heads of a batch in one grid."""
 
     operation = "attention"
     entry = "attention_forward"
     source = "attention/forward.h"
+    multiplies = True
 
     def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
         spec = problem.spec
@@ -149,7 +151,7 @@ class AttentionHost:
         found = min(grouped, key=lambda t: self._blocks_of_a_group(problem, t) * t.bm)
         return self._split(problem, found, row, device)
 
-    def named_tiles(self, problem: AttentionProblem, row: ArchRow, device: Device) -> dict[str, AttentionTile]:
+    def variants(self, problem: AttentionProblem, row: ArchRow, device: Device) -> dict[str, AttentionTile]:
         """Every tile that takes a problem, its keys in as many parts as ``tile`` would have them, half as many and one;
         that of ``tile`` first. A batch-invariant spec has one."""
         first = self.tile(problem, row, device)

@@ -9,6 +9,7 @@ from kernelseam.costs import Work
 from kernelseam.descriptors.merge_problem import MergeProblem, MergeSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
+from kernelseam.kernels.kernel import HostHalf
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature
 
@@ -35,7 +36,7 @@ _STRIDES = (
 _INTS = ("outs_row", "out_row", "parts", "num_heads", "rows", "total", "sequences")
 
 
-class MergeHost:
+class MergeHost(HostHalf):
     """A thread a few columns of a row, all rows in one grid."""
 
     operation = "merge_states"
@@ -46,6 +47,8 @@ class MergeHost:
         for name, dtype in (("dtype", problem.spec.dtype), ("dtype_out", problem.spec.dtype_out)):
             if dtype not in MERGE_TILE.dtypes:
                 return f"{name} = {dtype}: it has none"
+        if problem.spec.value_dim < 1:
+            return f"value_dim = {problem.spec.value_dim}: it takes 1 and more"
         if (lines := problem.batch * problem.num_heads * problem.rows) >= 2**31:
             return f"it has {lines} rows, not fewer than 2^31"
         return refuse_row_strides(stride_outs_row=problem.outs_strides[3], stride_out_row=problem.out_strides[2])

@@ -10,6 +10,7 @@ from kernelseam.contract import ArchRow, Device
 from kernelseam.costs import Work
 from kernelseam.dtypes import DType
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up
+from kernelseam.kernels.kernel import HostHalf
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature
 
@@ -23,7 +24,7 @@ class RowTile:
     warps: int = WARPS
 
 
-class SmallKernel:
+class SmallKernel(HostHalf):
     """What the three have in common: one tile, no shared memory of a launch's own, whole problems in one grid.
 
     Part of another operation's launches: nobody plans them by themselves.
@@ -215,7 +216,7 @@ class SumAxes(SmallKernel):
         return {"OUT": DEVICE_TYPE[spec.dtype_out], "WARPS": tile.warps}
 
     def grid(self, problem: SumProblem, tile: RowTile, device: Device) -> int:
-        return divide_up(math.prod(problem.kept), tile.warps) if 0 not in problem.extents else 0
+        return divide_up(math.prod(problem.kept), tile.warps)
 
     def values(self, problem: SumProblem, tile: RowTile, device: Device) -> dict[str, int | float]:
         p = problem

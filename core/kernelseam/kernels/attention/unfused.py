@@ -14,8 +14,8 @@ from kernelseam.kernels.attention.scores import refuse_scores
 from kernelseam.kernels.attention.softmax import SOFTMAX, SoftmaxProblem, factor
 from kernelseam.kernels.elements import INT32, divide_up
 from kernelseam.kernels.gemm.host import GemmHost, GemmTile
+from kernelseam.kernels.kernel import Composition, KernelImplementation
 from kernelseam.kernels.launches import Launch, Launches
-from kernelseam.kernels.shared import SharedImplementation
 
 KNOWN = frozenset({
     "causal", "window", "prefix", "alibi", "softcap", "bias", "mask", "sinks", "dtype_out", "batch_invariant",
@@ -34,7 +34,7 @@ class UnfusedTile:
     values: GemmTile
 
 
-class Unfused:
+class Unfused(Composition):
     """One GEMM, one softmax and one GEMM for all heads of all entries of the batch.
 
     Scores are float32, [batch, head, query, key] in the workspace; probabilities, of q's dtype, lie behind them or,
@@ -43,6 +43,7 @@ class Unfused:
     """
 
     operation = "attention"
+    name = "gemm-softmax-gemm"
 
     def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
         p, spec = problem, problem.spec
@@ -115,14 +116,12 @@ def pitch(problem: AttentionProblem) -> int:
     return divide_up(problem.S_k, PITCH) * PITCH
 
 
-class UnfusedAttention(SharedImplementation):
+class UnfusedAttention(KernelImplementation):
     """The unfused attention on one vendor's toolchain."""
-
-    name = "gemm-softmax-gemm"
 
     def __init__(self, toolchain: Toolchain) -> None:
         super().__init__(Unfused(), toolchain)
-        self._fused = SharedImplementation(_FUSED, toolchain)
+        self._fused = KernelImplementation(_FUSED, toolchain)
 
     def cost(self, problem: AttentionProblem, device: Device) -> Cost:
         """No less than the fused kernel's time where that takes the problem: this one promises less, and is chosen only

@@ -17,6 +17,7 @@ from kernelseam.kernels.elements import (
     refuse_row_strides,
 )
 from kernelseam.kernels.gemm.cost import gemm_work
+from kernelseam.kernels.kernel import HostHalf
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature, Structure
 
@@ -101,12 +102,13 @@ _ROTARY = {"": 0, "halves": 1, "pairs": 2}
 _UNKNOWN = Coefficients("nothing")
 
 
-class GemmHost:
+class GemmHost(HostHalf):
     """Tiles of C of all matrices of a batch, dealt to one grid."""
 
     operation = "gemm"
     entry = "gemm"
     source = "gemm/gemm.h"
+    multiplies = True
 
     def refuse(self, problem: GemmProblem, row: ArchRow) -> str | None:
         p, spec = problem, problem.spec
@@ -144,7 +146,7 @@ class GemmHost:
             if t.count(problem) < INT32 and (t.teams == 1 or t.count(problem) <= 2 * problem.results)
         )
 
-    def named_tiles(self, problem: GemmProblem, row: ArchRow, device: Device) -> dict[str, GemmTile]:
+    def variants(self, problem: GemmProblem, row: ArchRow, device: Device) -> dict[str, GemmTile]:
         """Every tile that takes a problem, by name, that of ``tile`` first."""
         return {t.name: t for t in (self.tile(problem, row, device), *self.offered(problem, row))}
 

@@ -10,6 +10,7 @@ from kernelseam.contract import ArchRow, Device
 from kernelseam.descriptors.projection_problem import QkvProjectionProblem
 from kernelseam.kernels.elements import refuse_row_strides
 from kernelseam.kernels.gemm.host import GemmHost, GemmTile
+from kernelseam.kernels.kernel import Composition
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.projection import products
 from kernelseam.kernels.projection.products import Product
@@ -17,7 +18,7 @@ from kernelseam.kernels.projection.products import Product
 _GEMM = GemmHost()
 
 
-class Projection:
+class Projection(Composition):
     """An operation whose launches are GEMMs that know nothing of each other."""
 
     def __init__(self, operation: str, made_of: Callable[[Any], Iterator[Product]]) -> None:
@@ -33,9 +34,9 @@ class Projection:
         """One a product."""
         return tuple(_GEMM.tile(p.problem, row, device) for p in self._made_of(problem))
 
-    def named_tiles(self, problem: Any, row: ArchRow, device: Device) -> dict[str, tuple[GemmTile, ...]]:
+    def variants(self, problem: Any, row: ArchRow, device: Device) -> dict[str, tuple[GemmTile, ...]]:
         """Every tile of each product beside every one of the others, that of ``tile`` first."""
-        offered = [_GEMM.named_tiles(p.problem, row, device).values() for p in self._made_of(problem)]
+        offered = [_GEMM.variants(p.problem, row, device).values() for p in self._made_of(problem)]
         return {"+".join(t.name for t in tiles): tiles for tiles in itertools.product(*offered)}
 
     def launches(self, problem: Any, tile: tuple[GemmTile, ...], device: Device) -> Launches:

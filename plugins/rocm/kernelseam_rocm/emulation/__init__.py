@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kernelseam.compilation import cache_folder
 from kernelseam.compilation.folder import private
-from kernelseam.contract import KernelFacts, Toolchain
+from kernelseam.contract import KernelFacts, LaunchConfig, Toolchain
 from kernelseam.errors import DeviceError, NoDevice
 from kernelseam_rocm.emulation.checkout import VARIABLE, Checkout, find
 from kernelseam_rocm.emulation.loader import Launch
@@ -54,16 +54,15 @@ class EmulatedKernel:
         self._emulator, self._binary, self._digest, self._arch = emulator, binary, digest, arch
         self.facts = facts
 
-    def prepare(
-        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, arguments: bytes
-    ) -> Callable[[int], None]:
+    def prepare(self, config: LaunchConfig, arguments: bytes) -> Callable[[int], None]:
         """See the contract. A launch returns when it is over; it raises DeviceError for what the kernel did wrong.
 
         Raises InvalidValue where the arguments' size is not the kernel's."""
         from kernelseam_rocm.launch import check_arguments
 
+        config.require_plain("rocm")
         check_arguments(arguments, self.facts)
-        extents = Launch(grid, block, shared_bytes)
+        extents = Launch(config.grid, config.block, config.shared_bytes)
 
         def launch(stream: int) -> None:
             self._emulator.launch(self._digest, self._binary, self._arch, self.facts.name, extents, arguments)

@@ -105,6 +105,16 @@ class EmulatedRuntime:
     def synchronize(self, device: Device) -> None:
         """Nothing is ever queued."""
 
+    def prepare_memset(self, pointer: int, value: int, size: int, device: Device) -> Callable[[int], None]:
+        """See the contract. Raises DeviceError where that is not all in one allocation."""
+        if not self._arena.holds(pointer, size):
+            raise DeviceError(f"{size} bytes from {pointer:#x} on are not memory of {device}")
+
+        def launch(stream: int) -> None:
+            ctypes.memset(pointer, value, size)
+
+        return launch
+
     def activate(self, device: Device) -> AbstractContextManager[None]:
         return _NOTHING
 
@@ -156,6 +166,9 @@ class JoinedRuntime:
 
     def synchronize(self, device: Device) -> None:
         self._of(device).synchronize(device)
+
+    def prepare_memset(self, pointer: int, value: int, size: int, device: Device) -> Callable[[int], None]:
+        return self._of(device).prepare_memset(pointer, value, size, device)
 
     def activate(self, device: Device) -> AbstractContextManager[None]:
         return self._of(device).activate(device)

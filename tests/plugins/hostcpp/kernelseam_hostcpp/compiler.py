@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kernelseam.contract import SourceBundle
 from kernelseam.errors import CompileError
+from kernelseam_hostcpp.sources import sources
 
 SECONDS = 300.0
 
@@ -38,7 +39,7 @@ def compile_bundle(bundle: SourceBundle, arch: str, more: str = "") -> bytes:
     """
     with tempfile.TemporaryDirectory(prefix="kernelseam-hostcpp-") as name:
         folder = Path(name)
-        for include, text in bundle.files:
+        for include, text in {**sources(), **dict(bundle.files)}.items():  # entry.h is in no bundle
             place = folder / include
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(text, encoding="utf-8")

@@ -22,7 +22,7 @@ from kernelseam.contract import Device, SourceBundle
 from kernelseam.kernels import WAYS
 from kernelseam.kernels.attention.unfused import Unfused
 from kernelseam.kernels.launches import Launch, Launches
-from kernelseam.kernels.shared import bundle
+from kernelseam.kernels.kernel import bundle
 from kernelseam.parity import data
 from kernelseam.parity.cases import UNFUSED, AttentionCase, Case, GemmCase
 from kernelseam.parity.check import Verdict
@@ -117,7 +117,7 @@ def run(
             lists[name] = np.array(value, np.uint64).view(np.uint8)
             addresses[name] = (len(memory) + len(lists)) * _SPACE
     findings, log, options = tuple[str, ...](), "", (*OPTIONS, *BUILDS[build])
-    for launch in launches.steps:
+    for launch in launches.kernels:
         if not launch.half.grid(launch.problem, launch.tile, device):
             continue
         sources = bundle(launch.half, launch.problem.spec, launch.tile, toolchain, device.arch)
@@ -139,7 +139,7 @@ def _place(offset: int) -> str:
 
 def _workspace(launches: Launches) -> dict[str, Array]:
     """What lies between one place that launches name in the workspace and the next."""
-    starts = sorted({offset for launch in launches.steps for offset in launch.workspace.values()})
+    starts = sorted({offset for launch in launches.kernels for offset in launch.workspace.values()})
     ends = (*starts[1:], launches.workspace_bytes)
     return {_place(s): np.full(e - s, POISON, np.uint8) for s, e in zip(starts, ends, strict=False)}
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from kernelseam.contract import KernelFacts, LaunchConfig
 from kernelseam.errors import DeviceError
 
 _MESSAGE = 512
@@ -48,9 +49,14 @@ class Library:
             found.append((offset.value, size.value))
         return tuple(found)
 
-    def prepare(
-        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, arguments: bytes
-    ) -> Callable[[int], None]:
+    @property
+    def facts(self) -> KernelFacts:
+        """A host's compiler tells neither registers nor spills: they are 0."""
+        return KernelFacts(self.name, 0, 0, 0, 0, 0, self.parameters)
+
+    def prepare(self, config: LaunchConfig, arguments: bytes) -> Callable[[int], None]:
+        config.require_plain("hostcpp")
+        grid, block, shared_bytes = config.grid, config.block, config.shared_bytes
         if grid[1:] != (1, 1) or block[1:] != (1, 1):
             raise DeviceError(f"grid {grid}, block {block}: the host has one axis of each")
 

@@ -80,6 +80,9 @@ class HostCppRuntime:
     def synchronize(self, device: Device) -> None:
         """A launch has ended when it returns."""
 
+    def prepare_memset(self, pointer: int, value: int, size: int, device: Device) -> Callable[[int], None]:
+        return self._host.prepare_memset(pointer, value, size, device)
+
     def activate(self, device: Device) -> AbstractContextManager[None]:
         return self._host.activate(device)
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
-from importlib import resources
+from dataclasses import replace
 
-from kernelseam.contract import ArchRow, Device, KernelFacts, LoadedKernel, SourceBundle
+from kernelseam.contract import ArchRow, Device, KernelFacts, LoadedKernel, SourceBundle, WithoutTensorMaps
 from kernelseam_hostcpp import archs, compiler
 from kernelseam_hostcpp.library import library
+from kernelseam_hostcpp.sources import digest, sources
 
 
-class HostToolchain:
+class HostToolchain(WithoutTensorMaps):
     """kernelseam.contract.Toolchain over the system's C++ compiler."""
 
     backend = "hostcpp"
@@ -27,24 +27,16 @@ class HostToolchain:
         return sources()
 
     def compiler(self) -> str:
-        return compiler.version()
+        return f"{compiler.version()}, launched by {digest()}"
 
     def compile(self, bundle: SourceBundle, arch: str) -> bytes:
         self.arch_row(arch)
         return compiler.compile_bundle(bundle, arch)
 
     def inspect(self, binary: bytes, arch: str) -> Mapping[str, KernelFacts]:
-        """A host's compiler tells neither registers nor spills: they are 0. ``extra`` has the binary's size."""
+        """``extra`` has the binary's size."""
         found = library(binary)
-        return {found.name: KernelFacts(found.name, 0, 0, 0, 0, 0, found.parameters, {"bytes": len(binary)})}
+        return {found.name: replace(found.facts, extra={"bytes": len(binary)})}
 
     def load(self, binary: bytes, kernel: str, device: Device) -> LoadedKernel:
         return library(binary)
-
-
-@cache
-def sources() -> Mapping[str, str]:
-    """Include name → text of every header of the platform."""
-    folder = resources.files("kernelseam_hostcpp") / "kernels"
-    texts = {f.name: f.read_text("utf-8") for f in folder.iterdir() if f.name.endswith(".h")}
-    return {n if n.startswith("platform") else f"host/{n}": texts[n] for n in sorted(texts)}

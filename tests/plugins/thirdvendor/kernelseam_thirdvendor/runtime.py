@@ -79,6 +79,12 @@ class AcmeRuntime:
     def synchronize(self, device: Device) -> None:
         """Nothing is ever queued."""
 
+    def prepare_memset(self, pointer: int, value: int, size: int, device: Device) -> Callable[[int], None]:
+        def launch(stream: int) -> None:
+            ctypes.memset(pointer, value, size)
+
+        return launch
+
     @contextmanager
     def activate(self, device: Device) -> Iterator[None]:
         before, self.current = self.current, device.index

@@ -1,0 +1,75 @@
+"""Implementations and what they build: launches in order, over one workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kernelseam.contract.devices import Device
+from kernelseam.contract.problems import Cost
+
+
+WORKSPACE_ALIGNMENT = 16
+"""Bytes: of every workspace, unless its plan says more."""
+
+
+@dataclass(frozen=True)
+class LaunchRecord:
+    """One launch, as ``kernelseam.trace()`` shows it."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    arch: str
+    kind: str = "kernel"
+    """"kernel", "library" (a vendor call that launches what it likes) or "memset"."""
+    evidence: str = "measured"
+    """The device's."""
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    programmatic: bool = False
+
+
+class Step(Protocol):
+    """One launch of a plan, not yet bound to memory."""
+
+    @property
+    def record(self) -> LaunchRecord: ...
+
+    def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
+        """``launch(stream)`` over these addresses, any number of times. May pack and encode; must not launch, nor read
+        what stands in memory: it may be another at each launch."""
+
+
+@dataclass(frozen=True)
+class PlanParts:
+    """What an implementation builds: its launches in order and the workspace they share."""
+
+    steps: tuple[Step, ...]
+    workspace_bytes: int = 0
+    workspace_alignment: int = WORKSPACE_ALIGNMENT
+    """Bytes that the workspace's address must be a multiple of, a power of two."""
+    zeroed_bytes: int = 0
+    """The workspace's first bytes that must be 0 before a call's first launch, and that each of its launches leaves 0:
+    a counter that resets itself. Binding sees to it."""
+
+
+class Implementation(Protocol):
+    """One way to compute a family of problems on a family of devices."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def backend(self) -> str: ...
+
+    @property
+    def operation(self) -> str: ...
+
+    def supports(self, problem: Any, device: Device) -> str | None:
+        """None if it takes the problem, else why not, in words for the caller."""
+
+    def cost(self, problem: Any, device: Device) -> Cost: ...
+
+    def build(self, problem: Any, device: Device) -> PlanParts: ...

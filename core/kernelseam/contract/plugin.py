@@ -1,0 +1,39 @@
+"""What a plugin hands over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernelseam.contract.arrays import Runtime
+from kernelseam.contract.plans import Implementation
+from kernelseam.contract.toolchain import Toolchain
+
+if TYPE_CHECKING:
+    from kernelseam.kernels.kernel import Composition
+
+
+@dataclass(frozen=True)
+class PluginInfo:
+    """Cheap facts, given without importing a vendor's runtime."""
+
+    name: str
+    version: str
+    contract_version: int
+    summary: str = ""
+    variables: tuple[tuple[str, str], ...] = ()
+    """Environment variables of its own, each with its meaning, for ``kernelseam doctor``."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A vendor as the core sees it. Shared kernels follow from ``toolchain`` without another line."""
+
+    name: str
+    runtime: Runtime
+    toolchain: Toolchain | None = None
+    implementations: tuple[Implementation, ...] = ()
+    kernels: tuple[Composition, ...] = ()
+    """Host halves of kernels that the plugin owns, and compositions of kernels; compiled by ``toolchain``."""
+    priority: int = 0
+    """Where no device is named, the backend with devices and the highest priority is the default."""

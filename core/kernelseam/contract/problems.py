@@ -1,0 +1,74 @@
+"""Problems, their operands, and what computing them should cost."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from kernelseam.dtypes import DType
+
+
+@dataclass(frozen=True)
+class OperandRule:
+    """What a plan wants of one pointer."""
+
+    name: str
+    dtype: DType | None
+    """None: a list of addresses (8 bytes an entry)."""
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """In elements, one an axis. A shape with a 0 is never read and its address may be null."""
+    alignment: int
+    """Bytes that the address must be a multiple of."""
+    written: bool = False
+    optional: bool = False
+    may_be: str = ""
+    """A written operand that it may be: of the same address, dtype, shape and strides. Else they must not overlap."""
+
+    @cached_property
+    def span(self) -> int:
+        """Elements from the first to one past the last that are touched; 0 where nothing is."""
+        if 0 in self.shape:
+            return 0
+        return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+
+    def walks_as(self, other: OperandRule) -> bool:
+        """Whether it visits the same elements as another of the same address, in the same order."""
+        steps = zip(self.shape, self.strides, other.strides, strict=True) if self.shape == other.shape else ()
+        return self.dtype is other.dtype and self.shape == other.shape and all(s == t for n, s, t in steps if n > 1)
+
+
+class Problem(Protocol):
+    """Spec, extents and strides of one operation: hashable, without pointers."""
+
+    @property
+    def operation(self) -> str: ...
+
+    @property
+    def spec(self) -> Hashable: ...
+
+    @property
+    def operands(self) -> tuple[OperandRule, ...]: ...
+
+    @property
+    def operations(self) -> int:
+        """Floating-point operations, a multiply-add counted as two."""
+
+    @property
+    def bytes_moved(self) -> int:
+        """The fewest bytes that must cross memory: every input read once, every output written once."""
+
+    @property
+    def compute_dtype(self) -> DType:
+        """The dtype whose rate bounds the operations."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A prediction; dispatch compares ``seconds``."""
+
+    bytes: int
+    operations: int
+    seconds: float

@@ -1,0 +1,60 @@
+"""A kernel for a spec, as the tests of compilation and the table of facts take it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from kernelseam.contract import ArchRow
+from kernelseam.descriptors.gemm_problem import GemmSpec
+from kernelseam.dtypes import DType
+
+if TYPE_CHECKING:
+    from kernelseam.kernels.kernel import HostHalf
+
+
+@dataclass(frozen=True)
+class Covered:
+    """A kernel for a spec, one binary for each tile that an arch has for it."""
+
+    half: HostHalf
+    spec: Any
+    grouped: bool = False
+    """Whether the heads of a group share a block."""
+    often: bool = True
+    """Whether it is compiled in every run of the tests, or in the slow ones alone."""
+
+    @property
+    def products(self) -> bool:
+        """Whether it multiplies matrices."""
+        return self.half.multiplies
+
+    def tiles(self, row: ArchRow) -> tuple[Any, ...]:
+        """The arch's tiles as launches use them; none where the kernel is for others."""
+        if self.half.archs and row.arch not in self.half.archs:
+            return ()
+        found = tuple(v for t in self.half.tiles(self.spec, row) for v in self.half.as_launched(t))
+        return tuple(replace(t, grouped=True) for t in found) if self.grouped else found
+
+    def __str__(self) -> str:
+        return " ".join((self.half.entry, *_words(self.spec), *["grouped"] * self.grouped))
+
+
+def _words(spec: Any) -> Iterator[str]:
+    """A spec's own values; of options only those in force."""
+    for field in fields(spec):
+        value = getattr(spec, field.name)
+        if hasattr(value, "__dataclass_fields__"):
+            yield from _words(value)
+        elif isinstance(value, bool):
+            if field.name == "deterministic":
+                yield from ["any_order"] * (not value)
+            else:
+                yield from [field.name] * value
+        elif isinstance(value, DType):
+            yield value.value if field.name.startswith("dtype") else f"{field.name}={value}"
+        elif isinstance(value, int):
+            yield f"{field.name}={value}"
+        elif value is not None and (value != "strided" or isinstance(spec, GemmSpec)):
+            yield value if field.name == "view" else f"{field.name}={value}"

@@ -1,0 +1,342 @@
+"""The door for kernels, those of the core and those of a plugin: what a host half says, and what is made of it.
+
+A host half stands beside a device source and says everything about it that is not the vendor's compiler's. The same
+class makes an implementation of each: spec and tile to binary, problem to launches, on any toolchain.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from kernelseam.compilation import Binary, compiled
+from kernelseam.compilation.sources import headers_below, included
+from kernelseam.contract import (
+    ArchRow,
+    Cost,
+    Device,
+    KernelFacts,
+    LaunchConfig,
+    LaunchRecord,
+    LoadedKernel,
+    PlanParts,
+    SourceBundle,
+    Step,
+    TensorMap,
+    Toolchain,
+)
+from kernelseam.costs import Work, predicted, roofline
+from kernelseam.errors import PluginError, Refusal, Unsupported
+from kernelseam.kernels.covered import Covered
+from kernelseam.kernels.launches import Launch, Launches, Memset
+from kernelseam.kernels.signature import Signature, Value
+from kernelseam.plugins import plugins
+from kernelseam.variants import Variant
+
+MAX_BLOCKS = 2**31 - 1
+"""Blocks along the one axis of a grid."""
+
+
+class Composition(ABC):
+    """A way to compute an operation's problems by kernels. Inherit from it: what has a body is a default."""
+
+    operation: str
+    name: str = "shared"
+    """The implementation's. Kernels that the core shares among vendors are called "shared"."""
+    archs: tuple[str, ...] = ()
+    """Those that it is for; none named: all of the toolchain."""
+
+    @abstractmethod
+    def refuse(self, problem: Any, row: ArchRow) -> str | None:
+        """Why it does not take the problem on that arch, or None."""
+
+    @abstractmethod
+    def tile(self, problem: Any, row: ArchRow, device: Device) -> Any:
+        """The tile configuration for a problem, or those of its kernels."""
+
+    @abstractmethod
+    def launches(self, problem: Any, tile: Any, device: Device) -> Launches:
+        """What computes the problem: one kernel or several."""
+
+    def variants(self, problem: Any, row: ArchRow, device: Device) -> Mapping[str, Any]:
+        """Tiles that take the problem, by names that stay, what ``tile`` chooses first: for tuning to measure. None:
+        there is nothing to choose among."""
+        return {}
+
+    def covering(self) -> Iterable[Covered]:
+        """Kernels of its own that the tests compile for its archs: between them they touch every way through it."""
+        return ()
+
+
+class HostHalf(Composition):
+    """What stands beside a device source: everything about it that is not the vendor's. Its launches are that kernel,
+    or that one and others."""
+
+    entry: str
+    """The kernel's name in the device source."""
+    source: str
+    """Its file, by include name."""
+    multiplies: bool = False
+    """Whether it multiplies matrices: of halves by matrix instructions, which the tests then look for."""
+
+    def sources(self) -> Mapping[str, str]:
+        """Include name → text of the device sources that are its own: ``source``, and what that may include beside the
+        core's and the platform's. A plugin's half gives those of its plugin (``headers_below``)."""
+        return shared_sources()
+
+    @abstractmethod
+    def tiles(self, spec: Any, row: ArchRow) -> tuple[Any, ...]:
+        """The arch's tile configurations for a spec, the preferred first."""
+
+    def as_launched(self, tile: Any) -> tuple[Any, ...]:
+        """The tile as launches use it, each a binary of its own."""
+        return (tile,)
+
+    @abstractmethod
+    def defines(self, spec: Any, tile: Any, row: ArchRow) -> dict[str, object]:
+        """Constants of the binary."""
+
+    @abstractmethod
+    def signature(self, spec: Any) -> Signature:
+        """The parameters of the binary."""
+
+    @abstractmethod
+    def grid(self, problem: Any, tile: Any, device: Device) -> int:
+        """Blocks."""
+
+    @abstractmethod
+    def threads(self, tile: Any, row: ArchRow) -> int:
+        """Threads of a block."""
+
+    @abstractmethod
+    def shared_bytes(self, spec: Any, tile: Any) -> int:
+        """Dynamic shared memory of a block."""
+
+    def config(self, problem: Any, tile: Any, row: ArchRow, device: Device) -> LaunchConfig:
+        """What it is started with. Override it for clusters or a programmatic launch."""
+        blocks, threads = self.grid(problem, tile, device), self.threads(tile, row)
+        return LaunchConfig((blocks, 1, 1), (threads, 1, 1), self.shared_bytes(problem.spec, tile))
+
+    @abstractmethod
+    def values(self, problem: Any, tile: Any, device: Device) -> dict[str, int | float]:
+        """Arguments by parameter name, pointers and tensor maps left out."""
+
+    @abstractmethod
+    def pointers(self, spec: Any) -> dict[str, str]:
+        """Pointer parameter → operand name."""
+
+    def tensor_maps(self, problem: Any, tile: Any, device: Device) -> dict[str, TensorMap]:
+        """Tensor map parameter → what it walks."""
+        return {}
+
+    @abstractmethod
+    def work(self, problem: Any, tile: Any, device: Device) -> Work:
+        """What its launch asks of a device."""
+
+
+@cache
+def shared_sources() -> dict[str, str]:
+    """Include name → text of every device source of this package."""
+    found = headers_below(resources.files("kernelseam.kernels"))
+    if not found:
+        raise PluginError("the shared device sources are missing from this installation: install kernelseam again")
+    return found
+
+
+def bundle(half: HostHalf, spec: Any, tile: Any, toolchain: Toolchain, arch: str) -> SourceBundle:
+    """The sources and constants of one binary: what its main file includes, and nothing else, so that a change
+    elsewhere does not change its key. Raises PluginError for a missing include."""
+    row = toolchain.arch_row(arch)
+    platform = dict(toolchain.platform_files(arch))
+    files = {**shared_sources(), **platform, "platform.h": platform[row.platform]}
+    for name, text in half.sources().items():
+        if files.setdefault(name, text) != text:
+            raise PluginError(f"{half.entry} brings a device source {name}, of which there is another")
+    defines = {**dict(row.defines), **{f"KS_{k}": v for k, v in half.defines(spec, tile, row).items()}}
+    constants = tuple((k, str(int(v) if isinstance(v, bool) else v)) for k, v in defines.items())
+    return SourceBundle(
+        name=half.entry, main=half.source, files=included(half.source, files, dict(constants)), defines=constants,
+        options=row.options,
+    )
+
+
+def build(half: HostHalf, spec: Any, tile: Any, toolchain: Toolchain, arch: str) -> tuple[Binary, KernelFacts]:
+    """The binary, from the cache or the compiler, with its parameters checked. Needs no device."""
+    binary = compiled(toolchain, bundle(half, spec, tile, toolchain, arch), arch)
+    facts = toolchain.inspect(binary.data, arch)[half.entry]
+    half.signature(spec).placed(facts)
+    return binary, facts
+
+
+@dataclass(frozen=True)
+class KernelStep:
+    """One launch of a loaded kernel."""
+
+    kernel: LoadedKernel
+    signature: Signature
+    config: LaunchConfig
+    values: Mapping[str, int | float]
+    pointers: Mapping[str, str]
+    """Parameters that take an operand's address, or a tensor map over it, with its name."""
+    record: LaunchRecord
+    workspace: Mapping[str, int] = field(default_factory=dict)
+    """Parameters that point into the workspace, with their offset."""
+    tensor_maps: Mapping[str, TensorMap] = field(default_factory=dict)
+    encode: Callable[[TensorMap, int], bytes] | None = None
+    _encoded: dict[str, tuple[int, bytes]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Of each tensor map the last address and its bytes: encoded again only where the address is another."""
+
+    def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
+        addresses = {p: pointers.get(name, 0) for p, name in self.pointers.items()}
+        for parameter, offset in self.workspace.items():
+            addresses[parameter] = workspace + offset
+        arguments: dict[str, Value] = {**self.values, **addresses}
+        for parameter, tensor_map in self.tensor_maps.items():
+            arguments[parameter] = self._tensor_map(parameter, tensor_map, addresses[parameter])
+        return self.kernel.prepare(self.config, self.signature.pack(arguments))
+
+    def _tensor_map(self, parameter: str, tensor_map: TensorMap, address: int) -> bytes:
+        known = self._encoded.get(parameter)
+        if known is None or known[0] != address:
+            assert self.encode is not None
+            self._encoded[parameter] = known = (address, self.encode(tensor_map, address))
+        return known[1]
+
+
+@dataclass(frozen=True)
+class MemsetStep:
+    """Bytes of the workspace set to a value."""
+
+    memset: Memset
+    device: Device
+
+    @property
+    def record(self) -> LaunchRecord:
+        d = self.device
+        return LaunchRecord("memset", (1, 1, 1), (1, 1, 1), 0, d.arch, "memset", d.evidence)
+
+    def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
+        m, runtime = self.memset, plugins().backend(self.device.backend).runtime
+        return runtime.prepare_memset(workspace + m.offset, m.value, m.size, self.device)
+
+
+class KernelImplementation:
+    """A host half or a composition on a toolchain: kernelseam.contract.Implementation."""
+
+    def __init__(self, half: Composition, toolchain: Toolchain) -> None:
+        self.half, self._toolchain = half, toolchain
+        self.name, self.operation, self.backend = half.name, half.operation, toolchain.backend
+
+    def supports(self, problem: Any, device: Device) -> str | None:
+        archs = self.half.archs or self._toolchain.archs
+        if device.arch not in archs:
+            return f"arch {device.arch} is not among {', '.join(archs)}"
+        row = self._toolchain.arch_row(device.arch)
+        return self.half.refuse(problem, row) or self._refuse_launches(problem, self.launches(problem, device), device)
+
+    def _refuse_launches(self, problem: Any, launches: Launches, device: Device) -> str | None:
+        row, memory = self._toolchain.arch_row(device.arch), device.limits.memory_bytes
+        if launches.workspace_bytes > memory > 0:
+            return f"it needs a workspace of {launches.workspace_bytes} bytes, more than the device's memory, {memory}"
+        for launch in launches.kernels:
+            config = launch.half.config(launch.problem, launch.tile, row, device)
+            if (blocks := max(config.grid)) > MAX_BLOCKS:
+                return f"it needs {blocks} blocks, more than {MAX_BLOCKS}"
+            if reason := config.refuse(row) or self._refuse_tensor_maps(launch, problem, launches, device):
+                return reason
+        return None
+
+    def _refuse_tensor_maps(self, launch: Launch, problem: Any, launches: Launches, device: Device) -> str | None:
+        tensor_maps = launch.half.tensor_maps(launch.problem, launch.tile, device)
+        if not tensor_maps:
+            return None
+        alignments = {rule.name: rule.alignment for rule in problem.operands}
+        for parameter, tensor_map in tensor_maps.items():
+            if parameter in launch.workspace:
+                alignment = math.gcd(launches.workspace_alignment, launch.workspace[parameter])
+            else:
+                name = launch.operands.get(parameter, tensor_map.operand)
+                if name not in alignments:
+                    raise PluginError(
+                        f"{launch.half.entry} has a tensor map over {name}, which is no operand of {problem.operation}"
+                    )
+                alignment = alignments[name]
+            reason: str | None = self._toolchain.refuse_tensor_map(tensor_map, device.arch, alignment)
+            if reason:
+                return reason
+        return None
+
+    def launches(self, problem: Any, device: Device) -> Launches:
+        """Its kernels for a problem that it supports."""
+        row = self._toolchain.arch_row(device.arch)
+        return self.half.launches(problem, self.half.tile(problem, row, device), device)
+
+    def cost(self, problem: Any, device: Device) -> Cost:
+        """Its launches one after the other."""
+        return self.cost_of(problem, self.launches(problem, device), device)
+
+    def cost_of(self, problem: Any, launches: Launches, device: Device) -> Cost:
+        """By the model of the arch's row; where that knows nothing, the problem's roofline."""
+        known = self._toolchain.arch_row(device.arch).costs
+        if known is None:
+            return roofline(problem, device.limits)
+        works = [
+            Work(x.size) if isinstance(x, Memset) else x.half.work(x.problem, x.tile, device) for x in launches.steps
+        ]
+        seconds = sum(predicted(w, known, device.limits) for w in works if w.blocks or w.bytes)
+        return Cost(sum(w.bytes for w in works), problem.operations, seconds or device.limits.launch_seconds)
+
+    def build(self, problem: Any, device: Device) -> PlanParts:
+        """Raises Unsupported where the arch has no such launch, CompileError, DeviceError."""
+        return self._build(problem, self.launches(problem, device), device)
+
+    def variants(self, problem: Any, device: Device) -> tuple[Variant, ...]:
+        """Its tiles, by the names that its host half gives them."""
+        found = {n: self.half.launches(problem, t, device) for n, t in self._tiles(problem, device).items()}
+        return tuple(
+            Variant(n, self.cost_of(problem, x, device)) for n, x in found.items()
+            if self._refuse_launches(problem, x, device) is None
+        )
+
+    def build_variant(self, problem: Any, device: Device, variant: str) -> PlanParts:
+        """The plan with one of ``variants``."""
+        return self._build(problem, self.half.launches(problem, self._tiles(problem, device)[variant], device), device)
+
+    def _tiles(self, problem: Any, device: Device) -> Mapping[str, Any]:
+        return self.half.variants(problem, self._toolchain.arch_row(device.arch), device)
+
+    def _build(self, problem: Any, launches: Launches, device: Device) -> PlanParts:
+        row = self._toolchain.arch_row(device.arch)
+        steps = tuple(s for launch in launches.steps if (s := self._step(launch, row, device)) is not None)
+        if not any(isinstance(s, KernelStep) for s in steps):
+            return PlanParts(())
+        return PlanParts(steps, launches.workspace_bytes, launches.workspace_alignment, launches.zeroed_bytes)
+
+    def _step(self, launch: Launch | Memset, row: ArchRow, device: Device) -> Step | None:
+        """One kernel, compiled and loaded, or memory to set; None where there is nothing to do."""
+        if isinstance(launch, Memset):
+            return MemsetStep(launch, device) if launch.size else None
+        half, problem, tile = launch.half, launch.problem, launch.tile
+        config: LaunchConfig = half.config(problem, tile, row, device)
+        if 0 in config.grid:
+            return None
+        if reason := config.refuse(row):
+            raise Unsupported(problem, [Refusal(self.name, reason)])
+        binary = compiled(self._toolchain, bundle(half, problem.spec, tile, self._toolchain, device.arch), device.arch)
+        kernel = self._toolchain.load(binary.data, half.entry, device)
+        tensor_maps = half.tensor_maps(problem, tile, device)
+        walked = {parameter: tensor_map.operand for parameter, tensor_map in tensor_maps.items()}
+        return KernelStep(
+            kernel, half.signature(problem.spec).placed(kernel.facts), config, half.values(problem, tile, device),
+            {**half.pointers(problem.spec), **walked, **launch.operands},
+            LaunchRecord(
+                half.entry, config.grid, config.block, config.shared_bytes, device.arch, evidence=device.evidence,
+                cluster=config.cluster, programmatic=config.programmatic,
+            ),
+            launch.workspace, tensor_maps, self._toolchain.encode_tensor_map if tensor_maps else None,
+        )

@@ -1,0 +1,143 @@
+"""Launches with clusters and programmatic starts, and parameters that lie apart, on a driver that only records."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kernelseam.contract import KernelFacts, LaunchConfig
+from kernelseam.errors import CompileError, DeviceError
+
+pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
+from kernelseam_cuda import bindings, launch, plugin  # noqa: E402
+
+cu = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
+
+
+class Status(int):
+    name = "CUDA_ERROR_FAKE"
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """The structures of the bindings; launches are recorded."""
+    fake = SimpleNamespace(status=0, plain=[], extended=[])
+
+    def extended(config: Any, function: object, parameters: int, extra: int) -> tuple[Status]:
+        clusters = [
+            (a.value.clusterDim.x, a.value.clusterDim.y, a.value.clusterDim.z) for a in config.attrs
+            if a.id == cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        ]
+        early = [
+            a.value.programmaticStreamSerializationAllowed for a in config.attrs
+            if a.id == cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        ]
+        assert config.numAttrs == len(config.attrs) == len(clusters) + len(early)
+        grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
+        block = (config.blockDimX, config.blockDimY, config.blockDimZ)
+        fake.extended.append((grid, block, config.sharedMemBytes, int(config.hStream), clusters, early))
+        fake.given = parameters, extra
+        return (Status(fake.status),)
+
+    def plain(*arguments: Any) -> tuple[Status]:
+        fake.plain.append(arguments[1:9])
+        fake.given = arguments[9:]
+        return (Status(fake.status),)
+
+    fake.cuLaunchKernel, fake.cuLaunchKernelEx = plain, extended
+    fake.cuGetErrorString = lambda status: (0, b"what it means")
+    for name in ("CUlaunchConfig", "CUlaunchAttribute", "CUlaunchAttributeID"):
+        setattr(fake, name, getattr(cu, name))
+    monkeypatch.setattr(bindings, "driver", lambda: fake)
+    yield fake
+
+
+def kernel(*parameters: tuple[int, int]) -> launch.CudaKernel:
+    return launch.CudaKernel("function", KernelFacts("k", 32, 0, 0, 0, 0, parameters))
+
+
+@pytest.mark.parametrize(
+    ("config", "clusters", "early"),
+    [
+        (LaunchConfig((4, 2, 1), (64, 2, 1), 512, (2, 1, 1)), [(2, 1, 1)], []),
+        (LaunchConfig((4, 2, 1), (64, 2, 1), 512, programmatic=True), [], [1]),
+        (LaunchConfig((4, 2, 1), (64, 2, 1), 512, (2, 2, 1), True), [(2, 2, 1)], [1]),
+    ],
+)
+def test_clusters_and_early_starts_are_attributes_of_the_launch(
+    driver: SimpleNamespace, config: LaunchConfig, clusters: list[Any], early: list[int]
+) -> None:
+    run = kernel((0, 8)).prepare(config, bytes(8))
+    assert driver.extended == [] == driver.plain
+    run(77)
+    run(99)
+    assert driver.extended == [((4, 2, 1), (64, 2, 1), 512, stream, clusters, early) for stream in (77, 99)]
+    assert driver.plain == [] and driver.given[0] == 0
+    driver.status = 1
+    with pytest.raises(DeviceError, match=r"^cuLaunchKernelEx failed with CUDA_ERROR_FAKE \(1\): what it means \(grid"):
+        run(77)
+
+
+def test_parameters_by_cs_rules_go_as_one_buffer(driver: SimpleNamespace) -> None:
+    run = kernel((0, 8), (8, 4), (16, 8)).prepare(LaunchConfig((1, 1, 1), (32, 1, 1)), bytes(range(24)))
+    run(7)
+    places, extra = driver.given
+    assert places == 0 and ctypes.string_at(ctypes.c_void_p.from_address(extra + 8).value or 0, 24) == bytes(range(24))
+
+
+@pytest.mark.parametrize("cluster", [(1, 1, 1), (2, 1, 1)])
+def test_parameters_that_lie_apart_are_handed_over_one_by_one(
+    driver: SimpleNamespace, cluster: tuple[int, int, int]
+) -> None:
+    """A tensor map behind an int, at 48."""
+    packed = bytes(range(184))
+    run = kernel((0, 4), (48, 128), (176, 8)).prepare(LaunchConfig((2, 1, 1), (32, 1, 1), cluster=cluster), packed)
+    run(7)
+    places, extra = driver.given
+    found = [ctypes.c_void_p.from_address(places + 8 * i).value or 0 for i in range(3)]
+    assert extra == 0
+    assert [ctypes.string_at(p, n) for p, n in zip(found, (4, 128, 8), strict=True)] == [
+        packed[:4], packed[48:176], packed[176:]
+    ]
+
+
+LOG = (
+    "ptxas info    : (C7517) wgmma.wait_group is injected\n"
+    "ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized\n"
+    "ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored\n"
+)
+
+
+@pytest.mark.parametrize(("version", "uncached"), [((13, 0), True), ((12, 9), False)])
+@pytest.mark.parametrize(("log", "lost"), [("", []), (LOG, LOG.splitlines()[1:]), (LOG.splitlines()[0], [])])
+def test_the_log_of_a_success_is_read(
+    monkeypatch: pytest.MonkeyPatch, log: str, lost: list[str], version: tuple[int, int], uncached: bool
+) -> None:
+    from kernelseam.contract import SourceBundle
+
+    options: list[bytes] = []
+
+    def fill(program: object, into: bytearray) -> tuple[int]:
+        into[: len(log)] = log.encode()
+        return (0,)
+
+    monkeypatch.setattr(bindings, "nvrtc", lambda: SimpleNamespace(
+        nvrtcVersion=lambda: (0, *version), nvrtcCreateProgram=lambda *_: (0, 1), nvrtcGetProgramLog=fill,
+        nvrtcCompileProgram=lambda program, count, given: (options.extend(given), (0,))[1],
+        nvrtcGetProgramLogSize=lambda _: (0, len(log) + 2), nvrtcGetCUBINSize=lambda _: (0, 4),
+        nvrtcGetCUBIN=lambda *_: (0,), nvrtcDestroyProgram=lambda _: (0,),
+    ))
+    toolchain = plugin.backend().toolchain
+    assert toolchain is not None
+    made = SourceBundle("k", "k.h", (("k.h", ""),), (), ())
+    if lost:
+        with pytest.raises(CompileError) as caught:
+            toolchain.compile(made, "sm_90a")
+        assert caught.value.log == "it compiles, but not to what it is written for:\n" + "\n".join(lost)
+    else:
+        assert toolchain.compile(made, "sm_90a") == bytes(4)
+    assert (b"--no-cache" in options) == uncached
