@@ -15,7 +15,6 @@ from kernelseam.contract import EMULATED, Cost, Device, Implementation, PlanPart
 from kernelseam.contract_values import held, held_parts, held_refusal
 from kernelseam.errors import BrokenImplementation, InvalidValue, Refusal, UnknownName, Unsupported
 from kernelseam.plugins import Plugins, plugins
-from kernelseam.tuning.store import tuned_choice
 from kernelseam.variants import SEPARATOR, build_of, variants_of
 
 _backend: ContextVar[str | None] = ContextVar("kernelseam_backend", default=None)
@@ -216,6 +215,8 @@ def _unknown(implementation: object, known: str, problem: Problem, device: Devic
 
 def _tuned(candidates: tuple[Candidate, ...], problem: Problem, device: Device) -> Choice | None:
     """What was measured to be the fastest, if it takes this problem of its class, too."""
+    from kernelseam.tuning.store import tuned_choice  # not before a plan is made: importing kernelseam stays quick
+
     found = tuned_choice(problem, device)
     if found is None:
         return None

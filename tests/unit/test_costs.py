@@ -102,6 +102,16 @@ def test_decoding_is_near_what_was_measured(row: Row) -> None:
     assert abs(predictions(row)["shared"] / row.us["shared"] - 1) < DECODE_ERROR
 
 
+def test_lists_cost_what_they_were_measured_to_cost() -> None:
+    """Of the shared kernel, where K is one slice: a load before the load that nothing hides."""
+    strided, listed = GEMM[0], GEMM[5]
+    assert (strided.problem.operations, listed.problem.spec.view) == (  # type: ignore[attr-defined]
+        listed.problem.operations, "pointers"
+    )
+    more = predictions(listed)["shared"] / predictions(strided)["shared"]
+    assert more == pytest.approx(listed.us["shared"] / strided.us["shared"], abs=0.05)
+
+
 @pytest.mark.parametrize("row", GEMM, ids=lambda r: r.name)
 def test_the_choice_is_that_of_the_measurement(row: Row) -> None:
     found = predictions(row)

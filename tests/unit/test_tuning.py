@@ -165,6 +165,15 @@ def test_dispatch_takes_what_was_measured_unless_one_is_named(ways: Callable[...
     assert plan(gemm(), device=device).choice.by == "model" and store.clear() == 0
 
 
+def test_what_was_measured_goes_before_what_is_predicted(ways: Callable[..., Device]) -> None:
+    device = ways(tiles(), quick(us=5.0))
+    assert plan(gemm(), device=device).implementation == "tiles"
+    assert tuned(device).chosen.name == "library"
+    made = plan(gemm(), device=device)
+    assert (made.implementation, made.choice.by) == ("library", "tuned")
+    assert made.parts.steps[0].way.name == "library"  # type: ignore[attr-defined]
+
+
 def test_a_variant_that_is_not_there(ways: Callable[..., Device]) -> None:
     device = ways(tiles(), quick())
     for wanted, known in (("tiles:huge", "tiles:big, tiles:small, tiles:odd"), ("library:fast", "library")):
@@ -187,6 +196,18 @@ def test_one_workspace_serves_all_in_turn(ways: Callable[..., Device]) -> None:
     device = ways(*given)
     tuned(device)
     assert len(given[0].workspaces | given[1].workspaces) == 1 and given[2].workspaces == {0}
+
+
+@pytest.mark.parametrize("wish", [{"zeroed_bytes": 16}, {"workspace_alignment": 1024}], ids=str)
+def test_a_workspace_of_its_own_for_whoever_leaves_zeros_or_wants_more_alignment(
+    ways: Callable[..., Device], monkeypatch: pytest.MonkeyPatch, wish: dict[str, int]
+) -> None:
+    plain, other, special = quick(workspace=4000), tiles(workspace=1000), Scripted("special", 1.0, {"": 25 * US})
+    monkeypatch.setattr(special, "build", lambda *_: PlanParts((_Step(special, ""),), 2000, **wish), raising=False)
+    device = ways(plain, other, special)
+    assert not [w.failure for w in tuned(device).ways if w.failure]
+    assert len(plain.workspaces | other.workspaces) == 1
+    assert len(special.workspaces) == 1 and not special.workspaces & plain.workspaces
 
 
 def test_what_is_broken_stops_nobody(ways: Callable[..., Device], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,3 +418,11 @@ def test_nothing_is_asked_where_nothing_was_tuned(
     device = ways(tiles())
     monkeypatch.setattr(store, "place", lambda *_: 1 // 0)
     assert plan(gemm(), device=device).choice.by == "model" and not cache.exists()
+
+
+def test_an_emulated_device_has_no_tuned_choice(ways: Callable[..., Device]) -> None:
+    """Of the same name and arch as one that was tuned."""
+    device = ways(tiles(), quick())
+    tuned(device)
+    assert store.tuned_choice(gemm().problem(), device) is not None
+    assert store.tuned_choice(gemm().problem(), replace(device, evidence=EMULATED)) is None

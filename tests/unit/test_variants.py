@@ -78,7 +78,7 @@ def test_every_tile_is_a_variant(name: str) -> None:
         assert sorted(v.name for v in found) == sorted(NAMES[name])
     assert len({v.name for v in found}) == len(found)
     assert found[0].cost == way.cost(problem, DEVICE), "the first is dispatch's own"
-    first = way._half.launches(problem, way._tiles(problem, DEVICE)[found[0].name], DEVICE)
+    first = way.half.launches(problem, way._tiles(problem, DEVICE)[found[0].name], DEVICE)
     assert described(first) == described(way.launches(problem, DEVICE))
 
 
@@ -90,7 +90,7 @@ def test_a_variant_is_built_with_its_tile(name: str, monkeypatch: pytest.MonkeyP
     for v in variants_of(way, problem, DEVICE):
         built.clear()
         way.build_variant(problem, DEVICE, v.name)
-        assert built == described(way._half.launches(problem, way._tiles(problem, DEVICE)[v.name], DEVICE))
+        assert built == described(way.half.launches(problem, way._tiles(problem, DEVICE)[v.name], DEVICE))
         names = [t.name for _, t in built if hasattr(t, "name")]
         assert v.name in ("+".join(names), names[0])
     with pytest.raises(KeyError):

@@ -285,7 +285,9 @@ class KernelImplementation:
         known = self._toolchain.arch_row(device.arch).costs
         if known is None:
             return roofline(problem, device.limits)
-        works = [x.half.work(x.problem, x.tile, device) for x in launches.kernels]
+        works = [
+            Work(x.size) if isinstance(x, Memset) else x.half.work(x.problem, x.tile, device) for x in launches.steps
+        ]
         seconds = sum(predicted(w, known, device.limits) for w in works if w.blocks or w.bytes)
         return Cost(sum(w.bytes for w in works), problem.operations, seconds or device.limits.launch_seconds)
 

@@ -27,6 +27,8 @@ ROUNDS, ROUND_SECONDS, MOST_RUNS = 6, 0.03, 200
 """Of each way that stays: about 0.2 s in all."""
 HOPELESS = 1.5
 """Times the best, beyond which a way is not timed again."""
+ALIGNED = 16
+"""Bytes that every allocation is a multiple of."""
 EQUAL = 1.01
 """Times the best, up to which a way counts as equal: then the model's own is kept."""
 NOT_KEPT = "not kept: a batch-invariant problem is computed in one way in every batch"
@@ -144,14 +146,18 @@ def _time(
             way.parts = build_of(way.candidate.implementation, problem, device, way.variant)
         except Exception as e:  # a way that is broken must not stop the others
             way.failure = f"its build raised {type(e).__name__}: {e}"
-    need = max((w.parts.workspace_bytes for w in ways if w.parts), default=0)
+    # One serves all in turn, but for those that leave zeros in theirs for the next launch, or want it more aligned.
+    sharing = [
+        w.name for w in ways if w.parts and not w.parts.zeroed_bytes and w.parts.workspace_alignment <= ALIGNED
+    ]
+    need = max((w.parts.workspace_bytes for w in ways if w.parts and w.name in sharing), default=0)
     workspace = runtime.empty((-(-need // 4),), DType.float32, device) if need else None
     for way in ways:
         if way.parts is None:
             continue
         choice = Choice(way.candidate.implementation, candidates, way.variant)
         made = Plan(descriptor, problem, device, choice, way.parts)
-        space = workspace if way.parts.workspace_bytes else None
+        space = workspace if way.parts.workspace_bytes and way.name in sharing else None
         try:
             launch = made.bind(workspace=space, **operands).launcher()
             runtime.time(launch, device, 1)

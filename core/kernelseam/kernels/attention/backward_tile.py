@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kernelseam.contract import ArchRow
 from kernelseam.descriptors.attention_bwd_problem import AttentionBwdSpec
@@ -42,9 +42,9 @@ class BackwardTile:
     """Whether what is owned stays in registers as a left factor."""
     unroll: int = 4
     """Steps that a product's loop is unrolled by: more are in flight, in more registers."""
-    rate: float = 0.0
+    rate: float = field(default=0.0, compare=False)
     """As in GemmTile; so ``block_seconds``."""
-    block_seconds: float = 0.0
+    block_seconds: float = field(default=0.0, compare=False)
 
     @property
     def name(self) -> str:

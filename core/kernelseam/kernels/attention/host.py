@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kernelseam.contract import ArchRow, Device
 from kernelseam.costs import Work
@@ -52,9 +52,9 @@ class AttentionTile:
     plain: bool = False
     """Only for strided keys and scores that are scale·q·k, hidden by nothing but a causal mask: others take more
     registers."""
-    rate: float = 0.0
+    rate: float = field(default=0.0, compare=False)
     """As in GemmTile; so ``block_seconds``."""
-    block_seconds: float = 0.0
+    block_seconds: float = field(default=0.0, compare=False)
     grouped: bool = False
     """No column of the table: whether a block's rows are the heads of a group, chosen for a problem. So ``splits``."""
     splits: int = 1

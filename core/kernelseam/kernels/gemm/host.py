@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kernelseam.contract import ArchRow, Device
 from kernelseam.costs import Coefficients, Work, predicted
@@ -41,10 +41,10 @@ class GemmTile:
     """Tiles that a block computes at once; where there are several, each team is one warp."""
     row_sums: bool = True
     """Whether it leaves registers for sums of rows."""
-    rate: float = 0.0
+    rate: float = field(default=0.0, compare=False)
     """For its cost: the part of the instruction's rate that it reaches; 0: nobody has measured it. ``block_seconds`` is
     what starting and ending a block takes."""
-    block_seconds: float = 0.0
+    block_seconds: float = field(default=0.0, compare=False)
 
     @property
     def name(self) -> str:
