@@ -165,7 +165,7 @@ class _Launch:
             for launch in launches:
                 launch(handle)
         for records in active():
-            records.extend(made.launches)
+            records.extend(made.launches_over)
         if own and stream is not None and handle != runtime.current_stream(made.device, first):
             runtime.synchronize(made.device)  # the library, which takes the workspace back, knows nothing of it
 
