@@ -28,8 +28,12 @@ COLUMNS = ("arch", "kernel", "tile", "registers", "spills", "scratch_bytes", "sh
 Key = tuple[str, str, str]
 
 
+UNSHOWN = ("dtypes", "max_dim", "plain", "grouped", "splits", "rate", "block_seconds")
+"""Columns of tiles that shape no binary, or are told by the spec."""
+
+
 def tile_name(tile: object) -> str:
-    shown = {k: v for k, v in vars(tile).items() if k not in ("dtypes", "max_dim", "plain", "grouped", "splits")}
+    shown = {k: v for k, v in vars(tile).items() if k not in UNSHOWN}
     return " ".join(f"{k}={int(v) if isinstance(v, bool) else v}" for k, v in shown.items())
 
 

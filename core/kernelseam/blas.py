@@ -14,15 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kernelseam.contract import EMULATED, Cost, Device, LaunchRecord, PlanParts
+from kernelseam.costs import Coefficients, Work, predicted, roofline
 from kernelseam.descriptors.gemm_problem import GemmProblem
-from kernelseam.dispatch import roofline
 from kernelseam.dtypes import DType
 from kernelseam.kernels.elements import divide_up
 
 LIMIT = 2**31 - 1
 """Extents and row strides are 32-bit integers there."""
-BLOCK = 128
-"""Rows and columns of a result that one of its blocks makes, in the estimate of a cost."""
 
 BEYOND = {
     "bias": "a bias", "residual": "a residual", "summed": "products summed into one C", "row_sums": "sums of A's rows",
@@ -107,10 +105,6 @@ class LibraryGemm(ABC):
     """What it takes of ``BEYOND``."""
     function: str
     """The library's name for it."""
-    efficiency: float
-    """The part of a device's roofline that it is expected to reach."""
-    block_seconds: float
-    """What one of its blocks takes of a compute unit at least: every matrix, however small, has blocks of its own."""
 
     @abstractmethod
     def unavailable(self) -> str | None:
@@ -118,6 +112,10 @@ class LibraryGemm(ABC):
 
     @abstractmethod
     def build(self, problem: GemmProblem, device: Device) -> PlanParts: ...
+
+    def coefficients(self, arch: str) -> Coefficients | None:
+        """The arch's row, whose ``libraries`` may name this one; None where the vendor's table has none."""
+        return None
 
     def refuse(self, problem: GemmProblem) -> str | None:
         """Why this one of all such functions does not take a problem that the others might, or None."""
@@ -146,14 +144,27 @@ class LibraryGemm(ABC):
         return self.refuse(problem) or self.unavailable()
 
     def cost(self, problem: GemmProblem, device: Device) -> Cost:
-        limits, found = device.limits, roofline(problem, device.limits, self.efficiency)
-        blocks = problem.matrices * divide_up(problem.M, BLOCK) * divide_up(problem.N, BLOCK)
-        rounds = divide_up(blocks, max(limits.compute_units, 1))
-        return replace(found, seconds=max(found.seconds, limits.launch_seconds + rounds * self.block_seconds))
+        """By the model where the arch's row knows the library, else the problem's roofline."""
+        p, known = problem, self.coefficients(device.arch)
+        rate = known.libraries.get(self.name, {}).get(p.spec.dtype) if known else None
+        if known is None or rate is None:
+            return roofline(p, device.limits)
+        blocks = p.matrices * divide_up(p.M, rate.block) * divide_up(p.N, rate.block)
+        work = Work(
+            p.bytes_moved, blocks, 2.0 * rate.block**2 * p.K * p.reads_inputs, dtype=p.spec.dtype, rate=rate.rate,
+            block_seconds=rate.block_seconds,
+        )
+        # Its own instructions, not those of the shared kernels.
+        seconds = predicted(work, replace(known, multiply={}), device.limits) + known.call_seconds
+        return Cost(p.bytes_moved, p.operations, seconds)
 
-    def record(self, device: Device) -> LaunchRecord:
+    def function_of(self, problem: GemmProblem) -> str:
+        """The library's function that computes a problem."""
+        return self.function
+
+    def record(self, problem: GemmProblem, device: Device) -> LaunchRecord:
         """A call of the function."""
-        return LaunchRecord(self.function, (1, 1, 1), (1, 1, 1), 0, device.arch, "library")
+        return LaunchRecord(self.function_of(problem), (1, 1, 1), (1, 1, 1), 0, device.arch, "library")
 
 
 class BatchedGemm(LibraryGemm):
@@ -192,7 +203,7 @@ class _Step:
 
     @property
     def record(self) -> LaunchRecord:
-        return self.gemm.record(self.device)
+        return self.gemm.record(self.problem, self.device)
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
         return self.gemm.bind(self.problem, self.device, pointers)

@@ -1,4 +1,4 @@
-"""Which implementation computes a problem: an explicit choice, else the cheapest that takes it."""
+"""Which implementation computes a problem: an explicit choice, else a tuned one, else the cheapest that takes it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
-from kernelseam.contract import EMULATED, Cost, Device, DeviceLimits, Implementation, PlanParts, Problem
+from kernelseam.contract import EMULATED, Cost, Device, Implementation, PlanParts, Problem
 from kernelseam.errors import BrokenImplementation, InvalidValue, Refusal, UnknownName, Unsupported
 from kernelseam.plugins import Plugins, plugins
+from kernelseam.tuning.store import tuned_choice
+from kernelseam.variants import SEPARATOR, build_of, variants_of
 
 _backend: ContextVar[str | None] = ContextVar("kernelseam_backend", default=None)
 
@@ -92,6 +94,10 @@ class Choice:
 
     implementation: Implementation
     candidates: tuple[Candidate, ...]
+    variant: str = ""
+    """Which of the implementation's ways; "" where that is its own choice."""
+    by: str = "model"
+    """What chose: "named" (the caller), "tuned" (a measurement) or "model" (the least predicted time)."""
 
 
 def consider(problem: Problem, device: Device, found: Plugins | None = None) -> tuple[Candidate, ...]:
@@ -135,11 +141,13 @@ def build(choice: Choice, problem: Problem, device: Device, *, named: bool = Fal
     """
     answers = list(choice.candidates)
     first: Exception | None = None
-    for place, candidate in enumerate(choice.candidates):
-        if candidate.refusal is not None or (named and candidate.implementation is not choice.implementation):
+    in_turn = sorted(enumerate(answers), key=lambda x: x[1].implementation is not choice.implementation)
+    for place, candidate in in_turn:
+        chosen = candidate.implementation is choice.implementation
+        if candidate.refusal is not None or (named and not chosen):
             continue
         try:
-            parts = candidate.implementation.build(problem, device)
+            parts = build_of(candidate.implementation, problem, device, choice.variant if chosen else "")
         except MemoryError:
             raise
         except Exception as e:
@@ -161,30 +169,51 @@ def _warn_of(answers: list[Candidate], taken: Implementation, problem: Problem, 
 
 
 def select(problem: Problem, device: Device, implementation: str | None = None) -> Choice:
-    """The implementation for a problem on a device.
+    """The implementation for a problem on a device; ``implementation`` is a name, or NAME:VARIANT.
 
     Raises UnknownName if ``implementation`` names none, Unsupported if it (or, without a name, every one)
     refuses, with each one's own reason.
     """
     candidates = consider(problem, device)
-    pool = candidates
+    pool, name, variant = candidates, "", ""
     if implementation is not None:
-        pool = tuple(c for c in candidates if c.implementation.name == implementation)
+        name, _, variant = implementation.partition(SEPARATOR)
+        pool = tuple(c for c in candidates if c.implementation.name == name)
         if not pool:
-            raise UnknownName(
-                "implementation", implementation,
-                f"must be one of {', '.join(c.implementation.name for c in candidates) or 'none'} "
-                f"for {problem.operation} on {device.backend}",
-                "Name one of these, or leave it out",
-            )
+            known = ", ".join(c.implementation.name for c in candidates) or "none"
+            raise _unknown(implementation, known, problem, device)
+    elif tuned := _tuned(candidates, problem, device):
+        return tuned
     for c in pool:
         if c.refusal is None:
-            return Choice(c.implementation, candidates)
+            if variant:
+                known = ", ".join(name + SEPARATOR + v.name for v in variants_of(c.implementation, problem, device))
+                if implementation not in known.split(", "):
+                    raise _unknown(implementation, known or name, problem, device)
+            return Choice(c.implementation, candidates, variant, "model" if implementation is None else "named")
     raise Unsupported(problem, [Refusal(c.implementation.name, c.refusal or "") for c in pool])
 
 
-def roofline(problem: Problem, limits: DeviceLimits, efficiency: float = 1.0) -> Cost:
-    """The time that memory or arithmetic needs at least, whichever is longer, over ``efficiency``."""
-    rate = limits.operations_per_second.get(problem.compute_dtype.value, 1e11)
-    seconds = max(problem.operations / rate, problem.bytes_moved / limits.bytes_per_second)
-    return Cost(problem.bytes_moved, problem.operations, limits.launch_seconds + seconds / efficiency)
+def _unknown(implementation: object, known: str, problem: Problem, device: Device) -> UnknownName:
+    return UnknownName(
+        "implementation", implementation, f"must be one of {known} for {problem.operation} on {device.backend}",
+        "Name one of these, or leave it out",
+    )
+
+
+def _tuned(candidates: tuple[Candidate, ...], problem: Problem, device: Device) -> Choice | None:
+    """What was measured to be the fastest, if it takes this problem of its class, too."""
+    found = tuned_choice(problem, device)
+    if found is None:
+        return None
+    for c in candidates:
+        if c.implementation.name == found.implementation and c.refusal is None:
+            try:
+                offered = {v.name for v in variants_of(c.implementation, problem, device)} if found.variant else {""}
+            except Exception as e:
+                said = f"{c.implementation.name} was tuned for {problem} on {device}, and its variants raised"
+                warnings.warn(f"{said} {type(e).__name__}: {e}", BrokenImplementation, stacklevel=4)
+                return None
+            if found.variant in offered:
+                return Choice(c.implementation, candidates, found.variant, "tuned")
+    return None

@@ -442,7 +442,7 @@ def test_module_and_quiet_import() -> None:
         [sys.executable, "-m", "kernelseam", "--help"], env=environment, capture_output=True, text=True, timeout=100
     )
     assert help_.returncode == 0
-    for name in ("attention", "gemm", "doctor", "explain", "compile", "cache"):
+    for name in ("attention", "gemm", "doctor", "explain", "tune", "compile", "cache"):
         assert f"\n  {name}" in help_.stdout
 
 

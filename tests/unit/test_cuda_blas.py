@@ -62,6 +62,15 @@ class Library:
             alpha, beta, compute,
         )
 
+    def cublasGemmEx(self, handle: Any, *given: Any) -> int:
+        turn_a, turn_b, m, n, k, alpha, a, kind_a, lda, b, kind_b, ldb, beta, c, kind_c, ldc, compute, _ = (
+            x.value for x in given
+        )
+        return self._multiply(
+            m, n, k, 1, Columns(a, _KINDS[kind_a], lda, 0, bool(turn_a)),
+            Columns(b, _KINDS[kind_b], ldb, 0, bool(turn_b)), Columns(c, _KINDS[kind_c], ldc, 0), alpha, beta, compute,
+        )
+
     def cublasGemmBatchedEx(self, handle: Any, *given: Any) -> int:
         (
             turn_a, turn_b, m, n, k, alpha, a, kind_a, lda, b, kind_b, ldb, beta, c, kind_c, ldc, count, compute, _,
@@ -113,6 +122,31 @@ def test_products_agree(library: Library, dtype: DType, a_transposed: bool, b_tr
     assert library.modes == [16]
 
 
+@pytest.mark.parametrize("a_transposed", [False, True])
+@pytest.mark.parametrize("b_transposed", [False, True])
+def test_one_matrix_goes_to_the_function_that_is_not_batched(
+    library: Library, a_transposed: bool, b_transposed: bool
+) -> None:
+    M, N, K = 5, 7, 6
+    a = integers(DType.float16, *((K, M) if a_transposed else (M, K)))
+    b = integers(DType.float16, *((N, K) if b_transposed else (K, N)))
+    c = integers(DType.float16, M, N + 1)
+    spec = GemmSpec(DType.float16, DType.float16, DType.float32, a_transposed, b_transposed)
+    # Strides from matrix to matrix play no part.
+    problem = GemmProblem(
+        spec, M, N, K, 1, 1, *((9, 9, x.shape[1]) for x in (a, b, c)), alpha=0.5, beta=2.0  # type: ignore[arg-type]
+    )
+    want = 0.5 * (a.T if a_transposed else a).astype(np.float64) @ (b.T if b_transposed else b) + 2.0 * c[:, :N]
+    (step,) = blas.CublasGemm().build(problem, DEVICE).steps
+    step.bind({"A": a.ctypes.data, "B": b.ctypes.data, "C": c.ctypes.data}, 0)(77)
+    assert np.array_equal(c[:, :N], want.astype(np.float16))
+    assert (step.record.kernel, library.streams, library.computes) == ("cublasGemmEx", [77], [68])
+    two = replace(problem, num_heads=2, a_strides=(0, 0, problem.a_strides[2]))
+    assert blas.CublasGemm().function_of(two) == "cublasGemmStridedBatchedEx"
+    listed = blas.CublasBatchedGemm()
+    assert listed.function_of(replace(problem, spec=replace(spec, view="pointers"))) == "cublasGemmBatchedEx"
+
+
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize("a_transposed", [False, True])
 @pytest.mark.parametrize("b_transposed", [False, True])
@@ -133,7 +167,7 @@ def test_lists_that_are_not_read_need_not_be_there(library: Library) -> None:
 def test_every_product_runs_on_the_stream_it_is_given(library: Library) -> None:
     x = np.ones((4, 4), np.float32)
     (step,) = blas.CublasGemm().build(SQUARE, DEVICE).steps
-    assert (step.record.kernel, step.record.kind) == ("cublasGemmStridedBatchedEx", "library")
+    assert (step.record.kernel, step.record.kind) == ("cublasGemmEx", "library")
     pointers = dict.fromkeys("ABC", x.ctypes.data)
     first, second = step.bind(pointers, 0), step.bind(pointers, 0)
     for launch, stream in ((first, 7), (second, 2**40), (first, 0)):
@@ -150,7 +184,7 @@ def test_a_failure_names_the_call_and_the_status(library: Library) -> None:
         with pytest.raises(kind) as caught:
             launch(0)
         assert type(caught.value) is kind
-        assert str(caught.value) == f"cublasGemmStridedBatchedEx failed with CUBLAS_STATUS_FAKE ({status})"
+        assert str(caught.value) == f"cublasGemmEx failed with CUBLAS_STATUS_FAKE ({status})"
 
 
 def test_without_the_library_the_implementation_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,3 +254,4 @@ def test_each_of_its_functions_is_in_the_wheel() -> None:
         pytest.skip(f"cublas is missing: {reason}")
     for gemm in (blas.CublasGemm(), blas.CublasBatchedGemm()):
         assert callable(getattr(blas.library(), gemm.function))
+    assert callable(getattr(blas.library(), blas.CublasGemm.single))

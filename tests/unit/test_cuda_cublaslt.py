@@ -45,6 +45,8 @@ class Library:
         self.workspaces: list[tuple[Any, int]] = []
         self.workspace_bytes = self.ask_status = self.status = 0
         self.found, self.state, self.refused = 1, 0, ""
+        self.ranked, self.states, self.algorithms = [98, 99, 97, 96], dict[int, int](), list[int]()
+        """Where several are asked for: in that order, and what the library says of each."""
 
     def __getattr__(self, name: str) -> Any:
         kind, action = re.fullmatch(r"cublasLt(\w+?)(Create|SetAttribute|Destroy)", name).groups()  # type: ignore[union-attr]
@@ -87,16 +89,20 @@ class Library:
 
     def cublasLtMatmulAlgoGetHeuristic(self, handle: Any, *given: Any) -> int:
         *described, preference, most, found, count = given
-        assert handle.value == 42 and most == 1 and not any(self.made[x.value]["gone"] for x in described)
+        assert handle.value == 42 and not any(self.made[x.value]["gone"] for x in described)
+        ranked = [99] if most == 1 else self.ranked[:most]
         self.asked.append({**self.made[preference.value]["set"], "bias": self.made[described[0].value]["set"].get(8)})
-        count._obj.value, found._obj.state = self.found, self.state
-        found._obj.workspace_bytes = self.workspace_bytes
-        found._obj.algorithm[7] = 99
+        count._obj.value = self.found and len(ranked)
+        for result, (i, word) in zip(found._obj, enumerate(ranked), strict=False):
+            result.state, result.workspace_bytes = self.states.get(word, self.state), self.workspace_bytes * (i + 1)
+            result.algorithm[7] = word
         return self.ask_status
 
     def cublasLtMatmul(self, handle: Any, *given: Any) -> int:
         operation, alpha, a, at_a, b, at_b, beta, c, at_c, d, at_d, algorithm, workspace, size, stream = given
-        assert handle.value == 42 and list((ctypes.c_uint64 * 8).from_address(algorithm)) == [0] * 7 + [99]
+        *zeros, word = (ctypes.c_uint64 * 8).from_address(algorithm)
+        assert handle.value == 42 and zeros == [0] * 7 and word in (99, *self.ranked)
+        self.algorithms.append(word)
         self.streams.append(stream)
         self.workspaces.append((workspace, size))
         product, (compute, scale) = self.made[operation.value]["set"], self.made[operation.value]["with"]
@@ -293,6 +299,23 @@ def test_what_the_heuristic_does_not_take_is_refused(
     with pytest.raises(DeviceError) as caught:
         gemm.build(PROBLEM, DEVICE)
     assert str(caught.value) == f"cublasLtMatmul {reason}"
+
+
+def test_its_variants_are_what_the_heuristic_ranks(gemm: blas_lt.CublasLtGemm, library: Library) -> None:
+    library.workspace_bytes, library.states = 1000, {97: 15}
+    found = gemm.variants(PROBLEM, DEVICE)
+    assert len({v.name for v in found}) == 3, "97 is refused by the library itself"
+    assert {v.cost for v in found} == {gemm.cost(PROBLEM, DEVICE)}
+    x = np.zeros(400, np.float16)
+    for v in found:
+        parts = gemm.build_variant(PROBLEM, DEVICE, v.name)
+        parts.steps[0].bind(dict.fromkeys("ABC", x.ctypes.data), 4096)(0)
+    gemm.build(PROBLEM, DEVICE).steps[0].bind(dict.fromkeys("ABC", x.ctypes.data), 4096)(0)
+    assert library.algorithms == [99, 98, 96, 99], "the first is what build takes"
+    assert [size for _, size in library.workspaces] == [2000, 1000, 4000, 1000]
+    again = blas_lt.CublasLtGemm(Runtime())  # type: ignore[arg-type]
+    assert [v.name for v in again.variants(PROBLEM, DEVICE)] == [v.name for v in found], "names outlive the process"
+    assert gemm.variants(replace(PROBLEM, M=0), DEVICE) == ()
 
 
 def test_what_is_wrong_with_the_library_is_no_refusal(gemm: blas_lt.CublasLtGemm, library: Library) -> None:

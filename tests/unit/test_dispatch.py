@@ -11,7 +11,8 @@ import pytest
 
 from kernelseam import BatchedGemmStrided, plan, use_backend
 from kernelseam.contract import Cost, Device, DeviceLimits, PlanParts, Problem
-from kernelseam.dispatch import consider, find_device, preferred_backend, roofline, select
+from kernelseam.costs import roofline
+from kernelseam.dispatch import consider, find_device, preferred_backend, select
 from kernelseam.errors import Refusal, UnknownName, Unsupported
 from kernelseam.plugins import Plugins
 

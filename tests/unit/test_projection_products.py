@@ -213,4 +213,11 @@ def test_refusals_name_the_product() -> None:
     for way, made in ((qkv_bwd, QkvProjectionBwd(**{**QKV, "dtype": "float64"}, d_bias=0, dtype_bias="float32")),
                       (output_bwd, OutputProjectionBwd(**double, d_bias=0, dtype_bias="float32"))):
         assert way.refuse(made.problem(), ROW) == "d_bias: sums of float64 are stored as float64 alone, not as float32"
-    assert output.efficiency(problems()[1]) > output.efficiency(OutputProjection(**OUT, stride_out_row=25).problem())
+
+
+def test_narrow_rows_are_predicted_to_be_slower() -> None:
+    output, rates = PROJECTIONS[1], []
+    for problem in (problems()[1], OutputProjection(**OUT, stride_out_row=25).problem()):
+        (launch,) = output.launches(problem, output.tile(problem, ROW, DEVICE), DEVICE).steps
+        rates.append(launch.half.work(launch.problem, launch.tile, DEVICE).rate)
+    assert rates[1] == pytest.approx(0.45 * rates[0])

@@ -85,8 +85,8 @@ def compute(
 ) -> tuple[Run, dict[str, Array]]:
     """Run one attention, or its gradients; the report and the results on the host, by name."""
     whole = asked.backward_case(case) if asked.backward else case
-    values, name = _values(asked, whole, inputs, seed), "" if inputs is None else inputs.name
-    memory = _Memory(whole, values, device)
+    values, name = random_values(asked, whole, inputs, seed), "" if inputs is None else inputs.name
+    memory = Memory(whole, values, device)
     forward = plan(
         memory.descriptor(case), device=device, implementation=None if asked.backward else implementation
     ).bind()
@@ -124,7 +124,9 @@ def _logical(x: Array | None, asked: Asked) -> Any:
     return x if x is None or asked.layout == "bhsd" else x.swapaxes(1, 2)
 
 
-def _values(asked: Asked, whole: AttentionCase | BackwardCase, inputs: Inputs | None, seed: int) -> dict[str, Array]:
+def random_values(
+    asked: Asked, whole: AttentionCase | BackwardCase, inputs: Inputs | None, seed: int
+) -> dict[str, Array]:
     """Operands by name, [batch, head, row, column]: random ones, and a file's in the place of theirs."""
     rng = np.random.default_rng(seed)
     case = whole.forward if isinstance(whole, BackwardCase) else whole
@@ -139,7 +141,7 @@ def _values(asked: Asked, whole: AttentionCase | BackwardCase, inputs: Inputs | 
     return found
 
 
-class _Memory:
+class Memory:
     """A case's operands on a device, each in an allocation of its own; what is not given is NaN."""
 
     def __init__(self, case: AttentionCase | BackwardCase, values: Mapping[str, Array], device: Device) -> None:

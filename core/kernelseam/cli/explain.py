@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from kernelseam.cli import projection as projections
 from kernelseam.cli import shapes
 from kernelseam.cli.attention_options import Asked, asking
 from kernelseam.cli.output import duration, emit_json, facts, heading, scaled, table
@@ -14,6 +15,8 @@ from kernelseam.dispatch import consider, find_device, select
 from kernelseam.errors import Unsupported
 from kernelseam.planning import Descriptor
 from kernelseam.plugins import plugins
+from kernelseam.tuning.store import Tuned, tuned_choice
+from kernelseam.variants import SEPARATOR
 
 app = typer.Typer(no_args_is_help=True, help="Which implementation takes a problem, and why not the others.")
 
@@ -44,39 +47,74 @@ def gemm(
     _explain(shape.descriptor(), backend, implementation, json)
 
 
+@app.command("projection")
+def projection(
+    kind: projections.Kind = "qkv", batch: shapes.Batch = None, seq_len: projections.Tokens = None,
+    hidden: projections.Hidden = None, heads: shapes.Heads = None, kv_heads: shapes.KvHeads = None,
+    head_dim: shapes.HeadDim = None, dtype: shapes.Dtype = None, bias: projections.Bias = False,
+    residual: projections.Residual = False, rotary: projections.Rotary = None,
+    backend: shapes.Backend = None, implementation: shapes.Implementation = None, json: shapes.Json = False,
+) -> None:
+    """Explain the projection before an attention, or that after it."""
+    shape = projections.ProjectionShape.of(
+        kind=kind, batch=batch, seq_len=seq_len, hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
+        dtype=dtype, bias=bias, residual=residual, rotary=rotary,
+    )
+    _explain(shape.descriptor(), backend, implementation, json)
+
+
 def _explain(descriptor: Descriptor, backend: str | None, implementation: str | None, as_json: bool) -> None:
     device = find_device(backend)
     simple, note = descriptor.simplified()
     problem = simple.problem()
     candidates: list[dict[str, Any]] = []
-    chosen = None
+    choice = None
     try:
-        chosen = select(problem, device, implementation).implementation
+        choice = select(problem, device, implementation)
     except Unsupported:
         note = "; ".join(filter(None, (note, "no implementation takes it")))
+    measured = tuned_choice(problem, device)
     for c in consider(problem, device):
-        verdict = "chosen" if c.implementation is chosen else "takes it" if c.refusal is None else "refused"
-        candidates.append(_row(c.implementation.name, device.backend, verdict, c.refusal or "", c.cost))
+        verdict = "takes it" if c.refusal is None else "refused"
+        if choice and c.implementation is choice.implementation:
+            verdict = "chosen"
+        name = c.implementation.name
+        candidates.append(_row(name, device.backend, verdict, c.refusal or "", c.cost, measured))
     for i in plugins().registry.implementations:
         if i.operation == problem.operation and i.backend != device.backend:
             elsewhere = f"it runs on {i.backend}, the device is {device}"
-            candidates.append(_row(i.name, i.backend, "refused", elsewhere, None))
+            candidates.append(_row(i.name, i.backend, "refused", elsewhere, None, None))
     if as_json:
         emit_json({
             "problem": str(problem), "device": str(device), "note": note,
-            "chosen": None if chosen is None else chosen.name, "implementations": candidates,
+            "chosen": choice and choice.implementation.name, "variant": choice.variant if choice else "",
+            "by": choice and choice.by, "implementations": candidates,
         })
         return
     heading(str(problem))
-    facts([("  device", f"{device} {device.name}".rstrip()), *([("  note", note)] if note else [])])
+    shown: list[tuple[str, object]] = [("  device", f"{device} {device.name}".rstrip())]
+    if choice:
+        way = choice.implementation.name + (SEPARATOR + choice.variant if choice.variant else "")
+        shown.append(("  chosen", f"{way}, {_BY[choice.by]}"))
+    facts([*shown, *([("  note", note)] if note else [])])
     print()
-    table(("implementation", "backend", "bytes", "operations", "time", "verdict"), [_cells(c) for c in candidates])
+    columns = ("implementation", "backend", "bytes", "operations", "predicted", "measured", "verdict")
+    table(columns, [_cells(c) for c in candidates])
 
 
-def _row(name: str, backend: str, verdict: str, reason: str, cost: Cost | None) -> dict[str, Any]:
+_BY = {
+    "named": "as asked for", "tuned": "the fastest of those that were measured on a problem of its class",
+    "model": "predicted to be the fastest",
+}
+
+
+def _row(
+    name: str, backend: str, verdict: str, reason: str, cost: Cost | None, measured: Tuned | None
+) -> dict[str, Any]:
     return {
         "implementation": name, "backend": backend, "verdict": verdict, "reason": reason,
         "bytes": cost and cost.bytes, "operations": cost and cost.operations, "seconds": cost and cost.seconds,
+        "measured_seconds": measured and measured.seconds_of(name),
     }
 
 
@@ -84,5 +122,6 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     predicted = ("-", "-", "-") if row["seconds"] is None else (
         scaled(row["bytes"], "B"), scaled(row["operations"], "FLOP"), duration(row["seconds"])
     )
+    measured = "-" if row["measured_seconds"] is None else duration(row["measured_seconds"])
     verdict = f"{row['verdict']}: {row['reason']}" if row["reason"] else row["verdict"]
-    return row["implementation"], row["backend"], *predicted, verdict
+    return row["implementation"], row["backend"], *predicted, measured, verdict

@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from kernelseam import __version__
-from kernelseam.cli import attention, cache, compile, doctor, explain, gemm, parity
+from kernelseam.cli import attention, cache, compile, doctor, explain, gemm, parity, tune
 from kernelseam.errors import InvalidValue, KernelSeamError, Unsupported
 
 app = typer.Typer(
@@ -42,6 +42,7 @@ app.command("gemm")(gemm.run)
 app.command("parity")(parity.run)
 app.command("doctor")(doctor.run)
 app.add_typer(explain.app, name="explain")
+app.add_typer(tune.app, name="tune")
 app.add_typer(compile.app, name="compile")
 app.add_typer(cache.app, name="cache")
 

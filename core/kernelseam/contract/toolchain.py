@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kernelseam.contract.devices import Device
 from kernelseam.contract.launching import LoadedKernel
 from kernelseam.contract.tensor_map import TensorMap
 from kernelseam.dtypes import DType
+
+if TYPE_CHECKING:
+    from kernelseam.costs import Coefficients
 
 
 NOT_KNOWN = -1
@@ -73,6 +76,8 @@ class ArchRow:
     """The most blocks of a cluster; 1 where there are no clusters."""
     programmatic_launch: bool = False
     """Whether it has programmatic dependent launch."""
+    costs: Coefficients | None = field(default=None, compare=False)
+    """None: nobody knows more than the peaks, and the roofline stands for a prediction."""
 
 
 class Toolchain(Protocol):

@@ -34,7 +34,7 @@ class Covered:
         """The arch's tiles as launches use them; none where the kernel is for others."""
         if self.half.archs and row.arch not in self.half.archs:
             return ()
-        found = tuple(v for t in self.half.tiles(self.spec, row) for v in self.half.variants(t))
+        found = tuple(v for t in self.half.tiles(self.spec, row) for v in self.half.as_launched(t))
         return tuple(replace(t, grouped=True) for t in found) if self.grouped else found
 
     def __str__(self) -> str:

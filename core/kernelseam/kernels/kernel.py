@@ -30,12 +30,13 @@ from kernelseam.contract import (
     TensorMap,
     Toolchain,
 )
-from kernelseam.dispatch import roofline
+from kernelseam.costs import Work, predicted, roofline
 from kernelseam.errors import PluginError, Refusal, Unsupported
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.launches import Launch, Launches, Memset
 from kernelseam.kernels.signature import Signature, Value
 from kernelseam.memset import MemsetStep
+from kernelseam.variants import Variant
 
 MAX_BLOCKS = 2**31 - 1
 """Blocks along the one axis of a grid."""
@@ -62,9 +63,10 @@ class Composition(ABC):
     def launches(self, problem: Any, tile: Any, device: Device) -> Launches:
         """What computes the problem: one kernel or several."""
 
-    @abstractmethod
-    def efficiency(self, problem: Any) -> float:
-        """The part of a device's roofline that it is expected to reach."""
+    def variants(self, problem: Any, row: ArchRow, device: Device) -> Mapping[str, Any]:
+        """Tiles that take the problem, by names that stay, what ``tile`` chooses first: for tuning to measure. None:
+        there is nothing to choose among."""
+        return {}
 
     def covering(self) -> Iterable[Covered]:
         """Kernels of its own that the tests compile for its archs: between them they touch every way through it."""
@@ -91,7 +93,7 @@ class HostHalf(Composition):
     def tiles(self, spec: Any, row: ArchRow) -> tuple[Any, ...]:
         """The arch's tile configurations for a spec, the preferred first."""
 
-    def variants(self, tile: Any) -> tuple[Any, ...]:
+    def as_launched(self, tile: Any) -> tuple[Any, ...]:
         """The tile as launches use it, each a binary of its own."""
         return (tile,)
 
@@ -131,6 +133,10 @@ class HostHalf(Composition):
     def tensor_maps(self, problem: Any, tile: Any, device: Device) -> dict[str, TensorMap]:
         """Tensor map parameter → what it walks."""
         return {}
+
+    @abstractmethod
+    def work(self, problem: Any, tile: Any, device: Device) -> Work:
+        """What its launch asks of a device."""
 
 
 @cache
@@ -206,17 +212,18 @@ class KernelImplementation:
     """A host half or a composition on a toolchain: kernelseam.contract.Implementation."""
 
     def __init__(self, half: Composition, toolchain: Toolchain) -> None:
-        self._half, self._toolchain = half, toolchain
+        self.half, self._toolchain = half, toolchain
         self.name, self.operation, self.backend = half.name, half.operation, toolchain.backend
 
     def supports(self, problem: Any, device: Device) -> str | None:
-        archs = self._half.archs or self._toolchain.archs
+        archs = self.half.archs or self._toolchain.archs
         if device.arch not in archs:
             return f"arch {device.arch} is not among {', '.join(archs)}"
         row = self._toolchain.arch_row(device.arch)
-        if reason := self._half.refuse(problem, row):
-            return reason
-        launches, memory = self.launches(problem, device), device.limits.memory_bytes
+        return self.half.refuse(problem, row) or self._refuse_launches(problem, self.launches(problem, device), device)
+
+    def _refuse_launches(self, problem: Any, launches: Launches, device: Device) -> str | None:
+        row, memory = self._toolchain.arch_row(device.arch), device.limits.memory_bytes
         if launches.workspace_bytes > memory > 0:
             return f"it needs a workspace of {launches.workspace_bytes} bytes, more than the device's memory, {memory}"
         for launch in launches.kernels:
@@ -250,15 +257,42 @@ class KernelImplementation:
     def launches(self, problem: Any, device: Device) -> Launches:
         """Its kernels for a problem that it supports."""
         row = self._toolchain.arch_row(device.arch)
-        return self._half.launches(problem, self._half.tile(problem, row, device), device)
+        return self.half.launches(problem, self.half.tile(problem, row, device), device)
 
     def cost(self, problem: Any, device: Device) -> Cost:
-        return roofline(problem, device.limits, self._half.efficiency(problem))
+        """Its launches one after the other."""
+        return self.cost_of(problem, self.launches(problem, device), device)
+
+    def cost_of(self, problem: Any, launches: Launches, device: Device) -> Cost:
+        """By the model of the arch's row; where that knows nothing, the problem's roofline."""
+        known = self._toolchain.arch_row(device.arch).costs
+        if known is None:
+            return roofline(problem, device.limits)
+        works = [x.half.work(x.problem, x.tile, device) for x in launches.kernels]
+        seconds = sum(predicted(w, known, device.limits) for w in works if w.blocks or w.bytes)
+        return Cost(sum(w.bytes for w in works), problem.operations, seconds or device.limits.launch_seconds)
 
     def build(self, problem: Any, device: Device) -> PlanParts:
         """Raises Unsupported where the arch has no such launch, CompileError, DeviceError."""
+        return self._build(problem, self.launches(problem, device), device)
+
+    def variants(self, problem: Any, device: Device) -> tuple[Variant, ...]:
+        """Its tiles, by the names that its host half gives them."""
+        found = {n: self.half.launches(problem, t, device) for n, t in self._tiles(problem, device).items()}
+        return tuple(
+            Variant(n, self.cost_of(problem, x, device)) for n, x in found.items()
+            if self._refuse_launches(problem, x, device) is None
+        )
+
+    def build_variant(self, problem: Any, device: Device, variant: str) -> PlanParts:
+        """The plan with one of ``variants``."""
+        return self._build(problem, self.half.launches(problem, self._tiles(problem, device)[variant], device), device)
+
+    def _tiles(self, problem: Any, device: Device) -> Mapping[str, Any]:
+        return self.half.variants(problem, self._toolchain.arch_row(device.arch), device)
+
+    def _build(self, problem: Any, launches: Launches, device: Device) -> PlanParts:
         row = self._toolchain.arch_row(device.arch)
-        launches = self.launches(problem, device)
         steps = tuple(s for launch in launches.steps if (s := self._step(launch, row, device)) is not None)
         if not any(isinstance(s, KernelStep) for s in steps):
             return PlanParts(())

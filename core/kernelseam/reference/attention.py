@@ -10,7 +10,7 @@ import numpy as np
 
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
 from kernelseam.descriptors.attention_problem import AttentionProblem
-from kernelseam.dispatch import roofline
+from kernelseam.costs import roofline
 from kernelseam.reference.attention_block import QUERIES, Head, in_place, scratch_sizes
 from kernelseam.reference.attention_scores import Array
 from kernelseam.reference.attention_views import Views

@@ -11,7 +11,7 @@ import numpy as np
 
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
 from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem
-from kernelseam.dispatch import roofline
+from kernelseam.costs import roofline
 from kernelseam.reference.attention_block import in_place
 from kernelseam.reference.attention_bwd_block import QUERIES, BiasGradient, HeadGradients, scratch_sizes
 from kernelseam.reference.attention_scores import Array

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kernelseam.contract import Cost, Device, LaunchRecord, OperandRule, PlanParts, host_array
 from kernelseam.descriptors.gemm_problem import GemmProblem
-from kernelseam.dispatch import roofline
+from kernelseam.costs import roofline
 from kernelseam.dtypes import DType
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped
 

@@ -58,6 +58,10 @@ class HostRuntime:
     def __init__(self) -> None:
         self.device = host_device()
 
+    def versions(self) -> dict[str, str]:
+        """What times depend on."""
+        return {"numpy": np.__version__}
+
     def devices(self) -> Sequence[Device]:
         return (self.device,)
 

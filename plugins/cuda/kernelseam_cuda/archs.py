@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kernelseam.contract import ArchRow
+from kernelseam.costs import Coefficients, LibraryRate
 from kernelseam.dtypes import DType
 from kernelseam.errors import UnknownName
 from kernelseam_cuda.tiles import TILES
@@ -10,6 +13,27 @@ from kernelseam_cuda.tiles import TILES
 _KIB = 1024
 OPTIONS = ("-std=c++17", "-default-device")
 """Of every compilation. As part of a row they are part of a binary's key."""
+
+_HALF, _SINGLE = LibraryRate(128, 0.79, 3.0e-7), LibraryRate(32, 0.825, 2.4e-7)
+_LIBRARY = {
+    DType.float16: _HALF, DType.bfloat16: _HALF, DType.float32: _SINGLE,
+    DType.float64: LibraryRate(64, 1.6, 3.0e-7),  # its matrix units, of which RATES does not speak; not measured
+}
+_LISTS = _LIBRARY | dict.fromkeys((DType.float16, DType.bfloat16), LibraryRate(128, 0.79, 6.0e-7))
+_LIBRARIES = {"cublas": _LIBRARY, "cublaslt": _LIBRARY, "cublas-batched": _LISTS}
+HOPPER = Coefficients(
+    "H200", bandwidth=0.87, multiply={DType.float16: 0.62, DType.bfloat16: 0.62}, call_seconds=3e-6,
+    libraries=_LIBRARIES,
+)
+"""A copy moves 4.27 of 4.92 TB/s. mma.sync issues at 0.62 of what wgmma reaches, so that a shared kernel's tile cannot
+do better; libraries have wgmma."""
+_ESTIMATED = Coefficients("estimated: the H200's parts", bandwidth=0.87, call_seconds=3e-6, libraries=_LIBRARIES)
+"""Where mma.sync is what there is, it issues at the peak; on sm_100a nobody has looked."""
+COSTS = {
+    "sm_80": _ESTIMATED, "sm_86": _ESTIMATED, "sm_89": _ESTIMATED, "sm_90a": HOPPER,
+    "sm_100a": replace(_ESTIMATED, multiply={DType.float16: 0.3, DType.bfloat16: 0.3}), "sm_120": _ESTIMATED,
+}
+"""What is left of each arch's peaks. The H200's are fitted to ``benchmarks/results``; tests hold them to it."""
 
 
 CLUSTERED = frozenset({"sm_90a", "sm_100a", "sm_120"})
@@ -24,6 +48,7 @@ def _row(arch: str, shared_kib: int) -> ArchRow:
         arch=arch, warp_size=32, shared_bytes_per_block=shared_kib * _KIB, registers_per_lane=255,
         platform="platform_nvidia.h", defines=(), matrix_dtypes=frozenset({DType.float16, DType.bfloat16}), tiles=TILES,
         options=OPTIONS, cluster_blocks=_CLUSTER_BLOCKS if clustered else 1, programmatic_launch=clustered,
+        costs=COSTS[arch],
     )
 
 

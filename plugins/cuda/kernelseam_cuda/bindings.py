@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from importlib import metadata
 from typing import Any, NoReturn
 
 from kernelseam.errors import DeviceError, NoDevice, OutOfDeviceMemory
@@ -20,6 +21,14 @@ def module(name: str) -> Any:
         return importlib.import_module(name)
     except (ImportError, RuntimeError, OSError) as e:
         raise NoDevice(f"{name} cannot be imported ({e}): {INSTALL}") from e
+
+
+def version(distribution: str) -> str | None:
+    """That of a distribution that is installed, else None."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def driver() -> Any:

@@ -13,9 +13,11 @@ from typing import Any
 
 from kernelseam.blas import BatchedGemm, ColumnProduct, Factor, Handles, column_product, scalars
 from kernelseam.contract import Device
+from kernelseam.costs import Coefficients
 from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, OutOfDeviceMemory
+from kernelseam_cuda import archs
 
 # cudaDataType and cublasComputeType_t, library_types.h and cublas_api.h. PEDANTIC: IEEE float32, never TF32.
 TYPES = {DType.float16: 2, DType.bfloat16: 14, DType.float32: 0, DType.float64: 1}
@@ -28,19 +30,28 @@ _INT, _WIDE, _POINTER = ctypes.c_int, ctypes.c_longlong, ctypes.c_void_p
 
 
 class CublasGemm(BatchedGemm):
-    """kernelseam.contract.Implementation over cublasGemmStridedBatchedEx."""
+    """kernelseam.contract.Implementation over cublasGemmStridedBatchedEx; of one matrix over cublasGemmEx, whose
+    heuristic knows more ways: it may split K or tiles among blocks."""
 
-    name, backend, function, efficiency = "cublas", "cuda", "cublasGemmStridedBatchedEx", 0.75
-    block_seconds = 5e-7  # of an H200: 65536 × 8×8×8 take 212 µs, 8192 × 32×32×32 32 µs
+    name, backend, function = "cublas", "cuda", "cublasGemmStridedBatchedEx"
+    single = "cublasGemmEx"
+    """The function for one matrix; "" where there is none."""
 
     def unavailable(self) -> str | None:
         return unavailable()
 
+    def coefficients(self, arch: str) -> Coefficients | None:
+        return archs.COSTS.get(arch)
+
+    def function_of(self, problem: GemmProblem) -> str:
+        return self.single if self.single and problem.matrices == 1 else self.function
+
     def bind(self, problem: GemmProblem, device: Device, pointers: Mapping[str, int]) -> Callable[[int], None]:
-        held = scalars(problem)
-        packed = arguments(column_product(problem, pointers), *map(ctypes.addressof, held))
+        held, name = scalars(problem), self.function_of(problem)
+        product = column_product(problem, pointers)
+        packed = arguments(product, *map(ctypes.addressof, held), batched=name != self.single)
         handle, lock = _handles.of(device)
-        name, gemm, set_stream = self.function, getattr(library(), self.function), library().cublasSetStream_v2
+        gemm, set_stream = getattr(library(), name), library().cublasSetStream_v2
 
         def launch(stream: int, keep: object = held) -> None:
             with lock:  # the stream is a property of the handle
@@ -55,8 +66,7 @@ class CublasGemm(BatchedGemm):
 class CublasBatchedGemm(CublasGemm):
     """kernelseam.contract.Implementation over cublasGemmBatchedEx: lists of addresses in device memory."""
 
-    name, view, function, efficiency = "cublas-batched", "pointers", "cublasGemmBatchedEx", 0.6
-    block_seconds = 1e-6  # of an H200: 8192 × 32×32×32 take 64 µs
+    name, view, function, single = "cublas-batched", "pointers", "cublasGemmBatchedEx", ""
 
     def refuse(self, problem: GemmProblem) -> str | None:
         """The library cannot look at addresses in device memory. Where a row stride allows wide accesses to 16-bit
@@ -74,17 +84,19 @@ class CublasBatchedGemm(CublasGemm):
         return None
 
 
-def arguments(x: ColumnProduct, alpha: int, beta: int) -> tuple[Any, ...]:
-    """The function's arguments after the handle; ``alpha`` and ``beta`` are host addresses."""
+def arguments(x: ColumnProduct, alpha: int, beta: int, *, batched: bool = True) -> tuple[Any, ...]:
+    """The function's arguments after the handle; ``alpha`` and ``beta`` are host addresses. Where it is not
+    ``batched``, it takes one matrix, and neither strides between matrices nor their count."""
 
     def matrix(f: Factor) -> tuple[Any, ...]:
         where = _POINTER(f.address), _INT(TYPES[f.dtype]), _INT(f.lead)
-        return where if f.stride is None else (*where, _WIDE(f.stride))
+        return where if f.stride is None or not batched else (*where, _WIDE(f.stride))
 
+    count = (_INT(x.count),) if batched else ()
     first, second, result = map(matrix, (x.first, x.second, x.result))
     return (
         _INT(x.first.transposed), _INT(x.second.transposed), _INT(x.m), _INT(x.n), _INT(x.k), _POINTER(alpha), *first,
-        *second, _POINTER(beta), *result, _INT(x.count), _INT(COMPUTE[x.first.dtype]), _INT(_ALGORITHM),
+        *second, _POINTER(beta), *result, *count, _INT(COMPUTE[x.first.dtype]), _INT(_ALGORITHM),
     )
 
 

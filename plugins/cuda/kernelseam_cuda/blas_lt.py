@@ -1,11 +1,14 @@
 """cuBLASLt as a further way to compute a strided batched GEMM, and the vendor's way to add a bias or a residual.
 
 Its algorithm is chosen when a problem is first looked at, by the library's heuristic: so a plan knows its workspace.
+The heuristic ranks several, and does not always rank the fastest first: they are the implementation's variants.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,9 +24,11 @@ from kernelseam.blas import (
     single_stride,
 )
 from kernelseam.contract import Device, LaunchRecord, PlanParts, Runtime
+from kernelseam.costs import Coefficients
 from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.errors import DeviceError
-from kernelseam_cuda import cublaslt
+from kernelseam.variants import Variant
+from kernelseam_cuda import archs, cublaslt
 from kernelseam_cuda.blas import COMPUTE, TYPES
 from kernelseam_cuda.cublaslt import Attribute, Described
 
@@ -33,13 +38,22 @@ _GIVEN_ALIGNMENT = 16
 """Bytes that every workspace of a call is a multiple of."""
 
 
+_VARIANTS = 8
+"""Algorithms that a problem's variants are taken from, the heuristic's first."""
+
+
 @dataclass(frozen=True)
 class Algorithm:
-    """The heuristic's choice."""
+    """One that the heuristic found."""
 
     words: tuple[int, ...]
     """cublasLtMatmulAlgo_t."""
     workspace_bytes: int
+
+    @property
+    def name(self) -> str:
+        """The same in every process: a digest of the library's description."""
+        return hashlib.sha256(struct.pack("<8Q", *self.words)).hexdigest()[:12]
 
     @property
     def padded_bytes(self) -> int:
@@ -51,17 +65,19 @@ class Algorithm:
 class CublasLtGemm(LibraryGemm):
     """kernelseam.contract.Implementation over cublasLtMatmul."""
 
-    name, backend, function, efficiency = "cublaslt", "cuda", "cublasLtMatmul", 0.75
-    block_seconds = 5e-7  # as of cuBLAS
+    name, backend, function = "cublaslt", "cuda", "cublasLtMatmul"
     beyond = frozenset({"bias", "residual"})
 
     def __init__(self, runtime: Runtime) -> None:
         """``runtime``: that of the backend, which makes a device current."""
         self._runtime = runtime
-        self._chosen = lru_cache(maxsize=1024)(self._choose)
+        self._found = lru_cache(maxsize=1024)(self._find)
 
     def unavailable(self) -> str | None:
         return cublaslt.unavailable()
+
+    def coefficients(self, arch: str) -> Coefficients | None:
+        return archs.COSTS.get(arch)
 
     def refuse(self, problem: GemmProblem) -> str | None:
         p, spec = problem, problem.spec
@@ -87,21 +103,37 @@ class CublasLtGemm(LibraryGemm):
         reason = super().supports(problem, device)
         if reason or empty(problem):
             return reason
-        found = self._chosen(problem, device)
+        found = self._found(problem, device, 1)
         return found if isinstance(found, str) else None
 
     def build(self, problem: GemmProblem, device: Device) -> PlanParts:
         if empty(problem):
             return PlanParts(())
-        found = self._chosen(problem, device)
+        found = self._found(problem, device, 1)
         if isinstance(found, str):
             raise DeviceError(f"{self.function} {found}")
-        operation = None if problem.spec.bias else _operation(problem, 0)
-        step = _Step(self, problem, device, found, _layouts(problem), operation)
-        return PlanParts((step,), found.padded_bytes)
+        return self._parts(problem, device, found[0])
 
-    def _choose(self, problem: GemmProblem, device: Device) -> Algorithm | str:
-        """The algorithm that the heuristic finds best, or why there is none."""
+    def variants(self, problem: GemmProblem, device: Device) -> tuple[Variant, ...]:
+        """The heuristic's first algorithms, all predicted to take what the library takes."""
+        return tuple(Variant(name, self.cost(problem, device)) for name in self._by_name(problem, device))
+
+    def build_variant(self, problem: GemmProblem, device: Device, variant: str) -> PlanParts:
+        return self._parts(problem, device, self._by_name(problem, device)[variant])
+
+    def _by_name(self, problem: GemmProblem, device: Device) -> dict[str, Algorithm]:
+        if empty(problem):
+            return {}
+        first, more = (self._found(problem, device, n) for n in (1, _VARIANTS))  # more may rank another first
+        return {a.name: a for found in (first, more) if not isinstance(found, str) for a in found}
+
+    def _parts(self, problem: GemmProblem, device: Device, algorithm: Algorithm) -> PlanParts:
+        operation = None if problem.spec.bias else _operation(problem, 0)
+        step = _Step(self, problem, device, algorithm, _layouts(problem), operation)
+        return PlanParts((step,), algorithm.padded_bytes)
+
+    def _find(self, problem: GemmProblem, device: Device, most: int) -> tuple[Algorithm, ...] | str:
+        """The algorithms that the heuristic finds best, or why there is none."""
         p, spec = problem, problem.spec
         added = spec.vector_r if spec.residual else spec.vector_c
         wanted = Described("MatmulPreference", attributes={
@@ -112,18 +144,19 @@ class CublasLtGemm(LibraryGemm):
         })
         # Of a bias the heuristic looks at the address, for its alignment: a plan knows no more than its element size.
         operation = _operation(p, spec.bias.itemsize if spec.bias else 0)
-        layouts, found, count = _layouts(p), cublaslt.Found(), ctypes.c_int()
+        layouts, found, count = _layouts(p), (cublaslt.Found * most)(), ctypes.c_int()
         with self._runtime.activate(device):
             handle, _ = _handles.of(device)
             status = cublaslt.library().cublasLtMatmulAlgoGetHeuristic(
-                handle, operation.handle, *[x.handle for x in layouts], wanted.handle, 1, ctypes.byref(found),
+                handle, operation.handle, *[x.handle for x in layouts], wanted.handle, most, ctypes.byref(found),
                 ctypes.byref(count),
             )
-        status = status or (found.state if count.value else 0)
+        status = status or (found[0].state if count.value else 0)
         if status in cublaslt.NO_ALGORITHM:
             return f"has no algorithm for it ({cublaslt.status_name(status)})"
         cublaslt.check("cublasLtMatmulAlgoGetHeuristic", status)
-        return Algorithm(tuple(found.algorithm), found.workspace_bytes) if count.value else "has no algorithm for it"
+        usable = [f for f in found[: count.value] if not f.state]
+        return tuple(Algorithm(tuple(f.algorithm), f.workspace_bytes) for f in usable) or "has no algorithm for it"
 
 
 def _layouts(p: GemmProblem) -> tuple[Described, Described, Described, Described]:
@@ -177,7 +210,7 @@ class _Step:
 
     @property
     def record(self) -> LaunchRecord:
-        return self.gemm.record(self.device)
+        return self.gemm.record(self.problem, self.device)
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
         p, need = self.problem, self.algorithm.workspace_bytes

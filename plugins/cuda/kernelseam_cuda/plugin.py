@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib import metadata
 from typing import Any
 
 from kernelseam.contract import CONTRACT_VERSION, Backend, PluginInfo
@@ -14,6 +13,7 @@ from kernelseam.plugins import Registry
 from kernelseam_cuda import bindings, blas, cublaslt
 from kernelseam_cuda.blas_lt import CublasLtGemm
 from kernelseam_cuda.runtime import CudaRuntime
+from kernelseam_cuda.sm90 import KERNELS
 from kernelseam_cuda.toolchain import CudaToolchain
 
 DISTRIBUTIONS = (
@@ -27,12 +27,12 @@ def backend() -> Backend:
     """The backend "cuda": made at first use, loads nothing."""
     runtime = CudaRuntime()
     libraries = blas.CublasGemm(), CublasLtGemm(runtime), blas.CublasBatchedGemm()
-    return Backend("cuda", runtime, CudaToolchain(runtime), libraries, priority=10)
+    return Backend("cuda", runtime, CudaToolchain(runtime), libraries, kernels=KERNELS, priority=10)
 
 
 @hookimpl
 def kernelseam_info() -> PluginInfo:
-    version = _version("kernelseam-cuda") or "unknown"
+    version = bindings.version("kernelseam-cuda") or "unknown"
     return PluginInfo("cuda", version, CONTRACT_VERSION, "NVIDIA GPUs through CUDA and nvrtc")
 
 
@@ -50,7 +50,7 @@ def kernelseam_doctor() -> Mapping[str, Any]:
         for d in runtime.devices()
     ]
     report: dict[str, Any] = {
-        "packages": {name: found for name in DISTRIBUTIONS if (found := _version(name))} or f"none: {bindings.INSTALL}",
+        "packages": {n: found for n in DISTRIBUTIONS if (found := bindings.version(n))} or f"none: {bindings.INSTALL}",
         "devices": devices,
         "archs": list(toolchain.archs),
     }
@@ -74,10 +74,3 @@ def kernelseam_doctor() -> Mapping[str, Any]:
 
 def _cuda_version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None

@@ -19,6 +19,7 @@ from kernelseam.errors import DeviceError, InvalidValue
 from kernelseam_cuda import archs, arrays, bindings
 
 _NOTHING = nullcontext()
+_LIBRARIES = ("nvidia-cublas", "nvidia-cublas-cu12")
 _STAGED = 1 << 22
 """Bytes of pinned memory: half a million addresses of a list."""
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for the contexts of all devices
@@ -91,6 +92,11 @@ class CudaRuntime:
                 bindings.fail("cuMemsetD8Async", status, f"{size} bytes at {pointer:#x}")
 
         return launch
+
+    def versions(self) -> dict[str, str]:
+        """What times depend on beside the compiler: the driver and the vendor's library of products."""
+        libraries = {n: found for n in _LIBRARIES if (found := bindings.version(n))}
+        return {"driver": str(bindings.call("cuDriverGetVersion")), **libraries}
 
     def activate(self, device: Device) -> AbstractContextManager[None]:
         if self._current is None:

@@ -1,7 +1,9 @@
 """Tile shapes of the shared kernels by arch: measured choices, no code.
 
 Rows are tried against an arch's shared memory, so that one list serves archs that differ only in that. Every row
-compiles without spills for every covering spec; ``tools/kernel_table.py`` shows it.
+compiles without spills for every covering spec; ``tools/kernel_table.py`` shows it. ``rate`` and ``block_seconds`` were
+fitted to what an H200 measured of a tile; a rate that stands without seconds was read off its neighbours, and one that
+is missing is estimated.
 """
 
 from __future__ import annotations
@@ -17,33 +19,38 @@ _SINGLE = frozenset({DType.float32})
 _DOUBLE = frozenset({DType.float64})
 
 GEMM = (
-    GemmTile(_HALVES, bm=128, bn=128, bk=64, warps_m=2, warps_n=2, stages=2, min_blocks=2),
-    GemmTile(_HALVES, bm=128, bn=64, bk=64, warps_m=2, warps_n=2, stages=3, min_blocks=2),
-    GemmTile(_HALVES, bm=64, bn=64, bk=64, warps_m=2, warps_n=2, stages=2, min_blocks=4),
-    GemmTile(_HALVES, bm=32, bn=32, bk=32, warps_m=1, warps_n=2, stages=2, min_blocks=8),
-    GemmTile(_HALVES, bm=16, bn=16, bk=32, warps_m=1, warps_n=1, stages=2, min_blocks=4, teams=8),
-    GemmTile(_SINGLE, bm=64, bn=64, bk=16, warps_m=2, warps_n=2, stages=3, min_blocks=4),
-    GemmTile(_SINGLE, bm=32, bn=32, bk=16, warps_m=2, warps_n=2, stages=3, min_blocks=5),
-    GemmTile(_SINGLE, bm=16, bn=16, bk=16, warps_m=1, warps_n=1, stages=2, min_blocks=3, teams=8),
-    GemmTile(_DOUBLE, bm=64, bn=64, bk=16, warps_m=2, warps_n=2, stages=2, min_blocks=2),
-    GemmTile(_DOUBLE, bm=32, bn=32, bk=16, warps_m=2, warps_n=2, stages=2, min_blocks=4),
+    GemmTile(_HALVES, 128, 128, 64, 2, 2, stages=2, min_blocks=2, rate=0.60, block_seconds=4.0e-7),
+    GemmTile(_HALVES, 128, 64, 64, 2, 2, stages=3, min_blocks=2, rate=0.42, block_seconds=1.3e-7),
+    GemmTile(_HALVES, 64, 64, 64, 2, 2, stages=2, min_blocks=4, rate=0.40, block_seconds=2.5e-7),
+    GemmTile(_HALVES, 32, 32, 32, 1, 2, stages=2, min_blocks=8, rate=0.25, block_seconds=0.7e-7),
+    GemmTile(_HALVES, 16, 16, 32, 1, 1, stages=2, min_blocks=4, teams=8, rate=0.10, block_seconds=3.2e-7),
+    GemmTile(_SINGLE, 64, 64, 16, 2, 2, stages=3, min_blocks=4, rate=0.465, block_seconds=6.2e-7),
+    GemmTile(_SINGLE, 32, 32, 16, 2, 2, stages=3, min_blocks=5, rate=0.30),
+    GemmTile(_SINGLE, 16, 16, 16, 1, 1, stages=2, min_blocks=3, teams=8, rate=0.15),
+    GemmTile(_DOUBLE, 64, 64, 16, 2, 2, stages=2, min_blocks=2, rate=0.50),
+    GemmTile(_DOUBLE, 32, 32, 16, 2, 2, stages=2, min_blocks=4, rate=0.35),
 )
 
+_US = 1e-6
 ATTENTION = (
-    AttentionTile(_HALVES, max_dim=64, warps=4, rows=32, bn=64, stages=2, plain=True),
-    AttentionTile(_HALVES, max_dim=64, warps=4, rows=16, bn=64, stages=2, q_resident=True, min_blocks=2, plain=True),
-    AttentionTile(_HALVES, max_dim=64, warps=4, rows=16, bn=32, stages=2, q_resident=True, min_blocks=2),
-    AttentionTile(_HALVES, max_dim=128, warps=4, rows=16, bn=64, stages=2, q_resident=True, min_blocks=2, plain=True),
-    AttentionTile(_HALVES, max_dim=128, warps=4, rows=16, bn=48, stages=2, q_resident=True, min_blocks=2),
-    AttentionTile(_HALVES, max_dim=192, warps=8, rows=16, bn=32, stages=2),
-    AttentionTile(_HALVES, max_dim=256, warps=8, rows=16, bn=32, stages=2, plain=True),
-    AttentionTile(_HALVES, max_dim=256, warps=8, rows=16, bn=16, stages=2),
-    AttentionTile(_HALVES, max_dim=576, warps=4, rows=16, bn=32, stages=2, column_warps=4),
-    AttentionTile(_HALVES, max_dim=576, warps=4, rows=16, bn=16, stages=2, column_warps=4),
-    AttentionTile(_SINGLE, max_dim=64, warps=4, rows=16, bn=32, stages=2),
-    AttentionTile(_SINGLE, max_dim=128, warps=4, rows=16, bn=16, stages=2),
-    AttentionTile(_SINGLE, max_dim=256, warps=4, rows=8, bn=16, stages=2),
+    AttentionTile(_HALVES, 64, 4, 32, 64, 2, plain=True, rate=0.52, block_seconds=_US),
+    AttentionTile(_HALVES, 64, 4, 16, 64, 2, q_resident=True, min_blocks=2, plain=True, rate=0.44),
+    AttentionTile(_HALVES, 64, 4, 16, 32, 2, q_resident=True, min_blocks=2, rate=0.40),
+    AttentionTile(_HALVES, 128, 4, 16, 64, 2, q_resident=True, min_blocks=2, plain=True, rate=0.50, block_seconds=_US),
+    AttentionTile(_HALVES, 128, 4, 16, 48, 2, q_resident=True, min_blocks=2, rate=0.47, block_seconds=_US),
+    AttentionTile(_HALVES, 192, 8, 16, 32, 2, rate=0.42),
+    AttentionTile(_HALVES, 256, 8, 16, 32, 2, plain=True, rate=0.39, block_seconds=_US),
+    AttentionTile(_HALVES, 256, 8, 16, 16, 2, rate=0.27),
+    AttentionTile(_HALVES, 576, 4, 16, 32, 2, column_warps=4, rate=0.25),
+    AttentionTile(_HALVES, 576, 4, 16, 16, 2, column_warps=4, rate=0.20),
+    AttentionTile(_SINGLE, 64, 4, 16, 32, 2),
+    AttentionTile(_SINGLE, 128, 4, 16, 16, 2),
+    AttentionTile(_SINGLE, 256, 4, 8, 16, 2),
 )
+
+
+_BACKWARD_RATES = {(64, 0): 0.39, (128, 0): 0.44, (256, 0): 0.40, (64, 1): 0.37, (128, 1): 0.39, (256, 1): 0.335}
+"""Of the first tile of a head dim in 16 bits, in order and with atomics."""
 
 
 def _backward(*rows: tuple[frozenset[DType], int, int, int, int, int, int, int, int, int, bool]) -> tuple[Any, ...]:
@@ -54,6 +61,7 @@ def _backward(*rows: tuple[frozenset[DType], int, int, int, int, int, int, int, 
         BackwardTile(
             dtypes, max_dim, warps, own, step, 2, column_warps, plain=plain, apart=not query_rows,
             score_rows=score_rows, query_rows=query_rows, unroll=unroll, min_blocks=min_blocks,
+            rate=_BACKWARD_RATES[max_dim, query_rows > 0] if dtypes is _HALVES and step == 64 else 0.0,
         )
         for dtypes, max_dim, warps, own, step, column_warps, score_rows, query_rows, unroll, min_blocks, plain in rows
     )

@@ -6,12 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernelseam.contract import ArchRow
+from kernelseam.costs import Coefficients, LibraryRate
 from kernelseam.dtypes import DType
 from kernelseam.errors import UnknownName
 from kernelseam_rocm import tiles
 
 RESERVED = 128
 """Bytes of a block's LDS that the platform takes for itself: block_any's word, and what aligns the rest."""
+
+_HALF, _OTHER = LibraryRate(128, 0.8, 3e-7), LibraryRate(64, 0.8, 3e-7)
+_LIBRARY = {DType.float16: _HALF, DType.bfloat16: _HALF, DType.float32: _OTHER, DType.float64: _OTHER}
+ESTIMATED = Coefficients(
+    "estimated: nobody has measured one", bandwidth=0.85, multiply=dict.fromkeys(DType, 0.8), call_seconds=3e-6,
+    libraries={"hipblas": _LIBRARY, "hipblas-batched": _LIBRARY},
+)
+"""What is left of the peaks, of every arch alike; a library's blocks as NVIDIA's."""
 
 
 def _row(
@@ -23,7 +32,7 @@ def _row(
     return ArchRow(
         arch=arch, warp_size=warp, shared_bytes_per_block=shared - RESERVED, registers_per_lane=registers,
         platform="platform_amd.h", defines=tuple(defines.items()), matrix_dtypes=tiles.HALVES, tiles=shapes,
-        options=(*_OPTIONS, *options),
+        options=(*_OPTIONS, *options), costs=ESTIMATED,
     )
 
 
@@ -57,6 +66,7 @@ def _rates(half: int, single: int, double: int) -> dict[DType, int]:
     return {DType.float16: half, DType.bfloat16: half, DType.float32: single, DType.float64: double}
 
 
+COSTS = dict.fromkeys(ROWS, ESTIMATED)
 RATES = {
     "gfx90a": _rates(1024, 128, 128),
     "gfx942": _rates(2048, 256, 128),

@@ -9,10 +9,11 @@ from typing import Any
 
 from kernelseam.blas import BatchedGemm, ColumnProduct, Factor, Handles, column_product, scalars
 from kernelseam.contract import Device
+from kernelseam.costs import Coefficients
 from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, NoDevice, OutOfDeviceMemory
-from kernelseam_rocm import bindings
+from kernelseam_rocm import archs, bindings
 
 _TYPES = {
     DType.float16: "HIP_R_16F", DType.bfloat16: "HIP_R_16BF", DType.float32: "HIP_R_32F", DType.float64: "HIP_R_64F",
@@ -27,11 +28,13 @@ _FIRST_VERSION = 7
 class HipBlasGemm(BatchedGemm):
     """kernelseam.contract.Implementation over hipblasGemmStridedBatchedEx."""
 
-    name, backend, function, efficiency = "hipblas", "rocm", "hipblasGemmStridedBatchedEx", 0.8
-    block_seconds = 5e-7  # nobody has measured it: that of cuBLAS
+    name, backend, function = "hipblas", "rocm", "hipblasGemmStridedBatchedEx"
 
     def unavailable(self) -> str | None:
         return _unavailable()
+
+    def coefficients(self, arch: str) -> Coefficients | None:
+        return archs.COSTS.get(arch)
 
     def bind(self, problem: GemmProblem, device: Device, pointers: Mapping[str, int]) -> Callable[[int], None]:
         blas, held = bindings.module("hipblas"), scalars(problem)
@@ -50,8 +53,7 @@ class HipBlasGemm(BatchedGemm):
 class HipBlasBatchedGemm(HipBlasGemm):
     """kernelseam.contract.Implementation over hipblasGemmBatchedEx: lists of addresses in device memory."""
 
-    name, view, function, efficiency = "hipblas-batched", "pointers", "hipblasGemmBatchedEx", 0.6
-    block_seconds = 1e-6  # nobody has measured it: that of cuBLAS
+    name, view, function = "hipblas-batched", "pointers", "hipblasGemmBatchedEx"
 
 
 def arguments(x: ColumnProduct, alpha: int, beta: int) -> tuple[Any, ...]:

@@ -85,6 +85,10 @@ class HipRuntime:
 
         return launch
 
+    def versions(self) -> dict[str, str]:
+        """What times depend on beside the compiler: the driver and the runtime, whose libraries have its version."""
+        return {n: str(bindings.call(f"hip{n.capitalize()}GetVersion")) for n in ("driver", "runtime")}
+
     def activate(self, device: Device) -> AbstractContextManager[None]:
         before = bindings.call("hipGetDevice")
         return _NOTHING if before == device.index else _activated(device.index, before)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kernelseam.contract import ArchRow, Device
+from kernelseam.costs import Work
 from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.backward_tile import BackwardTile, backward_tiles
+from kernelseam.kernels.attention.cost import backward_work
 from kernelseam.kernels.attention.host import VIEWS
 from kernelseam.kernels.attention.query_gradient import QUERY_GRADIENT, QueryGradientProblem, QueryGradientSpec
 from kernelseam.kernels.attention.row_kernels import (
@@ -94,7 +96,7 @@ class AttentionBwdHost(HostHalf):
     def tiles(self, spec: AttentionBwdSpec, row: ArchRow) -> tuple[BackwardTile, ...]:
         return backward_tiles(spec, row)
 
-    def variants(self, tile: BackwardTile) -> tuple[BackwardTile, ...]:
+    def as_launched(self, tile: BackwardTile) -> tuple[BackwardTile, ...]:
         return tuple(replace(tile, role=role) for role in tile.roles)
 
     def tile(self, problem: AttentionBwdProblem, row: ArchRow, device: Device) -> BackwardTile:
@@ -204,9 +206,13 @@ class AttentionBwdHost(HostHalf):
     def pointers(self, spec: AttentionBwdSpec) -> dict[str, str]:
         return {p: _OPERANDS.get(p, p) for p in _POINTERS}
 
-    def efficiency(self, problem: AttentionBwdProblem) -> float:
-        """Seven products are computed for five that count, unless there are atomics."""
-        return 0.2
+    def variants(self, problem: AttentionBwdProblem, row: ArchRow, device: Device) -> dict[str, BackwardTile]:
+        """Every tile that takes a problem, by name, that of ``tile`` first. A batch-invariant spec has one."""
+        tiles = self.tiles(problem.spec, row)
+        return {t.name: t for t in (tiles[:1] if problem.spec.forward.batch_invariant else tiles)}
+
+    def work(self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> Work:
+        return backward_work(problem, tile, self.grid(problem, tile, device))
 
 
 def _aligned(size: int) -> int:

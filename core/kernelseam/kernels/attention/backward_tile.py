@@ -42,6 +42,16 @@ class BackwardTile:
     """Whether what is owned stays in registers as a left factor."""
     unroll: int = 4
     """Steps that a product's loop is unrolled by: more are in flight, in more registers."""
+    rate: float = 0.0
+    """As in GemmTile; so ``block_seconds``."""
+    block_seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Owned×step, warps, stages; rows of scores and of dq a warp, where those are handed on."""
+        shared = f"/{self.column_warps}" if self.column_warps > 1 else ""
+        rows = f"-scores{self.score_rows}" * (self.score_rows > 0) + f"-atomic{self.query_rows}" * (self.query_rows > 0)
+        return f"{self.own}x{self.step}-{self.warps}{shared}w-{self.stages}{rows}" + "-resident" * self.resident
 
     @property
     def roles(self) -> tuple[str, ...]:

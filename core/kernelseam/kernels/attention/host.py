@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kernelseam.contract import ArchRow, Device
+from kernelseam.costs import Work
 from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
+from kernelseam.kernels.attention.cost import forward_work
 from kernelseam.kernels.attention.merge import MERGE, MERGE_TILE, MergeProblem, MergeSpec
 from kernelseam.kernels.attention.scores import (
     SCORE_OPERANDS,
@@ -50,9 +52,20 @@ class AttentionTile:
     plain: bool = False
     """Only for strided keys and scores that are scale·q·k, hidden by nothing but a causal mask: others take more
     registers."""
+    rate: float = 0.0
+    """As in GemmTile; so ``block_seconds``."""
+    block_seconds: float = 0.0
     grouped: bool = False
     """No column of the table: whether a block's rows are the heads of a group, chosen for a problem. So ``splits``."""
     splits: int = 1
+
+    @property
+    def name(self) -> str:
+        """Rows×keys, warps, stages; whether heads of a group share a block, and parts of the keys."""
+        shared = f"/{self.column_warps}" if self.column_warps > 1 else ""
+        more = "-resident" * self.q_resident + "-grouped" * self.grouped
+        more += f"-{self.splits}parts" * (self.splits > 1)
+        return f"{self.bm}x{self.bn}-{self.warps}{shared}w-{self.stages}{more}"
 
     @property
     def bm(self) -> int:
@@ -131,20 +144,34 @@ class AttentionHost(HostHalf):
         Heads of a group share a block where that makes fewer of them. Keys are split where blocks are fewer than what
         the device runs at once. A batch-invariant spec has one tile, whatever the extents.
         """
-        tiles, group = self.tiles(problem.spec, row), problem.head_group
+        tiles = self.tiles(problem.spec, row)
         if problem.spec.batch_invariant:
             return tiles[0]
-        shares = group > 1 and problem.spec.q_view != "pointers"
+        grouped = [self._grouped(problem, t) for t in tiles]
+        found = min(grouped, key=lambda t: self._blocks_of_a_group(problem, t) * t.bm)
+        return self._split(problem, found, row, device)
 
-        def best(tile: AttentionTile) -> AttentionTile:
-            apart, together = group * divide_up(problem.S_q, tile.bm), divide_up(problem.S_q * group, tile.bm)
-            return replace(tile, grouped=shares and together < apart)
+    def variants(self, problem: AttentionProblem, row: ArchRow, device: Device) -> dict[str, AttentionTile]:
+        """Every tile that takes a problem, its keys in as many parts as ``tile`` would have them, half as many and one;
+        that of ``tile`` first. A batch-invariant spec has one."""
+        first = self.tile(problem, row, device)
+        found = {first.name: first}
+        for tile in () if problem.spec.batch_invariant else self.tiles(problem.spec, row):
+            whole = self._split(problem, self._grouped(problem, tile), row, device)
+            parted = [replace(whole, splits=n) for n in (whole.splits, max(whole.splits // 2, 1), 1)]
+            found |= {t.name: t for t in parted if t.name not in found}
+        return found
 
-        found = min(map(best, tiles), key=lambda t: self._blocks_of_a_group(problem, t) * t.bm)
-        splits = self._splits(problem, found, device)
+    def _grouped(self, problem: AttentionProblem, tile: AttentionTile) -> AttentionTile:
+        group = problem.head_group
+        apart, together = group * divide_up(problem.S_q, tile.bm), divide_up(problem.S_q * group, tile.bm)
+        return replace(tile, grouped=group > 1 and problem.spec.q_view != "pointers" and together < apart)
+
+    def _split(self, problem: AttentionProblem, tile: AttentionTile, row: ArchRow, device: Device) -> AttentionTile:
+        splits = self._splits(problem, tile, device)
         part = replace(problem.spec, dtype_out=DType.float32)
-        fits = found.shared_bytes(part) <= row.shared_bytes_per_block
-        return replace(found, splits=splits if fits else 1)
+        fits = tile.shared_bytes(part) <= row.shared_bytes_per_block
+        return replace(tile, splits=splits if fits else 1)
 
     def _blocks_of_a_group(self, problem: AttentionProblem, tile: AttentionTile) -> int:
         rows = problem.S_q * (problem.head_group if tile.grouped else 1)
@@ -238,6 +265,5 @@ class AttentionHost(HostHalf):
         lists = {name: f"{name}_ptrs" for name, view in views.items() if view == "pointers"}
         return {p: lists.get(p) or _OPERANDS.get(p, p) for p in _POINTERS}
 
-    def efficiency(self, problem: AttentionProblem) -> float:
-        """A portable schedule reaches about a third of a new card's matrix rate; narrow accesses cost more."""
-        return 0.33 if problem.spec.vector >= 16 else 0.2
+    def work(self, problem: AttentionProblem, tile: AttentionTile, device: Device) -> Work:
+        return forward_work(problem, tile, self.grid(problem, tile, device))

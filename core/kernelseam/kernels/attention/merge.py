@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernelseam.contract import ArchRow, Device
+from kernelseam.costs import Work
 from kernelseam.descriptors.merge_problem import MergeProblem, MergeSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
@@ -91,8 +92,8 @@ class MergeHost(HostHalf):
     def pointers(self, spec: MergeSpec) -> dict[str, str]:
         return {**{p: p for p in _POINTERS}, "offsets": "cu_seqlens_q", "out": "out_ptrs" if spec.pointers else "out"}
 
-    def efficiency(self, problem: MergeProblem) -> float:
-        return 0.5
+    def work(self, problem: MergeProblem, tile: MergeTile, device: Device) -> Work:
+        return Work(problem.bytes_moved)
 
 
 MERGE = MergeHost()

@@ -69,6 +69,9 @@ class QueryGradient(SmallKernel):
     def shared_bytes(self, spec: QueryGradientSpec, tile: BackwardTile) -> int:  # type: ignore[override]
         return tile.step * tile.width(spec.head_dim) * spec.dtype.itemsize
 
+    def bytes_moved(self, problem: QueryGradientProblem, tile: BackwardTile) -> int:
+        return problem.sum_bytes(tile) * (4 + problem.spec.dtype.itemsize) // 4
+
     def grid(self, problem: QueryGradientProblem, tile: BackwardTile, device: Device) -> int:
         return problem.batch * problem.num_heads * divide_up(problem.S_q, tile.step)
 

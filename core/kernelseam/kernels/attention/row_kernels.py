@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelseam.contract import ArchRow, Device
+from kernelseam.costs import Work
 from kernelseam.dtypes import DType
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up
 from kernelseam.kernels.kernel import HostHalf
@@ -65,8 +66,13 @@ class SmallKernel(HostHalf):
     def pointers(self, spec: Any) -> dict[str, str]:
         return {p: "cu_seqlens_q" if p == "offsets" else p for p in self.pointer_names}
 
-    def efficiency(self, problem: Any) -> float:
-        return 0.5
+    def work(self, problem: Any, tile: RowTile, device: Device) -> Work:
+        """Memory's: each reads and writes once."""
+        return Work(self.bytes_moved(problem, tile))
+
+    def bytes_moved(self, problem: Any, tile: Any) -> int:
+        """What it reads and writes."""
+        return int(problem.bytes_moved)
 
     def _values(self, strides: tuple[int, ...], ints: tuple[int, ...]) -> dict[str, int | float]:
         return {
@@ -101,6 +107,10 @@ class DotsProblem:
     @property
     def lines(self) -> int:
         return self.batch * self.num_heads * self.rows
+
+    @property
+    def bytes_moved(self) -> int:
+        return self.lines * (2 * self.spec.value_dim * self.spec.dtype.itemsize + 4) + self.zero_bytes
 
 
 class RowDots(SmallKernel):
@@ -144,6 +154,10 @@ class SinkProblem:
     dots_strides: tuple[int, int]
     sequences: int
 
+    @property
+    def bytes_moved(self) -> int:
+        return 8 * self.batch * self.num_heads * self.rows
+
 
 class SinkGradient(SmallKernel):
     """A block a head."""
@@ -181,6 +195,10 @@ class SumProblem:
     kept: tuple[int, int, int, int]
     x_strides: tuple[int, int, int, int]
     out_strides: tuple[int, int, int, int]
+
+    @property
+    def bytes_moved(self) -> int:
+        return 4 * math.prod(self.extents) + self.spec.dtype_out.itemsize * math.prod(self.kept)
 
 
 class SumAxes(SmallKernel):

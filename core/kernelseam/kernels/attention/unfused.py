@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernelseam.contract import ArchRow, Cost, Device, Toolchain
 from kernelseam.descriptors.attention_problem import AttentionProblem
 from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
-from kernelseam.dispatch import roofline
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.host import AttentionHost
 from kernelseam.kernels.attention.row_kernels import RowTile
@@ -94,9 +93,6 @@ class Unfused(Composition):
             at + elements * dtype.itemsize,
         )
 
-    def efficiency(self, problem: AttentionProblem) -> float:
-        return _FUSED.efficiency(problem)
-
     def _products(self, problem: AttentionProblem) -> tuple[GemmProblem, GemmProblem]:
         """q·kᵀ to float32, and p·v."""
         p, spec, f32 = problem, problem.spec, DType.float32
@@ -125,11 +121,12 @@ class UnfusedAttention(KernelImplementation):
 
     def __init__(self, toolchain: Toolchain) -> None:
         super().__init__(Unfused(), toolchain)
+        self._fused = KernelImplementation(_FUSED, toolchain)
 
     def cost(self, problem: AttentionProblem, device: Device) -> Cost:
-        """Its launches one after the other, each at the fused kernel's part of the roofline, and no less than that
-        kernel's time: it promises less, and is chosen only by name or where the fused kernel refuses."""
-        efficiency = self._half.efficiency(problem)
-        parts = [roofline(s.problem, device.limits, efficiency) for s in self.launches(problem, device).kernels]
-        seconds = max(sum(c.seconds for c in parts), super().cost(problem, device).seconds)
-        return Cost(sum(c.bytes for c in parts), sum(c.operations for c in parts), seconds)
+        """No less than the fused kernel's time where that takes the problem: this one promises less, and is chosen only
+        by name or where the other refuses."""
+        own = super().cost(problem, device)
+        if self._fused.supports(problem, device):
+            return own
+        return replace(own, seconds=max(own.seconds, self._fused.cost(problem, device).seconds))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernelseam.contract import ArchRow, Device
+from kernelseam.costs import Coefficients, Work, predicted
 from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec, HeadsProblem, HeadsSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.elements import (
@@ -15,6 +16,7 @@ from kernelseam.kernels.elements import (
     refuse_dtype,
     refuse_row_strides,
 )
+from kernelseam.kernels.gemm.cost import gemm_work
 from kernelseam.kernels.kernel import HostHalf
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature, Structure
@@ -39,6 +41,16 @@ class GemmTile:
     """Tiles that a block computes at once; where there are several, each team is one warp."""
     row_sums: bool = True
     """Whether it leaves registers for sums of rows."""
+    rate: float = 0.0
+    """For its cost: the part of the instruction's rate that it reaches; 0: nobody has measured it. ``block_seconds`` is
+    what starting and ending a block takes."""
+    block_seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Rows×columns×slice, warps, stages, teams."""
+        teams = f"-{self.teams}t" if self.teams > 1 else ""
+        return f"{self.bm}x{self.bn}x{self.bk}-{self.warps_m}x{self.warps_n}-{self.stages}{teams}"
 
     def shared_bytes(self, spec: GemmSpec) -> int:
         """For each team the ring, and the tile of C: beside it where blocks are persistent, else in its place."""
@@ -87,6 +99,7 @@ _HEADS_STRUCTURE = Structure((
     ("tokens", _divider("tokens")), ("page", _divider("page")),
 ))
 _ROTARY = {"": 0, "halves": 1, "pairs": 2}
+_UNKNOWN = Coefficients("nothing")
 
 
 class GemmHost(HostHalf):
@@ -122,21 +135,23 @@ class GemmHost(HostHalf):
         )
 
     def tile(self, problem: GemmProblem, row: ArchRow, device: Device) -> GemmTile:
-        """The tile that needs the least time in a model of one: rounds of blocks over the compute units, each tile
-        paying for its area, and for its two edges what loading and starting costs. Teams, which share no loads, are for
-        matrices of a tile or two; their warps hide half of each other's waits."""
+        """The tile that should take the least time."""
+        known = row.costs or _UNKNOWN
+        return min(self.offered(problem, row), key=lambda t: predicted(gemm_work(problem, t), known, device.limits))
 
-        def time(t: GemmTile) -> float:
-            rounds = divide_up(t.blocks(problem), max(device.limits.compute_units, 1))
-            return rounds * (t.teams + 1) / 2 * (t.bm * t.bn + 32 * (t.bm + t.bn))
-
-        return min(
-            (
-                t for t in self.tiles(problem.spec, row)
-                if t.count(problem) < INT32 and (t.teams == 1 or t.count(problem) <= 2 * problem.results)
-            ),
-            key=time,
+    def offered(self, problem: GemmProblem, row: ArchRow) -> tuple[GemmTile, ...]:
+        """The tiles that take a problem. Teams, which share no loads, are for matrices of a tile or two."""
+        return tuple(
+            t for t in self.tiles(problem.spec, row)
+            if t.count(problem) < INT32 and (t.teams == 1 or t.count(problem) <= 2 * problem.results)
         )
+
+    def variants(self, problem: GemmProblem, row: ArchRow, device: Device) -> dict[str, GemmTile]:
+        """Every tile that takes a problem, by name, that of ``tile`` first."""
+        return {t.name: t for t in (self.tile(problem, row, device), *self.offered(problem, row))}
+
+    def work(self, problem: GemmProblem, tile: GemmTile, device: Device) -> Work:
+        return gemm_work(problem, tile)
 
     def launches(self, problem: GemmProblem, tile: GemmTile, device: Device) -> Launches:
         return Launches((Launch(self, problem, tile),))
@@ -205,11 +220,6 @@ class GemmHost(HostHalf):
         if spec.heads:
             others += [*_HEADS, *_HEADS_POINTERS]
         return {**dict.fromkeys(others, ""), **own, **added}  # null, unless the launch says more
-
-    def efficiency(self, problem: GemmProblem) -> float:
-        """Portable matrix-unit kernels reach about half of a tuned library; narrow accesses half of that."""
-        spec = problem.spec
-        return 0.55 if min(spec.vector_a, spec.vector_b, spec.vector_c) >= 16 else 0.25
 
 
 def _refuse_rounding(spec: GemmSpec) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,15 +34,17 @@ class Projection(Composition):
         """One a product."""
         return tuple(_GEMM.tile(p.problem, row, device) for p in self._made_of(problem))
 
+    def variants(self, problem: Any, row: ArchRow, device: Device) -> dict[str, tuple[GemmTile, ...]]:
+        """Every tile of each product beside every one of the others, that of ``tile`` first."""
+        offered = [_GEMM.variants(p.problem, row, device).values() for p in self._made_of(problem)]
+        return {"+".join(t.name for t in tiles): tiles for tiles in itertools.product(*offered)}
+
     def launches(self, problem: Any, tile: tuple[GemmTile, ...], device: Device) -> Launches:
         found = tuple(self._made_of(problem))
         steps = tuple(
             Launch(_GEMM, p.problem, t, p.workspace, p.operands) for p, t in zip(found, tile, strict=True)
         )
         return Launches(steps, max((p.workspace_bytes for p in found), default=0))
-
-    def efficiency(self, problem: Any) -> float:
-        return min((_GEMM.efficiency(p.problem) for p in self._made_of(problem)), default=1.0)
 
 
 def _refuse_heads(p: QkvProjectionProblem) -> str | None:

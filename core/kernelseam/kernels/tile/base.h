@@ -137,12 +137,15 @@ template<class T_, int ROWS_, int COLS_> struct PlainTile {
   KS_DEVICE Chunk<T>& chunk(int r, int c) const { return *(Chunk<T>*)(base + Layout::offset(r, c)); }
 };
 
-// tanh, its relative error a few roundings of float32: near 0 an odd polynomial (least squares on |x| ≤ 0.6), else by
-// exponentials, where nothing cancels.
+// tanh for |x| ≤ 0.6: an odd polynomial (least squares).
+KS_DEVICE float tanh_small(float x) {
+  const float z = x * x;
+  return x + x * z * (-0.33333296f + z * (0.1333188f + z * (-0.0537804f + z * (0.020785147f - z * 0.005883233f))));
+}
+// tanh, its relative error a few roundings of float32: near 0 that polynomial, else by exponentials, where nothing cancels.
 KS_DEVICE float tanh_fast(float x) {
-  const float z = x * x, size = maximum(x, -x);
-  if (size < 0.6f)
-    return x + x * z * (-0.33333296f + z * (0.1333188f + z * (-0.0537804f + z * (0.020785147f - z * 0.005883233f))));
+  const float size = maximum(x, -x);
+  if (size < 0.6f) return tanh_small(x);
   const float y = 1.f - 2.f / (exp2_fast(2.88539008f * size) + 1.f);
   return x == x ? (x < 0 ? -y : y) : x;
 }

@@ -25,6 +25,7 @@ from kernelseam.contract import (
     SourceBundle,
     TensorMap,
 )
+from kernelseam.costs import Work
 from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.hookspecs import hookimpl
@@ -179,8 +180,8 @@ class Rows(HostHalf):
         p = problem
         return {"a": TensorMap("A", p.spec.dtype, (p.K, p.M), (1, p.a_strides[2]), (p.K, tile.rows))}
 
-    def efficiency(self, problem: GemmProblem) -> float:
-        return 1.0
+    def work(self, problem: GemmProblem, tile: RowsTile, device: Device) -> Work:
+        return Work(problem.bytes_moved)
 
 
 @hookimpl

@@ -8,7 +8,7 @@ import numpy as np
 
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts, host_array
 from kernelseam.descriptors import GemmProblem
-from kernelseam.dispatch import roofline
+from kernelseam.costs import roofline
 from kernelseam.dtypes import DType
 
 

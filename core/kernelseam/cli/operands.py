@@ -1,0 +1,26 @@
+"""Memory for a problem whose operands are numbers alone: random inputs, by the rules of its operands."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelseam.cli.running import normal
+from kernelseam.contract import Device, Problem
+from kernelseam.plugins import plugins
+
+
+def random_operands(problem: Problem, device: Device, seed: int = 0) -> tuple[dict[str, int], tuple[object, ...]]:
+    """Addresses by operand name, and the arrays that are behind them."""
+    runtime, rng = plugins().backend(device.backend).runtime, np.random.default_rng(seed)
+    addresses, held = {}, []
+    for rule in problem.operands:
+        assert rule.dtype is not None, "lists of addresses are made from their matrices"
+        if rule.written:
+            array = runtime.empty((rule.span,), rule.dtype, device)
+        else:
+            array = runtime.from_host(normal(rng, (rule.span,), rule.dtype), device)
+        info = runtime.describe(array)
+        assert info is not None
+        addresses[rule.name] = info.pointer
+        held.append(array)
+    return addresses, tuple(held)

@@ -1,0 +1,81 @@
+"""The time of one launch: what its blocks take of the compute units, and what its bytes take of memory.
+
+A device deals blocks to its compute units in rounds. A unit's time is rounds · (a block's operations over the rate of
+its tile, and what starting and ending it costs); where blocks differ in length, half of what the longest has more than
+the average is waited for at the end. Memory's time is bytes over the bandwidth that a copy reaches. The two overlap,
+but not wholly: the launch takes the root of the sum of their squares, which is nearly the longer one where they differ,
+and 1.4 times either where they are equal.
+
+Rates are parts of a device's peaks, so that one row serves every device of an arch: cards differ in units, clock and
+memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kernelseam.contract import DeviceLimits
+from kernelseam.costs.roofline import peak
+from kernelseam.dtypes import DType
+
+
+@dataclass(frozen=True)
+class LibraryRate:
+    """How a vendor's library multiplies matrices of one dtype."""
+
+    block: int
+    """Rows and columns of a result that one of its blocks makes."""
+    rate: float
+    """The part of the device's peak that its blocks reach."""
+    block_seconds: float
+    """What starting and ending a block takes of a compute unit: every matrix, however small, has blocks of its own."""
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """What is left of a device's peaks, by arch: a row of its vendor's table."""
+
+    source: str
+    """What the figures were measured on, or "estimated"."""
+    bandwidth: float = 1.0
+    """The part of the peak bandwidth that a copy reaches, read and written."""
+    multiply: Mapping[DType, float] = field(default_factory=dict, hash=False)
+    """The part of the peak rate that the instruction of the shared kernels' products issues at: a tile's rate is a
+    part of this. 1 where a dtype is missing."""
+    call_seconds: float = 0.0
+    """What a call of a vendor's library takes beyond a launch."""
+    libraries: Mapping[str, Mapping[DType, LibraryRate]] = field(default_factory=dict, hash=False)
+    """By implementation and dtype."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One launch as the model sees it."""
+
+    bytes: int
+    """That cross memory."""
+    blocks: int = 0
+    """Of the grid; where blocks are persistent, tiles."""
+    operations: float = 0.0
+    """Of a block on average, with those on padding."""
+    longest: float = 0.0
+    """Of the longest block, where they differ."""
+    dtype: DType = DType.float32
+    """Whose rate bounds the operations."""
+    rate: float = 1.0
+    """The part of the dtype's rate that the tile's loop reaches while it runs."""
+    block_seconds: float = 0.0
+    """What starting and ending a block takes of a compute unit."""
+
+
+def predicted(work: Work, coefficients: Coefficients, limits: DeviceLimits) -> float:
+    """Seconds of a launch."""
+    units = max(limits.compute_units, 1)
+    rate = peak(limits, work.dtype) * coefficients.multiply.get(work.dtype, 1.0) * work.rate / units
+    block = work.operations / rate
+    tail = max(work.longest / rate - block, 0.0) / 2 if work.blocks else 0.0
+    computing = -(-work.blocks // units) * (block + work.block_seconds) + tail
+    moving = work.bytes / (limits.bytes_per_second * coefficients.bandwidth)
+    return limits.launch_seconds + math.hypot(computing, moving)

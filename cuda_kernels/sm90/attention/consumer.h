@@ -1,0 +1,364 @@
+// A consumer: one warpgroup, 64 queries of every tile.
+#pragma once
+#include "sm90/attention/cleaners.h"
+
+struct Consumer {
+  Shared& at;
+  const Maps& maps;
+  const Rings& rings;
+  const Arguments& a;
+  Scores scores;
+  int group, warp, thread_lane;
+
+  // Query of the thread's first row, its second is 8 further; of the warpgroup's first row without the lane's part.
+  KS_DEVICE int group_row(const Work& w) const { return w.row + 64 * group; }
+  KS_DEVICE int thread_row(const Work& w) const { return group_row(w) + 16 * warp + thread_lane / 4; }
+  KS_DEVICE Scores scores_of(const Work& w) const {
+    Scores s = scores;
+    if (RAGGED) s.S_q = w.S_q, s.S_k = w.S_k;
+    return s;
+  }
+  KS_DEVICE float factor() const { return KS_SOFTCAP ? 1.f : scores.scale_log2; }
+
+  // Hides what the thread's rows do not see of a block.
+  KS_DEVICE void hide_keys(float (&s)[BN / 2], const Work& w, int row, int block) const {
+    const Scores own = scores_of(w);
+    const int from = block * BN + thread_lane % 4 * 2;
+    const int low[2] = {own.band_begin(row) - from, own.band_begin(row + 8) - from};
+    const int high[2] = {own.band_end(row) - from, own.band_end(row + 8) - from};
+    hide(s, low, high);
+  }
+
+  // Softmax of a tile's first block.
+  KS_DEVICE void first_softmax(float (&s)[BN / 2], const Work& w, int row, int block, float (&m)[2], float (&l)[2]) const {
+    if (KS_SOFTCAP) cap_scores(s, scores.cap, scores.cap_inverse);
+    if (CLEANS || (block + 1) * BN > scores.S_k) hide_keys(s, w, row, block);
+    float top[2], fade[2];
+    row_tops(s, top);
+#pragma unroll
+    for (int r = 0; r < 2; r++) raise<true>(m[r], fade[r], top[r], factor());
+    exponentials<0, BN / 2, true>(s, m, l, factor());
+  }
+
+  // The rare way of the guard: p, O, m, l and the block's sums to a reference that they fit.
+  KS_DEVICE void rebase(float (&p)[BN / 2], float (&o)[DV / 2], float (&m)[2], float (&l)[2], float (&sum)[2], int tile,
+                        int row, int block) const {
+    if (__all_sync(~0u, sum[0] + sum[1] < LARGEST_SUM)) return rebase_by_sums(p, o, m, l, sum);
+    const Work& w = at.works[opaque(tile) % KNOWN];
+    const int x = opaque(row), batch = w.batch, head = w.head, S_q = RAGGED ? w.S_q : scores.S_q;
+    const T* const q = matrix<KS_Q_VIEW>(a.q, batch, head, a.num_heads, w.q_first, a.q_batch, a.q_head, a.q_row);
+    const T* const k = matrix<KS_KV_VIEW>(a.k, batch, w.kv_head, 1, w.k_first, a.k_batch, a.k_head, a.k_row);
+    const int column = thread_lane % 4 * 2, key = opaque(block) * BN + thread_lane / 4;
+    products_again<T, DQK>(p, q + (i64)inside(x, S_q) * a.q_row + column, q + (i64)inside(x + 8, S_q) * a.q_row + column,
+                           k + (i64)key * a.k_row + column, (i64)8 * a.k_row);
+    if (KS_SOFTCAP) cap_scores(p, scores.cap, scores.cap_inverse);
+    rebase_by_tops(p, o, m, l, sum, factor());
+  }
+
+  // What rows saw of the values that were taken out of V, once the tile is stored: a warp after its own rows, in place. Such a
+  // value is NaN or inf, so the order of the sum is nothing to keep, and weights that round to 0 may count.
+  KS_DEVICE void give_back(const Work& w) const {
+    const Scores own = scores_of(w);
+    const int first = group_row(w) + 16 * warp, S_q = RAGGED ? w.S_q : scores.S_q, S_k = RAGGED ? w.S_k : scores.S_k;
+    const T* const v = matrix<KS_KV_VIEW>(a.v, w.batch, w.kv_head, 1, w.k_first, a.v_batch, a.v_head, a.v_row);
+    T* const to = matrix<KS_Q_VIEW>(a.out, w.batch, w.head, 1, w.q_first, a.out_batch, a.out_head, a.out_row);
+    if (thread_lane == 0) tma_stores_wait<0>();
+    warp_barrier();
+#pragma unroll 1
+    for (int row = first; row < min_of(first + 16, S_q); row++) {
+#pragma unroll 1
+      for (int d = thread_lane; d < DV; d += WARP) {
+        float x = 0.f;
+#pragma unroll 1
+        for (int key = max_of(own.band_begin(row), w.begin * BN); key < min_of(own.band_end(row), S_k); key++) {
+          const float y = to_sum(v[(i64)key * a.v_row + d]);
+          if (!finite(y)) x += y;
+        }
+        T& place = to[(i64)row * a.out_row + d];
+        if (x != 0.f) place = convert<T>(to_sum(place) + x);
+      }
+    }
+  }
+
+  // The rows' sums are complete: LSE, and what O is to be multiplied with.
+  KS_DEVICE void finish_sums(const Work& w, float (&m)[2], float (&l)[2], float (&inverse)[2]) const {
+    const int S_q = RAGGED ? w.S_q : scores.S_q;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      float sum = quad_sum(l[r]), top = m[r], fade = 1.f;
+      if (KS_SINKS) {
+        const float sink = LOG2_E * a.sinks[w.head];
+        top = fmaxf(m[r], sink);
+        fade = m[r] == -infinity() ? 0.f : exp2_fast(m[r] - top);
+        sum = sum * fade + (sink == -infinity() ? 0.f : exp2_fast(sink - top));
+      }
+      inverse[r] = sum == 0.f ? 0.f : fade / sum;
+      const int row = thread_row(w) + 8 * r;
+      if (KS_LSE && thread_lane % 4 == 0 && row < S_q)
+        a.lse[(KS_Q_VIEW == PACKED ? 0 : w.batch * a.lse_batch) + w.head * a.lse_head + w.q_first + row] =
+            sum == 0.f ? -infinity() : 0.69314718056f * (top + log2_fast(sum));
+    }
+  }
+
+  // O through shared memory to global, panel by panel, each warp its own 16 rows. Rows beyond a dense tensor's last are not
+  // written by TMA; a packed sequence's last rows go out by themselves, for behind them begins the next.
+  KS_DEVICE void store(const float (&o)[DV / 2], const Work& w, const float (&inverse)[2]) const {
+    const int row = group_row(w) + 16 * warp, lane = thread_lane;
+    const int rows = KS_Q_VIEW == PACKED ? w.S_q - row : 16;
+#pragma unroll
+    for (int c = 0; c < DV; c += 64) {
+      char* const panel = at.out[group * 4 + warp][c / 64 % KS_OUT_STAGES];
+      if (c / 64 % KS_OUT_STAGES == 0) {
+        if (lane == 0) tma_stores_read<0>();
+        warp_barrier();
+      }
+      const u32 line = shared_address(panel) + lane % 16 * 128;
+#pragma unroll
+      for (int chunk = 0; chunk < min_of(DV - c, 64) / 8; chunk += 2) {
+        const float* const x = o + c / 2 + chunk * 4;
+        stmatrix(line + ((chunk + lane / 16) ^ lane % 8) * 16, pack2(x[0] * inverse[0], x[1] * inverse[0], T()),
+                 pack2(x[2] * inverse[1], x[3] * inverse[1], T()), pack2(x[4] * inverse[0], x[5] * inverse[0], T()),
+                 pack2(x[6] * inverse[1], x[7] * inverse[1], T()));
+      }
+      async_proxy_fence();
+      warp_barrier();
+      if (KS_Q_VIEW != PACKED || rows >= 16) {
+        if (lane == 0) {
+          tma_store(maps.out, shared_address(panel), c, w.q_first + row, w.head, KS_Q_VIEW == PACKED ? 0 : w.batch);
+          tma_stores_commit();
+        }
+      } else {
+        T* const to = a.out + (i64)(w.q_first + row) * a.out_row + w.head * a.out_head + c;
+        const int chunks = min_of(DV - c, 64) / 8;
+#pragma unroll 1
+        for (int i = lane; i < rows * chunks; i += WARP) {
+          const int r = i / chunks, chunk = i % chunks;
+          *(uint4*)(to + (i64)r * a.out_row + chunk * 8) = *(const uint4*)(panel + r * 128 + (chunk ^ r % 8) * 16);
+        }
+        warp_barrier();
+      }
+    }
+  }
+
+  KS_DEVICE void run() const;
+};
+
+KS_DEVICE void Consumer::run() const {
+  Cursor<STAGES> k{0, 0}, v{0, 0};
+  Cursor<Q_STAGES> q{0, 0};
+  int tile = 0;          // how many tiles there were before
+  float o[DV / 2];       // the tile's result, not yet divided by its sums
+  u32 p[BN / 4];         // the last block's probabilities, an operand
+  float m[2], l[2];      // the rows' references and this thread's part of their sums
+  bool started = false;  // whether the tile's first block is done
+  int block = 0, row = 0;
+  const float c = factor();
+
+  const u64 q_tiles = descriptor_k_major(shared_address(at.q[0][group]));
+  const u64 k_tiles = descriptor_k_major(shared_address(at.k)), v_tiles = descriptor_n_major(shared_address(at.v), BN * 128);
+  auto q_place = [&] { return Cursor<Q_STAGES * GROUPS>{q.stage * GROUPS + group, q.parity}; };
+
+  auto start_qk = [&](float (&s)[BN / 2]) {
+    const u64 x = q_tiles + q.stage * (GROUPS * Q_BYTES >> 4), y = k_tiles + k.stage * (K_BYTES >> 4);
+#pragma unroll
+    for (int d = 0; d < DQK / 16; d++)
+      Wgmma<T, BN>::ss(s, x + (d / 4 * 64 * 128 + d % 4 * 32 >> 4), y + (d / 4 * BN * 128 + d % 4 * 32 >> 4), d != 0);
+    wgmma_commit();
+  };
+  auto start_pv = [&] {
+    const u64 y = v_tiles + v.stage * (V_BYTES >> 4);
+#pragma unroll
+    for (int j = 0; j < BN / 16; j++) Wgmma<T, DV>::rs(o, p + 4 * j, y + (j * 16 * 128 >> 4), 1);
+    wgmma_commit();
+  };
+  auto my_turn = [&] { if (KS_TURNS) named_barrier_sync(TURN + group, CONSUMERS); };
+  auto next_turn = [&] { if (KS_TURNS) named_barrier_arrive(TURN + 1 - group, CONSUMERS); };
+  auto release_k = [&] {
+    if (thread_lane == 0) barrier_arrive(rings.k.empty(k));
+    k.advance();
+  };
+  auto release_v = [&] {
+    if (thread_lane == 0) barrier_arrive(rings.v.empty(v));
+    v.advance();
+  };
+  auto release_q = [&] { if (thread_lane == 0) barrier_arrive(rings.q.empty(q_place())); };
+  auto round_p = [&](const float (&s)[BN / 2]) {
+#pragma unroll
+    for (int i = 0; i < BN / 4; i++) p[i] = pack2(s[2 * i], s[2 * i + 1], T());
+  };
+  auto zero_o = [&] {
+#pragma unroll
+    for (int i = 0; i < DV / 2; i++) o[i] = 0.f;
+  };
+  // Exponentials belong before the wait for P·V. The compiler moves them behind it, unless something before needs them: here
+  // the address of the next barrier, with a zero that it does not know.
+  auto wait_next_k = [&](float (&s)[BN / 2], const float (&sum)[2], bool more) {
+    pin(s);
+    const u32 zero = (__float_as_uint(sum[0]) | __float_as_uint(sum[1])) & a.zero;
+    if (more) barrier_wait(rings.k.full(k) + zero, k.parity);
+  };
+  // Without turns a consumer leaves out blocks beyond its own rows' last key.
+  auto first_block = [&](const Work& w) {
+    if (KS_TURNS || !(KS_CAUSAL || KS_WINDOW)) return w.end - 1;
+    const int end = divide_up(scores_of(w).end(group_row(w) + 63), BN);
+    return max_of(min_of(end, w.end) - 1, w.begin);
+  };
+
+  if (KS_TURNS && group == 0) named_barrier_arrive(TURN, CONSUMERS);
+  barrier_wait(rings.q.full(q_place()), q.parity);
+#pragma unroll 1
+  for (;;) {
+    const int begin = at.works[tile % KNOWN].begin;
+    if (at.works[tile % KNOWN].end == 0) break;
+
+    if (!started) {  // the first block: nothing to overlap with
+      const Work& w = at.works[tile % KNOWN];
+      row = thread_row(w);
+      const int mine = first_block(w);
+#pragma unroll 1
+      for (block = w.end - 1; block > mine; block--) {  // full first: an arrival sooner would count for the stage's last turn
+        rings.k.wait_full(k);
+        release_k();
+        rings.v.wait_full(v);
+        release_v();
+      }
+      float s[BN / 2];
+      rings.k.wait_full(k);
+      wgmma_fence();
+      start_qk(s);
+      wgmma_wait<0>();
+      pin(s);
+      release_k();
+      if (block == begin) release_q();
+      first_softmax(s, w, row, block, m, l);
+      round_p(s);
+      zero_o();
+      block--;
+      if (block >= begin) rings.k.wait_full(k);
+    }
+
+    // S of a block starts, behind it P·V of the one before; the softmax runs beside that.
+    auto step = [&](auto masked) {
+      float s[BN / 2], sum[2], rest[2], fade[2];
+      my_turn();
+      pin(o);
+      wgmma_fence();
+      start_qk(s);
+      rings.v.wait_full(v);
+      start_pv();
+      next_turn();
+      wgmma_wait<1>();
+      pin(s);
+      release_k();
+      if (block == begin) release_q();
+      if (KS_SOFTCAP) cap_scores(s, scores.cap, scores.cap_inverse);
+      if (masked.value) {
+        hide_keys(s, at.works[tile % KNOWN], row, block);
+        float top[2];
+        row_tops(s, top);
+#pragma unroll
+        for (int r = 0; r < 2; r++) raise<false>(m[r], fade[r], top[r], c);
+      }
+      exponentials<0, AHEAD, masked.value>(s, m, sum, c);
+      wait_next_k(s, sum, block > begin);
+      wgmma_wait<0>();
+      pin(o);
+      release_v();
+      if (masked.value) rescale(o, fade);
+      if constexpr (AHEAD < BN / 2) {
+        exponentials<AHEAD, BN / 2, masked.value>(s, m, rest, c);
+        sum[0] += rest[0], sum[1] += rest[1];
+      }
+      if (masked.value) {
+        l[0] = fmaf(l[0], fade[0], sum[0]), l[1] = fmaf(l[1], fade[1], sum[1]);
+        round_p(s);
+      } else {
+        round_p(s);
+        if (__builtin_expect(__any_sync(~0u, !(sum[0] + sum[1] < LIMIT)), 0)) {
+          rebase(s, o, m, l, sum, tile, row, block);
+          round_p(s);
+        }
+        l[0] += sum[0], l[1] += sum[1];
+      }
+      block--;
+    };
+    {
+      // Blocks that all of the warpgroup's rows see whole, and before which each has seen a key.
+      const Work& w = at.works[tile % KNOWN];
+      const Scores own = scores_of(w);
+      const int hides = KS_CAUSAL || KS_WINDOW;
+      const int open_end = max_of(own.all_end(group_row(w)) - hides, 0) / BN;
+      const int open_begin = max_of(divide_up(own.all_begin(group_row(w) + 63), BN), begin);
+      if constexpr (KS_WINDOW) {
+#pragma unroll 1
+        while (block >= begin) {
+          if (block >= open_begin && block < open_end) step(Flag<false>{});
+          else step(Flag<true>{});
+        }
+      } else {
+        if constexpr (KS_CAUSAL) {
+#pragma unroll 1
+          while (block >= max_of(open_end, begin)) step(Flag<true>{});
+        }
+#pragma unroll 1
+        while (block >= begin) step(Flag<false>{});
+      }
+    }
+    q.advance();
+
+    // The tile's last P·V, and with EARLY the next tile's first block around it.
+    const Work& done = at.works[tile % KNOWN];
+    auto removed = [&] { return CLEANS && at.removed[tile % KNOWN]; };
+    float inverse[2];
+    if constexpr (KS_EARLY) {
+      barrier_wait(rings.q.full(q_place()), q.parity);
+      const Work& w = at.works[(tile + 1) % KNOWN];
+      started = w.end != 0 && first_block(w) == w.end - 1;
+      if (started) {
+        float s[BN / 2];
+        rings.k.wait_full(k);
+        my_turn();
+        pin(o);
+        wgmma_fence();
+        start_qk(s);
+        rings.v.wait_full(v);
+        start_pv();
+        next_turn();
+        finish_sums(done, m, l, inverse);
+        wgmma_wait<1>();
+        pin(s);
+        block = w.end - 1;
+        row = thread_row(w);
+        release_k();
+        if (block == w.begin) release_q();
+        first_softmax(s, w, row, block, m, l);
+        block--;
+        wait_next_k(s, l, block >= w.begin);
+        const bool some = removed();
+        wgmma_wait<0>();
+        pin(o);
+        release_v();
+        round_p(s);
+        store(o, done, inverse);
+        if (__builtin_expect(some, 0)) give_back(done);
+        zero_o();
+        tile++;
+        continue;
+      }
+    }
+    rings.v.wait_full(v);
+    pin(o);
+    wgmma_fence();
+    start_pv();
+    finish_sums(done, m, l, inverse);
+    const bool some = removed();
+    wgmma_wait<0>();
+    pin(o);
+    release_v();
+    store(o, done, inverse);
+    if (__builtin_expect(some, 0)) give_back(done);
+    tile++;
+    if (!KS_EARLY) barrier_wait(rings.q.full(q_place()), q.parity);
+  }
+  if (thread_lane == 0) tma_stores_wait<0>();
+}

@@ -1,0 +1,94 @@
+// Hopper's instructions by name: barriers in shared memory, the tensor memory accelerator (TMA), named barriers, registers
+// that warpgroups hand to each other. One function an instruction; what they mean is in the PTX ISA under the same words.
+// Addresses are those of the shared window, 32 bits.
+#pragma once
+#include "tile/tile.h"
+
+typedef unsigned u32;
+
+// ---- mbarriers: a phase ends with its last arrival and the last byte that was announced. A phase is known by its parity:
+// waiting for the one before the first, parity 1 of a new barrier, does not wait.
+
+KS_DEVICE void barrier_init(u32 barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
+}
+// After all barriers are made, before the block's first meeting.
+KS_DEVICE void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+KS_DEVICE void barrier_arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
+}
+// Arrive, and announce what a copy will write.
+KS_DEVICE void barrier_expect(u32 barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
+}
+KS_DEVICE void barrier_wait(u32 barrier, u32 parity) {
+  asm volatile("{\n.reg .pred done;\nagain_%=:\n"
+               "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+               "@!done bra again_%=;\n}" :: "r"(barrier), "r"(parity) : "memory");
+}
+
+// ---- meetings of some of a block's warps: 1 to 15, `threads` of them in all
+
+KS_DEVICE void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
+KS_DEVICE void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
+// Whether any of the threads says so.
+KS_DEVICE bool named_barrier_any(int id, int threads, bool x) {
+  int any;
+  asm volatile("{\n.reg .pred p, q;\nsetp.ne.b32 p, %3, 0;\nbarrier.cta.red.or.pred q, %1, %2, p;\nselp.b32 %0, 1, 0, q;\n}"
+               : "=r"(any) : "r"(id), "r"(threads), "r"((int)x) : "memory");
+  return any;
+}
+
+// ---- registers of a warpgroup's threads. Asking for more than others have given back waits for ever.
+
+template<int N> KS_DEVICE void registers_give_back() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
+template<int N> KS_DEVICE void registers_take() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); }
+
+// ---- TMA: tiles of a tensor that a map describes, by coordinates, the contiguous axis first
+
+struct alignas(64) TensorMap { u64 opaque[16]; };
+
+KS_DEVICE void tma_prefetch(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
+}
+// What lies outside the tensor arrives as zeros, and counts.
+KS_DEVICE void tma_load(u32 to, const TensorMap& map, u32 barrier, int x0, int x1, int x2, int x3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+      :: "r"(to), "l"(&map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3) : "memory");
+}
+// What lies outside the tensor is not written.
+KS_DEVICE void tma_store(const TensorMap& map, u32 from, int x0, int x1, int x2, int x3) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+               :: "l"(&map), "r"(from), "r"(x0), "r"(x1), "r"(x2), "r"(x3) : "memory");
+}
+KS_DEVICE void tma_stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until all but N groups of this thread's stores have been read out of shared memory.
+template<int N> KS_DEVICE void tma_stores_read() { asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(N) : "memory"); }
+template<int N> KS_DEVICE void tma_stores_wait() { asm volatile("cp.async.bulk.wait_group %0;" :: "n"(N) : "memory"); }
+// Between this thread's ordinary stores to shared memory and what TMA or wgmma reads of them.
+KS_DEVICE void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- fragments to shared memory: four 8×8 matrices of 16-bit elements, lane l gives the address of row l % 8 of matrix l / 8
+
+KS_DEVICE void stmatrix(u32 to, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               :: "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// ---- what the compiler may not move or know
+
+// Values, all of them, exist at this place.
+template<int N> KS_DEVICE void pin(float (&x)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i]) :: "memory");
+}
+// The same number, of which the compiler knows nothing: an address made of it is made here and nowhere sooner.
+KS_DEVICE int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}

@@ -1,0 +1,105 @@
+// Products of a warpgroup (wgmma): 64 rows of A by n columns of B, 16 deep, in 16-bit elements, summed in float32. B lies in
+// shared memory, A there or in registers. They run beside the warpgroup's other work, from their commit to a wait.
+//
+// An accumulator of 64×n is n/2 registers a thread: those of 8 columns after another, each as mma.sync's m16n8 lies, with
+// rows lane/4 and lane/4 + 8 of the warp's 16. So accumulators 8i … 8i + 7, rounded to 16 bits, are the A of 16 more deep.
+//
+// Tiles in shared memory are panels of 64 columns, rows of 128 bytes, in the 128-byte swizzle of TMA: the 16-byte chunk c of
+// row r lies at c ^ (r % 8). They start at multiples of 1024 bytes.
+#pragma once
+#include "sm90/ptx.h"
+
+// Descriptor of an operand: address/16 | leading offset/16 << 16 | stride offset/16 << 32 | 128-byte swizzle.
+// Stride offset: 1024 bytes, from 8 rows to the next 8.
+constexpr u64 SWIZZLED = 0x4000004000000000ull;
+
+// Contiguous along what is summed over (Q, K): 16 deeper is 32 bytes on, in a panel.
+KS_DEVICE u64 descriptor_k_major(u32 address) { return SWIZZLED | 1u << 16 | (address & 0x3ffff) >> 4; }
+// Contiguous along n (V): 16 deeper is 16 rows on. `panel`: bytes from 64 columns to the next 64.
+KS_DEVICE u64 descriptor_n_major(u32 address, int panel) {
+  return SWIZZLED | (u64)(panel >> 4 << 16) | (address & 0x3ffff) >> 4;
+}
+
+// Before the first product, and after registers that it uses were written.
+KS_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+KS_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Until all but N of the groups committed are done.
+template<int N> KS_DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"); }
+
+// The instruction names each register of the accumulator. KS_R(n): the first n/2 of d by place, KS_D(n): the operands.
+#define KS_R16 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define KS_R32 KS_R16 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define KS_R48 KS_R32 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define KS_R64 KS_R48 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define KS_R80 KS_R64 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define KS_R96 KS_R80 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define KS_R112 KS_R96 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define KS_R128 KS_R112 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define KS_R144 KS_R128 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define KS_R160 KS_R144 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define KS_R176 KS_R160 ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define KS_R192 KS_R176 ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define KS_R208 KS_R192 ", %96, %97, %98, %99, %100, %101, %102, %103"
+#define KS_R224 KS_R208 ", %104, %105, %106, %107, %108, %109, %110, %111"
+#define KS_R240 KS_R224 ", %112, %113, %114, %115, %116, %117, %118, %119"
+#define KS_R256 KS_R240 ", %120, %121, %122, %123, %124, %125, %126, %127"
+#define KS_EIGHT(i) \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define KS_D16 KS_EIGHT(0)
+#define KS_D32 KS_D16, KS_EIGHT(8)
+#define KS_D48 KS_D32, KS_EIGHT(16)
+#define KS_D64 KS_D48, KS_EIGHT(24)
+#define KS_D80 KS_D64, KS_EIGHT(32)
+#define KS_D96 KS_D80, KS_EIGHT(40)
+#define KS_D112 KS_D96, KS_EIGHT(48)
+#define KS_D128 KS_D112, KS_EIGHT(56)
+#define KS_D144 KS_D128, KS_EIGHT(64)
+#define KS_D160 KS_D144, KS_EIGHT(72)
+#define KS_D176 KS_D160, KS_EIGHT(80)
+#define KS_D192 KS_D176, KS_EIGHT(88)
+#define KS_D208 KS_D192, KS_EIGHT(96)
+#define KS_D224 KS_D208, KS_EIGHT(104)
+#define KS_D240 KS_D224, KS_EIGHT(112)
+#define KS_D256 KS_D240, KS_EIGHT(120)
+
+// Whether d is added to must be a predicate: with an immediate there the compiler crashes.
+#define KS_WGMMA(n, type, a, b, add, tail) \
+  "{\n.reg .pred p;\nsetp.ne.b32 p, %" #add ", 0;\n" \
+  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" KS_R##n "}, " a ", %" #b ", p, " tail ";\n}"
+
+template<class T, int N> struct Wgmma;
+
+// ss: A and B contiguous along what is summed over. rs: A in registers, B contiguous along n.
+#define KS_WGMMA_SHAPE(T, type, n, o0, o1, o2, o3, o4, o5) \
+  template<> struct Wgmma<T, n> { \
+    static KS_DEVICE void ss(float (&d)[n / 2], u64 a, u64 b, int add) { \
+      asm volatile(KS_WGMMA(n, type, "%" #o0, o1, o2, "1, 1, 0, 0") : KS_D##n : "l"(a), "l"(b), "r"(add)); \
+    } \
+    static KS_DEVICE void rs(float (&d)[n / 2], const u32* a, u64 b, int add) { \
+      asm volatile(KS_WGMMA(n, type, "{%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}", o4, o5, "1, 1, 1") \
+                   : KS_D##n : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)); \
+    } \
+  };
+#define KS_WGMMA_SHAPES(n, ...) KS_WGMMA_SHAPE(f16, "f16", n, __VA_ARGS__) KS_WGMMA_SHAPE(bf16, "bf16", n, __VA_ARGS__)
+KS_WGMMA_SHAPES(64, 32, 33, 34, 35, 36, 37)
+KS_WGMMA_SHAPES(80, 40, 41, 42, 43, 44, 45)
+KS_WGMMA_SHAPES(96, 48, 49, 50, 51, 52, 53)
+KS_WGMMA_SHAPES(112, 56, 57, 58, 59, 60, 61)
+KS_WGMMA_SHAPES(128, 64, 65, 66, 67, 68, 69)
+KS_WGMMA_SHAPES(144, 72, 73, 74, 75, 76, 77)
+KS_WGMMA_SHAPES(160, 80, 81, 82, 83, 84, 85)
+KS_WGMMA_SHAPES(176, 88, 89, 90, 91, 92, 93)
+KS_WGMMA_SHAPES(192, 96, 97, 98, 99, 100, 101)
+KS_WGMMA_SHAPES(256, 128, 129, 130, 131, 132, 133)
+
+// Two float32 to 16 bits each, the first in the low half, rounding to nearest even.
+KS_DEVICE u32 pack2(float low, float high, f16) {
+  u32 r;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+KS_DEVICE u32 pack2(float low, float high, bf16) {
+  u32 r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}

@@ -1,0 +1,81 @@
+"""Tiles of Hopper's kernels: choices measured on an H200 (``benchmarks/NOTES.md``), no code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_SHARED_BYTES = 232_448
+"""Of a block."""
+_CONTROL_BYTES = 1024
+"""Barriers, and what the block's warps tell each other of tiles."""
+_PANEL = 64
+"""Columns of a tile in shared memory that lie together, 128 bytes a row."""
+_WARP_PANEL_BYTES = 16 * 128
+"""A warp's rows of one panel of the result."""
+REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
+"""Of a thread of the loading warpgroup and of a consumer's, by consumers: no more in all than a launch starts with."""
+
+
+def _panels(dim: int) -> int:
+    return -(-dim // _PANEL)
+
+
+@dataclass(frozen=True)
+class HopperAttentionTile:
+    """``groups`` consumers of 64 queries and ``bn`` keys a step, for these head dims.
+
+    ``stages`` of keys and of values, ``q_stages`` of queries; ``out_stages`` panels a warp through which results leave;
+    ``turns``: two consumers alternate in issuing products; ``early``: the next tile's first product starts before this
+    one's last; ``ahead``: elements of a thread's part of the scores, of ``bn``/2, whose exponentials come before the
+    wait for P·V.
+    """
+
+    head_dim: int
+    value_dim: int
+    groups: int
+    bn: int
+    stages: int
+    q_stages: int
+    out_stages: int
+    turns: bool
+    early: bool
+    ahead: int
+    hides: bool | None = None
+    """Only for specs that hide keys by their place, or only for others; None: for all."""
+    short: bool = False
+    """For few keys; a batch-invariant spec does not ask."""
+    rate: float = 0.0
+    """The part of the arch's product rate that the loop reaches."""
+    block_seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Queries×keys, stages of keys, exponentials ahead."""
+        return f"{self.bm}x{self.bn}-{self.stages}-{self.ahead}ahead" + "-turns" * self.turns + "-early" * self.early
+
+    @property
+    def bm(self) -> int:
+        return 64 * self.groups
+
+    @property
+    def shared_bytes(self) -> int:
+        """Rings of Q, K and V, staging of the result, control."""
+        k, v = (_panels(dim) * _PANEL * 2 for dim in (self.head_dim, self.value_dim))
+        rings = self.q_stages * self.bm * k + self.stages * self.bn * (k + v)
+        size = rings + self.groups * 4 * self.out_stages * _WARP_PANEL_BYTES + _CONTROL_BYTES
+        assert size <= _SHARED_BYTES
+        return size
+
+
+_US = 1e-6
+ATTENTION = (
+    HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 32, hides=False, rate=0.98, block_seconds=_US),
+    HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 16, hides=False, short=True, rate=0.98, block_seconds=_US),
+    HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 16, hides=True, rate=0.95, block_seconds=_US),
+    HopperAttentionTile(96, 96, 2, 128, 2, 2, 2, True, True, 24, rate=1.1, block_seconds=_US),
+    HopperAttentionTile(128, 128, 2, 128, 2, 2, 2, True, True, 24, rate=1.22, block_seconds=_US),
+    HopperAttentionTile(192, 128, 2, 128, 2, 1, 1, True, False, 24, rate=1.15, block_seconds=_US),
+    HopperAttentionTile(256, 256, 2, 64, 2, 1, 2, True, False, 32, hides=False, rate=1.2, block_seconds=_US),
+    HopperAttentionTile(256, 256, 2, 64, 2, 1, 2, False, False, 32, hides=True, rate=1.2, block_seconds=_US),
+)
+"""The preferred of a spec first."""

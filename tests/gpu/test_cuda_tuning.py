@@ -1,0 +1,84 @@
+"""On an NVIDIA GPU: every tile and algorithm by its name and within tolerance; and tuning them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kernelseam as ks
+from kernelseam import planning
+from kernelseam.contract import Device
+from kernelseam.dispatch import consider
+from kernelseam.plugins import plugins
+from kernelseam.tuning import store
+from kernelseam.tuning.measure import tune
+from kernelseam.variants import SEPARATOR, variants_of
+
+pytestmark = pytest.mark.gpu
+pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
+BACKEND = plugins().registry.backends.get("cuda")
+if BACKEND is None or not BACKEND.runtime.devices():
+    pytest.skip("gpu is missing: no NVIDIA device here", allow_module_level=True)
+DEVICE: Device = BACKEND.runtime.devices()[0]
+cupy = pytest.importorskip("cupy")
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> Any:
+    return cupy.asarray(RNG.standard_normal(shape).astype(np.float16))
+
+
+def product(batch: int) -> ks.BatchedGemmStrided:
+    M, N, K = 200, 144, 96
+    a, b, c = normal(batch, M, K), normal(batch, K, N), cupy.empty((batch, M, N), np.float16)
+    return ks.BatchedGemmStrided(M=M, N=N, K=K, batch=batch, A=a, B=b, C=c)
+
+
+def attention(S_q: int, S_k: int) -> ks.Attention:
+    q, k, v, out = (normal(2, h, s, 64) for h, s in ((8, S_q), (2, S_k), (2, S_k), (8, S_q)))
+    return ks.Attention.from_arrays(q, k, v, out)
+
+
+PROBLEMS = {
+    "one product": lambda: product(1), "products": lambda: product(3), "attention": lambda: attention(300, 300),
+    "decoding": lambda: attention(1, 5000),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_every_variant_computes_what_it_should(name: str) -> None:
+    descriptor = PROBLEMS[name]()
+    seen = 0
+    for candidate in consider(descriptor.problem(), DEVICE):
+        if candidate.refusal is None:
+            for v in variants_of(candidate.implementation, descriptor.problem(), DEVICE):
+                way = candidate.implementation.name + SEPARATOR + v.name
+                ks.plan(descriptor, implementation=way).bind(check=True)()
+                seen += 1
+    assert seen > 2
+
+
+def test_one_matrix_goes_to_the_function_that_is_not_batched() -> None:
+    for batch, function in ((1, "cublasGemmEx"), (2, "cublasGemmStridedBatchedEx")):
+        plan = ks.plan(product(batch), implementation="cublas")
+        plan.bind(check=True)()
+        assert [r.kernel for r in plan.launches] == [function]
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_what_was_tuned_is_taken(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path / "cache"))
+    descriptor = PROBLEMS[name]()
+    try:
+        found = tune(descriptor, DEVICE)
+        assert all(w.samples and not w.failure for w in found.ways)
+        assert (found.chosen.seconds or 1.0) <= 1.01 * (found.ways[0].seconds or 0.0)
+        plan = ks.plan(descriptor)
+        assert (plan.implementation, plan.choice.variant) == (found.chosen.implementation, found.chosen.variant)
+        assert plan.choice.by == "tuned" and {"driver", "compiler"} <= set(store.environment(DEVICE))
+        plan.bind(check=True)()
+    finally:
+        planning.forget()

@@ -1,0 +1,138 @@
+"""What one H200 measured, in µs: rows of ``benchmarks/results`` and ``docs/strided-or-pointers.md`` that predictions
+are held to. Of figures that were measured several times the latest stands here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from kernelseam import Attention, AttentionBwd, BatchedGemmPointers, BatchedGemmStrided
+from kernelseam.contract import Device, DeviceLimits, Problem
+from kernelseam.descriptors.attention_problem import AttentionProblem
+
+GHZ, UNITS = 1.98e9, 132
+H200 = Device("cuda", 0, "sm_90a", "NVIDIA H200", DeviceLimits(
+    compute_units=UNITS, shared_bytes_per_block=227 << 10, memory_bytes=140 << 30, bytes_per_second=4.917e12,
+    operations_per_second={d: n * UNITS * GHZ for d, n in (
+        ("float16", 4096), ("bfloat16", 4096), ("float32", 256), ("float64", 128)
+    )},
+))
+"""As the driver describes it: 132 multiprocessors at up to 1.98 GHz, 6144 bits at 3.2 GHz."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A problem with the µs of each way that was measured."""
+
+    name: str
+    problem: Problem
+    us: dict[str, float] = field(hash=False)
+    """By implementation."""
+    tiles: dict[tuple[int, int], float] = field(default_factory=dict, hash=False)
+    """By rows and columns of the shared kernel's tile."""
+
+
+def product(
+    count: int, M: int, N: int, K: int, dtype: str, us: dict[str, float],
+    tiles: dict[tuple[int, int], float] | None = None, layout: str = "NT", view: str = "strided",
+) -> Row:
+    extents = {"M": M, "N": N, "K": K, "batch": count, "dtype": dtype, "b_transposed": layout == "NT"}
+    problem = BatchedGemmStrided(**extents).problem()  # type: ignore[arg-type]
+    if view == "pointers":
+        lists = {f"{n}_ptrs": 0 for n in "ABC"}
+        problem = BatchedGemmPointers(**extents, **lists, alignment=16).problem()  # type: ignore[arg-type]
+    return Row(f"{count} × {M}×{N}×{K} {dtype} {view}", problem, us, tiles or {})
+
+
+def both(cublas: float, shared: float) -> dict[str, float]:
+    return {"cublas": cublas, "cublaslt": cublas, "shared": shared}
+
+
+def lists(cublas: float, shared: float) -> dict[str, float]:
+    return {"cublas-batched": cublas, "shared": shared}
+
+
+BIG, NARROW = (128, 128), (128, 64)
+GEMM = (
+    product(384, 512, 512, 64, "float16", both(76.4, 75.1)),
+    product(384, 512, 64, 512, "float16", both(64.3, 65.2), layout="NN"),
+    product(384, 512, 512, 64, "float32", both(406, 551)),
+    product(8192, 32, 32, 32, "float16", both(31.8, 16.1)),
+    product(8, 8, 8, 16, "float32", both(12.7, 6.8) | {"cublaslt": 11.1}),
+    product(384, 512, 512, 64, "float16", lists(76.1, 83.5), view="pointers"),
+    product(384, 512, 64, 512, "float16", lists(65.1, 66.6), layout="NN", view="pointers"),
+    product(384, 512, 512, 64, "float32", lists(408, 557), view="pointers"),
+    product(8192, 32, 32, 32, "float16", lists(63.6, 18.6), view="pointers"),
+    product(8, 8, 8, 16, "float32", lists(13.2, 7.4), view="pointers"),
+    product(4096, 64, 64, 64, "float16", both(39.5, 33.5)),
+    product(256, 2048, 128, 2048, "float16", both(594, 868), layout="NN"),
+    product(64, 1024, 1024, 1024, "float32", both(2719, 4459)),
+    product(1, 16384, 6144, 4096, "bfloat16", both(1021, 2016), {BIG: 2016, NARROW: 3371}),
+    product(1, 512, 6144, 4096, "bfloat16", both(45, 105), {BIG: 105, NARROW: 109}),
+    product(64, 1024, 1024, 1024, "bfloat16", both(217, 387), {BIG: 387, NARROW: 463}),
+    product(256, 2048, 2048, 128, "bfloat16", both(692, 1158), {BIG: 1158, NARROW: 1315}),
+    product(65536, 8, 8, 8, "float16", both(212.2, 44.7)),
+    product(65536, 16, 16, 16, "float16", both(207.3, 44.0)),
+    product(16384, 32, 32, 32, "float16", both(58.3, 33.5)),
+)
+LIBRARY = (  # PEERS of which the shared kernel was not measured, or long ago
+    product(384, 512, 64, 512, "float32", {"cublas": 306}, layout="NN"),
+    product(256, 2048, 2048, 128, "float32", {"cublas": 6471}),
+    product(256, 2048, 128, 2048, "float32", {"cublas": 5242}, layout="NN"),
+    product(8192, 32, 32, 32, "float32", {"cublas": 48.9}),
+    product(4096, 64, 64, 64, "float32", {"cublas": 90.5}),
+)
+
+
+def attention(
+    batch: int, heads: int, S: int, dim: int, dtype: str, causal: bool, us: float, kv_heads: int | None = None
+) -> Row:
+    d = Attention(
+        batch=batch, num_heads=heads, kv_heads=kv_heads or heads, S_q=S, S_k=S, head_dim=dim, causal=causal, dtype=dtype
+    )
+    return Row(f"B{batch} H{heads} S{S} D{dim} {dtype}{' causal' * causal}", d.problem(), {"shared": us})
+
+
+FORWARD = (
+    attention(4, 16, 4096, 128, "bfloat16", False, 1738.5),
+    attention(4, 16, 4096, 128, "bfloat16", True, 907.1),
+    attention(4, 32, 4096, 64, "bfloat16", False, 1677.8),
+    attention(4, 32, 4096, 64, "bfloat16", True, 950.2),
+    attention(4, 8, 4096, 256, "bfloat16", True, 1197.0),
+    attention(4, 32, 4096, 128, "bfloat16", True, 1828.5, 8),
+    attention(32, 12, 512, 64, "float16", False, 101.4),
+)
+
+
+def decode(batch: int, S_k: int, us: float) -> Row:
+    """32 heads of queries over 8 of keys, 128 wide, in pages of 16."""
+    made = Attention(batch=batch, num_heads=32, kv_heads=8, S_q=1, S_k=S_k, head_dim=128, dtype="bfloat16").problem()
+    assert isinstance(made, AttentionProblem)
+    pages = S_k // 16
+    walk = (8 * 16 * 128, 16 * 128, 128)
+    problem = replace(
+        made, spec=replace(made.spec, kv_view="paged", lengths=True), k_strides=walk, v_strides=walk,
+        pages=batch * pages, page_size=16, table_width=pages, table_stride=pages,
+    )
+    return Row(f"decode B{batch} × {S_k}", problem, {"shared": us})
+
+
+DECODE = (decode(64, 8192, 599.4), decode(16, 2048, 56.3), decode(1, 32768, 67.5))
+
+
+def gradients(heads: int, dim: int, causal: bool, in_order: float, any_order: float) -> list[Row]:
+    found = []
+    for deterministic, us in ((True, in_order), (False, any_order)):
+        forward = Attention(
+            batch=4, num_heads=heads, S_q=4096, S_k=4096, head_dim=dim, causal=causal, dtype="bfloat16", lse=0
+        )
+        d = AttentionBwd(forward=forward, deterministic=deterministic)
+        name = f"B4 H{heads} S4096 D{dim}{' causal' * causal}, {'in' if deterministic else 'any'} order"
+        found.append(Row(name, d.problem(), {"shared": us}))
+    return found
+
+
+BACKWARD = (
+    *gradients(16, 128, False, 6724, 5426), *gradients(16, 128, True, 3766, 2920),
+    *gradients(32, 64, False, 7453, 5751), *gradients(32, 64, True, 4145, 3083),
+    *gradients(8, 256, False, 7260, 6177), *gradients(8, 256, True, 3907, 3481),
+)

@@ -1,0 +1,147 @@
+"""``kernelseam tune`` on the host, where there is one way: what it says, what it keeps, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Command = Callable[..., tuple[int, str, str]]
+SMALL = ("--m", 16, "--n", 16, "--k", 16)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(cache: Path) -> None:
+    """Choices are this test's own."""
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kernelseam.tuning import measure
+
+    monkeypatch.setattr(measure, "ROUND_SECONDS", 1e-5)
+
+
+def parsed(result: tuple[int, str, str]) -> Any:
+    status, out, err = result
+    assert (status, err) == (0, ""), err
+    return json.loads(out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("gemm", *SMALL), "gemm float16→float16 NN strided batch=1 heads=1 16×16×16"),
+        (("gemm", *SMALL, "--batch", 3, "--layout", "pointers"),
+         "gemm float16→float16 NN pointers batch=3 heads=1 16×16×16"),
+        (("gemm", *SMALL, "--bias", "float32"), "gemm float16→float16 NN strided bias batch=1 heads=1 16×16×16"),
+        (("attention", "--seq-len", 9), "attention float16 batch=1 heads=8 S_q=9 S_k=9 dim=64"),
+        (("attention", "--seq-len", 9, "--paged", "--kv-lengths"),
+         "attention float16 lengths strided/paged batch=1 heads=8 S_q=9 S_k=9 dim=64"),
+        (("attention", "--seq-len", 9, "--backward"), "attention_bwd float16 batch=1 heads=8 S_q=9 S_k=9 dim=64"),
+        (("projection", "--seq-len", 9, "--heads", 2, "--rotary", "halves", "--bias"),
+         "qkv_projection float16→float16 bias rotary=halves batch=1 S=9 hidden=128 heads=2/2 dim=64"),
+        (("projection", "--kind", "output", "--seq-len", 9, "--heads", 2, "--residual"),
+         "output_projection float16→float16 residual heads apart batch=1 S=9 heads=2 dim=64 hidden=128"),
+    ],
+)
+def test_what_is_tuned_is_what_explain_then_shows(
+    command: Command, cache: Path, arguments: tuple[Any, ...], problem: str
+) -> None:
+    backward = "--backward" in arguments
+    (found,) = parsed(command("tune", *arguments, "--json"))["tunings"]
+    assert (found["problem"], found["chosen"], found["model"]) == (problem, "numpy", "numpy")
+    assert (found["device"], found["note"], found["refused"]) == ("numpy:0 (cpu)", "", [])
+    (way,) = found["ways"]
+    assert (way["way"], way["variant"], way["failure"]) == ("numpy", "", "") and way["runs"] >= 6
+    assert way["seconds"] > 0 and way["predicted_seconds"] > 0
+    assert Path(found["kept"]).parent == cache / "tuned"
+    told = parsed(command("explain", *arguments, "--json"))
+    assert (told["chosen"], told["variant"], told["by"]) == ("numpy", "", "tuned")
+    assert told["implementations"][0]["measured_seconds"] == way["seconds"]
+    _, shown, _ = command("explain", *arguments)
+    assert "  chosen  numpy, the fastest of those that were measured on a problem of its class\n" in shown
+    assert "predicted" in shown and "measured" in shown
+    assert parsed(command("tune", "--clear", "--json")) == {"folder": str(cache / "tuned"), "choices": 1}
+    again = parsed(command("explain", *arguments, "--json"))
+    assert again["by"] == "model" and again["implementations"][0]["measured_seconds"] is None
+    assert backward or command("explain", *arguments, "--implementation", "numpy")[1].count("numpy, as asked for") == 1
+
+
+def test_a_table_for_people(command: Command, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status, out, err = command("tune", "gemm", *SMALL)
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "gemm float16→float16 NN strided batch=1 heads=1 16×16×16"
+    assert lines[2] == "  chosen  numpy" and lines[3].startswith(f"  kept    {cache / 'tuned'}")
+    assert lines[5].split("  ")[0] == "way" and lines[6].startswith("numpy") and lines[6].endswith("chosen")
+    assert "1.000" in lines[6]
+    assert command("tune", "--clear")[1] == f"{cache / 'tuned'}: removed 1 choices\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    status, _, err = command("tune", "gemm", *SMALL)
+    assert status == 0
+
+
+def test_a_file_of_problems(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "cases.json"
+    path.write_text(json.dumps([
+        {"operation": "gemm", "m": 8, "n": 8, "k": 8, "b-transposed": True, "dtype": "float32", "a_transposed": False},
+        {"operation": "attention", "seq_len": 5, "causal": True},
+        {"operation": "projection", "seq-len": 5, "heads": 2},
+    ]))
+    found = parsed(command("tune", "--file", path, "--json"))["tunings"]
+    assert [t["problem"] for t in found] == [
+        "gemm float32→float32 NT strided batch=1 heads=1 8×8×8",
+        "attention float16 causal batch=1 heads=8 S_q=5 S_k=5 dim=64",
+        "qkv_projection float16→float16 batch=1 S=5 hidden=128 heads=2/2 dim=64",
+    ]
+    _, out, _ = command("tune", "--file", path, "--backend", "numpy")
+    assert out.count("  chosen  numpy") == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("rubbish", "cannot be read: Expecting value"), ("[]", "must hold a list of objects, and one of them at least"),
+        ("{}", "must hold a list of objects"), ("[3]", "must hold a list of objects"),
+        ('[{"operation": "matmul"}]', "operation = matmul: must be one of attention, gemm, projection"),
+        ('[{"operation": "gemm", "m": 8}, {"operation": "gemm", "mm": 8}]', "case 2 of"),
+        ('[{"operation": "gemm", "m": "many"}]', "= --m many: Invalid value for '--m'"),
+        ('[{"operation": "gemm", "m": -1}]', "= --m -1: Invalid value for '--m'"),
+        ('[{"operation": "gemm", "dtype": "float8"}]', "dtype = float8"),
+    ],
+)
+def test_a_file_that_is_refused(command: Command, tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "cases.json"
+    path.write_text(content)
+    status, out, err = command("tune", "--file", path)
+    assert (status, out) == (2, "") and message in err, err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--file", "none.json"), "--file = none.json: cannot be read"),
+        (("--file", "none.json", "--clear"), "takes one of --file and --clear, or an operation"),
+        (("--clear", "gemm"), "--clear = given: stands before gemm"),
+        (("projection", "--kind", "output", "--rotary", "pairs"), "--rotary = pairs: is for --kind qkv. Leave it out."),
+        (("projection", "--residual"), "--residual = True: is for --kind output. Leave it out."),
+        (("projection", "--kind", "input"), "kind = input: must be one of qkv, output"),
+        (("gemm", "--backend", "abacus"), "backend = abacus: must be one of"),
+    ],
+)
+def test_what_is_refused(command: Command, arguments: tuple[Any, ...], message: str) -> None:
+    status, out, err = command("tune", *arguments)
+    assert (status, out) == (2, "") and message in err
+
+
+def test_what_cannot_be_kept_is_said(command: Command, cache: Path) -> None:
+    cache.mkdir(mode=0o700)
+    (cache / "tuned").mkdir(mode=0o777)
+    (cache / "tuned").chmod(0o777)
+    status, _, err = command("tune", "gemm", *SMALL)
+    assert status == 2 and "tuned: can be written by others (mode 0777)" in err

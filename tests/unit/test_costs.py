@@ -1,0 +1,141 @@
+"""The cost model: its arithmetic, what it falls back on, and its predictions beside what one H200 measured."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kernelseam.contract import Cost, Device, DeviceLimits
+from kernelseam.costs import Coefficients, LibraryRate, Work, predicted, roofline
+from kernelseam.dtypes import DType
+from kernelseam.kernels import shared_implementations
+from kernelseam.kernels.gemm.host import GemmHost
+
+pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
+from h200_rows import BACKWARD, DECODE, FORWARD, GEMM, H200, LIBRARY, Row  # noqa: E402
+from kernelseam_cuda import archs, blas  # noqa: E402
+from kernelseam_cuda.blas_lt import CublasLtGemm  # noqa: E402
+from kernelseam_cuda.plugin import backend  # noqa: E402
+
+F16 = DType.float16
+LIMITS = DeviceLimits(10, 0, 0, 1e9, {"float16": 1e12}, launch_seconds=1e-6)
+PLAIN = Coefficients("a test")
+SHORT, SHORT_ERROR, ERROR, DECODE_ERROR = 20.0, 0.40, 0.27, 0.25
+"""What a prediction may be off by: where a row is short, launching is most of it."""
+WORSE = 1.03
+"""What the choice may be slower than the best."""
+
+
+def ways() -> dict[tuple[str, str], Any]:
+    cuda = backend()
+    assert cuda.toolchain is not None
+    libraries = (blas.CublasGemm(), CublasLtGemm(cuda.runtime), blas.CublasBatchedGemm())
+    return {(i.operation, i.name): i for i in (*shared_implementations(cuda.toolchain), *libraries)}
+
+
+WAYS = ways()
+
+
+def predictions(row: Row) -> dict[str, float]:
+    """µs of each way that was measured."""
+    found = {n: WAYS[row.problem.operation, n].cost(row.problem, H200).seconds * 1e6 for n in row.us}
+    assert all(x > 0 for x in found.values())
+    return found
+
+
+# ---------------------------------------------------------------- the model
+
+
+def test_rounds_of_blocks_beside_bytes() -> None:
+    unit = 1e12 / 10
+    work = Work(bytes=0, blocks=21, operations=unit * 2e-3, dtype=F16, block_seconds=1e-3)
+    assert predicted(work, PLAIN, LIMITS) == pytest.approx(1e-6 + 3 * 3e-3)  # three rounds of ten units
+    assert predicted(replace(work, blocks=30), PLAIN, LIMITS) == predicted(work, PLAIN, LIMITS)
+    assert predicted(replace(work, rate=0.5), PLAIN, LIMITS) == pytest.approx(1e-6 + 3 * 5e-3)
+    assert predicted(replace(work, longest=unit * 6e-3), PLAIN, LIMITS) == pytest.approx(1e-6 + 3 * 3e-3 + 2e-3)
+    both = replace(work, bytes=12_000_000)  # 12 ms beside 9 ms
+    assert predicted(both, PLAIN, LIMITS) == pytest.approx(1e-6 + 15e-3)
+    slower = Coefficients("a test", bandwidth=0.5, multiply={F16: 0.5})
+    assert predicted(both, slower, LIMITS) == pytest.approx(1e-6 + math.hypot(24e-3, 15e-3))
+    assert predicted(Work(0), PLAIN, LIMITS) == 1e-6
+
+
+def test_a_toolchain_that_knows_no_costs_has_the_roofline(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared, row = WAYS["gemm", "shared"], GEMM[0]
+    blank = {n: replace(r, costs=None) for n, r in archs.ROWS.items()}
+    monkeypatch.setattr(archs, "ROWS", blank)
+    assert shared.cost(row.problem, H200) == roofline(row.problem, H200.limits)
+    for problem in (FORWARD[0].problem, BACKWARD[0].problem):
+        assert WAYS[problem.operation, "shared"].cost(problem, H200) == roofline(problem, H200.limits)
+    monkeypatch.setattr(archs, "COSTS", {})
+    assert WAYS["gemm", "cublas"].cost(row.problem, H200) == roofline(row.problem, H200.limits)
+
+
+def test_a_library_that_the_row_does_not_name_has_the_roofline(monkeypatch: pytest.MonkeyPatch) -> None:
+    row, known = GEMM[0], Coefficients("a test", libraries={"cublas": {DType.float32: LibraryRate(64, 1, 0)}})
+    monkeypatch.setattr(archs, "COSTS", {"sm_90a": known})
+    assert WAYS["gemm", "cublas"].cost(row.problem, H200) == roofline(row.problem, H200.limits)
+
+
+def test_a_cost_tells_bytes_and_operations() -> None:
+    problem = GEMM[13].problem
+    for name in ("shared", "cublas"):
+        cost = WAYS["gemm", name].cost(problem, H200)
+        assert cost == Cost(problem.bytes_moved, problem.operations, cost.seconds)
+
+
+# ---------------------------------------------------------------- beside what was measured
+
+
+@pytest.mark.parametrize("row", [*GEMM, *LIBRARY, *FORWARD, *BACKWARD], ids=lambda r: r.name)
+def test_a_prediction_is_near_what_was_measured(row: Row) -> None:
+    for name, us in predictions(row).items():
+        within = SHORT_ERROR if row.us[name] < SHORT else ERROR
+        assert abs(us / row.us[name] - 1) < within, f"{name}: {us:.1f} µs, measured {row.us[name]}"
+
+
+@pytest.mark.parametrize("row", DECODE, ids=lambda r: r.name)
+def test_decoding_is_near_what_was_measured(row: Row) -> None:
+    assert abs(predictions(row)["shared"] / row.us["shared"] - 1) < DECODE_ERROR
+
+
+@pytest.mark.parametrize("row", GEMM, ids=lambda r: r.name)
+def test_the_choice_is_that_of_the_measurement(row: Row) -> None:
+    found = predictions(row)
+    chosen = min(found, key=found.__getitem__)
+    assert row.us[chosen] <= WORSE * min(row.us.values()), f"{chosen} of {found}"
+
+
+@pytest.mark.parametrize("row", [r for r in GEMM if r.tiles], ids=lambda r: r.name)
+def test_the_tile_is_that_of_the_measurement(row: Row) -> None:
+    half, toolchain_row = GemmHost(), archs.row("sm_90a")
+    for tile in half.offered(row.problem, toolchain_row):  # type: ignore[arg-type]
+        if us := row.tiles.get((tile.bm, tile.bn)):
+            work = half.work(row.problem, tile, H200)  # type: ignore[arg-type]
+            assert abs(predicted(work, archs.HOPPER, H200.limits) * 1e6 / us - 1) < ERROR
+    tile = half.tile(row.problem, toolchain_row, H200)  # type: ignore[arg-type]
+    assert row.tiles[tile.bm, tile.bn] == min(row.tiles.values())
+
+
+def test_rows_say_where_they_are_from() -> None:
+    assert set(archs.COSTS) == set(archs.ROWS) == {r.arch for r in archs.ROWS.values()}
+    assert {a: c.source for a, c in archs.COSTS.items() if not c.source.startswith("estimated")} == {"sm_90a": "H200"}
+    rocm = pytest.importorskip("kernelseam_rocm.archs", reason="kernelseam-rocm is not installed")
+    assert {c.source for c in rocm.COSTS.values()} == {"estimated: nobody has measured one"}
+    assert all(r.costs is rocm.COSTS[a] for a, r in rocm.ROWS.items())
+
+
+def test_a_smaller_card_of_the_arch() -> None:
+    """The same problem on another card of the arch, half as large: predictions follow its units and its bandwidth."""
+    row = GEMM[13]
+    rates = {d: x / 2 for d, x in H200.limits.operations_per_second.items()}
+    half = replace(
+        H200.limits, compute_units=66, bytes_per_second=H200.limits.bytes_per_second / 2, operations_per_second=rates
+    )
+    small = Device("cuda", 1, "sm_90a", limits=half)
+    for name in row.us:
+        whole, part = (WAYS["gemm", name].cost(row.problem, d).seconds for d in (H200, small))
+        assert part == pytest.approx(2 * whole, rel=0.02)

@@ -1,0 +1,399 @@
+"""Choices that were measured: turns, what is kept, what is believed of a file, and what dispatch makes of it.
+
+The backend is the third vendor's, with implementations whose times are scripted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kernelseam_thirdvendor import AcmeArray
+
+from kernelseam import Attention, BatchedGemmStrided, plan, planning
+from kernelseam.compilation import CacheWarning, entry
+from kernelseam.contract import EMULATED, Cost, Device, LaunchRecord, PlanParts, Problem
+from kernelseam.dispatch import select
+from kernelseam.errors import BrokenImplementation, InvalidValue, UnknownName, Unsupported
+from kernelseam.plugins import Plugins
+from kernelseam.tuning import store
+from kernelseam.tuning.classes import about, batch_invariant, problem_class
+from kernelseam.tuning.measure import HOPELESS, NOT_KEPT, ROUNDS, Tuning, tune
+from kernelseam.variants import Variant
+
+US = 1e-6
+
+
+@dataclass
+class Scripted:
+    """Computes nothing, in as many seconds as it is told to. ``times`` by variant; "" where it has none."""
+
+    name: str
+    predicted: float
+    times: Mapping[str, float]
+    refusal: str | None = None
+    broken: frozenset[str] = frozenset()
+    workspace: int = 0
+    backend: str = "acme"
+    operation: str = "gemm"
+    ran: list[str] = field(default_factory=list)
+    workspaces: set[int] = field(default_factory=set)
+
+    def supports(self, problem: Problem, device: Device) -> str | None:
+        return self.refusal
+
+    def cost(self, problem: Problem, device: Device) -> Cost:
+        return Cost(0, 0, self.predicted)
+
+    def variants(self, problem: Problem, device: Device) -> tuple[Variant, ...]:
+        return tuple(Variant(n, Cost(0, 0, self.predicted)) for n in self.times if n)
+
+    def build(self, problem: Problem, device: Device) -> PlanParts:
+        return self.build_variant(problem, device, next(iter(self.times)))
+
+    def build_variant(self, problem: Problem, device: Device, variant: str) -> PlanParts:
+        if variant in self.broken:
+            raise RuntimeError("it fell apart")
+        return PlanParts((_Step(self, variant),), self.workspace)
+
+
+@dataclass
+class _Step:
+    way: Scripted
+    variant: str
+    record = LaunchRecord("nothing", (1, 1, 1), (1, 1, 1), 0, "acme1")
+
+    def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
+        self.way.workspaces.add(workspace)
+
+        def launch(stream: int) -> None:
+            CLOCK.append((f"{self.way.name}:{self.variant}".rstrip(":"), self.way.times[self.variant]))
+            self.way.ran.append(self.variant)
+
+        return launch
+
+
+CLOCK: list[tuple[str, float]] = []
+
+
+def gemm(m: int = 8, n: int = 8, k: int = 8) -> BatchedGemmStrided:
+    a, b, c = (AcmeArray(np.zeros(s, np.float32)) for s in ((m, k), (k, n), (m, n)))
+    return BatchedGemmStrided(M=m, N=n, K=k, A=a, B=b, C=c)
+
+
+@pytest.fixture
+def ways(
+    acme: Any, discovered: Callable[..., Plugins], monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> Callable[..., Device]:
+    """``ways(way, …)``: these are all there is on acme:0, which is returned; times are what they say."""
+
+    def use(*given: Scripted) -> Device:
+        found = discovered("kernelseam_thirdvendor")
+        found.registry.implementations[:] = given
+        runtime: Any = found.backend("acme").runtime
+
+        def time(launch: Callable[[int], None], device: Device, repeats: int) -> list[float]:
+            CLOCK.clear()
+            for _ in range(repeats):
+                launch(0)
+            return [seconds for _, seconds in CLOCK]
+
+        monkeypatch.setattr(runtime, "time", time, raising=False)
+        device: Device = runtime.devices()[0]
+        return device
+
+    return use
+
+
+def tiles(predicted: float = 1e-3, **more: Any) -> Scripted:
+    return Scripted("tiles", predicted, {"big": 30 * US, "small": 20 * US, "odd": 90 * US}, **more)
+
+
+def quick(predicted: float = 2e-3, us: float = 25.0, **more: Any) -> Scripted:
+    return Scripted("library", predicted, {"": us * US}, **more)
+
+
+def tuned(device: Device, descriptor: Any = None) -> Tuning:
+    return tune(descriptor or gemm(), device)
+
+
+# ---------------------------------------------------------------- measuring
+
+
+def test_every_way_is_timed_in_turns_and_the_fastest_kept(ways: Callable[..., Device]) -> None:
+    mine, library = tiles(), quick()
+    device = ways(mine, library)
+    told: list[tuple[str, int, int]] = []
+    found = tune(gemm(), device, progress=lambda *x: told.append(x))
+    assert [(w.name, w.seconds) for w in found.ways] == [
+        ("tiles:small", 20 * US), ("library", 25 * US), ("tiles:big", 30 * US), ("tiles:odd", 90 * US)
+    ]
+    assert (found.chosen.name, found.model.name, found.refused, found.note) == ("tiles:small", "tiles:big", (), "")
+    assert found.path is not None and found.path.parent.name == "tuned"
+    assert 90 * US > HOPELESS * 20 * US and len(found.ways[3].samples) == 1, "what is hopeless is not timed again"
+    assert mine.ran.count("odd") == 4 and min(len(w.samples) for w in found.ways[:2]) >= ROUNDS
+    order = [x for x in mine.ran if x != "odd"][8:]  # after a warm-up and a first look at each
+    changes = sum(x != y for x, y in zip(order, order[1:], strict=False))
+    assert 30 * US <= HOPELESS * 20 * US and changes == 2 * ROUNDS - 1, "round after round, not one after the other"
+    assert [t[0] for t in told] == [
+        "tiles:big", "tiles:small", "tiles:odd", "library", *(f"round {i + 1}" for i in range(ROUNDS))
+    ]
+    assert [t[1:] for t in told] == [(i, 4 + ROUNDS) for i in range(4 + ROUNDS)]
+
+
+def test_dispatch_takes_what_was_measured_unless_one_is_named(ways: Callable[..., Device]) -> None:
+    device = ways(tiles(), quick())
+    before = plan(gemm(), device=device)
+    assert (before.implementation, before.choice.variant, before.choice.by) == ("tiles", "", "model")
+    tuned(device)
+    after = plan(gemm(), device=device)
+    assert (after.implementation, after.choice.variant, after.choice.by) == ("tiles", "small", "tuned")
+    assert after.parts.steps[0].variant == "small"  # type: ignore[attr-defined]
+    named = plan(gemm(), device=device, implementation="library")
+    assert (named.implementation, named.choice.by) == ("library", "named")
+    forced = plan(gemm(), device=device, implementation="tiles:odd")
+    assert (forced.choice.variant, forced.parts.steps[0].variant) == ("odd", "odd")  # type: ignore[attr-defined]
+    planning.forget()
+    assert store.clear() == 1
+    assert plan(gemm(), device=device).choice.by == "model" and store.clear() == 0
+
+
+def test_a_variant_that_is_not_there(ways: Callable[..., Device]) -> None:
+    device = ways(tiles(), quick())
+    for wanted, known in (("tiles:huge", "tiles:big, tiles:small, tiles:odd"), ("library:fast", "library")):
+        with pytest.raises(UnknownName) as e:
+            plan(gemm(), device=device, implementation=wanted)
+        assert str(e.value) == (
+            f"implementation = {wanted}: must be one of {known} for gemm on acme. Name one of these, or leave it out."
+        )
+
+
+def test_what_is_as_good_leaves_the_models_choice(ways: Callable[..., Device]) -> None:
+    device = ways(Scripted("first", 1e-3, {"": 10.05 * US}), Scripted("second", 2e-3, {"": 10 * US}))
+    assert tuned(device).chosen.name == "first"
+    device = ways(Scripted("first", 1e-3, {"": 10.2 * US}), Scripted("second", 2e-3, {"": 10 * US}))
+    assert tuned(device).chosen.name == "second"
+
+
+def test_one_workspace_serves_all_in_turn(ways: Callable[..., Device]) -> None:
+    given = tiles(workspace=1000), quick(workspace=4000), Scripted("without", 1.0, {"": US})
+    device = ways(*given)
+    tuned(device)
+    assert len(given[0].workspaces | given[1].workspaces) == 1 and given[2].workspaces == {0}
+
+
+def test_what_is_broken_stops_nobody(ways: Callable[..., Device], monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = Scripted("lost", 1e-9, {"": US})
+    monkeypatch.setattr(lost, "variants", lambda *_: 1 // 0, raising=False)
+    device = ways(tiles(broken=frozenset({"small"})), quick(refusal="needs a matrix"), lost)
+    found = tuned(device)
+    assert [w.name for w in found.ways] == ["tiles:big", "tiles:odd", "lost", "tiles:small"]
+    assert [w.failure for w in found.ways[2:]] == [
+        "its variants raised ZeroDivisionError: integer division or modulo by zero",
+        "its build raised RuntimeError: it fell apart",
+    ]
+    assert [str(r) for r in found.refused] == ["library: needs a matrix"]
+    device = ways(quick(refusal="needs a matrix"))
+    with pytest.raises(Unsupported, match=r"library: needs a matrix\.$"):
+        tuned(device)
+    device = ways(quick(broken=frozenset({""})))
+    with pytest.raises(Unsupported, match=r"library: its build raised RuntimeError: it fell apart\.$"):
+        tuned(device)
+
+
+def test_an_emulated_device_is_not_tuned(ways: Callable[..., Device]) -> None:
+    device = replace(ways(tiles()), evidence=EMULATED)
+    with pytest.raises(InvalidValue) as e:
+        tuned(device)
+    assert str(e.value) == (
+        "device = acme:0 (acme1, emulated): its times are those of a program on the host and say nothing of the "
+        "hardware. Tune on the hardware."
+    )
+
+
+# ---------------------------------------------------------------- what a choice is for
+
+
+def test_a_choice_serves_its_class(ways: Callable[..., Device]) -> None:
+    device = ways(tiles(), quick())
+    tuned(device, gemm(m=700))
+    for m, by in ((700, "tuned"), (760, "tuned"), (610, "tuned"), (600, "model"), (870, "model")):
+        assert plan(gemm(m=m), device=device).choice.by == by, m
+    assert plan(gemm(m=700, k=16), device=device).choice.by == "model", "K is the model's, and exact"
+    assert select(gemm(m=700).problem(), replace(device, name="Acme Two")).by == "model"
+
+
+def test_a_problem_of_the_class_that_is_refused_goes_by_the_model(ways: Callable[..., Device]) -> None:
+    mine = tiles()
+    device = ways(mine, quick())
+    tuned(device)
+    mine.refusal = "too narrow"
+    assert plan(gemm(), device=device).implementation == "library"
+    mine.refusal = None
+    mine.times = {"big": US}  # what was measured is not offered any more
+    planning.forget()
+    assert plan(gemm(), device=device).choice == select(gemm().problem(), device)
+    assert plan(gemm(), device=device).choice.by == "model"
+
+
+def test_a_tuned_way_that_breaks_is_passed_over(ways: Callable[..., Device], monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = tiles()
+    device = ways(mine, quick())
+    tuned(device)
+    mine.broken = frozenset({"small"})
+    with pytest.warns(BrokenImplementation, match="library computes .* tiles: its build raised RuntimeError"):
+        assert plan(gemm(), device=device).implementation == "library"
+    planning.forget()
+    monkeypatch.setattr(mine, "variants", lambda *_: 1 // 0, raising=False)
+    with pytest.warns(BrokenImplementation, match="its variants raised ZeroDivisionError"):
+        select(gemm().problem(), device)
+
+
+def test_a_batch_invariant_problem_has_no_tuned_choice(ways: Callable[..., Device], cache: Path) -> None:
+    """Neither by tuning it, nor by a file that says so."""
+    device = ways(*(replace(w, operation="attention") for w in (tiles(), quick())))
+    extents: dict[str, Any] = {"batch": 1, "num_heads": 1, "S_q": 8, "S_k": 8, "head_dim": 8, "dtype": "float32"}
+    arrays = {n: AcmeArray(np.zeros((1, 1, 8, 8), np.float32)) for n in ("q", "k", "v", "out")}
+    free = Attention(**extents, **arrays)
+    bound = Attention(**extents, **arrays, batch_invariant=True)
+    found = tuned(device, bound)
+    assert (found.path, found.note, found.chosen.name) == (None, NOT_KEPT, "tiles:small")
+    assert not (cache / "tuned").exists()
+    assert [batch_invariant(d.problem()) for d in (free, bound)] == [False, True]
+    forged = store.Tuned("tiles", "small", "", ())
+    for d in (free, bound):
+        store.keep(d.problem(), device, forged)
+    assert [plan(d, device=device).choice.by for d in (free, bound)] == ["tuned", "model"]
+
+
+@pytest.mark.parametrize(
+    ("n", "middle"), [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 6), (609, 724), (861, 724), (1024, 1024)]
+)
+def test_buckets(n: int, middle: int) -> None:
+    assert about(n) == middle
+
+
+def test_classes_of_operations() -> None:
+    def one(**more: Any) -> str:
+        extents: dict[str, Any] = {"batch": 4, "num_heads": 8, "S_q": 1000, "S_k": 1000, "head_dim": 64}
+        return problem_class(Attention(**{**extents, "dtype": "float16", **more}).problem())
+
+    assert one().endswith("heads=8 kv_heads=8 page=0 batch~4 S_q~1024 S_k~1024")
+    assert one() == one(S_q=1100, S_k=1200)
+    assert one(window=(127, 0)).endswith("left~128 right~0") and one(window=(127, 0)) != one(window=(255, 0))
+    different = [one(), one(batch=8), one(S_k=500), one(causal=True), one(head_dim=128), one(dtype="bfloat16"),
+                 one(num_heads=16), one(kv_heads=2), one(batch_invariant=True)]
+    assert len(set(different)) == len(different)
+    plain = BatchedGemmStrided(M=8, N=8, K=8, dtype="float32").problem()
+    assert problem_class(plain).endswith("N=8 K=8 group=1 summed=1 beta=False reads=True M~8 matrices~1")
+    strided = BatchedGemmStrided(M=8, N=8, K=8, dtype="float32", stride_a_row=16).problem()
+    assert strided != plain and problem_class(strided) == problem_class(plain), "strides are no part of it"
+    narrow = BatchedGemmStrided(M=8, N=8, K=8, dtype="float32", stride_a_row=9).problem()
+    assert problem_class(narrow) != problem_class(plain), "but the alignment that they leave is"
+
+
+# ---------------------------------------------------------------- the file
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _of_another_key(path: Path) -> None:
+    path.write_bytes(entry.pack({"key": "0" * 64}, entry.read(path)[1]))
+
+
+def _no_choice(path: Path) -> None:
+    path.write_bytes(entry.pack(entry.read(path)[0], json.dumps({"implementation": "tiles"}).encode()))
+
+
+def _no_json(path: Path) -> None:
+    path.write_bytes(entry.pack(entry.read(path)[0], b"tiles"))
+
+
+def _writable_by_others(path: Path) -> None:
+    path.chmod(0o666)
+
+
+def _linked(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (_cut, "it is cut short or not an entry"), (_of_another_key, "it belongs to another key"),
+        (_no_choice, "it is no tuned choice"), (_no_json, "it is no tuned choice"),
+        (_writable_by_others, r"can be written by others \(mode 0666\)"), (_linked, "is a symbolic link"),
+    ],
+)
+def test_a_file_that_is_not_believed(
+    ways: Callable[..., Device], damage: Callable[[Path], None], reason: str
+) -> None:
+    device = ways(tiles(), quick())
+    path = tuned(device).path
+    assert path is not None
+    damage(path)
+    with pytest.warns(CacheWarning, match=f"a tuned choice is not used, .*: {reason}"):
+        assert plan(gemm(), device=device).choice.by == "model"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CacheWarning)
+        again = tuned(device)
+    planning.forget()
+    assert again.path == path and plan(gemm(), device=device).choice.by == "tuned", "written anew, it is whole again"
+
+
+def test_a_folder_that_others_may_write_to(ways: Callable[..., Device], cache: Path) -> None:
+    device = ways(tiles(), quick())
+    tuned(device)
+    (cache / "tuned").chmod(0o777)
+    with pytest.warns(CacheWarning, match=r"a tuned choice is not used, .*tuned: can be written by others"):
+        assert plan(gemm(), device=device).choice.by == "model"
+    with warnings.catch_warnings(), pytest.raises(InvalidValue, match="can be written by others"):
+        warnings.simplefilter("ignore", CacheWarning)
+        tuned(device)
+
+
+def test_the_file_is_the_users_own_and_says_what_was_measured(ways: Callable[..., Device]) -> None:
+    device = ways(tiles(), quick())
+    path = tuned(device).path
+    assert path is not None
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    header, payload = entry.read(path)
+    assert header == {
+        "key": path.stem, "name": problem_class(gemm().problem()), "device": "acme:0 (acme1)", "backend": "acme"
+    }
+    assert json.loads(payload)["times"][0] == {"implementation": "tiles", "variant": "small", "seconds": 20 * US}
+    found = store.tuned_choice(gemm().problem(), device)
+    assert found is not None
+    assert [found.seconds_of(n) for n in ("tiles", "library", "other")] == [20 * US, 25 * US, None]
+
+
+def test_other_drivers_compilers_and_versions_have_choices_of_their_own(
+    ways: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = ways(tiles(), quick())
+    runtime: Any = planning.plugins().backend("acme").runtime
+    key, problem = store.place(gemm().problem(), device), gemm().problem()
+    assert store.environment(device) == {"compiler": ""}
+    monkeypatch.setattr(runtime, "versions", lambda: {"driver": "2"}, raising=False)
+    keys = {key, store.place(problem, device), store.place(problem, replace(device, arch="acme2"))}
+    monkeypatch.setattr(store, "__version__", "9")
+    keys.add(store.place(problem, device))
+    assert len(keys) == 4
+
+
+def test_nothing_is_asked_where_nothing_was_tuned(
+    ways: Callable[..., Device], monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    device = ways(tiles())
+    monkeypatch.setattr(store, "place", lambda *_: 1 // 0)
+    assert plan(gemm(), device=device).choice.by == "model" and not cache.exists()
