@@ -7,7 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from kernelseam.containment import Contained, told
 from kernelseam.contract import ArrayInfo, Backend, Device, Runtime
+from kernelseam.contract_values import held_view
 from kernelseam.errors import InvalidValue
 from kernelseam.plugins import Plugins, plugins
 
@@ -45,13 +47,14 @@ def describe(array: object, field: str = "array", backend: str | None = None) ->
             return info
         for asked in _order(found, array, backend):
             try:
-                found.probe(asked)
-                info = asked.runtime.describe(array)
+                found.devices_of(asked)  # one whose driver hangs is given up there
+                with Contained(f"describe of backend {asked.name}"):
+                    info = held_view(asked.name, asked.runtime.describe(array))
             except InvalidValue:
                 raise
             except Exception as e:  # one that is broken must not stand before the one that knows the array
                 _log.warning("backend %s cannot tell whether an array is its own", asked.name, exc_info=True)
-                broken += f"; {asked.name} could not be asked: {type(e).__name__}: {e}"
+                broken += f"; {asked.name} could not be asked: {told(e)}"
                 continue
             if info is not None:
                 known[key] = asked.runtime

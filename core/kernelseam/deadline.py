@@ -1,7 +1,8 @@
 """A plugin's code under a time limit: a driver that does not answer must not take the process with it.
 
 The code runs in a thread of its own. Python cannot end a thread, so one that hangs is left behind (as a daemon, which
-does not keep the process from ending). A hang that holds the interpreter's lock cannot be seen from here.
+does not keep the process from ending). A hang that holds the interpreter's lock cannot be seen from here. Handlers of
+signals run in the main thread alone: Ctrl-C ends the wait, never the code, and whatever the code raises is its own.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from kernelseam.containment import Contained
 from kernelseam.errors import InvalidValue, PluginError
 
 VARIABLE = "KERNELSEAM_PROBE_SECONDS"
@@ -51,28 +54,33 @@ def probe_seconds() -> float:
 
 
 def within(seconds: float, what: str, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """``call(*arguments, **named)``, or what it raises.
+    """``call(*arguments, **named)``, or the Exception that it raises; for anything else that it raises, Escaped.
 
     Raises Hung after so many seconds, naming ``what`` and the line where it hangs.
     """
-    results: list[T] = []
-    errors: list[BaseException] = []
+    # An interrupted wait must leave nothing behind: Thread.join of 3.11 takes the thread for ended then.
+    answers: SimpleQueue[tuple[list[T], Exception | None]] = SimpleQueue()
 
     def work() -> None:
+        results: list[T] = []
         try:
-            results.append(call(*arguments, **named))
-        except BaseException as e:
-            errors.append(e)
+            with Contained(what):
+                results.append(call(*arguments, **named))
+        except Exception as e:
+            answers.put((results, e))
+        else:
+            answers.put((results, None))
 
     context = contextvars.copy_context()
     thread = threading.Thread(target=context.run, args=(work,), name=f"kernelseam: {what}", daemon=True)
     thread.start()
-    thread.join(min(seconds, threading.TIMEOUT_MAX))
-    if errors:
-        raise errors[0]
-    if results:
-        return results[0]
-    raise _hung(thread, what, seconds)
+    try:
+        results, error = answers.get(timeout=min(seconds, threading.TIMEOUT_MAX))
+    except Empty:
+        raise _hung(thread, what, seconds) from None
+    if error is not None:
+        raise error
+    return results[0]
 
 
 def _hung(thread: threading.Thread, what: str, seconds: float) -> Hung:

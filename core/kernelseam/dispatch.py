@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
+from kernelseam.containment import Contained, told, traceback_of
 from kernelseam.contract import EMULATED, Cost, Device, Implementation, PlanParts, Problem
+from kernelseam.contract_values import held, held_parts, held_refusal
 from kernelseam.errors import BrokenImplementation, InvalidValue, Refusal, UnknownName, Unsupported
 from kernelseam.plugins import Plugins, plugins
 from kernelseam.tuning.store import tuned_choice
@@ -102,10 +103,11 @@ class Choice:
 
 def consider(problem: Problem, device: Device, found: Plugins | None = None) -> tuple[Candidate, ...]:
     """Ask every implementation of the operation on the device's backend, cheapest first, refusals last."""
-    answers = [
-        ask(i, problem, device) for i in (found or plugins()).registry.implementations
-        if i.operation == problem.operation and i.backend == device.backend
-    ]
+    with Contained("an implementation's check"):  # once around all of them: each would watch for signals anew
+        answers = [
+            ask(i, problem, device) for i in (found or plugins()).registry.implementations
+            if i.operation == problem.operation and i.backend == device.backend
+        ]
     return _ordered(answers)
 
 
@@ -113,20 +115,14 @@ def ask(implementation: Implementation, problem: Problem, device: Device) -> Can
     """Its answer; one that is broken refuses, for it must not harm the others."""
     refusal, cost = None, None
     try:
-        refusal = implementation.supports(problem, device) or None
-        cost = implementation.cost(problem, device)
-        if not (cost is not None and cost.seconds >= 0):
-            raise ValueError(f"it predicts a cost of {cost}")
+        with Contained(f"the check of {implementation.name!r}"):
+            refusal = held_refusal(implementation.name, implementation.supports(problem, device))
+            cost = held(f"cost() of {implementation.name!r}", implementation.cost(problem, device), Cost)
     except Exception as e:
         if refusal is None:
-            return Candidate(implementation, f"its check raised {type(e).__name__}: {e}", None, _text(e))
+            return Candidate(implementation, f"its check raised {told(e)}", None, traceback_of(e))
         cost = None  # nobody promised one for a problem that is refused
     return Candidate(implementation, refusal, cost)
-
-
-def _text(error: Exception) -> str:
-    """The traceback as text: kept as it is, it would keep every caller's arrays alive."""
-    return "".join(traceback.format_exception(error))
 
 
 def _ordered(answers: list[Candidate]) -> tuple[Candidate, ...]:
@@ -147,12 +143,12 @@ def build(choice: Choice, problem: Problem, device: Device, *, named: bool = Fal
         if candidate.refusal is not None or (named and not chosen):
             continue
         try:
-            parts = build_of(candidate.implementation, problem, device, choice.variant if chosen else "")
+            parts = _built(candidate.implementation, problem, device, choice.variant if chosen else "")
         except MemoryError:
             raise
         except Exception as e:
             first = first or e
-            answers[place] = replace(candidate, refusal=f"its build raised {type(e).__name__}: {e}", error=_text(e))
+            answers[place] = replace(candidate, refusal=f"its build raised {told(e)}", error=traceback_of(e))
             continue
         if first is not None:
             _warn_of(answers, candidate.implementation, problem, device)
@@ -160,6 +156,11 @@ def build(choice: Choice, problem: Problem, device: Device, *, named: bool = Fal
         return choice, parts
     assert first is not None
     raise first
+
+
+def _built(implementation: Implementation, problem: Problem, device: Device, variant: str) -> PlanParts:
+    with Contained(f"the build of {implementation.name!r}, {problem.operation} on {device},"):
+        return held_parts(implementation.name, build_of(implementation, problem, device, variant))
 
 
 def _warn_of(answers: list[Candidate], taken: Implementation, problem: Problem, device: Device) -> None:

@@ -76,6 +76,23 @@ class OutOfDeviceMemory(DeviceError, MemoryError):
     """The device has not enough free memory."""
 
 
+class CallInUse(KernelSeamError, RuntimeError):
+    """A call was made while another thread was in the same one; nothing was launched.
+
+    Attributes: ``problem`` and ``device``.
+    """
+
+    def __init__(self, problem: object, device: object) -> None:
+        self.problem, self.device = problem, device
+        super().__init__(
+            f"another thread is in this call ({problem} on {device}), whose launches share one workspace. "
+            f"Give each thread a call of its own: call.rebind(), with another workspace where this one was given one."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.problem, self.device)
+
+
 class PluginError(KernelSeamError):
     """A plugin breaks the contract."""
 
@@ -95,6 +112,11 @@ class WrongResult(KernelSeamError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.implementation, self.device, self.problem, self.finding)
+
+
+def not_copied(what: str, remedy: str) -> TypeError:
+    """The refusal to deep-copy or pickle what holds addresses: a copy would go on with the original's memory."""
+    return TypeError(f"{what} is not deep-copied or pickled: it holds addresses of this process's memory. {remedy}.")
 
 
 class BrokenImplementation(RuntimeWarning):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,7 +25,7 @@ from kernelseam.contract import (
 )
 from kernelseam.dispatch import Choice, build, check_backend, find_device, preferred_backend, select
 from kernelseam.dtypes import DType
-from kernelseam.errors import InvalidValue
+from kernelseam.errors import CallInUse, InvalidValue, not_copied
 from kernelseam.memset import MemsetStep
 from kernelseam.plugins import plugins
 from kernelseam.trace import active
@@ -89,15 +89,15 @@ class Plan:
         """A call over these operands; those not named come from the descriptor.
 
         ``workspace``: an array or address of at least ``workspace_bytes``, at a multiple of
-        ``parts.workspace_alignment``; allocated where it is None. Where the plan wants its first bytes zero they
-        are set here, and waited for: not in a graph's capture.
+        ``parts.workspace_alignment``, which no operand may share; allocated where it is None. Where the plan wants its
+        first bytes zero they are set here, and waited for: not in a graph's capture.
         ``check=True`` also reads device memory that holds addresses, lengths, offsets or block tables, here and before
         every launch, and raises InvalidValue where they leave memory; and it holds the result of every call against the
         float64 oracle (some rows of it where it is large; an attention's gradients not at all): a call then raises
         WrongResult naming implementation, device and worst element. Both synchronise and copy to the host: for tests,
         not for a graph's capture.
         Raises InvalidValue for null or misaligned addresses, a wrong device, an unknown or missing name,
-        and an output that overlaps an input.
+        and an output or a workspace that overlaps an operand.
         """
         return Call(self, workspace, check, operands)
 
@@ -136,14 +136,26 @@ class Plan:
         alignment = self.parts.workspace_alignment
         return -(-address // alignment) * alignment
 
+    def __copy__(self) -> Plan:
+        return self  # nothing of it changes
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise not_copied("a plan", "Plan the descriptor again, which is cheap where it was planned before")
+
 
 class Call:
-    """A plan bound to memory. Calling it only launches."""
+    """A plan bound to memory. Calling it only launches.
+
+    All its launches use one workspace and write the same outputs. So it is for one thread and one stream at a time: a
+    second thread that calls it meanwhile is refused with CallInUse, and of two streams the second must wait for the
+    first, by an event or by synchronising, which nobody checks. ``rebind`` gives a call with a workspace of its own.
+    """
 
     def __init__(self, plan: Plan, workspace: object, check: bool, operands: Mapping[str, object]) -> None:
         self.plan = plan
         self._given = {**plan.descriptor.operands(), **operands}
         self._workspace, self._check = workspace, check
+        self._turn: list[None] = [None]  # empty while a thread is in it
         runtime = plugins().backend(plan.device.backend).runtime
         self._runtime = runtime
         with runtime.activate(plan.device):
@@ -156,6 +168,8 @@ class Call:
                 self._check_device()
             self._arrays = resolved.arrays
             address = self._take_workspace(workspace)
+            if workspace is not None and plan.workspace_bytes:
+                check_workspace(plan, address, resolved, runtime if check else None)
             self._launches = [s.bind(resolved.pointers, address) for s in plan.parts.steps]
             for step in plan._zeroing:  # once: what this call's launches find there they leave there
                 step.bind({}, address)(self.stream_handle(None))
@@ -198,19 +212,29 @@ class Call:
 
     def __call__(self, stream: object = None) -> None:
         """Launch on a stream: an int handle, an object with ``__cuda_stream__``, or None, the array library's
-        current one. Allocates nothing and does not synchronise, unless it was bound with ``check=True``."""
-        handle = self.stream_handle(stream)
-        if self._check_device is not None:  # what stands in memory may have changed since it was bound
+        current one. Allocates nothing and does not synchronise, unless it was bound with ``check=True``.
+
+        Raises CallInUse where another thread is in it.
+        """
+        handle, turn = self.stream_handle(stream), self._turn
+        try:
+            del turn[0]  # atomic, and a third of a lock's time; a signal's handler runs before it or within the try
+        except IndexError:
+            raise CallInUse(self.plan.problem, self.plan.device) from None
+        try:
+            if self._check_device is not None:  # what stands in memory may have changed since it was bound
+                with self._runtime.activate(self.plan.device):
+                    self._check_device()
+            checked = self._verification() if self._check else None
             with self._runtime.activate(self.plan.device):
-                self._check_device()
-        checked = self._verification() if self._check else None
-        with self._runtime.activate(self.plan.device):
-            for launch in self._launches:
-                launch(handle)
-        for records in active():
-            records.extend(self._records)
-        if checked is not None:
-            checked.require()
+                for launch in self._launches:
+                    launch(handle)
+            for records in active():
+                records.extend(self._records)
+            if checked is not None:
+                checked.require()
+        finally:
+            turn.append(None)
 
     def _verification(self) -> Verification:
         from kernelseam.verification import Verification
@@ -222,7 +246,7 @@ class Call:
         return stream_handle(stream, self._runtime, self.plan.device, self._arrays[0] if self._arrays else None)
 
     def launcher(self) -> Callable[[int], None]:
-        """``launch(handle)`` for timing loops: the same launches without looking up a stream."""
+        """``launch(handle)`` for timing loops of one thread: the same launches without looking up a stream."""
 
         def run(handle: int) -> None:
             for launch in self._launches:
@@ -230,9 +254,18 @@ class Call:
 
         return run
 
-    def rebind(self, **operands: object) -> Call:
-        """A call of the same plan over other memory; operands not named stay."""
-        return Call(self.plan, self._workspace, self._check, {**self._given, **operands})
+    def rebind(self, *, workspace: object = None, **operands: object) -> Call:
+        """A call of the same plan over other memory; operands not named stay. Its workspace is its own, but where this
+        call was given one: that stays, too, unless another is given."""
+        return Call(
+            self.plan, self._workspace if workspace is None else workspace, self._check, {**self._given, **operands}
+        )
+
+    def __copy__(self) -> Call:
+        return self  # a second one would share its workspace
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise not_copied("a call", "Bind its plan to other memory with call.rebind(…)")
 
 
 def stream_handle(stream: object, runtime: Runtime, device: Device, array: ArrayInfo | None = None) -> int:
@@ -293,6 +326,25 @@ def check_operands(rules: tuple[OperandRule, ...], resolved: Resolved, device: D
                     out.name, hex(resolved.pointers[out.name]), f"overlaps {other.name}",
                     "Give the output memory of its own",
                 )
+
+
+def check_workspace(plan: Plan, address: int, resolved: Resolved, runtime: Runtime | None) -> None:
+    """Refuse a workspace that provably shares memory with an operand, or with a matrix of a list that the host knows;
+    given a runtime, also of one on the device."""
+    own = OperandRule("workspace", DType.boolean, (plan.workspace_bytes,), (1,), 1, True)
+    for rule in plan.problem.operands:
+        pointer = resolved.pointers.get(rule.name, 0)
+        walked = rule if rule.dtype is not None else replace(rule, dtype=DType.float64)
+        if pointer and rule.span and proven_overlap(address, own, pointer, walked):
+            raise InvalidValue("workspace", hex(address), f"overlaps {rule.name}", "Give it memory of its own")
+    beside = getattr(plan.descriptor, "check_beside", None)
+    if beside is not None:
+        try:
+            beside(resolved, own, address, runtime)
+        except InvalidValue as e:
+            raise InvalidValue(
+                "workspace", hex(address), f"overlaps the matrix of {e.field}", "Give it memory of its own"
+            ) from None
 
 
 class _Memory:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import threading
-import traceback
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
@@ -15,8 +17,10 @@ from typing import Any
 import pluggy
 
 from kernelseam import hookspecs
-from kernelseam.deadline import Hung, probe_seconds, within
+from kernelseam.containment import Contained, told, traceback_of
 from kernelseam.contract import CONTRACT_VERSION, Backend, Device, Implementation, PluginInfo
+from kernelseam.contract_values import held, held_archs, held_backend, held_devices, hold_implementation
+from kernelseam.deadline import Hung, probe_seconds, within
 from kernelseam.errors import PluginError, UnknownName
 
 GROUP = "kernelseam"
@@ -29,8 +33,8 @@ class Failure:
 
     plugin: str
     stage: str
-    """"import", "kernelseam_info", "contract", "kernelseam_register", "kernelseam_doctor", "devices" or "archs"; of an
-    implementation "supports" (its cost included), "build", "call" or "numbers"."""
+    """"metadata", "import", "kernelseam_info", "contract", "kernelseam_register", "kernelseam_doctor", "devices" or
+    "archs"; of an implementation "supports" (its cost included), "build", "call" or "numbers"."""
     message: str
     traceback: str
 
@@ -45,7 +49,9 @@ class Registry:
     """Which plugin a backend (name,) and an implementation (backend, operation, name) came from."""
 
     def add_backend(self, backend: Backend) -> None:
-        """Register devices, toolchain and implementations; shared kernels follow from the toolchain."""
+        """Register devices, toolchain and implementations; shared kernels follow from the toolchain. Raises PluginError
+        for a field that is not as the contract has it."""
+        held_backend(backend)
         if backend.name in self.backends:
             raise PluginError(f"backend {backend.name!r} is registered twice")
         self.backends[backend.name] = backend
@@ -59,18 +65,22 @@ class Registry:
         self.implementations.extend(backend.implementations)
 
     def add_implementation(self, implementation: Implementation) -> None:
-        """Register one more way to compute, for a backend of one's own or of another plugin."""
+        """Register one more way to compute, for a backend of one's own or of another plugin. Raises PluginError."""
+        hold_implementation(implementation)
         self.implementations.append(implementation)
 
     def merge(self, other: Registry, plugin: str) -> None:
-        """Take over what a plugin registered, all of it or, where a name is taken, nothing."""
+        """Take over what a plugin registered, all of it or, where a name is taken, nothing. Raises PluginError."""
         owners: dict[tuple[str, ...], str] = {}
+        for backend in other.backends.values():  # it may have been filled in by hand
+            held_backend(backend)
         for name in other.backends:
             if name in self.backends:
                 owner = self.owners[name,]
                 raise PluginError(f"backend {name!r} is already registered by plugin {owner!r}")
             owners[name,] = plugin
         for i in other.implementations:
+            hold_implementation(i)
             key = (i.backend, i.operation, i.name)
             if first := self.owners.get(key) or owners.get(key):
                 what = f"implementation {i.name!r} of {i.operation} on {i.backend}"
@@ -91,7 +101,7 @@ class Plugins:
     failures: tuple[Failure, ...]
     seconds: float = math.inf
     """The time limit of a plugin's code where it runs for the first time."""
-    _probed: dict[str, Hung | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _listed: dict[str, tuple[Device, ...] | Hung] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def backend(self, name: str) -> Backend:
         """The backend of that name; raises UnknownName with those there are."""
@@ -103,23 +113,19 @@ class Plugins:
                 f"Install kernelseam[{name}], or see `kernelseam doctor` for a plugin that was kept out",
             ) from None
 
-    def probe(self, backend: Backend) -> None:
-        """Have a backend list its devices for the first time, within the time limit. Raises Hung, from then on at once,
-        where it does not come back, and whatever it raises itself."""
-        if backend.name not in self._probed:
-            what = f"listing the devices of backend {backend.name}"
-            try:
-                within(self.seconds, what, backend.runtime.devices)
-                self._probed[backend.name] = None
-            except Hung as e:
-                self._probed[backend.name] = Hung(str(e), e.stack)
-        if hung := self._probed[backend.name]:
-            raise Hung(str(hung), hung.stack)  # a new one: the first would keep its caller's frames
-
     def devices_of(self, backend: Backend) -> Sequence[Device]:
-        """The backend's devices; raises as ``probe`` does."""
-        self.probe(backend)
-        return backend.runtime.devices()
+        """The backend's devices, listed once, within the time limit. Raises Hung, from then on at once, where it does
+        not come back; PluginError for what are no devices; and whatever it raises itself."""
+        found = self._listed.get(backend.name)
+        if found is None:
+            try:
+                found = within(self.seconds, f"listing the devices of backend {backend.name}", _devices, backend)
+            except Hung as e:
+                found = Hung(str(e), e.stack)
+            self._listed[backend.name] = found
+        if isinstance(found, Hung):
+            raise Hung(str(found), found.stack)  # a new one: the first would keep its caller's frames
+        return found
 
     def devices(self) -> list[Device]:
         """Every device of every backend, the host last. A backend that cannot list its own has none."""
@@ -131,36 +137,82 @@ class Plugins:
                 _log.warning("backend %s does not list its devices", b.name, exc_info=True)
         return found
 
+    def archs_of(self, backend: Backend) -> tuple[str, ...]:
+        """What the backend's toolchain compiles for, nothing where it has none; raises what the toolchain raises, and
+        PluginError for what are none."""
+        if backend.toolchain is None:
+            return ()
+        with Contained(f"listing the archs of backend {backend.name}"):
+            return held_archs(backend.name, backend.toolchain.archs)
+
     def doctor(self) -> dict[str, Any]:
         """Each plugin's own report; one that raises or hangs is reported in its place."""
         report: dict[str, Any] = {}
         for name, module in self.modules.items():
-            hook = getattr(module, "kernelseam_doctor", None)
-            if hook is None:
-                continue
             try:
-                report[name] = dict(within(self.seconds, "kernelseam_doctor", hook))
-            except (Exception, SystemExit) as e:
+                report[name] = within(self.seconds, "kernelseam_doctor", _report, module)
+            except Exception as e:
                 report[name] = failure(name, "kernelseam_doctor", e)
         return report
 
 
+def _devices(backend: Backend) -> tuple[Device, ...]:
+    return held_devices(backend.name, backend.runtime.devices())
+
+
+def _report(module: object) -> dict[str, Any]:
+    """What the plugin's own doctor says, as data with none of its objects behind them; {} where it has none."""
+    hook = getattr(module, "kernelseam_doctor", dict)
+    return {str(name): _plain(value) for name, value in dict(hook()).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value if value is None or type(value) in (bool, int, float, str) else str(value)
+
+
 def failure(name: str, stage: str, error: BaseException) -> Failure:
     """What an exception of a plugin's code says."""
-    text = "".join(traceback.format_exception(error))
-    return Failure(name, stage, f"{type(error).__name__}: {error}", text)
+    return Failure(name, stage, told(error), traceback_of(error))
 
 
 def _info(module: object, manager: pluggy.PluginManager, name: str) -> PluginInfo:
-    info = manager.subset_hook_caller("kernelseam_info", _others(manager, module))()
-    if len(info) != 1 or not isinstance(info[0], PluginInfo):
+    """What the plugin says of itself. Even registering it runs its code: pluggy looks at each of its attributes."""
+    manager.add_hookspecs(hookspecs)
+    manager.register(module, name=name)
+    manager.check_pending()
+    info = manager.hook.kernelseam_info()
+    if len(info) != 1:
         raise PluginError(f"kernelseam_info of {name!r} must return one PluginInfo, got {info!r}")
-    result: PluginInfo = info[0]
-    return result
+    return held(f"kernelseam_info of {name!r}", info[0], PluginInfo)
 
 
-def _others(manager: pluggy.PluginManager, module: object) -> list[object]:
-    return [p for p in manager.get_plugins() if p is not module]
+def _registered(manager: pluggy.PluginManager) -> Registry:
+    scratch = Registry()
+    manager.hook.kernelseam_register(registry=scratch)
+    return scratch
+
+
+def _installed(failures: list[Failure]) -> list[metadata.EntryPoint]:
+    """Every entry point of the group. A distribution whose metadata cannot be read is a failure, and stops no other."""
+    try:
+        return list(metadata.entry_points(group=GROUP))
+    except Exception:  # it does not say whose they are
+        found: list[metadata.EntryPoint] = []
+    names = set()
+    for distribution in metadata.distributions():
+        name = "a distribution without a name"
+        try:
+            name = distribution.metadata["Name"] or name
+            if (normal := re.sub("[-_.]+", "-", name).lower()) not in names:  # the first on the path hides the others
+                names.add(normal)
+                found += distribution.entry_points.select(group=GROUP)
+        except Exception as e:
+            failures.append(failure(f"{name} in {distribution.locate_file('')}", "metadata", e))
+    return found
 
 
 def discover(entry_points: Iterable[metadata.EntryPoint] | None = None, only: str | None = None) -> Plugins:
@@ -170,36 +222,35 @@ def discover(entry_points: Iterable[metadata.EntryPoint] | None = None, only: st
     the reference is always there. Importing a plugin and each of its hooks run under the time limit of
     KERNELSEAM_PROBE_SECONDS; whatever fails there is among the result's failures. Raises InvalidValue for a bad limit.
     """
+    from kernelseam.reference import plugin as reference
+
     seconds = probe_seconds()
     only = os.environ.get("KERNELSEAM_PLUGINS") if only is None else only
     wanted = None if only is None else {n.strip() for n in only.split(",") if n.strip()}
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
-    registry, loaded, modules, failures = Registry(), {}, {}, []
-    places: dict[str, object] = {}
+    failures: list[Failure] = []
+    places: dict[str, object] = {"reference": reference}
+    modules: dict[str, object] = {"reference": reference}
+    # It is no stranger: what fails in it is raised, and not kept as a failure of a core without a reference.
+    registry, loaded = Registry(), {"reference": reference.kernelseam_info()}
+    scratch = Registry()
+    reference.kernelseam_register(scratch)
+    registry.merge(scratch, "reference")
 
-    from kernelseam.reference import plugin as reference
-
-    found: list[tuple[str, object]] = [("reference", reference)]
-    for entry in metadata.entry_points(group=GROUP) if entry_points is None else entry_points:
-        if wanted is None or entry.name in wanted:
-            found.append((entry.name, entry))
-    for name in sorted((wanted or set()) - {name for name, _ in found}):
+    entries = _installed(failures) if entry_points is None else entry_points
+    found = [e for e in entries if wanted is None or e.name in wanted]
+    for name in sorted((wanted or set()) - {"reference", *(e.name for e in found)}):
         missing = PluginError(f"KERNELSEAM_PLUGINS names {name!r}, but no entry point of that name is installed")
         failures.append(failure(name, "import", missing))
-    for name, source in found:
-        stage = "import"
-        module: object = source
+    for entry in found:
+        name, stage = entry.name, "import"
+        manager = pluggy.PluginManager(hookspecs.PROJECT)  # its own: what it does to it, no other plugin meets
         try:
             if name in loaded:
                 raise PluginError(
-                    f"two plugins are named {name!r}: {_place(places[name])} is loaded, {_place(source)} is kept out"
+                    f"two plugins are named {name!r}: {_place(places[name])} is loaded, {_place(entry)} is kept out"
                 )
-            if isinstance(source, metadata.EntryPoint):
-                module = within(seconds, "its import", source.load)
+            module: object = within(seconds, "its import", entry.load)
             stage = "kernelseam_info"
-            manager.register(module, name=name)
-            manager.check_pending()
             info = within(seconds, stage, _info, module, manager, name)
             stage = "contract"
             if info.contract_version != CONTRACT_VERSION:
@@ -208,16 +259,13 @@ def discover(entry_points: Iterable[metadata.EntryPoint] | None = None, only: st
                     f"install versions of both that agree"
                 )
             stage = "kernelseam_register"
-            scratch = Registry()
-            register = manager.subset_hook_caller("kernelseam_register", _others(manager, module))
-            within(seconds, stage, register, registry=scratch)
-            registry.merge(scratch, name)
-        except (Exception, SystemExit) as e:
+            scratch = within(seconds, stage, _registered, manager)
+            with Contained(f"what {name!r} registers"):
+                registry.merge(scratch, name)
+        except Exception as e:
             failures.append(failure(name, stage, e))
-            if manager.get_plugin(name) is module:
-                manager.unregister(module)
             continue
-        loaded[name], modules[name], places[name] = info, module, source
+        loaded[name], modules[name], places[name] = info, module, entry
     return Plugins(registry, loaded, modules, tuple(failures), seconds)
 
 
@@ -232,21 +280,66 @@ _lock = threading.Lock()
 _plugins: Plugins | None = None
 
 
-def plugins() -> Plugins:
-    """The process's plugins, discovered at first use."""
-    global _plugins
-    if _plugins is None:
+class _Discovery(Future[Plugins]):
+    """A discovery in a thread of its own, which Ctrl-C does not reach: it ends the wait of whoever asked, and the next
+    who asks gets what is found. An import that it cut short in the main thread may leave a lock of Python's behind, and
+    every later import of that module in another thread waiting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.process = os.getpid()
+        """A forked child has none of its parent's threads."""
+
+    def start(self) -> None:
+        threading.Thread(target=self._work, name="kernelseam: discovery", daemon=True).start()
+
+    def _work(self) -> None:
+        global _plugins, _running
+        _discovering.set(True)
+        found, error = None, None
+        try:
+            found = discover()
+        except BaseException as e:
+            error = e
         with _lock:
-            if _plugins is None:
-                _plugins = discover()
-    return _plugins
+            if _running is self:
+                _plugins, _running = found, None
+        if found is not None:
+            self.set_result(found)
+        else:
+            self.set_exception(error)
+
+
+_running: _Discovery | None = None
+_discovering: ContextVar[bool] = ContextVar("kernelseam_discovering", default=False)
+"""Whether this is a plugin's code, loaded by a discovery."""
+
+
+def plugins() -> Plugins:
+    """The process's plugins, discovered at first use. Raises InvalidValue for a bad limit."""
+    return _discovered() if _plugins is None else _plugins
+
+
+def _discovered() -> Plugins:
+    global _running
+    if _discovering.get():
+        raise PluginError("a plugin asks for the plugins while they are discovered: it would wait for itself")
+    with _lock:
+        if _plugins is not None:
+            return _plugins
+        if _running is None or _running.process != os.getpid():
+            started = _Discovery()
+            started.start()
+            _running = started  # not before it runs: who is interrupted in between leaves nothing to wait for
+        running = _running
+    return running.result()
 
 
 def reset() -> None:
     """Forget what was discovered; the next use looks again."""
-    global _plugins
+    global _plugins, _running
     with _lock:
-        _plugins = None
+        _plugins, _running = None, None
     from kernelseam import planning
 
     planning.forget()

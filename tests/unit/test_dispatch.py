@@ -133,8 +133,8 @@ def test_a_broken_cost_harms_nobody(ways: Callable[..., Device], monkeypatch: py
     assert [c.refusal for c in choice.candidates] == [
         None,
         "its check raised ZeroDivisionError: integer division or modulo by zero",
-        "its check raised ValueError: it predicts a cost of None",
-        "its check raised ValueError: it predicts a cost of Cost(bytes=0, operations=0, seconds=nan)",
+        "its check raised PluginError: cost() of 'silent' must be a Cost, got None",
+        "its check raised PluginError: cost() of 'lost': Cost.seconds = nan: must be a number of at least 0",
     ]
 
 

@@ -15,6 +15,7 @@ import pytest
 
 import kernelseam
 from kernelseam import BatchedGemmStrided, deadline, plan, plugins
+from kernelseam.containment import Escaped
 from kernelseam.deadline import Hung, probe_seconds, within
 from kernelseam.errors import InvalidValue
 from kernelseam.plugins import Failure, discover
@@ -139,7 +140,7 @@ def test_what_is_raised_under_the_limit_is_raised() -> None:
     assert within(5, "adding", lambda x, y: x + y, 1, y=2) == 3
     with pytest.raises(ZeroDivisionError):
         within(5, "dividing", lambda: 1 // 0)
-    with pytest.raises(SystemExit):
+    with pytest.raises(Escaped, match="^leaving raised SystemExit: 3$"):
         within(5, "leaving", lambda: (_ for _ in ()).throw(SystemExit(3)))
     assert within(float("inf"), "waiting for ever", lambda: "back") == "back"
 

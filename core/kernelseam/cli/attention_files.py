@@ -15,6 +15,8 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 
 Array = npt.NDArray[Any]
+_NAMES = re.compile(r"(?:(.*)_)?(q|k|v|out)", re.DOTALL)
+"""Those of an attention's arrays, its own name first."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,13 @@ class Inputs:
                 f"{self.name or 'file'}: axes of q, k, v", (self.q.ndim, self.k.ndim, self.v.ndim),
                 f"must be 4, {layout}", "Give arrays of four axes",
             )
-        return np.empty((*self.q.shape[:3], self.v.shape[3]), self.q.dtype)
+        shape = (*self.q.shape[:3], self.v.shape[3])
+        try:
+            return np.empty(shape, self.q.dtype)
+        except (ValueError, MemoryError):  # as large as nothing is, where an array without elements has such extents
+            raise InvalidValue(
+                f"{self.name or 'file'}: shape of the result", shape, "does not fit into memory", "Give smaller arrays"
+            ) from None
 
 
 def read_inputs(path: Path, dtype: DType | None, changes: tuple[str, ...]) -> list[Inputs]:
@@ -45,21 +53,34 @@ def read_inputs(path: Path, dtype: DType | None, changes: tuple[str, ...]) -> li
 
     Raises InvalidValue for what is not such a file.
     """
-    try:
-        with path.open("rb") as file:
-            found = np.load(file, allow_pickle=False)
-            arrays = {} if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as e:
-        raise InvalidValue("--input", path, f"cannot be read: {e}", "Give an .npz with q, k and v") from e
-    if isinstance(found, np.ndarray):
-        raise InvalidValue("--input", path, "must be an .npz", "Save it with numpy.savez")
-    names = {m[1] or "" for key in arrays if (m := re.fullmatch(r"(?:(.*)_)?([qkv])", key))}
+    arrays, others = _load(path)
+    names = {m[1] or "" for key in arrays if (m := re.fullmatch(_NAMES, key)) and m[2] != "out"}
     if not names:
         raise InvalidValue(
-            "--input", path, f"has no q, k, v or NAME_q, NAME_k, NAME_v among {', '.join(arrays) or 'nothing'}",
+            "--input", path,
+            f"has no q, k, v or NAME_q, NAME_k, NAME_v among {', '.join([*arrays, *others]) or 'nothing'}",
             "Name the arrays so",
         )
     return [_read_one(path, name, arrays, dtype, changes) for name in sorted(names)]
+
+
+def _load(path: Path) -> tuple[dict[str, Array], list[str]]:
+    """What attentions are made of in an .npz, by name, and the names of all else, which is not read."""
+    try:
+        with path.open("rb") as file:
+            found = np.load(file, allow_pickle=False)
+            names = [] if isinstance(found, np.ndarray) else found.files
+            arrays = {name: found[name] for name in names if re.fullmatch(_NAMES, name)}
+    except Exception as e:  # it is a stranger's file: zipfile, zlib, lzma, tokenize and NumPy each raise their own
+        why = " ".join(str(e).split()) or type(e).__name__
+        raise InvalidValue("--input", path, f"cannot be read: {why}", "Give an .npz with q, k and v") from e
+    if isinstance(found, np.ndarray):
+        raise InvalidValue("--input", path, "must be an .npz", "Save it with numpy.savez")
+    for name, x in arrays.items():
+        if not isinstance(x, np.ndarray) or x.dtype.kind not in "biuf":
+            what = x.dtype if isinstance(x, np.ndarray) else "no array"
+            raise InvalidValue(name, what, "must be an array of real numbers", f"Save one in {path}")
+    return arrays, [name for name in names if name not in arrays]
 
 
 def _read_one(
@@ -79,7 +100,7 @@ def _read_one(
             if changes:
                 why = "it is of every key" if "causal" in changes else f"it was made without {', '.join(changes)}"
             stored, note = None, f"{prefix}out is not compared: {why}"
-        elif stored.shape != (shape := (*q.shape[:3], v.shape[-1])):
+        elif q.ndim == v.ndim == 4 and stored.shape != (shape := (*q.shape[:3], v.shape[-1])):
             raise InvalidValue(f"{prefix}out", stored.shape, f"must be {shape}", "Store the result of this q, k, v")
     return Inputs(name, q, k, v, stored, note)
 
@@ -99,7 +120,10 @@ def save(path: Path, results: dict[str, Array]) -> None:
     plain = {n: x.astype(np.float32) if x.dtype.kind == "V" else x for n, x in results.items()}
     try:
         if path.suffix == ".npz":
-            np.savez(path, **plain)  # type: ignore[arg-type]
+            with zipfile.ZipFile(path, "w") as file:  # numpy.savez has parameters of its own, which are names here
+                for name, x in plain.items():
+                    with file.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, x, allow_pickle=False)
         elif len(plain) == 1:
             np.save(path, next(iter(plain.values())))
         elif len({x.shape for x in plain.values()}) == 1:

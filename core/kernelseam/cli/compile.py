@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from kernelseam.cli import shapes
 from kernelseam.cli.attention_options import Asked, asking
 from kernelseam.cli.output import emit_json, heading, table
+from kernelseam.containment import Contained
 from kernelseam.contract import Backend, Toolchain
 from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem
 from kernelseam.descriptors.attention_problem import AttentionProblem
@@ -18,6 +20,7 @@ from kernelseam.errors import UnknownName
 from kernelseam.kernels import HALVES, build_binary, ways
 from kernelseam.plugins import plugins
 
+_log = logging.getLogger("kernelseam")
 app = typer.Typer(no_args_is_help=True, help="Compile an operation's kernels for archs whose devices need not be here.")
 
 Archs = Annotated[list[str], typer.Option("--arch", help="As `kernelseam doctor` lists them; may be given again.")]
@@ -50,11 +53,16 @@ def gemm(
 
 def _compiler(arch: str) -> tuple[Backend, Toolchain]:
     """The backend that compiles for the arch; raises UnknownName."""
-    found = [(b, b.toolchain) for b in plugins().registry.backends.values() if b.toolchain is not None]
-    for backend, toolchain in found:
-        if arch in toolchain.archs:
-            return backend, toolchain
-    known = [a for _, toolchain in found for a in toolchain.archs]
+    found, known = plugins(), list[str]()
+    for backend in found.registry.backends.values():
+        try:
+            archs = found.archs_of(backend)
+        except Exception:  # one that is broken must not stand before the one that knows the arch
+            _log.warning("backend %s does not list its archs", backend.name, exc_info=True)
+            continue
+        if backend.toolchain is not None and arch in archs:
+            return backend, backend.toolchain
+        known += archs
     rule = f"must be one of {', '.join(known)}" if known else "no installed plugin compiles"
     raise UnknownName("arch", arch, rule, "See `kernelseam doctor` for plugins that are missing or kept out")
 
@@ -62,9 +70,12 @@ def _compiler(arch: str) -> tuple[Backend, Toolchain]:
 def _compile(problem: GemmProblem | AttentionProblem | AttentionBwdProblem, archs: list[str], as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
     for arch, (backend, toolchain) in [(arch, _compiler(arch)) for arch in dict.fromkeys(archs)]:
-        found = ways(toolchain, problem, arch, backend.kernels)
-        for implementation, launch in [(name, step) for name, steps in found for step in steps]:
-            binary, facts = build_binary(toolchain, launch.problem.spec, arch, launch.tile, launch.half)
+        with Contained(f"the toolchain of backend {toolchain.backend}"):
+            built = [
+                (name, x, *build_binary(toolchain, x.problem.spec, arch, x.tile, x.half))
+                for name, steps in ways(toolchain, problem, arch, backend.kernels) for x in steps
+            ]
+        for implementation, launch, binary, facts in built:
             for name, f in facts.items():
                 rows.append({
                     "arch": arch, "backend": toolchain.backend, "implementation": implementation, "kernel": name,

@@ -14,7 +14,7 @@ from kernelseam.cli import shapes
 from kernelseam.cli.examination import Finding, examine
 from kernelseam.cli.output import emit_json, facts, heading, scaled, table
 from kernelseam.contract import CONTRACT_VERSION, Backend
-from kernelseam.plugins import Failure, failure, plugins
+from kernelseam.plugins import Failure, Plugins, failure, plugins
 
 VARIABLES = {
     "KERNELSEAM_BACKEND": "the backend where a call names none",
@@ -68,7 +68,7 @@ def collect(check: bool = True) -> dict[str, Any]:
         "platform": platform.platform(), "devices": devices,
         "backends": {
             b.name: {
-                "archs": _archs(b, known.registry.owners[b.name,], failures),
+                "archs": _archs(known, b, failures),
                 "implementations": [
                     f"{i.operation}: {i.name}" for i in known.registry.implementations if i.backend == b.name
                 ],
@@ -83,11 +83,11 @@ def collect(check: bool = True) -> dict[str, Any]:
     }
 
 
-def _archs(backend: Backend, plugin: str, failures: list[Failure]) -> list[str]:
+def _archs(known: Plugins, backend: Backend, failures: list[Failure]) -> list[str]:
     try:
-        return list(backend.toolchain.archs) if backend.toolchain else []
+        return list(known.archs_of(backend))
     except Exception as e:
-        failures.append(failure(plugin, "archs", e))
+        failures.append(failure(known.registry.owners[backend.name,], "archs", e))
         return []
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from kernelseam.cli.running import normal
 from kernelseam.cli.shapes import AttentionShape, GemmShape
+from kernelseam.containment import Contained
 from kernelseam.contract import EMULATED, Backend, Device, Implementation, Problem
 from kernelseam.descriptors import Attention
 from kernelseam.dispatch import ask
@@ -97,7 +98,7 @@ def _try(i: Implementation, backend: Backend, device: Device, plugin: str) -> tu
     for shape in SHAPES.get(i.operation, ()):
         stage = "call"
         try:
-            with _bound(shape, backend, device) as descriptor:
+            with Contained("the trial"), _bound(shape, backend, device) as descriptor:
                 problem = descriptor.simplified()[0].problem()
                 answer = ask(i, problem, device)
                 if answer.error:
@@ -118,7 +119,7 @@ def _try(i: Implementation, backend: Backend, device: Device, plugin: str) -> tu
             return _broken(finding, Failure(plugin, stage, str(e).strip().rpartition("\n")[2], str(e)))
         except WrongResult as e:
             return _broken(finding, failure(plugin, "numbers", e))
-        except (Exception, SystemExit) as e:
+        except Exception as e:
             return _broken(finding, failure(plugin, stage, e))
     if not taken:
         why = "; ".join(refusals) or f"nothing is known to try {i.operation} with"

@@ -4,14 +4,42 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from typing import Any, TextIO
+
+_json: TextIO | None = None
+
+
+@contextmanager
+def json_alone() -> Iterator[None]:
+    """Within the block standard output is for ``emit_json`` alone: what anybody else prints goes to standard error.
+
+    Where standard output is the process's own, that holds of C libraries and child processes, too, and until the
+    process ends, for what they print at its end.
+    """
+    global _json
+    out, apart = sys.stdout, None
+    with suppress(AttributeError, OSError, ValueError):  # it may be closed, or no file
+        if out.fileno() == 1:
+            out.flush()
+            apart = open(os.dup(1), "w", encoding=out.encoding, errors="backslashreplace")  # noqa: SIM115
+            os.dup2(2, 1)
+    _json = apart or out
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _json = None
+        if apart is not None:
+            apart.close()
 
 
 def emit_json(value: dict[str, Any]) -> None:
     """One JSON object on standard output; what JSON has no word for (inf, NaN) becomes a string."""
-    print(json.dumps(_plain(value), indent=2, ensure_ascii=False))
+    print(json.dumps(_plain(value), indent=2, ensure_ascii=False), file=_json or sys.stdout, flush=True)
 
 
 def _plain(value: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from kernelseam.cli.output import json_alone
 from kernelseam.descriptors import Attention, BatchedGemmPointers, BatchedGemmStrided
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
@@ -41,7 +42,18 @@ Backend = Annotated[
     str | None, typer.Option("--backend", help="numpy, or that of a plugin; NAME:INDEX for one device. [the best]")
 ]
 Implementation = Annotated[str | None, typer.Option("--implementation", help="By name. [the cheapest]")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
+def _alone(context: typer.Context, wanted: bool) -> bool:
+    if wanted:
+        context.with_resource(json_alone())
+    return wanted
+
+
+Json = Annotated[
+    bool,
+    typer.Option("--json", callback=_alone, is_eager=True, help="One JSON object alone on standard output."),
+]
 
 MADE_UP_ADDRESSES = {"A": 1 << 40, "B": 1 << 50, "C": 1 << 60, "bias": 1 << 45, "residual": 1 << 55}
 """Where matrices lie that are only reasoned about: apart from each other, and multiples of every alignment."""

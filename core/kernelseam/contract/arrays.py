@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from kernelseam.contract.devices import Device
 from kernelseam.dtypes import DType
+from kernelseam.errors import not_copied
 
 
 @dataclass(frozen=True, init=False)
@@ -38,6 +39,12 @@ class ArrayInfo:
         put = self.__dict__
         put["pointer"], put["shape"], put["strides"], put["dtype"] = pointer, shape, strides, dtype
         put["device"], put["kind"], put["owner"], put["writable"] = device, kind, owner, writable
+
+    def __copy__(self) -> ArrayInfo:
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise not_copied("a view of an array", "Copy the array, and describe that: a descriptor is made anew")
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ from typing import Any
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors.operands import axes, canonical, describe_arrays
-from kernelseam.descriptors.validation import extent
+from kernelseam.descriptors.validation import extent, packed
 from kernelseam.errors import InvalidValue
 
 LAYOUTS = {"bhsd": "B H S D", "bshd": "B S H D"}
@@ -129,7 +129,9 @@ def _broadcast(
             name, f"an array of shape {list(info.shape)}", f"must repeat to {[n for _, n in plane]}",
             f"Its axes are {names}, from the right; extent 1 repeats",
         )
-    for i, (axis, whole) in enumerate(plane):
+    # An empty array's own strides say nothing: its axes repeat only where their extent is 1.
+    strides = packed(info.shape, [None] * len(info.shape)) if 0 in info.shape else info.strides
+    for i, (axis, _) in enumerate(plane):
         here = i - lacking
-        repeats = here < 0 or (info.shape[here] == 1 and whole != 1)
-        found[f"stride_{stride_name}_{axis}"] = 0 if repeats else info.strides[here] if info.shape[here] > 1 else 0
+        repeats = here < 0 or info.shape[here] == 1
+        found[f"stride_{stride_name}_{axis}"] = 0 if repeats else strides[here]

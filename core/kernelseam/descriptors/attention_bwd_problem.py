@@ -75,10 +75,10 @@ class AttentionBwdProblem:
 
     @property
     def dbias_shape(self) -> tuple[int, int, int, int]:
-        """Of the bias as it lies in memory: 1 along an axis where it repeats."""
+        """Of the bias as it lies in memory: 1 along an axis where it repeats, also where that is empty."""
         p = self.forward
         b, h, i, j = (
-            min(n, 1) if s == 0 else n
+            1 if s == 0 else n
             for n, s in zip((p.batch, p.num_heads, p.S_q, p.S_k), p.bias_strides, strict=True)
         )
         return b, h, i, j

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
-from kernelseam.contract import ArrayInfo, Device, Runtime
+from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime
 from kernelseam.descriptors import attention_contents
-from kernelseam.descriptors.address_lists import AddressList, Matrix, check_beside
+from kernelseam.descriptors.address_lists import AddressList, Matrix
 from kernelseam.descriptors.attention import Attention
 from kernelseam.descriptors.attention_problem import AttentionProblem
 from kernelseam.descriptors.lists import (
@@ -197,7 +197,7 @@ class AttentionPointers:
         lists = self.read(operands, device)
         rest = {n: x for n, x in operands.items() if n not in lists}
         found = resolve(self._problem.operands, rest, self._rest._arrays, self._rest._dense, device)
-        check_beside(self._lists.known(lists), self._lists.matrices, found.pointers, self._problem.operands)
+        self._lists.check_beside(lists, found.pointers, self._problem.operands)
         pointers, held = self._lists.stage(lists, runtime, device)
         made = Resolved(
             {**found.pointers, **pointers}, (lists, *held, *found.keep), (*arrays_of(lists), *found.arrays)
@@ -210,10 +210,14 @@ class AttentionPointers:
         """Check lists in device memory as host lists are, and lengths against S_k; synchronises."""
         lists = cast(Mapping[str, AddressList], found.keep[0])
         self._lists.check(lists, runtime)
-        check_beside(
-            self._lists.known(lists, runtime), self._lists.matrices, found.pointers, self._problem.operands
-        )
+        self._lists.check_beside(lists, found.pointers, self._problem.operands, runtime)
         attention_contents.check(self._problem, found, runtime, device)
+
+    def check_beside(self, found: Resolved, rule: OperandRule, address: int, runtime: Runtime | None) -> None:
+        """Refuse matrices that share memory with what ``rule`` walks from an address on: those of lists that the host
+        knows, and with a runtime those of lists on the device."""
+        lists = cast(Mapping[str, AddressList], found.keep[0])
+        self._lists.check_beside(lists, {rule.name: address}, (rule,), runtime)
 
     def simplified(self) -> tuple[Descriptor, str]:
         """The same problem over strided memory where the host knows all addresses and they are evenly spaced."""

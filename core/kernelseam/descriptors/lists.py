@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
-from kernelseam.contract import ArrayInfo, Device, Problem, Runtime
+from kernelseam.contract import ArrayInfo, Device, OperandRule, Problem, Runtime
 from kernelseam.descriptors.address_lists import (
     Addresses,
     AddressList,
     Matrix,
+    check_beside,
     check_entries,
     fetch,
     read_list,
@@ -124,6 +125,13 @@ class Lists:
     def check(self, lists: Mapping[str, AddressList], runtime: Runtime | None = None) -> None:
         """Check the entries that are read: those the host knows, and with a runtime those on the device too."""
         check_entries(self.known(lists, runtime), self.matrices, self.vectors)
+
+    def check_beside(
+        self, lists: Mapping[str, AddressList], pointers: Mapping[str, int], rules: Sequence[OperandRule],
+        runtime: Runtime | None = None,
+    ) -> None:
+        """Check the entries that are read against strided operands: those known as in ``check``."""
+        check_beside(self.known(lists, runtime), self.matrices, pointers, rules)
 
     def known(self, lists: Mapping[str, AddressList], runtime: Runtime | None = None) -> dict[str, Addresses]:
         """The entries that are read, by list: as in ``check``."""

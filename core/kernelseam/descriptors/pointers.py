@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from kernelseam.contract import Device, Runtime
+from kernelseam.contract import Device, OperandRule, Runtime
 from kernelseam.descriptors.address_lists import AddressList, Matrix
 from kernelseam.descriptors.gemm import (
     ADDED,
@@ -171,6 +171,12 @@ class BatchedGemmPointers:
     def check_device(self, resolved: Resolved, runtime: Runtime, device: Device) -> None:
         """Check lists in device memory as host lists are; synchronises."""
         self._lists.check(cast(Mapping[str, AddressList], resolved.keep[0]), runtime)
+
+    def check_beside(self, found: Resolved, rule: OperandRule, address: int, runtime: Runtime | None) -> None:
+        """Refuse matrices that share memory with what ``rule`` walks from an address on: those of lists that the host
+        knows, and with a runtime those of lists on the device."""
+        lists = cast(Mapping[str, AddressList], found.keep[0])
+        self._lists.check_beside(lists, {rule.name: address}, (rule,), runtime)
 
     def simplified(self) -> tuple[Descriptor, str]:
         """The same problem over strided memory where the host knows all addresses and they are evenly spaced."""

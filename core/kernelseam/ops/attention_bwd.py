@@ -13,7 +13,7 @@ from kernelseam.descriptors.validation import flag
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.attention import checked
-from kernelseam.ops.calling import Operation, given, handed_back, operate
+from kernelseam.ops.calling import Operation, given, handed_back, once, operate
 
 
 class AttentionGradients(NamedTuple):
@@ -97,9 +97,7 @@ def _work(
     for name, model in (("dq", "q"), ("dk", "k"), ("dv", "v")):
         operation.fresh(name, infos[model].shape, infos[model].dtype, "q")
     if bias_gradient:
-        own = infos["bias"]
-        shape = [min(n, 1) if s == 0 else n for n, s in zip(own.shape, own.strides, strict=True)]
-        operation.fresh("dbias", shape, own.dtype, "q")
+        operation.fresh("dbias", once(infos["bias"]), infos["bias"].dtype, "q")
     if sink_gradient:
         operation.fresh("dsinks", infos["sinks"].shape, DType.float32, "q")
     options = checked({

@@ -12,20 +12,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelseam.arrays import describe, runtime_of, same_device
-from kernelseam.contract import HOST, ArrayInfo, Runtime
+from kernelseam.contract import HOST, ArrayInfo, Device, OperandRule, Runtime
 from kernelseam.dispatch import check_backend, preferred_backend
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.planning import Plan, plan, stream_handle
+from kernelseam.planning import Call, Plan, plan, proven_overlap, stream_handle
 from kernelseam.plugins import Plugins, plugins
 from kernelseam.trace import active
 
 Infos = dict[str, ArrayInfo]
-_Bound = dict[Hashable, tuple[Callable[[int], None], ...]]
+_Launches = tuple[Callable[[int], None], ...]
+_Bound = dict[Hashable, tuple[_Launches, ...]]
 
 
 class _Remembered:
-    """What calls came to, by everything of them but memory, and bound launches by addresses. They hold no array."""
+    """What calls came to, by everything of them but memory, and bound launches by addresses. They hold no array: a
+    workspace is each call's own, of whichever thread and stream."""
 
     def __init__(self, found: Plugins) -> None:
         self.found = found
@@ -63,7 +65,7 @@ def operate(
         known = None
     if known is None or not known.make_results(infos):
         _check(infos, wanted)
-        operation = Operation(infos, implementation, stream)
+        operation = Operation(infos, implementation)
         work(operation, *options)
         known = operation.known()
         if operation.repeatable:
@@ -71,8 +73,7 @@ def operate(
                 memory.plans.clear()
                 memory.bound.clear()
             memory.plans[key] = known
-    for launch in known.launches:
-        launch(infos, stream, memory.bound)
+    known.run(infos, stream, memory.bound)
     return infos
 
 
@@ -91,8 +92,8 @@ def _check(infos: Infos, wanted: str | None) -> None:
 class Operation:
     """A call while it is worked out: the arrays that it has, those that it makes, what it will launch."""
 
-    def __init__(self, infos: Infos, implementation: str | None, stream: object) -> None:
-        self.infos, self.implementation, self.stream = infos, implementation, stream
+    def __init__(self, infos: Infos, implementation: str | None) -> None:
+        self.infos, self.implementation = infos, implementation
         self.repeatable = True
         """Whether the same launches compute the next call, over its own addresses."""
         self._results: list[_Result] = []
@@ -115,14 +116,28 @@ class Operation:
         """
         # A remembered plan must not keep anyone's memory alive.
         bare = descriptor().over({name: i.pointer for name, i in operands.items()})
-        device = next(iter(operands.values())).device
-        made = plan(bare, device=device, implementation=self.implementation)
+        made = plan(bare, device=next(iter(operands.values())).device, implementation=self.implementation)
+        rules = {rule.name: rule for rule in made.problem.operands}
         arrays = tuple([(names or {}).get(name, name) for name in operands])
-        self._launches.append(_Launch(made, plugins().backend(device.backend).runtime, tuple(operands), arrays, told))
+        self._launches.append(_Launch(made, tuple([rules[name] for name in operands]), arrays, told))
+
+    def launch_lists(self, operands: Mapping[str, ArrayInfo], descriptor: Any, names: Mapping[str, str]) -> None:
+        """Plan and bind a descriptor over lists of addresses of matrices, to be launched when all is worked out, once:
+        the lists are of these arrays' memory alone. ``operands``: the arrays that the matrices lie in, C written."""
+        self.repeatable = False
+        made = plan(descriptor, device=next(iter(operands.values())).device, implementation=self.implementation)
+        rules = [OperandRule(n, x.dtype, x.shape, x.strides, 1, written=n == "C") for n, x in operands.items()]
+        arrays = tuple([names.get(name, name) for name in operands])
+        self._launches.append(_Launch(made, tuple(rules), arrays, None, made.bind()))
 
     def known(self) -> _Known:
         """What is to be remembered of it."""
-        return _Known(tuple(self._results), tuple(self._launches))
+        device = next(iter(self.infos.values())).device
+        runtime, planned = plugins().backend(device.backend).runtime, [x for x in self._launches if x.call is None]
+        return _Known(
+            tuple(self._results), tuple(self._launches), device, runtime,
+            max((x.plan.workspace_room for x in planned), default=0), len(planned) < len(self._launches),
+        )
 
 
 @dataclass(frozen=True)
@@ -138,53 +153,40 @@ class _Result:
 
 @dataclass(frozen=True, eq=False)
 class _Launch:
-    """A plan, and which array each of its operands is."""
+    """A plan, how each of its operands is walked, and which array it is."""
 
     plan: Plan
-    runtime: Runtime
-    operands: tuple[str, ...]
+    rules: tuple[OperandRule, ...]
     arrays: tuple[str, ...]
     told: Callable[[InvalidValue], InvalidValue] | None
+    call: Call | None = None
+    """Where the plan takes lists of addresses: bound to them."""
 
-    def __call__(self, infos: Infos, stream: object, bound: _Bound) -> None:
-        made, runtime, first = self.plan, self.runtime, infos[self.arrays[0]]
-        need = made.workspace_room
-        # Of the operands' library, so that its streams and graphs know of it.
-        own = _fresh("workspace", (-(-need // 4),), DType.float32, first) if need else None
-        place = made.workspace_in(own.pointer) if own else 0
-        key: tuple[Any, ...] = (self, place, *[infos[name].pointer for name in self.arrays])
-        with runtime.activate(made.device):
-            launches = bound.get(key)
-            if launches is None:
-                launches = self._bind(key[2:], key[1])
-                if made.device.evidence != HOST:  # there lengths and tables are looked at, too, and may change
-                    if len(bound) >= _KEPT:
-                        bound.clear()
-                    bound[key] = launches
-            handle = stream_handle(stream, runtime, made.device, first)
-            for launch in launches:
-                launch(handle)
-        for records in active():
-            records.extend(made.launches_over)
-        if own and stream is not None and handle != runtime.current_stream(made.device, first):
-            runtime.synchronize(made.device)  # the library, which takes the workspace back, knows nothing of it
-
-    def _bind(self, addresses: Sequence[int], workspace: int) -> tuple[Callable[[int], None], ...]:
-        pointers = dict(zip(self.operands, addresses, strict=True))
+    def bind(self, infos: Infos, workspace: int) -> _Launches:
+        """Its launches over the arrays' addresses, which are checked."""
+        if self.call is not None:
+            return (self.call.launcher(),)
+        pointers = {rule.name: infos[name].pointer for rule, name in zip(self.rules, self.arrays, strict=True)}
         try:
-            return self.plan.over(pointers, workspace)
+            return self.plan.over(pointers, self.plan.workspace_in(workspace))
         except InvalidValue as e:
             if self.told is None:
                 raise
             raise self.told(e) from None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Known:
     """What a call came to."""
 
     results: tuple[_Result, ...]
     launches: tuple[_Launch, ...]
+    device: Device
+    runtime: Runtime
+    workspace_bytes: int
+    """Of the workspace that the launches use one after the other."""
+    waits: bool
+    """Whether a launch uses what goes when the call returns."""
 
     def make_results(self, infos: Infos) -> bool:
         """Make the results; False, with none made, where one does not lie as the plans have it."""
@@ -196,6 +198,51 @@ class _Known:
                 return False
         return True
 
+    def run(self, infos: Infos, stream: object, bound: _Bound) -> None:
+        """Launch everything, once all of it is bound and checked."""
+        device, runtime, first = self.device, self.runtime, next(iter(infos.values()))
+        need = self.workspace_bytes
+        # Of the operands' library, so that its streams and graphs know of it.
+        own = _fresh("workspace", (-(-need // 4),), DType.float32, first) if need else None
+        key: tuple[Any, ...] = (self, own.pointer if own else 0, *[info.pointer for info in infos.values()])
+        with runtime.activate(device):
+            launches = bound.get(key)
+            if launches is None:
+                launches = tuple([x.bind(infos, key[1]) for x in self.launches])
+                if len(launches) > 1:
+                    _check_apart(self.launches, infos)
+                # On the host lengths and tables are looked at, too, and may change; lists are this call's alone.
+                if device.evidence != HOST and not self.waits:
+                    if len(bound) >= _KEPT:
+                        bound.clear()
+                    bound[key] = launches
+            handle = stream_handle(stream, runtime, device, first)
+            for made, steps in zip(self.launches, launches, strict=True):
+                for launch in steps:
+                    launch(handle)
+                for records in active():
+                    records.extend(made.plan.launches_over if made.call is None else made.plan.launches)
+        # The library, which takes the workspace back, knows nothing of another stream; nor does anyone of lists.
+        if self.waits or (own and stream is not None and handle != runtime.current_stream(device, first)):
+            runtime.synchronize(device)
+
+
+def _check_apart(launches: Sequence[_Launch], infos: Infos) -> None:
+    """Refuse a result in memory that a later launch reads or writes as another array; what one launch does with its
+    own operands is checked with them."""
+    for i, earlier in enumerate(launches):
+        for rule, name in zip(earlier.rules, earlier.arrays, strict=True):
+            if not rule.written or not rule.span:
+                continue
+            at = infos[name].pointer
+            for later in launches[i + 1 :]:
+                for other, other_name in zip(later.rules, later.arrays, strict=True):
+                    if other_name != name and other.span and proven_overlap(at, rule, infos[other_name].pointer, other):
+                        when = "" if other.written else ", which is still to be read"
+                        raise InvalidValue(
+                            name, hex(at), f"overlaps {other_name}{when}", "Give the output memory of its own"
+                        )
+
 
 def rank(name: str, info: ArrayInfo, axes: Sequence[str]) -> None:
     """Refuse an array whose number of axes is not that of ``axes`` (names, for the message)."""
@@ -204,6 +251,13 @@ def rank(name: str, info: ArrayInfo, axes: Sequence[str]) -> None:
             name, f"an array of shape {list(info.shape)}", f"must have {len(axes)} axes, [{', '.join(axes)}]",
             "Add or remove axes with reshape",
         )
+
+
+def once(info: ArrayInfo) -> tuple[int, ...]:
+    """An array's shape with extent 1 where it repeats; the strides of an empty one say nothing."""
+    if 0 in info.shape:
+        return info.shape
+    return tuple(1 if s == 0 else n for n, s in zip(info.shape, info.strides, strict=True))
 
 
 def given(**arrays: object) -> dict[str, object]:

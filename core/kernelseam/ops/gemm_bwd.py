@@ -8,7 +8,7 @@ from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors.validation import flag, number
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation, given, handed_back, operate
+from kernelseam.ops.calling import Operation, given, handed_back, once, operate
 from kernelseam.ops.gemm import check_shape, result, result_shape
 from kernelseam.ops.products import check_matrices, matrices, multiply, swapped
 
@@ -49,8 +49,10 @@ def bmm_bwd(
 
     ``a_gradient`` and ``b_gradient`` say which are computed. ``da`` and ``db``: arrays for the results, which take beta
     times what they hold as well (beta = 1 accumulates; beta ≠ 0 needs them, beta = 0 never reads them); else new
-    row-major ones of a's kind and of ``out_dtype``, a's where that is None. Products are summed in float32 (float64
-    where a is), always in the same order. All else is as in ``bmm``. Raises InvalidValue, Unsupported.
+    row-major ones of a's kind and of ``out_dtype``, a's where that is None. da is made first: it must not overlap a
+    (unless ``b_gradient`` is False), b, dc or db; db must not overlap a or dc, but may be b itself. Products are summed
+    in float32 (float64 where a is), always in the same order. All else is as in ``bmm``. Raises InvalidValue,
+    Unsupported; nothing is then launched.
     """
     arrays = {"dc": dc, "a": a, "b": b, **given(da=da, db=db)}
     options = (True, a_transposed, b_transposed, alpha, beta, a_gradient, b_gradient, out_dtype)
@@ -103,7 +105,7 @@ def _gradients(
     for name, of, first, second in (("da", a, product, swapped(op_b)), ("db", b, swapped(op_a), product)):
         if not wanted[name]:
             continue
-        result(operation, name, _once(of), out_dtype)
+        result(operation, name, once(of), out_dtype)
         check_matrices(name, infos[name])
         names = {"A": "dc", "B": "b", "C": name} if name == "da" else {"A": "a", "B": "dc", "C": name}
         operands = {"A": first, "B": second, "C": matrices(infos[name], turned[name])}
@@ -116,10 +118,3 @@ def _handed_back(arrays: dict[str, Any], infos: dict[str, ArrayInfo], stream: ob
         arrays.get(n) if n in arrays or n not in infos else handed_back(infos[n], infos["a"], stream)
         for n in ("da", "db")
     ))
-
-
-def _once(info: ArrayInfo) -> tuple[int, ...]:
-    """An array's shape with extent 1 where it repeats; the strides of an empty one say nothing."""
-    if 0 in info.shape:
-        return info.shape
-    return tuple(1 if s == 0 else n for n, s in zip(info.shape, info.strides, strict=True))

@@ -9,13 +9,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from kernelseam.arrays import runtime_of
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import BatchedGemmPointers, BatchedGemmStrided
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation
 from kernelseam.ops.folding import SUMMED, Axis, fold, offsets
-from kernelseam.planning import plan
 
 Operands = Mapping[str, ArrayInfo]
 
@@ -82,30 +80,21 @@ def multiply(operation: Operation, operands: Operands, names: Mapping[str, str],
         try:
             operation.launch(ordered, lambda: _descriptor(ordered, names, given, alpha, beta), names, told)
         except _Uneven as e:
-            operation.repeatable = False  # the lists are of these addresses
-            _by_lists(ordered, e.axes, e.fields, operation.implementation, operation.stream)
+            operation.launch_lists(ordered, _by_lists(ordered, e.axes, e.fields), names)
     except InvalidValue as e:
         raise told(e) from None
 
 
-def _by_lists(
-    operands: Operands, axes: Sequence[Axis], fields: Mapping[str, Any], implementation: str | None, stream: object
-) -> None:
+def _by_lists(operands: Operands, axes: Sequence[Axis], fields: Mapping[str, Any]) -> BatchedGemmPointers:
     """The same products, each matrix by its address; those that are summed come one after the other."""
     own, summed = ([x for x in axes if (x.strides["C"] is SUMMED) is sums] for sums in (False, True))
     each = math.prod(x.extent for x in summed)
-    device, given = operands["A"].device, dict[str, Any](fields)
+    given = dict[str, Any](fields)
     for name, x in operands.items():
         walked = [*own, *summed] if name in "AB" else own
         given[f"{name}_ptrs"] = x.pointer + offsets(name, walked) * x.dtype.itemsize
         given["dtype" if name in "AB" else f"dtype_{name.lower()}"] = x.dtype
-    descriptor = BatchedGemmPointers(
-        batch=math.prod(x.extent for x in own), num_heads=each, c_head_group=each, **given
-    )
-    plan(descriptor, device=device, implementation=implementation).bind()(
-        runtime_of(operands["A"]).current_stream(device, operands["A"]) if stream is None else stream
-    )
-    runtime_of(operands["A"]).synchronize(device)  # the lists go when this returns
+    return BatchedGemmPointers(batch=math.prod(x.extent for x in own), num_heads=each, c_head_group=each, **given)
 
 
 def _descriptor(

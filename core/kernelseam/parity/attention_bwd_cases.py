@@ -86,6 +86,7 @@ def _shapes() -> Iterator[BackwardCase]:
     yield case("f16-64", "no-keys", S_k=0)
     yield case("f16-64", "no-queries", S_q=0)
     yield case("f16-64", "no-batch", batch=0)
+    yield case("f16-64", "no-heads-of-queries", num_heads=0, kv_heads=2)
     yield case("f16-64", "gqa-6-2", num_heads=6, S_q=20)
     yield case("f16-64-causal", "mqa-5", num_heads=5, kv_heads=1, S_q=70)
     yield case("bf16-128-causal", "gqa-4-2", num_heads=4, S_q=7)
@@ -135,6 +136,12 @@ def _operands() -> Iterator[BackwardCase]:
     yield case("f16-64", "bias-f32-holes", **{**bias, "bias": F32}, bias_data="holes", bias_walk=Walk(broadcast="h"))
     yield case("f16-64", "bias-f32-voids", **{**bias, "bias": F32}, bias_data="voids")
     yield case("f16-64", "bias-alone", bias=F16, bias_walk=Walk(broadcast="h"))
+    # Sums of nothing.
+    for what, axis, extent in (
+        ("batch", "b", {"batch": 0}), ("heads", "h", {"num_heads": 0}), ("queries", "r", {"S_q": 0}),
+        ("keys", "c", {"S_k": 0}),
+    ):
+        yield case("f16-64", f"bias-no-{what}", bias_walk=Walk(broadcast=axis), **bias, **extent)
     yield case("f16-64", "bias-softcap", softcap=3.0, bias_walk=Walk(broadcast="b"), **bias)
     yield case("f32-64-causal", "bias-window", window=(20, 3), bias_walk=Walk(broadcast="b"), **{**bias, "bias": F32})
     yield case("f16-64", "sinks", sinks=(0.5, -1.0), sink_gradient=True)
@@ -176,6 +183,10 @@ def _lengths() -> Iterator[BackwardCase]:
     yield case("f16-64", "sequences-of-q-bias", bias=F16, **bias)
     yield case("f16-64", "sequences-of-q-bias-nan", bias=F16, plants=(Plant("bias", NAN, (2, 0, 3, 3)),), **bias)
     yield case("f16-64", "sequences-of-q-bias-any-order", bias=F32, deterministic=False, **bias)
+    # And where none has any, sums of nothing.
+    nothing = {**bias, "q_sequences": (0, 0, 0), "bias_walk": Walk(broadcast="br")}
+    yield case("f16-64", "sequences-0-of-q-bias", bias=F16, **nothing)
+    yield case("f16-64", "sequences-0-of-q-bias-any-order", bias=F32, deterministic=False, **nothing)
 
 
 def _any_order() -> Iterator[BackwardCase]:

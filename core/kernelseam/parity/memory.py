@@ -116,8 +116,8 @@ class Place:
 
 
 def once(shape: tuple[int, ...], walk: Walk) -> tuple[int, ...]:
-    """The shape of what differs: 1 along an axis of stride 0."""
-    return tuple(min(n, 1) if axis in walk.broadcast else n for n, axis in zip(shape, "bhrc", strict=True))
+    """The shape of what differs: 1 along an axis of stride 0, also where that is empty."""
+    return tuple(1 if axis in walk.broadcast else n for n, axis in zip(shape, "bhrc", strict=True))
 
 
 def repeated(x: Array, shape: tuple[int, ...]) -> Array:

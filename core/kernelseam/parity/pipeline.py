@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kernelseam.containment import Contained, told
 from kernelseam.contract import Device
 from kernelseam.deadline import Hung, within
 from kernelseam.errors import DeviceError
@@ -74,12 +75,12 @@ def lost(device: Device) -> str:
     sent = np.arange(4, dtype=np.float32)
     try:
         runtime = plugins().backend(device.backend).runtime
-        with runtime.activate(device):
+        with Contained(f"a copy to {device}"), runtime.activate(device):
             array = runtime.from_host(sent, device)
             runtime.synchronize(device)
             came = runtime.to_host(array)
     except Exception as e:
-        return f"{type(e).__name__}: {e}"
+        return told(e)
     return "" if np.array_equal(sent, came) else f"it returns {came.tolist()} for {sent.tolist()}"
 
 

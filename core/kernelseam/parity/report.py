@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from kernelseam import __version__
+from kernelseam.containment import Contained, told
 from kernelseam.contract import CONTRACT_VERSION, Toolchain
 from kernelseam.errors import KernelSeamError
 from kernelseam.parity.cases import Case
@@ -184,9 +185,12 @@ def facts(known: Plugins, targets: Sequence[Target]) -> list[tuple[str, str]]:
 
 def _compiler(toolchain: Toolchain) -> str:
     try:
-        return toolchain.compiler()
+        with Contained("its compiler()"):
+            return toolchain.compiler()
     except KernelSeamError as e:
         return f"none: {last_line(str(e))}"
+    except Exception as e:
+        return f"none: {last_line(told(e))}"
 
 
 def not_covered(cases: Sequence[Case], wanted: Sequence[Target]) -> list[str]:

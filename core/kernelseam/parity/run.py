@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+from kernelseam.containment import Contained, traceback_of
 from kernelseam.contract import EMULATED, Backend, Device, Implementation, Problem
 from kernelseam.dispatch import consider
 from kernelseam.errors import Unsupported
@@ -17,6 +18,7 @@ from kernelseam.parity.stages import Computed, Made, computed, judged, made
 from kernelseam.plugins import Plugins, plugins
 
 T = TypeVar("T")
+_log = logging.getLogger("kernelseam")
 
 FLUSHES = "KS_FLUSHES_SUBNORMALS"
 """The constant of an arch's row that says that its matrix units lose subnormals."""
@@ -63,10 +65,16 @@ def targets(
 
 
 def flushes(backend: Backend, device: Device) -> bool:
-    """Whether the row of the device's arch says that its matrix units lose subnormals."""
-    if backend.toolchain is None or device.arch not in backend.toolchain.archs:
+    """Whether the row of the device's arch says that its matrix units lose subnormals. A toolchain that cannot be asked
+    says nothing: what is broken in it shows where it is needed."""
+    try:
+        with Contained(f"the toolchain of backend {backend.name}"):
+            if backend.toolchain is None or device.arch not in backend.toolchain.archs:
+                return False
+            return dict(backend.toolchain.arch_row(device.arch).defines).get(FLUSHES) == "1"
+    except Exception:
+        _log.warning("backend %s does not tell of its arch %s", backend.name, device.arch, exc_info=True)
         return False
-    return dict(backend.toolchain.arch_row(device.arch).defines).get(FLUSHES) == "1"
 
 
 def _own(implementation: Implementation) -> bool:
@@ -144,7 +152,7 @@ def guarded(work: Callable[..., T], *arguments: Any) -> T | str:
     try:
         return work(*arguments)
     except Exception as e:
-        return "".join(traceback.format_exception(e))
+        return traceback_of(e)
 
 
 def attempt(case: Case, target: Target, before: Made) -> Ran:
@@ -153,12 +161,13 @@ def attempt(case: Case, target: Target, before: Made) -> Ran:
     found, refusal, error = None, _exemption(case, target), None
     if refusal is None:
         try:
-            found = computed(case, target.device, target.implementation, before)
+            with Contained(f"{target.implementation} on {target.device}"):
+                found = computed(case, target.device, target.implementation, before)
         except Unsupported as e:
             error = _broken_check(e, target)
             refusal = None if error else "; ".join(r.reason for r in e.refusals)
         except Exception as e:
-            error = "".join(traceback.format_exception(e))
+            error = traceback_of(e)
     return Ran(found, refusal, error, time.perf_counter() - start)
 
 

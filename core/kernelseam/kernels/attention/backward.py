@@ -106,7 +106,7 @@ class AttentionBwdHost(HostHalf):
         """Row sums of dout·out; the gradients, with atomics dq's after the others; then what is reduced: the bias's,
         where it repeats or is no row-major float32, and the sinks'."""
         p, spec = problem.forward, problem.spec.forward
-        packed = spec.q_view == "packed"
+        packed = spec.q_view == "packed" and p.batch > 0  # else there are no offsets
         entries, rows = (1, p.total_q) if packed else (p.batch, p.S_q)
         dots = (0 if packed else p.num_heads * rows, rows)
         size = _aligned(4 * entries * p.num_heads * rows)
@@ -127,8 +127,9 @@ class AttentionBwdHost(HostHalf):
         reduced = problem.spec.bias_gradient and not self._direct(problem)
         if reduced:
             workspace["dbias"] = size
+        gradients = problem if p.num_heads else _without_queries(problem)
         for role in tile.roles:
-            steps.append(Launch(self, problem, replace(tile, role=role), workspace))
+            steps.append(Launch(self, gradients, replace(tile, role=role), workspace))
         if tile.query_rows:
             steps.append(Launch(QUERY_GRADIENT, gradient, tile, {"sums": workspace["sums"]}))
         if reduced:
@@ -213,6 +214,13 @@ class AttentionBwdHost(HostHalf):
 
     def work(self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> Work:
         return backward_work(problem, tile, self.grid(problem, tile, device))
+
+
+def _without_queries(problem: AttentionBwdProblem) -> AttentionBwdProblem:
+    """The same dk and dv, zeros, of KV heads that no head of queries belongs to: of as many without a row."""
+    p = problem.forward
+    forward = replace(p, spec=replace(p.spec, q_view="strided"), num_heads=p.kv_heads, S_q=0, total_q=0)
+    return replace(problem, spec=replace(problem.spec, forward=forward.spec), forward=forward)
 
 
 def _aligned(size: int) -> int:

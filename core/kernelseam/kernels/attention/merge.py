@@ -47,6 +47,8 @@ class MergeHost(HostHalf):
         for name, dtype in (("dtype", problem.spec.dtype), ("dtype_out", problem.spec.dtype_out)):
             if dtype not in MERGE_TILE.dtypes:
                 return f"{name} = {dtype}: it has none"
+        if problem.spec.value_dim < 1:
+            return f"value_dim = {problem.spec.value_dim}: it takes 1 and more"
         if (lines := problem.batch * problem.num_heads * problem.rows) >= 2**31:
             return f"it has {lines} rows, not fewer than 2^31"
         return refuse_row_strides(stride_outs_row=problem.outs_strides[3], stride_out_row=problem.out_strides[2])

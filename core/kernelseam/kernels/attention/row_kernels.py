@@ -216,7 +216,7 @@ class SumAxes(SmallKernel):
         return {"OUT": DEVICE_TYPE[spec.dtype_out], "WARPS": tile.warps}
 
     def grid(self, problem: SumProblem, tile: RowTile, device: Device) -> int:
-        return divide_up(math.prod(problem.kept), tile.warps) if 0 not in problem.extents else 0
+        return divide_up(math.prod(problem.kept), tile.warps)
 
     def values(self, problem: SumProblem, tile: RowTile, device: Device) -> dict[str, int | float]:
         p = problem

@@ -1,0 +1,142 @@
+"""A plugin's code, kept from ending the program: what it raises is an Exception, what the user sends goes through.
+
+``sys.exit()``, a KeyboardInterrupt or any other BaseException of a plugin's own passes every ``except Exception``. Here
+it becomes an `Escaped`, which says whose code it was. What a signal's handler raises is the user's, though it comes up
+in the midst of a plugin's code: Ctrl-C, or a program's own handler of SIGTERM that calls ``sys.exit()``. It is told
+apart by where it was raised, not by its type: Python runs handlers in the main thread alone, so there, while a plugin's
+code runs, they are wrapped. What one of them raised ends the block, even where the plugin's code swallowed it.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import traceback
+
+# Not through `signal`, which looks for an enum of every handler: that takes longer than all else here.
+from _signal import getsignal, signal as set_handler  # type: ignore[import-not-found]
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+from kernelseam.errors import PluginError
+
+SIGNALS = tuple(
+    int(getattr(signal, name)) for name in (
+        "SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK", "SIGALRM", "SIGUSR1", "SIGUSR2"
+    ) if hasattr(signal, name)
+)
+"""Those whose handlers programs make raise: to end, to stop waiting, to be told something."""
+
+
+class Escaped(PluginError):
+    """A plugin's code raised what is no Exception. ``__cause__`` is what it raised."""
+
+
+class Contained:
+    """``with Contained(whose):`` around a plugin's code, named for the message.
+
+    Exceptions pass as they are, other BaseExceptions as Escaped; what a signal's handler raised is raised.
+    """
+
+    __slots__ = ("_watch", "_whose")
+
+    def __init__(self, whose: str) -> None:
+        self._whose = whose
+        self._watch: _Watch | None = None
+
+    def __enter__(self) -> None:
+        global _watching
+        if _watching is None and threading.current_thread() is threading.main_thread():
+            self._watch = _watching = _Watch()
+            self._watch.begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        global _watching
+        escaped = None
+        try:
+            if error is not None and not isinstance(error, Exception):
+                escaped = Escaped(f"{self._whose} raised {_said(error)}")
+        finally:
+            watch = _watching if threading.current_thread() is threading.main_thread() else None
+            if self._watch is not None:  # else it is of a block around this one
+                _watching = None
+                self._watch.end()
+        if watch is not None and watch.raised is not None:
+            if error is watch.raised:
+                return
+            raise watch.raised
+        if escaped is not None:
+            raise escaped from error
+
+
+class _Watch:
+    """The handlers of signals, wrapped, so that it is known what they raise."""
+
+    def __init__(self) -> None:
+        self.raised: BaseException | None = None
+        self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+
+    def begin(self) -> None:
+        for number in SIGNALS:
+            handler = getsignal(number)
+            if callable(handler):
+                self._handlers[number] = handler
+                try:
+                    set_handler(number, self._handle)
+                except ValueError:  # the main thread of an interpreter that is not the main one
+                    return
+
+    def end(self) -> None:
+        for number, handler in self._handlers.items():
+            last = set_handler(number, handler)
+            if last != self._handle:  # the plugin's code set one of its own
+                set_handler(number, last)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        try:
+            self._handlers[number](number, frame)
+        except BaseException as e:
+            self.raised = e
+            raise
+
+
+_watching: _Watch | None = None
+"""That of the main thread, while it runs a plugin's code."""
+
+
+def told(error: BaseException) -> str:
+    """``Type: message`` of what a plugin's code raised: printable, whatever its message does."""
+    if isinstance(error, Escaped) and error.__cause__ is not None:
+        error = error.__cause__
+    with Contained("an exception's message"):
+        return _said(error)
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback of what a plugin's code raised, as text: kept as it is, it keeps every caller's arrays alive."""
+    if isinstance(error, Escaped) and error.__cause__ is not None:
+        error = error.__cause__
+    with Contained("an exception's traceback"):
+        try:
+            return _printable("".join(traceback.format_exception(error)))
+        except BaseException:
+            where = "".join(traceback.format_tb(error.__traceback__))
+            return _printable(f"Traceback (most recent call last):\n{where}{_said(error)}\n")
+
+
+def _said(error: BaseException) -> str:
+    """Within a Contained block: its message is the plugin's code, too."""
+    name = type(error).__name__
+    try:
+        message = str(error)
+    except BaseException as e:
+        return f"{name}, whose message cannot be had: it raised {type(e).__name__}"
+    return _printable(f"{name}: {message}" if message else name)
+
+
+def _printable(text: str) -> str:
+    """Without the halves of characters that names of files may bring, which no stream takes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

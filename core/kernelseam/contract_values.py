@@ -1,0 +1,177 @@
+"""The contract's rules on values: what a plugin hands over is held against them where it comes in, and not again."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+from kernelseam.contract import (
+    ArrayInfo,
+    Backend,
+    Cost,
+    Device,
+    DeviceLimits,
+    Implementation,
+    LaunchRecord,
+    PlanParts,
+    PluginInfo,
+    Runtime,
+    Toolchain,
+)
+from kernelseam.errors import PluginError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What must hold of a value, in words and as a test."""
+
+    says: str
+    holds: Callable[[Any], bool]
+
+
+def _integer(value: object) -> bool:
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+
+
+def _number(value: object) -> bool:
+    if type(value) is not float and type(value) is not int and (not isinstance(value, Real) or isinstance(value, bool)):
+        return False
+    return not math.isnan(value)
+
+
+def _texts(value: object, length: int | None = None) -> bool:
+    right = isinstance(value, (tuple, list)) and all(isinstance(x, str) for x in value)
+    return right and (length is None or len(value) == length)  # type: ignore[arg-type]
+
+
+TEXT = Rule("must be a str", lambda v: isinstance(v, str))
+NAME = Rule("must be a str that is not empty", lambda v: isinstance(v, str) and v != "")
+BACKEND = Rule(
+    "must be a str that is not empty and has no colon, which stands before a device's index",
+    lambda v: isinstance(v, str) and v != "" and ":" not in v,
+)
+INTEGER = Rule("must be an int", _integer)
+COUNT = Rule("must be an int of at least 0", lambda v: _integer(v) and v >= 0)
+DURATION = Rule("must be a number of at least 0", lambda v: _number(v) and v >= 0)
+RATE = Rule("must be a number above 0", lambda v: _number(v) and v > 0)
+CALLED = Rule("must be a method", callable)
+RATES = Rule(
+    "must map names of dtypes to numbers above 0",
+    lambda v: isinstance(v, Mapping) and all(isinstance(k, str) and RATE.holds(x) for k, x in v.items()),
+)
+VARIABLES = Rule(
+    "must be pairs of a variable's name and its meaning",
+    lambda v: isinstance(v, (tuple, list)) and all(_texts(pair, 2) for pair in v),
+)
+SEVERAL = Rule("must be a tuple", lambda v: isinstance(v, (tuple, list)))
+
+FIELDS: Mapping[type, Mapping[str, Rule]] = {
+    PluginInfo: {
+        "name": NAME, "version": TEXT, "contract_version": INTEGER, "summary": TEXT, "variables": VARIABLES,
+    },
+    Backend: {"name": BACKEND, "implementations": SEVERAL, "kernels": SEVERAL, "priority": INTEGER},
+    Implementation: {
+        "name": NAME, "backend": NAME, "operation": NAME, "supports": CALLED, "cost": CALLED, "build": CALLED,
+    },
+    Runtime: dict.fromkeys(
+        (
+            "devices", "describe", "empty", "from_host", "to_host", "read", "current_stream", "synchronize", "activate",
+            "time", "prepare_memset",
+        ),
+        CALLED,
+    ),
+    Toolchain: {
+        "backend": NAME,
+        **dict.fromkeys(("arch_row", "platform_files", "compiler", "compile", "inspect", "load"), CALLED),
+    },
+    Device: {"backend": NAME, "index": COUNT, "arch": NAME, "name": TEXT, "evidence": NAME},
+    DeviceLimits: {
+        "compute_units": COUNT, "shared_bytes_per_block": COUNT, "memory_bytes": COUNT, "bytes_per_second": RATE,
+        "operations_per_second": RATES, "launch_seconds": DURATION,
+    },
+    Cost: {"bytes": DURATION, "operations": DURATION, "seconds": DURATION},
+    PlanParts: {"steps": SEVERAL, "workspace_bytes": COUNT, "workspace_alignment": COUNT, "zeroed_bytes": COUNT},
+}
+"""By class or protocol, its fields."""
+
+
+def held(whose: str, value: Any, kind: type[T]) -> T:
+    """The value, where it is one of that class and its fields are as FIELDS has them. ``whose``: for the message.
+    Raises PluginError."""
+    if not isinstance(value, kind):
+        raise PluginError(f"{whose} must be a {kind.__name__}, got {reprlib.repr(value)}")
+    _hold_fields(whose, value, kind)
+    return value
+
+
+def _hold_fields(whose: str, value: object, kind: type[Any]) -> None:
+    for name, rule in FIELDS.get(kind, {}).items():
+        given = getattr(value, name, None)
+        if not rule.holds(given):
+            raise PluginError(f"{whose}: {kind.__name__}.{name} = {reprlib.repr(given)}: {rule.says}")
+
+
+def hold_implementation(value: Any) -> None:
+    """Raises PluginError for what is none."""
+    _hold_fields(f"implementation {reprlib.repr(getattr(value, 'name', value))}", value, Implementation)
+
+
+def held_backend(value: Any) -> Backend:
+    """A backend with what it brings. Raises PluginError."""
+    backend = held("a backend", value, Backend)
+    whose = f"backend {backend.name!r}"
+    _hold_fields(whose, backend.runtime, Runtime)
+    if backend.toolchain is not None:
+        _hold_fields(whose, backend.toolchain, Toolchain)
+    for i in backend.implementations:
+        hold_implementation(i)
+    return backend
+
+
+def held_devices(backend: str, value: Any) -> tuple[Device, ...]:
+    """What a backend's runtime lists. Raises PluginError."""
+    whose = f"devices() of backend {backend!r}"
+    if not isinstance(value, Sequence):
+        raise PluginError(f"{whose} must be a sequence of Device, got {reprlib.repr(value)}")
+    for device in value:
+        held(whose, device, Device)
+        held(whose, device.limits, DeviceLimits)
+        if device.backend != backend:
+            raise PluginError(f"{whose}: Device.backend = {device.backend!r}: must be {backend!r}")
+    return tuple(value)
+
+
+def held_archs(backend: str, value: Any) -> tuple[str, ...]:
+    """What a backend's toolchain compiles for. Raises PluginError."""
+    if not _texts(value):
+        raise PluginError(f"archs of backend {backend!r} must be a tuple of str, got {reprlib.repr(value)}")
+    return tuple(value)
+
+
+def held_view(backend: str, value: Any) -> ArrayInfo | None:
+    """What a runtime says of an array. Raises PluginError."""
+    return None if value is None else held(f"describe() of backend {backend!r}", value, ArrayInfo)
+
+
+def held_refusal(name: str, value: Any) -> str | None:
+    """What an implementation says to a problem; "" is no reason. Raises PluginError."""
+    if value is not None and not isinstance(value, str):
+        raise PluginError(f"supports() of {name!r} must be None or a str that says why not, got {reprlib.repr(value)}")
+    return value or None
+
+
+def held_parts(name: str, value: Any) -> PlanParts:
+    """What an implementation builds. Raises PluginError."""
+    whose = f"build() of {name!r}"
+    parts = held(whose, value, PlanParts)
+    for step in parts.steps:
+        held(f"{whose}: a step's record", getattr(step, "record", None), LaunchRecord)
+        if not callable(getattr(step, "bind", None)):
+            raise PluginError(f"{whose}: {reprlib.repr(step)} has no method bind")
+    return parts

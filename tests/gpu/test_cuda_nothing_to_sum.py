@@ -1,0 +1,52 @@
+"""On an NVIDIA GPU: results that are sums of nothing, also where memory held NaN."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernelseam.errors import Unsupported
+from kernelseam.plugins import plugins
+
+pytestmark = pytest.mark.gpu
+arrays = pytest.importorskip("kernelseam_cuda.arrays", reason="kernelseam-cuda is not installed")
+BACKEND = plugins().registry.backends.get("cuda")
+if BACKEND is None or not BACKEND.runtime.devices():
+    pytest.skip("gpu is missing: no NVIDIA device here", allow_module_level=True)
+cupy = pytest.importorskip("cupy")
+
+sys.path.append(str(Path(__file__).parents[1] / "unit" / "helpers"))
+
+from nothing_to_sum import CASES, Array, Case  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _memory_is_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = arrays.empty
+
+    def made(*args: Any) -> Any:
+        x = empty(*args)
+        x[...] = np.nan
+        return x
+
+    monkeypatch.setattr(arrays, "empty", made)
+
+
+def there(x: Array) -> Any:
+    """An array of the host's in device memory, with its strides of 0."""
+    if not x.size:
+        return cupy.asarray(x)
+    return cupy.broadcast_to(cupy.asarray(x[tuple(slice(0, 1) if s == 0 else slice(None) for s in x.strides)]), x.shape)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_cuda(case: Case) -> None:
+    if case.refused:  # by name, before any launch
+        with pytest.raises(Unsupported, match=rf"shared: {case.refused} = 0: it takes 1 and more\."):
+            case.call(there)
+        return
+    case.check([x.get() for x in case.call(there)])
