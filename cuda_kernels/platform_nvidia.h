@@ -3,6 +3,7 @@
 #pragma once
 
 #define KS_DEVICE __device__ __forceinline__
+#define KS_CONSTANT extern "C" __constant__
 #define KS_ARGUMENT const __grid_constant__
 #define KS_KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #define KS_DEVICE __device__ inline __attribute__((always_inline))
+#define KS_CONSTANT extern "C" __constant__
 // The attribute wants waves a vector unit.
 #define KS_KERNEL(threads, blocks)                                                       \
   extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(threads, threads), \

@@ -11,6 +11,7 @@ from kernelseam.containment import Contained, told
 from kernelseam.contract import ArrayInfo, Backend, Device, Runtime
 from kernelseam.contract_values import held_view
 from kernelseam.errors import InvalidValue
+from kernelseam.interop import torch as torch_arrays
 from kernelseam.plugins import Plugins, plugins
 
 _log = logging.getLogger("kernelseam")
@@ -77,6 +78,13 @@ def _order(found: Plugins, array: object, backend: str | None) -> list[Backend]:
 def runtime_of(info: ArrayInfo) -> Runtime:
     """The runtime of the device that an array lies on."""
     return plugins().backend(info.device.backend).runtime
+
+
+def tell_written(info: ArrayInfo) -> None:
+    """Tell an array's library that its elements were written, where it keeps count: torch refuses gradients that need
+    what stood there before."""
+    if info.kind == "torch":
+        torch_arrays.tell_written((info.owner,))
 
 
 def same_device(infos: Mapping[str, ArrayInfo]) -> Device:

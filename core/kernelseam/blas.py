@@ -17,6 +17,7 @@ from kernelseam.contract import EMULATED, Cost, Device, LaunchRecord, PlanParts
 from kernelseam.costs import Coefficients, Work, predicted, roofline
 from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.dtypes import DType
+from kernelseam.forking import new_lock
 from kernelseam.kernels.elements import divide_up
 
 LIMIT = 2**31 - 1
@@ -83,13 +84,13 @@ class Handles:
         """``create`` makes one for the current device."""
         self._create = create
         self._made: dict[int, tuple[Any, threading.Lock]] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def of(self, device: Device) -> tuple[Any, threading.Lock]:
         """The process's handle of a device, which is current, and its lock."""
         with self._lock:
             if device.index not in self._made:
-                self._made[device.index] = self._create(), threading.Lock()
+                self._made[device.index] = self._create(), new_lock()
             return self._made[device.index]
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -26,6 +25,8 @@ from kernelseam.contract import (
 from kernelseam.dispatch import Choice, build, check_backend, find_device, preferred_backend, select
 from kernelseam.dtypes import DType
 from kernelseam.errors import CallInUse, InvalidValue, not_copied
+from kernelseam.forking import new_lock
+from kernelseam.interop import torch as torch_arrays
 from kernelseam.memset import MemsetStep
 from kernelseam.plugins import plugins
 from kernelseam.trace import active
@@ -174,6 +175,8 @@ class Call:
             for step in plan._zeroing:  # once: what this call's launches find there they leave there
                 step.bind({}, address)(self.stream_handle(None))
                 runtime.synchronize(plan.device)
+        if tensors := _written_tensors(plan, self._given):
+            self._launches.append(lambda handle: torch_arrays.tell_written(tensors))
         self._records = plan.launches
         self._keep, self._pointers = resolved.keep, resolved.pointers
 
@@ -284,6 +287,20 @@ def stream_handle(stream: object, runtime: Runtime, device: Device, array: Array
     return handle
 
 
+def _written_tensors(plan: Plan, given: Mapping[str, object]) -> list[object]:
+    """The torch tensors, one by one or in lists, that a call over these operands writes to."""
+    names = {rule.name for rule in plan.problem.operands if rule.written}
+    matrix = getattr(getattr(plan.descriptor, "lists", plan.descriptor), "matrix", None)
+    found: list[object] = []
+    for name, value in given.items():
+        if name in names:
+            found.append(value)
+        elif matrix is not None and isinstance(value, list | tuple) and matrix(name).written:
+            found += cast(Sequence[object], value)
+    arrays = (x.owner if isinstance(x, ArrayInfo) else x for x in found)
+    return [x for x in arrays if torch_arrays.is_tensor(x)]
+
+
 def _workspace_address(address: int, parts: PlanParts) -> int:
     if parts.workspace_bytes and (address <= 0 or address % parts.workspace_alignment):
         raise InvalidValue(
@@ -372,7 +389,7 @@ def proven_overlap(x: int, a: OperandRule, y: int, b: OperandRule) -> bool:
 
 _plans: OrderedDict[Any, PlanParts] = OrderedDict()
 _choices: OrderedDict[Any, Choice] = OrderedDict()
-_lock = threading.Lock()
+_lock = new_lock()
 _KEPT = 1024
 
 

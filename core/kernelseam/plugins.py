@@ -22,6 +22,7 @@ from kernelseam.contract import CONTRACT_VERSION, Backend, Device, Implementatio
 from kernelseam.contract_values import held, held_archs, held_backend, held_devices, hold_implementation
 from kernelseam.deadline import Hung, probe_seconds, within
 from kernelseam.errors import PluginError, UnknownName
+from kernelseam.forking import new_lock
 
 GROUP = "kernelseam"
 _log = logging.getLogger("kernelseam")
@@ -276,7 +277,7 @@ def _place(source: object) -> str:
     return source.value + (f" of {source.dist.name} {source.dist.version}" if source.dist else "")
 
 
-_lock = threading.Lock()
+_lock = new_lock()
 _plugins: Plugins | None = None
 
 

@@ -149,7 +149,7 @@ class _Memory:
         if view == "strided" or (view == "pointers" and name == "lse"):
             return found[name]
         heads = p.kv_heads if of_keys else p.num_heads
-        dtype = p.spec.out if name == "out" else DType.float32 if name == "lse" else p.spec.dtype
+        dtype = p.spec.out if name == "out" else p.spec.dtype_lse if name == "lse" else p.spec.dtype
         width = p.spec.head_dim if name in "qk" else p.spec.value_dim
         whole = np.zeros((p.batch, heads, most, width)[: 3 if name == "lse" else 4], dtype.numpy)
         rules = {rule.name: rule for rule in p.operands}

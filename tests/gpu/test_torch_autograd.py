@@ -99,6 +99,31 @@ def test_an_expanded_input(dtype: str) -> None:
     agree(y, x.double() @ w.double(), [x, w], LIMITS[dtype])
 
 
+def test_expanded_leaves() -> None:
+    """Each element has a gradient of its own."""
+    x, w, bias = tensors((6, 65, 40), (1, 40, 24), (2, 1, 130, 257), dtype="float32")
+    w, bias = w.detach().expand(6, 40, 24).requires_grad_(), bias.detach().expand(2, 4, 130, 257).requires_grad_()
+    agree(ks.bmm(x, w), x.double() @ w.double(), [x, w], LIMITS["float32"])
+    q, k, v = tensors((2, 4, 130, 64), (2, 4, 257, 64), (2, 4, 257, 64), dtype="float32")
+    want = own(*(x.double() for x in (q, k, v)), attn_mask=bias.double())
+    agree(ks.attention(q, k, v, bias=bias), want, [q, k, v, bias], LIMITS["float32"])
+
+
+def test_a_write_counts_in_a_tensors_version() -> None:
+    q, k, v, out = (x.detach() for x in tensors(*[(1, 2, 64, 64)] * 4))
+    for _ in range(3):
+        before = out._version
+        kernelseam.attention(q, k, v, out=out)
+        assert out._version > before and q._version == 0
+
+
+def test_a_penalty_on_gradients_is_refused() -> None:
+    q, k, v = tensors((1, 2, 64, 64), (1, 2, 64, 64), (1, 2, 64, 64))
+    (dq,) = torch.autograd.grad(ks.attention(q, k, v).sum(), q, create_graph=True)
+    with pytest.raises(kernelseam.errors.InvalidValue, match="^create_graph = True: gradients of attention"):
+        dq.square().sum().backward()
+
+
 @pytest.mark.parametrize("dtype", LIMITS)
 def test_a_product(dtype: str) -> None:
     """Columns that lie apart, what is added, a result of another dtype."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import filelock
 import pytest
-from fakecc import BUNDLE, Toolchain, again, quietly
+from fakecc import BUNDLE, Toolchain, again, made, quietly
 
 from kernelseam import compilation
 from kernelseam.compilation import CacheWarning, build, compiled
@@ -179,7 +179,7 @@ def _recovered(cache: Path, toolchain: Toolchain) -> None:
     start = time.monotonic()
     binary = quietly(toolchain)
     assert time.monotonic() - start < 5
-    assert binary.data == ("arch1" + BUNDLE.text()).encode() * 100
+    assert binary.data == made(BUNDLE, "arch1", binary.key)
     assert binary.path is not None and quietly(toolchain) == binary
     with filelock.FileLock(binary.path.with_suffix(".lock"), timeout=0):
         assert {p.name for p in cache.rglob("*")} == {"binaries", f"{binary.key}.bin", f"{binary.key}.lock"}

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakecc import Toolchain, again, quietly
+from fakecc import BUNDLE, Toolchain, again, made, quietly
 
 from kernelseam import compilation
 from kernelseam.compilation import CacheWarning, entry
-from kernelseam.errors import InvalidValue
+from kernelseam.errors import CompileError, InvalidValue
 
 
 
@@ -36,12 +37,21 @@ def _take_another_keys_entry(path: Path) -> None:
     path.write_bytes(entry.pack({"key": "0" * 64, "name": "twice"}, b"other code"))
 
 
+def _take_another_keys_binary(path: Path) -> None:
+    """As one that was stored under a wrong key in the first place: whole, and named as it should be."""
+    path.write_bytes(entry.pack({"key": path.stem, "name": "twice"}, made(BUNDLE, "arch1", "0" * 64)))
+
+
 def _lose_the_header(path: Path) -> None:
     path.write_bytes(entry.pack({}, b"other code"))
 
 
 @pytest.mark.parametrize(
-    "damage", [_truncate, _cut_tail, _empty, _replace_by_rubbish, _take_another_keys_entry, _lose_the_header]
+    "damage",
+    [
+        _truncate, _cut_tail, _empty, _replace_by_rubbish, _take_another_keys_entry, _take_another_keys_binary,
+        _lose_the_header,
+    ],
 )
 def test_a_damaged_entry_is_compiled_again(cache: Path, toolchain: Toolchain, damage: Callable[[Path], None]) -> None:
     good = again(toolchain)
@@ -52,6 +62,31 @@ def test_a_damaged_entry_is_compiled_again(cache: Path, toolchain: Toolchain, da
     assert toolchain.runs == 2
     assert quietly(toolchain).data == good.data  # and it is whole again
     assert toolchain.runs == 2
+
+
+def test_a_binary_that_was_made_from_something_else_is_not_stored(cache: Path, toolchain: Toolchain) -> None:
+    """What a compiler answers to another request."""
+    other = replace(BUNDLE, defines=(("N", "3"),))
+    stray = again(toolchain, other).data
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(toolchain, "compile", lambda bundle, arch: stray)
+        with pytest.raises(CompileError, match="(?s)twice did not compile.*does not carry its key, the text of KS_KEY"):
+            again(toolchain)
+    assert [e.damage for e in compilation.entries()] == [""]  # the other's own
+    good = quietly(toolchain)
+    assert good.data == made(BUNDLE, "arch1", good.key) and good.data != stray
+
+
+def test_a_swap_of_whole_entries_is_seen(cache: Path, toolchain: Toolchain) -> None:
+    one, two = again(toolchain), again(toolchain, replace(BUNDLE, defines=(("N", "3"),)))
+    assert one.path is not None and two.path is not None
+    swapped = one.path.with_suffix(".swap")
+    one.path.rename(swapped)
+    two.path.rename(one.path)
+    swapped.rename(two.path)
+    assert {e.damage for e in compilation.entries()} == {"it belongs to another key"}
+    with pytest.warns(CacheWarning, match=r"compiled again.* is not loaded: it belongs to another key"):
+        assert again(toolchain).data == one.data
 
 
 def test_no_length_but_the_whole_is_taken(cache: Path, toolchain: Toolchain) -> None:

@@ -394,7 +394,7 @@ def test_cache_commands(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_p
             return "fakecc"
 
         def compile(self, bundle: SourceBundle, arch: str) -> bytes:
-            return b"code"
+            return bundle.text().encode()
 
     folder = tmp_path / "cache"
     monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(folder))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import kernelseam
+from kernelseam.errors import InvalidValue
 from kernelseam.interop import torch as ks
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -113,15 +114,62 @@ def test_gradients_in_16_bits(dtype: str) -> None:
     agree(ks.attention(q, k, v, **options), formula(q, k, v, **options), {"q": q, "k": k, "v": v, **more}, limit)
 
 
-def test_finite_differences() -> None:
-    """In float64 (whose LSE is kept in float32)."""
-    q, k, v, bias = tensors((1, 4, 3, 5), (1, 2, 4, 5), (1, 2, 4, 3), (1, 4, 3, 4), dtype=torch.float64)
-    (sinks,) = tensors((4,))
+SMALL: dict[str, dict[str, Any]] = {
+    "plain": {}, "causal": {"causal": True}, "window": {"window": (1, 1)}, "softcap": {"softcap": 1.5},
+    "alibi": {"alibi_slopes": torch.tensor([[0.5, 0.3, 0.1, 0.0]])}, "bias": {"bias": (1, 4, 3, 4)},
+    "mask": {"mask": torch.rand(1, 4, 3, 4, generator=torch.Generator().manual_seed(1)) < 0.7},
+    "prefix": {"causal": True, "prefix_lengths": torch.tensor([2], dtype=torch.int32)},
+    "lengths": {"kv_lengths": torch.tensor([3], dtype=torch.int32)}, "bias-of-keys": {"bias": (1, 1, 1, 4)},
+    "sinks": {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
+    "all": {"causal": True, "softcap": 2.0, "bias": (4, 3, 4), "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_finite_differences(name: str) -> None:
+    """torch's own check at its own tolerance, with grouped heads."""
+    q, k, v = tensors((1, 4, 3, 5), (1, 2, 4, 5), (1, 2, 4, 3), dtype=torch.float64)
+    options = dict(SMALL[name])
+    leaves = [q, k, v]
+    if "bias" in options:
+        leaves += tensors(options.pop("bias"), seed=3, dtype=torch.float64)
+
+    def call(q: Any, k: Any, v: Any, *bias: Any) -> Any:
+        return ks.attention(q, k, v, **options, **dict(zip(("bias",), bias, strict=False)))
+
+    assert torch.autograd.gradcheck(call, leaves)
+
+
+def test_finite_differences_of_packed_sequences() -> None:
+    q, k, v, bias = tensors((6, 4, 5), (8, 2, 5), (8, 2, 3), (3, 4, 3, 5), dtype=torch.float64)
+    of_q, of_k = (torch.tensor(x, dtype=torch.int32) for x in ([1, 4, 4, 6], [0, 5, 6, 8]))
 
     def call(q: Any, k: Any, v: Any, bias: Any) -> Any:
-        return ks.attention(q, k, v, bias=bias, sinks=sinks.detach(), softcap=2.0, causal=True)
+        return ks.attention_varlen(q, k, v, of_q, of_k, 3, 5, causal=True, bias=bias)
 
-    assert torch.autograd.gradcheck(call, (q, k, v, bias), eps=1e-5, atol=1e-6, rtol=1e-5)
+    assert torch.autograd.gradcheck(call, (q, k, v, bias))
+
+
+@pytest.mark.filterwarnings("ignore:Input #0 requires gradient and is not a double precision:UserWarning")
+def test_finite_differences_of_sinks() -> None:
+    """They are float32: the steps are such as it holds."""
+    q, k, v = tensors((1, 4, 3, 5), (1, 2, 4, 5), (1, 2, 4, 3), dtype=torch.float64)
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0], requires_grad=True)
+    rest = [x.detach() for x in (q, k, v)]
+    assert torch.autograd.gradcheck(lambda x: ks.attention(*rest, sinks=x), sinks, eps=2**-10)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_gradients_in_float64(name: str) -> None:
+    """To float64's own accuracy, large scores too: the LSE that is kept between the two ways is as wide."""
+    q, k, v = qkv(torch.float64)
+    with torch.no_grad():
+        q *= 8
+    options, more = filled(OPTIONS[name], torch.float64)
+    sinks = more.pop("sinks", None)
+    agree(ks.attention(q, k, v, **options), formula(q, k, v, **options), {"q": q, "k": k, "v": v, **more}, 1e-13)
+    if sinks is not None:  # of float32
+        agree(ks.attention(q, k, v, **options), formula(q, k, v, **options), {"sinks": sinks}, 1e-7)
 
 
 def test_torchs_own_attention() -> None:
@@ -185,6 +233,43 @@ def test_an_expanded_bias() -> None:
     agree(ks.attention(q, k, v, bias=bias), formula(q, k, v, bias=bias), {"base": base}, 1e-5)
 
 
+AXES = {"batch": (1, H, S_Q, S_K), "head": (B, 1, S_Q, S_K), "query": (B, H, 1, S_K), "key": (B, H, S_Q, 1)}
+
+
+@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize("taken", ["leaf", "part of a leaf", "asked for on the way", "retained on the way"])
+def test_every_element_of_an_expanded_bias_has_its_own_gradient(axis: str, taken: str) -> None:
+    q, k, v = qkv(torch.float64)
+    (base,) = tensors(AXES[axis], seed=3, dtype=torch.float64)
+    bias = base.expand(B, H, S_Q, S_K)
+    if taken == "leaf":
+        bias = bias.detach().requires_grad_()
+    elif taken == "part of a leaf":
+        bias = base.detach().repeat_interleave(2, 3)[..., ::2].expand(B, H, S_Q, S_K).requires_grad_()
+    given = bias[:, :, :, :] if taken == "part of a leaf" else bias
+    if taken == "retained on the way":
+        bias.retain_grad()
+        ks.attention(q, k, v, bias=given).square().sum().backward()
+        got, full = bias.grad, bias.detach().clone().requires_grad_()
+    else:
+        (got,) = torch.autograd.grad(ks.attention(q, k, v, bias=given).square().sum(), bias)
+        full = bias.detach().clone().requires_grad_()
+    (want,) = torch.autograd.grad(formula(q, k, v, bias=full).square().sum(), full)
+    assert got.shape == (B, H, S_Q, S_K)
+    torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-13)
+
+
+def test_expanded_leaves() -> None:
+    """q, k and v alike."""
+    shapes = ((1, H, S_Q, D), (B, 1, S_K, D), (B, G, 1, D_V))
+    whole = ((B, H, S_Q, D), (B, G, S_K, D), (B, G, S_K, D_V))
+    leaves = [x.detach().expand(s).requires_grad_() for x, s in zip(tensors(*shapes), whole, strict=True)]
+    full = [x.detach().double().clone().requires_grad_() for x in leaves]
+    mine = torch.autograd.grad(ks.attention(*leaves, causal=True).square().sum(), leaves)
+    for got, want in zip(mine, torch.autograd.grad(formula(*full, causal=True).square().sum(), full), strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
+
+
 def test_only_what_is_wanted() -> None:
     q, k, v = qkv()
     k.requires_grad_(False)
@@ -209,11 +294,32 @@ def test_without_gradients_nothing_is_kept() -> None:
 
 
 def test_gradients_have_no_gradients() -> None:
+    """Neither where they hang on the result's gradient nor where on the inputs alone, as in a penalty."""
     q, k, v = qkv()
     (factor,) = tensors((B, H, S_Q, D_V), seed=8)
-    (dq,) = torch.autograd.grad((ks.attention(q, k, v) * factor).sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        dq.sum().backward()
+    for weight in (factor, factor.detach()):
+        (dq,) = torch.autograd.grad((ks.attention(q, k, v) * weight).sum(), q, create_graph=True)
+        with pytest.raises(InvalidValue, match=r"^create_graph = True: gradients of attention cannot be diff"):
+            dq.square().sum().backward()
+    rows, offsets = torch.ones(3, 2, 4, requires_grad=True), torch.tensor([0, 3], dtype=torch.int32)
+    y = ks.attention_varlen(rows, rows, rows, offsets, offsets, 3, 3)
+    (found,) = torch.autograd.grad(y.sum(), rows, create_graph=True)
+    with pytest.raises(InvalidValue, match="^create_graph = True: gradients of attention"):
+        torch.autograd.grad(found.sum(), rows)
+
+
+def test_a_graph_of_gradients_that_is_not_walked_back() -> None:
+    """They are the same numbers as without one, and what does not hang on them can be differentiated."""
+    q, k, v = qkv()
+    y = ks.attention(q, k, v)
+    plain = torch.autograd.grad(y.square().sum(), (q, k, v), retain_graph=True)
+    found = torch.autograd.grad(y.square().sum() + v.pow(3).sum(), (q, k, v), create_graph=True)
+    for got, want, more in zip(found, plain, (0, 0, 3 * v.detach() ** 2), strict=True):
+        assert got.requires_grad
+        torch.testing.assert_close(got.detach(), want + more)
+    (penalty,) = torch.autograd.grad(v.pow(3).sum(), v, create_graph=True)
+    (second,) = torch.autograd.grad(penalty.sum() + y.sum(), v)
+    torch.testing.assert_close(second, 6 * v.detach() + torch.autograd.grad(ks.attention(q, k, v).sum(), v)[0])
 
 
 def test_what_is_refused(refused: Refused) -> None:
@@ -227,9 +333,6 @@ def test_what_is_refused(refused: Refused) -> None:
         "k = ndarray: must be a torch tensor. Pass torch.as_tensor(…).",
         lambda: ks.attention(q, k.detach().numpy(), v),
     )
-    y = ks.attention(q, k, v, bwd_implementation="nothing")
-    with pytest.raises(kernelseam.errors.UnknownName, match="^implementation = nothing"):
-        y.sum().backward()
     y = ks.attention(q, k, v)
     with torch.no_grad():
         v += 1

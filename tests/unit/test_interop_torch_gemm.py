@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import kernelseam
+from kernelseam.errors import InvalidValue
 from kernelseam.interop import torch as ks
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -48,7 +49,7 @@ def test_biases_of_a_batch(shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(got, want)
 
 
-def test_an_expanded_weight_is_summed_in_its_launch() -> None:
+def test_an_expanded_weight() -> None:
     x, w = tensors((6, 3, 5), (5, 4))
     y = ks.bmm(x, w.expand(6, 5, 4))
     dc = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(2))
@@ -57,6 +58,46 @@ def test_an_expanded_weight_is_summed_in_its_launch() -> None:
     assert len(launches) == 2 and dw.shape == w.shape
     torch.testing.assert_close(dw, torch.einsum("bmk,bmn->kn", x, dc))
     torch.testing.assert_close(dx, dc @ w.T)
+
+
+REPEATED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "batches of a": ((1, 4, 3, 5), (2, 2, 5, 6)), "heads of a": ((2, 1, 3, 5), (2, 2, 5, 6)),
+    "rows of a": ((2, 4, 1, 5), (2, 2, 5, 6)), "batches of b": ((2, 4, 3, 5), (1, 2, 5, 6)),
+    "heads of b": ((2, 4, 3, 5), (2, 1, 5, 6)), "columns of b": ((2, 4, 3, 5), (2, 2, 5, 1)),
+    "much of both": ((1, 1, 3, 5), (1, 1, 5, 6)),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_every_element_of_an_expanded_leaf_has_its_own_gradient(name: str) -> None:
+    whole = (2, 4, 3, 5), (2, 2, 5, 6)
+    a, b = (x.detach().expand(s).requires_grad_() for x, s in zip(tensors(*REPEATED[name]), whole, strict=True))
+    full = [x.detach().clone().requires_grad_() for x in (a, b)]
+    ks.bmm(a, b).square().sum().backward()
+    (full[0] @ full[1].repeat_interleave(2, 1)).square().sum().backward()
+    for got, want in zip((a, b), full, strict=True):
+        assert got.grad.shape == want.shape
+        torch.testing.assert_close(got.grad, want.grad)
+
+
+def test_gradients_of_expanded_operands_on_the_way() -> None:
+    x, w, bias, residual = tensors((6, 3, 5), (5, 4), (4,), (3, 4))
+    shared, added, kept = w.expand(6, 5, 4), bias.expand(6, 4), residual.expand(6, 3, 4)
+    y = ks.bmm(x, shared, bias=added, residual=kept)
+    dc = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(2))
+    want = torch.bmm(x, shared) + added[:, None] + kept
+    on_the_way = (shared, added, kept)
+    for got, true in zip(*(torch.autograd.grad(r, on_the_way, dc) for r in (y, want)), strict=True):
+        torch.testing.assert_close(got, true)
+    for row in (0, 1):  # rows of matmul2d's operands repeat as well
+        shapes = ((1, 5), (5, 4)) if row == 0 else ((3, 5), (5, 1))
+        a, b = (
+            x.detach().expand(s).requires_grad_() for x, s in zip(tensors(*shapes), ((3, 5), (5, 4)), strict=True)
+        )
+        full = [x.detach().clone().requires_grad_() for x in (a, b)]
+        mine = torch.autograd.grad(ks.matmul2d(a, b).square().sum(), (a, b))
+        for got, true in zip(mine, torch.autograd.grad((full[0] @ full[1]).square().sum(), full), strict=True):
+            torch.testing.assert_close(got, true)
 
 
 def test_matmul2d_in_half_precision_with_a_float32_result() -> None:
@@ -101,17 +142,17 @@ def test_only_what_is_wanted() -> None:
 
 
 def test_gradients_have_no_gradients() -> None:
+    """Neither where they hang on the result's gradient nor where on the inputs alone, as in a penalty."""
     a, b = tensors((3, 5), (5, 4))
-    (da,) = torch.autograd.grad(ks.matmul2d(a, b).square().sum(), a, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        da.sum().backward()
+    for loss in (lambda y: y.square().sum(), torch.sum):
+        (da,) = torch.autograd.grad(loss(ks.matmul2d(a, b)), a, create_graph=True)
+        with pytest.raises(InvalidValue, match=r"^create_graph = True: gradients of bmm and matmul2d cannot be diff"):
+            da.square().sum().backward()
 
 
 def test_what_is_refused(refused: Refused) -> None:
     a, b = tensors((3, 5), (5, 4))
     refused("b = ndarray: must be a torch tensor. Pass torch.as_tensor(…).", lambda: ks.matmul2d(a, np.zeros((5, 4))))
-    with pytest.raises(kernelseam.errors.UnknownName, match="^implementation = nothing"):
-        ks.matmul2d(a, b, bwd_implementation="nothing").sum().backward()
     assert not hasattr(ks, "matmul3d")
 
 

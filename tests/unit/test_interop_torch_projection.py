@@ -219,11 +219,11 @@ def test_what_is_refused(refused: Refused) -> None:
     x, weight, bias = tensors((B, S, HIDDEN), (WIDTH, HIDDEN), (WIDTH,))
     cos, sin = angles(S)
     refused(
-        "cos.requires_grad = True: gradients do not flow to it. Pass tensor.detach().",
+        "rotary[0].requires_grad = True: gradients do not flow to it. Pass tensor.detach().",
         lambda: ks.fused_qkv_projection(x, weight, bias, H, G, D, rotary=(cos.requires_grad_(), sin)),
     )
     refused(
-        "rotary = Tensor: must be (cosines, sines). Pass two arrays.",
+        "rotary = Tensor: must be (cosines, sines). Pass two tensors.",
         lambda: ks.fused_qkv_projection(x, weight, bias, H, G, D, rotary=sin),
     )
     refused(
@@ -237,11 +237,48 @@ def test_what_is_refused(refused: Refused) -> None:
             x, weight, bias, H, G, D, k_pages=torch.zeros(1), v_pages=torch.zeros(1), block_table=torch.zeros(1)
         ),
     )
-    q, _, _ = ks.fused_qkv_projection(x, weight, bias, H, G, D, bwd_implementation="nothing")
-    with pytest.raises(kernelseam.errors.UnknownName, match="^implementation = nothing"):
-        q.sum().backward()
-    q, _, _ = ks.fused_qkv_projection(x, weight, bias, H, G, D)
+
+
+def test_gradients_have_no_gradients() -> None:
+    """Neither where they hang on the results' gradients nor where on the operands alone, as in a penalty."""
+    x, weight, bias, w, residual = tensors((B, S, HIDDEN), (WIDTH, HIDDEN), (WIDTH,), (HIDDEN, H * D), (B, S, HIDDEN))
     (factor,) = tensors((B, H, S, D), seed=8)
-    (again,) = torch.autograd.grad((q * factor).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        again.sum().backward()
+    for by in (factor, factor.detach()):
+        q, _, _ = ks.fused_qkv_projection(x, weight, bias, H, G, D)
+        (again,) = torch.autograd.grad((q * by).sum(), x, create_graph=True)
+        with pytest.raises(kernelseam.errors.InvalidValue, match=r"^create_graph = True: gradients of fused_qkv_proj"):
+            again.square().sum().backward()
+        attn_out = factor.detach().requires_grad_()
+        y = ks.fused_output_projection_residual(attn_out, w, None, residual)
+        (again,) = torch.autograd.grad((y * by.sum()).sum(), attn_out, create_graph=True)
+        with pytest.raises(kernelseam.errors.InvalidValue, match=r"^create_graph = True: gradients of fused_output_"):
+            again.square().sum().backward()
+
+
+def test_expanded_leaves() -> None:
+    """Each element of each operand has a gradient of its own, as torch's."""
+    small = ((1, S, HIDDEN), (1, HIDDEN))
+    x, weight = (
+        t.detach().expand(s).requires_grad_() for t, s in zip(
+            tensors(*small, dtype=torch.float64), ((B, S, HIDDEN), (WIDTH, HIDDEN)), strict=True
+        )
+    )
+    (bias,) = tensors((WIDTH,), dtype=torch.float64, seed=2)
+    full = [t.detach().clone().requires_grad_() for t in (x, weight)]
+    q, k, v = ks.fused_qkv_projection(x, weight, bias, H, G, D)
+    mine = torch.autograd.grad(sum(t.square().sum() for t in (q, k, v)), (x, weight))
+    theirs = torch.autograd.grad(sum(t.square().sum() for t in formula(*full, bias, "bhsd")), full)
+    attn_out, w, residual = (
+        t.detach().expand(s).requires_grad_() for t, s in zip(
+            tensors((B, 1, S, D), (1, H * D), (1, S, HIDDEN), dtype=torch.float64),
+            ((B, H, S, D), (HIDDEN, H * D), (B, S, HIDDEN)), strict=True,
+        )
+    )
+    leaves = (attn_out, w, residual)
+    full = [t.detach().clone().requires_grad_() for t in leaves]
+    mine += torch.autograd.grad(ks.fused_output_projection_residual(attn_out, w, None, residual).square().sum(), leaves)
+    rows = full[0].transpose(1, 2).flatten(2)
+    theirs += torch.autograd.grad((torch.nn.functional.linear(rows, full[1]) + full[2]).square().sum(), full)
+    for got, want in zip(mine, theirs, strict=True):
+        assert got.shape == want.shape
+        torch.testing.assert_close(got, want)

@@ -138,6 +138,25 @@ def test_a_broadcast_input_gets_the_sum(axes: str, group: int, transposed: bool)
         np.testing.assert_array_equal(got, want[i])
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("axes", [(0,), (1,), (2,), (3,), (0, 1), (1, 2), (0, 1, 2), (0, 1, 3)])
+def test_gradients_that_are_not_summed(axes: tuple[int, ...], transposed: bool) -> None:
+    """Of the input's whole shape, in one launch each; heads that share a b are summed all the same."""
+    whole_a, whole_b = ((2, 4, 7, 5), (2, 2, 4, 7)) if transposed else ((2, 4, 5, 7), (2, 2, 7, 4))
+    a, b = (
+        np.broadcast_to(integers(*(1 if i in axes else n for i, n in enumerate(s))), s) for s in (whole_a, whole_b)
+    )
+    dc = integers(2, 4, 5, 4)
+    options = {"a_transposed": transposed, "b_transposed": transposed}
+    with trace() as launches:
+        found = bmm_bwd(dc, a, b, sum_repeats=False, **options)
+    assert len(launches) == 2
+    for got, want in zip(found, wanted(dc, a.copy(), b.copy(), transposed, transposed), strict=True):
+        np.testing.assert_array_equal(got, want)
+    with pytest.raises(InvalidValue, match="^sum_repeats = 1: must be True or False"):
+        bmm_bwd(dc, a, b, sum_repeats=1, **options)  # type: ignore[arg-type]
+
+
 def test_what_is_asked_for_most_is_never_refused() -> None:
     """A weight for a whole batch, keys for a group, rows for all: of contiguous arrays, token-major ones too."""
     weight, x, dc = integers(7, 4), integers(6, 5, 7), integers(6, 5, 4)

@@ -37,7 +37,7 @@ def test_attention_bound_is_the_formula() -> None:
     assert got[0, 0] == pytest.approx(2 * 2**-24 * 0.5 + (2**-11 + inner) * 0.8 + 2**-14 * 5 + 2.0**-126, rel=1e-14)
     got, got_lse = tolerances.attention(result, 100, 64, DType.float64, DType.float64)
     assert got[0, 0] == pytest.approx(2**-53 * (1 + (1 + 8 * 34) * 0.8), rel=1e-14)
-    assert got_lse[0] == pytest.approx(8 * 2**-24 * 36, rel=1e-14)
+    assert got_lse[0] == pytest.approx(8 * 2**-53 * 36, rel=1e-14)
 
 
 def test_changed_scores_widen_the_attention_bound() -> None:
@@ -52,11 +52,14 @@ def test_changed_scores_widen_the_attention_bound() -> None:
 
 def test_merge_bound_is_the_formula() -> None:
     result = oracle.MergeResult(np.array([[0.5]]), np.array([2.0]), np.array([[0.8]]), np.array([7.0]))
-    got, got_lse = tolerances.merge_states(result, 9, DType.float16)
+    got, got_lse = tolerances.merge_states(result, 9, DType.float32, DType.float16)
     assert got[0, 0] == pytest.approx(2 * 2**-11 * 0.5 + 8 * 2**-24 * (3 + 7) * 0.8 + 2**-24, rel=1e-14)
     assert got_lse[0] == pytest.approx(8 * 2**-24 * (3 + 7 + 2), rel=1e-14)
-    flushed, _ = tolerances.merge_states(result, 9, DType.float16, flushed=True)
+    flushed, _ = tolerances.merge_states(result, 9, DType.float32, DType.float16, flushed=True)
     assert flushed[0, 0] - got[0, 0] == pytest.approx(2**-14 - 2**-24, rel=1e-10)
+    got, got_lse = tolerances.merge_states(result, 9, DType.float64, DType.float64)
+    assert got[0, 0] == pytest.approx(2**-53 * (1 + 8 * 10 * 0.8), rel=1e-14)
+    assert got_lse[0] == pytest.approx(8 * 2**-53 * 12, rel=1e-14)
 
 
 def test_verdicts_of_a_variant_and_of_merged_states() -> None:

@@ -93,6 +93,24 @@ def test_probabilities_that_are_rounded_stay_within_theirs(unit: float) -> None:
     assert (np.abs(dv - got["dv"].value) <= abs(unit) * got["dv"].rounded * (1 + 1e-9)).all()
 
 
+@pytest.mark.skipif(np.finfo(np.longdouble).eps >= 2.0**-53, reason="the host has nothing wider than float64")
+def test_gradients_of_float64_are_right_to_their_last_bit_or_two() -> None:
+    """Scores of several hundred: in float64 their own rounding would show in every weight that is not near 1."""
+    rng = np.random.default_rng(5)
+    q, k, v, dout = (size * rng.standard_normal((1, 1, n, 16)) for n, size in ((7, 30), (90, 30), (90, 1), (7, 1)))
+    wide = [x[0, 0].astype(np.longdouble) for x in (q, k, v, dout)]
+    x = np.longdouble(0.25) * (wide[0] @ wide[1].T)
+    p = np.exp(x - x.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    dx = p * (wide[3] @ wide[2].T - (wide[3] * (p @ wide[2])).sum(axis=1, keepdims=True))
+    got = attention_bwd(q, k, v, dout, False, 0.25)
+    for name, want in (
+        ("dq", 0.25 * dx @ wide[1]), ("dk", 0.25 * dx.T @ wide[0]), ("dv", p.T @ wide[3])
+    ):
+        assert abs(x).max() > 500
+        np.testing.assert_allclose(got[name].value[0, 0], want.astype(float), rtol=2.0**-50, atol=1e-300)
+
+
 def test_rows_that_see_nothing_take_nothing() -> None:
     variant = Variant(mask=np.zeros((B, H, S_q, S_k), bool), sinks=np.array([0.5, -np.inf, 3.0, -2.0]))
     got = attention_bwd(Q, K, V, DOUT, False, SCALE, variant)

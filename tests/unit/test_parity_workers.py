@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from interruption import interrupted
 
 from kernelseam.parity import workers
 from kernelseam.parity.workers import Lost, Workers
@@ -86,6 +87,15 @@ def test_what_cannot_be_sent_is_an_error(team: Workers) -> None:
     with pytest.raises(TypeError, match="cannot pickle"):
         team.start(len, threading.Lock()).result()
     assert team.start(math.factorial, 4).result() == 24
+
+
+def test_an_interrupted_task_leaves_no_answer_to_the_next(team: Workers) -> None:
+    pid = team._ask(os.getpid, ())
+    with interrupted(0.3):
+        team._ask(time.sleep, (0.5,))
+    time.sleep(0.4)
+    assert team._ask(math.factorial, (5,)) == 120
+    assert team._ask(os.getpid, ()) != pid
 
 
 def test_closing_ends_what_hangs() -> None:

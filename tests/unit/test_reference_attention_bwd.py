@@ -167,7 +167,8 @@ def dense(q: Array, k: Array, v: Array, dout: Array, *, sums: tuple[str, ...] = 
     """Gradients, by name, of q [B, H, S_q, D], k and v [B, H_kv, S_k, D], out and lse among them, in memory that held
     other values. ``sums``: dbias and dsinks, where they are wanted."""
     batch, heads, S_q, D = q.shape
-    out, lse = np.empty((batch, heads, S_q, v.shape[3]), dout.dtype), np.empty((batch, heads, S_q), np.float32)
+    out = np.empty((batch, heads, S_q, v.shape[3]), dout.dtype)
+    lse = np.empty((batch, heads, S_q), np.promote_types(q.dtype, F32))
     forward = Attention(
         batch=batch, num_heads=heads, kv_heads=k.shape[1], S_q=S_q, S_k=k.shape[2], head_dim=D, value_dim=v.shape[3],
         q=q, k=k, v=v, out=out, lse=lse, dtype_out=dout.dtype.name, **more,
@@ -223,8 +224,9 @@ def test_central_differences_of_the_forwards_formula(name: str) -> None:
             x[at] = held - step
             below = loss()
             x[at] = held
-            # What the LSE, rounded to float32, leaves of the probabilities, and the difference of the products.
-            assert abs(found[name][at] - (above - below) / (2 * step)) < 2e-6, (name, at)
+            # The difference of the losses is off by their rounding and by the third derivative; dsinks is float32.
+            limit = 2e-7 if name == "dsinks" else 1e-9
+            assert abs(found[name][at] - (above - below) / (2 * step)) < limit, (name, at)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -258,14 +260,15 @@ def test_what_torch_derives(seed: int) -> None:
     out.backward(torch.tensor(dout))
     for name, leaf in zip(("dq", "dk", "dv", "dbias", "dsinks"), leaves, strict=True):
         want = leaf.grad.numpy()
-        assert abs(found[name] - want).max() < 3e-6 * (1 + abs(want).max()), name
+        limit = 1e-7 if name == "dsinks" else 1e-13
+        assert abs(found[name] - want).max() < limit * (1 + abs(want).max()), name
 
 
 # ---------------------------------------------------------------- edges
 
 
 def test_float64_stays_float64() -> None:
-    """Given the LSE, which is float32."""
+    """Given the forward's own result and LSE."""
     q, k, v, dout = (normal(1, 2, n, 8, kind=float) for n in (300, 700, 700, 300))
     bias = normal(1, 2, 300, 700, kind=float)
     found = dense(q, k, v, dout, sums=("dbias",), causal=True, bias=bias, softcap=4.0)

@@ -27,7 +27,7 @@ def dense(q: Array, k: Array, v: Array, **more: Any) -> tuple[Array, Array]:
     """out and lse of q [B, H, S_q, D], k and v [B, H_kv, S_k, D], in memory that held other values."""
     batch, heads, S_q, D = q.shape
     out = np.full((batch, heads, S_q, v.shape[3]), UNTOUCHED, more.pop("kind", q.dtype))
-    lse = np.full((batch, heads, S_q), UNTOUCHED, np.float32)
+    lse = np.full((batch, heads, S_q), UNTOUCHED, np.promote_types(q.dtype, F32))
     plan(Attention(
         batch=batch, num_heads=heads, kv_heads=k.shape[1], S_q=S_q, S_k=k.shape[2], head_dim=D, value_dim=v.shape[3],
         q=q, k=k, v=v, out=out, lse=lse, **more,
@@ -142,9 +142,10 @@ def test_extreme_softcaps(cap: float, kind: Any) -> None:
 def test_float64_stays_float64() -> None:
     q, k, v = (np.random.default_rng(n).standard_normal((1, 2, n, 8)) for n in (300, 1200, 1200))
     bias = np.random.default_rng(1).standard_normal((1, 2, 300, 1200))
-    out, _ = dense(q, k, v, causal=True, bias=bias, softcap=4.0)
-    want, _ = formula(q[0, 1], k[0, 1], v[0, 1], scale=8**-0.5, causal=True, bias=bias[0, 1], softcap=4.0)
+    out, lse = dense(q, k, v, causal=True, bias=bias, softcap=4.0)
+    want, want_lse = formula(q[0, 1], k[0, 1], v[0, 1], scale=8**-0.5, causal=True, bias=bias[0, 1], softcap=4.0)
     np.testing.assert_allclose(out[0, 1], want, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(lse[0, 1], want_lse, rtol=0, atol=1e-14)
 
 
 def test_16_bits_are_computed_in_float32() -> None:

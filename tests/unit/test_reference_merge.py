@@ -13,6 +13,7 @@ from attention_formula import Array, close
 from kernelseam import Attention, plan, planning
 from kernelseam.descriptors import MergeProblem, MergeSpec, MergeStates
 from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
 from kernelseam.plugins import plugins
 from kernelseam.reference import merge as reference
 
@@ -22,7 +23,7 @@ UNTOUCHED = 77.0
 def merged(outs: Array, lses: Array, kind: Any, **more: Any) -> tuple[Array, Array]:
     """out and lse of outs [parts, B, H, rows, D_v] and lses [parts, B, H, rows]."""
     out = np.full(outs.shape[1:], UNTOUCHED, kind)
-    lse = np.full(lses.shape[1:], UNTOUCHED, np.float32)
+    lse = np.full(lses.shape[1:], UNTOUCHED, lses.dtype)
     parts, batch, heads, rows, dim = outs.shape
     plan(MergeStates(
         parts=parts, batch=batch, num_heads=heads, rows=rows, value_dim=dim, outs=outs, lses=lses, out=out, lse=lse,
@@ -41,12 +42,27 @@ def normal(*shape: int) -> Array:
 def test_the_formula(kind: Any, result: Any, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "_ELEMENTS", block)
     planning.forget()
-    outs, lses = normal(4, 2, 3, 17, 5).astype(kind), 9 * normal(4, 2, 3, 17)
+    outs = normal(4, 2, 3, 17, 5).astype(kind)
+    lses = (9 * normal(4, 2, 3, 17)).astype(np.promote_types(kind, np.float32))
     out, lse = merged(outs, lses, result)
     s = lses.astype(np.float64)
     want_lse = np.log(np.exp(s).sum(axis=0))
     close(out, (np.exp(s - want_lse)[..., None] * outs.astype(np.float64)).sum(axis=0))
     close(lse, want_lse, 30)
+
+
+def test_float64_stays_float64() -> None:
+    """Parts of float64 with LSEs of float64; LSEs of another dtype are refused."""
+    rng = np.random.default_rng(2)
+    outs, lses = rng.standard_normal((4, 2, 3, 17, 5)), 9 * rng.standard_normal((4, 2, 3, 17))
+    out, lse = merged(outs, lses, np.float64)
+    want_lse = np.log(np.exp(lses).sum(axis=0))
+    close(out, (np.exp(lses - want_lse)[..., None] * outs).sum(axis=0))
+    close(lse, want_lse)
+    with pytest.raises(InvalidValue, match="^lses = an array of float32: must be float64"):
+        merged(outs, lses.astype(np.float32), np.float64)
+    with pytest.raises(InvalidValue, match="^lses = an array of float64: must be float32"):
+        merged(outs.astype(np.float32), lses, np.float32)
 
 
 def test_strides() -> None:

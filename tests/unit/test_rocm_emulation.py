@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernelseam.contract import EMULATED, Device, Runtime
+from kernelseam.contract import EMULATED, Device, Runtime, SourceBundle
 from kernelseam.dispatch import find_device
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, InvalidValue, UnknownName
@@ -69,6 +69,13 @@ def test_a_path_that_is_no_checkout(tmp_path: Path) -> None:
         "test/mockgpu/amd/emu.py in it. Clone the repository (its packages do not hold the emulator), or unset the "
         "variable"
     )
+
+
+def test_a_path_in_the_home_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(checkout.VARIABLE, "~nosuchuser/tinygrad")
+    found = checkout.find()
+    assert isinstance(found, str) and found.startswith("KERNELSEAM_TINYGRAD = ~nosuchuser/tinygrad: means no folder (")
+    assert found.endswith("). Name it by its whole path, or unset the variable")
 
 
 def test_a_checkout_without_clang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,8 +196,8 @@ class Toolchain:
     def arch_row(self, arch: str) -> Any:
         return archs.row(arch)
 
-    def compile(self, bundle: object, arch: str) -> bytes:
-        return amdelf.elf(b"")
+    def compile(self, bundle: SourceBundle, arch: str) -> bytes:
+        return amdelf.elf(bundle.text().encode())
 
 
 class Emulator:

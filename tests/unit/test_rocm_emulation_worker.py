@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,9 @@ from kernelseam.errors import DeviceError, OutOfDeviceMemory
 pytest.importorskip("kernelseam_rocm", reason="kernelseam-rocm is not installed")
 import amdelf  # noqa: E402
 import fake_emulator as fake  # noqa: E402
+from interruption import interrupted  # noqa: E402
 
+from kernelseam_rocm.emulation import worker  # noqa: E402
 from kernelseam_rocm.emulation.checkout import Checkout  # noqa: E402
 from kernelseam_rocm.emulation.devices import EmulatedArray, devices  # noqa: E402
 from kernelseam_rocm.emulation.loader import Launch  # noqa: E402
@@ -211,30 +214,30 @@ def test_a_forked_copy_leaves_the_memory_alone() -> None:
     assert x.host().tolist() == [3] * 4 and arena.holds(x.pointer, 16)
 
 
-def test_an_interrupted_launch_ends_the_process(
-    start: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_launch_ends_the_process(start: Callable[..., Emulator]) -> None:
     emulator = start()
     x = zeros(emulator)
     run(emulator, x=x)
     pid = emulator._pid
-
-    class Interrupted:
-        def send_bytes(self, data: bytes) -> None:
-            raise KeyboardInterrupt
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr(emulator, "_connection", Interrupted())
-    with pytest.raises(KeyboardInterrupt):
-        run(emulator, (fake.STORE, 1), x=x)
+    with interrupted(0.5):
+        run(emulator, (fake.STORE, 3), fake.HANG, x=x)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-    monkeypatch.undo()
-    emulator._connection = None
-    run(emulator, (fake.STORE, 4), x=x)
+    assert integers(x)[0] == 3
+    assert run(emulator, (fake.STORE, 4), x=x) == 2
     assert integers(x)[0] == 4
+
+
+def test_an_answer_to_another_launch_is_no_answer(start: Callable[..., Emulator]) -> None:
+    emulator = start()
+    x = zeros(emulator)
+    run(emulator, x=x)
+    pid, requests = emulator._pid, emulator._requests
+    assert requests is not None
+    requests._connection.send_bytes(struct.pack("<Q", 9) + pickle.dumps(worker.TestRequest(b"", "gfx1100")))
+    with pytest.raises(DeviceError, match="kernel k on gfx1100, emulated, ended the emulator's process"):
+        run(emulator, (fake.STORE, 1), x=x)
+    assert run(emulator, (fake.STORE, 2), x=x) == 2 and emulator._pid != pid
 
 
 def test_an_empty_array_has_no_memory() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import operator
 import os
+import pickle
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -17,6 +19,8 @@ import pytest
 from kernelseam.errors import CompileError, InvalidValue, UnknownName
 
 pytest.importorskip("kernelseam_rocm", reason="kernelseam-rocm is not installed")
+from interruption import interrupted  # noqa: E402
+
 from kernelseam_rocm import toolchain, worker  # noqa: E402
 from kernelseam_rocm.worker import CompileServer, WorkerDied  # noqa: E402
 
@@ -25,8 +29,8 @@ from kernelseam_rocm.worker import CompileServer, WorkerDied  # noqa: E402
 def server() -> Iterator[CompileServer]:
     started = CompileServer()
     yield started
-    if started._connection is not None:
-        started._connection.close()  # which ends it
+    if started._requests is not None:
+        started._requests.close()  # which ends it
 
 
 def refuse() -> None:
@@ -111,6 +115,34 @@ def test_a_server_that_was_killed_is_started_again(server: CompileServer) -> Non
     with pytest.raises(WorkerDied, match="the compile server was ended from outside"):
         server.run(os.getpid)
     assert server.run(os.getppid) != pid
+
+
+def say_and_wait(path: str) -> str:
+    Path(path).write_text(str(os.getpid()))
+    time.sleep(60)
+    return "the answer to the request that was interrupted"
+
+
+def test_an_interrupted_request_leaves_no_answer_to_the_next(server: CompileServer, tmp_path: Path) -> None:
+    before = server.run(os.getppid)
+    with interrupted(0.5):
+        server.run(say_and_wait, str(tmp_path / "pid"))
+    assert server.run(operator.mul, 6, 7) == 42
+    assert gone(before) and gone(int((tmp_path / "pid").read_text())), "nobody wants what they are at"
+    with interrupted(0.5):  # this one answers, but nobody has read it yet
+        server.run(time.sleep, 0.4)
+        time.sleep(0.4)
+    assert [server.run(operator.mul, n, 7) for n in range(3)] == [0, 7, 14]
+
+
+def test_an_answer_to_another_request_is_no_answer(server: CompileServer) -> None:
+    server.start()
+    assert server._requests is not None
+    server._requests._asked += 1  # as if an answer had been lost
+    server._requests._connection.send_bytes(struct.pack("<Q", 1) + pickle.dumps((operator.mul, (2, 3))))
+    with pytest.raises(WorkerDied, match="the compile server was ended from outside"):
+        server.run(operator.mul, 4, 5)
+    assert server.run(operator.mul, 4, 5) == 20
 
 
 def test_a_forked_copy_starts_a_server_of_its_own(server: CompileServer) -> None:

@@ -52,10 +52,10 @@ class FakeToolchain:
 
     def compile(self, bundle: SourceBundle, arch: str) -> bytes:
         self.compiled += 1
-        return bundle.name.encode()
+        return f"{bundle.name}\n{bundle.text()}".encode()
 
     def inspect(self, binary: bytes, arch: str) -> Mapping[str, KernelFacts]:
-        name = binary.decode()
+        name = binary.decode().splitlines()[0]
         half = next(h for h in HALVES.values() if h.entry == name)
         spec = next(s for s in covering_specs() if s.operation == half.operation)
         return {name: KernelFacts(name, 1, 0, 0, 0, 0, self.parameters or half.signature(spec).layout)}

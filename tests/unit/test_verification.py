@@ -77,10 +77,10 @@ def i32(*values: int) -> Any:
     return np.array(values, np.int32)
 
 
-def packed(**more: Any) -> Attention:
+def packed(dtype: Any = np.float32, **more: Any) -> Attention:
     """Rows of no sequence before, between no two, and after."""
-    q, k, v, out = normal(20, 4, 16), normal(40, 2, 16), normal(40, 2, 24), normal(20, 4, 24)
-    return Attention.from_arrays(q, k, v, out, normal(4, 20), **{
+    shapes = (20, 4, 16), (40, 2, 16), (40, 2, 24), (20, 4, 24), (4, 20)
+    return Attention.from_arrays(*(normal(*s, dtype=dtype) for s in shapes), **{
         "cu_seqlens_q": i32(2, 9, 9, 18), "cu_seqlens_k": i32(0, 5, 20, 39), "max_seqlen_q": 9, "max_seqlen_k": 19,
         "causal": True, **more,
     })
@@ -105,10 +105,11 @@ def lists(**more: Any) -> AttentionPointers:
     })
 
 
-def merge(**more: Any) -> MergeStates:
+def merge(dtype: Any = np.float32, **more: Any) -> MergeStates:
+    shapes = {"outs": (3, 2, 2, 5, 8), "lses": (3, 2, 2, 5), "out": (2, 2, 5, 8), "lse": (2, 2, 5)}
     return MergeStates(**{
-        "parts": 3, "batch": 2, "num_heads": 2, "rows": 5, "value_dim": 8, "outs": normal(3, 2, 2, 5, 8),
-        "lses": normal(3, 2, 2, 5), "out": normal(2, 2, 5, 8), "lse": normal(2, 2, 5), **more,
+        "parts": 3, "batch": 2, "num_heads": 2, "rows": 5, "value_dim": 8,
+        **{name: normal(*shape, dtype=dtype) for name, shape in shapes.items()}, **more,
     })
 
 
@@ -150,6 +151,7 @@ RIGHT: dict[str, Callable[[], Any]] = {
         alibi_slopes=normal(4) ** 2, sinks=normal(4), prefix_lengths=i32(5, 0), kv_lengths=i32(65, 40),
     ),
     "attention of packed sequences": lambda: packed(),
+    "attention of packed sequences in double precision": lambda: packed(np.float64),
     "attention of packed queries": lambda: Attention.from_arrays(
         normal(9, 4, 8), normal(2, 2, 7, 8), normal(2, 2, 7, 8), normal(9, 4, 8), cu_seqlens_q=i32(1, 4, 8),
         max_seqlen_q=4, kv_lengths=i32(7, 0), causal=True,
@@ -160,6 +162,7 @@ RIGHT: dict[str, Callable[[], Any]] = {
         *(normal(1, 2, 40, 32, dtype="f2") for _ in range(3)), normal(1, 2, 40, 32)
     ),
     "merge": lambda: merge(),
+    "merge in double precision": lambda: merge(np.float64),
     "merge of nothing": lambda: MergeStates(
         parts=0, batch=1, num_heads=2, rows=3, value_dim=4, dtype="float32", out=normal(1, 2, 3, 4),
     ),

@@ -5,21 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from kernelseam.compilation import entry
 from kernelseam.compilation.folder import CacheWarning, Untrusted, cache_folder, private
 from kernelseam.contract import SourceBundle, Toolchain
 from kernelseam.errors import CompileError
+from kernelseam.forking import new_lock
 
-SCHEMA = 1
+SCHEMA = 2
 """Part of every key: raised when the meaning of a key or of an entry changes."""
 
+KEY = "KS_KEY"
+"""The constant that holds a binary's key, as text: the device source puts it into the binary."""
 BINARIES, FAILED = "binaries", "failed"
 LOCK = ".lock"
 LOCK_SECONDS = 600.0
@@ -43,7 +45,7 @@ def binary_key(bundle: SourceBundle, arch: str, backend: str, compiler: str) -> 
 
 
 _memo: dict[str, Binary] = {}
-_memo_lock = threading.Lock()
+_memo_lock = new_lock()
 
 
 def forget() -> None:
@@ -85,9 +87,7 @@ def _from_cache(key: str, *, say: bool) -> Binary | None:
     except (OSError, Untrusted):  # said when the folder is wanted for writing
         return None
     try:
-        header, payload = entry.read(path)
-        if header["key"] != key:
-            raise entry.Damaged("it belongs to another key")
+        _, payload = entry.read(path)
     except FileNotFoundError:
         return None
     except (OSError, entry.Damaged, Untrusted) as e:
@@ -102,7 +102,7 @@ def _build(toolchain: Toolchain, bundle: SourceBundle, arch: str, key: str) -> B
         if writable and (found := _from_cache(key, say=False)):  # another process was faster
             return found
         try:
-            data = toolchain.compile(bundle, arch)
+            data = _compile(toolchain, bundle, arch, key)
         except CompileError as e:
             raise CompileError(e.kernel, e.arch, e.log, _save_source(bundle, e, key)) from e
         path = _path(key)
@@ -116,6 +116,17 @@ def _build(toolchain: Toolchain, bundle: SourceBundle, arch: str, key: str) -> B
             except OSError as e:
                 _warn(f"the binary of {bundle.name} is not kept: {path.parent} cannot be written. {e}")
         return Binary(data, None, key)
+
+
+def _compile(toolchain: Toolchain, bundle: SourceBundle, arch: str, key: str) -> bytes:
+    """The bundle's binary, which carries its key: what does not was made from something else. Raises CompileError."""
+    data = toolchain.compile(replace(bundle, defines=(*bundle.defines, (KEY, f'"{key}"'))), arch)
+    if not entry.carries(data, key):
+        raise CompileError(
+            bundle.name, arch, f"the binary that came back does not carry its key, the text of {KEY}: it was made from "
+            "something else, or its sources do not keep that constant (KS_CONSTANT of the platform header)",
+        )
+    return data
 
 
 @contextmanager

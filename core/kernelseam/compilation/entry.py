@@ -1,5 +1,7 @@
 """One binary, one file: the payload first, so that binary tools read the file as it is, then what it is and a digest.
 
+The binary itself carries its key: an entry that holds another's is seen, whoever wrote it and however.
+
 Layout: payload, JSON header, header length (u64, little-endian), SHA-256 of all before it, magic.
 """
 
@@ -24,6 +26,11 @@ _TAIL = 8 + _DIGEST + len(MAGIC)
 
 class Damaged(Exception):
     """An entry that is not what was written."""
+
+
+def carries(binary: bytes, key: str) -> bool:
+    """Whether a binary was compiled under this key: it is a constant in it (KS_KEY)."""
+    return key.encode() in binary
 
 
 def pack(header: Mapping[str, str], payload: bytes) -> bytes:
@@ -51,7 +58,7 @@ def unpack(content: bytes) -> tuple[dict[str, str], bytes]:
 
 
 def read(path: Path) -> tuple[dict[str, str], bytes]:
-    """Header and payload of a file that only its owner can write.
+    """Header and payload of a file that only its owner can write, and that is named by the key of its binary.
 
     Raises FileNotFoundError, Untrusted, Damaged, or another OSError.
     """
@@ -69,9 +76,14 @@ def read(path: Path) -> tuple[dict[str, str], bytes]:
         if reason:
             raise Untrusted("cache entry", path, reason, remedy)
         with os.fdopen(handle, "rb", closefd=False) as file:
-            return unpack(file.read())
+            header, payload = unpack(file.read())
     finally:
         os.close(handle)
+    if header["key"] != path.stem:
+        raise Damaged("it belongs to another key")
+    if not carries(payload, path.stem):
+        raise Damaged("its binary was compiled under another key")
+    return header, payload
 
 
 def write(path: Path, header: Mapping[str, str], payload: bytes) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
+import warnings
 from pathlib import Path
 
 from kernelseam.errors import InvalidValue
@@ -23,13 +25,36 @@ class Untrusted(InvalidValue):
 
 
 def cache_folder() -> Path:
-    """The cache's folder: KERNELSEAM_CACHE_DIR, else the user's cache folder of the platform. Makes nothing."""
-    given = os.environ.get(VARIABLE)
-    if given:
-        return Path(given).expanduser().absolute()
-    import platformdirs
+    """The cache's folder: KERNELSEAM_CACHE_DIR, else the user's cache folder of the platform. Makes nothing.
 
-    return Path(platformdirs.user_cache_dir("kernelseam", appauthor=False))
+    Where there is neither (no home, "~" of nobody), a folder for temporary files that is this user's, and a
+    CacheWarning.
+    """
+    given = os.environ.get(VARIABLE)
+    try:
+        if given:
+            return Path(given).expanduser().absolute()
+        import platformdirs
+
+        found = Path(platformdirs.user_cache_dir("kernelseam", appauthor=False))
+        if found.is_absolute():  # else its "~" stands for nothing
+            return found
+        problem = "this user has no home folder"
+    except (RuntimeError, OSError) as e:  # nobody's home; no current folder
+        problem = f"{VARIABLE} = {given} means no folder ({e})" if given else f"this user has no home folder ({e})"
+    temporary = _temporary()
+    message = f"{problem}: binaries are kept in {temporary}. Set {VARIABLE} to a folder of yours"
+    warnings.warn(message, CacheWarning, stacklevel=1)  # of this line, so that it is said once
+    return temporary
+
+
+def _temporary() -> Path:
+    """The same in every process of the user's; `private` refuses it where another user has made it."""
+    try:
+        place = tempfile.gettempdir()
+    except FileNotFoundError:  # no folder can be written: to be told when this one is wanted
+        place = os.path.join(os.sep, "tmp")
+    return Path(place) / (f"kernelseam-{os.geteuid()}" if os.name == "posix" else "kernelseam")
 
 
 def distrust(info: os.stat_result) -> str | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 from kernelseam.dtypes import DType
+from kernelseam.forking import cached_property
 
 
 @dataclass(frozen=True)

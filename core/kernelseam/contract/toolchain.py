@@ -100,8 +100,9 @@ class Toolchain(Protocol):
         """Name and version of the compiler, part of a binary's key. Raises CompileError if it cannot be loaded."""
 
     def compile(self, bundle: SourceBundle, arch: str) -> bytes:
-        """Source to binary, with the bundle's options: what else shapes a binary is not in its key. Raises CompileError
-        with the compiler's log."""
+        """Source to binary, with the bundle's options: what else shapes a binary is not in its key. The text of the
+        constant KS_KEY is found in the binary, which is refused otherwise. Raises CompileError with the compiler's
+        log."""
 
     def inspect(self, binary: bytes, arch: str) -> Mapping[str, KernelFacts]:
         """Facts of each kernel in a binary, read without a device."""

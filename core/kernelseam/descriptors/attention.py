@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
@@ -25,6 +24,7 @@ from kernelseam.descriptors.validation import (
 )
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.forking import cached_property
 from kernelseam.planning import Resolved
 
 ROWS = ("q", "k", "v", "out")
@@ -64,9 +64,10 @@ class Attention:
     that sees no key gives zeros, and an lse of −inf (of its sink, where there is one).
 
     q is [batch, num_heads, S_q, head_dim], k [batch, kv_heads, S_k, head_dim], v [batch, kv_heads, S_k, value_dim],
-    out [batch, num_heads, S_q, value_dim]; ``lse`` [batch, num_heads, S_q], float32, takes ln Σ_j e^x. ``bias`` (of q's
-    dtype or float32) and ``mask`` (bool, True where a key may be seen) are [batch, num_heads, S_q, S_k] with strides of
-    any kind, 0 to repeat; ``alibi_slopes`` float32 [batch, num_heads], ``prefix_lengths`` int32 [batch].
+    out [batch, num_heads, S_q, value_dim]; ``lse`` [batch, num_heads, S_q], float32 (float64 where q is), takes
+    ln Σ_j e^x. ``bias`` (of q's dtype or float32) and ``mask`` (bool, True where a key may be seen) are [batch,
+    num_heads, S_q, S_k] with strides of any kind, 0 to repeat; ``alibi_slopes`` float32 [batch, num_heads],
+    ``prefix_lengths`` int32 [batch].
 
     Sequences of different lengths:
     * ``kv_lengths`` int32 [batch]: entry b has so many keys, at most S_k, which then stand for S_k in d.
@@ -182,7 +183,7 @@ class Attention:
         for name in ("lse", *OPTIONAL):
             pointer(name, getattr(self, name), infos)
         lse_batch, lse_head, _ = packed(
-            (query_rows[0], heads, query_rows[1]), (*self._known("lse", DType.float32), 1)
+            (query_rows[0], heads, query_rows[1]), (*self._known("lse", dtype.accumulator), 1)
         )
         if q_view == "packed":
             lse_batch = self._no_batch("lse", lse_batch)
@@ -382,7 +383,7 @@ class Attention:
         """The attention of arrays as they lie in memory: nothing is copied.
 
         ``layout`` "bhsd": q [B, H, S_q, D], k [B, H_kv, S_k, D], v [B, H_kv, S_k, D_v], out [B, H, S_q, D_v]; "bshd":
-        the head after the row. Any strides with a contiguous last axis. ``lse`` is [B, H, S_q], float32, in both. With
+        the head after the row. Any strides with a contiguous last axis. ``lse`` is [B, H, S_q] in both. With
         ``cu_seqlens_q``: q [T, H, D], out [T, H, D_v], lse [H, T], and ``max_seqlen_q`` in place of S_q; with
         ``cu_seqlens_k``: k [T_k, H_kv, D], v [T_k, H_kv, D_v] and ``max_seqlen_k``. With ``block_table`` [B, width]: k
         and v [pages, page_size, H_kv, D] ("nhd"), or with the head before the row ("hnd").

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime
@@ -16,6 +15,7 @@ from kernelseam.descriptors.operands import check_layout, describe_all, pointer,
 from kernelseam.descriptors.validation import flag, packed, stride, vector_bytes
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.forking import cached_property
 from kernelseam.planning import Resolved
 
 _MODELS = {"dout": "out", "dq": "q", "dk": "k", "dv": "v"}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 from kernelseam.contract import OperandRule
 from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
+from kernelseam.forking import cached_property
 
 INPUTS = ("q", "k", "v", "out", "lse")
 """Operands of the forward that the gradients read, its results among them."""
@@ -101,7 +101,8 @@ class AttentionBwdProblem:
                 n *= min(extent, 1) if stride == 0 else extent
             return n
 
-        return sum(size(r.name) for r in self.operands) + (p.batch * p.num_heads * p.S_q * 8)
+        dots = p.batch * p.num_heads * p.S_q * p.spec.dtype.accumulator.itemsize  # Σ dout·out, written and read
+        return sum(size(r.name) for r in self.operands) + 2 * dots
 
     @property
     def compute_dtype(self) -> DType:

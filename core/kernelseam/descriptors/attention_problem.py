@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from functools import cached_property
 
 from kernelseam.contract import OperandRule
 from kernelseam.dtypes import DType
+from kernelseam.forking import cached_property
 
 PLAIN = frozenset({"dtype", "head_dim", "value_dim", "vector", "lse"})
 """Fields of a spec that are no option: whoever computes an attention knows them."""
@@ -58,6 +58,11 @@ class AttentionSpec:
     def out(self) -> DType:
         """The element type of the result."""
         return self.dtype_out or self.dtype
+
+    @property
+    def dtype_lse(self) -> DType:
+        """The element type of the LSE: what products are summed in, so that gradients lose nothing by it."""
+        return self.dtype.accumulator
 
     @property
     def options(self) -> frozenset[str]:
@@ -143,7 +148,8 @@ class AttentionProblem:
         yield rows("out", s.out, s.q_view, h, s.value_dim, self.out_strides, True)
         if s.lse:
             outer, inner = query_rows.get(s.q_view, (b, self.S_q))
-            yield OperandRule("lse", f32, (outer, h, inner), (*self.lse_strides, 1), 4, True)
+            kind = s.dtype_lse
+            yield OperandRule("lse", kind, (outer, h, inner), (*self.lse_strides, 1), kind.itemsize, True)
         if s.bias:
             yield OperandRule("bias", s.bias, (b * reads, h, self.S_q, self.S_k), self.bias_strides, s.bias.itemsize)
         if s.mask:
@@ -202,7 +208,8 @@ class AttentionProblem:
             keys = (distinct(b, self.k_strides[0]) if s.kv_view == "strided" else b) * self.S_k
         kv_h = distinct(self.kv_heads, self.k_strides[1]) if s.kv_view != "pointers" else self.kv_heads
         read = (queries * h * s.head_dim + keys * kv_h * (s.head_dim + s.value_dim)) * s.dtype.itemsize
-        return read + self.plane_bytes + queries * h * (s.value_dim * s.out.itemsize + (4 if s.lse else 0))
+        written = s.value_dim * s.out.itemsize + (s.dtype_lse.itemsize if s.lse else 0)
+        return read + self.plane_bytes + queries * h * written
 
     @property
     def compute_dtype(self) -> DType:

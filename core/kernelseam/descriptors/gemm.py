@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
@@ -38,6 +37,7 @@ from kernelseam.descriptors.validation import (
 )
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.forking import cached_property
 from kernelseam.planning import Resolved
 
 _STRIDES = {

@@ -24,10 +24,10 @@ class MergeStates:
     """out = Σ_n e^(s_n − s)·o_n with s = ln Σ_n e^(s_n): what attention over all keys would have given, from the
     results o_n and log-sum-exps s_n of attentions over parts of them.
 
-    ``outs`` [parts, batch, num_heads, rows, value_dim], ``lses`` [parts, batch, num_heads, rows] float32, ``out``
-    [batch, num_heads, rows, value_dim], ``lse`` [batch, num_heads, rows] float32, optional: s. Arrays, addresses, or
-    None until ``bind``; ``return_lse`` says that an lse will be bound. A part whose s_n is −inf saw no key and is not
-    read; where all are, out is 0 and s −inf.
+    ``outs`` [parts, batch, num_heads, rows, value_dim], ``lses`` [parts, batch, num_heads, rows], ``out`` [batch,
+    num_heads, rows, value_dim], ``lse`` [batch, num_heads, rows], optional: s. LSEs are float32, float64 where outs
+    are; all is computed in that. Arrays, addresses, or None until ``bind``; ``return_lse`` says that an lse will be
+    bound. A part whose s_n is −inf saw no key and is not read; where all are, out is 0 and s −inf.
 
     Strides in elements, columns (and the rows of lses and lse) contiguous; those left out pack row-major. ``dtype`` is
     that of outs, ``dtype_out`` (default: the same) that of out. Raises InvalidValue.
@@ -86,7 +86,7 @@ class MergeStates:
         return [getattr(self, f"stride_{name}_{axis}") for axis in _AXES[name]]
 
     def _strides(self, name: str, shape: tuple[int, ...], dtype: DType) -> tuple[int, ...]:
-        kind = DType.float32 if name in ("lses", "lse") else dtype
+        kind = dtype.accumulator if name in ("lses", "lse") else dtype
         known = [
             None if v is None else stride(f"stride_{name}_{axis}", v, kind)
             for v, axis in zip(self._given(name), _AXES[name], strict=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from kernelseam.contract import OperandRule
 from kernelseam.dtypes import DType
+from kernelseam.forking import cached_property
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,11 @@ class MergeSpec:
     packed: bool = False
 
     operation = "merge_states"
+
+    @property
+    def dtype_lse(self) -> DType:
+        """The element type of the LSEs: what an attention whose results are of ``dtype`` gives."""
+        return self.dtype.accumulator
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class MergeProblem:
 
     @cached_property
     def operands(self) -> tuple[OperandRule, ...]:
-        s, b, h, f32 = self.spec, self.batch, self.num_heads, DType.float32
+        s, b, h, kind = self.spec, self.batch, self.num_heads, self.spec.dtype_lse
 
         def align(dtype: DType) -> int:
             return max(min(s.vector, 4 * dtype.itemsize), dtype.itemsize)
@@ -57,12 +62,12 @@ class MergeProblem:
         rules = [
             OperandRule("outs", s.dtype, (self.parts, b, h, self.rows, s.value_dim), (*self.outs_strides, 1),
                         s.dtype.itemsize),
-            OperandRule("lses", f32, (self.parts, b, h, self.rows), (*self.lses_strides, 1), 4),
+            OperandRule("lses", kind, (self.parts, b, h, self.rows), (*self.lses_strides, 1), kind.itemsize),
             OperandRule("out", s.dtype_out, (b, h, self.rows, s.value_dim), (*self.out_strides, 1),
                         align(s.dtype_out), True),
         ]
         if s.lse:
-            rules.append(OperandRule("lse", f32, (b, h, self.rows), (*self.lse_strides, 1), 4, True))
+            rules.append(OperandRule("lse", kind, (b, h, self.rows), (*self.lse_strides, 1), kind.itemsize, True))
         return tuple(rules)
 
     @property
@@ -72,12 +77,13 @@ class MergeProblem:
     @property
     def bytes_moved(self) -> int:
         s, lines = self.spec, self.batch * self.num_heads * self.rows
-        read, written = s.value_dim * s.dtype.itemsize + 4, s.value_dim * s.dtype_out.itemsize + 4 * s.lse
+        lse = s.dtype_lse.itemsize
+        read, written = s.value_dim * s.dtype.itemsize + lse, s.value_dim * s.dtype_out.itemsize + lse * s.lse
         return lines * (self.parts * read + written)
 
     @property
     def compute_dtype(self) -> DType:
-        return DType.float32
+        return self.spec.dtype_lse
 
     def __str__(self) -> str:
         s = self.spec

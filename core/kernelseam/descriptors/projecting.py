@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from kernelseam.contract import ArrayInfo, Device, Problem, Runtime
@@ -11,6 +10,7 @@ from kernelseam.descriptors.operands import dtype_of, pointer, resolve
 from kernelseam.descriptors.validation import packed, stride, vector_bytes
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.forking import cached_property
 from kernelseam.planning import Resolved
 
 

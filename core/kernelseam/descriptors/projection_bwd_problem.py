@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 from kernelseam.contract import OperandRule
 from kernelseam.descriptors.projection_problem import matrix
 from kernelseam.dtypes import DType
+from kernelseam.forking import cached_property
 
 
 @dataclass(frozen=True)

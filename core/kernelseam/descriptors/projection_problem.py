@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from kernelseam.contract import OperandRule
 from kernelseam.descriptors.gemm_problem import HeadsProblem, HeadsSpec
 from kernelseam.dtypes import DType
+from kernelseam.forking import cached_property
 
 
 @dataclass(frozen=True)

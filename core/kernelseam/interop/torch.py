@@ -50,12 +50,13 @@ def is_tensor(array: object) -> bool:
 def describe(tensor: Any, device: Device) -> ArrayInfo:
     """The view of a tensor that lies on ``device``.
 
-    Raises UnknownName for its dtype, InvalidValue where it is not dense and where gradients or a lazy negation would
-    be lost.
+    Raises UnknownName for its dtype, InvalidValue where it is not dense or has no memory, and where gradients, tangents
+    or a lazy negation would be lost.
     """
     torch = sys.modules["torch"]
     dtype = _dtype(tensor.dtype)
     if tensor.layout is not torch.strided:
+        _refuse_nested(tensor)
         raise InvalidValue("layout", tensor.layout, "must be torch.strided", "Pass tensor.to_dense()")
     if tensor.requires_grad and torch.is_grad_enabled():
         raise InvalidValue(
@@ -64,7 +65,43 @@ def describe(tensor: Any, device: Device) -> ArrayInfo:
         )
     if tensor.is_neg():
         raise InvalidValue("is_neg", True, "memory holds other values than the tensor", "Pass tensor.resolve_neg()")
-    return ArrayInfo(tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), dtype, device, "torch", tensor)
+    if (forward := sys.modules.get("torch.autograd.forward_ad")) is not None and forward._current_level >= 0:
+        refuse_tangent("tangent", tensor)
+    try:
+        pointer, shape, strides = tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
+    except RuntimeError:
+        _refuse_nested(tensor)
+        pointer, shape, strides = 0, (1,), (1,)
+    if not pointer and 0 not in shape:
+        raise InvalidValue(
+            "data_ptr", None, "has no memory, as tensors have that stand for others (fake ones, those of torch.func)",
+            "Pass the tensor that it stands for",
+        )
+    return ArrayInfo(pointer, shape, strides, dtype, device, "torch", tensor)
+
+
+def _refuse_nested(tensor: Any) -> None:
+    if tensor.is_nested:
+        raise InvalidValue(
+            "is_nested", True, "must be one dense tensor",
+            "Pack its rows one after the other with offsets (attention_varlen), or pad them (tensor.to_padded_tensor)",
+        )
+
+
+def refuse_tangent(field: str, tensor: Any) -> None:
+    """Raise InvalidValue where forward-mode differentiation has a tangent for the tensor: it would be lost."""
+    if sys.modules["torch"].autograd.forward_ad.unpack_dual(tensor).tangent is not None:
+        raise InvalidValue(
+            field, "given", "forward-mode derivatives do not flow through this call",
+            "Pass the primal of torch.autograd.forward_ad.unpack_dual(tensor)",
+        )
+
+
+def tell_written(tensors: Sequence[Any]) -> None:
+    """Count a write in the version of each tensor, as torch's own operations in place do."""
+    increment = sys.modules["torch"].autograd.graph.increment_version
+    for tensor in tensors:
+        increment(tensor)
 
 
 def words(tensor: Any) -> object | None:

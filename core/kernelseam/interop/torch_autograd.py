@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
-from kernelseam.errors import InvalidValue
+from kernelseam.descriptors.validation import flag
+from kernelseam.interop.torch_function import (
+    Gradients,
+    check_bwd_implementation,
+    differentiable_once,
+    tensors,
+    wanted,
+    with_rows,
+)
 from kernelseam.ops.attention import attention as attention_forward
 from kernelseam.ops.attention import attention_varlen as varlen_forward
 from kernelseam.ops.attention_bwd import attention_bwd
@@ -41,9 +48,11 @@ def attention(
 
     ``deterministic=False`` allows gradients whose order of summation varies, where that is faster. ``implementation``
     names a way of the forward, ``bwd_implementation`` one of the gradients. Both run on torch's current stream. All
-    else is as there, shapes and dtypes too; the gradient of a bias that repeats is summed over what it repeats along.
+    else is as there, shapes and dtypes too. A bias that repeats because it has extent 1, or lacks an axis, takes the
+    sum over what it repeats along; one that is expanded takes a gradient of its whole shape, which torch sums.
 
-    Gradients are differentiable once. Where none are wanted, nothing is kept for them.
+    Gradients are differentiable once: under ``create_graph`` a second derivative raises InvalidValue. Where none are
+    wanted, nothing is kept for them.
     """
     given = {
         "q": q, "k": k, "v": v, "bias": bias, "mask": mask, "alibi_slopes": alibi_slopes, "sinks": sinks,
@@ -51,7 +60,7 @@ def attention(
     }
     options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "layout": layout,
                "backend": backend}
-    return _apply(given, options, implementation, deterministic, bwd_implementation)
+    return _apply(given, ("q", "k", "v"), options, implementation, deterministic, bwd_implementation)
 
 
 def attention_varlen(
@@ -90,62 +99,56 @@ def attention_varlen(
         "causal": causal, "window": window, "scale": scale, "softcap": softcap, "max_seqlen_q": max_seqlen_q,
         "max_seqlen_k": max_seqlen_k, "backend": backend,
     }
-    return _apply(given, options, implementation, deterministic, bwd_implementation)
+    needed = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
+    return _apply(given, needed, options, implementation, deterministic, bwd_implementation)
 
 
 def _apply(
-    given: dict[str, Tensor | None], options: dict[str, Any], implementation: str | None, deterministic: bool,
-    bwd_implementation: str | None,
+    given: dict[str, Tensor | None], needed: tuple[str, ...], options: dict[str, Any], implementation: str | None,
+    deterministic: bool, bwd_implementation: str | None,
 ) -> Tensor:
-    tensors: dict[str, Tensor] = {n: x for n, x in given.items() if x is not None}
-    for name, x in tensors.items():
-        if not isinstance(x, torch.Tensor):
-            raise InvalidValue(name, type(x).__name__, "must be a torch tensor", "Pass torch.as_tensor(…)")
-    wanted = [n for n, x in tensors.items() if x.requires_grad and torch.is_grad_enabled()]
-    if not wanted:
-        return _forward(tensors, {**options, "implementation": implementation}, return_lse=False)
-    for name in wanted:
-        if name not in DIFFERENTIABLE:
-            raise InvalidValue(f"{name}.requires_grad", True, "gradients do not flow to it", "Pass tensor.detach()")
-    if "bias" in tensors:
-        tensors["bias"] = _once(tensors["bias"])
-    return _Attention.apply(
-        tuple(tensors), {**options, "implementation": implementation},
-        {**options, "deterministic": deterministic, "implementation": bwd_implementation}, *tensors.values(),
-    )
+    operands = tensors(given, needed)
+    deterministic = flag("deterministic", deterministic)
+    check_bwd_implementation(bwd_implementation, "attention_bwd", "q", operands)
+    forward = {**options, "implementation": implementation}
+    if not wanted(operands, DIFFERENTIABLE):
+        return _forward(operands, forward, return_lse=False)
+    backward = {**options, "deterministic": deterministic, "implementation": bwd_implementation}
+    return _Attention.apply(tuple(operands), forward, backward, *operands.values())
 
 
-def _once(bias: Tensor) -> Tensor:
-    """A bias with extent 1 where it is expanded: its gradient is summed there, as torch's own would be in the end."""
-    for axis, (extent, stride) in enumerate(zip(bias.shape, bias.stride(), strict=True)):
-        if extent > 1 and stride == 0:
-            bias = bias.narrow(axis, 0, 1)
-    return bias
+def _forward(operands: dict[str, Tensor], options: dict[str, Any], *, return_lse: bool) -> Any:
+    if "cu_seqlens_q" not in operands:
+        return attention_forward(**operands, **options, return_lse=return_lse)
+    q, v = operands["q"], operands["v"]
+    out = None
+    if v.ndim and not any(x.layout is not torch.strided or x.is_nested or x.is_quantized for x in (q, v)):
+        out = torch.zeros((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
+    return varlen_forward(**operands, **options, out=out, return_lse=return_lse)  # refuses those without an out
 
 
-def _forward(tensors: dict[str, Tensor], options: dict[str, Any], *, return_lse: bool) -> Any:
-    if "cu_seqlens_q" not in tensors:
-        return attention_forward(**tensors, **options, return_lse=return_lse)
-    q, v = tensors["q"], tensors["v"]
-    out = torch.zeros((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
-    return varlen_forward(**tensors, **options, out=out, return_lse=return_lse)
-
-
-def _gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-    *tensors, out, lse = ctx.saved_tensors
-    given = dict(zip(ctx.names, tensors, strict=True))
-    wanted = {n for n, w in zip(ctx.names, ctx.needs_input_grad[3:], strict=True) if w}
-    if dout.shape[-1] > 1 and dout.stride(-1) != 1:  # as that of sum() is, which repeats one number
-        dout = dout.contiguous()
+@differentiable_once("attention")
+def _gradients(ctx: Any, dout: Tensor) -> Gradients:
+    *operands, out, lse = ctx.saved_tensors
+    given = dict(zip(ctx.names, operands, strict=True))
+    asked = {n for n, w in zip(ctx.names, ctx.needs_input_grad[3:], strict=True) if w}
+    if "bias" in asked:
+        given["bias"] = _apart(given["bias"])
     made = attention_bwd(
-        dout, **given, out=out, lse=lse, bias_gradient="bias" in wanted, sink_gradient="sinks" in wanted,
+        with_rows(dout), **given, out=out, lse=lse, bias_gradient="bias" in asked, sink_gradient="sinks" in asked,
         **ctx.options,
     )
-    found = {name: getattr(made, f"d{name}") for name in wanted}
+    found = {name: getattr(made, f"d{name}") for name in asked}
     for name, offsets in (("q", "cu_seqlens_q"), ("k", "cu_seqlens_k"), ("v", "cu_seqlens_k")):
         if name in found and offsets in given:
             _clear_beyond(found[name], given[offsets])
     return (None, None, None, *(found.get(name) for name in ctx.names))
+
+
+def _apart(bias: Tensor) -> Tensor:
+    """A bias each of whose elements has a gradient of its own: that of a stride of 0 would be their sum."""
+    expanded = any(n > 1 and s == 0 for n, s in zip(bias.shape, bias.stride(), strict=True))
+    return bias.contiguous() if expanded else bias
 
 
 def _clear_beyond(gradient: Tensor, offsets: Tensor) -> None:
@@ -166,4 +169,4 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         ctx.save_for_backward(*tensors, out, lse)
         return out
 
-    backward = staticmethod(once_differentiable(_gradients))
+    backward = staticmethod(_gradients)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
-from kernelseam.errors import InvalidValue
+from kernelseam.interop.torch_function import Gradients, check_bwd_implementation, differentiable_once, tensors
 from kernelseam.ops import gemm, gemm_bwd
 
 Tensor = Any
@@ -29,10 +28,10 @@ def bmm(
 ) -> Tensor:
     """``kernelseam.bmm`` on torch tensors, with gradients to a, b, ``bias`` and ``residual``.
 
-    Those of a and b are one launch each, the sum over what an expanded one repeats along included; torch sums those of
-    bias and residual. ``out_dtype`` may be torch's. ``implementation`` names a way of the product,
-    ``bwd_implementation`` one of the gradients'. Gradients are differentiable once. Where none are wanted, nothing is
-    kept for them.
+    Those of a and b are one launch each; torch sums those of bias and residual, and that of an expanded operand over
+    what it was expanded along. ``out_dtype`` may be torch's. ``implementation`` names a way of the product,
+    ``bwd_implementation`` one of the gradients'. Gradients are differentiable once: under ``create_graph`` a second
+    derivative raises InvalidValue. Where none are wanted, nothing is kept for them.
     """
     options = {"a_transposed": a_transposed, "b_transposed": b_transposed, "alpha": alpha, "backend": backend}
     return _apply(
@@ -66,30 +65,20 @@ def _apply(
     forward: Any, backward: Any, a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None,
     options: dict[str, Any], out_dtype: Any, implementation: str | None, bwd_implementation: str | None,
 ) -> Tensor:
-    given = {"a": a, "b": b, "bias": bias, "residual": residual}
-    for name, x in given.items():
-        if x is not None and not isinstance(x, torch.Tensor):
-            raise InvalidValue(name, type(x).__name__, "must be a torch tensor", "Pass torch.as_tensor(…)")
+    operands = tensors({"a": a, "b": b, "bias": bias, "residual": residual}, ("a", "b"))
+    check_bwd_implementation(bwd_implementation, "gemm", "a", operands)
     if isinstance(out_dtype, torch.dtype):
         out_dtype = str(out_dtype).removeprefix("torch.")
-    shapes = a.shape, b.shape
     return _Product.apply(
         (forward, {**options, "out_dtype": out_dtype, "implementation": implementation}),
-        (backward, {**options, "implementation": bwd_implementation}), shapes, _once(a), _once(b), bias, residual,
+        (backward, {**options, "implementation": bwd_implementation}), a, b, bias, residual,
     )
 
 
-def _once(x: Tensor) -> Tensor:
-    """A tensor with extent 1 where it is expanded: its gradient is summed there, as torch's own would be in the end."""
-    for axis, (extent, stride) in enumerate(zip(x.shape, x.stride(), strict=True)):
-        if extent > 1 and stride == 0:
-            x = x.narrow(axis, 0, 1)
-    return x
-
-
-def _gradients(ctx: Any, dc: Tensor) -> tuple[Tensor | None, ...]:
-    (operation, options), wanted = ctx.gradients, ctx.needs_input_grad[3:]
-    a, b = (x.expand(shape) for x, shape in zip(ctx.saved_tensors, ctx.shapes, strict=True))
+@differentiable_once("bmm and matmul2d")
+def _gradients(ctx: Any, dc: Tensor) -> Gradients:
+    (operation, options), wanted = ctx.gradients, ctx.needs_input_grad[2:]
+    a, b = ctx.saved_tensors
     bias, residual = ctx.added
     dbias = dc.sum_to_size(*bias[0][:-1], 1, bias[0][-1]).squeeze(-2).to(bias[1]) if wanted[2] else None
     dresidual = dc.to(residual[1]) if wanted[3] else None
@@ -98,22 +87,24 @@ def _gradients(ctx: Any, dc: Tensor) -> tuple[Tensor | None, ...]:
         dc = dc.to(a.dtype)
         if not any(n == 1 or s == 1 for n, s in zip(dc.shape[-2:], dc.stride()[-2:], strict=True)):
             dc = dc.contiguous()  # that of sum() repeats one number
-        da, db = operation(dc, a, b, a_gradient=wanted[0], b_gradient=wanted[1], **options)
-    return None, None, None, da, db, dbias, dresidual
+        da, db = operation(
+            dc, a, b, a_gradient=wanted[0], b_gradient=wanted[1], sum_repeats=False, **options
+        )
+    return None, None, da, db, dbias, dresidual
 
 
 class _Product(torch.autograd.Function):  # type: ignore[misc]
-    """The operation and its gradients with their options, and the shapes that a and b are expanded to."""
+    """The operation and its gradients, each with its options."""
 
     @staticmethod
     def forward(
-        ctx: Any, forward: Any, gradients: Any, shapes: Any, a: Tensor, b: Tensor, bias: Tensor | None,
-        residual: Tensor | None,
+        ctx: Any, forward: Any, gradients: Any, a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None
     ) -> Tensor:
         operation, options = forward
-        ctx.gradients, ctx.shapes = gradients, shapes
+        found = operation(a, b, bias=bias, residual=residual, **options)
+        ctx.gradients = gradients
         ctx.added = [None if x is None else (x.shape, x.dtype) for x in (bias, residual)]
         ctx.save_for_backward(a, b)
-        return operation(a.expand(shapes[0]), b.expand(shapes[1]), bias=bias, residual=residual, **options)
+        return found
 
-    backward = staticmethod(once_differentiable(_gradients))
+    backward = staticmethod(_gradients)

@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from kernelseam.errors import InvalidValue
+from kernelseam.interop.torch_function import (
+    Gradients,
+    check_bwd_implementation,
+    differentiable_once,
+    tensors,
+    wanted,
+    with_rows,
+)
 from kernelseam.ops import projection, projection_bwd
 
 Tensor = Any
@@ -41,11 +48,10 @@ def fused_qkv_projection(
     rounded to the tensors' dtype before they are multiplied. None flow to cosines, sines and pages: where gradients are
     wanted, k and v can not be written into pages. What no gradient needs is not kept. All else is as there.
 
-    Gradients are differentiable once.
+    Gradients are differentiable once: under ``create_graph`` a second derivative raises InvalidValue.
     """
-    cos, sin = rotary if isinstance(rotary, tuple | list) and len(rotary) == 2 else (None, None)
     given = {
-        "input": input, "weight": weight, "bias": bias, "cos": cos, "sin": sin, "positions": positions,
+        "input": input, "weight": weight, "bias": bias, **_tables(rotary), "positions": positions,
         "k_pages": k_pages, "v_pages": v_pages, "block_table": block_table,
     }
     options: dict[str, Any] = {
@@ -53,18 +59,17 @@ def fused_qkv_projection(
         "rotary_style": rotary_style, "first_position": first_position, "kv_layout": kv_layout, "backend": backend,
         "implementation": implementation,
     }
-    if rotary is not None and cos is None:
-        options["rotary"] = rotary  # refused there
-    wanted = _wanted(given, ("input", "weight", "bias"))
-    tensors: dict[str, Tensor] = {n: x for n, x in given.items() if x is not None}
-    if not wanted:
-        return _qkv_forward(tensors, options)
+    operands = tensors(given, ("input", "weight", *_ROTARY) if rotary is not None else ("input", "weight"))
+    check_bwd_implementation(bwd_implementation, "qkv_projection_bwd", "input", operands)
+    asked = wanted(operands, ("input", "weight", "bias"))
+    if not asked:
+        return _qkv_forward(operands, options)
     if k_pages is not None or v_pages is not None:
         raise InvalidValue(
-            "k_pages", "given", f"gradients to {', '.join(wanted)} do not flow through pages",
+            "k_pages", "given", f"gradients to {', '.join(asked)} do not flow through pages",
             "Call under torch.no_grad(), or leave the pages out",
         )
-    return _Qkv.apply(tuple(tensors), options, bwd_implementation, *tensors.values())
+    return _Qkv.apply(tuple(operands), options, bwd_implementation, *operands.values())
 
 
 def fused_output_projection_residual(
@@ -84,50 +89,46 @@ def fused_output_projection_residual(
     """
     given = {"attn_out": attn_out, "weight": weight, "bias": bias, "residual": residual}
     options: dict[str, Any] = {"layout": layout, "backend": backend, "implementation": implementation}
-    wanted = _wanted(given, tuple(given))
-    tensors: dict[str, Tensor] = {n: x for n, x in given.items() if x is not None}
-    if not wanted:
-        return projection.fused_output_projection_residual(**tensors, **options)
-    return _Output.apply(tuple(tensors), options, bwd_implementation, *tensors.values())
+    operands = tensors(given, ("attn_out", "weight"))
+    check_bwd_implementation(bwd_implementation, "output_projection_bwd", "attn_out", operands)
+    if not wanted(operands, tuple(given)):
+        return projection.fused_output_projection_residual(**operands, **options)
+    return _Output.apply(tuple(operands), options, bwd_implementation, *operands.values())
 
 
-def _wanted(given: dict[str, Tensor | None], differentiable: tuple[str, ...]) -> list[str]:
-    """Names of the tensors that want gradients; refused where one is no tensor, or can have none."""
-    tensors = {n: x for n, x in given.items() if x is not None}
-    for name, x in tensors.items():
-        if not isinstance(x, torch.Tensor):
-            raise InvalidValue(name, type(x).__name__, "must be a torch tensor", "Pass torch.as_tensor(…)")
-    wanted = [n for n, x in tensors.items() if x.requires_grad and torch.is_grad_enabled()]
-    for name in wanted:
-        if name not in differentiable:
-            raise InvalidValue(f"{name}.requires_grad", True, "gradients do not flow to it", "Pass tensor.detach()")
-    return wanted
+_ROTARY = ("rotary[0]", "rotary[1]")
+"""Cosines and sines, as the caller knows them."""
 
 
-def _qkv_forward(tensors: dict[str, Tensor], options: dict[str, Any]) -> Any:
-    given = dict(tensors)
-    if "cos" in given:
-        given["rotary"] = (given.pop("cos"), given.pop("sin"))
+def _tables(rotary: Any) -> dict[str, Tensor | None]:
+    """Cosines and sines by the names that a refusal shows."""
+    if rotary is None:
+        return {}
+    if not isinstance(rotary, tuple | list) or len(rotary) != 2:
+        raise InvalidValue("rotary", type(rotary).__name__, "must be (cosines, sines)", "Pass two tensors")
+    return dict(zip(_ROTARY, rotary, strict=True))
+
+
+def _qkv_forward(operands: dict[str, Tensor], options: dict[str, Any]) -> Any:
+    given = dict(operands)
+    if _ROTARY[0] in given:
+        given["rotary"] = tuple(given.pop(name) for name in _ROTARY)
     return projection.fused_qkv_projection(**given, **options)
 
 
-def _with_rows(x: Tensor) -> Tensor:
-    """A gradient whose last axis is contiguous; that of sum(), which repeats one number, is not."""
-    return x.contiguous() if x.shape[-1] > 1 and x.stride(-1) != 1 else x
-
-
-def _qkv_gradients(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
+@differentiable_once("fused_qkv_projection")
+def _qkv_gradients(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> Gradients:
     saved = dict(zip(ctx.kept, ctx.saved_tensors, strict=True))
-    if "cos" in saved:
+    if _ROTARY[0] in saved:
         dq, dk = (_turned_back(x, saved, ctx.options) for x in (dq, dk))
-    dq, dk, dv = (_with_rows(x) for x in (dq, dk, dv))
-    wanted = {n for n, w in zip(ctx.names, ctx.needs_input_grad[3:], strict=True) if w}
+    dq, dk, dv = (with_rows(x) for x in (dq, dk, dv))
+    asked = {n for n, w in zip(ctx.names, ctx.needs_input_grad[3:], strict=True) if w}
     heads = -3 if ctx.options["layout"] == "bhsd" else -2
     made = projection_bwd.fused_qkv_projection_bwd(
-        dq, dk, dv, saved.get("input"), saved.get("weight"), "bias" in wanted, dq.shape[heads], dk.shape[heads],
-        dq.shape[-1], layout=ctx.options["layout"], input_gradient="input" in wanted,
-        weight_gradient="weight" in wanted,
-        bias_dtype=ctx.bias_dtype if "bias" in wanted else None, backend=ctx.options["backend"],
+        dq, dk, dv, saved.get("input"), saved.get("weight"), "bias" in asked, dq.shape[heads], dk.shape[heads],
+        dq.shape[-1], layout=ctx.options["layout"], input_gradient="input" in asked,
+        weight_gradient="weight" in asked,
+        bias_dtype=ctx.bias_dtype if "bias" in asked else None, backend=ctx.options["backend"],
         implementation=ctx.bwd_implementation,
     )
     found = {"input": made.d_input, "weight": made.d_weight, "bias": made.d_bias}
@@ -136,7 +137,7 @@ def _qkv_gradients(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor
 
 def _turned_back(x: Tensor, saved: dict[str, Tensor], options: dict[str, Any]) -> Tensor:
     """The gradient by what was turned → that by what it was before: turned by the opposite angle."""
-    cos, sin = saved["cos"], saved["sin"]
+    cos, sin = (saved[name] for name in _ROTARY)
     half, tokens = cos.shape[-1], -2 if options["layout"] == "bhsd" else -3
     if "positions" in saved:
         cos, sin = (table[saved["positions"].long()] for table in (cos, sin))
@@ -162,31 +163,32 @@ class _Qkv(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: Any, names: tuple[str, ...], options: dict[str, Any], bwd_implementation: str | None, *tensors: Tensor
+        ctx: Any, names: tuple[str, ...], options: dict[str, Any], bwd_implementation: str | None, *operands: Tensor
     ) -> Any:
-        given = dict(zip(names, tensors, strict=True))
-        wanted = {n for n, w in zip(names, ctx.needs_input_grad[3:], strict=True) if w}
-        needed = {"input": "weight" in wanted, "weight": "input" in wanted, "bias": False}
+        given = dict(zip(names, operands, strict=True))
+        asked = {n for n, w in zip(names, ctx.needs_input_grad[3:], strict=True) if w}
+        needed = {"input": "weight" in asked, "weight": "input" in asked, "bias": False}
         ctx.kept = tuple(n for n in names if needed.get(n, True))
         ctx.names, ctx.options, ctx.bwd_implementation = names, options, bwd_implementation
         ctx.bias_dtype = given["bias"].dtype if "bias" in given else None
         ctx.save_for_backward(*(given[n] for n in ctx.kept))
         return _qkv_forward(given, options)
 
-    backward = staticmethod(once_differentiable(_qkv_gradients))
+    backward = staticmethod(_qkv_gradients)
 
 
-def _output_gradients(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, ...]:
-    wanted = {n for n, w in zip(ctx.names, ctx.needs_input_grad[3:], strict=True) if w}
+@differentiable_once("fused_output_projection_residual")
+def _output_gradients(ctx: Any, d_output: Tensor) -> Gradients:
+    asked = {n for n, w in zip(ctx.names, ctx.needs_input_grad[3:], strict=True) if w}
     found: dict[str, Tensor | None] = {}
-    if "residual" in wanted:
+    if "residual" in asked:
         found["residual"] = d_output.to(ctx.dtypes["residual"])
-    if wanted - {"residual"}:
+    if asked - {"residual"}:
         saved = dict(zip(ctx.kept, ctx.saved_tensors, strict=True))
         made = projection_bwd.fused_output_projection_residual_bwd(
-            _with_rows(d_output), saved["attn_out"], saved.get("weight"), "bias" in wanted,
-            layout=ctx.options["layout"], input_gradient="attn_out" in wanted, weight_gradient="weight" in wanted,
-            bias_dtype=ctx.dtypes["bias"] if "bias" in wanted else None, backend=ctx.options["backend"],
+            with_rows(d_output), saved["attn_out"], saved.get("weight"), "bias" in asked,
+            layout=ctx.options["layout"], input_gradient="attn_out" in asked, weight_gradient="weight" in asked,
+            bias_dtype=ctx.dtypes["bias"] if "bias" in asked else None, backend=ctx.options["backend"],
             implementation=ctx.bwd_implementation,
         )
         found |= {"attn_out": made.d_attn_out, "weight": made.d_weight, "bias": made.d_bias}
@@ -198,15 +200,15 @@ class _Output(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: Any, names: tuple[str, ...], options: dict[str, Any], bwd_implementation: str | None, *tensors: Tensor
+        ctx: Any, names: tuple[str, ...], options: dict[str, Any], bwd_implementation: str | None, *operands: Tensor
     ) -> Tensor:
-        given = dict(zip(names, tensors, strict=True))
-        wanted = {n for n, w in zip(names, ctx.needs_input_grad[3:], strict=True) if w}
-        needed = {"attn_out": wanted != {"residual"}, "weight": "attn_out" in wanted}
+        given = dict(zip(names, operands, strict=True))
+        asked = {n for n, w in zip(names, ctx.needs_input_grad[3:], strict=True) if w}
+        needed = {"attn_out": asked != {"residual"}, "weight": "attn_out" in asked}
         ctx.kept = tuple(n for n in names if needed.get(n, False))
         ctx.names, ctx.options, ctx.bwd_implementation = names, options, bwd_implementation
         ctx.dtypes = {n: x.dtype for n, x in given.items()}
         ctx.save_for_backward(*(given[n] for n in ctx.kept))
         return projection.fused_output_projection_residual(**given, **options)
 
-    backward = staticmethod(once_differentiable(_output_gradients))
+    backward = staticmethod(_output_gradients)

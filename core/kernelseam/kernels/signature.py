@@ -6,10 +6,10 @@ import ctypes
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from kernelseam.contract import TENSOR_MAP_BYTES, KernelFacts
 from kernelseam.errors import DeviceError
+from kernelseam.forking import cached_property
 
 Value = int | float | bytes
 

@@ -52,8 +52,8 @@ def attention(
     query that sees no key gives zeros (and −inf in the LSE).
 
     ``scale`` defaults to 1/√D. ``out``: an array for the result, else a new one of q's kind, of ``out_dtype`` (q's, or
-    float32). ``return_lse``: also return ln Σexp(scores) over the visible keys, [B, H, S_q], float32.
-    ``batch_invariant``: a row's bits do not depend on what else is in the batch. ``backend`` must be that of the
+    float32). ``return_lse``: also return ln Σexp(scores) over the visible keys, [B, H, S_q], float32 (float64 where q
+    is). ``batch_invariant``: a row's bits do not depend on what else is in the batch. ``backend`` must be that of the
     arrays' device; ``implementation`` names one of its ways; ``stream`` is an int, an object with ``__cuda_stream__``,
     or None for the array library's current one; results of a call on another stream must be kept until that stream has
     passed.
@@ -223,7 +223,7 @@ def _work(
         value_dim = infos["v"].shape[-1] if infos["v"].shape else 0
         operation.fresh("out", (*first.shape[:-1], value_dim), dtype, "q")
     if flag("return_lse", return_lse):
-        operation.fresh("lse", _lse_shape(first, labels), DType.float32, "q")
+        operation.fresh("lse", _lse_shape(first, labels), first.dtype.accumulator, "q")
     ordered: dict[str, Any] = {n: infos[n] for n in ("q", "k", "v", "out", "lse", *OPTIONAL) if n in infos}
     operation.launch(ordered, lambda: Attention.from_arrays(**ordered, **options))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kernelseam.arrays import describe, runtime_of, same_device
+from kernelseam.arrays import describe, runtime_of, same_device, tell_written
 from kernelseam.contract import HOST, ArrayInfo, Device, OperandRule, Runtime
 from kernelseam.dispatch import check_backend, preferred_backend
 from kernelseam.dtypes import DType
@@ -74,6 +74,8 @@ def operate(
                 memory.bound.clear()
             memory.plans[key] = known
     known.run(infos, stream, memory.bound)
+    for name in known.written:
+        tell_written(infos[name])
     return infos
 
 
@@ -134,9 +136,12 @@ class Operation:
         """What is to be remembered of it."""
         device = next(iter(self.infos.values())).device
         runtime, planned = plugins().backend(device.backend).runtime, [x for x in self._launches if x.call is None]
+        made = {r.name for r in self._results}
+        outputs = [n for x in self._launches for rule, n in zip(x.rules, x.arrays, strict=True) if rule.written]
         return _Known(
             tuple(self._results), tuple(self._launches), device, runtime,
             max((x.plan.workspace_room for x in planned), default=0), len(planned) < len(self._launches),
+            tuple(n for n in dict.fromkeys(outputs) if n not in made),
         )
 
 
@@ -187,6 +192,8 @@ class _Known:
     """Of the workspace that the launches use one after the other."""
     waits: bool
     """Whether a launch uses what goes when the call returns."""
+    written: tuple[str, ...]
+    """The caller's arrays that take results."""
 
     def make_results(self, infos: Infos) -> bool:
         """Make the results; False, with none made, where one does not lie as the plans have it."""

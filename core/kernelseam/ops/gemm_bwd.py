@@ -31,6 +31,7 @@ def bmm_bwd(
     beta: float = 0,
     a_gradient: bool = True,
     b_gradient: bool = True,
+    sum_repeats: bool = True,
     da: Any = None,
     db: Any = None,
     out_dtype: DType | str | None = None,
@@ -43,9 +44,10 @@ def bmm_bwd(
 
     ``dc``, shaped as the result and of a's dtype, is what a loss takes from it. A gradient has its input's shape, but
     extent 1 along every axis on which the input repeats by a stride of 0 (batches, heads, rows or columns): there it is
-    the sum over what was repeated. So is that of a b of fewer heads over the heads of a that meet it. Strides are as
-    in ``bmm``. Where summed axes and the others are more than two strides walk, as where rows repeat as well as heads,
-    the launch is over lists of addresses: they are made and copied to the device at each call, which synchronises.
+    the sum over what was repeated. ``sum_repeats=False``: each for itself, of the input's whole shape. That of a b of
+    fewer heads is the sum over the heads of a that meet it in any case. Strides are as in ``bmm``. Where summed axes
+    and the others are more than two strides walk, as where rows repeat as well as heads, the launch is over lists of
+    addresses: they are made and copied to the device at each call, which synchronises.
 
     ``a_gradient`` and ``b_gradient`` say which are computed. ``da`` and ``db``: arrays for the results, which take beta
     times what they hold as well (beta = 1 accumulates; beta ≠ 0 needs them, beta = 0 never reads them); else new
@@ -55,7 +57,7 @@ def bmm_bwd(
     Unsupported; nothing is then launched.
     """
     arrays = {"dc": dc, "a": a, "b": b, **given(da=da, db=db)}
-    options = (True, a_transposed, b_transposed, alpha, beta, a_gradient, b_gradient, out_dtype)
+    options = (True, a_transposed, b_transposed, alpha, beta, a_gradient, b_gradient, sum_repeats, out_dtype)
     return _handed_back(arrays, operate(_gradients, arrays, options, backend, implementation, stream), stream)
 
 
@@ -70,6 +72,7 @@ def matmul2d_bwd(
     beta: float = 0,
     a_gradient: bool = True,
     b_gradient: bool = True,
+    sum_repeats: bool = True,
     da: Any = None,
     db: Any = None,
     out_dtype: DType | str | None = None,
@@ -79,16 +82,16 @@ def matmul2d_bwd(
 ) -> ProductGradients:
     """The gradients of ``matmul2d(a, b, …)`` with the same options; everything else as in ``bmm_bwd``."""
     arrays = {"dc": dc, "a": a, "b": b, **given(da=da, db=db)}
-    options = (False, a_transposed, b_transposed, alpha, beta, a_gradient, b_gradient, out_dtype)
+    options = (False, a_transposed, b_transposed, alpha, beta, a_gradient, b_gradient, sum_repeats, out_dtype)
     return _handed_back(arrays, operate(_gradients, arrays, options, backend, implementation, stream), stream)
 
 
 def _gradients(
     operation: Operation, batched: bool, a_transposed: bool, b_transposed: bool, alpha: float, beta: float,
-    a_gradient: bool, b_gradient: bool, out_dtype: DType | str | None,
+    a_gradient: bool, b_gradient: bool, sum_repeats: bool, out_dtype: DType | str | None,
 ) -> None:
     turned = {"da": flag("a_transposed", a_transposed), "db": flag("b_transposed", b_transposed)}
-    alpha, beta = number("alpha", alpha), number("beta", beta)
+    alpha, beta, sums = number("alpha", alpha), number("beta", beta), flag("sum_repeats", sum_repeats)
     infos, wanted = operation.infos, {"da": a_gradient, "db": b_gradient}
     for name, asked in wanted.items():
         if not flag(f"{name[1]}_gradient", asked) and name in infos:
@@ -105,7 +108,7 @@ def _gradients(
     for name, of, first, second in (("da", a, product, swapped(op_b)), ("db", b, swapped(op_a), product)):
         if not wanted[name]:
             continue
-        result(operation, name, once(of), out_dtype)
+        result(operation, name, once(of) if sums else of.shape, out_dtype)
         check_matrices(name, infos[name])
         names = {"A": "dc", "B": "b", "C": name} if name == "da" else {"A": "a", "B": "dc", "C": name}
         operands = {"A": first, "B": second, "C": matrices(infos[name], turned[name])}

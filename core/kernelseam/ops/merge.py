@@ -23,9 +23,9 @@ def merge_states(
 ) -> tuple[Any, Any]:
     """What attention over all keys would have given, from attentions of the same queries over parts of them.
 
-    ``outs`` [N, B, H, S, D_v] and ``lses`` [N, B, H, S] (float32) are the parts' results and log-sum-exps, stacked;
-    keep them float32 (``out_dtype`` of ``attention``) where their rounding matters. A part whose LSE is −inf saw no
-    key. Page after page: stack what there is with what the next page gives.
+    ``outs`` [N, B, H, S, D_v] and ``lses`` [N, B, H, S] (float32, float64 where outs are) are the parts' results and
+    log-sum-exps, stacked; keep them float32 (``out_dtype`` of ``attention``) where their rounding matters. A part whose
+    LSE is −inf saw no key. Page after page: stack what there is with what the next page gives.
 
     Returns (result [B, H, S, D_v] of ``out_dtype``, by default that of outs, and its LSE [B, H, S]).
     Raises InvalidValue for what does not fit together.
@@ -43,7 +43,7 @@ def _work(operation: Operation, out_dtype: DType | str | None) -> None:
     if "out" not in infos:
         dtype = infos["outs"].dtype if out_dtype is None else DType.of(out_dtype, "out_dtype")
         operation.fresh("out", shape[1:], dtype, "outs")
-    operation.fresh("lse", shape[1:4], DType.float32, "outs")
+    operation.fresh("lse", shape[1:4], infos["outs"].dtype.accumulator, "outs")
     operation.launch(infos, lambda: _described(infos))
 
 

@@ -162,6 +162,7 @@ def _lengths() -> Iterator[BackwardCase]:
     packed = {"q_sequences": mixed, "k_sequences": others, "batch": 5, "S_q": 65, "S_k": 130, **rows}
     for kind in (*MAIN, "bf16-128-causal", "f16-33/7-causal"):
         yield case(kind, "sequences", **packed)
+    yield case("f64-32-causal", "sequences", **packed, may_refuse=frozenset({"shared"}))
     yield case("f16-64", "sequences-0", **{**packed, "q_sequences": (0, 0), "k_sequences": (0, 5), "batch": 2})
     yield case(
         "f16-64-causal", "sequences-margin-gqa", q_sequences=(33, 7), k_sequences=(33, 20), batch=2, num_heads=4,

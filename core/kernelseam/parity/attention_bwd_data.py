@@ -28,7 +28,7 @@ def results(case: BackwardCase, x: Mapping[str, Array]) -> dict[str, Array]:
     found = oracle.attention(
         x["q"], x["k"], x["v"], f.causal, f.scale_used, None, attention_data.variant(f, x)
     )
-    return {"out": found.out.astype(f.dtype.numpy), "lse": found.lse.astype(np.float32)}
+    return {"out": found.out.astype(f.dtype.numpy), "lse": found.lse.astype(f.dtype.accumulator.numpy)}
 
 
 def wanted(case: BackwardCase, x: Mapping[str, Array]) -> dict[str, Gradient]:

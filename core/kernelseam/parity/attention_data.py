@@ -211,11 +211,11 @@ def rows(case: AttentionCase, name: str, walk: Walk, shape: tuple[int, int, int,
 def _lse(case: AttentionCase, shape: tuple[int, ...]) -> Place:
     if case.q_sequences is None:
         head = case.S_q + case.lse_gap
-        return Place("lse", DType.float32, shape, (case.num_heads * head, head, 1))
+        return Place("lse", case.dtype.accumulator, shape, (case.num_heads * head, head, 1))
     starts = offsets(case.q_sequences, case.margin)
     head = starts[-1] + case.margin + case.lse_gap
     pieces = tuple(Piece(b, 0, n, starts[b]) for b, n in enumerate(case.q_sequences))
-    return Place("lse", DType.float32, shape, (0, head, 1), 0, None, pieces, case.num_heads * head)
+    return Place("lse", case.dtype.accumulator, shape, (0, head, 1), 0, None, pieces, case.num_heads * head)
 
 
 def variant(case: AttentionCase, x: Mapping[str, Array]) -> Variant:

@@ -42,6 +42,10 @@ def packed() -> Iterator[AttentionCase]:
         yield _packed(kind, "sequences", mixed, others)
         yield _packed(kind, "sequences-margin", (33, 7), (33, 7), margin=5)
     yield _packed("f32-64-causal", "sequences", (40, 0, 3), (40, 2, 7), lse=False)
+    yield _packed(
+        "f64-32-causal", "sequences-gqa", (40, 0, 3), (40, 2, 7), num_heads=4, margin=3, lse_gap=3,
+        may_refuse=frozenset({"shared"}),
+    )
     yield _packed("f16-33/7-causal", "sequences", mixed, others, margin=2, num_heads=6)
     yield _packed("f16-64", "sequences-0", (0, 0, 0), (0, 5, 0))
     yield _packed("f16-64-causal", "sequences-gqa", (3, 1, 2, 33), (40, 40, 2, 33), num_heads=8)

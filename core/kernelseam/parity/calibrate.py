@@ -57,7 +57,7 @@ def attention_samples(rng: np.random.Generator) -> Iterator[Sample]:
         data.shape_scores(q, k, kind)
     q, k, v = (x.astype(dtype.numpy)[None, None] for x in (q, k, v))
     want = oracle.attention(q, k, v, causal, D**-0.5)
-    out, lse = np.empty_like(q), np.empty((1, 1, S_q), np.float32)
+    out, lse = np.empty_like(q), np.empty((1, 1, S_q), dtype.accumulator.numpy)
     descriptor = Attention.from_arrays(q, k, v, out, lse, causal=causal)
     plan(descriptor, backend="numpy").bind()()
     yield _judge_attention(f"reference {dtype}", want, out, lse, S_k, D, dtype)
@@ -121,7 +121,7 @@ def gradient_samples(rng: np.random.Generator) -> Iterator[Sample]:
 def _judge_gradients(who: str, want: Mapping[str, Gradient], found: Mapping[str, Array], dtype: DType) -> Sample:
     constant, needed = tolerances.ATTENTION_CONSTANT, 0.0
     for name, g in want.items():
-        unit = dtype.accumulator.unit_roundoff * g.single + DType.float32.unit_roundoff * g.lses
+        unit = dtype.accumulator.unit_roundoff * (g.single + g.lses)
         bound = tolerances.gradient(g, dtype, DType.of(found[name].dtype))
         needed = max(needed, _needed(found[name], g.value, bound - constant * unit, unit))
     return Sample("attention gradients " + who, needed, check.attention_bwd(want, dtype, found).worst)

@@ -88,7 +88,7 @@ def differentiated(rng: np.random.Generator) -> Differentiated:
         for n, y in (("q", q), ("k", k), ("v", v), ("dout", dout))
     }
     want = oracle.attention(found["q"], found["k"], found["v"], causal, D**-0.5, None, variant)
-    found["out"], found["lse"] = want.out.astype(dtype.numpy), want.lse.astype(np.float32)
+    found["out"], found["lse"] = want.out.astype(dtype.numpy), want.lse.astype(dtype.accumulator.numpy)
     if variant.bias is not None:
         found["bias"] = variant.bias
     forward = Attention.from_arrays(

@@ -64,7 +64,9 @@ def attention_verdict(
 def merge_states(outs: Array, lses: Array, out: Array, lse: Array | None = None, *, flushed: bool = False) -> Verdict:
     """Hold out [B,H,rows,D_v] and lse [B,H,rows] against the merge of outs [N,B,H,rows,D_v] and lses [N,B,H,rows]."""
     result = oracle.merge_states(outs, lses)
-    tolerance, lse_tolerance = tolerances.merge_states(result, len(outs), DType.of(out.dtype), flushed=flushed)
+    tolerance, lse_tolerance = tolerances.merge_states(
+        result, len(outs), DType.of(outs.dtype), DType.of(out.dtype), flushed=flushed
+    )
     parts = [_part("out", out, result.out, tolerance)]
     if lse is not None:
         parts.append(_part("lse", lse, result.lse, lse_tolerance))

@@ -26,6 +26,9 @@ def merge_cases() -> list[MergeCase]:
 def _cases() -> Iterator[MergeCase]:
     for kind in ("f32-f16", "f32-bf16", "f32-f32", "f16-f16", "bf16-bf16", "bf16-f32"):
         yield case(kind)
+    for kind in ("f64-f64", "f64-f32"):
+        yield case(kind, may_refuse=frozenset({"shared"}))
+    yield case("f64-f64", "apart", data="apart", may_refuse=frozenset({"shared"}))
     gaps = Walk(gaps=(48, 24, 8))
     for n in (0, 1, 2, 19):
         yield case("f32-f16", f"parts-{n}", parts=n)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelseam.dtypes import DType
 from kernelseam.parity.cases import MergeCase
 from kernelseam.parity.memory import Place
 from kernelseam.parity.oracle import Array
@@ -23,7 +22,7 @@ def values(case: MergeCase, rng: np.random.Generator) -> dict[str, Array]:
         lses[-1, 0, 0, 3] = float(case.data)
     elif case.data != "normal":
         raise ValueError(case.data)
-    return {"outs": outs.astype(case.dtype.numpy), "lses": lses.astype(np.float32)}
+    return {"outs": outs.astype(case.dtype.numpy), "lses": lses.astype(case.dtype.accumulator.numpy)}
 
 
 def places(case: MergeCase) -> dict[str, Place]:
@@ -39,8 +38,8 @@ def places(case: MergeCase) -> dict[str, Place]:
         ),
     }
     head = case.rows + case.part_gap
-    each = (case.num_heads * head, head, 1)
-    found["lses"] = Place("lses", DType.float32, (case.parts, *lead), (case.batch * each[0], *each))
+    each, kind = (case.num_heads * head, head, 1), case.dtype.accumulator
+    found["lses"] = Place("lses", kind, (case.parts, *lead), (case.batch * each[0], *each))
     if case.lse:
-        found["lse"] = Place("lse", DType.float32, lead, each)
+        found["lse"] = Place("lse", kind, lead, each)
     return found

@@ -1,4 +1,5 @@
-"""The oracle of an attention's gradients: the formulas in float64, from q, k, v and what a loss takes from the result.
+"""The oracle of an attention's gradients: the formulas in float64 or wider, from q, k, v and what a loss takes from the
+result.
 
 It computes its own result and LSE. Beside each gradient stands what its bound in ``tolerances`` is made of.
 """
@@ -58,8 +59,8 @@ def attention_bwd(
     for b, h in np.ndindex(B, H):
         n_q = S_q if variant.q_lengths is None else variant.q_lengths[b]
         n_k = S_k if variant.kv_lengths is None else variant.kv_lengths[b]
-        Q, dO = (x[b, h, :n_q].astype(np.float64) for x in (q, dout))
-        K, V = (x[b, h // group, :n_k].astype(np.float64) for x in (k, v))
+        Q, dO = (_wide(x[b, h, :n_q]) for x in (q, dout))
+        K, V = (_wide(x[b, h // group, :n_k]) for x in (k, v))
         with np.errstate(all="ignore"):
             p, dx, ds, sink = _pairs(Q, K, V, dO, b, h, causal, scale, variant)
             _add(found["dq"], (b, h, slice(n_q)), _times(ds, K, scale, n_k))
@@ -134,14 +135,25 @@ def _pairs(
         "single": weight * (np.abs(dots) * (1 + abs(given) if given > -np.inf else 1) + math.sqrt(V.shape[1]) * sizes),
         "outs": weight * outs, "lses": weight * np.abs(dots * lse), "vanished": np.abs(dots) + weight * lost[:, 0],
     }
-    return of_p, of_dx, of_ds, of_sink
+    return _narrowed(of_p), _narrowed(of_dx), _narrowed(of_ds), _narrowed(of_sink)
+
+
+def _wide(x: Array) -> Array:
+    """In float64; float64 in what is wider, where the host has it, so that the oracle's own errors do not count."""
+    return x.astype(np.longdouble if x.dtype == np.float64 else np.float64)
+
+
+def _narrowed(parts: Parts) -> Parts:
+    """What bounds are made of in float64, whose products are fast."""
+    return {name: x if name == "value" else x.astype(np.float64, copy=False) for name, x in parts.items()}
 
 
 def _times(x: Mapping[str, Floats], y: Floats, scale: float, count: int) -> Parts:
     """scale·x·y, a sum of ``count`` terms once all are added."""
-    found = {name: abs(scale) * (x[name] @ np.abs(y)) for name in PARTS if name != "value"}
+    size = np.abs(y).astype(np.float64, copy=False)
+    found = {name: abs(scale) * (x[name] @ size) for name in PARTS if name != "value"}
     found["value"] = scale * (x["value"] @ y)
-    found["vanished"] = max(abs(scale), 1) * (x["vanished"] @ np.abs(y))  # scale·ds may be what is rounded
+    found["vanished"] = max(abs(scale), 1) * (x["vanished"] @ size)  # scale·ds may be what is rounded
     found["single"] = found["single"] + math.sqrt(count) * found["rounded"]
     return found
 

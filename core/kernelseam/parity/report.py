@@ -9,7 +9,6 @@ import platform
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from kernelseam import __version__
 from kernelseam.containment import Contained, told
 from kernelseam.contract import CONTRACT_VERSION, Toolchain
 from kernelseam.errors import KernelSeamError
+from kernelseam.forking import cached_property
 from kernelseam.parity.cases import Case
 from kernelseam.parity.run import Outcome, Target
 from kernelseam.plugins import Plugins

@@ -15,7 +15,7 @@ With u the unit roundoff of a dtype (2⁻¹¹ float16, 2⁻⁸ bfloat16, 2⁻²�
   V of magnitudes that ``oracle_bwd.Gradient`` holds.
 
 Probabilities are rounded to the dtype of V before the second product, hence u_P and η_P. Where the inputs are float64,
-float64 takes float32's place inside an attention; its LSE is stored in float32.
+float64 takes float32's place inside an attention and in a merge: u_64 for u_32, and LSEs are stored in it.
 """
 
 from __future__ import annotations
@@ -77,16 +77,16 @@ def attention(
             + smallest_weight(dtype, flushed) * result.values
             + smallest(dtype_out, flushed)
         )
-        lse: Floats = ATTENTION_CONSTANT * DType.float32.unit_roundoff * (growth + np.abs(result.lse))
+        lse: Floats = ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff * (growth + np.abs(result.lse))
     return out, lse
 
 
 def merge_states(
-    result: MergeResult, parts: int, dtype_out: DType, *, flushed: bool = False
+    result: MergeResult, parts: int, dtype: DType, dtype_out: DType, *, flushed: bool = False
 ) -> tuple[Floats, Floats]:
-    """The bounds of each element of out and of the LSE."""
+    """The bounds of each element of out and of the LSE; ``dtype`` is that of the parts."""
     with np.errstate(invalid="ignore", over="ignore"):
-        unit = ATTENTION_CONSTANT * DType.float32.unit_roundoff
+        unit = ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff
         growth = math.sqrt(parts) + result.sizes
         out: Floats = (
             2 * dtype_out.unit_roundoff * np.abs(result.out)
@@ -103,8 +103,7 @@ def gradient(result: Gradient, dtype: DType, dtype_out: DType, *, flushed: bool 
         bound: Floats = (
             2 * dtype_out.unit_roundoff * np.abs(result.value)
             + dtype.unit_roundoff * (result.rounded + result.outs)
-            + ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff * result.single
-            + ATTENTION_CONSTANT * DType.float32.unit_roundoff * result.lses
+            + ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff * (result.single + result.lses)
             + smallest_weight(dtype, flushed) * result.vanished
             + smallest(dtype_out, flushed)
         )

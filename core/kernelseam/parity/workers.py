@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +15,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, TypeVar
+
+from kernelseam.exchange import Answers, Requests
+from kernelseam.forking import new_lock
 
 T = TypeVar("T")
 
@@ -51,7 +55,7 @@ class Workers:
 
     def __init__(self, count: int, limit: float) -> None:
         self._limit, self._threads, self._own = limit, ThreadPoolExecutor(count), threading.local()
-        self._lock, self._processes, self._closed = threading.Lock(), list[SpawnProcess](), False
+        self._lock, self._processes, self._closed = new_lock(), list[SpawnProcess](), False
 
     def start(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
         """Begin ``work(*arguments)``: a function of a module, and what can be pickled, as must be what it returns or
@@ -76,32 +80,35 @@ class Workers:
                 return self._ask(work, arguments)
             except _Gone as e:
                 reason = str(e)
-                del self._own.worker
         raise Lost(f"{reason}; so did the one before it")
 
     def _ask(self, work: Callable[..., T], arguments: tuple[Any, ...]) -> T:
-        process, pipe = self._worker()
+        request = pickle.dumps((work, arguments))
+        process, requests = self._worker()
         timer = threading.Timer(self._limit, process.kill)
         timer.daemon = True
         timer.start()
         try:
-            pipe.send((work, arguments))
-            returned, found = pipe.recv()
+            answer = requests.ask(request)
         except (EOFError, OSError):
             if timer.finished.is_set():
                 raise _Gone(f"its process gave no answer within {self._limit:g} s") from None
             process.join(10)
             raise _Gone(f"its process ended with status {process.exitcode}") from None
+        except BaseException:  # interrupted: nobody wants the answer any more
+            process.kill()
+            raise
         finally:
             timer.cancel()
+        returned, found = pickle.loads(answer)
         if not returned:
             raise found
         result: T = found
         return result
 
-    def _worker(self) -> tuple[SpawnProcess, Connection]:
-        """This thread's process and the pipe to it."""
-        if not hasattr(self._own, "worker"):
+    def _worker(self) -> tuple[SpawnProcess, Requests]:
+        """This thread's process, a new one where the last exchange failed, and the way to ask it."""
+        if not hasattr(self._own, "worker") or self._own.worker[1].closed:
             with self._lock:
                 if self._closed:
                     raise Lost("nobody waits for it any more")
@@ -112,8 +119,8 @@ class Workers:
                     process.start()
                 its.close()  # so that the process alone has it, and the pipe ends with it
                 self._processes.append(process)
-                self._own.worker = process, pipe
-        found: tuple[SpawnProcess, Connection] = self._own.worker
+                self._own.worker = process, Requests(pipe)
+        found: tuple[SpawnProcess, Requests] = self._own.worker
         return found
 
 
@@ -134,9 +141,10 @@ def _serve(pipe: Connection) -> None:
     """A worker's life. It ends with the pipe, which ends with the parent: an orphan would hold open the output that it
     shares, and keep whoever reads that waiting."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # that is for the parent to handle
+    answers = Answers(pipe)
     while True:
         try:
-            work, arguments = pipe.recv()
+            work, arguments = pickle.loads(answers.next())
         except EOFError:
             return
         try:
@@ -144,8 +152,10 @@ def _serve(pipe: Connection) -> None:
         except Exception as e:
             answer = False, e
         try:
-            pipe.send(answer)
+            pickled = pickle.dumps(answer)
+        except Exception as e:
+            pickled = pickle.dumps((False, TypeError(f"what came of it cannot be sent: {e}")))
+        try:
+            answers.answer(pickled)
         except OSError:
             return
-        except Exception as e:
-            pipe.send((False, TypeError(f"what came of it cannot be sent: {e}")))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from kernelseam.contract import NOT_KNOWN, TENSOR_MAP_BYTES, KernelFacts, LaunchConfig
 from kernelseam.errors import DeviceError
+from kernelseam.forking import new_lock
 from kernelseam_cuda import bindings
 
 _WITHOUT_OPT_IN = 48 * 1024
@@ -48,7 +48,7 @@ class CudaKernel:
         self._size = ctypes.c_size_t(max((offset + size for offset, size in facts.parameters), default=0))
         self._apart = any(size >= TENSOR_MAP_BYTES for _, size in facts.parameters)
         self._allowed = _WITHOUT_OPT_IN - facts.shared_bytes
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def prepare(self, config: LaunchConfig, arguments: bytes) -> Callable[[int], None]:
         self._allow(config.shared_bytes)
@@ -75,7 +75,7 @@ class CudaKernel:
 
     def _extended(self, config: LaunchConfig, given: tuple[int, int], keep: object) -> Callable[[int], None]:
         """With attributes. Their structure holds the stream as well: it is one thread's from there to the launch."""
-        run, function, lock = bindings.driver().cuLaunchKernelEx, self._function, threading.Lock()
+        run, function, lock = bindings.driver().cuLaunchKernelEx, self._function, new_lock()
         structure, (places, extra) = _launch_structure(config), given
 
         def launch(stream: int, keep: object = keep) -> None:

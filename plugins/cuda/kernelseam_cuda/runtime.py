@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from kernelseam.contract import ArrayInfo, Device, DeviceLimits, host_copy
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, InvalidValue
+from kernelseam.forking import new_lock
 from kernelseam_cuda import archs, arrays, bindings
 
 _NOTHING = nullcontext()
@@ -128,7 +128,7 @@ class _Pinned:
     kept."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._address = 0
 
     def copy(self, host: npt.NDArray[Any], pointer: int, stream: int) -> None:

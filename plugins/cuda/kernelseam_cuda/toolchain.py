@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.resources
 import re
-import threading
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from kernelseam.compilation.sources import headers_below
 from kernelseam.contract import ArchRow, Device, KernelFacts, LoadedKernel, Runtime, SourceBundle, TensorMap
 from kernelseam.errors import CompileError, DeviceError
+from kernelseam.forking import ForkGate, new_lock
 from kernelseam_cuda import archs, bindings, cubin, launch, tensor_maps
 
 _LOST = re.compile(r"^.*\(C75(?:08|1[0-5])\).*$", re.MULTILINE)
@@ -32,7 +32,7 @@ class CudaToolchain:
         self._modules: dict[tuple[str, int], Any] = {}
         self._kernels: dict[tuple[str, int, str], launch.CudaKernel] = {}
         self._facts: dict[str, Mapping[str, KernelFacts]] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     @property
     def archs(self) -> tuple[str, ...]:
@@ -45,35 +45,33 @@ class CudaToolchain:
         return sources()
 
     def compiler(self) -> str:
-        major, minor = _nvrtc("compiler", "any arch", "nvrtcVersion")
-        return f"nvrtc {major}.{minor}"
+        with _AT_WORK.work():
+            return _version()
 
     def compile(self, bundle: SourceBundle, arch: str) -> bytes:
         self.arch_row(arch)
         names, texts = [n.encode() for n, _ in bundle.files], [t.encode() for _, t in bundle.files]
-        program = _nvrtc(
-            bundle.name, arch, "nvrtcCreateProgram", bundle.text().encode(), b"unit.cu", len(names), texts,
-            names,
-        )
-        try:
+        with _AT_WORK.work():
             uncached = ["--no-cache"] * (_nvrtc(bundle.name, arch, "nvrtcVersion") >= _UNCACHED)
             options = [o.encode() for o in (f"--gpu-architecture={arch}", *bundle.options, *uncached)]
-            api = bindings.nvrtc()
-            (status,) = api.nvrtcCompileProgram(program, len(options), options)
-            log = bytearray(_nvrtc(bundle.name, arch, "nvrtcGetProgramLogSize", program))
-            _nvrtc(bundle.name, arch, "nvrtcGetProgramLog", program, log)
-            text = log.rstrip(bytes(1)).decode(errors="replace")
-            if int(status):
-                raise CompileError(bundle.name, arch, f"{status.name}\n{text}")
-            if lost := _LOST.findall(text):
-                said = "\n".join(lost)
-                raise CompileError(bundle.name, arch, f"it compiles, but not to what it is written for:\n{said}")
-            binary = bytearray(_nvrtc(bundle.name, arch, "nvrtcGetCUBINSize", program))
-            _nvrtc(bundle.name, arch, "nvrtcGetCUBIN", program, binary)
-            return bytes(binary)
-        finally:
-            api = bindings.nvrtc()
-            api.nvrtcDestroyProgram(program)
+            program = _nvrtc(
+                bundle.name, arch, "nvrtcCreateProgram", bundle.text().encode(), b"unit.cu", len(names), texts, names
+            )
+            try:
+                (status,) = bindings.nvrtc().nvrtcCompileProgram(program, len(options), options)
+                log = bytearray(_nvrtc(bundle.name, arch, "nvrtcGetProgramLogSize", program))
+                _nvrtc(bundle.name, arch, "nvrtcGetProgramLog", program, log)
+                text = log.rstrip(bytes(1)).decode(errors="replace")
+                if int(status):
+                    raise CompileError(bundle.name, arch, f"{status.name}\n{text}")
+                if lost := _LOST.findall(text):
+                    said = "\n".join(lost)
+                    raise CompileError(bundle.name, arch, f"it compiles, but not to what it is written for:\n{said}")
+                binary = bytearray(_nvrtc(bundle.name, arch, "nvrtcGetCUBINSize", program))
+                _nvrtc(bundle.name, arch, "nvrtcGetCUBIN", program, binary)
+                return bytes(binary)
+            finally:
+                bindings.nvrtc().nvrtcDestroyProgram(program)
 
     def inspect(self, binary: bytes, arch: str) -> Mapping[str, KernelFacts]:
         return self._inspect(binary, hashlib.sha256(binary).hexdigest())
@@ -103,6 +101,25 @@ class CudaToolchain:
 
     def encode_tensor_map(self, tensor_map: TensorMap, address: int) -> bytes:
         return tensor_maps.encode(tensor_map, address)
+
+
+_AT_WORK = ForkGate()
+"""Around nvrtc: a child forked amid a compilation would wait for ever for nvrtc's own locks."""
+_BUILD = re.compile(r"Compiler Build ID: (?P<build>\S+)|release .*, V(?P<version>\S+)")
+"""In the head of its PTX: nvrtcVersion knows no patch level."""
+
+
+@cache
+def _version() -> str:
+    """nvrtc's version with its patch level, and its build, from what it writes of itself into its PTX."""
+    major, minor = _nvrtc("compiler", "any arch", "nvrtcVersion")
+    program = _nvrtc("compiler", "any arch", "nvrtcCreateProgram", b"", b"version.cu", 0, [], [])
+    _nvrtc("compiler", "any arch", "nvrtcCompileProgram", program, 0, [])
+    ptx = bytearray(_nvrtc("compiler", "any arch", "nvrtcGetPTXSize", program))
+    _nvrtc("compiler", "any arch", "nvrtcGetPTX", program, ptx)
+    _nvrtc("compiler", "any arch", "nvrtcDestroyProgram", program)
+    said = {k: v for found in _BUILD.finditer(ptx.decode(errors="replace")) for k, v in found.groupdict().items() if v}
+    return f"nvrtc {said.get('version', f'{major}.{minor}')} ({said.get('build', 'unknown build')})"
 
 
 def _nvrtc(name: str, arch: str, function: str, *arguments: object) -> Any:

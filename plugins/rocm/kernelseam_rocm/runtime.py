@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -14,6 +13,7 @@ import numpy.typing as npt
 from kernelseam.contract import ArrayInfo, Device, DeviceLimits, host_copy
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, InvalidValue
+from kernelseam.forking import new_lock
 from kernelseam_rocm import archs, arrays, bindings
 
 _NOTHING = nullcontext()
@@ -111,7 +111,7 @@ class _Pinned:
     freeing it waits for the device."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._memory: Any = None
 
     def copy(self, host: npt.NDArray[Any], pointer: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.resources
-import threading
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -21,6 +20,7 @@ from kernelseam.contract import (
     WithoutTensorMaps,
 )
 from kernelseam.errors import CompileError, KernelSeamError
+from kernelseam.forking import new_lock
 from kernelseam_rocm import archs, bindings, codeobject, compiler, emulation, launch, worker
 
 
@@ -34,7 +34,7 @@ class HipToolchain(WithoutTensorMaps):
         self._compiler = ""
         self._modules: dict[tuple[str, int], Any] = {}
         self._facts: dict[str, Mapping[str, KernelFacts]] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     @property
     def archs(self) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ import os
 import pickle
 import signal
 import tempfile
-import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,8 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from kernelseam.errors import KernelSeamError
+from kernelseam.exchange import Answers, Requests
+from kernelseam.forking import new_lock
 
 TIME_LIMIT = 900
 """Seconds that one request may take; the child ends itself then (SIGALRM)."""
@@ -50,9 +51,9 @@ class CompileServer:
     """A forked process that runs functions in children of its own, one at a time."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._connection: Connection[Any, Any] | None = None
-        self._owner = 0
+        self._lock = new_lock()
+        self._requests: Requests | None = None
+        self._pid = self._owner = 0
 
     def start(self) -> None:
         """Fork the server now, if this process has none yet."""
@@ -66,13 +67,15 @@ class CompileServer:
         """
         request = pickle.dumps((function, arguments))
         with self._lock:
-            connection = self._started()
+            requests = self._started()
             try:
-                connection.send_bytes(request)
-                answer: _Answer = pickle.loads(connection.recv_bytes())
+                answer: _Answer = pickle.loads(requests.ask(request))
             except (EOFError, OSError) as e:
-                self._connection = None
+                self._end()
                 raise WorkerDied("the compile server was ended from outside", "", "") from e
+            except BaseException:  # interrupted: nobody wants the answer any more
+                self._end()
+                raise
         if answer.pickled is None:
             raise _death(answer)
         succeeded, value = pickle.loads(answer.pickled)
@@ -80,9 +83,9 @@ class CompileServer:
             return value
         raise value
 
-    def _started(self) -> Connection[Any, Any]:
+    def _started(self) -> Requests:
         # A forked copy of this process must not share the connection: it starts a server of its own.
-        if self._connection is None or self._owner != os.getpid():
+        if self._requests is None or self._requests.closed or self._owner != os.getpid():
             mine, theirs = Pipe()
             owner = os.getpid()
             with warnings.catch_warnings():
@@ -92,8 +95,17 @@ class CompileServer:
             if pid == 0:
                 _serve(theirs, owner)
             theirs.close()
-            self._connection, self._owner = mine, owner
-        return self._connection
+            with contextlib.suppress(OSError):  # whoever of the two is first
+                os.setpgid(pid, pid)
+            self._requests, self._pid, self._owner = Requests(mine), pid, owner
+        return self._requests
+
+    def _end(self) -> None:
+        """End the server, and the child that it waits for."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
 
 
 @cache
@@ -114,14 +126,16 @@ def _death(answer: _Answer) -> WorkerDied:
 def _serve(connection: Connection[Any, Any], owner: int) -> NoReturn:
     """The server's life: until its owner is gone."""
     try:
+        os.setpgid(0, 0)  # the owner ends the server and its child as one
         detach(connection.fileno())
+        answers = Answers(connection)
         while True:
             # Another process may hold a copy of the owner's end, so that the end of file never comes: look at the
             # parent.
-            while not connection.poll(1.0):
+            while not answers.waits(1.0):
                 if os.getppid() != owner:
                     os._exit(0)
-            connection.send_bytes(pickle.dumps(_in_child(connection.recv_bytes(), connection)))
+            answers.answer(pickle.dumps(_in_child(answers.next(), connection)))
     finally:
         os._exit(0)
 

@@ -118,7 +118,9 @@ class Mixture:
         f["dtype_out"] = kind.name
         self.place("out", self.q_view, self.heads, self.D_v, kind, None)
         S_q = f["total_q"] if self.q_view == "packed" else f["S_q"]
-        f["lse"] = np.full((1 if self.q_view == "packed" else self.batch, self.heads, S_q), UNTOUCHED, np.float32)
+        f["lse"] = np.full(
+            (1 if self.q_view == "packed" else self.batch, self.heads, S_q), UNTOUCHED, np.promote_types(self.kind, F32)
+        )
 
     def place(self, name: str, view: str, heads: int, width: int, kind: Any, entries: list[Array] | None) -> None:
         """Lay rows out as the view has it, NaN (or what is to stay untouched) all around."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,11 @@ from kernelseam.contract import SourceBundle
 BUNDLE = SourceBundle(
     "twice", "twice/main.h", (("platform.h", "// platform"), ("twice/main.h", "int twice;")), (("N", "2"),), ("-O3",)
 )
+
+
+def made(bundle: SourceBundle, arch: str, key: str) -> bytes:
+    """The binary of a bundle that was compiled under a key."""
+    return (arch + replace(bundle, defines=(*bundle.defines, ("KS_KEY", f'"{key}"'))).text()).encode() * 100
 
 
 class Toolchain:

@@ -1,5 +1,5 @@
 // The vendor-neutral part of the tile vocabulary: views, the layout of shared tiles, stores through shared memory.
-// Included by a platform header after it has defined KS_DEVICE, f16, bf16, WARP, lane() and the barriers.
+// Included by a platform header after it has defined KS_DEVICE, KS_CONSTANT, f16, bf16, WARP, lane() and the barriers.
 #pragma once
 
 typedef long long i64;
@@ -14,6 +14,10 @@ static_assert(sizeof(i64) == 8 && sizeof(int) == 4, "LP64 sizes");
 // KS_ARGUMENT qualifies a structure among a kernel's parameters: read where it lies, whatever index it is read with.
 #ifndef KS_ARGUMENT
 #define KS_ARGUMENT const
+#endif
+// What the binary was made from: the host holds it against what it asked for.
+#ifdef KS_KEY
+KS_CONSTANT char kernelseam_key[] = KS_KEY;
 #endif
 template<class X> KS_DEVICE X* listed(X* list, i64 i) { return (X*)((X KS_GLOBAL* const*)list)[i]; }
 

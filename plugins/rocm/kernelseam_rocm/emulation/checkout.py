@@ -41,7 +41,10 @@ def find() -> Checkout | str:
     named = os.environ.get(VARIABLE, "")
     if not named:
         return ""
-    folder = Path(named).expanduser().absolute()
+    try:
+        folder = Path(named).expanduser().absolute()
+    except (RuntimeError, OSError) as e:  # nobody's home; no current folder
+        return f"{VARIABLE} = {named}: means no folder ({e}). Name it by its whole path, or unset the variable"
     if not (folder / _EMULATOR).is_file():
         return (
             f"{VARIABLE} = {named}: must be a checkout of tinygrad's repository, and there is no {_EMULATOR} in it. "

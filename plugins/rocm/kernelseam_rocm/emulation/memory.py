@@ -10,9 +10,9 @@ import bisect
 import ctypes
 import mmap
 import os
-import threading
 
 from kernelseam.errors import DeviceError, OutOfDeviceMemory
+from kernelseam.forking import new_lock
 
 PAGE = mmap.PAGESIZE
 ALIGNMENT = 16
@@ -45,7 +45,7 @@ class Arena:
         self.start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._free = [(0, self.capacity)]  # (offset, bytes), in order, never adjacent
         self._live: dict[int, tuple[int, int]] = {}  # by address: offset and bytes of its pages, guard included
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._owner = os.getpid()
 
     def allocate(self, size: int) -> int:

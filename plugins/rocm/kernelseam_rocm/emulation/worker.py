@@ -10,7 +10,6 @@ import os
 import pickle
 import signal
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Callable
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kernelseam.errors import DeviceError
+from kernelseam.exchange import Answers, Requests
+from kernelseam.forking import new_lock
 from kernelseam_rocm import worker
 from kernelseam_rocm.emulation import faults
 from kernelseam_rocm.emulation.checkout import Checkout
@@ -64,8 +65,8 @@ class Emulator:
         """``folder``: makes and returns the folder for what the emulator keeps."""
         self.checkout, self.arena, self.limit = checkout, arena, limit
         self.folder = folder
-        self._lock = threading.Lock()
-        self._connection: Connection[Any, Any] | None = None
+        self._lock = new_lock()
+        self._requests: Requests | None = None
         self._pid = self._owner = 0
         self._log = -1
         self._sent: set[str] = set()
@@ -88,14 +89,12 @@ class Emulator:
             return failures
 
     def _ask(self, request: object, what: str) -> Any:
-        assert self._connection is not None
+        assert self._requests is not None
         try:
-            self._connection.send_bytes(pickle.dumps(request))
-            kind, value = pickle.loads(self._connection.recv_bytes())
+            kind, value = pickle.loads(self._requests.ask(pickle.dumps(request)))
         except (EOFError, OSError):
             raise DeviceError(f"{what} ended the emulator's process: {self._bury()}") from None
-        except BaseException:  # interrupted: the answer would be taken for that to the next request
-            os.kill(self._pid, signal.SIGKILL)
+        except BaseException:  # interrupted: nobody wants the answer any more
             self._bury()
             raise
         if kind == DONE:
@@ -106,7 +105,7 @@ class Emulator:
 
     def _start(self) -> None:
         # A forked copy of this process must not share the connection, nor does it share new memory with the worker.
-        if self._connection is not None and self._owner == os.getpid():
+        if self._alive():
             return
         mine, theirs = Pipe()
         self._log = os.memfd_create("emulation")
@@ -118,13 +117,17 @@ class Emulator:
         if pid == 0:
             _serve(theirs, owner, self.checkout, self.arena, cache, self._log, self.limit)
         theirs.close()
-        self._connection, self._pid, self._owner, self._sent = mine, pid, owner, set()
+        self._requests, self._pid, self._owner, self._sent = Requests(mine), pid, owner, set()
+
+    def _alive(self) -> bool:
+        """Whether this process has one to ask."""
+        return self._requests is not None and not self._requests.closed and self._owner == os.getpid()
 
     def _bury(self) -> str:
-        """Why the process is gone, and the end of what it wrote."""
-        assert self._connection is not None
-        self._connection.close()
-        self._connection = None
+        """End the process where it has not ended: why it is gone, and the end of what it wrote."""
+        assert self._requests is not None
+        self._requests.close()
+        os.kill(self._pid, signal.SIGKILL)
         _, status = os.waitpid(self._pid, 0)
         with open(self._log, "rb") as log:
             log.seek(0)
@@ -138,8 +141,7 @@ class Emulator:
     def stop(self) -> None:
         """End the process, if there is one."""
         with self._lock:
-            if self._connection is not None and self._owner == os.getpid():
-                os.kill(self._pid, signal.SIGKILL)
+            if self._alive():
                 self._bury()
 
 
@@ -154,18 +156,19 @@ def _serve(
             os.dup2(log, standard)
         # The owner's own streams may write anywhere.
         sys.stdout, sys.stderr = (open(n, "w", buffering=1, closefd=False) for n in (1, 2))  # noqa: SIM115
-        service = _Service(checkout, arena, cache, connection)
+        answers = Answers(connection)
+        service = _Service(checkout, arena, cache, answers)
         while True:
-            while not connection.poll(1.0):
+            while not answers.waits(1.0):
                 if os.getppid() != owner:
                     os._exit(0)
-            request = pickle.loads(connection.recv_bytes())
+            request = pickle.loads(answers.next())
             os.ftruncate(1, 0)
             os.lseek(1, 0, os.SEEK_SET)
             signal.alarm(limit)
             answer = service.answer(request)
             signal.alarm(0)
-            connection.send_bytes(pickle.dumps(answer))
+            answers.answer(pickle.dumps(answer))
     except BaseException:
         traceback.print_exc()
     finally:
@@ -176,7 +179,7 @@ def _serve(
 class _Service:
     """What the process does: tests and launches."""
 
-    def __init__(self, checkout: Checkout, arena: Arena, cache: Path, connection: Connection[Any, Any]) -> None:
+    def __init__(self, checkout: Checkout, arena: Arena, cache: Path, answers: Answers) -> None:
         # Imported here and nowhere else: it takes the emulator in.
         from kernelseam_rocm.emulation import interpreter
 
@@ -185,7 +188,7 @@ class _Service:
         self._interpreter = interpreter.Interpreter(str(checkout.folder))
         self._modules: dict[str, interpreter.Module] = {}
         self._live: frozenset[tuple[int, int]] = frozenset()
-        self._connection = connection
+        self._answers = answers
         faults.on_fault(self._fault)
 
     def answer(self, request: Request | TestRequest) -> tuple[str, Any]:
@@ -220,4 +223,4 @@ class _Service:
         places += [(what, r.address, r.address + r.size) for what, r in where.regions.items()]
         guards = [(f"{what} of {r.size} bytes", *r.guards) for what, r in where.regions.items()]
         message = f"access out of bounds, {faults.describe(address, places, guards)} ({where})"
-        self._connection.send_bytes(pickle.dumps((FAULT, message)))
+        self._answers.answer(pickle.dumps((FAULT, message)))

@@ -5,16 +5,16 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import tempfile
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from kernelseam.contract import KernelFacts, LaunchConfig
 from kernelseam.errors import DeviceError
+from kernelseam.forking import new_lock
 
 _MESSAGE = 512
 _loaded: dict[str, Library] = {}
-_lock = threading.Lock()
+_lock = new_lock()
 
 
 class Library:

@@ -41,9 +41,13 @@ def tests(arch: str) -> Iterator[tuple[str, Line | Whole]]:
         yield f"whole{i}", test
 
 
+_KEY = '#ifdef KS_KEY\nextern "C" __constant__ char kernelseam_key[] = KS_KEY;\n#endif\n'
+"""What every binary of the cache carries."""
+
+
 def source(arch: str) -> str:
     """All of them as one translation unit."""
-    parts = ["typedef unsigned u32;\n", matrix.prelude()]
+    parts = [_KEY, "typedef unsigned u32;\n", matrix.prelude()]
     flags = next((f for prefix, f in _BUFFER_FLAGS.items() if arch.startswith(prefix)), "0")
     for name, test in tests(arch):
         if isinstance(test, Line):

@@ -11,6 +11,7 @@ namespace host { typedef float Plain; }
 #endif
 
 #define KS_DEVICE inline
+#define KS_CONSTANT extern "C" const __attribute__((used))
 #define KS_KERNEL(threads, blocks)                    \
   static constexpr int KERNEL_THREADS = (threads); \
   extern "C" void

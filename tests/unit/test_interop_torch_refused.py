@@ -1,0 +1,187 @@
+"""What the functions that torch differentiates refuse, by the name that the caller knows it by, at the forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import kernelseam
+from kernelseam.errors import InvalidValue, UnknownName
+from kernelseam.interop import torch as ks
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+Refused = Callable[[str, Callable[[], object]], None]
+Call = Callable[..., Any]
+
+
+def cells(*shape: int) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+def offsets() -> Any:
+    return torch.tensor([0, 3], dtype=torch.int32)
+
+
+def projected(rotary0: Any = None, rotary1: Any = None, **given: Any) -> Any:
+    return ks.fused_qkv_projection(num_heads=2, num_kv_heads=1, rotary=(rotary0, rotary1), **given)
+
+
+FUNCTIONS: dict[str, tuple[Call, dict[str, Any], tuple[str, ...]]] = {
+    "attention": (ks.attention, {
+        **{n: cells(1, 2, 3, 4) for n in "qkv"}, "bias": cells(1, 2, 3, 3), "mask": torch.ones(3, 3) > 0,
+        "alibi_slopes": cells(2), "sinks": cells(2), "prefix_lengths": torch.ones(1, dtype=torch.int32),
+        "kv_lengths": torch.ones(1, dtype=torch.int32),
+    }, ("q", "k", "v")),
+    "attention_varlen": (
+        lambda **x: ks.attention_varlen(**x, max_seqlen_q=3, max_seqlen_k=3), {
+            **{n: cells(3, 2, 4) for n in "qkv"}, "cu_seqlens_q": offsets(), "cu_seqlens_k": offsets(),
+            "bias": cells(1, 2, 3, 3),
+        }, ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"),
+    ),
+    "bmm": (ks.bmm, {
+        "a": cells(2, 3, 4), "b": cells(2, 4, 5), "bias": cells(5), "residual": cells(2, 3, 5)
+    }, ("a", "b")),
+    "matmul2d": (ks.matmul2d, {
+        "a": cells(3, 4), "b": cells(4, 5), "bias": cells(5), "residual": cells(3, 5)
+    }, ("a", "b")),
+    "fused_qkv_projection": (projected, {
+        "input": cells(1, 3, 5), "weight": cells(16, 5), "bias": cells(16), "rotary0": cells(3, 2),
+        "rotary1": cells(3, 2), "positions": torch.zeros(1, 3, dtype=torch.int32),
+    }, ("input", "weight", "rotary0", "rotary1")),
+    "fused_output_projection_residual": (ks.fused_output_projection_residual, {
+        "attn_out": cells(1, 2, 3, 4), "weight": cells(5, 8), "bias": cells(5), "residual": cells(1, 3, 5)
+    }, ("attn_out", "weight")),
+}
+OPERANDS = [(f, n) for f, (_, given, _) in FUNCTIONS.items() for n in given]
+NEEDED = [(f, n) for f, (_, _, needed) in FUNCTIONS.items() for n in needed]
+
+
+def shown(name: str) -> str:
+    """An operand as the caller knows it."""
+    return {"rotary0": "rotary[0]", "rotary1": "rotary[1]"}.get(name, name)
+
+
+def called(function: str, name: str, value: Any, gradients: bool = True) -> Any:
+    """The function with one of its operands replaced; the others that can have gradients want them."""
+    call, given, needed = FUNCTIONS[function]
+    operands = {n: x.clone() for n, x in given.items()}
+    if gradients:
+        for n in needed:
+            if n != name and not n.startswith(("cu_", "rotary")):
+                operands[n].requires_grad_()
+    return call(**{**operands, name: value})
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_calls_are_right_as_they_are(function: str) -> None:
+    _, given, needed = FUNCTIONS[function]
+    called(function, needed[0], given[needed[0]])
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize(("function", "name"), NEEDED)
+def test_none_for_what_is_needed(function: str, name: str, gradients: bool, refused: Refused) -> None:
+    refused(
+        f"{shown(name)} = None: must be a torch tensor. Give it.", lambda: called(function, name, None, gradients)
+    )
+
+
+def strange(kind: str, like: Any) -> Any:
+    """A tensor of the shape that is wanted, of a kind that has no place here."""
+    dense = like.float()
+    if kind == "nested":
+        return torch.nested.nested_tensor([dense, dense])
+    if kind == "jagged":
+        rows = dense.reshape(-1, 1)
+        return torch.nested.nested_tensor([rows, rows[:1]], layout=torch.jagged)
+    if kind == "fake":
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        return FakeTensorMode().from_tensor(dense)
+    return {
+        "sparse": lambda: dense.to_sparse(), "mkldnn": lambda: dense.to_mkldnn(),
+        "quantized": lambda: torch.quantize_per_tensor(dense, 0.1, 0, torch.qint8),
+        "complex": lambda: dense.to(torch.complex64), "conjugate": lambda: dense.to(torch.complex64).conj(),
+        "negated": lambda: torch.complex(dense, dense).conj().imag, "meta": lambda: dense.to("meta"),
+        "int64": lambda: like.long(),
+    }[kind]()
+
+
+DTYPES = "must be one of float16, bfloat16, float32, float64"
+KINDS = {
+    "sparse": ".layout = torch.sparse_coo: must be torch.strided. Pass tensor.to_dense().",
+    "mkldnn": ".layout = torch._mkldnn: must be torch.strided. Pass tensor.to_dense().",
+    "nested": ".is_nested = True: must be one dense tensor. Pack its rows",
+    "jagged": ".is_nested = True: must be one dense tensor. Pack its rows",
+    "quantized": f".dtype = qint8: {DTYPES}", "complex": f".dtype = complex64: {DTYPES}",
+    "conjugate": f".dtype = complex64: {DTYPES}", "int64": f".dtype = int64: {DTYPES}",
+    "negated": ".is_neg = True: memory holds other values than the tensor. Pass tensor.resolve_neg().",
+    "fake": ".data_ptr = None: has no memory, as tensors have that stand for others",
+    "meta": " = torch.Tensor: must be an array of a library and on a device known to ",
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(sparse|nested|uantize|data pointer|Accessing the data|torch.jit).*")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("function", "name"), OPERANDS)
+def test_tensors_that_have_no_place_here(function: str, name: str, kind: str) -> None:
+    x = strange(kind, FUNCTIONS[function][1][name])
+    for gradients in (True, False):
+        with pytest.raises(InvalidValue) as caught:
+            called(function, name, x, gradients)
+        assert caught.value.field.startswith(("rotary", "cos", "sin") if name.startswith("rotary") else name)
+        assert KINDS[kind] in str(caught.value)
+
+
+@pytest.mark.parametrize("rotary", [cells(3, 2), (cells(3, 2),), "halves", 3])
+def test_a_rotary_that_is_no_pair(rotary: Any, refused: Refused) -> None:
+    refused(
+        f"rotary = {type(rotary).__name__}: must be (cosines, sines). Pass two tensors.",
+        lambda: ks.fused_qkv_projection(cells(1, 3, 5), cells(16, 5), None, 2, 1, rotary=rotary),
+    )
+
+
+OPERATIONS = {
+    "attention": "attention_bwd", "attention_varlen": "attention_bwd", "bmm": "gemm", "matmul2d": "gemm",
+    "fused_qkv_projection": "qkv_projection_bwd", "fused_output_projection_residual": "output_projection_bwd",
+}
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_what_is_meant_for_the_backward_is_refused_at_the_forward(
+    function: str, gradients: bool, refused: Refused
+) -> None:
+    refused(
+        f"bwd_implementation = nothing: must be one of numpy for {OPERATIONS[function]} on numpy. "
+        "Name one of these, or leave it out.", lambda: called(function, "bwd_implementation", "nothing", gradients),
+    )
+    for value in (3, ["numpy"], torch.ones(1)):
+        refused(
+            f"bwd_implementation = {type(value).__name__}: must be a name. Leave it out for the cheapest.",
+            lambda value=value: called(function, "bwd_implementation", value, gradients),
+        )
+    with pytest.raises(UnknownName):
+        called(function, "bwd_implementation", "")
+    if function.startswith("attention"):
+        for bad, seen in (("yes", "yes"), (1, "1"), (None, "None"), (torch.ones(1), "Tensor")):
+            refused(
+                f"deterministic = {seen}: must be True or False. Pass a bool.",
+                lambda bad=bad: called(function, "deterministic", bad, gradients),
+            )
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_tensors_under_torchs_transforms() -> None:
+    """Their memory is another's, or their derivatives would be lost."""
+    x = cells(3, 3)
+    with pytest.raises(InvalidValue, match=r"^a\.data_ptr = None: has no memory"):
+        torch.vmap(lambda row: kernelseam.matmul2d(row, x))(cells(2, 3, 3))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones(3, 3))
+        for call in (kernelseam.matmul2d, ks.matmul2d):
+            with pytest.raises(InvalidValue, match=r"^b\.tangent = given: forward-mode derivatives do not flow"):
+                call(x, dual)
+        kernelseam.matmul2d(x, x)
