@@ -75,14 +75,14 @@ FIELDS: Mapping[type, Mapping[str, Rule]] = {
     PluginInfo: {
         "name": NAME, "version": TEXT, "contract_version": INTEGER, "summary": TEXT, "variables": VARIABLES,
     },
-    Backend: {"name": BACKEND, "implementations": SEVERAL, "priority": INTEGER},
+    Backend: {"name": BACKEND, "implementations": SEVERAL, "kernels": SEVERAL, "priority": INTEGER},
     Implementation: {
         "name": NAME, "backend": NAME, "operation": NAME, "supports": CALLED, "cost": CALLED, "build": CALLED,
     },
     Runtime: dict.fromkeys(
         (
             "devices", "describe", "empty", "from_host", "to_host", "read", "current_stream", "synchronize", "activate",
-            "time",
+            "time", "prepare_memset",
         ),
         CALLED,
     ),
@@ -96,7 +96,7 @@ FIELDS: Mapping[type, Mapping[str, Rule]] = {
         "operations_per_second": RATES, "launch_seconds": DURATION,
     },
     Cost: {"bytes": DURATION, "operations": DURATION, "seconds": DURATION},
-    PlanParts: {"steps": SEVERAL, "workspace_bytes": COUNT},
+    PlanParts: {"steps": SEVERAL, "workspace_bytes": COUNT, "workspace_alignment": COUNT, "zeroed_bytes": COUNT},
 }
 """By class or protocol, its fields."""
 

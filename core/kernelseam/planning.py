@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -21,12 +21,14 @@ from kernelseam.contract import (
     PlanParts,
     Problem,
     Runtime,
+    Step,
 )
 from kernelseam.dispatch import Choice, build, check_backend, find_device, name_of, preferred_backend, select
 from kernelseam.dtypes import DType
 from kernelseam.errors import CallInUse, InvalidValue, UnknownName, not_copied
 from kernelseam.forking import new_lock
 from kernelseam.interop import torch as torch_arrays
+from kernelseam.memset import MemsetStep
 from kernelseam.plugins import plugins
 from kernelseam.trace import active
 
@@ -114,10 +116,21 @@ class Plan:
                 contents()
         check_operands(self.problem.operands, found, self.device)
         place = _workspace_address(workspace, self.parts)
-        launches = [s.bind(found.pointers, place) for s in self.parts.steps]
-        if self.parts.zeroed_bytes:  # its owner may give it to others between two calls
-            launches.insert(0, _zeroing(self, place))
-        return tuple(launches)
+        return tuple([s.bind(found.pointers, place) for s in self._steps_over])
+
+    @property
+    def launches_over(self) -> tuple[LaunchRecord, ...]:
+        """What the launches of ``over`` are, in order."""
+        return tuple(s.record for s in self._steps_over)
+
+    @cached_property
+    def _steps_over(self) -> tuple[Step, ...]:
+        """What must start as zeros is set each time: the workspace's owner may use it between two calls."""
+        return (*self._zeroing, *self.parts.steps)
+
+    @property
+    def _zeroing(self) -> tuple[Step, ...]:
+        return (MemsetStep(self.device, 0, self.parts.zeroed_bytes),) if self.parts.zeroed_bytes else ()
 
     @property
     def workspace_room(self) -> int:
@@ -172,8 +185,8 @@ class Call:
             if workspace is not None and plan.workspace_bytes:
                 check_workspace(plan, address, resolved, runtime if check else None)
             self._launches = [s.bind(resolved.pointers, address) for s in plan.parts.steps]
-            if plan.parts.zeroed_bytes:
-                _zeroing(plan, address)(self.stream_handle(None))
+            for step in plan._zeroing:  # once: what this call's launches find there they leave there
+                step.bind({}, address)(self.stream_handle(None))
                 runtime.synchronize(plan.device)
         if tensors := _written_tensors(plan, self._given):
             self._launches.append(lambda handle: torch_arrays.tell_written(tensors))
@@ -310,11 +323,6 @@ def _workspace_address(address: int, parts: PlanParts) -> int:
             "Align it, or leave it out",
         )
     return address
-
-
-def _zeroing(plan: Plan, workspace: int) -> Callable[[int], None]:
-    runtime = plugins().backend(plan.device.backend).runtime
-    return runtime.prepare_memset(workspace, 0, plan.parts.zeroed_bytes, plan.device)
 
 
 def check_operands(rules: tuple[OperandRule, ...], resolved: Resolved, device: Device) -> None:

@@ -14,6 +14,7 @@ from kernelseam.kernels import Covered
 
 plugin = pytest.importorskip("kernelseam_rocm.plugin", reason="hiprtc is missing: kernelseam-rocm is not installed")
 TOOLCHAIN: Any = plugin.backend().toolchain
+KERNELS = plugin.backend().kernels
 try:
     TOOLCHAIN.compiler()
 except CompileError as e:

@@ -55,8 +55,8 @@ class Mutant:
         return {**files, name: files[name][:start] + self.plant + files[name][end:]}
 
     def __call__(self, made: SourceBundle) -> SourceBundle:
-        """The bundle with the bug, where it is one of that place: others may be launched beside it."""
-        if not any(name.startswith(self.place) for name, _ in made.files):
+        """The bundle with the bug, where the words are in it: others may be launched beside it."""
+        if not self.found(dict(made.files)):
             return made
         return replace(made, files=tuple(sorted(self.planted(dict(made.files)).items())))
 

@@ -47,7 +47,8 @@ def test_compile(
     status, out, err = compiled(capsys, *common, "--json")
     assert status == 0, err
     found: dict[str, Any] = json.loads(out)
-    assert [b["arch"] for b in found["binaries"]] == list(archs)
+    shared = [b["arch"] for b in found["binaries"] if b["implementation"] == "shared"]
+    assert shared == list(archs), "beside them there may be those of the plugin's own kernels"
     for b in found["binaries"]:
         assert type(b["spills"]) is int and b["spills"] == 0 and b["scratch_bytes"] == 0
         assert b["registers"] > 16 and b["matrix_instructions"] > 0 and b["shared_bytes"] >= 0
@@ -59,7 +60,7 @@ def test_compile(
     status, out, err = compiled(capsys, *common)
     assert (status, err) == (0, "")
     rows = out.splitlines()[2:]
-    assert [r.split()[0] for r in rows] == list(archs) and "spills" in out.splitlines()[1]
+    assert [r.split()[0] for r in rows] == [b["arch"] for b in found["binaries"]] and "spills" in out.splitlines()[1]
     assert str(found["binaries"][0]["binary"]) in rows[0]
 
 

@@ -78,7 +78,9 @@ def test_a_calls_own_workspace_is_aligned_and_starts_with_zeros(counting: Counti
     assert (made.workspace_bytes, made.parts.workspace_alignment) == (SIZE, ALIGNMENT)
     call = made.bind()
     for _ in range(3):
-        call()
+        with kernelseam.trace() as launches:
+            call()
+        assert [r.kernel for r in launches] == ["counting"]
     assert [p % ALIGNMENT for p in counting.places] == [0]
     assert counting.found == [0, 0, 0]
 
@@ -87,7 +89,9 @@ def test_functions_on_arrays_take_another_workspace_each_time(counting: Counting
     """Each begins with ones, and is set before each launch: its owner may have used it in between."""
     a = np.ones((1, 1, 2, 2), np.float32)
     for _ in range(3):
-        kernelseam.bmm(a, a)
+        with kernelseam.trace() as launches:
+            kernelseam.bmm(a, a)
+        assert [(r.kernel, r.kind) for r in launches] == [("memset", "memset"), ("counting", "kernel")]
     assert counting.found == [0, 0, 0] and {p % ALIGNMENT for p in counting.places} == {0}
 
 

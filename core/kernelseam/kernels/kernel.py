@@ -35,7 +35,7 @@ from kernelseam.errors import PluginError, Refusal, Unsupported
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.launches import Launch, Launches, Memset
 from kernelseam.kernels.signature import Signature, Value
-from kernelseam.plugins import plugins
+from kernelseam.memset import MemsetStep
 from kernelseam.variants import Variant
 
 MAX_BLOCKS = 2**31 - 1
@@ -208,23 +208,6 @@ class KernelStep:
         return known[1]
 
 
-@dataclass(frozen=True)
-class MemsetStep:
-    """Bytes of the workspace set to a value."""
-
-    memset: Memset
-    device: Device
-
-    @property
-    def record(self) -> LaunchRecord:
-        d = self.device
-        return LaunchRecord("memset", (1, 1, 1), (1, 1, 1), 0, d.arch, "memset", d.evidence)
-
-    def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
-        m, runtime = self.memset, plugins().backend(self.device.backend).runtime
-        return runtime.prepare_memset(workspace + m.offset, m.value, m.size, self.device)
-
-
 class KernelImplementation:
     """A host half or a composition on a toolchain: kernelseam.contract.Implementation."""
 
@@ -320,7 +303,7 @@ class KernelImplementation:
     def _step(self, launch: Launch | Memset, row: ArchRow, device: Device) -> Step | None:
         """One kernel, compiled and loaded, or memory to set; None where there is nothing to do."""
         if isinstance(launch, Memset):
-            return MemsetStep(launch, device) if launch.size else None
+            return MemsetStep(device, launch.offset, launch.size, launch.value) if launch.size else None
         half, problem, tile = launch.half, launch.problem, launch.tile
         config: LaunchConfig = half.config(problem, tile, row, device)
         if 0 in config.grid:

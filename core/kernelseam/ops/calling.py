@@ -256,7 +256,7 @@ class _Known:
                 for launch in steps:
                     launch(handle)
                 for records in active():
-                    records.extend(made.plan.launches)
+                    records.extend(made.plan.launches_over if made.call is None else made.plan.launches)
         # The library, which takes the workspace back, knows nothing of another stream; nor does anyone of lists.
         if self.waits or (own and stream is not None and handle != runtime.current_stream(device, first)):
             runtime.synchronize(device)

@@ -1,0 +1,28 @@
+"""Memory of a workspace set in a stream's order, as one launch of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from kernelseam.contract import Device, LaunchRecord
+from kernelseam.plugins import plugins
+
+
+@dataclass(frozen=True)
+class MemsetStep:
+    """``size`` bytes of the workspace from ``offset`` on, each set to ``value`` by the device's runtime."""
+
+    device: Device
+    offset: int
+    size: int
+    value: int = 0
+
+    @property
+    def record(self) -> LaunchRecord:
+        d = self.device
+        return LaunchRecord("memset", (1, 1, 1), (1, 1, 1), 0, d.arch, "memset", d.evidence)
+
+    def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
+        runtime = plugins().backend(self.device.backend).runtime
+        return runtime.prepare_memset(workspace + self.offset, self.value, self.size, self.device)
