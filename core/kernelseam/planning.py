@@ -175,7 +175,7 @@ class Call:
         with runtime.activate(plan.device):
             resolved = plan.descriptor.resolve(self._given, runtime, plan.device)
             check_operands(plan.problem.operands, resolved, plan.device)
-            # The host reads its own memory at no cost that shows.
+            # The host reads its own memory without waiting for anything.
             reads = check or plan.device.evidence == HOST
             self._check_device = plan.contents_check(resolved, runtime) if reads else None
             if self._check_device is not None:
