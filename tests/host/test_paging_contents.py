@@ -3,6 +3,7 @@ Lengths that are not looked at never lead beyond the table."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import kernelseam
 from kernelseam import Attention, plan
 from kernelseam.errors import InvalidValue
+from kernelseam.planning import Plan
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp import HostArray
 
@@ -34,6 +36,12 @@ def paged() -> dict[str, HostArray]:
     }
 
 
+def planned(hostcpp: Plugins, given: dict[str, HostArray]) -> Plan:
+    """On the host as if it were another device, whose memory is not looked at unless that is asked for."""
+    device = replace(hostcpp.backend("hostcpp").runtime.devices()[0], evidence="measured")
+    return plan(Attention.from_arrays(**given, layout="bshd"), device=device)
+
+
 @pytest.mark.parametrize(("name", "at", "value", "message"), [
     ("block_table", (0, 4), 12, "block_table[0, 4] = 12: must be a page, from 0 to 11."),
     ("block_table", (1, 2), -1, "block_table[1, 2] = -1: must be a page, from 0 to 11."),
@@ -41,7 +49,7 @@ def paged() -> dict[str, HostArray]:
 ])
 def test_a_checked_call_refuses(hostcpp: Plugins, name: str, at: Any, value: int, message: str) -> None:
     given = paged()
-    made = plan(Attention.from_arrays(**given, layout="bshd"))
+    made = planned(hostcpp, given)
     call = made.bind(check=True)
     call()
     given["out"].host[:] = 0
@@ -60,7 +68,7 @@ def test_a_checked_call_refuses(hostcpp: Plugins, name: str, at: Any, value: int
 
 def test_lengths_beyond_the_table_are_cut_and_negative_ones_are_0(hostcpp: Plugins) -> None:
     given = paged()
-    call = plan(Attention.from_arrays(**given, layout="bshd")).bind()
+    call = planned(hostcpp, given).bind()
     given["kv_lengths"].host[:] = 80, 0
     call()
     wanted = given["out"].host.copy()

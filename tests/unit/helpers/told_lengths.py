@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam import Attention, AttentionBwd, plan
+from kernelseam.contract import Device
 
 Array = npt.NDArray[Any]
 KEYS, MORE, QUERIES = 70, 64, 5
@@ -16,7 +17,10 @@ TOLD, MEANT = (2**31 - 1, KEYS + 1, -1), (KEYS, KEYS, 0)
 """What the lengths say, and what they are taken for."""
 
 
-def hold(there: Callable[[Array], Any], back: Callable[[Any], Array], into: Callable[[Any, Array], None]) -> None:
+def hold(
+    there: Callable[[Array], Any], back: Callable[[Any], Array], into: Callable[[Any, Array], None],
+    device: Device | None = None,
+) -> None:
     """Compute with both lengths, forward and backward, over arrays made by ``there``: the same bits, nothing of what
     lies behind the keys, which is NaN. ``into(array, values)`` overwrites an array's memory."""
     rng = np.random.default_rng(8)
@@ -35,7 +39,7 @@ def hold(there: Callable[[Array], Any], back: Callable[[Any], Array], into: Call
     forward = Attention.from_arrays(q, k, v, out, lse, kv_lengths=lengths)
     dq, dk, dv = (there(np.zeros(s, np.float16)) for s in (shape, (3, 2, KEYS, 64), (3, 2, KEYS, 64)))
     backward = AttentionBwd(forward=forward, dout=dout, dq=dq, dk=dk, dv=dv)
-    calls = [plan(x, implementation="shared").bind() for x in (forward, backward)]
+    calls = [plan(x, device=device, implementation="shared").bind() for x in (forward, backward)]
     results: list[list[Array]] = []
     for said in (MEANT, TOLD):
         into(lengths, np.array(said, np.int32))
