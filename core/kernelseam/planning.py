@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -26,7 +26,7 @@ from kernelseam.contract import (
 from kernelseam.dispatch import Choice, build, check_backend, find_device, name_of, preferred_backend, select
 from kernelseam.dtypes import DType
 from kernelseam.errors import CallInUse, InvalidValue, UnknownName, not_copied
-from kernelseam.forking import new_lock
+from kernelseam.forking import cached_property, new_lock
 from kernelseam.interop import torch as torch_arrays
 from kernelseam.memset import MemsetStep
 from kernelseam.plugins import plugins

@@ -78,7 +78,7 @@ def _load(path: Path) -> tuple[dict[str, Array], list[str]]:
         raise InvalidValue("--input", path, "must be an .npz", "Save it with numpy.savez")
     for name, x in arrays.items():
         if not isinstance(x, np.ndarray) or x.dtype.kind not in "biuf":
-            what = x.dtype if isinstance(x, np.ndarray) else "no array"
+            what = str(x.dtype) if isinstance(x, np.ndarray) else "no array"
             raise InvalidValue(name, what, "must be an array of real numbers", f"Save one in {path}")
     return arrays, [name for name in names if name not in arrays]
 

@@ -87,7 +87,7 @@ def _from_cache(key: str, *, say: bool) -> Binary | None:
     except (OSError, Untrusted):  # said when the folder is wanted for writing
         return None
     try:
-        _, payload = entry.read(path)
+        _, payload = entry.read_binary(path)
     except FileNotFoundError:
         return None
     except (OSError, entry.Damaged, Untrusted) as e:

@@ -58,7 +58,7 @@ def unpack(content: bytes) -> tuple[dict[str, str], bytes]:
 
 
 def read(path: Path) -> tuple[dict[str, str], bytes]:
-    """Header and payload of a file that only its owner can write, and that is named by the key of its binary.
+    """Header and payload of a file that only its owner can write, and that is named by its key.
 
     Raises FileNotFoundError, Untrusted, Damaged, or another OSError.
     """
@@ -81,6 +81,12 @@ def read(path: Path) -> tuple[dict[str, str], bytes]:
         os.close(handle)
     if header["key"] != path.stem:
         raise Damaged("it belongs to another key")
+    return header, payload
+
+
+def read_binary(path: Path) -> tuple[dict[str, str], bytes]:
+    """The same of a binary, which carries its key as well."""
+    header, payload = read(path)
     if not carries(payload, path.stem):
         raise Damaged("its binary was compiled under another key")
     return header, payload

@@ -47,7 +47,7 @@ def entries() -> list[CacheEntry]:
         header, damage = {"name": path.stem[:16]}, ""
         try:
             info = os.lstat(path)
-            header, _ = entry.read(path)
+            header, _ = entry.read_binary(path)
         except FileNotFoundError:  # cleared by another process meanwhile
             continue
         except entry.Damaged as e:

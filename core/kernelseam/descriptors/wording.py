@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from kernelseam.errors import InvalidValue
+from kernelseam.forking import cached_property
 
 _STRIDE = r"stride_([a-z_]+?)_(part|batch|head|row|column)"
 _SHORT = {"alibi": "alibi_slopes", "table": "block_table"}

@@ -119,10 +119,7 @@ def _read(folder: Path, problem: Problem, device: Device) -> Tuned | None:
     key = place(problem, device)
     path = folder / (key + SUFFIX)
     try:
-        header, payload = entry.read(path)
-        if header["key"] != key:
-            raise entry.Damaged("it belongs to another key")
-        return _parsed(payload)
+        return _parsed(entry.read(path)[1])
     except FileNotFoundError:
         return None
     except (OSError, entry.Damaged, Untrusted) as e:
