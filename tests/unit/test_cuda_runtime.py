@@ -46,11 +46,13 @@ class Driver:
 
     def __init__(self) -> None:
         self.stack: list[int] = []
+        self.begun = False
         self.log: list[Any] = []
         self.attributes = dict(ATTRIBUTES)
         self.clock, self.version = 0.0, 13000
 
     def cuInit(self, flags: int) -> tuple[Any, ...]:
+        self.begun = True
         return (0,)
 
     def cuGetErrorString(self, status: int) -> tuple[Any, ...]:
@@ -75,7 +77,7 @@ class Driver:
         return 0, device + 1
 
     def cuCtxGetCurrent(self) -> tuple[Any, ...]:
-        return 0, self.stack[-1] if self.stack else 0
+        return (0, self.stack[-1] if self.stack else 0) if self.begun else (3, None)
 
     def cuCtxSetCurrent(self, context: int) -> tuple[Any, ...]:
         self.stack[-1:] = [context]
@@ -306,6 +308,13 @@ def test_the_device_is_set_and_restored(driver: Driver) -> None:
             raise DeviceError("within")
         assert driver.stack == [2]
     assert driver.stack == [2]
+
+
+def test_a_device_that_another_process_described_can_be_activated(driver: Driver) -> None:
+    device = CudaRuntime().devices()[1]
+    driver.begun = False
+    with CudaRuntime().activate(device):
+        assert driver.stack == [2]
 
 
 def test_activating_the_current_device_is_nearly_free(driver: Driver) -> None:

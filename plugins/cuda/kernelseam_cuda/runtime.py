@@ -100,6 +100,7 @@ class CudaRuntime:
 
     def activate(self, device: Device) -> AbstractContextManager[None]:
         if self._current is None:
+            self.devices()  # one that another process described may be used before anybody asks for this one's
             self._current = bindings.driver().cuCtxGetCurrent
         context = int(self._current()[1])
         wanted = _primary_context(device.index)
