@@ -177,5 +177,8 @@ def _summed(x: Parts, shape: Shape) -> Parts:
     # A row's error is the same for all its keys, and each row has its own.
     of_rows = x["outs"].sum(axis=3, keepdims=True) if 3 in axes else x["outs"]
     rows = tuple(i for i in axes if i < 3)
-    found["outs"] = np.sqrt((of_rows**2).sum(axis=rows, keepdims=True)) if rows else of_rows
+    if rows:  # a row of one element errs by anything up to its bound
+        root = np.sqrt((of_rows**2).sum(axis=rows, keepdims=True))
+        of_rows = np.minimum(of_rows.sum(axis=rows, keepdims=True), SPREAD * root)
+    found["outs"] = of_rows
     return found
