@@ -152,7 +152,8 @@ def compiled(mutant: Mutant, arch: str, backend: str) -> str:
     try:
         for change in (mutant, None):
             plant(change, backend)
-            binaries.append([build(half, spec, tile, toolchain, arch)[0].data for half, spec, tile in found])
+            made = [build(half, spec, tile, toolchain, arch)[0] for half, spec, tile in found]
+            binaries.append([b.data.replace(b.key.encode(), b"") for b in made])  # a key is of the sources' texts
     except CompileError as e:
         return f"{mutant.name}: {e}"
     return f"{mutant.name}: it changes nothing in {mutant.case}" if binaries[0] == binaries[1] else ""

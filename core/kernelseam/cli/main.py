@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from io import TextIOWrapper
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, cast
 
 import typer
 
@@ -52,8 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command; ends by SystemExit. ``arguments`` default to the process's own."""
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
-        if isinstance(sys.stdout, TextIOWrapper):  # a name of a file, or a plugin, may have what it cannot say
-            sys.stdout.reconfigure(errors="backslashreplace")
+        with suppress(AttributeError, ValueError):  # it may be closed, or no file
+            # A name of a file, or a plugin, may have what it cannot say.
+            cast(TextIOWrapper, sys.stdout).reconfigure(errors="backslashreplace")
         try:
             app(args=None if arguments is None else list(arguments))
         except (InvalidValue, Unsupported) as e:
