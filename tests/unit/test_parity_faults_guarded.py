@@ -1,4 +1,4 @@
-"""Every kind of fault of a softmax that is guarded by its sums is caught by a named case, which the right one passes."""
+"""Every kind of fault of a softmax that is guarded by its sums is caught by a case, which the right one passes."""
 
 from __future__ import annotations
 

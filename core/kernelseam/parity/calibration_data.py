@@ -66,10 +66,10 @@ class Outgrowing:
 
 
 def outgrowing(rng: np.random.Generator) -> Outgrowing:
-    """Scores over the keys, which the guarded softmax takes from the last to the first: normal, of a standard deviation
-    of 256, rising or falling by up to 16 a key, in up to six jumps of up to 300 or 10⁴ for all queries or some, with one
-    high key, or faint (all but the highest ones lie where float16 hardly holds their weights). A sixth each has a
-    causal mask, a window, a softcap, a sink; values of sizes from 10⁻⁶ to 10⁴."""
+    """Scores over the keys, which the guarded softmax takes from the last to the first: normal, extreme, rising or
+    falling by up to 16 a key, in up to six jumps of up to 10⁴ for all queries or some, with one high key, or faint
+    (most lie where float16 hardly holds their weights). A sixth each has a causal mask, a window, a softcap, a sink;
+    values of sizes from 10⁻⁶ to 10⁴."""
     dtype, D = rng.choice(np.array(DTYPES[:2], object)), int(rng.choice((64, 96, 128, 256)))
     S_q, S_k = int(rng.integers(1, 161)), int(2 ** rng.uniform(0, 11))
     q, k, v = (rng.standard_normal((n, D)) for n in (S_q, S_k, S_k))
@@ -99,7 +99,8 @@ def outgrowing(rng: np.random.Generator) -> Outgrowing:
     q, k, v = (x.astype(dtype.numpy) for x in (q, k, 10 ** rng.uniform(-6, 4) * v))
     return Outgrowing(
         q, k, v, option == 0, reach if option == 1 else (None, None),
-        float(2 ** rng.uniform(0, 10)) if option == 2 else None, float(rng.uniform(-10, 100)) if option == 3 else -np.inf,
+        float(2 ** rng.uniform(0, 10)) if option == 2 else None,
+        float(rng.uniform(-10, 100)) if option == 3 else -np.inf,
     )
 
 
