@@ -103,6 +103,14 @@ def test_tiles_are_the_hopper_kernels() -> None:
             assert model_guarded.tile(t.head_dim, hides) == model_guarded.Tile(t.groups, t.bn, t.turns), t
 
 
+def test_constants_are_the_hopper_kernels() -> None:
+    toolchain = pytest.importorskip("kernelseam_cuda.toolchain", reason="the CUDA plugin is not installed")
+    source = toolchain.sources()["sm90/attention/softmax.h"]
+    assert f"constexpr float LIMIT = {model_guarded.LIMIT:.0f}.f;" in source
+    assert f"constexpr float LARGEST_SUM = {model_guarded.LARGEST_SUM:.0e}f;".replace("e+", "e") in source
+    assert f"const bool stays = by >= -{model_guarded.STAYS:.0f}.f;" in source
+
+
 def test_cases_are_of_specs_that_others_compile() -> None:
     """They ask for numbers and for no kernels of their own, and their blocks are many."""
     def spec(c: AttentionCase) -> tuple[object, ...]:
