@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from kernelseam.contract import Device
-from kernelseam.parity import calibrate, model_guarded, tolerances
+from kernelseam.dtypes import DType
+from kernelseam.parity import calibrate, model, model_guarded, tolerances
 from kernelseam.parity.attention_cases import attention_cases
 from kernelseam.parity.attention_guard_cases import guards
 from kernelseam.parity.cases import AttentionCase, named
@@ -16,6 +17,7 @@ from kernelseam.parity.run import Outcome, Target, run_case
 from kernelseam.planning import forget
 from kernelseam.plugins import plugins
 
+BFLOAT16 = DType.bfloat16.numpy
 FAULTS = {
     "limit-not-checked": "attention-f16-64-rises-sums",
     "nan-below-limit": "attention-bf16-64-from-nothing",
@@ -128,3 +130,16 @@ def test_constants_have_room() -> None:
     assert len(samples) == 40 and {s.kind.split()[-1] for s in samples} == {"float16", "bfloat16"}
     assert max(s.ratio for s in samples) < 1
     assert 0.1 < max(s.needed for s in samples) < tolerances.ATTENTION_CONSTANT / 2
+
+
+@pytest.mark.parametrize(("size", "finite"), [(2.0**103, True), (2.0**115, False)], ids=["within", "beyond"])
+def test_how_large_values_may_be(size: float, finite: bool) -> None:
+    """Below 2^113/S_k all is well; beyond it a weight of nearly 2^15 may overflow where an online softmax's is 1."""
+    S_k, D = 512, 64
+    q, k, v = (np.zeros((n, D), BFLOAT16) for n in (64, S_k, S_k))
+    q[:, 1], k[3, 1], v[...] = 8, 9.5, size  # one key of weight 2^13.7, which two rows of a thread may have
+    with np.errstate(all="ignore"):
+        guarded, _ = model_guarded.attention(q, k, v, False, 0.125)
+        online, _ = model.attention(q, k, v, False, 0.125)
+    assert np.isfinite(online.astype(np.float32)).all()
+    assert np.isfinite(guarded.astype(np.float32)).all() == finite
