@@ -69,6 +69,7 @@ WAYS = {
     "attention-f16-64-rises-sums-every-24": {"sums"}, "attention-f16-64-rises-nan-in-q": {"sums", "tops"},
     "attention-bf16-128-rises-inf-in-k": {"sums", "tops"}, "attention-f16-128-faint": {"sums"},
     "attention-bf16-128-causal-rises-far": {"tops"}, "attention-f16-64-causal-rises-sums": {"sums"},
+    "attention-f16-128-rises-sums-early": {"sums"}, "attention-f16-64-falls-infinite": set(),
     "attention-f16-64": set(), "attention-f16-64-causal-nan-in-hidden-v": set(),
 }
 

@@ -1,8 +1,8 @@
 """Attention cases for a softmax that keeps a row's reference from the first block of keys on, and looks at sums.
 
-They are right for any softmax. Blocks of such a one go from the last key to the first, so scores rise towards key 0
-here: by more than 2^15 over a kept reference, by more than float32's sums can be scaled by (1e30), beyond float32, or
-from nothing. Blocks have 64 or 128 keys, and no step is at a multiple of that but where a case says so.
+Any softmax must pass them. Blocks of such a one, of 64 or 128 keys, go from the last key to the first, so scores rise
+towards key 0 here: a weight passes 2^15 over a kept reference, or 1e30, beyond which sums do not serve to scale by,
+or what float32 holds; or the first scores are all −inf.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ def guards() -> Iterator[AttentionCase]:
             # A jump in the middle; and one key, which is in the last block and not in a first thread's part of it.
             yield case(kind, f"rises-{name}", steps=((0, by), (333, 0.0)), **shape)
             yield case(kind, f"rises-{name}-at-the-end", steps=((0, 0.0), (5, by), (6, 0.0)), **shape)
+        # In the block that comes first, and in the one after it.
+        yield case(kind, "falls-infinite", steps=((0, 0.0), (595, 300.0), (597, 0.0)), **shape)
+        yield case(kind, "rises-sums-early", steps=((0, 0.0), (505, 30.0), (510, 0.0)), **shape)
         # Seven jumps of 2^17: over one reference their sum is beyond 2^112.
         yield case(kind, "rises-again-and-again", steps=tuple((80 * i, 12.0 * (7 - i)) for i in range(8)), **shape)
         yield case(kind, "from-nothing", steps=((0, 0.0), (300, -INF)), **shape)
@@ -45,9 +48,10 @@ def guards() -> Iterator[AttentionCase]:
         yield case(kind, "from-nothing", steps=((0, 0.0), (150, -INF)), **shape)
         yield case(kind, "stays-then-rises", steps=((0, 40.0), (100, 5.0), (390, 0.0)), **shape)
     for kind in ("f16-64", "bf16-128"):
-        shape = {"S_q": 150, "S_k": 600, "batch": 1, "steps": ((0, 30.0), (333, 0.0))}
-        yield case(kind, "rises-nan-in-q", plants=(Plant("q", NAN, (0, 0, 37, 2)),), **shape)
-        yield case(kind, "rises-inf-in-k", plants=(Plant("k", INF, (0, 1, 40, 3)),), **shape)
+        for what, plant in (("nan-in-q", Plant("q", NAN, (0, 0, 37, 2))), ("inf-in-k", Plant("k", INF, (0, 1, 40, 3)))):
+            yield case(
+                kind, f"rises-{what}", steps=((0, 30.0), (333, 0.0)), plants=(plant,), S_q=150, S_k=600, batch=1
+            )
     for kind in HIDING:
         yield case(
             kind, "rises-nan-in-k", steps=((0, 30.0), (65, 0.0)), plants=(Plant("k", NAN, (0, 1, 200, 3)),), S_q=300,

@@ -92,7 +92,8 @@ def guarded_samples(rng: np.random.Generator) -> Iterator[Sample]:
     x = outgrowing(rng)
     D, dtype = x.q.shape[1], DType.of(x.q.dtype)
     variant = oracle.Variant(x.window, softcap=x.softcap, sinks=np.array([x.sink]))
-    want = oracle.attention(*(y[None, None] for y in (x.q, x.k, x.v)), x.causal, D**-0.5, None, variant)
+    q, k, v = (y[None, None] for y in (x.q, x.k, x.v))
+    want = oracle.attention(q, k, v, x.causal, D**-0.5, None, variant)
     with np.errstate(all="ignore"):
         o, row = model_guarded.attention(
             x.q, x.k, x.v, x.causal, D**-0.5, exp2=_hardware(rng), window=x.window, softcap=x.softcap, sink=x.sink

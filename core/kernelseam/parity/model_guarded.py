@@ -81,7 +81,6 @@ class _Head:
 
     k: Single
     v: Single
-    S_k: int
     bn: int
     dtype: npt.DTypeLike
     factor: np.float32
@@ -127,13 +126,12 @@ def attention(
     (S_q, D), S_k = q.shape, k.shape[0]
     left, right = window[0], 0 if causal else window[1]
     hides, size = left is not None or right is not None, tile(D, causal or window != (None, None))
-    fill = -S_k % size.bn
+    filled = ((q, ROWS), (k, size.bn), (v, size.bn))
+    Q, K, V = (np.pad(np.asarray(x, np.float32), ((0, -len(x) % n), (0, 0))) for x, n in filled)
     head = _Head(
-        *(np.pad(np.asarray(x, np.float32), ((0, fill), (0, 0))) for x in (k, v)), S_k, size.bn, q.dtype,
-        np.float32(scale * np.log2(np.e) if softcap is None else 1),
+        K, V, size.bn, q.dtype, np.float32(scale * np.log2(np.e) if softcap is None else 1),
         None if softcap is None else (np.float32(softcap * LOG2_E), np.float32(scale / softcap)), exp2, fault,
     )
-    Q = np.pad(np.asarray(q, np.float32), ((0, -S_q % ROWS), (0, 0)))
     out, lse = np.zeros((len(Q), v.shape[1]), np.float32), np.zeros(len(Q), np.float32)
 
     def band(i: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
