@@ -24,12 +24,14 @@ def case(kind: str, what: str = "", **fields: object) -> AttentionCase:
 def attention_cases() -> list[AttentionCase]:
     """Every attention case."""
     from kernelseam.parity.attention_decode_cases import few_queries, options
+    from kernelseam.parity.attention_guard_cases import guards
     from kernelseam.parity.attention_score_cases import biases, masks, together, windows
     from kernelseam.parity.attention_sequence_cases import lengths, packed, paged, pointers
 
     groups = {
         "dtypes and shapes": _shapes, "strides and layouts": _walks, "scores": _scores,
-        "values that are not finite": _non_finite, "windows and prefixes": windows, "masks": masks,
+        "values that are not finite": _non_finite, "scores that outgrow a kept reference": guards,
+        "windows and prefixes": windows, "masks": masks,
         "biases, caps and sinks": biases, "everything together": together, "lengths": lengths,
         "packed sequences": packed, "pages": paged, "lists of addresses": pointers,
         "few queries and split keys": few_queries, "wide heads, results in float32, batch invariance": options,

@@ -37,6 +37,10 @@ def values(case: AttentionCase, rng: np.random.Generator) -> dict[str, Array]:
     lie, walks = shapes(case), {"q": case.q, "k": case.k, "v": case.v}
     q, k, v = (rng.standard_normal(once(lie[name], walk)) for name, walk in walks.items())
     shape_scores(q, k, case.data)
+    if case.steps:
+        step(q, k, case.steps, case.steps_every)
+    if case.data == "faint":
+        v[...] = np.where(k[..., 1:2] == k[..., 1].max(), 0, np.abs(v))
     if case.ramp:
         ramp(q, k)
     found: dict[str, Array] = {
@@ -75,8 +79,18 @@ def shape_scores(q: Array, k: Array, kind: str) -> None:
     elif kind in ("holes", "voids"):
         q[..., 1] = 1 + np.abs(q[..., 1])
         k[..., :: 3 if kind == "holes" else 1, 1] = -np.inf
+    elif kind == "faint":
+        q[...], k[...] = 0, 0
     elif kind != "normal":
         raise ValueError(kind)
+
+
+def step(q: Array, k: Array, steps: tuple[tuple[int, float], ...], every: int = 1) -> None:
+    """q[…,1] = √D for every so many-th query, else 0, and k[j,1] = the score of the last step at or before j."""
+    q[..., 1] = 0
+    q[..., ::every, 1] = math.sqrt(q.shape[-1])
+    for first, score in steps:
+        k[..., first:, 1] = score
 
 
 def ramp(q: Array, k: Array) -> None:

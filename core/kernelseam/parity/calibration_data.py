@@ -1,4 +1,5 @@
-"""Random attentions whose scores are changed, and such as are differentiated, for ``calibrate``."""
+"""Random attentions whose scores are changed, such as outgrow a kept reference, and such as are differentiated, for
+``calibrate``."""
 
 from __future__ import annotations
 
@@ -48,6 +49,58 @@ def scored(rng: np.random.Generator) -> Scored:
     return Scored(
         q, k, v, {"softcap": cap, "alibi_slopes": alibi, "bias": plane, "sinks": sinks},
         Variant(softcap=cap, alibi=alibi, bias=plane, sinks=sinks), Changes(cap, slope * d, bias, float(sink)),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Outgrowing:
+    """One head, q [S_q,D], k and v [S_k,D], of 16 bits."""
+
+    q: Array
+    k: Array
+    v: Array
+    causal: bool
+    window: tuple[int | None, int | None]
+    softcap: float | None
+    sink: float
+
+
+def outgrowing(rng: np.random.Generator) -> Outgrowing:
+    """Scores over the keys, which the guarded softmax takes from the last to the first: normal, extreme, rising or
+    falling by up to 16 a key, in up to six jumps of up to 10⁴ for all queries or some, with one high key, or faint
+    (most lie where float16 hardly holds their weights). A sixth each has a causal mask, a window, a softcap, a sink;
+    values of sizes from 10⁻⁶ to 10⁴."""
+    dtype, D = rng.choice(np.array(DTYPES[:2], object)), int(rng.choice((64, 96, 128, 256)))
+    S_q, S_k = int(rng.integers(1, 161)), int(2 ** rng.uniform(0, 11))
+    q, k, v = (rng.standard_normal((n, D)) for n in (S_q, S_k, S_k))
+    kind = str(rng.choice(("normal", "extreme", "slope", "jumps", "high key", "faint")))
+    profile, every = np.zeros(S_k), 1
+    if kind == "slope":
+        profile = np.arange(S_k) * rng.choice((-1, 1)) * 10 ** rng.uniform(-2, 1.2)
+    elif kind == "jumps":
+        every, most = int(rng.integers(1, 25)), rng.choice((20, 80, 300, 10_000))
+        for first in rng.integers(0, S_k, int(rng.integers(1, 7))):
+            profile[:first] = rng.uniform(-most, most)
+    elif kind == "high key":
+        profile[rng.integers(S_k)] = 10 ** rng.uniform(0, 3)
+    elif kind == "faint":
+        q *= 0.05
+        first = int(rng.integers(S_k))
+        profile[:first] = rng.uniform(10, 40)
+        profile[: int(rng.integers(first + 1))] -= rng.uniform(8, 18)
+        v = np.where(profile[:, None] == profile.max(), 0, np.abs(v))
+    if kind == "extreme":
+        data.shape_scores(q, k, kind)
+    else:
+        q[:, 1], k[:, 1] = 0, profile
+        q[::every, 1] = np.sqrt(D)
+    option = int(rng.integers(6))
+    reach = (int(rng.integers(1, S_k + 1)), None if rng.integers(2) else int(rng.integers(S_k)))
+    q, k, v = (x.astype(dtype.numpy) for x in (q, k, 10 ** rng.uniform(-6, 4) * v))
+    return Outgrowing(
+        q, k, v, option == 0, reach if option == 1 else (None, None),
+        float(2 ** rng.uniform(0, 10)) if option == 2 else None,
+        float(rng.uniform(-10, 100)) if option == 3 else -np.inf,
     )
 
 

@@ -156,7 +156,12 @@ class AttentionCase:
     batch_invariant: bool = False
     data: str = "normal"
     """"normal" N(0,1); with scores made "extreme" (sd 256), "falling" (near −512), "climbing" (4 a key); or with keys
-    whose score is −inf: "holes" (every third), "voids" (all)."""
+    whose score is −inf: "holes" (every third), "voids" (all); or "faint": scores are the steps alone, values are not
+    negative, and 0 where the score is the highest."""
+    steps: tuple[tuple[int, float], ...] = ()
+    """(first key, score): with the default scale, what keys from there to the next step gain."""
+    steps_every: int = 1
+    """The steps are for every so many-th query."""
     ramp: bool = False
     """q[…,0] = √D and k[j,0] = j/16: later keys weigh more, so that a lost one shows."""
     plants: tuple[Plant, ...] = ()

@@ -96,7 +96,7 @@ def attention(
         p = p.astype(q.dtype).astype(np.float32)
         if fault != "missed-rescale":
             out *= fade[:, None]
-        out += _weigh(p, tile_v, visible, fault)
+        out += weigh(p, tile_v, visible, fault)
         top = now
     nothing = (total == 0) & (fault != "empty-row-divides")
     out = np.where(nothing[:, None], 0, out / np.where(nothing, 1, total)[:, None])
@@ -116,7 +116,7 @@ def _changed(s: Single, changes: Changes, first: int, factor: np.float32) -> Sin
     return s + changes.bias[:, at] * np.float32(LOG2_E)
 
 
-def _weigh(p: Single, v: Single, visible: npt.NDArray[np.bool_], fault: str) -> Single:
+def weigh(p: Single, v: Single, visible: npt.NDArray[np.bool_], fault: str = "") -> Single:
     """p·v, where hidden values reach no row even if they are not finite."""
     if np.isfinite(v).all() or fault == "hidden-times-zero":
         return p @ v
@@ -130,6 +130,8 @@ class TileModel:
     operation: str
     fault: str = ""
     backend: str = "numpy"
+    head: Callable[..., tuple[Array, Single]] = attention
+    """How a head of an attention is computed."""
 
     @property
     def name(self) -> str:
@@ -147,13 +149,14 @@ class TileModel:
 
     def build(self, problem: GemmProblem | AttentionProblem, device: Device) -> PlanParts:
         record = LaunchRecord(self.name, (1, 1, 1), (1, 1, 1), 0, device.arch)
-        return PlanParts((_Step(problem, self.fault, record),))
+        return PlanParts((_Step(problem, self.fault, self.head, record),))
 
 
 @dataclass(frozen=True)
 class _Step:
     problem: GemmProblem | AttentionProblem
     fault: str
+    head: Callable[..., tuple[Array, Single]]
     record: LaunchRecord = field(compare=False)
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
@@ -162,16 +165,18 @@ class _Step:
                 if isinstance(self.problem, GemmProblem):
                     compute(self.problem, pointers, self.fault)
                 else:
-                    _attention(self.problem, pointers, self.fault)
+                    _attention(self.problem, pointers, self.fault, self.head)
 
         return launch
 
 
-def _attention(p: AttentionProblem, at: Mapping[str, int], fault: str) -> None:
+def _attention(
+    p: AttentionProblem, at: Mapping[str, int], fault: str, head: Callable[..., tuple[Array, Single]]
+) -> None:
     x = {r.name: host_array(at.get(r.name, 0), r.shape, r.strides, r.dtype or p.spec.dtype) for r in p.operands}
     for b, h in np.ndindex(p.batch, p.num_heads):
         g = h % p.kv_heads if fault == "wrong-kv-head" else h // p.head_group
-        out, lse = attention(x["q"][b, h], x["k"][b, g], x["v"][b, g], p.spec.causal, p.scale, fault=fault)
+        out, lse = head(x["q"][b, h], x["k"][b, g], x["v"][b, g], p.spec.causal, p.scale, fault=fault)
         x["out"][b, h] = out
         if p.spec.lse:
             x["lse"][b, h] = lse

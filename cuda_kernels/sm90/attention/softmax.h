@@ -104,13 +104,14 @@ template<int N> KS_DEVICE void rescale(float (&o)[N], const float (&fade)[2]) {
 
 // ---- the rare way
 
-// A block whose sums passed LIMIT and are finite: all of it over the larger of the sums of a row.
+// A block whose sums passed LIMIT and are finite: all of it over the largest of a row's four sums as a mean. That is no more
+// than the row's largest p, so that nothing is lost that an online softmax keeps, and every p becomes at most N/2.
 template<int N, int M>
 KS_DEVICE void rebase_by_sums(float (&p)[N], float (&o)[M], float (&m)[2], float (&l)[2], float (&sum)[2]) {
   float fade[2];
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    const float most = quad_max(sum[r]), to = most > 16.f ? m[r] + log2_fast(most) : m[r];
+    const float most = quad_max(sum[r]) * (2.f / N), to = most > 1.f ? m[r] + log2_fast(most) : m[r];
     fade[r] = exp2_fast(m[r] - to);
     m[r] = to;
     sum[r] *= fade[r], l[r] *= fade[r];
