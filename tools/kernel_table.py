@@ -27,7 +27,7 @@ SUMMARY = TABLE.parent / "parity" / "compiled.md"
 ARCHS = (
     "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120", "gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"
 )
-ALIKE = {"sm_89": "sm_86", "sm_100a": "sm_90a", "gfx90a": "gfx942"}
+ALIKE = {"sm_89": "sm_86", "sm_120": "sm_86", "sm_100a": "sm_90a", "gfx90a": "gfx942"}
 """Archs with the tiles of another: every run of the tests compiles one of PART of their binaries, the slow ones all."""
 PART = 8
 COLUMNS = ("arch", "kernel", "tile", "registers", "spills", "scratch_bytes", "shared_bytes", "matrix_instructions")
