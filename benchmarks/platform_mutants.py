@@ -31,7 +31,7 @@ import ahead
 from kernelseam.contract import Device, DeviceLimits
 from kernelseam.dispatch import find_device
 from kernelseam.errors import CompileError
-from kernelseam.kernels.kernel import build
+from kernelseam.kernels.kernel import bundle
 from kernelseam.parity import report
 from kernelseam.parity.cases import Case, matrix, named
 from kernelseam.parity.run import Target, run_case
@@ -152,8 +152,9 @@ def compiled(mutant: Mutant, arch: str, backend: str) -> str:
     try:
         for change in (mutant, None):
             plant(change, backend)
-            made = [build(half, spec, tile, toolchain, arch)[0] for half, spec, tile in found]
-            binaries.append([b.data.replace(b.key.encode(), b"") for b in made])  # a key is of the sources' texts
+            # Not from the cache: there a binary has its key, which is of the sources' texts.
+            made = [bundle(half, spec, tile, toolchain, arch) for half, spec, tile in found]
+            binaries.append([toolchain.compile(b, arch) for b in made])
     except CompileError as e:
         return f"{mutant.name}: {e}"
     return f"{mutant.name}: it changes nothing in {mutant.case}" if binaries[0] == binaries[1] else ""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,20 @@ def acme(discovered: Callable[..., plugins.Plugins]) -> Any:
     return found.backend("acme").runtime
 
 
+class Stream(io.TextIOWrapper):
+    """What one command prints; a terminal where the test says that ``outer`` is one."""
+
+    def __init__(self, outer: Any) -> None:
+        super().__init__(io.BytesIO(), encoding="utf-8", newline="", write_through=True)
+        self.outer = outer
+
+    def isatty(self) -> bool:
+        return not self.outer.closed and self.outer.isatty()
+
+    def text(self) -> str:
+        return self.buffer.getvalue().decode()  # type: ignore[attr-defined]
+
+
 @pytest.fixture
 def command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, discovered: Callable[..., Any]
@@ -66,10 +82,10 @@ def command(
     monkeypatch.setenv("KERNELSEAM_BACKEND", "numpy")
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
+        out, err = Stream(sys.stdout), Stream(sys.stderr)
+        with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
             main([str(a) for a in arguments])
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
+        return int(ended.value.code or 0), out.text(), err.text()
 
     return run
 

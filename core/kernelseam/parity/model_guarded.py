@@ -1,4 +1,4 @@
-"""The softmax that is guarded by its sums (``cuda_kernels/sm90/attention/softmax.h``), in NumPy, and faults for it.
+"""The softmax that is guarded by its sums (that of a kernel for one arch, ``softmax.h``), in NumPy, and faults for it.
 
 The sibling of ``model.attention``, which takes the maximum of every tile of keys. Blocks of keys go from the last to
 the first. The first of a warpgroup's 64 rows and those that hide keys are online steps; the others' weights are
