@@ -59,12 +59,22 @@ def acme(discovered: Callable[..., plugins.Plugins]) -> Any:
     return found.backend("acme").runtime
 
 
+class Kept(io.BytesIO):
+    """Memory that nobody closes, as a collected wrapper around it would."""
+
+    def close(self) -> None:
+        pass
+
+
 class Stream(io.TextIOWrapper):
     """What one command prints; a terminal where the test says that ``outer`` is one."""
 
     def __init__(self, outer: Any) -> None:
-        super().__init__(io.BytesIO(), encoding="utf-8", newline="", write_through=True)
+        super().__init__(Kept(), encoding="utf-8", newline="", write_through=True)
         self.outer = outer
+
+    def close(self) -> None:
+        pass
 
     def isatty(self) -> bool:
         return not self.outer.closed and self.outer.isatty()
