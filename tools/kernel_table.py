@@ -1,7 +1,7 @@
 """The committed table of registers, spills, shared memory and matrix instructions, by kernel and arch, and its summary.
 
     python tools/kernel_table.py            compile what every run of the tests does, show what differs from the table
-                                            (of archs that take their tiles from another, a part)
+                                            (of archs that are like another, a part)
     python tools/kernel_table.py --all      compile what the slow tests do, too
     python tools/kernel_table.py --write    … and write the table, and docs/parity/compiled.md
 
@@ -30,6 +30,9 @@ ARCHS = (
 ALIKE = {"sm_89": "sm_86", "sm_120": "sm_86", "sm_100a": "sm_90a", "gfx90a": "gfx942"}
 """Archs with the tiles of another: every run of the tests compiles one of PART of their binaries, the slow ones all."""
 PART = 8
+PAIRS = (("gfx942", "gfx950"), ("gfx1100", "gfx1201"))
+"""Archs with the same wavefront and kind of matrix instruction: every run of the tests compiles each binary for one of
+the two, the slow ones for both. What the two do not share, it sees in half of the binaries."""
 COLUMNS = ("arch", "kernel", "tile", "registers", "spills", "scratch_bytes", "shared_bytes", "matrix_instructions")
 
 Key = tuple[str, str, str]
@@ -46,7 +49,10 @@ def tile_name(tile: object) -> str:
 
 def rare(arch: str, number: int, covered: Covered) -> bool:
     """Whether only the slow tests compile what is that number of the covering choice for the arch."""
-    return not covered.often or (arch in ALIKE and number % PART > 0)
+    other = number.bit_count() % 2  # alternates, but with no period that the covering choice could have
+    return (
+        not covered.often or (arch in ALIKE and number % PART > 0) or any(arch == pair[other] for pair in PAIRS)
+    )
 
 
 def facts_of(backend: Backend, arch: str, chosen: Iterable[Covered]) -> dict[Key, KernelFacts]:
