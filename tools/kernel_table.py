@@ -30,9 +30,9 @@ ARCHS = (
 ALIKE = {"sm_89": "sm_86", "sm_120": "sm_86", "sm_100a": "sm_90a", "gfx90a": "gfx942"}
 """Archs with the tiles of another: every run of the tests compiles one of PART of their binaries, the slow ones all."""
 PART = 8
-PAIRS = (("gfx942", "gfx950"), ("gfx1100", "gfx1201"))
-"""Archs with the same wavefront and kind of matrix instruction: every run of the tests compiles each binary for one of
-the two, the slow ones for both. What the two do not share, it sees in half of the binaries."""
+PAIRS = (("sm_80", "sm_86"), ("gfx942", "gfx950"), ("gfx1100", "gfx1201"))
+"""Archs with the same width of a warp and kind of matrix instruction: every run of the tests compiles each binary for
+one of the two, the slow ones for both. What the two do not share, it sees in half of the binaries."""
 COLUMNS = ("arch", "kernel", "tile", "registers", "spills", "scratch_bytes", "shared_bytes", "matrix_instructions")
 
 Key = tuple[str, str, str]
