@@ -30,9 +30,9 @@ ARCHS = (
 ALIKE = {"sm_89": "sm_86", "sm_120": "sm_86", "sm_100a": "sm_90a", "gfx90a": "gfx942"}
 """Archs with the tiles of another: every run of the tests compiles one of PART of their binaries, the slow ones all."""
 PART = 8
-PAIRS = (("sm_80", "sm_86"), ("gfx942", "gfx950"), ("gfx1100", "gfx1201"))
-"""Archs with the same width of a warp and kind of matrix instruction: every run of the tests compiles each binary for
-one of the two, the slow ones for both. What the two do not share, it sees in half of the binaries."""
+SHARED = (("sm_80", "sm_86"), ("gfx942", "gfx1100", "gfx950", "gfx1201"))
+"""Archs that every run of the tests compiles each binary for one of, and the slow ones for all: there is no time for
+more. A run sees half of what is particular to sm_80, and a quarter of what is to gfx950."""
 COLUMNS = ("arch", "kernel", "tile", "registers", "spills", "scratch_bytes", "shared_bytes", "matrix_instructions")
 
 Key = tuple[str, str, str]
@@ -49,10 +49,17 @@ def tile_name(tile: object) -> str:
 
 def rare(arch: str, number: int, covered: Covered) -> bool:
     """Whether only the slow tests compile what is that number of the covering choice for the arch."""
-    other = number.bit_count() % 2  # alternates, but with no period that the covering choice could have
-    return (
-        not covered.often or (arch in ALIKE and number % PART > 0) or any(arch == pair[other] for pair in PAIRS)
-    )
+    turns = any(arch in archs and archs[_turn(number, len(archs))] != arch for archs in SHARED)
+    return not covered.often or (arch in ALIKE and number % PART > 0) or turns
+
+
+def _turn(number: int, of: int) -> int:
+    """Whose turn it is: the sum of digits, which goes around but has no period that the covering choice could have."""
+    digits = 0
+    while number:
+        number, digit = divmod(number, of)
+        digits += digit
+    return digits % of
 
 
 def facts_of(backend: Backend, arch: str, chosen: Iterable[Covered]) -> dict[Key, KernelFacts]:
