@@ -58,7 +58,7 @@ class HopperGemmTile:
 
 
 GEMM = (
-    HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.22, block_seconds=7e-7),
+    HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.22, block_seconds=1.6e-6),
     HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.18, block_seconds=7e-7),
     HopperGemmTile(128, 128, 2, 5, 1, 4, "tma", rate=1.15, block_seconds=2e-7),
     HopperGemmTile(256, 128, 2, 4, 1, 2, "rows", rate=1.04, block_seconds=2.8e-7),
