@@ -44,7 +44,8 @@ def preferred_backend(backend: str | None = None) -> str | None:
 def _variable() -> Callable[[], str | None]:
     """What reads the variable. os.environ encodes the name at every look, which takes longer than a launch; what it
     keeps the encoded names in is read where it is what it is known to be."""
-    name, kept, encode = "KERNELSEAM_BACKEND", getattr(os.environ, "_data", None), getattr(os.environ, "encodekey", None)
+    name = "KERNELSEAM_BACKEND"
+    kept, encode = (getattr(os.environ, n, None) for n in ("_data", "encodekey"))
     if not isinstance(kept, dict) or encode is None:
         return lambda: os.environ.get(name)
     encoded = encode(name)

@@ -169,7 +169,8 @@ class Call:
 
     __slots__ = (
         "__weakref__", "_arrays", "_check", "_check_device", "_given", "_is_current", "_keep", "_launches",
-        "_only_launches", "_owned_workspace", "_pointers", "_records", "_runtime", "_stream", "_turn", "_workspace", "plan",
+        "_only_launches", "_owned_workspace", "_pointers", "_records", "_runtime", "_stream", "_turn",
+        "_workspace", "plan",
     )
 
     def __init__(self, plan: Plan, workspace: object, check: bool, operands: Mapping[str, object]) -> None:

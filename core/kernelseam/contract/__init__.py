@@ -19,6 +19,7 @@ CONTRACT_VERSION = 2
 __all__ = [
     "CONTRACT_VERSION", "EMULATED", "HOST", "NOT_KNOWN", "TENSOR_MAP_BYTES", "WORKSPACE_ALIGNMENT", "ArchRow",
     "ArrayInfo", "Backend", "Cost", "Device", "DeviceLimits", "Extents", "Implementation", "KernelFacts",
-    "LaunchConfig", "LaunchRecord", "LoadedKernel", "OperandRule", "PlanParts", "PluginInfo", "Problem", "Runtime",
-    "SourceBundle", "Step", "TensorMap", "Toolchain", "WithoutTensorMaps", "host_array", "host_copy",
+    "LaunchConfig", "LaunchRecord", "LoadedKernel", "OperandRule", "PlanParts", "PluginInfo", "Problem",
+    "QuickRuntime", "Ready", "Runtime", "SourceBundle", "Step", "TensorMap", "Toolchain", "WithoutTensorMaps",
+    "host_array", "host_copy",
 ]
