@@ -270,8 +270,8 @@ class Call:
 
     def _launch(self, handle: int) -> None:
         """With what stands before and after the launches, and the device made current."""
-        with self._runtime.activate(self.plan.device):
-            if self._check_device is not None:  # what stands in memory may have changed since it was bound
+        if self._check_device is not None:  # what stands in memory may have changed since it was bound
+            with self._runtime.activate(self.plan.device):
                 self._check_device()
         checked = self._verification() if self._check else None
         with self._runtime.activate(self.plan.device):
