@@ -9,7 +9,7 @@ static u64 launches;
 int cuInit(unsigned f){return 0;}
 int cuGetExportTable(const void**t,const void*id){*t=0;return 500;}
 int cuDriverGetVersion(int*v){*v=12030;return 0;}
-int cuDeviceGetCount(int*n){*n=2;return 0;}
+int cuDeviceGetCount(int*n){*n=1;return 0;}
 int cuDeviceGet(int*d,int i){*d=i;return 0;}
 int cuDeviceGetName(char*s,int n,int d){snprintf(s,n,"fake %d",d);return 0;}
 int cuDeviceTotalMem_v2(size_t*b,int d){*b=1ull<<37;return 0;}

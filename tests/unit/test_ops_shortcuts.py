@@ -1,4 +1,4 @@
-"""Calls on torch's tensors that repeat: the shortcut gives what the whole way gives, and is not taken where it must not.
+"""Calls on torch's tensors that repeat: a shortcut gives what the whole way gives, and is not taken where it must not.
 
 A vendor whose device memory is the host's, so that torch's CPU tensors are its arrays.
 """
