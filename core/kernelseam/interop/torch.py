@@ -97,11 +97,12 @@ def refuse_tangent(field: str, tensor: Any) -> None:
         )
 
 
-Looked = tuple[list[object], list[int]]
+Reader = Callable[[Iterable[object], list[object]], list[int] | None]
 
 
-def reader() -> Callable[[Iterable[object]], Looked | None] | None:
-    """``read(arrays)``: all of tensors that shapes a plan, in a list that can be part of a key, and their addresses.
+def reader() -> Reader | None:
+    """``read(arrays, lies)``: the addresses of tensors; all else of them that shapes a plan is appended to a list, to
+    be part of a key.
 
     None for arrays of which some is no tensor, has no memory, is less than 16-byte aligned, or has gradients, a tangent
     or a lazy negation that a call would lose: ``describe`` says what is to be said of those. Where a tensor is
@@ -114,10 +115,9 @@ def reader() -> Callable[[Iterable[object]], Looked | None] | None:
         return None
     tensor, parameter, grad_enabled = torch.Tensor, torch.nn.Parameter, torch.is_grad_enabled
 
-    def read(arrays: Iterable[object]) -> Looked | None:
+    def read(arrays: Iterable[object], lies: list[object]) -> list[int] | None:
         if forward._current_level >= 0:
             return None
-        lies: list[object] = []
         pointers: list[int] = []
         together = 0
         x: Any
@@ -135,7 +135,7 @@ def reader() -> Callable[[Iterable[object]], Looked | None] | None:
                 lies += (x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device)
         except RuntimeError:
             return None
-        return None if together & 15 else (lies, pointers)
+        return None if together & 15 else pointers
 
     return read
 

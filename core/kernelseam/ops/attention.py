@@ -14,7 +14,7 @@ from kernelseam.descriptors.validation import extent, finite, flag
 from kernelseam.descriptors.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation, operate, rank, with_given
+from kernelseam.ops.calling import Operation, given, operate, rank
 
 
 def attention(
@@ -63,10 +63,14 @@ def attention(
     Returns the result [B, H, S_q, D_v] (``out`` where it was given), or (result, lse).
     Raises InvalidValue for what does not fit together, Unsupported with each implementation's reason.
     """
-    arrays = with_given(
-        {"q": q, "k": k, "v": v}, ("bias", bias), ("mask", mask), ("alibi_slopes", alibi_slopes), ("sinks", sinks),
-        ("prefix_lengths", prefix_lengths), ("kv_lengths", kv_lengths), ("out", out),
-    )
+    arrays = {"q": q, "k": k, "v": v}
+    if not (bias is mask is alibi_slopes is sinks is prefix_lengths is kv_lengths is None):
+        arrays |= given(
+            bias=bias, mask=mask, alibi_slopes=alibi_slopes, sinks=sinks, prefix_lengths=prefix_lengths,
+            kv_lengths=kv_lengths,
+        )
+    if out is not None:
+        arrays["out"] = out
     if window is not None:
         window = band("window", window)
     options = (out_dtype, return_lse, causal, window, scale, softcap, layout, batch_invariant)
@@ -111,11 +115,11 @@ def attention_varlen(
     Returns the result [T, H, D_v], or (result, lse [H, T]). Rows that belong to no sequence are not written.
     """
     _needed(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    arrays = with_given(
-        {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}, ("bias", bias),
-        ("mask", mask), ("alibi_slopes", alibi_slopes), ("sinks", sinks), ("prefix_lengths", prefix_lengths),
-        ("out", out),
-    )
+    arrays = {
+        "q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, **given(
+            bias=bias, mask=mask, alibi_slopes=alibi_slopes, sinks=sinks, prefix_lengths=prefix_lengths, out=out,
+        ),
+    }
     if window is not None:
         window = band("window", window)
     options = (
@@ -165,11 +169,12 @@ def attention_paged(
     ``attention``; ``causal`` is True here: the last query is the entry's last token.
     """
     _needed(block_table=block_table, kv_lengths=kv_lengths)
-    arrays = with_given(
-        {"q": q, "k": k_pages, "v": v_pages, "block_table": block_table, "kv_lengths": kv_lengths},
-        ("cu_seqlens_q", cu_seqlens_q), ("bias", bias), ("mask", mask), ("alibi_slopes", alibi_slopes),
-        ("sinks", sinks), ("prefix_lengths", prefix_lengths), ("out", out),
-    )
+    arrays = {
+        "q": q, "k": k_pages, "v": v_pages, "block_table": block_table, "kv_lengths": kv_lengths, **given(
+            cu_seqlens_q=cu_seqlens_q, bias=bias, mask=mask, alibi_slopes=alibi_slopes, sinks=sinks,
+            prefix_lengths=prefix_lengths, out=out,
+        ),
+    }
     if window is not None:
         window = band("window", window)
     options = (

@@ -8,7 +8,7 @@ the tensors what they tell of themselves, makes the results and launches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,7 @@ class _Remembered:
         self.plans: dict[Hashable, _Known] = {}
         self.bound: _Bound = {}
         self.shortcuts: dict[Hashable, _Shortcut] = {}
-        self.read: Callable[[Iterable[object]], torch_arrays.Looked | None] | None = None
+        self.read: torch_arrays.Reader | None = None
         """How tensors are read; None before the first shortcut."""
 
 
@@ -63,16 +63,17 @@ def operate(
     """
     try:
         memory, wanted = _remembered, preferred_backend(backend)
-        if memory is not None and memory.read is not None and (looked := memory.read(arrays.values())) is not None:
-            key = (work, wanted, implementation, options, *map(type, options), *arrays, *looked[0])
-            try:
-                shortcut = memory.shortcuts.get(key)
-            except Exception:  # an option that cannot be hashed, which the work refuses
-                shortcut = None
-            if shortcut is not None and memory.found is plugins():
-                made = shortcut.taken(looked[1], arrays, stream, memory.bound)
-                if made is not None:
-                    return made
+        if memory is not None and memory.read is not None:
+            key: list[object] = [work, wanted, implementation, options, *map(type, options), *arrays]
+            if (pointers := memory.read(arrays.values(), key)) is not None:
+                try:
+                    shortcut = memory.shortcuts.get(tuple(key))
+                except Exception:  # an option that cannot be hashed, which the work refuses
+                    shortcut = None
+                if shortcut is not None and memory.found is plugins():
+                    made = shortcut.taken(pointers, arrays, stream, memory.bound)
+                    if made is not None:
+                        return made
         return _operated(work, arrays, options, wanted, implementation, stream)
     except InvalidValue as e:
         raise wording.told(e) from None
@@ -124,10 +125,12 @@ def _keep(
     options: tuple[Any, ...], wanted: str | None, implementation: str | None,
 ) -> None:
     memory.read = read = memory.read or torch_arrays.reader()
-    if read is not None and (looked := read(arrays.values())) is not None:
+    # Types count: what takes 1 may refuse True, which equals it.
+    key: list[object] = [work, wanted, implementation, options, *map(type, options), *arrays]
+    if read is not None and read(arrays.values(), key) is not None:
         if len(memory.shortcuts) >= _KEPT:
             memory.shortcuts.clear()
-        memory.shortcuts[work, wanted, implementation, options, *map(type, options), *arrays, *looked[0]] = shortcut
+        memory.shortcuts[tuple(key)] = shortcut
 
 
 def _lies(info: ArrayInfo) -> tuple[object, ...]:
@@ -401,14 +404,6 @@ def once(info: ArrayInfo) -> tuple[int, ...]:
     if 0 in info.shape:
         return info.shape
     return tuple(1 if s == 0 else n for n, s in zip(info.shape, info.strides, strict=True))
-
-
-def with_given(arrays: dict[str, Any], *more: tuple[str, Any]) -> dict[str, Any]:
-    """The arrays, and of more of them those that are not None."""
-    for name, x in more:
-        if x is not None:
-            arrays[name] = x
-    return arrays
 
 
 def given(**arrays: object) -> dict[str, object]:

@@ -11,7 +11,7 @@ from kernelseam.descriptors.operands import check_rows
 from kernelseam.descriptors.validation import flag, number
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation, operate, rank, with_given
+from kernelseam.ops.calling import Operation, operate, rank
 from kernelseam.ops.products import check_matrices, matrices, multiply
 
 
@@ -52,7 +52,13 @@ def bmm(
     Returns the result (``out`` where it was given). Raises InvalidValue for what does not fit together, Unsupported
     with each implementation's reason.
     """
-    arrays = with_given({"a": a, "b": b}, ("out", out), ("bias", bias), ("residual", residual))
+    arrays = {"a": a, "b": b}
+    if out is not None:
+        arrays["out"] = out
+    if bias is not None:
+        arrays["bias"] = bias
+    if residual is not None:
+        arrays["residual"] = residual
     options = (True, a_transposed, b_transposed, alpha, beta, out_dtype)
     made = operate(_gemm, arrays, options, backend, implementation, stream)
     return made["out"] if out is None else out
@@ -76,7 +82,13 @@ def matmul2d(
 ) -> Any:
     """alpha·op(a)·op(b) + beta·out + bias + residual of a [M, K], b [K, N], bias [N], residual [M, N]; everything else
     as in ``bmm``."""
-    arrays = with_given({"a": a, "b": b}, ("out", out), ("bias", bias), ("residual", residual))
+    arrays = {"a": a, "b": b}
+    if out is not None:
+        arrays["out"] = out
+    if bias is not None:
+        arrays["bias"] = bias
+    if residual is not None:
+        arrays["residual"] = residual
     options = (False, a_transposed, b_transposed, alpha, beta, out_dtype)
     made = operate(_gemm, arrays, options, backend, implementation, stream)
     return made["out"] if out is None else out
