@@ -55,11 +55,11 @@ class CublasGemm(BatchedGemm):
 
         def launch(stream: int, keep: object = held) -> None:
             with lock:  # the stream is a property of the handle
-                if last.get(handle) != stream:
-                    last.pop(handle, None)
+                if last.get(lock) != stream:
+                    last.pop(lock, None)
                     if status := set_stream(handle, _POINTER(stream)):
                         raise _failure("cublasSetStream", status)
-                    last[handle] = stream
+                    last[lock] = stream
                 if status := gemm(handle, *packed):
                     raise _failure(name, status)
 
@@ -150,7 +150,7 @@ def _create() -> Any:
 
 _handles = Handles(_create)
 _streams: dict[Any, int] = {}
-"""By handle: the stream that it has, which nobody else sets. Setting it takes a tenth of a product's call."""
+"""By the lock of a handle: the stream that it has, which nobody else sets. Setting it takes a tenth of a product's call."""
 
 
 def _failure(name: str, status: int) -> DeviceError:
