@@ -2,9 +2,8 @@
 
     python benchmarks/host_time.py [--rounds 3] [--fake]
 
-Ways take turns within a round: each is called a thousand times at a go, without waiting for the device, and waited for
-at the end of its go; the least time of several goes counts, in µs a call. Problems are so small that the device keeps
-up: of a queue that is full, the time would be the device's.
+Ways take turns: each is called two hundred times at a go, which its queue has room for, and waited for before the next
+go; of a round the least time of a hundred goes counts, in µs a call. "its launch alone" is what the driver takes.
 
 ``--fake``: on a machine without a GPU, against a driver that does nothing (``host_driver.c``, compiled here), with
 torch's CPU tensors taken for those of a device. Launches and allocations of a real driver are not in these times; what
@@ -13,6 +12,7 @@ Python does is. torch's own ways are left out.
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -28,6 +28,8 @@ import torch.nn.functional as functional
 import kernelseam as ks
 
 GOES, CALLS = 100, 200
+FAKE = "KERNELSEAM_FAKE_DRIVER"
+"""Set in the process that runs beside that driver."""
 
 
 def ways(device: str, peers: bool) -> dict[str, Callable[[], object]]:
@@ -37,9 +39,11 @@ def ways(device: str, peers: bool) -> dict[str, Callable[[], object]]:
     a, b = torch.randn(4, 128, 64, **half), torch.randn(4, 64, 128, **half)
     out, c = torch.empty_like(q), torch.empty(4, 128, 128, **half)
     call = ks.plan(ks.Attention.from_arrays(q, k, v, out)).bind()
+    launch = call.launcher()
     found: dict[str, Callable[[], object]] = {
         "call(stream)": lambda: call(0),
         "call()": call,
+        "its launch alone": lambda: launch(0),
         "attention(q, k, v)": lambda: ks.attention(q, k, v),
         "attention(q, k, v, out=out)": lambda: ks.attention(q, k, v, out=out),
         "bmm(a, b)": lambda: ks.bmm(a, b),
@@ -97,14 +101,16 @@ def beside_a_driver_that_does_nothing(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(__file__).with_name("host_driver.c"), Path(folder, "libcuda.so.1")
         subprocess.run(["cc", "-O2", "-shared", "-fPIC", f"-Wl,-soname,{made.name}", "-o", made, source], check=True)
-        environment = {**os.environ, "LD_LIBRARY_PATH": folder, "KERNELSEAM_PLUGINS": "cuda", "KS_FAKE_DRIVER": folder}
+        environment = {**os.environ, "LD_LIBRARY_PATH": folder, "KERNELSEAM_PLUGINS": "cuda", FAKE: folder}
         return subprocess.run([sys.executable, __file__, *arguments], env=environment).returncode
 
 
 if __name__ == "__main__":
-    fake = "--fake" in sys.argv
-    if fake and "KS_FAKE_DRIVER" not in os.environ:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--fake", action="store_true", help="no GPU: a driver that does nothing")
+    chosen = parser.parse_args()
+    if chosen.fake and FAKE not in os.environ:
         sys.exit(beside_a_driver_that_does_nothing(sys.argv[1:]))
-    rounds = int(sys.argv[sys.argv.index("--rounds") + 1]) if "--rounds" in sys.argv else 3
-    for name, times in measure(rounds, fake):
-        print(f"{name:30}", *(f"{x:7.2f}" for x in times))
+    for way, times in measure(chosen.rounds, chosen.fake):
+        print(f"{way:30}", *(f"{x:7.2f}" for x in times))

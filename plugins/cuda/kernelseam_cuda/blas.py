@@ -150,7 +150,7 @@ def _create() -> Any:
 
 _handles = Handles(_create)
 _streams: dict[Any, int] = {}
-"""By the lock of a handle: the stream that it has, which nobody else sets. Setting it takes a tenth of a product's call."""
+"""By the lock of a handle: the stream that it has, which nobody else sets."""
 
 
 def _failure(name: str, status: int) -> DeviceError:
