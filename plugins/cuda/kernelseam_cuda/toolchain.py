@@ -26,6 +26,7 @@ class CudaToolchain:
     """kernelseam.contract.Toolchain over nvrtc. Compiling needs no device and no driver."""
 
     backend = "cuda"
+    compiles_beside = True
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
