@@ -166,9 +166,9 @@ def hunt(
             if trouble := _compiled_ahead(case, device, implementation):
                 return Seen(name, passed, trouble=f"it does not compile: {trouble}")
             for step in steps:
-                tell(Seen(name, passed, case.name, f"it does not come back within {hang:.0f} s"))
+                tell(Seen(name, passed, case.name, f"it does not come back within {hang:g} s"))
                 if hang:
-                    faulthandler.dump_traceback_later(hang, exit=True)  # without Python's lock, which a hung call may hold
+                    faulthandler.dump_traceback_later(hang, exit=True)  # needs no lock that a hung call may hold
                 try:
                     said = step()
                 finally:
@@ -266,8 +266,8 @@ def page(found: Iterable[Seen], device: Device, command: str) -> str:
     first = first_cases([m for m in MUTANTS if m.name in names])
     lines = [
         "# Bugs planted in NVIDIA's device sources", "",
-        f"{sum(s.as_it_should for s in bugs)} of {len(bugs)} were seen by a parity case. The sources as they are passed "
-        f"{control.passed} of {len(first)} cases, each of which a bug names as the first that it is tried on"
+        f"{sum(s.as_it_should for s in bugs)} of {len(bugs)} were seen by a parity case. The sources as they are "
+        f"passed {control.passed} of {len(first)} cases, each of which a bug names as the first that it is tried on"
         + (f"; {_why(control)}." if not control.as_it_should else "."), "",
         f"* device: {device}, {device.name}, {toolchain.compiler()}", f"* command: `{command}`", "",
         "| bug | what is wrong | the case that showed it | what that said | passed before |", "|---|---|---|---|---|",

@@ -209,7 +209,7 @@ MUTANTS = (
     ),
     _mutant(
         "head-of-a-tile", TILES, "entry = index / count.heads, head = index - entry * count.heads;",
-        "head = index / count.batch, entry = index - head * count.batch;", MANY, "entries and heads change places", "words",
+        "entry = index / count.heads, head = index - entry * count.batch;", MANY, "a head is beyond the last", "words",
     ),
     _mutant(
         "tiles-of-a-sequence", TILES, "before += tiles * count.heads;", "before += tiles;", SEQUENCES,
