@@ -1,7 +1,5 @@
-"""Fences, waits and arrivals of Hopper's kernels are in order in their PTX; bugs that a GPU may not show are found there.
-
-No GPU needed.
-"""
+"""Fences, waits and arrivals of Hopper's kernels are in order in their PTX. Bugs that a GPU may not show are
+found there, without one."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ PIPELINE, WGMMA = "sm90/pipeline.h", "sm90/wgmma.h"
 FORWARD, PRODUCER, CONSUMER = (f"sm90/attention/{name}.h" for name in ("forward", "producer", "consumer"))
 BLOCK, CLEANERS, SOFTMAX, TILES = (f"sm90/attention/{name}.h" for name in ("block", "cleaners", "softmax", "tiles"))
 
-MANY, ONE_BLOCK, LONG = (f"attention-bf16-128-{what}" for what in ("many-tiles", "many-tiles-one-block", "many-tiles-long"))
-MANY_64, CAUSAL = "attention-f16-64-many-tiles", "attention-bf16-128-causal-many-tiles"
+MANY, ONE_BLOCK, LONG = (f"attention-bf16-128-many-tiles{what}" for what in ("", "-one-block", "-long"))
+CAUSAL = "attention-bf16-128-causal-many-tiles"
 SEQUENCES, HIDDEN = "attention-f16-64-causal-many-tiles-sequences", "attention-bf16-128-causal-nan-in-hidden-v"
 
 
@@ -48,7 +48,8 @@ MUTANTS = (
     ),
     # ---- waits
     _mutant(
-        "full-not-waited", PIPELINE, "barrier_wait(full(at), at.parity);", "", MANY, "tiles are used before they are there",
+        "full-not-waited", PIPELINE, "barrier_wait(full(at), at.parity);", "", MANY,
+        "tiles are used before they are there",
     ),
     _mutant(
         "empty-not-waited", PIPELINE, "barrier_wait(empty(at), at.parity);", "", LONG, "stages in use are loaded over",
@@ -71,13 +72,14 @@ MUTANTS = (
     ),
     _mutant(
         "last-result-not-waited", CONSUMER, "wgmma_wait<0>();\n    pin(o);\n    release_v();\n    store(",
-        "pin(o);\n    release_v();\n    store(", "attention-f16-192v128-many-tiles", "a tile is stored before it is done", "order",
+        "pin(o);\n    release_v();\n    store(", "attention-f16-192v128-many-tiles",
+        "a tile is stored before it is done", "order",
     ),
     # ---- slots
     _mutant(
         "keys-released-early", CONSUMER,
-        "next_turn();\n      wgmma_wait<1>();\n      pin(s);\n      release_k();\n      if (block == begin) release_q();",
-        "next_turn();\n      release_k();\n      wgmma_wait<1>();\n      pin(s);\n      if (block == begin) release_q();",
+        "next_turn(); wgmma_wait<1>(); pin(s); release_k(); if (block == begin) release_q();",
+        "next_turn(); release_k(); wgmma_wait<1>(); pin(s); if (block == begin) release_q();",
         LONG, "keys are handed back while the product reads them", "order",
     ),
     _mutant(
@@ -88,8 +90,8 @@ MUTANTS = (
         "values-released-twice", CONSUMER,
         "Wgmma<T, DV>::rs(o, p + 4 * j, y + (j * 16 * 128 >> 4), 1);\n    wgmma_commit();",
         "Wgmma<T, DV>::rs(o, p + 4 * j, y + (j * 16 * 128 >> 4), 1);\n    wgmma_commit();\n"
-        "    if (thread_lane == 0) barrier_arrive(rings.v.empty(v));",
-        LONG, "values are handed back while the product reads them, and again when it is done", "order",
+        "    if (thread_lane == 0) barrier_arrive(rings.v.empty(v));", LONG,
+        "values are handed back while the product reads them, and again when it is done", "order",
     ),
     _mutant(
         "released-by-one-consumer", FORWARD, "rings.k.init(4 * GROUPS);", "rings.k.init(4);", LONG,
@@ -118,16 +120,20 @@ MUTANTS = (
     ),
     # ---- fences
     _mutant(
-        "barriers-fence", FORWARD, "barrier_init_fence();\n  }", "}", MANY, "TMA may not see the barriers made", "order",
+        "barriers-fence", FORWARD, "barrier_init_fence();\n  }", "}", MANY, "TMA may not see the barriers made",
+        "order",
     ),
     _mutant(
         "products-fence", CONSUMER,
         "wgmma_fence(); start_qk(s); rings.v.wait_full(v); start_pv(); next_turn(); wgmma_wait<1>();",
-        "start_qk(s); rings.v.wait_full(v); start_pv(); next_turn(); wgmma_wait<1>();", LONG, "registers that a step's products use may not be written yet", "order",
+        "start_qk(s); rings.v.wait_full(v); start_pv(); next_turn(); wgmma_wait<1>();", LONG,
+        "registers that a step's products use may not be written yet", "order",
     ),
     _mutant(
-        "first-products-fence", CONSUMER, "rings.k.wait_full(k);\n      wgmma_fence();\n      start_qk(s);\n      wgmma_wait<0>();",
-        "rings.k.wait_full(k);\n      start_qk(s);\n      wgmma_wait<0>();", MANY, "the same of a tile's first product", "order",
+        "first-products-fence", CONSUMER,
+        "rings.k.wait_full(k);\n      wgmma_fence();\n      start_qk(s);\n      wgmma_wait<0>();",
+        "rings.k.wait_full(k);\n      start_qk(s);\n      wgmma_wait<0>();", MANY, "the same of a tile's first product",
+        "order",
     ),
     _mutant(
         "store-fence", CONSUMER, "async_proxy_fence();\n      warp_barrier();", "warp_barrier();", MANY,
@@ -147,12 +153,12 @@ MUTANTS = (
     ),
     # ---- descriptors and swizzles
     _mutant(
-        "stride-offset", WGMMA, "SWIZZLED = 0x4000004000000000ull;", "SWIZZLED = 0x4000002000000000ull;", "attention-f16-64",
-        "eight rows are 512 bytes from the next eight", "words",
+        "stride-offset", WGMMA, "SWIZZLED = 0x4000004000000000ull;", "SWIZZLED = 0x4000002000000000ull;",
+        "attention-f16-64", "eight rows are 512 bytes from the next eight", "words",
     ),
     _mutant(
-        "swizzle-mode", WGMMA, "SWIZZLED = 0x4000004000000000ull;", "SWIZZLED = 0x8000004000000000ull;", "attention-f16-64",
-        "chunks lie as in a swizzle of 64 bytes", "words",
+        "swizzle-mode", WGMMA, "SWIZZLED = 0x4000004000000000ull;", "SWIZZLED = 0x8000004000000000ull;",
+        "attention-f16-64", "chunks lie as in a swizzle of 64 bytes", "words",
     ),
     _mutant(
         "leading-offset", WGMMA, "(u64)(panel >> 4 << 16)", "(u64)(panel >> 5 << 16)", "attention-f16-128",
@@ -160,15 +166,16 @@ MUTANTS = (
     ),
     _mutant(
         "address-cut-off", WGMMA, "return SWIZZLED | 1u << 16 | (address & 0x3ffff) >> 4;",
-        "return SWIZZLED | 1u << 16 | (address & 0xffff) >> 4;", "attention-f16-128", "shared memory ends at 64 KB", "words",
+        "return SWIZZLED | 1u << 16 | (address & 0xffff) >> 4;", "attention-f16-128", "shared memory ends at 64 KB",
+        "words",
     ),
     _mutant(
-        "depth-of-keys", CONSUMER, "y + (d / 4 * BN * 128 + d % 4 * 32 >> 4)", "y + (d / 4 * BN * 128 + d % 4 * 64 >> 4)",
-        "attention-f16-64", "16 deeper in K is 64 bytes on",
+        "depth-of-keys", CONSUMER, "y + (d / 4 * BN * 128 + d % 4 * 32 >> 4)",
+        "y + (d / 4 * BN * 128 + d % 4 * 64 >> 4)", "attention-f16-64", "16 deeper in K is 64 bytes on",
     ),
     _mutant(
-        "panels-of-keys", CONSUMER, "y + (d / 4 * BN * 128 + d % 4 * 32 >> 4)", "y + (d / 4 * 64 * 128 + d % 4 * 32 >> 4)",
-        "attention-f16-128", "a panel of K has as many rows as one of Q",
+        "panels-of-keys", CONSUMER, "y + (d / 4 * BN * 128 + d % 4 * 32 >> 4)",
+        "y + (d / 4 * 64 * 128 + d % 4 * 32 >> 4)", "attention-f16-128", "a panel of K has as many rows as one of Q",
     ),
     _mutant(
         "depth-of-values", CONSUMER, "y + (j * 16 * 128 >> 4), 1)", "y + (j * 8 * 128 >> 4), 1)", "attention-f16-64",
@@ -183,8 +190,9 @@ MUTANTS = (
         "stmatrix(line + (chunk + lane / 16) * 16,", "attention-f16-64", "TMA takes the result's chunks for swizzled",
     ),
     _mutant(
-        "last-rows-not-swizzled", CONSUMER, "(panel + r * 128 + (chunk ^ r % 8) * 16);", "(panel + r * 128 + chunk * 16);",
-        "attention-f16-64-sequences", "a sequence's last rows are taken as if they were not",
+        "last-rows-not-swizzled", CONSUMER, "(panel + r * 128 + (chunk ^ r % 8) * 16);",
+        "(panel + r * 128 + chunk * 16);", "attention-f16-64-sequences",
+        "a sequence's last rows are taken as if they were not",
     ),
     # ---- tiles
     _mutant(
@@ -224,12 +232,13 @@ MUTANTS = (
         "attention-f16-64-causal-many-tiles-masked", "a tile that sees nothing is taken for the last", "words",
     ),
     _mutant(
-        "open-blocks", TILES, "w.open_end = scores.all_end(row) / BN;", "w.open_end = divide_up(scores.all_end(row), BN);",
-        HIDDEN, "the block of the diagonal counts as open", "words",
+        "open-blocks", TILES, "w.open_end = scores.all_end(row) / BN;",
+        "w.open_end = divide_up(scores.all_end(row), BN);", HIDDEN, "the block of the diagonal counts as open", "words",
     ),
     # ---- cleaners
     _mutant(
-        "nothing-is-cleaned", CLEANERS, "odd = !cleaner.finite();", "odd = false;", HIDDEN, "hidden NaN reach the result",
+        "nothing-is-cleaned", CLEANERS, "odd = !cleaner.finite();", "odd = false;", HIDDEN,
+        "hidden NaN reach the result",
     ),
     _mutant(
         "nothing-is-given-back", CONSUMER, "if (x != 0.f) place = convert<T>(to_sum(place) + x);", "", HIDDEN,
@@ -241,16 +250,16 @@ MUTANTS = (
         "weights outgrow a half",
     ),
     _mutant(
-        "limit", SOFTMAX, "constexpr float LIMIT = 32768.f;", "constexpr float LIMIT = 3e38f;", "attention-f16-64-rises-sums",
-        "weights are kept up to what float32 holds",
+        "limit", SOFTMAX, "constexpr float LIMIT = 32768.f;", "constexpr float LIMIT = 3e38f;",
+        "attention-f16-64-rises-sums", "weights are kept up to what float32 holds",
     ),
     _mutant(
         "sums-not-rebased", SOFTMAX, "sum[r] *= fade[r], l[r] *= fade[r];", "sum[r] *= fade[r];",
         "attention-f16-64-rises-sums", "earlier sums keep their reference",
     ),
     _mutant(
-        "tops-not-rebased", SOFTMAX, "m[r] = now;\n    l[r] *= fade[r];", "m[r] = now;", "attention-f16-64-rises-infinite",
-        "the same where a block has to be made again",
+        "tops-not-rebased", SOFTMAX, "m[r] = now;\n    l[r] *= fade[r];", "m[r] = now;",
+        "attention-f16-64-rises-infinite", "the same where a block has to be made again",
     ),
     _mutant(
         "a-key-too-many", SOFTMAX, "if (key >= high[r] ||", "if (key > high[r] ||", "attention-bf16-128-causal-250x250",
@@ -261,20 +270,20 @@ MUTANTS = (
         "a query does not see its first key",
     ),
     _mutant(
-        "keys-beyond-the-end", CONSUMER, "if (CLEANS || (block + 1) * BN > scores.S_k)", "if (CLEANS)", "attention-f16-64",
-        "zeros beyond the last key count as keys",
+        "keys-beyond-the-end", CONSUMER, "if (CLEANS || (block + 1) * BN > scores.S_k)", "if (CLEANS)",
+        "attention-f16-64", "zeros beyond the last key count as keys",
     ),
     _mutant(
         "cap-of-small-scores", SOFTMAX, "if (__all_sync(~0u, most < 0.6f)) {", "if (__all_sync(~0u, most < 60.f)) {",
         "attention-f16-64-softcap-30-extreme", "a polynomial of small scores is taken of all",
     ),
     _mutant(
-        "lse-without-reference", CONSUMER, "0.69314718056f * (top + log2_fast(sum));", "0.69314718056f * log2_fast(sum);",
-        "attention-f16-64", "an LSE is that of the sums alone",
+        "lse-without-reference", CONSUMER, "0.69314718056f * (top + log2_fast(sum));",
+        "0.69314718056f * log2_fast(sum);", "attention-f16-64", "an LSE is that of the sums alone",
     ),
     _mutant(
-        "lse-beyond-the-rows", CONSUMER, "thread_lane % 4 == 0 && row < S_q)", "thread_lane % 4 == 0)", "attention-f16-64",
-        "LSEs of rows that are not there are written",
+        "lse-beyond-the-rows", CONSUMER, "thread_lane % 4 == 0 && row < S_q)", "thread_lane % 4 == 0)",
+        "attention-f16-64", "LSEs of rows that are not there are written",
     ),
     _mutant(
         "sink-without-fade", CONSUMER, "sum = sum * fade + (sink ==", "sum = sum + (sink ==",

@@ -139,8 +139,10 @@ WALKS = {
 
 def check_walk(walk: Walk, change: Change) -> None:
     """Every tile once, each with the blocks of keys that its rows see, and those that they all see whole."""
-    tiles = [(e, h, row) for e in range(walk.batch) for h in range(walk.heads) for row in range(0, walk.lengths(e)[0], BM)]
-    q_tiles, offsets = -(-walk.S_q // BM), [np.concatenate([[0], np.cumsum(x)]).astype(np.int32) for x in (walk.q, walk.k)]
+    heads = [(e, h) for e in range(walk.batch) for h in range(walk.heads)]
+    tiles = [(e, h, row) for e, h in heads for row in range(0, walk.lengths(e)[0], BM)]
+    offsets = [np.concatenate([[0], np.cumsum(x)]).astype(np.int32) for x in (walk.q, walk.k)]
+    q_tiles = -(-walk.S_q // BM)
     left, right = walk.window or (0, 0)
     given = np.array([
         q_tiles, q_tiles * walk.batch * walk.heads, walk.section, walk.last_section, walk.batch, walk.heads,
@@ -168,8 +170,8 @@ def check_walk(walk: Walk, change: Change) -> None:
         assert [b for b in range(begin, end) if open_begin <= b < open_end] == whole
     if walk.causal and not walk.q:  # the longest of a section first
         order = [(e * walk.heads + h, row) for e, h, _, row, *_ in found]
-        heads, fore, first = walk.batch * walk.heads, walk.batch * walk.heads - walk.last_section, 0
-        while first < heads:
+        fore, first = len(heads) - walk.last_section, 0
+        while first < len(heads):
             width = min(walk.section, fore - first) if first < fore else walk.last_section
             mine, order = order[: width * q_tiles], order[width * q_tiles :]
             assert {index for index, _ in mine} == set(range(first, first + width))
@@ -196,7 +198,8 @@ def test_every_tile_is_found_once_with_its_keys(name: str) -> None:
 
 PLACES = {
     "section-width": "causal", "short-tiles-first": "causal", "head-of-a-tile": "plain", "open-blocks": "causal",
-    "tiles-of-a-sequence": "sequences", "tile-of-the-next-sequence": "sequences", "hidden-tile-ends-all": "causal-masked",
+    "tiles-of-a-sequence": "sequences", "tile-of-the-next-sequence": "sequences",
+    "hidden-tile-ends-all": "causal-masked",
 }
 """Of the bugs in the walk of tiles, one that shows each."""
 
