@@ -155,7 +155,7 @@ KS_DEVICE void Consumer::run() const {
   const float c = factor();
 
   const u64 q_tiles = descriptor_k_major(shared_address(at.q[0][group]));
-  const u64 k_tiles = descriptor_k_major(shared_address(at.k)), v_tiles = descriptor_n_major(shared_address(at.v), BN * 128);
+  const u64 k_tiles = descriptor_k_major(shared_address(at.k)), v_tiles = descriptor_mn_major(shared_address(at.v), BN * 128);
   auto q_place = [&] { return Cursor<Q_STAGES * GROUPS>{q.stage * GROUPS + group, q.parity}; };
 
   auto start_qk = [&](float (&s)[BN / 2]) {
