@@ -16,8 +16,10 @@ from kernelseam_cuda import bindings
 WORDS = {
     "init": r"mbarrier\.init\.",
     "init fence": r"fence\.mbarrier_init\.",
-    "arrive": r"mbarrier\.arrive\.shared",
+    "arrive": r"mbarrier\.arrive\.shared::cta",
     "expect": r"mbarrier\.arrive\.expect_tx",
+    "distant arrive": r"mbarrier\.arrive\.shared::cluster",
+    "cluster meeting": r"barrier\.cluster\.wait",
     "meeting": r"bar(?:rier)?\.(?:cta\.)?(?:sync|arrive|red)",
     "fragment": r"stmatrix\.",
     "plain store": r"st\.(?:volatile\.)?shared\.v[24]",
@@ -62,11 +64,12 @@ def steps(text: str) -> Iterator[tuple[str, int]]:
         yield word, int(groups["read"] or groups["bulk"] or groups["products"] or 0)
 
 
-def violations(text: str, panels: int = 1, ahead: int = 0) -> list[str]:
+def violations(text: str, panels: int = 1, ahead: int = 0, handed: bool = False) -> list[str]:
     """What is out of order.
 
-    ``panels``: of the staging memory, so many may be on their way out while another is written. ``ahead``: products'
-    groups that may still run where a new step begins.
+    ``panels``: of the staging memory, so many may be on their way out while another is written. ``ahead``: groups of
+    products that may still run where a new step begins. ``handed``: fragments are stored by another warp, which an
+    arrival tells.
     """
     found: list[str] = []
 
@@ -75,27 +78,30 @@ def violations(text: str, panels: int = 1, ahead: int = 0) -> list[str]:
             found.append(what)
 
     made = True  # whether a fence followed the barriers that were made
-    fenced = True  # and the stores to shared memory
+    plain = laid = True  # and plain stores to shared memory, and fragments
     started = False  # whether registers are fenced for products
     waited = True  # for all that leaves shared memory
+    together = True  # since a barrier of another block was arrived at
     running = begun = leaving = 0  # groups of products, all and of this step; groups of stores
     for word, number in steps(text):
         if word == "init":
             made = False
         elif word == "init fence":
             made = True
-        elif word == "meeting":
+        elif word in ("meeting", "cluster meeting"):
             rule(made, "no fence between barriers that are made and the block's meeting")
-            rule(fenced, "no proxy fence between stores to shared memory and the meeting of those who made them")
-        elif word in ("fragment", "plain store"):
-            fenced = False
-            if word == "fragment":
-                rule(leaving < panels, "a panel is written while stores from it have not been read")
-                rule(running <= ahead, "results are stored while products run")
+            rule(plain, "no proxy fence between stores to shared memory and the meeting of those who made them")
+            together = together or word == "cluster meeting"
+        elif word == "fragment":
+            laid = False
+            rule(leaving < panels, "a panel is written while stores from it have not been read")
+            rule(running == 0, "results are stored while products run")
+        elif word == "plain store":
+            plain = False
         elif word == "proxy fence":
-            fenced = True
+            plain = laid = True
         elif word == "bulk store":
-            rule(fenced, "no proxy fence between stores to shared memory and TMA's reading of it")
+            rule(plain and laid, "no proxy fence between stores to shared memory and TMA's reading of it")
             waited = False
         elif word == "bulk commit":
             leaving += 1
@@ -104,7 +110,7 @@ def violations(text: str, panels: int = 1, ahead: int = 0) -> list[str]:
             waited = waited or word == "bulk wait"
         elif word == "product fence":
             rule(running <= ahead, "a step begins while products of the one before run")
-            started, begun = True, 0
+            started, begun, running = True, 0, max(running, ahead)  # as in a loop's later turns
         elif word == "product":
             rule(started, "no fence between registers written and the products that use them")
         elif word == "commit":
@@ -112,10 +118,12 @@ def violations(text: str, panels: int = 1, ahead: int = 0) -> list[str]:
         elif word == "products wait":
             running, started = min(running, number), False
         elif word == "expect":
-            fenced = True  # what was stored before is for those who wait, not for TMA
-        elif word == "arrive":
-            fenced = True
+            plain = True  # what was stored before is for those who wait, not for TMA
+        elif word in ("arrive", "distant arrive"):
+            rule(laid or not handed, "no proxy fence between fragments and the arrival that hands them over")
             rule(not running or running < begun + ahead, "a slot is handed back while products read it")
+            plain, together = True, together and word == "arrive"
         elif word == "exit":
             rule(waited, "a block ends with stores on their way")
+            rule(together, "a block ends while others may arrive at its barriers")
     return found

@@ -13,6 +13,8 @@ import pytest
 
 from kernelseam.compilation.build import KEY
 from kernelseam.contract import Device, DeviceLimits, SourceBundle
+from kernelseam.descriptors.gemm_problem import GemmSpec
+from kernelseam.dtypes import DType
 from kernelseam.errors import CompileError, SlowBinary
 from kernelseam.kernels import Covered
 from kernelseam.kernels.kernel import bundle
@@ -25,6 +27,9 @@ try:
     TOOLCHAIN.compiler()
 except CompileError as e:
     pytest.skip(f"nvrtc is missing: {e.log}", allow_module_level=True)
+
+from kernelseam_cuda.sm90 import HopperGemm  # noqa: E402
+from kernelseam_cuda.sm90.tiles import GEMM, HopperGemmTile  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 sys.path += [str(ROOT / x) for x in ("benchmarks", "tests/gpu", "tests/host", "tests/crosscompile")]
@@ -50,12 +55,20 @@ SAID = {
     "stores-not-waited": "a block ends with stores on their way",
     "result-not-waited": CROSSING,
     "last-result-not-waited": "results are stored while products run",
+    "slice-released-early": "a slot is handed back while products read it",
+    "last-slice-not-waited": "results are stored while products run",
+    "slices-fence": "no fence between registers written and the products that use them",
+    "handing-fence": "no proxy fence between fragments and the arrival that hands them over",
+    "tile-stores-not-waited": "a block ends with stores on their way",
+    "cluster-leaves-early": "a block ends while others may arrive at its barriers",
 }
 
 
 def order_of(made: SourceBundle, tile: Any) -> list[str]:
     text = ptx(replace(made, defines=(*made.defines, (KEY, '"a key"'))))
-    return violations(text, getattr(tile, "out_stages", 1), getattr(tile, "ahead_of_step", 0))
+    if isinstance(tile, HopperGemmTile):  # a slice's products run while the next one's begin
+        return violations(text, ahead=1, handed=tile.store == "tma")
+    return violations(text, tile.out_stages)
 
 
 @pytest.mark.parametrize(
@@ -71,10 +84,14 @@ def test_every_fast_kernel_is_in_order(kernel: Covered, tile: Any) -> None:
 
 
 @cache
-def clean(hides: bool) -> tuple[SourceBundle, Any, tuple[str, ...]]:
-    """The kernel of head dim 64, as its sources are: its tile, and what is out of order."""
-    case = named("attention-f16-64-causal-250x255" if hides else "attention-f16-64")
-    (half, spec, tile), = ahead.units([case], H200, "sm90")
+def clean(what: str) -> tuple[SourceBundle, Any, tuple[str, ...]]:
+    """A small kernel as its sources are, its tile, and what is out of order."""
+    if what == "gemm":
+        half, spec = HopperGemm(), GemmSpec(DType.bfloat16, DType.bfloat16, DType.float32, b_transposed=True)
+        tile: Any = min((t for t in GEMM if t.store == "tma" and t.cluster > 1), key=lambda t: t.bm * t.bn)
+    else:
+        case = named("attention-f16-64-causal-250x255" if what == "hides" else "attention-f16-64")
+        (half, spec, tile), = ahead.units([case], H200, "sm90")
     made = bundle(half, spec, tile, TOOLCHAIN, "sm_90a")
     return made, tile, tuple(order_of(made, tile))
 
@@ -82,14 +99,15 @@ def clean(hides: bool) -> tuple[SourceBundle, Any, tuple[str, ...]]:
 @pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.reported == "order"], ids=lambda m: m.name)
 def test_a_bug_of_order_is_found(mutant: Mutant) -> None:
     """Where only kernels that hide keys have the code, in such a one."""
-    made, tile, before = clean(mutant.place == CLEANERS)
+    gemm = mutant.place.startswith("sm90/gemm/")
+    made, tile, before = clean("gemm" if gemm else "hides" if mutant.place == CLEANERS else "plain")
     assert SAID[mutant.name] in order_of(mutant(made), tile)
     assert SAID[mutant.name] not in before
 
 
 @pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.reported == "log"], ids=lambda m: m.name)
 def test_a_bug_that_the_assembler_serialises_is_found(mutant: Mutant) -> None:
-    made, *_ = clean(hides=False)
+    made, *_ = clean("plain")
     with pytest.raises(SlowBinary, match=r"\(C7514\)"):
         TOOLCHAIN.compile(mutant(made), "sm_90a")
 

@@ -13,11 +13,18 @@ from mutant import Mutant
 
 PIPELINE, WGMMA = "sm90/pipeline.h", "sm90/wgmma.h"
 FORWARD, PRODUCER, CONSUMER = (f"sm90/attention/{name}.h" for name in ("forward", "producer", "consumer"))
+GEMM, GEMM_PRODUCER, GEMM_CONSUMER, GEMM_STORE, GEMM_TILES = (
+    f"sm90/gemm/{name}.h" for name in ("gemm", "producer", "consumer", "store", "tiles")
+)
 BLOCK, CLEANERS, SOFTMAX, TILES = (f"sm90/attention/{name}.h" for name in ("block", "cleaners", "softmax", "tiles"))
 
 MANY, ONE_BLOCK, LONG = (f"attention-bf16-128-many-tiles{what}" for what in ("", "-one-block", "-long"))
 CAUSAL = "attention-bf16-128-causal-many-tiles"
 SEQUENCES, HIDDEN = "attention-f16-64-causal-many-tiles-sequences", "attention-bf16-128-causal-nan-in-hidden-v"
+NT, NN, ADDED, ONE = (
+    f"gemm-{kind}-many-tiles{what}"
+    for kind, what in (("f16-nt", ""), ("bf16-nn", ""), ("bf16-nt", "-added"), ("bf16-nt", "-one-matrix"))
+)
 
 
 def _mutant(name: str, place: str, find: str, plant: str, case: str, what: str, said: str = "") -> Mutant:
@@ -289,6 +296,81 @@ MUTANTS = (
         "sink-without-fade", CONSUMER, "sum = sum * fade + (sink ==", "sum = sum + (sink ==",
         "attention-f16-64-sinks-huge-and-none", "sums are not brought to the sink's reference",
     ),
+    # ---- products: slices, clusters, what leaves
+    _mutant(
+        "slice-released-early", GEMM_CONSUMER,
+        "wgmma_wait<1>();  // the slice before is done\n      if (s) release(before);",
+        "if (s) release(before);\n      wgmma_wait<1>();", ONE, "a slice is handed back while products read it",
+        "order",
+    ),
+    _mutant(
+        "last-slice-not-waited", GEMM_CONSUMER, "wgmma_wait<0>();\n    release(before);", "release(before);", NT,
+        "the last slice's products are not waited for", "order",
+    ),
+    _mutant(
+        "slices-fence", GEMM_CONSUMER, "wgmma_fence();\n#pragma unroll", "\n#pragma unroll", NT,
+        "registers that products use may not be written yet", "order",
+    ),
+    _mutant(
+        "handing-fence", GEMM_CONSUMER, "async_proxy_fence();\n          warp_barrier();", "warp_barrier();", ONE,
+        "TMA may store what was in shared memory before", "order",
+    ),
+    _mutant(
+        "slots-not-waited", GEMM_CONSUMER, "if (KS_STORE == TMA) out.ring.wait_empty(slot);", "", ONE,
+        "a buffer is written while the result before is stored from there",
+    ),
+    _mutant(
+        "slots-handed-back-early", GEMM_STORE, "tma_stores_read<SLOTS - 1>();", "", ONE,
+        "a buffer is handed back before TMA has read it",
+    ),
+    _mutant(
+        "tile-stores-not-waited", GEMM_STORE, "tma_stores_wait<0>();", "", ONE,
+        "a block ends with stores on their way out of its shared memory", "order",
+    ),
+    _mutant(
+        "released-to-itself", GEMM_CONSUMER, "barrier_arrive_at(ring.empty(from), thread());",
+        "barrier_arrive(ring.empty(from));", ONE, "a cluster's other block is not told that a stage is empty",
+    ),
+    _mutant(
+        "released-by-one-block", GEMM, "ring.init(GROUPS * CLUSTER);", "ring.init(GROUPS);", ONE,
+        "one block's arrivals make a cluster's stage empty",
+    ),
+    _mutant(
+        "not-to-the-whole-cluster", GEMM_PRODUCER, "(1 << CLUSTER) - 1);", "1 << rank);", ONE,
+        "a block keeps its part of B, and the other waits for ever",
+    ),
+    _mutant(
+        "cluster-leaves-early", GEMM, "if (CLUSTER > 1) cluster_barrier();  // no block", "// no block", ONE,
+        "a block ends while others may arrive at its barriers", "order",
+    ),
+    _mutant(
+        "bytes-of-a-slice", GEMM_PRODUCER, "barrier_expect(full, STAGE_BYTES);", "barrier_expect(full, A_BYTES);", NT,
+        "a slice counts as full without B",
+    ),
+    _mutant(
+        "added-released-early", GEMM_CONSUMER, "named_barrier_sync(1 + group, 128);  // all four warps have read it",
+        "", ADDED, "one warp hands back what others still read",
+    ),
+    _mutant(
+        "panels-of-a-slice", GEMM_CONSUMER, "descriptor_mn_major(address, ROWS_BYTES);",
+        "descriptor_mn_major(address, 2 * ROWS_BYTES);", NN, "64 columns of B are two panels from the next",
+    ),
+    _mutant(
+        "depth-of-a-slice", GEMM_CONSUMER, "(KS_B_TRANSPOSED ? 32 : 16 * 128) >> 4",
+        "(KS_B_TRANSPOSED ? 64 : 16 * 128) >> 4", NT, "16 deeper in B is 64 bytes on",
+    ),
+    _mutant(
+        "chunks-of-a-panel", GEMM_CONSUMER, "((2 * j + (thread_lane >> 4)) ^ (thread_lane & 7)) * 16;",
+        "(2 * j + (thread_lane >> 4)) * 16;", NT, "a panel is laid out as if it were not swizzled",
+    ),
+    _mutant(
+        "last-group-of-rows", GEMM_TILES, "const int high = min_of(GROUP_ROWS, rows - g * GROUP_ROWS);",
+        "const int high = GROUP_ROWS;", NT, "every group of rows counts as whole",
+    ),
+    _mutant(
+        "ranks-of-a-cluster", GEMM_TILES, "(row * KS_CLUSTER + rank) * KS_BM", "row * KS_CLUSTER * KS_BM", ONE,
+        "a cluster's blocks have the same rows",
+    ),
 )
 
 LUCK = {
@@ -300,5 +382,9 @@ LUCK = {
     "stores-not-waited": "a block's shared memory is seldom taken by another so soon",
     "scores-not-waited": "the assembler serialises the products, and waits by itself",
     "short-tiles-first": "results are right",
+    "slices-fence": "the binary is the same",
+    "handing-fence": "stores to shared memory mostly arrive before TMA reads them",
+    "tile-stores-not-waited": "a block's shared memory is seldom taken by another so soon",
+    "cluster-leaves-early": "a cluster's blocks seldom end so far apart",
 }
 """Why a GPU may show nothing. Where the binary is the same, nvrtc 13.5 put the fence there by itself."""

@@ -40,7 +40,7 @@ KS_KERNEL(16, 1) probe(const i64* addresses, i64* turns, i64* descriptors) {
   for (int i = 0; i < 12; i++, at.advance()) turns[2 * i] = at.stage, turns[2 * i + 1] = at.parity;
   for (int i = 0; i < 4; i++) {
     descriptors[2 * i] = descriptor_k_major((u32)addresses[i]);
-    descriptors[2 * i + 1] = descriptor_n_major((u32)addresses[i], 128 * 128);
+    descriptors[2 * i + 1] = descriptor_mn_major((u32)addresses[i], 128 * 128);
   }
 }"""
 
