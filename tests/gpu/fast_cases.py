@@ -69,7 +69,7 @@ def _gemm() -> Iterator[GemmCase]:
     yield gemm("bf16-nt", "many-tiles-one-block", M=264, N=136, K=40, batch=10, num_heads=66)
     yield gemm("f16-nt", "many-tiles-pointers", M=264, N=136, K=72, batch=6, num_heads=66, view="host", scattered=True)
     one = {"batch": 1, "num_heads": 1, "data": "integers"}
-    yield gemm("bf16-nt", "many-tiles-one-matrix", M=3080, N=2056, K=264, **one)
+    yield gemm("bf16-nt", "many-tiles-one-matrix", M=2056, N=4104, K=520, **one)  # by clusters
     yield gemm("f16-nn", "many-tiles-few-rows", M=72, N=20488, K=520, **one)
     odd = Walk(gaps=(64, 8, 16))
     yield gemm("f16-nt", "many-tiles-gaps", a=odd, b=odd, c=odd, **shape)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kernelseam.contract import Device
+from kernelseam.kernels.kernel import KernelImplementation
 from kernelseam.parity.cases import Case
 from kernelseam.parity.description import describe
 from kernelseam.parity.stages import Computed, Made, made
 from kernelseam.planning import Call, plan
 from kernelseam.plugins import plugins
+from kernelseam.variants import SEPARATOR
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import ahead  # noqa: E402
 
 
 class Held:
@@ -58,6 +66,25 @@ class Held:
     def computed(self) -> Computed:
         """The memory on the host, as ``parity.stages.judged`` takes it."""
         return Computed({name: x.get() for name, x in self._held.items()}, 0)
+
+
+def ways(case: Case, device: Device, implementation: str) -> dict[str, tuple[Any, ...]]:
+    """The ways in which a kernel takes a case, "sm90:128x192…" or its name where it has one way, each with its binaries
+    (half, spec, tile); none where it refuses."""
+    problem, found = ahead.problem_of(case, device), {}
+    for known in plugins().registry.implementations:
+        if (known.backend, known.name, known.operation) != (device.backend, implementation, case.operation):
+            continue
+        if not isinstance(known, KernelImplementation) or known.supports(problem, device) is not None:
+            continue
+        toolchain = plugins().backend(device.backend).toolchain
+        assert toolchain is not None
+        row = toolchain.arch_row(device.arch)
+        variants = {f"{implementation}{SEPARATOR}{n}": t for n, t in known.half.variants(problem, row, device).items()}
+        for name, tile in (variants or {implementation: known.half.tile(problem, row, device)}).items():
+            kernels = known.half.launches(problem, tile, device).kernels
+            found[name] = tuple((x.half, x.problem.spec, x.tile) for x in kernels)
+    return found
 
 
 def unlike(case: Case, device: Device, implementation: str, times: int, beside: bool = True) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import pytest
 
 from kernelseam.contract import Device
-from kernelseam.errors import Unsupported
 from kernelseam.parity.cases import AttentionCase, Case, GemmCase, named
 from kernelseam.parity.run import Target, run_case, targets
 from kernelseam.parity.stages import judged, made
@@ -27,7 +27,7 @@ cupy = pytest.importorskip("cupy")
 sys.path.append(str(Path(__file__).parent))
 
 from fast_cases import CASES  # noqa: E402
-from held import Held, unlike  # noqa: E402
+from held import Held, ahead, unlike, ways  # noqa: E402
 
 FAST = tuple(
     (t.implementation, t.operation) for t in targets(device=DEVICE)
@@ -42,32 +42,51 @@ MATRIX = (
 """Cases of the matrix whose bits are looked at, too: one tile a block."""
 
 
-def _pairs(names: dict[str, Case]) -> list[Any]:
+WAYS = {
+    name: {w: units for i, o in FAST if o == case.operation for w, units in ways(case, DEVICE, i).items()}
+    for name, case in {**CASES, **{n: named(n) for n in MATRIX}}.items()
+}
+"""Of each case: the ways of the kernels that take it, and their binaries."""
+
+
+EVERY_WAY = (
+    "attention-f16-64-many-tiles", "gemm-f16-nt-many-tiles", "gemm-bf16-nn-many-tiles", "gemm-bf16-nt-many-tiles-added",
+    "gemm-f16-nt-many-tiles-pointers", "gemm-bf16-nt-many-tiles-one-matrix",
+)
+"""Cases that every tile runs; the others run with the tile that is chosen for them."""
+
+
+def _pairs(names: Iterable[str], every: tuple[str, ...] = EVERY_WAY) -> list[Any]:
     return [
-        pytest.param(implementation, case, id=f"{name}-on-{implementation}") for name, case in names.items()
-        for implementation, operation in FAST if operation == case.operation
+        pytest.param(way, CASES.get(name) or named(name), id=f"{name}-on-{way}")
+        for name in names for i, way in enumerate(WAYS[name]) if i == 0 or name in every
     ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    """All at once, by every core."""
+    ways_run = [w for name, found in WAYS.items() for i, w in enumerate(found.values()) if i == 0 or name in EVERY_WAY]
+    units = {repr(u): u for binaries in ways_run for u in binaries}
+    assert ahead.compile_all(list(units.values()), DEVICE) == []
+
+
 def test_there_are_fast_kernels_where_they_belong() -> None:
-    assert ("sm90", "attention") in FAST or DEVICE.arch != "sm_90a"
+    assert {("sm90", "attention"), ("sm90", "gemm")} <= set(FAST) or DEVICE.arch != "sm_90a"
+    assert len({way for found in WAYS.values() for way in found}) >= 7 or DEVICE.arch != "sm_90a", "every GEMM tile"
 
 
 @pytest.mark.parametrize(("implementation", "case"), _pairs(CASES))
 def test_many_tiles_a_block_are_right(implementation: str, case: Case) -> None:
     outcome = run_case(case, Target(DEVICE, implementation, case.operation, own=False))
     outcome.require()
-    if outcome.status == "refused":
-        pytest.skip(outcome.detail)
+    assert outcome.status == "passed", outcome.detail
 
 
-@pytest.mark.parametrize(("implementation", "case"), _pairs({**CASES, **{n: named(n) for n in MATRIX}}))
+@pytest.mark.parametrize(("implementation", "case"), _pairs(WAYS))
 def test_a_hundred_repeats_have_the_same_bits(implementation: str, case: Case) -> None:
     """Each from memory as it was made, beside the same on another stream."""
-    try:
-        assert unlike(case, DEVICE, implementation, TIMES) == 0
-    except Unsupported as e:
-        pytest.skip(str(e.refusals[0].reason))
+    assert unlike(case, DEVICE, implementation, TIMES) == 0
 
 
 def _others_data(case: Case) -> Case:
@@ -77,13 +96,10 @@ def _others_data(case: Case) -> Case:
     return replace(case, data="positive" if case.data == "integers" else "integers")
 
 
-@pytest.mark.parametrize(("implementation", "case"), _pairs(CASES))
+@pytest.mark.parametrize(("implementation", "case"), _pairs(CASES, EVERY_WAY[:2]))
 def test_a_graph_replays_the_same_bits_and_new_inputs(implementation: str, case: Case) -> None:
     """Captured before it ever ran; replayed over the inputs that it was captured with, then over others."""
-    try:
-        held = Held(case, DEVICE, implementation)
-    except Unsupported as e:
-        pytest.skip(str(e.refusals[0].reason))
+    held = Held(case, DEVICE, implementation)
     other, stream = _others_data(case), cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device(DEVICE.index).synchronize()
     with stream:
@@ -100,6 +116,6 @@ def test_a_graph_replays_the_same_bits_and_new_inputs(implementation: str, case:
                 held.renew()
                 graph.launch(stream)
                 assert not bool(held.differs(direct))
-            stream.synchronize()
-            verdict = judged(data, made(data), held.computed())
-            assert verdict.passed, verdict.message
+        stream.synchronize()
+        verdict = judged(other, made(other), held.computed())
+        assert verdict.passed, verdict.message
