@@ -139,8 +139,8 @@ def test_the_log_of_a_success_is_read(
         with pytest.warns(SlowBinary) as caught:
             assert toolchain.compile(made, "sm_90a") == bytes(4)
         assert str(caught[0].message) == "\n".join([
-            "k compiles for sm_90a, but not to what it is written for: its results are right, and it is slow. "
-            "nvrtc 13.0.88 (some build) says:", *lost,
+            ("k compiles for sm_90a, but not to what it is written for: its results are right, and it is slow. "
+            "nvrtc 13.0.88 (some build) says:"), *lost,
         ])
     else:
         assert toolchain.compile(made, "sm_90a") == bytes(4)
