@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 from kernelseam.contract import Device
+from kernelseam.errors import SlowBinary
 from kernelseam.kernels.kernel import KernelImplementation, build, bundle
 from kernelseam.parity import data
 from kernelseam.parity.cases import AttentionCase, Case, GemmCase
@@ -85,6 +87,7 @@ def _compile(unit: Unit, device: Device) -> None:
     half, spec, tile = unit
     toolchain = plugins().backend(device.backend).toolchain
     assert toolchain is not None
+    warnings.simplefilter("error", SlowBinary)
     build(half, spec, tile, toolchain, device.arch)
 
 
