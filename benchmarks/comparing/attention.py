@@ -29,8 +29,9 @@ from kernelseam.planning import Descriptor
 
 TORCH_PEERS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "FA2": SDPBackend.FLASH_ATTENTION}
 ADVERSARIAL = ("sink", "falling", "rising", "jump")
-JUDGED_ROWS = 48
-"""Queries of each of two heads that are held against float64."""
+JUDGED_ROWS, JUDGED_ELEMENTS = 16, 1 << 25
+"""Queries of each of two heads that are held against float64, and at most so many elements of keys and values for them
+(but four queries in any case)."""
 
 
 @cache
@@ -179,7 +180,7 @@ class AttentionRow:
 
         found.ours(session, lambda made: self.descriptor(arrays, *made), results, lambda made: made[0])
         if self.without is not None:
-            found.planned(
+            found.add(
                 session, lambda made: self.plain.descriptor({n: arrays[n] for n in "qkv"}, *made), results,
                 lambda made: made[0], "ours without", WITHOUT,
             )
@@ -272,7 +273,8 @@ class Judge:
                 if row.lengths:
                     k, v = k[: row.lengths[b]], v[: row.lengths[b]]
             found = [host(x)[None, None] for x in (q, k, v)]
-            numbers = oracle.sample_rows(len(q), JUDGED_ROWS)
+            most = min(max(JUDGED_ELEMENTS // (len(k) * (row.D + row.width)), 4), JUDGED_ROWS)
+            numbers = oracle.sample_rows(len(q), most)
             variant = oracle.Variant(
                 window=row.window or (None, None), softcap=row.softcap,
                 sinks=None if sinks is None else sinks[h : h + 1],

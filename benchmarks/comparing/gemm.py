@@ -133,12 +133,12 @@ class GemmRow:
             return Scattered(session, shape[1:], self.dtype, self.count, 2)
 
         found.ours(session, lists, result, Scattered.read)
-        found.planned(
+        found.add(
             session, lambda c: self.descriptor(arrays, c), lambda: session.poisoned(shape, self.dtype), lambda c: c,
             "ours by strides", WITHOUT,
         )
         try:
-            found.planned(session, lists, result, Scattered.read, "cuBLAS", PEER, "cublas-batched")
+            found.add(session, lists, result, Scattered.read, "cuBLAS", PEER, "cublas-batched")
         except KernelSeamError as e:
             found.refused["cuBLAS"] = str(e)
 
@@ -173,14 +173,14 @@ class Scattered:
         self._starts = (np.cumsum(gaps + room) - room)[rng.permutation(count)]
         self._memory = session.poisoned((int(gaps.sum()) + room * count,), dtype)
         self.addresses = [self._memory.data_ptr() + int(s) * itemsize for s in self._starts]
-        index = torch.from_numpy(self._starts)[:, None] + torch.arange(size)
-        self._index = index.to(self._memory.device)
+        self._views = [self._memory[s : s + size].view(self._shape) for s in self._starts]
 
     def write(self, matrices: torch.Tensor) -> None:
-        self._memory[self._index] = matrices.reshape(len(matrices), -1)
+        for view, matrix in zip(self._views, matrices, strict=True):
+            view.copy_(matrix)
 
     def read(self) -> torch.Tensor:
-        return self._memory[self._index].reshape(-1, *self._shape)
+        return torch.stack(self._views)
 
 
 class Judge:

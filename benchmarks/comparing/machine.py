@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import shutil
+import statistics
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -107,14 +108,15 @@ def described(device: str) -> dict[str, Any]:
 
 def ceilings(device: str, clock: Clock, size: int = 1 << 32, n: int = 8192) -> dict[str, float]:
     """What the roofline is drawn with: a copy's GB/s (read and written) and cuBLAS's TFLOP/s on n³ in bf16."""
-    def fastest(run: Any, seconds: float) -> float:
-        once = clock.burst(run, 2) / 2
-        return min(clock.burst(run, count) / count for count in [max(int(seconds / max(once, 1e-7)), 1)] * 3)
+    def usual(run: Any) -> float:
+        once = max(clock.burst(run, 2) / 2, 1e-7)
+        clock.burst(run, max(int(0.3 / once), 1))  # warm, as rows are
+        return statistics.median(clock.burst(run, n) / n for n in [max(int(0.02 / once), 1)] * 5)
 
     x = torch.randint(0, 255, (size // 2,), dtype=torch.uint8, device=device)
     y = torch.empty_like(x)
-    copy = fastest(lambda: y.copy_(x), 0.05)
+    copy = usual(lambda: y.copy_(x))
     a, b = (torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(2))
     c = torch.empty_like(a)
-    product = fastest(lambda: torch.mm(a, b, out=c), 0.05)
+    product = usual(lambda: torch.mm(a, b, out=c))
     return {"copy_gbs": round(size / copy / 1e9, 1), "cublas_tflops": round(2 * n**3 / product / 1e12, 1)}

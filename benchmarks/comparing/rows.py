@@ -103,12 +103,12 @@ class Prepared:
     ) -> None:
         """Ours by dispatch, and by each name that is asked for and does not refuse, each over a result of its own.
         ``shown``: the result as the judge takes it."""
-        first = self.planned(session, descriptor, result, shown, OURS, OURS)
+        first = self.add(session, descriptor, result, shown, OURS, OURS)
         taken = {first.implementation}
         for name in session.implementations:
             called = f"{OURS} by {name}"
             try:
-                found = self.planned(session, descriptor, result, shown, called, OURS, name)
+                found = self.add(session, descriptor, result, shown, called, OURS, name)
             except KernelSeamError as e:
                 self.refused[called] = str(e)
                 continue
@@ -116,7 +116,7 @@ class Prepared:
                 self.contestants.remove(found)
             taken.add(found.implementation)
 
-    def planned(
+    def add(
         self, session: Session, descriptor: Callable[[Any], Descriptor], result: Callable[[], Any],
         shown: Callable[[Any], Any], name: str, role: str, implementation: str | None = None,
     ) -> Contestant:
@@ -177,13 +177,13 @@ def compared(record: Record, prepared: Prepared, session: Session) -> Record:
             judged = prepared.judge(found := c.result())
             session.synchronize()
         timed[c.name].error = judged.error
-        if c.role == PEER:
-            beyond = max(judged.error, apart(ours, found)) > PEERS_DIFFER[prepared.dtype]
-        else:
+        if c.implementation and c.role != PEER:
             timed[c.name].worst = judged.worst
-            beyond = not judged.worst <= 1 or not bool(torch.isfinite(found).all())
-        if beyond or judged.error != judged.error:
-            raise Wrong(f"{c.name} {c.implementation}: relative error {judged.error:.2e}. {judged.message}")
+            right = judged.worst <= 1 and bool(torch.isfinite(found).all())
+        else:
+            right = max(judged.error, apart(ours, found)) <= PEERS_DIFFER[prepared.dtype]
+        if not right:  # nor where it is NaN
+            raise Wrong(f"{_called(c)}: relative error {judged.error:.2e}. {judged.message}")
     kept = {c.name: c.result().clone() for c in prepared.contestants if c.role == OURS and c.result is not None}
     turns = {c.name: Turn(c.run, c.around) for c in prepared.contestants}
     with sampling(session.device) as clocks:
@@ -191,13 +191,17 @@ def compared(record: Record, prepared: Prepared, session: Session) -> Record:
     record.clocks = clocks
     for c in prepared.contestants:
         if c.name in kept and c.result is not None and not torch.equal(c.result(), kept[c.name]):
-            raise Wrong(f"{c.name} {c.implementation}: other bits after it was timed than before")
+            raise Wrong(f"{_called(c)}: other bits after it was timed than before")
         timed[c.name].us = {
             BACK_TO_BACK: [round(s * 1e6, 3) for s in samples[c.name].back_to_back],
             FLUSHED: [round(s * 1e6, 3) for s in samples[c.name].flushed],
         }
     record.timed = list(timed.values())
     return record
+
+
+def _called(c: Contestant) -> str:
+    return f"{c.name} [{c.implementation}]" if c.implementation else c.name
 
 
 def _first_result(prepared: Prepared, session: Session) -> torch.Tensor:

@@ -8,6 +8,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,11 @@ def compile_ahead(rows: Iterable[Row], session: Session) -> list[str]:
     for row in rows:
         for descriptor in row.planned(session):
             for name in (None, *session.implementations):
-                try:
+                with suppress(KernelSeamError):
                     problem = descriptor.simplified()[0].problem()
                     found = select(problem, device, name).implementation
-                except KernelSeamError:
-                    continue
-                if isinstance(found, KernelImplementation):
-                    units.update(ahead.units_of(found, problem, device))
+                    if isinstance(found, KernelImplementation):
+                        units.update(ahead.units_of(found, problem, device))
     return ahead.compile_all(list(units.values()), device) if units else []
 
 
