@@ -1,7 +1,7 @@
 """The committed table of registers, spills, shared memory and matrix instructions, by kernel and arch, and its summary.
 
     python tools/kernel_table.py            compile what every run of the tests does, show what differs from the table
-                                            (of archs that take their tiles from another, a part)
+                                            (of archs that are like another, a part)
     python tools/kernel_table.py --all      compile what the slow tests do, too
     python tools/kernel_table.py --write    … and write the table, and docs/parity/compiled.md
 
@@ -31,6 +31,9 @@ ARCHS = (
 ALIKE = {"sm_89": "sm_86", "sm_120": "sm_86", "sm_100a": "sm_90a", "gfx90a": "gfx942"}
 """Archs with the tiles of another: every run of the tests compiles one of PART of their binaries, the slow ones all."""
 PART = 8
+SHARED = (("sm_80", "sm_86"), ("gfx942", "gfx1100", "gfx950", "gfx1201"))
+"""Archs that every run of the tests compiles each binary for one of, and the slow ones for all: there is no time for
+more. A run sees half of what is particular to sm_80, and a quarter of what is to gfx950."""
 COLUMNS = ("arch", "kernel", "tile", "registers", "spills", "scratch_bytes", "shared_bytes", "matrix_instructions")
 
 Key = tuple[str, str, str]
@@ -47,7 +50,17 @@ def tile_name(tile: object) -> str:
 
 def rare(arch: str, number: int, covered: Covered) -> bool:
     """Whether only the slow tests compile what is that number of the covering choice for the arch."""
-    return not covered.often or (arch in ALIKE and number % PART > 0)
+    turns = any(arch in archs and archs[_turn(number, len(archs))] != arch for archs in SHARED)
+    return not covered.often or (arch in ALIKE and number % PART > 0) or turns
+
+
+def _turn(number: int, of: int) -> int:
+    """Whose turn it is: the sum of digits, which goes around but has no period that the covering choice could have."""
+    digits = 0
+    while number:
+        number, digit = divmod(number, of)
+        digits += digit
+    return digits % of
 
 
 def facts_of(backend: Backend, arch: str, chosen: Iterable[Covered]) -> dict[Key, KernelFacts]:

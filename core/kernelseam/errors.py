@@ -23,7 +23,9 @@ def shown(value: object) -> str:
             return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}… ({len(value)} characters)"
         if hasattr(value, "dtype") and hasattr(value, "__setitem__"):  # an array, and no scalar of NumPy's
             return kind
-        if isinstance(value, list | tuple) and not all(isinstance(x, int | float | str | None) for x in value):
+        if isinstance(value, list | tuple) and (
+            len(value) > _LONGEST or not all(isinstance(x, int | float | str | None) for x in value)
+        ):
             return kind
         text = str(value)
     except Exception:  # its own code raises, or an int has too many digits
