@@ -154,21 +154,21 @@ KS_DEVICE void Consumer::run() const {
   int block = 0, row = 0;
   const float c = factor();
 
-  const u64 q_tiles = descriptor_k_major(shared_address(at.q[0][group]));
-  const u64 k_tiles = descriptor_k_major(shared_address(at.k)), v_tiles = descriptor_n_major(shared_address(at.v), BN * 128);
+  const u32 q_tiles = descriptor_k_major(shared_address(at.q[0][group]));
+  const u32 k_tiles = descriptor_k_major(shared_address(at.k)), v_tiles = descriptor_n_major(shared_address(at.v), BN * 128);
   auto q_place = [&] { return Cursor<Q_STAGES * GROUPS>{q.stage * GROUPS + group, q.parity}; };
 
   auto start_qk = [&](float (&s)[BN / 2]) {
-    const u64 x = q_tiles + q.stage * (GROUPS * Q_BYTES >> 4), y = k_tiles + k.stage * (K_BYTES >> 4);
+    const u32 x = further(q_tiles, q.stage * GROUPS * Q_BYTES), y = further(k_tiles, k.stage * K_BYTES);
 #pragma unroll
     for (int d = 0; d < DQK / 16; d++)
-      Wgmma<T, BN>::ss(s, x + (d / 4 * 64 * 128 + d % 4 * 32 >> 4), y + (d / 4 * BN * 128 + d % 4 * 32 >> 4), d != 0);
+      Wgmma<T, BN>::ss(s, further(x, d / 4 * 64 * 128 + d % 4 * 32), further(y, d / 4 * BN * 128 + d % 4 * 32), d != 0);
     wgmma_commit();
   };
   auto start_pv = [&] {
-    const u64 y = v_tiles + v.stage * (V_BYTES >> 4);
+    const u32 y = further(v_tiles, v.stage * V_BYTES);
 #pragma unroll
-    for (int j = 0; j < BN / 16; j++) Wgmma<T, DV>::rs(o, p + 4 * j, y + (j * 16 * 128 >> 4), 1);
+    for (int j = 0; j < BN / 16; j++) Wgmma<T, DV>::rs(o, p + 4 * j, further(y, j * 16 * 128), 1);
     wgmma_commit();
   };
   auto my_turn = [&] { if (KS_TURNS) named_barrier_sync(TURN + group, CONSUMERS); };
