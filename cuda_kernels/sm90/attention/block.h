@@ -11,8 +11,11 @@ constexpr int BM = 64 * GROUPS, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 
 constexpr int Q_BYTES = tile_bytes<64, DQK>, K_BYTES = tile_bytes<BN, DQK>, V_BYTES = tile_bytes<BN, DV>;
 constexpr int O_BYTES = 16 * 128;  // a warp's rows of one panel
 constexpr bool RAGGED = KS_Q_VIEW == PACKED || KS_LENGTHS;
-// Whether blocks of V may hold what a row must not see; what lies beyond a dense V arrives as zeros.
-constexpr bool CLEANS = KS_CAUSAL || KS_WINDOW || RAGGED;
+// Whether blocks of V may hold what a row must not see; what lies beyond a dense V arrives as zeros. Such blocks are searched
+// ahead of their use (cleaners.h), or the result is looked at (remake.h): where sequences end within a block, there may be
+// anything in many blocks.
+constexpr bool HIDES_KEYS = KS_CAUSAL || KS_WINDOW || RAGGED;
+constexpr bool REMAKES = HIDES_KEYS && !RAGGED && KS_REMAKE, CLEANS = HIDES_KEYS && !REMAKES;
 constexpr int AHEAD = KS_AHEAD;
 static_assert(KS_EARLY == 0 || Q_STAGES == 2, "the next tile's queries arrive during this one");
 static_assert(KS_TURNS == 0 || GROUPS == 2, "two consumers take turns");

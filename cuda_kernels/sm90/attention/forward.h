@@ -7,13 +7,14 @@
 // TURNS two consumers alternate in issuing products, so that one's softmax runs under the other's products. With EARLY the
 // next tile's first Q·Kᵀ starts before this tile's last P·V. Blocks are persistent: as many as multiprocessors.
 //
-// A key that a row may not see can not reach it, even where V holds NaN or inf: the loading warpgroup's spare warps put zeros in
-// place of what is not finite, in blocks that hide keys, and of rows beyond a sequence's end; rows that see a value that was
-// taken out are given it at the end.
+// A key that a row may not see can not reach it, even where V holds NaN or inf. With REMAKE a warp that finds NaN among its
+// results makes such rows again (remake.h). Else, and where sequences end within blocks, the loading warpgroup's spare warps put
+// zeros in place of what is not finite, in blocks that hide keys, and of rows beyond a sequence's end; rows that see a value
+// that was taken out are given it at the end.
 //
 // Constants (from the host half): those of scores.h and sequences.h; KS_T, KS_DQK, KS_DV, KS_LSE, KS_BN, KS_GROUPS, KS_STAGES,
 // KS_Q_STAGES, KS_OUT_STAGES (panels of 16×64 a warp through which O is stored), KS_TURNS, KS_EARLY, KS_DYNAMIC (tiles by a
-// counter), KS_AHEAD (elements of S, of BN/2 a thread, whose exponentials come before the wait for P·V; the others' run while
+// counter), KS_REMAKE, KS_AHEAD (elements of S, of BN/2 a thread, whose exponentials come before the wait for P·V; the others' run while
 // P is rounded), KS_PRODUCER_REGISTERS, KS_CONSUMER_REGISTERS, KS_SHARED_BYTES.
 // Shared memory: Q_STAGES·64·GROUPS·DQ + STAGES·BN·(DQ + DV) elements, dims rounded up to 64; GROUPS·4·OUT_STAGES·2 KB; 1 KB.
 // Registers of a consumer's thread: BN/2 of S, BN/4 of P, DV/2 of O, and about 30.

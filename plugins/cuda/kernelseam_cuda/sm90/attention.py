@@ -120,7 +120,7 @@ class HopperAttention(HostHalf):
             "T": DEVICE_TYPE[spec.dtype], "DQK": spec.head_dim, "DV": spec.value_dim, **score_defines(spec),
             "Q_VIEW": VIEWS[spec.q_view], "KV_VIEW": VIEWS[spec.kv_view], "LENGTHS": spec.lengths, "LSE": spec.lse,
             "BN": tile.bn, "GROUPS": tile.groups, "STAGES": tile.stages, "Q_STAGES": tile.q_stages,
-            "OUT_STAGES": tile.out_stages, "TURNS": tile.turns, "EARLY": tile.early, "AHEAD": tile.ahead,
+            "OUT_STAGES": tile.out_stages, "TURNS": tile.turns, "EARLY": tile.early, "AHEAD": tile.ahead, "REMAKE": tile.remake,
             "DYNAMIC": _counted(spec), "PRODUCER_REGISTERS": producer, "CONSUMER_REGISTERS": consumer,
             "SHARED_BYTES": tile.shared_bytes,
         }

@@ -40,6 +40,8 @@ class HopperAttentionTile:
     turns: bool
     early: bool
     ahead: int
+    remake: bool = False
+    """Rows into which a hidden NaN came are made again, in place of a search of V ahead of its use."""
     hides: bool | None = None
     """Only for specs that hide keys by their place, or only for others; None: for all."""
     short: bool = False
@@ -51,7 +53,7 @@ class HopperAttentionTile:
     @property
     def name(self) -> str:
         """Queries×keys, stages of keys, exponentials ahead."""
-        return f"{self.bm}x{self.bn}-{self.stages}-{self.ahead}ahead" + "-turns" * self.turns + "-early" * self.early
+        return f"{self.bm}x{self.bn}-{self.stages}-{self.ahead}ahead" + "-turns" * self.turns + "-early" * self.early + "-remake" * self.remake
 
     @property
     def bm(self) -> int:
