@@ -27,6 +27,34 @@ KS_DEVICE void barrier_wait(u32 barrier, u32 parity) {
                "@!done bra again_%=;\n}" :: "r"(barrier), "r"(parity) : "memory");
 }
 
+// ---- clusters: blocks that reach each other's shared memory. Addresses of the cluster's window name a block's place in it.
+
+KS_DEVICE int cluster_rank() {
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+// The same place in another block of the cluster.
+KS_DEVICE u32 map_shared(u32 address, int rank) {
+  u32 r;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
+  return r;
+}
+// All threads of all blocks: after barriers are made, and before a block ends, whose memory others write until then.
+KS_DEVICE void cluster_meet() {
+  warp_barrier();
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+// At a barrier of any block of the cluster. Without .release.cluster, which waits for all of a thread's writes anywhere.
+KS_DEVICE void barrier_arrive_at(u32 cluster_barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(cluster_barrier) : "memory");
+}
+// A word to another block, that counts 4 bytes at its barrier.
+KS_DEVICE void store_at(u32 cluster_address, u32 x, u32 cluster_barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];"
+               :: "r"(cluster_address), "r"(x), "r"(cluster_barrier) : "memory");
+}
+
 // ---- meetings of some of a block's warps: 1 to 15, `threads` of them in all
 
 KS_DEVICE void named_barrier_sync(int id, int threads) {
@@ -60,6 +88,12 @@ KS_DEVICE void tma_load(u32 to, const TensorMap& map, u32 barrier, int x0, int x
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
       :: "r"(to), "l"(&map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3) : "memory");
+}
+// To the same place of several blocks of a cluster, a bit each, where it counts at the same barrier.
+KS_DEVICE void tma_load_many(u32 to, const TensorMap& map, u32 barrier, int x0, int x1, int x2, int x3, int blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2], %7;" :: "r"(to), "l"(&map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "h"((short)blocks) : "memory");
 }
 // What lies outside the tensor is not written.
 KS_DEVICE void tma_store(const TensorMap& map, u32 from, int x0, int x1, int x2, int x3) {

@@ -3,6 +3,20 @@
 #include "sm90/attention/cleaners.h"
 #include "sm90/attention/remake.h"
 
+// Four neighbouring lanes have words 4·lane … 4·lane + 3 of a 4×4 matrix by rows, and then by columns.
+KS_DEVICE void transpose_quad(u32 (&x)[4], int lane) {
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      if (i & step) continue;
+      const bool upper = lane & step;
+      const u32 y = __shfl_xor_sync(~0u, upper ? x[i] : x[i + step], step);
+      if (upper) x[i] = y;
+      else x[i + step] = y;
+    }
+}
+
 struct Consumer {
   Shared& at;
   const Maps& maps;
@@ -124,6 +138,26 @@ struct Consumer {
   // to remake.
   KS_DEVICE bool store(const float (&o)[DV / 2], const Work& w, const float (&inverse)[2]) const {
     u32 most = 0;
+#if !KS_OUT_STAGES
+    T* const to = matrix<KS_Q_VIEW>(a.out, w.batch, w.head, 1, w.q_first, a.out_batch, a.out_head, a.out_row);
+    const int own = thread_row(w), S_q = RAGGED ? w.S_q : scores.S_q;
+#pragma unroll
+    for (int c = 0; c < DV; c += 32)
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        u32 y[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const float* const x = o + c / 2 + i * 4 + r * 2;
+          y[i] = pack2(x[0] * inverse[r], x[1] * inverse[r], T());
+          if (REMAKES) most = largest(most, y[i], T());
+        }
+        transpose_quad(y, thread_lane);
+        if (own + 8 * r < S_q)
+          *(uint4*)(to + (i64)(own + 8 * r) * a.out_row + c + thread_lane % 4 * 8) = uint4{y[0], y[1], y[2], y[3]};
+      }
+    return REMAKES && __any_sync(~0u, has_nan(most));
+#else
     const int row = group_row(w) + 16 * warp, lane = thread_lane;
     const int rows = KS_Q_VIEW == PACKED ? w.S_q - row : 16;
 #pragma unroll
@@ -161,6 +195,7 @@ struct Consumer {
       }
     }
     return REMAKES && __any_sync(~0u, has_nan(most));
+#endif
   }
 
   KS_DEVICE void run() const;
@@ -196,12 +231,20 @@ KS_DEVICE void Consumer::run() const {
   };
   auto my_turn = [&] { if (KS_TURNS) named_barrier_sync(TURN + group, CONSUMERS); };
   auto next_turn = [&] { if (KS_TURNS) named_barrier_arrive(TURN + 1 - group, CONSUMERS); };
+  // A stage to all blocks that load into it.
+  auto hand_back = [&](u32 empty) {
+    if (CLUSTER == 1) {
+      if (thread_lane == 0) barrier_arrive(empty);
+    } else {
+      if (thread_lane < CLUSTER) barrier_arrive_at(map_shared(empty, thread_lane));
+    }
+  };
   auto release_k = [&] {
-    if (thread_lane == 0) barrier_arrive(rings.k.empty(k));
+    hand_back(rings.k.empty(k));
     k.advance();
   };
   auto release_v = [&] {
-    if (thread_lane == 0) barrier_arrive(rings.v.empty(v));
+    hand_back(rings.v.empty(v));
     v.advance();
   };
   auto release_q = [&] { if (thread_lane == 0) barrier_arrive(rings.q.empty(q_place())); };
@@ -220,10 +263,10 @@ KS_DEVICE void Consumer::run() const {
     const u32 zero = (__float_as_uint(sum[0]) | __float_as_uint(sum[1])) & a.zero;
     if (more) barrier_wait(rings.k.full(k) + zero, k.parity);
   };
-  // Without turns a consumer leaves out blocks beyond its own rows' last key.
+  // A consumer leaves out blocks beyond its own rows' last key; with turns, beyond the block's rows'.
   auto first_block = [&](const Work& w) {
-    if (KS_TURNS || !(KS_CAUSAL || KS_WINDOW)) return w.end - 1;
-    const int end = divide_up(scores_of(w).end(group_row(w) + 63), BN);
+    if ((KS_TURNS && CLUSTER == 1) || !(KS_CAUSAL || KS_WINDOW)) return w.end - 1;
+    const int end = divide_up(scores_of(w).end(KS_TURNS ? w.row + BM - 1 : group_row(w) + 63), BN);
     return max_of(min_of(end, w.end) - 1, w.begin);
   };
 

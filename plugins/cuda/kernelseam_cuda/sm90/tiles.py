@@ -42,6 +42,8 @@ class HopperAttentionTile:
     ahead: int
     remake: bool = False
     """Rows into which a hidden NaN came are made again, in place of a search of V ahead of its use."""
+    cluster: int = 1
+    """Blocks that take neighbouring tiles and load keys and values for each other."""
     hides: bool | None = None
     """Only for specs that hide keys by their place, or only for others; None: for all."""
     short: bool = False
@@ -53,7 +55,7 @@ class HopperAttentionTile:
     @property
     def name(self) -> str:
         """Queries×keys, stages of keys, exponentials ahead."""
-        return f"{self.bm}x{self.bn}-{self.stages}-{self.ahead}ahead" + "-turns" * self.turns + "-early" * self.early + "-remake" * self.remake
+        return f"{self.bm}x{self.bn}-{self.stages}-{self.ahead}ahead" + "-turns" * self.turns + "-early" * self.early + "-remake" * self.remake + f"-cluster{self.cluster}" * (self.cluster > 1) + "-direct" * (not self.out_stages)
 
     @property
     def bm(self) -> int:
@@ -79,5 +81,15 @@ ATTENTION = (
     HopperAttentionTile(192, 128, 2, 128, 2, 1, 1, True, False, 24, rate=1.15, block_seconds=_US),
     HopperAttentionTile(256, 256, 2, 64, 2, 1, 2, True, False, 32, hides=False, rate=1.2, block_seconds=_US),
     HopperAttentionTile(256, 256, 2, 64, 2, 1, 2, False, False, 32, hides=True, rate=1.2, block_seconds=_US),
+    # Trials
+    *(HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 16, remake=True, hides=True, rate=0.95),),
+    *(HopperAttentionTile(128, 128, 2, 128, 2, 2, o, True, True, 24, hides=False, cluster=c)
+      for c, o in ((2, 2), (1, 0), (2, 0))),
+    *(HopperAttentionTile(128, 128, 2, 128, 2, 2, o, True, True, 24, hides=True, remake=True, cluster=c)
+      for c, o in ((1, 2), (2, 2), (1, 0))),
+    *(HopperAttentionTile(256, 256, 2, bn, 2, 1, o, True, False, bn // 2, hides=False, cluster=c)
+      for bn, c, o in ((64, 2, 2), (64, 1, 0), (80, 1, 0), (80, 2, 0))),
+    *(HopperAttentionTile(256, 256, 2, bn, 2, 1, o, turns, False, bn // 2, hides=True, remake=True, cluster=c)
+      for bn, c, o, turns in ((64, 1, 2, False), (64, 2, 2, False), (64, 2, 2, True), (80, 1, 0, False), (80, 2, 0, False))),
 )
 """The preferred of a spec first."""
