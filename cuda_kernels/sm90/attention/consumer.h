@@ -122,7 +122,8 @@ struct Consumer {
       if (KS_SINKS) {
         const float sink = LOG2_E * a.sinks[w.head];
         top = fmaxf(m[r], sink);
-        fade = m[r] == -infinity() ? 0.f : exp2_fast(m[r] - top);
+        const float half = m[r] == -infinity() ? 0.f : exp2_fast(0.5f * (m[r] - top));  // a square may be subnormal
+        fade = half * half;
         sum = sum * fade + (sink == -infinity() ? 0.f : exp2_fast(sink - top));
       }
       inverse[r] = sum == 0.f ? 0.f : fade / sum;

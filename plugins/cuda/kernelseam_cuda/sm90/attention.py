@@ -121,7 +121,8 @@ class HopperAttention(HostHalf):
             "T": DEVICE_TYPE[spec.dtype], "DQK": spec.head_dim, "DV": spec.value_dim, **score_defines(spec),
             "Q_VIEW": VIEWS[spec.q_view], "KV_VIEW": VIEWS[spec.kv_view], "LENGTHS": spec.lengths, "LSE": spec.lse,
             "BN": tile.bn, "GROUPS": tile.groups, "STAGES": tile.stages, "Q_STAGES": tile.q_stages,
-            "OUT_STAGES": tile.out_stages, "TURNS": tile.turns, "EARLY": tile.early, "AHEAD": tile.ahead, "REMAKE": tile.remake, "CLUSTER": tile.cluster,
+            "OUT_STAGES": tile.out_stages, "TURNS": tile.turns, "EARLY": tile.early, "AHEAD": tile.ahead,
+            "REMAKE": tile.remake, "CLUSTER": tile.cluster,
             "DYNAMIC": _counted(spec), "PRODUCER_REGISTERS": producer, "CONSUMER_REGISTERS": consumer,
             "SHARED_BYTES": tile.shared_bytes,
         }
@@ -231,10 +232,12 @@ def _ragged(spec: AttentionSpec) -> bool:
 
 
 def _tiles(p: AttentionProblem, tile: HopperAttentionTile) -> _TileCount:
-    """A cluster's tiles count as one. Sections of heads whose keys and values fit into a part of L2; of D 256 at least four heads, else two."""
+    """A cluster's tiles count as one.
+
+    Sections of heads whose keys and values fit into a part of L2, and no fewer than the tile's.
+    """
     q_tiles, heads, group = divide_up(p.S_q, tile.bm * tile.cluster), p.batch * p.num_heads, p.head_group
     head_bytes = p.S_k * (p.spec.head_dim + p.spec.value_dim) * p.spec.dtype.itemsize
-    fewest = 4 if p.spec.head_dim == 256 else 2
-    section = min(max(fewest, _SECTION_BYTES // head_bytes) * group, heads)
-    last = min(max(section, _LAST_SECTION_TILES // q_tiles * group), heads)
+    section = min(max(tile.fewest_heads, _SECTION_BYTES // head_bytes) * group, heads)
+    last = min(max(section, _LAST_SECTION_TILES // (q_tiles * tile.cluster) * group), heads)
     return _TileCount(q_tiles, q_tiles * heads, section, last)

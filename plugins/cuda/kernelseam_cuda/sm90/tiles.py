@@ -40,10 +40,12 @@ class HopperAttentionTile:
     turns: bool
     early: bool
     ahead: int
-    remake: bool = False
-    """Rows into which a hidden NaN came are made again, in place of a search of V ahead of its use."""
     cluster: int = 1
     """Blocks that take neighbouring tiles and load keys and values for each other."""
+    remake: bool = False
+    """Rows into which a hidden NaN came are made again, in place of a search of V ahead of its use."""
+    fewest_heads: int = 2
+    """Of a section, whose tiles are handed out together."""
     hides: bool | None = None
     """Only for specs that hide keys by their place, or only for others; None: for all."""
     short: bool = False
@@ -55,7 +57,10 @@ class HopperAttentionTile:
     @property
     def name(self) -> str:
         """Queries×keys, stages of keys, exponentials ahead."""
-        return f"{self.bm}x{self.bn}-{self.stages}-{self.ahead}ahead" + "-turns" * self.turns + "-early" * self.early + "-remake" * self.remake + f"-cluster{self.cluster}" * (self.cluster > 1) + "-direct" * (not self.out_stages)
+        way = "-turns" * self.turns + "-early" * self.early + "-remake" * self.remake
+        way += f"-cluster{self.cluster}" * (self.cluster > 1) + "-direct" * (not self.out_stages)
+        way += f"-{self.fewest_heads}heads" * (self.fewest_heads != 2)
+        return f"{self.bm}x{self.bn}-{self.stages}-{self.ahead}ahead{way}"
 
     @property
     def bm(self) -> int:
@@ -72,6 +77,27 @@ class HopperAttentionTile:
 
 
 _US = 1e-6
+# To be measured: clusters, a search after the fact, results from registers, 80 keys a step.
+_TRIALS = (
+    HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 16, 1, True, 2, True, False, 0.95, _US),
+    *(
+        HopperAttentionTile(128, 128, 2, 128, 2, 2, out, True, True, 24, cluster, hides, 2, hides, False, 1.2, _US)
+        for cluster, out, hides in (
+            (2, 2, False), (1, 0, False), (2, 0, False), (1, 2, True), (2, 2, True), (1, 0, True)
+        )
+    ),
+    *(
+        HopperAttentionTile(
+            256, 256, 2, bn, 2, 1, out, turns, False, bn // 2, cluster, hides, heads, hides, False, 1.2, _US
+        )
+        for bn, cluster, out, turns, hides, heads in (
+            (64, 2, 2, True, False, 4), (64, 1, 0, True, False, 4), (80, 1, 0, True, False, 4),
+            (80, 2, 0, True, False, 4), (64, 1, 2, False, True, 4), (64, 1, 2, False, True, 2),
+            (64, 2, 2, False, True, 4), (64, 2, 2, False, True, 2), (64, 2, 2, True, True, 4),
+            (80, 1, 0, False, True, 4), (80, 2, 0, False, True, 4), (80, 2, 0, False, True, 2),
+        )
+    ),
+)
 ATTENTION = (
     HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 32, hides=False, rate=0.98, block_seconds=_US),
     HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 16, hides=False, short=True, rate=0.98, block_seconds=_US),
@@ -79,17 +105,12 @@ ATTENTION = (
     HopperAttentionTile(96, 96, 2, 128, 2, 2, 2, True, True, 24, rate=1.1, block_seconds=_US),
     HopperAttentionTile(128, 128, 2, 128, 2, 2, 2, True, True, 24, rate=1.22, block_seconds=_US),
     HopperAttentionTile(192, 128, 2, 128, 2, 1, 1, True, False, 24, rate=1.15, block_seconds=_US),
-    HopperAttentionTile(256, 256, 2, 64, 2, 1, 2, True, False, 32, hides=False, rate=1.2, block_seconds=_US),
-    HopperAttentionTile(256, 256, 2, 64, 2, 1, 2, False, False, 32, hides=True, rate=1.2, block_seconds=_US),
-    # Trials
-    *(HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 16, remake=True, hides=True, rate=0.95),),
-    *(HopperAttentionTile(128, 128, 2, 128, 2, 2, o, True, True, 24, hides=False, cluster=c)
-      for c, o in ((2, 2), (1, 0), (2, 0))),
-    *(HopperAttentionTile(128, 128, 2, 128, 2, 2, o, True, True, 24, hides=True, remake=True, cluster=c)
-      for c, o in ((1, 2), (2, 2), (1, 0))),
-    *(HopperAttentionTile(256, 256, 2, bn, 2, 1, o, True, False, bn // 2, hides=False, cluster=c)
-      for bn, c, o in ((64, 2, 2), (64, 1, 0), (80, 1, 0), (80, 2, 0))),
-    *(HopperAttentionTile(256, 256, 2, bn, 2, 1, o, turns, False, bn // 2, hides=True, remake=True, cluster=c)
-      for bn, c, o, turns in ((64, 1, 2, False), (64, 2, 2, False), (64, 2, 2, True), (80, 1, 0, False), (80, 2, 0, False))),
+    HopperAttentionTile(
+        256, 256, 2, 64, 2, 1, 2, True, False, 32, fewest_heads=4, hides=False, rate=1.2, block_seconds=_US
+    ),
+    HopperAttentionTile(
+        256, 256, 2, 64, 2, 1, 2, False, False, 32, fewest_heads=4, hides=True, rate=1.2, block_seconds=_US
+    ),
+    *_TRIALS,
 )
 """The preferred of a spec first."""
