@@ -6,9 +6,9 @@ struct Producer {
   Shared& at;
   const Maps& maps;
   const Rings& rings;
+  int rank;  // the block's in its cluster
   Cursor<Q_STAGES * GROUPS> q{0, 1};
   Cursor<STAGES> k{0, 1}, v{0, 1};
-  int rank;             // the block's in its cluster
   int tile = 0;         // how many tiles there were before
   u32 turn = 0;         // parity of the next word of the cluster's first block
 
