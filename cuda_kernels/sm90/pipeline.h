@@ -46,7 +46,7 @@ KS_DEVICE void tile_load_together(u32 to, const TensorMap& map, u32 barrier, int
 #pragma unroll
     for (int c = 0; c < COLUMNS; c += 64 * BLOCKS) {
       const int x = c + 64 * rank;
-      if (x < COLUMNS) tma_load_many(to + x / 64 * ROWS * 128, map, barrier, x, row, head, batch, (1 << BLOCKS) - 1);
+      if (x < COLUMNS) tma_load_multicast(to + x / 64 * ROWS * 128, map, barrier, x, row, head, batch, (1 << BLOCKS) - 1);
     }
   }
 }

@@ -16,8 +16,8 @@
 
 // Contiguous along what is summed over (Q, K): 16 deeper is 32 bytes on, in a panel.
 KS_DEVICE u32 descriptor_k_major(u32 address) { return 1u << 16 | address >> 4; }
-// Contiguous along n (V): 16 deeper is 16 rows on. `panel`: bytes from 64 columns to the next 64.
-KS_DEVICE u32 descriptor_n_major(u32 address, int panel) { return panel >> 4 << 16 | address >> 4; }
+// Contiguous along m or n (V): 16 deeper is 16 rows on. `panel`: bytes from 64 columns to the next 64.
+KS_DEVICE u32 descriptor_mn_major(u32 address, int panel) { return panel >> 4 << 16 | address >> 4; }
 KS_DEVICE u32 further(u32 descriptor, int bytes) { return descriptor + (bytes >> 4); }
 
 // Before the first product, and after registers that it uses were written.
@@ -71,12 +71,13 @@ template<int N> KS_DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.syn
 
 template<class T, int N> struct Wgmma;
 
-// ss: A and B contiguous along what is summed over. rs: A in registers, B contiguous along n.
+// ss: A and B in shared memory; A_M, B_N: 1 where contiguous along m, n, 0 along what is summed over. rs: A in registers, B
+// contiguous along n.
 #define KS_WGMMA_SHAPE(T, type, n, o0, o1, o2, o3, o4, o5) \
   template<> struct Wgmma<T, n> { \
-    static KS_DEVICE void ss(float (&d)[n / 2], u32 a, u32 b, int add) { \
-      asm volatile(KS_WGMMA(n, type, KS_WIDE("x", o0) KS_WIDE("y", o1), "x", o2, "1, 1, 0, 0") \
-                   : KS_D##n : "r"(a), "r"(b), "r"(add)); \
+    template<int A_M = 0, int B_N = 0> static KS_DEVICE void ss(float (&d)[n / 2], u32 a, u32 b, int add) { \
+      asm volatile(KS_WGMMA(n, type, KS_WIDE("x", o0) KS_WIDE("y", o1), "x", o2, "1, 1, %" #o3 ", %" #o4) \
+                   : KS_D##n : "r"(a), "r"(b), "r"(add), "n"(A_M), "n"(B_N)); \
     } \
     static KS_DEVICE void rs(float (&d)[n / 2], const u32* a, u32 b, int add) { \
       asm volatile(KS_WGMMA(n, type, KS_WIDE("y", o4), "{%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}", o5, "1, 1, 1") \

@@ -214,7 +214,7 @@ KS_DEVICE void Consumer::run() const {
   const float c = factor();
 
   const u32 q_tiles = descriptor_k_major(shared_address(at.q[0][group]));
-  const u32 k_tiles = descriptor_k_major(shared_address(at.k)), v_tiles = descriptor_n_major(shared_address(at.v), BN * 128);
+  const u32 k_tiles = descriptor_k_major(shared_address(at.k)), v_tiles = descriptor_mn_major(shared_address(at.v), BN * 128);
   auto q_place = [&] { return Cursor<Q_STAGES * GROUPS>{q.stage * GROUPS + group, q.parity}; };
 
   auto start_qk = [&](float (&s)[BN / 2]) {
@@ -237,7 +237,7 @@ KS_DEVICE void Consumer::run() const {
     if (CLUSTER == 1) {
       if (thread_lane == 0) barrier_arrive(empty);
     } else {
-      if (thread_lane < CLUSTER) barrier_arrive_at(map_shared(empty, thread_lane));
+      if (thread_lane < CLUSTER) barrier_arrive_at(empty, thread_lane);
     }
   };
   auto release_k = [&] {

@@ -49,7 +49,7 @@ attention_forward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap k_map,
     barrier_init_fence();
   }
   block_barrier();
-  if (CLUSTER > 1) cluster_meet();
+  if (CLUSTER > 1) cluster_barrier();
 
   const int group = warp_index() / 4, warp = warp_index() % 4;
   if (group == GROUPS) {
@@ -66,5 +66,5 @@ attention_forward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap k_map,
     registers_take<KS_CONSUMER_REGISTERS>();
     Consumer{at, maps, rings, a, scores, group, warp, lane()}.run();
   }
-  if (CLUSTER > 1) cluster_meet();
+  if (CLUSTER > 1) cluster_barrier();
 }

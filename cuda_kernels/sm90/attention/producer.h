@@ -66,12 +66,12 @@ struct Producer {
       t = (int)atomicAdd(counter, 1u) + clusters;
       barrier_wait(heard, turn ^ 1);
 #pragma unroll
-      for (int r = 1; r < CLUSTER; r++) store_at(map_shared(shared_address(&at.next), r), t, map_shared(told, r));
+      for (int r = 1; r < CLUSTER; r++) store_at(shared_address(&at.next), t, told, r);
     } else {
       barrier_expect(told, 4);
       barrier_wait(told, turn);
       t = *(volatile int*)&at.next;
-      barrier_arrive_at(map_shared(heard, 0));
+      barrier_arrive_at(heard, 0);
     }
     turn ^= 1;
     return t;

@@ -12,12 +12,60 @@ _PANEL = 64
 """Columns of a tile in shared memory that lie together, 128 bytes a row."""
 _WARP_PANEL_BYTES = 16 * 128
 """A warp's rows of one panel of the result."""
-REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
-"""Of a thread of the loading warpgroup and of a consumer's, by consumers: no more in all than a launch starts with."""
+REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160), 4: (32, 112)}
+"""Of a thread of the loading warpgroup and of a consumer's, by consumers: no more in all than a launch starts with. 0:
+as launched."""
 
 
 def _panels(dim: int) -> int:
     return -(-dim // _PANEL)
+
+
+@dataclass(frozen=True)
+class HopperGemmTile:
+    """``groups`` consumers that make ``bm``×``bn`` of a result, through a ring of ``stages`` slices of 64.
+
+    ``cluster``: blocks that share their columns of B; ``blocks``: that share a multiprocessor; ``buffers``: of 64×64
+    through which a consumer's results leave; ``store``: who writes them, each warp its "rows", or the "tma" unit;
+    ``c_first``: C is the first to leave the L2 cache.
+    """
+
+    bm: int
+    bn: int
+    groups: int
+    stages: int
+    cluster: int
+    buffers: int
+    store: str
+    blocks: int = 1
+    c_first: bool = False
+    rate: float = 0.0
+    """The part of the arch's product rate that the loop reaches."""
+    block_seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Rows×columns, slices, who stores, cluster."""
+        more = f"-{self.cluster}together" * (self.cluster > 1) + f"-{self.blocks}blocks" * (self.blocks > 1)
+        return f"{self.bm}x{self.bn}-{self.stages}-{self.store}{more}" + "-cfirst" * self.c_first
+
+    def shared_bytes(self, bias: bool) -> int:
+        """Ring, buffers, the bias of each consumer, control; in whole KiB."""
+        size = self.stages * (self.bm + self.bn) * 128 + self.groups * (self.buffers * 8192 + bias * self.bn * 4)
+        size += 16 * (self.stages + self.groups * self.buffers)
+        assert size * self.blocks <= _SHARED_BYTES
+        return -(-size // 1024) * 1024
+
+
+GEMM = (
+    HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.22, block_seconds=7e-7),
+    HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.18, block_seconds=7e-7),
+    HopperGemmTile(128, 128, 2, 5, 1, 4, "tma", rate=1.15, block_seconds=2e-7),
+    HopperGemmTile(256, 128, 2, 4, 1, 2, "rows", rate=1.04, block_seconds=2.8e-7),
+    HopperGemmTile(128, 64, 2, 6, 1, 4, "tma", rate=0.80, block_seconds=3e-7),
+    HopperGemmTile(64, 64, 1, 4, 1, 1, "rows", blocks=3, rate=0.65, block_seconds=3e-7),
+)
+"""Tiles of products; the cost model chooses."""
 
 
 @dataclass(frozen=True)
