@@ -11,13 +11,14 @@
 
 // Descriptor of an operand, 64 bits: address/16 | leading offset/16 << 16 | stride offset/16 << 32 | 128-byte swizzle. Stride
 // offset: 1024 bytes, from 8 rows to the next 8. The high half is the same for all, so a descriptor is its low half, and what
-// lies some bytes further is an addition of 32 bits.
+// lies some bytes further is an addition of 32 bits. In a cluster an address has the block's rank from bit 24 on, which is not
+// part of it.
 #define KS_DESCRIPTOR_HIGH "0x40000040"
 
 // Contiguous along what is summed over (Q, K): 16 deeper is 32 bytes on, in a panel.
-KS_DEVICE u32 descriptor_k_major(u32 address) { return 1u << 16 | address >> 4; }
+KS_DEVICE u32 descriptor_k_major(u32 address) { return 1u << 16 | (address & 0x3ffff) >> 4; }
 // Contiguous along m or n (V): 16 deeper is 16 rows on. `panel`: bytes from 64 columns to the next 64.
-KS_DEVICE u32 descriptor_mn_major(u32 address, int panel) { return panel >> 4 << 16 | address >> 4; }
+KS_DEVICE u32 descriptor_mn_major(u32 address, int panel) { return panel >> 4 << 16 | (address & 0x3ffff) >> 4; }
 KS_DEVICE u32 further(u32 descriptor, int bytes) { return descriptor + (bytes >> 4); }
 
 // Before the first product, and after registers that it uses were written.

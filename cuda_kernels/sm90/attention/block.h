@@ -32,9 +32,7 @@ constexpr int KNOWN = 8;
 struct alignas(1024) Shared {
   char q[Q_STAGES][GROUPS][Q_BYTES];
   char k[STAGES][K_BYTES], v[STAGES][V_BYTES];
-#if KS_OUT_STAGES
   char out[GROUPS * 4][KS_OUT_STAGES][O_BYTES];
-#endif
   Work works[KNOWN];
   int removed[KNOWN];  // whether values of V were taken out
   struct { int rows, tile; bool hides; } v_block[STAGES];  // for the cleaners: rows of the sequence in it, index of its tile

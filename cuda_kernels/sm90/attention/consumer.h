@@ -3,20 +3,6 @@
 #include "sm90/attention/cleaners.h"
 #include "sm90/attention/remake.h"
 
-// Four neighbouring lanes have words 4·lane … 4·lane + 3 of a 4×4 matrix by rows, and then by columns.
-KS_DEVICE void transpose_quad(u32 (&x)[4], int lane) {
-#pragma unroll
-  for (int step = 1; step < 4; step *= 2)
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      if (i & step) continue;
-      const bool upper = lane & step;
-      const u32 y = __shfl_xor_sync(~0u, upper ? x[i] : x[i + step], step);
-      if (upper) x[i] = y;
-      else x[i + step] = y;
-    }
-}
-
 struct Consumer {
   Shared& at;
   const Maps& maps;
@@ -139,26 +125,6 @@ struct Consumer {
   // to remake.
   KS_DEVICE bool store(const float (&o)[DV / 2], const Work& w, const float (&inverse)[2]) const {
     u32 most = 0;
-#if !KS_OUT_STAGES
-    T* const to = matrix<KS_Q_VIEW>(a.out, w.batch, w.head, 1, w.q_first, a.out_batch, a.out_head, a.out_row);
-    const int own = thread_row(w), S_q = RAGGED ? w.S_q : scores.S_q;
-#pragma unroll
-    for (int c = 0; c < DV; c += 32)
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
-        u32 y[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-          const float* const x = o + c / 2 + i * 4 + r * 2;
-          y[i] = pack2(x[0] * inverse[r], x[1] * inverse[r], T());
-          if (REMAKES) most = largest(most, y[i], T());
-        }
-        transpose_quad(y, thread_lane);
-        if (own + 8 * r < S_q)
-          *(uint4*)(to + (i64)(own + 8 * r) * a.out_row + c + thread_lane % 4 * 8) = uint4{y[0], y[1], y[2], y[3]};
-      }
-    return REMAKES && __any_sync(~0u, has_nan(most));
-#else
     const int row = group_row(w) + 16 * warp, lane = thread_lane;
     const int rows = KS_Q_VIEW == PACKED ? w.S_q - row : 16;
 #pragma unroll
@@ -196,7 +162,6 @@ struct Consumer {
       }
     }
     return REMAKES && __any_sync(~0u, has_nan(most));
-#endif
   }
 
   KS_DEVICE void run() const;

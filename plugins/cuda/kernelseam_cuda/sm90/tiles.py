@@ -106,7 +106,7 @@ class HopperAttentionTile:
     def name(self) -> str:
         """Queries×keys, stages of keys, exponentials ahead."""
         way = "-turns" * self.turns + "-early" * self.early + "-remake" * self.remake
-        way += f"-cluster{self.cluster}" * (self.cluster > 1) + "-direct" * (not self.out_stages)
+        way += f"-cluster{self.cluster}" * (self.cluster > 1)
         way += f"-{self.fewest_heads}heads" * (self.fewest_heads != 2)
         return f"{self.bm}x{self.bn}-{self.stages}-{self.ahead}ahead{way}"
 
@@ -125,40 +125,25 @@ class HopperAttentionTile:
 
 
 _US = 1e-6
-# To be measured: clusters, a search after the fact, results from registers, 80 keys a step.
-_TRIALS = (
-    HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 16, 1, True, 2, True, False, 0.95, _US),
-    *(
-        HopperAttentionTile(128, 128, 2, 128, 2, 2, out, True, True, 24, cluster, hides, 2, hides, False, 1.2, _US)
-        for cluster, out, hides in (
-            (2, 2, False), (1, 0, False), (2, 0, False), (1, 2, True), (2, 2, True), (1, 0, True)
-        )
-    ),
-    *(
-        HopperAttentionTile(
-            256, 256, 2, bn, 2, 1, out, turns, False, bn // 2, cluster, hides, heads, hides, False, 1.2, _US
-        )
-        for bn, cluster, out, turns, hides, heads in (
-            (64, 2, 2, True, False, 4), (64, 1, 0, True, False, 4), (80, 1, 0, True, False, 4),
-            (80, 2, 0, True, False, 4), (64, 1, 2, False, True, 4), (64, 1, 2, False, True, 2),
-            (64, 2, 2, False, True, 4), (64, 2, 2, False, True, 2), (64, 2, 2, True, True, 4),
-            (80, 1, 0, False, True, 4), (80, 2, 0, False, True, 4), (80, 2, 0, False, True, 2),
-        )
-    ),
-)
+_T = HopperAttentionTile
 ATTENTION = (
-    HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 32, hides=False, rate=0.98, block_seconds=_US),
-    HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 16, hides=False, short=True, rate=0.98, block_seconds=_US),
-    HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 16, hides=True, rate=0.95, block_seconds=_US),
-    HopperAttentionTile(96, 96, 2, 128, 2, 2, 2, True, True, 24, rate=1.1, block_seconds=_US),
-    HopperAttentionTile(128, 128, 2, 128, 2, 2, 2, True, True, 24, rate=1.22, block_seconds=_US),
-    HopperAttentionTile(192, 128, 2, 128, 2, 1, 1, True, False, 24, rate=1.15, block_seconds=_US),
-    HopperAttentionTile(
-        256, 256, 2, 64, 2, 1, 2, True, False, 32, fewest_heads=4, hides=False, rate=1.2, block_seconds=_US
-    ),
-    HopperAttentionTile(
-        256, 256, 2, 64, 2, 1, 2, False, False, 32, fewest_heads=4, hides=True, rate=1.2, block_seconds=_US
-    ),
-    *_TRIALS,
+    _T(64, 64, 4, 64, 4, 2, 1, False, True, 32, hides=False, rate=0.98, block_seconds=_US),
+    _T(64, 64, 4, 64, 4, 2, 1, False, True, 16, hides=False, short=True, rate=0.98, block_seconds=_US),
+    _T(64, 64, 4, 64, 4, 2, 1, False, True, 16, remake=True, hides=True, rate=0.95, block_seconds=_US),
+    _T(96, 96, 2, 128, 2, 2, 2, True, True, 24, rate=1.1, block_seconds=_US),
+    _T(128, 128, 2, 128, 2, 2, 2, True, True, 24, rate=1.22, block_seconds=_US),
+    _T(192, 128, 2, 128, 2, 1, 1, True, False, 24, rate=1.15, block_seconds=_US),
+    _T(256, 256, 2, 64, 2, 1, 2, True, False, 32, fewest_heads=4, hides=False, rate=1.2, block_seconds=_US),
+    _T(256, 256, 2, 64, 2, 1, 2, False, False, 32, remake=True, hides=True, rate=1.2, block_seconds=_US),
+    # TRIALS
+    _T(64, 64, 4, 64, 4, 2, 1, False, True, 32, cluster=2, hides=False, rate=0.98, block_seconds=_US),
+    _T(64, 64, 4, 64, 4, 2, 1, False, True, 16, cluster=2, remake=True, hides=True, rate=0.98, block_seconds=_US),
+    _T(128, 128, 2, 128, 2, 2, 2, True, True, 24, cluster=2, hides=False, rate=1.22, block_seconds=_US),
+    _T(128, 128, 2, 128, 2, 2, 2, True, True, 24, cluster=2, remake=True, hides=True, rate=1.22, block_seconds=_US),
+    _T(256, 256, 2, 64, 2, 1, 2, True, False, 32, cluster=2, fewest_heads=4, hides=False, rate=1.2, block_seconds=_US),
+    _T(256, 256, 2, 64, 2, 1, 2, True, False, 32, cluster=2, hides=False, rate=1.2, block_seconds=_US),
+    _T(256, 256, 2, 64, 2, 1, 2, False, False, 32, cluster=2, remake=True, hides=True, rate=1.2, block_seconds=_US),
+    _T(256, 256, 2, 64, 2, 1, 2, True, False, 32, cluster=2, remake=True, hides=True, rate=1.2, block_seconds=_US),
+    _T(256, 256, 2, 64, 2, 1, 2, True, False, 32, remake=True, hides=True, rate=1.2, block_seconds=_US),
 )
 """The preferred of a spec first."""
