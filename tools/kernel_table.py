@@ -14,11 +14,12 @@ import argparse
 import csv
 import io
 import sys
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
 from kernelseam.contract import Backend, KernelFacts
-from kernelseam.errors import KernelSeamError
+from kernelseam.errors import KernelSeamError, SlowBinary
 from kernelseam.kernels import Covered, build_binary, covering
 from kernelseam.plugins import plugins
 
@@ -110,6 +111,7 @@ def main() -> int:
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--arch", action="append", choices=ARCHS)
     options = parser.parse_args()
+    warnings.simplefilter("error", SlowBinary)  # else the tests would find it in the cache, and its log unread
     found = plugins().registry.backends.values()
     backends = {arch: b for b in found if b.toolchain for arch in b.toolchain.archs}
     everything, before, after = options.all or options.write, read(), {}

@@ -144,3 +144,11 @@ def not_copied(what: str, remedy: str) -> TypeError:
 
 class BrokenImplementation(RuntimeWarning):
     """An implementation raised where it should have answered, and another one stands in for it."""
+
+
+class SlowBinary(RuntimeWarning):
+    """A kernel compiled, and its compiler says that it left out what the kernel is fast by. Its results are right.
+
+    As an error (``warnings.simplefilter("error", SlowBinary)``, as the tests and ``tools/kernel_table.py`` have it) it
+    ends the compilation, and nothing is kept in the cache.
+    """

@@ -34,7 +34,9 @@ KS_DEVICE int cluster_rank() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
+// All threads of all blocks: after barriers are made, and before a block ends, whose memory others reach until then.
 KS_DEVICE void cluster_barrier() {
+  warp_barrier();
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 // Arrive at the barrier at the same place of another block of the cluster. Without .release, which would order all of a thread's
@@ -42,6 +44,12 @@ KS_DEVICE void cluster_barrier() {
 KS_DEVICE void barrier_arrive_at(u32 barrier, int rank) {
   asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
                "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" :: "r"(barrier), "r"(rank) : "memory");
+}
+// A word to another block, that counts 4 bytes at its barrier.
+KS_DEVICE void store_at(u32 to, u32 x, u32 barrier, int rank) {
+  asm volatile("{\n.reg .b32 place, there;\nmapa.shared::cluster.u32 place, %0, %3;\nmapa.shared::cluster.u32 there, %2, %3;\n"
+               "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [place], %1, [there];\n}"
+               :: "r"(to), "r"(x), "r"(barrier), "r"(rank) : "memory");
 }
 
 // ---- meetings of some of a block's warps: 1 to 15, `threads` of them in all

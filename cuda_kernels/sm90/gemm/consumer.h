@@ -24,7 +24,7 @@ struct Consumer {
   }
 
   KS_DEVICE void products(float (&acc)[MT][BN / 2]) {
-    constexpr int A_STEP = (KS_A_TRANSPOSED ? 16 * 128 : 32) >> 4, B_STEP = (KS_B_TRANSPOSED ? 32 : 16 * 128) >> 4;
+    constexpr int A_STEP = KS_A_TRANSPOSED ? 16 * 128 : 32, B_STEP = KS_B_TRANSPOSED ? 32 : 16 * 128;
     auto descriptor = [](bool k_major, u32 address) {
       return k_major ? descriptor_k_major(address) : descriptor_mn_major(address, ROWS_BYTES);
     };
@@ -32,16 +32,16 @@ struct Consumer {
 #pragma unroll 1
     for (int s = 0; s < a.slices; s++) {
       const u32 stage = shared_address(at.stages[place.stage]);
-      const u64 left = descriptor(!KS_A_TRANSPOSED, stage + group * MT * ROWS_BYTES);
-      const u64 right = descriptor(KS_B_TRANSPOSED, stage + A_BYTES);
+      const u32 left = descriptor(!KS_A_TRANSPOSED, stage + group * MT * ROWS_BYTES);
+      const u32 right = descriptor(KS_B_TRANSPOSED, stage + A_BYTES);
       ring.wait_full(place);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < BK / 16; k++)
 #pragma unroll
         for (int i = 0; i < MT; i++)
-          Wgmma<T, BN>::template ss<KS_A_TRANSPOSED, !KS_B_TRANSPOSED>(acc[i], left + i * (ROWS_BYTES >> 4) + k * A_STEP,
-                                                                       right + k * B_STEP, s | k);
+          Wgmma<T, BN>::template ss<KS_A_TRANSPOSED, !KS_B_TRANSPOSED>(acc[i], further(left, i * ROWS_BYTES + k * A_STEP),
+                                                                       further(right, k * B_STEP), s | k);
       wgmma_commit();
       wgmma_wait<1>();  // the slice before is done
       if (s) release(before);

@@ -49,6 +49,9 @@ _UNKNOWN = Coefficients("nothing")
 _MOSTLY = 0.75
 """Of the bytes moved. H200: 256 × 2048×2048×128, C 0.89 of them, gains 4 %; 256 × 2048×128×2048, 0.06, would lose
 8 %."""
+_LINE, _LINE_OPERATIONS = 128, 7_000
+"""Bytes of a line of the L2 cache; what a block at full rate could do while one comes (H200: 1.4 ns). Where rows are
+not whole lines, a panel's row of 128 bytes lies in two."""
 _SHARED_OPERATIONS = 15_000
 """That a block could do meanwhile, where another reads the same lines of A as it does: the cache serves them one after
 the other (H200: 3 ns). It bounds products of few rows with many columns."""
@@ -239,7 +242,14 @@ def _map(
 
 def _work(p: GemmProblem, tile: HopperGemmTile) -> Work:
     rows, columns = _grid_of_tiles(p, tile)
-    slice_operations = max(2.0 * tile.bm * tile.bn * SLICE, _SHARED_OPERATIONS * columns)
+    size = p.spec.dtype.itemsize
+    lines = sum(
+        n * (2 if row * size % _LINE else 1)
+        for n, row in ((tile.bm, p.a_strides[2]), (tile.bn // tile.cluster, p.b_strides[2]))
+    )
+    slice_operations = max(
+        2.0 * tile.bm * tile.bn * SLICE, _LINE_OPERATIONS * tile.rate * lines, _SHARED_OPERATIONS * columns
+    )
     return Work(
         p.bytes_moved, rows * tile.cluster * columns * p.results, slice_operations * divide_up(p.K, SLICE),
         dtype=p.spec.dtype, rate=tile.rate, block_seconds=tile.block_seconds,
