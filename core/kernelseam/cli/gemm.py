@@ -55,6 +55,7 @@ def run(
         verdicts["oracle"] = check.gemm(
             found["A"], found["B"], found["C"], a_transposed=a_transposed, b_transposed=b_transposed,
             bias=found.get("bias"), residual=found.get("residual"), rows=sampled(4 * shape.N * shape.K),
+            precision=shape.precision,
         )
     timing = measure(call) if time else None
     report("gemm", device, [Run("", made, launches, host["C"].size, verdicts, timing)], verify=verify, as_json=json)

@@ -257,15 +257,15 @@ def gemm_dtypes(
     return kind, kind_c, acc
 
 
-def precision_of(value: object, dtype: DType) -> str:
+def precision_of(value: object, dtype: DType) -> str | None:
     """A spec's precision from what a descriptor is given. Raises InvalidValue."""
     if value is None:
-        return ""
+        return None
     if not isinstance(value, str) or value not in (IEEE, *PRECISIONS):
         names = ", ".join((IEEE, *PRECISIONS))
         raise InvalidValue("precision", value, f"must be one of {names}", "Name one of these, or leave precision out")
     if value == IEEE:
-        return ""
+        return None
     if dtype is not DType.float32:
         raise InvalidValue(
             "precision", value, f"is a way to multiply float32, and A and B are {dtype}", "Leave precision out"

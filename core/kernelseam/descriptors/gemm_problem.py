@@ -52,9 +52,9 @@ class GemmSpec:
     """Whether A's heads lie in three places."""
     heads: HeadsSpec | None = None
     """Whether C's columns are heads of three operands."""
-    precision: str = ""
-    """How float32 is multiplied: "" as IEEE arithmetic says; "tf32" rounded to TF32 first; "tf32x3" split into two such
-    parts."""
+    precision: str | None = None
+    """How float32 is multiplied: None as IEEE arithmetic says; "tf32" rounded to TF32 first; "tf32x3" split into two
+    such parts."""
 
     operation = "gemm"
 

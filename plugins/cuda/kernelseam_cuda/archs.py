@@ -14,7 +14,8 @@ _KIB = 1024
 OPTIONS = ("-std=c++17", "-default-device")
 """Of every compilation. As part of a row they are part of a binary's key."""
 
-_HALF, _SINGLE = LibraryRate(128, 0.79, 3.0e-7), LibraryRate(32, 0.825, 2.4e-7)
+_HALVES = frozenset({DType.float16, DType.bfloat16})
+_HALF, _SINGLE = LibraryRate(128, 0.79, 3.0e-7), LibraryRate(32, 0.825, 2.4e-7, tf32=6.0)
 _LIBRARY = {
     DType.float16: _HALF, DType.bfloat16: _HALF, DType.float32: _SINGLE,
     DType.float64: LibraryRate(64, 0.8, 3.0e-7),  # not measured
@@ -49,7 +50,7 @@ def _row(arch: str, shared_kib: int) -> ArchRow:
     return ArchRow(
         arch=arch, warp_size=32, shared_bytes_per_block=shared_kib * _KIB, registers_per_lane=255,
         platform="platform_nvidia.h", defines=(("KS_MATRIX_DOUBLE", str(int(doubles))),),
-        matrix_dtypes=frozenset({DType.float16, DType.bfloat16}), tiles=tiles(doubles), options=OPTIONS,
+        matrix_dtypes=_HALVES | {DType.float64} if doubles else _HALVES, tiles=tiles(doubles), options=OPTIONS,
         cluster_blocks=_CLUSTER_BLOCKS if clustered else 1, programmatic_launch=clustered,
         costs=COSTS[arch],
     )

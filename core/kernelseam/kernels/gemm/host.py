@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kernelseam.contract import ArchRow, Device
@@ -43,7 +44,7 @@ class GemmTile:
     """Whether it leaves registers for sums of rows."""
     plain: bool = False
     """Whether it leaves no registers for what may be added to a product."""
-    precision: str = ""
+    precision: str | None = None
     """That of the spec."""
     rate: float = field(default=0.0, compare=False)
     """For its cost: the part of the instruction's rate that it reaches; 0: nobody has measured it. ``block_seconds`` is
@@ -103,7 +104,7 @@ _HEADS_STRUCTURE = Structure((
     ("tokens", _divider("tokens")), ("page", _divider("page")),
 ))
 _ROTARY = {"": 0, "halves": 1, "pairs": 2}
-TF32_PRODUCTS = {"": 0, "tf32": 1, "tf32x3": 3}
+TF32_PRODUCTS: Mapping[str | None, int] = {None: 0, "tf32": 1, "tf32x3": 3}
 """By precision: how many products of TF32 are made in the place of one of float32."""
 _UNKNOWN = Coefficients("nothing")
 
