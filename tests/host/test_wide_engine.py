@@ -1,4 +1,4 @@
-"""NVIDIA's engine for float64 and TF32, but for its instruction, on the host: which lane takes what, and from which banks."""
+"""NVIDIA's engine for float64 and TF32 on the host, but for its instruction: who takes what, from which banks."""
 
 from __future__ import annotations
 

@@ -73,10 +73,10 @@ class BatchedGemmStrided:
     beta = 0 never reads C; alpha = 0 or K = 0 never reads A and B. ``alpha`` and ``beta`` may be any float: a NaN or an
     infinity spreads as IEEE arithmetic says.
 
-    ``precision`` says how float32 is multiplied. None or "ieee": as float32. "tf32": A and B are rounded to TF32, 10 bits
-    behind the point, ties away from zero, and products of those summed in float32. "tf32x3": A and B are split into
-    two such parts, three of whose four products are summed, within twice float32's bound. No implementation takes a
-    coarser way than was asked for, nor a finer one but NumPy, which computes "tf32x3" in float32.
+    ``precision`` says how float32 is multiplied. None or "ieee": as float32. "tf32": A and B are rounded to TF32, 10
+    bits behind the point, ties away from zero (vendors' libraries may cut off), and products of those are summed in
+    float32. "tf32x3": A and B are split into two such parts, three of whose four products are summed, within twice
+    float32's bound; NumPy computes it in float32. What has no such products refuses.
 
     Raises InvalidValue (naming field, value, rule and remedy) where no such problem exists.
     """

@@ -51,7 +51,8 @@ class BatchedGemmPointers:
     64-bit integers on the device, or None until ``bind``; a bias or a residual that ``bind`` will give is announced by
     0. Host lists are copied to the device by ``bind``, which keeps them alive. Matrices of one list share their dtype
     and their row stride (``stride_a_row``, …, in elements; left out: the arrays', else packed). Shapes, transposes,
-    factors, dtypes and ``precision`` are as in BatchedGemmStrided. An entry of the residual may be its own C, where beta is 0.
+    factors, dtypes and ``precision`` are as in BatchedGemmStrided. An entry of the residual may be its own C, where
+    beta is 0.
 
     ``alignment``: a multiple of bytes that all addresses keep, a power of two. It is found from host lists where it is
     left out; for lists that the host cannot read it is then the element size. Promise 16 for 16-byte accesses.

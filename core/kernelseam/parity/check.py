@@ -114,8 +114,8 @@ def gemm(
     ``a``, ``b``: as they lie in memory, of as many axes; b's heads may be a divisor of a's, and so, where products of
     groups of batches or heads are summed, out's batches and heads. ``rows``: numbers (b·H + h)·M + i, of out's batches
     and heads, of the rows to compare, or how many to sample. ``zero_mean``: see ``tolerances``. ``exact``: the
-    oracle's value, rounded once, must be met bit for bit. ``flushed``: subnormals count as lost. ``precision``: how float32
-    was multiplied.
+    oracle's value, rounded once, must be met bit for bit. ``flushed``: subnormals count as lost. ``precision``: how
+    float32 was multiplied.
     """
     a4, b4, c4, added = (None if x is None else _four(x) for x in (a, b, c, residual))
     assert a4 is not None and b4 is not None
