@@ -8,6 +8,9 @@
 #define KS_KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 
 static constexpr int WARP = 32;
+// Of a load of 16 bytes a lane, two lanes that ask for the same are served at once if their numbers differ in the lowest bit, or
+// in the second: all pairs alike.
+#define KS_PAIRED_LANES
 // cp.async writes shared memory itself: STAGES − 1 copies are in flight while one stage is used.
 static constexpr bool COPY_THROUGH_REGISTERS = false;
 

@@ -1,5 +1,5 @@
-// NVIDIA's wide engine on the host: lanes one after another; what they hand to the instruction is put together and multiplied as
-// the PTX manual says that m16n8k8 does. Prints a line for each way that is wrong.
+// NVIDIA's wide engine and the SIMT engine with paired lanes on the host: lanes one after another; what they hand to the matrix
+// instruction is put together and multiplied as the PTX manual says that m16n8k8 does. Prints a line for each way that is wrong.
 #include <cstdio>
 #include <cstring>
 #include <vector>
@@ -14,7 +14,7 @@
 #define __align__(n)
 #define KS_MATRIX_DOUBLE 1
 #define __CUDA_ARCH__ 900
-static struct { int x; } threadIdx, blockIdx;
+static struct { int x; } threadIdx, blockIdx;  // of one lane at a time
 template<class T> T __shfl_sync(unsigned, T x, int) { return x; }
 template<class T> T __shfl_xor_sync(unsigned, T x, int) { return x; }
 inline void __syncthreads() {}
@@ -27,6 +27,7 @@ inline float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }
 inline float __uint_as_float(unsigned x) { return __int_as_float((int)x); }
 inline unsigned long long __cvta_generic_to_shared(const void* p) { return (unsigned long long)p; }
 #include "platform_nvidia.h"
+#include "tile/simt.h"
 
 // What one lane hands over for a slab of k: its part of two rows of A, of one column of B, and where the sums are.
 template<class T, int KV> struct Handed { T a[2][KV], b[KV]; T* c[4]; };
@@ -156,6 +157,78 @@ template<class T, int BM, int BN, int BK, bool A_LAST, bool B_LAST> void check(c
       }
 }
 
+// A load of the SIMT engine: lanes in pairs that ask for the same, and each half of the warp meets no bank twice.
+template<int BYTES> bool served_at_once(const char* const (&at)[32], const char* base) {
+  bool pairs[2] = {true, true};
+  for (int l = 0; l < 32; l++)
+    for (int p = 0; p < 2; p++) pairs[p] &= at[l] == at[l ^ (1 << p)];
+  for (int half = 0; half < 32; half += 16) {
+    const char* bank[32] = {};
+    for (int l = half; l < half + 16; l++)
+      for (int w = 0; w < BYTES; w += 4) {
+        const char*& used = bank[(at[l] + w - base) / 4 % 32];
+        if (used && used != at[l] + w) return false;
+        used = at[l] + w;
+      }
+  }
+  return pairs[0] || pairs[1];
+}
+
+template<class T, int BM, int BN, int BK, bool A_LAST, bool B_LAST, int WM> void check_simt(const char* what) {
+  constexpr int WN = 32;
+  typedef SimtEngine<T> E;
+  typedef typename E::template Tile<BM, BK, A_LAST> TileA;
+  typedef typename E::template Tile<BN, BK, B_LAST> TileB;
+  alignas(128) static char memory[TileA::BYTES + TileB::BYTES];
+  TileA a(memory);
+  TileB b(memory + TileA::BYTES);
+  auto value = [](int n, int k, int seed) { return T((n * 7 + k * 13 + seed) % 11 - 5); };
+  for (int k = 0; k < BK; k++) {
+    for (int m = 0; m < BM; m++) (A_LAST ? a.at(m, k) : a.at(k, m)) = value(m, k, 1);
+    for (int n = 0; n < BN; n++) (B_LAST ? b.at(n, k) : b.at(k, n)) = value(n, k, 3);
+  }
+  bool right = true, banks = true;
+  for (int row0 = 0; row0 < BM; row0 += WM)
+    for (int n0 = 0; n0 < BN; n0 += WN) {
+      static int seen[WM][WN];
+      memset(seen, 0, sizeof seen);
+      for (threadIdx.x = 0; threadIdx.x < 32; threadIdx.x++) {
+        typename E::template Acc<WM, WN> acc;
+        E::zero(acc);
+        for (int k = 0; k < BK; k += E::K_STEP) E::mma(acc, E::template operand<WM, E::K_STEP>(a, row0, k), b, n0, k);
+        E::map(acc, [&](int i, int j, T x) {
+          T want = 0;
+          for (int k = 0; k < BK; k++) want += value(row0 + i, k, 1) * value(n0 + j, k, 3);
+          right &= x == want;
+          seen[i][j]++;
+          return x;
+        });
+      }
+      for (auto& row : seen)
+        for (int n : row) right &= n == 1;
+      for (int k = 0; k < 16; k++) {
+        const char* at[32];
+        for (int i = 0; i < WM / 8; i++) {
+          constexpr int N = E::template VR<WM>;
+          for (threadIdx.x = 0; threadIdx.x < 32; threadIdx.x++) {
+            const typename E::template Reader<TileA, N, 8> reader(a, row0, E::p(), 0);
+            at[lane()] = A_LAST ? (const char*)&reader.along_k(i, k / E::KV * E::KV) : (const char*)&reader.along_n(i / N * N, k);
+          }
+          banks &= served_at_once<A_LAST ? 16 : N * (int)sizeof(T)>(at, memory);
+        }
+        for (int i = 0; i < WN / E::Q; i++) {
+          for (threadIdx.x = 0; threadIdx.x < 32; threadIdx.x++) {
+            const typename E::template Reader<TileB, E::V, E::Q> reader(b, n0, E::q(), 0);
+            at[lane()] = B_LAST ? (const char*)&reader.along_k(i, k / E::KV * E::KV) : (const char*)&reader.along_n(i / E::V * E::V, k);
+          }
+          banks &= served_at_once<16>(at, memory);
+        }
+      }
+    }
+  expect(right, what);
+  expect(banks, "banks");
+}
+
 int main() {
   check<double, 64, 32, 16, true, true>("double, both along k");
   check<double, 32, 64, 16, true, false>("double, B along n");
@@ -165,5 +238,13 @@ int main() {
   check<float, 32, 64, 32, true, false>("float, B along n");
   check<float, 64, 64, 32, false, true>("float, A along m");
   check<float, 128, 32, 64, false, false>("float, neither along k");
+  check_simt<float, 128, 32, 16, true, true, 64>("SIMT, both along k");
+  check_simt<float, 64, 64, 16, true, false, 32>("SIMT, B along n");
+  check_simt<float, 32, 32, 16, false, true, 16>("SIMT, A along m");
+  check_simt<float, 128, 64, 16, false, false, 64>("SIMT, neither along k");
+  check_simt<float, 24, 32, 64, true, true, 8>("SIMT of 8 rows, both along k");
+  check_simt<float, 64, 32, 64, true, false, 16>("SIMT of 16 rows, B along n");
+  check_simt<double, 64, 32, 16, true, true, 32>("SIMT of double, both along k");
+  check_simt<double, 64, 32, 16, false, false, 32>("SIMT of double, neither along k");
   return wrong != 0;
 }
