@@ -46,7 +46,7 @@ def test_lanes_take_what_is_theirs_from_banks_of_their_own(tmp_path: Path) -> No
         (SIMT, "(row ^ row >> 2) & (P - 1)", "row & (P - 1)", {"banks"}),
         (SIMT, "(row ^ row >> 2) & (P - 1)", "row >> 2 & (P - 1)", {"banks"}),
         (SIMT, "return lane() / NEAR % Q;", "return lane() % Q;", {"banks", "SIMT, both along k"}),
-        (SIMT, "rights.turn(k ^ (k + 1))", "rights.turn(1)", {"SIMT, both along k"}),
+        (SIMT, "rights.after(step)", "rights.after(0)", {"SIMT, both along k"}),
         (SIMT, "chunks[Layout::mask(k)]", "chunks[0]", {"SIMT, B along n", "SIMT, A along m"}),
         (SIMT, "i % N, chunk = k / KV", "i % N * 2, chunk = k / KV", {"SIMT, both along k"}),
     ],

@@ -88,10 +88,11 @@ template<class T_> struct SimtEngine {
         chunks[v] = (From::K_LAST ? first * From::COLS + k0 + (v ^ Layout::mask(first)) * KV
                                   : k0 * From::COLS + (first / KV ^ v) * KV + first % KV) * (int)sizeof(T);
     }
-    // Of a factor whose k is contiguous: takes the chunks with an exclusive or of their numbers. Rows are whole fours of them.
-    KS_DEVICE void turn(int by) {
+    // From step of KV of k to the next of four: the numbers of chunks change by an exclusive or. Rows are whole fours of them.
+    KS_DEVICE void after(int step) {
 #pragma unroll
-      for (int v = 0; v < 4; v++) chunks[v] ^= by * 16;
+      for (int v = 0; v < 4; v++)
+        chunks[v] = (chunks[v] ^ (step ^ (step + 1)) * 16) + (From::K_LAST ? 0 : KV * From::COLS * (int)sizeof(T));
     }
     // The KV values of the lane's index i at k, k + 1, …
     KS_DEVICE const Chunk<T>& along_k(int i, int k) const {
@@ -138,12 +139,15 @@ template<class T_> struct SimtEngine {
           for (int e = 0; e < KV; e++) acc.x[r][c] += left[r][e] * right.v[e];
       }
     };
-    if constexpr (From::K_LAST && B::K_LAST && K == 4 * KV) {
+    if constexpr (B::K_LAST && K == 4 * KV && KV == 4) {
 #pragma unroll 1  // else more of what comes later is loaded ahead than there are registers
-      for (int k = 0; k < 4; k++) {
-        left_along_k(0);
+      for (int step = 0; step < 4; step++) {
+        if constexpr (From::K_LAST) left_along_k(0);
+        else
+#pragma unroll
+          for (int e = 0; e < KV; e++) left_along_n(0, e);
         multiply_along_k(0);
-        lefts.turn(k ^ (k + 1)), rights.turn(k ^ (k + 1));
+        lefts.after(step), rights.after(step);
       }
     } else {
 #pragma unroll
