@@ -32,7 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def check_binaries() -> Callable[[Toolchain, str, Covered, int], None]:
     def check(toolchain: Toolchain, arch: str, covered: Covered, registers: int) -> None:
-        """Every tile of the spec: no spills, no scratch, matrix instructions for products where the arch has them, no access to
+        """Every tile of the spec: no spills, no scratch, matrix instructions where the arch multiplies so, no access to
         memory of an unknown kind, arguments where we pack them, no more shared memory and registers than there are."""
         row, half, spec = toolchain.arch_row(arch), covered.half, covered.spec
         if half.archs and arch not in half.archs:

@@ -193,7 +193,8 @@ MUTANTS = (
         "row_in ? from[e] : zero_of<T>();", "gemm-f16-nt-unaligned", "elements beyond a row's end are copied",
     ),
     _mutant(
-        "copy-places", "Mine::STEP % Tile::Layout::PERIOD == 0 ? to + i", "true ? to + i", "attention-bf16-576v512-causal-mqa",
+        "copy-places", "Mine::STEP % Tile::Layout::PERIOD == 0 ? to + i", "true ? to + i",
+        "attention-bf16-576v512-causal-mqa",
         "the permutation of chunks is taken for the same in rows that are not 8 apart",
     ),
     # ---- conversions

@@ -1,4 +1,4 @@
-"""NVIDIA's engines for float32, float64 and TF32 on the host, but for the instruction: who takes what, from which banks."""
+"""NVIDIA's engines for float32, float64 and TF32 on the host, without their instruction: who takes what, from where."""
 
 from __future__ import annotations
 

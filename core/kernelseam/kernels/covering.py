@@ -31,8 +31,8 @@ EVERY: dict[str, Any] = dict.fromkeys(("window", "prefix", "alibi", "softcap", "
 def covering(kernels: Iterable[Composition] = ()) -> tuple[Covered, ...]:
     """Those of the shared kernels, and those that ``kernels``, a plugin's own, name themselves.
 
-    GEMM: every dtype with every transpose case, every precision where an arch has it, pointer lists, narrow rows, float32 results, sums, what is added to
-    a product, heads.
+    GEMM: every dtype with every transpose case, every precision that an arch has, pointer lists, narrow rows, float32
+    results, sums, what is added to a product, heads.
 
     Attention: every dtype with head dims from 32 to 576, different ones for keys and values, odd ones, causal or not,
     with LSE or not; every option alone or with those that models give it; every view. Its gradients:

@@ -232,7 +232,9 @@ def _judge_gemm(
         got, dtype_c = x.reshape(want.out.shape), DType.of(x.dtype)
         bound = tolerances.gemm(want, K, dtype, dtype_c, zero_mean=not positive, precision=precision)
         needed = _needed(got, want.out, bound - tolerances.GEMM_CONSTANT * unit, unit)
-        verdict = check.gemm_verdict(want, K, dtype, got, got.shape[:-1], None, zero_mean=not positive, precision=precision)
+        verdict = check.gemm_verdict(
+            want, K, dtype, got, got.shape[:-1], None, zero_mean=not positive, precision=precision
+        )
         to = "" if dtype_c is dtype else f" to {dtype_c}"
         yield Sample(f"gemm {'K+4' if positive else '√(K+4)'} {who} {dtype}{to}", needed, verdict.worst)
 

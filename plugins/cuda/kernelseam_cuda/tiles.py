@@ -58,7 +58,7 @@ _PLAIN_DOUBLE = (
 )
 _MATRIX_DOUBLE = (
     GemmTile(_DOUBLE, 128, 128, 16, 4, 2, stages=3, persistent=False, plain=True, rate=0.75),
-    GemmTile(_DOUBLE, 128, 64, 16, 2, 2, stages=3, min_blocks=2, persistent=False, rate=0.65),
+    GemmTile(_DOUBLE, 128, 64, 16, 2, 2, stages=3, min_blocks=2, persistent=False, plain=True, rate=0.65),
     GemmTile(_DOUBLE, 64, 64, 16, 2, 2, stages=3, min_blocks=2, persistent=False, rate=0.50),
     GemmTile(_DOUBLE, 32, 32, 16, 2, 2, stages=3, min_blocks=4, persistent=False, rate=0.25),
 )
