@@ -1,14 +1,16 @@
-"""Compile all that parity cases launch before any of them runs: in parallel, into the binary cache."""
+"""Compile all that parity cases or benchmarks launch before any of them runs: in parallel, into the binary cache."""
 
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 from kernelseam.contract import Device
+from kernelseam.errors import SlowBinary
 from kernelseam.kernels.kernel import KernelImplementation, build, bundle
 from kernelseam.parity import data
 from kernelseam.parity.cases import AttentionCase, Case, GemmCase
@@ -42,7 +44,6 @@ def units(cases: Iterable[Case], device: Device, implementation: str | None = No
 
 def keyed(cases: Iterable[Case], device: Device, implementation: str | None = None) -> dict[Hashable, Unit]:
     """The same by what tells one binary of an arch from another."""
-    toolchain = plugins().backend(device.backend).toolchain
     known = [
         i for i in plugins().registry.implementations
         if isinstance(i, KernelImplementation) and i.backend == device.backend and implementation in (None, i.name)
@@ -54,10 +55,18 @@ def keyed(cases: Iterable[Case], device: Device, implementation: str | None = No
         for i in takers:
             if i.supports(problem, device) is not None:
                 continue
-            assert toolchain is not None
-            for x in i.launches(problem, device).kernels:
-                made = bundle(x.half, x.problem.spec, x.tile, toolchain, device.arch)
-                found.setdefault((made.name, made.defines), (x.half, x.problem.spec, x.tile))
+            found.update(units_of(i, problem, device))
+    return found
+
+
+def units_of(implementation: KernelImplementation, problem: Any, device: Device) -> dict[Hashable, Unit]:
+    """What one way of ours launches for a problem, by what tells one binary of an arch from another."""
+    toolchain = plugins().backend(device.backend).toolchain
+    assert toolchain is not None
+    found: dict[Hashable, Unit] = {}
+    for x in implementation.launches(problem, device).kernels:
+        made = bundle(x.half, x.problem.spec, x.tile, toolchain, device.arch)
+        found[made.name, made.defines] = x.half, x.problem.spec, x.tile
     return found
 
 
@@ -85,6 +94,7 @@ def _compile(unit: Unit, device: Device) -> None:
     half, spec, tile = unit
     toolchain = plugins().backend(device.backend).toolchain
     assert toolchain is not None
+    warnings.simplefilter("error", SlowBinary)
     build(half, spec, tile, toolchain, device.arch)
 
 

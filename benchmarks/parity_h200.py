@@ -9,8 +9,9 @@ this one alone uses the GPU. ``--operation`` and ``--filter`` split it, where ti
 ``--separate`` runs the cases itself, for checkers: each operand is an allocation of its own that ends with its last
 element, taken from the driver and not from a pool, so that every access past an end is seen. It has no workers, and
 compiles nothing ahead, since a checker would slow that down: run it with ``--compile-only`` and the same cases first.
-``--covering`` takes the first case of every spec of a choice that has every value of every option with each dtype. Exit
-status 1 where a case failed.
+``--covering`` takes the first case of every spec of a choice that has every value of every option with each dtype.
+``--many-tiles``, with ``--separate``, takes those of tests/gpu/fast_cases.py instead of the matrix's: for kernels whose
+blocks stay, of which each then meets several tiles. Exit status 1 where a case failed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import argparse
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import ahead
 
@@ -45,6 +47,7 @@ def main(given: list[str] | None = None) -> int:
     )
     parser.add_argument("--implementation", help="only this one")
     parser.add_argument("--covering", action="store_true", help="only a choice that covers all specs")
+    parser.add_argument("--many-tiles", action="store_true", help="with --separate: other cases, of many tiles")
     parser.add_argument("--compile-only", action="store_true", help="compile into the cache, and run nothing")
     parser.add_argument("--separate", action="store_true", help="an allocation an operand, for memory checkers")
     parser.add_argument("--report", action="append", default=[], metavar="FILE", help=".md or .html; may be repeated")
@@ -55,7 +58,10 @@ def main(given: list[str] | None = None) -> int:
 
     start = time.perf_counter()
     device = find_device(arguments.device)
-    cases = [c for c in matrix(arguments.filter) if c.operation in (arguments.operation or OPERATIONS)]
+    if arguments.many_tiles and not (arguments.separate or arguments.compile_only):
+        parser.error("--many-tiles is for --separate, or to compile for it")
+    known = many_tiles(arguments.filter) if arguments.many_tiles else matrix(arguments.filter)
+    cases = [c for c in known if c.operation in (arguments.operation or OPERATIONS)]
     if arguments.covering:
         cases = ahead.choice(cases, device)
     if arguments.separate and not arguments.compile_only:
@@ -77,6 +83,15 @@ def main(given: list[str] | None = None) -> int:
         kernelseam(["parity", "--device", arguments.device, *chosen])
     finally:
         print(f"all in {time.perf_counter() - start:.0f} s")
+
+
+def many_tiles(pattern: str) -> list[Case]:
+    """The cases of tests/gpu/fast_cases.py, chosen as ``matrix`` chooses."""
+    sys.path.append(str(Path(__file__).parents[1] / "tests" / "gpu"))
+    from fast_cases import CASES
+
+    parts = [p.strip() for p in pattern.split(",") if p.strip()]
+    return [c for c in CASES.values() if not parts or any(p in c.name for p in parts)]
 
 
 def separate(cases: list[Case], device: Device, implementation: str | None, verbose: bool) -> int:

@@ -29,6 +29,9 @@ BEYOND = {
 }
 """What a problem may ask for beside a plain product, by the field of its spec."""
 
+_STEP = 16
+"""Rows and columns that a library's kernels for few of them are padded to: a step of the matrix units."""
+
 
 @dataclass(frozen=True)
 class Factor:
@@ -156,9 +159,10 @@ class LibraryGemm(ABC):
         rate = known.libraries.get(self.name, {}).get(p.spec.dtype) if known else None
         if known is None or rate is None:
             return roofline(p, device.limits)
+        m, n = (min(rate.block, divide_up(x, _STEP) * _STEP) for x in (p.M, p.N))
         blocks = p.matrices * divide_up(p.M, rate.block) * divide_up(p.N, rate.block)
         work = Work(
-            p.bytes_moved, blocks, 2.0 * rate.block**2 * p.K * p.reads_inputs, dtype=p.spec.dtype,
+            p.bytes_moved, blocks, 2.0 * m * n * p.K * p.reads_inputs, dtype=p.spec.dtype,
             rate=rate.rate * (rate.tf32 if p.spec.precision else 1.0), block_seconds=rate.block_seconds,
         )
         # Its own instructions, not those of the shared kernels.

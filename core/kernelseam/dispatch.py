@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -38,7 +38,21 @@ def preferred_backend(backend: str | None = None) -> str | None:
     """
     if backend is not None:
         return name_of("backend", backend)
-    return _backend.get() or os.environ.get("KERNELSEAM_BACKEND") or None
+    return _backend.get() or _in_environment() or None
+
+
+def _variable() -> Callable[[], str | None]:
+    """What reads the variable. os.environ encodes the name at every look, which takes longer than a launch; what it
+    keeps the encoded names in is read where it is what it is known to be."""
+    name = "KERNELSEAM_BACKEND"
+    kept, encode = (getattr(os.environ, n, None) for n in ("_data", "encodekey"))
+    if not isinstance(kept, dict) or encode is None:
+        return lambda: os.environ.get(name)
+    encoded = encode(name)
+    return lambda: os.environ.get(name) if encoded in kept else None
+
+
+_in_environment = _variable()
 
 
 def name_of(field: str, value: object) -> str:

@@ -23,7 +23,9 @@ def shown(value: object) -> str:
             return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}… ({len(value)} characters)"
         if hasattr(value, "dtype") and hasattr(value, "__setitem__"):  # an array, and no scalar of NumPy's
             return kind
-        if isinstance(value, list | tuple) and not all(isinstance(x, int | float | str | None) for x in value):
+        if isinstance(value, list | tuple) and (
+            len(value) > _LONGEST or not all(isinstance(x, int | float | str | None) for x in value)
+        ):
             return kind
         text = str(value)
     except Exception:  # its own code raises, or an int has too many digits
@@ -142,3 +144,11 @@ def not_copied(what: str, remedy: str) -> TypeError:
 
 class BrokenImplementation(RuntimeWarning):
     """An implementation raised where it should have answered, and another one stands in for it."""
+
+
+class SlowBinary(RuntimeWarning):
+    """A kernel compiled, and its compiler says that it left out what the kernel is fast by. Its results are right.
+
+    As an error (``warnings.simplefilter("error", SlowBinary)``, as the tests and ``tools/kernel_table.py`` have it) it
+    ends the compilation, and nothing is kept in the cache.
+    """

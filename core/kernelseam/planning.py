@@ -20,6 +20,8 @@ from kernelseam.contract import (
     OperandRule,
     PlanParts,
     Problem,
+    QuickRuntime,
+    Ready,
     Runtime,
     Step,
 )
@@ -165,6 +167,12 @@ class Call:
     first, by an event or by synchronising, which nobody checks. ``rebind`` gives a call with a workspace of its own.
     """
 
+    __slots__ = (
+        "__weakref__", "_arrays", "_check", "_check_device", "_given", "_is_current", "_keep", "_launches",
+        "_only_launches", "_owned_workspace", "_pointers", "_records", "_runtime", "_stream", "_turn",
+        "_workspace", "plan",
+    )
+
     def __init__(self, plan: Plan, workspace: object, check: bool, operands: Mapping[str, object]) -> None:
         self.plan = plan
         self._given = {**plan.descriptor.operands(), **operands}
@@ -178,18 +186,24 @@ class Call:
             # The host reads its own memory without waiting for anything.
             reads = check or plan.device.evidence == HOST
             self._check_device = plan.contents_check(resolved, runtime) if reads else None
+            self._only_launches = self._check_device is None and not check
             if self._check_device is not None:
                 self._check_device()
             self._arrays = resolved.arrays
+            ready = ready_of(runtime, plan.device, self._arrays[0] if self._arrays else None)
+            self._is_current, self._stream = ready.is_current, ready.current_stream
             address = self._take_workspace(workspace)
             if workspace is not None and plan.workspace_bytes:
                 check_workspace(plan, address, resolved, runtime if check else None)
-            self._launches = [s.bind(resolved.pointers, address) for s in plan.parts.steps]
+            self._launches: list[Callable[[int], object]] = [
+                s.bind(resolved.pointers, address) for s in plan.parts.steps
+            ]
             for step in plan._zeroing:  # once: what this call's launches find there they leave there
                 step.bind({}, address)(self.stream_handle(None))
                 runtime.synchronize(plan.device)
         if tensors := _written_tensors(plan, self._given):
-            self._launches.append(lambda handle: torch_arrays.tell_written(tensors))
+            tell = torch_arrays.teller()
+            self._launches.append(lambda handle: tell(tensors))
         self._records = plan.launches
         self._keep, self._pointers = resolved.keep, resolved.pointers
 
@@ -232,25 +246,44 @@ class Call:
 
         Raises CallInUse where another thread is in it.
         """
-        handle, turn = self.stream_handle(stream), self._turn
+        if stream is None:
+            handle = self._stream()
+        elif type(stream) is int and 0 <= stream < 2**64:
+            handle = stream
+        else:
+            handle = self.stream_handle(stream)
+        turn = self._turn
         try:
             del turn[0]  # atomic, and a third of a lock's time; a signal's handler runs before it or within the try
         except IndexError:
             raise CallInUse(self.plan.problem, self.plan.device) from None
         try:
-            if self._check_device is not None:  # what stands in memory may have changed since it was bound
-                with self._runtime.activate(self.plan.device):
-                    self._check_device()
-            checked = self._verification() if self._check else None
-            with self._runtime.activate(self.plan.device):
+            if self._only_launches and self._is_current():
                 for launch in self._launches:
                     launch(handle)
-            for records in active():
-                records.extend(self._records)
-            if checked is not None:
-                checked.require()
+                if traced := active():
+                    self._trace(traced)
+            else:
+                self._launch(handle)
         finally:
             turn.append(None)
+
+    def _launch(self, handle: int) -> None:
+        """With what stands before and after the launches, and the device made current."""
+        if self._check_device is not None:  # what stands in memory may have changed since it was bound
+            with self._runtime.activate(self.plan.device):
+                self._check_device()
+        checked = self._verification() if self._check else None
+        with self._runtime.activate(self.plan.device):
+            for launch in self._launches:
+                launch(handle)
+        self._trace(active())
+        if checked is not None:
+            checked.require()
+
+    def _trace(self, traced: Sequence[list[LaunchRecord]]) -> None:
+        for records in traced:
+            records.extend(self._records)
 
     def _verification(self) -> Verification:
         from kernelseam.verification import Verification
@@ -284,6 +317,13 @@ class Call:
         raise not_copied("a call", "Bind its plan to other memory with call.rebind(…)")
 
 
+def ready_of(runtime: Runtime, device: Device, array: ArrayInfo | None) -> Ready:
+    """What a runtime has ready for calls on a device; where it has nothing, ``activate`` is always asked for."""
+    if isinstance(runtime, QuickRuntime):
+        return runtime.ready(device, array.kind if array else None)
+    return Ready(lambda: False, partial(runtime.current_stream, device, array))
+
+
 def stream_handle(stream: object, runtime: Runtime, device: Device, array: ArrayInfo | None = None) -> int:
     """The integer handle of a stream: an int, an object with ``__cuda_stream__``, or None, the array library's current
     one. Raises InvalidValue for anything else."""
@@ -301,7 +341,7 @@ def stream_handle(stream: object, runtime: Runtime, device: Device, array: Array
     return handle
 
 
-def _written_tensors(plan: Plan, given: Mapping[str, object]) -> list[object]:
+def _written_tensors(plan: Plan, given: Mapping[str, object]) -> tuple[object, ...]:
     """The torch tensors, one by one or in lists, that a call over these operands writes to."""
     names = {rule.name for rule in plan.problem.operands if rule.written}
     matrix = getattr(getattr(plan.descriptor, "lists", plan.descriptor), "matrix", None)
@@ -312,7 +352,7 @@ def _written_tensors(plan: Plan, given: Mapping[str, object]) -> list[object]:
         elif matrix is not None and isinstance(value, list | tuple) and matrix(name).written:
             found += cast(Sequence[object], value)
     arrays = (x.owner if isinstance(x, ArrayInfo) else x for x in found)
-    return [x for x in arrays if torch_arrays.is_tensor(x)]
+    return tuple(x for x in arrays if torch_arrays.is_tensor(x))
 
 
 def _workspace_address(address: int, parts: PlanParts) -> int:

@@ -1,6 +1,7 @@
 // A pipeline of tiles from global to shared memory: a ring of stages, each with a barrier that says it is full and one that
 // says it is empty. A producer waits for empty and loads; every consumer waits for full, uses, and hands the stage back.
-// Both walk the ring in the same order, each with a cursor of its own.
+// Both walk the ring in the same order, each with a cursor of its own. Blocks of a cluster that load for each other have a ring
+// each, walk them in the same order, and hand a stage back to all.
 #pragma once
 #include "sm90/ptx.h"
 
@@ -34,4 +35,18 @@ template<int ROWS, int COLUMNS>
 KS_DEVICE void tile_load(u32 to, const TensorMap& map, u32 barrier, int row, int head, int batch, int panel = ROWS * 128) {
 #pragma unroll
   for (int c = 0; c < COLUMNS; c += 64) tma_load(to + c / 64 * panel, map, barrier, c, row, head, batch);
+}
+// The same tile for all blocks of a cluster: each loads every BLOCKSth panel, for all. Each block's barrier has to expect the
+// whole, and the stage to be empty in all.
+template<int BLOCKS, int ROWS, int COLUMNS>
+KS_DEVICE void tile_load_together(u32 to, const TensorMap& map, u32 barrier, int row, int head, int batch, int rank) {
+  if constexpr (BLOCKS == 1) {
+    tile_load<ROWS, COLUMNS>(to, map, barrier, row, head, batch);
+  } else {
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c += 64 * BLOCKS) {
+      const int x = c + 64 * rank;
+      if (x < COLUMNS) tma_load_multicast(to + x / 64 * ROWS * 128, map, barrier, x, row, head, batch, (1 << BLOCKS) - 1);
+    }
+  }
 }

@@ -27,6 +27,31 @@ KS_DEVICE void barrier_wait(u32 barrier, u32 parity) {
                "@!done bra again_%=;\n}" :: "r"(barrier), "r"(parity) : "memory");
 }
 
+// ---- clusters: blocks that run at once and reach each other's shared memory
+
+KS_DEVICE int cluster_rank() {
+  int rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+// All threads of all blocks: after barriers are made, and before a block ends, whose memory others reach until then.
+KS_DEVICE void cluster_barrier() {
+  warp_barrier();
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Arrive at the barrier at the same place of another block of the cluster. Without .release, which would order all of a thread's
+// writes, by a fence of the whole GPU: what arrivals order here are reads by products that were waited for.
+KS_DEVICE void barrier_arrive_at(u32 barrier, int rank) {
+  asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+               "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" :: "r"(barrier), "r"(rank) : "memory");
+}
+// A word to another block, that counts 4 bytes at its barrier.
+KS_DEVICE void store_at(u32 to, u32 x, u32 barrier, int rank) {
+  asm volatile("{\n.reg .b32 place, there;\nmapa.shared::cluster.u32 place, %0, %3;\nmapa.shared::cluster.u32 there, %2, %3;\n"
+               "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [place], %1, [there];\n}"
+               :: "r"(to), "r"(x), "r"(barrier), "r"(rank) : "memory");
+}
+
 // ---- meetings of some of a block's warps: 1 to 15, `threads` of them in all
 
 KS_DEVICE void named_barrier_sync(int id, int threads) {
@@ -61,10 +86,22 @@ KS_DEVICE void tma_load(u32 to, const TensorMap& map, u32 barrier, int x0, int x
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
       :: "r"(to), "l"(&map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3) : "memory");
 }
+// To the same place of every block of the cluster that `blocks` has a bit for, and counted by the barrier that lies there.
+KS_DEVICE void tma_load_multicast(u32 to, const TensorMap& map, u32 barrier, int x0, int x1, int x2, int x3, int blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;"
+      :: "r"(to), "l"(&map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "h"((unsigned short)blocks) : "memory");
+}
 // What lies outside the tensor is not written.
 KS_DEVICE void tma_store(const TensorMap& map, u32 from, int x0, int x1, int x2, int x3) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
                :: "l"(&map), "r"(from), "r"(x0), "r"(x1), "r"(x2), "r"(x3) : "memory");
+}
+// The same with a policy for the L2 cache.
+KS_DEVICE void tma_store(const TensorMap& map, u32 from, int x0, int x1, int x2, int x3, u64 policy) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%2, %3, %4, %5}], [%1], %6;"
+               :: "l"(&map), "r"(from), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "l"(policy) : "memory");
 }
 KS_DEVICE void tma_stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until all but N groups of this thread's stores have been read out of shared memory.
@@ -73,11 +110,25 @@ template<int N> KS_DEVICE void tma_stores_wait() { asm volatile("cp.async.bulk.w
 // Between this thread's ordinary stores to shared memory and what TMA or wgmma reads of them.
 KS_DEVICE void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// ---- fragments to shared memory: four 8×8 matrices of 16-bit elements, lane l gives the address of row l % 8 of matrix l / 8
+// A policy for lines of the L2 cache: they are the first to go, so that others stay. To name the normal one is not the same as to
+// name none: products with few columns took 8 % longer.
+KS_DEVICE u64 evict_first() {
+  u64 policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// ---- fragments to shared memory and back: four 8×8 matrices of 16-bit elements, lane l gives the address of row l % 8 of
+// matrix l / 8
 
 KS_DEVICE void stmatrix(u32 to, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                :: "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+KS_DEVICE void ldmatrix(u32 from, u32 (&x)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from) : "memory");
 }
 
 // ---- what the compiler may not move or know

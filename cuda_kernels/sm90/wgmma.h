@@ -9,16 +9,17 @@
 #pragma once
 #include "sm90/ptx.h"
 
-// Descriptor of an operand: address/16 | leading offset/16 << 16 | stride offset/16 << 32 | 128-byte swizzle.
-// Stride offset: 1024 bytes, from 8 rows to the next 8.
-constexpr u64 SWIZZLED = 0x4000004000000000ull;
+// Descriptor of an operand, 64 bits: address/16 | leading offset/16 << 16 | stride offset/16 << 32 | 128-byte swizzle. Stride
+// offset: 1024 bytes, from 8 rows to the next 8. The high half is the same for all, so a descriptor is its low half, and what
+// lies some bytes further is an addition of 32 bits. In a cluster an address has the block's rank from bit 24 on, which is not
+// part of it.
+#define KS_DESCRIPTOR_HIGH "0x40000040"
 
 // Contiguous along what is summed over (Q, K): 16 deeper is 32 bytes on, in a panel.
-KS_DEVICE u64 descriptor_k_major(u32 address) { return SWIZZLED | 1u << 16 | (address & 0x3ffff) >> 4; }
-// Contiguous along n (V): 16 deeper is 16 rows on. `panel`: bytes from 64 columns to the next 64.
-KS_DEVICE u64 descriptor_n_major(u32 address, int panel) {
-  return SWIZZLED | (u64)(panel >> 4 << 16) | (address & 0x3ffff) >> 4;
-}
+KS_DEVICE u32 descriptor_k_major(u32 address) { return 1u << 16 | (address & 0x3ffff) >> 4; }
+// Contiguous along m or n (V): 16 deeper is 16 rows on. `panel`: bytes from 64 columns to the next 64.
+KS_DEVICE u32 descriptor_mn_major(u32 address, int panel) { return panel >> 4 << 16 | (address & 0x3ffff) >> 4; }
+KS_DEVICE u32 further(u32 descriptor, int bytes) { return descriptor + (bytes >> 4); }
 
 // Before the first product, and after registers that it uses were written.
 KS_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -62,22 +63,26 @@ template<int N> KS_DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.syn
 #define KS_D240 KS_D224, KS_EIGHT(112)
 #define KS_D256 KS_D240, KS_EIGHT(120)
 
-// Whether d is added to must be a predicate: with an immediate there the compiler crashes.
-#define KS_WGMMA(n, type, a, b, add, tail) \
-  "{\n.reg .pred p;\nsetp.ne.b32 p, %" #add ", 0;\n" \
-  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" KS_R##n "}, " a ", %" #b ", p, " tail ";\n}"
+// Whether d is added to must be a predicate: with an immediate there the compiler crashes. `make`: the 64-bit x and y.
+#define KS_WGMMA(n, type, make, a, add, tail) \
+  "{\n.reg .pred p;\n.reg .b32 high;\n.reg .b64 x, y;\nsetp.ne.b32 p, %" #add ", 0;\n" \
+  "mov.b32 high, " KS_DESCRIPTOR_HIGH ";\n" make \
+  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" KS_R##n "}, " a ", y, p, " tail ";\n}"
+#define KS_WIDE(x, low) "mov.b64 " x ", {%" #low ", high};\n"
 
 template<class T, int N> struct Wgmma;
 
-// ss: A and B contiguous along what is summed over. rs: A in registers, B contiguous along n.
+// ss: A and B in shared memory; A_M, B_N: 1 where contiguous along m, n, 0 along what is summed over. rs: A in registers, B
+// contiguous along n.
 #define KS_WGMMA_SHAPE(T, type, n, o0, o1, o2, o3, o4, o5) \
   template<> struct Wgmma<T, n> { \
-    static KS_DEVICE void ss(float (&d)[n / 2], u64 a, u64 b, int add) { \
-      asm volatile(KS_WGMMA(n, type, "%" #o0, o1, o2, "1, 1, 0, 0") : KS_D##n : "l"(a), "l"(b), "r"(add)); \
+    template<int A_M = 0, int B_N = 0> static KS_DEVICE void ss(float (&d)[n / 2], u32 a, u32 b, int add) { \
+      asm volatile(KS_WGMMA(n, type, KS_WIDE("x", o0) KS_WIDE("y", o1), "x", o2, "1, 1, %" #o3 ", %" #o4) \
+                   : KS_D##n : "r"(a), "r"(b), "r"(add), "n"(A_M), "n"(B_N)); \
     } \
-    static KS_DEVICE void rs(float (&d)[n / 2], const u32* a, u64 b, int add) { \
-      asm volatile(KS_WGMMA(n, type, "{%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}", o4, o5, "1, 1, 1") \
-                   : KS_D##n : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)); \
+    static KS_DEVICE void rs(float (&d)[n / 2], const u32* a, u32 b, int add) { \
+      asm volatile(KS_WGMMA(n, type, KS_WIDE("y", o4), "{%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}", o5, "1, 1, 1") \
+                   : KS_D##n : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add)); \
     } \
   };
 #define KS_WGMMA_SHAPES(n, ...) KS_WGMMA_SHAPE(f16, "f16", n, __VA_ARGS__) KS_WGMMA_SHAPE(bf16, "bf16", n, __VA_ARGS__)

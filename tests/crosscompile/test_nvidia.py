@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from kernelseam.compilation import compiled
 from kernelseam.contract import SourceBundle
-from kernelseam.errors import CompileError, UnknownName
+from kernelseam.errors import CompileError, SlowBinary, UnknownName
 from kernelseam.kernels import Covered
 from kernelseam.kernels.signature import Signature
 
@@ -91,23 +93,44 @@ def wgmma(between: str) -> SourceBundle:
     return SourceBundle("k", "k.cu", (("k.cu", WGMMA.replace("BETWEEN", between)),), (), ("-std=c++17",))
 
 
-def test_wgmma_that_the_compiler_serialises_does_not_pass() -> None:
-    """Sums that are touched while products are on their way. The compiler warns, and ends with success."""
+def test_wgmma_that_the_compiler_serialises_fails_the_tests_and_no_users_build() -> None:
+    """Sums that are touched while products are on their way. The compiler says so, and ends with success."""
     assert TOOLCHAIN.inspect(TOOLCHAIN.compile(wgmma(""), "sm_90a"), "sm_90a")["k"].matrix_instructions > 0
-    with pytest.raises(CompileError) as caught:
-        TOOLCHAIN.compile(wgmma("d[0] *= 1.5f;"), "sm_90a")
-    first, *lines = caught.value.log.splitlines()
-    assert first == "it compiles, but not to what it is written for:"
+    slow = wgmma("d[0] *= 1.5f;")
+    with pytest.raises(SlowBinary):  # as every compilation of a test
+        TOOLCHAIN.compile(slow, "sm_90a")
+    with pytest.warns(SlowBinary) as caught:
+        assert TOOLCHAIN.inspect(TOOLCHAIN.compile(slow, "sm_90a"), "sm_90a")["k"].matrix_instructions > 0
+    (one,) = caught
+    first, *lines = str(one.message).splitlines()
+    assert first == (
+        "k compiles for sm_90a, but not to what it is written for: its results are right, and it is slow. "
+        f"{TOOLCHAIN.compiler()} says:"
+    )
     assert lines and all("(C751" in line and "serialized" in line for line in lines)
 
 
-def test_a_setmaxnreg_that_is_ignored_does_not_pass() -> None:
+def test_a_setmaxnreg_that_is_ignored_fails_the_tests() -> None:
     """Where the kernel's bounds are not given the compiler cannot know what it starts with."""
     body = 'asm volatile("setmaxnreg.dec.sync.aligned.u32 24;"); b[n] = a[c] + m;'
-    with pytest.raises(CompileError, match=r"\(C7508\) .*'setmaxnreg' ignored"):
+    with pytest.raises(SlowBinary, match=r"\(C7508\) .*'setmaxnreg' ignored"):
         TOOLCHAIN.compile(kernel(body), "sm_90a")
     text = kernel(body).files[0][1].replace("__global__ void k", "__global__ void __launch_bounds__(128, 1) k")
     assert TOOLCHAIN.compile(replace(kernel(body), files=(("k.cu", text),)), "sm_90a")
+
+
+def test_a_slow_binary_is_not_kept_where_it_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next to ask would find it in the cache, and nobody would read the log again."""
+    monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path))
+    text = WGMMA.replace("BETWEEN", "d[0] *= 1.5f;")
+    keyed = f"__device__ extern const char key[] = KS_KEY;\n{text.replace('out[', 'out[key[0] - key[0] + ')}"
+    slow = replace(wgmma(""), files=(("k.cu", keyed),))
+    for _ in range(2):
+        with pytest.raises(SlowBinary):
+            compiled(TOOLCHAIN, slow, "sm_90a")
+    assert not list(tmp_path.rglob("*.bin"))
+    with pytest.warns(SlowBinary):
+        assert compiled(TOOLCHAIN, slow, "sm_90a").path is not None
 
 
 @pytest.mark.parametrize(

@@ -11,21 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nvidia_gpu import DEVICE, RUNTIME, cupy
 
 import kernelseam as ks
-from kernelseam.contract import Device
 from kernelseam.dtypes import FLOATING, DType
 from kernelseam.errors import OutOfDeviceMemory, WrongResult
-from kernelseam.plugins import plugins
 
 pytestmark = pytest.mark.gpu
-pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
-BACKEND = plugins().registry.backends.get("cuda")
-if BACKEND is None or not BACKEND.runtime.devices():
-    pytest.skip("gpu is missing: no NVIDIA device here", allow_module_level=True)
-RUNTIME: Any = BACKEND.runtime
-DEVICE: Device = RUNTIME.devices()[0]
-cupy = pytest.importorskip("cupy")
 RNG = np.random.default_rng(0)
 
 

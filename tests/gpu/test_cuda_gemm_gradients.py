@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gradient_problems import BROADCAST, Array, uneven, what_repeats
+from nvidia_gpu import cupy
 
 from kernelseam import bmm_bwd, trace
-from kernelseam.plugins import plugins
 
 pytestmark = pytest.mark.gpu
-pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
-BACKEND = plugins().registry.backends.get("cuda")
-if BACKEND is None or not BACKEND.runtime.devices():
-    pytest.skip("gpu is missing: no NVIDIA device here", allow_module_level=True)
-cupy = pytest.importorskip("cupy")
-
-sys.path.append(str(Path(__file__).parents[1] / "unit" / "helpers"))
-
-from gradient_problems import BROADCAST, Array, uneven, what_repeats  # noqa: E402
-
 RNG = np.random.default_rng(50)
 KINDS = ("cupy", "torch")
 

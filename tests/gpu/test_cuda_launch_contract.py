@@ -7,23 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nvidia_gpu import DEVICE, RUNTIME, TOOLCHAIN, cupy
 
-from kernelseam.contract import Device, LaunchConfig, SourceBundle, TensorMap
+from kernelseam.contract import LaunchConfig, SourceBundle, TensorMap
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError
 from kernelseam.kernels.signature import Signature
-from kernelseam.plugins import plugins
 
 pytestmark = pytest.mark.gpu
-pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
-BACKEND = plugins().registry.backends.get("cuda")
-if BACKEND is None or not BACKEND.runtime.devices():
-    pytest.skip("gpu is missing: no NVIDIA device here", allow_module_level=True)
-RUNTIME: Any = BACKEND.runtime
-TOOLCHAIN: Any = BACKEND.toolchain
-DEVICE: Device = RUNTIME.devices()[0]
 ROW = TOOLCHAIN.arch_row(DEVICE.arch)
-cupy = pytest.importorskip("cupy")
 needs_clusters = pytest.mark.skipif(
     ROW.cluster_blocks == 1, reason=f"{DEVICE.arch} has neither clusters nor tensor maps"
 )

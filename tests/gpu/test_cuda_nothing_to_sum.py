@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from nothing_to_sum import CASES, Array, Case
+from nvidia_gpu import cupy
 
 from kernelseam.errors import Unsupported
-from kernelseam.plugins import plugins
+from kernelseam_cuda import arrays
 
 pytestmark = pytest.mark.gpu
-arrays = pytest.importorskip("kernelseam_cuda.arrays", reason="kernelseam-cuda is not installed")
-BACKEND = plugins().registry.backends.get("cuda")
-if BACKEND is None or not BACKEND.runtime.devices():
-    pytest.skip("gpu is missing: no NVIDIA device here", allow_module_level=True)
-cupy = pytest.importorskip("cupy")
-
-sys.path.append(str(Path(__file__).parents[1] / "unit" / "helpers"))
-
-from nothing_to_sum import CASES, Array, Case  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

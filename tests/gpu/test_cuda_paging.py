@@ -7,18 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nvidia_gpu import cupy
 
 import kernelseam
 from kernelseam import Attention, attention_paged, plan
 from kernelseam.errors import InvalidValue
-from kernelseam.plugins import plugins
 
 pytestmark = pytest.mark.gpu
-pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
-BACKEND = plugins().registry.backends.get("cuda")
-if BACKEND is None or not BACKEND.runtime.devices():
-    pytest.skip("gpu is missing: no NVIDIA device here", allow_module_level=True)
-cupy = pytest.importorskip("cupy")
 RNG = np.random.default_rng(8)
 PAGES, PAGE, H, G, D = 40, 16, 4, 2, 64
 LENGTHS = (70, 33, 0, 1, 80)

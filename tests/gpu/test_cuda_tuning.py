@@ -7,23 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nvidia_gpu import DEVICE, cupy
 
 import kernelseam as ks
 from kernelseam import planning
-from kernelseam.contract import Device
 from kernelseam.dispatch import consider
-from kernelseam.plugins import plugins
 from kernelseam.tuning import store
 from kernelseam.tuning.measure import tune
 from kernelseam.variants import SEPARATOR, variants_of
 
 pytestmark = pytest.mark.gpu
-pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
-BACKEND = plugins().registry.backends.get("cuda")
-if BACKEND is None or not BACKEND.runtime.devices():
-    pytest.skip("gpu is missing: no NVIDIA device here", allow_module_level=True)
-DEVICE: Device = BACKEND.runtime.devices()[0]
-cupy = pytest.importorskip("cupy")
 RNG = np.random.default_rng(0)
 
 

@@ -3,30 +3,19 @@ memory whose zeros a wrapped offset would read."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from far_cases import CASES, held
+from nvidia_gpu import DEVICE, cupy
 
 from kernelseam.parity.memory import Place
-from kernelseam.plugins import plugins
 
 pytestmark = pytest.mark.gpu
-pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
-BACKEND = plugins().registry.backends.get("cuda")
-if BACKEND is None or not BACKEND.runtime.devices():
-    pytest.skip("gpu is missing: no NVIDIA device here", allow_module_level=True)
-DEVICE = BACKEND.runtime.devices()[0]
-cupy = pytest.importorskip("cupy")
-
-sys.path.append(str(Path(__file__).parents[1] / "unit" / "helpers"))
-
-from far_cases import CASES, held  # noqa: E402
 
 
 class Memory:

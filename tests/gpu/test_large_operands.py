@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
+from far_operands import FAR, REACH, hold
+from nvidia_gpu import DEVICE, cupy
 
 from kernelseam import BatchedGemmStrided, plan
 from kernelseam.contract import OperandRule
-from kernelseam.plugins import plugins
 
 pytestmark = pytest.mark.gpu
-pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
-BACKEND = plugins().registry.backends.get("cuda")
-if BACKEND is None or not BACKEND.runtime.devices():
-    pytest.skip("gpu is missing: no NVIDIA device here", allow_module_level=True)
-DEVICE = BACKEND.runtime.devices()[0]
 if DEVICE.limits.memory_bytes < 2**34:
     pytest.skip("the GPU has less than 16 GiB", allow_module_level=True)
-cupy = pytest.importorskip("cupy")
-
-sys.path.append(str(Path(__file__).parents[1] / "unit" / "helpers"))
-
-from far_operands import FAR, REACH, hold  # noqa: E402
 
 
 @contextmanager

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-from kernelseam.plugins import plugins
+from nvidia_gpu import cupy
+from told_lengths import Array, hold
 
 pytestmark = pytest.mark.gpu
-pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
-BACKEND = plugins().registry.backends.get("cuda")
-if BACKEND is None or not BACKEND.runtime.devices():
-    pytest.skip("gpu is missing: no NVIDIA device here", allow_module_level=True)
-cupy = pytest.importorskip("cupy")
-
-sys.path.append(str(Path(__file__).parents[1] / "unit" / "helpers"))
-
-from told_lengths import Array, hold  # noqa: E402
 
 
 def into(array: Any, values: Array) -> None:

@@ -1,8 +1,9 @@
-"""The bugs in NVIDIA's platform header and the command that runs them on a GPU, here with a bug of the host's."""
+"""The bugs in NVIDIA's device sources and the command that runs them on a GPU, here with a bug of the host's."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -16,11 +17,17 @@ from typing import Any
 import pytest
 
 from kernelseam.contract import Device
-from kernelseam.parity.cases import named
+from kernelseam.parity.cases import Case, named
 from kernelseam.plugins import Plugins
 from mutant import Mutant
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tests" / "gpu"))
+
+import fast_cases  # noqa: E402
+import nvidia_mutants  # noqa: E402
+import sm90_mutants  # noqa: E402
+
 BUG = Mutant(
     "half-of-the-columns", "platform_host.h", "add(acc.x[r][c], a.x[r][k + e], x[e]);", "acc.x[r][c] = x[e];",
     "gemm-f16-nt", "", "the last product is the sum",
@@ -46,13 +53,12 @@ def device(hostcpp: Plugins, monkeypatch: pytest.MonkeyPatch) -> Device:
     return backend.runtime.devices()[0]
 
 
+def case_named(name: str) -> Case:
+    return fast_cases.CASES.get(name) or named(name)
+
+
 def nvidia() -> tuple[Mutant, ...]:
-    sys.path.append(str(ROOT / "tests" / "gpu"))
-    try:
-        from nvidia_mutants import MUTANTS
-    finally:
-        sys.path.pop()
-    return MUTANTS
+    return *nvidia_mutants.MUTANTS, *sm90_mutants.MUTANTS
 
 
 @pytest.mark.parametrize("mutant", nvidia(), ids=lambda m: m.name)
@@ -60,13 +66,14 @@ def test_words_are_there_once(mutant: Mutant) -> None:
     toolchain = pytest.importorskip("kernelseam_cuda.toolchain", reason="kernelseam-cuda is not installed")
     files = dict(toolchain.sources())
     assert mutant.planted(files) != files
-    case = named(mutant.case)
+    case = case_named(mutant.case)
     assert case.dtype.itemsize != 4 or getattr(case, "precision", None), "the matrix units' cases"
 
 
 def test_the_table_is_sound() -> None:
     assert [n for n, count in Counter(m.name for m in nvidia()).items() if count > 1] == []
-    assert len(nvidia()) >= 30
+    assert len([m for m in nvidia() if m.implementation == "shared"]) >= 30
+    assert len([m for m in nvidia() if m.implementation == "sm90"]) >= 50
 
 
 def test_a_bug_is_seen_by_its_case(script: Any, device: Device) -> None:
@@ -110,25 +117,61 @@ def test_each_has_a_process_of_its_own(
     script: Any, device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The page says what was seen, and what came of a process that died or hung."""
-    bugs = [Mutant(name, "platform_host.h", "x", "y", "gemm-f16-nt", "", f"it is {name}") for name in "abc"]
+    bugs = [Mutant(name, "platform_host.h", "x", "y", "gemm-f16-nt", "", f"it is {name}") for name in "abcde"]
     monkeypatch.setattr(script, "MUTANTS", tuple(bugs))
+    monkeypatch.setattr(script, "LUCK", {"e": "it is luck"})
+    asked = []
 
     def run(line: list[str], timeout: float, **options: Any) -> Any:
         name = line[line.index("--child") + 1]
+        asked.append(name)
         assert options["env"]["KERNELSEAM_CACHE_DIR"].endswith(f"/{name}")
         if name == "c":
             raise subprocess.TimeoutExpired(line, timeout)
-        found = script.Seen(name, 1) if name == "none" else script.Seen(name, 0, "gemm-f16-nt", "C is 1|2")
-        return SimpleNamespace(returncode=9 * (name == "b"), stdout=json.dumps(asdict(found)), stderr="killed")
+        found = script.Seen(name, 0, "gemm-f16-nt", "C is 1|2")
+        if name in ("none", "e"):
+            found = script.Seen(name, 1)
+        if name == "d":  # ended by its own watchdog, its last words what it said before the case
+            found = script.Seen(name, 0, "gemm-f16-nt", "it does not come back within 10 s")
+        code, said = {"b": (9, "killed"), "d": (1, "Timeout (0:00:10)!\nThread 0x1")}.get(name, (0, ""))
+        return SimpleNamespace(returncode=code, stdout=json.dumps(asdict(found)), stderr=said)
 
     monkeypatch.setattr(script.subprocess, "run", run)
     monkeypatch.setattr(script, "find_device", lambda name: device)
     given = ["--device", "hostcpp:0", "--workers", "2", "--report", str(tmp_path / "page.md"), "--seconds", "50"]
     assert script.main(given) == 1
     out = capsys.readouterr().out
-    assert "NOT AS IT SHOULD: b: its process ended with 9: killed" in out and "1 of 3 bugs were seen, in 0 s" in out
+    assert "NOT AS IT SHOULD: b: its process ended with 9: killed" in out
+    assert "as it should: d: gemm-f16-nt: it does not come back within 10 s" in out
+    assert "as it may: e: no case showed it, which may be: it is luck" in out
+    assert "2 of 5 bugs were seen, 1 may go unseen, in 0 s" in out
+    assert "after d had hung: no case showed it" in out and asked[-1] == "none" and asked.count("none") == 2
     page = (tmp_path / "page.md").read_text()
-    assert "1 of 3 were seen by a parity case. The header as it is passed 1 of 1 cases" in page
+    assert "2 of 5 were seen by a parity case. The sources as they are passed 1 of 1 cases" in page
     assert "| a | it is a | gemm-f16-nt | C is 1/2 | 0 |" in page
     assert "| c | it is c | – | no answer within 50 s | 0 |" in page
-    assert script.main([*given, "--only", "a"]) == 0
+    assert script.main([*given, "--only", "a", "--only", "d", "--only", "e"]) == 0
+    assert script.main([*given, "--only", "a", "--place", "sm90/"]) == 0, "none there"
+
+
+HANGS = """
+import sys, time
+sys.path[:0] = {paths!r}
+import platform_mutants as script
+from kernelseam.contract import Device
+
+script._compiled_ahead = lambda *given: ""
+script._verdict = lambda case, *given: time.sleep(60)
+script.hunt(None, Device("hostcpp", 0, "host"), time.monotonic() + 60, 0.3, script.MUTANTS[:1], script._print)
+"""
+
+
+def test_a_case_that_hangs_ends_its_process(script: Any, python_command: list[str]) -> None:
+    """By a thread of faulthandler's, which needs no lock of Python's."""
+    text = HANGS.format(paths=[str(ROOT / "benchmarks")])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    start = time.monotonic()
+    done = subprocess.run([*python_command, "-c", text], capture_output=True, text=True, env=environment, timeout=60)
+    assert time.monotonic() - start < 30 and done.returncode == 1 and script.HUNG in done.stderr, done.stderr
+    last = script.Seen(**json.loads(done.stdout.splitlines()[-1]))
+    assert (last.case, last.said) == (nvidia()[0].case, "it does not come back within 0.3 s")

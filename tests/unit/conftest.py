@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -59,30 +57,6 @@ def acme(discovered: Callable[..., plugins.Plugins]) -> Any:
     return found.backend("acme").runtime
 
 
-class Kept(io.BytesIO):
-    """Memory that nobody closes, as a collected wrapper around it would."""
-
-    def close(self) -> None:
-        pass
-
-
-class Stream(io.TextIOWrapper):
-    """What one command prints; a terminal where the test says that ``outer`` is one."""
-
-    def __init__(self, outer: Any) -> None:
-        super().__init__(Kept(), encoding="utf-8", newline="", write_through=True)
-        self.outer = outer
-
-    def close(self) -> None:
-        pass
-
-    def isatty(self) -> bool:
-        return not self.outer.closed and self.outer.isatty()
-
-    def text(self) -> str:
-        return self.buffer.getvalue().decode()  # type: ignore[attr-defined]
-
-
 @pytest.fixture
 def command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, discovered: Callable[..., Any]
@@ -92,10 +66,9 @@ def command(
     monkeypatch.setenv("KERNELSEAM_BACKEND", "numpy")
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        out, err = Stream(sys.stdout), Stream(sys.stderr)
-        with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as ended:
             main([str(a) for a in arguments])
-        return int(ended.value.code or 0), out.text(), err.text()
+        return int(ended.value.code or 0), *capsys.readouterr()
 
     return run
 

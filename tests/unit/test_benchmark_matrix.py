@@ -45,3 +45,14 @@ def test_the_matrix_alone(script: Any, capsys: pytest.CaptureFixture[str]) -> No
     out = capsys.readouterr().out.splitlines()
     assert out[1] == f"{len(names)} cases" and out[2 : 2 + len(names)] == names
     assert out[-1].startswith(f"{{'passed': {len(names)}}} in ")
+
+
+def test_cases_of_many_tiles_are_for_checkers(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "attention-f16-64-causal-many-tiles-masked"
+    given = ["--device", "numpy:0", "--filter", name, "--many-tiles"]
+    assert script.main([*given, "--separate", "--verbose"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[1:3] == ["1 cases", name] and out[-1].startswith("{'passed': 1} in ")
+    with pytest.raises(SystemExit):
+        script.main(given)
+    assert "--many-tiles is for --separate" in capsys.readouterr().err

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from kernelseam import compilation
+from kernelseam.cli import output
 from kernelseam.contract import SourceBundle
 
 Command = Callable[..., tuple[int, str, str]]
@@ -424,6 +425,14 @@ def test_a_table_on_a_terminal_and_version(command: Command, monkeypatch: pytest
     status, out, _ = command("explain", "gemm")
     assert status == 0 and "chosen" in out
     assert command("--version")[1] == "0.1.0\n"
+
+
+def test_a_refused_command_line_leaves_standard_output_as_it_was(command: Command) -> None:
+    """At once, not when the refusal, and what typer keeps with it, is collected."""
+    before = sys.stdout
+    status, out, err = command("gemm", "--json", "--m", "x")
+    assert (status, out) == (2, "") and "'--m'" in err
+    assert sys.stdout is before and output._json is None
 
 
 def test_module_and_quiet_import() -> None:

@@ -35,7 +35,7 @@ class Library:
         self.streams: list[int | None] = []
         self.computes: list[int] = []
         self.modes: list[int] = []
-        self.status = 0
+        self.status = self.set_status = self.sets = 0
 
     def cublasCreate_v2(self, handle: Any) -> int:
         return 0
@@ -46,7 +46,8 @@ class Library:
 
     def cublasSetStream_v2(self, handle: Any, stream: Any) -> int:
         self.stream = stream.value
-        return 0
+        self.sets += 1
+        return self.set_status
 
     def cublasGetStatusName(self, status: Any) -> bytes:
         return b"CUBLAS_STATUS_FAKE"
@@ -173,6 +174,20 @@ def test_every_product_runs_on_the_stream_it_is_given(library: Library) -> None:
     for launch, stream in ((first, 7), (second, 2**40), (first, 0)):
         launch(stream)
     assert library.streams == [7, 2**40, None]
+
+
+def test_a_stream_is_set_where_it_is_another(library: Library) -> None:
+    x = np.ones((4, 4), np.float32)
+    run = blas.CublasGemm().build(SQUARE, DEVICE).steps[0].bind(dict.fromkeys("ABC", x.ctypes.data), 0)
+    for stream in (7, 7, 9, 9, 7):
+        run(stream)
+    assert (library.streams, library.sets) == ([7, 7, 9, 9, 7], 3)
+    library.set_status = 7
+    with pytest.raises(DeviceError, match="^cublasSetStream failed with CUBLAS_STATUS_FAKE"):
+        run(9)
+    library.set_status = 0
+    run(7)  # which it may have no more
+    assert (library.streams[5:], library.sets) == ([7], 5)
 
 
 def test_a_failure_names_the_call_and_the_status(library: Library) -> None:

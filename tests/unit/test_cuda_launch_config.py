@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kernelseam.contract import KernelFacts, LaunchConfig
-from kernelseam.errors import CompileError, DeviceError
+from kernelseam.errors import DeviceError, SlowBinary
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
 from kernelseam_cuda import bindings, launch, plugin  # noqa: E402
@@ -25,7 +25,7 @@ class Status(int):
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """The structures of the bindings; launches are recorded."""
-    fake = SimpleNamespace(status=0, plain=[], extended=[])
+    fake = SimpleNamespace(status=0, extended=[])
 
     def extended(config: Any, function: object, parameters: int, extra: int) -> tuple[Status]:
         clusters = [
@@ -43,12 +43,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         fake.given = parameters, extra
         return (Status(fake.status),)
 
-    def plain(*arguments: Any) -> tuple[Status]:
-        fake.plain.append(arguments[1:9])
-        fake.given = arguments[9:]
-        return (Status(fake.status),)
-
-    fake.cuLaunchKernel, fake.cuLaunchKernelEx = plain, extended
+    fake.cuLaunchKernelEx = extended
     fake.cuGetErrorString = lambda status: (0, b"what it means")
     for name in ("CUlaunchConfig", "CUlaunchAttribute", "CUlaunchAttributeID"):
         setattr(fake, name, getattr(cu, name))
@@ -63,6 +58,7 @@ def kernel(*parameters: tuple[int, int]) -> launch.CudaKernel:
 @pytest.mark.parametrize(
     ("config", "clusters", "early"),
     [
+        (LaunchConfig((4, 2, 1), (64, 2, 1), 512), [], []),
         (LaunchConfig((4, 2, 1), (64, 2, 1), 512, (2, 1, 1)), [(2, 1, 1)], []),
         (LaunchConfig((4, 2, 1), (64, 2, 1), 512, programmatic=True), [], [1]),
         (LaunchConfig((4, 2, 1), (64, 2, 1), 512, (2, 2, 1), True), [(2, 2, 1)], [1]),
@@ -72,11 +68,11 @@ def test_clusters_and_early_starts_are_attributes_of_the_launch(
     driver: SimpleNamespace, config: LaunchConfig, clusters: list[Any], early: list[int]
 ) -> None:
     run = kernel((0, 8)).prepare(config, bytes(8))
-    assert driver.extended == [] == driver.plain
+    assert driver.extended == []
     run(77)
     run(99)
     assert driver.extended == [((4, 2, 1), (64, 2, 1), 512, stream, clusters, early) for stream in (77, 99)]
-    assert driver.plain == [] and driver.given[0] == 0
+    assert driver.given[0] == 0
     driver.status = 1
     with pytest.raises(DeviceError, match=r"^cuLaunchKernelEx failed with CUDA_ERROR_FAKE \(1\): what it means \(grid"):
         run(77)
@@ -135,9 +131,13 @@ def test_the_log_of_a_success_is_read(
     assert toolchain is not None
     made = SourceBundle("k", "k.h", (("k.h", ""),), (), ())
     if lost:
-        with pytest.raises(CompileError) as caught:
-            toolchain.compile(made, "sm_90a")
-        assert caught.value.log == "it compiles, but not to what it is written for:\n" + "\n".join(lost)
+        monkeypatch.setattr("kernelseam_cuda.toolchain._version", lambda: "nvrtc 13.0.88 (some build)")
+        with pytest.warns(SlowBinary) as caught:
+            assert toolchain.compile(made, "sm_90a") == bytes(4)
+        assert str(caught[0].message) == "\n".join([
+            ("k compiles for sm_90a, but not to what it is written for: its results are right, and it is slow. "
+            "nvrtc 13.0.88 (some build) says:"), *lost,
+        ])
     else:
         assert toolchain.compile(made, "sm_90a") == bytes(4)
     assert (b"--no-cache" in options) == uncached

@@ -95,7 +95,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     fake = SimpleNamespace(status=0, seen=[])
     fake.cuGetErrorString = lambda status: (0, b"what it means")
     fake.cuThing = lambda *arguments: (fake.seen.append(arguments), (Status(fake.status), 5))[1]
-    fake.cuLaunchKernel = lambda *arguments: (fake.seen.append(arguments), (Status(fake.status),))[1]
+    fake.CUlaunchConfig = SimpleNamespace
+    fake.cuLaunchKernelEx = lambda *arguments: (fake.seen.append(arguments), (Status(fake.status),))[1]
     fake.cuFuncSetAttribute = lambda *arguments: (fake.seen.append(arguments), (Status(0),))[1]
     fake.CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="max shared")
     monkeypatch.setattr(bindings, "driver", lambda: fake)
@@ -121,16 +122,29 @@ def test_a_launch_only_launches(driver: SimpleNamespace) -> None:
     made = launch.CudaKernel("function", facts((0, 8)))
     run = made.prepare(LaunchConfig((3, 1, 1), (128, 1, 1), 1024), b"\0" * 8)
     assert driver.seen == []
-    run(77)
-    ((function, *rest),) = driver.seen
-    assert (function, rest[:9]) == ("function", [3, 1, 1, 128, 1, 1, 1024, 77, 0])
+    for stream in (77, 99, 77):
+        run(stream)
+    first, other, again = (config for config, *_ in driver.seen)
+    assert first is again and [c.hStream for c in (first, other)] == [77, 99], "a structure for each stream"
+    for config, function, places, _ in driver.seen:
+        assert (config.gridDimX, config.gridDimY, config.gridDimZ) == (3, 1, 1)
+        assert (config.blockDimX, config.blockDimY, config.blockDimZ) == (128, 1, 1)
+        assert (config.sharedMemBytes, config.numAttrs, function, places) == (1024, 0, "function", 0)
     driver.status = 1
     with pytest.raises(DeviceError) as caught:
         run(77)
     assert str(caught.value) == (
-        "cuLaunchKernel failed with CUDA_ERROR_FAKE (1): what it means (grid (3, 1, 1), block (128, 1, 1), "
+        "cuLaunchKernelEx failed with CUDA_ERROR_FAKE (1): what it means (grid (3, 1, 1), block (128, 1, 1), "
         "1024 bytes shared)"
     )
+
+
+def test_streams_that_come_and_go_are_not_all_remembered(driver: SimpleNamespace) -> None:
+    run = launch.CudaKernel("function", facts()).prepare(LaunchConfig((3, 1, 1), (128, 1, 1)), b"")
+    for stream in (*range(100), 99, 0):
+        run(stream)
+    assert [config.hStream for config, *_ in driver.seen] == [*range(100), 99, 0]
+    assert driver.seen[-2][0] is driver.seen[-3][0] and driver.seen[-1][0] is not driver.seen[0][0]
 
 
 def test_more_than_48_kib_of_shared_memory_is_asked_for_once(driver: SimpleNamespace) -> None:

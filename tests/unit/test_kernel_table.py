@@ -60,6 +60,20 @@ def test_archs_that_are_alike_have_the_same_tiles(arch: str) -> None:
         o: [kernel_table.tile_name(t) for t in found] for o, found in its.tiles.items()
     }
     often = [(i, c) for i, c in enumerate(covering()) if c.often]
-    assert not any(kernel_table.rare(other, i, c) for i, c in often)
+    others = [a for archs in kernel_table.SHARED if other in archs for a in archs] or [other]
+    assert all(any(not kernel_table.rare(a, i, c) for a in others) for i, c in often)
     part = [c for i, c in often if not kernel_table.rare(arch, i, c)]
     assert 0 < len(part) < len(often) / 4 and len({c.half.entry for c in part}) >= 3
+
+
+@pytest.mark.parametrize("archs", kernel_table.SHARED, ids="-".join)
+def test_archs_take_turns(archs: tuple[str, ...]) -> None:
+    """Each binary is one arch's; each arch has every large kernel, products with every transpose, and its share."""
+    often = [(i, c) for i, c in enumerate(covering()) if c.often]
+    parts = [[c for i, c in often if not kernel_table.rare(arch, i, c)] for arch in archs]
+    assert sorted(str(c) for part in parts for c in part) == sorted(str(c) for _, c in often)
+    for part in parts:
+        assert abs(len(part) - len(often) / len(archs)) < len(often) / 10
+        assert {"gemm", "attention_forward", "attention_backward"} <= {c.half.entry for c in part}
+        assert len({c.spec.dtype for c in part if c.half.entry == "attention_forward"}) >= 2
+        assert len({(c.spec.a_transposed, c.spec.b_transposed) for c in part if c.half.entry == "gemm"}) >= 3

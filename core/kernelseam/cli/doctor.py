@@ -13,7 +13,7 @@ from kernelseam import __version__, compilation
 from kernelseam.cli import shapes
 from kernelseam.cli.examination import Finding, examine
 from kernelseam.cli.output import emit_json, facts, heading, scaled, table
-from kernelseam.contract import CONTRACT_VERSION, Backend
+from kernelseam.contract import CONTRACT_VERSION, Backend, Device
 from kernelseam.plugins import Failure, Plugins, failure, plugins
 
 VARIABLES = {
@@ -46,26 +46,26 @@ def collect(check: bool = True) -> dict[str, Any]:
         if isinstance(report, Failure):
             failures.append(report)
             del reports[name]
-    devices: list[dict[str, Any]] = []
-    findings: list[Finding] = []
+    devices: list[tuple[Backend, Device]] = []
     for backend in sorted(known.registry.backends.values(), key=lambda b: -b.priority):
         try:
-            devices += [
-                {
-                    "device": f"{d.backend}:{d.index}", "arch": d.arch, "name": d.name, "evidence": d.evidence,
-                    **asdict(d.limits),
-                }
-                for d in known.devices_of(backend)
-            ]
-            if check:
-                tried, broken = examine(known, backend)
-                findings += tried
-                failures += broken
+            devices += [(backend, d) for d in known.devices_of(backend)]
         except Exception as e:  # a broken runtime is what one calls the doctor for
             failures.append(failure(known.registry.owners[backend.name,], "devices", e))
+    findings: list[Finding] = []
+    if check:
+        findings, broken = examine(known, devices)
+        failures += broken
     return {
         "version": __version__, "contract_version": CONTRACT_VERSION, "python": platform.python_version(),
-        "platform": platform.platform(), "devices": devices,
+        "platform": platform.platform(),
+        "devices": [
+            {
+                "device": f"{d.backend}:{d.index}", "arch": d.arch, "name": d.name, "evidence": d.evidence,
+                **asdict(d.limits),
+            }
+            for _, d in devices
+        ],
         "backends": {
             b.name: {
                 "archs": _archs(known, b, failures),

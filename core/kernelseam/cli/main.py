@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from io import TextIOWrapper
 from typing import Annotated, NoReturn, cast
 
@@ -51,13 +51,14 @@ app.add_typer(cache.app, name="cache")
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command; ends by SystemExit. ``arguments`` default to the process's own."""
-    with warnings.catch_warnings():
+    # What --json begins ends with the command: typer leaves open the context of a command line that it refuses.
+    with ExitStack() as ends, warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
         with suppress(AttributeError, ValueError):  # it may be closed, or no file
             # A name of a file, or a plugin, may have what it cannot say.
             cast(TextIOWrapper, sys.stdout).reconfigure(errors="backslashreplace")
         try:
-            app(args=None if arguments is None else list(arguments))
+            app(args=None if arguments is None else list(arguments), obj=ends)
         except (InvalidValue, Unsupported) as e:
             _end(e, 2)
         except (KernelSeamError, MemoryError) as e:

@@ -49,7 +49,7 @@ Implementation = Annotated[str | None, typer.Option("--implementation", help="By
 
 def _alone(context: typer.Context, wanted: bool) -> bool:
     if wanted:
-        context.with_resource(json_alone())
+        context.obj.enter_context(json_alone())
     return wanted
 
 

@@ -3,8 +3,9 @@
 from kernelseam.compilation.build import Binary, compiled, forget
 from kernelseam.compilation.folder import CacheWarning, Untrusted, cache_folder
 from kernelseam.compilation.listing import CacheEntry, Cleared, clear, entries
+from kernelseam.compilation.together import compiled_together
 
 __all__ = [
-    "Binary", "CacheEntry", "CacheWarning", "Cleared", "Untrusted", "cache_folder", "clear", "compiled", "entries",
-    "forget",
+    "Binary", "CacheEntry", "CacheWarning", "Cleared", "Untrusted", "cache_folder", "clear", "compiled",
+    "compiled_together", "entries", "forget",
 ]

@@ -8,6 +8,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -63,11 +64,35 @@ def compiled(toolchain: Toolchain, bundle: SourceBundle, arch: str) -> Binary:
     key = binary_key(bundle, arch, toolchain.backend, toolchain.compiler())
     with _memo_lock:
         known = _memo.get(key)
-    if known is None:
-        found = _from_cache(key, say=True) or _build(toolchain, bundle, arch, key)
-        with _memo_lock:
-            known = _memo.setdefault(key, found)
-    return known
+    return known or _kept(key, _from_cache(key, say=True) or _build(toolchain, bundle, arch, key))
+
+
+def at_hand(toolchain: Toolchain, bundle: SourceBundle, arch: str) -> bool:
+    """Whether ``compiled`` would find the bundle's binary without compiling."""
+    key = binary_key(bundle, arch, toolchain.backend, toolchain.compiler())
+    with _memo_lock:
+        if key in _memo:
+            return True
+    found = _from_cache(key, say=False)
+    return found is not None and _kept(key, found) is not None
+
+
+def _kept(key: str, found: Binary) -> Binary:
+    with _memo_lock:
+        return _memo.setdefault(key, found)
+
+
+_said: ContextVar[list[str] | None] = ContextVar("kernelseam_cache_warnings", default=None)
+
+
+@contextmanager
+def told_to(said: list[str]) -> Iterator[None]:
+    """Within the block, this thread's warnings go to a list."""
+    token = _said.set(said)
+    try:
+        yield
+    finally:
+        _said.reset(token)
 
 
 def _path(key: str) -> Path:
@@ -75,7 +100,10 @@ def _path(key: str) -> Path:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, CacheWarning, stacklevel=4)
+    if (said := _said.get()) is not None:
+        said.append(message)
+    else:
+        warnings.warn(message, CacheWarning, stacklevel=4)
 
 
 def _from_cache(key: str, *, say: bool) -> Binary | None:

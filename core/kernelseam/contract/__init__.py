@@ -4,7 +4,7 @@ The core calls these and nothing else of a plugin. A backend brings a *runtime* 
 arrays), may bring a *toolchain* (compile and load kernels), and may bring *kernels* and *implementations* of its own.
 """
 
-from kernelseam.contract.arrays import ArrayInfo, Runtime, host_array, host_copy
+from kernelseam.contract.arrays import ArrayInfo, QuickRuntime, Ready, Runtime, host_array, host_copy
 from kernelseam.contract.devices import EMULATED, HOST, Device, DeviceLimits
 from kernelseam.contract.launching import Extents, LaunchConfig, LoadedKernel
 from kernelseam.contract.plans import WORKSPACE_ALIGNMENT, Implementation, LaunchRecord, PlanParts, Step
@@ -19,6 +19,7 @@ CONTRACT_VERSION = 2
 __all__ = [
     "CONTRACT_VERSION", "EMULATED", "HOST", "NOT_KNOWN", "TENSOR_MAP_BYTES", "WORKSPACE_ALIGNMENT", "ArchRow",
     "ArrayInfo", "Backend", "Cost", "Device", "DeviceLimits", "Extents", "Implementation", "KernelFacts",
-    "LaunchConfig", "LaunchRecord", "LoadedKernel", "OperandRule", "PlanParts", "PluginInfo", "Problem", "Runtime",
-    "SourceBundle", "Step", "TensorMap", "Toolchain", "WithoutTensorMaps", "host_array", "host_copy",
+    "LaunchConfig", "LaunchRecord", "LoadedKernel", "OperandRule", "PlanParts", "PluginInfo", "Problem",
+    "QuickRuntime", "Ready", "Runtime", "SourceBundle", "Step", "TensorMap", "Toolchain", "WithoutTensorMaps",
+    "host_array", "host_copy",
 ]

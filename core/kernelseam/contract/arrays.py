@@ -86,6 +86,24 @@ class Runtime(Protocol):
         """Seconds of each of ``repeats`` runs of ``launch(stream)``, measured on the device where it has a clock."""
 
 
+@dataclass(frozen=True)
+class Ready:
+    """What every call asks of a runtime, as closures of one device and one library of arrays."""
+
+    is_current: Callable[[], bool]
+    """Whether the device is current in this thread: then ``activate`` would do nothing."""
+    current_stream: Callable[[], int]
+    """The handle of the stream that the library would use now."""
+
+
+@runtime_checkable
+class QuickRuntime(Protocol):
+    """What a Runtime may have beside: calls that repeat then ask it neither for a context manager nor by an array."""
+
+    def ready(self, device: Device, kind: str | None) -> Ready:
+        """Of a device, for arrays of a kind as ``ArrayInfo.kind`` names it; None where there are only addresses."""
+
+
 def host_array(pointer: int, shape: Sequence[int], strides: Sequence[int], dtype: DType) -> npt.NDArray[Any]:
     """A NumPy view of host memory; strides in elements, never negative."""
     np_dtype = np.dtype(dtype.numpy)

@@ -102,7 +102,8 @@ class Toolchain(Protocol):
     def compile(self, bundle: SourceBundle, arch: str) -> bytes:
         """Source to binary, with the bundle's options: what else shapes a binary is not in its key. The text of the
         constant KS_KEY is found in the binary, which is refused otherwise. Raises CompileError with the compiler's
-        log."""
+        log. A toolchain whose attribute ``compiles_beside`` is True is asked by several threads at once for the
+        kernels of one plan: its compiler works without the interpreter, and beside itself."""
 
     def inspect(self, binary: bytes, arch: str) -> Mapping[str, KernelFacts]:
         """Facts of each kernel in a binary, read without a device."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, cast
 
 from kernelseam.contract import ArrayInfo, Device
 from kernelseam.dtypes import DType
@@ -95,6 +95,68 @@ def refuse_tangent(field: str, tensor: Any) -> None:
             field, "given", "forward-mode derivatives do not flow through this call",
             "Pass the primal of torch.autograd.forward_ad.unpack_dual(tensor)",
         )
+
+
+Reader = Callable[[Iterable[object], list[object]], list[int] | None]
+
+
+def reader() -> Reader | None:
+    """``read(arrays, lies)``: the addresses of tensors; all else of them that shapes a plan is appended to a list, to
+    be part of a key.
+
+    None for arrays of which some is no tensor, has no memory, is less than 16-byte aligned, or has gradients, a tangent
+    or a lazy negation that a call would lose: ``describe`` says what is to be said of those. Where a tensor is
+    contiguous, that stands for its strides: those of other axes than of one element follow from the shape, and nothing
+    walks along the rest. There is no reader where torch is not loaded.
+    """
+    torch: Any = sys.modules.get("torch")
+    forward: Any = sys.modules.get("torch.autograd.forward_ad")
+    if torch is None or forward is None:
+        return None
+    tensor, parameter, grad_enabled = torch.Tensor, torch.nn.Parameter, torch.is_grad_enabled
+
+    def read(arrays: Iterable[object], lies: list[object]) -> list[int] | None:
+        if forward._current_level >= 0:
+            return None
+        pointers: list[int] = []
+        together = 0
+        x: Any
+        try:
+            for x in arrays:
+                if (type(x) is not tensor and type(x) is not parameter) or x.is_neg():
+                    return None
+                if x.requires_grad and grad_enabled():
+                    return None
+                pointer = x.data_ptr()  # raises for every layout but torch.strided
+                if not pointer:
+                    return None
+                together |= pointer
+                pointers.append(pointer)
+                lies += (x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device)
+        except RuntimeError:
+            return None
+        return None if together & 15 else pointers
+
+    return read
+
+
+def maker(shape: tuple[int, ...], dtype: DType, like: Any) -> Callable[[], Any]:
+    """``make()``: a tensor as ``empty`` makes it, on the device of the tensor ``like``."""
+    torch = sys.modules["torch"]
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 1, 0, -1):
+        strides[axis - 1] = strides[axis] * max(shape[axis], 1)
+    return partial(torch.empty_strided, shape, tuple(strides), dtype=getattr(torch, dtype.value), device=like.device)
+
+
+def teller() -> Callable[[tuple[Any, ...]], None]:
+    """``tell_written`` without what torch puts around it, where this torch takes several tensors there."""
+    quick: Any = getattr(sys.modules["torch"]._C, "_increment_version", None)
+    try:
+        quick(())
+    except TypeError:
+        return tell_written
+    return cast(Callable[[tuple[Any, ...]], None], quick)
 
 
 def tell_written(tensors: Sequence[Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kernelseam.contract import ArchRow
 from kernelseam.dtypes import DType
+from kernelseam.kernels.signature import Structure
 
 DEVICE_TYPE = {DType.float16: "f16", DType.bfloat16: "bf16", DType.float32: "float", DType.float64: "double"}
 
@@ -20,6 +21,19 @@ def divider(d: int) -> tuple[int, int]:
     shift = (d - 1).bit_length()
     magic = divide_up(2 ** (31 + shift), d)
     return magic - 2**32 if magic >= 2**31 else magic, shift
+
+
+_DIVIDER = ("", "_magic", "_shift")
+
+
+def divider_parameter(name: str) -> Structure:
+    """A Divider among a kernel's parameters."""
+    return Structure(tuple((f"{name}{part}", "i32") for part in _DIVIDER))
+
+
+def divider_values(name: str, d: int) -> dict[str, int]:
+    """Its members' values."""
+    return dict(zip((f"{name}{part}" for part in _DIVIDER), (d, *divider(d)), strict=True))
 
 
 def pad(dim: int, column_warps: int = 1) -> int:

@@ -14,7 +14,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from kernelseam.compilation import Binary, compiled
+from kernelseam.compilation import Binary, compiled, compiled_together
 from kernelseam.compilation.sources import headers_below, included
 from kernelseam.contract import (
     ArchRow,
@@ -295,10 +295,29 @@ class KernelImplementation:
 
     def _build(self, problem: Any, launches: Launches, device: Device) -> PlanParts:
         row = self._toolchain.arch_row(device.arch)
+        self._compile(launches, row, device)
         steps = tuple(s for launch in launches.steps if (s := self._step(launch, row, device)) is not None)
         if not any(isinstance(s, KernelStep) for s in steps):
             return PlanParts(())
         return PlanParts(steps, launches.workspace_bytes, launches.workspace_alignment, launches.zeroed_bytes)
+
+    def _compile(self, launches: Launches, row: ArchRow, device: Device) -> None:
+        """Have the binaries at hand that the steps ask for one after the other, up to the first step that is refused,
+        or broken, and says so itself."""
+        if len(launches.kernels) < 2:
+            return
+        bundles = []
+        for launch in launches.kernels:
+            try:
+                config: LaunchConfig = launch.half.config(launch.problem, launch.tile, row, device)
+                if config.refuse(row):
+                    break
+                if 0 not in config.grid:
+                    bundles.append(bundle(launch.half, launch.problem.spec, launch.tile, self._toolchain, device.arch))
+            except Exception:
+                break
+        if len(bundles) > 1:
+            compiled_together(self._toolchain, bundles, device.arch)
 
     def _step(self, launch: Launch | Memset, row: ArchRow, device: Device) -> Step | None:
         """One kernel, compiled and loaded, or memory to set; None where there is nothing to do."""

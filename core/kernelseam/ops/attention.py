@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kernelseam.contract import ArrayInfo
@@ -13,7 +14,7 @@ from kernelseam.descriptors.validation import extent, finite, flag
 from kernelseam.descriptors.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation, given, handed_back, operate, rank
+from kernelseam.ops.calling import Operation, given, operate, rank
 
 
 def attention(
@@ -62,14 +63,20 @@ def attention(
     Returns the result [B, H, S_q, D_v] (``out`` where it was given), or (result, lse).
     Raises InvalidValue for what does not fit together, Unsupported with each implementation's reason.
     """
-    return _attention(
-        {"q": q, "k": k, "v": v, "bias": bias, "mask": mask, "alibi_slopes": alibi_slopes, "sinks": sinks,
-         "prefix_lengths": prefix_lengths, "kv_lengths": kv_lengths},
-        out, out_dtype, return_lse,
-        {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "layout": layout,
-         "batch_invariant": batch_invariant},
-        backend, implementation, stream,
-    )
+    arrays = {"q": q, "k": k, "v": v}
+    if not (bias is mask is alibi_slopes is sinks is prefix_lengths is kv_lengths is None):
+        arrays |= given(
+            bias=bias, mask=mask, alibi_slopes=alibi_slopes, sinks=sinks, prefix_lengths=prefix_lengths,
+            kv_lengths=kv_lengths,
+        )
+    if out is not None:
+        arrays["out"] = out
+    if window is not None:
+        window = band("window", window)
+    options = (out_dtype, return_lse, causal, window, scale, softcap, layout, batch_invariant)
+    made = operate(_DENSE, arrays, options, backend, implementation, stream, _DENSE_WORDING)
+    result = made["out"] if out is None else out
+    return (result, made["lse"]) if return_lse else result
 
 
 def attention_varlen(
@@ -108,14 +115,19 @@ def attention_varlen(
     Returns the result [T, H, D_v], or (result, lse [H, T]). Rows that belong to no sequence are not written.
     """
     _needed(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    return _attention(
-        {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "bias": bias,
-         "mask": mask, "alibi_slopes": alibi_slopes, "sinks": sinks, "prefix_lengths": prefix_lengths},
-        out, out_dtype, return_lse,
-        {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "max_seqlen_q": max_seqlen_q,
-         "max_seqlen_k": max_seqlen_k, "batch_invariant": batch_invariant},
-        backend, implementation, stream,
+    arrays = {
+        "q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, **given(
+            bias=bias, mask=mask, alibi_slopes=alibi_slopes, sinks=sinks, prefix_lengths=prefix_lengths, out=out,
+        ),
+    }
+    if window is not None:
+        window = band("window", window)
+    options = (
+        out_dtype, return_lse, causal, window, scale, softcap, max_seqlen_q, max_seqlen_k, batch_invariant,
     )
+    made = operate(_PACKED, arrays, options, backend, implementation, stream, _DENSE_WORDING)
+    result = made["out"] if out is None else out
+    return (result, made["lse"]) if return_lse else result
 
 
 def attention_paged(
@@ -157,16 +169,21 @@ def attention_paged(
     ``attention``; ``causal`` is True here: the last query is the entry's last token.
     """
     _needed(block_table=block_table, kv_lengths=kv_lengths)
-    return _attention(
-        {"q": q, "k": k_pages, "v": v_pages, "block_table": block_table, "kv_lengths": kv_lengths,
-         "cu_seqlens_q": cu_seqlens_q, "bias": bias, "mask": mask, "alibi_slopes": alibi_slopes, "sinks": sinks,
-         "prefix_lengths": prefix_lengths},
-        out, out_dtype, return_lse,
-        {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "layout": layout,
-         "kv_layout": kv_layout, "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k,
-         "batch_invariant": batch_invariant},
-        backend, implementation, stream, {"k": "k_pages", "v": "v_pages"},
+    arrays = {
+        "q": q, "k": k_pages, "v": v_pages, "block_table": block_table, "kv_lengths": kv_lengths, **given(
+            cu_seqlens_q=cu_seqlens_q, bias=bias, mask=mask, alibi_slopes=alibi_slopes, sinks=sinks,
+            prefix_lengths=prefix_lengths, out=out,
+        ),
+    }
+    if window is not None:
+        window = band("window", window)
+    options = (
+        out_dtype, return_lse, causal, window, scale, softcap, layout, kv_layout, max_seqlen_q, max_seqlen_k,
+        batch_invariant,
     )
+    made = operate(_PAGED, arrays, options, backend, implementation, stream, _PAGED_WORDING)
+    result = made["out"] if out is None else out
+    return (result, made["lse"]) if return_lse else result
 
 
 def checked(options: dict[str, Any]) -> dict[str, Any]:
@@ -198,25 +215,8 @@ def _needed(**arrays: Any) -> None:
             raise InvalidValue(name, None, "must be given", "Give it, or call attention, which does without")
 
 
-def _attention(
-    arrays: dict[str, Any], out: Any, out_dtype: DType | str | None, return_lse: bool, options: dict[str, Any],
-    backend: str | None, implementation: str | None, stream: object, called: Mapping[str, str] | None = None,
-) -> Any:
-    """The operation over these arrays, and its results. ``called``: operands that the caller names otherwise."""
-    needed = {name: arrays.pop(name) for name in ("q", "k", "v")}
-    if (window := options["window"]) is not None:
-        options["window"] = band("window", window)
-    infos = operate(
-        _work, {**needed, **given(**arrays, out=out)}, (out_dtype, return_lse, tuple(options), *options.values()),
-        backend, implementation, stream, Wording(called or {}, EXTENTS),
-    )
-    first = infos["q"]
-    result = handed_back(infos["out"], first, stream) if out is None else out
-    return (result, handed_back(infos["lse"], first, stream)) if return_lse else result
-
-
 def _work(
-    operation: Operation, out_dtype: DType | str | None, return_lse: bool, names: tuple[str, ...], *values: Any
+    names: tuple[str, ...], operation: Operation, out_dtype: DType | str | None, return_lse: bool, *values: Any
 ) -> None:
     """``names`` and ``values``: the descriptor's options."""
     options, infos = checked(dict(zip(names, values, strict=True))), operation.infos
@@ -242,3 +242,14 @@ def _work(
 def _lse_shape(q: ArrayInfo, names: list[str]) -> tuple[int, ...]:
     by_name = dict(zip(names, q.shape, strict=True))
     return tuple(by_name[n] for n in ("B", "H", "S", "T") if n in by_name)
+
+
+_DENSE = partial(_work, ("causal", "window", "scale", "softcap", "layout", "batch_invariant"))
+_PACKED = partial(
+    _work, ("causal", "window", "scale", "softcap", "max_seqlen_q", "max_seqlen_k", "batch_invariant")
+)
+_PAGED = partial(
+    _work,
+    ("causal", "window", "scale", "softcap", "layout", "kv_layout", "max_seqlen_q", "max_seqlen_k", "batch_invariant"),
+)
+_DENSE_WORDING, _PAGED_WORDING = Wording({}, EXTENTS), Wording({"k": "k_pages", "v": "v_pages"}, EXTENTS)

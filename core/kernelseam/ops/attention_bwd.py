@@ -14,7 +14,7 @@ from kernelseam.descriptors.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.attention import EXTENTS, checked
-from kernelseam.ops.calling import Operation, given, handed_back, once, operate
+from kernelseam.ops.calling import Operation, given, once, operate
 
 
 class AttentionGradients(NamedTuple):
@@ -79,11 +79,8 @@ def attention_bwd(
         bias_gradient, sink_gradient, deterministic, causal, None if window is None else band("window", window), scale,
         softcap, layout, max_seqlen_q, max_seqlen_k,
     )
-    infos = operate(_work, arrays, options, backend, implementation, stream, Wording({}, EXTENTS))
-    first = infos["q"]
-    return AttentionGradients(*(
-        handed_back(infos[n], first, stream) if n in infos else None for n in ("dq", "dk", "dv", "dbias", "dsinks")
-    ))
+    made = operate(_work, arrays, options, backend, implementation, stream, _WORDING)
+    return AttentionGradients(*map(made.get, ("dq", "dk", "dv", "dbias", "dsinks")))
 
 
 def _work(
@@ -128,3 +125,5 @@ def describe(infos: dict[str, ArrayInfo], options: dict[str, Any], deterministic
     gradients: dict[str, Any] = {n: infos[n] for n in own if n in infos}
     return AttentionBwd(forward=forward, **gradients, **strides, deterministic=deterministic)
 
+
+_WORDING = Wording({}, EXTENTS)

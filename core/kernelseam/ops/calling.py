@@ -2,7 +2,8 @@
 
 The first call on arrays that lie in a certain way is worked out: checked, described, planned. What it came to is
 remembered by everything but the arrays' memory, so that the next such call asks for views and launches. What depends
-on addresses is checked whenever they are new.
+on addresses is checked whenever they are new. A call on torch's tensors that was made before takes a shortcut: it asks
+the tensors what they tell of themselves, makes the results and launches.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelseam.arrays import describe, runtime_of, same_device, tell_written
-from kernelseam.contract import HOST, ArrayInfo, Device, OperandRule, Runtime
+from kernelseam.contract import HOST, ArrayInfo, Device, OperandRule, QuickRuntime, Runtime
 from kernelseam.descriptors.wording import Wording
 from kernelseam.dispatch import check_backend, name_of, preferred_backend
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.interop import torch as torch_arrays
 from kernelseam.planning import Call, Plan, plan, proven_overlap, stream_handle
 from kernelseam.plugins import Plugins, plugins
 from kernelseam.trace import active
@@ -34,6 +36,11 @@ class _Remembered:
         self.found = found
         self.plans: dict[Hashable, _Known] = {}
         self.bound: _Bound = {}
+        self.shortcuts: dict[Hashable, _Shortcut] = {}
+        self.read: torch_arrays.Reader | None = None
+        """How tensors are read; None before the first shortcut."""
+
+
 
 
 _KEPT = 1024
@@ -47,25 +54,37 @@ _AS_IT_IS = Wording()
 def operate(
     work: Callable[..., None], arrays: Mapping[str, object], options: tuple[Any, ...], backend: str | None,
     implementation: str | None, stream: object, wording: Wording = _AS_IT_IS,
-) -> Infos:
+) -> dict[str, Any]:
     """Do what ``work(operation, *options)`` says with arrays, which are on one device of the backend asked for.
 
     ``work`` reads the options, which are scalars, and the views ``operation.infos``, and nothing else: it is not asked
-    again for arrays that lie the same way. Returns the views of the arrays and of the results that were made. What is
-    refused is told in the caller's ``wording``.
+    again for arrays that lie the same way. Returns the results that were made, by name, as arrays of the library of the
+    array that each is like. What is refused is told in the caller's ``wording``.
     """
     try:
-        return _operated(work, arrays, options, backend, implementation, stream)
+        memory, wanted = _remembered, preferred_backend(backend)
+        if memory is not None and memory.read is not None:
+            key: list[object] = [work, wanted, implementation, options, *map(type, options), *arrays]
+            if (pointers := memory.read(arrays.values(), key)) is not None:
+                try:
+                    shortcut = memory.shortcuts.get(tuple(key))
+                except Exception:  # an option that cannot be hashed, which the work refuses
+                    shortcut = None
+                if shortcut is not None and memory.found is plugins():
+                    made = shortcut.taken(pointers, arrays, stream, memory.bound)
+                    if made is not None:
+                        return made
+        return _operated(work, arrays, options, wanted, implementation, stream)
     except InvalidValue as e:
         raise wording.told(e) from None
 
 
 def _operated(
-    work: Callable[..., None], arrays: Mapping[str, object], options: tuple[Any, ...], backend: str | None,
+    work: Callable[..., None], arrays: Mapping[str, object], options: tuple[Any, ...], wanted: str | None,
     implementation: str | None, stream: object,
-) -> Infos:
+) -> dict[str, Any]:
     global _remembered
-    found, wanted = plugins(), preferred_backend(backend)
+    found = plugins()
     if wanted is not None:
         found.backend(wanted)
     if implementation is not None:
@@ -93,10 +112,25 @@ def _operated(
                 memory.plans.clear()
                 memory.bound.clear()
             memory.plans[key] = known
-    known.run(infos, stream, memory.bound)
+    own = known.run(infos, stream, memory.bound)
     for name in known.written:
         tell_written(infos[name])
-    return infos
+    if key is not None and (shortcut := known.shortcut(infos, own)) is not None:
+        _keep(memory, shortcut, work, arrays, options, wanted, implementation)
+    return {r.name: handed_back(infos[r.name], infos[r.like], stream) for r in known.results}
+
+
+def _keep(
+    memory: _Remembered, shortcut: _Shortcut, work: Callable[..., None], arrays: Mapping[str, object],
+    options: tuple[Any, ...], wanted: str | None, implementation: str | None,
+) -> None:
+    memory.read = read = memory.read or torch_arrays.reader()
+    # Types count: what takes 1 may refuse True, which equals it.
+    key: list[object] = [work, wanted, implementation, options, *map(type, options), *arrays]
+    if read is not None and read(arrays.values(), key) is not None:
+        if len(memory.shortcuts) >= _KEPT:
+            memory.shortcuts.clear()
+        memory.shortcuts[tuple(key)] = shortcut
 
 
 def _lies(info: ArrayInfo) -> tuple[object, ...]:
@@ -195,11 +229,11 @@ class _Launch:
     call: Call | None = None
     """Where the plan takes lists of addresses: bound to them."""
 
-    def bind(self, infos: Infos, workspace: int) -> _Launches:
-        """Its launches over the arrays' addresses, which are checked."""
+    def bind(self, addresses: Mapping[str, int], workspace: int) -> _Launches:
+        """Its launches over the arrays' addresses, by name, which are checked."""
         if self.call is not None:
             return (self.call.launcher(),)
-        pointers = {rule.name: infos[name].pointer for rule, name in zip(self.rules, self.arrays, strict=True)}
+        pointers = {rule.name: addresses[name] for rule, name in zip(self.rules, self.arrays, strict=True)}
         try:
             return self.plan.over(pointers, self.plan.workspace_in(workspace))
         except InvalidValue as e:
@@ -233,46 +267,123 @@ class _Known:
                 return False
         return True
 
-    def run(self, infos: Infos, stream: object, bound: _Bound) -> None:
-        """Launch everything, once all of it is bound and checked."""
+    def run(self, infos: Infos, stream: object, bound: _Bound) -> ArrayInfo | None:
+        """Launch everything, once all of it is bound and checked. Returns the workspace, where there was one."""
         device, runtime, first = self.device, self.runtime, next(iter(infos.values()))
         need = self.workspace_bytes
         # Of the operands' library, so that its streams and graphs know of it.
         own = _fresh("workspace", (-(-need // 4),), DType.float32, first) if need else None
         key: tuple[Any, ...] = (self, own.pointer if own else 0, *[info.pointer for info in infos.values()])
         with runtime.activate(device):
-            launches = bound.get(key)
-            if launches is None:
-                launches = tuple([x.bind(infos, key[1]) for x in self.launches])
-                if len(launches) > 1:
-                    _check_apart(self.launches, infos)
-                # On the host lengths and tables are looked at, too, and may change; lists are this call's alone.
-                if device.evidence != HOST and not self.waits:
-                    if len(bound) >= _KEPT:
-                        bound.clear()
-                    bound[key] = launches
+            launches = bound.get(key) or self.bound_to({n: i.pointer for n, i in infos.items()}, key, bound)
             handle = stream_handle(stream, runtime, device, first)
-            for made, steps in zip(self.launches, launches, strict=True):
-                for launch in steps:
-                    launch(handle)
-                for records in active():
-                    records.extend(made.plan.launches_over if made.call is None else made.plan.launches)
+            self.launch(launches, handle)
         # The library, which takes the workspace back, knows nothing of another stream; nor does anyone of lists.
         if self.waits or (own and stream is not None and handle != runtime.current_stream(device, first)):
             runtime.synchronize(device)
+        return own
+
+    def bound_to(self, addresses: Mapping[str, int], key: tuple[Any, ...], bound: _Bound) -> tuple[_Launches, ...]:
+        """The launches over these addresses, checked, and remembered by a key whose second is the workspace's."""
+        launches = tuple([x.bind(addresses, key[1]) for x in self.launches])
+        if len(launches) > 1:
+            _check_apart(self.launches, addresses)
+        # On the host lengths and tables are looked at, too, and may change; lists are this call's alone.
+        if self.repeats:
+            if len(bound) >= _KEPT:
+                bound.clear()
+            bound[key] = launches
+        return launches
+
+    def launch(self, launches: tuple[_Launches, ...], handle: int) -> None:
+        """On a stream of the device, which is current."""
+        for made, steps in zip(self.launches, launches, strict=True):
+            for launch in steps:
+                launch(handle)
+            for records in active():
+                records.extend(made.plan.launches_over if made.call is None else made.plan.launches)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether bound launches serve the next call over the same memory."""
+        return self.device.evidence != HOST and not self.waits
+
+    def shortcut(self, infos: Infos, own: ArrayInfo | None) -> _Shortcut | None:
+        """For calls on tensors that lie as these do; None where it is not for tensors, or memory is looked at."""
+        every = (*infos.values(), *([] if own is None else [own]))
+        if not self.repeats or not isinstance(self.runtime, QuickRuntime):
+            return None
+        return _Shortcut(self, infos, own) if all(x.kind == "torch" and x.pointer for x in every) else None
 
 
-def _check_apart(launches: Sequence[_Launch], infos: Infos) -> None:
+class _Shortcut:
+    """A call on torch's tensors that was worked out, for others that lie the same way: nothing of them is described."""
+
+    __slots__ = ("_is_current", "_known", "_makers", "_names", "_stream", "_tell", "_workspace")
+
+    def __init__(self, known: _Known, infos: Infos, own: ArrayInfo | None) -> None:
+        assert isinstance(known.runtime, QuickRuntime)
+        self._known, self._names = known, tuple(infos)
+        ready = known.runtime.ready(known.device, "torch")
+        self._is_current, self._stream = ready.is_current, ready.current_stream
+        self._makers = [(r.name, torch_arrays.maker(r.shape, r.dtype, infos[r.like].owner)) for r in known.results]
+        self._workspace = None if own is None else torch_arrays.maker(own.shape, own.dtype, own.owner)
+        self._tell = torch_arrays.teller()
+
+    def taken(
+        self, pointers: list[int], arrays: Mapping[str, object], stream: object, bound: _Bound
+    ) -> dict[str, Any] | None:
+        """The results that were made; None, with nothing launched, where the call must be worked out: memory ran out,
+        or lies otherwise. ``pointers``: those of the arrays, in order."""
+        known, place, own = self._known, 0, None
+        made: dict[str, Any] = {}
+        try:
+            for name, make in self._makers:
+                made[name] = x = make()
+                pointers.append(x.data_ptr())
+                if not pointers[-1] or pointers[-1] & 15:
+                    return None
+            if self._workspace is not None:
+                own = self._workspace()
+                place = own.data_ptr()
+        except Exception:  # the runtime, which is asked again, says it in its words
+            return None
+        if stream is None:
+            handle = self._stream()
+        elif type(stream) is int and 0 <= stream < 2**64:
+            handle = stream
+        else:
+            handle = stream_handle(stream, known.runtime, known.device)
+        key = (known, place, *pointers)
+        launches = bound.get(key)
+        if launches is not None and self._is_current() and not active():
+            for steps in launches:
+                for launch in steps:
+                    launch(handle)
+        else:
+            with known.runtime.activate(known.device):
+                if launches is None:
+                    launches = known.bound_to(dict(zip(self._names, pointers, strict=True)), key, bound)
+                known.launch(launches, handle)
+        # The library, which takes the workspace back, knows nothing of another stream.
+        if own is not None and stream is not None and handle != self._stream():
+            known.runtime.synchronize(known.device)
+        if known.written:
+            self._tell(tuple([arrays[name] for name in known.written]))
+        return made
+
+
+def _check_apart(launches: Sequence[_Launch], addresses: Mapping[str, int]) -> None:
     """Refuse a result in memory that a later launch reads or writes as another array; what one launch does with its
     own operands is checked with them."""
     for i, earlier in enumerate(launches):
         for rule, name in zip(earlier.rules, earlier.arrays, strict=True):
             if not rule.written or not rule.span:
                 continue
-            at = infos[name].pointer
+            at = addresses[name]
             for later in launches[i + 1 :]:
                 for other, other_name in zip(later.rules, later.arrays, strict=True):
-                    if other_name != name and other.span and proven_overlap(at, rule, infos[other_name].pointer, other):
+                    if other_name != name and other.span and proven_overlap(at, rule, addresses[other_name], other):
                         when = "" if other.written else ", which is still to be read"
                         raise InvalidValue(
                             name, hex(at), f"overlaps {other_name}{when}", "Give the output memory of its own"

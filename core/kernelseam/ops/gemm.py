@@ -11,7 +11,7 @@ from kernelseam.descriptors.operands import check_rows
 from kernelseam.descriptors.validation import flag, number
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation, given, handed_back, operate, rank
+from kernelseam.ops.calling import Operation, operate, rank
 from kernelseam.ops.products import check_matrices, matrices, multiply
 
 
@@ -54,10 +54,16 @@ def bmm(
     Returns the result (``out`` where it was given). Raises InvalidValue for what does not fit together, Unsupported
     with each implementation's reason.
     """
-    arrays = {"a": a, "b": b, **given(out=out, bias=bias, residual=residual)}
+    arrays = {"a": a, "b": b}
+    if out is not None:
+        arrays["out"] = out
+    if bias is not None:
+        arrays["bias"] = bias
+    if residual is not None:
+        arrays["residual"] = residual
     options = (True, a_transposed, b_transposed, alpha, beta, out_dtype, precision)
-    infos = operate(_gemm, arrays, options, backend, implementation, stream)
-    return handed_back(infos["out"], infos["a"], stream) if out is None else out
+    made = operate(_gemm, arrays, options, backend, implementation, stream)
+    return made["out"] if out is None else out
 
 
 def matmul2d(
@@ -79,10 +85,16 @@ def matmul2d(
 ) -> Any:
     """alpha·op(a)·op(b) + beta·out + bias + residual of a [M, K], b [K, N], bias [N], residual [M, N]; everything else
     as in ``bmm``."""
-    arrays = {"a": a, "b": b, **given(out=out, bias=bias, residual=residual)}
+    arrays = {"a": a, "b": b}
+    if out is not None:
+        arrays["out"] = out
+    if bias is not None:
+        arrays["bias"] = bias
+    if residual is not None:
+        arrays["residual"] = residual
     options = (False, a_transposed, b_transposed, alpha, beta, out_dtype, precision)
-    infos = operate(_gemm, arrays, options, backend, implementation, stream)
-    return handed_back(infos["out"], infos["a"], stream) if out is None else out
+    made = operate(_gemm, arrays, options, backend, implementation, stream)
+    return made["out"] if out is None else out
 
 
 def _gemm(

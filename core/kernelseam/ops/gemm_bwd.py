@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors.validation import flag, number
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation, given, handed_back, once, operate
+from kernelseam.ops.calling import Operation, given, once, operate
 from kernelseam.ops.gemm import check_shape, result, result_shape
 from kernelseam.ops.products import check_matrices, matrices, multiply, swapped
 
@@ -58,7 +57,7 @@ def bmm_bwd(
     """
     arrays = {"dc": dc, "a": a, "b": b, **given(da=da, db=db)}
     options = (True, a_transposed, b_transposed, alpha, beta, a_gradient, b_gradient, sum_repeats, out_dtype)
-    return _handed_back(arrays, operate(_gradients, arrays, options, backend, implementation, stream), stream)
+    return _results(arrays, operate(_gradients, arrays, options, backend, implementation, stream))
 
 
 def matmul2d_bwd(
@@ -83,7 +82,7 @@ def matmul2d_bwd(
     """The gradients of ``matmul2d(a, b, …)`` with the same options; everything else as in ``bmm_bwd``."""
     arrays = {"dc": dc, "a": a, "b": b, **given(da=da, db=db)}
     options = (False, a_transposed, b_transposed, alpha, beta, a_gradient, b_gradient, sum_repeats, out_dtype)
-    return _handed_back(arrays, operate(_gradients, arrays, options, backend, implementation, stream), stream)
+    return _results(arrays, operate(_gradients, arrays, options, backend, implementation, stream))
 
 
 def _gradients(
@@ -115,9 +114,6 @@ def _gradients(
         multiply(operation, operands, names, alpha, beta)
 
 
-def _handed_back(arrays: dict[str, Any], infos: dict[str, ArrayInfo], stream: object) -> ProductGradients:
+def _results(arrays: dict[str, Any], made: dict[str, Any]) -> ProductGradients:
     """The arrays that were given for results, and those that were made; None for what was not asked for."""
-    return ProductGradients(*(
-        arrays.get(n) if n in arrays or n not in infos else handed_back(infos[n], infos["a"], stream)
-        for n in ("da", "db")
-    ))
+    return ProductGradients(*(arrays[n] if n in arrays else made.get(n) for n in ("da", "db")))

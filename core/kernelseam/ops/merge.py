@@ -9,7 +9,7 @@ from kernelseam.descriptors.merge import MergeStates
 from kernelseam.descriptors.operands import axes, canonical
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation, given, handed_back, operate, rank
+from kernelseam.ops.calling import Operation, given, operate, rank
 
 
 def merge_states(
@@ -32,9 +32,8 @@ def merge_states(
     Raises InvalidValue for what does not fit together.
     """
     arrays = {"outs": outs, "lses": lses, **given(out=out)}
-    infos = operate(_work, arrays, (out_dtype,), backend, implementation, stream)
-    first = infos["outs"]
-    return handed_back(infos["out"], first, stream) if out is None else out, handed_back(infos["lse"], first, stream)
+    made = operate(_work, arrays, (out_dtype,), backend, implementation, stream)
+    return made["out"] if out is None else out, made["lse"]
 
 
 def _work(operation: Operation, out_dtype: DType | str | None) -> None:

@@ -13,7 +13,7 @@ from kernelseam.descriptors.validation import extent
 from kernelseam.descriptors.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation, given, handed_back, operate, rank
+from kernelseam.ops.calling import Operation, given, operate, rank
 
 
 def fused_qkv_projection(
@@ -78,12 +78,10 @@ def fused_qkv_projection(
         num_heads, num_kv_heads, head_dim, layout, kv_layout, rotary_style if rotary is not None else None,
         first_position, out_dtype,
     )
-    infos = operate(_qkv, arrays, options, backend, implementation, stream, _wording(paged, out))
+    made = operate(_qkv, arrays, options, backend, implementation, stream, _wording(paged, out))
     if out is not None:
         return out
-    first = infos["input"]
-    made = tuple([handed_back(infos[n], first, stream) for n in ("q", "k", "v")[: 1 if paged else 3]])
-    return made[0] if paged else made
+    return made["q"] if paged else (made["q"], made["k"], made["v"])
 
 
 def _qkv(
@@ -145,8 +143,8 @@ def fused_output_projection_residual(
     fit together, Unsupported with each implementation's reason.
     """
     arrays = {"attn_out": attn_out, "weight": weight, **given(bias=bias, residual=residual, out=out)}
-    infos = operate(_output, arrays, (layout, out_dtype), backend, implementation, stream)
-    return handed_back(infos["out"], infos["attn_out"], stream) if out is None else out
+    made = operate(_output, arrays, (layout, out_dtype), backend, implementation, stream)
+    return made["out"] if out is None else out
 
 
 def _output(operation: Operation, layout: str, out_dtype: DType | str | None) -> None:

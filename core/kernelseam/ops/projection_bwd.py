@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, cast
 
-from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import OutputProjectionBwd, QkvProjectionBwd
 from kernelseam.descriptors.attention_arrays import LAYOUTS
 from kernelseam.descriptors.projection_arrays import one_of
 from kernelseam.descriptors.validation import flag
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation, handed_back, operate, rank
+from kernelseam.ops.calling import Operation, operate, rank
 from kernelseam.ops.projection import head_counts
 
 
@@ -69,8 +68,8 @@ def fused_qkv_projection_bwd(
         weight_gradient,
     )
     options = (has_bias, num_heads, num_kv_heads, head_dim, layout, input_gradient, weight_gradient, bias_dtype)
-    infos = operate(_qkv, {"dq": dq, "dk": dk, "dv": dv, **needed}, options, backend, implementation, stream)
-    return QkvProjectionGradients(*_handed_back(infos, ("d_input", "d_weight", "d_bias"), stream))
+    made = operate(_qkv, {"dq": dq, "dk": dk, "dv": dv, **needed}, options, backend, implementation, stream)
+    return QkvProjectionGradients(made.get("d_input"), made.get("d_weight"), made.get("d_bias"))
 
 
 def _qkv(
@@ -137,9 +136,8 @@ def fused_output_projection_residual_bwd(
     needed = _needed(has_bias, {"weight": (weight, input_gradient)}, input_gradient, weight_gradient)
     arrays = {"d_output": d_output, "attn_out": attn_out, **needed}
     options = (has_bias, layout, input_gradient, weight_gradient, bias_dtype)
-    infos = operate(_output, arrays, options, backend, implementation, stream)
-    d_attn_out, d_weight, d_bias = _handed_back(infos, ("d_attn_out", "d_weight", "d_bias"), stream)
-    return OutputProjectionGradients(d_attn_out, d_weight, d_bias, d_output)
+    made = operate(_output, arrays, options, backend, implementation, stream)
+    return OutputProjectionGradients(made.get("d_attn_out"), made.get("d_weight"), made.get("d_bias"), d_output)
 
 
 def _output(
@@ -182,9 +180,3 @@ def _launch(
     elif bias_dtype is not None:
         raise InvalidValue("bias_dtype", bias_dtype, "describes d_bias", "Say has_bias=True, or leave it out")
     operation.launch(infos, lambda: descriptor.from_arrays(**cast(dict[str, Any], infos), layout=layout))
-
-
-def _handed_back(infos: dict[str, ArrayInfo], names: tuple[str, ...], stream: object) -> tuple[Any, ...]:
-    """The gradients of those names; None for those that are not there."""
-    first = next(iter(infos.values()))
-    return tuple([handed_back(infos[n], first, stream) if n in infos else None for n in names])

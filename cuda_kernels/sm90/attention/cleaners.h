@@ -1,27 +1,9 @@
 // Three warps that look after blocks of V which hold what some row may not see: 0 · NaN is NaN, so that a weight of 0 hides
 // nothing. They put zeros in place of what is not finite, and of rows beyond a sequence's end, before the block counts as full.
 #pragma once
-#include "sm90/attention/block.h"
+#include "sm90/attention/not_finite.h"
 
 constexpr int CLEANING = 96;  // threads
-
-// The larger of two pairs' magnitudes, element by element; NaN wins.
-KS_DEVICE u32 largest(u32 a, u32 b, f16) {
-  u32 r;
-  asm("{\n.reg .b32 x;\nabs.f16x2 x, %2;\nmax.NaN.f16x2 %0, %1, x;\n}" : "=r"(r) : "r"(a), "r"(b));
-  return r;
-}
-KS_DEVICE u32 largest(u32 a, u32 b, bf16) {
-  u32 r;
-  asm("{\n.reg .b32 x;\nabs.bf16x2 x, %2;\nmax.NaN.bf16x2 %0, %1, x;\n}" : "=r"(r) : "r"(a), "r"(b));
-  return r;
-}
-// A pair with zeros in place of NaN and inf.
-KS_DEVICE u32 finite_part(u32 pair) {
-  constexpr u32 EXPONENT = Same<T, f16>::value ? 0x7c00 : 0x7f80;
-  const bool low = (pair & EXPONENT) != EXPONENT, high = (pair >> 16 & EXPONENT) != EXPONENT;
-  return pair & ((low ? 0xffffu : 0) | (high ? 0xffff0000u : 0));
-}
 
 struct Cleaner {
   uint4* block;
@@ -32,8 +14,7 @@ struct Cleaner {
     u32 most = 0;
 #pragma unroll 8
     for (int i = me; i < V_BYTES / 16; i += CLEANING) {
-      const uint4 x = block[i];
-      most = largest(largest(largest(largest(most, x.x, T()), x.y, T()), x.z, T()), x.w, T());
+      most = largest(most, block[i]);
     }
     return finite_part(most) == most;
   }

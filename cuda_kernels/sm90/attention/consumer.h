@@ -1,6 +1,7 @@
 // A consumer: one warpgroup, 64 queries of every tile.
 #pragma once
 #include "sm90/attention/cleaners.h"
+#include "sm90/attention/remake.h"
 
 struct Consumer {
   Shared& at;
@@ -32,7 +33,7 @@ struct Consumer {
   // Softmax of a tile's first block.
   KS_DEVICE void first_softmax(float (&s)[BN / 2], const Work& w, int row, int block, float (&m)[2], float (&l)[2]) const {
     if (KS_SOFTCAP) cap_scores(s, scores.cap, scores.cap_inverse);
-    if (CLEANS || (block + 1) * BN > scores.S_k) hide_keys(s, w, row, block);
+    if (HIDES_KEYS || (block + 1) * BN > scores.S_k) hide_keys(s, w, row, block);
     float top[2], fade[2];
     row_tops(s, top);
 #pragma unroll
@@ -80,6 +81,24 @@ struct Consumer {
     }
   }
 
+  // The warp's rows of a tile that is stored, where NaN in them may come of keys that they do not see.
+  KS_DEVICE void remake(const Work& w) const {
+    const int first = group_row(w) + 16 * warp, end = min_of(first + 16, scores.S_q);
+    if (thread_lane == 0) tma_stores_wait<0>();
+    warp_barrier();
+    const Remake again{
+        matrix<STRIDED>(a.q, w.batch, w.head, a.num_heads, 0, a.q_batch, a.q_head, a.q_row),
+        matrix<STRIDED>(a.k, w.batch, w.kv_head, 1, 0, a.k_batch, a.k_head, a.k_row),
+        matrix<STRIDED>(a.v, w.batch, w.kv_head, 1, 0, a.v_batch, a.v_head, a.v_row),
+        matrix<STRIDED>(a.out, w.batch, w.head, 1, 0, a.out_batch, a.out_head, a.out_row), a.q_row, a.k_row, a.v_row,
+        a.out_row, scores.scale_log2, scores.cap, scores.cap_inverse, KS_SINKS ? LOG2_E * a.sinks[w.head] : -infinity(), thread_lane};
+    if (again.finite_values(w.begin * BN, scores.band_begin(end - 1)) &&
+        again.finite_values(scores.band_end(first), min_of(w.end * BN, scores.S_k)))
+      return;
+#pragma unroll 1
+    for (int row = first; row < end; row++) again.row(row, scores.band_begin(row), scores.band_end(row));
+  }
+
   // The rows' sums are complete: LSE, and what O is to be multiplied with.
   KS_DEVICE void finish_sums(const Work& w, float (&m)[2], float (&l)[2], float (&inverse)[2]) const {
     const int S_q = RAGGED ? w.S_q : scores.S_q;
@@ -89,7 +108,8 @@ struct Consumer {
       if (KS_SINKS) {
         const float sink = LOG2_E * a.sinks[w.head];
         top = fmaxf(m[r], sink);
-        fade = m[r] == -infinity() ? 0.f : exp2_fast(m[r] - top);
+        const float half = m[r] == -infinity() ? 0.f : exp2_fast(0.5f * (m[r] - top));  // a square may be subnormal
+        fade = half * half;
         sum = sum * fade + (sink == -infinity() ? 0.f : exp2_fast(sink - top));
       }
       inverse[r] = sum == 0.f ? 0.f : fade / sum;
@@ -101,8 +121,10 @@ struct Consumer {
   }
 
   // O through shared memory to global, panel by panel, each warp its own 16 rows. Rows beyond a dense tensor's last are not
-  // written by TMA; a packed sequence's last rows go out by themselves, for behind them begins the next.
-  KS_DEVICE void store(const float (&o)[DV / 2], const Work& w, const float (&inverse)[2]) const {
+  // written by TMA; a packed sequence's last rows go out by themselves, for behind them begins the next. Whether there is a NaN
+  // to remake.
+  KS_DEVICE bool store(const float (&o)[DV / 2], const Work& w, const float (&inverse)[2]) const {
+    u32 most = 0;
     const int row = group_row(w) + 16 * warp, lane = thread_lane;
     const int rows = KS_Q_VIEW == PACKED ? w.S_q - row : 16;
 #pragma unroll
@@ -116,9 +138,10 @@ struct Consumer {
 #pragma unroll
       for (int chunk = 0; chunk < min_of(DV - c, 64) / 8; chunk += 2) {
         const float* const x = o + c / 2 + chunk * 4;
-        stmatrix(line + ((chunk + lane / 16) ^ lane % 8) * 16, pack2(x[0] * inverse[0], x[1] * inverse[0], T()),
-                 pack2(x[2] * inverse[1], x[3] * inverse[1], T()), pack2(x[4] * inverse[0], x[5] * inverse[0], T()),
-                 pack2(x[6] * inverse[1], x[7] * inverse[1], T()));
+        const uint4 y{pack2(x[0] * inverse[0], x[1] * inverse[0], T()), pack2(x[2] * inverse[1], x[3] * inverse[1], T()),
+                      pack2(x[4] * inverse[0], x[5] * inverse[0], T()), pack2(x[6] * inverse[1], x[7] * inverse[1], T())};
+        stmatrix(line + ((chunk + lane / 16) ^ lane % 8) * 16, y.x, y.y, y.z, y.w);
+        if (REMAKES) most = largest(most, y);
       }
       async_proxy_fence();
       warp_barrier();
@@ -138,6 +161,7 @@ struct Consumer {
         warp_barrier();
       }
     }
+    return REMAKES && __any_sync(~0u, has_nan(most));
   }
 
   KS_DEVICE void run() const;
@@ -154,31 +178,39 @@ KS_DEVICE void Consumer::run() const {
   int block = 0, row = 0;
   const float c = factor();
 
-  const u64 q_tiles = descriptor_k_major(shared_address(at.q[0][group]));
-  const u64 k_tiles = descriptor_k_major(shared_address(at.k)), v_tiles = descriptor_n_major(shared_address(at.v), BN * 128);
+  const u32 q_tiles = descriptor_k_major(shared_address(at.q[0][group]));
+  const u32 k_tiles = descriptor_k_major(shared_address(at.k)), v_tiles = descriptor_mn_major(shared_address(at.v), BN * 128);
   auto q_place = [&] { return Cursor<Q_STAGES * GROUPS>{q.stage * GROUPS + group, q.parity}; };
 
   auto start_qk = [&](float (&s)[BN / 2]) {
-    const u64 x = q_tiles + q.stage * (GROUPS * Q_BYTES >> 4), y = k_tiles + k.stage * (K_BYTES >> 4);
+    const u32 x = further(q_tiles, q.stage * GROUPS * Q_BYTES), y = further(k_tiles, k.stage * K_BYTES);
 #pragma unroll
     for (int d = 0; d < DQK / 16; d++)
-      Wgmma<T, BN>::ss(s, x + (d / 4 * 64 * 128 + d % 4 * 32 >> 4), y + (d / 4 * BN * 128 + d % 4 * 32 >> 4), d != 0);
+      Wgmma<T, BN>::ss(s, further(x, d / 4 * 64 * 128 + d % 4 * 32), further(y, d / 4 * BN * 128 + d % 4 * 32), d != 0);
     wgmma_commit();
   };
   auto start_pv = [&] {
-    const u64 y = v_tiles + v.stage * (V_BYTES >> 4);
+    const u32 y = further(v_tiles, v.stage * V_BYTES);
 #pragma unroll
-    for (int j = 0; j < BN / 16; j++) Wgmma<T, DV>::rs(o, p + 4 * j, y + (j * 16 * 128 >> 4), 1);
+    for (int j = 0; j < BN / 16; j++) Wgmma<T, DV>::rs(o, p + 4 * j, further(y, j * 16 * 128), 1);
     wgmma_commit();
   };
   auto my_turn = [&] { if (KS_TURNS) named_barrier_sync(TURN + group, CONSUMERS); };
   auto next_turn = [&] { if (KS_TURNS) named_barrier_arrive(TURN + 1 - group, CONSUMERS); };
+  // A stage to all blocks that load into it.
+  auto hand_back = [&](u32 empty) {
+    if (CLUSTER == 1) {
+      if (thread_lane == 0) barrier_arrive(empty);
+    } else {
+      if (thread_lane < CLUSTER) barrier_arrive_at(empty, thread_lane);
+    }
+  };
   auto release_k = [&] {
-    if (thread_lane == 0) barrier_arrive(rings.k.empty(k));
+    hand_back(rings.k.empty(k));
     k.advance();
   };
   auto release_v = [&] {
-    if (thread_lane == 0) barrier_arrive(rings.v.empty(v));
+    hand_back(rings.v.empty(v));
     v.advance();
   };
   auto release_q = [&] { if (thread_lane == 0) barrier_arrive(rings.q.empty(q_place())); };
@@ -197,10 +229,10 @@ KS_DEVICE void Consumer::run() const {
     const u32 zero = (__float_as_uint(sum[0]) | __float_as_uint(sum[1])) & a.zero;
     if (more) barrier_wait(rings.k.full(k) + zero, k.parity);
   };
-  // Without turns a consumer leaves out blocks beyond its own rows' last key.
+  // A consumer leaves out blocks beyond its own rows' last key; with turns, beyond the block's rows'.
   auto first_block = [&](const Work& w) {
-    if (KS_TURNS || !(KS_CAUSAL || KS_WINDOW)) return w.end - 1;
-    const int end = divide_up(scores_of(w).end(group_row(w) + 63), BN);
+    if ((KS_TURNS && CLUSTER == 1) || !(KS_CAUSAL || KS_WINDOW)) return w.end - 1;
+    const int end = divide_up(scores_of(w).end(KS_TURNS ? w.row + BM - 1 : group_row(w) + 63), BN);
     return max_of(min_of(end, w.end) - 1, w.begin);
   };
 
@@ -339,7 +371,7 @@ KS_DEVICE void Consumer::run() const {
         pin(o);
         release_v();
         round_p(s);
-        store(o, done, inverse);
+        if (__builtin_expect(store(o, done, inverse), 0)) remake(done);
         if (__builtin_expect(some, 0)) give_back(done);
         zero_o();
         tile++;
@@ -355,7 +387,7 @@ KS_DEVICE void Consumer::run() const {
     wgmma_wait<0>();
     pin(o);
     release_v();
-    store(o, done, inverse);
+    if (__builtin_expect(store(o, done, inverse), 0)) remake(done);
     if (__builtin_expect(some, 0)) give_back(done);
     tile++;
     if (!KS_EARLY) barrier_wait(rings.q.full(q_place()), q.parity);

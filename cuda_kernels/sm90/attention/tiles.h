@@ -20,8 +20,11 @@ struct TileCount {
   int q_tiles, total, section, last_section, batch, heads, head_group;
 };
 
+// BM: queries of a tile, or of the tiles that a cluster's blocks take together, one after the other. These meet the same blocks
+// of keys. `own`: the block's part begins at this row of BM.
 template<int BM, int BN> struct TileOrder {
   TileCount count;
+  int own;
   int S_q, S_k;
   const int *q_offsets, *k_offsets, *lengths;
   Scores scores;
@@ -57,11 +60,11 @@ template<int BM, int BN> struct TileOrder {
     }
     w.batch = entry, w.head = head, w.kv_head = head / count.head_group;
     const int row = tile * BM;
-    w.row = row;
-    const Sequence own = sequence_of(entry, S_q, S_k, q_offsets, k_offsets, lengths);
-    w.S_q = own.S_q, w.S_k = own.S_k, w.q_first = own.q_first, w.k_first = own.k_first;
-    scores.S_q = own.S_q, scores.S_k = own.S_k;
-    const int last_row = min_of(row + BM, own.S_q) - 1;
+    w.row = row + own;
+    const Sequence s = sequence_of(entry, S_q, S_k, q_offsets, k_offsets, lengths);
+    w.S_q = s.S_q, w.S_k = s.S_k, w.q_first = s.q_first, w.k_first = s.k_first;
+    scores.S_q = s.S_q, scores.S_k = s.S_k;
+    const int last_row = min_of(row + BM, s.S_q) - 1;
     const int begin = scores.begin(row) / BN, end = divide_up(scores.end(last_row), BN);
     w.begin = begin < end ? begin : 0, w.end = begin < end ? end : 1;  // at least one block, if wholly hidden
     w.open_begin = divide_up(scores.all_begin(last_row), BN), w.open_end = scores.all_end(row) / BN;

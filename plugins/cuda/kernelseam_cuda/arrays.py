@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -167,8 +168,15 @@ def current_stream(device: Device, kind: str | None) -> int:
     0, the default stream, where cupy is not loaded.
     """
     if kind == "torch":
-        torch: Any = sys.modules["torch"]
-        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # what torch's own compiler calls; the other is slow
-        return int(raw(device.index) if raw else torch.cuda.current_stream(device.index).cuda_stream)
+        return stream_asker(device, kind)()
     cupy: Any = sys.modules.get("cupy")
     return 0 if cupy is None or _is_hip(cupy) else int(cupy.cuda.get_current_stream(device.index).ptr)
+
+
+def stream_asker(device: Device, kind: str | None) -> Callable[[], int]:
+    """What asks ``current_stream`` of one device and library."""
+    if kind != "torch":
+        return partial(current_stream, device, kind)
+    torch: Any = sys.modules["torch"]
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # what torch's own compiler calls; the other is slow
+    return partial(raw, device.index) if raw else lambda: int(torch.cuda.current_stream(device.index).cuda_stream)

@@ -62,12 +62,15 @@ class CublasGemm(BatchedGemm):
         product = column_product(problem, pointers)
         packed = arguments(product, *map(ctypes.addressof, held), batched=name != self.single)
         handle, lock = _handles.of(device)
-        gemm, set_stream = getattr(library(), name), library().cublasSetStream_v2
+        gemm, set_stream, last = getattr(library(), name), library().cublasSetStream_v2, _streams
 
         def launch(stream: int, keep: object = held) -> None:
             with lock:  # the stream is a property of the handle
-                if status := set_stream(handle, _POINTER(stream)):
-                    raise _failure("cublasSetStream", status)
+                if last.get(lock) != stream:
+                    last.pop(lock, None)
+                    if status := set_stream(handle, _POINTER(stream)):
+                        raise _failure("cublasSetStream", status)
+                    last[lock] = stream
                 if status := gemm(handle, *packed):
                     raise _failure(name, status)
 
@@ -157,6 +160,8 @@ def _create() -> Any:
 
 
 _handles = Handles(_create)
+_streams: dict[Any, int] = {}
+"""By the lock of a handle: the stream that it has, which nobody else sets."""
 
 
 def _failure(name: str, status: int) -> DeviceError:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import hashlib
 import importlib.resources
 import re
+import warnings
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from kernelseam.compilation.sources import headers_below
 from kernelseam.contract import ArchRow, Device, KernelFacts, LoadedKernel, Runtime, SourceBundle, TensorMap
-from kernelseam.errors import CompileError, DeviceError
+from kernelseam.errors import CompileError, DeviceError, SlowBinary
 from kernelseam.forking import ForkGate, new_lock
 from kernelseam_cuda import archs, bindings, cubin, launch, tensor_maps
 
-_LOST = re.compile(r"^.*\(C75(?:08|1[0-5])\).*$", re.MULTILINE)
+_LOST = re.compile(r"^.*(?:\(C75(?:08|1[0-5])\)|wgmma.* serialized).*$", re.MULTILINE)
 """What the assembler says, and succeeds: C7508, a setmaxnreg is ignored; C7510 to C7515, wgmma are serialised. Either
-takes from a kernel the speed that it is written for."""
+takes from a kernel the speed that it is written for, and nothing of its results."""
 _UNCACHED = (13, 0)
 """The first nvrtc known to take --no-cache: a hit in its own cache has an empty log."""
 
@@ -26,6 +27,7 @@ class CudaToolchain:
     """kernelseam.contract.Toolchain over nvrtc. Compiling needs no device and no driver."""
 
     backend = "cuda"
+    compiles_beside = True
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -66,7 +68,10 @@ class CudaToolchain:
                     raise CompileError(bundle.name, arch, f"{status.name}\n{text}")
                 if lost := _LOST.findall(text):
                     said = "\n".join(lost)
-                    raise CompileError(bundle.name, arch, f"it compiles, but not to what it is written for:\n{said}")
+                    warnings.warn(
+                        f"{bundle.name} compiles for {arch}, but not to what it is written for: its results are right, "
+                        f"and it is slow. {_version()} says:\n{said}", SlowBinary, stacklevel=2,
+                    )
                 binary = bytearray(_nvrtc(bundle.name, arch, "nvrtcGetCUBINSize", program))
                 _nvrtc(bundle.name, arch, "nvrtcGetCUBIN", program, binary)
                 return bytes(binary)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device
@@ -103,7 +104,20 @@ def empty(shape: Sequence[int], dtype: DType, device: Device, kind: str | None) 
 def current_stream(device: Device, kind: str | None) -> int:
     """The handle of the stream that the array's library uses now; 0, the default stream, where it is not known."""
     if kind == "torch" and (torch := torch_module()) is not None:
-        return int(torch.cuda.current_stream(device.index).cuda_stream)
+        return _torch_stream(torch, device)()
     if kind == "cupy" and (cupy := cupy_module()) is not None:
         return int(cupy.cuda.get_current_stream().ptr)
     return 0
+
+
+def stream_asker(device: Device, kind: str | None) -> Callable[[], int]:
+    """What asks ``current_stream`` of one device and library."""
+    if kind == "torch" and (torch := torch_module()) is not None:
+        return _torch_stream(torch, device)
+    return partial(current_stream, device, kind)
+
+
+def _torch_stream(torch: Any, device: Device) -> Callable[[], int]:
+    # What torch's own compiler calls; the other is slow.
+    raw = getattr(getattr(torch, "_C", None), "_cuda_getCurrentRawStream", None)
+    return partial(raw, device.index) if raw else lambda: int(torch.cuda.current_stream(device.index).cuda_stream)

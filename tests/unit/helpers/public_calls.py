@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,13 @@ class PublicCall:
     """Whether memory behind addresses is read."""
 
 
-def f32(*shape: int) -> Array:
+@cache
+def _ramp(shape: tuple[int, ...]) -> Array:
     return np.linspace(-1, 1, int(np.prod(shape)), dtype=np.float32).reshape(shape)
+
+
+def f32(*shape: int) -> Array:
+    return _ramp(shape).copy()
 
 
 def i32(*values: int) -> Array:

@@ -13,7 +13,8 @@ from kernelseam.kernels.elements import (
     DEVICE_TYPE,
     INT32,
     divide_up,
-    divider,
+    divider_parameter,
+    divider_values,
     refuse_dtype,
     refuse_row_strides,
 )
@@ -90,18 +91,13 @@ def _segments(names: tuple[str, str, str]) -> Structure:
     return Structure(tuple((n, one(n)) for n in names))
 
 
-def _divider(name: str) -> Structure:
-    return Structure(tuple((f"{name}{part}", "i32") for part in _DIVIDER))
-
-
-_DIVIDER = ("", "_magic", "_shift")
 _HEADS_POINTERS = ("cosines", "sines", "positions", "table")
 _HEADS_INTS = ("positions_row", "table_row", "rotary_row", "first_position")
 _HEADS_STRUCTURE = Structure((
     ("operands", _segments(_HEADS)), *((n, "pointer") for n in _HEADS_POINTERS),
     ("positions_batch", "i64"), *((n, "i32") for n in _HEADS_INTS),
-    ("order", Structure((("head", _divider("head")), ("turned_end", "i32"), ("rotary_dim", "i32")))),
-    ("tokens", _divider("tokens")), ("page", _divider("page")),
+    ("order", Structure((("head", divider_parameter("head")), ("turned_end", "i32"), ("rotary_dim", "i32")))),
+    ("tokens", divider_parameter("tokens")), ("page", divider_parameter("page")),
 ))
 _ROTARY = {"": 0, "halves": 1, "pairs": 2}
 TF32_PRODUCTS: Mapping[str | None, int] = {None: 0, "tf32": 1, "tf32x3": 3}
@@ -255,5 +251,5 @@ def _heads_values(heads: HeadsProblem) -> dict[str, int | float]:
         "turned_end": (heads.num_heads + heads.kv_heads) * heads.head_dim, "first_position": heads.first_position,
     }
     for name, d in (("head", heads.head_dim), ("tokens", max(heads.tokens, 1)), ("page", heads.page_size)):
-        found |= dict(zip((f"{name}{part}" for part in _DIVIDER), (d, *divider(d)), strict=True))
+        found |= divider_values(name, d)
     return found

@@ -12,12 +12,60 @@ _PANEL = 64
 """Columns of a tile in shared memory that lie together, 128 bytes a row."""
 _WARP_PANEL_BYTES = 16 * 128
 """A warp's rows of one panel of the result."""
-REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
-"""Of a thread of the loading warpgroup and of a consumer's, by consumers: no more in all than a launch starts with."""
+REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160), 4: (32, 112)}
+"""Of a thread of the loading warpgroup and of a consumer's, by consumers: no more in all than a launch starts with. 0:
+as launched."""
 
 
 def _panels(dim: int) -> int:
     return -(-dim // _PANEL)
+
+
+@dataclass(frozen=True)
+class HopperGemmTile:
+    """``groups`` consumers that make ``bm``×``bn`` of a result, through a ring of ``stages`` slices of 64.
+
+    ``cluster``: blocks that share their columns of B; ``blocks``: that share a multiprocessor; ``buffers``: of 64×64
+    through which a consumer's results leave; ``store``: who writes them, each warp its "rows", or the "tma" unit;
+    ``c_first``: C is the first to leave the L2 cache.
+    """
+
+    bm: int
+    bn: int
+    groups: int
+    stages: int
+    cluster: int
+    buffers: int
+    store: str
+    blocks: int = 1
+    c_first: bool = False
+    rate: float = 0.0
+    """The part of the arch's product rate that the loop reaches."""
+    block_seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Rows×columns, slices, who stores, cluster."""
+        more = f"-{self.cluster}together" * (self.cluster > 1) + f"-{self.blocks}blocks" * (self.blocks > 1)
+        return f"{self.bm}x{self.bn}-{self.stages}-{self.store}{more}" + "-cfirst" * self.c_first
+
+    def shared_bytes(self, bias: bool) -> int:
+        """Ring, buffers, the bias of each consumer, control; in whole KiB."""
+        size = self.stages * (self.bm + self.bn) * 128 + self.groups * (self.buffers * 8192 + bias * self.bn * 4)
+        size += 16 * (self.stages + self.groups * self.buffers)
+        assert size * self.blocks <= _SHARED_BYTES
+        return -(-size // 1024) * 1024
+
+
+GEMM = (
+    HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.22, block_seconds=1.6e-6),
+    HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.18, block_seconds=7e-7),
+    HopperGemmTile(128, 128, 2, 5, 1, 4, "tma", rate=1.15, block_seconds=2e-7),
+    HopperGemmTile(256, 128, 2, 4, 1, 2, "rows", rate=1.04, block_seconds=2.8e-7),
+    HopperGemmTile(128, 64, 2, 6, 1, 4, "tma", rate=0.80, block_seconds=3e-7),
+    HopperGemmTile(64, 64, 1, 4, 1, 1, "rows", blocks=3, rate=0.65, block_seconds=3e-7),
+)
+"""Tiles of products; the cost model chooses."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +88,12 @@ class HopperAttentionTile:
     turns: bool
     early: bool
     ahead: int
+    cluster: int = 1
+    """Blocks that take neighbouring tiles and load keys and values for each other."""
+    remake: bool = False
+    """Rows into which a hidden NaN came are made again, in place of a search of V ahead of its use."""
+    fewest_heads: int = 2
+    """Of a section, whose tiles are handed out together."""
     hides: bool | None = None
     """Only for specs that hide keys by their place, or only for others; None: for all."""
     short: bool = False
@@ -51,7 +105,10 @@ class HopperAttentionTile:
     @property
     def name(self) -> str:
         """Queries×keys, stages of keys, exponentials ahead."""
-        return f"{self.bm}x{self.bn}-{self.stages}-{self.ahead}ahead" + "-turns" * self.turns + "-early" * self.early
+        way = "-turns" * self.turns + "-early" * self.early + "-remake" * self.remake
+        way += f"-cluster{self.cluster}" * (self.cluster > 1)
+        way += f"-{self.fewest_heads}heads" * (self.fewest_heads != 2)
+        return f"{self.bm}x{self.bn}-{self.stages}-{self.ahead}ahead{way}"
 
     @property
     def bm(self) -> int:
@@ -68,14 +125,25 @@ class HopperAttentionTile:
 
 
 _US = 1e-6
+_T = HopperAttentionTile
 ATTENTION = (
-    HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 32, hides=False, rate=0.98, block_seconds=_US),
-    HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 16, hides=False, short=True, rate=0.98, block_seconds=_US),
-    HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 16, hides=True, rate=0.95, block_seconds=_US),
-    HopperAttentionTile(96, 96, 2, 128, 2, 2, 2, True, True, 24, rate=1.1, block_seconds=_US),
-    HopperAttentionTile(128, 128, 2, 128, 2, 2, 2, True, True, 24, rate=1.22, block_seconds=_US),
-    HopperAttentionTile(192, 128, 2, 128, 2, 1, 1, True, False, 24, rate=1.15, block_seconds=_US),
-    HopperAttentionTile(256, 256, 2, 64, 2, 1, 2, True, False, 32, hides=False, rate=1.2, block_seconds=_US),
-    HopperAttentionTile(256, 256, 2, 64, 2, 1, 2, False, False, 32, hides=True, rate=1.2, block_seconds=_US),
+    _T(64, 64, 4, 64, 4, 2, 1, False, True, 32, hides=False, rate=0.98, block_seconds=_US),
+    _T(64, 64, 4, 64, 4, 2, 1, False, True, 16, hides=False, short=True, rate=0.98, block_seconds=_US),
+    _T(64, 64, 4, 64, 4, 2, 1, False, True, 16, remake=True, hides=True, rate=0.95, block_seconds=_US),
+    _T(96, 96, 2, 128, 2, 2, 2, True, True, 24, rate=1.1, block_seconds=_US),
+    _T(128, 128, 2, 128, 2, 2, 2, True, True, 24, rate=1.22, block_seconds=_US),
+    _T(192, 128, 2, 128, 2, 1, 1, True, False, 24, rate=1.15, block_seconds=_US),
+    _T(256, 256, 2, 64, 2, 1, 2, True, False, 32, fewest_heads=4, hides=False, rate=1.2, block_seconds=_US),
+    _T(256, 256, 2, 64, 2, 1, 2, False, False, 32, remake=True, hides=True, rate=1.2, block_seconds=_US),
+    # TRIALS
+    _T(64, 64, 4, 64, 4, 2, 1, False, True, 32, cluster=2, hides=False, rate=0.98, block_seconds=_US),
+    _T(64, 64, 4, 64, 4, 2, 1, False, True, 16, cluster=2, remake=True, hides=True, rate=0.98, block_seconds=_US),
+    _T(128, 128, 2, 128, 2, 2, 2, True, True, 24, cluster=2, hides=False, rate=1.22, block_seconds=_US),
+    _T(128, 128, 2, 128, 2, 2, 2, True, True, 24, cluster=2, remake=True, hides=True, rate=1.22, block_seconds=_US),
+    _T(256, 256, 2, 64, 2, 1, 2, True, False, 32, cluster=2, fewest_heads=4, hides=False, rate=1.2, block_seconds=_US),
+    _T(256, 256, 2, 64, 2, 1, 2, True, False, 32, cluster=2, hides=False, rate=1.2, block_seconds=_US),
+    _T(256, 256, 2, 64, 2, 1, 2, False, False, 32, cluster=2, remake=True, hides=True, rate=1.2, block_seconds=_US),
+    _T(256, 256, 2, 64, 2, 1, 2, True, False, 32, cluster=2, remake=True, hides=True, rate=1.2, block_seconds=_US),
+    _T(256, 256, 2, 64, 2, 1, 2, True, False, 32, remake=True, hides=True, rate=1.2, block_seconds=_US),
 )
 """The preferred of a spec first."""

@@ -1,0 +1,1 @@
+"""Ours beside the peers: ``python -m benchmarks run`` from the repository's root. Scripts have one question each."""

@@ -1,0 +1,74 @@
+"""The clocks: a GPU's, by torch's events; the host's, which serves where there is none and for host times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.comparing.timing import Run
+
+
+class GpuClock:
+    """Times by device events. A flush zeroes a buffer of twice the L2 cache, which also keeps the device busy until the
+    host has handed over the launch."""
+
+    def __init__(self, device: str = "cuda") -> None:
+        size = 2 * torch.cuda.get_device_properties(device).L2_cache_size
+        self._flushed = torch.empty(max(size, 1 << 20), dtype=torch.uint8, device=device)
+
+    def burst(self, run: Run, count: int) -> float:
+        first, last = _event(), _event()
+        first.record()
+        for _ in range(count):
+            run()
+        last.record()
+        last.synchronize()
+        return float(first.elapsed_time(last)) * 1e-3
+
+    def flushed(self, run: Run, count: int) -> list[float]:
+        pairs = [(_event(), _event()) for _ in range(count)]
+        for first, last in pairs:
+            self._flushed.zero_()
+            first.record()
+            run()
+            last.record()
+        torch.cuda.synchronize()
+        return [float(first.elapsed_time(last)) * 1e-3 for first, last in pairs]
+
+    def captured(self, run: Run, count: int) -> Run | None:
+        try:
+            run()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for _ in range(count):
+                    run()
+            graph.replay()
+            torch.cuda.synchronize()
+        except Exception:  # what cannot be captured is launched
+            return None
+        replay: Callable[[], object] = graph.replay
+        return replay
+
+
+class HostClock:
+    """Wall time, for what runs on the host: tests of rows on small problems."""
+
+    def burst(self, run: Run, count: int) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            run()
+        return time.perf_counter() - start
+
+    def flushed(self, run: Run, count: int) -> list[float]:
+        return [self.burst(run, 1) for _ in range(count)]
+
+    def captured(self, run: Run, count: int) -> Run | None:
+        return None
+
+
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)

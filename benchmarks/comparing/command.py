@@ -1,0 +1,104 @@
+"""Ours beside the peers on one GPU: errors checked, times in turns, JSON, tables, plots.
+
+    python -m benchmarks run attention gemm --json FILE.json --report FILE.md --plots DIR
+    python -m benchmarks run attention --only '*D256*' --implementation sm90
+    python -m benchmarks draw FILE.json DIR       plots from a run's JSON; no GPU needed
+    python -m benchmarks table FILE.json          its tables
+    python -m benchmarks rows [SUITE …]           names of rows
+
+The exit status is 1 where a row failed: a wrong result, an exception. Rows below their target are said, and no failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    from benchmarks.comparing import running, tables
+
+    options = _parser(tuple(running.SUITES)).parse_args(arguments)
+    if options.command == "rows":
+        for row in running.chosen(options.suites or running.SUITES, options.only):
+            print(f"{row.suite}/{row.name}")
+        return 0
+    if options.command == "run":
+        return _run(options)
+    found, records = running.read(options.file)
+    if options.command == "draw":
+        from benchmarks.comparing import plots
+
+        for path in plots.draw(found, records, options.folder):
+            print(path)
+    else:
+        print("\n".join(tables.page(found, records)))
+    return 0
+
+
+def _parser(suites: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="measure suites")
+    rows = commands.add_parser("rows", help="names of rows")
+    for command in (run, rows):
+        command.add_argument("suites", nargs="*", metavar="SUITE", choices=[*suites, []], help=", ".join(suites))
+        command.add_argument("--only", action="append", default=[], metavar="GLOB", help="rows by name")
+    run.add_argument("--rounds", type=int, default=7)
+    run.add_argument("--warm", type=float, default=0.3, metavar="SECONDS", help="before each row")
+    run.add_argument("--burst", type=float, default=8.0, metavar="MS", help="of launches back to back, a round")
+    run.add_argument(
+        "--implementation", action="append", default=[], metavar="NAME", help="time this way of ours too, where it"
+        " takes a row; NAME:VARIANT for one tile"
+    )
+    run.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a look at the output, no figures")
+    run.add_argument("--json", type=Path)
+    run.add_argument("--report", type=Path, metavar="FILE.md")
+    run.add_argument("--plots", type=Path, metavar="DIR")
+    draw = commands.add_parser("draw", help="plots from a run's JSON")
+    draw.add_argument("file", type=Path)
+    draw.add_argument("folder", type=Path)
+    table = commands.add_parser("table", help="tables from a run's JSON")
+    table.add_argument("file", type=Path)
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    import torch
+
+    from benchmarks.comparing import clocks, machine, running, tables
+    from benchmarks.comparing.rows import Session
+    from benchmarks.comparing.timing import Settings
+
+    rows = running.chosen(options.suites or running.SUITES, options.only)
+    torch.manual_seed(0)
+    torch.set_grad_enabled(False)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    on_gpu = options.device == "cuda"
+    clock = clocks.GpuClock() if on_gpu else clocks.HostClock()
+    settings = Settings(options.rounds, options.warm, options.burst * 1e-3)
+    session = Session(options.device, clock, settings, options.implementation)
+    head = {"device": machine.described(options.device), "settings": vars(settings)}
+    if on_gpu:
+        head["ceilings"] = machine.ceilings(options.device, clock)
+    start = time.monotonic()
+    for problem in running.compile_ahead(rows, session):
+        print(problem, flush=True)
+    ready = f"{len(rows)} rows; compiled in {time.monotonic() - start:.1f} s"
+    print("\n".join([*tables.head(head), ready]), flush=True)
+    log = running.Log(options.json, head)
+    for row in rows:
+        log.add(record := running.measured(row, session))
+        print(tables.line(record), flush=True)
+        if options.report:
+            options.report.write_text("\n".join(tables.page(head, log.records)) + "\n", encoding="utf-8")
+    print("\n".join(["", *tables.summary(log.records), f"{time.monotonic() - start:.0f} s"]), flush=True)
+    if options.plots:
+        from benchmarks.comparing import plots
+
+        plots.draw(head, log.records, options.plots)
+    return int(tables.failures(log.records) > 0)

@@ -1,0 +1,254 @@
+"""Batched GEMM and linear layers beside cuBLAS, as torch calls it, and beside a copy of the bytes that they move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as functional
+
+import kernelseam as ks
+from benchmarks.comparing.results import COPY, PEER, WITHOUT, Record
+from benchmarks.comparing.rows import Contestant, Judged, Make, Prepared, Session, compared, host, relative
+from kernelseam.dtypes import DType
+from kernelseam.errors import KernelSeamError
+from kernelseam.parity import check, oracle
+from kernelseam.planning import Descriptor
+
+RIDGE = {"float16": 190.0, "bfloat16": 190.0, "float32": 14.0, "float64": 14.0}
+"""Operations a byte, below which an H200's memory bounds a product: its rates by cuBLAS over those of a copy."""
+JUDGED = 64, 256
+"""Rows and columns of three matrices that are held against float64."""
+
+
+@dataclass(frozen=True)
+class GemmRow:
+    """C = A·op(B) over ``count`` matrices, B's rows N×K where ``b_transposed``, as a linear layer's weight has them.
+    ``pointers``: by lists of addresses in no order, for cublasGemmBatchedEx too; beside them both by strides."""
+
+    suite: str
+    count: int
+    M: int
+    N: int
+    K: int
+    dtype: str
+    b_transposed: bool = False
+    bias: bool = False
+    residual: bool = False
+    pointers: bool = False
+    least: float = 1.0
+
+    @property
+    def name(self) -> str:
+        kind = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}[self.dtype]
+        parts = [f"{self.count} × {self.M}×{self.N}×{self.K} {kind}", "NT" if self.b_transposed else "NN"]
+        parts += ["bias"] * self.bias + ["residual"] * self.residual + ["pointers"] * self.pointers
+        return " ".join(parts)
+
+    @property
+    def operations(self) -> float:
+        return 2.0 * self.count * self.M * self.N * self.K
+
+    @property
+    def bytes(self) -> float:
+        a, b, c = self.M * self.K, self.N * self.K, self.M * self.N
+        whole = self.count * (a + b + c * (1 + self.residual) + self.N * self.bias)
+        return float(whole * DType.of(self.dtype).itemsize)
+
+    @property
+    def moves(self) -> bool:
+        """Whether memory bounds it."""
+        return self.operations / self.bytes < RIDGE[self.dtype]
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        b = (self.N, self.K) if self.b_transposed else (self.K, self.N)
+        found: dict[str, tuple[int, ...]] = {
+            "A": (self.count, self.M, self.K), "B": (self.count, *b), "C": (self.count, self.M, self.N),
+        }
+        if self.bias:
+            found["bias"] = (self.count, self.N)
+        if self.residual:
+            found["residual"] = found["C"]
+        return found
+
+    def arrays(self, make: Make) -> dict[str, Any]:
+        """Operands but for C."""
+        return {n: make(shape, self.dtype) for n, shape in self.shapes().items() if n != "C"}
+
+    def descriptor(self, arrays: Mapping[str, Any], c: Any) -> Descriptor:
+        return ks.BatchedGemmStrided(
+            **arrays, C=c, M=self.M, N=self.N, K=self.K, batch=self.count, b_transposed=self.b_transposed
+        )
+
+    def planned(self, session: Session) -> Iterable[Descriptor]:
+        arrays = self.arrays(session.phantom)
+        yield self.descriptor(arrays, session.phantom(self.shapes()["C"], self.dtype))
+        if self.pointers:
+            lists: dict[str, Any] = {f"{n}_ptrs": 0 for n in "ABC"}
+            yield self._of_lists(lists)
+
+    def _of_lists(self, lists: Mapping[str, Any]) -> Descriptor:
+        return ks.BatchedGemmPointers(
+            **lists, M=self.M, N=self.N, K=self.K, batch=self.count, b_transposed=self.b_transposed, dtype=self.dtype,
+            alignment=16,
+        )
+
+    def measure(self, session: Session) -> Record:
+        record = Record(self.suite, self.name, self.operations, self.bytes, self.least)
+        return compared(record, self.prepare(session), session)
+
+    def prepare(self, session: Session) -> Prepared:
+        arrays, shape = self.arrays(session.random), self.shapes()["C"]
+        found = Prepared(dtype=self.dtype, judge=Judge(self, arrays))
+        if self.pointers:
+            self._pointers(found, arrays, session)
+        else:
+            found.ours(session, lambda c: self.descriptor(arrays, c), lambda: session.poisoned(shape, self.dtype))
+        self._cublas(found, arrays, session)
+        if self.moves:
+            x = torch.randint(0, 255, (int(self.bytes) // 2,), dtype=torch.uint8, device=session.device)
+            y = torch.empty_like(x)
+            found.contestants.append(Contestant("copy", COPY, lambda: y.copy_(x)))
+        return found
+
+    def _pointers(self, found: Prepared, arrays: Mapping[str, Any], session: Session) -> None:
+        """Scattered: in any order, with uneven gaps. Beside them ours by strides."""
+        scattered = {
+            n: Scattered(session, x.shape[1:], self.dtype, len(x), i) for i, (n, x) in enumerate(arrays.items())
+        }
+        for n, memory in scattered.items():
+            memory.write(arrays[n])
+        found.keep = scattered
+
+        def lists(c: Scattered) -> Descriptor:
+            whole = {**scattered, "C": c}
+            return self._of_lists({f"{n}_ptrs": m.addresses for n, m in whole.items()})
+
+        shape = self.shapes()["C"]
+
+        def result() -> Scattered:
+            return Scattered(session, shape[1:], self.dtype, self.count, 2)
+
+        found.ours(session, lists, result, Scattered.read)
+        found.add(
+            session, lambda c: self.descriptor(arrays, c), lambda: session.poisoned(shape, self.dtype), lambda c: c,
+            "ours by strides", WITHOUT,
+        )
+        try:
+            found.add(session, lists, result, Scattered.read, "cuBLAS", PEER, "cublas-batched")
+        except KernelSeamError as e:
+            found.refused["cuBLAS"] = str(e)
+
+    def _cublas(self, found: Prepared, arrays: Mapping[str, Any], session: Session) -> None:
+        a, b = arrays["A"], arrays["B"]
+        right = b.transpose(1, 2) if self.b_transposed else b
+        c = session.poisoned(self.shapes()["C"], self.dtype)
+        if self.count > 1:
+            name, role = ("cuBLAS by strides", WITHOUT) if self.pointers else ("cuBLAS", PEER)
+            found.peer(name, lambda: torch.bmm(a, right, out=c), role=role)
+            return
+        x, w, out = a[0], right[0], c[0]
+        bias = arrays["bias"][0] if self.bias else None
+        residual = arrays["residual"][0] if self.residual else None
+        if residual is not None and bias is not None:
+            found.peer("cuBLAS", lambda: torch.add(functional.linear(x, w.T, bias), residual, out=out)[None])
+        elif bias is not None or residual is not None:
+            added = residual if bias is None else bias
+            found.peer("cuBLAS", lambda: torch.addmm(added, x, w, out=out)[None])
+        else:
+            found.peer("cuBLAS", lambda: torch.mm(x, w, out=out)[None])
+
+
+class Scattered:
+    """``count`` matrices in any order with uneven gaps, each at a multiple of 16 bytes."""
+
+    def __init__(self, session: Session, shape: tuple[int, ...], dtype: str, count: int, seed: int) -> None:
+        rng, itemsize = np.random.default_rng(seed), DType.of(dtype).itemsize
+        self._shape, size, unit = tuple(shape), int(np.prod(shape)), 16 // itemsize
+        room = -(-size // unit) * unit
+        gaps = rng.integers(1, 64, count) * unit
+        self._starts = (np.cumsum(gaps + room) - room)[rng.permutation(count)]
+        self._memory = session.poisoned((int(gaps.sum()) + room * count,), dtype)
+        self.addresses = [self._memory.data_ptr() + int(s) * itemsize for s in self._starts]
+        self._views = [self._memory[s : s + size].view(self._shape) for s in self._starts]
+
+    def write(self, matrices: torch.Tensor) -> None:
+        for view, matrix in zip(self._views, matrices, strict=True):
+            view.copy_(matrix)
+
+    def read(self) -> torch.Tensor:
+        return torch.stack(self._views)
+
+
+class Judge:
+    """Some rows and columns of three matrices, in float64."""
+
+    def __init__(self, row: GemmRow, arrays: Mapping[str, Any]) -> None:
+        rng = np.random.default_rng(0)
+        self._row = row
+        self._matrices = sorted({0, row.count // 2, row.count - 1})
+        self._rows, self._columns = (
+            np.sort(rng.permutation(n)[:most]) for n, most in zip((row.M, row.N), JUDGED, strict=True)
+        )
+        a = self._cut(arrays["A"], self._rows, None)
+        b = self._cut(arrays["B"], self._columns, None) if row.b_transposed else self._cut(
+            arrays["B"], None, self._columns
+        )
+        bias = self._cut(arrays["bias"][:, None], None, self._columns)[:, :, 0] if row.bias else None
+        residual = self._cut(arrays["residual"], self._rows, self._columns) if row.residual else None
+        self._want = oracle.gemm(
+            a, b, None, 1.0, 0.0, False, row.b_transposed, bias=bias, residual=residual
+        )
+
+    def _cut(self, x: torch.Tensor, rows: Any, columns: Any) -> Any:
+        found = x[self._matrices]
+        if rows is not None:
+            found = found[:, torch.from_numpy(rows).to(x.device)]
+        if columns is not None:
+            found = found[:, :, torch.from_numpy(columns).to(x.device)]
+        return host(found)[:, None]
+
+    def __call__(self, result: Any) -> Judged:
+        c = self._cut(result, self._rows, self._columns)
+        verdict = check.gemm_verdict(
+            self._want, self._row.K, DType.of(self._row.dtype), c, c.shape[:-1], None, zero_mean=True
+        )
+        return Judged(relative(c.astype(np.float64), self._want.out), verdict.worst, verdict.message)
+
+
+def half_rows() -> list[GemmRow]:
+    def row(*problem: Any, **options: Any) -> GemmRow:
+        return GemmRow("gemm", *problem, **options)
+
+    f16, bf16 = "float16", "bfloat16"
+    batched = [
+        row(384, 512, 512, 64, f16, True), row(384, 512, 64, 512, f16), row(256, 2048, 2048, 128, f16, True),
+        row(256, 2048, 128, 2048, f16), row(8192, 32, 32, 32, f16, True), row(4096, 64, 64, 64, f16, True),
+    ]
+    return [
+        *batched, row(65536, 16, 16, 16, f16), row(64, 1024, 1024, 1024, f16), row(1, 8192, 8192, 8192, bf16),
+        row(1, 16384, 6144, 4096, bf16, True), row(1, 16384, 6144, 4096, bf16, True, bias=True),
+        row(1, 512, 6144, 4096, bf16, True, bias=True),
+        row(1, 16384, 4096, 4096, bf16, True, residual=True),
+        row(1, 16384, 4096, 4096, bf16, True, bias=True, residual=True),
+        row(384, 1, 512, 64, f16, True), row(384, 1, 64, 512, f16), row(1, 1, 8192, 8192, bf16, True),
+        row(1, 1, 6144, 4096, bf16, True), row(384, 500, 500, 72, f16, True), row(64, 1000, 1000, 1000, f16),
+        row(100, 333, 777, 129, f16), row(100, 333, 777, 129, bf16, True),
+        *(replace(r, pointers=True) for r in batched),
+    ]
+
+
+def wide_rows() -> list[GemmRow]:
+    """float32 as IEEE has it, and a few of float64."""
+    f32, f64 = "float32", "float64"
+    problems: list[tuple[Any, ...]] = [
+        (384, 512, 512, 64, f32, True), (384, 512, 64, 512, f32), (256, 2048, 2048, 128, f32, True),
+        (256, 2048, 128, 2048, f32), (8192, 32, 32, 32, f32, True), (4096, 64, 64, 64, f32, True),
+        (64, 1024, 1024, 1024, f32),
+        (384, 512, 512, 64, f64, True), (384, 512, 64, 512, f64), (4096, 64, 64, 64, f64, True),
+        (16, 1024, 1024, 1024, f64),
+    ]
+    return [GemmRow("gemm-f32", *p) for p in problems]

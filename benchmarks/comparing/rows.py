@@ -1,0 +1,243 @@
+"""Rows and what they share: a session, contestants over the row's memory, the verdict on each one's result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+import torch
+
+import kernelseam as ks
+from benchmarks.comparing.machine import sampling
+from benchmarks.comparing.results import BACK_TO_BACK, FLUSHED, OURS, PEER, Record, Timed
+from benchmarks.comparing.timing import Clock, Run, Settings, Turn, measure
+from kernelseam.contract import ArrayInfo, Device
+from kernelseam.dispatch import find_device
+from kernelseam.dtypes import DType
+from kernelseam.errors import KernelSeamError
+from kernelseam.planning import Descriptor
+
+BASE = 1 << 40
+"""Where memory is said to lie that is not there."""
+PEERS_DIFFER = {"float16": 1e-2, "bfloat16": 2e-2, "float32": 1e-4, "float64": 1e-10}
+"""‖result − float64‖ / ‖float64‖ beyond which a peer computes something else."""
+
+Array = np.ndarray[Any, Any]
+Make = Callable[[Sequence[int], str], Any]
+"""An array of a shape and a dtype."""
+
+
+@dataclass
+class Session:
+    """What a run's rows share. ``implementations``: ways of ours that are timed beside dispatch's own choice, where
+    they take a row."""
+
+    device: str
+    clock: Clock
+    settings: Settings = field(default_factory=Settings)
+    implementations: Sequence[str] = ()
+
+    def random(self, shape: Sequence[int], dtype: str) -> torch.Tensor:
+        """N(0, 1)."""
+        return torch.randn(*shape, device=self.device, dtype=getattr(torch, dtype))
+
+    def poisoned(self, shape: Sequence[int], dtype: str) -> torch.Tensor:
+        """NaN everywhere: what is not written shows."""
+        return torch.full(tuple(shape), float("nan"), device=self.device, dtype=getattr(torch, dtype))
+
+    def synchronize(self) -> None:
+        if self.device != "cpu":
+            torch.cuda.synchronize()
+
+    def target(self) -> Device:
+        """kernelseam's name for the device."""
+        return find_device("numpy" if self.device == "cpu" else "cuda:0")
+
+    def phantom(self, shape: Sequence[int], dtype: str) -> ArrayInfo:
+        """An array's description, without memory: what is planned for it is known before it is there."""
+        strides = [1] * len(shape)
+        for i in reversed(range(len(shape) - 1)):
+            strides[i] = strides[i + 1] * max(shape[i + 1], 1)
+        return ArrayInfo(BASE, tuple(shape), tuple(strides), DType(dtype), self.target(), "torch", None)
+
+
+@dataclass
+class Contestant:
+    """``result``: what it computed, None of a copy; ``poison``: makes its result's memory NaN before it is checked."""
+
+    name: str
+    role: str
+    run: Run
+    result: Callable[[], Any] | None = None
+    implementation: str = ""
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
+
+
+@dataclass(frozen=True)
+class Judged:
+    """‖result − float64‖ / ‖float64‖, and the largest error over its tolerance with what it is of."""
+
+    error: float
+    worst: float
+    message: str
+
+
+@dataclass
+class Prepared:
+    """A row's contestants over memory that is there."""
+
+    contestants: list[Contestant] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    judge: Callable[[Any], Judged] = lambda result: Judged(0.0, 0.0, "")
+    dtype: str = "float32"
+    keep: object = None
+    """Memory that is told by addresses alone."""
+
+    def ours(
+        self, session: Session, descriptor: Callable[[Any], Descriptor], result: Callable[[], Any],
+        shown: Callable[[Any], Any] = lambda out: out,
+    ) -> None:
+        """Ours by dispatch, and by each name that is asked for and does not refuse, each over a result of its own.
+        ``shown``: the result as the judge takes it."""
+        first = self.add(session, descriptor, result, shown, OURS, OURS)
+        taken = {first.implementation}
+        for name in session.implementations:
+            called = f"{OURS} by {name}"
+            try:
+                found = self.add(session, descriptor, result, shown, called, OURS, name)
+            except KernelSeamError as e:
+                self.refused[called] = str(e)
+                continue
+            if found.implementation in taken:  # it is dispatch's own choice
+                self.contestants.remove(found)
+            taken.add(found.implementation)
+
+    def add(
+        self, session: Session, descriptor: Callable[[Any], Descriptor], result: Callable[[], Any],
+        shown: Callable[[Any], Any], name: str, role: str, implementation: str | None = None,
+    ) -> Contestant:
+        """One plan as a contestant. Raises what planning and binding raise."""
+        out = result()
+        plan = ks.plan(descriptor(out), device=session.target(), implementation=implementation)
+        called = plan.implementation + (f":{plan.choice.variant}" if plan.choice.variant else "")
+        found = Contestant(name, role, plan.bind(), lambda: shown(out), called)
+        self.contestants.append(found)
+        return found
+
+    def peer(
+        self, name: str, run: Run, result: Callable[[Any], Any] = lambda x: x, role: str = PEER,
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """Another's: tried at once, and refused with its reason where it raises. ``result``: what it returned, as the
+        row's results lie."""
+        try:
+            with around():
+                run()
+        except Exception as e:
+            self.refused[name] = f"{type(e).__name__}: {e}".strip().splitlines()[0][:200]
+            return
+        self.contestants.append(Contestant(name, role, run, lambda: result(run()), around=around))
+
+
+class Row(Protocol):
+    """One problem."""
+
+    @property
+    def suite(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    def planned(self, session: Session) -> Iterable[Descriptor]:
+        """What of ours is planned, over memory that is not there: compiled before anything is timed."""
+
+    def measure(self, session: Session) -> Record:
+        """Raises what a contestant of ours raises."""
+
+
+class Wrong(Exception):
+    """A result that is not what the row asks for."""
+
+
+def compared(record: Record, prepared: Prepared, session: Session) -> Record:
+    """Check every contestant's result, then time them in turns. Raises Wrong."""
+    record.refused.update(prepared.refused)
+    timed = {c.name: Timed(c.name, c.role, c.implementation) for c in prepared.contestants}
+    ours = _first_result(prepared, session)
+    for c in prepared.contestants:
+        if c.result is None:
+            continue
+        with c.around():
+            c.run()
+            session.synchronize()
+            judged = prepared.judge(found := c.result())
+            session.synchronize()
+        timed[c.name].error = judged.error
+        if c.implementation and c.role != PEER:
+            timed[c.name].worst = judged.worst
+            right = judged.worst <= 1 and bool(torch.isfinite(found).all())
+        else:
+            right = max(judged.error, apart(ours, found)) <= PEERS_DIFFER[prepared.dtype]
+        if not right:  # nor where it is NaN
+            raise Wrong(f"{_called(c)}: relative error {judged.error:.2e}. {judged.message}")
+    kept = {c.name: c.result().clone() for c in prepared.contestants if c.role == OURS and c.result is not None}
+    turns = {c.name: Turn(c.run, c.around) for c in prepared.contestants}
+    with sampling(session.device) as clocks:
+        samples, record.captured = measure(turns, session.clock, session.settings)
+    record.clocks = clocks
+    for c in prepared.contestants:
+        if c.name in kept and c.result is not None and not torch.equal(c.result(), kept[c.name]):
+            raise Wrong(f"{_called(c)}: other bits after it was timed than before")
+        timed[c.name].us = {
+            BACK_TO_BACK: [round(s * 1e6, 3) for s in samples[c.name].back_to_back],
+            FLUSHED: [round(s * 1e6, 3) for s in samples[c.name].flushed],
+        }
+    record.timed = list(timed.values())
+    return record
+
+
+def _called(c: Contestant) -> str:
+    return f"{c.name} [{c.implementation}]" if c.implementation else c.name
+
+
+def _first_result(prepared: Prepared, session: Session) -> torch.Tensor:
+    first = next(c for c in prepared.contestants if c.role == OURS)
+    first.run()
+    session.synchronize()
+    assert first.result is not None
+    found: torch.Tensor = first.result()
+    return found
+
+
+def apart(x: torch.Tensor, y: torch.Tensor) -> float:
+    """‖x − y‖ / ‖y‖ over all of it, an entry of the first axis at a time."""
+    off = whole = 0.0
+    for a, b in zip(*(_pieces(t) for t in (x, y)), strict=True):
+        off += float(torch.linalg.vector_norm((a.float() - b.float()).reshape(-1), dtype=torch.float32)) ** 2
+        whole += float(torch.linalg.vector_norm(b.float().reshape(-1), dtype=torch.float32)) ** 2
+    return (off / whole) ** 0.5 if whole else float(off > 0)
+
+
+def _pieces(t: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Of about 64 million elements."""
+    size = max((64 << 20) // max(t[0].numel(), 1), 1)
+    return (t[i : i + size] for i in range(0, len(t), size))
+
+
+def host(tensor: torch.Tensor) -> Array:
+    """A tensor's elements as NumPy has them."""
+    found = tensor.detach().contiguous().cpu()
+    if found.dtype is torch.bfloat16:
+        return found.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    array: Array = found.numpy()
+    return array
+
+
+def relative(got: Array, want: Array) -> float:
+    """‖got − want‖ / ‖want‖."""
+    norm = float(np.linalg.norm(want))
+    return float(np.linalg.norm(got.astype(np.float64) - want)) / norm if norm else 0.0

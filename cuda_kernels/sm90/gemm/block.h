@@ -1,0 +1,58 @@
+// What the roles of a block share: sizes, shared memory, rings, arguments. Constants: see gemm.h.
+#pragma once
+#include "sm90/gemm/tiles.h"
+#include "sm90/pipeline.h"
+#include "sm90/wgmma.h"
+
+typedef KS_T T;
+
+// What may be added: its element type, void where there is none.
+template<class X> struct Maybe { static constexpr bool THERE = true; typedef X type; };
+template<> struct Maybe<void> { static constexpr bool THERE = false; typedef float type; };
+typedef Maybe<KS_BIAS> Bias;
+
+constexpr int BM = KS_BM, BN = KS_BN, GROUPS = KS_GROUPS, STAGES = KS_STAGES, CLUSTER = KS_CLUSTER, BUFFERS = KS_BUFFERS;
+constexpr int BK = 64, MT = BM / (64 * GROUPS), PANELS = BN / 64, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
+static_assert(MT * 64 * GROUPS == BM && PANELS * 64 == BN, "tiles are of 64 rows a consumer, and panels of 64 columns");
+
+constexpr int ROWS_BYTES = 64 * 128;  // 64 rows of a panel
+constexpr int A_BYTES = BM * 128, B_BYTES = BN * 128, STAGE_BYTES = A_BYTES + B_BYTES;
+
+// What is added to a tile comes through the same ring: so many panels of BM rows a stage.
+constexpr int ADDED_PANELS = min_of(PANELS, STAGE_BYTES / A_BYTES);
+
+// Results leave through buffers, 64 rows of a panel each, BATCH of them at once, SLOTS batches in flight a consumer.
+constexpr int BATCH = PANELS <= BUFFERS ? PANELS : PANELS % BUFFERS == 0 ? BUFFERS : 1, SLOTS = BUFFERS / BATCH;
+
+struct alignas(1024) Shared {
+  char stages[STAGES][STAGE_BYTES];
+  char out[GROUPS][BUFFERS][ROWS_BYTES];
+  float bias[Bias::THERE ? GROUPS : 1][Bias::THERE ? BN : 1];
+  u64 ring[2 * STAGES], out_ring[GROUPS][2 * SLOTS];
+};
+static_assert(sizeof(Shared) <= KS_SHARED_BYTES, "the tiles fit");
+
+struct Maps { const TensorMap &a, &b, &c, &residual; };
+
+// The kernel's arguments beside its maps, as the roles use them: operands are addresses, or lists of them.
+struct Arguments {
+  const void *a, *b, *bias, *residual, *origin;
+  void* c;
+  i64 c_batch, c_head, bias_batch, bias_head;
+  int c_row, M, N, slices;  // of K, 64 each
+  int a_head, a_batch, b_head, b_batch, residual_head, residual_batch;  // 0 where all heads, or batches, share one matrix
+  float alpha, beta;
+};
+
+// A matrix in a map: the coordinates of its last two axes. Those are head and batch; or, from the origin on, units of 16 bytes and of
+// 2^35 bytes, which reach every address, as addresses are counted modulo 2^64.
+struct Matrix { int x2, x3; };
+KS_DEVICE Matrix matrix_at(const void* address, const void* origin) {
+  const u64 units = ((u64)address - (u64)origin) >> 4;
+  return {(int)(units & 0x7fffffff), (int)(units >> 31)};
+}
+// The matrix of a tile: of `heads` a batch in a list, or by head and batch.
+KS_DEVICE Matrix matrix_of(const Arguments& a, const void* list, const Place& at, int head, int by_head, int by_batch) {
+  if (KS_POINTERS) return matrix_at(listed((const T*)list, at.matrix), a.origin);
+  return {head * by_head, at.batch * by_batch};
+}

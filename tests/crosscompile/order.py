@@ -1,0 +1,129 @@
+"""The order of fences, waits and arrivals in a kernel's PTX: what neither results nor the assembler always show.
+
+The PTX of nvrtc has a kernel's inline assembly in the order of its blocks. The rules are about what stands between two
+instructions there, and hold where the path between them is straight, as in a kernel's steps. They know no registers: of
+two rings that are handed back after one wait, they do not know which.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from kernelseam.contract import SourceBundle
+from kernelseam_cuda import bindings
+
+WORDS = {
+    "init": r"mbarrier\.init\.",
+    "init fence": r"fence\.mbarrier_init\.",
+    "arrive": r"mbarrier\.arrive\.shared::cta",
+    "expect": r"mbarrier\.arrive\.expect_tx",
+    "distant arrive": r"mbarrier\.arrive\.shared::cluster",
+    "cluster meeting": r"barrier\.cluster\.wait",
+    "meeting": r"bar(?:rier)?\.(?:cta\.)?(?:sync|arrive|red)",
+    "fragment": r"stmatrix\.",
+    "plain store": r"st\.(?:volatile\.)?shared\.v[24]",
+    "proxy fence": r"fence\.proxy\.async",
+    "bulk store": r"cp\.(?:reduce\.)?async\.bulk\.tensor\.\S*\.global\.shared",
+    "bulk commit": r"cp\.async\.bulk\.commit_group",
+    "bulk read": r"cp\.async\.bulk\.wait_group\.read (?P<read>\d+)",
+    "bulk wait": r"cp\.async\.bulk\.wait_group (?P<bulk>\d+)",
+    "product": r"wgmma\.mma_async",
+    "product fence": r"wgmma\.fence",
+    "commit": r"wgmma\.commit_group",
+    "products wait": r"wgmma\.wait_group\.sync\.aligned (?P<products>\d+)",
+    "exit": r"^\s*ret;",
+}
+_WORD = re.compile("|".join(f"(?P<{w.replace(' ', '_')}>{p})" for w, p in WORDS.items()), re.MULTILINE)
+
+
+def ptx(bundle: SourceBundle) -> str:
+    """A bundle's PTX for sm_90a. Raises AssertionError with the log where it does not compile."""
+    nvrtc = bindings.nvrtc()
+    names, texts = [n.encode() for n, _ in bundle.files], [t.encode() for _, t in bundle.files]
+    status, program = nvrtc.nvrtcCreateProgram(bundle.text().encode(), b"unit.cu", len(names), texts, names)
+    assert not int(status)
+    options = [o.encode() for o in ("--gpu-architecture=compute_90a", *bundle.options)]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    _, size = nvrtc.nvrtcGetProgramLogSize(program)
+    log = bytearray(size)
+    nvrtc.nvrtcGetProgramLog(program, log)
+    assert not int(status), log.decode()
+    _, size = nvrtc.nvrtcGetPTXSize(program)
+    text = bytearray(size)
+    nvrtc.nvrtcGetPTX(program, text)
+    nvrtc.nvrtcDestroyProgram(program)
+    return text.decode()
+
+
+def steps(text: str) -> Iterator[tuple[str, int]]:
+    """The words of a PTX text in their order, each with its number, if it has one."""
+    for found in _WORD.finditer(text):
+        groups: Mapping[str, str | None] = found.groupdict()
+        (word,) = [w for w in WORDS if groups[w.replace(" ", "_")] is not None]
+        yield word, int(groups["read"] or groups["bulk"] or groups["products"] or 0)
+
+
+def violations(text: str, panels: int = 1, ahead: int = 0, handed: bool = False) -> list[str]:
+    """What is out of order.
+
+    ``panels``: of the staging memory, so many may be on their way out while another is written. ``ahead``: groups of
+    products that may still run where a new step begins. ``handed``: fragments are stored by another warp, which an
+    arrival tells.
+    """
+    found: list[str] = []
+
+    def rule(holds: bool, what: str) -> None:
+        if not holds and what not in found:
+            found.append(what)
+
+    made = True  # whether a fence followed the barriers that were made
+    plain = laid = True  # and plain stores to shared memory, and fragments
+    started = False  # whether registers are fenced for products
+    waited = True  # for all that leaves shared memory
+    together = True  # since a barrier of another block was arrived at
+    running = begun = leaving = 0  # groups of products, all and of this step; groups of stores
+    for word, number in steps(text):
+        if word == "init":
+            made = False
+        elif word == "init fence":
+            made = True
+        elif word in ("meeting", "cluster meeting"):
+            rule(made, "no fence between barriers that are made and the block's meeting")
+            rule(plain, "no proxy fence between stores to shared memory and the meeting of those who made them")
+            together = together or word == "cluster meeting"
+        elif word == "fragment":
+            laid = False
+            rule(leaving < panels, "a panel is written while stores from it have not been read")
+            rule(running == 0, "results are stored while products run")
+        elif word == "plain store":
+            plain = False
+        elif word == "proxy fence":
+            plain = laid = True
+        elif word == "bulk store":
+            rule(plain and laid, "no proxy fence between stores to shared memory and TMA's reading of it")
+            waited = False
+        elif word == "bulk commit":
+            leaving += 1
+        elif word in ("bulk read", "bulk wait"):
+            leaving = min(leaving, number)
+            waited = waited or word == "bulk wait"
+        elif word == "product fence":
+            rule(running <= ahead, "a step begins while products of the one before run")
+            started, begun, running = True, 0, max(running, ahead)  # as in a loop's later turns
+        elif word == "product":
+            rule(started, "no fence between registers written and the products that use them")
+        elif word == "commit":
+            running, begun = running + 1, begun + 1
+        elif word == "products wait":
+            running, started = min(running, number), False
+        elif word == "expect":
+            plain = True  # what was stored before is for those who wait, not for TMA
+        elif word in ("arrive", "distant arrive"):
+            rule(laid or not handed, "no proxy fence between fragments and the arrival that hands them over")
+            rule(not running or running < begun + ahead, "a slot is handed back while products read it")
+            plain, together = True, together and word == "arrive"
+        elif word == "exit":
+            rule(waited, "a block ends with stores on their way")
+            rule(together, "a block ends while others may arrive at its barriers")
+    return found

@@ -1,0 +1,117 @@
+"""Fences, waits and arrivals of Hopper's kernels are in order in their PTX. Bugs that a GPU may not show are
+found there, without one."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelseam.compilation.build import KEY
+from kernelseam.contract import Device, DeviceLimits, SourceBundle
+from kernelseam.descriptors.gemm_problem import GemmSpec
+from kernelseam.dtypes import DType
+from kernelseam.errors import CompileError, SlowBinary
+from kernelseam.kernels import Covered
+from kernelseam.kernels.kernel import bundle
+from kernelseam.parity.cases import named
+from kernelseam.plugins import plugins
+
+pytest.importorskip("kernelseam_cuda", reason="nvrtc is missing: kernelseam-cuda is not installed")
+TOOLCHAIN: Any = plugins().backend("cuda").toolchain
+try:
+    TOOLCHAIN.compiler()
+except CompileError as e:
+    pytest.skip(f"nvrtc is missing: {e.log}", allow_module_level=True)
+
+from kernelseam_cuda.sm90 import HopperGemm  # noqa: E402
+from kernelseam_cuda.sm90.tiles import GEMM, HopperGemmTile  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+sys.path += [str(ROOT / x) for x in ("benchmarks", "tests/gpu", "tests/host", "tests/crosscompile")]
+
+import ahead  # noqa: E402
+import compile_times  # noqa: E402
+from mutant import Mutant  # noqa: E402
+from order import ptx, violations  # noqa: E402
+from sm90_mutants import CLEANERS, LUCK, MUTANTS  # noqa: E402
+
+H200 = Device("cuda", 0, "sm_90a", limits=DeviceLimits(132, 232_448, 1 << 36))
+CROSSING = "a step begins while products of the one before run"
+"""Not asked where scores are capped: the compiler puts a branch of the cap behind the loop."""
+SAID = {
+    "keys-released-early": "a slot is handed back while products read it",
+    "values-released-twice": "a slot is handed back while products read it",
+    "barriers-fence": "no fence between barriers that are made and the block's meeting",
+    "products-fence": "no fence between registers written and the products that use them",
+    "first-products-fence": "no fence between registers written and the products that use them",
+    "store-fence": "no proxy fence between stores to shared memory and TMA's reading of it",
+    "cleaners-fence": "no proxy fence between stores to shared memory and the meeting of those who made them",
+    "staging-not-read": "a panel is written while stores from it have not been read",
+    "stores-not-waited": "a block ends with stores on their way",
+    "result-not-waited": CROSSING,
+    "last-result-not-waited": "results are stored while products run",
+    "slice-released-early": "a slot is handed back while products read it",
+    "last-slice-not-waited": "results are stored while products run",
+    "slices-fence": "no fence between registers written and the products that use them",
+    "handing-fence": "no proxy fence between fragments and the arrival that hands them over",
+    "tile-stores-not-waited": "a block ends with stores on their way",
+    "cluster-leaves-early": "a block ends while others may arrive at its barriers",
+}
+
+
+def order_of(made: SourceBundle, tile: Any) -> list[str]:
+    text = ptx(replace(made, defines=(*made.defines, (KEY, '"a key"'))))
+    if isinstance(tile, HopperGemmTile):  # a slice's products run while the next one's begin
+        return violations(text, ahead=1, handed=tile.store == "tma")
+    return violations(text, tile.out_stages)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "tile"), [
+        pytest.param(c, t, id=f"{str(c).replace(' ', '-')}-{t.name}", marks=[pytest.mark.slow] * (not c.often))
+        for c, t in compile_times.fast("sm_90a", "sm90")
+    ],
+)
+def test_every_fast_kernel_is_in_order(kernel: Covered, tile: Any) -> None:
+    found = order_of(bundle(kernel.half, kernel.spec, tile, TOOLCHAIN, "sm_90a"), tile)
+    capped = [CROSSING] * bool(getattr(kernel.spec, "softcap", False))
+    assert [x for x in found if x not in capped] == []
+
+
+@cache
+def clean(what: str) -> tuple[SourceBundle, Any, tuple[str, ...]]:
+    """A small kernel as its sources are, its tile, and what is out of order."""
+    if what == "gemm":
+        half, spec = HopperGemm(), GemmSpec(DType.bfloat16, DType.bfloat16, DType.float32, b_transposed=True)
+        tile: Any = min((t for t in GEMM if t.store == "tma" and t.cluster > 1), key=lambda t: t.bm * t.bn)
+    else:
+        case = named("attention-f16-64-causal-250x255" if what == "hides" else "attention-f16-64")
+        (half, spec, tile), = ahead.units([case], H200, "sm90")
+    made = bundle(half, spec, tile, TOOLCHAIN, "sm_90a")
+    return made, tile, tuple(order_of(made, tile))
+
+
+@pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.reported == "order"], ids=lambda m: m.name)
+def test_a_bug_of_order_is_found(mutant: Mutant) -> None:
+    """Where only kernels that hide keys have the code, in such a one."""
+    gemm = mutant.place.startswith("sm90/gemm/")
+    made, tile, before = clean("gemm" if gemm else "hides" if mutant.place == CLEANERS else "plain")
+    assert SAID[mutant.name] in order_of(mutant(made), tile)
+    assert SAID[mutant.name] not in before
+
+
+@pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.reported == "log"], ids=lambda m: m.name)
+def test_a_bug_that_the_assembler_serialises_is_found(mutant: Mutant) -> None:
+    made, *_ = clean("plain")
+    with pytest.raises(SlowBinary, match=r"\(C7514\)"):
+        TOOLCHAIN.compile(mutant(made), "sm_90a")
+
+
+def test_what_a_gpu_may_not_show_is_found_without() -> None:
+    assert {m.name for m in MUTANTS if m.reported == "order"} == set(SAID)
+    assert [n for n in LUCK if {m.name: m for m in MUTANTS}[n].reported not in ("order", "log", "words")] == []

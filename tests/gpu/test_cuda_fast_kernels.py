@@ -1,0 +1,121 @@
+"""On an NVIDIA GPU, every kernel of one arch ("sm90…"): many tiles a block, 100 repeats with the same bits, graphs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelseam.contract import Device
+from kernelseam.parity.cases import AttentionCase, Case, GemmCase, named
+from kernelseam.parity.run import Target, run_case, targets
+from kernelseam.parity.stages import judged, made
+from kernelseam.plugins import plugins
+
+pytestmark = pytest.mark.gpu
+pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
+BACKEND = plugins().registry.backends.get("cuda")
+if BACKEND is None or not BACKEND.runtime.devices():
+    pytest.skip("gpu is missing: no NVIDIA device here", allow_module_level=True)
+DEVICE: Device = BACKEND.runtime.devices()[0]
+cupy = pytest.importorskip("cupy")
+
+sys.path.append(str(Path(__file__).parent))
+
+from fast_cases import CASES  # noqa: E402
+from held import Held, ahead, unlike, ways  # noqa: E402
+
+FAST = tuple(
+    (t.implementation, t.operation) for t in targets(device=DEVICE)
+    if t.implementation.startswith("sm90") and DEVICE.arch == "sm_90a"
+)
+TIMES = 100
+MATRIX = (
+    "attention-f16-64", "attention-bf16-128", "attention-f16-64-causal-250x255", "attention-bf16-128-causal-250x250",
+    "attention-f16-192v128", "attention-f16-256", "attention-f16-64-rises-far", "attention-f16-64-causal-sequences",
+    "attention-bf16-128-causal-nan-in-hidden-v", "gemm-f16-nt", "gemm-bf16-nn-large", "gemm-f16-tn",
+)
+"""Cases of the matrix whose bits are looked at, too: one tile a block."""
+
+
+WAYS = {
+    name: {w: units for i, o in FAST if o == case.operation for w, units in ways(case, DEVICE, i).items()}
+    for name, case in {**CASES, **{n: named(n) for n in MATRIX}}.items()
+}
+"""Of each case: the ways of the kernels that take it, and their binaries."""
+
+
+EVERY_WAY = (
+    "attention-f16-64-many-tiles", "gemm-f16-nt-many-tiles", "gemm-bf16-nn-many-tiles", "gemm-bf16-nt-many-tiles-added",
+    "gemm-f16-nt-many-tiles-pointers", "gemm-bf16-nt-many-tiles-one-matrix",
+)
+"""Cases that every tile runs; the others run with the tile that is chosen for them."""
+
+
+def _pairs(names: Iterable[str], every: tuple[str, ...] = EVERY_WAY) -> list[Any]:
+    return [
+        pytest.param(way, CASES.get(name) or named(name), id=f"{name}-on-{way}")
+        for name in names for i, way in enumerate(WAYS[name]) if i == 0 or name in every
+    ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    """All at once, by every core."""
+    ways_run = [w for name, found in WAYS.items() for i, w in enumerate(found.values()) if i == 0 or name in EVERY_WAY]
+    units = {repr(u): u for binaries in ways_run for u in binaries}
+    assert ahead.compile_all(list(units.values()), DEVICE) == []
+
+
+def test_there_are_fast_kernels_where_they_belong() -> None:
+    assert {("sm90", "attention"), ("sm90", "gemm")} <= set(FAST) or DEVICE.arch != "sm_90a"
+    assert len({way for found in WAYS.values() for way in found}) >= 7 or DEVICE.arch != "sm_90a", "every GEMM tile"
+
+
+@pytest.mark.parametrize(("implementation", "case"), _pairs(CASES))
+def test_many_tiles_a_block_are_right(implementation: str, case: Case) -> None:
+    outcome = run_case(case, Target(DEVICE, implementation, case.operation, own=False))
+    outcome.require()
+    assert outcome.status == "passed", outcome.detail
+
+
+@pytest.mark.parametrize(("implementation", "case"), _pairs(WAYS))
+def test_a_hundred_repeats_have_the_same_bits(implementation: str, case: Case) -> None:
+    """Each from memory as it was made, beside the same on another stream."""
+    assert unlike(case, DEVICE, implementation, TIMES) == 0
+
+
+def _others_data(case: Case) -> Case:
+    if isinstance(case, AttentionCase):
+        return replace(case, ramp=True)
+    assert isinstance(case, GemmCase)
+    return replace(case, data="positive" if case.data == "integers" else "integers")
+
+
+@pytest.mark.parametrize(("implementation", "case"), _pairs(CASES, EVERY_WAY[:2]))
+def test_a_graph_replays_the_same_bits_and_new_inputs(implementation: str, case: Case) -> None:
+    """Captured before it ever ran; replayed over the inputs that it was captured with, then over others."""
+    held = Held(case, DEVICE, implementation)
+    other, stream = _others_data(case), cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device(DEVICE.index).synchronize()
+    with stream:
+        stream.begin_capture()
+        held.call(stream.ptr)
+        graph = stream.end_capture()
+        for data in (case, other):
+            if data is other:
+                held.refill(made(other))
+            held.renew()
+            held.call(stream.ptr)
+            direct = held.bytes()
+            for _ in range(3):
+                held.renew()
+                graph.launch(stream)
+                assert not bool(held.differs(direct))
+        stream.synchronize()
+        verdict = judged(other, made(other), held.computed())
+        assert verdict.passed, verdict.message

@@ -1,0 +1,213 @@
+"""What of Hopper's kernels is plain C++ runs on the host: cursors of rings, descriptors of operands, the walk of tiles.
+
+Each is held against its meaning in Python, and bugs planted there are found (tests/gpu/sm90_mutants.py, "words").
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from kernelseam.contract import LaunchConfig, SourceBundle
+from kernelseam.kernels.kernel import shared_sources
+from kernelseam_hostcpp import HostToolchain
+from kernelseam_hostcpp.library import library
+from mutant import Mutant
+
+toolchain_module = pytest.importorskip("kernelseam_cuda.toolchain", reason="kernelseam-cuda is not installed")
+sys.path.append(str(Path(__file__).parents[1] / "gpu"))
+
+from sm90_mutants import MUTANTS  # noqa: E402
+
+Ints = npt.NDArray[np.int64]
+Change = Callable[[SourceBundle], SourceBundle]
+BM, BN, FIELDS = 64, 32, 12
+WORDS = [m for m in MUTANTS if m.reported == "words"]
+
+CURSORS = """
+#include "sm90/wgmma.h"
+#include "sm90/pipeline.h"
+KS_KERNEL(16, 1) probe(const i64* addresses, i64* turns, i64* descriptors) {
+  if (thread_index() != 0) return;
+  Cursor<3> at{0, 1};
+  for (int i = 0; i < 12; i++, at.advance()) turns[2 * i] = at.stage, turns[2 * i + 1] = at.parity;
+  for (int i = 0; i < 4; i++) {
+    descriptors[2 * i] = descriptor_k_major((u32)addresses[i]);
+    descriptors[2 * i + 1] = descriptor_mn_major((u32)addresses[i], 128 * 128);
+  }
+}"""
+
+TILES = """
+#include "sm90/attention/tiles.h"
+KS_KERNEL(16, 1) probe(const i64* n, const int* q_offsets, const int* k_offsets, i64* out) {
+  if (thread_index() != 0) return;
+  const Scores scores{(int)n[7], (int)n[8], (int)n[9], (int)n[10], 0, 1.f, 0.f, 0.f};
+  TileOrder<64, 32> order{{(int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6]}, (int)n[7],
+                          (int)n[8], q_offsets, k_offsets, nullptr, scores, 0, 0};
+  for (int t = 0; t < (int)n[11]; t++) {
+    Work w{};
+    if (!order.find(t, w)) return;
+    const int found[] = {w.batch, w.head, w.kv_head, w.row, w.begin, w.end, w.open_begin, w.open_end, w.S_q, w.S_k,
+                         w.q_first, w.k_first};
+    for (int i = 0; i < 12; i++) out[12 * t + i] = found[i];
+  }
+}"""
+
+
+def run(text: str, constants: Mapping[str, int | str], change: Change, *arrays: npt.NDArray[np.generic]) -> None:
+    """The kernel ``probe`` of a text over arrays, in place, with the device sources changed."""
+    toolchain = HostToolchain()
+    files = {n: t for n, t in shared_sources().items() if n.startswith(("tile/", "attention/"))}
+    files |= {n: t for n, t in toolchain_module.sources().items() if n.startswith("sm90/")}
+    files.update(toolchain.platform_files("host"))
+    files["platform.h"] = files.pop("platform_host.h")
+    files["probe.h"] = f'#include "tile/tile.h"\n{text}'
+    defines = tuple((k, str(v)) for k, v in {"KS_THROUGH_REGISTERS": 0, **constants}.items())
+    options = toolchain.arch_row("host").options
+    made = SourceBundle("probe", "probe.h", tuple(sorted(files.items())), defines, options)
+    kernel = library(toolchain.compile(change(made), "host"))
+    arguments = struct.pack(f"{len(arrays)}Q", *(x.ctypes.data for x in arrays))
+    kernel.prepare(LaunchConfig((1, 1, 1), (16, 1, 1), 0), arguments)(0)
+
+
+# ---------------------------------------------------------------- rings and descriptors
+
+
+def check_words(change: Change) -> None:
+    addresses = np.array([0, 1024, 66 * 1024, 225 * 1024], np.int64)
+    turns, descriptors = np.zeros((12, 2), np.int64), np.zeros((4, 2), np.int64)
+    run(CURSORS, {}, change, addresses, turns, descriptors)
+    # Stage by stage, the parity another after each turn: what a barrier's phases alternate in.
+    assert turns.tolist() == [[i % 3, 1 - i // 3 % 2] for i in range(12)]
+    # PTX ISA, "Matrix descriptor format": bits 0-13 address, 16-29 leading and 32-45 stride offset, in 16 bytes each;
+    # 62-63 the swizzle, 1 for 128 bytes.
+    for address, (k_major, n_major) in zip(addresses.tolist(), descriptors.tolist(), strict=True):
+        for word in (k_major, n_major):
+            assert word & 0x3FFF == address >> 4
+            assert word >> 32 & 0x3FFF == 8 * 128 >> 4, "from eight rows of a panel to the next"
+            assert word >> 62 & 3 == 1
+        assert n_major >> 16 & 0x3FFF == 128 * 128 >> 4, "from a panel to the next"
+
+
+# ---------------------------------------------------------------- tiles
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A launch: what is asked of TileOrder, and how keys are hidden."""
+
+    batch: int
+    heads: int
+    S_q: int
+    S_k: int
+    head_group: int = 1
+    causal: bool = False
+    window: tuple[int, int] | None = None
+    section: int = 1
+    last_section: int = 1
+    q: tuple[int, ...] = ()
+    """Lengths of packed sequences, of queries and of keys."""
+    k: tuple[int, ...] = ()
+
+    def lengths(self, entry: int) -> tuple[int, int]:
+        return (self.q[entry], self.k[entry]) if self.q else (self.S_q, self.S_k)
+
+    def sees(self, entry: int, i: int, j: int) -> bool:
+        S_q, S_k = self.lengths(entry)
+        d = j - i - (S_k - S_q)
+        if self.window is not None:
+            return -self.window[0] <= d <= self.window[1]
+        return not self.causal or d <= 0
+
+
+WALKS = {
+    "plain": Walk(3, 4, 150, 100, head_group=2),
+    "causal": Walk(2, 5, 150, 170, causal=True, section=4, last_section=3),
+    "causal-masked": Walk(1, 3, 200, 70, causal=True, section=2, last_section=1),
+    "window": Walk(2, 2, 130, 200, window=(40, 3)),
+    "sequences": Walk(5, 2, 130, 130, q=(70, 0, 64, 130, 1), k=(70, 40, 0, 100, 33)),
+    "causal-sequences": Walk(5, 3, 130, 130, causal=True, q=(70, 0, 64, 130, 1), k=(90, 40, 7, 100, 33)),
+}
+
+
+def check_walk(walk: Walk, change: Change) -> None:
+    """Every tile once, each with the blocks of keys that its rows see, and those that they all see whole."""
+    heads = [(e, h) for e in range(walk.batch) for h in range(walk.heads)]
+    tiles = [(e, h, row) for e, h in heads for row in range(0, walk.lengths(e)[0], BM)]
+    offsets = [np.concatenate([[0], np.cumsum(x)]).astype(np.int32) for x in (walk.q, walk.k)]
+    q_tiles = -(-walk.S_q // BM)
+    left, right = walk.window or (0, 0)
+    given = np.array([
+        q_tiles, q_tiles * walk.batch * walk.heads, walk.section, walk.last_section, walk.batch, walk.heads,
+        walk.head_group, walk.S_q, walk.S_k, left, right, len(tiles) + 3,
+    ], np.int64)
+    out = np.full((len(tiles) + 3, FIELDS), -1, np.int64)
+    packed = int(bool(walk.q))
+    run(TILES, {
+        "KS_CAUSAL": int(walk.causal), "KS_WINDOW": int(walk.window is not None), "KS_PREFIX": 0, "KS_MASK": 0,
+        "KS_ALIBI": 0, "KS_SOFTCAP": 0, "KS_BIAS": "void", "KS_SINKS": 0, "KS_LENGTHS": 0, "KS_GROUPED": 0,
+        "KS_Q_VIEW": packed, "KS_KV_VIEW": packed, "KS_OUT_VIEW": packed,
+    }, change, given, *offsets, out)
+    found = [tuple(int(x) for x in row) for row in out if row[0] >= 0]
+    assert sorted((e, h, row) for e, h, _, row, *_ in found) == tiles, "every tile once"
+    for e, h, kv_head, row, begin, end, open_begin, open_end, S_q, S_k, q_first, k_first in found:
+        assert (S_q, S_k) == walk.lengths(e) and kv_head == h // walk.head_group
+        assert not walk.q or (q_first, k_first) == (sum(walk.q[:e]), sum(walk.k[:e]))
+        rows, blocks = range(row, min(row + BM, S_q)), range(max(-(-S_k // BN), 1))
+        seen = [b for b in blocks if any(walk.sees(e, i, j) for i in rows for j in _keys(b, S_k))]
+        whole = [
+            b for b in blocks
+            if (b + 1) * BN <= S_k and all(walk.sees(e, i, j) for i in rows for j in _keys(b, S_k))
+        ]
+        assert (begin, end) == ((seen[0], seen[-1] + 1) if seen else (0, 1)), "from the first to the last that is seen"
+        assert [b for b in range(begin, end) if open_begin <= b < open_end] == whole
+    if walk.causal and not walk.q:  # the longest of a section first
+        order = [(e * walk.heads + h, row) for e, h, _, row, *_ in found]
+        fore, first = len(heads) - walk.last_section, 0
+        while first < len(heads):
+            width = min(walk.section, fore - first) if first < fore else walk.last_section
+            mine, order = order[: width * q_tiles], order[width * q_tiles :]
+            assert {index for index, _ in mine} == set(range(first, first + width))
+            assert [row for _, row in mine] == sorted((row for _, row in mine), reverse=True)
+            first += width
+
+
+def _keys(block: int, S_k: int) -> range:
+    return range(block * BN, min((block + 1) * BN, S_k))
+
+
+def as_it_is(made: SourceBundle) -> SourceBundle:
+    return made
+
+
+def test_rings_and_descriptors_are_what_the_hardware_takes() -> None:
+    check_words(as_it_is)
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_every_tile_is_found_once_with_its_keys(name: str) -> None:
+    check_walk(WALKS[name], as_it_is)
+
+
+PLACES = {
+    "section-width": "causal", "short-tiles-first": "causal", "head-of-a-tile": "plain", "open-blocks": "causal",
+    "tiles-of-a-sequence": "sequences", "tile-of-the-next-sequence": "sequences",
+    "hidden-tile-ends-all": "causal-masked",
+}
+"""Of the bugs in the walk of tiles, one that shows each."""
+
+
+@pytest.mark.parametrize("mutant", WORDS, ids=lambda m: m.name)
+def test_a_bug_is_found(mutant: Mutant) -> None:
+    with pytest.raises(AssertionError):
+        if mutant.name in PLACES:
+            check_walk(WALKS[PLACES[mutant.name]], mutant)
+        else:
+            check_words(mutant)

@@ -1,0 +1,437 @@
+"""``python -m benchmarks`` without a GPU: how times are taken, on a clock that is told; rows, small, on the host; what
+is written and drawn."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is missing: the benchmarks' peer")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def comparing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The package, imported from the root, gradients off as in a run."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    import benchmarks.comparing as found
+    from benchmarks.comparing import attention, command, compiling, gemm, host, machine, rows, running, tables, timing  # noqa: F401
+
+    with torch.no_grad():
+        torch.manual_seed(0)
+        yield found
+
+
+@dataclass
+class ToldClock:
+    """Each run takes what it is told to, more with every launch that came before; a flush adds a tenth."""
+
+    us: dict[Callable[[], object], float]
+    capturing: bool = True
+    drift: float = 0.0
+    asked: list[tuple[str, int]] = field(default_factory=list)
+    launches: int = 0
+    replayed: dict[Callable[[], object], tuple[Callable[[], object], int]] = field(default_factory=dict)
+
+    def _seconds(self, run: Callable[[], object]) -> float:
+        of, count = self.replayed.get(run, (run, 1))
+        self.launches += count
+        return count * self.us[of] * 1e-6 * (1 + self.drift * self.launches)
+
+    def burst(self, run: Callable[[], object], count: int) -> float:
+        self.asked.append((run(), count))  # type: ignore[arg-type]
+        return sum(self._seconds(run) for _ in range(count))
+
+    def flushed(self, run: Callable[[], object], count: int) -> list[float]:
+        self.asked.append((f"{run()} flushed", count))
+        return [1.1 * self._seconds(run) for _ in range(count)]
+
+    def captured(self, run: Callable[[], object], count: int) -> Callable[[], object] | None:
+        if not self.capturing:
+            return None
+
+        def replay() -> object:
+            return f"{run()} graph"
+
+        self.replayed[replay] = run, count
+        return replay
+
+
+def a() -> str:
+    return "a"
+
+
+def b() -> str:
+    return "b"
+
+
+class TestTiming:
+    def test_in_turns(self, comparing: Any) -> None:
+        """Each round asks everyone, from another one on each time; bursts are of one length."""
+        settings = comparing.timing.Settings(rounds=3, warm_seconds=0.1, burst_seconds=0.01, most_flushed=4)
+        clock = ToldClock({a: 1000.0, b: 5000.0})
+        found, captured = comparing.timing.measure(
+            {"a": comparing.timing.Turn(a), "b": comparing.timing.Turn(b)}, clock, settings
+        )
+        assert not captured
+        rounds = clock.asked[-12:]
+        assert rounds == [
+            ("a", 10), ("b", 2), ("a flushed", 4), ("b flushed", 2), ("b", 2), ("a", 10), ("b flushed", 2),
+            ("a flushed", 4), ("a", 10), ("b", 2), ("a flushed", 4), ("b flushed", 2),
+        ]
+        assert found["a"].back_to_back == pytest.approx([1e-3] * 3) and len(found["a"].flushed) == 12
+        assert found["b"].flushed == pytest.approx([5.5e-3] * 6)
+
+    def test_the_card_is_warm_first(self, comparing: Any) -> None:
+        settings = comparing.timing.Settings(rounds=1, warm_seconds=0.5, burst_seconds=0.01)
+        clock = ToldClock({a: 1000.0, b: 2000.0})
+        comparing.timing.measure({"a": comparing.timing.Turn(a), "b": comparing.timing.Turn(b)}, clock, settings)
+        before = sum(count * {"a": 1e-3, "b": 2e-3}[name] for name, count in clock.asked[:-4])
+        assert 0.5 <= before < 0.55
+
+    def test_what_drifts_hits_all_alike(self, comparing: Any) -> None:
+        """A clock that falls by a tenth over the run leaves the ratio alone."""
+        settings = comparing.timing.Settings(rounds=20, warm_seconds=0, burst_seconds=0.01, most_flushed=1)
+        clock = ToldClock({a: 1000.0, b: 1000.0}, drift=0.1 / 460)
+        found, _ = comparing.timing.measure(
+            {"a": comparing.timing.Turn(a), "b": comparing.timing.Turn(b)}, clock, settings
+        )
+        mine, theirs = (np.median(found[n].back_to_back) for n in "ab")
+        assert found["a"].back_to_back[-1] / found["a"].back_to_back[0] > 1.08
+        assert theirs / mine == pytest.approx(1, abs=3e-3)
+
+    def test_short_launches_are_replayed(self, comparing: Any) -> None:
+        """All of them, if one is short; none, if one cannot be captured."""
+        turns = {"a": comparing.timing.Turn(a), "b": comparing.timing.Turn(b)}
+        settings = comparing.timing.Settings(rounds=2, warm_seconds=0, burst_seconds=0.01)
+        clock = ToldClock({a: 5.0, b: 50.0})
+        found, captured = comparing.timing.measure(turns, clock, settings)
+        assert captured and ("a graph", 100) in clock.asked and ("b graph", 10) in clock.asked
+        assert found["a"].back_to_back == pytest.approx([5e-6] * 2)
+        _, captured = comparing.timing.measure(turns, ToldClock({a: 5.0, b: 50.0}, capturing=False), settings)
+        assert not captured
+        _, captured = comparing.timing.measure(turns, ToldClock({a: 25.0, b: 50.0}), settings)
+        assert not captured
+
+    def test_what_selects_is_entered_for_a_burst(self, comparing: Any) -> None:
+        from contextlib import contextmanager
+
+        entered: list[str] = []
+
+        @contextmanager
+        def around() -> Iterator[None]:
+            entered.append("in")
+            yield
+            entered.append("out")
+
+        def run() -> str:
+            assert entered[-1] == "in"
+            return "run"
+
+        settings = comparing.timing.Settings(rounds=3, warm_seconds=0)
+        comparing.timing.measure({"x": comparing.timing.Turn(run, around)}, ToldClock({run: 900.0}), settings)
+        assert entered == ["in", "out"] * (2 + 2 * 3)
+
+
+@pytest.fixture
+def session(comparing: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """On the host, where torch's plain attention stands for FlashAttention-2."""
+    from torch.nn.attention import SDPBackend
+
+    from benchmarks.comparing.clocks import HostClock
+
+    monkeypatch.setitem(comparing.attention.TORCH_PEERS, "FA2", SDPBackend.MATH)
+    settings = comparing.timing.Settings(rounds=2, warm_seconds=0, burst_seconds=1e-4, most_flushed=2)
+    return comparing.rows.Session("cpu", HostClock(), settings, ("numpy", "nosuch"))
+
+
+def attention_row(comparing: Any, *problem: Any, **options: Any) -> Any:
+    return comparing.attention.AttentionRow("attention", *problem, **options)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {}, "causal": {"causal": True}, "grouped": {"kv_heads": 2, "dtype": "float16", "causal": True},
+    "wide": {"D_v": 16}, "window": {"window": (9, 0)}, "softcap": {"softcap": 5.0}, "sinks": {"sinks": True},
+    "lengths": {"causal": True, "lengths": (70, 33)}, "varlen": {"causal": True, "packed": (70, 1)},
+    **{kind: {"scores": kind} for kind in ("sink", "falling", "rising", "jump")},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_attention_rows(comparing: Any, session: Any, name: str) -> None:
+    """Each option's row gives right results, and finds a wrong one."""
+    row = attention_row(comparing, 2, 4, 70, 32, **OPTIONS[name])
+    assert comparing.running.compile_ahead([row], session) == [], "the host has nothing to compile"
+    record = comparing.running.measured(row, session)
+    assert not record.failure, record.failure
+    (ours,) = record.of("ours")
+    assert ours.implementation == "numpy" and ours.worst <= 1
+    assert ours.error < 1e-2 and (ours.error > 1e-5 or name == "sink")
+    assert len(ours.us["back to back"]) == 2 and len(ours.us["flushed"]) >= 2
+    assert "nosuch" in record.refused["ours by nosuch"]
+    plain = name in ("plain", "causal", "grouped", "wide")
+    assert [t.name for t in record.of("peer")] == ["FA2"] * plain
+    beside = name in ("window", "softcap", "sinks", "lengths")
+    assert [t.name for t in record.of("without")] == ["ours without"] * beside
+    prepared = row.prepare(session)
+    found = prepared.contestants[0]
+    found.run()
+    assert prepared.judge(found.result()).worst <= 1
+    found.result()[(0,) * found.result().ndim] += 1.0
+    assert prepared.judge(found.result()).worst > 1, "the first element of all is looked at"
+
+
+def test_a_row_that_fails(comparing: Any, session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails is a record with its reason, and the run goes on."""
+    row = attention_row(comparing, 2, 4, 70, 32)
+    judge = comparing.attention.Judge
+    monkeypatch.setattr(comparing.attention, "Judge", lambda *x: lambda result: replace(
+        judge(*x)(result), worst=1.5, message="out[0, 0] is off"
+    ))
+    record = comparing.running.measured(row, session)
+    assert record.failure.startswith("Wrong: ours [numpy]: relative error ") and "out[0, 0] is off" in record.failure
+    assert comparing.tables.line(record).startswith("FAILED attention/B2 H4 S70 D32: Wrong: ours [numpy]")
+    assert comparing.tables.failures([record]) == 1
+
+    def broken(self: Any, session: Any) -> None:
+        raise RuntimeError("the GPU is gone")
+
+    monkeypatch.setattr(comparing.attention.AttentionRow, "prepare", broken)
+    assert "RuntimeError: the GPU is gone (test_benchmarks.py:" in comparing.running.measured(row, session).failure
+
+
+def test_a_peer_that_computes_something_else(comparing: Any, session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.nn.functional as functional
+
+    right = functional.scaled_dot_product_attention
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *x, **y: 1.05 * right(*x, **y))
+    record = comparing.running.measured(attention_row(comparing, 2, 4, 70, 32), session)
+    assert record.failure.startswith("Wrong: FA2: relative error 4.98e-02. out[0, 0, ")
+
+
+GEMMS: dict[str, tuple[Any, ...]] = {
+    "f16 NT": (5, 33, 17, 40, "float16", True), "bf16": (5, 33, 17, 40, "bfloat16"), "f64": (2, 1, 17, 40, "float64"),
+    "bias": (1, 33, 17, 40, "bfloat16", True, True), "residual": (1, 33, 17, 40, "float32", True, False, True),
+    "both": (1, 33, 17, 40, "bfloat16", True, True, True),
+    "pointers": (6, 33, 17, 40, "float16", True, False, False, True),
+}
+
+
+@pytest.mark.parametrize("name", GEMMS)
+def test_gemm_rows(comparing: Any, session: Any, name: str) -> None:
+    row = comparing.gemm.GemmRow("gemm", *GEMMS[name])
+    assert comparing.running.compile_ahead([row], session) == []
+    record = comparing.running.measured(row, session)
+    assert not record.failure, record.failure
+    (ours,) = record.of("ours")
+    assert ours.worst <= 1 and [t.name for t in record.of("copy")] == ["copy"]
+    if name == "pointers":
+        assert [t.name for t in record.of("without")] == ["ours by strides", "cuBLAS by strides"]
+        assert not record.of("peer") and "cublas-batched" in record.refused["cuBLAS"]
+    else:
+        assert [t.name for t in record.of("peer")] == ["cuBLAS"]
+    prepared = row.prepare(session)
+    found = prepared.contestants[0]
+    found.run()
+    c = found.result().clone()
+    c[0, 0, 0] += 1.0
+    assert prepared.judge(found.result()).worst <= 1 < prepared.judge(c).worst
+
+
+def test_what_a_row_counts(comparing: Any) -> None:
+    """Operations and bytes of the tables that peers are quoted with; pairs by brute force."""
+    row = attention_row(comparing, 4, 16, 4096, 128, causal=True)
+    assert row.operations == 4 * 4 * 16 * 4096 * 4096 * 128 / 2 and row.bytes == 4 * 2 * 4 * 16 * 4096 * 128
+    assert attention_row(comparing, 4, 32, 4096, 128, kv_heads=8).bytes == (2 * 32 + 2 * 8) * 2 * 4 * 4096 * 128
+    for causal, window in ((False, (9, 0)), (False, (5, 7)), (True, (5, 7)), (False, (None, 3)), (True, None)):
+        for q, k in ((40, 40), (13, 40), (40, 13)):
+            i, j = np.ogrid[:q, :k]
+            d = j - i - (k - q)
+            left, right = window or (None, None)
+            seen = (d <= 0) if causal else np.ones((q, k), bool)
+            seen &= (d >= -(10**6 if left is None else left)) & (d <= (10**6 if right is None else right))
+            if q == k and window is None:
+                continue  # counted half, as everybody does
+            assert comparing.attention.visible_pairs(q, k, causal, window) == seen.sum(), (causal, window, q, k)
+    gemm = comparing.gemm.GemmRow("gemm", 384, 512, 512, 64, "float16", True)
+    assert gemm.operations == 2 * 384 * 512 * 512 * 64 and gemm.bytes == 2 * 384 * (2 * 512 * 64 + 512 * 512)
+    assert gemm.moves and not comparing.gemm.GemmRow("gemm", 1, 8192, 8192, 8192, "bfloat16").moves
+
+
+def test_hard_scores(comparing: Any) -> None:
+    """They are what their names say, to the rounding of bfloat16."""
+    for kind in comparing.attention.ADVERSARIAL:
+        q, k = (torch.zeros(1, 100, 1, 64, dtype=torch.bfloat16) for _ in range(2))
+        comparing.attention.hardened(kind, q, k)
+        scores = (q[0, 0, 0].double() @ k[0, :, 0].double().T / 8).numpy()
+        along = np.linspace(0, 1, 100)
+        wanted = {
+            "sink": np.where(along == 0, 40.0, 0.0), "falling": 200 - 200 * along, "rising": 200 * along,
+            "jump": np.where(along < 0.4, 300.0, 0.0),
+        }[kind]
+        assert np.abs(scores - wanted).max() <= 200 * 2**-8, kind
+
+
+def test_the_rows_that_are_asked_for(comparing: Any) -> None:
+    """Names are unique; the tables of the peers' own figures are complete."""
+    for suite in comparing.running.SUITES:
+        names = [r.name for r in comparing.running.chosen([suite])]
+        assert len(names) == len(set(names)) > 0, suite
+        assert all(r.suite == suite for r in comparing.running.chosen([suite]))
+    assert len(comparing.running.chosen(["attention"])) == 22
+    assert len(comparing.running.chosen(["attention"], ["*D256*causal"])) == 3
+    assert [r.name for r in comparing.running.chosen(["host", "gemm"], ["host/bmm(a, b)"])] == ["bmm(a, b)"]
+    assert sum(comparing.attention.VARIED) == 16384
+    assert all(r.least == 0.9 for r in comparing.running.chosen(["attention-adversarial"]))
+    products = comparing.running.chosen(["gemm"])
+    assert [replace(r, pointers=False) for r in products if r.pointers] == products[:6]
+
+
+def test_host_rows(comparing: Any, session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing.host, "ROUNDS", 2)
+    monkeypatch.setattr(comparing.host, "CALLS", 3)
+    for row in comparing.host.host_rows():
+        record = comparing.running.measured(row, session)
+        assert not record.failure, record.failure
+        assert [t.name for t in record.timed] == (["ours"] if row.limit else ["ours", "torch"])
+        assert all(len(t.us["host"]) == 2 for t in record.timed)
+        assert not row.limit or record.beyond(record.timed[0])[0].startswith("host "), "NumPy takes longer than 4 µs"
+
+
+def test_compile_rows(comparing: Any, session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into a cache of its own, which is gone afterwards."""
+    pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
+    from kernelseam.plugins import plugins
+
+    toolchain = plugins().backend("cuda").toolchain
+    if toolchain is None or "sm_90a" not in toolchain.archs:
+        pytest.skip("nvrtc is missing")
+    monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path / "cache"))
+    row = next(r for r in comparing.running.chosen(["compile"]) if r.name == "product shared 32³ f16 NT")
+    record = comparing.running.measured(row, session)
+    assert not record.failure, record.failure
+    (ours,) = record.timed
+    assert len(ours.us["cold"]) == 1 and len(ours.us["disk"]) == comparing.compiling.DISK_READS
+    assert ours.us["cold"][0] > 20 * ours.median("disk")
+    assert record.limits == {"cold": 2.5e6, "disk": 1e3}
+    assert not (tmp_path / "cache").exists()
+
+
+def record(comparing: Any, name: str, ours: float, peers: dict[str, tuple[float, float]], **options: Any) -> Any:
+    from benchmarks.comparing.results import Record, Timed
+
+    timed = [Timed("ours", "ours", "sm90", {"back to back": [ours] * 4, "flushed": [ours * 1.1] * 4}, 2e-3, 0.4)]
+    timed += [Timed(n, "peer", "", {"back to back": [x], "flushed": [y]}, 2e-3) for n, (x, y) in peers.items()]
+    return Record("attention", name, 1e12, 1e9, timed=timed, **options)
+
+
+class TestResults:
+    def test_the_less_of_both_ways_of_the_best_peer_counts(self, comparing: Any) -> None:
+        found = record(comparing, "x", 100, {"FA3": (120, 121), "cuDNN": (130, 115.5)})
+        assert found.counted(found.timed[0]) == pytest.approx(1.05)
+        assert found.beyond(found.timed[0]) == []
+        slower = record(comparing, "x", 100, {"FA3": (95, 150)}, limits={"flushed": 90.0})
+        assert slower.beyond(slower.timed[0]) == ["0.950 of the best peer, wanted 1", "flushed 110 µs, at most 90"]
+        assert record(comparing, "x", 100, {"FA3": (95, 150)}, least=0.9).beyond(slower.timed[0]) == []
+        assert found.timed[0].spread("back to back") == 0 and found.timed[1].spread("flushed") is None
+
+    def test_geometric_means(self, comparing: Any) -> None:
+        from benchmarks.comparing.results import means
+
+        rows = [record(comparing, "x", 100, {"FA3": (x, 1000)}) for x in (80, 125, 100)]
+        rows.append(record(comparing, "failed", 100, {"FA3": (1, 1)}, failure="it is wrong"))
+        assert means(rows) == {"attention": {"ours": pytest.approx(1.0)}}
+
+    def test_lines_and_tables(self, comparing: Any) -> None:
+        rows = [record(comparing, "x", 100, {"FA3": (120, 121)}), record(comparing, "y", 2000, {"cuDNN": (1000, 4000)})]
+        rows.append(record(comparing, "z", 1, {}, failure="a | b"))
+        assert comparing.tables.line(rows[0]) == (
+            "attention/x: ours [sm90] 100.0 / 110.0 µs 10000 TFLOP/s, FA3 1.20 / 1.10, error 2.0e-03 (0.40)  [0.0 s]"
+        )
+        table = comparing.tables.table(rows)
+        assert table[0] == (
+            "| row | implementation | µs, back to back | µs, flushed | TFLOP/s | GB/s | FA3 / ours | cuDNN / ours "
+            "| best peer / ours, the less | error | error / tolerance |"
+        )
+        assert table[2] == "| x | sm90 | 100.0 | 110.0 | 10000 | 10000 | 1.20 / 1.10 | – | 1.10 | 2.0e-03 | 0.40 |"
+        assert table[3] == "| y | sm90 | 2000 | 2200 | 500 | 500 | – | 0.50 / 1.82 | **0.50** | 2.0e-03 | 0.40 |"
+        assert table[4].startswith("| z | FAILED: a / b |") and len({line.count("|") for line in table}) == 1
+        end = comparing.tables.summary(rows)
+        assert end[0] == "attention: geometric mean ours 0.742; least 0.50 of 2 rows"
+        assert end[1] == "BELOW attention/y ours: 0.500 of the best peer, wanted 1"
+        assert end[-1] == "3 rows, 1 failed"
+
+    def test_json_grows_and_is_read(self, comparing: Any, tmp_path: Path) -> None:
+        path = tmp_path / "run.json"
+        head = {"device": {"name": "H200", "driver": "580.1", "power_limit_w": 700.0, "versions": {"torch": "2.11"}}}
+        log = comparing.running.Log(path, head)
+        assert json.loads(path.read_text(encoding="utf-8")) == {"schema": 1, **head, "rows": []}
+        rows = [record(comparing, n, 100, {"FA3": (120, 121)}) for n in "xy"]
+        for n, row in enumerate(rows, 1):
+            log.add(row)
+            assert len(json.loads(path.read_text(encoding="utf-8"))["rows"]) == n
+        assert comparing.running.read(path) == (head, rows)
+        assert list(tmp_path.iterdir()) == [path]
+        page = "\n".join(comparing.tables.page(*comparing.running.read(path)))
+        assert page.startswith("H200, driver 580.1, 700 W, torch 2.11.\n") and "ours: **1.100**" in page
+        path.write_text(json.dumps({"schema": 0, "rows": []}), encoding="utf-8")
+        with pytest.raises(ValueError, match="schema 0, not 1: measure again"):
+            comparing.running.read(path)
+
+    def test_plots(self, comparing: Any, tmp_path: Path) -> None:
+        pytest.importorskip("matplotlib", reason="matplotlib is missing: the extra bench")
+        from benchmarks.comparing import plots
+
+        rows = [record(comparing, "good", 100, {"FA3": (120, 121)}), record(comparing, "bad", 100, {"FA3": (80, 121)})]
+        rows.append(record(comparing, "failed", 1, {}, failure="wrong"))
+        written = plots.draw({"ceilings": {"copy_gbs": 4000.0, "cublas_tflops": 700.0}}, rows, tmp_path / "plots")
+        assert [p.name for p in written] == ["ratios-attention.svg", "roofline.svg"]
+        assert all(p.read_text(encoding="utf-8").count("<path") > 10 for p in written)
+
+
+def test_what_the_driver_says(comparing: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A line of nvidia-smi's, in a stub's words; nothing where there is none."""
+    stub = tmp_path / "nvidia-smi"
+    answer = {"driver_version": "580.65.06", "power.limit": "700.00", "clocks.sm": "1980", "clocks.mem": "3201"}
+    stub.write_text(
+        f"#!{sys.executable}\nimport sys\nanswer = {answer}\nasked = sys.argv[3].split('=')[1].split(',')\n"
+        "print(', '.join(answer.get(x, '[N/A]') for x in asked))\n", encoding="utf-8",
+    )
+    stub.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert comparing.machine.asked() == {
+        "driver": "580.65.06", "power_limit_w": 700.0, "sm_mhz": 1980.0, "memory_mhz": 3201.0
+    }
+    with comparing.machine.sampling("cuda") as found:
+        pass
+    assert found == {"sm_mhz": 1980.0, "memory_mhz": 3201.0}
+    stub.unlink()
+    assert comparing.machine.asked() == {}
+    with comparing.machine.sampling("cuda") as found:
+        pass
+    assert found == {}
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """As it is typed, from the repository's root, on the host."""
+    found = tmp_path / "run.json"
+    given = ["host", "--device", "cpu", "--only", "bmm(a, b)", "--json", found, "--report", tmp_path / "page.md"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "run", *given], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "\nhost/bmm(a, b): ours [] " in done.stdout and "\n1 rows, 0 failed\n" in done.stdout
+    head, rows = (lambda x: (x["device"], x["rows"]))(json.loads(found.read_text(encoding="utf-8")))
+    assert head["name"] == "cpu" and head["versions"]["torch"] == torch.__version__ and len(rows) == 1
+    again = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "table", found], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert again.stdout == (tmp_path / "page.md").read_text(encoding="utf-8")

@@ -1,0 +1,163 @@
+"""The host half of Hopper's GEMM: what it takes, what it is launched with. Nothing here needs a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernelseam.contract import Device, DeviceLimits
+from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.dtypes import DType
+from kernelseam_cuda import archs, tensor_maps
+from kernelseam_cuda.sm90.gemm import HopperGemm
+from kernelseam_cuda.sm90.tiles import GEMM, REGISTERS, HopperGemmTile
+
+HALF, ROW = HopperGemm(), archs.row("sm_90a")
+LIMITS = DeviceLimits(
+    compute_units=132, shared_bytes_per_block=232_448, bytes_per_second=4.9e12, operations_per_second={}
+)
+H200 = Device("cuda", 0, "sm_90a", limits=LIMITS)
+BF16, F16, F32 = DType.bfloat16, DType.float16, DType.float32
+
+
+def problem(
+    M: int = 512, N: int = 512, K: int = 256, batch: int = 4, heads: int = 3, group: int = 1, **spec: object
+) -> GemmProblem:
+    """Packed matrices."""
+    s = GemmSpec(**{"dtype": BF16, "dtype_c": BF16, "dtype_acc": F32, **spec})
+    a_row, b_row = (M if s.a_transposed else K), (K if s.b_transposed else N)
+    lists = s.view == "pointers"
+
+    def strides(row: int, size: int, heads: int) -> tuple[int, int, int]:
+        return (0, 0, row) if lists else (heads * size, size, row)
+
+    return GemmProblem(
+        s, M, N, K, batch, heads, strides(a_row, M * K, heads), strides(b_row, N * K, heads // group),
+        strides(N, M * N, heads), group, residual_strides=strides(N, M * N, heads) if s.residual else (0, 0, 0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"dtype": F32}, "it takes bfloat16 and float16, not float32"),
+        ({"dtype_c": F32}, "its result is of bfloat16, not float32"),
+        ({"summed": True}, "it does not know summed"),
+        ({"row_sums": F32}, "it does not know row_sums"),
+        ({"segmented": True}, "it does not know segmented"),
+        ({"residual": F32}, "its residual is of bfloat16, not float32"),
+        ({"vector_a": 8}, "rows of A at multiples of 8 bytes: TMA takes multiples of 16"),
+        ({"vector_c": 2}, "rows of C at multiples of 2 bytes: TMA takes multiples of 16"),
+        ({"residual": BF16, "vector_r": 4}, "rows of residual at multiples of 4 bytes: TMA takes multiples of 16"),
+    ],
+)
+def test_what_the_kernel_does_not_take_is_refused_by_name(changes: dict[str, object], reason: str) -> None:
+    assert HALF.refuse(problem(**changes), ROW) == reason
+
+
+def test_problems_are_refused_by_their_numbers() -> None:
+    nothing = [problem(M=0), problem(N=0), problem(K=0), problem(batch=0), replace(problem(), alpha=0.0)]
+    assert {HALF.refuse(p, ROW) for p in nothing} == {"there is nothing to multiply"}
+    assert HALF.refuse(problem(M=64, N=64, K=8, batch=2**20, heads=2**12), ROW) == "it needs 2^31 tiles or more"
+    assert HALF.refuse(problem(vector_r=2), ROW) is None, "there is no residual"
+
+
+@pytest.mark.parametrize("tile", GEMM, ids=lambda t: t.name)
+@pytest.mark.parametrize("view", ["strided", "pointers"])
+@pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False), (True, True)])
+def test_the_hardware_takes_every_map_of_every_tile(
+    tile: HopperGemmTile, view: str, transposed: tuple[bool, bool]
+) -> None:
+    p = problem(view=view, a_transposed=transposed[0], b_transposed=transposed[1], residual=BF16)
+    maps = HALF.tensor_maps(p, tile, H200)
+    assert list(maps) == ["a_map", "b_map", "c_map", "residual_map"]
+    assert [tensor_maps.refuse(m, 16) for m in maps.values()] == [None] * 4
+    assert tile.shared_bytes(bias=True) <= ROW.shared_bytes_per_block // tile.blocks
+
+
+def test_maps_walk_the_operands() -> None:
+    tile = next(t for t in GEMM if (t.bm, t.bn, t.cluster) == (128, 256, 2))
+    p = problem(M=300, N=520, K=200, heads=6, group=3, b_transposed=True)
+    maps = HALF.tensor_maps(p, tile, H200)
+    assert (maps["a_map"].extents, maps["a_map"].box) == ((200, 300, 6, 4), (64, 128, 1, 1))
+    assert (maps["b_map"].extents, maps["b_map"].box) == ((200, 520, 2, 4), (64, 128, 1, 1)), "half a tile a block"
+    assert maps["b_map"].strides == (1, 200, 104_000, 208_000)
+    assert (maps["c_map"].operand, maps["c_map"].extents, maps["c_map"].box) == ("C", (520, 300, 6, 4), (64, 64, 1, 1))
+    turned = HALF.tensor_maps(problem(M=304, K=200, a_transposed=True), tile, H200)
+    assert (turned["a_map"].extents[:2], turned["a_map"].box[:2]) == ((304, 200), (64, 64))
+    assert turned["b_map"].box[:2] == (64, 32), "half of a slice's rows a block"
+
+
+def test_a_matrix_that_all_share_has_one_place_in_its_map() -> None:
+    p = replace(problem(), b_strides=(0, 0, 512))
+    tile = HALF.tile(p, ROW, H200)
+    assert HALF.tensor_maps(p, tile, H200)["b_map"].extents == (512, 256, 1, 1)
+    values = HALF.values(p, tile, H200)
+    steps = [values[f"{n}_step"] for n in ("b_head", "b_batch", "a_head", "a_batch")]
+    assert steps == [0, 0, 1, 1]
+
+
+def test_a_list_is_walked_from_the_workspace_on_by_units_that_reach_every_address() -> None:
+    p = problem(view="pointers", residual=BF16)
+    tile = HALF.tile(p, ROW, H200)
+    launches = HALF.launches(p, tile, H200)
+    assert launches.workspace_bytes == 256
+    assert launches.kernels[0].workspace == dict.fromkeys(("a_map", "b_map", "c_map", "residual_map", "origin"), 0)
+    for m in HALF.tensor_maps(p, tile, H200).values():
+        unit, length = (s * 2 for s in m.strides[2:])
+        assert (unit, length) == (16, 16 * m.extents[2])
+        assert m.extents[2] * m.extents[3] * 16 == 2**64
+    assert HALF.launches(problem(), tile, H200).workspace_bytes == 0
+
+
+def divided(values: dict[str, int | float], name: str, n: int) -> int:
+    return (n * (int(values[f"{name}_magic"]) % 2**32)) >> (31 + int(values[f"{name}_shift"]))
+
+
+@given(
+    st.integers(1, 3000), st.integers(1, 3000), st.integers(1, 5), st.integers(1, 4),
+    st.sampled_from(range(len(GEMM))),
+)
+def test_every_tile_is_walked_once(M: int, N: int, batch: int, heads: int, index: int) -> None:
+    """TileOrder of tiles.h in Python."""
+    tile, p = GEMM[index], problem(M=M, N=N, K=64, batch=batch, heads=heads)
+    v = HALF.values(p, tile, H200)
+    rows = -(-M // (tile.bm * tile.cluster))
+    seen = []
+    for t in range(int(v["total"])):
+        number = divided(v, "matrix", t)
+        in_matrix = t - number * int(v["matrix"])
+        group = divided(v, "group", in_matrix)
+        in_group = in_matrix - group * int(v["group"])
+        high = min(8, rows - group * 8)
+        column = in_group // 8 if high == 8 else divided(v, "last", in_group)
+        entry = divided(v, "heads", number)
+        seen.append((entry, number - entry * heads, group * 8 + in_group - column * high, column))
+    columns = -(-N // tile.bn)
+    assert sorted(seen) == [
+        (b, h, r, c) for b in range(batch) for h in range(heads) for r in range(rows) for c in range(columns)
+    ]
+
+
+def test_a_grid_is_whole_clusters_and_no_more_than_there_are_tiles() -> None:
+    for tile in GEMM:
+        big, small = problem(M=8192, N=8192), problem(M=8, N=8, batch=1, heads=1)
+        assert HALF.grid(big, tile, H200) == 132 * tile.blocks
+        assert HALF.grid(small, tile, H200) == tile.cluster
+        assert HALF.config(small, tile, ROW, H200).cluster == (tile.cluster, 1, 1)
+
+
+def test_registers_of_a_block_are_those_it_starts_with() -> None:
+    """A consumer that asks for more than the loading warps give back waits for ever."""
+    for tile in GEMM:
+        producer, consumer = REGISTERS[tile.groups]
+        at_launch = 65536 // (128 * (tile.groups + 1)) // 8 * 8
+        assert tile.blocks == 1 or (producer, consumer) == (0, 0)
+        assert consumer == 0 or tile.groups * (consumer - at_launch) <= at_launch - producer
+
+
+def test_tiles_have_names_of_their_own() -> None:
+    assert len({t.name for t in GEMM}) == len(GEMM)

@@ -1,0 +1,308 @@
+"""Calls on torch's tensors that repeat: a shortcut gives what the whole way gives, and is not taken where it must not.
+
+A vendor whose device memory is the host's, so that torch's CPU tensors are its arrays.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kernelseam_thirdvendor import AcmeGemm, AcmeRuntime
+from kernelseam_thirdvendor.gemm import _Step
+
+import kernelseam
+from kernelseam.contract import ArrayInfo, Backend, Device, DeviceLimits, Ready
+from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue, OutOfDeviceMemory, UnknownName
+from kernelseam.interop import torch as torch_arrays
+from kernelseam.ops import calling
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+Refused = Callable[[str, Callable[[], object]], None]
+CARD = Device("card", 0, "acme1", "Card", DeviceLimits(launch_seconds=1e-6))
+
+
+class CardRuntime(AcmeRuntime):
+    """``described`` counts the arrays that it was asked about; ``entered`` how often it was made current."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.current, self.described, self.entered, self.waits = 0, 0, 0, 0
+
+    def devices(self) -> tuple[Device, ...]:
+        return (CARD,)
+
+    def describe(self, array: Any) -> ArrayInfo | None:
+        self.described += 1
+        if not torch_arrays.is_tensor(array) or array.device.type != "cpu":
+            return None
+        return torch_arrays.describe(array, CARD)
+
+    def empty(self, shape: Any, dtype: DType, device: Device, like: ArrayInfo | None = None) -> object:
+        return torch_arrays.empty(shape, dtype, "cpu")
+
+    def synchronize(self, device: Device) -> None:
+        self.waits += 1
+
+    def ready(self, device: Device, kind: str | None) -> Ready:
+        assert (device, kind) == (CARD, "torch")
+        return Ready(lambda: self.current == 0, lambda: self.stream)
+
+    @contextmanager
+    def activate(self, device: Device) -> Iterator[None]:
+        self.entered += 1
+        with super().activate(device):
+            yield
+
+
+class CardGemm(AcmeGemm):
+    name, backend = "card-gemm", "card"
+
+
+@pytest.fixture
+def card(discovered: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> CardRuntime:
+    found, runtime = discovered(), CardRuntime()
+    found.registry.add_backend(Backend("card", runtime, implementations=(CardGemm(),), priority=10))
+    monkeypatch.setattr(calling, "_remembered", None)
+    return runtime
+
+
+def close(x: Any, want: Any) -> None:
+    torch.testing.assert_close(x, want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_call_that_repeats_describes_nothing(card: CardRuntime) -> None:
+    a, b = torch.randn(2, 3, 4), torch.randn(2, 4, 5)
+    close(kernelseam.bmm(a, b), a @ b)
+    card.described = 0
+    for _ in range(3):
+        close(kernelseam.bmm(a, b), a @ b)
+        a, b = torch.randn(2, 3, 4), torch.randn(2, 4, 5)
+    assert card.described == 0
+    close(kernelseam.bmm(a, b[:, :, :4]), a @ b[:, :, :4])
+    assert card.described > 0
+
+
+def test_what_lies_otherwise_or_is_asked_otherwise_is_worked_out(card: CardRuntime) -> None:
+    """Each beside the call that is remembered, and each again."""
+    a, b = torch.randn(2, 4, 4), torch.randn(2, 4, 4)
+    c = torch.randn(2, 4, 4)
+    wide = torch.randn(2, 4, 9)
+    wide[:, :, 1:5] = a  # 4 bytes off
+    ways: list[tuple[Callable[[], Any], Any]] = [
+        (lambda: kernelseam.bmm(a, b), a @ b),
+        (lambda: kernelseam.bmm(a.mT, b), a.mT @ b),
+        (lambda: kernelseam.bmm(a, b.mT), a @ b.mT),
+        (lambda: kernelseam.bmm(wide[:, :, 1:5], b), a @ b),
+        (lambda: kernelseam.bmm(a[:1].expand(2, 4, 4), b), a[:1] @ b),
+        (lambda: kernelseam.bmm(a, b, a_transposed=True), a.mT @ b),
+        (lambda: kernelseam.bmm(a, b, alpha=2), 2 * a @ b),
+        (lambda: kernelseam.bmm(a.half(), b.half()), (a.half() @ b.half())),
+        (lambda: kernelseam.bmm(a, b, out_dtype="float32"), a @ b),
+        (lambda: kernelseam.bmm(a, b, out=c, beta=1), None),
+        (lambda: kernelseam.bmm(torch.nn.Parameter(a, requires_grad=False), b), a @ b),
+    ]
+    for _ in range(3):
+        for way, want in ways:
+            found = way()
+            if want is None:
+                continue
+            torch.testing.assert_close(found, want, rtol=1e-2, atol=1e-2)
+    assert calling._remembered is not None and len(calling._remembered.shortcuts) == len(ways) - 2
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # by torch, of torch
+def test_what_is_refused_is_refused_after_a_call_that_was_not(card: CardRuntime, refused: Refused) -> None:
+    a, b, out = torch.randn(4, 4), torch.randn(4, 4), torch.empty(4, 4)
+    for _ in range(2):
+        kernelseam.matmul2d(a, b)
+        kernelseam.matmul2d(a, b, alpha=1, out=out)
+    wants = torch.nn.Parameter(a)
+    refused(
+        "a.requires_grad = True: gradients do not flow through this call. Call under torch.no_grad(), or pass "
+        "tensor.detach() (what has gradients: kernelseam.interop.torch).", lambda: kernelseam.matmul2d(wants, b),
+    )
+    with torch.no_grad():
+        close(kernelseam.matmul2d(wants, b), a @ b)
+    negative = torch.view_as_complex(torch.randn(4, 4, 2)).conj().imag
+    assert negative.is_neg()
+    refused("b.is_neg = True: memory holds other values than the tensor. Pass tensor.resolve_neg().",
+            lambda: kernelseam.matmul2d(a, negative))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(a, torch.ones_like(a))
+        with pytest.raises(InvalidValue, match=r"^a\.tangent = given: forward-mode derivatives do not flow"):
+            kernelseam.matmul2d(dual, b)
+    refused("alpha = True: must be a real number. Pass a float.", lambda: kernelseam.matmul2d(a, b, alpha=True))
+    refused(f"out = {hex(a.data_ptr())}: overlaps a. Give the output memory of its own.",
+            lambda: kernelseam.matmul2d(a, b, out=a))
+    with pytest.raises(InvalidValue, match=r"^stream = 'x': must be an int, an object with"):
+        kernelseam.matmul2d(a, b, stream="x")
+    with pytest.raises(InvalidValue, match=r"^stream = -1: must be an int"):
+        kernelseam.matmul2d(a, b, stream=-1)
+    with pytest.raises(InvalidValue, match=r"^b = .*Tensor: must be an array of a library and on a device known"):
+        kernelseam.matmul2d(a, b.to("meta"))
+    with pytest.raises(InvalidValue, match=r"^b\.layout = torch\.sparse_coo: must be torch\.strided"):
+        kernelseam.matmul2d(a, b.to_sparse())
+    with pytest.raises(UnknownName, match=r"^implementation = x: must be one of card-gemm"):
+        kernelseam.matmul2d(a, b, implementation="x")
+    with pytest.raises(UnknownName, match=r"^out_dtype = "):
+        kernelseam.matmul2d(a, b, out_dtype=["float32"])
+
+
+def test_the_backend_that_is_asked_for_counts_at_every_call(
+    card: CardRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = torch.randn(4, 4), torch.randn(4, 4)
+    for _ in range(2):
+        kernelseam.matmul2d(a, b)
+        kernelseam.matmul2d(a, b, backend="card")
+    card.described = 0
+    with kernelseam.use_backend("numpy"):
+        close(kernelseam.matmul2d(a, b), a @ b)  # the host's runtime is asked first, and knows a CPU tensor
+    monkeypatch.setenv("KERNELSEAM_BACKEND", "numpy")
+    with kernelseam.trace() as launches:
+        kernelseam.matmul2d(a, b)
+        kernelseam.matmul2d(a, b, backend="card")
+    assert [x.arch for x in launches] == ["cpu", "acme1"]
+    monkeypatch.setenv("KERNELSEAM_BACKEND", "nobody")
+    with pytest.raises(UnknownName, match="^backend = nobody"):
+        kernelseam.matmul2d(a, b)
+    monkeypatch.delenv("KERNELSEAM_BACKEND")
+    kernelseam.matmul2d(a, b)
+    assert card.described == 0
+
+
+def test_launches_are_traced_and_writes_are_told(card: CardRuntime) -> None:
+    a, b, out = torch.randn(4, 4), torch.randn(4, 4), torch.empty(4, 4)
+    counts = []
+    for _ in range(4):
+        with kernelseam.trace() as launches:
+            assert kernelseam.matmul2d(a, b, out=out) is out
+        counts.append((len(launches), out._version, a._version))
+    assert counts == [(1, n, 0) for n in (1, 2, 3, 4)]
+    kernelseam.matmul2d(a, b, out=out)  # untraced: without a list of records
+    assert out._version == 5
+
+
+def test_the_device_is_made_current_where_it_is_not(card: CardRuntime) -> None:
+    a, b = torch.randn(4, 4), torch.randn(4, 4)
+    for _ in range(2):
+        kernelseam.matmul2d(a, b, out=(out := torch.empty(4, 4)))
+    kernelseam.matmul2d(a, b, out=out)
+    card.entered = 0
+    kernelseam.matmul2d(a, b, out=out)
+    entered = card.entered
+    card.current = 1
+    kernelseam.matmul2d(a, b, out=out)
+    assert (entered, card.entered, card.current) == (card.entered - 1, entered + 1, 1)
+
+
+def test_another_stream_is_awaited_before_its_workspace_goes_back(
+    card: CardRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(_Step, "bind", lambda *_: seen.append)
+    a, b, out = torch.randn(4, 4), torch.randn(4, 4), torch.empty(4, 4)
+    for _ in range(3):
+        for stream, awaited in ((None, 0), (card.stream, 0), (3, 1), (SimpleNamespace(__cuda_stream__=(0, 4)), 1)):
+            card.waits = 0
+            kernelseam.matmul2d(a, b, out=out, stream=stream)
+            assert card.waits == awaited
+    assert seen == [7, 7, 3, 4] * 3
+
+
+def test_no_array_is_kept_and_what_is_kept_is_bounded(card: CardRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        a, b = torch.randn(4, 4), torch.randn(4, 4)
+        out = kernelseam.matmul2d(a, b)
+        into = kernelseam.matmul2d(a, b, out=torch.empty(4, 4))
+        there = [weakref.ref(x) for x in (a, b, out, into)]
+        del a, b, out, into
+        card.asked = None  # the vendor notes which array it was last asked about
+        gc.collect()
+        assert [ref() for ref in there] == [None] * 4
+    monkeypatch.setattr(calling, "_KEPT", 3)
+    a, b = torch.randn(4, 4), torch.randn(4, 4)
+    outs = [torch.empty(4, 4) for _ in range(9)]
+    for i, out in enumerate(outs):
+        for _ in range(2):
+            close(kernelseam.matmul2d(a, b, out=out, alpha=i), i * (a @ b))
+    memory = calling._remembered
+    assert memory is not None and max(map(len, (memory.shortcuts, memory.bound, memory.plans))) <= 3
+
+
+def test_memory_that_runs_out_is_told_by_the_runtime(card: CardRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = torch.randn(4, 4), torch.randn(4, 4)
+    for _ in range(2):
+        kernelseam.matmul2d(a, b)
+
+    def full(*arguments: Any, **more: Any) -> Any:
+        raise OutOfDeviceMemory("card:0 has 12 bytes left")
+
+    (shortcut,) = calling._remembered.shortcuts.values()  # type: ignore[union-attr]
+    with monkeypatch.context() as patch, pytest.raises(OutOfDeviceMemory, match="^card:0 has 12 bytes left$"):
+        patch.setattr(shortcut, "_workspace", full)
+        patch.setattr(card, "empty", full)
+        kernelseam.matmul2d(a, b)
+    close(kernelseam.matmul2d(a, b), a @ b)
+
+
+def test_results_that_lie_otherwise_are_worked_out(card: CardRuntime) -> None:
+    a, b = torch.randn(4, 4), torch.randn(4, 4)
+    kernelseam.matmul2d(a, b)
+    (shortcut,) = calling._remembered.shortcuts.values()  # type: ignore[union-attr]
+    shortcut._makers = [("out", lambda: torch.empty(17)[1:].view(4, 4))]
+    card.described = 0
+    close(kernelseam.matmul2d(a, b), a @ b)
+    assert card.described > 0
+
+
+def test_gradients_of_both_factors_by_a_shortcut(card: CardRuntime) -> None:
+    """Two launches, one workspace, results by name."""
+    a, b, dc = torch.randn(2, 3, 4), torch.randn(2, 4, 5), torch.randn(2, 3, 5)
+    for _ in range(3):
+        found = kernelseam.bmm_bwd(dc, a, b)
+        close(found.da, dc @ b.mT)
+        close(found.db, a.mT @ dc)
+        assert kernelseam.bmm_bwd(dc, a, b, a_gradient=False).da is None
+    card.described = 0
+    found = kernelseam.bmm_bwd(dc, a, b)
+    assert card.described == 0
+    square = torch.randn(2, 4, 4)
+    kernelseam.bmm_bwd(square, square, square, da=torch.empty(2, 4, 4))
+    other = torch.randn(2, 4, 4)
+    with pytest.raises(InvalidValue, match=r"^da = 0x[0-9a-f]+: overlaps a, which is still to be read"):
+        kernelseam.bmm_bwd(square, other, square, da=other)
+
+
+def test_eight_threads_by_one_shortcut(card: CardRuntime) -> None:
+    a, b = torch.randn(4, 4), torch.randn(4, 4)
+    want = a @ b
+    kernelseam.matmul2d(a, b)
+    barrier = threading.Barrier(8)
+
+    def work(_: int) -> None:
+        barrier.wait(30)
+        for _ in range(200):
+            close(kernelseam.matmul2d(a, b), want)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+
+
+def test_plugins_that_are_discovered_anew_are_asked_anew(card: CardRuntime, discovered: Callable[..., Any]) -> None:
+    a, b = torch.randn(4, 4), torch.randn(4, 4)
+    for _ in range(2):
+        kernelseam.matmul2d(a, b)
+    discovered()
+    with kernelseam.trace() as launches:
+        close(kernelseam.matmul2d(a, b), a @ b)
+    assert [x.arch for x in launches] == ["cpu"]
