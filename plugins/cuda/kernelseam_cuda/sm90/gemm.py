@@ -26,6 +26,8 @@ from kernelseam_cuda.toolchain import sources
 
 SLICE = 64
 """Of K, a step of the ring."""
+_FURTHEST = 2**30
+"""Rows and columns: a tile's place, and its end, are 32-bit."""
 _GROUP_ROWS = 8
 """Rows of tiles that are walked together: tiles.h."""
 _PANEL, _ROWS = 64, 64
@@ -89,6 +91,9 @@ class HopperGemm(HostHalf):
                 return f"rows of {name} at multiples of {vector} bytes: TMA takes multiples of 16"
         if not (p.M and p.N and p.results and p.reads_inputs):
             return "there is nothing to multiply"
+        for name, n in (("M", p.M), ("N", p.N)):
+            if n >= _FURTHEST:
+                return f"{name} = {n}: it takes less than 2**30"
         if not self._offered(p):
             return "it needs 2^31 tiles or more"
         return refuse_row_strides(
