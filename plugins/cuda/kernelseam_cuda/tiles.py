@@ -46,7 +46,7 @@ GEMM = (
     GemmTile(_HALVES, 32, 32, 32, 1, 2, stages=2, min_blocks=8, rate=0.25, block_seconds=0.7e-7),
     GemmTile(_HALVES, 16, 16, 32, 1, 1, stages=2, min_blocks=4, teams=8, rate=0.10, block_seconds=3.2e-7),
     # Not measured yet: what four and two of the next one took before lanes were paired, and little less.
-    GemmTile(_SINGLE, 128, 128, 16, 2, 2, stages=3, min_blocks=2, persistent=False, row_sums=False, rate=0.50,
+    GemmTile(_SINGLE, 128, 128, 16, 2, 2, stages=3, min_blocks=2, persistent=False, plain=True, rate=0.50,
              block_seconds=2.4e-6),
     GemmTile(_SINGLE, 128, 64, 16, 2, 2, stages=3, min_blocks=3, persistent=False, row_sums=False, rate=0.49,
              block_seconds=1.2e-6),
