@@ -97,10 +97,10 @@ class BackwardRow:
 
     def _torch_peers(self, found: Prepared, arrays: Mapping[str, Any]) -> None:
         for name, backend in TORCH_PEERS.items():
-            inputs = tuple(arrays[n].detach().clone().requires_grad_() for n in "qkv")
+            q, k, v = inputs = tuple(arrays[n].detach().clone().requires_grad_() for n in "qkv")
             try:
                 with sdpa_kernel(backend), torch.enable_grad():
-                    out = functional.scaled_dot_product_attention(*inputs, is_causal=self.causal)
+                    out = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
             except RuntimeError as e:  # no kernel
                 found.refused[name] = str(e).strip().splitlines()[0][:200]
                 continue
@@ -132,10 +132,10 @@ class Judge:
 
     def __init__(self, row: BackwardRow, arrays: Mapping[str, Any]) -> None:
         self._row = row
-        self._parts = [
-            (place, gradients(*(arrays[n][place].double() for n in ("q", "k", "v", "dout")), row.causal))
-            for place in sorted({(0, 0), (row.batch - 1, row.heads - 1)})
-        ]
+        self._parts = []
+        for place in sorted({(0, 0), (row.batch - 1, row.heads - 1)}):
+            q, k, v, dout = (arrays[n][place].double() for n in ("q", "k", "v", "dout"))
+            self._parts.append((place, gradients(q, k, v, dout, row.causal)))
 
     def __call__(self, result: Any) -> Judged:
         each = {

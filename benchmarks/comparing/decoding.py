@@ -99,9 +99,8 @@ class Judge:
         self._row, self._parts = row, []
         for b, h in sorted({(0, 0), (row.batch - 1, row.heads - 1)}):
             g = h * row.kv_heads // row.heads
-            k, v = (
-                host(arrays[n][arrays["table"][b].long(), :, g].reshape(-1, row.D)[: row.keys])[None, None] for n in "kv"
-            )
+            pages = arrays["table"][b].long()
+            k, v = (host(arrays[n][pages, :, g].reshape(-1, row.D)[: row.keys])[None, None] for n in "kv")
             q = host(arrays["q"][b, :, h])[None, None]
             self._parts.append((b, h, oracle.attention(q, k, v, False, row.D**-0.5)))
 

@@ -72,7 +72,7 @@ def sampling(device: str) -> Iterator[dict[str, float]]:
                 found.update(read(process.communicate(timeout=PATIENCE)[0], fields))
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
+                process.communicate()
 
 
 def versions() -> dict[str, str]:

@@ -93,7 +93,8 @@ class ProjectionRow:
     def descriptor(self, arrays: Mapping[str, Any], results: Mapping[str, Any]) -> Descriptor:
         given, made = dict(arrays), dict(results)
         if self.kind == "qkv backward":
-            return ks.QkvProjectionBwd.from_arrays(*[given.pop(f"d{n}") for n in "qkv"], **given, **made)
+            dq, dk, dv = (given.pop(f"d{n}") for n in "qkv")
+            return ks.QkvProjectionBwd.from_arrays(dq, dk, dv, **given, **made)
         if self.kind == "output backward":
             return ks.OutputProjectionBwd.from_arrays(given.pop("d_output"), **given, **made)
         if self.kind.startswith("qkv"):
@@ -124,7 +125,8 @@ class ProjectionRow:
         found = Prepared(dtype=self.dtype, judge=Judge(self, arrays))
         size = sum(map(math.prod, made.values()))
         found.ours(
-            session, lambda flat: self.descriptor(arrays, self.split(flat)), lambda: session.poisoned((size,), self.dtype)
+            session, lambda flat: self.descriptor(arrays, self.split(flat)),
+            lambda: session.poisoned((size,), self.dtype),
         )
         run, flat = PEERS[self.kind](self, arrays)
         found.peer(TORCH, run, lambda x: torch.cat([t.reshape(-1) for t in flat(x)]))
@@ -144,7 +146,7 @@ Peer = tuple[Callable[[], Any], Callable[[Any], Iterable[torch.Tensor]]]
 def _qkv(row: ProjectionRow, arrays: Mapping[str, Any]) -> Peer:
     x, w, b = (arrays[n] for n in ("input", "weight", "bias"))
 
-    def split(y: torch.Tensor) -> Iterable[torch.Tensor]:
+    def split(y: torch.Tensor) -> Any:
         return y.unflatten(2, (-1, row.D)).transpose(1, 2).split([row.heads, row.kv_heads, row.kv_heads], 1)
 
     return lambda: functional.linear(x, w, b), split
@@ -197,10 +199,8 @@ class Judge:
     def __init__(self, row: ProjectionRow, arrays: Mapping[str, Any]) -> None:
         self._row = row
         rng = np.random.default_rng(0)
-        self._tokens = torch.from_numpy(np.sort(rng.permutation(row.tokens)[: JUDGED - 1]) if row.tokens > JUDGED
-                                        else np.arange(row.tokens))
-        if row.tokens > JUDGED:
-            self._tokens = torch.unique(torch.cat([self._tokens, torch.tensor([0, row.tokens - 1])]))
+        some = {0, row.tokens - 1, *rng.permutation(row.tokens)[:JUDGED].tolist()}
+        self._tokens = torch.tensor(sorted(some))
         self._want = self._float64({n: host(self._cut(n, x)) for n, x in arrays.items()}, arrays)
 
     def _cut(self, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -218,9 +218,9 @@ class Judge:
         if row.kind == "qkv backward":
             found = oracle.qkv_projection_bwd(cut["dq"], cut["dk"], cut["dv"], None, cut["weight"][None, None])
             # Sums over all tokens: one head of each, and a few columns of the input.
-            few = [host(arrays[f"d{n}"][:, :1]) for n in "qkv"]
+            dq, dk, dv = (host(arrays[f"d{n}"][:, :1]) for n in "qkv")
             x = host(arrays["input"][:, None, :, :JUDGED])
-            return {"d_input": found["d_input"], **_sums(oracle.qkv_projection_bwd(*few, x, None))}
+            return {"d_input": found["d_input"], **_sums(oracle.qkv_projection_bwd(dq, dk, dv, x, None))}
         if row.kind == "output backward":
             found = oracle.output_projection_bwd(cut["d_output"][:, None], None, cut["weight"][None, None], row.heads)
             d = host(arrays["d_output"][:, None, :, :JUDGED])

@@ -196,7 +196,8 @@ def compared(record: Record, prepared: Prepared, session: Session) -> Record:
         if not right:  # nor where it is NaN
             raise Wrong(f"{_called(c)}: relative error {judged.error:.2e}. {judged.message}")
     kept = {
-        c.name: c.result().clone() for c in prepared.contestants if c.role == OURS and c.repeats and c.result is not None
+        c.name: c.result().clone() for c in prepared.contestants
+        if c.role == OURS and c.repeats and c.result is not None
     }
     turns = {c.name: Turn(c.run, c.around) for c in prepared.contestants}
     with sampling(session.device) as clocks:
@@ -244,10 +245,9 @@ def _pieces(t: torch.Tensor) -> Iterator[torch.Tensor]:
 def host(tensor: torch.Tensor) -> Array:
     """A tensor's elements as NumPy has them."""
     found = tensor.detach().contiguous().cpu()
-    if found.dtype is torch.bfloat16:
-        return found.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    array: Array = found.numpy()
-    return array
+    narrow = found.dtype is torch.bfloat16
+    array: Array = found.view(torch.int16).numpy() if narrow else found.numpy()
+    return array.view(ml_dtypes.bfloat16) if narrow else array
 
 
 def relative(got: Array, want: Array) -> float:
