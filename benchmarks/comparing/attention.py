@@ -221,7 +221,8 @@ class AttentionRow:
 
         for name, backend in TORCH_PEERS.items():
             def only(backend: Any = backend) -> AbstractContextManager[None]:
-                return sdpa_kernel(backend)
+                selected: AbstractContextManager[None] = sdpa_kernel(backend)
+                return selected
 
             found.peer(name, run, lambda x: x.transpose(1, 2), around=only)
 

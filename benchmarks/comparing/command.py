@@ -1,7 +1,10 @@
 """Ours beside the peers on one GPU: errors checked, times in turns, JSON, tables, plots.
 
     python -m benchmarks run attention gemm --json FILE.json --report FILE.md --plots DIR
-    python -m benchmarks run attention --only '*D256*' --implementation sm90
+    python -m benchmarks run attention --only '*D256*' --implementation sm90 --implementation shared
+    python -m benchmarks run gemm --implementation cublas --implementation cublaslt
+    python -m benchmarks run host --device idle   what Python takes, beside a driver that does nothing; no GPU needed
+    python -m benchmarks run compile --device cpu
     python -m benchmarks draw FILE.json DIR       plots from a run's JSON; no GPU needed
     python -m benchmarks table FILE.json          its tables
     python -m benchmarks rows [SUITE …]           names of rows
@@ -12,13 +15,14 @@ The exit status is 1 where a row failed: a wrong result, an exception. Rows belo
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    from benchmarks.comparing import running, tables
+    from benchmarks.comparing import pretending, running, tables
 
     options = _parser(tuple(running.SUITES)).parse_args(arguments)
     if options.command == "rows":
@@ -26,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{row.suite}/{row.name}")
         return 0
     if options.command == "run":
+        if options.device == "idle" and not pretending.pretending():
+            return pretending.beside_idle_driver(sys.argv[1:] if arguments is None else arguments)
         return _run(options)
     found, records = running.read(options.file)
     if options.command == "draw":
@@ -55,7 +61,11 @@ def _parser(suites: Sequence[str]) -> argparse.ArgumentParser:
         "--implementation", action="append", default=[], metavar="NAME", help="time this way of ours too, where it"
         " takes a row; NAME:VARIANT for one tile"
     )
-    run.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a look at the output, no figures")
+    run.add_argument(
+        "--device", choices=("cuda", "cpu", "idle"), default="cuda", help="cpu: compilation, and for the rest a look at"
+        " the output, no figures; idle: the suite host beside a driver that does nothing"
+    )
+    run.add_argument("--seconds", type=float, metavar="S", help="begin no row later than this after the start")
     run.add_argument("--json", type=Path)
     run.add_argument("--report", type=Path, metavar="FILE.md")
     run.add_argument("--plots", type=Path, metavar="DIR")
@@ -70,28 +80,34 @@ def _parser(suites: Sequence[str]) -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace) -> int:
     import torch
 
-    from benchmarks.comparing import clocks, machine, running, tables
+    from benchmarks.comparing import clocks, machine, pretending, running, tables
     from benchmarks.comparing.rows import Session
     from benchmarks.comparing.timing import Settings
 
+    start = time.monotonic()
     rows = running.chosen(options.suites or running.SUITES, options.only)
+    if pretending.pretending():
+        pretending.pretend()
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
     torch.backends.cuda.matmul.allow_tf32 = False
     on_gpu = options.device == "cuda"
+    device = "cuda" if on_gpu else "cpu"
     clock = clocks.GpuClock() if on_gpu else clocks.HostClock()
     settings = Settings(options.rounds, options.warm, options.burst * 1e-3)
-    session = Session(options.device, clock, settings, options.implementation)
-    head = {"device": machine.described(options.device), "settings": vars(settings)}
-    if on_gpu:
-        head["ceilings"] = machine.ceilings(options.device, clock)
-    start = time.monotonic()
+    session = Session(device, clock, settings, options.implementation)
+    head = {"device": machine.described(device), "settings": vars(settings)}
     for problem in running.compile_ahead(rows, session):
         print(problem, flush=True)
+    if on_gpu:
+        head["ceilings"] = machine.ceilings(device, clock)
     ready = f"{len(rows)} rows; compiled in {time.monotonic() - start:.1f} s"
     print("\n".join([*tables.head(head), ready]), flush=True)
     log = running.Log(options.json, head)
-    for row in rows:
+    for done, row in enumerate(rows):
+        if options.seconds is not None and time.monotonic() - start > options.seconds:
+            print(f"the time is up: {len(rows) - done} rows are not measured", flush=True)
+            break
         log.add(record := running.measured(row, session))
         print(tables.line(record), flush=True)
         if options.report:

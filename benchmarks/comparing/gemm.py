@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ JUDGED = 64, 256
 @dataclass(frozen=True)
 class GemmRow:
     """C = A·op(B) over ``count`` matrices, B's rows N×K where ``b_transposed``, as a linear layer's weight has them.
-    ``pointers``: by lists of addresses in no order, for cublasGemmBatchedEx too; beside them both by strides."""
+    ``lists``: by lists of addresses, one of LISTS, for cublasGemmBatchedEx too; beside them both by strides."""
 
     suite: str
     count: int
@@ -38,14 +38,15 @@ class GemmRow:
     b_transposed: bool = False
     bias: bool = False
     residual: bool = False
-    pointers: bool = False
+    lists: str = ""
     least: float = 1.0
 
     @property
     def name(self) -> str:
         kind = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}[self.dtype]
         parts = [f"{self.count} × {self.M}×{self.N}×{self.K} {kind}", "NT" if self.b_transposed else "NN"]
-        parts += ["bias"] * self.bias + ["residual"] * self.residual + ["pointers"] * self.pointers
+        parts += ["bias"] * self.bias + ["residual"] * self.residual
+        parts += [f"lists {self.lists}"] * bool(self.lists)
         return " ".join(parts)
 
     @property
@@ -86,7 +87,7 @@ class GemmRow:
     def planned(self, session: Session) -> Iterable[Descriptor]:
         arrays = self.arrays(session.phantom)
         yield self.descriptor(arrays, session.phantom(self.shapes()["C"], self.dtype))
-        if self.pointers:
+        if self.lists:
             lists: dict[str, Any] = {f"{n}_ptrs": 0 for n in "ABC"}
             yield self._of_lists(lists)
 
@@ -103,8 +104,8 @@ class GemmRow:
     def prepare(self, session: Session) -> Prepared:
         arrays, shape = self.arrays(session.random), self.shapes()["C"]
         found = Prepared(dtype=self.dtype, judge=Judge(self, arrays))
-        if self.pointers:
-            self._pointers(found, arrays, session)
+        if self.lists:
+            self._by_lists(found, arrays, session)
         else:
             found.ours(session, lambda c: self.descriptor(arrays, c), lambda: session.poisoned(shape, self.dtype))
         self._cublas(found, arrays, session)
@@ -114,11 +115,10 @@ class GemmRow:
             found.contestants.append(Contestant("copy", COPY, lambda: y.copy_(x)))
         return found
 
-    def _pointers(self, found: Prepared, arrays: Mapping[str, Any], session: Session) -> None:
-        """Scattered: in any order, with uneven gaps. Beside them ours by strides."""
-        scattered = {
-            n: Scattered(session, x.shape[1:], self.dtype, len(x), i) for i, (n, x) in enumerate(arrays.items())
-        }
+    def _by_lists(self, found: Prepared, arrays: Mapping[str, Any], session: Session) -> None:
+        """Beside them ours by strides."""
+        make = LISTS[self.lists]
+        scattered = {n: make(session, x.shape[1:], self.dtype, len(x), i) for i, (n, x) in enumerate(arrays.items())}
         for n, memory in scattered.items():
             memory.write(arrays[n])
         found.keep = scattered
@@ -130,7 +130,7 @@ class GemmRow:
         shape = self.shapes()["C"]
 
         def result() -> Scattered:
-            return Scattered(session, shape[1:], self.dtype, self.count, 2)
+            return make(session, shape[1:], self.dtype, self.count, 2)
 
         found.ours(session, lists, result, Scattered.read)
         found.add(
@@ -147,7 +147,7 @@ class GemmRow:
         right = b.transpose(1, 2) if self.b_transposed else b
         c = session.poisoned(self.shapes()["C"], self.dtype)
         if self.count > 1:
-            name, role = ("cuBLAS by strides", WITHOUT) if self.pointers else ("cuBLAS", PEER)
+            name, role = ("cuBLAS by strides", WITHOUT) if self.lists else ("cuBLAS", PEER)
             found.peer(name, lambda: torch.bmm(a, right, out=c), role=role)
             return
         x, w, out = a[0], right[0], c[0]
@@ -163,24 +163,39 @@ class GemmRow:
 
 
 class Scattered:
-    """``count`` matrices in any order with uneven gaps, each at a multiple of 16 bytes."""
+    """Matrices whose places are listed."""
 
-    def __init__(self, session: Session, shape: tuple[int, ...], dtype: str, count: int, seed: int) -> None:
-        rng, itemsize = np.random.default_rng(seed), DType.of(dtype).itemsize
-        self._shape, size, unit = tuple(shape), int(np.prod(shape)), 16 // itemsize
-        room = -(-size // unit) * unit
-        gaps = rng.integers(1, 64, count) * unit
-        self._starts = (np.cumsum(gaps + room) - room)[rng.permutation(count)]
-        self._memory = session.poisoned((int(gaps.sum()) + room * count,), dtype)
-        self.addresses = [self._memory.data_ptr() + int(s) * itemsize for s in self._starts]
-        self._views = [self._memory[s : s + size].view(self._shape) for s in self._starts]
+    def __init__(self, views: Sequence[torch.Tensor]) -> None:
+        self._views = views
+        self.addresses = [int(v.data_ptr()) for v in views]
 
     def write(self, matrices: torch.Tensor) -> None:
         for view, matrix in zip(self._views, matrices, strict=True):
             view.copy_(matrix)
 
     def read(self) -> torch.Tensor:
-        return torch.stack(self._views)
+        return torch.stack(list(self._views))
+
+
+def in_one_allocation(session: Session, shape: Sequence[int], dtype: str, count: int, seed: int) -> Scattered:
+    """In any order with uneven gaps, each at a multiple of 16 bytes."""
+    rng = np.random.default_rng(seed)
+    size, unit = int(np.prod(shape)), 16 // DType.of(dtype).itemsize
+    room = -(-size // unit) * unit
+    gaps = rng.integers(1, 64, count) * unit
+    starts = (np.cumsum(gaps + room) - room)[rng.permutation(count)]
+    memory = session.poisoned((int(gaps.sum()) + room * count,), dtype)
+    return Scattered([memory[s : s + size].view(tuple(shape)) for s in starts])
+
+
+def one_by_one(session: Session, shape: Sequence[int], dtype: str, count: int, seed: int) -> Scattered:
+    """Each in an allocation of its own, in any order. They lie on more pages than the device translates addresses of
+    at once, which slows every kernel."""
+    found = [session.poisoned(shape, dtype) for _ in range(count)]
+    return Scattered([found[i] for i in np.random.default_rng(seed).permutation(count)])
+
+
+LISTS = {"in one allocation, shuffled": in_one_allocation, "allocated one by one, shuffled": one_by_one}
 
 
 class Judge:
@@ -224,20 +239,23 @@ def half_rows() -> list[GemmRow]:
         return GemmRow("gemm", *problem, **options)
 
     f16, bf16 = "float16", "bfloat16"
+    one, many = LISTS
+    large = row(64, 1024, 1024, 1024, f16)
     batched = [
         row(384, 512, 512, 64, f16, True), row(384, 512, 64, 512, f16), row(256, 2048, 2048, 128, f16, True),
         row(256, 2048, 128, 2048, f16), row(8192, 32, 32, 32, f16, True), row(4096, 64, 64, 64, f16, True),
     ]
     return [
-        *batched, row(65536, 16, 16, 16, f16), row(64, 1024, 1024, 1024, f16), row(1, 8192, 8192, 8192, bf16),
+        *batched, row(65536, 16, 16, 16, f16), large, row(1, 8192, 8192, 8192, bf16),
         row(1, 16384, 6144, 4096, bf16, True), row(1, 16384, 6144, 4096, bf16, True, bias=True),
         row(1, 512, 6144, 4096, bf16, True, bias=True),
         row(1, 16384, 4096, 4096, bf16, True, residual=True),
         row(1, 16384, 4096, 4096, bf16, True, bias=True, residual=True),
         row(384, 1, 512, 64, f16, True), row(384, 1, 64, 512, f16), row(1, 1, 8192, 8192, bf16, True),
         row(1, 1, 6144, 4096, bf16, True), row(384, 500, 500, 72, f16, True), row(64, 1000, 1000, 1000, f16),
-        row(100, 333, 777, 129, f16), row(100, 333, 777, 129, bf16, True),
-        *(replace(r, pointers=True) for r in batched),
+        row(100, 333, 777, 129, f16), row(100, 333, 777, 129, bf16, True), row(65536, 8, 8, 8, f16),
+        row(1, 512, 6144, 4096, bf16, True),
+        *(replace(r, lists=one) for r in (*batched, large)), *(replace(r, lists=many) for r in (*batched[:4], large)),
     ]
 
 

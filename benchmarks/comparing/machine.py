@@ -20,6 +20,8 @@ QUERY = {
     "power_w": "power.draw", "celsius": "temperature.gpu",
 }
 """Our names → nvidia-smi's."""
+PATIENCE = 0.5
+"""Seconds after a row within which the card must have answered."""
 DISTRIBUTIONS = ("kernelseam-cuda", "cupy-cuda13x", "cupy-cuda12x", "cuda-core", "cuda-bindings", "numpy", "triton")
 
 
@@ -67,10 +69,10 @@ def sampling(device: str) -> Iterator[dict[str, float]]:
     finally:
         if process is not None:
             try:
-                found.update(read(process.communicate(timeout=5)[0], fields))
+                found.update(read(process.communicate(timeout=PATIENCE)[0], fields))
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
+                process.communicate()
 
 
 def versions() -> dict[str, str]:

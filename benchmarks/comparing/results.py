@@ -10,9 +10,10 @@ from typing import Any
 
 OURS, PEER, WITHOUT, COPY = "ours", "peer", "without", "copy"
 """Roles: ours; another's; without the row's option; a copy of the bytes that the row must move. Only a peer counts."""
-BACK_TO_BACK, FLUSHED, HOST, COLD, DISK = "back to back", "flushed", "host", "cold", "disk"
+BACK_TO_BACK, FLUSHED, HOST = "back to back", "flushed", "host"
+COLD, WALL, DISK = "cold, CPU", "cold, wall", "disk"
 """Ways of timing: launches one after the other; each after the L2 cache was emptied; the host's time of a call; a
-binary from the compiler, and from the cache on disk."""
+binary from the compiler, by the process's CPU time and by the clock, and from the cache on disk."""
 
 
 @dataclass

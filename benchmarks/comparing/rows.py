@@ -19,7 +19,7 @@ from kernelseam.contract import ArrayInfo, Device
 from kernelseam.dispatch import find_device
 from kernelseam.dtypes import DType
 from kernelseam.errors import KernelSeamError
-from kernelseam.planning import Descriptor
+from kernelseam.planning import Descriptor, Plan
 
 BASE = 1 << 40
 """Where memory is said to lie that is not there."""
@@ -49,6 +49,10 @@ class Session:
         """NaN everywhere: what is not written shows."""
         return torch.full(tuple(shape), float("nan"), device=self.device, dtype=getattr(torch, dtype))
 
+    def stream(self) -> int:
+        """torch's current one, a graph's while it is captured."""
+        return 0 if self.device == "cpu" else int(torch.cuda.current_stream().cuda_stream)
+
     def synchronize(self) -> None:
         if self.device != "cpu":
             torch.cuda.synchronize()
@@ -67,7 +71,7 @@ class Session:
 
 @dataclass
 class Contestant:
-    """``result``: what it computed, None of a copy; ``poison``: makes its result's memory NaN before it is checked."""
+    """``result``: what it computed, None of a copy; ``repeats``: whether it gives the same bits every time."""
 
     name: str
     role: str
@@ -75,6 +79,7 @@ class Contestant:
     result: Callable[[], Any] | None = None
     implementation: str = ""
     around: Callable[[], AbstractContextManager[object]] = nullcontext
+    repeats: bool = True
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,7 @@ class Prepared:
         out = result()
         plan = ks.plan(descriptor(out), device=session.target(), implementation=implementation)
         called = plan.implementation + (f":{plan.choice.variant}" if plan.choice.variant else "")
-        found = Contestant(name, role, plan.bind(), lambda: shown(out), called)
+        found = Contestant(name, role, launched(plan, session), lambda: shown(out), called)
         self.contestants.append(found)
         return found
 
@@ -141,6 +146,12 @@ class Prepared:
             self.refused[name] = f"{type(e).__name__}: {e}".strip().splitlines()[0][:200]
             return
         self.contestants.append(Contestant(name, role, run, lambda: result(run()), around=around))
+
+
+def launched(plan: Plan, session: Session) -> Run:
+    """A plan's call on torch's current stream, which lists of addresses cannot tell."""
+    call = plan.bind()
+    return call if session.device == "cpu" else lambda: call(session.stream())
 
 
 class Row(Protocol):
@@ -184,7 +195,10 @@ def compared(record: Record, prepared: Prepared, session: Session) -> Record:
             right = max(judged.error, apart(ours, found)) <= PEERS_DIFFER[prepared.dtype]
         if not right:  # nor where it is NaN
             raise Wrong(f"{_called(c)}: relative error {judged.error:.2e}. {judged.message}")
-    kept = {c.name: c.result().clone() for c in prepared.contestants if c.role == OURS and c.result is not None}
+    kept = {
+        c.name: c.result().clone() for c in prepared.contestants
+        if c.role == OURS and c.repeats and c.result is not None
+    }
     turns = {c.name: Turn(c.run, c.around) for c in prepared.contestants}
     with sampling(session.device) as clocks:
         samples, record.captured = measure(turns, session.clock, session.settings)
@@ -231,10 +245,9 @@ def _pieces(t: torch.Tensor) -> Iterator[torch.Tensor]:
 def host(tensor: torch.Tensor) -> Array:
     """A tensor's elements as NumPy has them."""
     found = tensor.detach().contiguous().cpu()
-    if found.dtype is torch.bfloat16:
-        return found.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    array: Array = found.numpy()
-    return array
+    narrow = found.dtype is torch.bfloat16
+    array: Array = found.view(torch.int16).numpy() if narrow else found.numpy()
+    return array.view(ml_dtypes.bfloat16) if narrow else array
 
 
 def relative(got: Array, want: Array) -> float:

@@ -14,9 +14,12 @@ from typing import Any
 
 from benchmarks import ahead
 from benchmarks.comparing.attention import adversarial_rows, forward_rows, option_rows
+from benchmarks.comparing.backward import backward_rows
 from benchmarks.comparing.compiling import compile_rows
+from benchmarks.comparing.decoding import decode_rows
 from benchmarks.comparing.gemm import half_rows, wide_rows
 from benchmarks.comparing.host import host_rows
+from benchmarks.comparing.projections import projection_rows
 from benchmarks.comparing.results import Record
 from benchmarks.comparing.rows import Row, Session, Wrong
 from kernelseam.dispatch import select
@@ -27,7 +30,8 @@ SCHEMA = 1
 """Of the JSON."""
 SUITES: dict[str, Callable[[], Sequence[Row]]] = {
     "attention": forward_rows, "attention-options": option_rows, "attention-adversarial": adversarial_rows,
-    "gemm": half_rows, "gemm-f32": wide_rows, "host": host_rows, "compile": compile_rows,
+    "backward": backward_rows, "decode": decode_rows, "gemm": half_rows, "gemm-f32": wide_rows,
+    "projections": projection_rows, "host": host_rows, "compile": compile_rows,
 }
 
 

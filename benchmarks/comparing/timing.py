@@ -23,7 +23,7 @@ class Settings:
     burst_seconds: float = 0.008
     most_flushed: int = 8
     """Launches of one contestant in a round, each after a flush."""
-    short_seconds: float = 20e-6
+    short_seconds: float = 100e-6
     """Launches that take the device less are replayed from a graph, where launching takes the host longer."""
     captured_launches: int = 20
 

@@ -32,13 +32,14 @@ from kernelseam_cuda.sm90 import HopperGemm  # noqa: E402
 from kernelseam_cuda.sm90.tiles import GEMM, HopperGemmTile  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT / x) for x in ("benchmarks", "tests/gpu", "tests/host", "tests/crosscompile")]
+sys.path += [str(ROOT / x) for x in ("", "benchmarks", "tests/gpu", "tests/host", "tests/crosscompile")]
 
 import ahead  # noqa: E402
-import compile_times  # noqa: E402
 from mutant import Mutant  # noqa: E402
 from order import ptx, violations  # noqa: E402
 from sm90_mutants import CLEANERS, LUCK, MUTANTS  # noqa: E402
+
+from benchmarks.comparing import binaries  # noqa: E402
 
 H200 = Device("cuda", 0, "sm_90a", limits=DeviceLimits(132, 232_448, 1 << 36))
 CROSSING = "a step begins while products of the one before run"
@@ -74,7 +75,7 @@ def order_of(made: SourceBundle, tile: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("kernel", "tile"), [
         pytest.param(c, t, id=f"{str(c).replace(' ', '-')}-{t.name}", marks=[pytest.mark.slow] * (not c.often))
-        for c, t in compile_times.fast("sm_90a", "sm90")
+        for c, t in binaries.kernels("sm_90a", "sm90")
     ],
 )
 def test_every_fast_kernel_is_in_order(kernel: Covered, tile: Any) -> None:

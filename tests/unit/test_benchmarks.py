@@ -4,6 +4,7 @@ is written and drawn."""
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,7 +24,21 @@ def comparing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The package, imported from the root, gradients off as in a run."""
     monkeypatch.syspath_prepend(str(ROOT))
     import benchmarks.comparing as found
-    from benchmarks.comparing import attention, command, compiling, gemm, host, machine, rows, running, tables, timing  # noqa: F401
+    from benchmarks.comparing import (  # noqa: F401
+        attention,
+        backward,
+        command,
+        compiling,
+        decoding,
+        gemm,
+        host,
+        machine,
+        projections,
+        rows,
+        running,
+        tables,
+        timing,
+    )
 
     with torch.no_grad():
         torch.manual_seed(0)
@@ -118,7 +133,7 @@ class TestTiming:
         assert found["a"].back_to_back == pytest.approx([5e-6] * 2)
         _, captured = comparing.timing.measure(turns, ToldClock({a: 5.0, b: 50.0}, capturing=False), settings)
         assert not captured
-        _, captured = comparing.timing.measure(turns, ToldClock({a: 25.0, b: 50.0}), settings)
+        _, captured = comparing.timing.measure(turns, ToldClock({a: 125.0, b: 150.0}), settings)
         assert not captured
 
     def test_what_selects_is_entered_for_a_burst(self, comparing: Any) -> None:
@@ -221,7 +236,8 @@ GEMMS: dict[str, tuple[Any, ...]] = {
     "f16 NT": (5, 33, 17, 40, "float16", True), "bf16": (5, 33, 17, 40, "bfloat16"), "f64": (2, 1, 17, 40, "float64"),
     "bias": (1, 33, 17, 40, "bfloat16", True, True), "residual": (1, 33, 17, 40, "float32", True, False, True),
     "both": (1, 33, 17, 40, "bfloat16", True, True, True),
-    "pointers": (6, 33, 17, 40, "float16", True, False, False, True),
+    "lists in one": (6, 33, 17, 40, "float16", True, False, False, "in one allocation, shuffled"),
+    "lists one by one": (6, 33, 17, 40, "float16", True, False, False, "allocated one by one, shuffled"),
 }
 
 
@@ -233,7 +249,7 @@ def test_gemm_rows(comparing: Any, session: Any, name: str) -> None:
     assert not record.failure, record.failure
     (ours,) = record.of("ours")
     assert ours.worst <= 1 and [t.name for t in record.of("copy")] == ["copy"]
-    if name == "pointers":
+    if name.startswith("lists"):
         assert [t.name for t in record.of("without")] == ["ours by strides", "cuBLAS by strides"]
         assert not record.of("peer") and "cublas-batched" in record.refused["cuBLAS"]
     else:
@@ -244,6 +260,93 @@ def test_gemm_rows(comparing: Any, session: Any, name: str) -> None:
     c = found.result().clone()
     c[0, 0, 0] += 1.0
     assert prepared.judge(found.result()).worst <= 1 < prepared.judge(c).worst
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_backward_rows(comparing: Any, session: Any, causal: bool) -> None:
+    """In order and in any order, each beside torch's; a wrong element of any gradient is found."""
+    row = comparing.backward.BackwardRow(2, 3, 48, 32, causal)
+    assert comparing.running.compile_ahead([row], session) == []
+    record = comparing.running.measured(row, session)
+    assert not record.failure, record.failure
+    assert record.operations == 10 * 2 * 3 * 48 * 48 * 32 * (0.5 if causal else 1)
+    assert [t.name for t in record.of("ours")] == ["ours", "ours, any order"]
+    assert all(t.error < 4e-3 and t.worst == pytest.approx(t.error / 2e-2) for t in record.of("ours"))
+    assert [t.name for t in record.of("peer")] == ["FA2"] and "backend" in record.refused["cuDNN"]
+    prepared = row.prepare(session)
+    assert [c.repeats for c in prepared.contestants[:2]] == [True, False]
+    found = prepared.contestants[0]
+    found.run()
+    assert prepared.judge(found.result()).worst <= 1
+    for i, name in enumerate(("dq", "dk", "dv")):
+        wrong = found.result().clone()
+        wrong[i, 1, 2, 5, 7] += 10
+        judged = prepared.judge(wrong)
+        assert judged.worst > 1 and judged.message == f"{name}[1, 2] is off"
+    wrong[0, 0, 0, 0, 0] = float("nan")
+    assert not prepared.judge(wrong).worst <= 1 and prepared.judge(wrong).message == "dq[0, 0] is off"
+
+
+def test_other_bits_after_the_times(comparing: Any, session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What must repeat its bits and does not fails its row."""
+    from benchmarks.comparing import rows
+
+    measure = rows.measure
+
+    def disturbed(turns: Any, *others: Any) -> Any:
+        prepared.contestants[at].result()[0, 0, 0, 0, 0] += 1
+        return measure({}, *others)[0] | {n: comparing.timing.Samples([1.0], [1.0]) for n in turns}, False
+
+    monkeypatch.setattr(rows, "measure", disturbed)
+    row = comparing.backward.BackwardRow(1, 1, 16, 16)
+    for at in (1, 0):
+        prepared = row.prepare(session)
+        record = comparing.results.Record(row.suite, row.name)
+        if at:
+            rows.compared(record, prepared, session)
+            continue
+        with pytest.raises(rows.Wrong, match="ours \\[numpy\\]: other bits after it was timed than before"):
+            rows.compared(record, prepared, session)
+
+
+@pytest.mark.parametrize("page", [16, 40])
+def test_decode_rows(comparing: Any, session: Any, page: int) -> None:
+    row = comparing.decoding.DecodeRow(3, 100, 8, 2, 64, page)
+    assert row.bytes == 2 * 3 * 100 * 2 * 64 * 2 and comparing.running.compile_ahead([row], session) == []
+    record = comparing.running.measured(row, session)
+    assert not record.failure, record.failure
+    assert record.of("ours")[0].worst <= 1 and [t.name for t in record.of("copy")] == ["copy"]
+    prepared = row.prepare(session)
+    found = prepared.contestants[0]
+    found.run()
+    wrong = found.result().clone()
+    wrong[2, 0, 7, 63] += 1
+    assert prepared.judge(found.result()).worst <= 1 < prepared.judge(wrong).worst
+
+
+@pytest.mark.parametrize("tokens", [20, 70])
+@pytest.mark.parametrize(
+    "kind", ["qkv", "qkv turned", "output head-major", "output token-major", "qkv backward", "output backward"]
+)
+def test_projection_rows(comparing: Any, session: Any, kind: str, tokens: int) -> None:
+    """Each result is looked at, at its first element and, but for weights, at its last."""
+    row = comparing.projections.ProjectionRow(kind, tokens, 64, 4, 2, 32)
+    assert comparing.running.compile_ahead([row], session) == []
+    record = comparing.running.measured(row, session)
+    assert not record.failure, record.failure
+    assert record.of("ours")[0].worst <= 1 and [t.name for t in record.of("peer")] == ["torch linear"]
+    assert record.operations == 2 * tokens * 64 * (256 if kind.startswith("qkv") else 128) * (1 + ("backward" in kind))
+    prepared = row.prepare(session)
+    found = prepared.contestants[0]
+    found.run()
+    assert prepared.judge(found.result()).worst <= 1
+    for name, part in row.split(found.result()).items():
+        for at in (0, -1)[: 1 if name in ("d_weight", "d_bias") else 2]:
+            before = part.view(-1)[at].clone()
+            part.view(-1)[at] += 100
+            judged = prepared.judge(found.result())
+            assert judged.worst > 1 and judged.message.startswith(name), name
+            part.view(-1)[at] = before
 
 
 def test_what_a_row_counts(comparing: Any) -> None:
@@ -292,16 +395,18 @@ def test_the_rows_that_are_asked_for(comparing: Any) -> None:
     assert sum(comparing.attention.VARIED) == 16384
     assert all(r.least == 0.9 for r in comparing.running.chosen(["attention-adversarial"]))
     products = comparing.running.chosen(["gemm"])
-    assert [replace(r, pointers=False) for r in products if r.pointers] == products[:6]
+    one, many = ([replace(r, lists="") for r in products if r.lists == kind] for kind in comparing.gemm.LISTS)
+    assert one[:6] == products[:6] and many[:4] == products[:4] and one[6:] == many[4:] == [products[7]]
 
 
 def test_host_rows(comparing: Any, session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparing.host, "ROUNDS", 2)
-    monkeypatch.setattr(comparing.host, "CALLS", 3)
+    for name, count in (("ROUNDS", 2), ("GOES", 2), ("CALLS", 2)):
+        monkeypatch.setattr(comparing.host, name, count)
     for row in comparing.host.host_rows():
         record = comparing.running.measured(row, session)
         assert not record.failure, record.failure
-        assert [t.name for t in record.timed] == (["ours"] if row.limit else ["ours", "torch"])
+        alone = row.name.startswith(("call", "its launch"))
+        assert [t.name for t in record.timed] == (["ours"] if alone else ["ours", "torch"])
         assert all(len(t.us["host"]) == 2 for t in record.timed)
         assert not row.limit or record.beyond(record.timed[0])[0].startswith("host "), "NumPy takes longer than 4 µs"
 
@@ -315,13 +420,14 @@ def test_compile_rows(comparing: Any, session: Any, tmp_path: Path, monkeypatch:
     if toolchain is None or "sm_90a" not in toolchain.archs:
         pytest.skip("nvrtc is missing")
     monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path / "cache"))
-    row = next(r for r in comparing.running.chosen(["compile"]) if r.name == "product shared 32³ f16 NT")
+    row = min(comparing.running.chosen(["compile"], ["sm_90a gemm_sm90*"]), key=lambda r: r.tile.bm * r.tile.bn)
     record = comparing.running.measured(row, session)
     assert not record.failure, record.failure
     (ours,) = record.timed
-    assert len(ours.us["cold"]) == 1 and len(ours.us["disk"]) == comparing.compiling.DISK_READS
-    assert ours.us["cold"][0] > 20 * ours.median("disk")
-    assert record.limits == {"cold": 2.5e6, "disk": 1e3}
+    assert len(ours.us["cold, CPU"]) == len(ours.us["cold, wall"]) == 1
+    assert len(ours.us["disk"]) == comparing.compiling.DISK_READS
+    assert ours.us["cold, CPU"][0] > 20 * ours.median("disk")
+    assert record.limits == {"cold, CPU": 2.5e6, "disk": 1e3}
     assert not (tmp_path / "cache").exists()
 
 
@@ -407,12 +513,17 @@ def test_what_the_driver_says(comparing: Any, monkeypatch: pytest.MonkeyPatch, t
     )
     stub.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(comparing.machine, "PATIENCE", 60.0)
     assert comparing.machine.asked() == {
         "driver": "580.65.06", "power_limit_w": 700.0, "sm_mhz": 1980.0, "memory_mhz": 3201.0
     }
     with comparing.machine.sampling("cuda") as found:
         pass
     assert found == {"sm_mhz": 1980.0, "memory_mhz": 3201.0}
+    monkeypatch.setattr(comparing.machine, "PATIENCE", 0.0)
+    with comparing.machine.sampling("cuda") as late:
+        pass
+    assert late == {}, "nobody waits for a card that is slow to answer"
     stub.unlink()
     assert comparing.machine.asked() == {}
     with comparing.machine.sampling("cuda") as found:
@@ -420,15 +531,43 @@ def test_what_the_driver_says(comparing: Any, monkeypatch: pytest.MonkeyPatch, t
     assert found == {}
 
 
-def test_the_command(tmp_path: Path) -> None:
-    """As it is typed, from the repository's root, on the host."""
-    found = tmp_path / "run.json"
-    given = ["host", "--device", "cpu", "--only", "bmm(a, b)", "--json", found, "--report", tmp_path / "page.md"]
+def test_the_time_is_up(comparing: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """No row begins after it, and what was measured is said."""
+    given = ["gemm", "--device", "cpu", "--only", "384 × 1×*", "--seconds", "0"]
+    random = torch.random.get_rng_state()
+    assert comparing.command.main(["run", *given]) == 0
+    torch.random.set_rng_state(random)
+    torch.set_grad_enabled(False)
+    out = capsys.readouterr().out
+    assert "the time is up: 2 rows are not measured\n" in out and "\n0 rows, 0 failed\n" in out
+
+
+def test_beside_a_driver_that_does_nothing(tmp_path: Path) -> None:
+    """Host times of the path to a GPU, without one."""
+    pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings is missing")
+    if shutil.which("cc") is None:
+        pytest.skip("a C compiler is missing")
+    given = ["host", "--device", "idle", "--only", "bmm(a, b)", "--json", tmp_path / "run.json"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "run", *given], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert "\nhost/bmm(a, b): ours [] " in done.stdout and "\n1 rows, 0 failed\n" in done.stdout
+    (row,) = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))["rows"]
+    (ours,) = row["timed"]
+    assert len(ours["us"]["host"]) == 5 and 1 < min(ours["us"]["host"]) < 1000
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """As it is typed, from the repository's root, on the host. The row is short, as nothing waits for its time."""
+    found = tmp_path / "run.json"
+    given = ["gemm", "--device", "cpu", "--rounds", "1", "--warm", "0", "--only", "384 × 1×64×512 f16 NN"]
+    given += ["--json", found, "--report", tmp_path / "page.md"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "run", *given], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "\ngemm/384 × 1×64×512 f16 NN: ours [numpy] " in done.stdout and "\n1 rows, 0 failed\n" in done.stdout
     head, rows = (lambda x: (x["device"], x["rows"]))(json.loads(found.read_text(encoding="utf-8")))
     assert head["name"] == "cpu" and head["versions"]["torch"] == torch.__version__ and len(rows) == 1
     again = subprocess.run(

@@ -74,8 +74,8 @@ class HopperGemm(HostHalf):
 
     def refuse(self, problem: GemmProblem, row: ArchRow) -> str | None:
         p, spec = problem, problem.spec
-        if spec.dtype not in row.matrix_dtypes:
-            return f"it takes {' and '.join(sorted(d.value for d in row.matrix_dtypes))}, not {spec.dtype}"
+        if spec.dtype.itemsize != 2:
+            return f"it takes bfloat16 and float16, not {spec.dtype}"
         if spec.dtype_c is not spec.dtype:
             return f"its result is of {spec.dtype}, not {spec.dtype_c}"
         for option in ("summed", "row_sums", "segmented", "heads"):

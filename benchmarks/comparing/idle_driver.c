@@ -1,5 +1,5 @@
-/* A CUDA driver that does nothing, for benchmarks/host_time.py --fake: device memory is the host's, launches are not
- * made, every call succeeds. One device that says it is a Hopper, and the version of a driver that tells nothing of
+/* A CUDA driver that does nothing, for `python -m benchmarks run host --device idle`: device memory is the host's,
+ * launches are not made, every call succeeds. One device that says it is a Hopper, and the version of a driver that tells nothing of
  * parameters (their places are then read off the binary). What cuda-bindings looks up and is not here it takes for
  * missing. cuGetExportTable is nvrtc's, which looks for the driver, too. */
 #define _GNU_SOURCE
