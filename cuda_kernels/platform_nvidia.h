@@ -8,6 +8,9 @@
 #define KS_KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 
 static constexpr int WARP = 32;
+// Of a load of 16 bytes a lane, two lanes that ask for the same are served at once if their numbers differ in the lowest bit, or
+// in the second: all pairs alike.
+#define KS_PAIRED_LANES
 // cp.async writes shared memory itself: STAGES − 1 copies are in flight while one stage is used.
 static constexpr bool COPY_THROUGH_REGISTERS = false;
 
@@ -114,9 +117,9 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
     const int r0 = Mine::row(), c = Mine::column(), left = col_end - col0 - c;
     auto walk = v.template walk<Mine::STEP>(row0 + r0);
     const unsigned to = shared_address(&t.chunk(r0, c));
-    // The place of round i; where rows are 8 apart the permutation of chunks is the same in all of them.
+    // The place of round i; where rows are a period apart, they have one permutation of chunks.
     auto place = [&](int i) {
-      return Mine::STEP % 8 == 0 ? to + i * Mine::STEP * Tile::COLS * (int)sizeof(T)
+      return Mine::STEP % Tile::Layout::PERIOD == 0 ? to + i * Mine::STEP * Tile::COLS * (int)sizeof(T)
                                  : shared_address(&t.chunk(r0 + i * Mine::STEP, c));
     };
     if (VECTOR == 16 && row0 + Tile::ROWS <= row_end && (EXACT || col0 + Tile::COLS <= col_end)) {
@@ -147,6 +150,151 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
   KS_DEVICE void land(Tile) {}
 };
 
+// ---- accumulators of 16×8 blocks, as every mma.sync leaves them: lane 4·g + t holds four elements of each, two neighbours
+// in the row of number h = 0 and two in that of h = 1. Place says in which rows and columns.
+
+KS_DEVICE int lane_group() { return lane() / 4; }
+KS_DEVICE int lane_in_group() { return lane() % 4; }
+
+template<class S, class Place> struct Accumulators {
+  typedef S Sum;
+
+  template<int R, int C> struct Acc { Sum x[R / 16][C / 8][4]; };
+  template<int R> struct Row { Sum x[R / 16][2]; };
+
+  template<int R, int C> static KS_DEVICE void zero(Acc<R, C>& a) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int c = 0; c < C / 8; c++) a.x[r][c][0] = a.x[r][c][1] = a.x[r][c][2] = a.x[r][c][3] = 0;
+  }
+
+  template<int R, int C, class F> static KS_DEVICE void map(Acc<R, C>& a, F f) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int c = 0; c < C / 8; c++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+          a.x[r][c][e] = f(Place::row(r, e / 2), Place::column(c) + e % 2, a.x[r][c][e]);
+  }
+
+  template<int R, int C, class F> static KS_DEVICE void map2(Acc<R, C>& a, const Acc<R, C>& b, F f) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int c = 0; c < C / 8; c++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+          a.x[r][c][e] = f(Place::row(r, e / 2), Place::column(c) + e % 2, a.x[r][c][e], b.x[r][c][e]);
+  }
+
+  template<int R, int C, class F> static KS_DEVICE void map_pairs(Acc<R, C>& a, F f) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int c = 0; c < C / 8; c++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) f(Place::row(r, h), Place::column(c), a.x[r][c][2 * h], a.x[r][c][2 * h + 1]);
+  }
+
+  template<int R> static KS_DEVICE void fill(Row<R>& a, Sum v) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++) a.x[r][0] = a.x[r][1] = v;
+  }
+  template<int R, class F> static KS_DEVICE void zip(Row<R>& out, const Row<R>& a, const Row<R>& b, F f) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) out.x[r][h] = f(a.x[r][h], b.x[r][h]);
+  }
+  template<int R, class F> static KS_DEVICE void row_map(Row<R>& a, F f) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) a.x[r][h] = f(Place::row(r, h), a.x[r][h]);
+  }
+  template<int R, int C, class F> static KS_DEVICE void row_apply(Acc<R, C>& a, const Row<R>& v, F f) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int c = 0; c < C / 8; c++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) a.x[r][c][e] = f(a.x[r][c][e], v.x[r][e / 2]);
+  }
+  template<int R, int C> static KS_DEVICE void row_max(Row<R>& out, const Acc<R, C>& a) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        Sum v = maximum(a.x[r][0][2 * h], a.x[r][0][2 * h + 1]);
+#pragma unroll
+        for (int c = 1; c < C / 8; c++) v = maximum(v, maximum(a.x[r][c][2 * h], a.x[r][c][2 * h + 1]));
+        v = maximum(v, shuffle_xor(v, 1));
+        out.x[r][h] = maximum(v, shuffle_xor(v, 2));
+      }
+  }
+  template<int R, int C> static KS_DEVICE void row_add_partial(Row<R>& out, const Acc<R, C>& a) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int c = 0; c < C / 8; c++) out.x[r][h] += a.x[r][c][2 * h] + a.x[r][c][2 * h + 1];
+  }
+  template<int R> static KS_DEVICE void row_finish_sum(Row<R>& a) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        a.x[r][h] += shuffle_xor(a.x[r][h], 1);
+        a.x[r][h] += shuffle_xor(a.x[r][h], 2);
+      }
+  }
+  template<int R, class F> static KS_DEVICE void each_row(const Row<R>& a, F f) {
+    if (lane_in_group() == 0)
+#pragma unroll
+      for (int r = 0; r < R / 16; r++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) f(Place::row(r, h), a.x[r][h]);
+  }
+
+  template<class Out, int R, int C>
+  static KS_DEVICE void to_shared(Out out, const Acc<R, C>& a, int row0 = 0, int column0 = 0) {
+    typedef typename Out::T To;
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int c = 0; c < C / 8; c++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          To* p = &out.at(row0 + Place::row(r, h), column0 + Place::column(c));
+          const Sum lo = a.x[r][c][2 * h], hi = a.x[r][c][2 * h + 1];
+          if constexpr (sizeof(To) == 2) *(unsigned*)p = Pack<To>::two(lo, hi);
+          else { struct alignas(2 * sizeof(To)) Two { To x, y; }; *(Two*)p = {(To)lo, (To)hi}; }
+        }
+  }
+
+  template<int R, int C> static KS_DEVICE void atomic_add(float* to, const Acc<R, C>& a) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int c = 0; c < C / 8; c++) lanes_add(to + r * 16 * C + c * 128, a.x[r][c]);
+  }
+  template<int R, int C> static KS_DEVICE void load(Acc<R, C>& a, const float* from) {
+#pragma unroll
+    for (int r = 0; r < R / 16; r++)
+#pragma unroll
+      for (int c = 0; c < C / 8; c++) lanes_load(a.x[r][c], from + r * 16 * C + c * 128);
+  }
+};
+
+// Rows g and g + 8 of a block, columns 2t and 2t + 1: as the instruction has them.
+struct AsMultiplied {
+  static KS_DEVICE int row(int r, int h) { return 16 * r + lane_group() + 8 * h; }
+  static KS_DEVICE int column(int c) { return 8 * c + 2 * lane_in_group(); }
+};
+
 // ---- the matrix engine
 
 KS_DEVICE void ldmatrix(unsigned (&d)[4], unsigned address) {
@@ -172,9 +320,8 @@ template<> struct Mma<bf16> {
   }
 };
 
-template<class T_> struct MatrixEngine {
+template<class T_> struct MatrixEngine : Accumulators<float, AsMultiplied> {
   typedef T_ T;
-  typedef float Sum;
   static constexpr bool MATRIX = true;
   static constexpr int K_STEP = 16;
   static constexpr bool ONE_LAYOUT = true;
@@ -194,12 +341,7 @@ template<class T_> struct MatrixEngine {
     }
   };
 
-  template<int R, int C> struct Acc { float x[R / 16][C / 8][4]; };
-  template<int R> struct Row { float x[R / 16][2]; };
   template<int R, int K> struct Operand { unsigned x[R / 16][K / 16][4]; };
-
-  static KS_DEVICE int g() { return lane() / 4; }
-  static KS_DEVICE int t() { return lane() % 4; }
 
   template<int R, int K, class From> static KS_DEVICE Operand<R, K> operand(From tile, int row0, int k0) {
     Operand<R, K> a;
@@ -212,13 +354,6 @@ template<class T_> struct MatrixEngine {
         else ldmatrix_transposed(a.x[r][k], tile.address(k0 + 16 * k, inner + 8 * high, row0 + 16 * r, 8 * middle));
       }
     return a;
-  }
-
-  template<int R, int C> static KS_DEVICE void zero(Acc<R, C>& a) {
-#pragma unroll
-    for (int r = 0; r < R / 16; r++)
-#pragma unroll
-      for (int c = 0; c < C / 8; c++) a.x[r][c][0] = a.x[r][c][1] = a.x[r][c][2] = a.x[r][c][3] = 0.f;
   }
 
   template<int R, int C, int K, class B>
@@ -240,96 +375,6 @@ template<class T_> struct MatrixEngine {
       }
   }
 
-  template<int R, int C, class F> static KS_DEVICE void map(Acc<R, C>& a, F f) {
-#pragma unroll
-    for (int r = 0; r < R / 16; r++)
-#pragma unroll
-      for (int c = 0; c < C / 8; c++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-          a.x[r][c][e] = f(16 * r + g() + 8 * (e / 2), 8 * c + 2 * t() + e % 2, a.x[r][c][e]);
-  }
-
-  template<int R, int C, class F> static KS_DEVICE void map2(Acc<R, C>& a, const Acc<R, C>& b, F f) {
-#pragma unroll
-    for (int r = 0; r < R / 16; r++)
-#pragma unroll
-      for (int c = 0; c < C / 8; c++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-          a.x[r][c][e] = f(16 * r + g() + 8 * (e / 2), 8 * c + 2 * t() + e % 2, a.x[r][c][e], b.x[r][c][e]);
-  }
-
-  template<int R, int C, class F> static KS_DEVICE void map_pairs(Acc<R, C>& a, F f) {
-#pragma unroll
-    for (int r = 0; r < R / 16; r++)
-#pragma unroll
-      for (int c = 0; c < C / 8; c++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) f(16 * r + g() + 8 * h, 8 * c + 2 * t(), a.x[r][c][2 * h], a.x[r][c][2 * h + 1]);
-  }
-
-  template<int R> static KS_DEVICE void fill(Row<R>& a, float v) {
-#pragma unroll
-    for (int r = 0; r < R / 16; r++) a.x[r][0] = a.x[r][1] = v;
-  }
-  template<int R, class F> static KS_DEVICE void zip(Row<R>& out, const Row<R>& a, const Row<R>& b, F f) {
-#pragma unroll
-    for (int r = 0; r < R / 16; r++)
-#pragma unroll
-      for (int h = 0; h < 2; h++) out.x[r][h] = f(a.x[r][h], b.x[r][h]);
-  }
-  template<int R, class F> static KS_DEVICE void row_map(Row<R>& a, F f) {
-#pragma unroll
-    for (int r = 0; r < R / 16; r++)
-#pragma unroll
-      for (int h = 0; h < 2; h++) a.x[r][h] = f(16 * r + g() + 8 * h, a.x[r][h]);
-  }
-  template<int R, int C, class F> static KS_DEVICE void row_apply(Acc<R, C>& a, const Row<R>& v, F f) {
-#pragma unroll
-    for (int r = 0; r < R / 16; r++)
-#pragma unroll
-      for (int c = 0; c < C / 8; c++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) a.x[r][c][e] = f(a.x[r][c][e], v.x[r][e / 2]);
-  }
-  template<int R, int C> static KS_DEVICE void row_max(Row<R>& out, const Acc<R, C>& a) {
-#pragma unroll
-    for (int r = 0; r < R / 16; r++)
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        float v = maximum(a.x[r][0][2 * h], a.x[r][0][2 * h + 1]);
-#pragma unroll
-        for (int c = 1; c < C / 8; c++) v = maximum(v, maximum(a.x[r][c][2 * h], a.x[r][c][2 * h + 1]));
-        v = maximum(v, shuffle_xor(v, 1));
-        out.x[r][h] = maximum(v, shuffle_xor(v, 2));
-      }
-  }
-  template<int R, int C> static KS_DEVICE void row_add_partial(Row<R>& out, const Acc<R, C>& a) {
-#pragma unroll
-    for (int r = 0; r < R / 16; r++)
-#pragma unroll
-      for (int h = 0; h < 2; h++)
-#pragma unroll
-        for (int c = 0; c < C / 8; c++) out.x[r][h] += a.x[r][c][2 * h] + a.x[r][c][2 * h + 1];
-  }
-  template<int R> static KS_DEVICE void row_finish_sum(Row<R>& a) {
-#pragma unroll
-    for (int r = 0; r < R / 16; r++)
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        a.x[r][h] += shuffle_xor(a.x[r][h], 1);
-        a.x[r][h] += shuffle_xor(a.x[r][h], 2);
-      }
-  }
-  template<int R, class F> static KS_DEVICE void each_row(const Row<R>& a, F f) {
-    if (t() == 0)
-#pragma unroll
-      for (int r = 0; r < R / 16; r++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) f(16 * r + g() + 8 * h, a.x[r][h]);
-  }
-
   // An accumulator's columns 8c, 8c+8 are an operand's k as they lie: no lane gives anything to another.
   template<int R, int C> static constexpr int operand_bytes() { return 0; }
   template<int R, int C> static KS_DEVICE Operand<R, C> to_operand(const Acc<R, C>& a, char*) {
@@ -345,33 +390,6 @@ template<class T_> struct MatrixEngine {
         }
     return p;
   }
-
-  template<class Out, int R, int C>
-  static KS_DEVICE void to_shared(Out out, const Acc<R, C>& a, int row0 = 0, int column0 = 0) {
-    typedef typename Out::T To;
-#pragma unroll
-    for (int r = 0; r < R / 16; r++)
-#pragma unroll
-      for (int c = 0; c < C / 8; c++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-          To* p = &out.at(row0 + 16 * r + g() + 8 * h, column0 + 8 * c + 2 * t());
-          const float lo = a.x[r][c][2 * h], hi = a.x[r][c][2 * h + 1];
-          if constexpr (sizeof(To) == 2) *(unsigned*)p = Pack<To>::two(lo, hi);
-          else { struct alignas(8) Two { float x, y; }; *(Two*)p = {lo, hi}; }
-        }
-  }
-
-  template<int R, int C> static KS_DEVICE void atomic_add(float* to, const Acc<R, C>& a) {
-#pragma unroll
-    for (int r = 0; r < R / 16; r++)
-#pragma unroll
-      for (int c = 0; c < C / 8; c++) lanes_add(to + r * 16 * C + c * 128, a.x[r][c]);
-  }
-  template<int R, int C> static KS_DEVICE void load(Acc<R, C>& a, const float* from) {
-#pragma unroll
-    for (int r = 0; r < R / 16; r++)
-#pragma unroll
-      for (int c = 0; c < C / 8; c++) lanes_load(a.x[r][c], from + r * 16 * C + c * 128);
-  }
 };
+
+#include "wide_engine.h"

@@ -39,7 +39,7 @@ COLUMNS = ("arch", "kernel", "tile", "registers", "spills", "scratch_bytes", "sh
 Key = tuple[str, str, str]
 
 
-UNSHOWN = ("dtypes", "max_dim", "plain", "grouped", "splits", "rate", "block_seconds")
+UNSHOWN = ("dtypes", "max_dim", "plain", "grouped", "splits", "rate", "block_seconds", "precision")
 """Columns of tiles that shape no binary, or are told by the spec."""
 
 

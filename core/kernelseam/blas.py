@@ -57,6 +57,8 @@ class ColumnProduct:
     second: Factor
     result: Factor
     summed_in: DType
+    precision: str | None = None
+    """The spec's."""
 
 
 def column_product(p: GemmProblem, pointers: Mapping[str, int]) -> ColumnProduct:
@@ -71,7 +73,7 @@ def column_product(p: GemmProblem, pointers: Mapping[str, int]) -> ColumnProduct
     a, b = (pointers.get(name + suffix) or c for name in "AB")
     kinds = ((a, s.dtype, s.a_transposed), (b, s.dtype, s.b_transposed), (c, s.dtype_c, False))
     A, B, C = (Factor(*kind, lead, stride) for kind, lead, stride in zip(kinds, leads, strides, strict=True))
-    return ColumnProduct(p.N, p.M, p.K if p.reads_inputs else 0, p.matrices, B, A, C, s.dtype_acc)
+    return ColumnProduct(p.N, p.M, p.K if p.reads_inputs else 0, p.matrices, B, A, C, s.dtype_acc, s.precision)
 
 
 def scalars(p: GemmProblem) -> tuple[Any, Any]:
@@ -107,6 +109,8 @@ class LibraryGemm(ABC):
     """How its matrices lie: "strided", one stride over all of them, or "pointers"."""
     beyond: frozenset[str] = frozenset()
     """What it takes of ``BEYOND``."""
+    precisions: frozenset[str] = frozenset()
+    """In which it multiplies float32, beside float32's own."""
     function: str
     """The library's name for it."""
 
@@ -133,6 +137,8 @@ class LibraryGemm(ABC):
             return f"takes {'strided batches' if self.view == 'strided' else 'lists of addresses'} only"
         if more := [words for name, words in BEYOND.items() if getattr(spec, name) and name not in self.beyond]:
             return f"does not take {', '.join(more)}"
+        if spec.precision and spec.precision not in self.precisions:
+            return f"has no {spec.precision} products"
         if spec.dtype_c not in (spec.dtype, spec.dtype_acc):
             return f"has no {spec.dtype} product with a {spec.dtype_c} result"
         if spec.dtype_acc is not spec.dtype.accumulator:
@@ -156,8 +162,8 @@ class LibraryGemm(ABC):
         m, n = (min(rate.block, divide_up(x, _STEP) * _STEP) for x in (p.M, p.N))
         blocks = p.matrices * divide_up(p.M, rate.block) * divide_up(p.N, rate.block)
         work = Work(
-            p.bytes_moved, blocks, 2.0 * m * n * p.K * p.reads_inputs, dtype=p.spec.dtype, rate=rate.rate,
-            block_seconds=rate.block_seconds,
+            p.bytes_moved, blocks, 2.0 * m * n * p.K * p.reads_inputs, dtype=p.spec.dtype,
+            rate=rate.rate * (rate.tf32 if p.spec.precision else 1.0), block_seconds=rate.block_seconds,
         )
         # Its own instructions, not those of the shared kernels.
         seconds = predicted(work, replace(known, multiply={}), device.limits) + known.call_seconds

@@ -84,6 +84,7 @@ class Verification:
             b_transposed=p.spec.b_transposed, bias=self._memory.gemm(p, "bias") if p.spec.bias else None,
             residual=self._before.get("residual"), batch_group=p.c_batch_group, head_group=p.c_head_group,
             rows=sampled(4 * p.N * p.K * p.summed), zero_mean=False, flushed=flushed,
+            precision=p.spec.precision,
         )
 
     def _attention(self, p: AttentionProblem, flushed: bool) -> check.Verdict:

@@ -32,12 +32,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def check_binaries() -> Callable[[Toolchain, str, Covered, int], None]:
     def check(toolchain: Toolchain, arch: str, covered: Covered, registers: int) -> None:
-        """Every tile of the spec: no spills, no scratch, matrix instructions for products of halves alone, no access to
+        """Every tile of the spec: no spills, no scratch, matrix instructions where the arch multiplies so, no access to
         memory of an unknown kind, arguments where we pack them, no more shared memory and registers than there are."""
         row, half, spec = toolchain.arch_row(arch), covered.half, covered.spec
         if half.archs and arch not in half.archs:
             pytest.skip(f"{half.entry} is for {', '.join(half.archs)}")
-        tiles = covered.tiles(row)
+        tiles, precision = covered.tiles(row), getattr(spec, "precision", None)
+        if precision and not any(t.precision == precision for t in row.tiles["gemm"]):
+            pytest.skip(f"{arch} has no {precision} products")
         assert tiles, "every covering spec has a tile on every arch"
         for tile in tiles:
             _, kernels = build_binary(toolchain, spec, arch, tile, half)
@@ -46,8 +48,8 @@ def check_binaries() -> Callable[[Toolchain, str, Covered, int], None]:
             assert (32 if covered.products else 2) <= facts.registers <= registers, tile
             assert covered.products <= facts.shared_bytes <= row.shared_bytes_per_block, tile
             if facts.matrix_instructions >= 0:
-                halves = covered.products and spec.dtype.itemsize == 2
-                assert (facts.matrix_instructions > 0) == halves, tile
+                expected = covered.products and (spec.dtype in row.matrix_dtypes or precision is not None)
+                assert (facts.matrix_instructions > 0) == expected, tile
             # Where a compiler does not know whose memory an address is in, it takes slower accesses.
             assert facts.extra.get("flat_instructions", 0) == 0, tile
             assert half.signature(spec).placed(facts).layout == facts.parameters

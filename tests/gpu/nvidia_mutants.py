@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from mutant import Mutant
 
-PLATFORM = "platform_nvidia.h"
+PLATFORM, WIDE = "platform_nvidia.h", "wide_engine.h"
 
 
-def _mutant(name: str, find: str, plant: str, case: str, what: str) -> Mutant:
-    return Mutant(name, PLATFORM, find, plant, case, "", what)
+def _mutant(name: str, find: str, plant: str, case: str, what: str, place: str = PLATFORM) -> Mutant:
+    return Mutant(name, place, find, plant, case, "", what)
 
 
 MUTANTS = (
@@ -95,13 +95,13 @@ MUTANTS = (
         "columns of a tile are looked for where they would be without the permutation of chunks",
     ),
     _mutant(
-        "accumulator-rows", "a.x[r][c][e] = f(16 * r + g() + 8 * (e / 2), 8 * c + 2 * t() + e % 2, a.x[r][c][e]);",
-        "a.x[r][c][e] = f(16 * r + g() + 8 * (e % 2), 8 * c + 2 * t() + e / 2, a.x[r][c][e]);",
+        "accumulator-rows", "a.x[r][c][e] = f(Place::row(r, e / 2), Place::column(c) + e % 2, a.x[r][c][e]);",
+        "a.x[r][c][e] = f(Place::row(r, e % 2), Place::column(c) + e / 2, a.x[r][c][e]);",
         "attention-f16-64-causal-65x65", "a mask hides other elements of a lane than those it is about",
     ),
     _mutant(
-        "accumulator-pairs", "f(16 * r + g() + 8 * h, 8 * c + 2 * t(), a.x[r][c][2 * h]",
-        "f(16 * r + g() + 8 * (1 - h), 8 * c + 2 * t(), a.x[r][c][2 * h]", "qkv-projection-f16-rotary-pairs",
+        "accumulator-pairs", "f(Place::row(r, h), Place::column(c), a.x[r][c][2 * h]",
+        "f(Place::row(r, 1 - h), Place::column(c), a.x[r][c][2 * h]", "qkv-projection-f16-rotary-pairs",
         "pairs are turned by another row's angle",
     ),
     _mutant(
@@ -109,12 +109,12 @@ MUTANTS = (
         "elements are scaled by another row's factor",
     ),
     _mutant(
-        "row-map-rows", "a.x[r][h] = f(16 * r + g() + 8 * h, a.x[r][h]);", "a.x[r][h] = f(16 * r + g(), a.x[r][h]);",
+        "row-map-rows", "a.x[r][h] = f(Place::row(r, h), a.x[r][h]);", "a.x[r][h] = f(Place::row(r, 0), a.x[r][h]);",
         "attention-bwd-f16-64-causal-sequences", "rows 8 to 15 take the values of rows 0 to 7",
     ),
     _mutant(
-        "each-row-rows", "for (int h = 0; h < 2; h++) f(16 * r + g() + 8 * h, a.x[r][h]);",
-        "for (int h = 0; h < 2; h++) f(16 * r + g() + 8 * h, a.x[r][1 - h]);", "attention-f16-64",
+        "each-row-rows", "for (int h = 0; h < 2; h++) f(Place::row(r, h), a.x[r][h]);",
+        "for (int h = 0; h < 2; h++) f(Place::row(r, h), a.x[r][1 - h]);", "attention-f16-64",
         "the LSEs of rows 8 apart are exchanged",
     ),
     _mutant(
@@ -127,14 +127,49 @@ MUTANTS = (
         "neighbouring keys have each other's weight",
     ),
     _mutant(
-        "stored-rows", "out.at(row0 + 16 * r + g() + 8 * h, column0 + 8 * c + 2 * t());",
-        "out.at(row0 + 16 * r + g() + 8 * (1 - h), column0 + 8 * c + 2 * t());", "gemm-f16-nt",
+        "stored-rows", "out.at(row0 + Place::row(r, h), column0 + Place::column(c));",
+        "out.at(row0 + Place::row(r, 1 - h), column0 + Place::column(c));", "gemm-f16-nt",
         "rows 8 apart are exchanged when they are written",
     ),
     _mutant(
         "atomics-lanes", "float* const place = to + i * WARP + lane() * ADDED;",
         "float* const place = to + i * WARP + lane();", "attention-bwd-f16-64-causal-any-order",
         "lanes add to each other's sums",
+    ),
+    # ---- float64 and TF32
+    _mutant(
+        "wide-rows", "16 * r + 2 * lane_group() + h", "16 * r + lane_group() + 8 * h", "gemm-f64-nn",
+        "accumulators are taken for where the instruction has them", WIDE,
+    ),
+    _mutant(
+        "double-second-k", '"d"(a.x[0][1]), "d"(a.x[1][1]), "d"(b.x[0]), "d"(b.x[1])',
+        '"d"(a.x[0][1]), "d"(a.x[1][1]), "d"(b.x[1]), "d"(b.x[0])', "gemm-f64-nn",
+        "every k of A meets its neighbour of B", WIDE,
+    ),
+    _mutant(
+        "wide-layout-along-k", "(row & 2) * 2", "(row & 2) * 2 * (lane_group() % 2)", "gemm-f64-nt",
+        "lanes do not agree on where chunks lie", WIDE,
+    ),
+    _mutant(
+        "tf32-cut-to-half", "parts[0] = to_tf32(x);", "parts[0] = to_tf32(x) & 0xffff0000u;",
+        "gemm-f32-nt-tf32-one-product", "operands have 7 bits behind the point", WIDE,
+    ),
+    _mutant(
+        "tf32-second-k", '"r"(a[0][s + 1]), "r"(a[1][s + 1]), "r"(b[s]), "r"(b[s + 1])',
+        '"r"(a[0][s + 1]), "r"(a[1][s + 1]), "r"(b[s + 1]), "r"(b[s])', "gemm-f32-nn-tf32",
+        "every k of A meets its neighbour of B", WIDE,
+    ),
+    _mutant(
+        "split-without-the-rest", "to_tf32(x - __uint_as_float(parts[0]))", "0u", "gemm-f32-nn-tf32x3",
+        "what rounding leaves of a number is lost", WIDE,
+    ),
+    _mutant(
+        "split-one-cross-term", "small[3], a.x[0], b.x[1]);", "small[3], a.x[1], b.x[1]);", "gemm-f32-nn-tf32x3",
+        "the rest of B meets that of A, not A", WIDE,
+    ),
+    _mutant(
+        "split-infinities", "(finite(small[i]) ? small[i] : 0.f)", "small[i]", "gemm-f32-nn-tf32x3-inf-in-a",
+        "an infinity makes NaN", WIDE,
     ),
     # ---- copies
     _mutant(
@@ -158,7 +193,8 @@ MUTANTS = (
         "row_in ? from[e] : zero_of<T>();", "gemm-f16-nt-unaligned", "elements beyond a row's end are copied",
     ),
     _mutant(
-        "copy-places", "Mine::STEP % 8 == 0 ? to + i", "true ? to + i", "attention-bf16-576v512-causal-mqa",
+        "copy-places", "Mine::STEP % Tile::Layout::PERIOD == 0 ? to + i", "true ? to + i",
+        "attention-bf16-576v512-causal-mqa",
         "the permutation of chunks is taken for the same in rows that are not 8 apart",
     ),
     # ---- conversions

@@ -82,13 +82,14 @@ def chosen(descriptor: Any) -> str:
 def test_what_dispatch_chooses() -> None:
     shape = {"M": 512, "N": 512, "K": 512, "batch": 2, "num_heads": 8, "b_transposed": True, "dtype": "float16"}
     place = {"A": 1 << 40, "B": 1 << 41, "C": 1 << 42}
-    assert chosen(ks.BatchedGemmStrided(**shape, **place)) == "cublas"
+    hopper = DEVICE.arch == "sm_90a"
+    assert chosen(ks.BatchedGemmStrided(**shape, **place)) == ("sm90" if hopper else "cublas")
     assert chosen(ks.BatchedGemmStrided(**shape, **place, bias=1 << 43, stride_bias_batch=0, stride_bias_head=0)) == (
-        "cublaslt"
+        "sm90" if hopper else "cublaslt"
     )
     tokens = {"stride_a_batch": 512 * 4096, "stride_a_head": 512, "stride_a_row": 4096}
-    assert chosen(ks.BatchedGemmStrided(**shape, **place, **tokens)) == "shared"
-    assert chosen(ks.BatchedGemmPointers(**shape, alignment=16)) == "cublas-batched"
+    assert chosen(ks.BatchedGemmStrided(**shape, **place, **tokens)) == ("sm90" if hopper else "shared")
+    assert chosen(ks.BatchedGemmPointers(**shape, alignment=16)) == ("sm90" if hopper else "cublas-batched")
     assert chosen(ks.BatchedGemmPointers(**shape)) == "shared"
 
 

@@ -46,7 +46,7 @@ WRONG_NUMBERS = (
         "a slice that is not full is lost",
     ),
     Mutant(
-        "gemm-half-sums", HOST, "acc.x[r][c] += a.x[r][k + e] * x[e];",
+        "gemm-half-sums", HOST, "add(acc.x[r][c], a.x[r][k + e], x[e]);",
         "acc.x[r][c] = to_sum(convert<T>(acc.x[r][c] + a.x[r][k + e] * x[e]));", "gemm-f16-nt-to-f32", WRONG,
         "sums are kept in half precision",
     ),

@@ -20,6 +20,11 @@ PRODUCTS = (
         "gemm-head-of-a-group-repeated", GEMM, "next_term - groups * head_group", "0", "gemm-f16-nt-sum-heads", WRONG,
         "the first head of a group is summed again and again",
     ),
+    # ---- how float32 is multiplied
+    Mutant(
+        "gemm-rounded-where-split", GEMM, "Tf32Engine<KS_PRECISION>", "Tf32Engine<1>", "gemm-f32-nn-tf32x3", WRONG,
+        "numbers are rounded to TF32 where they should be split",
+    ),
     # ---- what is added
     Mutant(
         "gemm-bias-of-the-first-tile", GEMM, "ends.bias[col0 + j]", "ends.bias[j]", "gemm-f16-nt-bias", WRONG,

@@ -11,11 +11,11 @@ import pytest
 from kernelseam.contract import Cost, Device, DeviceLimits
 from kernelseam.costs import Coefficients, LibraryRate, Work, predicted, roofline
 from kernelseam.dtypes import DType
-from kernelseam.kernels import shared_implementations
+from kernelseam.kernels import KernelImplementation, shared_implementations
 from kernelseam.kernels.gemm.host import GemmHost
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
-from h200_rows import BACKWARD, DECODE, FORWARD, GEMM, H200, LIBRARY, Row  # noqa: E402
+from h200_rows import BACKWARD, DECODE, FORWARD, GEMM, H200, HOPPER, LIBRARY, Row  # noqa: E402
 from kernelseam_cuda import archs, blas  # noqa: E402
 from kernelseam_cuda.blas_lt import CublasLtGemm  # noqa: E402
 from kernelseam_cuda.plugin import backend  # noqa: E402
@@ -33,7 +33,8 @@ def ways() -> dict[tuple[str, str], Any]:
     cuda = backend()
     assert cuda.toolchain is not None
     libraries = (blas.CublasGemm(), CublasLtGemm(cuda.runtime), blas.CublasBatchedGemm())
-    return {(i.operation, i.name): i for i in (*shared_implementations(cuda.toolchain), *libraries)}
+    own = (KernelImplementation(k, cuda.toolchain) for k in cuda.kernels)
+    return {(i.operation, i.name): i for i in (*shared_implementations(cuda.toolchain), *own, *libraries)}
 
 
 WAYS = ways()
@@ -97,6 +98,12 @@ def test_a_prediction_is_near_what_was_measured(row: Row) -> None:
         assert abs(us / row.us[name] - 1) < within, f"{name}: {us:.1f} µs, measured {row.us[name]}"
 
 
+@pytest.mark.parametrize("row", [r for r in HOPPER if "sm90" in r.us], ids=lambda r: r.name)
+def test_hoppers_products_are_near_what_was_measured(row: Row) -> None:
+    within = SHORT_ERROR if row.us["sm90"] < SHORT else ERROR
+    assert abs(predictions(row)["sm90"] / row.us["sm90"] - 1) < within
+
+
 @pytest.mark.parametrize("row", DECODE, ids=lambda r: r.name)
 def test_decoding_is_near_what_was_measured(row: Row) -> None:
     assert abs(predictions(row)["shared"] / row.us["shared"] - 1) < DECODE_ERROR
@@ -112,7 +119,7 @@ def test_lists_cost_what_they_were_measured_to_cost() -> None:
     assert more == pytest.approx(listed.us["shared"] / strided.us["shared"], abs=0.05)
 
 
-@pytest.mark.parametrize("row", GEMM, ids=lambda r: r.name)
+@pytest.mark.parametrize("row", [*GEMM, *HOPPER], ids=lambda r: r.name)
 def test_the_choice_is_that_of_the_measurement(row: Row) -> None:
     found = predictions(row)
     chosen = min(found, key=found.__getitem__)

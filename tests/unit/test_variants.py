@@ -16,7 +16,7 @@ from kernelseam.variants import variants_of
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
 from kernelseam_cuda import archs  # noqa: E402
-from kernelseam_cuda.tiles import TILES  # noqa: E402
+from kernelseam_cuda.tiles import tiles  # noqa: E402
 
 
 class Toolchain:
@@ -130,9 +130,10 @@ def test_several_products_have_every_pair_of_tiles() -> None:
 
 
 def test_names_of_tiles_tell_them_apart() -> None:
-    for operation, rows in TILES.items():
-        for dtypes in {t.dtypes for t in rows}:
-            names = [(getattr(t, "max_dim", 0), t.name) for t in rows if t.dtypes == dtypes]
+    for operation, rows in (*tiles(True).items(), *tiles(False).items()):
+        kinds = [(t.dtypes, getattr(t, "precision", None)) for t in rows]
+        for kind in set(kinds):
+            names = [(getattr(t, "max_dim", 0), t.name) for t, k in zip(rows, kinds, strict=True) if k == kind]
             assert len(names) == len(set(names)), operation
 
 

@@ -38,13 +38,13 @@ def gemm(
     arch: Archs, batch: shapes.Batch = None, heads: shapes.Heads = None, m: shapes.Rows = None,
     n: shapes.Columns = None, k: shapes.Inner = None, a_transposed: shapes.ATransposed = False,
     b_transposed: shapes.BTransposed = False, dtype: shapes.Dtype = None, out_dtype: shapes.OutDtype = None,
-    bias: shapes.Bias = None, residual: shapes.Residual = None, layout: shapes.GemmLayout = "strided",
-    json: shapes.Json = False,
+    bias: shapes.Bias = None, residual: shapes.Residual = None, precision: shapes.Precision = None,
+    layout: shapes.GemmLayout = "strided", json: shapes.Json = False,
 ) -> None:
     """Compile a batched GEMM; extents matter only where rows do not start at multiples of 16 bytes."""
     shape = shapes.GemmShape.of(
         batch=batch, heads=heads, m=m, n=n, k=k, a_transposed=a_transposed, b_transposed=b_transposed, dtype=dtype,
-        layout=layout, out_dtype=out_dtype, bias=bias, residual=residual,
+        layout=layout, out_dtype=out_dtype, bias=bias, residual=residual, precision=precision,
     )
     problem = shape.descriptor().problem()
     assert isinstance(problem, GemmProblem)

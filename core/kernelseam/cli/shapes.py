@@ -32,6 +32,9 @@ ATransposed = Annotated[bool, typer.Option("--a-transposed", help="A is K x M in
 BTransposed = Annotated[bool, typer.Option("--b-transposed", help="B is N x K in memory.")]
 Bias = Annotated[str | None, typer.Option("--bias", help="Of that dtype, one for each matrix.")]
 Residual = Annotated[str | None, typer.Option("--residual", help="Of that dtype, as large as C.")]
+Precision = Annotated[
+    str | None, typer.Option("--precision", help="Of float32: ieee, or by way of TF32: tf32, tf32x3. [ieee]")
+]
 OutDtype = Annotated[str | None, typer.Option("--out-dtype", help="That of C. [as --dtype]")]
 GemmLayout = Annotated[str, typer.Option("--layout", help="strided, or pointers: lists of addresses.")]
 Spacing = Annotated[
@@ -138,12 +141,14 @@ class GemmShape:
     out: DType | None = None
     bias: DType | None = None
     residual: DType | None = None
+    precision: str | None = None
 
     @classmethod
     def of(
         cls, *, batch: int | None, heads: int | None, m: int | None, n: int | None, k: int | None,
         a_transposed: bool, b_transposed: bool, dtype: str | None, layout: str, spacing: str = "scattered",
         out_dtype: str | None = None, bias: str | None = None, residual: str | None = None,
+        precision: str | None = None,
     ) -> GemmShape:
         """From options; those left out take their defaults. Raises InvalidValue."""
         out, by_column, added = (
@@ -154,6 +159,7 @@ class GemmShape:
             _or(batch, 1), _or(heads, 1), _or(m, 512), _or(n, 512), _or(k, 512), a_transposed, b_transposed,
             DType.of("float16" if dtype is None else dtype, "dtype"), one_of("layout", layout, "strided", "pointers"),
             one_of("spacing", spacing, "scattered", "even"), out, by_column, added,
+            precision,
         )
 
     @property
@@ -193,6 +199,7 @@ class GemmShape:
             "M": self.M, "N": self.N, "K": self.K, "batch": self.batch, "num_heads": self.heads,
             "a_transposed": self.a_transposed, "b_transposed": self.b_transposed, "dtype": self.dtype,
             "dtype_c": kinds["C"], "dtype_bias": self.bias, "dtype_residual": self.residual,
+            "precision": self.precision,
         }
         bound: dict[str, Any] = {n: 0 for n in ("bias", "residual") if n in kinds}
         if self.layout == "strided":

@@ -86,13 +86,13 @@ def gemm(
     batch: shapes.Batch = None, heads: shapes.Heads = None, m: shapes.Rows = None, n: shapes.Columns = None,
     k: shapes.Inner = None, a_transposed: shapes.ATransposed = False, b_transposed: shapes.BTransposed = False,
     dtype: shapes.Dtype = None, out_dtype: shapes.OutDtype = None, bias: shapes.Bias = None,
-    residual: shapes.Residual = None, layout: shapes.GemmLayout = "strided", spacing: shapes.Spacing = "scattered",
-    backend: shapes.Backend = None, json: shapes.Json = False,
+    residual: shapes.Residual = None, precision: shapes.Precision = None, layout: shapes.GemmLayout = "strided",
+    spacing: shapes.Spacing = "scattered", backend: shapes.Backend = None, json: shapes.Json = False,
 ) -> None:
     """Tune a batched GEMM."""
     shape = shapes.GemmShape.of(
         batch=batch, heads=heads, m=m, n=n, k=k, a_transposed=a_transposed, b_transposed=b_transposed, dtype=dtype,
-        layout=layout, spacing=spacing, out_dtype=out_dtype, bias=bias, residual=residual,
+        layout=layout, spacing=spacing, out_dtype=out_dtype, bias=bias, residual=residual, precision=precision,
     )
     _run([_gemm(shape)], backend, json)
 

@@ -31,6 +31,8 @@ class LibraryRate:
     """The part of the device's peak that its blocks reach."""
     block_seconds: float
     """What starting and ending a block takes of a compute unit: every matrix, however small, has blocks of its own."""
+    tf32: float = 1.0
+    """How many times as fast it multiplies in TF32, where it does."""
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,8 @@ _STRIDES = {
     "bias": ("stride_bias_batch", "stride_bias_head"),
 }
 """Operand → its stride fields."""
+IEEE, PRECISIONS = "ieee", ("tf32", "tf32x3")
+"""How float32 may be multiplied: the default, and others."""
 ADDED = ("bias", "residual")
 """Operands that take part where they are given; address 0 says that they will be bound."""
 
@@ -70,6 +72,11 @@ class BatchedGemmStrided:
 
     beta = 0 never reads C; alpha = 0 or K = 0 never reads A and B. ``alpha`` and ``beta`` may be any float: a NaN or an
     infinity spreads as IEEE arithmetic says.
+
+    ``precision`` says how float32 is multiplied. None or "ieee": as float32. "tf32": A and B are rounded to TF32, 10
+    bits behind the point, ties away from zero (vendors' libraries may cut off), and products of those are summed in
+    float32. "tf32x3": A and B are split into two such parts, three of whose four products are summed, within twice
+    float32's bound; NumPy computes it in float32. What has no such products refuses.
 
     Raises InvalidValue (naming field, value, rule and remedy) where no such problem exists.
     """
@@ -110,6 +117,7 @@ class BatchedGemmStrided:
     dtype_acc: DType | str | None = None
     dtype_bias: DType | str | None = None
     dtype_residual: DType | str | None = None
+    precision: str | None = None
     _problem: GemmProblem = field(init=False, repr=False)
     _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 
@@ -142,6 +150,7 @@ class BatchedGemmStrided:
             GemmSpec(
                 dtype, dtype_c, dtype_acc, self.a_transposed, self.b_transposed, "strided", vectors["A"], vectors["B"],
                 vectors["C"], bias, residual, vectors.get("residual", WIDE), self.c_batch_group * self.c_head_group > 1,
+                precision=precision_of(self.precision, dtype),
             ),
             self.M, self.N, self.K, self.batch, self.num_heads, three(walks["A"]), three(walks["B"]),
             three(walks["C"]), self.b_head_group, self.alpha, self.beta, self.c_batch_group, self.c_head_group,
@@ -246,6 +255,22 @@ def gemm_dtypes(
             "dtype_acc", acc, f"products of {kind} are summed in {kind.accumulator}", "Leave dtype_acc out"
         )
     return kind, kind_c, acc
+
+
+def precision_of(value: object, dtype: DType) -> str | None:
+    """A spec's precision from what a descriptor is given. Raises InvalidValue."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or value not in (IEEE, *PRECISIONS):
+        names = ", ".join((IEEE, *PRECISIONS))
+        raise InvalidValue("precision", value, f"must be one of {names}", "Name one of these, or leave precision out")
+    if value == IEEE:
+        return None
+    if dtype is not DType.float32:
+        raise InvalidValue(
+            "precision", value, f"is a way to multiply float32, and A and B are {dtype}", "Leave precision out"
+        )
+    return value
 
 
 def refuse_idle(gemm: Any, name: str, operand: str, strides: Sequence[str]) -> None:

@@ -52,6 +52,9 @@ class GemmSpec:
     """Whether A's heads lie in three places."""
     heads: HeadsSpec | None = None
     """Whether C's columns are heads of three operands."""
+    precision: str | None = None
+    """How float32 is multiplied: None as IEEE arithmetic says; "tf32" rounded to TF32 first; "tf32x3" split into two
+    such parts."""
 
     operation = "gemm"
 
@@ -63,6 +66,7 @@ class GemmSpec:
     def __str__(self) -> str:
         ops = ("T" if self.a_transposed else "N") + ("T" if self.b_transposed else "N")
         more = [n for n in ("bias", "residual", "summed", "row_sums", "segmented", "heads") if getattr(self, n)]
+        more += [f"precision={self.precision}"] * bool(self.precision)
         return " ".join((f"gemm {self.dtype}→{self.dtype_c} {ops} {self.view}", *more))
 
 

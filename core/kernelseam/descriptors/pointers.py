@@ -14,6 +14,7 @@ from kernelseam.descriptors.gemm import (
     added_dtype,
     check_numbers,
     gemm_dtypes,
+    precision_of,
     refuse_idle,
 )
 from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
@@ -50,7 +51,8 @@ class BatchedGemmPointers:
     64-bit integers on the device, or None until ``bind``; a bias or a residual that ``bind`` will give is announced by
     0. Host lists are copied to the device by ``bind``, which keeps them alive. Matrices of one list share their dtype
     and their row stride (``stride_a_row``, …, in elements; left out: the arrays', else packed). Shapes, transposes,
-    factors and dtypes are as in BatchedGemmStrided. An entry of the residual may be its own C, where beta is 0.
+    factors, dtypes and ``precision`` are as in BatchedGemmStrided. An entry of the residual may be its own C, where
+    beta is 0.
 
     ``alignment``: a multiple of bytes that all addresses keep, a power of two. It is found from host lists where it is
     left out; for lists that the host cannot read it is then the element size. Promise 16 for 16-byte accesses.
@@ -88,6 +90,7 @@ class BatchedGemmPointers:
     dtype_bias: DType | str | None = None
     dtype_residual: DType | str | None = None
     alignment: int | None = None
+    precision: str | None = None
     _problem: GemmProblem = field(init=False, repr=False)
     _lists: Lists = field(init=False, repr=False)
 
@@ -114,7 +117,7 @@ class BatchedGemmPointers:
             GemmSpec(
                 dtype, dtype_c, dtype_acc, self.a_transposed, self.b_transposed, "pointers", vectors["A_ptrs"],
                 vectors["B_ptrs"], vectors["C_ptrs"], bias, residual, vectors.get("residual_ptrs", WIDE),
-                self.c_batch_group * self.c_head_group > 1,
+                self.c_batch_group * self.c_head_group > 1, precision=precision_of(self.precision, dtype),
             ),
             self.M, self.N, self.K, self.batch, self.num_heads, walks["A_ptrs"], walks["B_ptrs"], walks["C_ptrs"], 1,
             self.alpha, self.beta, self.c_batch_group, self.c_head_group,
@@ -203,7 +206,7 @@ class BatchedGemmPointers:
                 M=self.M, N=self.N, K=self.K, batch=self.batch, num_heads=self.num_heads,
                 a_transposed=self.a_transposed, b_transposed=self.b_transposed, alpha=self.alpha, beta=self.beta,
                 c_batch_group=self.c_batch_group, c_head_group=self.c_head_group, dtype=s.dtype, dtype_c=s.dtype_c,
-                dtype_acc=s.dtype_acc, **where,
+                dtype_acc=s.dtype_acc, precision=self.precision, **where,
             )
         except InvalidValue as e:
             raise InvalidValue(

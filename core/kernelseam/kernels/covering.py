@@ -9,6 +9,7 @@ from typing import Any
 
 from kernelseam.descriptors.attention_bwd_problem import AttentionBwdSpec
 from kernelseam.descriptors.attention_problem import AttentionSpec
+from kernelseam.descriptors.gemm import PRECISIONS
 from kernelseam.descriptors.gemm_problem import GemmSpec, HeadsSpec
 from kernelseam.descriptors.merge_problem import MergeSpec
 from kernelseam.dtypes import DType
@@ -30,8 +31,8 @@ EVERY: dict[str, Any] = dict.fromkeys(("window", "prefix", "alibi", "softcap", "
 def covering(kernels: Iterable[Composition] = ()) -> tuple[Covered, ...]:
     """Those of the shared kernels, and those that ``kernels``, a plugin's own, name themselves.
 
-    GEMM: every dtype with every transpose case, pointer lists, narrow rows, float32 results, sums, what is added to
-    a product, heads.
+    GEMM: every dtype with every transpose case, every precision that an arch has, pointer lists, narrow rows, float32
+    results, sums, what is added to a product, heads.
 
     Attention: every dtype with head dims from 32 to 576, different ones for keys and values, odd ones, causal or not,
     with LSE or not; every option alone or with those that models give it; every view. Its gradients:
@@ -60,6 +61,12 @@ def _gemms() -> Iterator[Covered]:
     yield Covered(GEMM, GemmSpec(F16, F32, F32, bias=F16, residual=F32, view="pointers", summed=True))
     yield Covered(GEMM, GemmSpec(BF16, BF16, F32, b_transposed=True, bias=BF16, residual=BF16), often=False)
     yield Covered(GEMM, GemmSpec(F64, F64, F64, summed=True, bias=F64, residual=F64), often=False)
+    for precision in PRECISIONS:
+        yield Covered(GEMM, GemmSpec(F32, F32, F32, precision=precision))
+        yield Covered(GEMM, GemmSpec(F32, F32, F32, False, True, precision=precision), often=False)
+        listed = GemmSpec(F32, F32, F32, True, True, "pointers", 4, 4, 4, summed=True, precision=precision)
+        yield Covered(GEMM, listed, often=False)
+        yield Covered(GEMM, GemmSpec(F32, F32, F32, True, bias=F32, residual=F32, precision=precision))
     for dtype in (F16, F32):
         acc = dtype.accumulator
         halves, pairs = HeadsSpec("halves", True, True), HeadsSpec("pairs")

@@ -27,6 +27,7 @@ def bmm(
     residual: Any = None,
     out: Any = None,
     out_dtype: DType | str | None = None,
+    precision: str | None = None,
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
@@ -45,9 +46,10 @@ def bmm(
     where beta is 0; its contiguous axis must be that of the result.
 
     ``out`` [B, M, N] or [B, H, M, N]: an array for the result, which may be wider than a and b; else a new one of a's
-    kind and of ``out_dtype``, a's where that is None. beta ≠ 0 needs it, beta = 0 never reads it. ``backend`` must be
-    that of the arrays' device; ``implementation`` names one of its ways; ``stream`` is an int, an object with
-    ``__cuda_stream__``, or None for the array library's current one.
+    kind and of ``out_dtype``, a's where that is None. beta ≠ 0 needs it, beta = 0 never reads it.
+    ``precision`` says how float32 is multiplied: None or "ieee", "tf32" or "tf32x3", as in ``BatchedGemmStrided``.
+    ``backend`` must be that of the arrays' device; ``implementation`` names one of its ways; ``stream`` is an int, an
+    object with ``__cuda_stream__``, or None for the array library's current one.
 
     Returns the result (``out`` where it was given). Raises InvalidValue for what does not fit together, Unsupported
     with each implementation's reason.
@@ -59,7 +61,7 @@ def bmm(
         arrays["bias"] = bias
     if residual is not None:
         arrays["residual"] = residual
-    options = (True, a_transposed, b_transposed, alpha, beta, out_dtype)
+    options = (True, a_transposed, b_transposed, alpha, beta, out_dtype, precision)
     made = operate(_gemm, arrays, options, backend, implementation, stream)
     return made["out"] if out is None else out
 
@@ -76,6 +78,7 @@ def matmul2d(
     residual: Any = None,
     out: Any = None,
     out_dtype: DType | str | None = None,
+    precision: str | None = None,
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
@@ -89,14 +92,14 @@ def matmul2d(
         arrays["bias"] = bias
     if residual is not None:
         arrays["residual"] = residual
-    options = (False, a_transposed, b_transposed, alpha, beta, out_dtype)
+    options = (False, a_transposed, b_transposed, alpha, beta, out_dtype, precision)
     made = operate(_gemm, arrays, options, backend, implementation, stream)
     return made["out"] if out is None else out
 
 
 def _gemm(
     operation: Operation, batched: bool, a_transposed: bool, b_transposed: bool, alpha: float, beta: float,
-    out_dtype: DType | str | None,
+    out_dtype: DType | str | None, precision: str | None,
 ) -> None:
     a_transposed, b_transposed = flag("a_transposed", a_transposed), flag("b_transposed", b_transposed)
     alpha, beta = number("alpha", alpha), number("beta", beta)
@@ -116,7 +119,7 @@ def _gemm(
     for name in ("a", "b", "out", "residual"):
         if name in infos:
             check_matrices(name, infos[name])
-    multiply(operation, operands, {"A": "a", "B": "b", "C": "out"}, alpha, beta)
+    multiply(operation, operands, {"A": "a", "B": "b", "C": "out"}, alpha, beta, precision)
 
 
 def result_shape(

@@ -52,7 +52,10 @@ def swapped(info: ArrayInfo) -> ArrayInfo:
     )
 
 
-def multiply(operation: Operation, operands: Operands, names: Mapping[str, str], alpha: float, beta: float) -> None:
+def multiply(
+    operation: Operation, operands: Operands, names: Mapping[str, str], alpha: float, beta: float,
+    precision: str | None = None,
+) -> None:
     """C = alpha·Σ A·B + beta·C + bias + residual, in one launch.
 
     ``operands``: A [batch, head, M, K], B [batch, head, K, N], C and residual [batch, head, M, N], bias [batch, head,
@@ -77,7 +80,7 @@ def multiply(operation: Operation, operands: Operands, names: Mapping[str, str],
     told = Wording(names).told
     try:
         try:
-            operation.launch(ordered, lambda: _descriptor(ordered, names, given, alpha, beta), names, told)
+            operation.launch(ordered, lambda: _descriptor(ordered, names, given, alpha, beta, precision), names, told)
         except _Uneven as e:
             operation.launch_lists(ordered, _by_lists(ordered, e.axes, e.fields), names)
     except InvalidValue as e:
@@ -97,7 +100,8 @@ def _by_lists(operands: Operands, axes: Sequence[Axis], fields: Mapping[str, Any
 
 
 def _descriptor(
-    operands: Operands, names: Mapping[str, str], given: Operands, alpha: float, beta: float
+    operands: Operands, names: Mapping[str, str], given: Operands, alpha: float, beta: float,
+    precision: str | None,
 ) -> BatchedGemmStrided:
     a, b, c = (operands[n] for n in "ABC")
     M, N, K = c.shape[2], c.shape[3], a.shape[3]
@@ -111,7 +115,7 @@ def _descriptor(
         b = replace(b, shape=(*b.shape[:3], 1))
     if 0 in (*a.shape[:2], *b.shape[:2]) and 0 not in c.shape[:2]:  # a sum of nothing
         alpha, axes = 0.0, [Axis(c.shape[i], {**once, "C": c.strides[i]}) for i in (0, 1)]
-    fields: dict[str, Any] = {"M": M, "N": N, "K": K, "alpha": alpha, "beta": beta}
+    fields: dict[str, Any] = {"M": M, "N": N, "K": K, "alpha": alpha, "beta": beta, "precision": precision}
     for name, info in {**operands, "A": a, "B": b}.items():
         if name == "bias":
             continue

@@ -161,6 +161,23 @@ def gemm_samples(rng: np.random.Generator) -> Iterator[Sample]:
     })
 
 
+def precision_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """One random GEMM of float32 with alpha, multiplied by way of TF32, through both implementations."""
+    precision, positive = str(rng.choice(("tf32", "tf32x3"))), bool(rng.integers(2))
+    M, N, K = int(rng.integers(1, 33)), int(rng.integers(1, 33)), int(2 ** rng.uniform(0, 12))
+    draw, size = rng.random if positive else rng.standard_normal, float(10 ** rng.uniform(-3, 3))
+    a, b = ((size * draw(s)).astype(np.float32) for s in ((M, K), (K, N)))
+    alpha, out = rng.choice([1.0, -0.3, 2.5]), np.empty((M, N), np.float32)
+    plan(
+        BatchedGemmStrided(A=a, B=b, C=out, M=M, N=N, K=K, alpha=alpha, precision=precision), backend="numpy"
+    ).bind()()
+    want = oracle.gemm(a[None, None], b[None, None], None, alpha)
+    yield from _judge_gemm(want, K, DType.float32, positive, {
+        f"reference, {precision}": out,
+        f"tile model, {precision}": model.gemm(a, b, DType.float32, alpha, None, 0, precision=precision),
+    }, precision)
+
+
 def sum_samples(rng: np.random.Generator) -> Iterator[Sample]:
     """One random sum of up to 16 products, a bias and a residual of sizes up to 100, through both implementations."""
     dtype, positive = rng.choice(np.array(DTYPES, object)), bool(rng.integers(2))
@@ -205,14 +222,19 @@ def projection_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _judge_gemm(
-    want: oracle.GemmResult, K: int, dtype: DType, positive: bool, results: Mapping[str, Array]
+    want: oracle.GemmResult, K: int, dtype: DType, positive: bool, results: Mapping[str, Array],
+    precision: str | None = None,
 ) -> Iterator[Sample]:
     unit = dtype.accumulator.unit_roundoff * (K + 4 if positive else np.sqrt(K + 4)) * want.magnitude
+    if precision == "tf32x3":
+        unit *= tolerances.TF32X3
     for who, x in results.items():
         got, dtype_c = x.reshape(want.out.shape), DType.of(x.dtype)
-        bound = tolerances.gemm(want, K, dtype, dtype_c, zero_mean=not positive)
+        bound = tolerances.gemm(want, K, dtype, dtype_c, zero_mean=not positive, precision=precision)
         needed = _needed(got, want.out, bound - tolerances.GEMM_CONSTANT * unit, unit)
-        verdict = check.gemm_verdict(want, K, dtype, got, got.shape[:-1], None, zero_mean=not positive)
+        verdict = check.gemm_verdict(
+            want, K, dtype, got, got.shape[:-1], None, zero_mean=not positive, precision=precision
+        )
         to = "" if dtype_c is dtype else f" to {dtype_c}"
         yield Sample(f"gemm {'K+4' if positive else '√(K+4)'} {who} {dtype}{to}", needed, verdict.worst)
 
@@ -234,12 +256,15 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     seed = arguments.seed
     rng = np.random.default_rng(seed)
-    others, gradients, sums, projections, guarded = (np.random.default_rng((seed, i)) for i in range(1, 6))
+    others, gradients, sums, projections, guarded, precisions = (
+        np.random.default_rng((seed, i)) for i in range(1, 7)
+    )
     found: dict[str, list[Sample]] = defaultdict(list)
     for _ in range(arguments.problems):
         for sample in (
             *attention_samples(rng), *variant_samples(others), *gradient_samples(gradients), *gemm_samples(rng),
             *sum_samples(sums), *projection_samples(projections), *guarded_samples(guarded),
+            *precision_samples(precisions),
         ):
             found[sample.kind].append(sample)
     print(f"{'':48}{'problems':>9}{'constant needed':>17}{'in force':>10}{'error/tolerance':>17}")
@@ -249,7 +274,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{kind:48}{len(s):9}{max(x.needed for x in s):17.2f}{force:10.0f}{max(x.ratio for x in s):17.3f}")
     everything = [x for s in found.values() for x in s]
     alarms = sum(x.ratio > 1 for x in everything)
-    print(f"{7 * arguments.problems} problems, {len(everything)} comparisons, {alarms} false alarms")
+    print(f"{8 * arguments.problems} problems, {len(everything)} comparisons, {alarms} false alarms")
     return int(alarms > 0)
 
 

@@ -51,6 +51,7 @@ class GemmCase:
     residual: DType | None = None
     in_place: bool = False
     """The residual is C itself."""
+    precision: str | None = None
     a: Walk = Walk()
     b: Walk = Walk()
     c: Walk = Walk()

@@ -106,7 +106,7 @@ def gemm(
     a: Array, b: Array, out: Array, c: Array | None = None, *, alpha: float = 1.0, beta: float = 0.0,
     a_transposed: bool = False, b_transposed: bool = False, bias: Array | None = None, residual: Array | None = None,
     batch_group: int = 1, head_group: int = 1, rows: Rows | int = None,
-    zero_mean: bool = True, exact: bool = False, flushed: bool = False,
+    zero_mean: bool = True, exact: bool = False, flushed: bool = False, precision: str | None = None,
 ) -> Verdict:
     """Hold out [B,H,M,N] (or [B,M,N], [M,N]) against alpha·Σ op(A)·op(B) + beta·C + bias + residual, ``c`` being C as
     it was before, bias [B,H,N] (or [B,N], [N]).
@@ -114,7 +114,8 @@ def gemm(
     ``a``, ``b``: as they lie in memory, of as many axes; b's heads may be a divisor of a's, and so, where products of
     groups of batches or heads are summed, out's batches and heads. ``rows``: numbers (b·H + h)·M + i, of out's batches
     and heads, of the rows to compare, or how many to sample. ``zero_mean``: see ``tolerances``. ``exact``: the
-    oracle's value, rounded once, must be met bit for bit. ``flushed``: subnormals count as lost.
+    oracle's value, rounded once, must be met bit for bit. ``flushed``: subnormals count as lost. ``precision``: how
+    float32 was multiplied.
     """
     a4, b4, c4, added = (None if x is None else _four(x) for x in (a, b, c, residual))
     assert a4 is not None and b4 is not None
@@ -126,13 +127,14 @@ def gemm(
     )
     K = a4.shape[2 if a_transposed else 3] * batch_group * head_group
     return gemm_verdict(
-        result, K, DType.of(a.dtype), out, lead, numbers, zero_mean=zero_mean, exact=exact, flushed=flushed
+        result, K, DType.of(a.dtype), out, lead, numbers, zero_mean=zero_mean, exact=exact, flushed=flushed,
+        precision=precision,
     )
 
 
 def gemm_verdict(
     result: oracle.GemmResult, K: int, dtype: DType, out: Array, lead: tuple[int, ...], numbers: Rows, *,
-    zero_mean: bool = True, exact: bool = False, flushed: bool = False,
+    zero_mean: bool = True, exact: bool = False, flushed: bool = False, precision: str | None = None,
 ) -> Verdict:
     """The same against a result of the oracle that is at hand; ``K`` counts the terms of all products of an element."""
     dtype_c = DType.of(out.dtype)
@@ -140,7 +142,9 @@ def gemm_verdict(
         want = result.out.astype(out.dtype).astype(np.float64)
         part = _Part("C", out, want, np.zeros_like(want), math.inf)
     else:
-        tolerance = tolerances.gemm(result, K, dtype, dtype_c, zero_mean=zero_mean, flushed=flushed)
+        tolerance = tolerances.gemm(
+            result, K, dtype, dtype_c, zero_mean=zero_mean, flushed=flushed, precision=precision
+        )
         part = _part("C", out, result.out, tolerance)
     return _verdict([part], lead, numbers)
 

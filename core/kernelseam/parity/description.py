@@ -61,6 +61,7 @@ def describe(
         "beta": case.beta, "a_transposed": case.a_transposed, "b_transposed": case.b_transposed, "dtype": case.dtype,
         "dtype_c": case.out_dtype, "dtype_bias": case.bias, "dtype_residual": case.residual,
         "c_batch_group": case.c_batch_group, "c_head_group": case.c_head_group,
+        "precision": case.precision,
     }
     strides = {n: s for n, s in _strides(layout).items() if n not in ("stride_bias_row", "stride_bias_column")}
     if case.view != "strided":

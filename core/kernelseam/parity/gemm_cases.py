@@ -29,7 +29,7 @@ def gemm_cases() -> list[GemmCase]:
     groups = {
         "dtypes and shapes": _shapes, "strides and layouts": _walks, "alpha and beta": _scalars,
         "values at the edge": _values, "pointer lists": _pointers, "bias and residual": _added,
-        "sums over batches and heads": _sums, "many small matrices": _small,
+        "sums over batches and heads": _sums, "many small matrices": _small, "precision of float32": _precisions,
     }
     found = [replace(c, group=group) for group, cases in groups.items() for c in cases()]
     assert len({c.name for c in found}) == len(found)
@@ -244,3 +244,30 @@ def _small() -> Iterator[GemmCase]:
     yield case("f16-nt", "17-of-40x24x16", M=40, N=24, K=16, batch=17, num_heads=1)
     yield case("f16-nt", "35-of-16x16x16-bias-residual", **_both(F16, M=16, N=16, K=16, batch=7, num_heads=5))
     yield case("f16-nt", "35-of-16x16x16-sum", M=16, N=16, K=16, batch=35, num_heads=3, c_batch_group=7)
+
+
+def _precisions() -> Iterator[GemmCase]:
+    """Not every arch multiplies float32 in another way than its own."""
+    for precision in ("tf32", "tf32x3"):
+        ways: dict[str, object] = {"precision": precision, "may_refuse": frozenset({"shared"})}
+        for ops in ("nn", "nt", "tn", "tt"):
+            yield case(f"f32-{ops}", precision, **ways)
+        for M, N, K in RAGGED:
+            yield case("f32-nt", f"{precision}-ragged-{M}x{N}x{K}", M=M, N=N, K=K, batch=1, num_heads=2, **ways)
+        yield case("f32-nt", f"{precision}-one-product", K=1, **ways)  # no errors cancel
+        yield case("f32-nn", f"{precision}-large", M=1100, N=1032, K=70, sample=300, **ways)
+        yield case("f32-nn", f"{precision}-unaligned", M=7, N=67, K=65, a=TIGHT, b=TIGHT, c=TIGHT, **ways)
+        yield case("f32-nn", f"{precision}-alpha-beta", alpha=2.5, beta=-0.5, M=129, K=64, **ways)
+        yield case("f32-nn", f"{precision}-k-0", K=0, beta=0.5, **ways)
+        yield case("f32-nn", f"{precision}-sum-bias-residual", num_heads=6, c_head_group=3, **_both(F32, **ways))
+        yield case("f32-nn", f"{precision}-pointers", view="host", scattered=True, **ways)
+        yield case("f32-nn", f"{precision}-integers", data="integers", M=65, N=130, K=129, **ways)
+        yield case("f32-nn", f"{precision}-long", K=2049, M=33, N=40, batch=1, **ways)
+        yield case("f32-nn", f"{precision}-long-positive", K=2049, M=33, N=40, batch=1, data="positive", **ways)
+        yield case("f32-nn", f"{precision}-nan-in-b", plants=(Plant("B", NAN, (1, 2, 7, 6)),), **ways)
+        inf = (Plant("A", INF, (0, 1, 5, 6)), Plant("A", -INF, (1, 0, 64, 32)), Plant("B", 1.0, (0, 1, 6, None)))
+        yield case("f32-nn", f"{precision}-inf-in-a", plants=inf, **ways)
+        yield case(
+            "f32-nn", f"{precision}-inf-times-zero", **ways,
+            plants=(Plant("A", INF, (0, 0, 3, 4)), Plant("B", 0.0, (0, 0, 4, 9))),
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from kernelseam.contract import host_array
 from kernelseam.descriptors.gemm_problem import GemmProblem
@@ -23,6 +24,10 @@ GEMM_FAULTS = {
     "half-sums": "partial sums are rounded to the inputs' dtype",
     "truncates": "the result is cut off where it should be rounded",
     "short-inputs": "float32 inputs are rounded to 10 bits (as TF32 is)",
+    "shorter-tf32": "operands in TF32 are cut off after 7 bits (where bfloat16 ends)",
+    "unsplit-tf32x3": "of the parts that float32 is split into the smaller is left out",
+    "one-cross-term": "of split numbers the large part of A never meets the small one of B",
+    "infinite-parts": "of an infinity the smaller part, NaN, is added",
     "writes-past-end": "one more row is written",
     "no-batch-stride": "the batch stride of A is ignored",
     "bias-by-row": "the bias is added to every column",
@@ -38,7 +43,7 @@ GEMM_FAULTS = {
 
 def gemm(
     a: Array, b: Array, out: DType, alpha: float, old: Array | None, beta: float, *, added: Sequence[Array] = (),
-    fault: str = "",
+    fault: str = "", precision: str | None = None,
 ) -> Array:
     """alpha·A·B + beta·C + what is added of [M,K] and [K,N], summed in steps as a matrix unit does."""
     acc = DType.of(a.dtype).accumulator.numpy
@@ -46,8 +51,13 @@ def gemm(
     A, B = a.astype(acc), b.astype(acc)
     if fault == "short-inputs" and DType.of(a.dtype) is DType.float32:
         A, B = (_short(x) for x in (A, B))
+    if precision == "tf32":
+        A, B = (_short(x) for x in (A, B))
+        if fault == "shorter-tf32":
+            A, B = ((x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) for x in (A, B))
     for k in range(0, A.shape[1], K_STEP):
-        total += A[:, k : k + K_STEP] @ B[k : k + K_STEP]
+        left, right = A[:, k : k + K_STEP], B[k : k + K_STEP]
+        total += _split(left, right, fault) if precision == "tf32x3" else left @ right
         if fault == "half-sums":
             total = total.astype(a.dtype).astype(acc)
     result = np.asarray(alpha, acc) * total
@@ -66,7 +76,30 @@ def gemm(
 
 def _short(x: Array) -> Array:
     """float32 rounded to 10 bits behind the point."""
-    return ((x.view(np.uint32) + 0x1000) & np.uint32(0xFFFFE000)).view(np.float32)
+    y = ((np.ascontiguousarray(x).view(np.uint32) + 0x1000) & np.uint32(0xFFFFE000)).view(np.float32)
+    return np.where(np.isfinite(x), y, x)
+
+
+def _split(left: Array, right: Array, fault: str) -> Array:
+    """A slab of products of numbers that are split into two of 10 bits, without that of the small ones. Units cut sums
+    off: so does this, after the products of 8 summands and an accumulator."""
+    def cut(x: npt.NDArray[np.float64]) -> Array:
+        y = x.astype(np.float32)
+        return np.where(np.abs(y) > np.abs(x), np.nextafter(y, np.float32(0)), y)
+
+    def products(sums: Array, a: Array, b: Array) -> Array:
+        for k in range(0, a.shape[1], 8):
+            sums = cut(sums.astype(np.float64) + a[:, k : k + 8].astype(np.float64) @ b[k : k + 8].astype(np.float64))
+        return sums
+
+    (a, a_small), (b, b_small) = ((large, _short(x - large)) for x in (left, right) for large in (_short(x),))
+    zero = np.zeros((left.shape[0], right.shape[1]), np.float32)
+    large, small = products(zero, a, b), products(zero, a_small, b)
+    if fault != "one-cross-term":
+        small = products(small, a, b_small)
+    if fault == "unsplit-tf32x3":
+        small = zero
+    return large + (small if fault == "infinite-parts" else np.where(np.isfinite(small), small, np.float32(0)))
 
 
 def compute(p: GemmProblem, at: Mapping[str, int], fault: str) -> None:
@@ -100,7 +133,7 @@ def compute(p: GemmProblem, at: Mapping[str, int], fault: str) -> None:
             added.append(matrix("residual", (M, N), walk, s.residual, b, h))
         old = C[:M] if p.beta != 0 or fault == "beta-read-at-0" else None
         left, right = np.concatenate(A, axis=1), np.concatenate(B)
-        C[:M] = gemm(left, right, s.dtype_c, p.alpha, old, p.beta, added=added, fault=fault)
+        C[:M] = gemm(left, right, s.dtype_c, p.alpha, old, p.beta, added=added, fault=fault, precision=s.precision)
         C[M:] = 0
 
 

@@ -85,6 +85,8 @@ class GemmResult:
     out: Floats
     magnitude: Floats
     """|alpha|·Σ|A||B| + |beta·C| + |bias| + |residual|."""
+    products: Floats | None = None
+    """|alpha|·Σ|A||B| alone; None where nothing else is part of the magnitude."""
 
 
 def attention(
@@ -214,7 +216,7 @@ def gemm(
     shared = heads // max(B.shape[1], 1)
     lead = (batch // batch_group, heads // head_group, M)
     numbers = np.arange(lead[0] * lead[1] * M) if rows is None else np.asarray(rows, np.int64)
-    out, magnitude = np.zeros((len(numbers), N)), np.zeros((len(numbers), N))
+    out, magnitude, products = (np.zeros((len(numbers), N)) for _ in range(3))
     results, at = np.divmod(numbers, max(M, 1))
     with np.errstate(invalid="ignore", over="ignore"):
         for result in np.unique(results):
@@ -228,6 +230,7 @@ def gemm(
                     magnitude[here] += np.abs(left) @ np.abs(right)
                 out[here] *= alpha
                 magnitude[here] *= abs(alpha)
+                products[here] = magnitude[here]
             for factor, x in ((beta, c), (1.0, residual)):
                 if factor != 0 and x is not None:
                     added = factor * x[i, j, at[here]].astype(np.float64)
@@ -236,7 +239,7 @@ def gemm(
             if bias is not None:
                 out[here] += bias[i, j].astype(np.float64)
                 magnitude[here] += np.abs(bias[i, j].astype(np.float64))
-    return GemmResult(*(x.reshape(*lead, N) if rows is None else x for x in (out, magnitude)))
+    return GemmResult(*(x.reshape(*lead, N) if rows is None else x for x in (out, magnitude, products)))
 
 
 def sample_rows(total: int, limit: int, seed: int = 0) -> npt.NDArray[np.int64] | None:

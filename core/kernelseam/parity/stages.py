@@ -137,7 +137,7 @@ def verdict(case: Case, results: Mapping[str, Array], flushed: bool = False) -> 
     if isinstance(case, GemmCase):
         return check.gemm_verdict(
             _gemm_oracle(case), case.terms, case.dtype, results["C"], results["C"].shape[:-1], numbers,
-            zero_mean=case.data != "positive", exact=case.exact, flushed=flushed,
+            zero_mean=case.data != "positive", exact=case.exact, flushed=flushed, precision=case.precision,
         )
     if isinstance(case, MergeCase):
         x = _values(case)

@@ -5,7 +5,7 @@ With u the unit roundoff of a dtype (2⁻¹¹ float16, 2⁻⁸ bfloat16, 2⁻²�
 
 * GEMM: 2·u_out·|ref| + 4·√(K+4)·u_acc·(|alpha|·Σ|A||B| + |beta·C| + |bias| + |residual|) + η_out, K being that of all
   products that are summed. √(K+4) holds for data of zero mean, whose rounding errors cancel; for other data K+4 stands
-  in its place.
+  in its place. With precision "tf32" 2·u_tf32·|alpha|·Σ|A||B| more, u_tf32 = 2⁻¹⁰; with "tf32x3" 8 for 4.
 * attention: 2·u_out·|ref| + [u_P + c·u_32·(√S_k + √D_qk·max scale·|q||k| + max t)]·(P|V|) + η_P·Σ_j|v_j|/ℓ + η_out,
   t = |capped product| + |slope·d| + |bias| as far as a score has them (the product where it is capped), and |sink|.
 * its LSE: c·u_32·(√S_k + √D_qk·max scale·|q||k| + max t + |ref|).
@@ -30,6 +30,10 @@ from kernelseam.parity.oracle import AttentionResult, Floats, GemmResult, MergeR
 from kernelseam.parity.oracle_bwd import Gradient
 
 GEMM_CONSTANT = 4.0
+TF32_UNIT = 2.0**-10
+"""What TF32, 10 bits behind the point, is off by at most: libraries leave it to the units, which cut off."""
+TF32X3 = 2.0
+"""How many times float32's bound products of split numbers keep to."""
 ATTENTION_CONSTANT = 8.0
 """c: calibrated, with room for other orders of summation and for hardware exponentials."""
 
@@ -50,17 +54,20 @@ def overflows_at(dtype: DType) -> float:
 
 
 def gemm(
-    result: GemmResult, K: int, dtype: DType, dtype_c: DType, *, zero_mean: bool = True, flushed: bool = False
+    result: GemmResult, K: int, dtype: DType, dtype_c: DType, *, zero_mean: bool = True, flushed: bool = False,
+    precision: str | None = None,
 ) -> Floats:
     """The bound of each element of C. ``K``: an element's terms, those of all products that it sums; ``dtype`` is that
-    of A and B."""
-    growth = math.sqrt(K + 4) if zero_mean else K + 4
+    of A and B, ``precision`` how they are multiplied."""
+    growth = (math.sqrt(K + 4) if zero_mean else K + 4) * (TF32X3 if precision == "tf32x3" else 1)
     with np.errstate(invalid="ignore", over="ignore"):
         bound: Floats = (
             2 * dtype_c.unit_roundoff * np.abs(result.out)
             + GEMM_CONSTANT * growth * dtype.accumulator.unit_roundoff * result.magnitude
             + smallest(dtype_c, flushed)
         )
+        if precision == "tf32":
+            bound += 2 * TF32_UNIT * (result.magnitude if result.products is None else result.products)
     return bound
 
 

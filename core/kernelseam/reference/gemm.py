@@ -23,8 +23,17 @@ _BLOCK = 3 * _SIDE * _SIDE  # elements of A, B and C together: 12 MiB of float32
 Array = npt.NDArray[Any]
 
 
+def round_to_tf32(x: Array) -> None:
+    """Put the nearest numbers with 10 bits behind the point, ties away from zero, in the place of float32's, whose rows
+    are contiguous. What is not finite stays as it is."""
+    bits, finite = x.view(np.uint32), np.isfinite(x)
+    np.add(bits, np.uint32(0x1000), out=bits, where=finite)
+    np.bitwise_and(bits, np.uint32(0xFFFFE000), out=bits, where=finite)
+
+
 class NumpyGemm:
-    """Strided and pointer lists, every dtype (16 bits computed in float32), any sizes and strides."""
+    """Strided and pointer lists, every dtype (16 bits computed in float32), any sizes and strides. "tf32" rounds A and
+    B; "tf32x3" is computed in float32, which is within its bound."""
 
     name, backend, operation = "numpy", "numpy", "gemm"
 
@@ -174,12 +183,16 @@ class _Operand:
 
     transposed: bool
     copied: bool
+    short: bool
+    """Whether the copy is rounded to TF32."""
 
     def take(self, memory: Array, stack: tuple[slice, ...], rows: slice, columns: slice, scratch: Array) -> Array:
         block = memory[(*stack, columns, rows)] if self.transposed else memory[(*stack, rows, columns)]
         if self.copied:
             copy = shaped(scratch, *block.shape)
             np.copyto(copy, block)
+            if self.short:
+                round_to_tf32(copy)
             block = copy
         return block.swapaxes(-1, -2) if self.transposed else block
 
@@ -194,8 +207,9 @@ class _Blocks:
         def blas(dtype: DType, shape: tuple[int, int], row: int) -> bool:
             return dtype is acc and (shape[0] <= 1 or row >= shape[1])
 
-        self.a = _Operand(p.spec.a_transposed, not blas(p.spec.dtype, p.a_shape, p.a_strides[2]))
-        self.b = _Operand(p.spec.b_transposed, not blas(p.spec.dtype, p.b_shape, p.b_strides[2]))
+        short = p.spec.precision == "tf32"
+        self.a = _Operand(p.spec.a_transposed, short or not blas(p.spec.dtype, p.a_shape, p.a_strides[2]), short)
+        self.b = _Operand(p.spec.b_transposed, short or not blas(p.spec.dtype, p.b_shape, p.b_strides[2]), short)
         in_place = (
             blas(p.spec.dtype_c, (p.M, p.N), p.c_strides[2]) and p.spec.plain and p.alpha == 1 and p.beta == 0
         )

@@ -8,16 +8,17 @@ from kernelseam.contract import ArchRow
 from kernelseam.costs import Coefficients, LibraryRate
 from kernelseam.dtypes import DType
 from kernelseam.errors import UnknownName
-from kernelseam_cuda.tiles import TILES
+from kernelseam_cuda.tiles import tiles
 
 _KIB = 1024
 OPTIONS = ("-std=c++17", "-default-device")
 """Of every compilation. As part of a row they are part of a binary's key."""
 
-_HALF, _SINGLE = LibraryRate(128, 0.72, 3.3e-7), LibraryRate(32, 0.825, 2.4e-7)
+_HALVES = frozenset({DType.float16, DType.bfloat16})
+_HALF, _SINGLE = LibraryRate(128, 0.72, 3.3e-7), LibraryRate(32, 0.825, 2.4e-7, tf32=6.0)
 _LIBRARY = {
     DType.float16: _HALF, DType.bfloat16: _HALF, DType.float32: _SINGLE,
-    DType.float64: LibraryRate(64, 1.6, 3.0e-7),  # its matrix units, of which RATES does not speak; not measured
+    DType.float64: LibraryRate(64, 0.8, 3.0e-7),  # not measured
 }
 _LISTS = _LIBRARY | dict.fromkeys((DType.float16, DType.bfloat16), LibraryRate(128, 0.72, 6.3e-7))
 _LIBRARIES = {"cublas": _LIBRARY, "cublaslt": _LIBRARY, "cublas-batched": _LISTS}
@@ -36,6 +37,8 @@ COSTS = {
 """What is left of each arch's peaks. The H200's are fitted to ``benchmarks/results``; tests hold them to it."""
 
 
+MATRIX_DOUBLE = frozenset({"sm_80", "sm_90a", "sm_100a"})
+"""Archs whose matrix units multiply float64; others have the instruction, and next to no units for it."""
 CLUSTERED = frozenset({"sm_90a", "sm_100a", "sm_120"})
 """Archs with clusters, programmatic dependent launch and tensor maps: compute capability 9.0 and later."""
 _CLUSTER_BLOCKS = 8
@@ -43,11 +46,12 @@ _CLUSTER_BLOCKS = 8
 
 
 def _row(arch: str, shared_kib: int) -> ArchRow:
-    clustered = arch in CLUSTERED
+    clustered, doubles = arch in CLUSTERED, arch in MATRIX_DOUBLE
     return ArchRow(
         arch=arch, warp_size=32, shared_bytes_per_block=shared_kib * _KIB, registers_per_lane=255,
-        platform="platform_nvidia.h", defines=(), matrix_dtypes=frozenset({DType.float16, DType.bfloat16}), tiles=TILES,
-        options=OPTIONS, cluster_blocks=_CLUSTER_BLOCKS if clustered else 1, programmatic_launch=clustered,
+        platform="platform_nvidia.h", defines=(("KS_MATRIX_DOUBLE", str(int(doubles))),),
+        matrix_dtypes=_HALVES | {DType.float64} if doubles else _HALVES, tiles=tiles(doubles), options=OPTIONS,
+        cluster_blocks=_CLUSTER_BLOCKS if clustered else 1, programmatic_launch=clustered,
         costs=COSTS[arch],
     )
 
@@ -73,14 +77,15 @@ def _rates(half: int, single: int, double: int) -> dict[DType, int]:
 
 
 RATES = {
-    "sm_80": _rates(2048, 128, 64),
+    "sm_80": _rates(2048, 128, 128),
     "sm_86": _rates(1024, 256, 4),
     "sm_89": _rates(1024, 256, 4),
-    "sm_90a": _rates(4096, 256, 128),
+    "sm_90a": _rates(4096, 256, 256),
     "sm_100a": _rates(8192, 256, 128),
     "sm_120": _rates(1024, 256, 4),
 }
-"""Dense operations of a multiprocessor in one clock: matrix units for the halves, plain units for the others.
+"""Dense operations of a multiprocessor in one clock: matrix units for the halves, and for float64 where
+they multiply it; plain units else.
 
 Source: the throughput table of the CUDA C++ Programming Guide and NVIDIA's architecture white papers.
 """

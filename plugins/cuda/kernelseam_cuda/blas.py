@@ -22,6 +22,7 @@ from kernelseam_cuda import archs
 # cudaDataType and cublasComputeType_t, library_types.h and cublas_api.h. PEDANTIC: IEEE float32, never TF32.
 TYPES = {DType.float16: 2, DType.bfloat16: 14, DType.float32: 0, DType.float64: 1}
 COMPUTE = {DType.float16: 68, DType.bfloat16: 68, DType.float32: 69, DType.float64: 70}
+_FAST_TF32 = 77  # CUBLAS_COMPUTE_32F_FAST_TF32: operands in TF32, products summed in float32
 _ALGORITHM = -1
 _FULL_PRECISION_REDUCTION = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: partial sums stay float32
 _ALLOC_FAILED = 3
@@ -29,11 +30,21 @@ _WIDEST = 16
 _INT, _WIDE, _POINTER = ctypes.c_int, ctypes.c_longlong, ctypes.c_void_p
 
 
+PRECISIONS = frozenset({"tf32"})
+"""Of float32 products, beside float32's own."""
+
+
+def compute_type(dtype: DType, precision: str | None) -> int:
+    """The cublasComputeType_t of products of a dtype."""
+    return _FAST_TF32 if precision else COMPUTE[dtype]
+
+
 class CublasGemm(BatchedGemm):
     """kernelseam.contract.Implementation over cublasGemmStridedBatchedEx; of one matrix over cublasGemmEx, whose
     heuristic knows more ways: it may split K or tiles among blocks."""
 
     name, backend, function = "cublas", "cuda", "cublasGemmStridedBatchedEx"
+    precisions = PRECISIONS
     single = "cublasGemmEx"
     """The function for one matrix; "" where there is none."""
 
@@ -99,7 +110,7 @@ def arguments(x: ColumnProduct, alpha: int, beta: int, *, batched: bool = True) 
     first, second, result = map(matrix, (x.first, x.second, x.result))
     return (
         _INT(x.first.transposed), _INT(x.second.transposed), _INT(x.m), _INT(x.n), _INT(x.k), _POINTER(alpha), *first,
-        *second, _POINTER(beta), *result, *count, _INT(COMPUTE[x.first.dtype]), _INT(_ALGORITHM),
+        *second, _POINTER(beta), *result, *count, _INT(compute_type(x.first.dtype, x.precision)), _INT(_ALGORITHM),
     )
 
 

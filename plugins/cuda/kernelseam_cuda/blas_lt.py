@@ -29,7 +29,7 @@ from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.errors import DeviceError
 from kernelseam.variants import Variant
 from kernelseam_cuda import archs, cublaslt
-from kernelseam_cuda.blas import COMPUTE, TYPES
+from kernelseam_cuda.blas import PRECISIONS, TYPES, compute_type
 from kernelseam_cuda.cublaslt import Attribute, Described
 
 _MOST_WORKSPACE = 32 << 20
@@ -67,6 +67,7 @@ class CublasLtGemm(LibraryGemm):
 
     name, backend, function = "cublaslt", "cuda", "cublasLtMatmul"
     beyond = frozenset({"bias", "residual"})
+    precisions = PRECISIONS
 
     def __init__(self, runtime: Runtime) -> None:
         """``runtime``: that of the backend, which makes a device current."""
@@ -193,7 +194,8 @@ def _operation(p: GemmProblem, bias: int) -> Described:
             cublaslt.EPILOGUE: cublaslt.CUBLASLT_EPILOGUE_BIAS, cublaslt.BIAS_ADDRESS: bias,
             cublaslt.BIAS_STRIDE: stride,
         }
-    return Described("MatmulDesc", COMPUTE[p.spec.dtype], TYPES[p.spec.dtype_acc], attributes=attributes)
+    compute = compute_type(p.spec.dtype, p.spec.precision)
+    return Described("MatmulDesc", compute, TYPES[p.spec.dtype_acc], attributes=attributes)
 
 
 @dataclass(frozen=True)

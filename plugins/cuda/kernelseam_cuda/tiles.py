@@ -18,18 +18,54 @@ _HALVES = frozenset({DType.float16, DType.bfloat16})
 _SINGLE = frozenset({DType.float32})
 _DOUBLE = frozenset({DType.float64})
 
+
+def _tf32(precision: str, bm: int, bn: int, warps_m: int, warps_n: int, stages: int, min_blocks: int, plain: bool,
+          rate: float) -> GemmTile:
+    """A tile of float32 multiplied in TF32. A slice's rows fill all banks, as the matrix engine wants it."""
+    return GemmTile(
+        _SINGLE, bm, bn, 32, warps_m, warps_n, stages, min_blocks, persistent=False, plain=plain, precision=precision,
+        rate=rate,
+    )
+
+
+_TF32 = {
+    "tf32": (
+        (128, 128, 2, 2, 3, 2, True, 2.6), (128, 64, 2, 2, 3, 2, False, 2.2), (64, 64, 2, 2, 3, 3, False, 1.6),
+        (32, 32, 1, 2, 2, 8, False, 0.6),
+    ),
+    "tf32x3": (
+        (128, 64, 4, 2, 3, 1, False, 0.9), (64, 64, 2, 2, 3, 2, False, 0.8), (32, 32, 1, 2, 2, 6, False, 0.3),
+    ),
+}
+"""Rows, columns, warps, stages, blocks, plain, rate: of float32's plain units. Nobody has measured them."""
+
 GEMM = (
     GemmTile(_HALVES, 128, 128, 64, 2, 2, stages=2, min_blocks=2, rate=0.60, block_seconds=4.0e-7),
     GemmTile(_HALVES, 128, 64, 64, 2, 2, stages=3, min_blocks=2, rate=0.42, block_seconds=1.3e-7),
     GemmTile(_HALVES, 64, 64, 64, 2, 2, stages=2, min_blocks=4, rate=0.40, block_seconds=2.5e-7),
     GemmTile(_HALVES, 32, 32, 32, 1, 2, stages=2, min_blocks=8, rate=0.25, block_seconds=0.7e-7),
     GemmTile(_HALVES, 16, 16, 32, 1, 1, stages=2, min_blocks=4, teams=8, rate=0.10, block_seconds=3.2e-7),
-    GemmTile(_SINGLE, 64, 64, 16, 2, 2, stages=3, min_blocks=4, rate=0.465, block_seconds=6.2e-7),
+    # Not measured yet: what four and two of the next one took before lanes were paired, and little less.
+    GemmTile(_SINGLE, 128, 128, 16, 2, 2, stages=3, min_blocks=2, persistent=False, plain=True, rate=0.50,
+             block_seconds=2.4e-6),
+    GemmTile(_SINGLE, 128, 64, 16, 2, 2, stages=3, min_blocks=3, persistent=False, row_sums=False, rate=0.49,
+             block_seconds=1.2e-6),
+    GemmTile(_SINGLE, 64, 64, 16, 2, 2, stages=3, min_blocks=3, rate=0.465, block_seconds=6.2e-7),
     GemmTile(_SINGLE, 32, 32, 16, 2, 2, stages=3, min_blocks=5, rate=0.30),
     GemmTile(_SINGLE, 16, 16, 16, 1, 1, stages=2, min_blocks=3, teams=8, rate=0.15),
+    *(_tf32(precision, *row) for precision, rows in _TF32.items() for row in rows),
+)
+_PLAIN_DOUBLE = (
     GemmTile(_DOUBLE, 64, 64, 16, 2, 2, stages=2, min_blocks=2, rate=0.50),
     GemmTile(_DOUBLE, 32, 32, 16, 2, 2, stages=2, min_blocks=4, rate=0.35),
 )
+_MATRIX_DOUBLE = (
+    GemmTile(_DOUBLE, 128, 128, 16, 4, 2, stages=3, persistent=False, plain=True, rate=0.75),
+    GemmTile(_DOUBLE, 128, 64, 16, 2, 2, stages=3, min_blocks=2, persistent=False, plain=True, rate=0.65),
+    GemmTile(_DOUBLE, 64, 64, 16, 2, 2, stages=3, min_blocks=2, persistent=False, rate=0.50),
+    GemmTile(_DOUBLE, 32, 32, 16, 2, 2, stages=3, min_blocks=4, persistent=False, rate=0.25),
+)
+"""A slice's rows fill all banks, as the matrix engine's float64 wants it. Nobody has measured their rates."""
 
 _US = 1e-6
 ATTENTION = (
@@ -94,4 +130,8 @@ ATTENTION_BWD = _backward(
     (_SINGLE, 128, 4, 16, 16, 2, 8, 8, 2, 1, False),
 )
 
-TILES: Mapping[str, tuple[Any, ...]] = {"gemm": GEMM, "attention": ATTENTION, "attention_bwd": ATTENTION_BWD}
+
+def tiles(matrix_double: bool) -> Mapping[str, tuple[Any, ...]]:
+    """By operation, for archs whose matrix units are worth using for float64, or for others."""
+    double = _MATRIX_DOUBLE if matrix_double else _PLAIN_DOUBLE
+    return {"gemm": (*GEMM, *double), "attention": ATTENTION, "attention_bwd": ATTENTION_BWD}

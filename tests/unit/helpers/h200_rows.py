@@ -74,6 +74,19 @@ GEMM = (
     product(65536, 16, 16, 16, "float16", both(207.3, 44.0)),
     product(16384, 32, 32, 32, "float16", both(58.3, 33.5)),
 )
+HOPPER = (  # in turns: products by TMA and wgmma, the tile that the model chooses, beside the others
+    product(384, 512, 512, 64, "float16", {"cublas": 74.0, "sm90": 69.6}),
+    product(384, 512, 64, 512, "float16", {"cublas": 64.0, "sm90": 62.8}, layout="NN"),
+    product(256, 2048, 2048, 128, "float16", {"cublas": 706.3, "sm90": 654.3}),
+    product(256, 2048, 128, 2048, "float16", {"cublas": 644.7, "sm90": 633.4}, layout="NN"),
+    product(64, 1024, 1024, 1024, "float16", {"cublas": 238.9, "sm90": 220.0, "shared": 466.9}, layout="NN"),
+    product(1, 8192, 8192, 8192, "bfloat16", {"cublas": 1571.9, "sm90": 1533.1}),
+    product(1, 16384, 6144, 4096, "bfloat16", {"cublas": 1208.5, "sm90": 1185.3}),
+    product(1, 512, 6144, 4096, "bfloat16", {"cublas": 39.7, "sm90": 39.6}),
+    product(4096, 64, 64, 64, "float16", {"cublas": 37.2, "sm90": 29.2, "shared": 27.8}, layout="NN"),
+    product(8192, 32, 32, 32, "float16", {"cublas": 29.9, "shared": 14.5}, layout="NN"),
+    product(384, 1, 512, 64, "float16", {"cublas": 17.8, "sm90": 11.1}),
+)
 LIBRARY = (  # PEERS of which the shared kernel was not measured, or long ago
     product(384, 512, 64, 512, "float32", {"cublas": 306}, layout="NN"),
     product(256, 2048, 2048, 128, "float32", {"cublas": 6471}),
@@ -84,12 +97,13 @@ LIBRARY = (  # PEERS of which the shared kernel was not measured, or long ago
 
 
 def attention(
-    batch: int, heads: int, S: int, dim: int, dtype: str, causal: bool, us: float, kv_heads: int | None = None
+    batch: int, heads: int, S: int, dim: int, dtype: str, causal: bool, us: float, kv_heads: int | None = None,
+    way: str = "shared",
 ) -> Row:
     d = Attention(
         batch=batch, num_heads=heads, kv_heads=kv_heads or heads, S_q=S, S_k=S, head_dim=dim, causal=causal, dtype=dtype
     )
-    return Row(f"B{batch} H{heads} S{S} D{dim} {dtype}{' causal' * causal}", d.problem(), {"shared": us})
+    return Row(f"B{batch} H{heads} S{S} D{dim} {dtype}{' causal' * causal} {way}", d.problem(), {way: us})
 
 
 FORWARD = (

@@ -13,15 +13,20 @@
 //
 // Constants (from the host half): KS_T, KS_TC (element types of A and B, and of C), KS_A_TRANSPOSED, KS_B_TRANSPOSED,
 // KS_POINTERS, KS_VECTOR_A/B/C/R (bytes that rows of A, B, C, the residual are aligned to), KS_BIAS, KS_RESIDUAL,
-// KS_ROW_SUMS (element types, void where there is none), KS_SUMMED, KS_SEGMENTED, KS_HEADS (and those of heads.h), KS_BM,
-// KS_BN, KS_BK, KS_WARPS_M, KS_WARPS_N, KS_TEAMS, KS_STAGES, KS_PERSISTENT, KS_MIN_BLOCKS, KS_SHARED_BYTES.
+// KS_ROW_SUMS (element types, void where there is none), KS_PRECISION (of float32: 0, or in how many products of TF32 it is
+// multiplied), KS_SUMMED, KS_SEGMENTED, KS_HEADS (and those of heads.h), KS_BM, KS_BN, KS_BK, KS_WARPS_M, KS_WARPS_N,
+// KS_TEAMS, KS_STAGES, KS_PERSISTENT, KS_MIN_BLOCKS, KS_SHARED_BYTES.
 // Shared memory, for each team: STAGES · (BM + BN) · BK elements, and (or, not persistent, at least) BM · BN elements of C.
 // Registers: BM·BN / threads accumulators, plus one slice's operands.
 #include "tile/tile.h"
 
 typedef KS_T T;
 typedef KS_TC TC;
+#if KS_PRECISION
+typedef Tf32Engine<KS_PRECISION> E;
+#else
 typedef Engine<T> E;
+#endif
 typedef E::Sum Sum;
 
 // What may be added or made beside C: its element type, void where there is none.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kernelseam.contract import ArchRow, Device
@@ -42,6 +43,10 @@ class GemmTile:
     """Tiles that a block computes at once; where there are several, each team is one warp."""
     row_sums: bool = True
     """Whether it leaves registers for sums of rows."""
+    plain: bool = False
+    """Whether it leaves no registers for what may be added to a product."""
+    precision: str | None = None
+    """That of the spec."""
     rate: float = field(default=0.0, compare=False)
     """For its cost: the part of the instruction's rate that it reaches; 0: nobody has measured it. ``block_seconds`` is
     what starting and ending a block takes."""
@@ -95,6 +100,8 @@ _HEADS_STRUCTURE = Structure((
     ("tokens", divider_parameter("tokens")), ("page", divider_parameter("page")),
 ))
 _ROTARY = {"": 0, "halves": 1, "pairs": 2}
+TF32_PRODUCTS: Mapping[str | None, int] = {None: 0, "tf32": 1, "tf32x3": 3}
+"""By precision: how many products of TF32 are made in the place of one of float32."""
 _UNKNOWN = Coefficients("nothing")
 
 
@@ -109,6 +116,8 @@ class GemmHost(HostHalf):
     def refuse(self, problem: GemmProblem, row: ArchRow) -> str | None:
         p, spec = problem, problem.spec
         if not self.tiles(spec, row):
+            if spec.precision and spec.precision not in {t.precision for t in row.tiles.get("gemm", ())}:
+                return f"has no {spec.precision} products on {row.arch}"
             return f"no tile of {row.arch} takes {spec.dtype} to {spec.dtype_c}"
         if (count := min(t.count(p) for t in self.tiles(spec, row))) >= INT32:
             return f"it has {count} tiles of C, not fewer than 2^31"
@@ -126,8 +135,9 @@ class GemmHost(HostHalf):
     def tiles(self, spec: GemmSpec, row: ArchRow) -> tuple[GemmTile, ...]:
         return tuple(
             t for t in row.tiles.get("gemm", ())
-            if spec.dtype in t.dtypes and t.shared_bytes(spec) <= row.shared_bytes_per_block
-            and (t.row_sums or not spec.row_sums)
+            if spec.dtype in t.dtypes and spec.precision == t.precision
+            and t.shared_bytes(spec) <= row.shared_bytes_per_block and (t.row_sums or not spec.row_sums)
+            and (spec.plain or not t.plain)
         )
 
     def tile(self, problem: GemmProblem, row: ArchRow, device: Device) -> GemmTile:
@@ -161,6 +171,7 @@ class GemmHost(HostHalf):
             "A_TRANSPOSED": spec.a_transposed, "B_TRANSPOSED": spec.b_transposed, "POINTERS": spec.view == "pointers",
             "VECTOR_A": spec.vector_a, "VECTOR_B": spec.vector_b, "VECTOR_C": spec.vector_c, "VECTOR_R": spec.vector_r,
             "BIAS": kind(spec.bias), "RESIDUAL": kind(spec.residual), "ROW_SUMS": kind(spec.row_sums),
+            "PRECISION": TF32_PRODUCTS[spec.precision],
             "SUMMED": spec.summed, "SEGMENTED": spec.segmented, "HEADS": spec.heads is not None,
             **(_heads_defines(spec.heads) if spec.heads else {}),
             "BM": tile.bm, "BN": tile.bn, "BK": tile.bk, "WARPS_M": tile.warps_m, "WARPS_N": tile.warps_n,

@@ -4,47 +4,101 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from kernelseam.contract import ArchRow, Device
+from kernelseam.costs import Coefficients, predicted
 from kernelseam.descriptors.projection_problem import QkvProjectionProblem
 from kernelseam.kernels.elements import refuse_row_strides
-from kernelseam.kernels.gemm.host import GemmHost, GemmTile
-from kernelseam.kernels.kernel import Composition
+from kernelseam.kernels.gemm.host import GemmHost
+from kernelseam.kernels.kernel import Composition, HostHalf
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.projection import products
 from kernelseam.kernels.projection.products import Product
 
-_GEMM = GemmHost()
+_UNKNOWN = Coefficients("nothing")
+
+
+@dataclass(frozen=True)
+class Way:
+    """A kernel for a product, with its tile."""
+
+    half: HostHalf
+    tile: Any
+
+    @property
+    def name(self) -> str:
+        """The tile's; of a kernel that is not the shared one after its own."""
+        name: str = self.tile.name
+        return name if self.half.name == Composition.name else f"{self.half.name} {name}"
 
 
 class Projection(Composition):
-    """An operation whose launches are GEMMs that know nothing of each other."""
+    """An operation whose launches are GEMMs that know nothing of each other.
 
-    def __init__(self, operation: str, made_of: Callable[[Any], Iterator[Product]]) -> None:
-        self.operation, self._made_of = operation, made_of
+    ``halves``: kernels of the operation "gemm"; each product goes to that which should take the least time. By default
+    the shared one alone. A plugin that has a faster one gives both, with a name and the archs of its own.
+    """
+
+    def __init__(
+        self, operation: str, made_of: Callable[[Any], Iterator[Product]], halves: tuple[HostHalf, ...] = (GemmHost(),),
+        name: str = Composition.name, archs: tuple[str, ...] = (),
+    ) -> None:
+        self.operation, self.name, self.archs = operation, name, archs
+        self._made_of, self._halves = made_of, halves
 
     def refuse(self, problem: Any, row: ArchRow) -> str | None:
+        taken = set()
         for product in self._made_of(problem):
-            if reason := _GEMM.refuse(product.problem, row):
-                return f"{product.name}: {reason}"
+            reasons = [half.refuse(product.problem, row) for half in self._halves]
+            if all(reasons):
+                return f"{product.name}: {reasons[0]}"
+            taken |= {half for half, reason in zip(self._halves, reasons, strict=True) if reason is None}
+        if len(self._halves) > 1 and self._halves[0] not in taken:
+            return f"none of its products is for {self._halves[0].entry}"
         return _refuse_heads(problem) if isinstance(problem, QkvProjectionProblem) else None
 
-    def tile(self, problem: Any, row: ArchRow, device: Device) -> tuple[GemmTile, ...]:
+    def _takers(self, product: Product, row: ArchRow) -> list[HostHalf]:
+        return [half for half in self._halves if half.refuse(product.problem, row) is None]
+
+    def tile(self, problem: Any, row: ArchRow, device: Device) -> tuple[Way, ...]:
         """One a product."""
-        return tuple(_GEMM.tile(p.problem, row, device) for p in self._made_of(problem))
+        known = row.costs or _UNKNOWN
 
-    def variants(self, problem: Any, row: ArchRow, device: Device) -> dict[str, tuple[GemmTile, ...]]:
-        """Every tile of each product beside every one of the others, that of ``tile`` first."""
-        offered = [_GEMM.variants(p.problem, row, device).values() for p in self._made_of(problem)]
-        return {"+".join(t.name for t in tiles): tiles for tiles in itertools.product(*offered)}
+        def seconds(product: Product, way: Way) -> float:
+            return predicted(way.half.work(product.problem, way.tile, device), known, device.limits)
 
-    def launches(self, problem: Any, tile: tuple[GemmTile, ...], device: Device) -> Launches:
+        return tuple(
+            min((Way(half, half.tile(p.problem, row, device)) for half in self._takers(p, row)),
+                key=lambda w, p=p: seconds(p, w))  # type: ignore[misc]
+            for p in self._made_of(problem)
+        )
+
+    def variants(self, problem: Any, row: ArchRow, device: Device) -> dict[str, tuple[Way, ...]]:
+        """Every way of each product beside every one of the others, that of ``tile`` first."""
+        chosen = self.tile(problem, row, device)
+        offered = [
+            dict.fromkeys((first, *(
+                Way(half, t) for half in self._takers(p, row) for t in half.variants(p.problem, row, device).values()
+            )))
+            for first, p in zip(chosen, self._made_of(problem), strict=True)
+        ]
+        return {"+".join(w.name for w in ways): ways for ways in itertools.product(*offered)}
+
+    def launches(self, problem: Any, tile: tuple[Way, ...], device: Device) -> Launches:
         found = tuple(self._made_of(problem))
         steps = tuple(
-            Launch(_GEMM, p.problem, t, p.workspace, p.operands) for p, t in zip(found, tile, strict=True)
+            Launch(w.half, p.problem, w.tile, p.workspace, {**p.operands, **_walked(p, w, device)})
+            for p, w in zip(found, tile, strict=True)
         )
         return Launches(steps, max((p.workspace_bytes for p in found), default=0))
+
+
+def _walked(product: Product, way: Way, device: Device) -> dict[str, str]:
+    """Whose memory the tensor maps of a product's kernel walk."""
+    maps = way.half.tensor_maps(product.problem, way.tile, device)
+    return {parameter: product.operands[m.operand.lower()] for parameter, m in maps.items()}
 
 
 def _refuse_heads(p: QkvProjectionProblem) -> str | None:

@@ -125,14 +125,16 @@ template<class T, int COLS> struct Swizzle {
   static_assert(COLS % V == 0, "rows of a tile are whole 16-byte chunks");
   // The largest power of two, at most 8, that divides CHUNKS: rows 8/P apart start in the same group of banks.
   static constexpr int P = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : CHUNKS % 2 == 0 ? 2 : 1;
+  static constexpr int PERIOD = 8;  // rows so far apart have the same permutation
   static KS_DEVICE int mask(int row) { return (row / (8 / P)) & (P - 1); }
   static KS_DEVICE int offset(int row, int col) { return row * COLS + ((col / V) ^ mask(row)) * V + col % V; }
 };
 
-// A tile in shared memory, ROWS rows of COLS elements as they lie in global memory.
-template<class T_, int ROWS_, int COLS_> struct PlainTile {
+// A tile in shared memory, ROWS rows of COLS elements as they lie in global memory. Another layout permutes chunks otherwise,
+// such that the accesses of one engine meet no bank twice.
+template<class T_, int ROWS_, int COLS_, class Layout_ = Swizzle<T_, COLS_>> struct PlainTile {
   typedef T_ T;
-  typedef Swizzle<T, COLS_> Layout;
+  typedef Layout_ Layout;
   static constexpr int ROWS = ROWS_, COLS = COLS_;
   static constexpr int BYTES = ROWS * COLS * (int)sizeof(T);
   T* base;

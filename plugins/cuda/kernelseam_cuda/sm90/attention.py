@@ -76,8 +76,8 @@ class HopperAttention(HostHalf):
         p, spec = problem, problem.spec
         if unknown := spec.options - KNOWN:
             return f"it does not know {', '.join(sorted(unknown))}"
-        if spec.dtype not in row.matrix_dtypes:
-            return f"it takes {' and '.join(sorted(d.value for d in row.matrix_dtypes))}, not {spec.dtype}"
+        if spec.dtype.itemsize != 2:
+            return f"it takes bfloat16 and float16, not {spec.dtype}"
         if spec.out is not spec.dtype:
             return f"its result is of {spec.dtype}, not {spec.out}"
         if (spec.head_dim, spec.value_dim) not in DIMS:

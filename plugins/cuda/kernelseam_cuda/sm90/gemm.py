@@ -26,6 +26,8 @@ from kernelseam_cuda.toolchain import sources
 
 SLICE = 64
 """Of K, a step of the ring."""
+_FURTHEST = 2**30
+"""Rows and columns: a tile's place, and its end, are 32-bit."""
 _GROUP_ROWS = 8
 """Rows of tiles that are walked together: tiles.h."""
 _PANEL, _ROWS = 64, 64
@@ -72,8 +74,8 @@ class HopperGemm(HostHalf):
 
     def refuse(self, problem: GemmProblem, row: ArchRow) -> str | None:
         p, spec = problem, problem.spec
-        if spec.dtype not in row.matrix_dtypes:
-            return f"it takes {' and '.join(sorted(d.value for d in row.matrix_dtypes))}, not {spec.dtype}"
+        if spec.dtype.itemsize != 2:
+            return f"it takes bfloat16 and float16, not {spec.dtype}"
         if spec.dtype_c is not spec.dtype:
             return f"its result is of {spec.dtype}, not {spec.dtype_c}"
         for option in ("summed", "row_sums", "segmented", "heads"):
@@ -89,6 +91,9 @@ class HopperGemm(HostHalf):
                 return f"rows of {name} at multiples of {vector} bytes: TMA takes multiples of 16"
         if not (p.M and p.N and p.results and p.reads_inputs):
             return "there is nothing to multiply"
+        for name, n in (("M", p.M), ("N", p.N)):
+            if n >= _FURTHEST:
+                return f"{name} = {n}: it takes less than 2**30"
         if not self._offered(p):
             return "it needs 2^31 tiles or more"
         return refuse_row_strides(

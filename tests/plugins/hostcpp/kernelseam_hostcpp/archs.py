@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from kernelseam.contract import ArchRow
+from kernelseam.descriptors.gemm import PRECISIONS
 from kernelseam.dtypes import DType
 from kernelseam.errors import UnknownName
 from kernelseam.kernels import AttentionTile, BackwardTile, GemmTile
@@ -45,6 +47,7 @@ TILES = {
         _gemm(_F16, 32, 32, 3, True), _gemm(_BF16, 32, 16, 2, False), _gemm(_SINGLE, 32, 16, 3, True),
         _gemm(_DOUBLE, 16, 16, 2, False),
         _teams(_F16 | _SINGLE, 3, True), _teams(_BF16, 2, False),
+        *(replace(_gemm(_SINGLE, 32, 16, 2, False), precision=p) for p in PRECISIONS),
     ),
     "attention": (
         _attention(_F16, 256, 3), _attention(_BF16, 256, 2, q_resident=True), _attention(_SINGLE, 128, 2),
@@ -64,6 +67,7 @@ TILES_THROUGH_REGISTERS = {
         _gemm(_F16, 32, 32, 1, False), _gemm(_BF16, 32, 16, 2, True), _gemm(_SINGLE, 32, 16, 1, True),
         _gemm(_DOUBLE, 16, 16, 2, False),
         _teams(_F16 | _SINGLE, 1, False), _teams(_BF16, 2, True),
+        *(replace(_gemm(_SINGLE, 32, 16, 1, True), precision=p) for p in PRECISIONS),
     ),
     "attention": (
         _attention(_F16, 256, 1), _attention(_BF16, 256, 2, q_resident=True), _attention(_SINGLE, 128, 1),

@@ -139,8 +139,14 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
 
 // ---- the matrix engine: products exact, summed in float32 in the order of k
 
-template<class T_> struct MatrixEngine {
+KS_DEVICE float to_tf32(float x) {
+  return finite(x) ? bits_as<float>((bits_as<unsigned>(x) + 0x1000u) & 0xffffe000u) : x;
+}
+
+// PRODUCTS: of float, in how many of TF32 it is multiplied: rounded (1), or split into two (3).
+template<class T_, int PRODUCTS = 0> struct MatrixEngine {
   typedef T_ T;
+  static constexpr int V = Chunk<T>::N;
   typedef float Sum;
   static constexpr bool MATRIX = true;
   static constexpr int K_STEP = 16;
@@ -176,25 +182,33 @@ template<class T_> struct MatrixEngine {
   template<int R, int C, int K, class B>
   static KS_DEVICE void mma(Acc<R, C>& acc, const Operand<R, K>& a, B b, int n0, int k0) {
     static_assert(C % 16 == 0 && K % 16 == 0 && R % WARP == 0, "shape of a matrix product");
-    float x[8];
+    float x[V];
     if constexpr (B::K_LAST) {
-      for (int k = 0; k < K; k += 8)
+      for (int k = 0; k < K; k += V)
         for (int c = 0; c < C; c++) {
           widen(x, b.chunk(n0 + c, k0 + k));
           for (int r = 0; r < R / WARP; r++)
-            for (int e = 0; e < 8; e++) acc.x[r][c] += a.x[r][k + e] * x[e];
+            for (int e = 0; e < V; e++) add(acc.x[r][c], a.x[r][k + e], x[e]);
         }
     } else {
       for (int k = 0; k < K; k++)
-        for (int c = 0; c < C; c += 8) {
+        for (int c = 0; c < C; c += V) {
           widen(x, b.chunk(k0 + k, n0 + c));
           for (int r = 0; r < R / WARP; r++)
-            for (int e = 0; e < 8; e++) acc.x[r][c + e] += a.x[r][k] * x[e];
+            for (int e = 0; e < V; e++) add(acc.x[r][c + e], a.x[r][k], x[e]);
         }
     }
   }
-  static KS_DEVICE void widen(float (&to)[8], const Chunk<T>& from) {
-    for (int e = 0; e < 8; e++) to[e] = to_sum(from.v[e]);
+  static KS_DEVICE void widen(float (&to)[V], const Chunk<T>& from) {
+    for (int e = 0; e < V; e++) to[e] = to_sum(from.v[e]);
+  }
+  static KS_DEVICE void add(float& sum, float x, float y) {
+    if constexpr (PRODUCTS == 0) {
+      sum += x * y;
+    } else {
+      const float a = to_tf32(x), b = to_tf32(y), small = to_tf32(x - a) * b + a * to_tf32(y - b);
+      sum += a * b + (PRODUCTS == 3 && finite(small) ? small : 0.f);
+    }
   }
 
   template<int R, int C, class F> static KS_DEVICE void map(Acc<R, C>& a, F f) {
@@ -258,3 +272,4 @@ template<class T_> struct MatrixEngine {
     for (int r = 0; r < R / WARP; r++) lanes_load(a.x[r], from + r * WARP * C);
   }
 };
+template<int PRODUCTS> using Tf32Engine = MatrixEngine<float, PRODUCTS>;
