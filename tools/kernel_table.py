@@ -15,7 +15,9 @@ import csv
 import io
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from kernelseam.contract import Backend, KernelFacts
@@ -34,6 +36,8 @@ PART = 8
 SHARED = (("sm_80", "sm_86"), ("gfx942", "gfx1100", "gfx950", "gfx1201"))
 """Archs that every run of the tests compiles each binary for one of, and the slow ones for all: there is no time for
 more. A run sees half of what is particular to sm_80, and a quarter of what is to gfx950."""
+MANY = 12
+"""Binaries of a kernel that takes turns: of fewer each arch has all, or a kind of arch might have none."""
 COLUMNS = ("arch", "kernel", "tile", "registers", "spills", "scratch_bytes", "shared_bytes", "matrix_instructions")
 
 Key = tuple[str, str, str]
@@ -50,8 +54,17 @@ def tile_name(tile: object) -> str:
 
 def rare(arch: str, number: int, covered: Covered) -> bool:
     """Whether only the slow tests compile what is that number of the covering choice for the arch."""
-    turns = any(arch in archs and archs[_turn(number + 1, len(archs))] != arch for archs in SHARED)
+    turns = any(
+        arch in archs and archs[_turn(number + 1, len(archs))] != arch and _count()[covered.half.entry] >= MANY
+        for archs in SHARED
+    )
     return not covered.often or (arch in ALIKE and number % PART > 0) or turns
+
+
+@cache
+def _count() -> Counter[str]:
+    """Binaries of each kernel that every run compiles."""
+    return Counter(c.half.entry for c in covering() if c.often)
 
 
 def _turn(number: int, of: int) -> int:

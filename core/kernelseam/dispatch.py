@@ -43,13 +43,13 @@ def preferred_backend(backend: str | None = None) -> str | None:
 
 def _variable() -> Callable[[], str | None]:
     """What reads the variable. os.environ encodes the name at every look, which takes longer than a launch; what it
-    keeps the encoded names in is read where it is what it is known to be."""
-    name = "KERNELSEAM_BACKEND"
-    kept, encode = (getattr(os.environ, n, None) for n in ("_data", "encodekey"))
+    keeps the encoded names in is read where it is what it is known to be, and nobody has put another in its place."""
+    name, environ = "KERNELSEAM_BACKEND", os.environ
+    kept, encode = (getattr(environ, n, None) for n in ("_data", "encodekey"))
     if not isinstance(kept, dict) or encode is None:
         return lambda: os.environ.get(name)
     encoded = encode(name)
-    return lambda: os.environ.get(name) if encoded in kept else None
+    return lambda: os.environ.get(name) if encoded in kept or os.environ is not environ else None
 
 
 _in_environment = _variable()

@@ -448,10 +448,20 @@ _KEPT = 1024
 
 
 def forget() -> None:
-    """Drop every remembered plan."""
+    """Drop every remembered plan, and what the functions on arrays remember of them."""
     with _lock:
         _plans.clear()
         _choices.clear()
+    for other in _forgetting:
+        other()
+
+
+_forgetting: list[Callable[[], None]] = []
+
+
+def when_forgotten(other: Callable[[], None]) -> None:
+    """``forget`` calls that, too."""
+    _forgetting.append(other)
 
 
 def plan(

@@ -71,9 +71,6 @@ template<int N> KS_DEVICE void registers_take() { asm volatile("setmaxnreg.inc.s
 
 struct alignas(64) TensorMap { u64 opaque[16]; };
 
-KS_DEVICE void tma_prefetch(const TensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
-}
 // What lies outside the tensor arrives as zeros, and counts.
 KS_DEVICE void tma_load(u32 to, const TensorMap& map, u32 barrier, int x0, int x1, int x2, int x3) {
   asm volatile(

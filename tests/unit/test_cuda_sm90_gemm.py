@@ -61,7 +61,9 @@ def test_what_the_kernel_does_not_take_is_refused_by_name(changes: dict[str, obj
 def test_problems_are_refused_by_their_numbers() -> None:
     nothing = [problem(M=0), problem(N=0), problem(K=0), problem(batch=0), replace(problem(), alpha=0.0)]
     assert {HALF.refuse(p, ROW) for p in nothing} == {"there is nothing to multiply"}
-    assert HALF.refuse(problem(M=64, N=64, K=8, batch=2**20, heads=2**12), ROW) == "it needs 2^31 tiles or more"
+    most = 2**31 - 2**16
+    assert HALF.refuse(problem(M=1, N=8, K=8, batch=most, heads=1), ROW) == "it needs 2147418112 tiles or more"
+    assert HALF.refuse(problem(M=1, N=8, K=8, batch=most - 1, heads=1), ROW) is None
     assert HALF.refuse(problem(M=2**30, batch=1, heads=1), ROW) == "M = 1073741824: it takes less than 2**30"
     assert HALF.refuse(problem(N=2**30, batch=1, heads=1), ROW) == "N = 1073741824: it takes less than 2**30"
     assert HALF.refuse(problem(vector_r=2), ROW) is None, "there is no residual"

@@ -19,7 +19,7 @@ from kernelseam.dispatch import check_backend, name_of, preferred_backend
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.interop import torch as torch_arrays
-from kernelseam.planning import Call, Plan, plan, proven_overlap, stream_handle
+from kernelseam.planning import Call, Plan, plan, proven_overlap, stream_handle, when_forgotten
 from kernelseam.plugins import Plugins, plugins
 from kernelseam.trace import active
 
@@ -41,11 +41,17 @@ class _Remembered:
         """How tensors are read; None before the first shortcut."""
 
 
-
-
 _KEPT = 1024
 """Entries of either; where there are as many, all are dropped."""
 _remembered: _Remembered | None = None
+
+
+def _forget() -> None:
+    global _remembered
+    _remembered = None
+
+
+when_forgotten(_forget)
 
 
 _AS_IT_IS = Wording()
@@ -64,7 +70,7 @@ def operate(
     try:
         memory, wanted = _remembered, preferred_backend(backend)
         if memory is not None and memory.read is not None:
-            key: list[object] = [work, wanted, implementation, options, *map(type, options), *arrays]
+            key = _key(work, arrays, options, wanted, implementation)
             if (pointers := memory.read(arrays.values(), key)) is not None:
                 try:
                     shortcut = memory.shortcuts.get(tuple(key))
@@ -115,22 +121,28 @@ def _operated(
     own = known.run(infos, stream, memory.bound)
     for name in known.written:
         tell_written(infos[name])
-    if key is not None and (shortcut := known.shortcut(infos, own)) is not None:
-        _keep(memory, shortcut, work, arrays, options, wanted, implementation)
+    if key is not None and known.quick(infos, own):
+        _keep(memory, known, infos, own, _key(work, arrays, options, wanted, implementation), arrays)
     return {r.name: handed_back(infos[r.name], infos[r.like], stream) for r in known.results}
 
 
+def _key(
+    work: Callable[..., None], arrays: Mapping[str, object], options: tuple[Any, ...], wanted: str | None,
+    implementation: str | None,
+) -> list[object]:
+    """What a reader of tensors adds to. Types count: what takes 1 may refuse True, which equals it."""
+    return [work, wanted, implementation, options, *map(type, options), *arrays]
+
+
 def _keep(
-    memory: _Remembered, shortcut: _Shortcut, work: Callable[..., None], arrays: Mapping[str, object],
-    options: tuple[Any, ...], wanted: str | None, implementation: str | None,
+    memory: _Remembered, known: _Known, infos: Infos, own: ArrayInfo | None, key: list[object],
+    arrays: Mapping[str, object],
 ) -> None:
     memory.read = read = memory.read or torch_arrays.reader()
-    # Types count: what takes 1 may refuse True, which equals it.
-    key: list[object] = [work, wanted, implementation, options, *map(type, options), *arrays]
     if read is not None and read(arrays.values(), key) is not None:
         if len(memory.shortcuts) >= _KEPT:
             memory.shortcuts.clear()
-        memory.shortcuts[tuple(key)] = shortcut
+        memory.shortcuts[tuple(key)] = _Shortcut(known, infos, own)
 
 
 def _lies(info: ArrayInfo) -> tuple[object, ...]:
@@ -308,12 +320,11 @@ class _Known:
         """Whether bound launches serve the next call over the same memory."""
         return self.device.evidence != HOST and not self.waits
 
-    def shortcut(self, infos: Infos, own: ArrayInfo | None) -> _Shortcut | None:
-        """For calls on tensors that lie as these do; None where it is not for tensors, or memory is looked at."""
+    def quick(self, infos: Infos, own: ArrayInfo | None) -> bool:
+        """Whether calls on tensors that lie as these do can take a shortcut: no memory is looked at."""
         every = (*infos.values(), *([] if own is None else [own]))
-        if not self.repeats or not isinstance(self.runtime, QuickRuntime):
-            return None
-        return _Shortcut(self, infos, own) if all(x.kind == "torch" and x.pointer for x in every) else None
+        quick = self.repeats and all(x.kind == "torch" and x.pointer for x in every)
+        return quick and isinstance(self.runtime, QuickRuntime)
 
 
 class _Shortcut:

@@ -11,7 +11,6 @@ struct Consumer {
   int rank, group, warp, thread_lane;
   Cursor<STAGES> place{0, 0};
   Cursor<SLOTS> slot{0, 1};
-  u64 policy = evict_first();
 
   KS_DEVICE int thread() const { return warp * WARP + thread_lane; }
   // The warpgroup is done with a stage: every block that loads into it is told.
@@ -130,7 +129,7 @@ struct Consumer {
             const int index = q * WARP + thread_lane, r = index / (8 * BATCH), chunk = index % (8 * BATCH);
             const Chunk<T>& x = *(const Chunk<T>*)(to + chunk / 8 * ROWS_BYTES + r * 128 + ((chunk ^ r) & 7) * 16);
             const int column = p.column + 64 * first + 8 * chunk;
-            if (row + r < a.M) store_chunk(c + (i64)(row + r) * a.c_row + column, x, a.N - column, policy);
+            if (row + r < a.M) store_chunk(c + (i64)(row + r) * a.c_row + column, x, a.N - column);
           }
           warp_barrier();
         }

@@ -10,7 +10,7 @@
 //
 // Constants (from the host half): KS_T, KS_A_TRANSPOSED, KS_B_TRANSPOSED, KS_POINTERS, KS_BIAS (element type, void where there
 // is none), KS_RESIDUAL, KS_BM, KS_BN, KS_GROUPS, KS_STAGES, KS_CLUSTER, KS_BLOCKS (that share a multiprocessor), KS_BUFFERS
-// (64×64 of the result, a consumer), KS_STORE, KS_C_FIRST (whether C is the first to leave L2), KS_PRODUCER_REGISTERS,
+// (64×64 of the result, a consumer), KS_STORE, KS_C_FIRST (whether TMA's stores of C are the first to leave L2), KS_PRODUCER_REGISTERS,
 // KS_CONSUMER_REGISTERS (0: as launched), KS_SHARED_BYTES.
 // Shared memory: STAGES·(BM + BN)·128 bytes, GROUPS·BUFFERS·8 KB, the bias, barriers. Registers: BM·BN/(128·GROUPS) of sums.
 #include "sm90/gemm/consumer.h"

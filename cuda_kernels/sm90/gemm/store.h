@@ -53,13 +53,9 @@ struct Storer {
   }
 };
 
-KS_DEVICE void store_chunk(T* to, const Chunk<T>& x, int left, u64 policy) {
+KS_DEVICE void store_chunk(T* to, const Chunk<T>& x, int left) {
   if (left >= Chunk<T>::N) {
-    const u32* v = (const u32*)&x;
-    if (KS_C_FIRST)
-      asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;"
-                   :: "l"(to), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]), "l"(policy) : "memory");
-    else *(Chunk<T>*)to = x;
+    *(Chunk<T>*)to = x;
   } else {
 #pragma unroll
     for (int e = 0; e < Chunk<T>::N; e++)

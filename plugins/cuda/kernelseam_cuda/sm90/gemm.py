@@ -12,7 +12,6 @@ from kernelseam.dtypes import DType
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
-    INT32,
     divide_up,
     divider_parameter,
     divider_values,
@@ -28,6 +27,8 @@ SLICE = 64
 """Of K, a step of the ring."""
 _FURTHEST = 2**30
 """Rows and columns: a tile's place, and its end, are 32-bit."""
+_MOST_TILES = 2**31 - 2**16
+"""A block counts in 32 bits by a grid's clusters, beyond the last."""
 _GROUP_ROWS = 8
 """Rows of tiles that are walked together: tiles.h."""
 _PANEL, _ROWS = 64, 64
@@ -95,7 +96,7 @@ class HopperGemm(HostHalf):
             if n >= _FURTHEST:
                 return f"{name} = {n}: it takes less than 2**30"
         if not self._offered(p):
-            return "it needs 2^31 tiles or more"
+            return f"it needs {_MOST_TILES} tiles or more"
         return refuse_row_strides(
             stride_a_row=p.a_strides[2], stride_b_row=p.b_strides[2], stride_c_row=p.c_strides[2],
             stride_residual_row=p.residual_strides[2],
@@ -117,7 +118,7 @@ class HopperGemm(HostHalf):
         c = p.results * p.M * p.N * p.spec.dtype.itemsize
         mostly_c = c > _MOSTLY * p.bytes_moved
         return tuple(
-            replace(t, c_first=mostly_c and t.store == "tma") for t in GEMM if _tiles(p, t) < INT32
+            replace(t, c_first=mostly_c and t.store == "tma") for t in GEMM if _tiles(p, t) < _MOST_TILES
         )
 
     def variants(self, problem: GemmProblem, row: ArchRow, device: Device) -> dict[str, HopperGemmTile]:
