@@ -28,25 +28,11 @@ template<int STAGES> struct Ring {
   KS_DEVICE void wait_empty(const Place& at) const { barrier_wait(empty(at), at.parity); }
 };
 
-// Loads rows row … row + ROWS − 1 and COLUMNS columns of a matrix into a tile: panels of 64 columns, one box each. Signals `barrier`,
-// which has to expect tile_bytes. The map's axes are column, row, head, batch.
+// Loads rows row … row + ROWS − 1 and COLUMNS columns of a matrix into a tile: panels of 64 columns, one box each. Signals
+// `barrier`, which has to expect tile_bytes. The map's axes are column, row, head, batch.
 template<int ROWS, int COLUMNS> constexpr int tile_bytes = ROWS * ((COLUMNS + 63) / 64) * 128;
 template<int ROWS, int COLUMNS>
-KS_DEVICE void tile_load(u32 to, const TensorMap& map, u32 barrier, int row, int head, int batch, int panel = ROWS * 128) {
+KS_DEVICE void tile_load(u32 to, const TensorMap& map, u32 barrier, int row, int head, int batch) {
 #pragma unroll
-  for (int c = 0; c < COLUMNS; c += 64) tma_load(to + c / 64 * panel, map, barrier, c, row, head, batch);
-}
-// The same tile for all blocks of a cluster: each loads every BLOCKSth panel, for all. Each block's barrier has to expect the
-// whole, and the stage to be empty in all.
-template<int BLOCKS, int ROWS, int COLUMNS>
-KS_DEVICE void tile_load_together(u32 to, const TensorMap& map, u32 barrier, int row, int head, int batch, int rank) {
-  if constexpr (BLOCKS == 1) {
-    tile_load<ROWS, COLUMNS>(to, map, barrier, row, head, batch);
-  } else {
-#pragma unroll
-    for (int c = 0; c < COLUMNS; c += 64 * BLOCKS) {
-      const int x = c + 64 * rank;
-      if (x < COLUMNS) tma_load_multicast(to + x / 64 * ROWS * 128, map, barrier, x, row, head, batch, (1 << BLOCKS) - 1);
-    }
-  }
+  for (int c = 0; c < COLUMNS; c += 64) tma_load(to + c / 64 * ROWS * 128, map, barrier, c, row, head, batch);
 }

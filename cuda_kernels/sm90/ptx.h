@@ -39,17 +39,11 @@ KS_DEVICE void cluster_barrier() {
   warp_barrier();
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-// Arrive at the barrier at the same place of another block of the cluster. Without .release, which would order all of a thread's
-// writes, by a fence of the whole GPU: what arrivals order here are reads by products that were waited for.
+// Arrive at the barrier at the same place of another block of the cluster. Without .release, which would order all of a
+// thread's writes, by a fence of the whole GPU: what arrivals order here are reads by products that were waited for.
 KS_DEVICE void barrier_arrive_at(u32 barrier, int rank) {
   asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
                "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" :: "r"(barrier), "r"(rank) : "memory");
-}
-// A word to another block, that counts 4 bytes at its barrier.
-KS_DEVICE void store_at(u32 to, u32 x, u32 barrier, int rank) {
-  asm volatile("{\n.reg .b32 place, there;\nmapa.shared::cluster.u32 place, %0, %3;\nmapa.shared::cluster.u32 there, %2, %3;\n"
-               "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [place], %1, [there];\n}"
-               :: "r"(to), "r"(x), "r"(barrier), "r"(rank) : "memory");
 }
 
 // ---- meetings of some of a block's warps: 1 to 15, `threads` of them in all
@@ -110,8 +104,8 @@ template<int N> KS_DEVICE void tma_stores_wait() { asm volatile("cp.async.bulk.w
 // Between this thread's ordinary stores to shared memory and what TMA or wgmma reads of them.
 KS_DEVICE void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// A policy for lines of the L2 cache: they are the first to go, so that others stay. To name the normal one is not the same as to
-// name none: products with few columns took 8 % longer.
+// A policy for lines of the L2 cache: they are the first to go, so that others stay. To name the normal one is not the same as
+// to name none: products with few columns took 8 % longer.
 KS_DEVICE u64 evict_first() {
   u64 policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

@@ -91,7 +91,7 @@ def clean(what: str) -> tuple[SourceBundle, Any, tuple[str, ...]]:
         half, spec = HopperGemm(), GemmSpec(DType.bfloat16, DType.bfloat16, DType.float32, b_transposed=True)
         tile: Any = min((t for t in GEMM if t.store == "tma" and t.cluster > 1), key=lambda t: t.bm * t.bn)
     else:
-        case = named("attention-f16-64-causal-250x255" if what == "hides" else "attention-f16-64")
+        case = named("attention-bf16-128-causal-250x250" if what == "cleans" else "attention-f16-64")
         (half, spec, tile), = ahead.units([case], H200, "sm90")
     made = bundle(half, spec, tile, TOOLCHAIN, "sm_90a")
     return made, tile, tuple(order_of(made, tile))
@@ -99,9 +99,9 @@ def clean(what: str) -> tuple[SourceBundle, Any, tuple[str, ...]]:
 
 @pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.reported == "order"], ids=lambda m: m.name)
 def test_a_bug_of_order_is_found(mutant: Mutant) -> None:
-    """Where only kernels that hide keys have the code, in such a one."""
+    """Where only kernels that search V have the code, in such a one."""
     gemm = mutant.place.startswith("sm90/gemm/")
-    made, tile, before = clean("gemm" if gemm else "hides" if mutant.place == CLEANERS else "plain")
+    made, tile, before = clean("gemm" if gemm else "cleans" if mutant.place == CLEANERS else "plain")
     assert SAID[mutant.name] in order_of(mutant(made), tile)
     assert SAID[mutant.name] not in before
 

@@ -39,13 +39,16 @@ def _attention() -> Iterator[AttentionCase]:
     yield attention("bf16-256-causal", "many-tiles", S_q=140, S_k=150, **_heads(2))
     yield attention("f16-64-causal", "many-tiles-masked", S_q=300, S_k=33, **_heads(3))
     hidden = Plant("v", NAN, (None, None, 100, 3)), Plant("v", NAN, (0, None, 40, None))
-    yield attention("bf16-128-causal", "many-tiles-nan-in-v", S_q=129, S_k=129, plants=hidden, **_heads(3))
+    for kind in ("f16-64-causal", "bf16-128-causal", "bf16-256-causal"):
+        yield attention(kind, "many-tiles-nan-in-v", S_q=129, S_k=129, plants=hidden, **_heads(3))
+    sinks = tuple(0.1 * h for h in range(HEADS))
+    both = {"softcap": 2.0, "sinks": sinks}
+    yield attention("f16-64-causal", "many-tiles-nan-in-v-capped", S_q=129, S_k=129, plants=hidden, **both, **_heads(3))
     grouped = {"batch": 7, "num_heads": HEADS, "kv_heads": HEADS // 4}
     yield attention("bf16-128-causal", "many-tiles-gqa", S_q=130, S_k=130, **grouped)
     yield attention("f16-64", "many-tiles-window", S_q=140, S_k=300, window=(33, 12), **_heads(3))
     yield attention("f16-64", "many-tiles-softcap", softcap=5.0, **_heads(4))
     lengths = tuple(37 * i % 170 for i in range(6))
-    sinks = tuple(0.1 * h for h in range(HEADS))
     yield attention(
         "bf16-128", "many-tiles-lengths", S_k=170, kv_lengths=lengths, window=(100, 0), softcap=20.0, sinks=sinks,
         **_heads(6)

@@ -13,17 +13,21 @@ from mutant import Mutant
 
 PIPELINE, WGMMA = "sm90/pipeline.h", "sm90/wgmma.h"
 FORWARD, PRODUCER, CONSUMER = (f"sm90/attention/{name}.h" for name in ("forward", "producer", "consumer"))
-GEMM, GEMM_PRODUCER, GEMM_CONSUMER, GEMM_STORE, GEMM_TILES = (
-    f"sm90/gemm/{name}.h" for name in ("gemm", "producer", "consumer", "store", "tiles")
+GEMM, GEMM_BLOCK, GEMM_PRODUCER, GEMM_CONSUMER, GEMM_STORE, GEMM_TILES = (
+    f"sm90/gemm/{name}.h" for name in ("gemm", "block", "producer", "consumer", "store", "tiles")
 )
-BLOCK, CLEANERS, SOFTMAX, TILES = (f"sm90/attention/{name}.h" for name in ("block", "cleaners", "softmax", "tiles"))
+BLOCK, CLEANERS, REMAKE, SOFTMAX, TILES = (
+    f"sm90/attention/{name}.h" for name in ("block", "cleaners", "remake", "softmax", "tiles")
+)
 
 MANY, ONE_BLOCK, LONG = (f"attention-bf16-128-many-tiles{what}" for what in ("", "-one-block", "-long"))
 CAUSAL = "attention-bf16-128-causal-many-tiles"
 SEQUENCES, HIDDEN = "attention-f16-64-causal-many-tiles-sequences", "attention-bf16-128-causal-nan-in-hidden-v"
-NT, NN, ADDED, ONE = (
-    f"gemm-{kind}-many-tiles{what}"
-    for kind, what in (("f16-nt", ""), ("bf16-nn", ""), ("bf16-nt", "-added"), ("bf16-nt", "-one-matrix"))
+REMADE, CAPPED = "attention-f16-64-causal-nan-in-hidden-v", "attention-f16-64-causal-many-tiles-nan-in-v-capped"
+NT, NN, ADDED, ONE, LISTS = (
+    f"gemm-{kind}-many-tiles{what}" for kind, what in (
+        ("f16-nt", ""), ("bf16-nn", ""), ("bf16-nt", "-added"), ("bf16-nt", "-one-matrix"), ("f16-nt", "-pointers")
+    )
 )
 
 
@@ -78,8 +82,9 @@ MUTANTS = (
         "pin(o);\n      release_v();\n      if (masked.value)", MANY, "P·V is not waited for before the next", "order",
     ),
     _mutant(
-        "last-result-not-waited", CONSUMER, "wgmma_wait<0>();\n    pin(o);\n    release_v();\n    store(",
-        "pin(o);\n    release_v();\n    store(", "attention-f16-192v128-many-tiles",
+        "last-result-not-waited", CONSUMER,
+        "wgmma_wait<0>();\n    pin(o);\n    release_v();\n    if (__builtin_expect(store(",
+        "pin(o);\n    release_v();\n    if (__builtin_expect(store(", "attention-f16-192v128-many-tiles",
         "a tile is stored before it is done", "order",
     ),
     # ---- slots
@@ -95,8 +100,8 @@ MUTANTS = (
     ),
     _mutant(
         "values-released-twice", CONSUMER,
-        "Wgmma<T, DV>::rs(o, p + 4 * j, y + (j * 16 * 128 >> 4), 1);\n    wgmma_commit();",
-        "Wgmma<T, DV>::rs(o, p + 4 * j, y + (j * 16 * 128 >> 4), 1);\n    wgmma_commit();\n"
+        "Wgmma<T, DV>::rs(o, p + 4 * j, further(y, j * 16 * 128), 1);\n    wgmma_commit();",
+        "Wgmma<T, DV>::rs(o, p + 4 * j, further(y, j * 16 * 128), 1);\n    wgmma_commit();\n"
         "    if (thread_lane == 0) barrier_arrive(rings.v.empty(v));", LONG,
         "values are handed back while the product reads them, and again when it is done", "order",
     ),
@@ -160,36 +165,40 @@ MUTANTS = (
     ),
     # ---- descriptors and swizzles
     _mutant(
-        "stride-offset", WGMMA, "SWIZZLED = 0x4000004000000000ull;", "SWIZZLED = 0x4000002000000000ull;",
+        "stride-offset", WGMMA, 'KS_DESCRIPTOR_HIGH "0x40000040"', 'KS_DESCRIPTOR_HIGH "0x40000020"',
         "attention-f16-64", "eight rows are 512 bytes from the next eight", "words",
     ),
     _mutant(
-        "swizzle-mode", WGMMA, "SWIZZLED = 0x4000004000000000ull;", "SWIZZLED = 0x8000004000000000ull;",
+        "swizzle-mode", WGMMA, 'KS_DESCRIPTOR_HIGH "0x40000040"', 'KS_DESCRIPTOR_HIGH "0x80000040"',
         "attention-f16-64", "chunks lie as in a swizzle of 64 bytes", "words",
     ),
     _mutant(
-        "leading-offset", WGMMA, "(u64)(panel >> 4 << 16)", "(u64)(panel >> 5 << 16)", "attention-f16-128",
+        "leading-offset", WGMMA, "return panel >> 4 << 16", "return panel >> 5 << 16", "attention-f16-128",
         "columns of V beyond 64 are half a panel away", "words",
     ),
     _mutant(
-        "address-cut-off", WGMMA, "return SWIZZLED | 1u << 16 | (address & 0x3ffff) >> 4;",
-        "return SWIZZLED | 1u << 16 | (address & 0xffff) >> 4;", "attention-f16-128", "shared memory ends at 64 KB",
-        "words",
+        "address-cut-off", WGMMA, "return 1u << 16 | (address & 0x3ffff) >> 4;",
+        "return 1u << 16 | (address & 0xffff) >> 4;", "attention-f16-128", "shared memory ends at 64 KB", "words",
     ),
     _mutant(
-        "depth-of-keys", CONSUMER, "y + (d / 4 * BN * 128 + d % 4 * 32 >> 4)",
-        "y + (d / 4 * BN * 128 + d % 4 * 64 >> 4)", "attention-f16-64", "16 deeper in K is 64 bytes on",
+        "rank-in-a-descriptor", WGMMA, "<< 16 | (address & 0x3ffff) >> 4; }\nKS_DEVICE u32 further",
+        "<< 16 | address >> 4; }\nKS_DEVICE u32 further", NN,
+        "in a cluster's second block a bit of its rank is added to the leading offset", "words",
     ),
     _mutant(
-        "panels-of-keys", CONSUMER, "y + (d / 4 * BN * 128 + d % 4 * 32 >> 4)",
-        "y + (d / 4 * 64 * 128 + d % 4 * 32 >> 4)", "attention-f16-128", "a panel of K has as many rows as one of Q",
+        "depth-of-keys", CONSUMER, "further(y, d / 4 * BN * 128 + d % 4 * 32)",
+        "further(y, d / 4 * BN * 128 + d % 4 * 64)", "attention-f16-64", "16 deeper in K is 64 bytes on",
     ),
     _mutant(
-        "depth-of-values", CONSUMER, "y + (j * 16 * 128 >> 4), 1)", "y + (j * 8 * 128 >> 4), 1)", "attention-f16-64",
+        "panels-of-keys", CONSUMER, "further(y, d / 4 * BN * 128 + d % 4 * 32)",
+        "further(y, d / 4 * 64 * 128 + d % 4 * 32)", "attention-f16-128", "a panel of K has as many rows as one of Q",
+    ),
+    _mutant(
+        "depth-of-values", CONSUMER, "further(y, j * 16 * 128), 1)", "further(y, j * 8 * 128), 1)", "attention-f16-64",
         "16 deeper in V is 8 rows on",
     ),
     _mutant(
-        "stage-of-values", CONSUMER, "v_tiles + v.stage * (V_BYTES >> 4);", "v_tiles;", "attention-f16-64",
+        "stage-of-values", CONSUMER, "further(v_tiles, v.stage * V_BYTES);", "v_tiles;", "attention-f16-64",
         "values are always those of the first stage",
     ),
     _mutant(
@@ -251,6 +260,51 @@ MUTANTS = (
         "nothing-is-given-back", CONSUMER, "if (x != 0.f) place = convert<T>(to_sum(place) + x);", "", HIDDEN,
         "seen NaN and inf are lost",
     ),
+    # ---- rows that are made again
+    _mutant(
+        "nan-not-looked-for", CONSUMER, "return REMAKES && __any_sync(~0u, has_nan(most));", "return false;", REMADE,
+        "hidden NaN stay in the result",
+    ),
+    _mutant(
+        "one-lane-looks-for-nan", CONSUMER, "return REMAKES && __any_sync(~0u, has_nan(most));",
+        "return REMAKES && __shfl_sync(~0u, (int)has_nan(most), 0);", REMADE, "only the first lane's NaN count",
+    ),
+    _mutant(
+        "hidden-rows-after", CONSUMER, "again.finite_values(scores.band_end(first),",
+        "again.finite_values(scores.band_end(end - 1),", REMADE,
+        "values that a warp's last row sees are not looked at, which hide from its first",
+    ),
+    _mutant(
+        "hidden-rows-before", CONSUMER, "again.finite_values(w.begin * BN, scores.band_begin(end - 1))",
+        "again.finite_values(w.begin * BN, scores.band_begin(first))", "attention-f16-64-window-nan-in-hidden-v",
+        "the same of a window's other side",
+    ),
+    _mutant(
+        "remade-of-hidden-keys", CONSUMER, "again.row(row, scores.band_begin(row), scores.band_end(row));",
+        "again.row(row, scores.band_begin(row), min_of(w.end * BN, scores.S_k));", REMADE,
+        "a row is made again of keys that it does not see",
+    ),
+    _mutant(
+        "only-the-first-row-remade", CONSUMER, "for (int row = first; row < end; row++) again.row(",
+        "for (int row = first; row < first + 1; row++) again.row(", REMADE, "a warp makes one row again",
+    ),
+    _mutant(
+        "seen-nan-replaced", REMAKE, "(l == 0.f ? 0.f : o[i] / l) + odd[i]", "l == 0.f ? 0.f : o[i] / l", REMADE,
+        "a NaN that is right, of a value which the row sees, is replaced",
+    ),
+    _mutant(
+        "remade-without-fade", REMAKE, "o[i] = fmaf(p, finite(z) ? z : 0.f, o[i] * fade);",
+        "o[i] = fmaf(p, finite(z) ? z : 0.f, o[i]);", REMADE, "earlier keys keep their reference",
+    ),
+    _mutant(
+        "remade-without-sink", CONSUMER, "KS_SINKS ? LOG2_E * a.sinks[w.head] : -infinity(), thread_lane",
+        "-infinity(), thread_lane", CAPPED, "rows are made again without their sink",
+    ),
+    _mutant(
+        "remade-without-cap", REMAKE, "if (!KS_SOFTCAP) return s * scale_log2;",
+        "return KS_SOFTCAP ? s * cap_inverse * cap : s * scale_log2;", CAPPED,
+        "rows are made again of scores that are not capped",
+    ),
     # ---- softmax
     _mutant(
         "never-rebased", CONSUMER, "!(sum[0] + sum[1] < LIMIT)), 0)", "false), 0)", "attention-f16-64-rises-sums",
@@ -277,7 +331,7 @@ MUTANTS = (
         "a query does not see its first key",
     ),
     _mutant(
-        "keys-beyond-the-end", CONSUMER, "if (CLEANS || (block + 1) * BN > scores.S_k)", "if (CLEANS)",
+        "keys-beyond-the-end", CONSUMER, "if (HIDES_KEYS || (block + 1) * BN > scores.S_k)", "if (HIDES_KEYS)",
         "attention-f16-64", "zeros beyond the last key count as keys",
     ),
     _mutant(
@@ -296,7 +350,11 @@ MUTANTS = (
         "sink-without-fade", CONSUMER, "sum = sum * fade + (sink ==", "sum = sum + (sink ==",
         "attention-f16-64-sinks-huge-and-none", "sums are not brought to the sink's reference",
     ),
-    # ---- products: slices, clusters, what leaves
+    _mutant(
+        "sink-fade-not-squared", CONSUMER, "fade = half * half;", "fade = half;", "attention-f16-64-sinks",
+        "sums are brought half the way to the sink's reference",
+    ),
+    # ---- products: slices, clusters, lists, what leaves
     _mutant(
         "slice-released-early", GEMM_CONSUMER,
         "wgmma_wait<1>();  // the slice before is done\n      if (s) release(before);",
@@ -356,8 +414,8 @@ MUTANTS = (
         "descriptor_mn_major(address, 2 * ROWS_BYTES);", NN, "64 columns of B are two panels from the next",
     ),
     _mutant(
-        "depth-of-a-slice", GEMM_CONSUMER, "(KS_B_TRANSPOSED ? 32 : 16 * 128) >> 4",
-        "(KS_B_TRANSPOSED ? 64 : 16 * 128) >> 4", NT, "16 deeper in B is 64 bytes on",
+        "depth-of-a-slice", GEMM_CONSUMER, "B_STEP = KS_B_TRANSPOSED ? 32 : 16 * 128;",
+        "B_STEP = KS_B_TRANSPOSED ? 64 : 16 * 128;", NT, "16 deeper in B is 64 bytes on",
     ),
     _mutant(
         "chunks-of-a-panel", GEMM_CONSUMER, "((2 * j + (thread_lane >> 4)) ^ (thread_lane & 7)) * 16;",
@@ -370,6 +428,18 @@ MUTANTS = (
     _mutant(
         "ranks-of-a-cluster", GEMM_TILES, "(row * KS_CLUSTER + rank) * KS_BM", "row * KS_CLUSTER * KS_BM", ONE,
         "a cluster's blocks have the same rows",
+    ),
+    _mutant(
+        "origin-not-subtracted", GEMM_BLOCK, "((u64)address - (u64)origin) >> 4;", "(u64)address >> 4;", LISTS,
+        "a matrix is as far from the origin as from address 0", "words",
+    ),
+    _mutant(
+        "units-mask", GEMM_BLOCK, "units & 0x7fffffff", "units & 0xfffff", LISTS,
+        "a matrix is less than 16 MiB from the origin", "words",
+    ),
+    _mutant(
+        "reaches-of-a-matrix", GEMM_BLOCK, "(int)(units >> 31)", "(int)(units >> 32)", LISTS,
+        "matrices before the origin are half of all memory away", "words",
     ),
 )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import kernelseam
 from kernelseam.contract import Device
 from kernelseam.parity.cases import AttentionCase, Case, GemmCase, named
 from kernelseam.parity.run import Target, run_case, targets
@@ -37,7 +38,8 @@ TIMES = 100
 MATRIX = (
     "attention-f16-64", "attention-bf16-128", "attention-f16-64-causal-250x255", "attention-bf16-128-causal-250x250",
     "attention-f16-192v128", "attention-f16-256", "attention-f16-64-rises-far", "attention-f16-64-causal-sequences",
-    "attention-bf16-128-causal-nan-in-hidden-v", "gemm-f16-nt", "gemm-bf16-nn-large", "gemm-f16-tn",
+    "attention-bf16-128-causal-nan-in-hidden-v", "attention-f16-64-causal-nan-in-hidden-v", "gemm-f16-nt",
+    "gemm-bf16-nn-large", "gemm-f16-tn",
 )
 """Cases of the matrix whose bits are looked at, too: one tile a block."""
 
@@ -119,3 +121,25 @@ def test_a_graph_replays_the_same_bits_and_new_inputs(implementation: str, case:
         stream.synchronize()
         verdict = judged(other, made(other), held.computed())
         assert verdict.passed, verdict.message
+
+
+@pytest.mark.skipif(DEVICE.arch != "sm_90a", reason=f"{DEVICE.arch} has no kernel of its own")
+@pytest.mark.parametrize(("dim", "all_bits"), [(64, False), (128, True), (256, False)])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_hidden_value_changes_no_bits_but_of_what_was_nan(dim: int, all_bits: bool, value: float) -> None:
+    """Rows that are made again (64, 256) keep what was right; where V is searched ahead (128), all is as it was."""
+    keys, key, column = 300, 171, 5
+    q, k, v = (cupy.random.default_rng(i).standard_normal((2, 4, keys, dim)).astype(cupy.float16) for i in range(3))
+    results = [kernelseam.attention(q, k, v, causal=True, return_lse=True, implementation="sm90")]
+    v[:, :, key, column] = value
+    results.append(kernelseam.attention(q, k, v, causal=True, return_lse=True, implementation="sm90"))
+    (before, lse), (after, lse_after) = results
+    assert bool((lse == lse_after).all())
+    others = cupy.arange(dim) != column
+    assert bool((before[..., others] == after[..., others]).all()), "other columns"
+    seen, hidden = after[:, :, key:, column], after[:, :, :key, column]
+    assert not bool(cupy.isfinite(seen).any())
+    was = before[:, :, :key, column]
+    assert float(abs(hidden.astype("f4") - was.astype("f4")).max()) <= 2e-3
+    assert bool((hidden == was)[:, :, : key - 64].all()), "rows whose warps see no such key"
+    assert not all_bits or bool((hidden == was).all())

@@ -24,7 +24,7 @@ from mutant import Mutant
 toolchain_module = pytest.importorskip("kernelseam_cuda.toolchain", reason="kernelseam-cuda is not installed")
 sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 
-from sm90_mutants import MUTANTS  # noqa: E402
+from sm90_mutants import GEMM_BLOCK, MUTANTS  # noqa: E402
 
 Ints = npt.NDArray[np.int64]
 Change = Callable[[SourceBundle], SourceBundle]
@@ -38,9 +38,22 @@ KS_KERNEL(16, 1) probe(const i64* addresses, i64* turns, i64* descriptors) {
   if (thread_index() != 0) return;
   Cursor<3> at{0, 1};
   for (int i = 0; i < 12; i++, at.advance()) turns[2 * i] = at.stage, turns[2 * i + 1] = at.parity;
-  for (int i = 0; i < 4; i++) {
-    descriptors[2 * i] = descriptor_k_major((u32)addresses[i]);
-    descriptors[2 * i + 1] = descriptor_mn_major((u32)addresses[i], 128 * 128);
+  u64 high = 0;
+  for (const char* x = KS_DESCRIPTOR_HIGH + 2; *x; x++) high = 16 * high + (*x <= '9' ? *x - '0' : *x - 'a' + 10);
+  for (int i = 0; i < 5; i++) {
+    descriptors[3 * i] = high << 32 | descriptor_k_major((u32)addresses[i]);
+    descriptors[3 * i + 1] = high << 32 | descriptor_mn_major((u32)addresses[i], 128 * 128);
+    descriptors[3 * i + 2] = high << 32 | further(descriptor_k_major((u32)addresses[i]), 96);
+  }
+}"""
+
+MATRICES = """
+#include "sm90/gemm/block.h"
+KS_KERNEL(16, 1) probe(const u64* addresses, const u64* origins, i64* places) {
+  if (thread_index() != 0) return;
+  for (int i = 0; i < 6; i++) {
+    const Matrix at = matrix_at((const void*)addresses[i], (const void*)origins[i]);
+    places[2 * i] = at.x2, places[2 * i + 1] = at.x3;
   }
 }"""
 
@@ -81,19 +94,38 @@ def run(text: str, constants: Mapping[str, int | str], change: Change, *arrays: 
 
 
 def check_words(change: Change) -> None:
-    addresses = np.array([0, 1024, 66 * 1024, 225 * 1024], np.int64)
-    turns, descriptors = np.zeros((12, 2), np.int64), np.zeros((4, 2), np.int64)
+    in_second_block = 1 << 24 | 66 * 1024  # of a cluster: the rank is part of an address, not of a descriptor
+    addresses = np.array([0, 1024, 66 * 1024, 225 * 1024, in_second_block], np.int64)
+    turns, descriptors = np.zeros((12, 2), np.int64), np.zeros((5, 3), np.int64)
     run(CURSORS, {}, change, addresses, turns, descriptors)
     # Stage by stage, the parity another after each turn: what a barrier's phases alternate in.
     assert turns.tolist() == [[i % 3, 1 - i // 3 % 2] for i in range(12)]
     # PTX ISA, "Matrix descriptor format": bits 0-13 address, 16-29 leading and 32-45 stride offset, in 16 bytes each;
     # 62-63 the swizzle, 1 for 128 bytes.
-    for address, (k_major, n_major) in zip(addresses.tolist(), descriptors.tolist(), strict=True):
-        for word in (k_major, n_major):
-            assert word & 0x3FFF == address >> 4
+    for address, (k_major, n_major, later) in zip(addresses.tolist(), descriptors.tolist(), strict=True):
+        for word, more in ((k_major, 0), (n_major, 0), (later, 96)):
+            assert word & 0x3FFF == (address % (1 << 24) + more) >> 4
             assert word >> 32 & 0x3FFF == 8 * 128 >> 4, "from eight rows of a panel to the next"
             assert word >> 62 & 3 == 1
         assert n_major >> 16 & 0x3FFF == 128 * 128 >> 4, "from a panel to the next"
+
+
+# ---------------------------------------------------------------- matrices of a list
+
+
+def check_matrices(change: Change) -> None:
+    """Coordinates within the map's axes, that lead from the origin to the address."""
+    origin = 0x7F12_3456_7000
+    addresses = np.array([origin + x for x in (0, 16, 3 << 20, -16, -(5 << 20), 40 << 30)], np.uint64)
+    places = np.zeros((len(addresses), 2), np.int64)
+    constants: dict[str, int | str] = {
+        "KS_T": "f16", "KS_BIAS": "void", "KS_BM": 128, "KS_BN": 128, "KS_GROUPS": 2, "KS_STAGES": 2, "KS_CLUSTER": 1,
+        "KS_BUFFERS": 2, "KS_POINTERS": 1, "KS_SHARED_BYTES": 1 << 18,
+    }
+    run(MATRICES, constants, change, addresses, np.full(len(addresses), origin, np.uint64), places)
+    for address, (units, reaches) in zip(addresses.tolist(), places.tolist(), strict=True):
+        assert 0 <= units < 2**31 and 0 <= reaches < 2**29
+        assert (origin + 16 * units + 2**35 * reaches) % 2**64 == address
 
 
 # ---------------------------------------------------------------- tiles
@@ -191,6 +223,10 @@ def test_rings_and_descriptors_are_what_the_hardware_takes() -> None:
     check_words(as_it_is)
 
 
+def test_a_matrix_of_a_list_is_found_from_any_origin() -> None:
+    check_matrices(as_it_is)
+
+
 @pytest.mark.parametrize("name", WALKS)
 def test_every_tile_is_found_once_with_its_keys(name: str) -> None:
     check_walk(WALKS[name], as_it_is)
@@ -209,5 +245,7 @@ def test_a_bug_is_found(mutant: Mutant) -> None:
     with pytest.raises(AssertionError):
         if mutant.name in PLACES:
             check_walk(WALKS[PLACES[mutant.name]], mutant)
+        elif mutant.place == GEMM_BLOCK:
+            check_matrices(mutant)
         else:
             check_words(mutant)

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-KNOWN = 8
-"""Tiles whose coordinates are kept: block.h."""
 Waits = Iterator[Callable[[], bool]]
 
 
@@ -44,7 +42,7 @@ class Barrier:
 
 
 class Ring:
-    """Stages of one block: what is in them, and who reads."""
+    """Stages: what is in them, and who reads."""
 
     def __init__(self, stages: int, returns: int) -> None:
         self.full = [Barrier(1) for _ in range(stages)]
@@ -67,41 +65,38 @@ class Cursor:
 
 @dataclass
 class Kernel:
-    """``tiles``: per tile the blocks of keys of a cluster's tiles, and each consumer's own number of them."""
+    """A block. ``tiles``: per tile its blocks of keys, and each consumer's own number of them."""
 
-    tiles: list[tuple[int, list[list[int]]]]
-    cluster: int
+    tiles: list[tuple[int, list[int]]]
     early: bool
     turns: bool
     stages: int = 2
     groups: int = 2
     q_stages: int = 2
-    to_all: bool = True
-    """Whether a stage is handed back to all blocks of the cluster."""
     random: random.Random = field(default_factory=lambda: random.Random(0))
+    known: int = 8
+    """Tiles whose coordinates are kept: block.h."""
+    returns: int = 0
+    """Consumers that make a stage empty; 0: all."""
+    first_parity: int = 1
+    """Of the loading thread's cursors."""
 
     def __post_init__(self) -> None:
-        blocks, returns = range(self.cluster), self.groups * (self.cluster if self.to_all else 1)
-        self.k, self.v = ([Ring(self.stages, returns) for _ in blocks] for _ in range(2))
-        self.q = [[Ring(self.q_stages, 1) for _ in range(self.groups)] for _ in blocks]
-        self.told, self.heard = [Barrier(1) for _ in blocks], [Barrier(max(self.cluster - 1, 1)) for _ in blocks]
-        self.next = [-1] * self.cluster
-        self.works: list[list[int | None]] = [[None] * KNOWN for _ in blocks]
-        self.turn = [[0] * self.groups for _ in blocks]
-        self.counter = 0
+        returns = self.returns or self.groups
+        self.k, self.v = Ring(self.stages, returns), Ring(self.stages, returns)
+        self.q = [Ring(self.q_stages, 1) for _ in range(self.groups)]
+        self.works: list[int | None] = [None] * self.known
+        self.turn = [0] * self.groups
         self.flying: list[Callable[[], None]] = []
-        self.seen: dict[tuple[int, int], list[tuple[int, int]]] = {
-            (r, g): [] for r in blocks for g in range(self.groups)
-        }
+        self.seen: list[list[tuple[int, int]]] = [[] for _ in range(self.groups)]
 
     # ---- the loading thread
 
-    def load(self, rings: list[Ring], rank: int, at: Cursor, what: object) -> Waits:
-        """One block's part of a stage, into all blocks of the cluster."""
-        yield rings[rank].empty[at.stage].passed(at.parity)
-        rings[rank].full[at.stage].arrive(self.cluster)
-        for ring in rings:
-            self.flying.append(lambda ring=ring, stage=at.stage: self.land(ring, stage, what))
+    def load(self, ring: Ring, at: Cursor, what: object) -> Waits:
+        stage = at.stage
+        yield ring.empty[stage].passed(at.parity)
+        ring.full[stage].arrive(1)
+        self.flying.append(lambda: self.land(ring, stage, what))
         at.advance()
 
     def land(self, ring: Ring, stage: int, what: object) -> None:
@@ -109,41 +104,19 @@ class Kernel:
         ring.holds[stage] = what
         ring.full[stage].landed(1)
 
-    def find_next(self, rank: int, parity: int) -> Waits:
-        if rank == 0:
-            t, self.counter = self.counter, self.counter + 1
-            if self.cluster > 1:
-                yield self.heard[0].passed(parity ^ 1)
-                for r in range(1, self.cluster):
-                    self.flying.append(lambda r=r: self.tell(r, t))
-            self.next[0] = t
-            return
-        self.told[rank].arrive(1)
-        yield self.told[rank].passed(parity)
-        self.flying.append(self.heard[0].arrive)
-
-    def tell(self, rank: int, t: int) -> None:
-        self.next[rank] = t
-        self.told[rank].landed(1)
-
-    def producer(self, rank: int) -> Waits:
-        k, v, parity, t = Cursor(self.stages, 1), Cursor(self.stages, 1), 0, -1
+    def producer(self) -> Waits:
+        k, v, t = Cursor(self.stages, self.first_parity), Cursor(self.stages, self.first_parity), 0
         q = [Cursor(self.q_stages, 1) for _ in range(self.groups)]
 
         def load_q(tile: int) -> Waits:
-            for g in range(self.groups):
-                at = q[g]
-                yield self.q[rank][g].empty[at.stage].passed(at.parity)
-                self.q[rank][g].full[at.stage].arrive(1)
-                ring = self.q[rank][g]
-                self.flying.append(lambda ring=ring, stage=at.stage: self.land(ring, stage, tile))
-                at.advance()
+            for ring, at in zip(self.q, q, strict=True):
+                yield from self.load(ring, at, tile)
 
         def load_k(tile: int, block: int) -> Waits:
-            yield from self.load(self.k, rank, k, (tile, block))
+            yield from self.load(self.k, k, (tile, block))
 
         def load_v(tile: int, block: int) -> Waits:
-            yield from self.load(self.v, rank, v, (tile, block))
+            yield from self.load(self.v, v, (tile, block))
 
         found = 0
 
@@ -151,21 +124,17 @@ class Kernel:
             nonlocal found
             if t >= len(self.tiles):
                 return False
-            self.works[rank][found % KNOWN] = t
+            self.works[found % self.known] = t
             found += 1
             return True
 
-        # The first tile is a cluster's own; it is the counter's first here.
-        yield from self.find_next(rank, parity)
-        parity, t = parity ^ 1, self.next[rank]
         more = find()
         if more:
             yield from load_k(t, self.tiles[t][0] - 1)
             yield from load_q(t)
         while more:
             tile, block = t, self.tiles[t][0] - 1
-            yield from self.find_next(rank, parity)
-            parity, t = parity ^ 1, self.next[rank]
+            t += 1
 
             def step(tile: int, block: int) -> Waits:
                 yield from load_k(tile, block - 1)
@@ -189,53 +158,51 @@ class Kernel:
                 if more:
                     yield from load_k(t, self.tiles[t][0] - 1)
                     yield from load_q(t)
-        self.works[rank][found % KNOWN] = None
-        for g in range(self.groups):
-            at = q[g]
-            yield self.q[rank][g].empty[at.stage].passed(at.parity)
-            self.q[rank][g].full[at.stage].arrive()
+        self.works[found % self.known] = None
+        for ring, at in zip(self.q, q, strict=True):
+            yield ring.empty[at.stage].passed(at.parity)
+            ring.full[at.stage].arrive()
 
     # ---- a consumer
 
-    def consumer(self, rank: int, g: int) -> Waits:
+    def consumer(self, g: int) -> Waits:
         k, v, q = Cursor(self.stages, 0), Cursor(self.stages, 0), Cursor(self.q_stages, 0)
         rings = {"k": self.k, "v": self.v}
 
         def full(name: str, at: Cursor, what: object) -> Waits:
-            ring = rings[name][rank]
+            ring = rings[name]
             yield ring.full[at.stage].passed(at.parity)
             assert ring.holds[at.stage] == what, f"{name}: {ring.holds[at.stage]} in place of {what}"
 
         def read(name: str, at: Cursor, what: object) -> Waits:
             """A product runs: the stage must not change meanwhile."""
-            ring, stage = rings[name][rank], at.stage
+            ring, stage = rings[name], at.stage
             ring.readers[stage] += 1
             yield lambda: True
             assert ring.holds[stage] == what, f"{name}: {ring.holds[stage]} in place of {what}"
             ring.readers[stage] -= 1
 
         def release(name: str, at: Cursor) -> None:
-            for ring in rings[name] if self.to_all else [rings[name][rank]]:
-                self.flying.append(ring.empty[at.stage].arrive)
+            self.flying.append(rings[name].empty[at.stage].arrive)
             at.advance()
 
         def my_turn() -> Waits:
             if self.turns:
-                yield lambda: self.turn[rank][g] > 0
-                self.turn[rank][g] -= 1
+                yield lambda: self.turn[g] > 0
+                self.turn[g] -= 1
 
         def next_turn() -> None:
             if self.turns:
-                self.turn[rank][1 - g] += 1
+                self.turn[1 - g] += 1
 
-        own_q = self.q[rank][g]
+        own_q = self.q[g]
         if self.turns and g == 0:
-            self.turn[rank][0] += 1
-        started, block, index, works = False, 0, 0, self.works[rank]
+            self.turn[0] += 1
+        started, block, index, works = False, 0, 0, self.works
         yield own_q.full[0].passed(0)
-        while (tile := works[index % KNOWN]) is not None:
+        while (tile := works[index % self.known]) is not None:
             end, own = self.tiles[tile]
-            first = own[rank][g] - 1
+            first = own[g] - 1
             if not started:
                 block = end - 1
                 while block > first:
@@ -245,7 +212,7 @@ class Kernel:
                     block -= 1
                 yield from full("k", k, (tile, block))
                 yield from read("k", k, (tile, block))
-                self.seen[rank, g].append((tile, block))
+                self.seen[g].append((tile, block))
                 release("k", k)
                 if block == 0:
                     self.flying.append(own_q.empty[q.stage].arrive)
@@ -257,7 +224,7 @@ class Kernel:
                 yield from full("v", v, (tile, block + 1))
                 next_turn()
                 yield from read("k", k, (tile, block))
-                self.seen[rank, g].append((tile, block))
+                self.seen[g].append((tile, block))
                 release("k", k)
                 if block == 0:
                     self.flying.append(own_q.empty[q.stage].arrive)
@@ -269,8 +236,8 @@ class Kernel:
             q.advance()
             if self.early:
                 yield own_q.full[q.stage].passed(q.parity)
-                following = works[(index + 1) % KNOWN]
-                started = following is not None and self.tiles[following][1][rank][g] == self.tiles[following][0]
+                following = works[(index + 1) % self.known]
+                started = following is not None and self.tiles[following][1][g] == self.tiles[following][0]
                 if started:
                     block = self.tiles[following][0] - 1
                     yield from full("k", k, (following, block))
@@ -278,7 +245,7 @@ class Kernel:
                     yield from full("v", v, (tile, 0))
                     next_turn()
                     yield from read("k", k, (following, block))
-                    self.seen[rank, g].append((following, block))
+                    self.seen[g].append((following, block))
                     release("k", k)
                     if block == 0:
                         self.flying.append(own_q.empty[q.stage].arrive)
@@ -297,8 +264,7 @@ class Kernel:
                 yield own_q.full[q.stage].passed(q.parity)
 
     def run(self) -> None:
-        roles = [self.producer(r) for r in range(self.cluster)]
-        roles += [self.consumer(r, g) for r in range(self.cluster) for g in range(self.groups)]
+        roles = [self.producer(), *(self.consumer(g) for g in range(self.groups))]
         waiting: dict[int, Callable[[], bool]] = {i: (lambda: True) for i in range(len(roles))}
         while waiting:
             ready = [i for i, passed in waiting.items() if passed()]
@@ -314,46 +280,57 @@ class Kernel:
                 self.flying.pop(choice - len(ready))()
 
 
-def tiles(
-    draw: random.Random, cluster: int, groups: int, turns: bool, causal: bool
-) -> list[tuple[int, list[list[int]]]]:
-    """Each consumer's number of blocks: under a causal mask at most that of the one after, of a block's consumers alike
-    where they take turns."""
+def tiles(draw: random.Random, groups: int, turns: bool, causal: bool) -> list[tuple[int, list[int]]]:
+    """Each consumer's number of blocks: under a causal mask at most that of the one after, alike where they take
+    turns."""
     found = []
-    for _ in range(draw.randrange(1, 9)):
+    for _ in range(draw.randrange(1, 20)):
         end = draw.randrange(1, 7)
-        own, most = [], end
-        for i in reversed(range(cluster * groups)):
-            own.insert(0, most)
-            if causal and not (turns and i % groups):
+        own, most = [end] * groups, end
+        if causal and not turns:
+            for i in reversed(range(groups)):
+                own[i] = most
                 most = max(most - draw.randrange(3), 1)
-        found.append((end, [own[r * groups : (r + 1) * groups] for r in range(cluster)]))
+        found.append((end, own))
     return found
 
 
-@pytest.mark.parametrize("cluster", [1, 2])
+def run(
+    seed: int, causal: bool, early: bool, turns: bool, groups: int, q_stages: int, stages: int, **planted: int
+) -> None:
+    """A launch by chance: it ends, and every consumer saw its own blocks, from the last to the first."""
+    draw = random.Random(seed)
+    work = tiles(draw, groups, turns, causal)
+    kernel = Kernel(work, early, turns, stages, groups, q_stages, draw, **planted)
+    kernel.run()
+    for g, seen in enumerate(kernel.seen):
+        assert seen == [(t, b) for t, (_, own) in enumerate(work) for b in reversed(range(own[g]))]
+
+
 @pytest.mark.parametrize(
-    ("early", "turns", "groups", "q_stages", "stages"),
-    [
+    "way", [
         (True, True, 2, 2, 2), (False, True, 2, 1, 2), (False, False, 2, 1, 2), (True, False, 4, 2, 4),
         (True, False, 2, 2, 2),
     ],
+    ids=lambda way: "early{:d}-turns{:d}-{}groups-{}queries-{}stages".format(*way),
 )
 @pytest.mark.parametrize("causal", [False, True])
 def test_no_role_waits_for_ever_and_none_reads_anothers_keys(
-    cluster: int, early: bool, turns: bool, groups: int, q_stages: int, stages: int, causal: bool
+    way: tuple[bool, bool, int, int, int], causal: bool
 ) -> None:
     for seed in range(40):
-        draw = random.Random(seed)
-        work = tiles(draw, cluster, groups, turns, causal)
-        kernel = Kernel(work, cluster, early, turns, stages, groups, q_stages, draw)
-        kernel.run()
-        for (r, g), seen in kernel.seen.items():
-            assert seen == [(t, b) for t, (_, own) in enumerate(work) for b in reversed(range(own[r][g]))]
+        run(seed, causal, *way)
 
 
-def test_the_model_finds_a_stage_that_is_handed_back_to_one_block_alone() -> None:
-    """Two blocks that wait for their own consumers only write over what the other one has to read."""
-    with pytest.raises(AssertionError, match=r"is being read|in place of"):
+@pytest.mark.parametrize(
+    ("planted", "said"), [
+        ({"returns": 1}, r"which is being read|in place of|^all wait: roles \[0, 1, 2\] of 3"),
+        ({"first_parity": 0}, r"^all wait: roles \[0, 1, 2\] of 3"),
+        ({"known": 2}, r"^v: \(\d+, \d+\) in place of"),
+    ],
+    ids=["one consumer empties a stage", "loads wait for a turn that never was", "coordinates of two tiles"],
+)
+def test_the_model_finds_a_bug(planted: dict[str, int], said: str) -> None:
+    with pytest.raises(AssertionError, match=said):
         for seed in range(40):
-            Kernel([(6, [[6, 6], [6, 6]])] * 4, 2, True, True, to_all=False, random=random.Random(seed)).run()
+            run(seed, False, True, True, 2, 2, 2, **planted)

@@ -8,7 +8,6 @@ typedef KS_T T;
 
 constexpr int DQK = KS_DQK, DV = KS_DV, BN = KS_BN, GROUPS = KS_GROUPS, STAGES = KS_STAGES, Q_STAGES = KS_Q_STAGES;
 constexpr int BM = 64 * GROUPS, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
-constexpr int CLUSTER = KS_CLUSTER;  // blocks that take neighbouring tiles of queries and load K and V for each other
 constexpr int Q_BYTES = tile_bytes<64, DQK>, K_BYTES = tile_bytes<BN, DQK>, V_BYTES = tile_bytes<BN, DV>;
 constexpr int O_BYTES = 16 * 128;  // a warp's rows of one panel
 constexpr bool RAGGED = KS_Q_VIEW == PACKED || KS_LENGTHS;
@@ -19,7 +18,6 @@ constexpr bool HIDES_KEYS = KS_CAUSAL || KS_WINDOW || RAGGED;
 constexpr bool REMAKES = HIDES_KEYS && !RAGGED && KS_REMAKE, CLEANS = HIDES_KEYS && !REMAKES;
 constexpr int AHEAD = KS_AHEAD;
 static_assert(KS_EARLY == 0 || Q_STAGES == 2, "the next tile's queries arrive during this one");
-static_assert(CLUSTER == 1 || !CLEANS, "cleaners would have to tell all blocks of a cluster that V is full");
 static_assert(KS_TURNS == 0 || GROUPS == 2, "two consumers take turns");
 
 // Named barriers: 1 and 2 are the consumers' turns.
@@ -37,8 +35,6 @@ struct alignas(1024) Shared {
   int removed[KNOWN];  // whether values of V were taken out
   struct { int rows, tile; bool hides; } v_block[STAGES];  // for the cleaners: rows of the sequence in it, index of its tile
   u64 q_ring[2 * Q_STAGES * GROUPS], k_ring[2 * STAGES], v_ring[2 * STAGES], v_landed[STAGES];
-  u64 told, heard;  // in a cluster: the first block told the others of the next tile; all of these have heard it
-  int next;
 };
 static_assert(sizeof(Shared) <= KS_SHARED_BYTES, "the tiles fit");
 

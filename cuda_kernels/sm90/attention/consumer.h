@@ -90,8 +90,9 @@ struct Consumer {
         matrix<STRIDED>(a.q, w.batch, w.head, a.num_heads, 0, a.q_batch, a.q_head, a.q_row),
         matrix<STRIDED>(a.k, w.batch, w.kv_head, 1, 0, a.k_batch, a.k_head, a.k_row),
         matrix<STRIDED>(a.v, w.batch, w.kv_head, 1, 0, a.v_batch, a.v_head, a.v_row),
-        matrix<STRIDED>(a.out, w.batch, w.head, 1, 0, a.out_batch, a.out_head, a.out_row), a.q_row, a.k_row, a.v_row,
-        a.out_row, scores.scale_log2, scores.cap, scores.cap_inverse, KS_SINKS ? LOG2_E * a.sinks[w.head] : -infinity(), thread_lane};
+        matrix<STRIDED>(a.out, w.batch, w.head, 1, 0, a.out_batch, a.out_head, a.out_row),
+        a.q_row, a.k_row, a.v_row, a.out_row, scores.scale_log2, scores.cap, scores.cap_inverse,
+        KS_SINKS ? LOG2_E * a.sinks[w.head] : -infinity(), thread_lane};
     if (again.finite_values(w.begin * BN, scores.band_begin(end - 1)) &&
         again.finite_values(scores.band_end(first), min_of(w.end * BN, scores.S_k)))
       return;
@@ -197,20 +198,12 @@ KS_DEVICE void Consumer::run() const {
   };
   auto my_turn = [&] { if (KS_TURNS) named_barrier_sync(TURN + group, CONSUMERS); };
   auto next_turn = [&] { if (KS_TURNS) named_barrier_arrive(TURN + 1 - group, CONSUMERS); };
-  // A stage to all blocks that load into it.
-  auto hand_back = [&](u32 empty) {
-    if (CLUSTER == 1) {
-      if (thread_lane == 0) barrier_arrive(empty);
-    } else {
-      if (thread_lane < CLUSTER) barrier_arrive_at(empty, thread_lane);
-    }
-  };
   auto release_k = [&] {
-    hand_back(rings.k.empty(k));
+    if (thread_lane == 0) barrier_arrive(rings.k.empty(k));
     k.advance();
   };
   auto release_v = [&] {
-    hand_back(rings.v.empty(v));
+    if (thread_lane == 0) barrier_arrive(rings.v.empty(v));
     v.advance();
   };
   auto release_q = [&] { if (thread_lane == 0) barrier_arrive(rings.q.empty(q_place())); };
@@ -231,8 +224,8 @@ KS_DEVICE void Consumer::run() const {
   };
   // A consumer leaves out blocks beyond its own rows' last key; with turns, beyond the block's rows'.
   auto first_block = [&](const Work& w) {
-    if ((KS_TURNS && CLUSTER == 1) || !(KS_CAUSAL || KS_WINDOW)) return w.end - 1;
-    const int end = divide_up(scores_of(w).end(KS_TURNS ? w.row + BM - 1 : group_row(w) + 63), BN);
+    if (KS_TURNS || !(KS_CAUSAL || KS_WINDOW)) return w.end - 1;
+    const int end = divide_up(scores_of(w).end(group_row(w) + 63), BN);
     return max_of(min_of(end, w.end) - 1, w.begin);
   };
 

@@ -5,19 +5,17 @@
 // through rings of STAGES, the queries through one of Q_STAGES. For every block of keys, from the last to the first, a
 // consumer starts S = Q·Kᵀ, behind it O += P·V of the block before, and makes the next P from S while that product runs. With
 // TURNS two consumers alternate in issuing products, so that one's softmax runs under the other's products. With EARLY the
-// next tile's first Q·Kᵀ starts before this tile's last P·V. Blocks are persistent: as many as multiprocessors. With CLUSTER = 2
-// two blocks take neighbouring tiles of a head; each loads half of every block of K and V into both (multicast).
+// next tile's first Q·Kᵀ starts before this tile's last P·V. Blocks are persistent: as many as multiprocessors.
 //
 // A key that a row may not see can not reach it, even where V holds NaN or inf. With REMAKE a warp that finds NaN among its
-// results makes such rows again (remake.h). Else, and where sequences end within blocks, the loading warpgroup's spare warps put
-// zeros in place of what is not finite, in blocks that hide keys, and of rows beyond a sequence's end; rows that see a value
-// that was taken out are given it at the end.
+// results makes such rows again (remake.h). Else, and where sequences end within blocks, the loading warpgroup's spare warps
+// put zeros in place of what is not finite, in blocks that hide keys, and of rows beyond a sequence's end; rows that see a
+// value that was taken out are given it at the end.
 //
 // Constants (from the host half): those of scores.h and sequences.h; KS_T, KS_DQK, KS_DV, KS_LSE, KS_BN, KS_GROUPS, KS_STAGES,
 // KS_Q_STAGES, KS_OUT_STAGES (panels of 16×64 a warp through which O is stored), KS_TURNS, KS_EARLY, KS_DYNAMIC (tiles by a
-// counter), KS_REMAKE, KS_AHEAD (elements of S, of BN/2 a thread, whose exponentials come before the wait for P·V; the others' run while
-// P is rounded), KS_CLUSTER, KS_PRODUCER_REGISTERS, KS_CONSUMER_REGISTERS,
-// KS_SHARED_BYTES.
+// counter), KS_REMAKE, KS_AHEAD (elements of S, of BN/2 a thread, whose exponentials come before the wait for P·V; the others'
+// run while P is rounded), KS_PRODUCER_REGISTERS, KS_CONSUMER_REGISTERS, KS_SHARED_BYTES.
 // Shared memory: Q_STAGES·64·GROUPS·DQ + STAGES·BN·(DQ + DV) elements, dims rounded up to 64; GROUPS·4·OUT_STAGES·2 KB; 1 KB.
 // Registers of a consumer's thread: BN/2 of S, BN/4 of P, DV/2 of O, and about 30.
 #include "sm90/attention/consumer.h"
@@ -36,29 +34,26 @@ attention_forward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap k_map,
   Shared& at = *(Shared*)memory;
   const Maps maps{q_map, k_map, v_map, out_map};
   const Rings rings{{shared_address(at.q_ring)}, {shared_address(at.k_ring)}, {shared_address(at.v_ring)}};
-  const Arguments a{q, k, v, out, lse, sinks, counter, q_batch, q_head, k_batch, k_head, v_batch, v_head, out_batch, out_head, lse_batch,
-                    lse_head, q_row, k_row, v_row, out_row, num_heads, zero};
+  const Arguments a{q, k, v, out, lse, sinks, counter, q_batch, q_head, k_batch, k_head, v_batch, v_head, out_batch, out_head,
+                    lse_batch, lse_head, q_row, k_row, v_row, out_row, num_heads, zero};
   const Scores scores{S_q, S_k, left, right, 0, scale_log2, cap, cap_inverse};
 
   if (thread_index() == 0) {
     rings.q.init(4);  // a warp each
-    rings.k.init(4 * GROUPS * CLUSTER);
-    rings.v.init(4 * GROUPS * CLUSTER + CLEANS);
-    barrier_init(shared_address(&at.told), 1), barrier_init(shared_address(&at.heard), max_of(CLUSTER - 1, 1));
+    rings.k.init(4 * GROUPS);
+    rings.v.init(4 * GROUPS + CLEANS);
     for (int i = 0; i < STAGES; i++) barrier_init(shared_address(&at.v_landed[i]), 1);
     barrier_init_fence();
   }
   block_barrier();
-  if (CLUSTER > 1) cluster_barrier();
 
   const int group = warp_index() / 4, warp = warp_index() % 4;
   if (group == GROUPS) {
     registers_give_back<KS_PRODUCER_REGISTERS>();
     if (thread_index() == CONSUMERS) {
-      const int rank = CLUSTER > 1 ? cluster_rank() : 0;
-      TileOrder<BM * CLUSTER, BN> order{{q_tiles, total, section, last_section, batch, num_heads, head_group}, rank * BM, S_q, S_k,
-                                        q_offsets, k_offsets, lengths, scores, 0, 0};
-      Producer{at, maps, rings, rank}.run(order, a);
+      TileOrder<BM, BN> order{{q_tiles, total, section, last_section, batch, num_heads, head_group},
+                              S_q, S_k, q_offsets, k_offsets, lengths, scores, 0, 0};
+      Producer{at, maps, rings}.run(order, a);
     } else if (CLEANS && warp > 0) {
       clean(at, rings, thread_index() - CONSUMERS - WARP);
     }
@@ -66,5 +61,4 @@ attention_forward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap k_map,
     registers_take<KS_CONSUMER_REGISTERS>();
     Consumer{at, maps, rings, a, scores, group, warp, lane()}.run();
   }
-  if (CLUSTER > 1) cluster_barrier();
 }

@@ -6,11 +6,9 @@ struct Producer {
   Shared& at;
   const Maps& maps;
   const Rings& rings;
-  int rank;  // the block's in its cluster
   Cursor<Q_STAGES * GROUPS> q{0, 1};
   Cursor<STAGES> k{0, 1}, v{0, 1};
-  int tile = 0;         // how many tiles there were before
-  u32 turn = 0;         // parity of the next word of the cluster's first block
+  int tile = 0;  // how many tiles there were before
 
   KS_DEVICE void load_q(const Work& w) {
 #pragma unroll 1
@@ -34,8 +32,8 @@ struct Producer {
   KS_DEVICE void load_k(const Work& w, int block) {
     rings.k.wait_empty(k);
     barrier_expect(rings.k.full(k), K_BYTES);
-    tile_load_together<CLUSTER, BN, DQK>(shared_address(at.k[k.stage]), maps.k, rings.k.full(k), w.k_first + block * BN,
-                                         w.kv_head, KS_KV_VIEW == PACKED ? 0 : w.batch, rank);
+    tile_load<BN, DQK>(shared_address(at.k[k.stage]), maps.k, rings.k.full(k), w.k_first + block * BN, w.kv_head,
+                       KS_KV_VIEW == PACKED ? 0 : w.batch);
     k.advance();
   }
   // `index`: which tile the block of keys is for. Where keys are hidden, the cleaners say when V is full.
@@ -50,35 +48,13 @@ struct Producer {
       else barrier_arrive(landed);
     }
     barrier_expect(full, V_BYTES);
-    tile_load_together<CLUSTER, BN, DV>(shared_address(at.v[v.stage]), maps.v, full, w.k_first + block * BN, w.kv_head,
-                                        KS_KV_VIEW == PACKED ? 0 : w.batch, rank);
+    tile_load<BN, DV>(shared_address(at.v[v.stage]), maps.v, full, w.k_first + block * BN, w.kv_head,
+                      KS_KV_VIEW == PACKED ? 0 : w.batch);
     v.advance();
   }
 
-  // The tile after t, the same for all blocks of a cluster: where a counter says it, the first of them asks and tells the others.
-  // It tells the next one when all have heard the last.
-  KS_DEVICE int next(int t, unsigned* counter) {
-    const int clusters = (int)gridDim.x / CLUSTER;
-    if (!KS_DYNAMIC) return t + clusters;
-    if (CLUSTER == 1) return (int)atomicAdd(counter, 1u) + clusters;
-    const u32 told = shared_address(&at.told), heard = shared_address(&at.heard);
-    if (rank == 0) {
-      t = (int)atomicAdd(counter, 1u) + clusters;
-      barrier_wait(heard, turn ^ 1);
-#pragma unroll
-      for (int r = 1; r < CLUSTER; r++) store_at(shared_address(&at.next), t, told, r);
-    } else {
-      barrier_expect(told, 4);
-      barrier_wait(told, turn);
-      t = *(volatile int*)&at.next;
-      barrier_arrive_at(heard, 0);
-    }
-    turn ^= 1;
-    return t;
-  }
-
   // Per step K of a block, then V of the one before. With EARLY a tile's first K goes ahead of the last V before it.
-  KS_DEVICE void run(TileOrder<BM * CLUSTER, BN>& order, const Arguments& a) {
+  KS_DEVICE void run(TileOrder<BM, BN>& order, const Arguments& a) {
     // Coordinates are read where they were put for the consumers: this thread has few registers.
     auto known = [&](int index) -> const Work& { return at.works[index % KNOWN]; };
     auto first_k = [&](int index) { load_k(known(index), known(index).end - 1); };
@@ -88,7 +64,7 @@ struct Producer {
       tile++;
       return true;
     };
-    int t = block_index() / CLUSTER;
+    int t = block_index();
     bool more = find(t);
     if (more) first_k(0), load_q(known(0));
 #pragma unroll 1
@@ -100,7 +76,7 @@ struct Producer {
         load_v(known(index), block, index);
         block--;
       };
-      t = next(t, a.counter);
+      t = KS_DYNAMIC ? (int)atomicAdd(a.counter, 1u) + (int)gridDim.x : t + (int)gridDim.x;
       if (KS_EARLY) {
         if (block > begin) step();
         more = find(t);
@@ -116,9 +92,9 @@ struct Producer {
       }
     }
     stop();
-    if (KS_DYNAMIC && rank == 0) {  // the last block leaves the counter as it was
+    if (KS_DYNAMIC) {  // the last block leaves the counter as it was
       __threadfence();
-      if (atomicAdd(a.counter + 1, 1u) == gridDim.x / CLUSTER - 1) a.counter[0] = 0, a.counter[1] = 0;
+      if (atomicAdd(a.counter + 1, 1u) == gridDim.x - 1) a.counter[0] = 0, a.counter[1] = 0;
     }
   }
 };

@@ -20,11 +20,8 @@ struct TileCount {
   int q_tiles, total, section, last_section, batch, heads, head_group;
 };
 
-// BM: queries of a tile, or of the tiles that a cluster's blocks take together, one after the other. These meet the same blocks
-// of keys. `own`: the block's part begins at this row of BM.
 template<int BM, int BN> struct TileOrder {
   TileCount count;
-  int own;
   int S_q, S_k;
   const int *q_offsets, *k_offsets, *lengths;
   Scores scores;
@@ -59,8 +56,7 @@ template<int BM, int BN> struct TileOrder {
       entry = index / count.heads, head = index - entry * count.heads;
     }
     w.batch = entry, w.head = head, w.kv_head = head / count.head_group;
-    const int row = tile * BM;
-    w.row = row + own;
+    const int row = w.row = tile * BM;
     const Sequence s = sequence_of(entry, S_q, S_k, q_offsets, k_offsets, lengths);
     w.S_q = s.S_q, w.S_k = s.S_k, w.q_first = s.q_first, w.k_first = s.k_first;
     scores.S_q = s.S_q, scores.S_k = s.S_k;

@@ -44,8 +44,8 @@ struct Arguments {
   float alpha, beta;
 };
 
-// A matrix in a map: the coordinates of its last two axes. Those are head and batch; or, from the origin on, units of 16 bytes and of
-// 2^35 bytes, which reach every address, as addresses are counted modulo 2^64.
+// A matrix in a map: the coordinates of its last two axes. Those are head and batch; or, from the origin on, units of 16 bytes
+// and of 2^35 bytes, which reach every address, as addresses are counted modulo 2^64.
 struct Matrix { int x2, x3; };
 KS_DEVICE Matrix matrix_at(const void* address, const void* origin) {
   const u64 units = ((u64)address - (u64)origin) >> 4;

@@ -96,7 +96,10 @@ struct Consumer {
       const float* x = &at.bias[group][8 * c + 2 * (thread_lane & 3)];
       const float x0 = x[0], x1 = x[1];
 #pragma unroll
-      for (int i = 0; i < MT; i++) acc[i][4 * c] += x0, acc[i][4 * c + 1] += x1, acc[i][4 * c + 2] += x0, acc[i][4 * c + 3] += x1;
+      for (int i = 0; i < MT; i++) {
+        float* const d = &acc[i][4 * c];
+        d[0] += x0, d[1] += x1, d[2] += x0, d[3] += x1;
+      }
     }
   }
 

@@ -1,7 +1,7 @@
 // How a tile leaves: rounded, laid out in shared memory in the 128-byte swizzle, and then, by KS_STORE,
 //   ROWS: each warp writes its own rows, whole chunks of 16 bytes, neighbouring lanes one row;
-//   TMA:  a warp of the loading warpgroup for each consumer hands boxes of 64 rows to the TMA unit. The consumer goes on as soon
-//         as a buffer is free; but the unit is one queue, and loads wait behind stores.
+//   TMA:  a warp of the loading warpgroup for each consumer hands boxes of 64 rows to the TMA unit. The consumer goes on as
+//         soon as a buffer is free; but the unit is one queue, and loads wait behind stores.
 #pragma once
 #include "sm90/gemm/block.h"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from kernelseam.contract import ArchRow, Device, LaunchConfig, TensorMap
+from kernelseam.contract import ArchRow, Device, TensorMap
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
@@ -100,8 +100,7 @@ class HopperAttention(HostHalf):
     def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[HopperAttentionTile, ...]:
         hides = spec.causal or spec.window
         dims = spec.head_dim, spec.value_dim
-        fitting = (t for t in ATTENTION if (t.head_dim, t.value_dim) == dims and t.hides in (None, hides))
-        return tuple(t for t in fitting if t.cluster == 1 or not _ragged(spec))
+        return tuple(t for t in ATTENTION if (t.head_dim, t.value_dim) == dims and t.hides in (None, hides))
 
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> HopperAttentionTile:
         tiles = self.tiles(problem.spec, row)
@@ -122,9 +121,8 @@ class HopperAttention(HostHalf):
             "Q_VIEW": VIEWS[spec.q_view], "KV_VIEW": VIEWS[spec.kv_view], "LENGTHS": spec.lengths, "LSE": spec.lse,
             "BN": tile.bn, "GROUPS": tile.groups, "STAGES": tile.stages, "Q_STAGES": tile.q_stages,
             "OUT_STAGES": tile.out_stages, "TURNS": tile.turns, "EARLY": tile.early, "AHEAD": tile.ahead,
-            "REMAKE": tile.remake, "CLUSTER": tile.cluster,
-            "DYNAMIC": _counted(spec), "PRODUCER_REGISTERS": producer, "CONSUMER_REGISTERS": consumer,
-            "SHARED_BYTES": tile.shared_bytes,
+            "REMAKE": tile.remake, "DYNAMIC": _counted(spec), "PRODUCER_REGISTERS": producer,
+            "CONSUMER_REGISTERS": consumer, "SHARED_BYTES": tile.shared_bytes,
         }
 
     def signature(self, spec: AttentionSpec) -> Signature:
@@ -134,13 +132,7 @@ class HopperAttention(HostHalf):
         ))
 
     def grid(self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device) -> int:
-        clusters = max(device.limits.compute_units // tile.cluster, 1)
-        return min(_tiles(problem, tile).total, clusters) * tile.cluster
-
-    def config(
-        self, problem: AttentionProblem, tile: HopperAttentionTile, row: ArchRow, device: Device
-    ) -> LaunchConfig:
-        return replace(super().config(problem, tile, row, device), cluster=(tile.cluster, 1, 1))
+        return min(_tiles(problem, tile).total, max(device.limits.compute_units, 1))
 
     def threads(self, tile: HopperAttentionTile, row: ArchRow) -> int:
         return 128 * (tile.groups + 1)
@@ -200,7 +192,7 @@ class HopperAttention(HostHalf):
         p = problem
         keys, most = keys_met(p, tile.bm, tile.bn, p.S_q, p.S_k)
         step = 2.0 * tile.bm * (p.spec.head_dim + p.spec.value_dim)
-        tiles = _tiles(p, tile).total * tile.cluster
+        tiles = _tiles(p, tile).total
         return Work(p.bytes_moved, tiles, step * keys, step * most, p.spec.dtype, tile.rate, tile.block_seconds)
 
     def covering(self) -> Iterable[Covered]:
@@ -232,12 +224,9 @@ def _ragged(spec: AttentionSpec) -> bool:
 
 
 def _tiles(p: AttentionProblem, tile: HopperAttentionTile) -> _TileCount:
-    """A cluster's tiles count as one.
-
-    Sections of heads whose keys and values fit into a part of L2, and no fewer than the tile's.
-    """
-    q_tiles, heads, group = divide_up(p.S_q, tile.bm * tile.cluster), p.batch * p.num_heads, p.head_group
+    """Sections of heads whose keys and values fit into a part of L2, and no fewer than the tile's."""
+    q_tiles, heads, group = divide_up(p.S_q, tile.bm), p.batch * p.num_heads, p.head_group
     head_bytes = p.S_k * (p.spec.head_dim + p.spec.value_dim) * p.spec.dtype.itemsize
     section = min(max(tile.fewest_heads, _SECTION_BYTES // head_bytes) * group, heads)
-    last = min(max(section, _LAST_SECTION_TILES // (q_tiles * tile.cluster) * group), heads)
+    last = min(max(section, _LAST_SECTION_TILES // q_tiles * group), heads)
     return _TileCount(q_tiles, q_tiles * heads, section, last)

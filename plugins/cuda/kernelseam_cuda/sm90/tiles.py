@@ -88,8 +88,6 @@ class HopperAttentionTile:
     turns: bool
     early: bool
     ahead: int
-    cluster: int = 1
-    """Blocks that take neighbouring tiles and load keys and values for each other."""
     remake: bool = False
     """Rows into which a hidden NaN came are made again, in place of a search of V ahead of its use."""
     fewest_heads: int = 2
@@ -100,13 +98,12 @@ class HopperAttentionTile:
     """For few keys; a batch-invariant spec does not ask."""
     rate: float = 0.0
     """The part of the arch's product rate that the loop reaches."""
-    block_seconds: float = 0.0
+    block_seconds: float = 1e-6
 
     @property
     def name(self) -> str:
         """Queries×keys, stages of keys, exponentials ahead."""
         way = "-turns" * self.turns + "-early" * self.early + "-remake" * self.remake
-        way += f"-cluster{self.cluster}" * (self.cluster > 1)
         way += f"-{self.fewest_heads}heads" * (self.fewest_heads != 2)
         return f"{self.bm}x{self.bn}-{self.stages}-{self.ahead}ahead{way}"
 
@@ -124,26 +121,14 @@ class HopperAttentionTile:
         return size
 
 
-_US = 1e-6
-_T = HopperAttentionTile
 ATTENTION = (
-    _T(64, 64, 4, 64, 4, 2, 1, False, True, 32, hides=False, rate=0.98, block_seconds=_US),
-    _T(64, 64, 4, 64, 4, 2, 1, False, True, 16, hides=False, short=True, rate=0.98, block_seconds=_US),
-    _T(64, 64, 4, 64, 4, 2, 1, False, True, 16, remake=True, hides=True, rate=0.95, block_seconds=_US),
-    _T(96, 96, 2, 128, 2, 2, 2, True, True, 24, rate=1.1, block_seconds=_US),
-    _T(128, 128, 2, 128, 2, 2, 2, True, True, 24, rate=1.22, block_seconds=_US),
-    _T(192, 128, 2, 128, 2, 1, 1, True, False, 24, rate=1.15, block_seconds=_US),
-    _T(256, 256, 2, 64, 2, 1, 2, True, False, 32, fewest_heads=4, hides=False, rate=1.2, block_seconds=_US),
-    _T(256, 256, 2, 64, 2, 1, 2, False, False, 32, remake=True, hides=True, rate=1.2, block_seconds=_US),
-    # TRIALS
-    _T(64, 64, 4, 64, 4, 2, 1, False, True, 32, cluster=2, hides=False, rate=0.98, block_seconds=_US),
-    _T(64, 64, 4, 64, 4, 2, 1, False, True, 16, cluster=2, remake=True, hides=True, rate=0.98, block_seconds=_US),
-    _T(128, 128, 2, 128, 2, 2, 2, True, True, 24, cluster=2, hides=False, rate=1.22, block_seconds=_US),
-    _T(128, 128, 2, 128, 2, 2, 2, True, True, 24, cluster=2, remake=True, hides=True, rate=1.22, block_seconds=_US),
-    _T(256, 256, 2, 64, 2, 1, 2, True, False, 32, cluster=2, fewest_heads=4, hides=False, rate=1.2, block_seconds=_US),
-    _T(256, 256, 2, 64, 2, 1, 2, True, False, 32, cluster=2, hides=False, rate=1.2, block_seconds=_US),
-    _T(256, 256, 2, 64, 2, 1, 2, False, False, 32, cluster=2, remake=True, hides=True, rate=1.2, block_seconds=_US),
-    _T(256, 256, 2, 64, 2, 1, 2, True, False, 32, cluster=2, remake=True, hides=True, rate=1.2, block_seconds=_US),
-    _T(256, 256, 2, 64, 2, 1, 2, True, False, 32, remake=True, hides=True, rate=1.2, block_seconds=_US),
+    HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 32, hides=False, rate=0.98),
+    HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 16, hides=False, short=True, rate=0.98),
+    HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 16, remake=True, hides=True, rate=0.95),
+    HopperAttentionTile(96, 96, 2, 128, 2, 2, 2, True, True, 24, rate=1.1),
+    HopperAttentionTile(128, 128, 2, 128, 2, 2, 2, True, True, 24, rate=1.22),
+    HopperAttentionTile(192, 128, 2, 128, 2, 1, 1, True, False, 24, rate=1.15),
+    HopperAttentionTile(256, 256, 2, 64, 2, 1, 2, True, False, 32, fewest_heads=4, hides=False, rate=1.2),
+    HopperAttentionTile(256, 256, 2, 64, 2, 1, 2, False, False, 32, remake=True, hides=True, rate=1.2),
 )
 """The preferred of a spec first."""
