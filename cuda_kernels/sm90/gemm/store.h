@@ -25,7 +25,7 @@ struct Storer {
   int rank, group;
 
   KS_DEVICE void run(int first, int step) {
-    const u64 policy = evict_first();
+    const u64 policy = KS_C_FIRST ? evict_first() : 0;
     Cursor<SLOTS> slot{0, 0};
     int batches = 0;
 #pragma unroll 1
