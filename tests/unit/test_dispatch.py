@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -154,6 +155,9 @@ def test_registered_refusal(acme: Any) -> None:
 def test_the_default_backend(acme: Any, monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
     monkeypatch.delenv("KERNELSEAM_BACKEND", raising=False)
     assert (preferred_backend(), str(find_device())) == (None, "numpy:0 (cpu)")  # priority −100 over −200
+    with mock.patch("os.environ", {"KERNELSEAM_BACKEND": "acme"}):
+        assert preferred_backend() == "acme"
+    assert preferred_backend() is None
     monkeypatch.setenv("KERNELSEAM_BACKEND", "acme")
     assert str(find_device()) == "acme:0 (acme1)"
     with use_backend("numpy"):  # over the variable

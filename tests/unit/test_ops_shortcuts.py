@@ -19,6 +19,7 @@ from kernelseam_thirdvendor import AcmeGemm, AcmeRuntime
 from kernelseam_thirdvendor.gemm import _Step
 
 import kernelseam
+from kernelseam import planning
 from kernelseam.contract import ArrayInfo, Backend, Device, DeviceLimits, Ready
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, OutOfDeviceMemory, UnknownName
@@ -306,3 +307,29 @@ def test_plugins_that_are_discovered_anew_are_asked_anew(card: CardRuntime, disc
     with kernelseam.trace() as launches:
         close(kernelseam.matmul2d(a, b), a @ b)
     assert [x.arch for x in launches] == ["cpu"]
+
+
+def test_what_is_forgotten_is_planned_anew(card: CardRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = torch.randn(2, 8, 8)
+    for _ in range(3):
+        kernelseam.bmm(a, a)
+    asked = list[object]()
+    select = planning.select
+    monkeypatch.setattr(planning, "select", lambda *x, **y: (asked.append(x), select(*x, **y))[1])
+    kernelseam.bmm(a, a)
+    assert not asked
+    planning.forget()
+    kernelseam.bmm(a, a)
+    assert len(asked) == 1
+
+
+def test_no_shortcut_is_made_where_none_can_be_taken(card: CardRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors that do not lie at 16 bytes: their vectors are found out at every call."""
+    made = list[object]()
+    ready = CardRuntime.ready
+    monkeypatch.setattr(CardRuntime, "ready", lambda *x: (made.append(x), ready(*x))[1])
+    memory = torch.randn(2 * 8 * 8 + 4)
+    a = memory[1:1 + 128].reshape(2, 8, 8)
+    for _ in range(4):
+        kernelseam.bmm(a, a)
+    assert not made
