@@ -36,7 +36,7 @@ import ahead
 
 from kernelseam.contract import Device, DeviceLimits
 from kernelseam.dispatch import find_device
-from kernelseam.errors import CompileError, SlowBinary, Unsupported
+from kernelseam.errors import CompileError, DeviceError, SlowBinary, Unsupported
 from kernelseam.kernels.kernel import HostHalf, build, bundle
 from kernelseam.parity import report
 from kernelseam.parity.cases import Case, matrix, named
@@ -214,6 +214,9 @@ def _repeats(case: Case, device: Device, implementation: str) -> str | None:
     except Unsupported:
         return None
     except Exception as e:
+        # What a launch broke is told by our driver calls, or by CuPy's; all else is a fault of this script.
+        if not isinstance(e, DeviceError) and type(e).__name__ != "CUDARuntimeError":
+            raise
         return f"{type(e).__name__}: {e}"
     return f"{unlike_first} of {2 * REPEATS} launches over the same inputs have other bits than the first" * (
         unlike_first > 0

@@ -161,6 +161,8 @@ class LibraryGemm(ABC):
             return roofline(p, device.limits)
         m, n = (min(rate.block, divide_up(x, _STEP) * _STEP) for x in (p.M, p.N))
         blocks = p.matrices * divide_up(p.M, rate.block) * divide_up(p.N, rate.block)
+        if 1 in (p.M, p.N):
+            blocks = 0  # a vector: libraries read the matrix as fast as it comes
         work = Work(
             p.bytes_moved, blocks, 2.0 * m * n * p.K * p.reads_inputs, dtype=p.spec.dtype,
             rate=rate.rate * (rate.tf32 if p.spec.precision else 1.0), block_seconds=rate.block_seconds,

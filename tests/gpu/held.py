@@ -29,7 +29,10 @@ class Held:
         self.case, self.before = case, before or made(case)
         self._runtime = plugins().backend(device.backend).runtime
         layout = self.before.layout
-        self._fresh = {n: self._runtime.from_host(b.view(np.uint8), device) for n, b in self.before.buffers.items()}
+        import cupy
+
+        with cupy.cuda.Device(device.index):
+            self._fresh = {n: cupy.asarray(b.view(np.uint8)) for n, b in self.before.buffers.items()}
         self._held = {name: x.copy() for name, x in self._fresh.items()}
         places = {
             name: self._held[buffer].data.ptr + start + p.offset * p.dtype.itemsize

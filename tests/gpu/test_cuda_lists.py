@@ -19,7 +19,7 @@ BLOCK = 1 << 20
 
 @pytest.mark.parametrize("beta", [0.0, -0.5])
 def test_matrices_on_both_sides_of_the_origin(beta: float) -> None:
-    memory = cupy.random.default_rng(1).standard_normal(40 * BLOCK // 4, dtype=cupy.float32).astype(cupy.float16)
+    memory = cupy.random.default_rng(1).standard_normal(40 * BLOCK // 2, dtype=cupy.float32).astype(cupy.float16)
     base, middle = memory.data.ptr, memory.data.ptr + 20 * BLOCK
     # Of each list half lies below the workspace, half above, in no order.
     order = [3, 25, 9, 33, 14, 37]

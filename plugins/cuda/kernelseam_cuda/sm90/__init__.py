@@ -1,17 +1,28 @@
 """Host halves of the kernels that are for Hopper alone: sm_90a, by TMA and wgmma; projections made of them."""
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 from kernelseam.kernels.gemm.host import GemmHost
 from kernelseam.kernels.projection import products
 from kernelseam.kernels.projection.host import Projection
+from kernelseam.kernels.projection.products import Product
 from kernelseam_cuda.sm90.attention import HopperAttention
 from kernelseam_cuda.sm90.gemm import HopperGemm
 
 _GEMM = HopperGemm()
-_EITHER = (_GEMM, GemmHost())
+
+
+class HopperProjection(Projection):
+    """A projection of which Hopper's GEMM makes a product, the shared one the others."""
+
+    def __init__(self, operation: str, made_of: Callable[[Any], Iterator[Product]]) -> None:
+        super().__init__(operation, made_of, (_GEMM, GemmHost()), _GEMM.name, _GEMM.archs)
+
+
 KERNELS = (
-    HopperAttention(), _GEMM,
-    Projection("output_projection", products.output, _EITHER, _GEMM.name, _GEMM.archs),
-    Projection("output_projection_bwd", products.output_bwd, _EITHER, _GEMM.name, _GEMM.archs),
+    HopperAttention(), _GEMM, HopperProjection("output_projection", products.output),
+    HopperProjection("output_projection_bwd", products.output_bwd),
 )
 
-__all__ = ["KERNELS", "HopperAttention", "HopperGemm"]
+__all__ = ["KERNELS", "HopperAttention", "HopperGemm", "HopperProjection"]

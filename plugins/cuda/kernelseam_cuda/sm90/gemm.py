@@ -114,11 +114,13 @@ class HopperGemm(HostHalf):
         return min(self._offered(problem), key=lambda t: predicted(_work(problem, t), known, device.limits))
 
     def _offered(self, p: GemmProblem) -> tuple[HopperGemmTile, ...]:
-        """Where C is most of what is moved, TMA's stores leave the L2 cache to A and B."""
+        """TMA stores chunks of 16 bytes whole: where C's last is not, tiles whose warps store. Where C is most of what
+        is moved, TMA's stores leave the L2 cache to A and B."""
         c = p.results * p.M * p.N * p.spec.dtype.itemsize
-        mostly_c = c > _MOSTLY * p.bytes_moved
+        mostly_c, whole = c > _MOSTLY * p.bytes_moved, p.N * p.spec.dtype.itemsize % _UNIT_BYTES == 0
         return tuple(
-            replace(t, c_first=mostly_c and t.store == "tma") for t in GEMM if _tiles(p, t) < _MOST_TILES
+            replace(t, c_first=mostly_c and t.store == "tma") for t in GEMM
+            if _tiles(p, t) < _MOST_TILES and (whole or t.store == "rows")
         )
 
     def variants(self, problem: GemmProblem, row: ArchRow, device: Device) -> dict[str, HopperGemmTile]:

@@ -62,7 +62,8 @@ GEMM = (
     HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.18, block_seconds=7e-7),
     HopperGemmTile(128, 128, 2, 5, 1, 4, "tma", rate=1.15, block_seconds=2e-7),
     HopperGemmTile(256, 128, 2, 4, 1, 2, "rows", rate=1.04, block_seconds=2.8e-7),
-    HopperGemmTile(128, 64, 2, 6, 1, 4, "tma", rate=0.80, block_seconds=3e-7),
+    HopperGemmTile(128, 128, 2, 5, 1, 4, "rows", rate=1.00, block_seconds=4e-7),
+    HopperGemmTile(128, 64, 2, 6, 1, 4, "tma", rate=0.80, block_seconds=2.8e-7),
     HopperGemmTile(64, 64, 1, 4, 1, 1, "rows", blocks=3, rate=0.65, block_seconds=4e-7),
 )
 """Tiles of products; the cost model chooses."""
