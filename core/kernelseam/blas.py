@@ -179,6 +179,10 @@ class LibraryGemm(ABC):
         """A call of the function."""
         return LaunchRecord(self.function_of(problem), (1, 1, 1), (1, 1, 1), 0, device.arch, "library")
 
+    def records(self, problem: GemmProblem, device: Device, variant: str = "") -> tuple[LaunchRecord, ...]:
+        """That call: what it launches is the library's affair."""
+        return (self.record(problem, device),)
+
 
 class BatchedGemm(LibraryGemm):
     """One over a function that needs no workspace of the caller's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import typer
@@ -10,8 +11,8 @@ from kernelseam.cli import projection as projections
 from kernelseam.cli import shapes
 from kernelseam.cli.attention_options import Asked, asking
 from kernelseam.cli.output import duration, emit_json, facts, heading, scaled, table
-from kernelseam.contract import Cost
-from kernelseam.dispatch import consider, find_device, select
+from kernelseam.contract import Cost, Device, LaunchRecord, Problem
+from kernelseam.dispatch import Choice, consider, find_device, select
 from kernelseam.errors import Unsupported
 from kernelseam.planning import Descriptor
 from kernelseam.plugins import plugins
@@ -85,11 +86,12 @@ def _explain(descriptor: Descriptor, backend: str | None, implementation: str | 
         if i.operation == problem.operation and i.backend != device.backend:
             elsewhere = f"it runs on {i.backend}, the device is {device}"
             candidates.append(_row(i.name, i.backend, "refused", elsewhere, None, None))
+    launches = _launches(choice, problem, device) if choice else ()
     if as_json:
         emit_json({
             "problem": str(problem), "device": str(device), "note": note,
             "chosen": choice and choice.implementation.name, "variant": choice.variant if choice else "",
-            "by": choice and choice.by, "implementations": candidates,
+            "by": choice and choice.by, "implementations": candidates, "launches": [asdict(x) for x in launches],
         })
         return
     heading(str(problem))
@@ -101,6 +103,26 @@ def _explain(descriptor: Descriptor, backend: str | None, implementation: str | 
     print()
     columns = ("implementation", "backend", "bytes", "operations", "predicted", "measured", "verdict")
     table(columns, [_cells(c) for c in candidates])
+    if launches:
+        print()
+        columns = ("launches of the chosen", "kind", "grid", "block", "cluster", "shared")
+        table(columns, [
+            (x.kernel, x.kind, *(_UNKNOWN if x.kind == "library" else _sizes(x))) for x in launches
+        ])
+
+
+_UNKNOWN = ("-", "-", "-", "-")
+
+
+def _sizes(record: LaunchRecord) -> tuple[str, ...]:
+    grid, block, cluster = ("×".join(map(str, x)) for x in (record.grid, record.block, record.cluster))
+    return grid, block, cluster, scaled(record.shared_bytes, "B")
+
+
+def _launches(choice: Choice, problem: Problem, device: Device) -> tuple[LaunchRecord, ...]:
+    """What the choice would launch, where it can tell without compiling."""
+    tell = getattr(choice.implementation, "records", None)
+    return tuple(tell(problem, device, choice.variant)) if tell else ()
 
 
 _BY = {

@@ -274,6 +274,24 @@ class KernelImplementation:
         seconds = sum(predicted(w, known, device.limits) for w in works if w.blocks or w.bytes)
         return Cost(sum(w.bytes for w in works), problem.operations, seconds or device.limits.launch_seconds)
 
+    def records(self, problem: Any, device: Device, variant: str = "") -> tuple[LaunchRecord, ...]:
+        """What it launches for a problem that it supports; nothing is compiled."""
+        tile = self._tiles(problem, device).get(variant) if variant else None
+        launches = self.half.launches(problem, tile, device) if tile else self.launches(problem, device)
+        row = self._toolchain.arch_row(device.arch)
+        steps = (self._record(x, row, device) for x in launches.steps)
+        return tuple(x for x in steps if x is not None)
+
+    def _record(self, launch: Launch | Memset, row: ArchRow, device: Device) -> LaunchRecord | None:
+        """None where there is nothing to do."""
+        if isinstance(launch, Memset):
+            return MemsetStep(device, launch.offset, launch.size, launch.value).record if launch.size else None
+        config: LaunchConfig = launch.half.config(launch.problem, launch.tile, row, device)
+        return None if 0 in config.grid else LaunchRecord(
+            launch.half.entry, config.grid, config.block, config.shared_bytes, device.arch, evidence=device.evidence,
+            cluster=config.cluster, programmatic=config.programmatic,
+        )
+
     def build(self, problem: Any, device: Device) -> PlanParts:
         """Raises Unsupported where the arch has no such launch, CompileError, DeviceError."""
         return self._build(problem, self.launches(problem, device), device)
@@ -325,7 +343,8 @@ class KernelImplementation:
             return MemsetStep(device, launch.offset, launch.size, launch.value) if launch.size else None
         half, problem, tile = launch.half, launch.problem, launch.tile
         config: LaunchConfig = half.config(problem, tile, row, device)
-        if 0 in config.grid:
+        record = self._record(launch, row, device)
+        if record is None:
             return None
         if reason := config.refuse(row):
             raise Unsupported(problem, [Refusal(self.name, reason)])
@@ -336,9 +355,5 @@ class KernelImplementation:
         return KernelStep(
             kernel, half.signature(problem.spec).placed(kernel.facts), config, half.values(problem, tile, device),
             {**half.pointers(problem.spec), **walked, **launch.operands},
-            LaunchRecord(
-                half.entry, config.grid, config.block, config.shared_bytes, device.arch, evidence=device.evidence,
-                cluster=config.cluster, programmatic=config.programmatic,
-            ),
-            launch.workspace, tensor_maps, self._toolchain.encode_tensor_map if tensor_maps else None,
+            record, launch.workspace, tensor_maps, self._toolchain.encode_tensor_map if tensor_maps else None,
         )
