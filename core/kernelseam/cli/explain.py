@@ -105,8 +105,7 @@ def _explain(descriptor: Descriptor, backend: str | None, implementation: str | 
     table(columns, [_cells(c) for c in candidates])
     if launches:
         print()
-        columns = ("launches of the chosen", "kind", "grid", "block", "cluster", "shared")
-        table(columns, [
+        table(("launches of the chosen", "kind", "grid", "block", "cluster", "shared"), [
             (x.kernel, x.kind, *(_UNKNOWN if x.kind == "library" else _sizes(x))) for x in launches
         ])
 
