@@ -55,7 +55,8 @@ WRONG_NUMBERS = (
         "gemm-f16-nt-integers-rounded", NOT_EXACT, "results are cut off, not rounded",
     ),
     Mutant(
-        "simt-last-chunk-dropped", SIMT, "for (int k = 0; k < K; k += KV) {", "for (int k = 0; k < K - KV; k += KV) {",
+        "simt-last-chunk-dropped", SIMT, "for (int k = 0; k < K; k += KV) {\n      Chunk<T> left",
+        "for (int k = 0; k < K - KV; k += KV) {\n      Chunk<T> left",
         "gemm-f32-nn-integers", NOT_EXACT, "the last summands of every step are lost",
     ),
     # ---- GEMM: what meets what, and where it lies
