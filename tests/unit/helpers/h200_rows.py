@@ -13,7 +13,7 @@ GHZ, UNITS = 1.98e9, 132
 H200 = Device("cuda", 0, "sm_90a", "NVIDIA H200", DeviceLimits(
     compute_units=UNITS, shared_bytes_per_block=227 << 10, memory_bytes=140 << 30, bytes_per_second=4.917e12,
     operations_per_second={d: n * UNITS * GHZ for d, n in (
-        ("float16", 4096), ("bfloat16", 4096), ("float32", 256), ("float64", 128)
+        ("float16", 4096), ("bfloat16", 4096), ("float32", 256), ("float64", 256)
     )},
 ))
 """As the driver describes it: 132 multiprocessors at up to 1.98 GHz, 6144 bits at 3.2 GHz."""
