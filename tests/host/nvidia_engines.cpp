@@ -88,6 +88,13 @@ template<class T> bool apart(const T* const (&at)[32], int lanes, const char* ba
   return true;
 }
 
+template<class T> T element(int n, int k, int seed) { return T((n * 7 + k * 13 + seed) % 11 - 5); }
+// N indices by K, along k where LAST.
+template<int N, int K, bool LAST, class Tile> void fill(Tile t, int seed) {
+  for (int k = 0; k < K; k++)
+    for (int n = 0; n < N; n++) (LAST ? t.at(n, k) : t.at(k, n)) = element<typename Tile::T>(n, k, seed);
+}
+
 template<class T, int BM, int BN, int BK, bool A_LAST, bool B_LAST> void check(const char* what) {
   constexpr int KV = 16 / (int)sizeof(T), WM = 32, WN = 32;
   typedef WideEngine<T, Recorded<T, KV>> E;
@@ -96,11 +103,8 @@ template<class T, int BM, int BN, int BK, bool A_LAST, bool B_LAST> void check(c
   alignas(128) static char memory[TileA::BYTES + TileB::BYTES];
   TileA a(memory);
   TileB b(memory + TileA::BYTES);
-  auto value = [](int n, int k, int seed) { return T((n * 7 + k * 13 + seed) % 11 - 5); };
-  for (int k = 0; k < BK; k++) {
-    for (int m = 0; m < BM; m++) (A_LAST ? a.at(m, k) : a.at(k, m)) = value(m, k, 1);
-    for (int n = 0; n < BN; n++) (B_LAST ? b.at(n, k) : b.at(k, n)) = value(n, k, 3);
-  }
+  const auto value = element<T>;
+  fill<BM, BK, A_LAST>(a, 1), fill<BN, BK, B_LAST>(b, 3);
   for (int row0 = 0; row0 < BM; row0 += WM)
     for (int n0 = 0; n0 < BN; n0 += WN) {
       static typename E::template Acc<WM, WN> acc[32];
@@ -182,11 +186,8 @@ template<class T, int BM, int BN, int BK, bool A_LAST, bool B_LAST, int WM> void
   alignas(128) static char memory[TileA::BYTES + TileB::BYTES];
   TileA a(memory);
   TileB b(memory + TileA::BYTES);
-  auto value = [](int n, int k, int seed) { return T((n * 7 + k * 13 + seed) % 11 - 5); };
-  for (int k = 0; k < BK; k++) {
-    for (int m = 0; m < BM; m++) (A_LAST ? a.at(m, k) : a.at(k, m)) = value(m, k, 1);
-    for (int n = 0; n < BN; n++) (B_LAST ? b.at(n, k) : b.at(k, n)) = value(n, k, 3);
-  }
+  const auto value = element<T>;
+  fill<BM, BK, A_LAST>(a, 1), fill<BN, BK, B_LAST>(b, 3);
   bool right = true, banks = true;
   for (int row0 = 0; row0 < BM; row0 += WM)
     for (int n0 = 0; n0 < BN; n0 += WN) {

@@ -72,12 +72,16 @@ class Work:
     """What starting and ending a block takes of a compute unit."""
 
 
-def predicted(work: Work, coefficients: Coefficients, limits: DeviceLimits) -> float:
-    """Seconds of a launch."""
+_UNKNOWN = Coefficients("nothing")
+
+
+def predicted(work: Work, coefficients: Coefficients | None, limits: DeviceLimits) -> float:
+    """Seconds of a launch; without coefficients by the device's peaks."""
+    known = coefficients or _UNKNOWN
     units = max(limits.compute_units, 1)
-    rate = peak(limits, work.dtype) * coefficients.multiply.get(work.dtype, 1.0) * work.rate / units
+    rate = peak(limits, work.dtype) * known.multiply.get(work.dtype, 1.0) * work.rate / units
     block = work.operations / rate
     tail = max(work.longest / rate - block, 0.0) / 2 if work.blocks else 0.0
     computing = -(-work.blocks // units) * (block + work.block_seconds) + tail
-    moving = work.bytes / (limits.bytes_per_second * coefficients.bandwidth)
+    moving = work.bytes / (limits.bytes_per_second * known.bandwidth)
     return limits.launch_seconds + math.hypot(computing, moving)

@@ -54,16 +54,8 @@ def bmm(
     Returns the result (``out`` where it was given). Raises InvalidValue for what does not fit together, Unsupported
     with each implementation's reason.
     """
-    arrays = {"a": a, "b": b}
-    if out is not None:
-        arrays["out"] = out
-    if bias is not None:
-        arrays["bias"] = bias
-    if residual is not None:
-        arrays["residual"] = residual
     options = (True, a_transposed, b_transposed, alpha, beta, out_dtype, precision)
-    made = operate(_gemm, arrays, options, backend, implementation, stream)
-    return made["out"] if out is None else out
+    return _multiplied(a, b, out, bias, residual, options, backend, implementation, stream)
 
 
 def matmul2d(
@@ -85,6 +77,14 @@ def matmul2d(
 ) -> Any:
     """alpha·op(a)·op(b) + beta·out + bias + residual of a [M, K], b [K, N], bias [N], residual [M, N]; everything else
     as in ``bmm``."""
+    options = (False, a_transposed, b_transposed, alpha, beta, out_dtype, precision)
+    return _multiplied(a, b, out, bias, residual, options, backend, implementation, stream)
+
+
+def _multiplied(
+    a: Any, b: Any, out: Any, bias: Any, residual: Any, options: tuple[Any, ...], backend: str | None,
+    implementation: str | None, stream: object,
+) -> Any:
     arrays = {"a": a, "b": b}
     if out is not None:
         arrays["out"] = out
@@ -92,7 +92,6 @@ def matmul2d(
         arrays["bias"] = bias
     if residual is not None:
         arrays["residual"] = residual
-    options = (False, a_transposed, b_transposed, alpha, beta, out_dtype, precision)
     made = operate(_gemm, arrays, options, backend, implementation, stream)
     return made["out"] if out is None else out
 

@@ -6,9 +6,6 @@
 
 typedef KS_T T;
 
-// What may be added: its element type, void where there is none.
-template<class X> struct Maybe { static constexpr bool THERE = true; typedef X type; };
-template<> struct Maybe<void> { static constexpr bool THERE = false; typedef float type; };
 typedef Maybe<KS_BIAS> Bias;
 
 constexpr int BM = KS_BM, BN = KS_BN, GROUPS = KS_GROUPS, STAGES = KS_STAGES, CLUSTER = KS_CLUSTER, BUFFERS = KS_BUFFERS;
@@ -51,7 +48,7 @@ KS_DEVICE Matrix matrix_at(const void* address, const void* origin) {
   const u64 units = ((u64)address - (u64)origin) >> 4;
   return {(int)(units & 0x7fffffff), (int)(units >> 31)};
 }
-// The matrix of a tile: of `heads` a batch in a list, or by head and batch.
+// The matrix of a tile: by its number in a list, or by head and batch.
 KS_DEVICE Matrix matrix_of(const Arguments& a, const void* list, const Place& at, int head, int by_head, int by_batch) {
   if (KS_POINTERS) return matrix_at(listed((const T*)list, at.matrix), a.origin);
   return {head * by_head, at.batch * by_batch};

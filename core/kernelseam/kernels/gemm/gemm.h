@@ -29,9 +29,6 @@ typedef Engine<T> E;
 #endif
 typedef E::Sum Sum;
 
-// What may be added or made beside C: its element type, void where there is none.
-template<class X> struct Maybe { static constexpr bool THERE = true; typedef X type; };
-template<> struct Maybe<void> { static constexpr bool THERE = false; typedef float type; };
 typedef Maybe<KS_BIAS> Bias;
 typedef Maybe<KS_RESIDUAL> Residual;
 typedef Maybe<KS_ROW_SUMS> RowSums;

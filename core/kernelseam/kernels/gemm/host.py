@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kernelseam.contract import ArchRow, Device
-from kernelseam.costs import Coefficients, Work, predicted
+from kernelseam.costs import Work, predicted
 from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec, HeadsProblem, HeadsSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.elements import (
@@ -102,7 +102,6 @@ _HEADS_STRUCTURE = Structure((
 _ROTARY = {"": 0, "halves": 1, "pairs": 2}
 TF32_PRODUCTS: Mapping[str | None, int] = {None: 0, "tf32": 1, "tf32x3": 3}
 """By precision: how many products of TF32 are made in the place of one of float32."""
-_UNKNOWN = Coefficients("nothing")
 
 
 class GemmHost(HostHalf):
@@ -142,8 +141,7 @@ class GemmHost(HostHalf):
 
     def tile(self, problem: GemmProblem, row: ArchRow, device: Device) -> GemmTile:
         """The tile that should take the least time."""
-        known = row.costs or _UNKNOWN
-        return min(self.offered(problem, row), key=lambda t: predicted(gemm_work(problem, t), known, device.limits))
+        return min(self.offered(problem, row), key=lambda t: predicted(gemm_work(problem, t), row.costs, device.limits))
 
     def offered(self, problem: GemmProblem, row: ArchRow) -> tuple[GemmTile, ...]:
         """The tiles that take a problem. Teams, which share no loads, are for matrices of a tile or two."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelseam.contract import ArchRow, Device
-from kernelseam.costs import Coefficients, predicted
+from kernelseam.costs import predicted
 from kernelseam.descriptors.projection_problem import QkvProjectionProblem
 from kernelseam.kernels.elements import refuse_row_strides
 from kernelseam.kernels.gemm.host import GemmHost
@@ -16,8 +16,6 @@ from kernelseam.kernels.kernel import Composition, HostHalf
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.projection import products
 from kernelseam.kernels.projection.products import Product
-
-_UNKNOWN = Coefficients("nothing")
 
 
 @dataclass(frozen=True)
@@ -49,14 +47,14 @@ class Projection(Composition):
         self._made_of, self._halves = made_of, halves
 
     def refuse(self, problem: Any, row: ArchRow) -> str | None:
-        taken = set()
+        first, taken = self._halves[0], False
         for product in self._made_of(problem):
-            reasons = [half.refuse(product.problem, row) for half in self._halves]
-            if all(reasons):
-                return f"{product.name}: {reasons[0]}"
-            taken |= {half for half, reason in zip(self._halves, reasons, strict=True) if reason is None}
-        if len(self._halves) > 1 and self._halves[0] not in taken:
-            return f"none of its products is for {self._halves[0].entry}"
+            takers = self._takers(product, row)
+            if not takers:
+                return f"{product.name}: {first.refuse(product.problem, row)}"
+            taken |= first in takers
+        if len(self._halves) > 1 and not taken:
+            return f"none of its products is for {first.entry}"
         return _refuse_heads(problem) if isinstance(problem, QkvProjectionProblem) else None
 
     def _takers(self, product: Product, row: ArchRow) -> list[HostHalf]:
@@ -64,10 +62,9 @@ class Projection(Composition):
 
     def tile(self, problem: Any, row: ArchRow, device: Device) -> tuple[Way, ...]:
         """One a product."""
-        known = row.costs or _UNKNOWN
 
         def seconds(product: Product, way: Way) -> float:
-            return predicted(way.half.work(product.problem, way.tile, device), known, device.limits)
+            return predicted(way.half.work(product.problem, way.tile, device), row.costs, device.limits)
 
         return tuple(
             min((Way(half, half.tile(p.problem, row, device)) for half in self._takers(p, row)),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from kernelseam.contract import ArchRow, Device, LaunchConfig, TensorMap
-from kernelseam.costs import Coefficients, Work, predicted
+from kernelseam.costs import Work, predicted
 from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.covered import Covered
@@ -48,7 +48,6 @@ _INTS = (
 _ORDER = Structure((
     *((n, divider_parameter(n)) for n in ("matrix", "group", "last", "heads")), ("rows", "i32"), ("total", "i32"),
 ))
-_UNKNOWN = Coefficients("nothing")
 _MOSTLY = 0.75
 """Of the bytes moved. H200: 256 × 2048×2048×128, C 0.89 of them, gains 4 %; 256 × 2048×128×2048, 0.06, would lose
 8 %."""
@@ -110,8 +109,7 @@ class HopperGemm(HostHalf):
 
     def tile(self, problem: GemmProblem, row: ArchRow, device: Device) -> HopperGemmTile:
         """The tile that should take the least time."""
-        known = row.costs or _UNKNOWN
-        return min(self._offered(problem), key=lambda t: predicted(_work(problem, t), known, device.limits))
+        return min(self._offered(problem), key=lambda t: predicted(_work(problem, t), row.costs, device.limits))
 
     def _offered(self, p: GemmProblem) -> tuple[HopperGemmTile, ...]:
         """TMA stores chunks of 16 bytes whole: where C's last is not, tiles whose warps store. Where C is most of what
