@@ -1,4 +1,5 @@
-"""Compile all that parity cases or benchmarks launch before any of them runs: in parallel, into the binary cache."""
+"""Compile all that parity cases or benchmarks launch before any of them runs: in parallel, into the
+binary cache."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from kernelseam.plugins import plugins
 
 BASE = 1 << 40
 FEW = 2000
-"""Heads of all entries of the batch: what a checker that slows a launch down a hundred times still takes."""
+"""Heads of all entries of the batch: what a checker that slows a launch down a hundred times still
+takes."""
 Unit = tuple[Any, Any, Any]
 """Host half, spec, tile: one binary."""
 
@@ -32,7 +34,9 @@ def problem_of(case: Case, device: Device) -> Any:
         case = replace(case, view="host")
     layout = data.layout(case)
     blocks = layout.blocks()
-    addresses = {n: BASE + blocks[p.block][1] + p.offset * p.dtype.itemsize for n, p in layout.places.items()}
+    addresses = {
+        n: BASE + blocks[p.block][1] + p.offset * p.dtype.itemsize for n, p in layout.places.items()
+    }
     made = describe(case, layout, addresses, plugins().backend(device.backend).runtime, device)
     return made.simplified()[0].problem()
 
@@ -42,11 +46,16 @@ def units(cases: Iterable[Case], device: Device, implementation: str | None = No
     return list(keyed(cases, device, implementation).values())
 
 
-def keyed(cases: Iterable[Case], device: Device, implementation: str | None = None) -> dict[Hashable, Unit]:
+def keyed(
+    cases: Iterable[Case], device: Device, implementation: str | None = None
+) -> dict[Hashable, Unit]:
     """The same by what tells one binary of an arch from another."""
     known = [
-        i for i in plugins().registry.implementations
-        if isinstance(i, KernelImplementation) and i.backend == device.backend and implementation in (None, i.name)
+        i
+        for i in plugins().registry.implementations
+        if isinstance(i, KernelImplementation)
+        and i.backend == device.backend
+        and implementation in (None, i.name)
     ]
     found: dict[Hashable, Unit] = {}
     for case in cases:
@@ -59,8 +68,11 @@ def keyed(cases: Iterable[Case], device: Device, implementation: str | None = No
     return found
 
 
-def units_of(implementation: KernelImplementation, problem: Any, device: Device) -> dict[Hashable, Unit]:
-    """What one way of ours launches for a problem, by what tells one binary of an arch from another."""
+def units_of(
+    implementation: KernelImplementation, problem: Any, device: Device
+) -> dict[Hashable, Unit]:
+    """What one way of ours launches for a problem, by what tells one binary of an arch from
+    another."""
     toolchain = plugins().backend(device.backend).toolchain
     assert toolchain is not None
     found: dict[Hashable, Unit] = {}
@@ -71,10 +83,14 @@ def units_of(implementation: KernelImplementation, problem: Any, device: Device)
 
 
 def compile_all(
-    found: Sequence[Unit], device: Device, processes: int | None = None, limit: float = 300.0,
+    found: Sequence[Unit],
+    device: Device,
+    processes: int | None = None,
+    limit: float = 300.0,
     seconds: float | None = None,
 ) -> list[str]:
-    """Compile binaries into the cache, each in ``limit`` seconds and all in ``seconds``; what failed, in words."""
+    """Compile binaries into the cache, each in ``limit`` seconds and all in ``seconds``; what
+    failed, in words."""
     wrong = []
     end = None if seconds is None else time.monotonic() + seconds
     with closing(Workers(min(processes or cores(), max(len(found), 1)), limit)) as team:
@@ -83,7 +99,9 @@ def compile_all(
             try:
                 task.result(None if end is None else max(end - time.monotonic(), 0))
             except TimeoutError:
-                wrong.append(f"only {done} of {len(found)} binaries were compiled within {seconds:.0f} s")
+                wrong.append(
+                    f"only {done} of {len(found)} binaries were compiled within {seconds:.0f} s"
+                )
                 break
             except Exception as e:
                 wrong.append(f"{half.entry} of {spec} in {tile}: {e}")

@@ -1,11 +1,13 @@
-"""Tiles for an attention's gradients, each timed on one GPU: what a row of the arch's table is chosen by.
+"""Tiles for an attention's gradients, each timed on one GPU: what a row of the arch's table is
+chosen by.
 
-Times are medians of device events over all launches of a call; TFLOP/s count 2.5 × the forward's operations, a causal
-mask half. A head dim's first line is the deterministic way with the table's tile. `error` is the largest |x − y| / |y|
-of dq, dk and dv against that; more than 1e-2 means that a tile computes something else.
+Times are medians of device events over all launches of a call; TFLOP/s count 2.5 × the forward's
+operations, a causal mask half. A head dim's first line is the deterministic way with the table's
+tile. `error` is the largest |x − y| / |y| of dq, dk and dv against that; more than 1e-2 means that
+a tile computes something else.
 
     python benchmarks/backward_tiles.py [--dim 128] [--causal] [--report FILE.md] [--repeat-ms 60]
-    python benchmarks/backward_tiles.py --compile sm_90a     registers and spills alone; no GPU needed
+    python benchmarks/backward_tiles.py --compile sm_90a     registers and spills; no GPU needed
 """
 
 from __future__ import annotations
@@ -29,10 +31,27 @@ SHAPES = {64: (4, 32, 4096), 128: (4, 16, 4096), 256: (4, 8, 4096)}
 """Head dim → batch, heads, S."""
 
 
-def _tile(dim: int, warps: int, rows: int, step: int, column_warps: int, score_rows: int, query_rows: int,
-          stages: int = 2, **more: Any) -> BackwardTile:
+def _tile(
+    dim: int,
+    warps: int,
+    rows: int,
+    step: int,
+    column_warps: int,
+    score_rows: int,
+    query_rows: int,
+    stages: int = 2,
+    **more: Any,
+) -> BackwardTile:
     return BackwardTile(
-        HALVES, dim, warps, rows, step, stages, column_warps, score_rows=score_rows, query_rows=query_rows,
+        HALVES,
+        dim,
+        warps,
+        rows,
+        step,
+        stages,
+        column_warps,
+        score_rows=score_rows,
+        query_rows=query_rows,
         **{"unroll": 2, **more},
     )
 
@@ -45,7 +64,8 @@ def _in_order(*shape: int, **more: Any) -> BackwardTile:
 # The first of each head dim is the row with atomics that NVIDIA's table has. What the others try:
 CANDIDATES = {
     64: (
-        _tile(64, 4, 32, 64, 2, 32, 32, min_blocks=3),  # twice the atomics, but two others compute while one waits
+        # twice the atomics, but two others compute while one waits
+        _tile(64, 4, 32, 64, 2, 32, 32, min_blocks=3),
         _tile(64, 4, 32, 64, 2, 32, 32, unroll=1, min_blocks=3),
         _tile(64, 4, 32, 64, 2, 32, 32, min_blocks=2),
         _tile(64, 8, 32, 64, 2, 32, 16),
@@ -89,13 +109,18 @@ CANDIDATES = {
 
 
 def named(tile: BackwardTile) -> str:
-    """A tile in words: what it owns, a step, and what each warp makes of the three kinds of products."""
+    """A tile in words: what it owns, a step, and what each warp makes of the three kinds of
+    products."""
     t, dim = tile, tile.max_dim
     columns = t.own * t.step // t.warps // t.score_rows
     products = f"scores {t.score_rows}×{columns}, gradients {t.rows}×{dim // t.column_warps}"
     if t.query_rows:
         products += f", dq {t.query_rows}×{dim // t.query_column_warps}"
-    parts = [f"{t.warps} warps own {t.own}, {t.step} a step, {t.stages} stages", products, f"unroll {t.unroll}"]
+    parts = [
+        f"{t.warps} warps own {t.own}, {t.step} a step, {t.stages} stages",
+        products,
+        f"unroll {t.unroll}",
+    ]
     parts += ["resident"] * t.resident + [f"{t.min_blocks} blocks"] * (t.min_blocks > 1)
     return "; ".join(parts + ["in order"] * (not t.query_rows))
 
@@ -117,7 +142,10 @@ def facts(toolchain: Toolchain, arch: str, spec: AttentionBwdSpec, tile: Backwar
     """Registers, spills and shared memory of a tile's binaries as cells of a table."""
     if not OneTile(tile).tiles(spec, toolchain.arch_row(arch)):
         return f"does not fit | – | {tile.shared_bytes(spec) >> 10}"
-    made = [build_binary(toolchain, spec, arch, replace(tile, role=r), OneTile(tile))[1] for r in tile.roles]
+    made = [
+        build_binary(toolchain, spec, arch, replace(tile, role=r), OneTile(tile))[1]
+        for r in tile.roles
+    ]
     found = [f for kernels in made for f in kernels.values()]
     spills, shared = sum(f.spills for f in found), max(f.shared_bytes for f in found) >> 10
     return f"{', '.join(str(f.registers) for f in found)} | {spills} | {shared}"
@@ -127,19 +155,25 @@ def compiled(arch: str, dims: list[int], causal: bool) -> Iterator[str]:
     """What the compiler makes of each."""
     toolchains = (b.toolchain for b in plugins().registry.backends.values() if b.toolchain)
     toolchain = next(t for t in toolchains if arch in t.archs)
-    yield from (f"{arch}, bf16", "", "| D | tile | registers | spills | shared KiB |", "|" + "---|" * 5)
+    yield from (
+        f"{arch}, bf16",
+        "",
+        "| D | tile | registers | spills | shared KiB |",
+        "|" + "---|" * 5,
+    )
     for dim in dims:
-        spec = AttentionBwdSpec(AttentionSpec(DType.bfloat16, dim, dim, causal, lse=True), deterministic=False)
+        spec = AttentionBwdSpec(
+            AttentionSpec(DType.bfloat16, dim, dim, causal, lse=True), deterministic=False
+        )
         for tile in CANDIDATES[dim]:
             yield f"| {dim} | {named(tile)} | {facts(toolchain, arch, spec, tile)} |"
 
 
 def timed(dims: list[int], causal: bool, repeat_ms: int, device: str = "cuda") -> Iterator[str]:
     """Each tile's time and error beside those of the deterministic way."""
+    import kernelseam as ks
     import peers
     import torch
-
-    import kernelseam as ks
 
     yield "| D | tile | µs | TFLOP/s | first / this | error | registers | spills | shared KiB |"
     yield "|" + "---|" * 9
@@ -149,7 +183,9 @@ def timed(dims: list[int], causal: bool, repeat_ms: int, device: str = "cuda") -
         q, k, v, dout, out, *grads = (
             torch.randn(batch, heads, s, dim, device=device, dtype=torch.bfloat16) for _ in range(8)
         )
-        forward = ks.Attention.from_arrays(q, k, v, out, torch.empty(batch, heads, s, device=device), causal=causal)
+        forward = ks.Attention.from_arrays(
+            q, k, v, out, torch.empty(batch, heads, s, device=device), causal=causal
+        )
         ks.plan(forward).bind()()
         given = dict(zip(("dq", "dk", "dv"), grads, strict=True))
         flops = 10 * batch * heads * s * s * dim * (0.5 if causal else 1.0)
@@ -157,7 +193,10 @@ def timed(dims: list[int], causal: bool, repeat_ms: int, device: str = "cuda") -
         call = ordered.bind()
         base = peers.median_ms(call, repeat_ms)
         wanted = [x.clone() for x in grads]
-        yield f"| {dim} | the table's, in order | {base * 1e3:.0f} | {flops / base / 1e9:.0f} | 1 | 0 | – | – | – |"
+        yield (
+            f"| {dim} | the table's, in order | {base * 1e3:.0f} | {flops / base / 1e9:.0f} | "
+            "1 | 0 | – | – | – |"
+        )
         free = ks.plan(ks.AttentionBwd(forward=forward, dout=dout, **given, deterministic=False))
         toolchain = plugins().backend(free.device.backend).toolchain
         assert toolchain is not None
@@ -172,13 +211,16 @@ def timed(dims: list[int], causal: bool, repeat_ms: int, device: str = "cuda") -
             ms = peers.median_ms(call, repeat_ms)
             error = max(peers.relative_error(x, y) for x, y in zip(grads, wanted, strict=True))
             yield (
-                f"| {dim} | {named(tile)} | {ms * 1e3:.0f} | {flops / ms / 1e9:.0f} | {base / ms:.2f} | {error:.1e} "
+                f"| {dim} | {named(tile)} | {ms * 1e3:.0f} | {flops / ms / 1e9:.0f} | "
+                f"{base / ms:.2f} | {error:.1e} "
                 f"| {cells} |"
             )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dim", type=int, action="append", choices=sorted(CANDIDATES))
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--compile", metavar="ARCH")

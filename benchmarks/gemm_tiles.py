@@ -1,7 +1,8 @@
-"""Tiles for a batched GEMM, each timed on one GPU beside cuBLAS: what rows of the arch's table are chosen by.
+"""Tiles for a batched GEMM, each timed on one GPU beside cuBLAS: what rows of the arch's table are
+chosen by.
 
-Times are medians of device events. `error` is |x − y| / |y| against torch's product; more than 1e-2 means that a tile
-computes something else.
+Times are medians of device events. `error` is |x − y| / |y| against torch's product; more than 1e-2
+means that a tile computes something else.
 
     python benchmarks/gemm_tiles.py [--kind bfloat16] [--report FILE.md] [--repeat-ms 30]
     python benchmarks/gemm_tiles.py --compile sm_90a     registers and spills alone; no GPU needed
@@ -26,37 +27,75 @@ from kernelseam.plugins import plugins
 
 HALVES = frozenset({DType.float16, DType.bfloat16})
 LINEAR = [
-    (1, 16384, 6144, 4096, True), (1, 512, 6144, 4096, True), (64, 1024, 1024, 1024, True),
+    (1, 16384, 6144, 4096, True),
+    (1, 512, 6144, 4096, True),
+    (64, 1024, 1024, 1024, True),
     (256, 2048, 2048, 128, True),
 ]
-"""Matrices, M, N, K, and whether B lies K last, as a linear layer and keys have it. A lies K last."""
+"""Matrices, M, N, K, and whether B lies K last, as a linear layer and keys have it. A lies K
+last."""
 WIDE = [
-    (384, 512, 512, 64, True), (384, 512, 64, 512, False), (256, 2048, 2048, 128, True), (256, 2048, 128, 2048, False),
-    (8192, 32, 32, 32, False), (4096, 64, 64, 64, False), (64, 1024, 1024, 1024, False),
+    (384, 512, 512, 64, True),
+    (384, 512, 64, 512, False),
+    (256, 2048, 2048, 128, True),
+    (256, 2048, 128, 2048, False),
+    (8192, 32, 32, 32, False),
+    (4096, 64, 64, 64, False),
+    (64, 1024, 1024, 1024, False),
 ]
 
 
-def tile(bm: int, bn: int, bk: int, warps_m: int, warps_n: int, stages: int, min_blocks: int = 1) -> GemmTile:
+def tile(
+    bm: int, bn: int, bk: int, warps_m: int, warps_n: int, stages: int, min_blocks: int = 1
+) -> GemmTile:
     return GemmTile(HALVES, bm, bn, bk, warps_m, warps_n, stages, min_blocks)
 
 
 def wide(
-    bm: int, bn: int, bk: int, warps_m: int, warps_n: int, stages: int, min_blocks: int, *, dtype: DType,
-    persistent: bool = False, precision: str | None = None,
+    bm: int,
+    bn: int,
+    bk: int,
+    warps_m: int,
+    warps_n: int,
+    stages: int,
+    min_blocks: int,
+    *,
+    dtype: DType,
+    persistent: bool = False,
+    precision: str | None = None,
 ) -> GemmTile:
     return GemmTile(
-        frozenset({dtype}), bm, bn, bk, warps_m, warps_n, stages, min_blocks, persistent, precision=precision
+        frozenset({dtype}),
+        bm,
+        bn,
+        bk,
+        warps_m,
+        warps_n,
+        stages,
+        min_blocks,
+        persistent,
+        precision=precision,
     )
 
 
 single, double = partial(wide, dtype=DType.float32), partial(wide, dtype=DType.float64)
 # The first is the one that NVIDIA's table has for large matrices.
 HALF = (
-    tile(128, 128, 64, 2, 2, 2, 2), tile(128, 128, 32, 2, 2, 3, 2), tile(128, 128, 32, 2, 2, 4, 2),
-    tile(128, 128, 64, 2, 4, 2, 1), tile(128, 128, 64, 2, 4, 3, 1), tile(128, 128, 32, 2, 4, 4, 1),
-    tile(128, 256, 32, 2, 4, 3), tile(128, 256, 32, 2, 4, 4), tile(128, 256, 64, 2, 4, 2), tile(128, 256, 64, 2, 4, 3),
-    tile(256, 128, 32, 4, 2, 4), tile(256, 128, 64, 4, 2, 2), tile(256, 128, 64, 4, 2, 3),
-    tile(128, 64, 64, 2, 2, 3, 2), tile(64, 128, 64, 2, 2, 3, 2),
+    tile(128, 128, 64, 2, 2, 2, 2),
+    tile(128, 128, 32, 2, 2, 3, 2),
+    tile(128, 128, 32, 2, 2, 4, 2),
+    tile(128, 128, 64, 2, 4, 2, 1),
+    tile(128, 128, 64, 2, 4, 3, 1),
+    tile(128, 128, 32, 2, 4, 4, 1),
+    tile(128, 256, 32, 2, 4, 3),
+    tile(128, 256, 32, 2, 4, 4),
+    tile(128, 256, 64, 2, 4, 2),
+    tile(128, 256, 64, 2, 4, 3),
+    tile(256, 128, 32, 4, 2, 4),
+    tile(256, 128, 64, 4, 2, 2),
+    tile(256, 128, 64, 4, 2, 3),
+    tile(128, 64, 64, 2, 2, 3, 2),
+    tile(64, 128, 64, 2, 2, 3, 2),
 )
 
 
@@ -72,25 +111,68 @@ class Kind:
 
 KINDS = {
     "bfloat16": Kind(DType.bfloat16, LINEAR, HALF),
-    "float32": Kind(DType.float32, WIDE, (
-        single(128, 128, 16, 2, 2, 3, 2), single(128, 128, 16, 2, 4, 3, 2), single(128, 128, 16, 2, 4, 3, 1),
-        single(128, 64, 16, 2, 2, 3, 3), single(128, 64, 16, 2, 2, 3, 4), single(128, 64, 16, 2, 2, 4, 3),
-        single(128, 64, 16, 2, 2, 3, 3, persistent=True), single(64, 128, 16, 1, 4, 3, 3),
-        single(64, 64, 16, 2, 2, 3, 3, persistent=True), single(64, 64, 16, 2, 2, 3, 4, persistent=True),
-        single(64, 64, 16, 1, 2, 3, 6), single(64, 32, 16, 1, 1, 3, 8), single(32, 32, 16, 2, 2, 3, 5, persistent=True),
-        single(32, 32, 16, 1, 1, 3, 12), single(32, 32, 32, 1, 1, 2, 12),
-    )),
-    "float64": Kind(DType.float64, WIDE, (
-        double(128, 128, 16, 4, 2, 3, 1), double(128, 64, 16, 2, 2, 3, 2), double(128, 64, 16, 4, 2, 3, 1),
-        double(64, 64, 16, 2, 2, 3, 2), double(64, 64, 16, 2, 2, 4, 2), double(32, 32, 16, 2, 2, 3, 4),
-    )),
-    "tf32": Kind(DType.float32, WIDE, tuple(single(*shape, precision="tf32") for shape in (
-        (128, 128, 32, 2, 2, 3, 2), (128, 128, 32, 2, 4, 3, 1), (128, 64, 32, 2, 2, 3, 2), (64, 64, 32, 2, 2, 3, 3),
-        (32, 32, 32, 1, 2, 2, 8),
-    )), "tf32"),
-    "tf32x3": Kind(DType.float32, WIDE, tuple(single(*shape, precision="tf32x3") for shape in (
-        (128, 64, 32, 4, 2, 3, 1), (64, 64, 32, 2, 2, 3, 2), (64, 64, 32, 2, 4, 3, 1), (32, 32, 32, 1, 2, 2, 6),
-    )), "tf32x3"),
+    "float32": Kind(
+        DType.float32,
+        WIDE,
+        (
+            single(128, 128, 16, 2, 2, 3, 2),
+            single(128, 128, 16, 2, 4, 3, 2),
+            single(128, 128, 16, 2, 4, 3, 1),
+            single(128, 64, 16, 2, 2, 3, 3),
+            single(128, 64, 16, 2, 2, 3, 4),
+            single(128, 64, 16, 2, 2, 4, 3),
+            single(128, 64, 16, 2, 2, 3, 3, persistent=True),
+            single(64, 128, 16, 1, 4, 3, 3),
+            single(64, 64, 16, 2, 2, 3, 3, persistent=True),
+            single(64, 64, 16, 2, 2, 3, 4, persistent=True),
+            single(64, 64, 16, 1, 2, 3, 6),
+            single(64, 32, 16, 1, 1, 3, 8),
+            single(32, 32, 16, 2, 2, 3, 5, persistent=True),
+            single(32, 32, 16, 1, 1, 3, 12),
+            single(32, 32, 32, 1, 1, 2, 12),
+        ),
+    ),
+    "float64": Kind(
+        DType.float64,
+        WIDE,
+        (
+            double(128, 128, 16, 4, 2, 3, 1),
+            double(128, 64, 16, 2, 2, 3, 2),
+            double(128, 64, 16, 4, 2, 3, 1),
+            double(64, 64, 16, 2, 2, 3, 2),
+            double(64, 64, 16, 2, 2, 4, 2),
+            double(32, 32, 16, 2, 2, 3, 4),
+        ),
+    ),
+    "tf32": Kind(
+        DType.float32,
+        WIDE,
+        tuple(
+            single(*shape, precision="tf32")
+            for shape in (
+                (128, 128, 32, 2, 2, 3, 2),
+                (128, 128, 32, 2, 4, 3, 1),
+                (128, 64, 32, 2, 2, 3, 2),
+                (64, 64, 32, 2, 2, 3, 3),
+                (32, 32, 32, 1, 2, 2, 8),
+            )
+        ),
+        "tf32",
+    ),
+    "tf32x3": Kind(
+        DType.float32,
+        WIDE,
+        tuple(
+            single(*shape, precision="tf32x3")
+            for shape in (
+                (128, 64, 32, 4, 2, 3, 1),
+                (64, 64, 32, 2, 2, 3, 2),
+                (64, 64, 32, 2, 4, 3, 1),
+                (32, 32, 32, 1, 2, 2, 6),
+            )
+        ),
+        "tf32x3",
+    ),
 }
 
 
@@ -126,20 +208,27 @@ def compiled(arch: str, name: str, kind: Kind) -> Iterator[str]:
     toolchain = next(t for t in toolchains if arch in t.archs)
     acc = kind.dtype.accumulator
     spec = GemmSpec(kind.dtype, kind.dtype, acc, b_transposed=True, precision=kind.precision)
-    yield from (f"{arch}, {name}", "", "| tile | registers | spills | shared KiB |", "|" + "---|" * 4)
+    yield from (
+        f"{arch}, {name}",
+        "",
+        "| tile | registers | spills | shared KiB |",
+        "|" + "---|" * 4,
+    )
     yield from (f"| {named(t)} | {facts(toolchain, arch, spec, t)} |" for t in kind.tiles)
 
 
 def timed(kind: Kind, repeat_ms: int) -> Iterator[str]:
     """Each tile's time and error beside cuBLAS."""
+    import kernelseam as ks
     import peers
     import torch
 
-    import kernelseam as ks
-
     torch.backends.cuda.matmul.allow_tf32 = kind.precision == "tf32"
     dtype = getattr(torch, kind.dtype.value)
-    yield "| product | tile | µs | TFLOP/s | cuBLAS / this | error | registers | spills | shared KiB |"
+    yield (
+        "| product | tile | µs | TFLOP/s | cuBLAS / this | error | registers | spills | shared "
+        "KiB |"
+    )
     yield "|" + "---|" * 9
     for count, m, n, k, k_last in kind.shapes:
         torch.manual_seed(0)
@@ -153,7 +242,9 @@ def timed(kind: Kind, repeat_ms: int) -> Iterator[str]:
             torch.bmm(a, b, out=out)
 
         base = peers.median_ms(peer, repeat_ms)
-        yield f"| {name} | cuBLAS | {base * 1e3:.0f} | {flops / base / 1e9:.0f} | 1 | 0 | – | – | – |"
+        yield (
+            f"| {name} | cuBLAS | {base * 1e3:.0f} | {flops / base / 1e9:.0f} | 1 | 0 | – | – | – |"
+        )
         gemm = ks.BatchedGemmStrided(
             A=a, B=b, C=c, M=m, N=n, K=k, batch=count, b_transposed=k_last, precision=kind.precision
         )
@@ -169,13 +260,16 @@ def timed(kind: Kind, repeat_ms: int) -> Iterator[str]:
             ms = peers.median_ms(replace(plan, parts=parts).bind(), repeat_ms)
             error = peers.relative_error(c, peer_c)
             yield (
-                f"| {name} | {named(t)} | {ms * 1e3:.0f} | {flops / ms / 1e9:.0f} | {base / ms:.2f} | {error:.1e} "
+                f"| {name} | {named(t)} | {ms * 1e3:.0f} | {flops / ms / 1e9:.0f} | "
+                f"{base / ms:.2f} | {error:.1e} "
                 f"| {cells} |"
             )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kind", choices=KINDS, default="bfloat16")
     parser.add_argument("--compile", metavar="ARCH")
     parser.add_argument("--report", type=Path)

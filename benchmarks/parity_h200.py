@@ -1,16 +1,19 @@
 """The parity matrix on a GPU: all binaries compiled in parallel, then every case, then a report.
 
     python benchmarks/parity_h200.py --report docs/parity/h200.md --report docs/parity/h200.html
-    compute-sanitizer --tool memcheck python benchmarks/parity_h200.py --separate --covering --implementation shared
+    compute-sanitizer --tool memcheck python benchmarks/parity_h200.py --separate --covering
+    --implementation shared
 
-The first compiles, and hands over to ``kernelseam parity``; ``--workers`` processes make data and judge results, while
-this one alone uses the GPU. ``--operation`` and ``--filter`` split it, where time is short.
+The first compiles, and hands over to ``kernelseam parity``; ``--workers`` processes make data and
+judge results, while this one alone uses the GPU. ``--operation`` and ``--filter`` split it, where
+time is short.
 
-``--separate`` runs the cases itself, for checkers: each operand is an allocation of its own that ends with its last
-element, taken from the driver and not from a pool, so that every access past an end is seen. It has no workers, and
-compiles nothing ahead, since a checker would slow that down: run it with ``--compile-only`` and the same cases first.
-``--covering`` takes the first case of every spec of a choice that has every value of every option with each dtype.
-``--many-tiles``, with ``--separate``, takes those of tests/gpu/fast_cases.py instead of the matrix's: for kernels whose
+``--separate`` runs the cases itself, for checkers: each operand is an allocation of its own that
+ends with its last element, taken from the driver and not from a pool, so that every access past an
+end is seen. It has no workers, and compiles nothing ahead, since a checker would slow that down:
+run it with ``--compile-only`` and the same cases first. ``--covering`` takes the first case of
+every spec of a choice that has every value of every option with each dtype. ``--many-tiles``, with
+``--separate``, takes those of tests/gpu/fast_cases.py instead of the matrix's: for kernels whose
 blocks stay, of which each then meets several tiles. Exit status 1 where a case failed.
 """
 
@@ -23,7 +26,6 @@ from collections import Counter
 from pathlib import Path
 
 import ahead
-
 from kernelseam.cli.main import main as kernelseam
 from kernelseam.contract import Device
 from kernelseam.dispatch import find_device
@@ -39,21 +41,45 @@ OPERATIONS = tuple(dict.fromkeys(c.operation for c in matrix()))
 
 
 def main(given: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda:0", metavar="BACKEND:INDEX")
-    parser.add_argument("--filter", default="", metavar="PART[,PART…]", help="only cases whose name contains a part")
+    parser.add_argument(
+        "--filter", default="", metavar="PART[,PART…]", help="only cases whose name contains a part"
+    )
     parser.add_argument(
         "--operation", action="append", choices=OPERATIONS, help="only this one; may be given again"
     )
     parser.add_argument("--implementation", help="only this one")
-    parser.add_argument("--covering", action="store_true", help="only a choice that covers all specs")
-    parser.add_argument("--many-tiles", action="store_true", help="with --separate: other cases, of many tiles")
-    parser.add_argument("--compile-only", action="store_true", help="compile into the cache, and run nothing")
-    parser.add_argument("--separate", action="store_true", help="an allocation an operand, for memory checkers")
-    parser.add_argument("--report", action="append", default=[], metavar="FILE", help=".md or .html; may be repeated")
-    parser.add_argument("--verbose", action="store_true", help="with --separate: name each case before it runs")
-    parser.add_argument("--workers", type=int, default=max(cores() - 1, 1), help="processes. [one a core, but one]")
-    parser.add_argument("--limit", type=float, default=LIMIT, metavar="SECONDS", help="of a case's stage. [300]")
+    parser.add_argument(
+        "--covering", action="store_true", help="only a choice that covers all specs"
+    )
+    parser.add_argument(
+        "--many-tiles", action="store_true", help="with --separate: other cases, of many tiles"
+    )
+    parser.add_argument(
+        "--compile-only", action="store_true", help="compile into the cache, and run nothing"
+    )
+    parser.add_argument(
+        "--separate", action="store_true", help="an allocation an operand, for memory checkers"
+    )
+    parser.add_argument(
+        "--report",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help=".md or .html; may be repeated",
+    )
+    parser.add_argument(
+        "--verbose", action="store_true", help="with --separate: name each case before it runs"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=max(cores() - 1, 1), help="processes. [one a core, but one]"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=LIMIT, metavar="SECONDS", help="of a case's stage. [300]"
+    )
     arguments = parser.parse_args(given)
 
     start = time.perf_counter()
@@ -69,12 +95,19 @@ def main(given: list[str] | None = None) -> int:
     found = ahead.units(cases, device, arguments.implementation)
     wrong = ahead.compile_all(found, device) if found else []
     seconds = time.perf_counter() - start
-    print(f"{len(cases)} cases, {len(found)} binaries in {seconds:.0f} s", *wrong, sep="\n", flush=True)
+    print(
+        f"{len(cases)} cases, {len(found)} binaries in {seconds:.0f} s",
+        *wrong,
+        sep="\n",
+        flush=True,
+    )
     if arguments.compile_only:
         return int(bool(wrong))
     options = {
-        "--report": arguments.report, "--implementation": [arguments.implementation or ""],
-        "--workers": [str(arguments.workers)], "--limit": [str(arguments.limit)],
+        "--report": arguments.report,
+        "--implementation": [arguments.implementation or ""],
+        "--workers": [str(arguments.workers)],
+        "--limit": [str(arguments.limit)],
     }
     if len(cases) < len(matrix()):
         options["--case"] = [c.name for c in cases]
@@ -97,7 +130,9 @@ def many_tiles(pattern: str) -> list[Case]:
 def separate(cases: list[Case], device: Device, implementation: str | None, verbose: bool) -> int:
     """Run cases with every operand in an allocation of its own."""
     without_pools()
-    wanted = [t for t in targets(plugins(), device=device) if implementation in (None, t.implementation)]
+    wanted = [
+        t for t in targets(plugins(), device=device) if implementation in (None, t.implementation)
+    ]
     print(f"{device}: {device.name}", f"{len(cases)} cases", sep="\n", flush=True)
     start, outcomes = time.perf_counter(), list[Outcome]()
     try:
@@ -107,7 +142,11 @@ def separate(cases: list[Case], device: Device, implementation: str | None, verb
             for outcome in run_all([case], wanted, separate=True):
                 outcomes.append(outcome)
                 if outcome.status in report.BAD:
-                    print(f"{outcome.status}: {case.name} on {outcome.implementation}: {outcome.detail}", flush=True)
+                    print(
+                        f"{outcome.status}: {case.name} on {outcome.implementation}: "
+                        f"{outcome.detail}",
+                        flush=True,
+                    )
     except DeviceError as e:
         print(e)
     print(report.table(report.rows(outcomes)))

@@ -22,7 +22,8 @@ def relative_error(ours: torch.Tensor, peer: torch.Tensor) -> float:
 
 
 def write(lines: Iterable[str], report: Path | None) -> None:
-    """Print each line when it is there, and keep what there is in the file: a run that is cut off has not lost it."""
+    """Print each line when it is there, and keep what there is in the file: a run that is cut off
+    has not lost it."""
     found = []
     for line in lines:
         print(line, flush=True)
@@ -32,8 +33,11 @@ def write(lines: Iterable[str], report: Path | None) -> None:
 
 
 def command(description: str | None, lines: Callable[[int], Iterable[str]]) -> None:
-    """A script's command line: the page of ``lines(repeat_ms)``, float32 products of torch's in float32."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """A script's command line: the page of ``lines(repeat_ms)``, float32 products of torch's in
+    float32."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--report", type=Path)
     parser.add_argument("--repeat-ms", type=int, default=100)
     options = parser.parse_args()

@@ -4,14 +4,16 @@
     python benchmarks/platform_mutants.py --place sm90/ --seconds 120
     python benchmarks/platform_mutants.py --compile-only --arch sm_90a
 
-The bugs are in tests/gpu/*_mutants.py, with the case that each is tried on first; then come the other bugs' cases, then
-those of tests/gpu/fast_cases.py with their bits over REPEATS launches on two streams, for kernels of one arch; then the
-first case of every spec of a covering choice. Every bug is compiled and run by a process of its own, so that none can
-harm another: ``--workers`` of them at once. What a case needs is compiled before its time counts: a process in which a
-case then takes longer than ``--hang`` seconds ends itself, which ends its kernel. The sources as they are pass all of
-those first cases, or nothing that is said of the bugs counts; and again after a process has hung. ``--compile-only``
-needs no GPU: it compiles each bug's first case. ``--seconds`` is for all. Exit status 1 where a bug was not seen (but
-those that may go unseen, which say why), did not compile or was not tried.
+The bugs are in tests/gpu/*_mutants.py, with the case that each is tried on first; then come the
+other bugs' cases, then those of tests/gpu/fast_cases.py with their bits over REPEATS launches on
+two streams, for kernels of one arch; then the first case of every spec of a covering choice. Every
+bug is compiled and run by a process of its own, so that none can harm another: ``--workers`` of
+them at once. What a case needs is compiled before its time counts: a process in which a case then
+takes longer than ``--hang`` seconds ends itself, which ends its kernel. The sources as they are
+pass all of those first cases, or nothing that is said of the bugs counts; and again after a process
+has hung. ``--compile-only`` needs no GPU: it compiles each bug's first case. ``--seconds`` is for
+all. Exit status 1 where a bug was not seen (but those that may go unseen, which say why), did not
+compile or was not tried.
 """
 
 from __future__ import annotations
@@ -33,7 +35,6 @@ from pathlib import Path
 from typing import Any
 
 import ahead
-
 from kernelseam.contract import Device, DeviceLimits
 from kernelseam.dispatch import find_device
 from kernelseam.errors import CompileError, DeviceError, SlowBinary, Unsupported
@@ -64,7 +65,8 @@ FEW = 6
 HUNG = "Timeout ("
 """How the watchdog's last words begin."""
 UNITS = 132
-"""Multiprocessors of the GPU that is compiled for where there is none: on them depends how a problem is divided."""
+"""Multiprocessors of the GPU that is compiled for where there is none: on them depends how a
+problem is divided."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,9 @@ Tried = tuple[str, Case]
 
 def first_cases(chosen: Iterable[Mutant] | None = None) -> list[Tried]:
     """What the bugs name, once each."""
-    pairs = dict.fromkeys((m.implementation, m.case) for m in (MUTANTS if chosen is None else chosen))
+    pairs = dict.fromkeys(
+        (m.implementation, m.case) for m in (MUTANTS if chosen is None else chosen)
+    )
     return [(implementation, case_named(case)) for implementation, case in pairs]
 
 
@@ -115,7 +119,8 @@ def plant(mutant: Mutant | None, backend: str) -> None:
     found = plugins().backend(backend)
     toolchain = found.toolchain
     assert toolchain is not None
-    files = dict(type(toolchain).platform_files(toolchain, toolchain.archs[0]))  # not what was planted before
+    # not what was planted before
+    files = dict(type(toolchain).platform_files(toolchain, toolchain.archs[0]))
     changed = files if mutant is None else mutant.planted(files)
 
     def platform_files(arch: str) -> Mapping[str, str]:
@@ -131,7 +136,9 @@ def plant(mutant: Mutant | None, backend: str) -> None:
 # ---------------------------------------------------------------- a process
 
 
-def cases_of(mutant: Mutant | None, device: Device, chosen: Iterable[Mutant] | None = None) -> Iterator[Tried]:
+def cases_of(
+    mutant: Mutant | None, device: Device, chosen: Iterable[Mutant] | None = None
+) -> Iterator[Tried]:
     """What a bug is tried on, the likeliest first; what the sources as they are have to pass."""
     if mutant is None:
         yield from first_cases(chosen)
@@ -151,15 +158,24 @@ def cases_of(mutant: Mutant | None, device: Device, chosen: Iterable[Mutant] | N
 
 
 def hunt(
-    mutant: Mutant | None, device: Device, end: float, hang: float = 0.0, chosen: Iterable[Mutant] | None = None,
+    mutant: Mutant | None,
+    device: Device,
+    end: float,
+    hang: float = 0.0,
+    chosen: Iterable[Mutant] | None = None,
     tell: Callable[[Seen], None] = lambda seen: None,
 ) -> Seen:
     """Run case after case until one shows the bug, or until ``end`` on the monotonic clock.
 
-    Before each, ``tell`` what became of the bug if the process ends there: with ``hang``, that many seconds later.
+    Before each, ``tell`` what became of the bug if the process ends there: with ``hang``, that many
+    seconds later.
     """
     name, passed = mutant.name if mutant else CONTROL, 0
-    if mutant is not None and name in LUCK and "changes nothing" in compiled(mutant, device.arch, device.backend):
+    if (
+        mutant is not None
+        and name in LUCK
+        and "changes nothing" in compiled(mutant, device.arch, device.backend)
+    ):
         return Seen(name, 0)
     for implementation, case in cases_of(mutant, device, chosen):
         if time.monotonic() > end:
@@ -174,7 +190,8 @@ def hunt(
             for step in steps:
                 tell(Seen(name, passed, case.name, f"it does not come back within {hang:g} s"))
                 if hang:
-                    faulthandler.dump_traceback_later(hang, exit=True)  # needs no lock that a hung call may hold
+                    # needs no lock that a hung call may hold
+                    faulthandler.dump_traceback_later(hang, exit=True)
                 try:
                     said = step()
                 finally:
@@ -199,7 +216,9 @@ def _compiled_ahead(case: Case, device: Device, implementation: str) -> str:
 
 def _verdict(case: Case, device: Device, implementation: str) -> str | None:
     """What shows a bug; "" for nothing, None for a case that is refused."""
-    o = run_case(case, Target(device, implementation, case.operation, own=implementation == "shared"))
+    o = run_case(
+        case, Target(device, implementation, case.operation, own=implementation == "shared")
+    )
     if o.status in report.BAD:
         return o.detail.strip().splitlines()[-1]
     return "" if o.status == "passed" else None
@@ -214,45 +233,75 @@ def _repeats(case: Case, device: Device, implementation: str) -> str | None:
     except Unsupported:
         return None
     except Exception as e:
-        # What a launch broke is told by our driver calls, or by CuPy's; all else is a fault of this script.
+        # What a launch broke is told by our driver calls, or by CuPy's; all else is a fault of this
+        # script.
         if not isinstance(e, DeviceError) and type(e).__name__ != "CUDARuntimeError":
             raise
         return f"{type(e).__name__}: {e}"
-    return f"{unlike_first} of {2 * REPEATS} launches over the same inputs have other bits than the first" * (
-        unlike_first > 0
+    return (
+        f"{unlike_first} of {2 * REPEATS} launches over the same inputs have other bits than the "
+        "first" * (unlike_first > 0)
     )
 
 
 # ---------------------------------------------------------------- this process
 
 
-def ask(name: str, device: Device, cache: str, end: float, hang: float = 15.0, chosen: Iterable[str] = ()) -> Seen:
+def ask(
+    name: str,
+    device: Device,
+    cache: str,
+    end: float,
+    hang: float = 15.0,
+    chosen: Iterable[str] = (),
+) -> Seen:
     """``hunt`` in a process of its own."""
     left = end - time.monotonic()
     if left <= 0:
         return Seen(name, 0, trouble="there was no time to try it")
-    line = [sys.executable, __file__, "--child", name, "--device", f"{device.backend}:{device.index}"]
+    line = [
+        sys.executable,
+        __file__,
+        "--child",
+        name,
+        "--device",
+        f"{device.backend}:{device.index}",
+    ]
     line += ["--hang", str(hang), *(x for other in chosen for x in ("--only", other))]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "KERNELSEAM_CACHE_DIR": f"{cache}/{name}"}
-    environment |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # the cores are the others'
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "KERNELSEAM_CACHE_DIR": f"{cache}/{name}",
+    }
+    # the cores are the others'
+    environment |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     try:
         done = subprocess.run(
-            [*line, "--seconds", str(0.9 * left)], capture_output=True, text=True, timeout=left, env=environment
+            [*line, "--seconds", str(0.9 * left)],
+            capture_output=True,
+            text=True,
+            timeout=left,
+            env=environment,
         )
     except subprocess.TimeoutExpired:
         return Seen(name, 0, trouble=f"no answer within {left:.0f} s")
     lines = done.stdout.strip().splitlines()
     if not lines or (done.returncode and HUNG not in done.stderr):
-        return Seen(name, 0, trouble=f"its process ended with {done.returncode}: {done.stderr[-300:]}")
+        return Seen(
+            name, 0, trouble=f"its process ended with {done.returncode}: {done.stderr[-300:]}"
+        )
     return Seen(**json.loads(lines[-1]))
 
 
 def compiled(mutant: Mutant, arch: str, backend: str) -> str:
-    """Whether the kernels of a bug's first case compile to other binaries with it: "" or why not. Needs no GPU."""
+    """Whether the kernels of a bug's first case compile to other binaries with it: "" or why not.
+    Needs no GPU."""
     toolchain = plugins().backend(backend).toolchain
     assert toolchain is not None
     limits = DeviceLimits(UNITS, toolchain.arch_row(arch).shared_bytes_per_block, 1 << 36)
-    found = ahead.units([case_named(mutant.case)], Device(backend, 0, arch, limits=limits), mutant.implementation)
+    found = ahead.units(
+        [case_named(mutant.case)], Device(backend, 0, arch, limits=limits), mutant.implementation
+    )
     binaries = []
     try:
         for change in (None, mutant):
@@ -264,7 +313,9 @@ def compiled(mutant: Mutant, arch: str, backend: str) -> str:
                 binaries.append([toolchain.compile(b, arch) for b in made])
     except CompileError as e:
         return f"{mutant.name}: {e}"
-    return f"{mutant.name}: it changes nothing in {mutant.case}" if binaries[0] == binaries[1] else ""
+    return (
+        f"{mutant.name}: it changes nothing in {mutant.case}" if binaries[0] == binaries[1] else ""
+    )
 
 
 def page(found: Iterable[Seen], device: Device, command: str) -> str:
@@ -275,22 +326,33 @@ def page(found: Iterable[Seen], device: Device, command: str) -> str:
     names = {s.name for s in bugs}
     first = first_cases([m for m in MUTANTS if m.name in names])
     lines = [
-        "# Bugs planted in NVIDIA's device sources", "",
-        f"{sum(s.as_it_should for s in bugs)} of {len(bugs)} were seen by a parity case. The sources as they are "
-        f"passed {control.passed} of {len(first)} cases, each of which a bug names as the first that it is tried on"
-        + (f"; {_why(control)}." if not control.as_it_should else "."), "",
-        f"* device: {device}, {device.name}, {toolchain.compiler()}", f"* command: `{command}`", "",
-        "| bug | what is wrong | the case that showed it | what that said | passed before |", "|---|---|---|---|---|",
+        "# Bugs planted in NVIDIA's device sources",
+        "",
+        f"{sum(s.as_it_should for s in bugs)} of {len(bugs)} were seen by a parity case. The "
+        "sources as they are "
+        f"passed {control.passed} of {len(first)} cases, each of which a bug names as the first "
+        "that it is tried on" + (f"; {_why(control)}." if not control.as_it_should else "."),
+        "",
+        f"* device: {device}, {device.name}, {toolchain.compiler()}",
+        f"* command: `{command}`",
+        "",
+        "| bug | what is wrong | the case that showed it | what that said | passed before |",
+        "|---|---|---|---|---|",
     ]
     what = {m.name: m.what for m in MUTANTS}
     lines += [
-        f"| {s.name} | {what[s.name]} | {s.case or '–'} | {_cell(s.said or _why(s))} | {s.passed} |" for s in bugs
+        f"| {s.name} | {what[s.name]} | {s.case or '–'} | {_cell(s.said or _why(s))} | {s.passed} |"
+        for s in bugs
     ]
     return "\n".join(lines) + "\n"
 
 
 def _why(seen: Seen) -> str:
-    unseen = f"no case showed it, which may be: {LUCK[seen.name]}" if seen.may_pass else "no case showed it"
+    unseen = (
+        f"no case showed it, which may be: {LUCK[seen.name]}"
+        if seen.may_pass
+        else "no case showed it"
+    )
     return seen.trouble or (f"{seen.case}: {seen.said}" if seen.case else unseen)
 
 
@@ -299,34 +361,63 @@ def _cell(text: str) -> str:
 
 
 def main(given: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda:0", metavar="BACKEND:INDEX")
-    parser.add_argument("--only", action="append", choices=[m.name for m in MUTANTS], help="may be repeated")
-    parser.add_argument("--place", default="", metavar="START", help="only bugs in files whose names start so")
-    parser.add_argument("--hang", type=float, default=15.0, metavar="SECONDS", help="of a case, compiled ahead. [15]")
+    parser.add_argument(
+        "--only", action="append", choices=[m.name for m in MUTANTS], help="may be repeated"
+    )
+    parser.add_argument(
+        "--place", default="", metavar="START", help="only bugs in files whose names start so"
+    )
+    parser.add_argument(
+        "--hang",
+        type=float,
+        default=15.0,
+        metavar="SECONDS",
+        help="of a case, compiled ahead. [15]",
+    )
     parser.add_argument("--seconds", type=float, default=120.0, help="for all. [120]")
-    parser.add_argument("--workers", type=int, default=max(cores() - 1, 1), help="processes. [one a core, but one]")
+    parser.add_argument(
+        "--workers", type=int, default=max(cores() - 1, 1), help="processes. [one a core, but one]"
+    )
     parser.add_argument("--report", type=Path, metavar="FILE", help="a page in markdown")
-    parser.add_argument("--compile-only", action="store_true", help="compile each bug's first case, and run nothing")
+    parser.add_argument(
+        "--compile-only", action="store_true", help="compile each bug's first case, and run nothing"
+    )
     parser.add_argument("--arch", default="sm_90a", help="for --compile-only. [sm_90a]")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args(given)
     start = time.monotonic()
     end = start + arguments.seconds
     chosen = [
-        m for m in MUTANTS
-        if m.name in (arguments.only or [x.name for x in MUTANTS]) and m.place.startswith(arguments.place)
+        m
+        for m in MUTANTS
+        if m.name in (arguments.only or [x.name for x in MUTANTS])
+        and m.place.startswith(arguments.place)
     ]
 
     if arguments.compile_only:
-        wrong = [w for m in chosen if (w := compiled(m, arguments.arch, arguments.device.partition(":")[0]))]
-        print(f"{len(chosen) - len(wrong)} of {len(chosen)} compile for {arguments.arch}", *wrong, sep="\n")
+        wrong = [
+            w
+            for m in chosen
+            if (w := compiled(m, arguments.arch, arguments.device.partition(":")[0]))
+        ]
+        print(
+            f"{len(chosen) - len(wrong)} of {len(chosen)} compile for {arguments.arch}",
+            *wrong,
+            sep="\n",
+        )
         return int(any(w.partition(":")[0] not in LUCK for w in wrong))
     device = find_device(arguments.device)
     if arguments.child:
         mutant = mutant_named(arguments.child)
         plant(mutant, device.backend)
-        print(json.dumps(asdict(hunt(mutant, device, end, arguments.hang, chosen, _print))), flush=True)
+        print(
+            json.dumps(asdict(hunt(mutant, device, end, arguments.hang, chosen, _print))),
+            flush=True,
+        )
         os._exit(0)  # a context that a bug has lost would fail once more where it cleans up
 
     found: list[Seen] = []
@@ -341,9 +432,15 @@ def main(given: list[str] | None = None) -> int:
             if not again.as_it_should:
                 found[0] = again
     if arguments.report:
-        command = f"python benchmarks/platform_mutants.py {' '.join(given if given is not None else sys.argv[1:])}"
+        command = (
+            "python benchmarks/platform_mutants.py "
+            f"{' '.join(given if given is not None else sys.argv[1:])}"
+        )
         arguments.report.write_text(page(found, device, command), encoding="utf-8")
-    good, lucky = sum(s.as_it_should for s in found if s.name != CONTROL), sum(s.may_pass for s in found)
+    good, lucky = (
+        sum(s.as_it_should for s in found if s.name != CONTROL),
+        sum(s.may_pass for s in found),
+    )
     left = f", {lucky} may go unseen" * (lucky > 0)
     print(f"{good} of {len(chosen)} bugs were seen{left}, in {time.monotonic() - start:.0f} s")
     return int(not all(s.as_it_should or s.may_pass for s in found))
@@ -368,7 +465,13 @@ def _print(seen: Seen) -> None:
 
 def _told(name: str, **options: Any) -> Seen:
     seen = ask(name, **options)
-    how = "as it should" if seen.as_it_should else "as it may" if seen.may_pass else "NOT AS IT SHOULD"
+    how = (
+        "as it should"
+        if seen.as_it_should
+        else "as it may"
+        if seen.may_pass
+        else "NOT AS IT SHOULD"
+    )
     print(f"{how}: {name}: {_cell(_why(seen))}", flush=True)
     return seen
 

@@ -3,15 +3,17 @@
     python benchmarks/random_problems.py --family attention --device cuda:0 --problems 2000 --seed 1
     python benchmarks/random_problems.py --family products --device cuda:0
 
-Of attentions, gradients and merges, or of batched GEMMs, projections and their gradients (``drawing``). Draws
-``--specs`` specs, compiles all that they need in parallel, then runs problems of them with extents, strides, gaps,
-lengths, pages and data of their own. What lies beyond every end and in every gap is NaN; each problem
-runs twice and must give the same bits. What fails is printed with its number (``--only NUMBER`` runs it alone) and as
-the case that it is, which belongs into the matrix.
+Of attentions, gradients and merges, or of batched GEMMs, projections and their gradients
+(``drawing``). Draws ``--specs`` specs, compiles all that they need in parallel, then runs problems
+of them with extents, strides, gaps, lengths, pages and data of their own. What lies beyond every
+end and in every gap is NaN; each problem runs twice and must give the same bits. What fails is
+printed with its number (``--only NUMBER`` runs it alone) and as the case that it is, which belongs
+into the matrix.
 
-This process alone uses the device; ``--workers`` others make data and judge results (0: this one does, for checkers).
-No stage of a problem takes more than ``--limit`` seconds: a worker that dies or hangs costs its problem alone, a device
-that hangs or is lost ends the run, naming the problem. Exit status 1 where one failed.
+This process alone uses the device; ``--workers`` others make data and judge results (0: this one
+does, for checkers). No stage of a problem takes more than ``--limit`` seconds: a worker that dies
+or hangs costs its problem alone, a device that hangs or is lost ends the run, naming the problem.
+Exit status 1 where one failed.
 """
 
 from __future__ import annotations
@@ -28,7 +30,6 @@ from pathlib import Path
 import ahead
 import numpy as np
 from drawing import FAMILIES, Family, Kind
-
 from kernelseam.contract import Device
 from kernelseam.dispatch import find_device
 from kernelseam.errors import DeviceError
@@ -74,17 +75,22 @@ def draw(family: Family, seed: int, specs: int, numbers: list[int]) -> list[Prob
     found = []
     for i in numbers:
         kind = kinds[i % len(kinds)]
-        found.append(Problem(i, kind, kind.draw(f"random-{seed}-{i}", np.random.default_rng((seed, i)))))
+        found.append(
+            Problem(i, kind, kind.draw(f"random-{seed}-{i}", np.random.default_rng((seed, i))))
+        )
     return found
 
 
 def chosen(device: Device, implementation: str | None) -> list[Target]:
-    """The implementations of that name, else the shared kernels or the reference: one an operation."""
+    """The implementations of that name, else the shared kernels or the reference: one an
+    operation."""
     names = ("shared", "numpy") if implementation is None else (implementation,)
     return [t for t in targets(plugins(), device=device) if t.implementation in names]
 
 
-def run(problems: list[Problem], wanted: list[Target], workers: int, limit: float) -> Iterator[Result]:
+def run(
+    problems: list[Problem], wanted: list[Target], workers: int, limit: float
+) -> Iterator[Result]:
     """Results in the problems' order. Raises DeviceError."""
     known = {p.case.name: p for p in problems}
     for o in run_all([p.case for p in problems], wanted, workers=workers, limit=limit):
@@ -92,17 +98,27 @@ def run(problems: list[Problem], wanted: list[Target], workers: int, limit: floa
 
 
 def main(given: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--family", choices=FAMILIES, required=True, help="of operations")
     parser.add_argument("--device", default="cuda:0", metavar="BACKEND:INDEX")
-    parser.add_argument("--implementation", help="by name; else the shared kernels, or the reference")
+    parser.add_argument(
+        "--implementation", help="by name; else the shared kernels, or the reference"
+    )
     parser.add_argument("--problems", type=int, default=1000)
     defaults = ", ".join(f"{f.specs} of {name}" for name, f in FAMILIES.items())
     parser.add_argument("--specs", type=int, help=f"how many. [{defaults}]")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, metavar="NUMBER", help="this problem alone, with its case")
-    parser.add_argument("--workers", type=int, default=max(cores() - 1, 1), help="processes. [one a core, but one]")
-    parser.add_argument("--limit", type=float, default=120.0, metavar="SECONDS", help="of a problem's stage. [120]")
+    parser.add_argument(
+        "--only", type=int, metavar="NUMBER", help="this problem alone, with its case"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=max(cores() - 1, 1), help="processes. [one a core, but one]"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=120.0, metavar="SECONDS", help="of a problem's stage. [120]"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results here")
     arguments = parser.parse_args(given)
 
@@ -114,21 +130,38 @@ def main(given: list[str] | None = None) -> int:
     problems = draw(family, arguments.seed, specs, numbers)
     cases, wanted = [p.case for p in problems], chosen(device, arguments.implementation)
     if not wanted:
-        parser.error(f"{device} has no implementation {arguments.implementation or 'shared or numpy'}")
-    print(f"{len(problems)} problems of {len({p.kind for p in problems})} specs, seed {arguments.seed}, on {device}, "
-          f"{arguments.workers} workers", *report.not_covered(cases, wanted), sep="\n", flush=True)
+        parser.error(
+            f"{device} has no implementation {arguments.implementation or 'shared or numpy'}"
+        )
+    print(
+        f"{len(problems)} problems of {len({p.kind for p in problems})} specs, seed "
+        f"{arguments.seed}, on {device}, "
+        f"{arguments.workers} workers",
+        *report.not_covered(cases, wanted),
+        sep="\n",
+        flush=True,
+    )
     if arguments.only is not None:
         print(cases[0])
     found = ahead.units(cases, device, arguments.implementation or "shared")
     wrong = ahead.compile_all(found, device, None if arguments.workers else 1) if found else []
-    print(f"{len(found)} binaries after {time.perf_counter() - start:.0f} s", *wrong, sep="\n", flush=True)
+    print(
+        f"{len(found)} binaries after {time.perf_counter() - start:.0f} s",
+        *wrong,
+        sep="\n",
+        flush=True,
+    )
 
     results, lost = list[Result](), ""
     try:
         for r in run(problems, wanted, arguments.workers, arguments.limit):
             results.append(r)
             if r.outcome.status in report.BAD:
-                print(f"{r.outcome.status} {r.problem.number}: {r.outcome.detail}\n    {r.problem.case}", flush=True)
+                print(
+                    f"{r.outcome.status} {r.problem.number}: {r.outcome.detail}\n    "
+                    f"{r.problem.case}",
+                    flush=True,
+                )
             if len(results) % 200 == 0:
                 print(f"{len(results)} done, {time.perf_counter() - start:.0f} s", flush=True)
     except DeviceError as e:
@@ -136,21 +169,39 @@ def main(given: list[str] | None = None) -> int:
     seconds = time.perf_counter() - start
     print(summary(results), *filter(None, [lost]), sep="\n")
     count = Counter(r.outcome.status for r in results)
-    print(f"{dict(count)} of {len(problems)} in {seconds:.0f} s; plans, launches and copies took "
-          f"{sum(r.outcome.computing for r in results):.0f} s, data and verdicts "
-          f"{sum(r.outcome.seconds - r.outcome.computing for r in results):.0f} s of their processes")
+    print(
+        f"{dict(count)} of {len(problems)} in {seconds:.0f} s; plans, launches and copies took "
+        f"{sum(r.outcome.computing for r in results):.0f} s, data and verdicts "
+        f"{sum(r.outcome.seconds - r.outcome.computing for r in results):.0f} s of their processes"
+    )
     if arguments.json:
-        arguments.json.write_text(json.dumps({
-            "family": arguments.family, "seed": arguments.seed, "specs": specs, "device": str(device),
-            "name": device.name, "binaries": len(found), "not compiled": wrong, "seconds": seconds, "lost": lost,
-            "results": [
+        arguments.json.write_text(
+            json.dumps(
                 {
-                    "number": r.problem.number, "status": r.outcome.status, "worst": r.worst,
-                    "detail": r.outcome.detail, "seconds": r.outcome.seconds, "features": list(r.features),
+                    "family": arguments.family,
+                    "seed": arguments.seed,
+                    "specs": specs,
+                    "device": str(device),
+                    "name": device.name,
+                    "binaries": len(found),
+                    "not compiled": wrong,
+                    "seconds": seconds,
+                    "lost": lost,
+                    "results": [
+                        {
+                            "number": r.problem.number,
+                            "status": r.outcome.status,
+                            "worst": r.worst,
+                            "detail": r.outcome.detail,
+                            "seconds": r.outcome.seconds,
+                            "features": list(r.features),
+                        }
+                        for r in results
+                    ],
                 }
-                for r in results
-            ],
-        }), encoding="utf-8")
+            ),
+            encoding="utf-8",
+        )
     return int(bool(lost or wrong) or any(count[x] for x in report.BAD) or not count["passed"])
 
 
@@ -160,12 +211,20 @@ def summary(results: list[Result]) -> str:
     for r in results:
         for f in ("all", *r.features):
             groups.setdefault(f, []).append(r)
-    lines = [f"{'':28}{'problems':>9}{'refused':>9}{'failed':>8}{'worst error/tolerance':>23}  of problem"]
+    lines = [
+        (
+            f"{'':28}{'problems':>9}{'refused':>9}{'failed':>8}{'worst error/tolerance':>23}  of "
+            "problem"
+        )
+    ]
     for name in ("all", *sorted(set(groups) - {"all"})):
         group = groups.get(name, [])
         count = Counter(r.outcome.status for r in group)
         worst = max(group, key=lambda r: r.worst, default=None)
-        bad, top = sum(count[x] for x in report.BAD), f"{worst.worst:23.3f}  {worst.problem.number}" if worst else ""
+        bad, top = (
+            sum(count[x] for x in report.BAD),
+            f"{worst.worst:23.3f}  {worst.problem.number}" if worst else "",
+        )
         lines.append(f"{name:28}{len(group):9}{count['refused']:9}{bad:8}{top}")
     refusals = Counter(r.outcome.detail for r in results if r.outcome.status == "refused")
     return "\n".join([*lines, *(f"refused {n}: {why}" for why, n in refusals.items())])

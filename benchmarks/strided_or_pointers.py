@@ -1,11 +1,13 @@
-"""Batched GEMM by strides and by lists of addresses, over memory that lies in several ways, on every implementation.
+"""Batched GEMM by strides and by lists of addresses, over memory that lies in several ways, on
+every implementation.
 
     python benchmarks/strided_or_pointers.py [--device cuda:0] [--markdown FILE] [--small]
 
-Each row is one product over one kind of memory: contiguous; gapped (unused memory between rows and between matrices);
-tokens first ([B, T, H, D]: rows of a head H·D apart); scattered (any order, uneven gaps). Times are medians on the
-device's clock, inputs and results in place. Every result is held against the float64 oracle. What an implementation
-refuses is said below the tables. ``--small`` is for a look at the output: its times say nothing.
+Each row is one product over one kind of memory: contiguous; gapped (unused memory between rows and
+between matrices); tokens first ([B, T, H, D]: rows of a head H·D apart); scattered (any order,
+uneven gaps). Times are medians on the device's clock, inputs and results in place. Every result is
+held against the float64 oracle. What an implementation refuses is said below the tables.
+``--small`` is for a look at the output: its times say nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from kernelseam import BatchedGemmPointers, BatchedGemmStrided, plan
 from kernelseam.contract import Device, Runtime
 from kernelseam.dispatch import consider, find_device
@@ -37,7 +38,8 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Product:
-    """op(B) is Bᵀ where ``b_transposed``; ``by_token`` names the operands that may have tokens first."""
+    """op(B) is Bᵀ where ``b_transposed``; ``by_token`` names the operands that may have tokens
+    first."""
 
     name: str
     batch: int
@@ -78,7 +80,8 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Memory:
-    """Where one operand's matrices lie: the element at which each starts, and the elements from row to row."""
+    """Where one operand's matrices lie: the element at which each starts, and the elements from row
+    to row."""
 
     starts: Array
     row: int
@@ -88,7 +91,9 @@ class Memory:
     def view(self, flat: Array, i: int, rows: int, columns: int) -> Array:
         """Matrix i of memory."""
         step = flat.itemsize
-        return np.lib.stride_tricks.as_strided(flat[self.starts[i]:], (rows, columns), (self.row * step, step))
+        return np.lib.stride_tricks.as_strided(
+            flat[self.starts[i] :], (rows, columns), (self.row * step, step)
+        )
 
 
 def memory(kind: str, product: Product, operand: str, rng: np.random.Generator) -> Memory:
@@ -116,7 +121,9 @@ class Bench:
         self.product, self.kind, self.device, self._runtime = product, kind, device, runtime
         rng = np.random.default_rng(0)
         self.places = {n: memory(kind, product, n, rng) for n in "ABC"}
-        self.host = {n: _normal(rng, (product.count, *product.shapes[n]), product.dtype) for n in "AB"}
+        self.host = {
+            n: _normal(rng, (product.count, *product.shapes[n]), product.dtype) for n in "AB"
+        }
         self._held: dict[str, object] = {}
         self.addresses: dict[str, Array] = {}
         for name in self.places:
@@ -143,7 +150,12 @@ class Bench:
         p, places = self.product, self.places
         rows = {f"stride_{n.lower()}_row": m.row for n, m in places.items()}
         shape: dict[str, Any] = {
-            "M": p.M, "N": p.N, "K": p.K, "b_transposed": p.b_transposed, "dtype": p.dtype, **rows
+            "M": p.M,
+            "N": p.N,
+            "K": p.K,
+            "b_transposed": p.b_transposed,
+            "dtype": p.dtype,
+            **rows,
         }
         if way == POINTERS:  # lists that come with bind are not looked at
             return BatchedGemmPointers(**shape, batch=p.batch, num_heads=p.heads, alignment=16)
@@ -152,7 +164,8 @@ class Bench:
             return BatchedGemmStrided(**shape, **first)
         strides = {
             f"stride_{n.lower()}_{axis}": s
-            for n, m in places.items() for axis, s in zip(("batch", "head"), m.strides or (), strict=False)
+            for n, m in places.items()
+            for axis, s in zip(("batch", "head"), m.strides or (), strict=False)
         }
         if any(m.strides is None for m in places.values()):
             return None
@@ -166,7 +179,8 @@ class Bench:
         if way == STRIDED:
             return (made.bind(),)
         return tuple(
-            made.bind(**{n: int(a[i]) for n, a in self.addresses.items()}) for i in range(self.product.count)
+            made.bind(**{n: int(a[i]) for n, a in self.addresses.items()})
+            for i in range(self.product.count)
         )
 
     def seconds(self, calls: tuple[Call, ...]) -> float:
@@ -221,7 +235,14 @@ class Row:
     def __str__(self) -> str:
         name = f"**{self.implementation}**" if self.chosen else self.implementation
         rates = self.operations / self.seconds / 1e12, self.bytes / self.seconds / 1e9
-        cells = self.kind, self.way, name, _number(self.seconds * 1e6), self.launches, *map(_number, rates)
+        cells = (
+            self.kind,
+            self.way,
+            name,
+            _number(self.seconds * 1e6),
+            self.launches,
+            *map(_number, rates),
+        )
         return f"| {' | '.join(map(str, cells))} |"
 
 
@@ -234,7 +255,9 @@ def rows(products: tuple[Product, ...], device: Device) -> Iterator[Row]:
                 continue
             bench = Bench(product, kind, device, runtime)
             for way in (STRIDED, POINTERS, EACH):
-                if (descriptor := bench.descriptor(way)) is None or (way == EACH and kind != SCATTERED):
+                if (descriptor := bench.descriptor(way)) is None or (
+                    way == EACH and kind != SCATTERED
+                ):
                     continue
                 yield from _row(bench, way, descriptor)
 
@@ -259,7 +282,11 @@ def _row(bench: Bench, way: str, descriptor: Any) -> Iterator[Row]:
             continue
         problem, count = calls[0].plan.problem, len(calls)
         yield Row(
-            *about, name == taken, seconds, count * len(calls[0].plan.launches), count * problem.operations,
+            *about,
+            name == taken,
+            seconds,
+            count * len(calls[0].plan.launches),
+            count * problem.operations,
             count * problem.bytes_moved,
         )
 
@@ -270,9 +297,16 @@ def _number(x: float) -> str:
 
 def markdown(found: list[Row], device: Device) -> str:
     """A table a product, and the refusals below them all."""
-    lines = [f"{device.name or device.arch}. Bold: dispatch's own choice among those of one way.", ""]
+    lines = [
+        f"{device.name or device.arch}. Bold: dispatch's own choice among those of one way.",
+        "",
+    ]
     for product in dict.fromkeys(r.product for r in found):
-        lines += [f"**{product}**", "", "| memory | by | implementation | µs | launches | TFLOP/s | GB/s |"]
+        lines += [
+            f"**{product}**",
+            "",
+            "| memory | by | implementation | µs | launches | TFLOP/s | GB/s |",
+        ]
         lines += ["|---|---|---|---:|---:|---:|---:|"]
         lines += [str(r) for r in found if r.product == product and not r.reason]
         lines.append("")
@@ -281,7 +315,9 @@ def markdown(found: list[Row], device: Device) -> str:
         for r in found:
             # What takes strides alone takes no lists, and the other way round: that needs no line.
             if r.reason and r.failed == failed and not r.reason.endswith(" only"):
-                where.setdefault((r.implementation, r.product, r.reason), []).append(f"{r.kind} by {r.way}")
+                where.setdefault((r.implementation, r.product, r.reason), []).append(
+                    f"{r.kind} by {r.way}"
+                )
         if where:
             lines += [f"{title}:", ""]
             for (name, product, reason), places in where.items():
@@ -291,8 +327,12 @@ def markdown(found: list[Row], device: Device) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", help="BACKEND or BACKEND:INDEX; the first of the default backend where left out")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--device", help="BACKEND or BACKEND:INDEX; the first of the default backend where left out"
+    )
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there, too")
     parser.add_argument("--small", action="store_true", help="two tiny products")
     options = parser.parse_args()

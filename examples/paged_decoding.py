@@ -1,14 +1,15 @@
-"""Decoding with a paged cache: a prompt at once, then token by token, each step held against dense attention.
+"""Decoding with a paged cache: a prompt at once, then token by token, each step held against dense
+attention.
 
-The model is one attention layer with random weights. Sequences of different lengths share a pool of pages; a block
-table says which pages are whose, and grows by a page where a sequence fills its last one.
+The model is one attention layer with random weights. Sequences of different lengths share a pool of
+pages; a block table says which pages are whose, and grows by a page where a sequence fills its last
+one.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
 import kernelseam
+import numpy as np
 
 VOCABULARY, H, H_KV, D = 50, 8, 2, 32
 PAGES, PAGE_SIZE, TABLE_WIDTH = 24, 8, 6
@@ -16,7 +17,13 @@ PROMPTS, STEPS = (13, 5, 16), 24
 rng = np.random.default_rng(0)
 embedding, to_q, to_k, to_v, to_logits = (
     rng.standard_normal(shape, np.float32) * np.float32(shape[0] ** -0.5)
-    for shape in ((VOCABULARY, 64), (64, H * D), (64, H_KV * D), (64, H_KV * D), (H * D, VOCABULARY))
+    for shape in (
+        (VOCABULARY, 64),
+        (64, H * D),
+        (64, H_KV * D),
+        (64, H_KV * D),
+        (H * D, VOCABULARY),
+    )
 )
 
 
@@ -24,7 +31,9 @@ class Cache:
     """Keys and values in pages, and whose pages they are."""
 
     def __init__(self, sequences: int) -> None:
-        self.k, self.v = (np.full((PAGES, PAGE_SIZE, H_KV, D), np.nan, np.float32) for _ in range(2))
+        self.k, self.v = (
+            np.full((PAGES, PAGE_SIZE, H_KV, D), np.nan, np.float32) for _ in range(2)
+        )
         self.table = np.full((sequences, TABLE_WIDTH), -1, np.int32)
         self.lengths = np.zeros(sequences, np.int32)
         self.free = list(rng.permutation(PAGES))
@@ -42,7 +51,11 @@ class Cache:
 def project(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """q [n, H, D], k and v [n, H_KV, D] of n tokens."""
     x = embedding[tokens]
-    return (x @ to_q).reshape(-1, H, D), (x @ to_k).reshape(-1, H_KV, D), (x @ to_v).reshape(-1, H_KV, D)
+    return (
+        (x @ to_q).reshape(-1, H, D),
+        (x @ to_k).reshape(-1, H_KV, D),
+        (x @ to_v).reshape(-1, H_KV, D),
+    )
 
 
 def dense(tokens: np.ndarray) -> np.ndarray:
@@ -66,11 +79,22 @@ def main() -> None:
         cache.append(b, k, v)
     offsets = np.cumsum([0, *PROMPTS]).astype(np.int32)
     out = kernelseam.attention_paged(
-        np.concatenate([q for q, _, _ in parts]), cache.k, cache.v, cache.table, cache.lengths,
-        cu_seqlens_q=offsets, max_seqlen_q=max(PROMPTS), causal=True,
+        np.concatenate([q for q, _, _ in parts]),
+        cache.k,
+        cache.v,
+        cache.table,
+        cache.lengths,
+        cu_seqlens_q=offsets,
+        max_seqlen_q=max(PROMPTS),
+        causal=True,
     )
-    worst = max(abs(out[a:b] - dense(t)).max() for a, b, t in zip(offsets, offsets[1:], told, strict=False))
-    print(f"prompts of {', '.join(map(str, PROMPTS))} tokens in {(cache.table >= 0).sum()} pages: off by {worst:.1e}")
+    worst = max(
+        abs(out[a:b] - dense(t)).max() for a, b, t in zip(offsets, offsets[1:], told, strict=False)
+    )
+    print(
+        f"prompts of {', '.join(map(str, PROMPTS))} tokens in {(cache.table >= 0).sum()} pages: "
+        f"off by {worst:.1e}"
+    )
     assert worst < 1e-5
 
     launches = 0
@@ -82,7 +106,9 @@ def main() -> None:
             told[b] = np.append(told[b], token)
             cache.append(b, k[b : b + 1], v[b : b + 1])
         with kernelseam.trace() as records:
-            last = kernelseam.attention_paged(q[:, None], cache.k, cache.v, cache.table, cache.lengths)[:, 0]
+            last = kernelseam.attention_paged(
+                q[:, None], cache.k, cache.v, cache.table, cache.lengths
+            )[:, 0]
         launches += len(records)
         worst = max(worst, *(abs(last[b] - dense(told[b])[-1]).max() for b in range(len(told))))
     again = [list(next_tokens(dense(t[:-1])[-1:])) == [t[-1]] for t in told]

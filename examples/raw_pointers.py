@@ -1,13 +1,14 @@
-"""The descriptor API over raw pointers: an attention planned once, then launched over whatever memory it is bound to.
+"""The descriptor API over raw pointers: an attention planned once, then launched over whatever
+memory it is bound to.
 
-Addresses are of the host here. On a GPU they are what its allocator returned, and everything else stays as it is.
+Addresses are of the host here. On a GPU they are what its allocator returned, and everything else
+stays as it is.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
 import kernelseam
+import numpy as np
 from kernelseam import Attention, AttentionPointers
 
 B, H, H_KV, S, D = 2, 8, 2, 100, 64
@@ -22,16 +23,34 @@ def softmax_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray
 
 
 def strided() -> None:
-    """Heads of one projection's output: q, k and v lie side by side in a row of [B, S, (H + 2·H_KV)·D]."""
+    """Heads of one projection's output: q, k and v lie side by side in a row of [B, S, (H +
+    2·H_KV)·D]."""
     width = (H + 2 * H_KV) * D
     qkv = rng.standard_normal((B, S, width), np.float32)
     out = np.empty((B, S, H, D), np.float32)
     start = qkv.ctypes.data
-    rows = {f"stride_{x}_{axis}": n for x in "qkv" for axis, n in (("batch", S * width), ("row", width), ("head", D))}
+    rows = {
+        f"stride_{x}_{axis}": n
+        for x in "qkv"
+        for axis, n in (("batch", S * width), ("row", width), ("head", D))
+    }
     descriptor = Attention(
-        batch=B, num_heads=H, kv_heads=H_KV, S_q=S, S_k=S, head_dim=D, dtype="float32", causal=True,
-        q=start, k=start + 4 * H * D, v=start + 4 * (H + H_KV) * D, out=out.ctypes.data,
-        **rows, stride_out_batch=S * H * D, stride_out_row=H * D, stride_out_head=D,
+        batch=B,
+        num_heads=H,
+        kv_heads=H_KV,
+        S_q=S,
+        S_k=S,
+        head_dim=D,
+        dtype="float32",
+        causal=True,
+        q=start,
+        k=start + 4 * H * D,
+        v=start + 4 * (H + H_KV) * D,
+        out=out.ctypes.data,
+        **rows,
+        stride_out_batch=S * H * D,
+        stride_out_row=H * D,
+        stride_out_head=D,
     )
     plan = kernelseam.plan(descriptor, device="numpy:0")
     call = plan.bind()
@@ -39,13 +58,18 @@ def strided() -> None:
         call()
     heads = qkv.reshape(B, S, H + 2 * H_KV, D).transpose(0, 2, 1, 3)
     worst = max(
-        abs(softmax_attention(heads[b, h], heads[b, H + h // 4], heads[b, H + H_KV + h // 4]) - out[b, :, h]).max()
-        for b in range(B) for h in range(H)
+        abs(
+            softmax_attention(heads[b, h], heads[b, H + h // 4], heads[b, H + H_KV + h // 4])
+            - out[b, :, h]
+        ).max()
+        for b in range(B)
+        for h in range(H)
     )
     print(f"strided: {plan.problem}, {len(launches)} launch, off by {worst:.1e} at most")
     assert worst < 1e-5
 
-    other = np.empty_like(out)  # the same plan over other memory: nothing is planned or compiled again
+    # the same plan over other memory: nothing is planned or compiled again
+    other = np.empty_like(out)
     call.rebind(out=other.ctypes.data)()
     assert np.array_equal(out, other)
     print("rebound: the same bits in other memory")
@@ -62,8 +86,18 @@ def listed() -> None:
     q, k, v, out = (matrices(B * n) for n in (H, H_KV, H_KV, H))
     lse = np.empty((B, H, S), np.float32)
     descriptor = AttentionPointers(
-        batch=B, num_heads=H, kv_heads=H_KV, S_q=S, S_k=S, head_dim=D, dtype="float32", causal=True,
-        **{f"{n}_ptrs": [x.ctypes.data for x in xs] for n, xs in (("q", q), ("k", k), ("v", v), ("out", out))},
+        batch=B,
+        num_heads=H,
+        kv_heads=H_KV,
+        S_q=S,
+        S_k=S,
+        head_dim=D,
+        dtype="float32",
+        causal=True,
+        **{
+            f"{n}_ptrs": [x.ctypes.data for x in xs]
+            for n, xs in (("q", q), ("k", k), ("v", v), ("out", out))
+        },
         lse=lse.ctypes.data,
     )
     plan = kernelseam.plan(descriptor, device="numpy:0")
@@ -71,7 +105,10 @@ def listed() -> None:
     with kernelseam.trace() as launches:
         call()
     worst = max(
-        abs(softmax_attention(q[i], k[i // H * H_KV + i % H // 4], v[i // H * H_KV + i % H // 4]) - out[i]).max()
+        abs(
+            softmax_attention(q[i], k[i // H * H_KV + i % H // 4], v[i // H * H_KV + i % H // 4])
+            - out[i]
+        ).max()
         for i in range(B * H)
     )
     print(f"listed: {plan.problem}, {len(launches)} launch, off by {worst:.1e} at most")
@@ -82,8 +119,17 @@ def refused() -> None:
     """What cannot be right is refused before anything is launched."""
     try:
         Attention(
-            batch=B, num_heads=H, kv_heads=3, S_q=S, S_k=S, head_dim=D, dtype="float32", q=1 << 40, k=1 << 41,
-            v=1 << 42, out=1 << 43,
+            batch=B,
+            num_heads=H,
+            kv_heads=3,
+            S_q=S,
+            S_k=S,
+            head_dim=D,
+            dtype="float32",
+            q=1 << 40,
+            k=1 << 41,
+            v=1 << 42,
+            out=1 << 43,
         )
     except kernelseam.errors.InvalidValue as e:
         print(f"refused: {e}")

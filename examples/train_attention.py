@@ -1,13 +1,13 @@
-"""Training an attention layer through kernelseam's gradients: it learns to say again what stood three tokens before.
+"""Training an attention layer through kernelseam's gradients: it learns to say again what stood
+three tokens before.
 
 Needs torch. On a GPU where torch sees one and its plugin is installed, else on the CPU.
 """
 
 from __future__ import annotations
 
-import torch
-
 import kernelseam
+import torch
 from kernelseam.interop.torch import attention
 
 TOKENS, LENGTH, BACK, WIDTH, HEADS, KV_HEADS, BATCH, STEPS = 12, 24, 3, 48, 4, 2, 16, 40
@@ -21,7 +21,10 @@ class Recall(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         dim = WIDTH // HEADS
-        self.token, self.place = torch.nn.Embedding(TOKENS, WIDTH), torch.nn.Embedding(LENGTH, WIDTH)
+        self.token, self.place = (
+            torch.nn.Embedding(TOKENS, WIDTH),
+            torch.nn.Embedding(LENGTH, WIDTH),
+        )
         self.q = torch.nn.Linear(WIDTH, HEADS * dim)
         self.k, self.v = (torch.nn.Linear(WIDTH, KV_HEADS * dim) for _ in range(2))
         self.sinks = torch.nn.Parameter(torch.zeros(HEADS))

@@ -1,11 +1,13 @@
 """What all tests share: a cache of their own, and what must not be skipped.
 
-KERNELSEAM_REQUIRE is a comma-separated list of what is installed for sure ("nvrtc", "hiprtc", "gpu"). A test that is
-skipped for the lack of one of them — its reason begins with the name, as in "hiprtc is missing: …" — fails instead.
+KERNELSEAM_REQUIRE is a comma-separated list of what is installed for sure ("nvrtc", "hiprtc",
+"gpu"). A test that is skipped for the lack of one of them — its reason begins with the name, as in
+"hiprtc is missing: …" — fails instead.
 
-A C library may be under a loader of its own (``tools/get-hiprtc.sh``): then the variable KERNELSEAM_HIP_RUN names the
-program that starts others under it, and a child started from ``sys.executable`` alone would come up without it. Tests
-that start Python and need what this process has take the command from the fixture ``python_command``, or fork.
+A C library may be under a loader of its own (``tools/get-hiprtc.sh``): then the variable
+KERNELSEAM_HIP_RUN names the program that starts others under it, and a child started from
+``sys.executable`` alone would come up without it. Tests that start Python and need what this
+process has take the command from the fixture ``python_command``, or fork.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from collections.abc import Generator
 
 import pytest
 
-REQUIRED = tuple(name for name in re.split(r"[,\s]+", os.environ.get("KERNELSEAM_REQUIRE", "").lower()) if name)
+REQUIRED = tuple(
+    name for name in re.split(r"[,\s]+", os.environ.get("KERNELSEAM_REQUIRE", "").lower()) if name
+)
 
 _cache = None
 if "KERNELSEAM_CACHE_DIR" not in os.environ:  # before any test module is imported
@@ -32,7 +36,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"kernelseam: required: {', '.join(REQUIRED) or 'nothing'}; cache: {os.environ['KERNELSEAM_CACHE_DIR']}"
+    return (
+        f"kernelseam: required: {', '.join(REQUIRED) or 'nothing'}; cache: "
+        f"{os.environ['KERNELSEAM_CACHE_DIR']}"
+    )
 
 
 def forbidden(reason: str) -> str | None:
@@ -42,12 +49,18 @@ def forbidden(reason: str) -> str | None:
 
 
 def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
-    if report.outcome != "skipped" or hasattr(report, "wasxfail") or not isinstance(report.longrepr, tuple):
+    if (
+        report.outcome != "skipped"
+        or hasattr(report, "wasxfail")
+        or not isinstance(report.longrepr, tuple)
+    ):
         return
     reason = report.longrepr[2]
     if name := forbidden(reason):
         report.outcome = "failed"
-        report.longrepr = f"{name} is required here (KERNELSEAM_REQUIRE), yet this was skipped: {reason}"
+        report.longrepr = (
+            f"{name} is required here (KERNELSEAM_REQUIRE), yet this was skipped: {reason}"
+        )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -66,6 +79,7 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 @pytest.fixture(scope="session")
 def python_command() -> list[str]:
-    """The start of a command line that runs this Python under the loader that this process runs under."""
+    """The start of a command line that runs this Python under the loader that this process runs
+    under."""
     run = os.environ.get("KERNELSEAM_HIP_RUN")
     return [run, sys.executable] if run else [sys.executable]

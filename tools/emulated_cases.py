@@ -1,7 +1,9 @@
-"""The cases of the page about emulated AMD devices, and what each is there for. `emulated_parity.py` runs them.
+"""The cases of the page about emulated AMD devices, and what each is there for.
+`emulated_parity.py` runs them.
 
-Chosen so that between them they take every way through the kernels and finish in minutes: a distinct binary costs
-seconds, a case that shares one next to nothing, and the sum of a bias's gradient over many elements many.
+Chosen so that between them they take every way through the kernels and finish in minutes: a
+distinct binary costs seconds, a case that shares one next to nothing, and the sum of a bias's
+gradient over many elements many.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ class Group:
 GROUPS = (
     Group(
         "transposes and dtypes, whole and ragged",
-        """gemm-f16-nn gemm-f16-nt gemm-f16-tn gemm-f16-tt gemm-bf16-nn gemm-f32-nn gemm-f64-nn gemm-f16-nt-integers
+        """gemm-f16-nn gemm-f16-nt gemm-f16-tn gemm-f16-tt gemm-bf16-nn gemm-f32-nn gemm-f64-nn
+        gemm-f16-nt-integers
         gemm-bf16-nn-ragged-65x129x7 gemm-f16-nt-ragged-17x65x257 gemm-f16-nt-to-f32""",
     ),
     Group(
@@ -37,18 +40,22 @@ GROUPS = (
     ),
     Group(
         "what is not a number, too large or too small",
-        """gemm-f16-nt-nan-in-a gemm-f16-nt-inf-minus-inf gemm-bf16-nn-nan-in-b gemm-f16-nt-subnormal
+        """gemm-f16-nt-nan-in-a gemm-f16-nt-inf-minus-inf gemm-bf16-nn-nan-in-b
+        gemm-f16-nt-subnormal
         gemm-f16-nt-overflow""",
     ),
     Group(
         "bias and residual, ragged, in place, of other dtypes, beyond the largest number",
-        """gemm-f16-nt-bias-residual-ragged gemm-f16-nt-bias-residual-alpha-beta gemm-f16-nt-bias-residual-in-place
-        gemm-bf16-nn-bias-f32-residual gemm-f16-nt-bias-residual-to-f32 gemm-f16-nt-bias-residual-overflow
+        """gemm-f16-nt-bias-residual-ragged gemm-f16-nt-bias-residual-alpha-beta
+        gemm-f16-nt-bias-residual-in-place
+        gemm-bf16-nn-bias-f32-residual gemm-f16-nt-bias-residual-to-f32
+        gemm-f16-nt-bias-residual-overflow
         gemm-f32-nn-bias-residual-overflow""",
     ),
     Group(
         "sums over batches and heads",
-        """gemm-f16-nt-sum-both gemm-f16-nt-sum-4-of-b-group-2 gemm-f16-tn-sum-batch gemm-f32-nn-sum-bias-residual
+        """gemm-f16-nt-sum-both gemm-f16-nt-sum-4-of-b-group-2 gemm-f16-tn-sum-batch
+        gemm-f32-nn-sum-bias-residual
         gemm-f32-nn-pointers-sum-bias-residual""",
     ),
     Group(
@@ -58,15 +65,21 @@ GROUPS = (
     ),
     Group(
         "head dims and dtypes",
-        """attention-f16-32 attention-f16-64-ramp attention-f16-80 attention-f16-128 attention-f16-256
+        """attention-f16-32 attention-f16-64-ramp attention-f16-80 attention-f16-128
+        attention-f16-256
         attention-bf16-128-causal-ramp attention-f32-64 attention-f32-64-causal-ramp""",
     ),
     Group("192/128", "attention-f16-192v128 attention-f16-192v128-causal-mqa"),
-    Group("wider than 256", "attention-f16-272v40-causal-mqa attention-bf16-576v512-causal-1-query-mqa"),
+    Group(
+        "wider than 256",
+        "attention-f16-272v40-causal-mqa attention-bf16-576v512-causal-1-query-mqa",
+    ),
     Group(
         "causal masks, extents, grouped heads, strides",
-        """attention-f16-64-causal-130x130-ramp attention-f16-64-causal-7x129 attention-f16-64-causal-masked-rows
-        attention-f16-64-gqa-6-2 attention-f16-64-bshd-to-bhsd attention-f16-64-odd attention-f16-64-no-keys""",
+        """attention-f16-64-causal-130x130-ramp attention-f16-64-causal-7x129
+        attention-f16-64-causal-masked-rows
+        attention-f16-64-gqa-6-2 attention-f16-64-bshd-to-bhsd attention-f16-64-odd
+        attention-f16-64-no-keys""",
     ),
     Group(
         "scores and values that are infinite or no numbers",
@@ -86,7 +99,8 @@ GROUPS = (
     ),
     Group(
         "packed sequences, some of length 0",
-        """attention-f16-64-causal-sequences attention-f16-64-causal-sequences-gqa attention-bf16-128-causal-sequences
+        """attention-f16-64-causal-sequences attention-f16-64-causal-sequences-gqa
+        attention-bf16-128-causal-sequences
         attention-f32-64-causal-sequences attention-f16-64-sequences-0""",
     ),
     Group("key lengths", "attention-f16-64-causal-lengths"),
@@ -103,22 +117,29 @@ GROUPS = (
     Group("sinks, grouped heads", "attention-f16-64-causal-sinks-gqa"),
     Group(
         "everything at once",
-        """attention-f16-64-everything attention-bf16-128-everything attention-f16-64-causal-sequences-everything
+        """attention-f16-64-everything attention-bf16-128-everything
+        attention-f16-64-causal-sequences-everything
         attention-f16-64-causal-pointers-everything""",
     ),
-    Group("pointer lists", "attention-f16-64-causal-device-pointers attention-bf16-128-device-pointers"),
+    Group(
+        "pointer lists",
+        "attention-f16-64-causal-device-pointers attention-bf16-128-device-pointers",
+    ),
     Group(
         "split keys, in two launches",
-        """attention-f16-64-causal-split-window attention-f16-64-split-pages attention-f16-64-pointers-split
+        """attention-f16-64-causal-split-window attention-f16-64-split-pages
+        attention-f16-64-pointers-split
         attention-f16-64-split-to-f32""",
     ),
     Group(
         "plain, everything at once, float32 with masked rows",
-        "attention-f16-64 attention-f16-64-everything attention-f32-64-causal-masked-rows", UNFUSED,
+        "attention-f16-64 attention-f16-64-everything attention-f32-64-causal-masked-rows",
+        UNFUSED,
     ),
     Group(
         "dense",
-        """attention-bwd-f16-64-causal-33x129-ramp attention-bwd-f16-64-causal-130x130 attention-bwd-f16-80v64
+        """attention-bwd-f16-64-causal-33x129-ramp attention-bwd-f16-64-causal-130x130
+        attention-bwd-f16-80v64
         attention-bwd-bf16-128-causal attention-bwd-f32-64""",
     ),
     Group(
@@ -140,26 +161,32 @@ GROUPS = (
     Group("everything at once", "attention-bwd-f16-64-everything"),
     Group(
         "in any order, by atomics",
-        """attention-bwd-f16-64-causal-any-order attention-bwd-bf16-128-causal-any-order-sequences-gqa
+        """attention-bwd-f16-64-causal-any-order
+        attention-bwd-bf16-128-causal-any-order-sequences-gqa
         attention-bwd-f32-128v40-any-order""",
     ),
     Group(
         "partial results of split keys",
-        "merge-states-f32-f16 merge-states-bf16-bf16 merge-states-f32-f16-absent merge-states-f32-f16-apart",
+        "merge-states-f32-f16 merge-states-bf16-bf16 merge-states-f32-f16-absent "
+        "merge-states-f32-f16-apart",
     ),
     Group(
         "head-major and token-major, with rotary embedding of either kind",
         """qkv-projection-f16-rotary-halves qkv-projection-f16-rotary-halves-20-of-80
         qkv-projection-f16-rotary-pairs-from-17 qkv-projection-f16-bias""",
     ),
-    Group("k and v into pages", "qkv-projection-f16-pages-24-rotary qkv-projection-f16-pages-24-token-major"),
+    Group(
+        "k and v into pages",
+        "qkv-projection-f16-pages-24-rotary qkv-projection-f16-pages-24-token-major",
+    ),
     Group(
         "head-major and token-major, bias and residual, in place",
         """output-projection-f16-bias-residual output-projection-f16-token-major-in-place
         output-projection-f32-bias-residual""",
     ),
     Group(
-        "gradients by input, weight and bias: side by side, apart, in different orders, of many small heads",
+        "gradients by input, weight and bias: side by side, apart, in different orders, of many "
+        "small heads",
         """qkv-projection-bwd-f16-bias qkv-projection-bwd-f16-different-orders
         qkv-projection-bwd-f16-token-major-bias qkv-projection-bwd-f16-d-bias-alone
         qkv-projection-bwd-f16-heads-160-80-8 qkv-projection-bwd-f32-bias""",

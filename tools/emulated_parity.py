@@ -1,11 +1,12 @@
 """Chosen parity cases on every emulated AMD device, and the page that says what came of it.
 
-    python tools/emulated_parity.py                                  run them and show the page
-    python tools/emulated_parity.py --write                          … and write docs/parity/amd-emulated.md
-    python tools/emulated_parity.py --arch gfx942 --case '*pages*'   some of them, on some archs
+    python tools/emulated_parity.py           run them and show the page
+    python tools/emulated_parity.py --write   … and write docs/parity/amd-emulated.md
+    python tools/emulated_parity.py --arch gfx942 --case '*pages*'
 
-Needs hiprtc (see tools/get-hiprtc.sh) and KERNELSEAM_TINYGRAD. The cases are those of emulated_cases.py;
-`kernelseam parity --device rocm:INDEX` runs all there are. Exit status 1 if a case does not pass.
+Needs hiprtc (see tools/get-hiprtc.sh) and KERNELSEAM_TINYGRAD. The cases are those of
+emulated_cases.py; `kernelseam parity --device rocm:INDEX` runs all there are. Exit status 1 if a
+case does not pass.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from functools import cache
 from pathlib import Path
 
 from emulated_cases import GROUPS, SHARED, Group
-
 from kernelseam.contract import EMULATED, Device
 from kernelseam.parity.cases import Case, matrix
 from kernelseam.parity.report import last_line
@@ -37,11 +37,11 @@ No AMD GPU has run these kernels. hiprtc compiled them, and an emulator of AMD's
 that it made. What they computed was held against the float64 oracle, as on every device
 ([accuracy](../accuracy.md)).
 
-This page is made by `python tools/emulated_parity.py --write`; [emulation](../emulation.md) says how it works."""
+This page is made by `python tools/emulated_parity.py --write`; [emulation](../emulation.md) says how it works."""  # noqa: E501
 
 NOTES = """\
 A kernel is a code object; it counts where it runs first. A case's seconds hold the compiler's, and the emulator's first
-sight of each instruction, which it compiles too."""
+sight of each instruction, which it compiles too."""  # noqa: E501
 
 LIMITS = """\
 ## What this does not show
@@ -61,7 +61,7 @@ LIMITS = """\
   gfx11 to shared memory, sparse products, buffer instructions on gfx12. A kernel that has one fails its test.
 * **Faults nobody has found yet.** The emulator gave wrong results for instructions of these kernels before they were
   mended, and may do so for others. The self-test holds what is known.
-* **gfx90a** is compiled only."""
+* **gfx90a** is compiled only."""  # noqa: E501
 
 
 @dataclass(frozen=True)
@@ -80,16 +80,33 @@ class Part:
 
     def cells(self) -> tuple[str, ...]:
         """A row of the page's table."""
-        worst, name = max(((o.verdict.worst, o.case.name) for o in self.outcomes if o.verdict), default=(0.0, ""))
+        worst, name = max(
+            ((o.verdict.worst, o.case.name) for o in self.outcomes if o.verdict), default=(0.0, "")
+        )
         passed = len(self.outcomes) - len(self.failed)
         seconds = sum(o.seconds for o in self.outcomes)
         return (
-            self.device.arch, self.what, str(len(self.outcomes)), str(passed), str(self.kernels), f"{worst:.2f}",
-            name, f"{seconds:.0f}",
+            self.device.arch,
+            self.what,
+            str(len(self.outcomes)),
+            str(passed),
+            str(self.kernels),
+            f"{worst:.2f}",
+            name,
+            f"{seconds:.0f}",
         )
 
 
-HEAD = ("arch", "operation", "cases", "passed", "kernels", "worst error/tolerance", "in", "seconds, emulated")
+HEAD = (
+    "arch",
+    "operation",
+    "cases",
+    "passed",
+    "kernels",
+    "worst error/tolerance",
+    "in",
+    "seconds, emulated",
+)
 
 
 @cache
@@ -103,7 +120,11 @@ def by_operation(groups: Sequence[Group]) -> dict[str, list[Group]]:
     found: dict[str, list[Group]] = {}
     for group in groups:
         (operation,) = {cases()[name].operation for name in group.cases}
-        what = operation if group.implementation == SHARED else f"{operation} as {group.implementation}"
+        what = (
+            operation
+            if group.implementation == SHARED
+            else f"{operation} as {group.implementation}"
+        )
         found.setdefault(what, []).append(group)
     return found
 
@@ -124,15 +145,22 @@ def run(device: Device, groups: Sequence[Group]) -> Iterator[Part]:
 def _told(case: Case, target: Target) -> Outcome:
     outcome = run_case(case, target)
     why = "" if outcome.status == "passed" else f": {last_line(outcome.detail)}"
-    print(f"{target.device.arch} {case.name}: {outcome.status} ({outcome.seconds:.1f} s){why}", flush=True)
+    print(
+        f"{target.device.arch} {case.name}: {outcome.status} ({outcome.seconds:.1f} s){why}",
+        flush=True,
+    )
     return outcome
 
 
 def chosen(globs: Sequence[str]) -> tuple[Group, ...]:
-    """The groups with those of their cases alone that one of the globs matches; of no globs, all."""
+    """The groups with those of their cases alone that one of the globs matches; of no globs,
+    all."""
     if not globs:
         return GROUPS
-    kept = (replace(g, names=" ".join(n for n in g.cases if any(fnmatchcase(n, p) for p in globs))) for g in GROUPS)
+    kept = (
+        replace(g, names=" ".join(n for n in g.cases if any(fnmatchcase(n, p) for p in globs)))
+        for g in GROUPS
+    )
     return tuple(g for g in kept if g.cases)
 
 
@@ -167,10 +195,18 @@ def versions(device: Device) -> list[tuple[str, str]]:
     toolchain = plugins().backend(device.backend).toolchain
     assert toolchain is not None
     folder = emulation.required().checkout.folder
-    commit = subprocess.run(["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True)
+    commit = subprocess.run(
+        ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True
+    )
     return [
         ("compiler", toolchain.compiler()),
-        ("emulator", f"tinygrad's test tree, commit {commit.stdout.strip()[:10] or 'unknown'}, with our mends"),
+        (
+            "emulator",
+            (
+                f"tinygrad's test tree, commit {commit.stdout.strip()[:10] or 'unknown'}, with our "
+                "mends"
+            ),
+        ),
         ("Python", platform.python_version()),
     ]
 
@@ -182,11 +218,20 @@ def main() -> int:
         return 1
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
-    parser.add_argument("--arch", action="append", choices=[d.arch for d in devices], help="only this one; repeatable")
-    parser.add_argument("--case", action="append", metavar="GLOB", help="only cases of such names; repeatable")
+    parser.add_argument(
+        "--arch",
+        action="append",
+        choices=[d.arch for d in devices],
+        help="only this one; repeatable",
+    )
+    parser.add_argument(
+        "--case", action="append", metavar="GLOB", help="only cases of such names; repeatable"
+    )
     options = parser.parse_args()
     if options.write and (options.arch or options.case):
-        parser.error("the page is about every arch and case: --write goes with neither --arch nor --case")
+        parser.error(
+            "the page is about every arch and case: --write goes with neither --arch nor --case"
+        )
     groups = chosen(options.case or ())
     if not groups:
         parser.error(f"no case here has such a name: {', '.join(options.case)}")

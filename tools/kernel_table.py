@@ -1,11 +1,13 @@
-"""The committed table of registers, spills, shared memory and matrix instructions, by kernel and arch, and its summary.
+"""The committed table of registers, spills, shared memory and matrix instructions, by kernel and
+arch, and its summary.
 
-    python tools/kernel_table.py            compile what every run of the tests does, show what differs from the table
-                                            (of archs that are like another, a part)
+    python tools/kernel_table.py            compile what every run of the tests does (of archs that
+                                            are like another, a part); show what differs
     python tools/kernel_table.py --all      compile what the slow tests do, too
     python tools/kernel_table.py --write    … and write the table, and docs/parity/compiled.md
 
-Needs no device. Archs whose compiler is missing here keep their rows. Exit status 1 if any kernel spills.
+Needs no device. Archs whose compiler is missing here keep their rows. Exit status 1 if any kernel
+spills.
 """
 
 from __future__ import annotations
@@ -28,17 +30,39 @@ from kernelseam.plugins import plugins
 TABLE = Path(__file__).parent.parent / "docs" / "kernel-facts.csv"
 SUMMARY = TABLE.parent / "parity" / "compiled.md"
 ARCHS = (
-    "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120", "gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"
+    "sm_80",
+    "sm_86",
+    "sm_89",
+    "sm_90a",
+    "sm_100a",
+    "sm_120",
+    "gfx90a",
+    "gfx942",
+    "gfx950",
+    "gfx1100",
+    "gfx1201",
 )
 ALIKE = {"sm_89": "sm_86", "sm_120": "sm_86", "sm_100a": "sm_90a", "gfx90a": "gfx942"}
-"""Archs with the tiles of another: every run of the tests compiles one of PART of their binaries, the slow ones all."""
+"""Archs with the tiles of another: every run of the tests compiles one of PART of their binaries,
+the slow ones all."""
 PART = 8
 SHARED = (("sm_80", "sm_86"), ("gfx942", "gfx1100", "gfx950", "gfx1201"))
-"""Archs that every run of the tests compiles each binary for one of, and the slow ones for all: there is no time for
-more. A run sees half of what is particular to sm_80, and a quarter of what is to gfx950."""
+"""Archs that every run of the tests compiles each binary for one of, and the slow ones for all:
+there is no time for more. A run sees half of what is particular to sm_80, and a quarter of what is
+to gfx950."""
 MANY = 12
-"""Binaries of a kernel that takes turns: of fewer each arch has all, or a kind of arch might have none."""
-COLUMNS = ("arch", "kernel", "tile", "registers", "spills", "scratch_bytes", "shared_bytes", "matrix_instructions")
+"""Binaries of a kernel that takes turns: of fewer each arch has all, or a kind of arch might have
+none."""
+COLUMNS = (
+    "arch",
+    "kernel",
+    "tile",
+    "registers",
+    "spills",
+    "scratch_bytes",
+    "shared_bytes",
+    "matrix_instructions",
+)
 
 Key = tuple[str, str, str]
 
@@ -53,9 +77,12 @@ def tile_name(tile: object) -> str:
 
 
 def rare(arch: str, number: int, covered: Covered) -> bool:
-    """Whether only the slow tests compile what is that number of the covering choice for the arch."""
+    """Whether only the slow tests compile what is that number of the covering choice for the
+    arch."""
     turns = any(
-        arch in archs and archs[_turn(number + 1, len(archs))] != arch and _count()[covered.half.entry] >= MANY
+        arch in archs
+        and archs[_turn(number + 1, len(archs))] != arch
+        and _count()[covered.half.entry] >= MANY
         for archs in SHARED
     )
     return not covered.often or (arch in ALIKE and number % PART > 0) or turns
@@ -68,8 +95,8 @@ def _count() -> Counter[str]:
 
 
 def _turn(number: int, of: int) -> int:
-    """Whose turn it is: the sum of digits, which has no period that the covering choice could have. From 1 on it gives
-    every arch each large kernel, which test_kernel_table.py asserts."""
+    """Whose turn it is: the sum of digits, which has no period that the covering choice could have.
+    From 1 on it gives every arch each large kernel, which test_kernel_table.py asserts."""
     digits = 0
     while number:
         number, digit = divmod(number, of)
@@ -101,30 +128,47 @@ def read() -> dict[Key, tuple[str, ...]]:
 def summary(rows: dict[Key, tuple[str, ...]]) -> str:
     """A page: what was compiled for each arch, kernel by kernel."""
     lines = [
-        "# Kernels, compiled", "",
-        "Every tile of a choice of specs that covers the options, by nvrtc for NVIDIA and by hiprtc for AMD, without a",
-        "GPU. This says that they compile and what they take, not that they are right: what ran is in",
+        "# Kernels, compiled",
+        "",
+        (
+            "Every tile of a choice of specs that covers the options, by nvrtc for NVIDIA and by "
+            "hiprtc for AMD, without a"
+        ),
+        (
+            "GPU. This says that they compile and what they take, not that they are right: what ran "  # noqa: E501
+            "is in"
+        ),
         "[h200.md](h200.md) (measured) and [amd-emulated.md](amd-emulated.md) (emulated). Made by",
-        "`python tools/kernel_table.py --write` from [kernel-facts.csv](../kernel-facts.csv).", "",
-        "| arch | evidence | kernel | binaries | registers at most | spills | scratch bytes |", "|" + "---|" * 7,
+        "`python tools/kernel_table.py --write` from [kernel-facts.csv](../kernel-facts.csv).",
+        "",
+        "| arch | evidence | kernel | binaries | registers at most | spills | scratch bytes |",
+        "|" + "---|" * 7,
     ]
     for arch in ARCHS:
         for kernel in sorted({key[1].split()[0] for key in rows if key[0] == arch}):
-            found = [[int(x) for x in v] for key, v in rows.items() if key[0] == arch and key[1].split()[0] == kernel]
+            found = [
+                [int(x) for x in v]
+                for key, v in rows.items()
+                if key[0] == arch and key[1].split()[0] == kernel
+            ]
             registers, spills, scratch = ([facts[i] for facts in found] for i in range(3))
             lines.append(
-                f"| {arch} | compiled | {kernel} | {len(found)} | {max(registers)} | {sum(spills)} | {sum(scratch)} |"
+                f"| {arch} | compiled | {kernel} | {len(found)} | {max(registers)} | "
+                f"{sum(spills)} | {sum(scratch)} |"
             )
     return "\n".join(lines) + "\n"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--arch", action="append", choices=ARCHS)
     options = parser.parse_args()
-    warnings.simplefilter("error", SlowBinary)  # else the tests would find it in the cache, and its log unread
+    # else the tests would find it in the cache, and its log unread
+    warnings.simplefilter("error", SlowBinary)
     found = plugins().registry.backends.values()
     backends = {arch: b for b in found if b.toolchain for arch in b.toolchain.archs}
     everything, before, after = options.all or options.write, read(), {}
@@ -133,13 +177,23 @@ def main() -> int:
         try:
             known = list(enumerate(covering(backends[arch].kernels)))
             left |= {(arch, str(c)) for i, c in known if not everything and rare(arch, i, c)}
-            facts = facts_of(backends[arch], arch, [c for _, c in known if (arch, str(c)) not in left])
+            facts = facts_of(
+                backends[arch], arch, [c for _, c in known if (arch, str(c)) not in left]
+            )
         except (KeyError, KernelSeamError) as e:
             print(f"{arch}: not compiled here ({type(e).__name__}: {str(e).splitlines()[0]})")
             continue
         for key, f in facts.items():
-            after[key] = tuple(str(x) for x in (
-                f.registers, f.spills, f.scratch_bytes, f.shared_bytes, f.matrix_instructions))
+            after[key] = tuple(
+                str(x)
+                for x in (
+                    f.registers,
+                    f.spills,
+                    f.scratch_bytes,
+                    f.shared_bytes,
+                    f.matrix_instructions,
+                )
+            )
         most = max((f.registers for f in facts.values()), default=0)
         print(f"{arch}: {len(facts)} kernels, {most} registers at most")
     compiled = {key[0] for key in after}

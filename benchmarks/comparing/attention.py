@@ -1,7 +1,8 @@
-"""Attention forward beside FlashAttention-3, cuDNN and FlashAttention-2, on the same memory: [B, S, H, D].
+"""Attention forward beside FlashAttention-3, cuDNN and FlashAttention-2, on the same memory: [B, S,
+H, D].
 
-Ours and FlashAttention-3 write the LSE too. Options that torch's peers lack are held beside FlashAttention-3 where its
-build has them, else beside ours without the option.
+Ours and FlashAttention-3 write the LSE too. Options that torch's peers lack are held beside
+FlashAttention-3 where its build has them, else beside ours without the option.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
+import kernelseam as ks
 import numpy as np
 import torch
 import torch.nn.functional as functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
-
-import kernelseam as ks
-from benchmarks.comparing.results import WITHOUT, Record
-from benchmarks.comparing.rows import Judged, Make, Prepared, Session, compared, host, relative
 from kernelseam.dtypes import DType
 from kernelseam.parity import check, oracle
 from kernelseam.planning import Descriptor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks.comparing.results import WITHOUT, Record
+from benchmarks.comparing.rows import Judged, Make, Prepared, Session, compared, host, relative
 
 TORCH_PEERS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "FA2": SDPBackend.FLASH_ATTENTION}
 ADVERSARIAL = ("sink", "falling", "rising", "jump")
 JUDGED_ROWS, JUDGED_ELEMENTS = 16, 1 << 25
-"""Queries of each of two heads that are held against float64, and at most so many elements of keys and values for them
-(but four queries in any case)."""
+"""Queries of each of two heads that are held against float64, and at most so many elements of keys
+and values for them (but four queries in any case)."""
 
 
 @cache
@@ -49,8 +50,8 @@ def flash_attention_3() -> ModuleType | str:
 
 @dataclass(frozen=True)
 class AttentionRow:
-    """``lengths``: keys that each entry has. ``packed``: rows of each sequence, one after the other, of queries and
-    keys. ``scores``: "" for N(0, 1), else one of ADVERSARIAL."""
+    """``lengths``: keys that each entry has. ``packed``: rows of each sequence, one after the
+    other, of queries and keys. ``scores``: "" for N(0, 1), else one of ADVERSARIAL."""
 
     suite: str
     batch: int
@@ -89,7 +90,11 @@ class AttentionRow:
             parts.append(f"window {self.window[0]},{self.window[1]}")
         if self.softcap is not None:
             parts.append(f"softcap {self.softcap:g}")
-        parts += ["sinks"] * self.sinks + ["lengths"] * bool(self.lengths) + ["varlen"] * bool(self.packed)
+        parts += (
+            ["sinks"] * self.sinks
+            + ["lengths"] * bool(self.lengths)
+            + ["varlen"] * bool(self.packed)
+        )
         parts += [self.scores] * bool(self.scores)
         return " ".join(parts)
 
@@ -120,21 +125,33 @@ class AttentionRow:
         """Of q, k, v and the result, once each."""
         rows = sum(self.packed) or self.batch * self.S
         keys = sum(self.packed) or sum(self.lengths) or self.batch * self.S
-        columns = rows * self.heads * (self.D + self.width) + keys * self.of_keys * (self.D + self.width)
+        columns = rows * self.heads * (self.D + self.width) + keys * self.of_keys * (
+            self.D + self.width
+        )
         return 2.0 * columns
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         lead = (sum(self.packed),) if self.packed else (self.batch, self.S)
         return {
-            "q": (*lead, self.heads, self.D), "k": (*lead, self.of_keys, self.D),
-            "v": (*lead, self.of_keys, self.width), "out": (*lead, self.heads, self.width),
+            "q": (*lead, self.heads, self.D),
+            "k": (*lead, self.of_keys, self.D),
+            "v": (*lead, self.of_keys, self.width),
+            "out": (*lead, self.heads, self.width),
             "lse": (self.heads, *lead) if self.packed else (self.batch, self.heads, self.S),
         }
 
     def descriptor(self, arrays: Mapping[str, Any], out: Any, lse: Any) -> Descriptor:
         """Over arrays by operand."""
-        options: dict[str, Any] = {"causal": self.causal, "window": self.window, "softcap": self.softcap}
-        options |= {n: arrays[n] for n in ("sinks", "kv_lengths", "cu_seqlens_q", "cu_seqlens_k") if n in arrays}
+        options: dict[str, Any] = {
+            "causal": self.causal,
+            "window": self.window,
+            "softcap": self.softcap,
+        }
+        options |= {
+            n: arrays[n]
+            for n in ("sinks", "kv_lengths", "cu_seqlens_q", "cu_seqlens_k")
+            if n in arrays
+        }
         if self.packed:
             options |= {"max_seqlen_q": max(self.packed), "max_seqlen_k": max(self.packed)}
         else:
@@ -159,7 +176,9 @@ class AttentionRow:
             arrays = row.arrays(session.phantom, lambda n: session.phantom((len(n),), "int32"))
             shapes = row.shapes()
             yield row.descriptor(
-                arrays, session.phantom(shapes["out"], row.dtype), session.phantom(shapes["lse"], "float32")
+                arrays,
+                session.phantom(shapes["out"], row.dtype),
+                session.phantom(shapes["lse"], "float32"),
             )
 
     def measure(self, session: Session) -> Record:
@@ -176,13 +195,21 @@ class AttentionRow:
         found.judge = Judge(self, arrays)
 
         def results() -> tuple[torch.Tensor, torch.Tensor]:
-            return session.poisoned(shapes["out"], self.dtype), session.poisoned(shapes["lse"], "float32")
+            return session.poisoned(shapes["out"], self.dtype), session.poisoned(
+                shapes["lse"], "float32"
+            )
 
-        found.ours(session, lambda made: self.descriptor(arrays, *made), results, lambda made: made[0])
+        found.ours(
+            session, lambda made: self.descriptor(arrays, *made), results, lambda made: made[0]
+        )
         if self.without is not None:
             found.add(
-                session, lambda made: self.plain.descriptor({n: arrays[n] for n in "qkv"}, *made), results,
-                lambda made: made[0], "ours without", WITHOUT,
+                session,
+                lambda made: self.plain.descriptor({n: arrays[n] for n in "qkv"}, *made),
+                results,
+                lambda made: made[0],
+                "ours without",
+                WITHOUT,
             )
             found.contestants[-1].result = None  # it computes something else
         self._flash_attention_3(found, arrays, session)
@@ -190,7 +217,9 @@ class AttentionRow:
             self._torch_peers(found, arrays)
         return found
 
-    def _flash_attention_3(self, found: Prepared, arrays: Mapping[str, Any], session: Session) -> None:
+    def _flash_attention_3(
+        self, found: Prepared, arrays: Mapping[str, Any], session: Session
+    ) -> None:
         module = flash_attention_3()
         if isinstance(module, str) or self.sinks:
             found.refused["FA3"] = module if isinstance(module, str) else "it has no sinks"
@@ -217,9 +246,12 @@ class AttentionRow:
         grouped = {"enable_gqa": True} if self.of_keys != self.heads else {}
 
         def run() -> torch.Tensor:
-            return functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal, **grouped)
+            return functional.scaled_dot_product_attention(
+                q, k, v, is_causal=self.causal, **grouped
+            )
 
         for name, backend in TORCH_PEERS.items():
+
             def only(backend: Any = backend) -> AbstractContextManager[None]:
                 selected: AbstractContextManager[None] = sdpa_kernel(backend)
                 return selected
@@ -227,8 +259,11 @@ class AttentionRow:
             found.peer(name, run, lambda x: x.transpose(1, 2), around=only)
 
 
-def visible_pairs(q: int, k: int, causal: bool, window: tuple[int | None, int | None] | None) -> float:
-    """Queries times the keys that each sees; a causal mask over as many keys as queries counts half of them."""
+def visible_pairs(
+    q: int, k: int, causal: bool, window: tuple[int | None, int | None] | None
+) -> float:
+    """Queries times the keys that each sees; a causal mask over as many keys as queries counts half
+    of them."""
     if window is None:
         if not causal:
             return float(q * k)
@@ -243,21 +278,26 @@ def visible_pairs(q: int, k: int, causal: bool, window: tuple[int | None, int | 
 
 
 def hardened(kind: str, q: torch.Tensor, k: torch.Tensor) -> None:
-    """Scores that defeat a softmax with a fixed reference, by one column of q and k: a first key that outweighs the
-    others; scores that fall or rise by 200 along the keys; a jump of 300 after two fifths of them."""
+    """Scores that defeat a softmax with a fixed reference, by one column of q and k: a first key
+    that outweighs the others; scores that fall or rise by 200 along the keys; a jump of 300 after
+    two fifths of them."""
     if not kind:
         return
     d, keys = q.shape[-1], k.shape[1]
     along = torch.linspace(0, 1, keys, device=k.device)
     wanted = {
-        "sink": 40.0 * (along == 0), "falling": 200 * (1 - along), "rising": 200 * along, "jump": 300.0 * (along < 0.4),
+        "sink": 40.0 * (along == 0),
+        "falling": 200 * (1 - along),
+        "rising": 200 * along,
+        "jump": 300.0 * (along < 0.4),
     }[kind]
     q[..., 0] = 16.0
     k[..., 0] = (wanted * math.sqrt(d) / 16).to(k.dtype)[None, :, None]
 
 
 class Judge:
-    """Some queries of the first head of the first entry and of the last head of the last, in float64."""
+    """Some queries of the first head of the first entry and of the last head of the last, in
+    float64."""
 
     def __init__(self, row: AttentionRow, arrays: Mapping[str, Any]) -> None:
         self._row, self._parts = row, []
@@ -277,10 +317,13 @@ class Judge:
             most = min(max(JUDGED_ELEMENTS // (len(k) * (row.D + row.width)), 4), JUDGED_ROWS)
             numbers = oracle.sample_rows(len(q), most)
             variant = oracle.Variant(
-                window=row.window or (None, None), softcap=row.softcap,
+                window=row.window or (None, None),
+                softcap=row.softcap,
                 sinks=None if sinks is None else sinks[h : h + 1],
             )
-            want = oracle.attention(found[0], found[1], found[2], row.causal, row.D**-0.5, numbers, variant)
+            want = oracle.attention(
+                found[0], found[1], found[2], row.causal, row.D**-0.5, numbers, variant
+            )
             self._parts.append((place, h, numbers, len(k), want))
 
     def __call__(self, result: Any) -> Judged:
@@ -294,13 +337,16 @@ class Judge:
             wanted.append(want.out.reshape(-1))
             if verdict.worst >= worst:
                 worst, message = verdict.worst, verdict.message
-        return Judged(relative(np.concatenate(got).astype(np.float64), np.concatenate(wanted)), worst, message)
+        return Judged(
+            relative(np.concatenate(got).astype(np.float64), np.concatenate(wanted)), worst, message
+        )
 
 
 def forward_rows() -> list[AttentionRow]:
     """The table of the peers' own figures, full and causal."""
     problems = [
-        (batch, heads, S, D) for D, heads in ((64, 32), (128, 16), (256, 8))
+        (batch, heads, S, D)
+        for D, heads in ((64, 32), (128, 16), (256, 8))
         for batch, S in ((16, 1024), (4, 4096), (1, 16384))
     ]
     found = []
@@ -317,9 +363,12 @@ VARIED = (4096, 3000, 2048, 2000, 1536, 1024, 1000, 777, 512, 391)
 
 def option_rows() -> list[AttentionRow]:
     """Options that cost little in Hopper's kernel, on one problem of each head dim."""
+
     def row(D: int, heads: int, causal: bool, **options: Any) -> AttentionRow:
         lengths = options.get("packed") or (4096,) * 4
-        return AttentionRow("attention-options", len(lengths), heads, max(lengths), D, causal, **options)
+        return AttentionRow(
+            "attention-options", len(lengths), heads, max(lengths), D, causal, **options
+        )
 
     found = []
     for causal in (False, True):
@@ -330,7 +379,11 @@ def option_rows() -> list[AttentionRow]:
         found.append(row(64, 32, causal, packed=VARIED))
     for D, heads in ((64, 32), (128, 16), (256, 8)):
         found += [row(D, heads, False, window=(1023, 0)), row(D, heads, False, window=(256, 256))]
-    found += [row(64, 32, True, softcap=30.0), row(64, 32, True, sinks=True), row(256, 8, True, softcap=30.0)]
+    found += [
+        row(64, 32, True, softcap=30.0),
+        row(64, 32, True, sinks=True),
+        row(256, 8, True, softcap=30.0),
+    ]
     return found
 
 
@@ -338,5 +391,6 @@ def adversarial_rows() -> list[AttentionRow]:
     problems = ((32, 64, False), (16, 128, False), (16, 128, True), (8, 256, False))
     return [
         AttentionRow("attention-adversarial", 4, heads, 4096, D, causal, scores=kind, least=0.9)
-        for kind in ADVERSARIAL for heads, D, causal in problems
+        for kind in ADVERSARIAL
+        for heads, D, causal in problems
     ]

@@ -1,7 +1,8 @@
-"""Attention's gradients beside torch's FlashAttention-2 and cuDNN and beside FlashAttention-3, on the same memory:
-[B, H, S, D].
+"""Attention's gradients beside torch's FlashAttention-2 and cuDNN and beside FlashAttention-3, on
+the same memory: [B, H, S, D].
 
-Ours twice: in order, the same bits every time, and in any order, where an arch has a way with atomics. Operations are
+Ours twice: in order, the same bits every time, and in any order, where an arch has a way with
+atomics. Operations are
 2.5 times the forward's.
 """
 
@@ -11,15 +12,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import kernelseam as ks
 import torch
 import torch.nn.functional as functional
+from kernelseam.planning import Descriptor
 from torch.nn.attention import sdpa_kernel
 
-import kernelseam as ks
 from benchmarks.comparing.attention import TORCH_PEERS, flash_attention_3, visible_pairs
 from benchmarks.comparing.results import OURS, Record
 from benchmarks.comparing.rows import PEERS_DIFFER, Judged, Prepared, Session, apart, compared
-from kernelseam.planning import Descriptor
 
 ANY_ORDER = "ours, any order"
 GRADIENTS = ("dq", "dk", "dv")
@@ -44,7 +45,13 @@ class BackwardRow:
 
     @property
     def operations(self) -> float:
-        return 10.0 * self.batch * self.heads * self.D * visible_pairs(self.S, self.S, self.causal, None)
+        return (
+            10.0
+            * self.batch
+            * self.heads
+            * self.D
+            * visible_pairs(self.S, self.S, self.causal, None)
+        )
 
     @property
     def bytes(self) -> float:
@@ -56,15 +63,24 @@ class BackwardRow:
         return self.batch, self.heads, self.S, self.D
 
     def forward(self, arrays: Mapping[str, Any]) -> ks.Attention:
-        return ks.Attention.from_arrays(*(arrays[n] for n in ("q", "k", "v", "out", "lse")), causal=self.causal)
+        return ks.Attention.from_arrays(
+            *(arrays[n] for n in ("q", "k", "v", "out", "lse")), causal=self.causal
+        )
 
-    def descriptor(self, arrays: Mapping[str, Any], gradients: Mapping[str, Any], deterministic: bool) -> Descriptor:
+    def descriptor(
+        self, arrays: Mapping[str, Any], gradients: Mapping[str, Any], deterministic: bool
+    ) -> Descriptor:
         return ks.AttentionBwd(
-            forward=self.forward(arrays), dout=arrays["dout"], **gradients, deterministic=deterministic
+            forward=self.forward(arrays),
+            dout=arrays["dout"],
+            **gradients,
+            deterministic=deterministic,
         )
 
     def planned(self, session: Session) -> Iterable[Descriptor]:
-        arrays = {n: session.phantom(self.shape, self.dtype) for n in ("q", "k", "v", "out", "dout")}
+        arrays = {
+            n: session.phantom(self.shape, self.dtype) for n in ("q", "k", "v", "out", "dout")
+        }
         arrays["lse"] = session.phantom(self.shape[:3], "float32")
         yield self.forward(arrays)
         for deterministic in (True, False):
@@ -76,7 +92,9 @@ class BackwardRow:
         return compared(record, self.prepare(session), session)
 
     def prepare(self, session: Session) -> Prepared:
-        arrays: dict[str, Any] = {n: session.random(self.shape, self.dtype) for n in ("q", "k", "v", "dout")}
+        arrays: dict[str, Any] = {
+            n: session.random(self.shape, self.dtype) for n in ("q", "k", "v", "dout")
+        }
         arrays["out"] = session.poisoned(self.shape, self.dtype)
         arrays["lse"] = session.poisoned(self.shape[:3], "float32")
         ks.plan(self.forward(arrays), device=session.target()).bind()()
@@ -87,7 +105,9 @@ class BackwardRow:
             return session.poisoned((len(GRADIENTS), *self.shape), self.dtype)
 
         def way(deterministic: bool) -> Any:
-            return lambda made: self.descriptor(arrays, dict(zip(GRADIENTS, made, strict=True)), deterministic)
+            return lambda made: self.descriptor(
+                arrays, dict(zip(GRADIENTS, made, strict=True)), deterministic
+            )
 
         found.ours(session, way(True), result)
         found.add(session, way(False), result, lambda made: made, ANY_ORDER, OURS).repeats = False
@@ -113,22 +133,28 @@ class BackwardRow:
     def _flash_attention_3(self, found: Prepared, arrays: Mapping[str, Any]) -> None:
         module = flash_attention_3()
         if isinstance(module, str) or not hasattr(module, "fa3_bwd"):
-            found.refused["FA3"] = module if isinstance(module, str) else "flash_attn_interface has no fa3_bwd"
+            found.refused["FA3"] = (
+                module if isinstance(module, str) else "flash_attn_interface has no fa3_bwd"
+            )
             return
         dout, q, k, v, out = (arrays[n].transpose(1, 2) for n in ("dout", "q", "k", "v", "out"))
-        gradients = torch.empty(len(GRADIENTS), *self.shape, dtype=arrays["q"].dtype, device=q.device)
+        gradients = torch.empty(
+            len(GRADIENTS), *self.shape, dtype=arrays["q"].dtype, device=q.device
+        )
         dq, dk, dv = gradients.transpose(2, 3)
 
         def run() -> torch.Tensor:
-            module.fa3_bwd(dout, q, k, v, out, arrays["lse"], causal=self.causal, dq=dq, dk=dk, dv=dv)
+            module.fa3_bwd(
+                dout, q, k, v, out, arrays["lse"], causal=self.causal, dq=dq, dk=dk, dv=dv
+            )
             return gradients
 
         found.peer("FA3", run)
 
 
 class Judge:
-    """The first head of the first entry and the last of the last, in float64 on the device: the largest error of the
-    three gradients, ‖x − float64‖ / ‖float64‖, over what peers may differ."""
+    """The first head of the first entry and the last of the last, in float64 on the device: the
+    largest error of the three gradients, ‖x − float64‖ / ‖float64‖, over what peers may differ."""
 
     def __init__(self, row: BackwardRow, arrays: Mapping[str, Any]) -> None:
         self._row = row
@@ -140,13 +166,16 @@ class Judge:
     def __call__(self, result: Any) -> Judged:
         each = {
             f"{name}[{place[0]}, {place[1]}]": apart(got[place], want)
-            for place, wanted in self._parts for name, got, want in zip(GRADIENTS, result, wanted, strict=True)
+            for place, wanted in self._parts
+            for name, got, want in zip(GRADIENTS, result, wanted, strict=True)
         }
         worst = max(each, key=lambda n: float("inf") if each[n] != each[n] else each[n])
         return Judged(each[worst], each[worst] / PEERS_DIFFER[self._row.dtype], f"{worst} is off")
 
 
-def gradients(q: Any, k: Any, v: Any, dout: Any, causal: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def gradients(
+    q: Any, k: Any, v: Any, dout: Any, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """dq, dk, dv of one head, [S, D] each, by the formula."""
     scale = q.shape[1] ** -0.5
     scores = scale * (q @ k.T)
@@ -161,5 +190,6 @@ def gradients(q: Any, k: Any, v: Any, dout: Any, causal: bool) -> tuple[torch.Te
 def backward_rows() -> list[BackwardRow]:
     return [
         BackwardRow(4, heads, 4096, D, causal)
-        for D, heads in ((128, 16), (64, 32), (256, 8)) for causal in (False, True)
+        for D, heads in ((128, 16), (64, 32), (256, 8))
+        for causal in (False, True)
     ]

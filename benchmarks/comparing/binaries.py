@@ -1,8 +1,9 @@
 """What it takes to compile a kernel, and to find it in the cache. Needs neither a GPU nor torch.
 
-Cold: a bundle to a cubin, past nvrtc's own cache and past ours, the compiler loaded. CPU seconds are the process's own,
-which another's work stretches less than the clock's. Disk hit: a bundle's binary from our cache's file, checked, in a
-process that does not know it. Its key is of the sources' text: what putting them together takes is apart.
+Cold: a bundle to a cubin, past nvrtc's own cache and past ours, the compiler loaded. CPU seconds
+are the process's own, which another's work stretches less than the clock's. Disk hit: a bundle's
+binary from our cache's file, checked, in a process that does not know it. Its key is of the
+sources' text: what putting them together takes is apart.
 """
 
 from __future__ import annotations
@@ -37,8 +38,11 @@ class Times:
     """Loaded from the cache's file."""
 
 
-def measured(covered: Covered, tile: Any, toolchain: Toolchain, arch: str, repeats: int = 5) -> Times:
-    """Compile into the cache's folder as it is set, and load from there. The binary must not be there yet."""
+def measured(
+    covered: Covered, tile: Any, toolchain: Toolchain, arch: str, repeats: int = 5
+) -> Times:
+    """Compile into the cache's folder as it is set, and load from there. The binary must not be
+    there yet."""
     start = time.perf_counter()
     made = bundle(covered.half, covered.spec, tile, toolchain, arch)
     put_together = time.perf_counter() - start
@@ -62,12 +66,16 @@ def kernels(arch: str, implementation: str, backend: str = "cuda") -> list[tuple
     assert found.toolchain is not None
     row = found.toolchain.arch_row(arch)
     return [
-        (c, tile) for c in covering(found.kernels) if c.half.name.startswith(implementation)
-        and (not c.half.archs or arch in c.half.archs) for tile in c.tiles(row)
+        (c, tile)
+        for c in covering(found.kernels)
+        if c.half.name.startswith(implementation) and (not c.half.archs or arch in c.half.archs)
+        for tile in c.tiles(row)
     ]
 
 
 def warm_up(toolchain: Toolchain, arch: str) -> None:
     """Have the compiler loaded, and its version asked for."""
     toolchain.compiler()
-    toolchain.compile(SourceBundle("k", "k.cu", (("k.cu", 'extern "C" __global__ void k() {}'),), ()), arch)
+    toolchain.compile(
+        SourceBundle("k", "k.cu", (("k.cu", 'extern "C" __global__ void k() {}'),), ()), arch
+    )

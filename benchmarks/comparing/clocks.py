@@ -1,4 +1,5 @@
-"""The clocks: a GPU's, by torch's events; the host's, which serves where there is none and for host times."""
+"""The clocks: a GPU's, by torch's events; the host's, which serves where there is none and for host
+times."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from benchmarks.comparing.timing import Run
 
 
 class GpuClock:
-    """Times by device events. A flush zeroes a buffer of eight times the L2 cache: that also keeps the device busy
-    until the host has handed over the launch, which takes some of torch's calls more than 50 µs."""
+    """Times by device events. A flush zeroes a buffer of eight times the L2 cache: that also keeps
+    the device busy until the host has handed over the launch, which takes some of torch's calls
+    more than 50 µs."""
 
     def __init__(self, device: str = "cuda") -> None:
         size = 8 * torch.cuda.get_device_properties(device).L2_cache_size
@@ -42,7 +44,8 @@ class GpuClock:
     def captured(self, run: Run, count: int) -> Run | None:
         graph = torch.cuda.CUDAGraph()
         try:
-            # torch.cuda.graph would give all cached memory back first, and stay on its stream where a capture fails.
+            # torch.cuda.graph would give all cached memory back first, and stay on its stream where
+            # a capture fails.
             torch.cuda.synchronize()
             with torch.cuda.stream(self._capturing):
                 run()  # libraries take their workspace of this stream now

@@ -3,13 +3,14 @@
     python -m benchmarks run attention gemm --json FILE.json --report FILE.md --plots DIR
     python -m benchmarks run attention --only '*D256*' --implementation sm90 --implementation shared
     python -m benchmarks run gemm --implementation cublas --implementation cublaslt
-    python -m benchmarks run host --device idle   what Python takes, beside a driver that does nothing; no GPU needed
+    python -m benchmarks run host --device idle   host time, no GPU needed
     python -m benchmarks run compile --device cpu
     python -m benchmarks draw FILE.json DIR       plots from a run's JSON; no GPU needed
     python -m benchmarks table FILE.json          its tables
     python -m benchmarks rows [SUITE …]           names of rows
 
-The exit status is 1 where a row failed: a wrong result, an exception. Rows below their target are said, and no failure.
+The exit status is 1 where a row failed: a wrong result, an exception. Rows below their target are
+said, and no failure.
 """
 
 from __future__ import annotations
@@ -47,26 +48,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser(suites: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="measure suites")
     rows = commands.add_parser("rows", help="names of rows")
     for command in (run, rows):
-        command.add_argument("suites", nargs="*", metavar="SUITE", choices=[*suites, []], help=", ".join(suites))
-        command.add_argument("--only", action="append", default=[], metavar="GLOB", help="rows by name")
+        command.add_argument(
+            "suites", nargs="*", metavar="SUITE", choices=[*suites, []], help=", ".join(suites)
+        )
+        command.add_argument(
+            "--only", action="append", default=[], metavar="GLOB", help="rows by name"
+        )
     run.add_argument("--rounds", type=int, default=7)
     run.add_argument("--warm", type=float, default=0.3, metavar="SECONDS", help="before each row")
-    run.add_argument("--burst", type=float, default=8.0, metavar="MS", help="of launches back to back, a round")
     run.add_argument(
-        "--implementation", action="append", default=[], metavar="NAME", help="time this way of ours too, where it"
-        " takes a row; NAME:VARIANT for one tile"
+        "--burst", type=float, default=8.0, metavar="MS", help="of launches back to back, a round"
     )
     run.add_argument(
-        "--device", choices=("cuda", "cpu", "idle"), default="cuda", help="cpu: compilation, and for the rest a look at"
-        " the output, no figures; idle: the suite host beside a driver that does nothing"
+        "--implementation",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="time this way of ours too, where it takes a row; NAME:VARIANT for one tile",
     )
-    run.add_argument("--seconds", type=float, metavar="S", help="begin no row later than this after the start")
+    run.add_argument(
+        "--device",
+        choices=("cuda", "cpu", "idle"),
+        default="cuda",
+        help="cpu: compilation, and for the rest a look at"
+        " the output, no figures; idle: the suite host beside a driver that does nothing",
+    )
+    run.add_argument(
+        "--seconds", type=float, metavar="S", help="begin no row later than this after the start"
+    )
     run.add_argument("--json", type=Path)
     run.add_argument("--report", type=Path, metavar="FILE.md")
     run.add_argument("--plots", type=Path, metavar="DIR")
@@ -111,8 +128,13 @@ def _run(options: argparse.Namespace, start: float) -> int:
         log.add(record := running.measured(row, session))
         print(tables.line(record), flush=True)
         if options.report:
-            options.report.write_text("\n".join(tables.page(head, log.records)) + "\n", encoding="utf-8")
-    print("\n".join(["", *tables.summary(log.records), f"{time.monotonic() - start:.0f} s"]), flush=True)
+            options.report.write_text(
+                "\n".join(tables.page(head, log.records)) + "\n", encoding="utf-8"
+            )
+    print(
+        "\n".join(["", *tables.summary(log.records), f"{time.monotonic() - start:.0f} s"]),
+        flush=True,
+    )
     if options.plots:
         from benchmarks.comparing import plots
 

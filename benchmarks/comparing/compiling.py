@@ -1,4 +1,5 @@
-"""The time of a binary: from the compiler, into an empty cache, and from the cache on disk. Needs no GPU."""
+"""The time of a binary: from the compiler, into an empty cache, and from the cache on disk. Needs
+no GPU."""
 
 from __future__ import annotations
 
@@ -9,14 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.comparing.binaries import BUDGET, DISK_HIT, kernels, measured, warm_up
-from benchmarks.comparing.results import COLD, DISK, OURS, WALL, Record, Timed
-from benchmarks.comparing.rows import Session
 from kernelseam import compilation
 from kernelseam.compilation.folder import VARIABLE
 from kernelseam.kernels import Covered
 from kernelseam.planning import Descriptor
 from kernelseam.plugins import plugins
+
+from benchmarks.comparing.binaries import BUDGET, DISK_HIT, kernels, measured, warm_up
+from benchmarks.comparing.results import COLD, DISK, OURS, WALL, Record, Timed
+from benchmarks.comparing.rows import Session
 
 DISK_READS = 21
 TIMED = (("sm_90a", "sm90"),)
@@ -73,4 +75,8 @@ def compile_rows() -> list[CompileRow]:
     backend = plugins().registry.backends.get("cuda")
     if backend is None or backend.toolchain is None:
         return []
-    return [CompileRow(kernel, tile, arch) for arch, start in TIMED for kernel, tile in kernels(arch, start)]
+    return [
+        CompileRow(kernel, tile, arch)
+        for arch, start in TIMED
+        for kernel, tile in kernels(arch, start)
+    ]

@@ -1,4 +1,5 @@
-"""Decoding with a paged cache, one query an entry, beside FlashAttention-3 and beside a copy of K and V."""
+"""Decoding with a paged cache, one query an entry, beside FlashAttention-3 and beside a copy of K
+and V."""
 
 from __future__ import annotations
 
@@ -6,16 +7,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import kernelseam as ks
 import numpy as np
 import torch
-
-import kernelseam as ks
-from benchmarks.comparing.attention import flash_attention_3
-from benchmarks.comparing.results import COPY, Record
-from benchmarks.comparing.rows import Contestant, Judged, Prepared, Session, compared, host, relative
 from kernelseam.dtypes import DType
 from kernelseam.parity import check, oracle
 from kernelseam.planning import Descriptor
+
+from benchmarks.comparing.attention import flash_attention_3
+from benchmarks.comparing.results import COPY, Record
+from benchmarks.comparing.rows import (
+    Contestant,
+    Judged,
+    Prepared,
+    Session,
+    compared,
+    host,
+    relative,
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,9 @@ class DecodeRow:
 
     @property
     def name(self) -> str:
-        return f"B{self.batch} × {self.keys} H{self.heads}/{self.kv_heads} D{self.D} page {self.page}"
+        return (
+            f"B{self.batch} × {self.keys} H{self.heads}/{self.kv_heads} D{self.D} page {self.page}"
+        )
 
     @property
     def operations(self) -> float:
@@ -56,12 +67,20 @@ class DecodeRow:
 
     def descriptor(self, arrays: Mapping[str, Any], out: Any) -> Descriptor:
         return ks.Attention.from_arrays(
-            arrays["q"], arrays["k"], arrays["v"], out, layout="bshd", block_table=arrays["table"],
-            kv_lengths=arrays["lengths"], max_seqlen_k=self.keys,
+            arrays["q"],
+            arrays["k"],
+            arrays["v"],
+            out,
+            layout="bshd",
+            block_table=arrays["table"],
+            kv_lengths=arrays["lengths"],
+            max_seqlen_k=self.keys,
         )
 
     def planned(self, session: Session) -> Iterable[Descriptor]:
-        arrays: dict[str, Any] = {n: session.phantom(shape, self.dtype) for n, shape in self.shapes().items()}
+        arrays: dict[str, Any] = {
+            n: session.phantom(shape, self.dtype) for n, shape in self.shapes().items()
+        }
         arrays["table"] = session.phantom((self.batch, self.pages), "int32")
         arrays["lengths"] = session.phantom((self.batch,), "int32")
         yield self.descriptor(arrays, session.phantom(self.shapes()["q"], self.dtype))
@@ -71,24 +90,41 @@ class DecodeRow:
         return compared(record, self.prepare(session), session)
 
     def prepare(self, session: Session) -> Prepared:
-        arrays: dict[str, Any] = {n: session.random(shape, self.dtype) for n, shape in self.shapes().items()}
+        arrays: dict[str, Any] = {
+            n: session.random(shape, self.dtype) for n, shape in self.shapes().items()
+        }
         order = torch.randperm(self.batch * self.pages, device=session.device)
         arrays["table"] = order.to(torch.int32).reshape(self.batch, self.pages)
-        arrays["lengths"] = torch.full((self.batch,), self.keys, dtype=torch.int32, device=session.device)
+        arrays["lengths"] = torch.full(
+            (self.batch,), self.keys, dtype=torch.int32, device=session.device
+        )
         found = Prepared(dtype=self.dtype, judge=Judge(self, arrays))
         shape = self.shapes()["q"]
         found.ours(
-            session, lambda out: self.descriptor(arrays, out), lambda: session.poisoned(shape, self.dtype)
+            session,
+            lambda out: self.descriptor(arrays, out),
+            lambda: session.poisoned(shape, self.dtype),
         )
         module = flash_attention_3()
         if isinstance(module, str) or not hasattr(module, "fa3_decode"):
-            found.refused["FA3"] = module if isinstance(module, str) else "flash_attn_interface has no fa3_decode"
+            found.refused["FA3"] = (
+                module if isinstance(module, str) else "flash_attn_interface has no fa3_decode"
+            )
         else:
-            found.peer("FA3", lambda: module.fa3_decode(
-                arrays["q"], arrays["k"], arrays["v"], arrays["lengths"], page_table=arrays["table"], causal=False
-            ))
+            found.peer(
+                "FA3",
+                lambda: module.fa3_decode(
+                    arrays["q"],
+                    arrays["k"],
+                    arrays["v"],
+                    arrays["lengths"],
+                    page_table=arrays["table"],
+                    causal=False,
+                ),
+            )
         k, v = arrays["k"], torch.empty_like(arrays["k"])
-        found.contestants.append(Contestant("copy", COPY, lambda: v.copy_(k)))  # as much is read as written
+        # as much is read as written
+        found.contestants.append(Contestant("copy", COPY, lambda: v.copy_(k)))
         return found
 
 
@@ -100,7 +136,10 @@ class Judge:
         for b, h in sorted({(0, 0), (row.batch - 1, row.heads - 1)}):
             g = h * row.kv_heads // row.heads
             pages = arrays["table"][b].long()
-            k, v = (host(arrays[n][pages, :, g].reshape(-1, row.D)[: row.keys])[None, None] for n in "kv")
+            k, v = (
+                host(arrays[n][pages, :, g].reshape(-1, row.D)[: row.keys])[None, None]
+                for n in "kv"
+            )
             q = host(arrays["q"][b, :, h])[None, None]
             self._parts.append((b, h, oracle.attention(q, k, v, False, row.D**-0.5)))
 
@@ -109,13 +148,22 @@ class Judge:
         for b, h, want in self._parts:
             out = host(result[b, :, h])[None, None]
             verdict = check.attention_verdict(
-                want, self._row.keys, self._row.D, DType.of(self._row.dtype), out, None, out.shape[:3], None
+                want,
+                self._row.keys,
+                self._row.D,
+                DType.of(self._row.dtype),
+                out,
+                None,
+                out.shape[:3],
+                None,
             )
             got.append(out.reshape(-1))
             wanted.append(want.out.reshape(-1))
             if verdict.worst >= worst:
                 worst, message = verdict.worst, verdict.message
-        return Judged(relative(np.concatenate(got).astype(np.float64), np.concatenate(wanted)), worst, message)
+        return Judged(
+            relative(np.concatenate(got).astype(np.float64), np.concatenate(wanted)), worst, message
+        )
 
 
 def decode_rows() -> list[DecodeRow]:

@@ -1,4 +1,5 @@
-"""Batched GEMM and linear layers beside cuBLAS, as torch calls it, and beside a copy of the bytes that they move."""
+"""Batched GEMM and linear layers beside cuBLAS, as torch calls it, and beside a copy of the bytes
+that they move."""
 
 from __future__ import annotations
 
@@ -6,28 +7,39 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import kernelseam as ks
 import numpy as np
 import torch
 import torch.nn.functional as functional
-
-import kernelseam as ks
-from benchmarks.comparing.results import COPY, PEER, WITHOUT, Record
-from benchmarks.comparing.rows import Contestant, Judged, Make, Prepared, Session, compared, host, relative
 from kernelseam.dtypes import DType
 from kernelseam.errors import KernelSeamError
 from kernelseam.parity import check, oracle
 from kernelseam.planning import Descriptor
 
+from benchmarks.comparing.results import COPY, PEER, WITHOUT, Record
+from benchmarks.comparing.rows import (
+    Contestant,
+    Judged,
+    Make,
+    Prepared,
+    Session,
+    compared,
+    host,
+    relative,
+)
+
 RIDGE = {"float16": 190.0, "bfloat16": 190.0, "float32": 14.0, "float64": 14.0}
-"""Operations a byte, below which an H200's memory bounds a product: its rates by cuBLAS over those of a copy."""
+"""Operations a byte, below which an H200's memory bounds a product: its rates by cuBLAS over those
+of a copy."""
 JUDGED = 64, 256
 """Rows and columns of three matrices that are held against float64."""
 
 
 @dataclass(frozen=True)
 class GemmRow:
-    """C = A·op(B) over ``count`` matrices, B's rows N×K where ``b_transposed``, as a linear layer's weight has them.
-    ``lists``: by lists of addresses, one of LISTS, for cublasGemmBatchedEx too; beside them both by strides."""
+    """C = A·op(B) over ``count`` matrices, B's rows N×K where ``b_transposed``, as a linear layer's
+    weight has them. ``lists``: by lists of addresses, one of LISTS, for cublasGemmBatchedEx too;
+    beside them both by strides."""
 
     suite: str
     count: int
@@ -43,8 +55,13 @@ class GemmRow:
 
     @property
     def name(self) -> str:
-        kind = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}[self.dtype]
-        parts = [f"{self.count} × {self.M}×{self.N}×{self.K} {kind}", "NT" if self.b_transposed else "NN"]
+        kind = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}[
+            self.dtype
+        ]
+        parts = [
+            f"{self.count} × {self.M}×{self.N}×{self.K} {kind}",
+            "NT" if self.b_transposed else "NN",
+        ]
         parts += ["bias"] * self.bias + ["residual"] * self.residual
         parts += [f"lists {self.lists}"] * bool(self.lists)
         return " ".join(parts)
@@ -67,7 +84,9 @@ class GemmRow:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         b = (self.N, self.K) if self.b_transposed else (self.K, self.N)
         found: dict[str, tuple[int, ...]] = {
-            "A": (self.count, self.M, self.K), "B": (self.count, *b), "C": (self.count, self.M, self.N),
+            "A": (self.count, self.M, self.K),
+            "B": (self.count, *b),
+            "C": (self.count, self.M, self.N),
         }
         if self.bias:
             found["bias"] = (self.count, self.N)
@@ -81,7 +100,13 @@ class GemmRow:
 
     def descriptor(self, arrays: Mapping[str, Any], c: Any) -> Descriptor:
         return ks.BatchedGemmStrided(
-            **arrays, C=c, M=self.M, N=self.N, K=self.K, batch=self.count, b_transposed=self.b_transposed
+            **arrays,
+            C=c,
+            M=self.M,
+            N=self.N,
+            K=self.K,
+            batch=self.count,
+            b_transposed=self.b_transposed,
         )
 
     def planned(self, session: Session) -> Iterable[Descriptor]:
@@ -93,7 +118,13 @@ class GemmRow:
 
     def _of_lists(self, lists: Mapping[str, Any]) -> Descriptor:
         return ks.BatchedGemmPointers(
-            **lists, M=self.M, N=self.N, K=self.K, batch=self.count, b_transposed=self.b_transposed, dtype=self.dtype,
+            **lists,
+            M=self.M,
+            N=self.N,
+            K=self.K,
+            batch=self.count,
+            b_transposed=self.b_transposed,
+            dtype=self.dtype,
             alignment=16,
         )
 
@@ -107,10 +138,16 @@ class GemmRow:
         if self.lists:
             self._by_lists(found, arrays, session)
         else:
-            found.ours(session, lambda c: self.descriptor(arrays, c), lambda: session.poisoned(shape, self.dtype))
+            found.ours(
+                session,
+                lambda c: self.descriptor(arrays, c),
+                lambda: session.poisoned(shape, self.dtype),
+            )
         self._cublas(found, arrays, session)
         if self.moves:
-            x = torch.randint(0, 255, (int(self.bytes) // 2,), dtype=torch.uint8, device=session.device)
+            x = torch.randint(
+                0, 255, (int(self.bytes) // 2,), dtype=torch.uint8, device=session.device
+            )
             y = torch.empty_like(x)
             found.contestants.append(Contestant("copy", COPY, lambda: y.copy_(x)))
         return found
@@ -118,7 +155,10 @@ class GemmRow:
     def _by_lists(self, found: Prepared, arrays: Mapping[str, Any], session: Session) -> None:
         """Beside them ours by strides."""
         make = LISTS[self.lists]
-        scattered = {n: make(session, x.shape[1:], self.dtype, len(x), i) for i, (n, x) in enumerate(arrays.items())}
+        scattered = {
+            n: make(session, x.shape[1:], self.dtype, len(x), i)
+            for i, (n, x) in enumerate(arrays.items())
+        }
         for n, memory in scattered.items():
             memory.write(arrays[n])
         found.keep = scattered
@@ -134,8 +174,12 @@ class GemmRow:
 
         found.ours(session, lists, result, Scattered.read)
         found.add(
-            session, lambda c: self.descriptor(arrays, c), lambda: session.poisoned(shape, self.dtype), lambda c: c,
-            "ours by strides", WITHOUT,
+            session,
+            lambda c: self.descriptor(arrays, c),
+            lambda: session.poisoned(shape, self.dtype),
+            lambda c: c,
+            "ours by strides",
+            WITHOUT,
         )
         try:
             found.add(session, lists, result, Scattered.read, "cuBLAS", PEER, "cublas-batched")
@@ -154,7 +198,10 @@ class GemmRow:
         bias = arrays["bias"][0] if self.bias else None
         residual = arrays["residual"][0] if self.residual else None
         if residual is not None and bias is not None:
-            found.peer("cuBLAS", lambda: torch.add(functional.linear(x, w.T, bias), residual, out=out)[None])
+            found.peer(
+                "cuBLAS",
+                lambda: torch.add(functional.linear(x, w.T, bias), residual, out=out)[None],
+            )
         elif bias is not None or residual is not None:
             added = residual if bias is None else bias
             found.peer("cuBLAS", lambda: torch.addmm(added, x, w, out=out)[None])
@@ -177,7 +224,9 @@ class Scattered:
         return torch.stack(list(self._views))
 
 
-def in_one_allocation(session: Session, shape: Sequence[int], dtype: str, count: int, seed: int) -> Scattered:
+def in_one_allocation(
+    session: Session, shape: Sequence[int], dtype: str, count: int, seed: int
+) -> Scattered:
     """In any order with uneven gaps, each at a multiple of 16 bytes."""
     rng = np.random.default_rng(seed)
     size, unit = int(np.prod(shape)), 16 // DType.of(dtype).itemsize
@@ -188,14 +237,19 @@ def in_one_allocation(session: Session, shape: Sequence[int], dtype: str, count:
     return Scattered([memory[s : s + size].view(tuple(shape)) for s in starts])
 
 
-def one_by_one(session: Session, shape: Sequence[int], dtype: str, count: int, seed: int) -> Scattered:
-    """Each in an allocation of its own, in any order. They lie on more pages than the device translates addresses of
-    at once, which slows every kernel."""
+def one_by_one(
+    session: Session, shape: Sequence[int], dtype: str, count: int, seed: int
+) -> Scattered:
+    """Each in an allocation of its own, in any order. They lie on more pages than the device
+    translates addresses of at once, which slows every kernel."""
     found = [session.poisoned(shape, dtype) for _ in range(count)]
     return Scattered([found[i] for i in np.random.default_rng(seed).permutation(count)])
 
 
-LISTS = {"in one allocation, shuffled": in_one_allocation, "allocated one by one, shuffled": one_by_one}
+LISTS = {
+    "in one allocation, shuffled": in_one_allocation,
+    "allocated one by one, shuffled": one_by_one,
+}
 
 
 class Judge:
@@ -206,14 +260,21 @@ class Judge:
         self._row = row
         self._matrices = sorted({0, row.count // 2, row.count - 1})
         self._rows, self._columns = (
-            np.sort(rng.permutation(n)[:most]) for n, most in zip((row.M, row.N), JUDGED, strict=True)
+            np.sort(rng.permutation(n)[:most])
+            for n, most in zip((row.M, row.N), JUDGED, strict=True)
         )
         a = self._cut(arrays["A"], self._rows, None)
-        b = self._cut(arrays["B"], self._columns, None) if row.b_transposed else self._cut(
-            arrays["B"], None, self._columns
+        b = (
+            self._cut(arrays["B"], self._columns, None)
+            if row.b_transposed
+            else self._cut(arrays["B"], None, self._columns)
         )
-        bias = self._cut(arrays["bias"][:, None], None, self._columns)[:, :, 0] if row.bias else None
-        residual = self._cut(arrays["residual"], self._rows, self._columns) if row.residual else None
+        bias = (
+            self._cut(arrays["bias"][:, None], None, self._columns)[:, :, 0] if row.bias else None
+        )
+        residual = (
+            self._cut(arrays["residual"], self._rows, self._columns) if row.residual else None
+        )
         self._want = oracle.gemm(
             a, b, None, 1.0, 0.0, False, row.b_transposed, bias=bias, residual=residual
         )
@@ -229,9 +290,17 @@ class Judge:
     def __call__(self, result: Any) -> Judged:
         c = self._cut(result, self._rows, self._columns)
         verdict = check.gemm_verdict(
-            self._want, self._row.K, DType.of(self._row.dtype), c, c.shape[:-1], None, zero_mean=True
+            self._want,
+            self._row.K,
+            DType.of(self._row.dtype),
+            c,
+            c.shape[:-1],
+            None,
+            zero_mean=True,
         )
-        return Judged(relative(c.astype(np.float64), self._want.out), verdict.worst, verdict.message)
+        return Judged(
+            relative(c.astype(np.float64), self._want.out), verdict.worst, verdict.message
+        )
 
 
 def half_rows() -> list[GemmRow]:
@@ -242,20 +311,35 @@ def half_rows() -> list[GemmRow]:
     one, many = LISTS
     large = row(64, 1024, 1024, 1024, f16)
     batched = [
-        row(384, 512, 512, 64, f16, True), row(384, 512, 64, 512, f16), row(256, 2048, 2048, 128, f16, True),
-        row(256, 2048, 128, 2048, f16), row(8192, 32, 32, 32, f16, True), row(4096, 64, 64, 64, f16, True),
+        row(384, 512, 512, 64, f16, True),
+        row(384, 512, 64, 512, f16),
+        row(256, 2048, 2048, 128, f16, True),
+        row(256, 2048, 128, 2048, f16),
+        row(8192, 32, 32, 32, f16, True),
+        row(4096, 64, 64, 64, f16, True),
     ]
     return [
-        *batched, row(65536, 16, 16, 16, f16), large, row(1, 8192, 8192, 8192, bf16),
-        row(1, 16384, 6144, 4096, bf16, True), row(1, 16384, 6144, 4096, bf16, True, bias=True),
+        *batched,
+        row(65536, 16, 16, 16, f16),
+        large,
+        row(1, 8192, 8192, 8192, bf16),
+        row(1, 16384, 6144, 4096, bf16, True),
+        row(1, 16384, 6144, 4096, bf16, True, bias=True),
         row(1, 512, 6144, 4096, bf16, True, bias=True),
         row(1, 16384, 4096, 4096, bf16, True, residual=True),
         row(1, 16384, 4096, 4096, bf16, True, bias=True, residual=True),
-        row(384, 1, 512, 64, f16, True), row(384, 1, 64, 512, f16), row(1, 1, 8192, 8192, bf16, True),
-        row(1, 1, 6144, 4096, bf16, True), row(384, 500, 500, 72, f16, True), row(64, 1000, 1000, 1000, f16),
-        row(100, 333, 777, 129, f16), row(100, 333, 777, 129, bf16, True), row(65536, 8, 8, 8, f16),
+        row(384, 1, 512, 64, f16, True),
+        row(384, 1, 64, 512, f16),
+        row(1, 1, 8192, 8192, bf16, True),
+        row(1, 1, 6144, 4096, bf16, True),
+        row(384, 500, 500, 72, f16, True),
+        row(64, 1000, 1000, 1000, f16),
+        row(100, 333, 777, 129, f16),
+        row(100, 333, 777, 129, bf16, True),
+        row(65536, 8, 8, 8, f16),
         row(1, 512, 6144, 4096, bf16, True),
-        *(replace(r, lists=one) for r in (*batched, large)), *(replace(r, lists=many) for r in (*batched[:4], large)),
+        *(replace(r, lists=one) for r in (*batched, large)),
+        *(replace(r, lists=many) for r in (*batched[:4], large)),
     ]
 
 
@@ -263,10 +347,16 @@ def wide_rows() -> list[GemmRow]:
     """float32 as IEEE has it, and a few of float64."""
     f32, f64 = "float32", "float64"
     problems: list[tuple[Any, ...]] = [
-        (384, 512, 512, 64, f32, True), (384, 512, 64, 512, f32), (256, 2048, 2048, 128, f32, True),
-        (256, 2048, 128, 2048, f32), (8192, 32, 32, 32, f32, True), (4096, 64, 64, 64, f32, True),
+        (384, 512, 512, 64, f32, True),
+        (384, 512, 64, 512, f32),
+        (256, 2048, 2048, 128, f32, True),
+        (256, 2048, 128, 2048, f32),
+        (8192, 32, 32, 32, f32, True),
+        (4096, 64, 64, 64, f32, True),
         (64, 1024, 1024, 1024, f32),
-        (384, 512, 512, 64, f64, True), (384, 512, 64, 512, f64), (4096, 64, 64, 64, f64, True),
+        (384, 512, 512, 64, f64, True),
+        (384, 512, 64, 512, f64),
+        (4096, 64, 64, 64, f64, True),
         (16, 1024, 1024, 1024, f64),
     ]
     return [GemmRow("gemm-f32", *p) for p in problems]

@@ -1,7 +1,9 @@
-"""The host's time of one call beside torch's: problems so small that the device is never what is waited for.
+"""The host's time of one call beside torch's: problems so small that the device is never what is
+waited for.
 
-Ways take turns: each is called two hundred times at a go, which the device's queue has room for, without a wait in
-between, and waited for before the next go. Of a round the least time of its goes counts.
+Ways take turns: each is called two hundred times at a go, which the device's queue has room for,
+without a wait in between, and waited for before the next go. Of a round the least time of its goes
+counts.
 """
 
 from __future__ import annotations
@@ -10,15 +12,15 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import kernelseam as ks
 import torch
 import torch.nn.functional as functional
+from kernelseam.planning import Call, Descriptor
 
-import kernelseam as ks
 from benchmarks.comparing.pretending import pretending
 from benchmarks.comparing.results import HOST, OURS, PEER, Record, Timed
 from benchmarks.comparing.rows import Session
 from benchmarks.comparing.timing import Run
-from kernelseam.planning import Call, Descriptor
 
 CALLS, GOES, ROUNDS = 200, 60, 5
 """Of a go, of a round, of a row."""
@@ -27,7 +29,8 @@ CALL_MICROSECONDS = 4.0
 
 @dataclass(frozen=True)
 class HostRow:
-    """``make(session)``: ours and torch's, None where torch has no such call. ``limit``: µs that ours may take."""
+    """``make(session)``: ours and torch's, None where torch has no such call. ``limit``: µs that
+    ours may take."""
 
     name: str
     make: Callable[[Session], tuple[Run, Run | None]]
@@ -40,9 +43,13 @@ class HostRow:
     def measure(self, session: Session) -> Record:
         ours, peer = self.make(session)
         runs = {OURS: ours} | ({"torch": peer} if peer is not None and not pretending() else {})
-        record = Record(self.suite, self.name, limits={} if self.limit is None else {HOST: self.limit})
+        record = Record(
+            self.suite, self.name, limits={} if self.limit is None else {HOST: self.limit}
+        )
         times = least(runs, session)
-        record.timed = [Timed(n, OURS if n == OURS else PEER, us={HOST: us}) for n, us in times.items()]
+        record.timed = [
+            Timed(n, OURS if n == OURS else PEER, us={HOST: us}) for n, us in times.items()
+        ]
         return record
 
 
@@ -74,7 +81,9 @@ def _attention(session: Session) -> list[torch.Tensor]:
 
 def _product(session: Session) -> list[torch.Tensor]:
     """A, B and C."""
-    return [session.random(shape, "float16") for shape in ((4, 128, 64), (4, 64, 128), (4, 128, 128))]
+    return [
+        session.random(shape, "float16") for shape in ((4, 128, 64), (4, 64, 128), (4, 128, 128))
+    ]
 
 
 def _call(session: Session) -> Call:
@@ -109,7 +118,9 @@ def _attentions(session: Session) -> tuple[Run, Run | None]:
 
 def _attention_into(session: Session) -> tuple[Run, Run | None]:
     q, k, v, out = _attention(session)
-    return lambda: ks.attention(q, k, v, out=out), lambda: functional.scaled_dot_product_attention(q, k, v)
+    return lambda: ks.attention(q, k, v, out=out), lambda: functional.scaled_dot_product_attention(
+        q, k, v
+    )
 
 
 def _products(session: Session) -> tuple[Run, Run | None]:
@@ -126,7 +137,10 @@ def host_rows() -> list[HostRow]:
     return [
         HostRow("call(stream), attention", _call_of_attention, CALL_MICROSECONDS),
         HostRow("call(stream), product", _call_of_product, CALL_MICROSECONDS),
-        HostRow("call(), torch's current stream", _call_on_current_stream), HostRow("its launch alone", _launch),
-        HostRow("attention(q, k, v)", _attentions), HostRow("attention(q, k, v, out=out)", _attention_into),
-        HostRow("bmm(a, b)", _products), HostRow("bmm(a, b, out=out)", _product_into),
+        HostRow("call(), torch's current stream", _call_on_current_stream),
+        HostRow("its launch alone", _launch),
+        HostRow("attention(q, k, v)", _attentions),
+        HostRow("attention(q, k, v, out=out)", _attention_into),
+        HostRow("bmm(a, b)", _products),
+        HostRow("bmm(a, b, out=out)", _product_into),
     ]

@@ -1,4 +1,5 @@
-"""What was measured on: device, driver, versions; and what the card says of itself while it works."""
+"""What was measured on: device, driver, versions; and what the card says of itself while it
+works."""
 
 from __future__ import annotations
 
@@ -16,13 +17,25 @@ import torch
 from benchmarks.comparing.timing import Clock
 
 QUERY = {
-    "driver": "driver_version", "power_limit_w": "power.limit", "sm_mhz": "clocks.sm", "memory_mhz": "clocks.mem",
-    "power_w": "power.draw", "celsius": "temperature.gpu",
+    "driver": "driver_version",
+    "power_limit_w": "power.limit",
+    "sm_mhz": "clocks.sm",
+    "memory_mhz": "clocks.mem",
+    "power_w": "power.draw",
+    "celsius": "temperature.gpu",
 }
 """Our names → nvidia-smi's."""
 PATIENCE = 0.5
 """Seconds after a row within which the card must have answered."""
-DISTRIBUTIONS = ("kernelseam-cuda", "cupy-cuda13x", "cupy-cuda12x", "cuda-core", "cuda-bindings", "numpy", "triton")
+DISTRIBUTIONS = (
+    "kernelseam-cuda",
+    "cupy-cuda13x",
+    "cupy-cuda12x",
+    "cuda-core",
+    "cuda-bindings",
+    "numpy",
+    "triton",
+)
 
 
 def smi(fields: dict[str, str]) -> list[str] | None:
@@ -30,7 +43,13 @@ def smi(fields: dict[str, str]) -> list[str] | None:
     place = shutil.which("nvidia-smi")
     if place is None:
         return None
-    return [place, "-i", "0", f"--query-gpu={','.join(fields.values())}", "--format=csv,noheader,nounits"]
+    return [
+        place,
+        "-i",
+        "0",
+        f"--query-gpu={','.join(fields.values())}",
+        "--format=csv,noheader,nounits",
+    ]
 
 
 def read(line: str, fields: dict[str, str]) -> dict[str, Any]:
@@ -57,13 +76,16 @@ def asked() -> dict[str, Any]:
 
 @contextmanager
 def sampling(device: str) -> Iterator[dict[str, float]]:
-    """Clocks, power and heat about a quarter of a second into what is done within: the answer is there at the end."""
+    """Clocks, power and heat about a quarter of a second into what is done within: the answer is
+    there at the end."""
     fields = {n: q for n, q in QUERY.items() if n not in ("driver", "power_limit_w")}
     found: dict[str, float] = {}
     command, process = smi(fields) if device != "cpu" else None, None
     if command is not None:
         with suppress(OSError):
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
     try:
         yield found
     finally:
@@ -89,8 +111,11 @@ def versions() -> dict[str, str]:
     with suppress(OSError, subprocess.SubprocessError):
         root = Path(__file__).parents[2]
         done = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True,
-            timeout=20, check=True,
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
         )
         found["commit"] = done.stdout.strip()
     return found
@@ -102,14 +127,20 @@ def described(device: str) -> dict[str, Any]:
         return {"name": "cpu", "versions": versions()}
     properties = torch.cuda.get_device_properties(device)
     return {
-        "name": properties.name, "multiprocessors": properties.multi_processor_count,
-        "l2_bytes": properties.L2_cache_size, "memory_bytes": properties.total_memory,
-        "capability": list(torch.cuda.get_device_capability(device)), **asked(), "versions": versions(),
+        "name": properties.name,
+        "multiprocessors": properties.multi_processor_count,
+        "l2_bytes": properties.L2_cache_size,
+        "memory_bytes": properties.total_memory,
+        "capability": list(torch.cuda.get_device_capability(device)),
+        **asked(),
+        "versions": versions(),
     }
 
 
 def ceilings(device: str, clock: Clock, size: int = 1 << 32, n: int = 8192) -> dict[str, float]:
-    """What the roofline is drawn with: a copy's GB/s (read and written) and cuBLAS's TFLOP/s on n³ in bf16."""
+    """What the roofline is drawn with: a copy's GB/s (read and written) and cuBLAS's TFLOP/s on n³
+    in bf16."""
+
     def usual(run: Any) -> float:
         once = max(clock.burst(run, 2) / 2, 1e-7)
         clock.burst(run, max(int(0.3 / once), 1))  # warm, as rows are
@@ -121,4 +152,7 @@ def ceilings(device: str, clock: Clock, size: int = 1 << 32, n: int = 8192) -> d
     a, b = (torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(2))
     c = torch.empty_like(a)
     product = usual(lambda: torch.mm(a, b, out=c))
-    return {"copy_gbs": round(size / copy / 1e9, 1), "cublas_tflops": round(2 * n**3 / product / 1e12, 1)}
+    return {
+        "copy_gbs": round(size / copy / 1e9, 1),
+        "cublas_tflops": round(2 * n**3 / product / 1e12, 1),
+    }

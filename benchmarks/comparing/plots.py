@@ -1,4 +1,5 @@
-"""Plots of a run: ratio bars by row, a page a suite, and a roofline with the ceilings that the run measured."""
+"""Plots of a run: ratio bars by row, a page a suite, and a roofline with the ceilings that the run
+measured."""
 
 from __future__ import annotations
 
@@ -42,14 +43,25 @@ def _ratios(suite: str, rows: Sequence[Record], found: dict[str, Any], path: Pat
         counted = row.counted(ours) or 0.0
         axes.barh(y, counted, 0.62, color=BELOW_COLOUR if counted < row.least else OURS_COLOUR)
         axes.annotate(
-            f"{counted:.2f}", (counted, y), (-4, 0), textcoords="offset points", ha="right", va="center", color="white",
+            f"{counted:.2f}",
+            (counted, y),
+            (-4, 0),
+            textcoords="offset points",
+            ha="right",
+            va="center",
+            color="white",
             fontsize=8,
         )
         for i, peer in enumerate(row.of(PEER)):
             for way, ratio in row.ratios(ours, peer).items():
                 label = f"{peer.name}, {way}"
                 axes.plot(
-                    ratio, y, marks.get(way, "d"), color=f"C{i + 1}", markersize=4, fillstyle="none",
+                    ratio,
+                    y,
+                    marks.get(way, "d"),
+                    color=f"C{i + 1}",
+                    markersize=4,
+                    fillstyle="none",
                     label=None if label in said else label,
                 )
                 said.add(label)
@@ -79,15 +91,27 @@ def _roofline(rows: Sequence[Record], found: dict[str, Any], path: Path) -> Path
         us = timed.median(BACK_TO_BACK)
         if us:
             axes.plot(
-                row.operations / row.bytes, row.operations / us / 1e6, marks.get(row.suite, "o"), color=colour,
-                fillstyle=fill, markersize=5, linestyle="none", label=None if label in said else label,
+                row.operations / row.bytes,
+                row.operations / us / 1e6,
+                marks.get(row.suite, "o"),
+                color=colour,
+                fillstyle=fill,
+                markersize=5,
+                linestyle="none",
+                label=None if label in said else label,
             )
             said.add(label)
 
     for row in rows:
         timed = [t for t in row.of(PEER) if t.median(BACK_TO_BACK)]
         if timed:
-            point(row, min(timed, key=lambda t: t.median(BACK_TO_BACK) or 0), PEER_COLOUR, "none", "best peer")
+            point(
+                row,
+                min(timed, key=lambda t: t.median(BACK_TO_BACK) or 0),
+                PEER_COLOUR,
+                "none",
+                "best peer",
+            )
         point(row, row.of(OURS)[0], OURS_COLOUR, "full", f"ours, {row.suite}")
     if ceilings := found.get("ceilings"):
         low = min(r.operations / r.bytes for r in rows) / 2
@@ -97,8 +121,13 @@ def _roofline(rows: Sequence[Record], found: dict[str, Any], path: Path) -> Path
         ys = [min(x * ceilings["copy_gbs"] / 1e3, ceilings["cublas_tflops"]) for x in xs]
         axes.plot(xs, ys, color="black", linewidth=1)
         axes.annotate(
-            f"copy {ceilings['copy_gbs']:.0f} GB/s; cuBLAS 8192³ bf16 {ceilings['cublas_tflops']:.0f} TFLOP/s",
-            (xs[1], ys[1]), (0, 6), textcoords="offset points", fontsize=8, ha="center",
+            f"copy {ceilings['copy_gbs']:.0f} GB/s; cuBLAS 8192³ bf16 "
+            f"{ceilings['cublas_tflops']:.0f} TFLOP/s",
+            (xs[1], ys[1]),
+            (0, 6),
+            textcoords="offset points",
+            fontsize=8,
+            ha="center",
         )
     axes.set_xscale("log")
     axes.set_yscale("log")

@@ -1,7 +1,8 @@
-"""Host times without a GPU: beside a driver that does nothing (``idle_driver.c``, compiled here), with torch's CPU
-tensors taken for those of a device.
+"""Host times without a GPU: beside a driver that does nothing (``idle_driver.c``, compiled here),
+with torch's CPU tensors taken for those of a device.
 
-Launches and allocations of a real driver are not in these times; what Python does is. torch's own calls are left out.
+Launches and allocations of a real driver are not in these times; what Python does is. torch's own
+calls are left out.
 """
 
 from __future__ import annotations
@@ -21,12 +22,23 @@ VARIABLE = "KERNELSEAM_IDLE_DRIVER"
 
 
 def beside_idle_driver(arguments: Sequence[str]) -> int:
-    """``python -m benchmarks`` with these arguments, in a process that finds that driver: its exit status."""
+    """``python -m benchmarks`` with these arguments, in a process that finds that driver: its exit
+    status."""
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(__file__).with_name("idle_driver.c"), Path(folder, "libcuda.so.1")
-        subprocess.run(["cc", "-O2", "-shared", "-fPIC", f"-Wl,-soname,{made.name}", "-o", made, source], check=True)
-        environment = {**os.environ, "LD_LIBRARY_PATH": folder, "KERNELSEAM_PLUGINS": "cuda", VARIABLE: folder}
-        return subprocess.run([sys.executable, "-m", "benchmarks", *arguments], env=environment).returncode
+        subprocess.run(
+            ["cc", "-O2", "-shared", "-fPIC", f"-Wl,-soname,{made.name}", "-o", made, source],
+            check=True,
+        )
+        environment = {
+            **os.environ,
+            "LD_LIBRARY_PATH": folder,
+            "KERNELSEAM_PLUGINS": "cuda",
+            VARIABLE: folder,
+        }
+        return subprocess.run(
+            [sys.executable, "-m", "benchmarks", *arguments], env=environment
+        ).returncode
 
 
 def pretending() -> bool:
@@ -36,9 +48,8 @@ def pretending() -> bool:
 
 def pretend() -> None:
     """Take torch's CPU tensors for those of the device cuda:0."""
-    from kernelseam_cuda import arrays
-
     from kernelseam.interop import torch as torch_arrays
+    from kernelseam_cuda import arrays
 
     api: Any = torch._C
     api._cuda_getCurrentRawStream = (0).__mul__

@@ -1,8 +1,9 @@
 """Projections beside torch's linear (cuBLASLt), forward and backward.
 
-torch makes q, k and v by one linear and leaves them token-major in one array; ours splits them into heads, and where
-the row says so turns them, for which torch takes operations of its own. A linear's gradients are two products and a sum
-over rows; with the residual torch takes linear and an addition.
+torch makes q, k and v by one linear and leaves them token-major in one array; ours splits them into
+heads, and where the row says so turns them, for which torch takes operations of its own. A linear's
+gradients are two products and a sum over rows; with the residual torch takes linear and an
+addition.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import kernelseam as ks
 import numpy as np
 import torch
 import torch.nn.functional as functional
-
-import kernelseam as ks
-from benchmarks.comparing.results import Record
-from benchmarks.comparing.rows import Judged, Prepared, Session, compared, host, relative
 from kernelseam.dtypes import DType
 from kernelseam.parity import check
 from kernelseam.parity import oracle_projection as oracle
 from kernelseam.planning import Descriptor
+
+from benchmarks.comparing.results import Record
+from benchmarks.comparing.rows import Judged, Prepared, Session, compared, host, relative
 
 JUDGED = 32
 """Tokens whose results are held against float64; of a weight's gradient, so many columns."""
@@ -68,7 +69,10 @@ class ProjectionRow:
     def bytes(self) -> float:
         """Of operands and results, once each."""
         inputs, results = self.shapes()
-        return float(DType.of(self.dtype).itemsize * sum(math.prod(s) for s in (*inputs.values(), *results.values())))
+        return float(
+            DType.of(self.dtype).itemsize
+            * sum(math.prod(s) for s in (*inputs.values(), *results.values()))
+        )
 
     def shapes(self) -> tuple[Shapes, Shapes]:
         """Of operands and of results."""
@@ -85,7 +89,8 @@ class ProjectionRow:
         w = (self.hidden, self.columns)
         if self.backward:
             return (
-                {"d_output": x, "attn_out": q, "weight": w}, {"d_attn_out": q, "d_weight": w, "d_bias": w[:1]}
+                {"d_output": x, "attn_out": q, "weight": w},
+                {"d_attn_out": q, "d_weight": w, "d_bias": w[:1]},
             )
         attn = (1, rows, self.heads, self.D) if self.kind == "output token-major" else q
         return {"attn_out": attn, "weight": w, "bias": w[:1], "residual": x}, {"out": x}
@@ -107,9 +112,14 @@ class ProjectionRow:
         )
 
     def planned(self, session: Session) -> Iterable[Descriptor]:
-        inputs, results = ({n: session.phantom(s, self.dtype) for n, s in shapes.items()} for shapes in self.shapes())
+        inputs, results = (
+            {n: session.phantom(s, self.dtype) for n, s in shapes.items()}
+            for shapes in self.shapes()
+        )
         if self.kind == "qkv turned":
-            inputs |= {n: session.phantom((self.tokens, self.D // 2), "float32") for n in ("cos", "sin")}
+            inputs |= {
+                n: session.phantom((self.tokens, self.D // 2), "float32") for n in ("cos", "sin")
+            }
         yield self.descriptor(inputs, results)
 
     def measure(self, session: Session) -> Record:
@@ -125,7 +135,8 @@ class ProjectionRow:
         found = Prepared(dtype=self.dtype, judge=Judge(self, arrays))
         size = sum(map(math.prod, made.values()))
         found.ours(
-            session, lambda flat: self.descriptor(arrays, self.split(flat)),
+            session,
+            lambda flat: self.descriptor(arrays, self.split(flat)),
             lambda: session.poisoned((size,), self.dtype),
         )
         run, flat = PEERS[self.kind](self, arrays)
@@ -147,7 +158,11 @@ def _qkv(row: ProjectionRow, arrays: Mapping[str, Any]) -> Peer:
     x, w, b = (arrays[n] for n in ("input", "weight", "bias"))
 
     def split(y: torch.Tensor) -> Any:
-        return y.unflatten(2, (-1, row.D)).transpose(1, 2).split([row.heads, row.kv_heads, row.kv_heads], 1)
+        return (
+            y.unflatten(2, (-1, row.D))
+            .transpose(1, 2)
+            .split([row.heads, row.kv_heads, row.kv_heads], 1)
+        )
 
     return lambda: functional.linear(x, w, b), split
 
@@ -159,14 +174,18 @@ def _turned(row: ProjectionRow, arrays: Mapping[str, Any]) -> Peer:
     def run() -> tuple[torch.Tensor, torch.Tensor]:
         heads = functional.linear(x, w, b).unflatten(2, (-1, row.D)).transpose(1, 2)
         low, high = heads[:, :turning].float().chunk(2, -1)
-        return torch.cat([low * cos - high * sin, high * cos + low * sin], -1).to(x.dtype), heads[:, turning:]
+        return torch.cat([low * cos - high * sin, high * cos + low * sin], -1).to(x.dtype), heads[
+            :, turning:
+        ]
 
     return run, lambda made: (*made[0].split([row.heads, row.kv_heads], 1), made[1])
 
 
 def _output(row: ProjectionRow, arrays: Mapping[str, Any]) -> Peer:
     attn, w, b, residual = (arrays[n] for n in ("attn_out", "weight", "bias", "residual"))
-    flat = (attn if row.kind == "output token-major" else attn.transpose(1, 2)).flatten(2).contiguous()
+    flat = (
+        (attn if row.kind == "output token-major" else attn.transpose(1, 2)).flatten(2).contiguous()
+    )
     return lambda: functional.linear(flat, w, b) + residual, lambda out: [out]
 
 
@@ -187,8 +206,12 @@ def _output_backward(row: ProjectionRow, arrays: Mapping[str, Any]) -> Peer:
 
 
 PEERS: dict[str, Callable[[ProjectionRow, Mapping[str, Any]], Peer]] = {
-    "qkv": _qkv, "qkv turned": _turned, "output head-major": _output, "output token-major": _output,
-    "qkv backward": _qkv_backward, "output backward": _output_backward,
+    "qkv": _qkv,
+    "qkv turned": _turned,
+    "output head-major": _output,
+    "output token-major": _output,
+    "qkv backward": _qkv_backward,
+    "output backward": _output_backward,
 }
 KINDS = tuple(PEERS)
 
@@ -216,16 +239,26 @@ class Judge:
     def _float64(self, cut: Mapping[str, Any], arrays: Mapping[str, Any]) -> oracle.Results:
         row = self._row
         if row.kind == "qkv backward":
-            found = oracle.qkv_projection_bwd(cut["dq"], cut["dk"], cut["dv"], None, cut["weight"][None, None])
+            found = oracle.qkv_projection_bwd(
+                cut["dq"], cut["dk"], cut["dv"], None, cut["weight"][None, None]
+            )
             # Sums over all tokens: one head of each, and a few columns of the input.
             dq, dk, dv = (host(arrays[f"d{n}"][:, :1]) for n in "qkv")
             x = host(arrays["input"][:, None, :, :JUDGED])
-            return {"d_input": found["d_input"], **_sums(oracle.qkv_projection_bwd(dq, dk, dv, x, None))}
+            return {
+                "d_input": found["d_input"],
+                **_sums(oracle.qkv_projection_bwd(dq, dk, dv, x, None)),
+            }
         if row.kind == "output backward":
-            found = oracle.output_projection_bwd(cut["d_output"][:, None], None, cut["weight"][None, None], row.heads)
+            found = oracle.output_projection_bwd(
+                cut["d_output"][:, None], None, cut["weight"][None, None], row.heads
+            )
             d = host(arrays["d_output"][:, None, :, :JUDGED])
             attn = host(arrays["attn_out"][:, :1])
-            return {"d_attn_out": found["d_attn_out"], **_sums(oracle.output_projection_bwd(d, attn, None, 1))}
+            return {
+                "d_attn_out": found["d_attn_out"],
+                **_sums(oracle.output_projection_bwd(d, attn, None, 1)),
+            }
         if row.kind.startswith("qkv"):
             turned: dict[str, Any] = {}
             if row.kind == "qkv turned":
@@ -234,7 +267,9 @@ class Judge:
             return oracle.qkv_projection(
                 cut["input"], cut["weight"], cut["bias"], row.heads, row.kv_heads, row.D, **turned
             )
-        attn = cut["attn_out"].swapaxes(1, 2) if row.kind == "output token-major" else cut["attn_out"]
+        attn = (
+            cut["attn_out"].swapaxes(1, 2) if row.kind == "output token-major" else cut["attn_out"]
+        )
         return oracle.output_projection(attn, cut["weight"], cut["bias"], cut["residual"][:, None])
 
     def _looked_at(self, result: torch.Tensor) -> dict[str, Any]:

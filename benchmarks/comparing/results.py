@@ -9,11 +9,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 OURS, PEER, WITHOUT, COPY = "ours", "peer", "without", "copy"
-"""Roles: ours; another's; without the row's option; a copy of the bytes that the row must move. Only a peer counts."""
+"""Roles: ours; another's; without the row's option; a copy of the bytes that the row must move.
+Only a peer counts."""
 BACK_TO_BACK, FLUSHED, HOST = "back to back", "flushed", "host"
 COLD, WALL, DISK = "cold, CPU", "cold, wall", "disk"
-"""Ways of timing: launches one after the other; each after the L2 cache was emptied; the host's time of a call; a
-binary from the compiler, by the process's CPU time and by the clock, and from the cache on disk."""
+"""Ways of timing: launches one after the other; each after the L2 cache was emptied; the host's
+time of a call; a binary from the compiler, by the process's CPU time and by the clock, and from the
+cache on disk."""
 
 
 @dataclass
@@ -45,7 +47,8 @@ class Timed:
 
 @dataclass
 class Record:
-    """A row's result. ``least``: what its ratio must not be below; ``limits``: µs that ours may take, by way."""
+    """A row's result. ``least``: what its ratio must not be below; ``limits``: µs that ours may
+    take, by way."""
 
     suite: str
     name: str
@@ -57,7 +60,8 @@ class Record:
     refused: dict[str, str] = field(default_factory=dict)
     """Contestant → why it has no times."""
     captured: bool = False
-    """Whether bursts were replays of a graph, since launching takes the host longer than the device."""
+    """Whether bursts were replays of a graph, since launching takes the host longer than the
+    device."""
     clocks: dict[str, float] = field(default_factory=dict)
     """What the card said of itself during the row."""
     seconds: float = 0.0
@@ -77,7 +81,8 @@ class Record:
     def ratios(self, ours: Timed, other: Timed) -> dict[str, float]:
         """The other's time over ours, by way."""
         return {
-            way: theirs / mine for way in ours.us
+            way: theirs / mine
+            for way in ours.us
             if (mine := ours.median(way)) and (theirs := other.median(way)) is not None
         }
 

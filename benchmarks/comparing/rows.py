@@ -1,4 +1,5 @@
-"""Rows and what they share: a session, contestants over the row's memory, the verdict on each one's result."""
+"""Rows and what they share: a session, contestants over the row's memory, the verdict on each one's
+result."""
 
 from __future__ import annotations
 
@@ -7,19 +8,19 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import kernelseam as ks
 import ml_dtypes
 import numpy as np
 import torch
-
-import kernelseam as ks
-from benchmarks.comparing.machine import sampling
-from benchmarks.comparing.results import BACK_TO_BACK, FLUSHED, OURS, PEER, Record, Timed
-from benchmarks.comparing.timing import Clock, Run, Settings, Turn, measure
 from kernelseam.contract import ArrayInfo, Device
 from kernelseam.dispatch import find_device
 from kernelseam.dtypes import DType
 from kernelseam.errors import KernelSeamError
 from kernelseam.planning import Descriptor, Plan
+
+from benchmarks.comparing.machine import sampling
+from benchmarks.comparing.results import BACK_TO_BACK, FLUSHED, OURS, PEER, Record, Timed
+from benchmarks.comparing.timing import Clock, Run, Settings, Turn, measure
 
 BASE = 1 << 40
 """Where memory is said to lie that is not there."""
@@ -33,8 +34,8 @@ Make = Callable[[Sequence[int], str], Any]
 
 @dataclass
 class Session:
-    """What a run's rows share. ``implementations``: ways of ours that are timed beside dispatch's own choice, where
-    they take a row."""
+    """What a run's rows share. ``implementations``: ways of ours that are timed beside dispatch's
+    own choice, where they take a row."""
 
     device: str
     clock: Clock
@@ -47,7 +48,9 @@ class Session:
 
     def poisoned(self, shape: Sequence[int], dtype: str) -> torch.Tensor:
         """NaN everywhere: what is not written shows."""
-        return torch.full(tuple(shape), float("nan"), device=self.device, dtype=getattr(torch, dtype))
+        return torch.full(
+            tuple(shape), float("nan"), device=self.device, dtype=getattr(torch, dtype)
+        )
 
     def stream(self) -> int:
         """torch's current one, a graph's while it is captured."""
@@ -62,16 +65,20 @@ class Session:
         return find_device("numpy" if self.device == "cpu" else "cuda:0")
 
     def phantom(self, shape: Sequence[int], dtype: str) -> ArrayInfo:
-        """An array's description, without memory: what is planned for it is known before it is there."""
+        """An array's description, without memory: what is planned for it is known before it is
+        there."""
         strides = [1] * len(shape)
         for i in reversed(range(len(shape) - 1)):
             strides[i] = strides[i + 1] * max(shape[i + 1], 1)
-        return ArrayInfo(BASE, tuple(shape), tuple(strides), DType(dtype), self.target(), "torch", None)
+        return ArrayInfo(
+            BASE, tuple(shape), tuple(strides), DType(dtype), self.target(), "torch", None
+        )
 
 
 @dataclass
 class Contestant:
-    """``result``: what it computed, None of a copy; ``repeats``: whether it gives the same bits every time."""
+    """``result``: what it computed, None of a copy; ``repeats``: whether it gives the same bits
+    every time."""
 
     name: str
     role: str
@@ -84,7 +91,8 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Judged:
-    """‖result − float64‖ / ‖float64‖, and the largest error over its tolerance with what it is of."""
+    """‖result − float64‖ / ‖float64‖, and the largest error over its tolerance with what it is
+    of."""
 
     error: float
     worst: float
@@ -103,11 +111,14 @@ class Prepared:
     """Memory that is told by addresses alone."""
 
     def ours(
-        self, session: Session, descriptor: Callable[[Any], Descriptor], result: Callable[[], Any],
+        self,
+        session: Session,
+        descriptor: Callable[[Any], Descriptor],
+        result: Callable[[], Any],
         shown: Callable[[Any], Any] = lambda out: out,
     ) -> None:
-        """Ours by dispatch, and by each name that is asked for and does not refuse, each over a result of its own.
-        ``shown``: the result as the judge takes it."""
+        """Ours by dispatch, and by each name that is asked for and does not refuse, each over a
+        result of its own. ``shown``: the result as the judge takes it."""
         first = self.add(session, descriptor, result, shown, OURS, OURS)
         taken = {first.implementation}
         for name in session.implementations:
@@ -122,8 +133,14 @@ class Prepared:
             taken.add(found.implementation)
 
     def add(
-        self, session: Session, descriptor: Callable[[Any], Descriptor], result: Callable[[], Any],
-        shown: Callable[[Any], Any], name: str, role: str, implementation: str | None = None,
+        self,
+        session: Session,
+        descriptor: Callable[[Any], Descriptor],
+        result: Callable[[], Any],
+        shown: Callable[[Any], Any],
+        name: str,
+        role: str,
+        implementation: str | None = None,
     ) -> Contestant:
         """One plan as a contestant. Raises what planning and binding raise."""
         out = result()
@@ -134,11 +151,15 @@ class Prepared:
         return found
 
     def peer(
-        self, name: str, run: Run, result: Callable[[Any], Any] = lambda x: x, role: str = PEER,
+        self,
+        name: str,
+        run: Run,
+        result: Callable[[Any], Any] = lambda x: x,
+        role: str = PEER,
         around: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """Another's: tried at once, and refused with its reason where it raises. ``result``: what it returned, as the
-        row's results lie."""
+        """Another's: tried at once, and refused with its reason where it raises. ``result``: what
+        it returned, as the row's results lie."""
         try:
             with around():
                 run()
@@ -164,7 +185,8 @@ class Row(Protocol):
     def name(self) -> str: ...
 
     def planned(self, session: Session) -> Iterable[Descriptor]:
-        """What of ours is planned, over memory that is not there: compiled before anything is timed."""
+        """What of ours is planned, over memory that is not there: compiled before anything is
+        timed."""
 
     def measure(self, session: Session) -> Record:
         """Raises what a contestant of ours raises."""
@@ -196,7 +218,8 @@ def compared(record: Record, prepared: Prepared, session: Session) -> Record:
         if not right:  # nor where it is NaN
             raise Wrong(f"{_called(c)}: relative error {judged.error:.2e}. {judged.message}")
     kept = {
-        c.name: c.result().clone() for c in prepared.contestants
+        c.name: c.result().clone()
+        for c in prepared.contestants
         if c.role == OURS and c.repeats and c.result is not None
     }
     turns = {c.name: Turn(c.run, c.around) for c in prepared.contestants}
@@ -231,7 +254,12 @@ def apart(x: torch.Tensor, y: torch.Tensor) -> float:
     """‖x − y‖ / ‖y‖ over all of it, an entry of the first axis at a time."""
     off = whole = 0.0
     for a, b in zip(*(_pieces(t) for t in (x, y)), strict=True):
-        off += float(torch.linalg.vector_norm((a.float() - b.float()).reshape(-1), dtype=torch.float32)) ** 2
+        off += (
+            float(
+                torch.linalg.vector_norm((a.float() - b.float()).reshape(-1), dtype=torch.float32)
+            )
+            ** 2
+        )
         whole += float(torch.linalg.vector_norm(b.float().reshape(-1), dtype=torch.float32)) ** 2
     return (off / whole) ** 0.5 if whole else float(off > 0)
 

@@ -1,4 +1,5 @@
-"""One run: what is compiled first, then row after row, each printed and kept as soon as it is there."""
+"""One run: what is compiled first, then row after row, each printed and kept as soon as it is
+there."""
 
 from __future__ import annotations
 
@@ -12,6 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from kernelseam.dispatch import select
+from kernelseam.errors import KernelSeamError
+from kernelseam.kernels.kernel import KernelImplementation
+
 from benchmarks import ahead
 from benchmarks.comparing.attention import adversarial_rows, forward_rows, option_rows
 from benchmarks.comparing.backward import backward_rows
@@ -22,31 +27,40 @@ from benchmarks.comparing.host import host_rows
 from benchmarks.comparing.projections import projection_rows
 from benchmarks.comparing.results import Record
 from benchmarks.comparing.rows import Row, Session, Wrong
-from kernelseam.dispatch import select
-from kernelseam.errors import KernelSeamError
-from kernelseam.kernels.kernel import KernelImplementation
 
 SCHEMA = 1
 """Of the JSON."""
 SUITES: dict[str, Callable[[], Sequence[Row]]] = {
-    "attention": forward_rows, "attention-options": option_rows, "attention-adversarial": adversarial_rows,
-    "backward": backward_rows, "decode": decode_rows, "gemm": half_rows, "gemm-f32": wide_rows,
-    "projections": projection_rows, "host": host_rows, "compile": compile_rows,
+    "attention": forward_rows,
+    "attention-options": option_rows,
+    "attention-adversarial": adversarial_rows,
+    "backward": backward_rows,
+    "decode": decode_rows,
+    "gemm": half_rows,
+    "gemm-f32": wide_rows,
+    "projections": projection_rows,
+    "host": host_rows,
+    "compile": compile_rows,
 }
 
 
 def chosen(suites: Iterable[str], only: Sequence[str] = ()) -> list[Row]:
-    """Rows of these suites, those whose name, or SUITE/NAME, one of the patterns fits. Raises KeyError."""
+    """Rows of these suites, those whose name, or SUITE/NAME, one of the patterns fits. Raises
+    KeyError."""
     rows = [row for suite in suites for row in SUITES[suite]()]
     return [
-        r for r in rows
-        if not only or any(fnmatch.fnmatchcase(text, p) for p in only for text in (r.name, f"{r.suite}/{r.name}"))
+        r
+        for r in rows
+        if not only
+        or any(
+            fnmatch.fnmatchcase(text, p) for p in only for text in (r.name, f"{r.suite}/{r.name}")
+        )
     ]
 
 
 def compile_ahead(rows: Iterable[Row], session: Session) -> list[str]:
-    """Every binary that ours launch in these rows, in parallel, into the cache; what failed, in words. What dispatch
-    refuses shows when its row comes."""
+    """Every binary that ours launch in these rows, in parallel, into the cache; what failed, in
+    words. What dispatch refuses shows when its row comes."""
     device, units = session.target(), dict[Any, Any]()
     for row in rows:
         for descriptor in row.planned(session):
@@ -102,4 +116,6 @@ def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
     found = json.loads(path.read_text(encoding="utf-8"))
     if found.get("schema") != SCHEMA:
         raise ValueError(f"{path} has schema {found.get('schema')}, not {SCHEMA}: measure again")
-    return {k: v for k, v in found.items() if k not in ("schema", "rows")}, [Record.read(r) for r in found["rows"]]
+    return {k: v for k, v in found.items() if k not in ("schema", "rows")}, [
+        Record.read(r) for r in found["rows"]
+    ]

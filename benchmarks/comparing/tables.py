@@ -28,7 +28,15 @@ def number(x: float | None, digits: str = ".2f") -> str:
 
 def short(us: float | None) -> str:
     """µs with three or four digits."""
-    return NONE if us is None else f"{us:.0f}" if us >= 1000 else f"{us:.1f}" if us >= 10 else f"{us:.2f}"
+    return (
+        NONE
+        if us is None
+        else f"{us:.0f}"
+        if us >= 1000
+        else f"{us:.1f}"
+        if us >= 10
+        else f"{us:.2f}"
+    )
 
 
 def cell(record: Record, ours: Timed, other: Timed) -> str:
@@ -43,15 +51,23 @@ def line(record: Record) -> str:
     parts = []
     for ours in record.of(OURS):
         times = " / ".join(f"{short(ours.median(way))}" for way in ours.us)
-        rate = f" {record.operations / t / 1e6:.0f} TFLOP/s" if record.operations and (t := first(ours)) else ""
+        rate = (
+            f" {record.operations / t / 1e6:.0f} TFLOP/s"
+            if record.operations and (t := first(ours))
+            else ""
+        )
         others = "".join(
-            f", {o.name} {cell(record, ours, o)}" for role in (PEER, WITHOUT, COPY) for o in record.of(role)
+            f", {o.name} {cell(record, ours, o)}"
+            for role in (PEER, WITHOUT, COPY)
+            for o in record.of(role)
         )
         error = f", error {ours.error:.1e} ({ours.worst:.2f})" if ours.error is not None else ""
         missed = "".join(f" BELOW: {m}" for m in record.beyond(ours))
         parts.append(f"{ours.name} [{ours.implementation}] {times} µs{rate}{others}{error}{missed}")
     graph = " (graph)" if record.captured else ""
-    return f"{record.suite}/{record.name}{graph}: " + "; ".join(parts) + f"  [{record.seconds:.1f} s]"
+    return (
+        f"{record.suite}/{record.name}{graph}: " + "; ".join(parts) + f"  [{record.seconds:.1f} s]"
+    )
 
 
 def first(timed: Timed) -> float | None:
@@ -65,7 +81,8 @@ def table(records: Sequence[Record]) -> list[str]:
     ways = list(dict.fromkeys(way for r in whole for t in r.of(OURS) for way in t.us))
     device = BACK_TO_BACK in ways
     others = {
-        role: list(dict.fromkeys(t.name for r in whole for t in r.of(role))) for role in (PEER, WITHOUT, COPY)
+        role: list(dict.fromkeys(t.name for r in whole for t in r.of(role)))
+        for role in (PEER, WITHOUT, COPY)
     }
     columns = ["row", "implementation", *(f"µs, {way}" for way in ways)]
     columns += ["TFLOP/s", "GB/s"] if device else []
@@ -77,11 +94,18 @@ def table(records: Sequence[Record]) -> list[str]:
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for record in records:
         if record.failure:
-            lines.append(f"| {record.name} | FAILED: {record.failure.replace('|', '/')} |" + " |" * (len(columns) - 2))
+            lines.append(
+                f"| {record.name} | FAILED: {record.failure.replace('|', '/')} |"
+                + " |" * (len(columns) - 2)
+            )
             continue
         named = {t.name: t for t in record.timed}
         for ours in record.of(OURS):
-            cells = [record.name, ours.implementation or NONE, *(short(ours.median(way)) for way in ways)]
+            cells = [
+                record.name,
+                ours.implementation or NONE,
+                *(short(ours.median(way)) for way in ways),
+            ]
             if device:
                 us = ours.median(BACK_TO_BACK)
                 cells += [
@@ -89,7 +113,9 @@ def table(records: Sequence[Record]) -> list[str]:
                     number(record.bytes / us / 1e3 if us else None, ".0f"),
                 ]
             cells += [
-                cell(record, ours, named[n]) if n in named else NONE for names in others.values() for n in names
+                cell(record, ours, named[n]) if n in named else NONE
+                for names in others.values()
+                for n in names
             ]
             if others[PEER]:
                 counted = record.counted(ours)
@@ -98,7 +124,9 @@ def table(records: Sequence[Record]) -> list[str]:
             if device:
                 cells += [number(ours.error, ".1e"), number(ours.worst)]
             if limited:
-                cells.append(", ".join(f"{way} {limit:g}" for way, limit in record.limits.items()) or NONE)
+                cells.append(
+                    ", ".join(f"{way} {limit:g}" for way, limit in record.limits.items()) or NONE
+                )
             lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -113,16 +141,20 @@ def head(found: dict[str, Any]) -> list[str]:
     lines = [", ".join(said) + "."]
     if ceilings := found.get("ceilings"):
         lines.append(
-            f"Ceilings: a copy {ceilings['copy_gbs']:.0f} GB/s (read and written), cuBLAS 8192³ bf16 "
+            f"Ceilings: a copy {ceilings['copy_gbs']:.0f} GB/s (read and written), cuBLAS 8192³ "
+            "bf16 "
             f"{ceilings['cublas_tflops']:.0f} TFLOP/s."
         )
     return lines
 
 
 EXPLAINED = (
-    f"Contestants take turns, after the card is warm; medians. Ratios are the other's time over ours, {BACK_TO_BACK} / "
-    f"with the L2 cache {FLUSHED} before each launch ({HOST}: the host's time of a call); the less counts. Bold: below "
-    "its target. Errors are ‖result − float64‖ / ‖float64‖ of a part, and the largest over its tolerance."
+    "Contestants take turns, after the card is warm; medians. Ratios are the other's time over "
+    f"ours, {BACK_TO_BACK} / "
+    f"with the L2 cache {FLUSHED} before each launch ({HOST}: the host's time of a call); the "
+    "less counts. Bold: below "
+    "its target. Errors are ‖result − float64‖ / ‖float64‖ of a part, and the largest over its "
+    "tolerance."
 )
 
 
@@ -144,16 +176,27 @@ def summary(records: Sequence[Record]) -> list[str]:
     lines = []
     for suite, by in means(records).items():
         ratios = [
-            x for r in records if r.suite == suite and not r.failure for t in r.of(OURS)[:1]
+            x
+            for r in records
+            if r.suite == suite and not r.failure
+            for t in r.of(OURS)[:1]
             if (x := r.counted(t)) is not None
         ]
         said = ", ".join(f"{name} {ratio:.3f}" for name, ratio in by.items())
-        lines.append(f"{suite}: geometric mean {said}; least {min(ratios):.2f} of {len(ratios)} rows")
+        lines.append(
+            f"{suite}: geometric mean {said}; least {min(ratios):.2f} of {len(ratios)} rows"
+        )
     lines += [
-        f"BELOW {r.suite}/{r.name} {ours.name}: {'; '.join(missed)}" for r in records for ours in r.of(OURS)
+        f"BELOW {r.suite}/{r.name} {ours.name}: {'; '.join(missed)}"
+        for r in records
+        for ours in r.of(OURS)
         if not r.failure and (missed := r.beyond(ours))
     ]
-    return lines + [line(r) for r in records if r.failure] + [f"{len(records)} rows, {failures(records)} failed"]
+    return (
+        lines
+        + [line(r) for r in records if r.failure]
+        + [f"{len(records)} rows, {failures(records)} failed"]
+    )
 
 
 def failures(records: Iterable[Record]) -> int:

@@ -1,7 +1,8 @@
 """Times taken in turns, on a card that is warm, back to back and with an emptied L2 cache.
 
-One contestant after another misled by up to 13 %: the clock follows power and heat. So each round asks all of them, in
-an order that moves on from round to round. Before the first the card is kept busy until it is at its power limit.
+One contestant after another misled by up to 13 %: the clock follows power and heat. So each round
+asks all of them, in an order that moves on from round to round. Before the first the card is kept
+busy until it is at its power limit.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ class Settings:
     most_flushed: int = 8
     """Launches of one contestant in a round, each after a flush."""
     short_seconds: float = 100e-6
-    """Launches that take the device less are replayed from a graph, where launching takes the host longer."""
+    """Launches that take the device less are replayed from a graph, where launching takes the host
+    longer."""
     captured_launches: int = 20
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What is timed. ``around``: entered for a burst, so that what only selects a backend is not timed."""
+    """What is timed. ``around``: entered for a burst, so that what only selects a backend is not
+    timed."""
 
     run: Run
     around: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -57,7 +60,9 @@ class Clock(Protocol):
         """``count`` launches as one replay of a graph; None where they cannot be captured."""
 
 
-def measure(turns: Mapping[str, Turn], clock: Clock, settings: Settings) -> tuple[dict[str, Samples], bool]:
+def measure(
+    turns: Mapping[str, Turn], clock: Clock, settings: Settings
+) -> tuple[dict[str, Samples], bool]:
     """Times of each by name, and whether bursts were replays of graphs."""
     once = {name: _once(turn, clock) for name, turn in turns.items()}
     _warm(turns, once, clock, settings)
@@ -74,7 +79,9 @@ def measure(turns: Mapping[str, Turn], clock: Clock, settings: Settings) -> tupl
             with turn.around():
                 if graphs:
                     replays = max(repeats // settings.captured_launches, 1)
-                    seconds = clock.burst(graphs[name], replays) / (replays * settings.captured_launches)
+                    seconds = clock.burst(graphs[name], replays) / (
+                        replays * settings.captured_launches
+                    )
                 else:
                     seconds = clock.burst(turn.run, repeats) / repeats
                 found[name].back_to_back.append(seconds)
@@ -91,12 +98,16 @@ def _once(turn: Turn, clock: Clock) -> float:
         return max(clock.burst(turn.run, 2) / 2, 1e-7)
 
 
-def _warm(turns: Mapping[str, Turn], once: Mapping[str, float], clock: Clock, settings: Settings) -> None:
+def _warm(
+    turns: Mapping[str, Turn], once: Mapping[str, float], clock: Clock, settings: Settings
+) -> None:
     spent = 0.0
     while turns and spent < settings.warm_seconds:
         for name, turn in turns.items():
             with turn.around():
-                spent += max(clock.burst(turn.run, max(int(settings.burst_seconds / once[name]), 1)), 1e-6)
+                spent += max(
+                    clock.burst(turn.run, max(int(settings.burst_seconds / once[name]), 1)), 1e-6
+                )
 
 
 def _graphs(turns: Mapping[str, Turn], clock: Clock, count: int) -> dict[str, Run]:

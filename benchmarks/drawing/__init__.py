@@ -1,4 +1,5 @@
-"""Random parity cases: kinds, each of which is hardly more than one spec, and problems of a kind."""
+"""Random parity cases: kinds, each of which is hardly more than one spec, and problems of a
+kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Random attentions, their gradients and merges: masks × layouts × dtypes × ragged sizes × strides."""
+"""Random attentions, their gradients and merges: masks × layouts × dtypes × ragged sizes ×
+strides."""
 
 from __future__ import annotations
 
@@ -7,15 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
 from drawing.common import BF16, F16, F32, Random, gaps, one
 from kernelseam.dtypes import DType
 from kernelseam.parity.cases import AttentionCase, BackwardCase, Case, MergeCase
 from kernelseam.parity.memory import Walk
 
 VIEWS = (
-    ("strided", "strided"), ("packed", "packed"), ("strided", "paged"), ("packed", "paged"), ("strided", "lengths"),
-    ("pointers", "pointers"), ("packed", "lengths"), ("strided", "packed"),
+    ("strided", "strided"),
+    ("packed", "packed"),
+    ("strided", "paged"),
+    ("packed", "paged"),
+    ("strided", "lengths"),
+    ("pointers", "pointers"),
+    ("packed", "lengths"),
+    ("strided", "packed"),
 )
 OPTIONS = ("window", "prefix", "softcap", "alibi", "bias", "bias-f32", "mask", "sinks")
 DIMS = ((64, 64), (128, 128), (40, 40), (80, 64), (192, 128), (256, 256), (64, 64), (96, 96))
@@ -55,8 +61,11 @@ class Kind:
         yield "/".join(dict.fromkeys(self.views))
         yield from sorted(self.options)
         flags = {
-            "causal": self.causal, "unaligned": not self.aligned, "to float32": self.to_f32,
-            "any order": self.any_order, "batch invariant": self.batch_invariant,
+            "causal": self.causal,
+            "unaligned": not self.aligned,
+            "to float32": self.to_f32,
+            "any order": self.any_order,
+            "batch invariant": self.batch_invariant,
         }
         yield from (name for name, there in flags.items() if there)
 
@@ -72,8 +81,10 @@ class Kind:
         forward = case.forward if isinstance(case, BackwardCase) else case
         if isinstance(forward, AttentionCase):
             flags = {
-                "grouped heads": forward.kv_heads < forward.num_heads, "ramp": forward.ramp,
-                "few queries": forward.S_q <= 8, "more than 300 keys": forward.S_k > 300,
+                "grouped heads": forward.kv_heads < forward.num_heads,
+                "ramp": forward.ramp,
+                "few queries": forward.S_q <= 8,
+                "more than 300 keys": forward.S_k > 300,
                 "extreme or climbing scores": forward.data != "normal",
                 "repeated operands": bool(forward.k.broadcast or forward.v.broadcast),
             }
@@ -81,13 +92,23 @@ class Kind:
 
 
 def kinds(rng: Random, count: int) -> list[Kind]:
-    """So many different ones: of ten, six forward, three backward and one merge; views in turn, and of seven two with
-    odd head dims and one with wide ones."""
+    """So many different ones: of ten, six forward, three backward and one merge; views in turn, and
+    of seven two with odd head dims and one with wide ones."""
     found: dict[Kind, None] = {}
     turn = 0
     while len(found) < count:
-        operation = ("attention", "attention_bwd", "attention", "attention", "attention_bwd", "attention",
-                     "attention_bwd", "attention", "attention", "merge_states")[turn % 10]
+        operation = (
+            "attention",
+            "attention_bwd",
+            "attention",
+            "attention",
+            "attention_bwd",
+            "attention",
+            "attention_bwd",
+            "attention",
+            "attention",
+            "merge_states",
+        )[turn % 10]
         found[_kind(rng, operation, turn // 2)] = None
         turn += 1
     return list(found)
@@ -99,7 +120,13 @@ def _kind(rng: Random, operation: str, turn: int) -> Kind:
     if turn % 7 == 6 and operation != "attention_bwd":
         dtype, (head_dim, value_dim) = one(rng, (F16, BF16)), WIDE_DIMS
     if operation == "merge_states":
-        return Kind(operation, one(rng, (F32, F32, F16, BF16)), value_dim, value_dim, to_f32=bool(rng.integers(2)))
+        return Kind(
+            operation,
+            one(rng, (F32, F32, F16, BF16)),
+            value_dim,
+            value_dim,
+            to_f32=bool(rng.integers(2)),
+        )
     backward = operation == "attention_bwd"
     views = VIEWS[turn % len(VIEWS)]
     if backward and ("paged" in views or "pointers" in views):
@@ -108,9 +135,18 @@ def _kind(rng: Random, operation: str, turn: int) -> Kind:
     if dtype is F32 or {"bias", "bias-f32"} <= options:
         options -= {"bias-f32"}
     return Kind(
-        operation, dtype, head_dim, value_dim, bool(rng.integers(2)) and "window" not in options, frozenset(options),
-        views, rng.random() < 0.75, backward or rng.random() < 0.7, not backward and rng.random() < 0.2,
-        backward and turn % 3 == 2, rng.random() < 0.2,
+        operation,
+        dtype,
+        head_dim,
+        value_dim,
+        bool(rng.integers(2)) and "window" not in options,
+        frozenset(options),
+        views,
+        rng.random() < 0.75,
+        backward or rng.random() < 0.7,
+        not backward and rng.random() < 0.2,
+        backward and turn % 3 == 2,
+        rng.random() < 0.2,
     )
 
 
@@ -118,8 +154,16 @@ def _gradients(kind: Kind, forward: AttentionCase, rng: Random) -> BackwardCase:
     bias, sinks = forward.bias is not None, bool(forward.sinks)
     dout, dq, dk, dv = (_walk(kind, rng, kind.views[i]) for i in (0, 0, 1, 1))
     return BackwardCase(
-        forward.name, forward, dout, dq, dk, dv, bias_gradient=bias, sink_gradient=sinks,
-        deterministic=not kind.any_order, dbias=Walk(gaps=gaps(rng), aligned=False, offset=int(rng.integers(3))),
+        forward.name,
+        forward,
+        dout,
+        dq,
+        dk,
+        dv,
+        bias_gradient=bias,
+        sink_gradient=sinks,
+        deterministic=not kind.any_order,
+        dbias=Walk(gaps=gaps(rng), aligned=False, offset=int(rng.integers(3))),
     )
 
 
@@ -145,16 +189,32 @@ def _attention(kind: Kind, name: str, rng: Random) -> AttentionCase:
         fields["page_size"] = int(one(rng, (1, 3, 16, 48, 64, 128)))
     if q == "pointers":
         fields |= {"view": one(rng, ("host", "device")), "scattered": True}
-    fields |= {x: v for o in sorted(kind.options) for x, v in _OPTIONS[o](kind, rng, batch, heads, S_k)}
+    fields |= {
+        x: v for o in sorted(kind.options) for x, v in _OPTIONS[o](kind, rng, batch, heads, S_k)
+    }
     for operand in ("q", "k", "v", "out"):
         view = kv if operand in "kv" else q
         fields[operand] = _walk(kind, rng, view, repeats=view == "strided" and operand in "kv")
     return AttentionCase(
-        name, kind.dtype, kind.head_dim, kind.value_dim, S_q, S_k, batch, heads, kv_heads, kind.causal, kind.lse,
+        name,
+        kind.dtype,
+        kind.head_dim,
+        kind.value_dim,
+        S_q,
+        S_k,
+        batch,
+        heads,
+        kv_heads,
+        kind.causal,
+        kind.lse,
         scale=one(rng, (None, None, None, float(rng.normal(0, 0.2)))),
-        dtype_out=F32 if kind.to_f32 and kind.dtype is not F32 else None, batch_invariant=kind.batch_invariant,
-        data=one(rng, ("normal",) * 8 + ("extreme", "climbing" if kind.head_dim > 1 else "extreme")),
-        ramp=bool(rng.random() < 0.3), **fields,
+        dtype_out=F32 if kind.to_f32 and kind.dtype is not F32 else None,
+        batch_invariant=kind.batch_invariant,
+        data=one(
+            rng, ("normal",) * 8 + ("extreme", "climbing" if kind.head_dim > 1 else "extreme")
+        ),
+        ramp=bool(rng.random() < 0.3),
+        **fields,
     )
 
 
@@ -162,7 +222,9 @@ Fields = Iterator[tuple[str, Any]]
 
 
 def _window(kind: Kind, rng: Random, batch: int, heads: int, S_k: int) -> Fields:
-    left, right = (None if rng.random() < 0.2 else int(rng.integers(0, one(rng, (2, 20, 100)))) for _ in "lr")
+    left, right = (
+        None if rng.random() < 0.2 else int(rng.integers(0, one(rng, (2, 20, 100)))) for _ in "lr"
+    )
     # A band without bounds, or only that of a causal mask, would be another spec.
     yield "window", (7, right) if left is None and right in (None, 0) else (left, right)
 
@@ -195,12 +257,21 @@ def _mask(kind: Kind, rng: Random, batch: int, heads: int, S_k: int) -> Fields:
 
 
 def _sinks(kind: Kind, rng: Random, batch: int, heads: int, S_k: int) -> Fields:
-    yield "sinks", tuple(-np.inf if rng.random() < 0.1 else float(x) for x in rng.normal(0, 3, heads))
+    yield (
+        "sinks",
+        tuple(-np.inf if rng.random() < 0.1 else float(x) for x in rng.normal(0, 3, heads)),
+    )
 
 
 _OPTIONS: dict[str, Callable[..., Fields]] = {
-    "window": _window, "prefix": _prefix, "softcap": _softcap, "alibi": _alibi, "bias": _bias(None),
-    "bias-f32": _bias(F32), "mask": _mask, "sinks": _sinks,
+    "window": _window,
+    "prefix": _prefix,
+    "softcap": _softcap,
+    "alibi": _alibi,
+    "bias": _bias(None),
+    "bias-f32": _bias(F32),
+    "mask": _mask,
+    "sinks": _sinks,
 }
 
 
@@ -209,7 +280,16 @@ def _merge(kind: Kind, name: str, rng: Random) -> MergeCase:
     parts, batch, heads, rows = (int(rng.integers(1, most)) for most in (20, 4, 5, 70))
     dtype_out = F32 if kind.to_f32 else F16 if kind.dtype is F32 else kind.dtype
     return MergeCase(
-        name, kind.dtype, dtype_out, parts, batch, heads, rows, kind.value_dim, outs=outs, out=out,
+        name,
+        kind.dtype,
+        dtype_out,
+        parts,
+        batch,
+        heads,
+        rows,
+        kind.value_dim,
+        outs=outs,
+        out=out,
         part_gap=int(rng.integers(3)) * 8,
         data=one(rng, ("normal", "normal", "apart", "absent", "nothing")),
     )
@@ -221,7 +301,12 @@ def _walk(kind: Kind, rng: Random, view: str = "strided", repeats: bool = False)
     if not kind.aligned:
         return Walk(order, gaps(rng), aligned=False, offset=1)
     broadcast = one(rng, ("",) * 6 + ("b", "h", "bh")) if repeats else ""
-    return Walk(order, gaps(rng), offset=int(rng.integers(3)) * 16 // kind.dtype.itemsize, broadcast=broadcast)
+    return Walk(
+        order,
+        gaps(rng),
+        offset=int(rng.integers(3)) * 16 // kind.dtype.itemsize,
+        broadcast=broadcast,
+    )
 
 
 def _plane(rng: Random) -> Walk:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-
 from kernelseam.dtypes import DType
 from kernelseam.parity import data
 from kernelseam.parity.cases import Case, GemmCase, Plant
@@ -20,7 +19,8 @@ Product = TypeVar("Product", GemmCase, ProjectionCase)
 
 
 class Kind(Protocol):
-    """What shapes binaries: problems of one kind share their spec, but for what an extent of 0 or 1 makes of it."""
+    """What shapes binaries: problems of one kind share their spec, but for what an extent of 0 or 1
+    makes of it."""
 
     @property
     def operation(self) -> str: ...
@@ -60,7 +60,8 @@ def narrowed(rng: Random, groups: Sequence[str]) -> frozenset[str]:
 
 
 def planted(case: Product, rng: Random, read: Collection[str]) -> Product:
-    """The same, one time of ten with a NaN or an infinity in some of the operands that are ``read``."""
+    """The same, one time of ten with a NaN or an infinity in some of the operands that are
+    ``read``."""
     if rng.random() >= 0.1:
         return case
     found = []

@@ -1,4 +1,5 @@
-"""Random batched GEMMs: dtypes × transposes × lists × what is added × sums × ragged sizes × strides."""
+"""Random batched GEMMs: dtypes × transposes × lists × what is added × sums × ragged sizes ×
+strides."""
 
 from __future__ import annotations
 
@@ -12,14 +13,20 @@ from kernelseam.parity.cases import GemmCase
 from kernelseam.parity.memory import Walk
 
 DTYPES = (F16, BF16, F32, F16, F64)
-RESULTS = {F16: (F16, F16, F32, BF16), BF16: (BF16, BF16, F32, F16), F32: (F32, F32, F16, F64), F64: (F64,)}
+RESULTS = {
+    F16: (F16, F16, F32, BF16),
+    BF16: (BF16, BF16, F32, F16),
+    F32: (F32, F32, F16, F64),
+    F64: (F64,),
+}
 """What C may be. Sums of float64 are stored as float64 alone."""
 ADDED = {**dict.fromkeys((F16, BF16, F32), (F16, BF16, F32)), F64: (F16, F32, F64)}
 """What a bias and a residual may be beside C's dtype: no wider than the accumulator."""
 VIEWS = ("strided", "strided", "scattered", "strided", "strided", "even", "strided")
 GROUPS = ((2, 1), (1, 2), (3, 2), (1, 6), (5, 1), (2, 3))
 SMALL, USUAL, LONG, LARGE = (16, 20), (2, 8, 40, 130, 200), 3000, 1100
-"""Extents at most: of small matrices, which teams of warps share a block for; of most; of K; of M and N."""
+"""Extents at most: of small matrices, which teams of warps share a block for; of most; of K; of M
+and N."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +54,10 @@ class Kind:
         yield f"gemm {self.dtype}→{self.dtype_c}"
         yield "gemm " + "".join("T" if x else "N" for x in (self.a_transposed, self.b_transposed))
         flags = {
-            f"gemm {self.view} lists": self.view != "strided", "gemm summed": self.summed,
-            "gemm bias": self.bias is not None, "gemm residual": self.residual is not None,
+            f"gemm {self.view} lists": self.view != "strided",
+            "gemm summed": self.summed,
+            "gemm bias": self.bias is not None,
+            "gemm residual": self.residual is not None,
             "gemm unaligned": bool(self.narrow),
         }
         yield from (name for name, there in flags.items() if there)
@@ -64,46 +73,86 @@ class Kind:
         fields: dict[str, Any] = {}
         if self.view == "strided":
             heads = extents["num_heads"]
-            fields["b_head_group"] = one(rng, [1, 1] + [n for n in range(2, heads + 1) if heads % n == 0])
+            fields["b_head_group"] = one(
+                rng, [1, 1] + [n for n in range(2, heads + 1) if heads % n == 0]
+            )
         else:
             fields |= {"view": "host", "scattered": self.view == "scattered"}
-            alike = len(self.narrow) in (0, 3 + bool(self.residual))  # one promise of alignment for all lists
-            several = extents["batch"] * extents["num_heads"] > 4  # fewer may be even by chance, as the host sees
+            # one promise of alignment for all lists
+            alike = len(self.narrow) in (0, 3 + bool(self.residual))
+            # fewer may be even by chance, as the host sees
+            several = extents["batch"] * extents["num_heads"] > 4
             if self.view == "scattered" and alike and several:
                 fields["view"] = one(rng, ("host", "device"))
         a, b = (self._walk(operand, self.dtype, rng) for operand in "ab")
-        if self.a_transposed and not self.b_transposed and "r" in a.broadcast and "r" in b.broadcast and not exact:
-            data = "positive"  # all products of an element are one: the bound of sums of zero mean is not theirs
+        if (
+            self.a_transposed
+            and not self.b_transposed
+            and "r" in a.broadcast
+            and "r" in b.broadcast
+            and not exact
+        ):
+            # all products of an element are one: the bound of sums of zero mean is not theirs
+            data = "positive"
         c = self._walk("c", self.dtype_c, rng)
         if self.bias:
             walk = self._bias_walk(rng)
             if fields.get("view") == "device" and not self.narrow:
-                walk = replace(walk, aligned=True, offset=0)  # or the promise is that of the narrowest
+                # or the promise is that of the narrowest
+                walk = replace(walk, aligned=True, offset=0)
             fields |= {"bias": self.bias, "bias_walk": walk}
         if self.residual:
-            alike = self.residual is self.dtype_c and ("c" in self.narrow) == ("residual" in self.narrow)
+            alike = self.residual is self.dtype_c and ("c" in self.narrow) == (
+                "residual" in self.narrow
+            )
             fields |= {
-                "residual": self.residual, "residual_walk": self._walk("residual", self.residual, rng),
+                "residual": self.residual,
+                "residual_walk": self._walk("residual", self.residual, rng),
                 "in_place": alike and beta == 0 and rng.random() < 0.4,
             }
         case = GemmCase(
-            name, self.dtype, self.a_transposed, self.b_transposed, alpha=alpha, beta=beta, c_batch_group=batch_group,
-            c_head_group=head_group, dtype_c=self.dtype_c, a=a, b=b, c=c, data=data, **extents, **fields,
+            name,
+            self.dtype,
+            self.a_transposed,
+            self.b_transposed,
+            alpha=alpha,
+            beta=beta,
+            c_batch_group=batch_group,
+            c_head_group=head_group,
+            dtype_c=self.dtype_c,
+            a=a,
+            b=b,
+            c=c,
+            data=data,
+            **extents,
+            **fields,
         )
         read = {"A": case.a, "B": case.b, "bias": case.bias_walk, "residual": case.residual_walk}
-        return planted(case, rng, [*(n for n, w in read.items() if not w.broadcast), *["C"] * (beta != 0)])
+        return planted(
+            case, rng, [*(n for n, w in read.items() if not w.broadcast), *["C"] * (beta != 0)]
+        )
 
     def about(self, case: GemmCase) -> Iterator[str]:
         """Names of what one of its problems has beside that."""
-        walks = (case.a, case.b, *[case.bias_walk] * bool(case.bias), *[case.residual_walk] * bool(case.residual))
+        walks = (
+            case.a,
+            case.b,
+            *[case.bias_walk] * bool(case.bias),
+            *[case.residual_walk] * bool(case.residual),
+        )
         flags = {
-            "small matrices": max(case.M, case.N) <= SMALL[1], "large matrices": min(case.M, case.N) > 800,
-            "K over 500": case.K > 500, "nothing, or nothing to sum": 0 in (*case.lead, case.M, case.N, case.K),
-            "alpha or beta": (case.alpha, case.beta) != (1, 0), "heads share a B": case.b_head_group > 1,
+            "small matrices": max(case.M, case.N) <= SMALL[1],
+            "large matrices": min(case.M, case.N) > 800,
+            "K over 500": case.K > 500,
+            "nothing, or nothing to sum": 0 in (*case.lead, case.M, case.N, case.K),
+            "alpha or beta": (case.alpha, case.beta) != (1, 0),
+            "heads share a B": case.b_head_group > 1,
             "heads straddle a B's": case.b_head_group > 1 < case.c_head_group
             and case.c_head_group % case.b_head_group != 0 != case.b_head_group % case.c_head_group,
-            "repeated operands": any(w.broadcast for w in walks), "exact integers": case.exact,
-            "a NaN or an infinity": bool(case.plants), "residual in place": case.in_place,
+            "repeated operands": any(w.broadcast for w in walks),
+            "exact integers": case.exact,
+            "a NaN or an infinity": bool(case.plants),
+            "residual in place": case.in_place,
             "lists on the device": case.view == "device",
         }
         yield from (f"gemm {name}" for name, there in flags.items() if there)
@@ -118,7 +167,9 @@ class Kind:
             repeats = one(rng, ("b", "h", "bh", "r"))
         if operand in self.narrow:
             return Walk(order, apart, aligned=False, offset=1, broadcast=repeats)
-        return Walk(order, apart, offset=int(rng.integers(3)) * 16 // dtype.itemsize, broadcast=repeats)
+        return Walk(
+            order, apart, offset=int(rng.integers(3)) * 16 // dtype.itemsize, broadcast=repeats
+        )
 
     def _bias_walk(self, rng: Random) -> Walk:
         """Of a row each; at any address."""
@@ -126,7 +177,9 @@ class Kind:
         if self.view == "even":
             return Walk(gaps=(0, head, 0), aligned=False, offset=int(rng.integers(4)))
         repeats = one(rng, ("", "", "", "b", "h", "bh"))
-        return Walk(gaps=(batch, head, row), aligned=False, offset=int(rng.integers(4)), broadcast=repeats)
+        return Walk(
+            gaps=(batch, head, row), aligned=False, offset=int(rng.integers(4)), broadcast=repeats
+        )
 
 
 def kind(rng: Random, turn: int) -> Kind:
@@ -134,10 +187,20 @@ def kind(rng: Random, turn: int) -> Kind:
     dtype, view = DTYPES[turn % len(DTYPES)], VIEWS[turn % len(VIEWS)]
     dtype_c = one(rng, RESULTS[dtype])
     kept = dtype_c if dtype_c in ADDED[dtype] else dtype
-    bias, residual = (one(rng, (kept, kept, *ADDED[dtype])) if rng.random() < 0.4 else None for _ in range(2))
+    bias, residual = (
+        one(rng, (kept, kept, *ADDED[dtype])) if rng.random() < 0.4 else None for _ in range(2)
+    )
     narrow = narrowed(rng, ("a", "b", "c", *["residual"] * bool(residual)))
     return Kind(
-        dtype, dtype_c, turn % 4 in (2, 3), turn % 4 in (1, 2), view, rng.random() < 0.35, bias, residual, narrow
+        dtype,
+        dtype_c,
+        turn % 4 in (2, 3),
+        turn % 4 in (1, 2),
+        view,
+        rng.random() < 0.35,
+        bias,
+        residual,
+        narrow,
     )
 
 
@@ -152,12 +215,19 @@ def _extents(rng: Random, batch_group: int, head_group: int) -> dict[str, Any]:
         found = {n: extent(rng, USUAL) for n in "MNK"}
         lead = extent(rng, (3,)), extent(rng, (3,))
     elif way < 0.82:
-        found = {"M": extent(rng, (40,)), "N": extent(rng, (40,)), "K": int(rng.integers(500, LONG))}
+        found = {
+            "M": extent(rng, (40,)),
+            "N": extent(rng, (40,)),
+            "K": int(rng.integers(500, LONG)),
+        }
     elif way < 0.94:  # so many tiles that larger ones pay
         found = {n: int(rng.integers(100, 500)) for n in "MN"} | {"K": extent(rng, (40, 130))}
         lead = extent(rng, (3,)), extent(rng, (2,))
     else:  # or the largest
-        found = {n: int(rng.integers(900, LARGE)) for n in "MN"} | {"K": extent(rng, (40, 130)), "sample": 300}
+        found = {n: int(rng.integers(900, LARGE)) for n in "MN"} | {
+            "K": extent(rng, (40, 130)),
+            "sample": 300,
+        }
     found |= {"batch": lead[0] * batch_group, "num_heads": lead[1] * head_group}
     if rng.random() < 0.06:
         found[one(rng, ("M", "N", "K", "K", "batch", "num_heads"))] = 0

@@ -18,6 +18,8 @@ def kinds(rng: Random, count: int) -> list[Kind]:
     while len(found) < count:
         operation = ORDER[turns.total() % len(ORDER)]
         turn = turns[operation]
-        found[gemm.kind(rng, turn) if operation == "gemm" else projection.kind(rng, operation, turn)] = None
+        found[
+            gemm.kind(rng, turn) if operation == "gemm" else projection.kind(rng, operation, turn)
+        ] = None
         turns[operation] += 1
     return list(found)

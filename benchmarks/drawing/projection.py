@@ -11,17 +11,32 @@ from kernelseam.dtypes import DType
 from kernelseam.parity.memory import Walk
 from kernelseam.parity.projection_case import ProjectionCase
 
-QKV, OUT, QKV_BWD, OUT_BWD = "qkv_projection", "output_projection", "qkv_projection_bwd", "output_projection_bwd"
+QKV, OUT, QKV_BWD, OUT_BWD = (
+    "qkv_projection",
+    "output_projection",
+    "qkv_projection_bwd",
+    "output_projection_bwd",
+)
 DTYPES = (F16, BF16, F32, F16, F64)
 HEADS = {
-    QKV: ("q", "k", "v"), OUT: ("attn_out",), QKV_BWD: ("dq", "dk", "dv"), OUT_BWD: ("attn_out", "d_attn_out"),
+    QKV: ("q", "k", "v"),
+    OUT: ("attn_out",),
+    QKV_BWD: ("dq", "dk", "dv"),
+    OUT_BWD: ("attn_out", "d_attn_out"),
 }
 """Operands that have heads."""
 ROWS = {
-    QKV: ("input", "weight"), OUT: ("weight", "residual", "out"), QKV_BWD: ("input", "weight", "d_input", "d_weight"),
+    QKV: ("input", "weight"),
+    OUT: ("weight", "residual", "out"),
+    QKV_BWD: ("input", "weight", "d_input", "d_weight"),
     OUT_BWD: ("d_output", "weight", "d_weight"),
 }
-WRITTEN = {QKV: ("q", "k", "v"), OUT: ("out",), QKV_BWD: ("d_input", "d_weight"), OUT_BWD: ("d_attn_out", "d_weight")}
+WRITTEN = {
+    QKV: ("q", "k", "v"),
+    OUT: ("out",),
+    QKV_BWD: ("d_input", "d_weight"),
+    OUT_BWD: ("d_attn_out", "d_weight"),
+}
 COUNTS = ((1, 1), (2, 2), (4, 2), (4, 1), (6, 3), (8, 1), (5, 5), (3, 1))
 """Heads of q, and of k and v."""
 DIMS, ODD_DIMS, EVEN_DIMS = (8, 16, 32, 40, 64, 80, 128), (1, 5, 9, 33, 50), (2, 6, 18, 34, 50)
@@ -45,11 +60,13 @@ class Kind:
     paged: bool = False
     gradients: tuple[str, ...] = ("d_input", "d_weight")
     apart: frozenset[str] = frozenset()
-    """Operands the heads of whose tokens lie apart from each other, of a projection of an attention's result."""
+    """Operands the heads of whose tokens lie apart from each other, of a projection of an
+    attention's result."""
     entries_apart: bool = False
     """Of gradients: the batch's entries are matrices of their own, whose products are summed."""
     narrow: frozenset[str] = frozenset()
-    """Operands whose rows begin at odd addresses; q, k and v all do or none, and so dq, dk and dv."""
+    """Operands whose rows begin at odd addresses; q, k and v all do or none, and so dq, dk and
+    dv."""
 
     @property
     def backward(self) -> bool:
@@ -63,10 +80,14 @@ class Kind:
         yield f"projection {self.dtype}→{self.dtype_out or self.dtype}"
         flags = {
             "bias gradient" if self.backward else "projection bias": self.bias is not None,
-            "projection residual": self.residual is not None, f"rotary {self.rotary}": bool(self.rotary),
-            "positions in memory": self.positions, "pages": self.paged,
-            "bias gradient alone": self.backward and not self.gradients, "heads apart": bool(self.apart),
-            "entries apart": self.entries_apart, "projection unaligned": bool(self.narrow),
+            "projection residual": self.residual is not None,
+            f"rotary {self.rotary}": bool(self.rotary),
+            "positions in memory": self.positions,
+            "pages": self.paged,
+            "bias gradient alone": self.backward and not self.gradients,
+            "heads apart": bool(self.apart),
+            "entries apart": self.entries_apart,
+            "projection unaligned": bool(self.narrow),
         }
         yield from (name for name, there in flags.items() if there)
 
@@ -75,11 +96,20 @@ class Kind:
         fields = self._extents(rng)
         folded = fields["batch"] > 1 and self.backward and not self.entries_apart
         walks = {n: self._heads_walk(n, folded, rng) for n in HEADS[self.operation]}
-        walks |= {n: self._rows_walk(n, folded, rng) for n in ROWS[self.operation] if n != "residual" or self.residual}
+        walks |= {
+            n: self._rows_walk(n, folded, rng)
+            for n in ROWS[self.operation]
+            if n != "residual" or self.residual
+        }
         if self.operation in (QKV, QKV_BWD) and not self.paged and not self.entries_apart:
-            fields["packed"] = bool(self.narrow & {"q", "dq"}) == bool(fields["head_dim"] % 8) and rng.random() < 0.2
+            fields["packed"] = (
+                bool(self.narrow & {"q", "dq"}) == bool(fields["head_dim"] % 8)
+                and rng.random() < 0.2
+            )
         if self.rotary:
-            fields["rotary_dim"] = one(rng, (None, 2 * int(rng.integers(1, fields["head_dim"] // 2 + 1))))
+            fields["rotary_dim"] = one(
+                rng, (None, 2 * int(rng.integers(1, fields["head_dim"] // 2 + 1)))
+            )
         if self.paged:
             fields["page_size"] = one(rng, (1, 3, 16, 24, 64))
         if (self.paged or self.rotary) and not self.positions:
@@ -90,11 +120,21 @@ class Kind:
             fields["in_place"] = alike and rng.random() < 0.4
         data = one(rng, ("normal",) * 8 + ("positive",) + ("integers",) * (2 * (not self.rotary)))
         if data == "normal" and self.backward and any("r" in w.broadcast for w in walks.values()):
-            data = "positive"  # the bound of sums of zero mean is not that of a token summed again and again
+            # the bound of sums of zero mean is not that of a token summed again and again
+            data = "positive"
         case = ProjectionCase(
-            name, self.operation, self.dtype, bias=self.bias, residual=self.residual, dtype_out=self.dtype_out,
-            walks=tuple(walks.items()), rotary=self.rotary, positions=self.positions, gradients=self.gradients,
-            data=data, **fields,
+            name,
+            self.operation,
+            self.dtype,
+            bias=self.bias,
+            residual=self.residual,
+            dtype_out=self.dtype_out,
+            walks=tuple(walks.items()),
+            rotary=self.rotary,
+            positions=self.positions,
+            gradients=self.gradients,
+            data=data,
+            **fields,
         )
         read = [n for n, w in walks.items() if n not in WRITTEN[self.operation] and not w.broadcast]
         return planted(case, rng, read)
@@ -103,13 +143,17 @@ class Kind:
         """Names of what one of its problems has beside that."""
         orders = {case.walk(n).order for n in HEADS[self.operation]}
         flags = {
-            "token-major": orders <= {"brh", "rbh"} or case.packed, "packed q, k and v": case.packed,
+            "token-major": orders <= {"brh", "rbh"} or case.packed,
+            "packed q, k and v": case.packed,
             "grouped KV heads": self.operation in (QKV, QKV_BWD) and case.kv_heads < case.num_heads,
-            "one token an entry": case.S == 1, "more than 300 tokens": case.batch * case.S > 300,
+            "one token an entry": case.S == 1,
+            "more than 300 tokens": case.batch * case.S > 300,
             "nothing, or nothing to sum": 0 in (case.batch, case.S, case.hidden),
             "part of a head turned": 0 < case.turned < case.head_dim,
-            "repeated operands": any(w.broadcast for _, w in case.walks), "exact integers": case.exact,
-            "a NaN or an infinity": bool(case.plants), "residual in place": case.in_place,
+            "repeated operands": any(w.broadcast for _, w in case.walks),
+            "exact integers": case.exact,
+            "a NaN or an infinity": bool(case.plants),
+            "residual in place": case.in_place,
         }
         yield from (f"projection {name}" for name, there in flags.items() if there)
 
@@ -121,7 +165,10 @@ class Kind:
         if set(HEADS[self.operation]) <= self.narrow:
             dims = EVEN_DIMS if self.rotary else ODD_DIMS
         dim = one(rng, [d for d in dims if d * heads <= (WIDE if way >= 0.85 else USUAL)])
-        batch, S = int(rng.integers(2 if self.entries_apart else 1, 5)), extent(rng, (2, 8, 40, 130))
+        batch, S = (
+            int(rng.integers(2 if self.entries_apart else 1, 5)),
+            extent(rng, (2, 8, 40, 130)),
+        )
         hidden = extent(rng, (8, 40, 130, 300))
         if way < 0.15 and not self.entries_apart:  # decoding
             batch, S = int(rng.integers(1, 20)), 1
@@ -132,7 +179,12 @@ class Kind:
         if self.entries_apart:
             S = max(S, 2)
         found = {
-            "batch": batch, "S": S, "hidden": hidden, "num_heads": heads, "kv_heads": kv_heads, "head_dim": dim,
+            "batch": batch,
+            "S": S,
+            "hidden": hidden,
+            "num_heads": heads,
+            "kv_heads": kv_heads,
+            "head_dim": dim,
         }
         if rng.random() < 0.05:
             found[one(rng, ("batch", "S", "hidden"))] = 0
@@ -173,8 +225,12 @@ class Kind:
         if operand in self.narrow:
             return Walk(order, apart, aligned=False, offset=1, broadcast=repeats)
         forward = operand in WRITTEN[self.operation] and not self.backward
-        dtype = (self.dtype_out if forward else self.residual if operand == "residual" else None) or self.dtype
-        return Walk(order, apart, offset=int(rng.integers(3)) * 16 // dtype.itemsize, broadcast=repeats)
+        dtype = (
+            self.dtype_out if forward else self.residual if operand == "residual" else None
+        ) or self.dtype
+        return Walk(
+            order, apart, offset=int(rng.integers(3)) * 16 // dtype.itemsize, broadcast=repeats
+        )
 
 
 def kind(rng: Random, operation: str, turn: int) -> Kind:
@@ -193,8 +249,17 @@ def kind(rng: Random, operation: str, turn: int) -> Kind:
     if operation in (QKV, OUT) and not wide and rng.random() < 0.25:
         found["dtype_out"] = F32
     if operation in (QKV_BWD, OUT_BWD):
-        found |= {"gradients": GRADIENTS[int(rng.integers(len(GRADIENTS)))], "entries_apart": rng.random() < 0.5}
-        bias = (F64 if wide else F32) if bias is None and not found["gradients"] else F64 if bias and wide else bias
+        found |= {
+            "gradients": GRADIENTS[int(rng.integers(len(GRADIENTS)))],
+            "entries_apart": rng.random() < 0.5,
+        }
+        bias = (
+            (F64 if wide else F32)
+            if bias is None and not found["gradients"]
+            else F64
+            if bias and wide
+            else bias
+        )
     if operation in (OUT, OUT_BWD):
         found["apart"] = frozenset(n for n in heads if rng.random() < 0.5)
     if "heads" in narrow:

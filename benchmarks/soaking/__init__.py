@@ -32,7 +32,7 @@ class Soaked:
 
     @property
     def status(self) -> str:
-        """"passed", "failed" or "not run"."""
+        """ "passed", "failed" or "not run"."""
         return "failed" if self.wrong else "not run" if self.absent else "passed"
 
 
@@ -65,13 +65,14 @@ def runtime_of(device: Device) -> Runtime:
 
 
 def is_host(device: Device) -> bool:
-    """Whether the device is the host itself, whose memory others use and whose errors do not stick."""
+    """Whether the device is the host itself, whose memory others use and whose errors do not
+    stick."""
     return device.evidence == HOST
 
 
 def free_bytes(device: Device) -> int | None:
-    """Device memory that nobody holds, what the array library's pool keeps given back first; None where the device has
-    no memory of its own, or nobody tells."""
+    """Device memory that nobody holds, what the array library's pool keeps given back first; None
+    where the device has no memory of its own, or nobody tells."""
     if is_host(device) or device.backend != "cuda":
         return None
     import cupy
@@ -85,7 +86,8 @@ def free_bytes(device: Device) -> int | None:
 
 
 def streams(device: Device, count: int) -> list[tuple[int, Any]]:
-    """So many streams, each as its handle and what keeps it; on the host the only one again and again."""
+    """So many streams, each as its handle and what keeps it; on the host the only one again and
+    again."""
     if is_host(device) or device.backend != "cuda":
         return [(0, None)] * count
     import cupy
@@ -96,10 +98,15 @@ def streams(device: Device, count: int) -> list[tuple[int, Any]]:
 
 
 def stage(
-    name: str, device: Device, work: Callable[[Soaked], None], keeps: int = PIECE, settle: float = 0.0
+    name: str,
+    device: Device,
+    work: Callable[[Soaked], None],
+    keeps: int = PIECE,
+    settle: float = 0.0,
 ) -> Soaked:
-    """Do a stage's work. What it raises is wrong with it; so is more than ``keeps`` bytes less of free device memory
-    afterwards. ``settle``: seconds that a driver has to take back what ended processes held."""
+    """Do a stage's work. What it raises is wrong with it; so is more than ``keeps`` bytes less of
+    free device memory afterwards. ``settle``: seconds that a driver has to take back what ended
+    processes held."""
     soaked, start = Soaked(name), time.monotonic()
     try:
         before = free_bytes(device)

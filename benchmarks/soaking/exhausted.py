@@ -1,13 +1,13 @@
-"""No memory left on the device: said by an error of ours, survived by calls that need none, and over when it is."""
+"""No memory left on the device: said by an error of ours, survived by calls that need none, and
+over when it is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import numpy as np
-
 import kernelseam as ks
+import numpy as np
 from kernelseam.contract import Device
 from kernelseam.dtypes import DType
 from kernelseam.errors import OutOfDeviceMemory
@@ -45,7 +45,10 @@ def run(soaked: Soaked, device: Device, implementation: str, clock: Clock) -> No
     descriptor = ks.BatchedGemmStrided(A=a, B=a, C=c, M=256, N=256, K=256, batch=4)
     bound = ks.plan(descriptor, device=device, implementation=implementation).bind()
     long = runtime.from_host(rng.standard_normal((1, 8, 2048, 64)).astype(np.float32), device)
-    attention: Callable[[], object] = lambda: ks.attention(long, long, long, implementation=implementation)  # noqa: E731
+
+    def attention() -> object:
+        return ks.attention(long, long, long, implementation=implementation)
+
     attention()
     bound()
     wanted, met = runtime.to_host(c), 0
@@ -74,7 +77,10 @@ def run(soaked: Soaked, device: Device, implementation: str, clock: Clock) -> No
         with nothing_left(device) as taken:
             soaked.figures["bytes taken"] = taken
             refused("an attention on a full device", attention)
-            refused("a new array on a full device", lambda: runtime.empty((1 << 22,), DType.float32, device))
+            refused(
+                "a new array on a full device",
+                lambda: runtime.empty((1 << 22,), DType.float32, device),
+            )
             goes_on("on a full device")
         attention()
         goes_on("after memory was given back")

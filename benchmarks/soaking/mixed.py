@@ -1,4 +1,5 @@
-"""Threads that each launch mixed calls on streams of their own, and hold every byte against what came in silence."""
+"""Threads that each launch mixed calls on streams of their own, and hold every byte against what
+came in silence."""
 
 from __future__ import annotations
 
@@ -8,8 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-from random_problems import chosen
-
 from kernelseam.contract import Device
 from kernelseam.parity.cases import Case
 from kernelseam.parity.description import describe
@@ -17,12 +16,14 @@ from kernelseam.parity.oracle import Array
 from kernelseam.parity.run import attempt
 from kernelseam.parity.stages import Made, judged, made, repeatable
 from kernelseam.planning import Call, plan
+from random_problems import chosen
 from soaking import Clock, Soaked, free_bytes, runtime_of, streams
 
 LAUNCHES = 8
 """Of every call before its results are looked at."""
 KEPT = 32 << 20
-"""Bytes of device memory that may be gone when all threads have ended: what a driver keeps for streams."""
+"""Bytes of device memory that may be gone when all threads have ended: what a driver keeps for
+streams."""
 LARGEST = 4 << 20
 """Bytes of a problem: what a stream's turn copies twice."""
 
@@ -46,7 +47,9 @@ class Flight:
     stream: int
 
 
-def known(cases: Sequence[Case], device: Device, implementation: str, soaked: Soaked) -> list[Known]:
+def known(
+    cases: Sequence[Case], device: Device, implementation: str, soaked: Soaked
+) -> list[Known]:
     """The cases that the device takes and computes alike every time, computed once and judged."""
     targets = {t.operation: t for t in chosen(device, implementation)}
     found = []
@@ -72,7 +75,10 @@ def known(cases: Sequence[Case], device: Device, implementation: str, soaked: So
 def begun(what: Known, device: Device, implementation: str, stream: int) -> Flight:
     """Memory as the case wants it, and a call over it."""
     runtime, layout = runtime_of(device), what.before.layout
-    held = {name: runtime.from_host(b.view(np.float32), device) for name, b in what.before.buffers.items()}
+    held = {
+        name: runtime.from_host(b.view(np.float32), device)
+        for name, b in what.before.buffers.items()
+    }
     starts: dict[str, int] = {}
     for name, array in held.items():
         info = runtime.describe(array)
@@ -84,7 +90,9 @@ def begun(what: Known, device: Device, implementation: str, stream: int) -> Flig
         for name, p in layout.places.items()
     }
     descriptor = describe(what.case, layout, addresses, runtime, device)
-    return Flight(what, held, plan(descriptor, device=device, implementation=implementation).bind(), stream)
+    return Flight(
+        what, held, plan(descriptor, device=device, implementation=implementation).bind(), stream
+    )
 
 
 def differs(flight: Flight, device: Device) -> str:
@@ -93,15 +101,25 @@ def differs(flight: Flight, device: Device) -> str:
     for name, array in flight.held.items():
         got = np.ascontiguousarray(runtime.to_host(array)).view(np.uint8).reshape(-1)
         if count := int((got != flight.known.wanted[name]).sum()):
-            return f"{flight.known.case.name}: {count} bytes of {name} are not what the same call gave alone"
+            return (
+                f"{flight.known.case.name}: {count} bytes of {name} are not what the same "
+                "call gave alone"
+            )
     return ""
 
 
 def run(
-    soaked: Soaked, found: Sequence[Known], device: Device, implementation: str, threads: int, each: int, clock: Clock,
+    soaked: Soaked,
+    found: Sequence[Known],
+    device: Device,
+    implementation: str,
+    threads: int,
+    each: int,
+    clock: Clock,
     rounds: int | None = None,
 ) -> None:
-    """``threads`` threads with ``each`` streams, until the clock is over or after so many rounds."""
+    """``threads`` threads with ``each`` streams, until the clock is over or after so many
+    rounds."""
     if not found:
         raise RuntimeError("there is no problem whose results are known")
 
@@ -112,7 +130,10 @@ def run(
             mine = streams(device, each)
             while not clock.over and (rounds is None or count["rounds"] < rounds) and not wrong:
                 drawn = [found[int(i)] for i in rng.integers(len(found), size=each)]
-                flights = [begun(x, device, implementation, s) for x, (s, _) in zip(drawn, mine, strict=True)]
+                flights = [
+                    begun(x, device, implementation, s)
+                    for x, (s, _) in zip(drawn, mine, strict=True)
+                ]
                 for _ in range(LAUNCHES):
                     for flight in flights:
                         flight.call(flight.stream)
@@ -128,12 +149,19 @@ def run(
         for count, wrong in (task.result() for task in tasks):
             total += count
             soaked.wrong += wrong
-    soaked.figures |= {"threads": threads, "streams": threads * each, "different calls": len(found), **total}
+    soaked.figures |= {
+        "threads": threads,
+        "streams": threads * each,
+        "different calls": len(found),
+        **total,
+    }
     after = free_bytes(device)
     if before is not None and after is not None:
         soaked.figures["bytes that threads kept"] = before - after
         if before - after > KEPT:
-            soaked.wrong.append(f"{before - after} bytes of device memory are gone when all threads have ended")
+            soaked.wrong.append(
+                f"{before - after} bytes of device memory are gone when all threads have ended"
+            )
     if not total["results compared"]:
         soaked.wrong.append("nothing was compared")
 

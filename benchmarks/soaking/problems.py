@@ -1,4 +1,5 @@
-"""Random problems by the ten thousand: processes that each make, launch and judge batches of them on the device."""
+"""Random problems by the ten thousand: processes that each make, launch and judge batches of them
+on the device."""
 
 from __future__ import annotations
 
@@ -12,13 +13,12 @@ from typing import Any
 
 import ahead
 from drawing import FAMILIES
-from random_problems import chosen, draw
-
 from kernelseam.contract import Device
 from kernelseam.parity import report
 from kernelseam.parity.pipeline import lost
 from kernelseam.parity.run import run_case
 from kernelseam.parity.workers import Workers
+from random_problems import chosen, draw
 from soaking import Clock, Soaked
 
 BATCH = 25
@@ -72,11 +72,15 @@ def units(batch: Batch, device: Device, implementation: str) -> dict[Hashable, a
     return ahead.keyed([p.case for p in problems], device, implementation)
 
 
-def run_batch(batch: Batch, device: Device, implementation: str, alone: bool = False) -> tuple[list[Row], str]:
-    """Every problem of a batch up to one that lost the device, and how. ``alone``: this process is nobody's worker."""
+def run_batch(
+    batch: Batch, device: Device, implementation: str, alone: bool = False
+) -> tuple[list[Row], str]:
+    """Every problem of a batch up to one that lost the device, and how. ``alone``: this process is
+    nobody's worker."""
     global _poisoned
     if _poisoned:
-        os._exit(1)  # this process's context is of no use any more: whoever gave the batch has another take it
+        # this process's context is of no use any more: whoever gave the batch has another take it
+        os._exit(1)
     rows = []
     targets = {t.operation: t for t in chosen(device, implementation)}
     for p in draw(FAMILIES[batch.family], batch.seed, batch.specs, list(batch.numbers)):
@@ -104,16 +108,27 @@ def binaries(
             found |= units(batch, device, implementation)
         return list(found.values())
     with closing(Workers(workers, _LONGEST)) as team:
-        for task in as_completed([team.start(units, b, device, implementation) for b in wanted], clock.left):
+        for task in as_completed(
+            [team.start(units, b, device, implementation) for b in wanted], clock.left
+        ):
             found |= task.result()
     return list(found.values())
 
 
 def run(
-    soaked: Soaked, wanted: list[Batch], device: Device, implementation: str, workers: int, clock: Clock
+    soaked: Soaked,
+    wanted: list[Batch],
+    device: Device,
+    implementation: str,
+    workers: int,
+    clock: Clock,
 ) -> None:
-    """All problems on the device, until the clock is over. ``workers``: processes; 0: this one alone."""
-    total, left = sum(len(b.numbers) for b in wanted), {(b.family, n) for b in wanted for n in b.numbers}
+    """All problems on the device, until the clock is over. ``workers``: processes; 0: this one
+    alone."""
+    total, left = (
+        sum(len(b.numbers) for b in wanted),
+        {(b.family, n) for b in wanted for n in b.numbers},
+    )
     count, worst = Counter[str](), Row("", -1, "", 0.0)
     for row in _rows(wanted, device, implementation, workers, clock):
         left.discard((row.family, row.number))
@@ -125,7 +140,9 @@ def run(
         if count.total() % 2000 == 0:
             print(f"{count.total()} of {total} problems, {clock.left:.0f} s left", flush=True)
     soaked.figures |= {
-        "problems": count.total(), **count, "worst error over tolerance": worst.worst,
+        "problems": count.total(),
+        **count,
+        "worst error over tolerance": worst.worst,
         "worst problem": f"{worst.family} {worst.number}",
     }
     if left:
@@ -144,7 +161,9 @@ def _rows(
             rows, gone = run_batch(batch, device, implementation, alone=True)
             yield from rows
             if gone:
-                yield Row(batch.family, rows[-1].number, "error", 0.0, f"the device was lost: {gone}")
+                yield Row(
+                    batch.family, rows[-1].number, "error", 0.0, f"the device was lost: {gone}"
+                )
                 return
         return
     with closing(Workers(workers, _LONGEST)) as team:
@@ -165,8 +184,8 @@ def _rows(
 
 
 def _answer(task: Future[tuple[list[Row], str]], batch: Batch) -> Iterator[Row | Batch]:
-    """What came of a batch, and what of it is to be run again: one by one where nobody knows which problem it was that
-    ended the process."""
+    """What came of a batch, and what of it is to be run again: one by one where nobody knows which
+    problem it was that ended the process."""
     try:
         rows, gone = task.result()
     except Exception as e:
@@ -177,6 +196,12 @@ def _answer(task: Future[tuple[list[Row], str]], batch: Batch) -> Iterator[Row |
         return
     yield from rows
     if gone:
-        yield Row(batch.family, rows[-1].number, "error", 0.0, f"the device was lost to this process: {gone}")
-        if rest := batch.numbers[len(rows):]:
+        yield Row(
+            batch.family,
+            rows[-1].number,
+            "error",
+            0.0,
+            f"the device was lost to this process: {gone}",
+        )
+        if rest := batch.numbers[len(rows) :]:
             yield replace(batch, numbers=rest)

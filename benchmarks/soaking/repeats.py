@@ -1,4 +1,5 @@
-"""One call a million times, and functions on arrays by the ten thousand: neither leaves anything."""
+"""One call a million times, and functions on arrays by the ten thousand: neither leaves
+anything."""
 
 from __future__ import annotations
 
@@ -7,9 +8,8 @@ import sys
 import time
 from collections.abc import Callable
 
-import numpy as np
-
 import kernelseam as ks
+import numpy as np
 from kernelseam.contract import Device
 from soaking import Clock, Soaked, free_bytes, runtime_of
 
@@ -24,8 +24,14 @@ def launches(soaked: Soaked, device: Device, implementation: str, count: int, cl
     """One bound product, launched again and again."""
     runtime, rng = runtime_of(device), np.random.default_rng(0)
     a, b = (rng.standard_normal((1, 16, 16)).astype(np.float32) for _ in "ab")
-    x = {"A": runtime.from_host(a, device), "B": runtime.from_host(b, device), "C": runtime.from_host(a * 0, device)}
-    call = ks.plan(ks.BatchedGemmStrided(**x, M=16, N=16, K=16), device=device, implementation=implementation).bind()
+    x = {
+        "A": runtime.from_host(a, device),
+        "B": runtime.from_host(b, device),
+        "C": runtime.from_host(a * 0, device),
+    }
+    call = ks.plan(
+        ks.BatchedGemmStrided(**x, M=16, N=16, K=16), device=device, implementation=implementation
+    ).bind()
     stream = runtime.current_stream(device)
 
     def once() -> None:
@@ -38,7 +44,9 @@ def launches(soaked: Soaked, device: Device, implementation: str, count: int, cl
         soaked.wrong.append(f"the last product is off by {np.abs(got - a @ b).max():.3g}")
 
 
-def operations(soaked: Soaked, device: Device, implementation: str, count: int, clock: Clock) -> None:
+def operations(
+    soaked: Soaked, device: Device, implementation: str, count: int, clock: Clock
+) -> None:
     """Products and attentions on arrays, each with a new result."""
     runtime, rng = runtime_of(device), np.random.default_rng(0)
     x = rng.standard_normal((2, 4, 33, 32)).astype(np.float32)
@@ -52,8 +60,13 @@ def operations(soaked: Soaked, device: Device, implementation: str, count: int, 
     once()
     wanted = [runtime.to_host(y) for y in found]
     done, took = _repeated(soaked, device, once, count, clock)
-    soaked.figures |= {"operations": 2 * done, "microseconds each": round(took / max(2 * done, 1) * 1e6, 2)}
-    if not all(np.array_equal(runtime.to_host(y), want) for y, want in zip(found, wanted, strict=True)):
+    soaked.figures |= {
+        "operations": 2 * done,
+        "microseconds each": round(took / max(2 * done, 1) * 1e6, 2),
+    }
+    if not all(
+        np.array_equal(runtime.to_host(y), want) for y, want in zip(found, wanted, strict=True)
+    ):
         soaked.wrong.append("the last results are not the first ones")
 
 

@@ -1,9 +1,10 @@
-"""An error that a device never recovers from, provoked in a process of its own: everything afterwards must say so.
+"""An error that a device never recovers from, provoked in a process of its own: everything
+afterwards must say so.
 
     python benchmarks/soaking/sticky.py --device cuda:0
 
-A product is launched over an address that nobody has. From then on the process's context is lost. Prints what each of
-our calls says about it, as JSON.
+A product is launched over an address that nobody has. From then on the process's context is lost.
+Prints what each of our calls says about it, as JSON.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 import kernelseam as ks
+import numpy as np
 from kernelseam.contract import Device
 from kernelseam.dispatch import find_device
 from kernelseam.dtypes import DType
@@ -31,13 +31,15 @@ SECONDS = 60.0
 
 
 def provoke(device: Device, implementation: str) -> dict[str, Any]:
-    """Lose the device's context; what our calls say, by what was called: the error's class, whether it is a DeviceError
-    and its message, or no error."""
+    """Lose the device's context; what our calls say, by what was called: the error's class, whether
+    it is a DeviceError and its message, or no error."""
     runtime = plugins().backend(device.backend).runtime
     x = np.random.default_rng(0).standard_normal((1, 64, 64)).astype(np.float32)
     a, c = runtime.from_host(x, device), runtime.from_host(x * 0, device)
     plan = ks.plan(
-        ks.BatchedGemmStrided(A=a, B=a, C=c, M=64, N=64, K=64), device=device, implementation=implementation
+        ks.BatchedGemmStrided(A=a, B=a, C=c, M=64, N=64, K=64),
+        device=device,
+        implementation=implementation,
     )
     right = plan.bind()
     right()
@@ -68,15 +70,26 @@ def faults(answer: dict[str, Any]) -> list[str]:
     wrong = [] if answer["right before"] else ["the product was wrong before the error"]
     return wrong + [
         f"{name} after the error: {said['raised'] or 'no error'}: {said['message']}"
-        for name, said in answer["said"].items() if not said["ours"]
+        for name, said in answer["said"].items()
+        if not said["ours"]
     ]
 
 
 def ask(device: Device, implementation: str) -> dict[str, Any]:
     """``provoke`` in a child process. Raises RuntimeError where it ends otherwise."""
     done = subprocess.run(
-        [sys.executable, __file__, "--device", f"{device.backend}:{device.index}", "--implementation", implementation],
-        capture_output=True, text=True, timeout=SECONDS, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        [
+            sys.executable,
+            __file__,
+            "--device",
+            f"{device.backend}:{device.index}",
+            "--implementation",
+            implementation,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
@@ -86,7 +99,9 @@ def ask(device: Device, implementation: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda:0", metavar="BACKEND:INDEX")
     parser.add_argument("--implementation", default="shared")
     arguments = parser.parse_args()

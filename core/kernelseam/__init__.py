@@ -1,7 +1,7 @@
 """kernelseam: one seam between host code and the kernels of whatever device is there.
 
-Arrays or a filled-in descriptor go in; a plugin for the device computes. Importing this loads no vendor's runtime and
-looks for no device: both happen at the first use.
+Arrays or a filled-in descriptor go in; a plugin for the device computes. Importing this loads no
+vendor's runtime and looks for no device: both happen at the first use.
 """
 
 from __future__ import annotations
@@ -36,28 +36,76 @@ if TYPE_CHECKING:
     from kernelseam.ops.gemm_bwd import bmm_bwd, matmul2d_bwd
     from kernelseam.ops.merge import merge_states
     from kernelseam.ops.projection import fused_output_projection_residual, fused_qkv_projection
-    from kernelseam.ops.projection_bwd import fused_output_projection_residual_bwd, fused_qkv_projection_bwd
+    from kernelseam.ops.projection_bwd import (
+        fused_output_projection_residual_bwd,
+        fused_qkv_projection_bwd,
+    )
     from kernelseam.planning import Call, Plan, plan
 
 __all__ = [
-    "Attention", "AttentionBwd", "AttentionPointers", "BatchedGemmPointers", "BatchedGemmStrided", "Call", "DType",
-    "MergeStates", "OutputProjection", "OutputProjectionBwd", "Plan", "QkvProjection", "QkvProjectionBwd",
-    "__version__", "attention", "attention_bwd", "attention_paged", "attention_varlen", "bmm", "bmm_bwd", "devices",
-    "errors", "fused_output_projection_residual", "fused_output_projection_residual_bwd", "fused_qkv_projection",
-    "fused_qkv_projection_bwd", "matmul2d", "matmul2d_bwd", "merge_states", "plan", "trace", "use_backend",
+    "Attention",
+    "AttentionBwd",
+    "AttentionPointers",
+    "BatchedGemmPointers",
+    "BatchedGemmStrided",
+    "Call",
+    "DType",
+    "MergeStates",
+    "OutputProjection",
+    "OutputProjectionBwd",
+    "Plan",
+    "QkvProjection",
+    "QkvProjectionBwd",
+    "__version__",
+    "attention",
+    "attention_bwd",
+    "attention_paged",
+    "attention_varlen",
+    "bmm",
+    "bmm_bwd",
+    "devices",
+    "errors",
+    "fused_output_projection_residual",
+    "fused_output_projection_residual_bwd",
+    "fused_qkv_projection",
+    "fused_qkv_projection_bwd",
+    "matmul2d",
+    "matmul2d_bwd",
+    "merge_states",
+    "plan",
+    "trace",
+    "use_backend",
 ]
 
 _HOMES = {
-    "Attention": "descriptors", "AttentionBwd": "descriptors", "AttentionPointers": "descriptors",
-    "BatchedGemmPointers": "descriptors", "BatchedGemmStrided": "descriptors", "Call": "planning", "DType": "dtypes",
-    "MergeStates": "descriptors", "Plan": "planning", "attention": "ops.attention",
-    "attention_bwd": "ops.attention_bwd", "attention_paged": "ops.attention", "attention_varlen": "ops.attention",
-    "bmm": "ops.gemm", "bmm_bwd": "ops.gemm_bwd", "matmul2d": "ops.gemm", "matmul2d_bwd": "ops.gemm_bwd",
-    "merge_states": "ops.merge", "plan": "planning", "use_backend": "dispatch", **dict.fromkeys(
-        ("OutputProjection", "OutputProjectionBwd", "QkvProjection", "QkvProjectionBwd"), "descriptors"
+    "Attention": "descriptors",
+    "AttentionBwd": "descriptors",
+    "AttentionPointers": "descriptors",
+    "BatchedGemmPointers": "descriptors",
+    "BatchedGemmStrided": "descriptors",
+    "Call": "planning",
+    "DType": "dtypes",
+    "MergeStates": "descriptors",
+    "Plan": "planning",
+    "attention": "ops.attention",
+    "attention_bwd": "ops.attention_bwd",
+    "attention_paged": "ops.attention",
+    "attention_varlen": "ops.attention",
+    "bmm": "ops.gemm",
+    "bmm_bwd": "ops.gemm_bwd",
+    "matmul2d": "ops.gemm",
+    "matmul2d_bwd": "ops.gemm_bwd",
+    "merge_states": "ops.merge",
+    "plan": "planning",
+    "use_backend": "dispatch",
+    **dict.fromkeys(
+        ("OutputProjection", "OutputProjectionBwd", "QkvProjection", "QkvProjectionBwd"),
+        "descriptors",
     ),
     **dict.fromkeys(("fused_output_projection_residual", "fused_qkv_projection"), "ops.projection"),
-    **dict.fromkeys(("fused_output_projection_residual_bwd", "fused_qkv_projection_bwd"), "ops.projection_bwd"),
+    **dict.fromkeys(
+        ("fused_output_projection_residual_bwd", "fused_qkv_projection_bwd"), "ops.projection_bwd"
+    ),
 }
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())

@@ -1,4 +1,5 @@
-"""Arrays of any library as views: which runtime knows one is asked of the runtimes, fastest guess first."""
+"""Arrays of any library as views: which runtime knows one is asked of the runtimes, fastest guess
+first."""
 
 from __future__ import annotations
 
@@ -32,8 +33,9 @@ _memory: _Memory | None = None
 def describe(array: object, field: str = "array", backend: str | None = None) -> ArrayInfo:
     """The view of an array; nothing is copied.
 
-    ``field`` is the array's name as the caller knows it; ``backend``'s runtime, where given, is asked first.
-    Raises InvalidValue for what no runtime knows, and for a dtype or layout that none takes.
+    ``field`` is the array's name as the caller knows it; ``backend``'s runtime, where given, is
+    asked first. Raises InvalidValue for what no runtime knows, and for a dtype or layout that none
+    takes.
     """
     global _memory
     found = plugins()
@@ -48,7 +50,8 @@ def describe(array: object, field: str = "array", backend: str | None = None) ->
             info = runtime.describe(array) if runtime is not None else None
         except InvalidValue:
             raise
-        except Exception:  # an array of a kind that it cannot read: it is asked again below, with all others
+        # an array of a kind that it cannot read: it is asked again below, with all others
+        except Exception:
             info = None
         if info is not None:
             return info
@@ -59,8 +62,11 @@ def describe(array: object, field: str = "array", backend: str | None = None) ->
                     info = held_view(asked.name, asked.runtime.describe(array))
             except InvalidValue:
                 raise
-            except Exception as e:  # one that is broken must not stand before the one that knows the array
-                _log.warning("backend %s cannot tell whether an array is its own", asked.name, exc_info=True)
+            # one that is broken must not stand before the one that knows the array
+            except Exception as e:
+                _log.warning(
+                    "backend %s cannot tell whether an array is its own", asked.name, exc_info=True
+                )
                 broken += f"; {asked.name} could not be asked: {told(e)}"
                 continue
             if info is not None:
@@ -68,14 +74,18 @@ def describe(array: object, field: str = "array", backend: str | None = None) ->
                 return info
     except InvalidValue as e:
         rule, remedy = e.rule, e.remedy
-        if rule == one_of(floating=False):  # a runtime knows no operand, and names all that some operand takes
+        # a runtime knows no operand, and names all that some operand takes
+        if rule == one_of(floating=False):
             only = OF_OPERANDS.get(field.partition("[")[0])
             rule, remedy = one_of() if only is None else f"must be {only}", "Convert the array"
         raise type(e)(f"{field}.{e.field}", e.value, rule, remedy) from None
     raise InvalidValue(
-        field, f"{type(array).__module__}.{type(array).__qualname__}",
-        f"must be an array of a library and on a device known to {', '.join(sorted(found.registry.backends))}{broken}",
-        "Pass a NumPy array, a torch tensor or anything with DLPack, and see `kernelseam doctor` for missing plugins",
+        field,
+        f"{type(array).__module__}.{type(array).__qualname__}",
+        "must be an array of a library and on a device known to "
+        f"{', '.join(sorted(found.registry.backends))}{broken}",
+        "Pass a NumPy array, a torch tensor or anything with DLPack, and see `kernelseam doctor` "
+        "for missing plugins",
     )
 
 
@@ -91,19 +101,22 @@ def runtime_of(info: ArrayInfo) -> Runtime:
 
 
 def tell_written(info: ArrayInfo) -> None:
-    """Tell an array's library that its elements were written, where it keeps count: torch refuses gradients that need
-    what stood there before."""
+    """Tell an array's library that its elements were written, where it keeps count: torch refuses
+    gradients that need what stood there before."""
     if info.kind == "torch":
         torch_arrays.tell_written((info.owner,))
 
 
 def same_device(infos: Mapping[str, ArrayInfo]) -> Device:
-    """The one device of several arrays, given by name. Raises InvalidValue naming the first two that differ."""
+    """The one device of several arrays, given by name. Raises InvalidValue naming the first two
+    that differ."""
     (first, info), *others = infos.items()
     for name, other in others:
         if other.device != info.device:
             raise InvalidValue(
-                name, other.device, f"must be on the same device as {first}, which is on {info.device}",
+                name,
+                other.device,
+                f"must be on the same device as {first}, which is on {info.device}",
                 f"Move {name} or {first}",
             )
     return info.device

@@ -1,7 +1,7 @@
 """A vendor's batched GEMM as an implementation: what such libraries refuse, and how they count.
 
-They store columns: the transpose of our row-major C is op(B)ᵀ·op(A)ᵀ, so B comes first and M and N change places. A
-plugin adds how its library is found and called.
+They store columns: the transpose of our row-major C is op(B)ᵀ·op(A)ᵀ, so B comes first and M and N
+change places. A plugin adds how its library is found and called.
 """
 
 from __future__ import annotations
@@ -24,19 +24,25 @@ LIMIT = 2**31 - 1
 """Extents and row strides are 32-bit integers there."""
 
 BEYOND = {
-    "bias": "a bias", "residual": "a residual", "summed": "products summed into one C", "row_sums": "sums of A's rows",
-    "segmented": "an A in several places", "heads": "a C in several places",
+    "bias": "a bias",
+    "residual": "a residual",
+    "summed": "products summed into one C",
+    "row_sums": "sums of A's rows",
+    "segmented": "an A in several places",
+    "heads": "a C in several places",
 }
 """What a problem may ask for beside a plain product, by the field of its spec."""
 
 _STEP = 16
-"""Rows and columns that a library's kernels for few of them are padded to: a step of the matrix units."""
+"""Rows and columns that a library's kernels for few of them are padded to: a step of the matrix
+units."""
 
 
 @dataclass(frozen=True)
 class Factor:
-    """A matrix of each product as the library sees it: ``lead`` elements from column to column, ``stride`` from matrix
-    to matrix. Where the stride is None, ``address`` is that of a list of their addresses."""
+    """A matrix of each product as the library sees it: ``lead`` elements from column to column,
+    ``stride`` from matrix to matrix. Where the stride is None, ``address`` is that of a list of
+    their addresses."""
 
     address: int
     dtype: DType
@@ -47,7 +53,8 @@ class Factor:
 
 @dataclass(frozen=True)
 class ColumnProduct:
-    """``count`` products of column-major matrices: result[m×n] = alpha·op(first)[m×k]·op(second)[k×n] + beta·result."""
+    """``count`` products of column-major matrices: result[m×n] =
+    alpha·op(first)[m×k]·op(second)[k×n] + beta·result."""
 
     m: int
     n: int
@@ -62,8 +69,8 @@ class ColumnProduct:
 
 
 def column_product(p: GemmProblem, pointers: Mapping[str, int]) -> ColumnProduct:
-    """The problem over addresses by operand name, in the library's order. Where A and B are never read, k is 0 and
-    their addresses are C's."""
+    """The problem over addresses by operand name, in the library's order. Where A and B are never
+    read, k is 0 and their addresses are C's."""
     s, listed = p.spec, p.spec.view == "pointers"
     strides = (None, None, None) if listed else p.matrix_strides
     assert strides is not None
@@ -72,8 +79,13 @@ def column_product(p: GemmProblem, pointers: Mapping[str, int]) -> ColumnProduct
     c = pointers["C" + suffix]
     a, b = (pointers.get(name + suffix) or c for name in "AB")
     kinds = ((a, s.dtype, s.a_transposed), (b, s.dtype, s.b_transposed), (c, s.dtype_c, False))
-    A, B, C = (Factor(*kind, lead, stride) for kind, lead, stride in zip(kinds, leads, strides, strict=True))
-    return ColumnProduct(p.N, p.M, p.K if p.reads_inputs else 0, p.matrices, B, A, C, s.dtype_acc, s.precision)
+    A, B, C = (
+        Factor(*kind, lead, stride)
+        for kind, lead, stride in zip(kinds, leads, strides, strict=True)
+    )
+    return ColumnProduct(
+        p.N, p.M, p.K if p.reads_inputs else 0, p.matrices, B, A, C, s.dtype_acc, s.precision
+    )
 
 
 def scalars(p: GemmProblem) -> tuple[Any, Any]:
@@ -100,7 +112,8 @@ class Handles:
 
 
 class LibraryGemm(ABC):
-    """kernelseam.contract.Implementation, but for its ``build``, over one function of a vendor's library."""
+    """kernelseam.contract.Implementation, but for its ``build``, over one function of a vendor's
+    library."""
 
     name: str
     backend: str
@@ -122,11 +135,13 @@ class LibraryGemm(ABC):
     def build(self, problem: GemmProblem, device: Device) -> PlanParts: ...
 
     def coefficients(self, arch: str) -> Coefficients | None:
-        """The arch's row, whose ``libraries`` may name this one; None where the vendor's table has none."""
+        """The arch's row, whose ``libraries`` may name this one; None where the vendor's table has
+        none."""
         return None
 
     def refuse(self, problem: GemmProblem) -> str | None:
-        """Why this one of all such functions does not take a problem that the others might, or None."""
+        """Why this one of all such functions does not take a problem that the others might, or
+        None."""
         return None
 
     def supports(self, problem: GemmProblem, device: Device) -> str | None:
@@ -134,8 +149,13 @@ class LibraryGemm(ABC):
         if device.evidence == EMULATED:
             return "runs on real devices only"
         if spec.view != self.view:
-            return f"takes {'strided batches' if self.view == 'strided' else 'lists of addresses'} only"
-        if more := [words for name, words in BEYOND.items() if getattr(spec, name) and name not in self.beyond]:
+            view = "strided batches" if self.view == "strided" else "lists of addresses"
+            return f"takes {view} only"
+        if more := [
+            words
+            for name, words in BEYOND.items()
+            if getattr(spec, name) and name not in self.beyond
+        ]:
             return f"does not take {', '.join(more)}"
         if spec.precision and spec.precision not in self.precisions:
             return f"has no {spec.precision} products"
@@ -164,8 +184,12 @@ class LibraryGemm(ABC):
         if 1 in (p.M, p.N):
             blocks = 0  # a vector: libraries read the matrix as fast as it comes
         work = Work(
-            p.bytes_moved, blocks, 2.0 * m * n * p.K * p.reads_inputs, dtype=p.spec.dtype,
-            rate=rate.rate * (rate.tf32 if p.spec.precision else 1.0), block_seconds=rate.block_seconds,
+            p.bytes_moved,
+            blocks,
+            2.0 * m * n * p.K * p.reads_inputs,
+            dtype=p.spec.dtype,
+            rate=rate.rate * (rate.tf32 if p.spec.precision else 1.0),
+            block_seconds=rate.block_seconds,
         )
         # Its own instructions, not those of the shared kernels.
         seconds = predicted(work, replace(known, multiply={}), device.limits) + known.call_seconds
@@ -177,9 +201,13 @@ class LibraryGemm(ABC):
 
     def record(self, problem: GemmProblem, device: Device) -> LaunchRecord:
         """A call of the function."""
-        return LaunchRecord(self.function_of(problem), (1, 1, 1), (1, 1, 1), 0, device.arch, "library")
+        return LaunchRecord(
+            self.function_of(problem), (1, 1, 1), (1, 1, 1), 0, device.arch, "library"
+        )
 
-    def records(self, problem: GemmProblem, device: Device, variant: str = "") -> tuple[LaunchRecord, ...]:
+    def records(
+        self, problem: GemmProblem, device: Device, variant: str = ""
+    ) -> tuple[LaunchRecord, ...]:
         """That call: what it launches is the library's affair."""
         return (self.record(problem, device),)
 
@@ -188,7 +216,9 @@ class BatchedGemm(LibraryGemm):
     """One over a function that needs no workspace of the caller's."""
 
     @abstractmethod
-    def bind(self, problem: GemmProblem, device: Device, pointers: Mapping[str, int]) -> Callable[[int], None]:
+    def bind(
+        self, problem: GemmProblem, device: Device, pointers: Mapping[str, int]
+    ) -> Callable[[int], None]:
         """``launch(stream)`` of one product over these addresses, by operand name."""
 
     def build(self, problem: GemmProblem, device: Device) -> PlanParts:
@@ -203,8 +233,8 @@ def empty(problem: GemmProblem) -> bool:
 
 
 def single_stride(problem: GemmProblem, batch: int, head: int) -> int | None:
-    """The one stride over all batch·num_heads matrices or vectors that lie ``batch`` and ``head`` elements apart; None
-    where they are not evenly spaced."""
+    """The one stride over all batch·num_heads matrices or vectors that lie ``batch`` and ``head``
+    elements apart; None where they are not evenly spaced."""
     if problem.num_heads == 1:
         return batch
     return head if problem.batch == 1 or batch == head * problem.num_heads else None

@@ -1,10 +1,13 @@
-"""A plugin's code, kept from ending the program: what it raises is an Exception, what the user sends goes through.
+"""A plugin's code, kept from ending the program: what it raises is an Exception, what the user
+sends goes through.
 
-``sys.exit()``, a KeyboardInterrupt or any other BaseException of a plugin's own passes every ``except Exception``. Here
-it becomes an `Escaped`, which says whose code it was. What a signal's handler raises is the user's, though it comes up
-in the midst of a plugin's code: Ctrl-C, or a program's own handler of SIGTERM that calls ``sys.exit()``. It is told
-apart by where it was raised, not by its type: Python runs handlers in the main thread alone, so there, while a plugin's
-code runs, they are wrapped. What one of them raised ends the block, even where the plugin's code swallowed it.
+``sys.exit()``, a KeyboardInterrupt or any other BaseException of a plugin's own passes every
+``except Exception``. Here it becomes an `Escaped`, which says whose code it was. What a signal's
+handler raises is the user's, though it comes up in the midst of a plugin's code: Ctrl-C, or a
+program's own handler of SIGTERM that calls ``sys.exit()``. It is told apart by where it was raised,
+not by its type: Python runs handlers in the main thread alone, so there, while a plugin's code
+runs, they are wrapped. What one of them raised ends the block, even where the plugin's code
+swallowed it.
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ import signal
 import threading
 import traceback
 
-# Not through `signal`, which looks for an enum of every handler: that takes longer than all else here.
-from _signal import getsignal, signal as set_handler  # type: ignore[import-not-found]
+# Not through `signal`, which looks for an enum of every handler: that takes longer than all else
+# here.
+from _signal import getsignal  # type: ignore[import-not-found]
+from _signal import signal as set_handler
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
@@ -22,9 +27,18 @@ from typing import Any
 from kernelseam.errors import PluginError
 
 SIGNALS = tuple(
-    int(getattr(signal, name)) for name in (
-        "SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK", "SIGALRM", "SIGUSR1", "SIGUSR2"
-    ) if hasattr(signal, name)
+    int(getattr(signal, name))
+    for name in (
+        "SIGINT",
+        "SIGTERM",
+        "SIGHUP",
+        "SIGQUIT",
+        "SIGBREAK",
+        "SIGALRM",
+        "SIGUSR1",
+        "SIGUSR2",
+    )
+    if hasattr(signal, name)
 )
 """Those whose handlers programs make raise: to end, to stop waiting, to be told something."""
 
@@ -36,7 +50,8 @@ class Escaped(PluginError):
 class Contained:
     """``with Contained(whose):`` around a plugin's code, named for the message.
 
-    Exceptions pass as they are, other BaseExceptions as Escaped; what a signal's handler raised is raised.
+    Exceptions pass as they are, other BaseExceptions as Escaped; what a signal's handler raised is
+    raised.
     """
 
     __slots__ = ("_watch", "_whose")
@@ -52,7 +67,10 @@ class Contained:
             self._watch.begin()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         global _watching
         escaped = None
@@ -116,7 +134,8 @@ def told(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback of what a plugin's code raised, as text: kept as it is, it keeps every caller's arrays alive."""
+    """The traceback of what a plugin's code raised, as text: kept as it is, it keeps every caller's
+    arrays alive."""
     if isinstance(error, Escaped) and error.__cause__ is not None:
         error = error.__cause__
     with Contained("an exception's traceback"):

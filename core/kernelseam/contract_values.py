@@ -1,4 +1,5 @@
-"""The contract's rules on values: what a plugin hands over is held against them where it comes in, and not again."""
+"""The contract's rules on values: what a plugin hands over is held against them where it comes in,
+and not again."""
 
 from __future__ import annotations
 
@@ -40,7 +41,11 @@ def _integer(value: object) -> bool:
 
 
 def _number(value: object) -> bool:
-    if type(value) is not float and type(value) is not int and (not isinstance(value, Real) or isinstance(value, bool)):
+    if (
+        type(value) is not float
+        and type(value) is not int
+        and (not isinstance(value, Real) or isinstance(value, bool))
+    ):
         return False
     return not math.isnan(value)
 
@@ -63,7 +68,9 @@ RATE = Rule("must be a number above 0", lambda v: _number(v) and v > 0)
 CALLED = Rule("must be a method", callable)
 RATES = Rule(
     "must map names of dtypes to numbers above 0",
-    lambda v: isinstance(v, Mapping) and all(isinstance(k, str) and RATE.holds(x) for k, x in v.items()),
+    lambda v: (
+        isinstance(v, Mapping) and all(isinstance(k, str) and RATE.holds(x) for k, x in v.items())
+    ),
 )
 VARIABLES = Rule(
     "must be pairs of a variable's name and its meaning",
@@ -73,37 +80,66 @@ SEVERAL = Rule("must be a tuple", lambda v: isinstance(v, (tuple, list)))
 
 FIELDS: Mapping[type, Mapping[str, Rule]] = {
     PluginInfo: {
-        "name": NAME, "version": TEXT, "contract_version": INTEGER, "summary": TEXT, "variables": VARIABLES,
+        "name": NAME,
+        "version": TEXT,
+        "contract_version": INTEGER,
+        "summary": TEXT,
+        "variables": VARIABLES,
     },
     Backend: {"name": BACKEND, "implementations": SEVERAL, "kernels": SEVERAL, "priority": INTEGER},
     Implementation: {
-        "name": NAME, "backend": NAME, "operation": NAME, "supports": CALLED, "cost": CALLED, "build": CALLED,
+        "name": NAME,
+        "backend": NAME,
+        "operation": NAME,
+        "supports": CALLED,
+        "cost": CALLED,
+        "build": CALLED,
     },
     Runtime: dict.fromkeys(
         (
-            "devices", "describe", "empty", "from_host", "to_host", "read", "current_stream", "synchronize", "activate",
-            "time", "prepare_memset",
+            "devices",
+            "describe",
+            "empty",
+            "from_host",
+            "to_host",
+            "read",
+            "current_stream",
+            "synchronize",
+            "activate",
+            "time",
+            "prepare_memset",
         ),
         CALLED,
     ),
     Toolchain: {
         "backend": NAME,
-        **dict.fromkeys(("arch_row", "platform_files", "compiler", "compile", "inspect", "load"), CALLED),
+        **dict.fromkeys(
+            ("arch_row", "platform_files", "compiler", "compile", "inspect", "load"), CALLED
+        ),
     },
     Device: {"backend": NAME, "index": COUNT, "arch": NAME, "name": TEXT, "evidence": NAME},
     DeviceLimits: {
-        "compute_units": COUNT, "shared_bytes_per_block": COUNT, "memory_bytes": COUNT, "bytes_per_second": RATE,
-        "operations_per_second": RATES, "launch_seconds": DURATION,
+        "compute_units": COUNT,
+        "shared_bytes_per_block": COUNT,
+        "memory_bytes": COUNT,
+        "bytes_per_second": RATE,
+        "operations_per_second": RATES,
+        "launch_seconds": DURATION,
     },
     Cost: {"bytes": DURATION, "operations": DURATION, "seconds": DURATION},
-    PlanParts: {"steps": SEVERAL, "workspace_bytes": COUNT, "workspace_alignment": COUNT, "zeroed_bytes": COUNT},
+    PlanParts: {
+        "steps": SEVERAL,
+        "workspace_bytes": COUNT,
+        "workspace_alignment": COUNT,
+        "zeroed_bytes": COUNT,
+    },
 }
 """By class or protocol, its fields."""
 
 
 def held(whose: str, value: Any, kind: type[T]) -> T:
-    """The value, where it is one of that class and its fields are as FIELDS has them. ``whose``: for the message.
-    Raises PluginError."""
+    """The value, where it is one of that class and its fields are as FIELDS has them. ``whose``:
+    for the message. Raises PluginError."""
     if not isinstance(value, kind):
         raise PluginError(f"{whose} must be a {kind.__name__}, got {reprlib.repr(value)}")
     _hold_fields(whose, value, kind)
@@ -114,12 +150,16 @@ def _hold_fields(whose: str, value: object, kind: type[Any]) -> None:
     for name, rule in FIELDS.get(kind, {}).items():
         given = getattr(value, name, None)
         if not rule.holds(given):
-            raise PluginError(f"{whose}: {kind.__name__}.{name} = {reprlib.repr(given)}: {rule.says}")
+            raise PluginError(
+                f"{whose}: {kind.__name__}.{name} = {reprlib.repr(given)}: {rule.says}"
+            )
 
 
 def hold_implementation(value: Any) -> None:
     """Raises PluginError for what is none."""
-    _hold_fields(f"implementation {reprlib.repr(getattr(value, 'name', value))}", value, Implementation)
+    _hold_fields(
+        f"implementation {reprlib.repr(getattr(value, 'name', value))}", value, Implementation
+    )
 
 
 def held_backend(value: Any) -> Backend:
@@ -150,7 +190,9 @@ def held_devices(backend: str, value: Any) -> tuple[Device, ...]:
 def held_archs(backend: str, value: Any) -> tuple[str, ...]:
     """What a backend's toolchain compiles for. Raises PluginError."""
     if not _texts(value):
-        raise PluginError(f"archs of backend {backend!r} must be a tuple of str, got {reprlib.repr(value)}")
+        raise PluginError(
+            f"archs of backend {backend!r} must be a tuple of str, got {reprlib.repr(value)}"
+        )
     return tuple(value)
 
 
@@ -162,7 +204,10 @@ def held_view(backend: str, value: Any) -> ArrayInfo | None:
 def held_refusal(name: str, value: Any) -> str | None:
     """What an implementation says to a problem; "" is no reason. Raises PluginError."""
     if value is not None and not isinstance(value, str):
-        raise PluginError(f"supports() of {name!r} must be None or a str that says why not, got {reprlib.repr(value)}")
+        raise PluginError(
+            f"supports() of {name!r} must be None or a str that says why not, got "
+            f"{reprlib.repr(value)}"
+        )
     return value or None
 
 

@@ -1,8 +1,10 @@
-"""A plugin's code under a time limit: a driver that does not answer must not take the process with it.
+"""A plugin's code under a time limit: a driver that does not answer must not take the process with
+it.
 
-The code runs in a thread of its own. Python cannot end a thread, so one that hangs is left behind (as a daemon, which
-does not keep the process from ending). A hang that holds the interpreter's lock cannot be seen from here. Handlers of
-signals run in the main thread alone: Ctrl-C ends the wait, never the code, and whatever the code raises is its own.
+The code runs in a thread of its own. Python cannot end a thread, so one that hangs is left behind
+(as a daemon, which does not keep the process from ending). A hang that holds the interpreter's lock
+cannot be seen from here. Handlers of signals run in the main thread alone: Ctrl-C ends the wait,
+never the code, and whatever the code raises is its own.
 """
 
 from __future__ import annotations
@@ -22,13 +24,15 @@ from kernelseam.errors import InvalidValue, PluginError
 
 VARIABLE = "KERNELSEAM_PROBE_SECONDS"
 DEFAULT = 30.0
-"""Seconds. Loading a vendor's libraries from a slow disk and waking up a machine full of GPUs takes many."""
+"""Seconds. Loading a vendor's libraries from a slow disk and waking up a machine full of GPUs takes
+many."""
 
 T = TypeVar("T")
 
 
 class Hung(PluginError):
-    """A plugin's code that did not come back in time. ``stack``: where its thread was left behind."""
+    """A plugin's code that did not come back in time. ``stack``: where its thread was left
+    behind."""
 
     def __init__(self, message: str, stack: str) -> None:
         self.stack = stack
@@ -49,16 +53,23 @@ def probe_seconds() -> float:
     except ValueError:
         seconds = math.nan
     if not seconds > 0:
-        raise InvalidValue(VARIABLE, given, "must be a positive number of seconds", "Leave it unset, or set it to 30")
+        raise InvalidValue(
+            VARIABLE,
+            given,
+            "must be a positive number of seconds",
+            "Leave it unset, or set it to 30",
+        )
     return seconds
 
 
 def within(seconds: float, what: str, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """``call(*arguments, **named)``, or the Exception that it raises; for anything else that it raises, Escaped.
+    """``call(*arguments, **named)``, or the Exception that it raises; for anything else that it
+    raises, Escaped.
 
     Raises Hung after so many seconds, naming ``what`` and the line where it hangs.
     """
-    # An interrupted wait must leave nothing behind: Thread.join of 3.11 takes the thread for ended then.
+    # An interrupted wait must leave nothing behind: Thread.join of 3.11 takes the thread for ended
+    # then.
     answers: SimpleQueue[tuple[list[T], Exception | None]] = SimpleQueue()
 
     def work() -> None:
@@ -72,7 +83,9 @@ def within(seconds: float, what: str, call: Callable[..., T], *arguments: Any, *
             answers.put((results, None))
 
     context = contextvars.copy_context()
-    thread = threading.Thread(target=context.run, args=(work,), name=f"kernelseam: {what}", daemon=True)
+    thread = threading.Thread(
+        target=context.run, args=(work,), name=f"kernelseam: {what}", daemon=True
+    )
     thread.start()
     try:
         results, error = answers.get(timeout=min(seconds, threading.TIMEOUT_MAX))
@@ -87,4 +100,7 @@ def _hung(thread: threading.Thread, what: str, seconds: float) -> Hung:
     frame = sys._current_frames().get(thread.ident or 0)
     stack = traceback.extract_stack(frame) if frame else traceback.StackSummary()
     at = f" It hangs in {stack[-1].name}, {stack[-1].filename}:{stack[-1].lineno}." if stack else ""
-    return Hung(f"{what} did not come back within {seconds:g} s ({VARIABLE}).{at}", "".join(stack.format()).rstrip())
+    return Hung(
+        f"{what} did not come back within {seconds:g} s ({VARIABLE}).{at}",
+        "".join(stack.format()).rstrip(),
+    )

@@ -13,8 +13,8 @@ from kernelseam.errors import UnknownName, shown
 
 
 class DType(enum.Enum):
-    """An element type, named as NumPy and ml_dtypes name it. Data are floating; lengths, offsets and tables are int32,
-    and masks bool."""
+    """An element type, named as NumPy and ml_dtypes name it. Data are floating; lengths, offsets
+    and tables are int32, and masks bool."""
 
     float16 = "float16"
     bfloat16 = "bfloat16"
@@ -25,14 +25,17 @@ class DType(enum.Enum):
 
     @classmethod
     def of(cls, value: object, field: str = "dtype", floating: bool = True) -> DType:
-        """The element type of a name, a dtype of NumPy or torch, a scalar type (``numpy.float32``), or a DType.
+        """The element type of a name, a dtype of NumPy or torch, a scalar type (``numpy.float32``),
+        or a DType.
 
         ``floating``: only those of data. Raises UnknownName (naming ``field``) for anything else.
         """
         name = value if isinstance(value, str) else _name(value)
         found = value if isinstance(value, cls) else _NAMED.get(name)
         if found is None or (floating and not found.floating):
-            raise UnknownName(field, name, one_of(floating), "Convert the array or name one of these")
+            raise UnknownName(
+                field, name, one_of(floating), "Convert the array or name one of these"
+            )
         return found
 
     @property
@@ -40,7 +43,8 @@ class DType(enum.Enum):
         """Whether it is one of data: not int32 or bool."""
         return self is not DType.int32 and self is not DType.boolean
 
-    __hash__ = object.__hash__  # members are singletons, and Enum's own hash shows in the time of a call
+    # members are singletons, and Enum's own hash shows in the time of a call
+    __hash__ = object.__hash__
 
     @property
     def itemsize(self) -> int:
@@ -82,7 +86,8 @@ def one_of(floating: bool = True) -> str:
 
 
 def _name(value: object) -> str:
-    """NumPy's dtypes have a name, scalar types are classes, and torch's dtypes say "torch.float32"."""
+    """NumPy's dtypes have a name, scalar types are classes, and torch's dtypes say
+    "torch.float32"."""
     name = value.__name__ if isinstance(value, type) else None
     if isinstance(value, np.dtype):
         name = value.name
@@ -102,7 +107,8 @@ FLOATING = tuple(d for d in DType if d.floating)
 """The element types of data."""
 OF_OPERANDS = {
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "prefix_lengths"), DType.int32),
-    **dict.fromkeys(("block_table", "positions"), DType.int32), "mask": DType.boolean,
+    **dict.fromkeys(("block_table", "positions"), DType.int32),
+    "mask": DType.boolean,
 }
 """Operands that hold no data, and their one element type."""
 

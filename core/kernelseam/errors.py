@@ -15,13 +15,19 @@ _LONGEST = 160
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it, on one short line: arrays, and what has no such text, by their type's name."""
+    """A value as a message shows it, on one short line: arrays, and what has no such text, by their
+    type's name."""
     kind = type(value).__name__
     try:
         if isinstance(value, str):
             value = value if value.isprintable() and value else repr(value)
-            return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}… ({len(value)} characters)"
-        if hasattr(value, "dtype") and hasattr(value, "__setitem__"):  # an array, and no scalar of NumPy's
+            return (
+                value
+                if len(value) <= _LONGEST
+                else f"{value[:_LONGEST]}… ({len(value)} characters)"
+            )
+        # an array, and no scalar of NumPy's
+        if hasattr(value, "dtype") and hasattr(value, "__setitem__"):
             return kind
         if isinstance(value, list | tuple) and (
             len(value) > _LONGEST or not all(isinstance(x, int | float | str | None) for x in value)
@@ -68,7 +74,9 @@ class Unsupported(KernelSeamError):
 
     def __init__(self, problem: object, refusals: Sequence[Refusal]) -> None:
         self.problem, self.refusals = problem, tuple(refusals)
-        reasons = "; ".join(map(str, refusals)) or "none is registered for this operation and device"
+        reasons = (
+            "; ".join(map(str, refusals)) or "none is registered for this operation and device"
+        )
         super().__init__(f"no implementation takes {problem}. {reasons}.")
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -76,7 +84,8 @@ class Unsupported(KernelSeamError):
 
 
 class CompileError(KernelSeamError, RuntimeError):
-    """The compiler refused a source. ``log`` is its own output, ``source`` where the source was saved."""
+    """The compiler refused a source. ``log`` is its own output, ``source`` where the source was
+    saved."""
 
     def __init__(self, kernel: str, arch: str, log: str, source: str | None = None) -> None:
         self.kernel, self.arch, self.log, self.source = kernel, arch, log, source
@@ -108,8 +117,10 @@ class CallInUse(KernelSeamError, RuntimeError):
     def __init__(self, problem: object, device: object) -> None:
         self.problem, self.device = problem, device
         super().__init__(
-            f"another thread is in this call ({problem} on {device}), whose launches share one workspace. "
-            f"Give each thread a call of its own: call.rebind(), with another workspace where this one was given one."
+            f"another thread is in this call ({problem} on {device}), whose launches share one "
+            "workspace. "
+            "Give each thread a call of its own: call.rebind(), with another workspace where "
+            "this one was given one."
         )
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -123,11 +134,17 @@ class PluginError(KernelSeamError):
 class WrongResult(KernelSeamError):
     """A call that checks its result (``bind(check=True)``) found numbers beyond the tolerance.
 
-    Attributes: ``implementation``, ``device`` (its name), ``problem`` and ``finding``, which names the worst element.
+    Attributes: ``implementation``, ``device`` (its name), ``problem`` and ``finding``, which names
+    the worst element.
     """
 
     def __init__(self, implementation: str, device: str, problem: object, finding: str) -> None:
-        self.implementation, self.device, self.problem, self.finding = implementation, device, problem, finding
+        self.implementation, self.device, self.problem, self.finding = (
+            implementation,
+            device,
+            problem,
+            finding,
+        )
         super().__init__(
             f"{implementation} on {device} computes {problem} wrongly: {finding}. "
             f"Name another implementation, and tell whoever made this one."
@@ -138,8 +155,12 @@ class WrongResult(KernelSeamError):
 
 
 def not_copied(what: str, remedy: str) -> TypeError:
-    """The refusal to deep-copy or pickle what holds addresses: a copy would go on with the original's memory."""
-    return TypeError(f"{what} is not deep-copied or pickled: it holds addresses of this process's memory. {remedy}.")
+    """The refusal to deep-copy or pickle what holds addresses: a copy would go on with the
+    original's memory."""
+    return TypeError(
+        f"{what} is not deep-copied or pickled: it holds addresses of this process's memory. "
+        f"{remedy}."
+    )
 
 
 class BrokenImplementation(RuntimeWarning):
@@ -147,8 +168,9 @@ class BrokenImplementation(RuntimeWarning):
 
 
 class SlowBinary(RuntimeWarning):
-    """A kernel compiled, and its compiler says that it left out what the kernel is fast by. Its results are right.
+    """A kernel compiled, and its compiler says that it left out what the kernel is fast by. Its
+    results are right.
 
-    As an error (``warnings.simplefilter("error", SlowBinary)``, as the tests and ``tools/kernel_table.py`` have it) it
-    ends the compilation, and nothing is kept in the cache.
+    As an error (``warnings.simplefilter("error", SlowBinary)``, as the tests and
+    ``tools/kernel_table.py`` have it) it ends the compilation, and nothing is kept in the cache.
     """

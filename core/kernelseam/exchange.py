@@ -12,8 +12,8 @@ _NUMBER = struct.Struct("<Q")
 class Requests:
     """The owner's end of a pipe to a helper process that answers one request after another.
 
-    An exchange that is cut short, by Ctrl-C as by the helper's end, may leave an answer or half of one behind: the pipe
-    is closed then, and the helper is of no more use.
+    An exchange that is cut short, by Ctrl-C as by the helper's end, may leave an answer or half of
+    one behind: the pipe is closed then, and the helper is of no more use.
     """
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
@@ -24,7 +24,8 @@ class Requests:
         return self._connection.closed
 
     def ask(self, request: bytes) -> bytes:
-        """The helper's answer. Raises EOFError or OSError where it ended or answers something else."""
+        """The helper's answer. Raises EOFError or OSError where it ended or answers something
+        else."""
         self._asked += 1
         number = _NUMBER.pack(self._asked)
         try:

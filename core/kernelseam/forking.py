@@ -1,6 +1,8 @@
-"""What a forked child can go on with: locks that it finds free, values kept without a lock, libraries at rest.
+"""What a forked child can go on with: locks that it finds free, values kept without a lock,
+libraries at rest.
 
-A child has the one thread that forked. A lock that another thread held at that moment would stay held in it for good.
+A child has the one thread that forked. A lock that another thread held at that moment would stay
+held in it for good.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ if TYPE_CHECKING or sys.version_info >= (3, 12):
 else:
 
     class cached_property:
-        """functools.cached_property as it is from Python 3.12 on: that of 3.11 computes under a lock of the class's."""
+        """functools.cached_property as it is from Python 3.12 on: that of 3.11 computes under a
+        lock of the class's."""
 
         def __init__(self, compute: Callable[[Any], Any]) -> None:
             self.compute, self.__doc__ = compute, compute.__doc__
@@ -29,7 +32,8 @@ else:
         def __get__(self, instance: Any, owner: type | None = None) -> Any:
             if instance is None:
                 return self
-            value = instance.__dict__[self.name] = self.compute(instance)  # found there, and not here, from now on
+            # found there, and not here, from now on
+            value = instance.__dict__[self.name] = self.compute(instance)
             return value
 
 
@@ -41,7 +45,8 @@ _locks: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
 def new_lock() -> threading.Lock:
     """A lock that is free in a forked child, whoever held it.
 
-    What it guards may be half-changed there, if another thread was at it: guard what can be made again, or bears that.
+    What it guards may be half-changed there, if another thread was at it: guard what can be made
+    again, or bears that.
     """
     made = threading.Lock()
     _locks.add(made)
@@ -49,14 +54,17 @@ def new_lock() -> threading.Lock:
 
 
 class ForkGate:
-    """Keeps forks apart from a library with locks of its own: a fork waits until no other thread is at work in it."""
+    """Keeps forks apart from a library with locks of its own: a fork waits until no other thread is
+    at work in it."""
 
     def __init__(self) -> None:
         # Reentrant, for a signal's handler may fork wherever its thread is.
         self._entrance, self._left = threading.RLock(), threading.Condition()
         self._inside: list[int] = []
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(before=self._shut, after_in_parent=self._open, after_in_child=self._open_in_child)
+            os.register_at_fork(
+                before=self._shut, after_in_parent=self._open, after_in_child=self._open_in_child
+            )
 
     @contextmanager
     def work(self) -> Iterator[None]:

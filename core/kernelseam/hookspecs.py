@@ -30,4 +30,5 @@ def kernelseam_register(registry: Registry) -> None:
 
 @hookspec
 def kernelseam_doctor() -> Mapping[str, Any]:  # type: ignore[empty-body]
-    """What a person should know of this installation: libraries, versions, devices, what is missing."""
+    """What a person should know of this installation: libraries, versions, devices, what is
+    missing."""

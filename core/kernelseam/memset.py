@@ -11,7 +11,8 @@ from kernelseam.plugins import plugins
 
 @dataclass(frozen=True)
 class MemsetStep:
-    """``size`` bytes of the workspace from ``offset`` on, each set to ``value`` by the device's runtime."""
+    """``size`` bytes of the workspace from ``offset`` on, each set to ``value`` by the device's
+    runtime."""
 
     device: Device
     offset: int

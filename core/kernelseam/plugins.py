@@ -19,7 +19,13 @@ import pluggy
 from kernelseam import hookspecs
 from kernelseam.containment import Contained, told, traceback_of
 from kernelseam.contract import CONTRACT_VERSION, Backend, Device, Implementation, PluginInfo
-from kernelseam.contract_values import held, held_archs, held_backend, held_devices, hold_implementation
+from kernelseam.contract_values import (
+    held,
+    held_archs,
+    held_backend,
+    held_devices,
+    hold_implementation,
+)
 from kernelseam.deadline import Hung, probe_seconds, within
 from kernelseam.errors import PluginError, UnknownName, shown
 from kernelseam.forking import new_lock
@@ -34,15 +40,17 @@ class Failure:
 
     plugin: str
     stage: str
-    """"metadata", "import", "kernelseam_info", "contract", "kernelseam_register", "kernelseam_doctor", "devices" or
-    "archs"; of an implementation "supports" (its cost included), "build", "call" or "numbers"."""
+    """"metadata", "import", "kernelseam_info", "contract", "kernelseam_register",
+    "kernelseam_doctor", "devices" or "archs"; of an implementation "supports" (its cost included),
+    "build", "call" or "numbers"."""
     message: str
     traceback: str
 
 
 @dataclass
 class Registry:
-    """What the plugins registered. A plugin fills in a scratch registry, merged only when it succeeds."""
+    """What the plugins registered. A plugin fills in a scratch registry, merged only when it
+    succeeds."""
 
     backends: dict[str, Backend] = field(default_factory=dict)
     implementations: list[Implementation] = field(default_factory=list)
@@ -50,8 +58,8 @@ class Registry:
     """Which plugin a backend (name,) and an implementation (backend, operation, name) came from."""
 
     def add_backend(self, backend: Backend) -> None:
-        """Register devices, toolchain and implementations; shared kernels follow from the toolchain. Raises PluginError
-        for a field that is not as the contract has it."""
+        """Register devices, toolchain and implementations; shared kernels follow from the
+        toolchain. Raises PluginError for a field that is not as the contract has it."""
         held_backend(backend)
         if backend.name in self.backends:
             raise PluginError(f"backend {backend.name!r} is registered twice")
@@ -60,18 +68,24 @@ class Registry:
             from kernelseam.kernels import KernelImplementation, shared_implementations
 
             self.implementations.extend(shared_implementations(backend.toolchain))
-            self.implementations.extend(KernelImplementation(k, backend.toolchain) for k in backend.kernels)
+            self.implementations.extend(
+                KernelImplementation(k, backend.toolchain) for k in backend.kernels
+            )
         elif backend.kernels:
-            raise PluginError(f"backend {backend.name!r} has kernels and no toolchain that compiles them")
+            raise PluginError(
+                f"backend {backend.name!r} has kernels and no toolchain that compiles them"
+            )
         self.implementations.extend(backend.implementations)
 
     def add_implementation(self, implementation: Implementation) -> None:
-        """Register one more way to compute, for a backend of one's own or of another plugin. Raises PluginError."""
+        """Register one more way to compute, for a backend of one's own or of another plugin. Raises
+        PluginError."""
         hold_implementation(implementation)
         self.implementations.append(implementation)
 
     def merge(self, other: Registry, plugin: str) -> None:
-        """Take over what a plugin registered, all of it or, where a name is taken, nothing. Raises PluginError."""
+        """Take over what a plugin registered, all of it or, where a name is taken, nothing. Raises
+        PluginError."""
         owners: dict[tuple[str, ...], str] = {}
         for backend in other.backends.values():  # it may have been filled in by hand
             held_backend(backend)
@@ -102,7 +116,9 @@ class Plugins:
     failures: tuple[Failure, ...]
     seconds: float = math.inf
     """The time limit of a plugin's code where it runs for the first time."""
-    _listed: dict[str, tuple[Device, ...] | Hung] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _listed: dict[str, tuple[Device, ...] | Hung] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def backend(self, name: str) -> Backend:
         """The backend of that name; raises UnknownName with those there are."""
@@ -110,26 +126,37 @@ class Plugins:
             return self.registry.backends[name]
         except KeyError:
             raise UnknownName(
-                "backend", name, f"must be one of {', '.join(sorted(self.registry.backends))}",
-                f"Install kernelseam[{shown(name)}], or see `kernelseam doctor` for a plugin that was kept out",
+                "backend",
+                name,
+                f"must be one of {', '.join(sorted(self.registry.backends))}",
+                f"Install kernelseam[{shown(name)}], or see `kernelseam doctor` for a plugin "
+                "that was kept out",
             ) from None
 
     def devices_of(self, backend: Backend) -> Sequence[Device]:
-        """The backend's devices, listed once, within the time limit. Raises Hung, from then on at once, where it does
-        not come back; PluginError for what are no devices; and whatever it raises itself."""
+        """The backend's devices, listed once, within the time limit. Raises Hung, from then on at
+        once, where it does not come back; PluginError for what are no devices; and whatever it
+        raises itself."""
         found = self._listed.get(backend.name)
         if found is None:
             try:
-                found = within(self.seconds, f"listing the devices of backend {backend.name}", _devices, backend)
+                found = within(
+                    self.seconds,
+                    f"listing the devices of backend {backend.name}",
+                    _devices,
+                    backend,
+                )
             except Hung as e:
                 found = Hung(str(e), e.stack)
             self._listed[backend.name] = found
         if isinstance(found, Hung):
-            raise Hung(str(found), found.stack)  # a new one: the first would keep its caller's frames
+            # a new one: the first would keep its caller's frames
+            raise Hung(str(found), found.stack)
         return found
 
     def devices(self) -> list[Device]:
-        """Every device of every backend, the host last. A backend that cannot list its own has none."""
+        """Every device of every backend, the host last. A backend that cannot list its own has
+        none."""
         found: list[Device] = []
         for b in sorted(self.registry.backends.values(), key=lambda b: -b.priority):
             try:
@@ -139,8 +166,8 @@ class Plugins:
         return found
 
     def archs_of(self, backend: Backend) -> tuple[str, ...]:
-        """What the backend's toolchain compiles for, nothing where it has none; raises what the toolchain raises, and
-        PluginError for what are none."""
+        """What the backend's toolchain compiles for, nothing where it has none; raises what the
+        toolchain raises, and PluginError for what are none."""
         if backend.toolchain is None:
             return ()
         with Contained(f"listing the archs of backend {backend.name}"):
@@ -162,7 +189,8 @@ def _devices(backend: Backend) -> tuple[Device, ...]:
 
 
 def _report(module: object) -> dict[str, Any]:
-    """What the plugin's own doctor says, as data with none of its objects behind them; {} where it has none."""
+    """What the plugin's own doctor says, as data with none of its objects behind them; {} where it
+    has none."""
     hook = getattr(module, "kernelseam_doctor", dict)
     return {str(name): _plain(value) for name, value in dict(hook()).items()}
 
@@ -181,7 +209,8 @@ def failure(name: str, stage: str, error: BaseException) -> Failure:
 
 
 def _info(module: object, manager: pluggy.PluginManager, name: str) -> PluginInfo:
-    """What the plugin says of itself. Even registering it runs its code: pluggy looks at each of its attributes."""
+    """What the plugin says of itself. Even registering it runs its code: pluggy looks at each of
+    its attributes."""
     manager.add_hookspecs(hookspecs)
     manager.register(module, name=name)
     manager.check_pending()
@@ -198,7 +227,8 @@ def _registered(manager: pluggy.PluginManager) -> Registry:
 
 
 def _installed(failures: list[Failure]) -> list[metadata.EntryPoint]:
-    """Every entry point of the group. A distribution whose metadata cannot be read is a failure, and stops no other."""
+    """Every entry point of the group. A distribution whose metadata cannot be read is a failure,
+    and stops no other."""
     try:
         return list(metadata.entry_points(group=GROUP))
     except Exception:  # it does not say whose they are
@@ -208,7 +238,8 @@ def _installed(failures: list[Failure]) -> list[metadata.EntryPoint]:
         name = "a distribution without a name"
         try:
             name = distribution.metadata["Name"] or name
-            if (normal := re.sub("[-_.]+", "-", name).lower()) not in names:  # the first on the path hides the others
+            # the first on the path hides the others
+            if (normal := re.sub("[-_.]+", "-", name).lower()) not in names:
                 names.add(normal)
                 found += distribution.entry_points.select(group=GROUP)
         except Exception as e:
@@ -216,12 +247,15 @@ def _installed(failures: list[Failure]) -> list[metadata.EntryPoint]:
     return found
 
 
-def discover(entry_points: Iterable[metadata.EntryPoint] | None = None, only: str | None = None) -> Plugins:
+def discover(
+    entry_points: Iterable[metadata.EntryPoint] | None = None, only: str | None = None
+) -> Plugins:
     """Load the built-in reference and every entry point of the group.
 
-    ``only`` (default: the variable KERNELSEAM_PLUGINS) is a comma-separated list of entry-point names;
-    the reference is always there. Importing a plugin and each of its hooks run under the time limit of
-    KERNELSEAM_PROBE_SECONDS; whatever fails there is among the result's failures. Raises InvalidValue for a bad limit.
+    ``only`` (default: the variable KERNELSEAM_PLUGINS) is a comma-separated list of entry-point
+    names; the reference is always there. Importing a plugin and each of its hooks run under the
+    time limit of KERNELSEAM_PROBE_SECONDS; whatever fails there is among the result's failures.
+    Raises InvalidValue for a bad limit.
     """
     from kernelseam.reference import plugin as reference
 
@@ -231,7 +265,8 @@ def discover(entry_points: Iterable[metadata.EntryPoint] | None = None, only: st
     failures: list[Failure] = []
     places: dict[str, object] = {"reference": reference}
     modules: dict[str, object] = {"reference": reference}
-    # It is no stranger: what fails in it is raised, and not kept as a failure of a core without a reference.
+    # It is no stranger: what fails in it is raised, and not kept as a failure of a core without a
+    # reference.
     registry, loaded = Registry(), {"reference": reference.kernelseam_info()}
     scratch = Registry()
     reference.kernelseam_register(scratch)
@@ -240,15 +275,19 @@ def discover(entry_points: Iterable[metadata.EntryPoint] | None = None, only: st
     entries = _installed(failures) if entry_points is None else entry_points
     found = [e for e in entries if wanted is None or e.name in wanted]
     for name in sorted((wanted or set()) - {"reference", *(e.name for e in found)}):
-        missing = PluginError(f"KERNELSEAM_PLUGINS names {name!r}, but no entry point of that name is installed")
+        missing = PluginError(
+            f"KERNELSEAM_PLUGINS names {name!r}, but no entry point of that name is installed"
+        )
         failures.append(failure(name, "import", missing))
     for entry in found:
         name, stage = entry.name, "import"
-        manager = pluggy.PluginManager(hookspecs.PROJECT)  # its own: what it does to it, no other plugin meets
+        # its own: what it does to it, no other plugin meets
+        manager = pluggy.PluginManager(hookspecs.PROJECT)
         try:
             if name in loaded:
                 raise PluginError(
-                    f"two plugins are named {name!r}: {_place(places[name])} is loaded, {_place(entry)} is kept out"
+                    f"two plugins are named {name!r}: {_place(places[name])} is loaded, "
+                    f"{_place(entry)} is kept out"
                 )
             module: object = within(seconds, "its import", entry.load)
             stage = "kernelseam_info"
@@ -256,7 +295,8 @@ def discover(entry_points: Iterable[metadata.EntryPoint] | None = None, only: st
             stage = "contract"
             if info.contract_version != CONTRACT_VERSION:
                 raise PluginError(
-                    f"plugin {name!r} speaks contract version {info.contract_version}, this core {CONTRACT_VERSION}: "
+                    f"plugin {name!r} speaks contract version {info.contract_version}, this core "
+                    f"{CONTRACT_VERSION}: "
                     f"install versions of both that agree"
                 )
             stage = "kernelseam_register"
@@ -282,9 +322,10 @@ _plugins: Plugins | None = None
 
 
 class _Discovery(Future[Plugins]):
-    """A discovery in a thread of its own, which Ctrl-C does not reach: it ends the wait of whoever asked, and the next
-    who asks gets what is found. An import that it cut short in the main thread may leave a lock of Python's behind, and
-    every later import of that module in another thread waiting."""
+    """A discovery in a thread of its own, which Ctrl-C does not reach: it ends the wait of whoever
+    asked, and the next who asks gets what is found. An import that it cut short in the main thread
+    may leave a lock of Python's behind, and every later import of that module in another thread
+    waiting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -324,14 +365,17 @@ def plugins() -> Plugins:
 def _discovered() -> Plugins:
     global _running
     if _discovering.get():
-        raise PluginError("a plugin asks for the plugins while they are discovered: it would wait for itself")
+        raise PluginError(
+            "a plugin asks for the plugins while they are discovered: it would wait for itself"
+        )
     with _lock:
         if _plugins is not None:
             return _plugins
         if _running is None or _running.process != os.getpid():
             started = _Discovery()
             started.start()
-            _running = started  # not before it runs: who is interrupted in between leaves nothing to wait for
+            # not before it runs: who is interrupted in between leaves nothing to wait for
+            _running = started
         running = _running
     return running.result()
 

@@ -1,8 +1,10 @@
-"""``pytest --pyargs kernelseam.parity --backend NAME``: the option, in runs that name the matrix, and in no others.
+"""``pytest --pyargs kernelseam.parity --backend NAME``: the option, in runs that name the matrix,
+and in no others.
 
-pytest reads options before it looks into the packages that ``--pyargs`` names, so that a conftest.py there comes too
-late: this module is an entry point of pytest's. Every pytest where kernelseam is installed loads it, hence it imports
-nothing and leaves ``--backend`` to the projects that have one of their own.
+pytest reads options before it looks into the packages that ``--pyargs`` names, so that a
+conftest.py there comes too late: this module is an entry point of pytest's. Every pytest where
+kernelseam is installed loads it, hence it imports nothing and leaves ``--backend`` to the projects
+that have one of their own.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     if _named(pluginmanager.get_plugin("pytestconfig")):
         group = parser.getgroup("kernelseam")
         group.addoption(
-            "--backend", dest="kernelseam_backend", metavar="NAME",
+            "--backend",
+            dest="kernelseam_backend",
+            metavar="NAME",
             help="run the parity matrix on this backend alone, such as numpy or that of a plugin",
         )
 
@@ -41,7 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         find_device(backend=wanted)
         if not targets(backend=wanted):
-            raise UnknownName("backend", wanted, "must have an implementation", "See `kernelseam doctor`")
+            raise UnknownName(
+                "backend", wanted, "must have an implementation", "See `kernelseam doctor`"
+            )
     except KernelSeamError as e:
         raise pytest.UsageError(str(e)) from None
 

@@ -1,6 +1,8 @@
-"""Ways of one implementation: the tiles of a kernel, the algorithms of a library. One of them can be forced.
+"""Ways of one implementation: the tiles of a kernel, the algorithms of a library. One of them can
+be forced.
 
-An implementation that has them adds two methods to ``kernelseam.contract.Implementation``; others leave both out.
+An implementation that has them adds two methods to ``kernelseam.contract.Implementation``; others
+leave both out.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from typing import Any, Protocol
 from kernelseam.contract import Cost, Device, Implementation, PlanParts
 
 SEPARATOR = ":"
-"""Between an implementation's name and a variant's, where a caller names both: "shared:128x128x64-2x2-2"."""
+"""Between an implementation's name and a variant's, where a caller names both:
+"shared:128x128x64-2x2-2"."""
 
 
 @dataclass(frozen=True)
@@ -27,19 +30,24 @@ class Varied(Implementation, Protocol):
     """An implementation of several ways."""
 
     def variants(self, problem: Any, device: Device) -> Sequence[Variant]:
-        """Those that take a problem which the implementation supports; the first is what ``build`` builds."""
+        """Those that take a problem which the implementation supports; the first is what ``build``
+        builds."""
 
     def build_variant(self, problem: Any, device: Device, variant: str) -> PlanParts:
         """The launches of the named one."""
 
 
-def variants_of(implementation: Implementation, problem: Any, device: Device) -> tuple[Variant, ...]:
+def variants_of(
+    implementation: Implementation, problem: Any, device: Device
+) -> tuple[Variant, ...]:
     """The implementation's variants; empty where it has one way only."""
     ask = getattr(implementation, "variants", None)
     return tuple(ask(problem, device)) if ask is not None else ()
 
 
-def build_of(implementation: Implementation, problem: Any, device: Device, variant: str = "") -> PlanParts:
+def build_of(
+    implementation: Implementation, problem: Any, device: Device, variant: str = ""
+) -> PlanParts:
     """The launches of a variant, by default of the implementation's own choice."""
     if not variant:
         return implementation.build(problem, device)

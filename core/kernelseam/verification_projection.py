@@ -1,4 +1,5 @@
-"""A projection's numbers held against the oracle: of a large one those of some tokens, and of some rows of d_weight."""
+"""A projection's numbers held against the oracle: of a large one those of some tokens, and of some
+rows of d_weight."""
 
 from __future__ import annotations
 
@@ -7,26 +8,40 @@ from typing import Any
 
 import numpy as np
 
-from kernelseam.descriptors.projection_bwd_problem import OutputProjectionBwdProblem, QkvProjectionBwdProblem
+from kernelseam.descriptors.projection_bwd_problem import (
+    OutputProjectionBwdProblem,
+    QkvProjectionBwdProblem,
+)
 from kernelseam.descriptors.projection_problem import OutputProjectionProblem, QkvProjectionProblem
 from kernelseam.parity import check, oracle, oracle_projection
 from kernelseam.parity.oracle import Array
 from kernelseam.parity.oracle_projection import Results, tokens
 
-Projection = QkvProjectionProblem | OutputProjectionProblem | QkvProjectionBwdProblem | OutputProjectionBwdProblem
+Projection = (
+    QkvProjectionProblem
+    | OutputProjectionProblem
+    | QkvProjectionBwdProblem
+    | OutputProjectionBwdProblem
+)
 
 
 def projection(
     problem: Projection, x: Mapping[str, Array], sampled: Callable[[int], int], flushed: bool
 ) -> check.Verdict:
-    """The verdict on operands by name, as their rules walk over them. ``sampled``: how many rows may be computed that
-    take so many operations each."""
+    """The verdict on operands by name, as their rules walk over them. ``sampled``: how many rows
+    may be computed that take so many operations each."""
     if isinstance(problem, QkvProjectionProblem):
         wanted, got = _qkv(problem, x, sampled)
     elif isinstance(problem, OutputProjectionProblem):
-        of = _some(problem.batch, problem.S, sampled(4 * problem.hidden * problem.num_heads * problem.head_dim))
+        of = _some(
+            problem.batch,
+            problem.S,
+            sampled(4 * problem.hidden * problem.num_heads * problem.head_dim),
+        )
         residual = of(x["residual"]) if "residual" in x else None
-        wanted = oracle_projection.output_projection(of(x["attn_out"]), x["weight"][0, 0], x.get("bias"), residual)
+        wanted = oracle_projection.output_projection(
+            of(x["attn_out"]), x["weight"][0, 0], x.get("bias"), residual
+        )
         got = {"out": of(x["out"])}
     else:
         wanted, got = _gradients(problem, x, sampled)
@@ -56,16 +71,27 @@ def _qkv(
         results |= {n: x[n][page, :, row].swapaxes(1, 2) for n in ("k", "v")}
     of = _some(p.batch, h.tokens, sampled(4 * p.hidden * h.columns))
     wanted = oracle_projection.qkv_projection(
-        of(x["input"])[:, 0], x["weight"][0, 0], x.get("bias"), h.num_heads, h.kv_heads, h.head_dim, x.get("cos"),
-        x.get("sin"), p.spec.heads.rotary, of(positions[:, None, :, None])[:, 0, :, 0],
+        of(x["input"])[:, 0],
+        x["weight"][0, 0],
+        x.get("bias"),
+        h.num_heads,
+        h.kv_heads,
+        h.head_dim,
+        x.get("cos"),
+        x.get("sin"),
+        p.spec.heads.rotary,
+        of(positions[:, None, :, None])[:, 0, :, 0],
     )
     return wanted, {n: of(y) for n, y in results.items()}
 
 
 def _gradients(
-    p: QkvProjectionBwdProblem | OutputProjectionBwdProblem, x: Mapping[str, Array], sampled: Callable[[int], int]
+    p: QkvProjectionBwdProblem | OutputProjectionBwdProblem,
+    x: Mapping[str, Array],
+    sampled: Callable[[int], int],
 ) -> tuple[Results, dict[str, Array]]:
-    """Those by what was projected of some tokens, and of some rows those by the weight, summed over all tokens."""
+    """Those by what was projected of some tokens, and of some rows those by the weight, summed over
+    all tokens."""
     wanted: Results = {}
     got: dict[str, Any] = {}
     of = _some(p.batch, p.S, sampled(4 * p.hidden * p.width))
@@ -73,7 +99,11 @@ def _gradients(
         d, read = tokens(x["dq"], x["dk"], x["dv"])[:, None], x["input"]
         if "d_input" in x:
             dq, dk, dv = (of(x[n]) for n in ("dq", "dk", "dv"))
-            wanted |= {"d_input": oracle_projection.qkv_projection_bwd(dq, dk, dv, None, x["weight"])["d_input"]}
+            wanted |= {
+                "d_input": oracle_projection.qkv_projection_bwd(dq, dk, dv, None, x["weight"])[
+                    "d_input"
+                ]
+            }
             got |= {"d_input": of(x["d_input"])}
     else:
         d, read = x["d_output"], x["attn_out"]
@@ -85,7 +115,11 @@ def _gradients(
         columns = x["d_weight"].shape[3]
         rows = oracle.sample_rows(d.shape[3], sampled(4 * p.batch * p.S * columns))
         some = slice(None) if rows is None else rows
-        wanted |= {"d_weight": oracle_projection.output_projection_bwd(d[..., some], read, None, 1)["d_weight"]}
+        wanted |= {
+            "d_weight": oracle_projection.output_projection_bwd(d[..., some], read, None, 1)[
+                "d_weight"
+            ]
+        }
         got |= {"d_weight": x["d_weight"][:, :, some]}
     if "d_bias" in x:
         wanted |= {"d_bias": oracle_projection.output_projection_bwd(d, None, None, 1)["d_bias"]}

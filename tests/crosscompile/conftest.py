@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from kernelseam.contract import Toolchain
 from kernelseam.kernels import Covered, build_binary, covering
 
@@ -17,23 +16,31 @@ import kernel_table  # noqa: E402
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every arch of the module's toolchain with every covering binary, those of its own kernels among them."""
+    """Every arch of the module's toolchain with every covering binary, those of its own kernels
+    among them."""
     if "covered" in metafunc.fixturenames:
         known = list(enumerate(covering(getattr(metafunc.module, "KERNELS", ()))))
-        metafunc.parametrize(("arch", "covered"), [
-            pytest.param(
-                arch, c, id=f"{str(c).replace(' ', '-')}-{arch}",
-                marks=[pytest.mark.slow] * kernel_table.rare(arch, i, c),
-            )
-            for arch in metafunc.module.TOOLCHAIN.archs for i, c in known
-        ])
+        metafunc.parametrize(
+            ("arch", "covered"),
+            [
+                pytest.param(
+                    arch,
+                    c,
+                    id=f"{str(c).replace(' ', '-')}-{arch}",
+                    marks=[pytest.mark.slow] * kernel_table.rare(arch, i, c),
+                )
+                for arch in metafunc.module.TOOLCHAIN.archs
+                for i, c in known
+            ],
+        )
 
 
 @pytest.fixture(scope="session")
 def check_binaries() -> Callable[[Toolchain, str, Covered, int], None]:
     def check(toolchain: Toolchain, arch: str, covered: Covered, registers: int) -> None:
-        """Every tile of the spec: no spills, no scratch, matrix instructions where the arch multiplies so, no access to
-        memory of an unknown kind, arguments where we pack them, no more shared memory and registers than there are."""
+        """Every tile of the spec: no spills, no scratch, matrix instructions where the arch
+        multiplies so, no access to memory of an unknown kind, arguments where we pack them, no more
+        shared memory and registers than there are."""
         row, half, spec = toolchain.arch_row(arch), covered.half, covered.spec
         if half.archs and arch not in half.archs:
             pytest.skip(f"{half.entry} is for {', '.join(half.archs)}")
@@ -48,9 +55,12 @@ def check_binaries() -> Callable[[Toolchain, str, Covered, int], None]:
             assert (32 if covered.products else 2) <= facts.registers <= registers, tile
             assert covered.products <= facts.shared_bytes <= row.shared_bytes_per_block, tile
             if facts.matrix_instructions >= 0:
-                expected = covered.products and (spec.dtype in row.matrix_dtypes or precision is not None)
+                expected = covered.products and (
+                    spec.dtype in row.matrix_dtypes or precision is not None
+                )
                 assert (facts.matrix_instructions > 0) == expected, tile
-            # Where a compiler does not know whose memory an address is in, it takes slower accesses.
+            # Where a compiler does not know whose memory an address is in, it takes slower
+            # accesses.
             assert facts.extra.get("flat_instructions", 0) == 0, tile
             assert half.signature(spec).placed(facts).layout == facts.parameters
 

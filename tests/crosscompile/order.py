@@ -1,8 +1,10 @@
-"""The order of fences, waits and arrivals in a kernel's PTX: what neither results nor the assembler always show.
+"""The order of fences, waits and arrivals in a kernel's PTX: what neither results nor the assembler
+always show.
 
-The PTX of nvrtc has a kernel's inline assembly in the order of its blocks. The rules are about what stands between two
-instructions there, and hold where the path between them is straight, as in a kernel's steps. They know no registers: of
-two rings that are handed back after one wait, they do not know which.
+The PTX of nvrtc has a kernel's inline assembly in the order of its blocks. The rules are about what
+stands between two instructions there, and hold where the path between them is straight, as in a
+kernel's steps. They know no registers: of two rings that are handed back after one wait, they do
+not know which.
 """
 
 from __future__ import annotations
@@ -34,14 +36,18 @@ WORDS = {
     "products wait": r"wgmma\.wait_group\.sync\.aligned (?P<products>\d+)",
     "exit": r"^\s*ret;",
 }
-_WORD = re.compile("|".join(f"(?P<{w.replace(' ', '_')}>{p})" for w, p in WORDS.items()), re.MULTILINE)
+_WORD = re.compile(
+    "|".join(f"(?P<{w.replace(' ', '_')}>{p})" for w, p in WORDS.items()), re.MULTILINE
+)
 
 
 def ptx(bundle: SourceBundle) -> str:
     """A bundle's PTX for sm_90a. Raises AssertionError with the log where it does not compile."""
     nvrtc = bindings.nvrtc()
     names, texts = [n.encode() for n, _ in bundle.files], [t.encode() for _, t in bundle.files]
-    status, program = nvrtc.nvrtcCreateProgram(bundle.text().encode(), b"unit.cu", len(names), texts, names)
+    status, program = nvrtc.nvrtcCreateProgram(
+        bundle.text().encode(), b"unit.cu", len(names), texts, names
+    )
     assert not int(status)
     options = [o.encode() for o in ("--gpu-architecture=compute_90a", *bundle.options)]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
@@ -67,9 +73,9 @@ def steps(text: str) -> Iterator[tuple[str, int]]:
 def violations(text: str, panels: int = 1, ahead: int = 0, handed: bool = False) -> list[str]:
     """What is out of order.
 
-    ``panels``: of the staging memory, so many may be on their way out while another is written. ``ahead``: groups of
-    products that may still run where a new step begins. ``handed``: fragments are stored by another warp, which an
-    arrival tells.
+    ``panels``: of the staging memory, so many may be on their way out while another is written.
+    ``ahead``: groups of products that may still run where a new step begins. ``handed``: fragments
+    are stored by another warp, which an arrival tells.
     """
     found: list[str] = []
 
@@ -90,7 +96,11 @@ def violations(text: str, panels: int = 1, ahead: int = 0, handed: bool = False)
             made = True
         elif word in ("meeting", "cluster meeting"):
             rule(made, "no fence between barriers that are made and the block's meeting")
-            rule(plain, "no proxy fence between stores to shared memory and the meeting of those who made them")
+            rule(
+                plain,
+                "no proxy fence between stores to shared memory and the meeting of those who "
+                "made them",
+            )
             together = together or word == "cluster meeting"
         elif word == "fragment":
             laid = False
@@ -101,7 +111,10 @@ def violations(text: str, panels: int = 1, ahead: int = 0, handed: bool = False)
         elif word == "proxy fence":
             plain = laid = True
         elif word == "bulk store":
-            rule(plain and laid, "no proxy fence between stores to shared memory and TMA's reading of it")
+            rule(
+                plain and laid,
+                "no proxy fence between stores to shared memory and TMA's reading of it",
+            )
             waited = False
         elif word == "bulk commit":
             leaving += 1
@@ -120,8 +133,14 @@ def violations(text: str, panels: int = 1, ahead: int = 0, handed: bool = False)
         elif word == "expect":
             plain = True  # what was stored before is for those who wait, not for TMA
         elif word in ("arrive", "distant arrive"):
-            rule(laid or not handed, "no proxy fence between fragments and the arrival that hands them over")
-            rule(not running or running < begun + ahead, "a slot is handed back while products read it")
+            rule(
+                laid or not handed,
+                "no proxy fence between fragments and the arrival that hands them over",
+            )
+            rule(
+                not running or running < begun + ahead,
+                "a slot is handed back while products read it",
+            )
             plain, together = True, together and word == "arrive"
         elif word == "exit":
             rule(waited, "a block ends with stores on their way")

@@ -1,6 +1,8 @@
-"""What Hopper's kernels take to compile, and to load from the cache: bounds that a busy machine does not break.
+"""What Hopper's kernels take to compile, and to load from the cache: bounds that a busy machine
+does not break.
 
-``python -m benchmarks run compile --device cpu`` prints every kernel's, to be held against the budget on idle cores.
+``python -m benchmarks run compile --device cpu`` prints every kernel's, to be held against the
+budget on idle cores.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from kernelseam.errors import CompileError
 from kernelseam.plugins import plugins
 
@@ -34,7 +35,8 @@ BUSY = 6
 def test_compiling_and_loading_stay_near_their_budgets(
     operation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel with the most options of each operation: its CPU time cold, and the fastest of some disk hits."""
+    """The kernel with the most options of each operation: its CPU time cold, and the fastest of
+    some disk hits."""
     assert TOOLCHAIN is not None
     monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path))
     mine = [(c, tile) for c, tile in FAST if c.half.operation == operation]

@@ -1,5 +1,5 @@
-"""Fences, waits and arrivals of Hopper's kernels are in order in their PTX. Bugs that a GPU may not show are
-found there, without one."""
+"""Fences, waits and arrivals of Hopper's kernels are in order in their PTX. Bugs that a GPU may not
+show are found there, without one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from kernelseam.compilation.build import KEY
 from kernelseam.contract import Device, DeviceLimits, SourceBundle
 from kernelseam.descriptors.gemm_problem import GemmSpec
@@ -32,7 +31,9 @@ from kernelseam_cuda.sm90 import HopperGemm  # noqa: E402
 from kernelseam_cuda.sm90.tiles import GEMM, HopperGemmTile  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT / x) for x in ("", "benchmarks", "tests/gpu", "tests/host", "tests/crosscompile")]
+sys.path += [
+    str(ROOT / x) for x in ("", "benchmarks", "tests/gpu", "tests/host", "tests/crosscompile")
+]
 
 import ahead  # noqa: E402
 from mutant import Mutant  # noqa: E402
@@ -51,7 +52,8 @@ SAID = {
     "products-fence": "no fence between registers written and the products that use them",
     "first-products-fence": "no fence between registers written and the products that use them",
     "store-fence": "no proxy fence between stores to shared memory and TMA's reading of it",
-    "cleaners-fence": "no proxy fence between stores to shared memory and the meeting of those who made them",
+    "cleaners-fence": "no proxy fence between stores to shared memory and the meeting of those "
+    "who made them",
     "staging-not-read": "a panel is written while stores from it have not been read",
     "stores-not-waited": "a block ends with stores on their way",
     "result-not-waited": CROSSING,
@@ -73,8 +75,14 @@ def order_of(made: SourceBundle, tile: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "tile"), [
-        pytest.param(c, t, id=f"{str(c).replace(' ', '-')}-{t.name}", marks=[pytest.mark.slow] * (not c.often))
+    ("kernel", "tile"),
+    [
+        pytest.param(
+            c,
+            t,
+            id=f"{str(c).replace(' ', '-')}-{t.name}",
+            marks=[pytest.mark.slow] * (not c.often),
+        )
         for c, t in binaries.kernels("sm_90a", "sm90")
     ],
 )
@@ -88,25 +96,38 @@ def test_every_fast_kernel_is_in_order(kernel: Covered, tile: Any) -> None:
 def clean(what: str) -> tuple[SourceBundle, Any, tuple[str, ...]]:
     """A small kernel as its sources are, its tile, and what is out of order."""
     if what == "gemm":
-        half, spec = HopperGemm(), GemmSpec(DType.bfloat16, DType.bfloat16, DType.float32, b_transposed=True)
-        tile: Any = min((t for t in GEMM if t.store == "tma" and t.cluster > 1), key=lambda t: t.bm * t.bn)
+        half, spec = (
+            HopperGemm(),
+            GemmSpec(DType.bfloat16, DType.bfloat16, DType.float32, b_transposed=True),
+        )
+        tile: Any = min(
+            (t for t in GEMM if t.store == "tma" and t.cluster > 1), key=lambda t: t.bm * t.bn
+        )
     else:
-        case = named("attention-bf16-128-causal-250x250" if what == "cleans" else "attention-f16-64")
-        (half, spec, tile), = ahead.units([case], H200, "sm90")
+        case = named(
+            "attention-bf16-128-causal-250x250" if what == "cleans" else "attention-f16-64"
+        )
+        ((half, spec, tile),) = ahead.units([case], H200, "sm90")
     made = bundle(half, spec, tile, TOOLCHAIN, "sm_90a")
     return made, tile, tuple(order_of(made, tile))
 
 
-@pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.reported == "order"], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "mutant", [m for m in MUTANTS if m.reported == "order"], ids=lambda m: m.name
+)
 def test_a_bug_of_order_is_found(mutant: Mutant) -> None:
     """Where only kernels that search V have the code, in such a one."""
     gemm = mutant.place.startswith("sm90/gemm/")
-    made, tile, before = clean("gemm" if gemm else "cleans" if mutant.place == CLEANERS else "plain")
+    made, tile, before = clean(
+        "gemm" if gemm else "cleans" if mutant.place == CLEANERS else "plain"
+    )
     assert SAID[mutant.name] in order_of(mutant(made), tile)
     assert SAID[mutant.name] not in before
 
 
-@pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.reported == "log"], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "mutant", [m for m in MUTANTS if m.reported == "log"], ids=lambda m: m.name
+)
 def test_a_bug_that_the_assembler_serialises_is_found(mutant: Mutant) -> None:
     made, *_ = clean("plain")
     with pytest.raises(SlowBinary, match=r"\(C7514\)"):
@@ -115,4 +136,6 @@ def test_a_bug_that_the_assembler_serialises_is_found(mutant: Mutant) -> None:
 
 def test_what_a_gpu_may_not_show_is_found_without() -> None:
     assert {m.name for m in MUTANTS if m.reported == "order"} == set(SAID)
-    assert [n for n in LUCK if {m.name: m for m in MUTANTS}[n].reported not in ("order", "log", "words")] == []
+    assert [
+        n for n in LUCK if {m.name: m for m in MUTANTS}[n].reported not in ("order", "log", "words")
+    ] == []

@@ -1,4 +1,5 @@
-"""The unfused attention's softmax for every arch, no GPU needed: nothing spills, arguments are where we pack them."""
+"""The unfused attention's softmax for every arch, no GPU needed: nothing spills, arguments are
+where we pack them."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ from typing import Any
 
 import kernel_table
 import pytest
-
 from kernelseam.descriptors.attention_problem import AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import CompileError
@@ -18,7 +18,8 @@ from kernelseam.kernels.kernel import build
 F16, BF16, F32 = DType.float16, DType.bfloat16, DType.float32
 EVERYTHING = dict.fromkeys(("lse", "window", "prefix", "alibi", "softcap", "mask", "sinks"), True)
 SPECS = {
-    "f16": AttentionSpec(F16, 64, 64), "bf16-causal": AttentionSpec(BF16, 64, 64, True, True),
+    "f16": AttentionSpec(F16, 64, 64),
+    "bf16-causal": AttentionSpec(BF16, 64, 64, True, True),
     "f16-everything": AttentionSpec(F16, 64, 64, bias=F16, **EVERYTHING),
     "f32-everything": AttentionSpec(F32, 64, 64, bias=F32, **EVERYTHING),
 }
@@ -41,7 +42,8 @@ def _amd() -> Any:
 
 
 VENDORS: dict[str, tuple[Callable[[], Any], str]] = {
-    arch: (_nvidia, "nvrtc") if arch.startswith("sm_") else (_amd, "hiprtc") for arch in kernel_table.ARCHS
+    arch: (_nvidia, "nvrtc") if arch.startswith("sm_") else (_amd, "hiprtc")
+    for arch in kernel_table.ARCHS
 }
 
 

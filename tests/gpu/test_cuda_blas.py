@@ -1,4 +1,5 @@
-"""On an NVIDIA GPU: cuBLAS over lists, and cuBLASLt with its workspace, its descriptors and what it adds."""
+"""On an NVIDIA GPU: cuBLAS over lists, and cuBLASLt with its workspace, its descriptors and what it
+adds."""
 
 from __future__ import annotations
 
@@ -8,14 +9,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import kernelseam as ks
 import numpy as np
 import pytest
-from nvidia_gpu import DEVICE, RUNTIME, cupy
-
-import kernelseam as ks
-from kernelseam.errors import Unsupported
 from kernelseam.dtypes import DType
+from kernelseam.errors import Unsupported
 from kernelseam.planning import Call
+from nvidia_gpu import DEVICE, RUNTIME, cupy
 
 pytestmark = pytest.mark.gpu
 RNG = np.random.default_rng(0)
@@ -37,9 +37,13 @@ def bound(way: str, a: Any, b: Any, c: Any, **more: Any) -> Call:
     """A product of [count, M, K] and [count, K, N]."""
     shape = {"M": a.shape[1], "N": b.shape[2], "K": a.shape[2], "batch": a.shape[0]}
     if way != "cublas-batched":
-        return ks.plan(ks.BatchedGemmStrided(A=a, B=b, C=c, **shape, **more), implementation=way).bind(check=True)
+        return ks.plan(
+            ks.BatchedGemmStrided(A=a, B=b, C=c, **shape, **more), implementation=way
+        ).bind(check=True)
     dtype = str(a.dtype)
-    gemm = ks.BatchedGemmPointers(**lists(A=a, B=b, C=c), **shape, **more, dtype=dtype, alignment=16)
+    gemm = ks.BatchedGemmPointers(
+        **lists(A=a, B=b, C=c), **shape, **more, dtype=dtype, alignment=16
+    )
     return ks.plan(gemm, device=DEVICE, implementation=way).bind(check=True)
 
 
@@ -50,9 +54,15 @@ def unchecked(call: Call) -> Call:
 
 @pytest.mark.parametrize("way", ["cublas", *WAYS])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize(("M", "N", "K"), [(64, 64, 64), (8, 24, 16), (512, 512, 64), (1, 16, 4096)])
+@pytest.mark.parametrize(
+    ("M", "N", "K"), [(64, 64, 64), (8, 24, 16), (512, 512, 64), (1, 16, 4096)]
+)
 def test_products_pass_their_check(way: str, dtype: str, M: int, N: int, K: int) -> None:
-    a, b, c = normal(6, M, K, dtype=dtype), normal(6, K, N, dtype=dtype), cupy.full((6, M, N), np.nan, dtype)
+    a, b, c = (
+        normal(6, M, K, dtype=dtype),
+        normal(6, K, N, dtype=dtype),
+        cupy.full((6, M, N), np.nan, dtype),
+    )
     call = bound(way, a, b, c, alpha=0.5)
     with ks.trace() as launches:
         call()
@@ -71,7 +81,9 @@ def test_the_library_adds_a_bias_and_a_residual() -> None:
     added["bias"] = bias.data.ptr
     bound("cublaslt", a, b, c, **added)()
     bound("cublaslt", a, b, c, residual=residual)()
-    with pytest.raises(Unsupported, match="rounds to float16 between adding a bias and adding a residual"):
+    with pytest.raises(
+        Unsupported, match="rounds to float16 between adding a bias and adding a residual"
+    ):
         bound("cublaslt", a, b, c, **added, residual=residual)
 
 
@@ -80,16 +92,30 @@ def chosen(descriptor: Any) -> str:
 
 
 def test_what_dispatch_chooses() -> None:
-    shape = {"M": 512, "N": 512, "K": 512, "batch": 2, "num_heads": 8, "b_transposed": True, "dtype": "float16"}
+    shape = {
+        "M": 512,
+        "N": 512,
+        "K": 512,
+        "batch": 2,
+        "num_heads": 8,
+        "b_transposed": True,
+        "dtype": "float16",
+    }
     place = {"A": 1 << 40, "B": 1 << 41, "C": 1 << 42}
     hopper = DEVICE.arch == "sm_90a"
     assert chosen(ks.BatchedGemmStrided(**shape, **place)) == ("sm90" if hopper else "cublas")
-    assert chosen(ks.BatchedGemmStrided(**shape, **place, bias=1 << 43, stride_bias_batch=0, stride_bias_head=0)) == (
-        "sm90" if hopper else "cublaslt"
-    )
+    assert chosen(
+        ks.BatchedGemmStrided(
+            **shape, **place, bias=1 << 43, stride_bias_batch=0, stride_bias_head=0
+        )
+    ) == ("sm90" if hopper else "cublaslt")
     tokens = {"stride_a_batch": 512 * 4096, "stride_a_head": 512, "stride_a_row": 4096}
-    assert chosen(ks.BatchedGemmStrided(**shape, **place, **tokens)) == ("sm90" if hopper else "shared")
-    assert chosen(ks.BatchedGemmPointers(**shape, alignment=16)) == ("sm90" if hopper else "cublas-batched")
+    assert chosen(ks.BatchedGemmStrided(**shape, **place, **tokens)) == (
+        "sm90" if hopper else "shared"
+    )
+    assert chosen(ks.BatchedGemmPointers(**shape, alignment=16)) == (
+        "sm90" if hopper else "cublas-batched"
+    )
     assert chosen(ks.BatchedGemmPointers(**shape)) == "shared"
 
 
@@ -122,7 +148,8 @@ def test_a_call_waits_for_what_its_stream_has_queued(way: str) -> None:
     stream = torch.cuda.Stream()
     filled = torch.as_tensor(a, device="cuda")  # the same memory
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(200_000_000)  # about 0.1 s: on another stream the product would run before `a` is filled
+        # about 0.1 s: on another stream the product would run before `a` is filled
+        torch.cuda._sleep(200_000_000)
         filled.fill_(1)
         call(stream.cuda_stream)
     stream.synchronize()
@@ -157,8 +184,14 @@ def test_threads_share_a_plan(way: str) -> None:
 
 def test_any_workspace_of_the_callers_will_do() -> None:
     """A long sum is one that the library splits, with its parts in the workspace."""
-    a, b, c = normal(1, 64, 1 << 17, dtype="f2"), normal(1, 1 << 17, 64, dtype="f2"), cupy.zeros((1, 64, 64), "f4")
-    made = ks.plan(ks.BatchedGemmStrided(A=a, B=b, C=c, M=64, N=64, K=1 << 17), implementation="cublaslt")
+    a, b, c = (
+        normal(1, 64, 1 << 17, dtype="f2"),
+        normal(1, 1 << 17, 64, dtype="f2"),
+        cupy.zeros((1, 64, 64), "f4"),
+    )
+    made = ks.plan(
+        ks.BatchedGemmStrided(A=a, B=b, C=c, M=64, N=64, K=1 << 17), implementation="cublaslt"
+    )
     if not made.workspace_bytes:
         pytest.skip("the library's algorithm needs no workspace here")
     memory = cupy.full((made.workspace_bytes + 512,), 0xA5, np.uint8)
@@ -166,7 +199,9 @@ def test_any_workspace_of_the_callers_will_do() -> None:
         memory.fill(0xA5)
         c.fill(np.nan)
         made.bind(workspace=memory.data.ptr + start, check=True)()
-        assert (memory[:start] == 0xA5).all() and (memory[start + made.workspace_bytes:] == 0xA5).all()
+        assert (memory[:start] == 0xA5).all() and (
+            memory[start + made.workspace_bytes :] == 0xA5
+        ).all()
 
 
 def test_descriptors_and_calls_by_the_thousand_leave_nothing() -> None:
@@ -200,6 +235,13 @@ def test_a_list_that_is_wider_is_summed_no_less_precisely() -> None:
     a, b = normal(3, 32, 256, dtype="f2"), normal(3, 256, 40, dtype="f2")
     c = cupy.zeros((3, 32, 40), np.float32)
     gemm = ks.BatchedGemmPointers(
-        **lists(A=a, B=b, C=c), M=32, N=40, K=256, batch=3, dtype=DType.float16, dtype_c=DType.float32, alignment=16
+        **lists(A=a, B=b, C=c),
+        M=32,
+        N=40,
+        K=256,
+        batch=3,
+        dtype=DType.float16,
+        dtype_c=DType.float32,
+        alignment=16,
     )
     ks.plan(gemm, device=DEVICE, implementation="cublas-batched").bind(check=True)()

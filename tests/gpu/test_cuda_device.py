@@ -1,4 +1,5 @@
-"""On an NVIDIA GPU: memory, streams, launches, array kinds, the vendor's BLAS, and what goes wrong."""
+"""On an NVIDIA GPU: memory, streams, launches, array kinds, the vendor's BLAS, and what goes
+wrong."""
 
 from __future__ import annotations
 
@@ -8,14 +9,13 @@ import timeit
 from collections.abc import Callable
 from typing import Any
 
+import kernelseam as ks
 import numpy as np
 import pytest
-from nvidia_gpu import DEVICE, RUNTIME, TOOLCHAIN, cupy
-
-import kernelseam as ks
 from kernelseam.contract import LaunchConfig, SourceBundle
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, OutOfDeviceMemory
+from nvidia_gpu import DEVICE, RUNTIME, TOOLCHAIN, cupy
 
 pytestmark = pytest.mark.gpu
 RNG = np.random.default_rng(0)
@@ -30,7 +30,12 @@ def test_a_round_trip_keeps_every_bit(dtype: DType) -> None:
     host = normal(3, 5, 7).astype(dtype.numpy)
     there = RUNTIME.from_host(host, DEVICE)
     info = RUNTIME.describe(there)
-    assert (info.shape, info.strides, info.dtype, info.device) == ((3, 5, 7), (35, 7, 1), dtype, DEVICE)
+    assert (info.shape, info.strides, info.dtype, info.device) == (
+        (3, 5, 7),
+        (35, 7, 1),
+        dtype,
+        DEVICE,
+    )
     assert np.array_equal(RUNTIME.to_host(there).view(np.uint8), host.view(np.uint8))
 
 
@@ -142,8 +147,12 @@ def test_results_are_of_the_callers_kind() -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         t = torch.randn(1, 2, 16, 32, device="cuda").to(dtype)
         result, lse = ks.attention(t, t, t, return_lse=True)
-        assert isinstance(result, torch.Tensor) and result.dtype == dtype and result.device == t.device
-        expected = torch.nn.functional.scaled_dot_product_attention(t.double(), t.double(), t.double())
+        assert (
+            isinstance(result, torch.Tensor) and result.dtype == dtype and result.device == t.device
+        )
+        expected = torch.nn.functional.scaled_dot_product_attention(
+            t.double(), t.double(), t.double()
+        )
         assert torch.allclose(result.double(), expected, atol=2e-2)
         scores = t.double() @ t.double().transpose(-1, -2) / 32**0.5
         assert torch.allclose(lse.double(), torch.logsumexp(scores, -1), atol=1e-3)
@@ -211,7 +220,8 @@ def test_a_call_waits_for_what_its_stream_has_queued(implementation: str) -> Non
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(200_000_000)  # about 0.1 s: on another stream the product would run before `a` is filled
+        # about 0.1 s: on another stream the product would run before `a` is filled
+        torch.cuda._sleep(200_000_000)
         a.fill_(1)
         call()
     stream.synchronize()
@@ -246,7 +256,11 @@ def test_the_vendors_blas(dtype: Any, a_transposed: bool, b_transposed: bool) ->
     a = normal(3, *((6, 5) if a_transposed else (5, 6)), dtype=dtype)
     b = normal(3, *((7, 6) if b_transposed else (6, 7)), dtype=dtype)
     got = ks.bmm(
-        cupy.asarray(a), cupy.asarray(b), a_transposed=a_transposed, b_transposed=b_transposed, alpha=0.5,
+        cupy.asarray(a),
+        cupy.asarray(b),
+        a_transposed=a_transposed,
+        b_transposed=b_transposed,
+        alpha=0.5,
         implementation="cublas",
     ).get()
     left = a.swapaxes(1, 2) if a_transposed else a
@@ -258,7 +272,10 @@ def test_the_vendors_blas(dtype: Any, a_transposed: bool, b_transposed: bool) ->
 def test_one_launch_whatever_the_batch() -> None:
     for batch in (1, 257, 70_000):
         a, c = cupy.zeros((batch, 4, 4), np.float32), cupy.empty((batch, 4, 4), np.float32)
-        call = ks.plan(ks.BatchedGemmStrided(A=a, B=a, C=c, M=4, N=4, K=4, batch=batch), implementation="shared").bind()
+        call = ks.plan(
+            ks.BatchedGemmStrided(A=a, B=a, C=c, M=4, N=4, K=4, batch=batch),
+            implementation="shared",
+        ).bind()
         with ks.trace() as launches:
             call()
         assert [r.kernel for r in launches] == ["gemm"]
@@ -283,8 +300,14 @@ def test_a_launch_costs_the_host_little() -> None:
             launch(stream.ptr)
         each.append((time.perf_counter() - start) / 100)
     stream.synchronize()
-    with_device = min(timeit.repeat(lambda: RUNTIME.activate(DEVICE).__enter__(), number=1000, repeat=3)) / 1000
-    print(f"\nhost time of a launch {min(each) * 1e6:.2f} µs, of making the device current {with_device * 1e6:.2f} µs")
+    with_device = (
+        min(timeit.repeat(lambda: RUNTIME.activate(DEVICE).__enter__(), number=1000, repeat=3))
+        / 1000
+    )
+    print(
+        f"\nhost time of a launch {min(each) * 1e6:.2f} µs, of making the device current "
+        f"{with_device * 1e6:.2f} µs"
+    )
     assert min(each) < 10e-6
     assert with_device < 5e-6
 

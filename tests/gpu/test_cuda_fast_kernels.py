@@ -1,4 +1,5 @@
-"""On an NVIDIA GPU, every kernel of one arch ("sm90…"): many tiles a block, 100 repeats with the same bits, graphs."""
+"""On an NVIDIA GPU, every kernel of one arch ("sm90…"): many tiles a block, 100 repeats with the
+same bits, graphs."""
 
 from __future__ import annotations
 
@@ -8,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import kernelseam
+import pytest
 from kernelseam.contract import Device
 from kernelseam.parity.cases import AttentionCase, Case, GemmCase, named
 from kernelseam.parity.run import Target, run_case, targets
@@ -31,29 +31,48 @@ from fast_cases import CASES  # noqa: E402
 from held import Held, ahead, unlike, ways  # noqa: E402
 
 FAST = tuple(
-    (t.implementation, t.operation) for t in targets(device=DEVICE)
+    (t.implementation, t.operation)
+    for t in targets(device=DEVICE)
     if t.implementation.startswith("sm90") and DEVICE.arch == "sm_90a"
 )
 TIMES = 100
 MATRIX = (
-    "attention-f16-64", "attention-bf16-128", "attention-f16-64-causal-250x255", "attention-bf16-128-causal-250x250",
-    "attention-f16-192v128", "attention-f16-256", "attention-f16-64-rises-far", "attention-f16-64-causal-sequences",
-    "attention-bf16-128-causal-nan-in-hidden-v", "attention-f16-64-causal-nan-in-hidden-v", "gemm-f16-nt",
-    "gemm-bf16-nn-large", "gemm-f16-tn",
+    "attention-f16-64",
+    "attention-bf16-128",
+    "attention-f16-64-causal-250x255",
+    "attention-bf16-128-causal-250x250",
+    "attention-f16-192v128",
+    "attention-f16-256",
+    "attention-f16-64-rises-far",
+    "attention-f16-64-causal-sequences",
+    "attention-bf16-128-causal-nan-in-hidden-v",
+    "attention-f16-64-causal-nan-in-hidden-v",
+    "gemm-f16-nt",
+    "gemm-bf16-nn-large",
+    "gemm-f16-tn",
 )
 """Cases of the matrix whose bits are looked at, too: one tile a block."""
 
 
 WAYS = {
-    name: {w: units for i, o in FAST if o == case.operation for w, units in ways(case, DEVICE, i).items()}
+    name: {
+        w: units
+        for i, o in FAST
+        if o == case.operation
+        for w, units in ways(case, DEVICE, i).items()
+    }
     for name, case in {**CASES, **{n: named(n) for n in MATRIX}}.items()
 }
 """Of each case: the ways of the kernels that take it, and their binaries."""
 
 
 EVERY_WAY = (
-    "attention-f16-64-many-tiles", "gemm-f16-nt-many-tiles", "gemm-bf16-nn-many-tiles", "gemm-bf16-nt-many-tiles-added",
-    "gemm-f16-nt-many-tiles-pointers", "gemm-bf16-nt-many-tiles-one-matrix",
+    "attention-f16-64-many-tiles",
+    "gemm-f16-nt-many-tiles",
+    "gemm-bf16-nn-many-tiles",
+    "gemm-bf16-nt-many-tiles-added",
+    "gemm-f16-nt-many-tiles-pointers",
+    "gemm-bf16-nt-many-tiles-one-matrix",
 )
 """Cases that every tile runs; the others run with the tile that is chosen for them."""
 
@@ -61,21 +80,30 @@ EVERY_WAY = (
 def _pairs(names: Iterable[str], every: tuple[str, ...] = EVERY_WAY) -> list[Any]:
     return [
         pytest.param(way, CASES.get(name) or named(name), id=f"{name}-on-{way}")
-        for name in names for i, way in enumerate(WAYS[name]) if i == 0 or name in every
+        for name in names
+        for i, way in enumerate(WAYS[name])
+        if i == 0 or name in every
     ]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
     """All at once, by every core."""
-    ways_run = [w for name, found in WAYS.items() for i, w in enumerate(found.values()) if i == 0 or name in EVERY_WAY]
+    ways_run = [
+        w
+        for name, found in WAYS.items()
+        for i, w in enumerate(found.values())
+        if i == 0 or name in EVERY_WAY
+    ]
     units = {repr(u): u for binaries in ways_run for u in binaries}
     assert ahead.compile_all(list(units.values()), DEVICE) == []
 
 
 def test_there_are_fast_kernels_where_they_belong() -> None:
     assert {("sm90", "attention"), ("sm90", "gemm")} <= set(FAST) or DEVICE.arch != "sm_90a"
-    assert len({way for found in WAYS.values() for way in found}) >= 7 or DEVICE.arch != "sm_90a", "every GEMM tile"
+    assert len({way for found in WAYS.values() for way in found}) >= 7 or DEVICE.arch != "sm_90a", (
+        "every GEMM tile"
+    )
 
 
 @pytest.mark.parametrize(("implementation", "case"), _pairs(CASES))
@@ -100,7 +128,8 @@ def _others_data(case: Case) -> Case:
 
 @pytest.mark.parametrize(("implementation", "case"), _pairs(CASES, EVERY_WAY[:2]))
 def test_a_graph_replays_the_same_bits_and_new_inputs(implementation: str, case: Case) -> None:
-    """Captured before it ever ran; replayed over the inputs that it was captured with, then over others."""
+    """Captured before it ever ran; replayed over the inputs that it was captured with, then over
+    others."""
     held = Held(case, DEVICE, implementation)
     other, stream = _others_data(case), cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device(DEVICE.index).synchronize()
@@ -126,13 +155,21 @@ def test_a_graph_replays_the_same_bits_and_new_inputs(implementation: str, case:
 @pytest.mark.skipif(DEVICE.arch != "sm_90a", reason=f"{DEVICE.arch} has no kernel of its own")
 @pytest.mark.parametrize(("dim", "all_bits"), [(64, False), (128, True), (256, False)])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_hidden_value_changes_no_bits_but_of_what_was_nan(dim: int, all_bits: bool, value: float) -> None:
-    """Rows that are made again (64, 256) keep what was right; where V is searched ahead (128), all is as it was."""
+def test_a_hidden_value_changes_no_bits_but_of_what_was_nan(
+    dim: int, all_bits: bool, value: float
+) -> None:
+    """Rows that are made again (64, 256) keep what was right; where V is searched ahead (128), all
+    is as it was."""
     keys, key, column = 300, 171, 5
-    q, k, v = (cupy.random.default_rng(i).standard_normal((2, 4, keys, dim)).astype(cupy.float16) for i in range(3))
+    q, k, v = (
+        cupy.random.default_rng(i).standard_normal((2, 4, keys, dim)).astype(cupy.float16)
+        for i in range(3)
+    )
     results = [kernelseam.attention(q, k, v, causal=True, return_lse=True, implementation="sm90")]
     v[:, :, key, column] = value
-    results.append(kernelseam.attention(q, k, v, causal=True, return_lse=True, implementation="sm90"))
+    results.append(
+        kernelseam.attention(q, k, v, causal=True, return_lse=True, implementation="sm90")
+    )
     (before, lse), (after, lse_after) = results
     assert bool((lse == lse_after).all())
     others = cupy.arange(dim) != column

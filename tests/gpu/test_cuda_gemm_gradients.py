@@ -1,4 +1,5 @@
-"""On an NVIDIA GPU: gradients of products, also over axes that two strides do not walk: a launch each, bit for bit."""
+"""On an NVIDIA GPU: gradients of products, also over axes that two strides do not walk: a launch
+each, bit for bit."""
 
 from __future__ import annotations
 
@@ -7,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from gradient_problems import BROADCAST, Array, uneven, what_repeats
-from nvidia_gpu import cupy
-
 from kernelseam import bmm_bwd, trace
+from nvidia_gpu import cupy
 
 pytestmark = pytest.mark.gpu
 RNG = np.random.default_rng(50)
@@ -23,9 +23,15 @@ def there(x: Array, kind: str) -> Any:
         flat = flat.base
     start = (x.ctypes.data - flat.ctypes.data) // x.itemsize
     if kind == "cupy":
-        return cupy.lib.stride_tricks.as_strided(cupy.asarray(flat).reshape(-1)[start:], x.shape, x.strides)
+        return cupy.lib.stride_tricks.as_strided(
+            cupy.asarray(flat).reshape(-1)[start:], x.shape, x.strides
+        )
     torch = pytest.importorskip("torch")
-    return torch.from_numpy(flat).to("cuda").as_strided(x.shape, [s // x.itemsize for s in x.strides], start)
+    return (
+        torch.from_numpy(flat)
+        .to("cuda")
+        .as_strided(x.shape, [s // x.itemsize for s in x.strides], start)
+    )
 
 
 def back(x: Any) -> Array:
@@ -64,7 +70,8 @@ def test_gradients_of_what_repeats(kind: str, broadcast: str, group: int) -> Non
 
 
 def test_lists_on_torchs_current_stream() -> None:
-    """What a stream is still writing is read after it, and the lists live as long as they are read."""
+    """What a stream is still writing is read after it, and the lists live as long as they are
+    read."""
     torch = pytest.importorskip("torch")
     given, wanted = uneven(RNG)
     dc, a, b = (there(x, "torch") for x in given)

@@ -1,4 +1,5 @@
-"""On an NVIDIA GPU: what the driver says of a kernel, tensor maps as arguments, clusters, early starts, memory set."""
+"""On an NVIDIA GPU: what the driver says of a kernel, tensor maps as arguments, clusters, early
+starts, memory set."""
 
 from __future__ import annotations
 
@@ -7,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nvidia_gpu import DEVICE, RUNTIME, TOOLCHAIN, cupy
-
 from kernelseam.contract import LaunchConfig, SourceBundle, TensorMap
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError
 from kernelseam.kernels.signature import Signature
+from nvidia_gpu import DEVICE, RUNTIME, TOOLCHAIN, cupy
 
 pytestmark = pytest.mark.gpu
 ROW = TOOLCHAIN.arch_row(DEVICE.arch)
@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(32) k(BEFORE const __grid_constant_
                "@!done bra again; }" ::"r"(barrier) : "memory");
   for (int i = threadIdx.x; i < 8 * 32; i += 32) out[blockIdx.x * 256 + i] = tile[i];
 }
-"""
+"""  # noqa: E501
 
 CLUSTER = r"""
 extern "C" __global__ void k(int* out) {
@@ -64,7 +64,7 @@ def loaded(text: str) -> Any:
 def test_the_driver_says_what_the_binary_says() -> None:
     text = """struct Pair { long long a; int b; };
     extern "C" __global__ void k(char c, const float* x, Pair p, short s, double* y) {
-      __shared__ float kept[64]; kept[threadIdx.x] = x[p.b]; __syncthreads(); y[p.a] = kept[s] + c; }"""
+      __shared__ float kept[64]; kept[threadIdx.x] = x[p.b]; __syncthreads(); y[p.a] = kept[s] + c; }"""  # noqa: E501
     binary, kernel = loaded(text)
     read = TOOLCHAIN.inspect(binary, DEVICE.arch)["k"]
     for name in ("name", "registers", "scratch_bytes", "shared_bytes", "parameters"):
@@ -74,20 +74,29 @@ def test_the_driver_says_what_the_binary_says() -> None:
 @needs_clusters
 @pytest.mark.parametrize("before", ["", "int n, ", "double* more, long long x, int n, "])
 def test_a_tensor_map_is_read_where_it_was_packed(before: str) -> None:
-    """x [2, 20, 40] with rows of 48 in planes of 30; tiles of plane 1, the last two blocks go beyond its 20 rows."""
+    """x [2, 20, 40] with rows of 48 in planes of 30; tiles of plane 1, the last two blocks go
+    beyond its 20 rows."""
     kinds = {"": (), "int n, ": ("i32",)}.get(before, ("pointer", "i64", "i32"))
     binary, kernel = loaded(TILE.replace("BEFORE", before))
     assert kernel.facts.parameters == TOOLCHAIN.inspect(binary, DEVICE.arch)["k"].parameters
     memory = np.arange(2 * 30 * 48, dtype=np.uint16)
     x = cupy.asarray(memory)
     out = cupy.full((4, 8, 32), 7, cupy.uint16)
-    tensor_map = TensorMap("x", DType.float16, (40, 20, 2), (1, 48, 30 * 48), (32, 8, 1), 0, 128, offset=16)
+    tensor_map = TensorMap(
+        "x", DType.float16, (40, 20, 2), (1, 48, 30 * 48), (32, 8, 1), 0, 128, offset=16
+    )
     assert TOOLCHAIN.refuse_tensor_map(tensor_map, DEVICE.arch, 16) is None
     encoded = TOOLCHAIN.encode_tensor_map(tensor_map, x.data.ptr)
-    signature = Signature((*((f"x{i}", k) for i, k in enumerate(kinds)), ("map", "tensor_map"), ("out", "pointer")))
-    packed = signature.placed(kernel.facts).pack({
-        **{f"x{i}": 3 for i in range(len(kinds))}, "map": encoded, "out": out.data.ptr,
-    })
+    signature = Signature(
+        (*((f"x{i}", k) for i, k in enumerate(kinds)), ("map", "tensor_map"), ("out", "pointer"))
+    )
+    packed = signature.placed(kernel.facts).pack(
+        {
+            **{f"x{i}": 3 for i in range(len(kinds))},
+            "map": encoded,
+            "out": out.data.ptr,
+        }
+    )
     kernel.prepare(LaunchConfig((4, 1, 1), (32, 1, 1)), packed)(cupy.cuda.get_current_stream().ptr)
     plane = memory[8 + 30 * 48 :][: 20 * 48].reshape(20, 48)[:, :32]
     expected = np.zeros((32, 32), np.uint16)
@@ -110,7 +119,10 @@ def test_clusters_and_early_starts(cluster: int, programmatic: bool) -> None:
     _, kernel = loaded(CLUSTER)
     out = cupy.zeros(8, cupy.int32)
     config = LaunchConfig((8, 1, 1), (32, 1, 1), 0, (cluster, 1, 1), programmatic)
-    launch, stream = kernel.prepare(config, struct.pack("<Q", out.data.ptr)), cupy.cuda.Stream(non_blocking=True)
+    launch, stream = (
+        kernel.prepare(config, struct.pack("<Q", out.data.ptr)),
+        cupy.cuda.Stream(non_blocking=True),
+    )
     cupy.cuda.get_current_stream().synchronize()
     for _ in range(3):
         launch(stream.ptr)

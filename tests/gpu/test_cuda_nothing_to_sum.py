@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nothing_to_sum import CASES, Array, Case
-from nvidia_gpu import cupy
-
 from kernelseam.errors import Unsupported
 from kernelseam_cuda import arrays
+from nothing_to_sum import CASES, Array, Case
+from nvidia_gpu import cupy
 
 pytestmark = pytest.mark.gpu
 
@@ -31,13 +30,17 @@ def there(x: Array) -> Any:
     """An array of the host's in device memory, with its strides of 0."""
     if not x.size:
         return cupy.asarray(x)
-    return cupy.broadcast_to(cupy.asarray(x[tuple(slice(0, 1) if s == 0 else slice(None) for s in x.strides)]), x.shape)
+    return cupy.broadcast_to(
+        cupy.asarray(x[tuple(slice(0, 1) if s == 0 else slice(None) for s in x.strides)]), x.shape
+    )
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_cuda(case: Case) -> None:
     if case.refused:  # by name, before any launch
-        with pytest.raises(Unsupported, match=rf"shared: {case.refused} = 0: it takes 1 and more\."):
+        with pytest.raises(
+            Unsupported, match=rf"shared: {case.refused} = 0: it takes 1 and more\."
+        ):
             case.call(there)
         return
     case.check([x.get() for x in case.call(there)])

@@ -1,17 +1,16 @@
-"""On an NVIDIA GPU: keys in pages of device memory; tables, lengths and offsets there that lead astray are refused by
-name where that is asked for, before anything is launched."""
+"""On an NVIDIA GPU: keys in pages of device memory; tables, lengths and offsets there that lead
+astray are refused by name where that is asked for, before anything is launched."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import kernelseam
 import numpy as np
 import pytest
-from nvidia_gpu import cupy
-
-import kernelseam
 from kernelseam import Attention, attention_paged, plan
 from kernelseam.errors import InvalidValue
+from nvidia_gpu import cupy
 
 pytestmark = pytest.mark.gpu
 RNG = np.random.default_rng(8)
@@ -22,7 +21,9 @@ KINDS = ("cupy", "torch")
 
 def there(x: Any, kind: str = "cupy") -> Any:
     """An array of the host's in device memory."""
-    return cupy.asarray(x) if kind == "cupy" else pytest.importorskip("torch").from_numpy(x).to("cuda")
+    return (
+        cupy.asarray(x) if kind == "cupy" else pytest.importorskip("torch").from_numpy(x).to("cuda")
+    )
 
 
 def back(x: Any) -> Any:
@@ -31,7 +32,8 @@ def back(x: Any) -> Any:
 
 
 def drawn(queries: int, lengths: tuple[int, ...] = LENGTHS, size: int = PAGE) -> dict[str, Any]:
-    """Operands on the host. What holds no key is NaN, and entries of the table that no length reaches name nothing."""
+    """Operands on the host. What holds no key is NaN, and entries of the table that no length
+    reaches name nothing."""
     width = -(-max(lengths) // size)
     table = np.full((len(lengths), width), 2**31 - 1, np.int32)
     pages = iter(RNG.permutation(PAGES))
@@ -51,7 +53,10 @@ def wanted(given: dict[str, Any]) -> tuple[Any, Any]:
     out, lse = np.zeros(q.shape), np.full((len(q), H, q.shape[1]), -np.inf)
     for b, length in enumerate(lengths):
         used = table[b, : -(-length // given["k"].shape[1])]
-        k, v = (np.repeat(given[n][used].reshape(-1, G, D)[:length].astype(float), H // G, axis=1) for n in "kv")
+        k, v = (
+            np.repeat(given[n][used].reshape(-1, G, D)[:length].astype(float), H // G, axis=1)
+            for n in "kv"
+        )
         x = np.einsum("qhd,khd->hqk", q[b], k) / 8
         x[:, np.arange(length) > np.arange(q.shape[1])[:, None] + length - q.shape[1]] = -np.inf
         for at in np.ndindex(x.shape[:2]):
@@ -91,18 +96,25 @@ def test_packed_queries_of_different_lengths() -> None:
     offsets = np.cumsum([0, *counts]).astype(np.int32)
     packed = np.stack([given["q"][at] for at in rows])
     found = attention_paged(
-        there(packed), *(there(given[n]) for n in ("k", "v", "block_table", "kv_lengths")),
-        cu_seqlens_q=there(offsets), max_seqlen_q=6,
+        there(packed),
+        *(there(given[n]) for n in ("k", "v", "block_table", "kv_lengths")),
+        cu_seqlens_q=there(offsets),
+        max_seqlen_q=6,
     )
-    np.testing.assert_allclose(back(found), np.stack([out[at] for at in rows]), rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(
+        back(found), np.stack([out[at] for at in rows]), rtol=2e-3, atol=2e-3
+    )
 
 
 def nan_like(q: Any) -> Any:
     return cupy.full(q.shape, np.nan, np.float16)
 
 
-def refused(given: dict[str, Any], name: str, at: Any, value: int, message: str, **options: Any) -> None:
-    """A checked call works, refuses once ``name`` holds ``value``, and works again; nothing is launched in between."""
+def refused(
+    given: dict[str, Any], name: str, at: Any, value: int, message: str, **options: Any
+) -> None:
+    """A checked call works, refuses once ``name`` holds ``value``, and works again; nothing is
+    launched in between."""
     out = given["out"]
     made = plan(Attention.from_arrays(**given, **options))
     call = made.bind(check=True)
@@ -123,30 +135,53 @@ def refused(given: dict[str, Any], name: str, at: Any, value: int, message: str,
     np.testing.assert_array_equal(back(out), right)
 
 
-@pytest.mark.parametrize(("name", "at", "value", "message"), [
-    ("block_table", (0, 4), PAGES, "block_table[0, 4] = 40: must be a page, from 0 to 39."),
-    ("block_table", (1, 2), -1, "block_table[1, 2] = -1: must be a page, from 0 to 39."),
-    ("kv_lengths", (1,), 81, "kv_lengths[1] = 81: must be from 0 to S_k = 80."),
-    ("kv_lengths", (4,), -1, "kv_lengths[4] = -1: must be from 0 to S_k = 80."),
-    ("kv_lengths", (3,), 17, "block_table[3, 1] = 2147483647: must be a page, from 0 to 39."),
-])
-def test_a_checked_call_refuses_tables_and_lengths(name: str, at: Any, value: int, message: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "at", "value", "message"),
+    [
+        ("block_table", (0, 4), PAGES, "block_table[0, 4] = 40: must be a page, from 0 to 39."),
+        ("block_table", (1, 2), -1, "block_table[1, 2] = -1: must be a page, from 0 to 39."),
+        ("kv_lengths", (1,), 81, "kv_lengths[1] = 81: must be from 0 to S_k = 80."),
+        ("kv_lengths", (4,), -1, "kv_lengths[4] = -1: must be from 0 to S_k = 80."),
+        ("kv_lengths", (3,), 17, "block_table[3, 1] = 2147483647: must be a page, from 0 to 39."),
+    ],
+)
+def test_a_checked_call_refuses_tables_and_lengths(
+    name: str, at: Any, value: int, message: str
+) -> None:
     given = {n: there(x) for n, x in drawn(5).items()}
-    refused({**given, "out": nan_like(given["q"])}, name, at, value, message, layout="bshd", causal=True)
+    refused(
+        {**given, "out": nan_like(given["q"])}, name, at, value, message, layout="bshd", causal=True
+    )
 
 
-@pytest.mark.parametrize(("name", "at", "value", "message"), [
-    ("cu_seqlens_q", 0, -1, "cu_seqlens_q[0] = -1: must not be negative."),
-    ("cu_seqlens_q", 2, 4, "cu_seqlens_q[2] = 4: must not be below its predecessor, 5."),
-    ("cu_seqlens_k", 1, 8, "cu_seqlens_k[1] = 8: gives entry 0 of the batch 8 rows, more than S_k = 7."),
-    ("cu_seqlens_k", 3, 14, "cu_seqlens_k[3] = 14: must not exceed total_k = 13."),
-])
+@pytest.mark.parametrize(
+    ("name", "at", "value", "message"),
+    [
+        ("cu_seqlens_q", 0, -1, "cu_seqlens_q[0] = -1: must not be negative."),
+        ("cu_seqlens_q", 2, 4, "cu_seqlens_q[2] = 4: must not be below its predecessor, 5."),
+        (
+            "cu_seqlens_k",
+            1,
+            8,
+            "cu_seqlens_k[1] = 8: gives entry 0 of the batch 8 rows, more than S_k = 7.",
+        ),
+        ("cu_seqlens_k", 3, 14, "cu_seqlens_k[3] = 14: must not exceed total_k = 13."),
+    ],
+)
 def test_a_checked_call_refuses_offsets(name: str, at: int, value: int, message: str) -> None:
-    q, k, v = (there(RNG.standard_normal((n, h, D)).astype(np.float16)) for n, h in ((11, H), (13, G), (13, G)))
+    q, k, v = (
+        there(RNG.standard_normal((n, h, D)).astype(np.float16))
+        for n, h in ((11, H), (13, G), (13, G))
+    )
     starts = {"cu_seqlens_q": [0, 5, 5, 11], "cu_seqlens_k": [0, 7, 9, 13]}
     offsets = {n: there(np.array(x, np.int32)) for n, x in starts.items()}
     refused(
-        {"q": q, "k": k, "v": v, "out": nan_like(q), **offsets}, name, at, value, message, max_seqlen_q=6,
+        {"q": q, "k": k, "v": v, "out": nan_like(q), **offsets},
+        name,
+        at,
+        value,
+        message,
+        max_seqlen_q=6,
         max_seqlen_k=7,
     )
 

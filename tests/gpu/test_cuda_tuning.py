@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import kernelseam as ks
 import numpy as np
 import pytest
-from nvidia_gpu import DEVICE, cupy
-
-import kernelseam as ks
 from kernelseam import planning
 from kernelseam.dispatch import consider
 from kernelseam.tuning import store
 from kernelseam.tuning.measure import tune
 from kernelseam.variants import SEPARATOR, variants_of
+from nvidia_gpu import DEVICE, cupy
 
 pytestmark = pytest.mark.gpu
 RNG = np.random.default_rng(0)
@@ -36,7 +35,9 @@ def attention(S_q: int, S_k: int) -> ks.Attention:
 
 
 PROBLEMS = {
-    "one product": lambda: product(1), "products": lambda: product(3), "attention": lambda: attention(300, 300),
+    "one product": lambda: product(1),
+    "products": lambda: product(3),
+    "attention": lambda: attention(300, 300),
     "decoding": lambda: attention(1, 5000),
 }
 
@@ -62,7 +63,9 @@ def test_one_matrix_goes_to_the_function_that_is_not_batched() -> None:
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_what_was_tuned_is_taken(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_tuned_is_taken(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path / "cache"))
     descriptor = PROBLEMS[name]()
     try:
@@ -70,8 +73,13 @@ def test_what_was_tuned_is_taken(name: str, tmp_path: Path, monkeypatch: pytest.
         assert all(w.samples and not w.failure for w in found.ways)
         assert (found.chosen.seconds or 1.0) <= 1.01 * (found.ways[0].seconds or 0.0)
         plan = ks.plan(descriptor)
-        assert (plan.implementation, plan.choice.variant) == (found.chosen.implementation, found.chosen.variant)
-        assert plan.choice.by == "tuned" and {"driver", "compiler"} <= set(store.environment(DEVICE))
+        assert (plan.implementation, plan.choice.variant) == (
+            found.chosen.implementation,
+            found.chosen.variant,
+        )
+        assert plan.choice.by == "tuned" and {"driver", "compiler"} <= set(
+            store.environment(DEVICE)
+        )
         plan.bind(check=True)()
     finally:
         planning.forget()

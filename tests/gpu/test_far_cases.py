@@ -1,5 +1,5 @@
-"""On an NVIDIA GPU: attentions, gradients, merges and pages of which one operand spans more than 2³¹ elements, over
-memory whose zeros a wrapped offset would read."""
+"""On an NVIDIA GPU: attentions, gradients, merges and pages of which one operand spans more than
+2³¹ elements, over memory whose zeros a wrapped offset would read."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from far_cases import CASES, held
-from nvidia_gpu import DEVICE, cupy
-
 from kernelseam.parity.memory import Place
+from nvidia_gpu import DEVICE, cupy
 
 pytestmark = pytest.mark.gpu
 
@@ -31,8 +30,11 @@ class Memory:
         size = place.dtype.itemsize
         for index, first, shape in place._parts():
             start = self._before + (place.offset + first) * size
-            strides = (*(s * size for s in place.strides[-len(shape):]), 1)
-            yield index, cupy.lib.stride_tricks.as_strided(self._flat[start:], (*shape, size), strides)
+            strides = (*(s * size for s in place.strides[-len(shape) :]), 1)
+            yield (
+                index,
+                cupy.lib.stride_tricks.as_strided(self._flat[start:], (*shape, size), strides),
+            )
 
     def write(self, place: Place, value: npt.NDArray[Any]) -> None:
         for index, view in self._views(place):

@@ -1,4 +1,5 @@
-"""On an NVIDIA GPU: operands of more than 2³¹ elements, over memory whose zeros a wrapped offset would read."""
+"""On an NVIDIA GPU: operands of more than 2³¹ elements, over memory whose zeros a wrapped offset
+would read."""
 
 from __future__ import annotations
 
@@ -8,10 +9,9 @@ from typing import Any
 
 import pytest
 from far_operands import FAR, REACH, hold
-from nvidia_gpu import DEVICE, cupy
-
 from kernelseam import BatchedGemmStrided, plan
 from kernelseam.contract import OperandRule
+from nvidia_gpu import DEVICE, cupy
 
 pytestmark = pytest.mark.gpu
 if DEVICE.limits.memory_bytes < 2**34:
@@ -24,7 +24,9 @@ def memory(rule: OperandRule) -> Iterator[Any]:
     size = rule.dtype.itemsize
     start = REACH if rule.span * size > 2**31 else 0
     flat = cupy.zeros(start // size + rule.span, rule.dtype.numpy)
-    yield cupy.lib.stride_tricks.as_strided(flat[start // size :], rule.shape, [s * size for s in rule.strides])
+    yield cupy.lib.stride_tricks.as_strided(
+        flat[start // size :], rule.shape, [s * size for s in rule.strides]
+    )
     del flat
     cupy.get_default_memory_pool().free_all_blocks()
 

@@ -1,4 +1,5 @@
-"""On an NVIDIA GPU: lengths in device memory beyond the keys and below 0, which nobody looked at."""
+"""On an NVIDIA GPU: lengths in device memory beyond the keys and below 0, which nobody looked
+at."""
 
 from __future__ import annotations
 

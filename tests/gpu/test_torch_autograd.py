@@ -1,12 +1,12 @@
-"""On a GPU: what torch differentiates, its gradients held to torch's own in float64, on torch's streams."""
+"""On a GPU: what torch differentiates, its gradients held to torch's own in float64, on torch's
+streams."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 import kernelseam
+import pytest
 from kernelseam.interop import torch as ks
 
 pytestmark = pytest.mark.gpu
@@ -23,7 +23,8 @@ LIMITS = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5}
 def tensors(*shapes: tuple[int, ...], dtype: str = "float16", seed: int = 0) -> list[Any]:
     made = torch.Generator(DEVICE).manual_seed(seed)
     return [
-        torch.randn(s, generator=made, device=DEVICE).to(getattr(torch, dtype)).requires_grad_() for s in shapes
+        torch.randn(s, generator=made, device=DEVICE).to(getattr(torch, dtype)).requires_grad_()
+        for s in shapes
     ]
 
 
@@ -36,7 +37,9 @@ def agree(got: Any, want: Any, inputs: list[Any], limit: float) -> None:
         scale = max(1.0, float(y.detach().abs().max()))
         torch.testing.assert_close(x.double(), y.double(), rtol=limit, atol=limit * scale)
     mine = torch.autograd.grad(got, inputs, douts)
-    theirs = torch.autograd.grad(want, inputs, [d.to(y.dtype) for d, y in zip(douts, want, strict=True)])
+    theirs = torch.autograd.grad(
+        want, inputs, [d.to(y.dtype) for d, y in zip(douts, want, strict=True)]
+    )
     for x, a, b in zip(inputs, mine, theirs, strict=True):
         assert (a.dtype, a.device, a.shape) == (x.dtype, x.device, x.shape)
         assert (a.double() - b.double()).abs().max() < limit * b.double().abs().max()
@@ -75,7 +78,12 @@ def test_packed_sequences() -> None:
             parts.append(own(*rows, is_causal=True, enable_gqa=True)[0].transpose(0, 1))
     want = torch.cat([*parts, torch.zeros(9, 4, 64, device=DEVICE)])
     where = torch.tensor(offsets, dtype=torch.int32, device=DEVICE)
-    agree(ks.attention_varlen(q, k, v, where, where, 251, 251, causal=True), want, [q, k, v], LIMITS["float16"])
+    agree(
+        ks.attention_varlen(q, k, v, where, where, 251, 251, causal=True),
+        want,
+        [q, k, v],
+        LIMITS["float16"],
+    )
 
 
 @pytest.mark.parametrize("dtype", LIMITS)
@@ -102,7 +110,10 @@ def test_an_expanded_input(dtype: str) -> None:
 def test_expanded_leaves() -> None:
     """Each element has a gradient of its own."""
     x, w, bias = tensors((6, 65, 40), (1, 40, 24), (2, 1, 130, 257), dtype="float32")
-    w, bias = w.detach().expand(6, 40, 24).requires_grad_(), bias.detach().expand(2, 4, 130, 257).requires_grad_()
+    w, bias = (
+        w.detach().expand(6, 40, 24).requires_grad_(),
+        bias.detach().expand(2, 4, 130, 257).requires_grad_(),
+    )
     agree(ks.bmm(x, w), x.double() @ w.double(), [x, w], LIMITS["float32"])
     q, k, v = tensors((2, 4, 130, 64), (2, 4, 257, 64), (2, 4, 257, 64), dtype="float32")
     want = own(*(x.double() for x in (q, k, v)), attn_mask=bias.double())
@@ -120,7 +131,9 @@ def test_a_write_counts_in_a_tensors_version() -> None:
 def test_a_penalty_on_gradients_is_refused() -> None:
     q, k, v = tensors((1, 2, 64, 64), (1, 2, 64, 64), (1, 2, 64, 64))
     (dq,) = torch.autograd.grad(ks.attention(q, k, v).sum(), q, create_graph=True)
-    with pytest.raises(kernelseam.errors.InvalidValue, match="^create_graph = True: gradients of attention"):
+    with pytest.raises(
+        kernelseam.errors.InvalidValue, match="^create_graph = True: gradients of attention"
+    ):
         dq.square().sum().backward()
 
 
@@ -133,18 +146,23 @@ def test_a_product(dtype: str) -> None:
     got = ks.matmul2d(a.T, b, b_transposed=True, bias=bias, residual=residual)
     agree(got, want + residual.double(), [a, b, bias, residual], LIMITS[dtype])
     want = a.double().T @ b.double().T + bias.double()
-    got = ks.matmul2d(a, b, a_transposed=True, b_transposed=True, bias=bias, out_dtype=torch.float32)
+    got = ks.matmul2d(
+        a, b, a_transposed=True, b_transposed=True, bias=bias, out_dtype=torch.float32
+    )
     assert got.dtype is torch.float32
     agree(got, want, [a, b, bias], LIMITS[dtype])
 
 
 def angles(rows: int, half: int) -> tuple[Any, Any]:
-    at = torch.arange(rows, device=DEVICE)[:, None] / 100.0 ** (torch.arange(half, device=DEVICE) / half)
+    at = torch.arange(rows, device=DEVICE)[:, None] / 100.0 ** (
+        torch.arange(half, device=DEVICE) / half
+    )
     return torch.cos(at), torch.sin(at)
 
 
 def turned(x: Any, cos: Any, sin: Any) -> Any:
-    """[B, heads, S, D] in float64: the first half of the elements with the second, position by position."""
+    """[B, heads, S, D] in float64: the first half of the elements with the second, position by
+    position."""
     (a, b), c, s = x.chunk(2, -1), cos.double(), sin.double()
     return torch.cat([a * c - b * s, b * c + a * s], -1)
 
@@ -175,11 +193,17 @@ def test_the_projection_of_q_k_and_v(dtype: str, layout: str, plain: bool) -> No
 @pytest.mark.parametrize("dtype", LIMITS)
 @pytest.mark.parametrize("form", ["rows", "heads first", "tokens first"])
 def test_the_output_projection(dtype: str, form: str) -> None:
-    shape = {"rows": (2, 45, 6 * 40), "heads first": (2, 6, 45, 40), "tokens first": (2, 45, 6, 40)}[form]
+    shape = {
+        "rows": (2, 45, 6 * 40),
+        "heads first": (2, 6, 45, 40),
+        "tokens first": (2, 45, 6, 40),
+    }[form]
     attn_out, weight, residual = tensors(shape, (200, 6 * 40), (2, 45, 200), dtype=dtype)
     (bias,) = tensors((200,), dtype="float32", seed=1)
     rows = attn_out.transpose(1, 2) if form == "heads first" else attn_out
-    want = linear(rows.reshape(2, 45, -1).double(), weight.double(), bias.double()) + residual.double()
+    want = (
+        linear(rows.reshape(2, 45, -1).double(), weight.double(), bias.double()) + residual.double()
+    )
     layout = "bshd" if form == "tokens first" else "bhsd"
     with kernelseam.trace() as launches:
         got = ks.fused_output_projection_residual(attn_out, weight, bias, residual, layout=layout)
@@ -188,8 +212,11 @@ def test_the_output_projection(dtype: str, form: str) -> None:
 
 
 def test_a_layer_of_attention() -> None:
-    """Gradients through projection, attention, projection and residual, in float32; three launches forward."""
-    x, weight, bias, w, b = tensors((2, 77, 96), ((4 + 2 * 2) * 32, 96), (256,), (96, 128), (96,), dtype="float32")
+    """Gradients through projection, attention, projection and residual, in float32; three launches
+    forward."""
+    x, weight, bias, w, b = tensors(
+        (2, 77, 96), ((4 + 2 * 2) * 32, 96), (256,), (96, 128), (96,), dtype="float32"
+    )
     with torch.no_grad():
         weight.mul_(0.1)
     rotary = angles(77, 16)
@@ -204,7 +231,9 @@ def test_a_layer_of_attention() -> None:
 
 def test_gradients_are_the_same_bits_every_time() -> None:
     q, k, v = tensors((2, 8, 300, 64), (2, 2, 300, 64), (2, 2, 300, 64))
-    first, second = (torch.autograd.grad(ks.attention(q, k, v, causal=True).sum(), [q, k, v]) for _ in range(2))
+    first, second = (
+        torch.autograd.grad(ks.attention(q, k, v, causal=True).sum(), [q, k, v]) for _ in range(2)
+    )
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 

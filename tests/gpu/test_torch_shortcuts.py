@@ -1,13 +1,13 @@
-"""On an NVIDIA GPU: calls on torch's tensors that repeat, by streams, threads, graphs and devices."""
+"""On an NVIDIA GPU: calls on torch's tensors that repeat, by streams, threads, graphs and
+devices."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pytest
-
 import kernelseam
+import pytest
 from kernelseam import Attention, plan
 from kernelseam.ops import calling
 from kernelseam.plugins import plugins
@@ -16,7 +16,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = pytest.mark.gpu
 BACKEND = plugins().registry.backends.get("cuda")
 if BACKEND is None or not BACKEND.runtime.devices() or not torch.cuda.is_available():
-    pytest.skip("gpu is missing: no NVIDIA device here, or a torch without CUDA", allow_module_level=True)
+    pytest.skip(
+        "gpu is missing: no NVIDIA device here, or a torch without CUDA", allow_module_level=True
+    )
 
 
 def operands(device: str = "cuda:0") -> tuple[Any, ...]:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-
 from kernelseam import planning, plugins
 from kernelseam.contract import LaunchConfig, SourceBundle
 from kernelseam.errors import CompileError
@@ -53,10 +52,13 @@ def hostcpp(monkeypatch: pytest.MonkeyPatch) -> Iterator[plugins.Plugins]:
 
 
 class Ahead:
-    """What the selected tests of a function compile and run, begun while the tests before them are still at it, so that
-    every core has work: ``ahead(node)`` is the result for a test, of ``work`` over its parameters."""
+    """What the selected tests of a function compile and run, begun while the tests before them are
+    still at it, so that every core has work: ``ahead(node)`` is the result for a test, of ``work``
+    over its parameters."""
 
-    def __init__(self, pool: ThreadPoolExecutor, items: list[Any], work: Callable[..., Any], window: int) -> None:
+    def __init__(
+        self, pool: ThreadPoolExecutor, items: list[Any], work: Callable[..., Any], window: int
+    ) -> None:
         self._pool, self._work, self._window = pool, work, window
         self._parameters = {i.nodeid: i.callspec.params for i in items}
         self._order = {name: at for at, name in enumerate(self._parameters)}
@@ -76,7 +78,11 @@ def ahead(request: pytest.FixtureRequest) -> Iterator[Callable[..., Ahead]]:
     pool = ThreadPoolExecutor(CORES)
 
     def start(test: str, work: Callable[..., Any], window: int = CORES + 1) -> Ahead:
-        mine = [i for i in request.session.items if i.path == request.path and getattr(i, "originalname", "") == test]
+        mine = [
+            i
+            for i in request.session.items
+            if i.path == request.path and getattr(i, "originalname", "") == test
+        ]
         return Ahead(pool, mine, work, 1 if "PYTEST_XDIST_WORKER" in os.environ else window)
 
     yield start
@@ -85,7 +91,8 @@ def ahead(request: pytest.FixtureRequest) -> Iterator[Callable[..., Ahead]]:
 
 @pytest.fixture(scope="session")
 def has_sanitizer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], None]:
-    """``has_sanitizer("thread")`` skips the test where executables with these options cannot be made or started."""
+    """``has_sanitizer("thread")`` skips the test where executables with these options cannot be
+    made or started."""
     known: dict[str, str] = {}
     folder = tmp_path_factory.mktemp("sanitizers")
 
@@ -93,7 +100,13 @@ def has_sanitizer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], N
         if name not in known:
             program = folder / name
             (folder / "empty.cpp").write_text("int main() { return 0; }\n", encoding="utf-8")
-            line = [*compiler.command(), *SANITIZERS[name], str(folder / "empty.cpp"), "-o", str(program)]
+            line = [
+                *compiler.command(),
+                *SANITIZERS[name],
+                str(folder / "empty.cpp"),
+                "-o",
+                str(program),
+            ]
             done = subprocess.run(line, capture_output=True, text=True)
             if not done.returncode:
                 done = subprocess.run([program], capture_output=True, text=True)
@@ -106,20 +119,32 @@ def has_sanitizer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], N
 
 @pytest.fixture
 def probe() -> Probe:
-    """``probe(text, threads, *arrays)`` runs the kernel ``probe`` of a text over arrays, in place."""
+    """``probe(text, threads, *arrays)`` runs the kernel ``probe`` of a text over arrays, in
+    place."""
 
     def run(
-        text: str, threads: int, *arrays: npt.NDArray[np.generic], grid: int = 1, shared: int = 0,
-        through_registers: bool = False, contracted: bool = False,
+        text: str,
+        threads: int,
+        *arrays: npt.NDArray[np.generic],
+        grid: int = 1,
+        shared: int = 0,
+        through_registers: bool = False,
+        contracted: bool = False,
     ) -> None:
         toolchain = HostToolchain()
         files = {n: t for n, t in shared_sources().items() if n.startswith("tile/")}
         files.update(toolchain.platform_files("host"))
         files["platform.h"] = files.pop("platform_host.h")
         files["probe.h"] = f'#include "tile/tile.h"\n{text}'
-        options = (*toolchain.arch_row("host").options, *(BUILDS["contracted"] if contracted else ()))
+        options = (
+            *toolchain.arch_row("host").options,
+            *(BUILDS["contracted"] if contracted else ()),
+        )
         made = SourceBundle(
-            "probe", "probe.h", tuple(sorted(files.items())), (("KS_THROUGH_REGISTERS", str(int(through_registers))),),
+            "probe",
+            "probe.h",
+            tuple(sorted(files.items())),
+            (("KS_THROUGH_REGISTERS", str(int(through_registers))),),
             options,
         )
         kernel = library(toolchain.compile(made, "host"))

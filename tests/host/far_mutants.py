@@ -1,6 +1,8 @@
-"""Offsets of 32 bits, planted in the shared kernels, and the case of far_cases.py that each is wrong in.
+"""Offsets of 32 bits, planted in the shared kernels, and the case of far_cases.py that each is
+wrong in.
 
-As in mutants.py, every row is bound to a few words of a source; ``case`` is a name of far_cases.CASES.
+As in mutants.py, every row is bound to a few words of a source; ``case`` is a name of
+far_cases.CASES.
 """
 
 from __future__ import annotations
@@ -14,41 +16,117 @@ def _mutant(name: str, place: str, find: str, plant: str, case: str) -> Mutant:
 
 FAR_MUTANTS = (
     _mutant(
-        "batch", ATTENTION, "return base + batch * batch_stride + head * head_stride;",
-        "return base + (int)(batch * batch_stride) + head * head_stride;", "q-batches",
+        "batch",
+        ATTENTION,
+        "return base + batch * batch_stride + head * head_stride;",
+        "return base + (int)(batch * batch_stride) + head * head_stride;",
+        "q-batches",
     ),
     _mutant("page", BASE, "table[n] * page_stride", "(int)(table[n] * page_stride)", "k-pages"),
-    _mutant("lse", ATTENTION, "const i64 at = (i64)batch * lse_batch", "const int at = (i64)batch * lse_batch",
-            "lse-batches"),
-    _mutant("backward-entry", ATTENTION, "base += batch * batch_stride", "base += (int)(batch * batch_stride)",
-            "bwd-dq-batches"),
-    _mutant("written-page", GEMM, "entry * operand.batch", "(int)(entry * operand.batch)", "qkv-k-pages"),
-    _mutant("merged-part", ATTENTION, "o + n * outs_part", "o + (int)(n * outs_part)", "merge-parts"),
     _mutant(
-        "head", ATTENTION, "return base + batch * batch_stride + head * head_stride;",
-        "return base + batch * batch_stride + (int)(head * head_stride);", "k-heads",
+        "lse",
+        ATTENTION,
+        "const i64 at = (i64)batch * lse_batch",
+        "const int at = (i64)batch * lse_batch",
+        "lse-batches",
     ),
-    _mutant("row", BASE, "T* row(int i) const { return base + (i64)i * stride; }",
-            "T* row(int i) const { return base + (int)((i64)i * stride); }", "q-rows"),
-    _mutant("first-of-a-sequence", ATTENTION, "return base + (i64)first * row + head",
-            "return base + (int)((i64)first * row) + head", "q-packed"),
-    _mutant("bias", ATTENTION, "bias + batch * bias_batch + first_head * bias_head",
-            "bias + (int)(batch * bias_batch + first_head * bias_head)", "bias-batches"),
-    _mutant("bias-row", ATTENTION, "base[h * head + (i64)i * row + (i64)j * column]",
-            "base[(int)(h * head + (i64)i * row + (i64)j * column)]", "bias-rows"),
-    _mutant("mask", ATTENTION, "mask + batch * mask_batch + first_head * mask_head",
-            "mask + (int)(batch * mask_batch + first_head * mask_head)", "mask-heads"),
-    _mutant("backward-head", ATTENTION, "{base + h * head_stride, row}", "{base + (int)(h * head_stride), row}",
-            "bwd-dk-heads"),
-    _mutant("bias-gradient", ATTENTION, "dbias + h * dbias_head", "dbias + (int)(h * dbias_head)",
-            "bwd-dbias-f32-heads"),
-    _mutant("summed-bias-gradient", ATTENTION, "out[i0 * out0 + i1 * out1 + i2 * out2 + i3 * out3]",
-            "out[(int)(i0 * out0 + i1 * out1 + i2 * out2 + i3 * out3)]", "bwd-dbias-heads"),
-    _mutant("lse-read", ATTENTION, "lse[h * lse_head + i0 + t]", "lse[(int)(h * lse_head) + i0 + t]", "bwd-lse-heads"),
-    _mutant("row-dots", ATTENTION, "x = dout + batch * dout_batch", "x = dout + (int)(batch * dout_batch)",
-            "bwd-dout-batches"),
-    _mutant("any-order", ATTENTION, "(KS_PACKED ? (i64)first * dq_row : batch * dq_batch)",
-            "(int)(KS_PACKED ? (i64)first * dq_row : batch * dq_batch)", "bwd-any-order-dq-batches"),
+    _mutant(
+        "backward-entry",
+        ATTENTION,
+        "base += batch * batch_stride",
+        "base += (int)(batch * batch_stride)",
+        "bwd-dq-batches",
+    ),
+    _mutant(
+        "written-page", GEMM, "entry * operand.batch", "(int)(entry * operand.batch)", "qkv-k-pages"
+    ),
+    _mutant(
+        "merged-part", ATTENTION, "o + n * outs_part", "o + (int)(n * outs_part)", "merge-parts"
+    ),
+    _mutant(
+        "head",
+        ATTENTION,
+        "return base + batch * batch_stride + head * head_stride;",
+        "return base + batch * batch_stride + (int)(head * head_stride);",
+        "k-heads",
+    ),
+    _mutant(
+        "row",
+        BASE,
+        "T* row(int i) const { return base + (i64)i * stride; }",
+        "T* row(int i) const { return base + (int)((i64)i * stride); }",
+        "q-rows",
+    ),
+    _mutant(
+        "first-of-a-sequence",
+        ATTENTION,
+        "return base + (i64)first * row + head",
+        "return base + (int)((i64)first * row) + head",
+        "q-packed",
+    ),
+    _mutant(
+        "bias",
+        ATTENTION,
+        "bias + batch * bias_batch + first_head * bias_head",
+        "bias + (int)(batch * bias_batch + first_head * bias_head)",
+        "bias-batches",
+    ),
+    _mutant(
+        "bias-row",
+        ATTENTION,
+        "base[h * head + (i64)i * row + (i64)j * column]",
+        "base[(int)(h * head + (i64)i * row + (i64)j * column)]",
+        "bias-rows",
+    ),
+    _mutant(
+        "mask",
+        ATTENTION,
+        "mask + batch * mask_batch + first_head * mask_head",
+        "mask + (int)(batch * mask_batch + first_head * mask_head)",
+        "mask-heads",
+    ),
+    _mutant(
+        "backward-head",
+        ATTENTION,
+        "{base + h * head_stride, row}",
+        "{base + (int)(h * head_stride), row}",
+        "bwd-dk-heads",
+    ),
+    _mutant(
+        "bias-gradient",
+        ATTENTION,
+        "dbias + h * dbias_head",
+        "dbias + (int)(h * dbias_head)",
+        "bwd-dbias-f32-heads",
+    ),
+    _mutant(
+        "summed-bias-gradient",
+        ATTENTION,
+        "out[i0 * out0 + i1 * out1 + i2 * out2 + i3 * out3]",
+        "out[(int)(i0 * out0 + i1 * out1 + i2 * out2 + i3 * out3)]",
+        "bwd-dbias-heads",
+    ),
+    _mutant(
+        "lse-read",
+        ATTENTION,
+        "lse[h * lse_head + i0 + t]",
+        "lse[(int)(h * lse_head) + i0 + t]",
+        "bwd-lse-heads",
+    ),
+    _mutant(
+        "row-dots",
+        ATTENTION,
+        "x = dout + batch * dout_batch",
+        "x = dout + (int)(batch * dout_batch)",
+        "bwd-dout-batches",
+    ),
+    _mutant(
+        "any-order",
+        ATTENTION,
+        "(KS_PACKED ? (i64)first * dq_row : batch * dq_batch)",
+        "(int)(KS_PACKED ? (i64)first * dq_row : batch * dq_batch)",
+        "bwd-any-order-dq-batches",
+    ),
 )
 OFTEN = 3
 """So many of them, the first, are run whenever tests are."""

@@ -1,4 +1,5 @@
-"""A bug planted in the device sources: where, what stands there instead, which parity case kills it and how."""
+"""A bug planted in the device sources: where, what stands there instead, which parity case kills it
+and how."""
 
 from __future__ import annotations
 
@@ -11,23 +12,27 @@ from kernelseam.contract import SourceBundle
 
 @dataclass(frozen=True)
 class Mutant:
-    """One bug. Run "plain" as the matrix runs the case, or in another of the host platform's builds."""
+    """One bug. Run "plain" as the matrix runs the case, or in another of the host platform's
+    builds."""
 
     name: str
     place: str
     """Where the words are: the start of the include names of the files to look in."""
     find: str
-    """The words, of which white space counts as any white space; they must be there exactly once."""
+    """The words, of which white space counts as any white space; they must be there exactly
+    once."""
     plant: str
     """What stands there instead."""
     case: str
     """The parity case that kills it."""
     reported: str
-    """Regular expression, found in what the verdict says, or the whole of what a sanitizer or the launch reports."""
+    """Regular expression, found in what the verdict says, or the whole of what a sanitizer or the
+    launch reports."""
     what: str
     """What is wrong with it."""
     build: str = "plain"
-    """How it is compiled: one of executable.BUILDS. What is planted for "contracted" does no harm in "plain"."""
+    """How it is compiled: one of executable.BUILDS. What is planted for "contracted" does no harm
+    in "plain"."""
     archs: tuple[str, ...] = ("host", "host-registers")
     """Where it does harm. On the other archs of the host it does none."""
     implementation: str = "shared"
@@ -37,21 +42,26 @@ class Mutant:
         """(file, start, end) of every place where the words are."""
         words = re.compile(r"\s+".join(re.escape(w) for w in self.find.split()))
         return [
-            (name, m.start(), m.end()) for name in sorted(files) if name.startswith(self.place)
+            (name, m.start(), m.end())
+            for name in sorted(files)
+            if name.startswith(self.place)
             for m in words.finditer(files[name])
         ]
 
     def planted(self, files: Mapping[str, str]) -> dict[str, str]:
-        """The files with the bug in one of them. Raises LookupError unless the words are there exactly once."""
+        """The files with the bug in one of them. Raises LookupError unless the words are there
+        exactly once."""
         places = self.found(files)
         if len(places) != 1:
             where = ", ".join(name for name, *_ in places) or "nowhere"
             raise LookupError(
-                f"mutant {self.name} ({self.what}): its words must be once in {self.place}*, they are {where}: "
-                f"{self.find!r}. The source has changed: change this row of tests/*/*mutants.py so that it plants "
+                f"mutant {self.name} ({self.what}): its words must be once in {self.place}*, "
+                f"they are {where}: "
+                f"{self.find!r}. The source has changed: change this row of tests/*/*mutants.py "
+                "so that it plants "
                 "the same bug in what stands there now"
             )
-        (name, start, end), = places
+        ((name, start, end),) = places
         return {**files, name: files[name][:start] + self.plant + files[name][end:]}
 
     def __call__(self, made: SourceBundle) -> SourceBundle:
@@ -62,32 +72,64 @@ class Mutant:
 
 
 SANITIZED = (
-    "gemm-f16-nt", "gemm-bf16-tn", "gemm-f32-nn-unaligned", "gemm-f64-tn", "gemm-f32-nn-pointers",
-    "gemm-f32-nn-k-0-beta-half", "gemm-f16-nt-35-of-16x16x16", "gemm-f16-nt-pointers-bias-residual",
-    "gemm-f32-nn-sum-bias-residual", "qkv-projection-f16-rotary-halves", "qkv-projection-bwd-bf16-bias",
-    "output-projection-bwd-f32-bias", "attention-f16-64-causal-65x65", "attention-bf16-128-causal-nan-in-hidden-v",
-    "attention-f32-64-causal", "attention-f16-192v128", "attention-f16-64-odd", "attention-f16-64-pages-1-full",
-    "attention-f16-64-causal-split-sinks", "attention-f16-64-causal-sequences-everything",
-    "attention-bf16-576v512-causal-1-query-mqa", "attention-bwd-f16-64-causal-mqa-5",
-    "attention-bwd-f32-64-causal-bias-window", "attention-bwd-bf16-192v256-causal",
-    "attention-bwd-f16-64-causal-any-order", "attention-bwd-f16-64-causal-sequences-everything",
+    "gemm-f16-nt",
+    "gemm-bf16-tn",
+    "gemm-f32-nn-unaligned",
+    "gemm-f64-tn",
+    "gemm-f32-nn-pointers",
+    "gemm-f32-nn-k-0-beta-half",
+    "gemm-f16-nt-35-of-16x16x16",
+    "gemm-f16-nt-pointers-bias-residual",
+    "gemm-f32-nn-sum-bias-residual",
+    "qkv-projection-f16-rotary-halves",
+    "qkv-projection-bwd-bf16-bias",
+    "output-projection-bwd-f32-bias",
+    "attention-f16-64-causal-65x65",
+    "attention-bf16-128-causal-nan-in-hidden-v",
+    "attention-f32-64-causal",
+    "attention-f16-192v128",
+    "attention-f16-64-odd",
+    "attention-f16-64-pages-1-full",
+    "attention-f16-64-causal-split-sinks",
+    "attention-f16-64-causal-sequences-everything",
+    "attention-bf16-576v512-causal-1-query-mqa",
+    "attention-bwd-f16-64-causal-mqa-5",
+    "attention-bwd-f32-64-causal-bias-window",
+    "attention-bwd-bf16-192v256-causal",
+    "attention-bwd-f16-64-causal-any-order",
+    "attention-bwd-f16-64-causal-sequences-everything",
     "attention-bwd-f16-64-sequences-of-q-bias-any-order",
 )
-"""Cases that cover the sources, in which sanitizers find nothing: what they report of a mutant is the bug."""
+"""Cases that cover the sources, in which sanitizers find nothing: what they report of a mutant is
+the bug."""
 
 SANITIZED_UNFUSED = ("attention-f16-64-7x63", "attention-f32-64-causal")
 """The same of the unfused attention."""
 
 CONTRACTED = (
-    "attention-f16-64-everything", "attention-bf16-128-everything", "attention-f16-64-causal-sequences-everything",
-    "attention-f16-64-bias", "attention-f16-64-bias-nan", "attention-f16-64-bias-f32-holes",
-    "attention-f16-64-bias-f32-voids", "attention-f16-64-bias-f32-low", "attention-f16-64-bias-f32-lowest",
-    "attention-f32-64-bias", "attention-f16-64-causal-alibi-gqa", "attention-f16-64-softcap-30-extreme",
-    "attention-f16-64-causal-split-sinks", "attention-bwd-f16-64-everything", "attention-bwd-f16-64-bias-f32-voids",
-    "attention-bwd-f32-64-causal-bias-window", "attention-bwd-f16-80v48-any-order-everything",
-    "gemm-f16-nt-bias-residual", "gemm-f32-nn-sum-bias-residual", "qkv-projection-f16-rotary-halves",
+    "attention-f16-64-everything",
+    "attention-bf16-128-everything",
+    "attention-f16-64-causal-sequences-everything",
+    "attention-f16-64-bias",
+    "attention-f16-64-bias-nan",
+    "attention-f16-64-bias-f32-holes",
+    "attention-f16-64-bias-f32-voids",
+    "attention-f16-64-bias-f32-low",
+    "attention-f16-64-bias-f32-lowest",
+    "attention-f32-64-bias",
+    "attention-f16-64-causal-alibi-gqa",
+    "attention-f16-64-softcap-30-extreme",
+    "attention-f16-64-causal-split-sinks",
+    "attention-bwd-f16-64-everything",
+    "attention-bwd-f16-64-bias-f32-voids",
+    "attention-bwd-f32-64-causal-bias-window",
+    "attention-bwd-f16-80v48-any-order-everything",
+    "gemm-f16-nt-bias-residual",
+    "gemm-f32-nn-sum-bias-residual",
+    "qkv-projection-f16-rotary-halves",
 )
-"""Cases that pass where products are fused with sums: what takes a product for a number of its own shows in them."""
+"""Cases that pass where products are fused with sums: what takes a product for a number of its own
+shows in them."""
 
 # Where to look: a folder's files, or one file.
 GEMM, ATTENTION, BASE, SIMT = "gemm/", "attention/", "tile/base.h", "tile/simt.h"
@@ -99,6 +141,8 @@ NOT_EXACT = r"tolerance 0: error/tolerance inf"
 NAN, INFINITE = r" is nan, the oracle says -?\d", r" is -inf, the oracle says -?\d"
 FINITE = r" is -?\d\S*, the oracle says (nan|-inf)"
 STRAY = r"bytes outside the output changed"
-UNTOUCHED = r"hold what memory starts with: never written, or computed from memory outside the operands"
+UNTOUCHED = (
+    r"hold what memory starts with: never written, or computed from memory outside the operands"
+)
 RACE, BEYOND = "data race", "heap-buffer-overflow"
 DIRECT, REGISTERS = ("host",), ("host-registers",)

@@ -1,13 +1,13 @@
-"""Gradients that may be summed in any order, on arrays: what is launched, and that nothing of an earlier call stays."""
+"""Gradients that may be summed in any order, on arrays: what is launched, and that nothing of an
+earlier call stays."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import kernelseam
 import numpy as np
 import numpy.typing as npt
-
-import kernelseam
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp.runtime import HostArray
 
@@ -16,20 +16,39 @@ NAMES = ("dq", "dk", "dv", "dbias", "dsinks")
 
 def inputs() -> dict[str, Any]:
     rng = np.random.default_rng(5)
-    shapes = {"q": (2, 4, 40, 32), "k": (2, 2, 70, 32), "v": (2, 2, 70, 16), "dout": (2, 4, 40, 16), "bias": (40, 70)}
+    shapes = {
+        "q": (2, 4, 40, 32),
+        "k": (2, 2, 70, 32),
+        "v": (2, 2, 70, 16),
+        "dout": (2, 4, 40, 16),
+        "bias": (40, 70),
+    }
     made = {n: rng.standard_normal(s).astype(np.float16) for n, s in shapes.items()}
-    return {n: HostArray(x) for n, x in {**made, "sinks": rng.standard_normal(4).astype(np.float32)}.items()}
+    return {
+        n: HostArray(x)
+        for n, x in {**made, "sinks": rng.standard_normal(4).astype(np.float32)}.items()
+    }
 
 
-def gradients(x: dict[str, Any], deterministic: bool) -> tuple[list[str], dict[str, npt.NDArray[Any]]]:
+def gradients(
+    x: dict[str, Any], deterministic: bool
+) -> tuple[list[str], dict[str, npt.NDArray[Any]]]:
     given = {n: a for n, a in x.items() if n != "dout"}
     out, lse = kernelseam.attention(**given, return_lse=True, layout="bhsd")
     with kernelseam.trace() as launches:
         found = kernelseam.attention_bwd(
-            **given, dout=x["dout"], out=out, lse=lse, layout="bhsd", bias_gradient=True, sink_gradient=True,
+            **given,
+            dout=x["dout"],
+            out=out,
+            lse=lse,
+            layout="bhsd",
+            bias_gradient=True,
+            sink_gradient=True,
             deterministic=deterministic,
         )
-    return [r.kernel for r in launches], {n: getattr(found, n).host.astype(np.float32) for n in NAMES}
+    return [r.kernel for r in launches], {
+        n: getattr(found, n).host.astype(np.float32) for n in NAMES
+    }
 
 
 def test_three_launches_and_one_for_each_that_is_reduced(hostcpp: Plugins) -> None:

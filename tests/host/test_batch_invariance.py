@@ -1,4 +1,5 @@
-"""A batch-invariant attention gives a row the same bits whatever else is in the batch; others may split its keys."""
+"""A batch-invariant attention gives a row the same bits whatever else is in the batch; others may
+split its keys."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from kernelseam.descriptors import Attention
 from kernelseam.planning import plan
 from kernelseam.plugins import Plugins
@@ -14,16 +14,26 @@ from kernelseam_hostcpp.runtime import HostArray
 
 RNG = np.random.default_rng(0)
 LENGTHS = np.array([1100, 40, 0], np.int32)
-Q, K, V = (RNG.standard_normal((3, h, s, 64)).astype(np.float16) for h, s in ((4, 1), (1, 1100), (1, 1100)))
+Q, K, V = (
+    RNG.standard_normal((3, h, s, 64)).astype(np.float16) for h, s in ((4, 1), (1, 1100), (1, 1100))
+)
 
 
 def _out(entries: int, *, host: bool, **options: Any) -> np.ndarray:
     out = np.zeros_like(Q[:entries])
-    given = {"q": Q[:entries], "k": K[:entries], "v": V[:entries], "out": out, "kv_lengths": LENGTHS[:entries]}
+    given = {
+        "q": Q[:entries],
+        "k": K[:entries],
+        "v": V[:entries],
+        "out": out,
+        "kv_lengths": LENGTHS[:entries],
+    }
     arrays = {n: x if host else HostArray(x) for n, x in given.items()}
     made = plan(Attention.from_arrays(**arrays, **options))
     made.bind()()
-    assert host or len(made.launches) == (2 if entries == 1 and not options["batch_invariant"] else 1)
+    assert host or len(made.launches) == (
+        2 if entries == 1 and not options["batch_invariant"] else 1
+    )
     return out[0]
 
 

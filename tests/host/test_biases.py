@@ -1,10 +1,10 @@
-"""A bias that is no number in base 2: parity's bound, which grows with a bias, is no bound there."""
+"""A bias that is no number in base 2: parity's bound, which grows with a bias, is no bound
+there."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from kernelseam.parity import data
 from kernelseam.parity.cases import named
 from kernelseam.parity.stages import computed, made
@@ -12,11 +12,17 @@ from kernelseam.plugins import Plugins
 from kernelseam_hostcpp.runtime import DEVICES
 
 
-@pytest.mark.parametrize("name", ["attention-f16-64-bias-f32-lowest", "attention-f16-64-bias-f32-lowest-ramp"])
-def test_a_row_of_the_lowest_bias_alone_is_the_mean_of_the_values(hostcpp: Plugins, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["attention-f16-64-bias-f32-lowest", "attention-f16-64-bias-f32-lowest-ramp"]
+)
+def test_a_row_of_the_lowest_bias_alone_is_the_mean_of_the_values(
+    hostcpp: Plugins, name: str
+) -> None:
     case = named(name)
     before = made(case)
-    out = before.layout.read(computed(case, DEVICES[0], "shared", before).buffers, "out").astype(np.float64)
+    out = before.layout.read(computed(case, DEVICES[0], "shared", before).buffers, "out").astype(
+        np.float64
+    )
     values = data.values(case)
     everywhere = (values["bias"] == np.finfo(np.float32).min).all(axis=3)
     assert everywhere.sum() == out[:, :, ::3, 0].size

@@ -1,8 +1,10 @@
-"""Products fused with the sums that take them, as compilers for GPUs do by default: the kernels still pass.
+"""Products fused with the sums that take them, as compilers for GPUs do by default: the kernels
+still pass.
 
-The host platform compiles without contraction, and what a compiler contracts for a CPU is not what hiprtc does: a
-product that something else needs as well is left alone. So these cases are compiled with a float of the platform's own
-(host/contracted.h), which fuses with every sum that it can, on every CPU and with every compiler.
+The host platform compiles without contraction, and what a compiler contracts for a CPU is not what
+hiprtc does: a product that something else needs as well is left alone. So these cases are compiled
+with a float of the platform's own (host/contracted.h), which fuses with every sum that it can, on
+every CPU and with every compiler.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-
 from kernelseam.contract import Device
 from kernelseam.parity.cases import named
 from kernelseam_hostcpp.executable import Report, run
@@ -30,7 +31,7 @@ KS_KERNEL(WARP, 1) probe(const float* a, const float* b, const float* c, float* 
   z += y, to[5 * WARP] = z;
   z = c[i] * c[i], to[6 * WARP] = y - y;
 }
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("contracted", [True, False])
@@ -47,27 +48,38 @@ def test_what_is_fused(probe: Probe, contracted: bool) -> None:
 
 
 @pytest.fixture(scope="module")
-def reports(ahead: Callable[..., Callable[[pytest.Item], Report]]) -> Callable[[pytest.Item], Report]:
+def reports(
+    ahead: Callable[..., Callable[[pytest.Item], Report]],
+) -> Callable[[pytest.Item], Report]:
     return ahead("test_parity", lambda name, device: run(named(name), device, "contracted"))
 
 
 def _on(device: Device) -> object:
-    return pytest.param(device, id=device.arch, marks=[] if device is DEVICES[0] else [pytest.mark.slow])
+    return pytest.param(
+        device, id=device.arch, marks=[] if device is DEVICES[0] else [pytest.mark.slow]
+    )
 
 
 @pytest.mark.parametrize("device", [_on(d) for d in DEVICES])
 @pytest.mark.parametrize("name", CONTRACTED)
 def test_parity(
-    request: pytest.FixtureRequest, reports: Callable[[pytest.Item], Report], name: str, device: Device
+    request: pytest.FixtureRequest,
+    reports: Callable[[pytest.Item], Report],
+    name: str,
+    device: Device,
 ) -> None:
     report = reports(request.node)
     assert report.findings == (), report.log
     assert report.verdict is not None and report.verdict.passed, report.verdict
 
 
-@pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.build == "contracted"], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "mutant", [m for m in MUTANTS if m.build == "contracted"], ids=lambda m: m.name
+)
 def test_without_contraction_nothing_shows(mutant: Mutant) -> None:
     """What test_mutants.py kills."""
     for device in DEVICES:
         report = run(named(mutant.case), device, "plain", mutant)
-        assert report.findings == () and report.verdict is not None and report.verdict.passed, report.verdict
+        assert report.findings == () and report.verdict is not None and report.verdict.passed, (
+            report.verdict
+        )

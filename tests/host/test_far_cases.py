@@ -1,11 +1,10 @@
-"""Shared kernels on attentions, gradients, merges and pages of which one operand spans more than 2³¹ elements: batches,
-heads, rows and pages beyond what 32-bit offsets reach."""
+"""Shared kernels on attentions, gradients, merges and pages of which one operand spans more than
+2³¹ elements: batches, heads, rows and pages beyond what 32-bit offsets reach."""
 
 from __future__ import annotations
 
 import pytest
 from far_cases import CASES, held
-
 from far_mutants import FAR_MUTANTS, OFTEN
 from kernelseam.kernels import kernel
 from kernelseam.plugins import Plugins
@@ -19,10 +18,16 @@ def test_one_operand_spans_more_than_2_31_elements(hostcpp: Plugins, name: str) 
     assert verdict.passed, verdict.message
 
 
-@pytest.mark.parametrize("mutant", [
-    pytest.param(m, id=m.name, marks=[pytest.mark.slow] * (i >= OFTEN)) for i, m in enumerate(FAR_MUTANTS)
-])
-def test_an_offset_of_32_bits_is_seen(hostcpp: Plugins, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        pytest.param(m, id=m.name, marks=[pytest.mark.slow] * (i >= OFTEN))
+        for i, m in enumerate(FAR_MUTANTS)
+    ],
+)
+def test_an_offset_of_32_bits_is_seen(
+    hostcpp: Plugins, monkeypatch: pytest.MonkeyPatch, mutant: Mutant
+) -> None:
     planted = mutant.planted(kernel.shared_sources())
     monkeypatch.setattr(kernel, "shared_sources", lambda: planted)
     operand, case = CASES[mutant.case]

@@ -1,5 +1,5 @@
-"""Functions on arrays that need a workspace, on a stream that the arrays' library does not know of: it is awaited
-before the library gets the workspace back."""
+"""Functions on arrays that need a workspace, on a stream that the arrays' library does not know of:
+it is awaited before the library gets the workspace back."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import kernelseam
 import numpy as np
 import pytest
-
-import kernelseam
 from kernelseam.contract import Device
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp import HostArray
@@ -49,12 +48,18 @@ def happened(hostcpp: Plugins, monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 def _attend(keys: int, stream: object) -> None:
     rng = np.random.default_rng(0)
-    q, k, v = (HostArray(rng.standard_normal((1, 1, n, 64)).astype(np.float16)) for n in (1, keys, keys))
+    q, k, v = (
+        HostArray(rng.standard_normal((1, 1, n, 64)).astype(np.float16)) for n in (1, keys, keys)
+    )
     kernelseam.attention(q, k, v, stream=stream)
 
 
-@pytest.mark.parametrize("stream", [7, SimpleNamespace(__cuda_stream__=lambda: (0, 7))], ids=["handle", "object"])
-def test_a_stream_that_the_library_does_not_know_is_awaited(happened: list[object], stream: object) -> None:
+@pytest.mark.parametrize(
+    "stream", [7, SimpleNamespace(__cuda_stream__=lambda: (0, 7))], ids=["handle", "object"]
+)
+def test_a_stream_that_the_library_does_not_know_is_awaited(
+    happened: list[object], stream: object
+) -> None:
     _attend(SPLIT, stream)
     assert happened == [7, 7, "synchronized"], "the parts, their merge, and then the end of both"
     _attend(SPLIT, stream)

@@ -1,12 +1,11 @@
-"""bmm with all that it adds, and its gradients, through the shared kernel: small integers, so bit for bit; one launch
-each."""
+"""bmm with all that it adds, and its gradients, through the shared kernel: small integers, so bit
+for bit; one launch each."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from gradient_problems import BROADCAST, Array, integers, uneven, what_repeats
-
 from kernelseam import bmm, bmm_bwd, trace
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp.runtime import HostArray
@@ -35,11 +34,20 @@ def held(given: list[Array], wanted: list[Array]) -> None:
 
 def test_everything_in_one_launch(hostcpp: Plugins) -> None:
     a, b, bias = integers(RNG, 2, 6, 33, 20), integers(RNG, 2, 2, 20, 17), integers(RNG, 6, 17)
-    out, residual = HostArray(integers(RNG, 2, 6, 33, 17)), integers(RNG, 2, 33, 6, 17).transpose(0, 2, 1, 3)
+    out, residual = (
+        HostArray(integers(RNG, 2, 6, 33, 17)),
+        integers(RNG, 2, 33, 6, 17).transpose(0, 2, 1, 3),
+    )
     want = 2 * (a @ np.repeat(b, 3, axis=1)) - out.host + bias[:, None] + residual
     with trace() as launches:
         y = bmm(
-            HostArray(a), HostArray(b), alpha=2, beta=-1, bias=HostArray(bias), residual=HostArray(residual), out=out
+            HostArray(a),
+            HostArray(b),
+            alpha=2,
+            beta=-1,
+            bias=HostArray(bias),
+            residual=HostArray(residual),
+            out=out,
         )
     assert y is out and [r.kernel for r in launches] == ["gemm"]
     np.testing.assert_array_equal(out.host, want)

@@ -1,8 +1,10 @@
-"""The parity matrix on the host platform: shared kernels, compiled by the system's compiler, against the oracle.
+"""The parity matrix on the host platform: shared kernels, compiled by the system's compiler,
+against the oracle.
 
-By default a choice of specs that covers them all: with every dtype every value that a field of a spec takes in some
-case. Their cases run on the arch whose copies write shared memory by themselves, the first of each on the arch whose
-copies go through registers. The rest of the matrix is slow: each spec is a compilation.
+By default a choice of specs that covers them all: with every dtype every value that a field of a
+spec takes in some case. Their cases run on the arch whose copies write shared memory by themselves,
+the first of each on the arch whose copies go through registers. The rest of the matrix is slow:
+each spec is a compilation.
 """
 
 from __future__ import annotations
@@ -13,9 +15,8 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-
 import kernelseam
+import pytest
 from kernelseam.contract import Device
 from kernelseam.kernels import WAYS
 from kernelseam.kernels.kernel import build
@@ -38,7 +39,11 @@ def _parameters() -> Iterator[object]:
     for device in DEVICES:
         seen = set()
         for case, spec in zip(cases, specs, strict=True):
-            slow = spec not in chosen or case.batch * case.num_heads > TIMELY or case.name.endswith("-large")
+            slow = (
+                spec not in chosen
+                or case.batch * case.num_heads > TIMELY
+                or case.name.endswith("-large")
+            )
             slow |= device.arch == "host-registers" and spec in seen
             seen.add(spec)
             marks = [pytest.mark.slow] if slow else []
@@ -54,13 +59,18 @@ def _compile(case: Case, device: Device) -> None:
 
 
 @pytest.fixture(scope="module")
-def compiled(ahead: Callable[..., Callable[[pytest.Item], object]]) -> Callable[[pytest.Item], object]:
+def compiled(
+    ahead: Callable[..., Callable[[pytest.Item], object]],
+) -> Callable[[pytest.Item], object]:
     return ahead("test_parity", _compile, 40)
 
 
 @pytest.mark.parametrize(("case", "device"), list(_parameters()))
 def test_parity(
-    request: pytest.FixtureRequest, hostcpp: Plugins, compiled: Callable[[pytest.Item], object], case: Case,
+    request: pytest.FixtureRequest,
+    hostcpp: Plugins,
+    compiled: Callable[[pytest.Item], object],
+    case: Case,
     device: Device,
 ) -> None:
     compiled(request.node)
@@ -88,29 +98,53 @@ print(json.dumps({
     "same": np.array_equal(c.host, a @ b), "shape": out.host.shape,
     "launches": [(r.kernel, r.arch) for r in launches], "default": str(kernelseam.devices()[0]),
 }))
-"""
+"""  # noqa: E501
 
 
 def test_installed(tmp_path: Path, python_command: list[str]) -> None:
     """As a distribution of its own, found by its entry point, its headers with it."""
     for tool in ("hatchling", "pip"):
-        pytest.importorskip(tool, reason=f"{tool} is missing: it builds or installs the distribution of this test")
+        pytest.importorskip(
+            tool, reason=f"{tool} is missing: it builds or installs the distribution of this test"
+        )
     distribution = Path(__file__).parents[1] / "plugins" / "hostcpp"
     command = [
-        *python_command, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index",
-        "--disable-pip-version-check", "--target", str(tmp_path), str(distribution),
+        *python_command,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--disable-pip-version-check",
+        "--target",
+        str(tmp_path),
+        str(distribution),
     ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     core = Path(kernelseam.__file__).parents[1]
     environment = {
-        **os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(core)]), "KERNELSEAM_PLUGINS": "hostcpp",
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(core)]),
+        "KERNELSEAM_PLUGINS": "hostcpp",
     }
     done = subprocess.run(
-        [*python_command, "-c", SCRIPT], capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=120
+        [*python_command, "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
-        "loaded": ["hostcpp", "reference"], "failures": [], "kind": "HostArray", "same": True,
-        "shape": [1, 2, 15, 20], "launches": [["gemm", "host"]], "default": "numpy:0 (cpu)",
+        "loaded": ["hostcpp", "reference"],
+        "failures": [],
+        "kind": "HostArray",
+        "same": True,
+        "shape": [1, 2, 15, 20],
+        "launches": [["gemm", "host"]],
+        "default": "numpy:0 (cpu)",
     }

@@ -1,4 +1,5 @@
-"""The platform's promises, one small kernel each: barriers, copies in flight, poisoned memory, complaints."""
+"""The platform's promises, one small kernel each: barriers, copies in flight, poisoned memory,
+complaints."""
 
 from __future__ import annotations
 
@@ -8,11 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
+from kernelseam.contract import LaunchConfig
 from kernelseam.descriptors.gemm_problem import GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import CompileError, DeviceError
-from kernelseam.contract import LaunchConfig
 from kernelseam.kernels import HALVES, build_binary, covering_specs
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp import HostArray, HostToolchain
@@ -84,7 +84,7 @@ def test_exchanges_and_a_question_to_the_block(probe: Probe) -> None:
       single[thread_index()] = shuffle_xor((float)thread_index() / 3, 5);
       wide[thread_index()] = shuffle_xor(thread_index() / 3.0, 8);
       for (int i = 0; i < 4; i++) any[4 * thread_index() + i] = block_any(thread_index() == i * 17 && i != 1);
-    }"""
+    }"""  # noqa: E501
     single, wide, any_ = np.zeros(48, np.float32), np.zeros(48), np.zeros((48, 4), np.int64)
     probe(text, 48, single, wide, any_)
     threads = np.arange(48)
@@ -94,13 +94,17 @@ def test_exchanges_and_a_question_to_the_block(probe: Probe) -> None:
 
 
 COMPLAINTS = {
-    "if (lane() == 3) warp_barrier();": r"block 1, warp [01]: lanes wait at the end and a warp barrier",
-    "if (lane() == 3) block_barrier(); else warp_barrier();":
-        r"block 1, warp [01]: lanes wait at a warp barrier and a block barrier",
-    "if (warp_index() == 1) block_barrier();":
-        r"block 1, warp [01]: warps wait at (the end and a block barrier|a block barrier and the end)",
-    "shuffle_xor(1.f, lane() == 2 ? 4 : 1);": r"block 1, warp [01]: lanes exchange over different distances",
-    "shared_memory<1025>();": r"block 1, warp [01]: the kernel uses more shared memory than the launch gives",
+    "if (lane() == 3) warp_barrier();": r"block 1, warp [01]: lanes wait at the end and a warp "
+    r"barrier",
+    "if (lane() == 3) block_barrier(); else warp_barrier();": r"block 1, warp [01]: lanes wait "
+    r"at a warp barrier and a block "
+    r"barrier",
+    "if (warp_index() == 1) block_barrier();": r"block 1, warp [01]: warps wait at (the end and "
+    r"a block barrier|a block barrier and the end)",
+    "shuffle_xor(1.f, lane() == 2 ? 4 : 1);": r"block 1, warp [01]: lanes exchange over "
+    r"different distances",
+    "shared_memory<1025>();": r"block 1, warp [01]: the kernel uses more shared memory than the "
+    r"launch gives",
     """typedef PlainTile<float, 16, 16> Tile;
        const StridedView<const float> odd{(float*)out + 1, 16};
        Copy<Tile, 32, 16, false>().fetch(Tile(shared_memory<1024>()), odd, 0, 1, 0, 16);
@@ -137,11 +141,16 @@ def test_other_threads_or_arguments_are_refused(probe: Probe) -> None:
 
 
 def test_parameters_are_the_compilers(hostcpp: Plugins) -> None:
-    """float64's alpha and beta lie at multiples of 8, float32's of 4: read off the binaries, not off the signature."""
+    """float64's alpha and beta lie at multiples of 8, float32's of 4: read off the binaries, not
+    off the signature."""
     toolchain = HostToolchain()
     sizes = {}
     for spec in covering_specs():
-        if isinstance(spec, GemmSpec) and spec.view == "strided" and not (spec.a_transposed or spec.b_transposed):
+        if (
+            isinstance(spec, GemmSpec)
+            and spec.view == "strided"
+            and not (spec.a_transposed or spec.b_transposed)
+        ):
             binary, facts = build_binary(toolchain, spec, "host")
             assert facts["gemm"].parameters == HALVES["gemm"].signature(spec).layout
             if spec.plain:
@@ -155,7 +164,9 @@ def test_a_compile_error_carries_the_log(hostcpp: Plugins) -> None:
     row = toolchain.arch_row("host")
     spec = covering_specs()[0]
     broken = replace(HALVES["gemm"].tiles(spec, row)[0], stages=1)
-    with pytest.raises(CompileError, match=re.escape("a copy that is in flight needs a stage of its own")) as caught:
+    with pytest.raises(
+        CompileError, match=re.escape("a copy that is in flight needs a stage of its own")
+    ) as caught:
         build_binary(toolchain, spec, "host", broken)
     assert "gemm/gemm.h" in caught.value.log and caught.value.source is not None
 
@@ -168,8 +179,13 @@ def test_arrays_are_told_apart(hostcpp: Plugins) -> None:
     info = runtime.describe(own)
     assert info is not None
     assert (info.pointer, info.shape, info.kind, str(info.device)) == (
-        plain.ctypes.data, (2, 3), "hostcpp", "hostcpp:1 (host-registers)"
+        plain.ctypes.data,
+        (2, 3),
+        "hostcpp",
+        "hostcpp:1 (host-registers)",
     )
     assert [str(d) for d in hostcpp.devices()] == [
-        "numpy:0 (cpu)", "hostcpp:0 (host)", "hostcpp:1 (host-registers)"
+        "numpy:0 (cpu)",
+        "hostcpp:0 (host)",
+        "hostcpp:1 (host-registers)",
     ], "never the default"

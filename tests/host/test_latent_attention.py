@@ -1,13 +1,13 @@
-"""Latent attention: one head of 576 columns is read as keys, its first 512 as values; nothing is copied."""
+"""Latent attention: one head of 576 columns is read as keys, its first 512 as values; nothing is
+copied."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import kernelseam
 import numpy as np
 import pytest
-
-import kernelseam
 from kernelseam.parity import check
 from kernelseam.parity.oracle import Variant
 from kernelseam.plugins import Plugins
@@ -20,7 +20,14 @@ RNG = np.random.default_rng(3)
 def verdict(q: Any, cache: Any, out: Any, lse: Any) -> check.Verdict:
     """Operands as [batch, head, row, column]; the cache is read as [batch, 1, row, D]."""
     return check.attention(
-        q, cache, cache[..., :D_V], out, lse, causal=True, scale=0.05, variant=Variant(kv_lengths=KEYS)
+        q,
+        cache,
+        cache[..., :D_V],
+        out,
+        lse,
+        causal=True,
+        scale=0.05,
+        variant=Variant(kv_lengths=KEYS),
     )
 
 
@@ -42,7 +49,13 @@ def test_values_are_columns_of_the_keys(hostcpp: Plugins, host: bool, queries: i
     values = cache[..., :D_V]
     assert np.shares_memory(values, cache)
     out, lse = kernelseam.attention(
-        kind(q), kind(cache), kind(values), kv_lengths=lengths, causal=True, layout="bhsd", **options
+        kind(q),
+        kind(cache),
+        kind(values),
+        kv_lengths=lengths,
+        causal=True,
+        layout="bhsd",
+        **options,
     )
     out, lse = (x if host else x.host for x in (out, lse))
     found = verdict(q, np.nan_to_num(cache), out, lse)

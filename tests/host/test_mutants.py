@@ -1,4 +1,5 @@
-"""Every bug planted in the device sources is killed by its parity case, which the sources as they are pass."""
+"""Every bug planted in the device sources is killed by its parity case, which the sources as they
+are pass."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
-
 from kernelseam.contract import Device
 from kernelseam.kernels.kernel import shared_sources
 from kernelseam.parity.cases import UNFUSED, named
@@ -44,12 +44,16 @@ def test_words_are_there_once(mutant: Mutant) -> None:
 
 
 @pytest.mark.parametrize(
-    ("find", "where"), [("int nowhere;", "nowhere"), ("#include", r"gemm/gemm\.h"), ("T A, B;", "nowhere")]
+    ("find", "where"),
+    [("int nowhere;", "nowhere"), ("#include", r"gemm/gemm\.h"), ("T A, B;", "nowhere")],
 )
 def test_words_that_are_not_there_once_are_named(find: str, where: str) -> None:
     mutant = Mutant("some-bug", GEMM, find, "", "gemm-f16-nt", "", "nothing is summed")
     files = {"gemm/gemm.h": "#include\n#include\nT A,B;", "tile/base.h": "int nowhere;"}
-    said = rf"^mutant some-bug \(nothing is summed\): its words must be once in gemm/\*, they are {where}"
+    said = (
+        r"^mutant some-bug \(nothing is summed\): its words must be once in gemm/\*, they "
+        rf"are {where}"
+    )
     with pytest.raises(LookupError, match=said):
         mutant.planted(files)
 
@@ -68,24 +72,36 @@ def _planted() -> Iterator[object]:
 
 
 @pytest.fixture(scope="module")
-def reports(ahead: Callable[..., Callable[[pytest.Item], Report]]) -> Callable[[pytest.Item], Report]:
-    return ahead("test_is_killed", lambda mutant, device: run(
-        named(mutant.case), device, mutant.build, mutant, implementation=mutant.implementation
-    ))
+def reports(
+    ahead: Callable[..., Callable[[pytest.Item], Report]],
+) -> Callable[[pytest.Item], Report]:
+    return ahead(
+        "test_is_killed",
+        lambda mutant, device: run(
+            named(mutant.case), device, mutant.build, mutant, implementation=mutant.implementation
+        ),
+    )
 
 
 @pytest.mark.parametrize(("mutant", "device"), list(_planted()))
 def test_is_killed(
-    request: pytest.FixtureRequest, hostcpp: Plugins, reports: Callable[[pytest.Item], Report],
-    has_sanitizer: Callable[[str], None], mutant: Mutant, device: Device,
+    request: pytest.FixtureRequest,
+    hostcpp: Plugins,
+    reports: Callable[[pytest.Item], Report],
+    has_sanitizer: Callable[[str], None],
+    mutant: Mutant,
+    device: Device,
 ) -> None:
     if mutant.build in SANITIZERS:
         has_sanitizer(mutant.build)
     case = named(mutant.case)
-    run_case(case, Target(device, mutant.implementation, case.operation, own=True)).require()  # as the sources are
+    # as the sources are
+    run_case(case, Target(device, mutant.implementation, case.operation, own=True)).require()
     report = reports(request.node)
     if device.arch not in mutant.archs:
-        assert report.findings == () and report.verdict is not None and report.verdict.passed, report.log
+        assert report.findings == () and report.verdict is not None and report.verdict.passed, (
+            report.log
+        )
     elif report.findings:
         assert re.fullmatch(mutant.reported, report.findings[0]), report.log
     else:

@@ -1,4 +1,5 @@
-"""NVIDIA's engines for float32, float64 and TF32 on the host, without their instruction: who takes what, from where."""
+"""NVIDIA's engines for float32, float64 and TF32 on the host, without their instruction: who takes
+what, from where."""
 
 from __future__ import annotations
 
@@ -10,8 +11,10 @@ import pytest
 SOURCE = Path(__file__).with_name("nvidia_engines.cpp")
 ROOT = Path(__file__).parents[2]
 FILES = {
-    name: (folder / name).read_text(encoding="utf-8") for folder, name in (
-        (ROOT / "cuda_kernels", "platform_nvidia.h"), (ROOT / "cuda_kernels", "wide_engine.h"),
+    name: (folder / name).read_text(encoding="utf-8")
+    for folder, name in (
+        (ROOT / "cuda_kernels", "platform_nvidia.h"),
+        (ROOT / "cuda_kernels", "wide_engine.h"),
         (ROOT / "core" / "kernelseam" / "kernels", "tile/base.h"),
         (ROOT / "core" / "kernelseam" / "kernels", "tile/simt.h"),
     )
@@ -24,7 +27,16 @@ def _wrong(folder: Path, files: dict[str, str]) -> set[str]:
     (folder / "tile").mkdir()
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
-    command = ["c++", "-std=c++17", "-O1", "-w", f"-I{folder}", str(SOURCE), "-o", str(folder / "check")]
+    command = [
+        "c++",
+        "-std=c++17",
+        "-O1",
+        "-w",
+        f"-I{folder}",
+        str(SOURCE),
+        "-o",
+        str(folder / "check"),
+    ]
     subprocess.run(command, check=True)
     found = subprocess.run([folder / "check"], capture_output=True, text=True, check=False)
     assert found.returncode == bool(found.stdout)
@@ -40,9 +52,24 @@ def test_lanes_take_what_is_theirs_from_banks_of_their_own(tmp_path: Path) -> No
     [
         (WIDE, "(row & 2) * 2", "(row & 1) * 4", {"banks"}),
         (WIDE, "row / V * 2)", "row * 2)", {"banks"}),
-        (WIDE, "2 * g + u, k0 - inner", "g + 8 * u, k0 - inner", {"double, B along n", "float, both along k"}),
-        (WIDE, "inner + KV * t + s, n0", "inner + t + 4 * s, n0", {"double, A along m", "float, B along n"}),
-        (WIDE, "+ 2 * (c & 1)", "+ 4 * (c & 1)", {"double, both along k", "float, neither along k"}),
+        (
+            WIDE,
+            "2 * g + u, k0 - inner",
+            "g + 8 * u, k0 - inner",
+            {"double, B along n", "float, both along k"},
+        ),
+        (
+            WIDE,
+            "inner + KV * t + s, n0",
+            "inner + t + 4 * s, n0",
+            {"double, A along m", "float, B along n"},
+        ),
+        (
+            WIDE,
+            "+ 2 * (c & 1)",
+            "+ 4 * (c & 1)",
+            {"double, both along k", "float, neither along k"},
+        ),
         (SIMT, "(row ^ row >> 2) & (P - 1)", "row & (P - 1)", {"banks"}),
         (SIMT, "(row ^ row >> 2) & (P - 1)", "row >> 2 & (P - 1)", {"banks"}),
         (SIMT, "return lane() / NEAR % Q;", "return lane() % Q;", {"banks", "SIMT, both along k"}),
@@ -51,6 +78,8 @@ def test_lanes_take_what_is_theirs_from_banks_of_their_own(tmp_path: Path) -> No
         (SIMT, "i % N, chunk = k / KV", "i % N * 2, chunk = k / KV", {"SIMT, both along k"}),
     ],
 )
-def test_what_is_planted_is_found(tmp_path: Path, place: str, find: str, plant: str, reported: set[str]) -> None:
+def test_what_is_planted_is_found(
+    tmp_path: Path, place: str, find: str, plant: str, reported: set[str]
+) -> None:
     assert FILES[place].count(find) == 1
     assert reported <= _wrong(tmp_path, {**FILES, place: FILES[place].replace(find, plant)})

@@ -1,15 +1,14 @@
-"""What stands in a device's block tables and lengths: refused by name, where that is asked for, before each launch.
-Lengths that are not looked at never lead beyond the table."""
+"""What stands in a device's block tables and lengths: refused by name, where that is asked for,
+before each launch. Lengths that are not looked at never lead beyond the table."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+import kernelseam
 import numpy as np
 import pytest
-
-import kernelseam
 from kernelseam import Attention, plan
 from kernelseam.errors import InvalidValue
 from kernelseam.planning import Plan
@@ -30,24 +29,33 @@ def i32(values: Any) -> HostArray:
 
 def paged() -> dict[str, HostArray]:
     return {
-        "q": normal(2, 5, H, D), "k": normal(PAGES, PAGE, H, D), "v": normal(PAGES, PAGE, H, D),
+        "q": normal(2, 5, H, D),
+        "k": normal(PAGES, PAGE, H, D),
+        "v": normal(PAGES, PAGE, H, D),
         "out": HostArray(np.zeros((2, 5, H, D), np.float16)),
-        "block_table": i32([[0, 1, 2, 3, 9], [1, 2, 3, 4, 5]]), "kv_lengths": i32([70, 33]),
+        "block_table": i32([[0, 1, 2, 3, 9], [1, 2, 3, 4, 5]]),
+        "kv_lengths": i32([70, 33]),
     }
 
 
 def planned(hostcpp: Plugins, given: dict[str, HostArray]) -> Plan:
-    """On the host as if it were another device, whose memory is not looked at unless that is asked for."""
+    """On the host as if it were another device, whose memory is not looked at unless that is asked
+    for."""
     device = replace(hostcpp.backend("hostcpp").runtime.devices()[0], evidence="measured")
     return plan(Attention.from_arrays(**given, layout="bshd"), device=device)
 
 
-@pytest.mark.parametrize(("name", "at", "value", "message"), [
-    ("block_table", (0, 4), 12, "block_table[0, 4] = 12: must be a page, from 0 to 11."),
-    ("block_table", (1, 2), -1, "block_table[1, 2] = -1: must be a page, from 0 to 11."),
-    ("kv_lengths", (1,), 81, "kv_lengths[1] = 81: must be from 0 to S_k = 80."),
-])
-def test_a_checked_call_refuses(hostcpp: Plugins, name: str, at: Any, value: int, message: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "at", "value", "message"),
+    [
+        ("block_table", (0, 4), 12, "block_table[0, 4] = 12: must be a page, from 0 to 11."),
+        ("block_table", (1, 2), -1, "block_table[1, 2] = -1: must be a page, from 0 to 11."),
+        ("kv_lengths", (1,), 81, "kv_lengths[1] = 81: must be from 0 to S_k = 80."),
+    ],
+)
+def test_a_checked_call_refuses(
+    hostcpp: Plugins, name: str, at: Any, value: int, message: str
+) -> None:
     given = paged()
     made = planned(hostcpp, given)
     call = made.bind(check=True)

@@ -1,4 +1,5 @@
-"""The bugs in NVIDIA's device sources and the command that runs them on a GPU, here with a bug of the host's."""
+"""The bugs in NVIDIA's device sources and the command that runs them on a GPU, here with a bug of
+the host's."""
 
 from __future__ import annotations
 
@@ -15,7 +16,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
 from kernelseam.contract import Device
 from kernelseam.parity.cases import Case, named
 from kernelseam.plugins import Plugins
@@ -29,8 +29,13 @@ import nvidia_mutants  # noqa: E402
 import sm90_mutants  # noqa: E402
 
 BUG = Mutant(
-    "half-of-the-columns", "platform_host.h", "add(acc.x[r][c], a.x[r][k + e], x[e]);", "acc.x[r][c] = x[e];",
-    "gemm-f16-nt", "", "the last product is the sum",
+    "half-of-the-columns",
+    "platform_host.h",
+    "add(acc.x[r][c], a.x[r][k + e], x[e]);",
+    "acc.x[r][c] = x[e];",
+    "gemm-f16-nt",
+    "",
+    "the last product is the sum",
 )
 
 
@@ -63,7 +68,9 @@ def nvidia() -> tuple[Mutant, ...]:
 
 @pytest.mark.parametrize("mutant", nvidia(), ids=lambda m: m.name)
 def test_words_are_there_once(mutant: Mutant) -> None:
-    toolchain = pytest.importorskip("kernelseam_cuda.toolchain", reason="kernelseam-cuda is not installed")
+    toolchain = pytest.importorskip(
+        "kernelseam_cuda.toolchain", reason="kernelseam-cuda is not installed"
+    )
     files = dict(toolchain.sources())
     assert mutant.planted(files) != files
     case = case_named(mutant.case)
@@ -85,7 +92,12 @@ def test_a_bug_is_seen_by_its_case(script: Any, device: Device) -> None:
 
 def test_the_header_as_it_is_passes(script: Any, device: Device) -> None:
     seen = script.hunt(None, device, time.monotonic() + 60)
-    assert (seen.name, seen.passed, seen.case, seen.trouble) == ("none", 1, "", "") and seen.as_it_should
+    assert (seen.name, seen.passed, seen.case, seen.trouble) == (
+        "none",
+        1,
+        "",
+        "",
+    ) and seen.as_it_should
 
 
 def test_a_bug_that_nobody_sees_is_tried_on_the_covering_choice(
@@ -114,10 +126,17 @@ def test_bugs_compile_to_something_else(script: Any, hostcpp: Plugins, device: D
 
 
 def test_each_has_a_process_of_its_own(
-    script: Any, device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    script: Any,
+    device: Device,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The page says what was seen, and what came of a process that died or hung."""
-    bugs = [Mutant(name, "platform_host.h", "x", "y", "gemm-f16-nt", "", f"it is {name}") for name in "abcde"]
+    bugs = [
+        Mutant(name, "platform_host.h", "x", "y", "gemm-f16-nt", "", f"it is {name}")
+        for name in "abcde"
+    ]
     monkeypatch.setattr(script, "MUTANTS", tuple(bugs))
     monkeypatch.setattr(script, "LUCK", {"e": "it is luck"})
     asked = []
@@ -133,19 +152,34 @@ def test_each_has_a_process_of_its_own(
             found = script.Seen(name, 1)
         if name == "d":  # ended by its own watchdog, its last words what it said before the case
             found = script.Seen(name, 0, "gemm-f16-nt", "it does not come back within 10 s")
-        code, said = {"b": (9, "killed"), "d": (1, "Timeout (0:00:10)!\nThread 0x1")}.get(name, (0, ""))
+        code, said = {"b": (9, "killed"), "d": (1, "Timeout (0:00:10)!\nThread 0x1")}.get(
+            name, (0, "")
+        )
         return SimpleNamespace(returncode=code, stdout=json.dumps(asdict(found)), stderr=said)
 
     monkeypatch.setattr(script.subprocess, "run", run)
     monkeypatch.setattr(script, "find_device", lambda name: device)
-    given = ["--device", "hostcpp:0", "--workers", "2", "--report", str(tmp_path / "page.md"), "--seconds", "50"]
+    given = [
+        "--device",
+        "hostcpp:0",
+        "--workers",
+        "2",
+        "--report",
+        str(tmp_path / "page.md"),
+        "--seconds",
+        "50",
+    ]
     assert script.main(given) == 1
     out = capsys.readouterr().out
     assert "NOT AS IT SHOULD: b: its process ended with 9: killed" in out
     assert "as it should: d: gemm-f16-nt: it does not come back within 10 s" in out
     assert "as it may: e: no case showed it, which may be: it is luck" in out
     assert "2 of 5 bugs were seen, 1 may go unseen, in 0 s" in out
-    assert "after d had hung: no case showed it" in out and asked[-1] == "none" and asked.count("none") == 2
+    assert (
+        "after d had hung: no case showed it" in out
+        and asked[-1] == "none"
+        and asked.count("none") == 2
+    )
     page = (tmp_path / "page.md").read_text()
     assert "2 of 5 were seen by a parity case. The sources as they are passed 1 of 1 cases" in page
     assert "| a | it is a | gemm-f16-nt | C is 1/2 | 0 |" in page
@@ -163,7 +197,7 @@ from kernelseam.contract import Device
 script._compiled_ahead = lambda *given: ""
 script._verdict = lambda case, *given: time.sleep(60)
 script.hunt(None, Device("hostcpp", 0, "host"), time.monotonic() + 60, 0.3, script.MUTANTS[:1], script._print)
-"""
+"""  # noqa: E501
 
 
 def test_a_case_that_hangs_ends_its_process(script: Any, python_command: list[str]) -> None:
@@ -171,7 +205,11 @@ def test_a_case_that_hangs_ends_its_process(script: Any, python_command: list[st
     text = HANGS.format(paths=[str(ROOT / "benchmarks")])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     start = time.monotonic()
-    done = subprocess.run([*python_command, "-c", text], capture_output=True, text=True, env=environment, timeout=60)
-    assert time.monotonic() - start < 30 and done.returncode == 1 and script.HUNG in done.stderr, done.stderr
+    done = subprocess.run(
+        [*python_command, "-c", text], capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert time.monotonic() - start < 30 and done.returncode == 1 and script.HUNG in done.stderr, (
+        done.stderr
+    )
     last = script.Seen(**json.loads(done.stdout.splitlines()[-1]))
     assert (last.case, last.said) == (nvidia()[0].case, "it does not come back within 0.3 s")

@@ -1,13 +1,13 @@
-"""Projections on the host platform: one launch a product whatever the extents, and what an attention makes of them."""
+"""Projections on the host platform: one launch a product whatever the extents, and what an
+attention makes of them."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import kernelseam
 import numpy as np
 import pytest
-
-import kernelseam
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp import HostArray
 
@@ -33,22 +33,43 @@ def launched(work: Any) -> tuple[Any, list[str]]:
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize(("batch", "S"), [(1, 1), (3, 40), (17, 3)])
-def test_one_launch_a_product_whatever_the_extents(hostcpp: Plugins, batch: int, S: int, layout: str) -> None:
+def test_one_launch_a_product_whatever_the_extents(
+    hostcpp: Plugins, batch: int, S: int, layout: str
+) -> None:
     x, w, bias = here(normal(batch, S, HIDDEN), normal(WIDTH, HIDDEN), normal(WIDTH))
-    (q, k, v), kernels = launched(lambda: kernelseam.fused_qkv_projection(x, w, bias, H, G, D, layout=layout))
+    (q, k, v), kernels = launched(
+        lambda: kernelseam.fused_qkv_projection(x, w, bias, H, G, D, layout=layout)
+    )
     assert kernels == ["gemm"]
     w_out, b_out = here(normal(HIDDEN, H * D), normal(HIDDEN))
-    y, kernels = launched(lambda: kernelseam.fused_output_projection_residual(q, w_out, b_out, x, layout=layout))
+    y, kernels = launched(
+        lambda: kernelseam.fused_output_projection_residual(q, w_out, b_out, x, layout=layout)
+    )
     assert kernels == ["gemm"] and y.host.shape == (batch, S, HIDDEN)
-    _, kernels = launched(lambda: kernelseam.fused_qkv_projection_bwd(q, k, v, x, w, True, H, G, D, layout=layout))
+    _, kernels = launched(
+        lambda: kernelseam.fused_qkv_projection_bwd(q, k, v, x, w, True, H, G, D, layout=layout)
+    )
     assert kernels == ["gemm", "gemm"]
     back, kernels = launched(
         lambda: kernelseam.fused_output_projection_residual_bwd(y, q, w_out, True, layout=layout)
     )
     assert kernels == ["gemm", "gemm"] and back.d_residual is y
-    _, kernels = launched(lambda: kernelseam.fused_qkv_projection_bwd(
-        q, k, v, None, None, True, H, G, D, layout=layout, input_gradient=False, weight_gradient=False
-    ))
+    _, kernels = launched(
+        lambda: kernelseam.fused_qkv_projection_bwd(
+            q,
+            k,
+            v,
+            None,
+            None,
+            True,
+            H,
+            G,
+            D,
+            layout=layout,
+            input_gradient=False,
+            weight_gradient=False,
+        )
+    )
     assert kernels == ["gemm"]
 
 
@@ -56,12 +77,15 @@ def test_no_tokens_launch_nothing_forward_and_zeros_backward(hostcpp: Plugins) -
     x, w = here(normal(2, 0, HIDDEN), normal(WIDTH, HIDDEN))
     (q, k, v), kernels = launched(lambda: kernelseam.fused_qkv_projection(x, w, None, H, G, D))
     assert kernels == []
-    made, kernels = launched(lambda: kernelseam.fused_qkv_projection_bwd(q, k, v, x, w, True, H, G, D))
+    made, kernels = launched(
+        lambda: kernelseam.fused_qkv_projection_bwd(q, k, v, x, w, True, H, G, D)
+    )
     assert kernels == ["gemm"] and not made.d_weight.host.any() and not made.d_bias.host.any()
 
 
 def test_tokens_of_packed_sequences_go_to_pages_one_entry_each(hostcpp: Plugins) -> None:
-    """Sequences of 5 and 9 tokens, written by pages of 4 and read by a paged attention: as without pages."""
+    """Sequences of 5 and 9 tokens, written by pages of 4 and read by a paged attention: as without
+    pages."""
     lengths, size = (5, 9), 4
     x, w = normal(sum(lengths), HIDDEN), normal(WIDTH, HIDDEN)
     angle = RNG.standard_normal((max(lengths), D // 2)).astype(np.float32)
@@ -78,12 +102,25 @@ def test_tokens_of_packed_sequences_go_to_pages_one_entry_each(hostcpp: Plugins)
     rows = table[np.repeat([0, 1], lengths)]
     one_each, its_position, its_row = here(x[:, None], positions[:, None], rows)
     alone = kernelseam.fused_qkv_projection(
-        one_each, weight, None, H, G, D, layout="bshd", rotary=tables, positions=its_position, k_pages=pages[0],
-        v_pages=pages[1], block_table=its_row,
+        one_each,
+        weight,
+        None,
+        H,
+        G,
+        D,
+        layout="bshd",
+        rotary=tables,
+        positions=its_position,
+        k_pages=pages[0],
+        v_pages=pages[1],
+        block_table=its_row,
     )
     np.testing.assert_array_equal(alone.host[:, 0], q.host)
     found = kernelseam.attention_paged(
-        HostArray(alone.host.reshape(-1, H, D)), *pages, *here(table, np.array(lengths, np.int32)), cu_seqlens_q=ends,
+        HostArray(alone.host.reshape(-1, H, D)),
+        *pages,
+        *here(table, np.array(lengths, np.int32)),
+        cu_seqlens_q=ends,
         max_seqlen_q=9,
     )
     np.testing.assert_array_equal(found.host, want.host)

@@ -1,11 +1,11 @@
-"""Cases as executables: sanitizers find nothing in the shared kernels. What is planted they find: test_mutants.py."""
+"""Cases as executables: sanitizers find nothing in the shared kernels. What is planted they find:
+test_mutants.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import pytest
-
 from kernelseam.contract import Device
 from kernelseam.parity.cases import UNFUSED, named
 from kernelseam_hostcpp.executable import Report, run
@@ -13,35 +13,76 @@ from kernelseam_hostcpp.runtime import DEVICES
 from mutant import SANITIZED, SANITIZED_UNFUSED
 
 MORE = (
-    "gemm-f16-tn-unaligned", "gemm-f16-nn-alpha-beta", "gemm-f16-nt-odd-c", "gemm-bf16-nn-ragged-17x65x257",
-    "gemm-f16-nt-to-f32", "gemm-f32-nt", "gemm-f32-nn-gaps-beta", "gemm-f64-tt-pointers", "gemm-f16-nt-b-group-2",
-    "attention-f16-16", "attention-f16-32v80", "attention-f16-256", "attention-bf16-256-causal", "attention-f32-40",
-    "attention-f16-64-causal-masked-rows", "attention-f16-64-no-keys", "attention-f16-64-odd-rows",
-    "attention-f16-64-packed", "attention-f16-64-minus-inf-all", "attention-f32-64-causal-nan-in-hidden-k",
-    "attention-f16-40-causal-odd", "attention-f16-64-everything", "attention-f16-64-mask-odd-transposed",
-    "attention-f16-64-prefix-window", "attention-f16-64-causal-pages-48-window-sinks",
-    "attention-f32-64-causal-pages-16", "attention-bf16-128-causal-pages-48-gqa",
-    "attention-f16-64-causal-pages-16-sequences", "attention-f16-64-split-pages",
-    "attention-f16-64-split-value-dim-40", "attention-f16-64-causal-split-sequences", "attention-f32-64-split",
-    "attention-bf16-576v512-causal-mqa", "attention-f16-64-to-f32", "merge-states-f32-f16",
-    "merge-states-f32-f32-dim-33", "merge-states-f32-bf16-dim-512",
-    "attention-bwd-f16-64-gqa-6-2", "attention-bwd-f16-64-softcap-5", "attention-bwd-f16-64-lengths",
-    "attention-bwd-f16-64-odd", "attention-bwd-f16-64-bias-odd-transposed", "attention-bwd-f16-256",
-    "attention-bwd-f32-128v40-causal", "attention-bwd-bf16-128-causal-sequences", "attention-bwd-f16-64-sinks",
+    "gemm-f16-tn-unaligned",
+    "gemm-f16-nn-alpha-beta",
+    "gemm-f16-nt-odd-c",
+    "gemm-bf16-nn-ragged-17x65x257",
+    "gemm-f16-nt-to-f32",
+    "gemm-f32-nt",
+    "gemm-f32-nn-gaps-beta",
+    "gemm-f64-tt-pointers",
+    "gemm-f16-nt-b-group-2",
+    "attention-f16-16",
+    "attention-f16-32v80",
+    "attention-f16-256",
+    "attention-bf16-256-causal",
+    "attention-f32-40",
+    "attention-f16-64-causal-masked-rows",
+    "attention-f16-64-no-keys",
+    "attention-f16-64-odd-rows",
+    "attention-f16-64-packed",
+    "attention-f16-64-minus-inf-all",
+    "attention-f32-64-causal-nan-in-hidden-k",
+    "attention-f16-40-causal-odd",
+    "attention-f16-64-everything",
+    "attention-f16-64-mask-odd-transposed",
+    "attention-f16-64-prefix-window",
+    "attention-f16-64-causal-pages-48-window-sinks",
+    "attention-f32-64-causal-pages-16",
+    "attention-bf16-128-causal-pages-48-gqa",
+    "attention-f16-64-causal-pages-16-sequences",
+    "attention-f16-64-split-pages",
+    "attention-f16-64-split-value-dim-40",
+    "attention-f16-64-causal-split-sequences",
+    "attention-f32-64-split",
+    "attention-bf16-576v512-causal-mqa",
+    "attention-f16-64-to-f32",
+    "merge-states-f32-f16",
+    "merge-states-f32-f32-dim-33",
+    "merge-states-f32-bf16-dim-512",
+    "attention-bwd-f16-64-gqa-6-2",
+    "attention-bwd-f16-64-softcap-5",
+    "attention-bwd-f16-64-lengths",
+    "attention-bwd-f16-64-odd",
+    "attention-bwd-f16-64-bias-odd-transposed",
+    "attention-bwd-f16-256",
+    "attention-bwd-f32-128v40-causal",
+    "attention-bwd-bf16-128-causal-sequences",
+    "attention-bwd-f16-64-sinks",
 )
 
 
 @pytest.fixture(scope="module")
-def reports(ahead: Callable[..., Callable[[pytest.Item], Report]]) -> Callable[[pytest.Item], Report]:
-    return ahead("test_nothing_is_found", lambda name, device, sanitizer: run(named(name), device, sanitizer))
+def reports(
+    ahead: Callable[..., Callable[[pytest.Item], Report]],
+) -> Callable[[pytest.Item], Report]:
+    return ahead(
+        "test_nothing_is_found", lambda name, device, sanitizer: run(named(name), device, sanitizer)
+    )
 
 
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.arch)
-@pytest.mark.parametrize("name", [*SANITIZED, *(pytest.param(n, marks=pytest.mark.slow) for n in MORE)])
+@pytest.mark.parametrize(
+    "name", [*SANITIZED, *(pytest.param(n, marks=pytest.mark.slow) for n in MORE)]
+)
 def test_nothing_is_found(
-    request: pytest.FixtureRequest, reports: Callable[[pytest.Item], Report], has_sanitizer: Callable[[str], None],
-    name: str, device: Device, sanitizer: str,
+    request: pytest.FixtureRequest,
+    reports: Callable[[pytest.Item], Report],
+    has_sanitizer: Callable[[str], None],
+    name: str,
+    device: Device,
+    sanitizer: str,
 ) -> None:
     has_sanitizer(sanitizer)
     report = reports(request.node)
@@ -50,7 +91,9 @@ def test_nothing_is_found(
 
 
 @pytest.fixture(scope="module")
-def unfused_reports(ahead: Callable[..., Callable[[pytest.Item], Report]]) -> Callable[[pytest.Item], Report]:
+def unfused_reports(
+    ahead: Callable[..., Callable[[pytest.Item], Report]],
+) -> Callable[[pytest.Item], Report]:
     return ahead(
         "test_nothing_is_found_in_the_unfused_attention",
         lambda name, device, sanitizer: run(named(name), device, sanitizer, implementation=UNFUSED),
@@ -59,12 +102,17 @@ def unfused_reports(ahead: Callable[..., Callable[[pytest.Item], Report]]) -> Ca
 
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
 @pytest.mark.parametrize(
-    "device", [pytest.param(d, marks=[pytest.mark.slow] * (d is not DEVICES[0]), id=d.arch) for d in DEVICES]
+    "device",
+    [pytest.param(d, marks=[pytest.mark.slow] * (d is not DEVICES[0]), id=d.arch) for d in DEVICES],
 )
 @pytest.mark.parametrize("name", SANITIZED_UNFUSED)
 def test_nothing_is_found_in_the_unfused_attention(
-    request: pytest.FixtureRequest, unfused_reports: Callable[[pytest.Item], Report],
-    has_sanitizer: Callable[[str], None], name: str, device: Device, sanitizer: str,
+    request: pytest.FixtureRequest,
+    unfused_reports: Callable[[pytest.Item], Report],
+    has_sanitizer: Callable[[str], None],
+    name: str,
+    device: Device,
+    sanitizer: str,
 ) -> None:
     """Its three launches, one after the other, the scores between them."""
     has_sanitizer(sanitizer)

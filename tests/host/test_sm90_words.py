@@ -1,6 +1,8 @@
-"""What of Hopper's kernels is plain C++ runs on the host: cursors of rings, descriptors of operands, the walk of tiles.
+"""What of Hopper's kernels is plain C++ runs on the host: cursors of rings, descriptors of
+operands, the walk of tiles.
 
-Each is held against its meaning in Python, and bugs planted there are found (tests/gpu/sm90_mutants.py, "words").
+Each is held against its meaning in Python, and bugs planted there are found
+(tests/gpu/sm90_mutants.py, "words").
 """
 
 from __future__ import annotations
@@ -14,14 +16,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-
 from kernelseam.contract import LaunchConfig, SourceBundle
 from kernelseam.kernels.kernel import shared_sources
 from kernelseam_hostcpp import HostToolchain
 from kernelseam_hostcpp.library import library
 from mutant import Mutant
 
-toolchain_module = pytest.importorskip("kernelseam_cuda.toolchain", reason="kernelseam-cuda is not installed")
+toolchain_module = pytest.importorskip(
+    "kernelseam_cuda.toolchain", reason="kernelseam-cuda is not installed"
+)
 sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 
 from sm90_mutants import GEMM_BLOCK, MUTANTS  # noqa: E402
@@ -45,7 +48,7 @@ KS_KERNEL(16, 1) probe(const i64* addresses, i64* turns, i64* descriptors) {
     descriptors[3 * i + 1] = high << 32 | descriptor_mn_major((u32)addresses[i], 128 * 128);
     descriptors[3 * i + 2] = high << 32 | further(descriptor_k_major((u32)addresses[i]), 96);
   }
-}"""
+}"""  # noqa: E501
 
 MATRICES = """
 #include "sm90/gemm/block.h"
@@ -71,10 +74,12 @@ KS_KERNEL(16, 1) probe(const i64* n, const int* q_offsets, const int* k_offsets,
                          w.q_first, w.k_first};
     for (int i = 0; i < 12; i++) out[12 * t + i] = found[i];
   }
-}"""
+}"""  # noqa: E501
 
 
-def run(text: str, constants: Mapping[str, int | str], change: Change, *arrays: npt.NDArray[np.generic]) -> None:
+def run(
+    text: str, constants: Mapping[str, int | str], change: Change, *arrays: npt.NDArray[np.generic]
+) -> None:
     """The kernel ``probe`` of a text over arrays, in place, with the device sources changed."""
     toolchain = HostToolchain()
     files = {n: t for n, t in shared_sources().items() if n.startswith(("tile/", "attention/"))}
@@ -94,15 +99,18 @@ def run(text: str, constants: Mapping[str, int | str], change: Change, *arrays: 
 
 
 def check_words(change: Change) -> None:
-    in_second_block = 1 << 24 | 66 * 1024  # of a cluster: the rank is part of an address, not of a descriptor
+    # of a cluster: the rank is part of an address, not of a descriptor
+    in_second_block = 1 << 24 | 66 * 1024
     addresses = np.array([0, 1024, 66 * 1024, 225 * 1024, in_second_block], np.int64)
     turns, descriptors = np.zeros((12, 2), np.int64), np.zeros((5, 3), np.int64)
     run(CURSORS, {}, change, addresses, turns, descriptors)
     # Stage by stage, the parity another after each turn: what a barrier's phases alternate in.
     assert turns.tolist() == [[i % 3, 1 - i // 3 % 2] for i in range(12)]
-    # PTX ISA, "Matrix descriptor format": bits 0-13 address, 16-29 leading and 32-45 stride offset, in 16 bytes each;
-    # 62-63 the swizzle, 1 for 128 bytes.
-    for address, (k_major, n_major, later) in zip(addresses.tolist(), descriptors.tolist(), strict=True):
+    # PTX ISA, "Matrix descriptor format": bits 0-13 address, 16-29 leading and 32-45 stride offset,
+    # in 16 bytes each; 62-63 the swizzle, 1 for 128 bytes.
+    for address, (k_major, n_major, later) in zip(
+        addresses.tolist(), descriptors.tolist(), strict=True
+    ):
         for word, more in ((k_major, 0), (n_major, 0), (later, 96)):
             assert word & 0x3FFF == (address % (1 << 24) + more) >> 4
             assert word >> 32 & 0x3FFF == 8 * 128 >> 4, "from eight rows of a panel to the next"
@@ -116,11 +124,21 @@ def check_words(change: Change) -> None:
 def check_matrices(change: Change) -> None:
     """Coordinates within the map's axes, that lead from the origin to the address."""
     origin = 0x7F12_3456_7000
-    addresses = np.array([origin + x for x in (0, 16, 3 << 20, -16, -(5 << 20), 40 << 30)], np.uint64)
+    addresses = np.array(
+        [origin + x for x in (0, 16, 3 << 20, -16, -(5 << 20), 40 << 30)], np.uint64
+    )
     places = np.zeros((len(addresses), 2), np.int64)
     constants: dict[str, int | str] = {
-        "KS_T": "f16", "KS_BIAS": "void", "KS_BM": 128, "KS_BN": 128, "KS_GROUPS": 2, "KS_STAGES": 2, "KS_CLUSTER": 1,
-        "KS_BUFFERS": 2, "KS_POINTERS": 1, "KS_SHARED_BYTES": 1 << 18,
+        "KS_T": "f16",
+        "KS_BIAS": "void",
+        "KS_BM": 128,
+        "KS_BN": 128,
+        "KS_GROUPS": 2,
+        "KS_STAGES": 2,
+        "KS_CLUSTER": 1,
+        "KS_BUFFERS": 2,
+        "KS_POINTERS": 1,
+        "KS_SHARED_BYTES": 1 << 18,
     }
     run(MATRICES, constants, change, addresses, np.full(len(addresses), origin, np.uint64), places)
     for address, (units, reaches) in zip(addresses.tolist(), places.tolist(), strict=True):
@@ -165,28 +183,61 @@ WALKS = {
     "causal-masked": Walk(1, 3, 200, 70, causal=True, section=2, last_section=1),
     "window": Walk(2, 2, 130, 200, window=(40, 3)),
     "sequences": Walk(5, 2, 130, 130, q=(70, 0, 64, 130, 1), k=(70, 40, 0, 100, 33)),
-    "causal-sequences": Walk(5, 3, 130, 130, causal=True, q=(70, 0, 64, 130, 1), k=(90, 40, 7, 100, 33)),
+    "causal-sequences": Walk(
+        5, 3, 130, 130, causal=True, q=(70, 0, 64, 130, 1), k=(90, 40, 7, 100, 33)
+    ),
 }
 
 
 def check_walk(walk: Walk, change: Change) -> None:
-    """Every tile once, each with the blocks of keys that its rows see, and those that they all see whole."""
+    """Every tile once, each with the blocks of keys that its rows see, and those that they all see
+    whole."""
     heads = [(e, h) for e in range(walk.batch) for h in range(walk.heads)]
     tiles = [(e, h, row) for e, h in heads for row in range(0, walk.lengths(e)[0], BM)]
     offsets = [np.concatenate([[0], np.cumsum(x)]).astype(np.int32) for x in (walk.q, walk.k)]
     q_tiles = -(-walk.S_q // BM)
     left, right = walk.window or (0, 0)
-    given = np.array([
-        q_tiles, q_tiles * walk.batch * walk.heads, walk.section, walk.last_section, walk.batch, walk.heads,
-        walk.head_group, walk.S_q, walk.S_k, left, right, len(tiles) + 3,
-    ], np.int64)
+    given = np.array(
+        [
+            q_tiles,
+            q_tiles * walk.batch * walk.heads,
+            walk.section,
+            walk.last_section,
+            walk.batch,
+            walk.heads,
+            walk.head_group,
+            walk.S_q,
+            walk.S_k,
+            left,
+            right,
+            len(tiles) + 3,
+        ],
+        np.int64,
+    )
     out = np.full((len(tiles) + 3, FIELDS), -1, np.int64)
     packed = int(bool(walk.q))
-    run(TILES, {
-        "KS_CAUSAL": int(walk.causal), "KS_WINDOW": int(walk.window is not None), "KS_PREFIX": 0, "KS_MASK": 0,
-        "KS_ALIBI": 0, "KS_SOFTCAP": 0, "KS_BIAS": "void", "KS_SINKS": 0, "KS_LENGTHS": 0, "KS_GROUPED": 0,
-        "KS_Q_VIEW": packed, "KS_KV_VIEW": packed, "KS_OUT_VIEW": packed,
-    }, change, given, *offsets, out)
+    run(
+        TILES,
+        {
+            "KS_CAUSAL": int(walk.causal),
+            "KS_WINDOW": int(walk.window is not None),
+            "KS_PREFIX": 0,
+            "KS_MASK": 0,
+            "KS_ALIBI": 0,
+            "KS_SOFTCAP": 0,
+            "KS_BIAS": "void",
+            "KS_SINKS": 0,
+            "KS_LENGTHS": 0,
+            "KS_GROUPED": 0,
+            "KS_Q_VIEW": packed,
+            "KS_KV_VIEW": packed,
+            "KS_OUT_VIEW": packed,
+        },
+        change,
+        given,
+        *offsets,
+        out,
+    )
     found = [tuple(int(x) for x in row) for row in out if row[0] >= 0]
     assert sorted((e, h, row) for e, h, _, row, *_ in found) == tiles, "every tile once"
     for e, h, kv_head, row, begin, end, open_begin, open_end, S_q, S_k, q_first, k_first in found:
@@ -195,10 +246,13 @@ def check_walk(walk: Walk, change: Change) -> None:
         rows, blocks = range(row, min(row + BM, S_q)), range(max(-(-S_k // BN), 1))
         seen = [b for b in blocks if any(walk.sees(e, i, j) for i in rows for j in _keys(b, S_k))]
         whole = [
-            b for b in blocks
+            b
+            for b in blocks
             if (b + 1) * BN <= S_k and all(walk.sees(e, i, j) for i in rows for j in _keys(b, S_k))
         ]
-        assert (begin, end) == ((seen[0], seen[-1] + 1) if seen else (0, 1)), "from the first to the last that is seen"
+        assert (begin, end) == ((seen[0], seen[-1] + 1) if seen else (0, 1)), (
+            "from the first to the last that is seen"
+        )
         assert [b for b in range(begin, end) if open_begin <= b < open_end] == whole
     if walk.causal and not walk.q:  # the longest of a section first
         order = [(e * walk.heads + h, row) for e, h, _, row, *_ in found]
@@ -233,8 +287,12 @@ def test_every_tile_is_found_once_with_its_keys(name: str) -> None:
 
 
 PLACES = {
-    "section-width": "causal", "short-tiles-first": "causal", "head-of-a-tile": "plain", "open-blocks": "causal",
-    "tiles-of-a-sequence": "sequences", "tile-of-the-next-sequence": "sequences",
+    "section-width": "causal",
+    "short-tiles-first": "causal",
+    "head-of-a-tile": "plain",
+    "open-blocks": "causal",
+    "tiles-of-a-sequence": "sequences",
+    "tile-of-the-next-sequence": "sequences",
     "hidden-tile-ends-all": "causal-masked",
 }
 """Of the bugs in the walk of tiles, one that shows each."""

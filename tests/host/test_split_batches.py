@@ -1,5 +1,5 @@
-"""Keys that are split over blocks for several batches and heads, whose parts' LSEs lie one after the other: on a host
-with more units than the matrix's, which is too small to split them."""
+"""Keys that are split over blocks for several batches and heads, whose parts' LSEs lie one after
+the other: on a host with more units than the matrix's, which is too small to split them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-
 from kernelseam import trace
 from kernelseam.kernels.attention.host import AttentionHost
 from kernelseam.kernels.attention.merge import MergeHost
@@ -30,10 +29,17 @@ def test_keys_of_several_batches_and_heads_are_split(hostcpp: Plugins) -> None:
     assert {r.kernel for r in launches} == {"attention_forward", "merge_states"}
 
 
-@pytest.mark.parametrize(("half", "name", "factor"), [
-    (AttentionHost, "lse_split", 2), (AttentionHost, "lse_batch", 4), (AttentionHost, "lse_head", 3),
-    (MergeHost, "lses_part", 2), (MergeHost, "lses_batch", 4), (MergeHost, "lses_head", 3),
-])
+@pytest.mark.parametrize(
+    ("half", "name", "factor"),
+    [
+        (AttentionHost, "lse_split", 2),
+        (AttentionHost, "lse_batch", 4),
+        (AttentionHost, "lse_head", 3),
+        (MergeHost, "lses_part", 2),
+        (MergeHost, "lses_batch", 4),
+        (MergeHost, "lses_head", 3),
+    ],
+)
 def test_a_stride_of_their_lse_that_is_too_short_is_seen(
     hostcpp: Plugins, monkeypatch: pytest.MonkeyPatch, half: type, name: str, factor: int
 ) -> None:

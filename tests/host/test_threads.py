@@ -1,15 +1,14 @@
-"""Shared kernels from several threads: functions on arrays, and calls with a workspace each, with split keys and
-without."""
+"""Shared kernels from several threads: functions on arrays, and calls with a workspace each, with
+split keys and without."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import kernelseam
 import numpy as np
 import pytest
-
-import kernelseam
 from kernelseam import Attention, plan
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp import HostArray
@@ -44,11 +43,21 @@ def test_attention(hostcpp: Plugins, keys: int, kernels: list[str]) -> None:
 
 
 def test_gradients(hostcpp: Plugins) -> None:
-    q, k, v, bias = normal(1, 2, 7, 16), normal(1, 2, 20, 16), normal(1, 2, 20, 16), normal(1, 1, 7, 20)
+    q, k, v, bias = (
+        normal(1, 2, 7, 16),
+        normal(1, 2, 20, 16),
+        normal(1, 2, 20, 16),
+        normal(1, 1, 7, 20),
+    )
     out, lse = kernelseam.attention(q, k, v, bias=bias, return_lse=True)
 
     def work(_: int) -> list[Any]:
-        return [x.host for x in kernelseam.attention_bwd(q, q, k, v, out, lse, bias=bias, bias_gradient=True)[:4]]
+        return [
+            x.host
+            for x in kernelseam.attention_bwd(q, q, k, v, out, lse, bias=bias, bias_gradient=True)[
+                :4
+            ]
+        ]
 
     want = work(0)
     with ThreadPoolExecutor(4) as pool:

@@ -6,12 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from told_lengths import Array, hold
-
 from kernelseam.kernels import kernel
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp import HostArray
 from mutant import ATTENTION, Mutant
+from told_lengths import Array, hold
 
 
 class Sliced(HostArray):
@@ -26,7 +25,8 @@ def into(array: Sliced, values: Array) -> None:
 
 
 def _hold(hostcpp: Plugins) -> None:
-    """On the host as if it were another device, whose memory is not looked at before each launch."""
+    """On the host as if it were another device, whose memory is not looked at before each
+    launch."""
     device = replace(hostcpp.backend("hostcpp").runtime.devices()[0], evidence="measured")
     hold(Sliced, lambda x: x.host.copy(), into, device)
 
@@ -35,11 +35,18 @@ def test_lengths_beyond_the_keys_are_cut_and_negative_ones_are_0(hostcpp: Plugin
     _hold(hostcpp)
 
 
-def test_a_length_that_is_not_cut_is_seen(hostcpp: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_length_that_is_not_cut_is_seen(
+    hostcpp: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One key too many is in its memory, and NaN."""
     planted = Mutant(
-        "length-not-cut", ATTENTION, "s.S_k = min_of(lengths[batch], s.S_k);",
-        "s.S_k = lengths[batch] > s.S_k ? s.S_k + 1 : lengths[batch];", "", "", "",
+        "length-not-cut",
+        ATTENTION,
+        "s.S_k = min_of(lengths[batch], s.S_k);",
+        "s.S_k = lengths[batch] > s.S_k ? s.S_k + 1 : lengths[batch];",
+        "",
+        "",
+        "",
     ).planted(kernel.shared_sources())
     monkeypatch.setattr(kernel, "shared_sources", lambda: planted)
     with pytest.raises(AssertionError):

@@ -1,4 +1,5 @@
-"""gemm-softmax-gemm on the host platform: three launches whatever the extents, against oracle and fused kernel."""
+"""gemm-softmax-gemm on the host platform: three launches whatever the extents, against oracle and
+fused kernel."""
 
 from __future__ import annotations
 
@@ -6,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
+import kernelseam
 import numpy as np
 import pytest
-
-import kernelseam
 from kernelseam.contract import Device, DeviceLimits
 from kernelseam.descriptors import Attention
 from kernelseam.dtypes import DType
@@ -38,22 +38,30 @@ def target(device: Device = DEVICES[0]) -> Target:
 
 
 def test_the_case_the_project_started_from(hostcpp: Plugins) -> None:
-    """16 entries of 16 heads with 32 pages of keys end to end, the last page short: as nested loops, a product,
-    a softmax and a product for each page."""
+    """16 entries of 16 heads with 32 pages of keys end to end, the last page short: as nested
+    loops, a product, a softmax and a product for each page."""
     batch, heads, pages, size, dim, queries = 16, 16, 32, 4, 16, 3
     loops = [(b, h, page) for b in range(batch) for h in range(heads) for page in range(pages)]
     assert len(loops) * len(KERNELS) == 24_576
     keys = pages * size - 1
-    q, k, v = normal(batch, heads, queries, dim), *(normal(batch, heads, pages, size, dim) for _ in range(2))
+    q, k, v = (
+        normal(batch, heads, queries, dim),
+        *(normal(batch, heads, pages, size, dim) for _ in range(2)),
+    )
     for x in (k, v):
         x[:, :, -1, size - 1] = np.nan  # what lies behind the last key is nobody's
     ends = [x.reshape(batch, heads, pages * size, dim)[:, :, :keys] for x in (k, v)]
-    assert all(x.base is not None and not x.flags.c_contiguous for x in ends), "no copy: one row stride over all pages"
+    assert all(x.base is not None and not x.flags.c_contiguous for x in ends), (
+        "no copy: one row stride over all pages"
+    )
     found = {}
     for name, kernels in ((UNFUSED, KERNELS), ("shared", ["attention_forward"])):
         with kernelseam.trace() as launches:
             out, lse = kernelseam.attention(
-                *(HostArray(x) for x in (q, *ends)), layout="bhsd", return_lse=True, implementation=name
+                *(HostArray(x) for x in (q, *ends)),
+                layout="bhsd",
+                return_lse=True,
+                implementation=name,
             )
         assert [r.kernel for r in launches] == kernels
         assert all(r.kind == "kernel" for r in launches)
@@ -65,23 +73,33 @@ def test_the_case_the_project_started_from(hostcpp: Plugins) -> None:
     np.testing.assert_allclose(a_lse, b_lse, atol=1e-5)
 
 
-@pytest.mark.parametrize(("batch", "heads", "keys"), [(1, 1, 1), (1, 40, 9), (33, 2, 70), (3, 1, 300)])
-def test_three_launches_whatever_the_extents(hostcpp: Plugins, batch: int, heads: int, keys: int) -> None:
+@pytest.mark.parametrize(
+    ("batch", "heads", "keys"), [(1, 1, 1), (1, 40, 9), (33, 2, 70), (3, 1, 300)]
+)
+def test_three_launches_whatever_the_extents(
+    hostcpp: Plugins, batch: int, heads: int, keys: int
+) -> None:
     q, k, v = normal(batch, heads, 5, 16), *(normal(batch, heads, keys, 16) for _ in range(2))
     with kernelseam.trace() as launches:
-        out = kernelseam.attention(*(HostArray(x) for x in (q, k, v)), layout="bhsd", implementation=UNFUSED)
+        out = kernelseam.attention(
+            *(HostArray(x) for x in (q, k, v)), layout="bhsd", implementation=UNFUSED
+        )
     assert [r.kernel for r in launches] == KERNELS
     verdict = check.attention(q, k, v, out.host, causal=False)
     assert verdict.passed, verdict.message
 
 
-EDGES = ("attention-f16-64-mask-rows", "attention-f16-64-minus-inf-all", "attention-f16-64-causal-masked-rows")
+EDGES = (
+    "attention-f16-64-mask-rows",
+    "attention-f16-64-minus-inf-all",
+    "attention-f16-64-causal-masked-rows",
+)
 """Rows without a key that weighs anything, for each reason there is."""
 
 
 def _parameters() -> Iterator[object]:
-    """By default the edges, and the cases that have a value in a field of the spec, beside its head dims, which none
-    before had with the same dtype; on the other arch slow."""
+    """By default the edges, and the cases that have a value in a field of the spec, beside its head
+    dims, which none before had with the same dtype; on the other arch slow."""
     for device in DEVICES:
         seen: set[object] = set()
         for case in matrix(operation="attention"):
@@ -90,12 +108,19 @@ def _parameters() -> Iterator[object]:
                 continue
             spec = prepared(case, device).problem.spec
             dims = ("head_dim", "value_dim", "dtype")
-            new = {(spec.dtype, f.name, getattr(spec, f.name)) for f in fields(spec) if f.name not in dims} - seen
+            new = {
+                (spec.dtype, f.name, getattr(spec, f.name))
+                for f in fields(spec)
+                if f.name not in dims
+            } - seen
             slow = (not new and case.name not in EDGES) or device is not DEVICES[0]
             slow |= case.batch * case.num_heads > 2000
             seen |= set() if slow else new
             yield pytest.param(
-                case, device, id=f"{case.name}-on-{device.arch}", marks=[pytest.mark.slow] if slow else []
+                case,
+                device,
+                id=f"{case.name}-on-{device.arch}",
+                marks=[pytest.mark.slow] if slow else [],
             )
 
 
@@ -109,7 +134,9 @@ def test_parity(hostcpp: Plugins, case: AttentionCase, device: Device) -> None:
     assert outcome.verdict is not None and outcome.verdict.worst <= 1
 
 
-@pytest.mark.parametrize("name", ["attention-f16-64-mask-keys-nan-in-v", "attention-f16-64-window-nan-in-hidden-v"])
+@pytest.mark.parametrize(
+    "name", ["attention-f16-64-mask-keys-nan-in-v", "attention-f16-64-window-nan-in-hidden-v"]
+)
 def test_a_hidden_value_that_is_not_finite_leaks_as_is_said(hostcpp: Plugins, name: str) -> None:
     """An exemption that is no longer needed fails here."""
     case = named(name)
@@ -124,7 +151,10 @@ def test_no_keys_are_one_launch_and_zeros(hostcpp: Plugins) -> None:
     q, k = normal(2, 2, 3, 16), normal(2, 2, 0, 16)
     with kernelseam.trace() as launches:
         out, lse = kernelseam.attention(
-            *(HostArray(x) for x in (q, k, k)), layout="bhsd", return_lse=True, implementation=UNFUSED
+            *(HostArray(x) for x in (q, k, k)),
+            layout="bhsd",
+            return_lse=True,
+            implementation=UNFUSED,
         )
     assert [r.kernel for r in launches] == ["softmax", "gemm"]
     assert not out.host.any() and np.isneginf(lse.host).all()
@@ -134,7 +164,9 @@ def test_small_probabilities_are_not_lost_in_float16(hostcpp: Plugins) -> None:
     """Among 30000 keys each has a probability below the smallest normal float16."""
     q, k = np.zeros((1, 1, 1, 16), np.float16), np.zeros((1, 1, 30_000, 16), np.float16)
     v = (1 + np.arange(16, dtype=np.float16) / 16) * np.ones((1, 1, 30_000, 1), np.float16)
-    out = kernelseam.attention(*(HostArray(x) for x in (q, k, v)), layout="bhsd", implementation=UNFUSED).host
+    out = kernelseam.attention(
+        *(HostArray(x) for x in (q, k, v)), layout="bhsd", implementation=UNFUSED
+    ).host
     verdict = check.attention(q, k, v, out, causal=False)
     assert verdict.passed, verdict.message
 
@@ -148,8 +180,16 @@ def test_batch_invariance_is_one_tile_whatever_the_extents(invariant: bool) -> N
     chosen = {
         Unfused().tile(
             Attention(
-                batch=n, num_heads=2, S_q=256, S_k=256, head_dim=64, dtype="float16", batch_invariant=invariant
-            ).problem(), row, replace(DEVICES[0], limits=DeviceLimits(compute_units=64)),
+                batch=n,
+                num_heads=2,
+                S_q=256,
+                S_k=256,
+                head_dim=64,
+                dtype="float16",
+                batch_invariant=invariant,
+            ).problem(),
+            row,
+            replace(DEVICES[0], limits=DeviceLimits(compute_units=64)),
         )
         for n in (1, 64)
     }
@@ -160,9 +200,15 @@ INTS = np.zeros(8, np.int32)
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "paged": (
         {"block_table": INTS[:4].reshape(2, 2), "kv_lengths": INTS[:2], "kv_layout": "hnd"},
-        r"k and v are paged: it takes pages that lie end to end, .* block tables and gapped pages are refused",
+        (
+            r"k and v are paged: it takes pages that lie end to end, .* block tables and gapped "
+            r"pages are refused"
+        ),
     ),
-    "lengths": ({"kv_lengths": INTS[:2]}, r"kv_lengths: its products take as many keys for every entry of the batch"),
+    "lengths": (
+        {"kv_lengths": INTS[:2]},
+        r"kv_lengths: its products take as many keys for every entry of the batch",
+    ),
 }
 
 
@@ -196,20 +242,30 @@ def test_scores_that_memory_does_not_hold_are_refused() -> None:
     assert unfused.launches(made.problem(), DEVICES[0]).workspace_bytes == scores * (4 + 2)
     for memory, fits in ((scores * 6, True), (scores * 6 - 1, False)):
         device = replace(DEVICES[0], limits=replace(DEVICES[0].limits, memory_bytes=memory))
-        expected = f"it needs a workspace of {scores * 6} bytes, more than the device's memory, {memory}"
+        expected = (
+            f"it needs a workspace of {scores * 6} bytes, more than the device's memory, {memory}"
+        )
         assert unfused.supports(made.problem(), device) == (None if fits else expected)
     alone = Attention(batch=2, num_heads=4, S_q=1000, S_k=1001, head_dim=64, dtype="float32")
-    assert unfused.launches(alone.problem(), DEVICES[0]).workspace_bytes == scores * 4, "probabilities in their place"
+    assert unfused.launches(alone.problem(), DEVICES[0]).workspace_bytes == scores * 4, (
+        "probabilities in their place"
+    )
 
 
 def test_the_fused_kernel_is_never_predicted_to_be_slower() -> None:
     """Whatever bounds it, dispatch does not take the unfused way where there is a choice."""
-    shared = {i.name: i for i in shared_implementations(HostToolchain()) if i.operation == "attention"}
+    shared = {
+        i.name: i for i in shared_implementations(HostToolchain()) if i.operation == "attention"
+    }
     assert list(shared) == ["shared", UNFUSED]
     compared = 0
     for case in matrix(operation="attention"):
         problem = prepared(case, DEVICES[0]).problem
-        for bandwidth, rate, launch in ((1e12, 1e15, 5e-6), (1e15, 1e12, 1e-12), (1e9, 1e18, 1e-12)):
+        for bandwidth, rate, launch in (
+            (1e12, 1e15, 5e-6),
+            (1e15, 1e12, 1e-12),
+            (1e9, 1e18, 1e-12),
+        ):
             rates = dict.fromkeys(("float16", "bfloat16", "float32"), rate)
             limits = DeviceLimits(3, 1 << 20, 0, bandwidth, rates, launch)
             device = replace(DEVICES[0], limits=limits)

@@ -7,25 +7,46 @@ from mutant import BEYOND, WRONG, Mutant
 PLACE = "attention/softmax.h"
 
 
-def _mutant(name: str, find: str, plant: str, case: str, reported: str, what: str, build: str = "plain") -> Mutant:
-    return Mutant(name, PLACE, find, plant, case, reported, what, build, implementation="gemm-softmax-gemm")
+def _mutant(
+    name: str, find: str, plant: str, case: str, reported: str, what: str, build: str = "plain"
+) -> Mutant:
+    return Mutant(
+        name, PLACE, find, plant, case, reported, what, build, implementation="gemm-softmax-gemm"
+    )
 
 
 UNFUSED_ATTENTIONS = (
     _mutant(
-        "softmax-sum-not-rescaled", "sum *= fade(top, now);", "", "attention-f16-64-climbing", WRONG,
+        "softmax-sum-not-rescaled",
+        "sum *= fade(top, now);",
+        "",
+        "attention-f16-64-climbing",
+        WRONG,
         "the sum of a lane's weights is not rescaled when its maximum grows",
     ),
     _mutant(
-        "softmax-lanes-not-rescaled", "sum = sum * fade(top, now) + share * fade(other, now);", "sum += share;",
-        "attention-f16-64-climbing", WRONG, "sums of lanes are added whatever maxima they are relative to",
+        "softmax-lanes-not-rescaled",
+        "sum = sum * fade(top, now) + share * fade(other, now);",
+        "sum += share;",
+        "attention-f16-64-climbing",
+        WRONG,
+        "sums of lanes are added whatever maxima they are relative to",
     ),
     _mutant(
-        "softmax-sink-of-every-lane", "if (KS_SINKS && lane() == 0) top", "if (KS_SINKS) top", "attention-f16-64-sinks",
-        WRONG, "a sink counts once a lane",
+        "softmax-sink-of-every-lane",
+        "if (KS_SINKS && lane() == 0) top",
+        "if (KS_SINKS) top",
+        "attention-f16-64-sinks",
+        WRONG,
+        "a sink counts once a lane",
     ),
     _mutant(
-        "softmax-row-too-many", "if (index >= total) return;", "", "attention-f16-64-7x63", BEYOND,
-        "warps without a row of their own take those behind the last", "address",
+        "softmax-row-too-many",
+        "if (index >= total) return;",
+        "",
+        "attention-f16-64-7x63",
+        BEYOND,
+        "warps without a row of their own take those behind the last",
+        "address",
     ),
 )

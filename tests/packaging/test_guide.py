@@ -1,4 +1,5 @@
-"""docs/add-a-vendor.md from an empty folder to a green matrix: its files are written, its commands run."""
+"""docs/add-a-vendor.md from an empty folder to a green matrix: its files are written, its commands
+run."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def test_from_an_empty_folder_to_a_green_matrix(run_installed: Run, tmp_path: Pa
         file.parent.mkdir(exist_ok=True)
         file.write_text(text, encoding="utf-8")
     assert [name for name, _ in FILES] == [
-        "pyproject.toml", *(f"kernelseam_yours/{n}.py" for n in ("__init__", "runtime", "gemm"))
+        "pyproject.toml",
+        *(f"kernelseam_yours/{n}.py" for n in ("__init__", "runtime", "gemm")),
     ]
     assert f"contract_version={CONTRACT_VERSION}," in dict(FILES)["kernelseam_yours/__init__.py"]
 
@@ -34,14 +36,18 @@ def test_from_an_empty_folder_to_a_green_matrix(run_installed: Run, tmp_path: Pa
             assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
             said.append(done.stdout)
     finally:
-        run_installed("python -m pip uninstall --quiet --yes kernelseam-yours", tmp_path)  # others use the environment
+        # others use the environment
+        run_installed("python -m pip uninstall --quiet --yes kernelseam-yours", tmp_path)
     _, doctor, explained, parity, tests = said
     assert "yours:0" in doctor and "No failures" in doctor and "gemm: simple" in doctor
     assert "refused: takes strided batches only" in explained
 
     cases = [c for c in matrix() if c.operation == "gemm"]
     listed = sum(  # lists that are even are strided, or there are none
-        c.view == "device" or c.scattered or bool(c.bias or c.residual) or c.lead != (c.batch, c.num_heads)
+        c.view == "device"
+        or c.scattered
+        or bool(c.bias or c.residual)
+        or c.lead != (c.batch, c.num_heads)
         for c in cases
     )
     (row,) = [line.split() for line in parity.splitlines() if line.startswith("gemm ")]
@@ -51,5 +57,9 @@ def test_from_an_empty_folder_to_a_green_matrix(run_installed: Run, tmp_path: Pa
     assert 0 < count[2] <= listed
     assert "yours has no implementation of attention" in parity
     page = (tmp_path / "parity.html").read_text(encoding="utf-8")
-    assert "None failed" in page and "Yours One" in page and "refused: takes strided batches only" in page
+    assert (
+        "None failed" in page
+        and "Yours One" in page
+        and "refused: takes strided batches only" in page
+    )
     assert f"{count[1]} passed, {count[2]} skipped in" in tests.splitlines()[-1]

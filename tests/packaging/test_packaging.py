@@ -1,6 +1,8 @@
-"""The three distributions, from a wheel, from an sdist and editable: each in an environment of its own.
+"""The three distributions, from a wheel, from an sdist and editable: each in an environment of its
+own.
 
-Nothing is downloaded: the fresh environments see the libraries of this one, but none of its kernelseam distributions.
+Nothing is downloaded: the fresh environments see the libraries of this one, but none of its
+kernelseam distributions.
 """
 
 from __future__ import annotations
@@ -55,9 +57,15 @@ print(json.dumps(found))
 
 
 def _run(*command: object, cwd: Path = ROOT, **variables: str) -> str:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "KERNELSEAM_"))}
+    environment = {
+        k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "KERNELSEAM_"))
+    }
     done = subprocess.run(
-        [str(c) for c in command], cwd=cwd, env={**environment, **variables}, capture_output=True, text=True,
+        [str(c) for c in command],
+        cwd=cwd,
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
         timeout=200,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
@@ -66,10 +74,13 @@ def _run(*command: object, cwd: Path = ROOT, **variables: str) -> str:
 
 def _device_sources(package: Path) -> dict[str, str]:
     """What the checkout has: include name from the package → text, links followed."""
-    names = [Path(folder) / n for folder, _, files in os.walk(package, followlinks=True) for n in files]
+    names = [
+        Path(folder) / n for folder, _, files in os.walk(package, followlinks=True) for n in files
+    ]
     return {
         str(n.relative_to(package)): n.read_text(encoding="utf-8")
-        for n in names if n.suffix in (".h", ".cuh") or n.name == "py.typed"
+        for n in names
+        if n.suffix in (".h", ".cuh") or n.name == "py.typed"
     }
 
 
@@ -89,7 +100,10 @@ def _one(folder: Path, pattern: str) -> Path:
 
 @pytest.fixture(scope="session", params=["wheel", "sdist", "editable"])
 def installed(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, built: Path, libraries: Path
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    built: Path,
+    libraries: Path,
 ) -> tuple[str, Path]:
     """How it was installed, and the environment's folder of programs."""
     mode: str = request.param
@@ -105,8 +119,19 @@ def installed(
         else:
             targets.append(_one(built, f"{name}-*.whl" if mode == "wheel" else f"{name}-*.tar.gz"))
     _run(
-        sys.executable, "-m", "pip", "--python", programs / "python", "install", "--quiet", "--no-deps", "--no-index",
-        "--no-build-isolation", "--disable-pip-version-check", *targets, cwd=folder,
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        programs / "python",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+        "--disable-pip-version-check",
+        *targets,
+        cwd=folder,
     )
     return mode, programs
 
@@ -124,23 +149,45 @@ def test_device_sources_are_found(installed: tuple[str, Path], tmp_path: Path) -
         assert "py.typed" in expected and any(n.endswith(".h") for n in expected)
     assert {"gemm/gemm.h", "attention/forward.h", "tile/tile.h"} <= set(found["shared"])
     archs = set(found["platforms"])
-    assert {"cuda sm_80", "cuda sm_90a", "rocm gfx90a", "rocm gfx942", "rocm gfx1100", "rocm gfx1201"} <= archs
+    assert {
+        "cuda sm_80",
+        "cuda sm_90a",
+        "rocm gfx90a",
+        "rocm gfx942",
+        "rocm gfx1100",
+        "rocm gfx1201",
+    } <= archs
     assert all(found["platforms"].values())
 
 
 def test_the_command_works(installed: tuple[str, Path], tmp_path: Path) -> None:
     _, programs = installed
     cache = tmp_path / "cache"
-    said = _run(programs / "kernelseam", "doctor", "--json", cwd=tmp_path, KERNELSEAM_CACHE_DIR=str(cache))
+    said = _run(
+        programs / "kernelseam", "doctor", "--json", cwd=tmp_path, KERNELSEAM_CACHE_DIR=str(cache)
+    )
     found = json.loads(said)
     assert found["failures"] == []
     assert {p["plugin"] for p in found["plugins"]} == {"reference", "cuda", "rocm"}
     assert set(found["backends"]) == {"numpy", "cuda", "rocm"}
     assert not cache.exists()
-    answer = json.loads(_run(
-        programs / "python", "-m", "kernelseam", "attention", "--batch", 2, "--seq-len", 65, "--backend", "numpy",
-        "--verify", "--json", cwd=tmp_path,
-    ))
+    answer = json.loads(
+        _run(
+            programs / "python",
+            "-m",
+            "kernelseam",
+            "attention",
+            "--batch",
+            2,
+            "--seq-len",
+            65,
+            "--backend",
+            "numpy",
+            "--verify",
+            "--json",
+            cwd=tmp_path,
+        )
+    )
     assert answer["passed"] is True
 
 
@@ -154,7 +201,9 @@ def test_wheels_and_sdists_are_complete(built: Path) -> None:
         for source in _device_sources(PACKAGES[name]):
             assert f"{name}/{source}" in in_wheel
             assert f"{inside}{name}/{source}" in in_sdist
-        assert any(n.startswith(f"{name}-0.1.0.dist-info/") and n.endswith("LICENSE") for n in in_wheel), in_wheel
+        assert any(
+            n.startswith(f"{name}-0.1.0.dist-info/") and n.endswith("LICENSE") for n in in_wheel
+        ), in_wheel
         assert {"pyproject.toml", "PKG-INFO", "LICENSE", "README.md"} <= in_sdist
         assert not [n for n in in_wheel | in_sdist if "__pycache__" in n or n.startswith("tests")]
 
@@ -168,9 +217,15 @@ def test_extras_name_the_vendors_distributions(built: Path) -> None:
     core, cuda, rocm = metadata.values()
     requires = core.get_all("Requires-Dist", [])
     assert {"cuda", "rocm", "test"} <= set(core.get_all("Provides-Extra", []))
-    assert "kernelseam-cuda[cu13]; extra == 'cuda'" in requires and "kernelseam-rocm; extra == 'rocm'" in requires
+    assert (
+        "kernelseam-cuda[cu13]; extra == 'cuda'" in requires
+        and "kernelseam-rocm; extra == 'rocm'" in requires
+    )
     assert {"cu12", "cu13"} <= set(cuda.get_all("Provides-Extra", []))
     for plugin in (cuda, rocm):
-        assert any(r.split(";")[0].strip().startswith("kernelseam") for r in plugin.get_all("Requires-Dist", []))
+        assert any(
+            r.split(";")[0].strip().startswith("kernelseam")
+            for r in plugin.get_all("Requires-Dist", [])
+        )
     for found in metadata.values():
         assert found["Requires-Python"] == ">=3.11" and found["License-Expression"] == "Apache-2.0"

@@ -1,4 +1,5 @@
-"""``pytest --pyargs kernelseam.parity`` from an installed wheel, outside a checkout; and projects that ask for none."""
+"""``pytest --pyargs kernelseam.parity`` from an installed wheel, outside a checkout; and projects
+that ask for none."""
 
 from __future__ import annotations
 
@@ -20,8 +21,15 @@ def test_the_matrix_of_a_backend(run_installed: Run, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"::test_parity\[gemm-f64-tt-on-numpy-numpy\] PASSED", done.stdout)
     assert re.search(r"= 7 passed, \d+ deselected in", done.stdout.splitlines()[-1])
-    lines = [line.split()[:6] for line in done.stdout.splitlines() if line.startswith(("gemm ", "attention "))]
-    assert lines == [["gemm", "numpy", "numpy", "5", "5", "0"], ["attention", "numpy", "numpy", "2", "2", "0"]]
+    lines = [
+        line.split()[:6]
+        for line in done.stdout.splitlines()
+        if line.startswith(("gemm ", "attention "))
+    ]
+    assert lines == [
+        ["gemm", "numpy", "numpy", "5", "5", "0"],
+        ["attention", "numpy", "numpy", "2", "2", "0"],
+    ]
 
 
 @pytest.mark.slow
@@ -32,11 +40,23 @@ def test_the_whole_matrix_of_numpy(run_installed: Run, tmp_path: Path) -> None:
     assert found is not None and int(found[1]) > 300
 
 
-@pytest.mark.parametrize(("name", "message"), [
-    ("nope", "backend = nope: must be one of numpy. Install kernelseam[nope], or see `kernelseam doctor`"),
-    ("", "expected one argument"),
-])
-def test_a_backend_that_is_not_there(run_installed: Run, tmp_path: Path, name: str, message: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "nope",
+            (
+                "backend = nope: must be one of numpy. Install kernelseam[nope], or see "
+                "`kernelseam "
+                "doctor`"
+            ),
+        ),
+        ("", "expected one argument"),
+    ],
+)
+def test_a_backend_that_is_not_there(
+    run_installed: Run, tmp_path: Path, name: str, message: str
+) -> None:
     done = run_installed(f"{MATRIX} --backend {name}", tmp_path)
     assert done.returncode == 4 and message in done.stderr and "Traceback" not in done.stderr
 
@@ -46,15 +66,20 @@ def test_the_variable_names_the_backend_too(run_installed: Run, tmp_path: Path) 
     assert done.returncode == 4 and "backend = nope" in done.stderr
 
 
-def test_a_project_with_an_option_of_that_name_is_left_alone(run_installed: Run, tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--backend')\n")
+def test_a_project_with_an_option_of_that_name_is_left_alone(
+    run_installed: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "def pytest_addoption(parser):\n    parser.addoption('--backend')\n"
+    )
     (tmp_path / "test_own.py").write_text(
         "import sys\n"
         "def test_own(request):\n"
         "    assert request.config.getoption('--backend') == 'theirs'\n"
         "    loaded = {m for m in sys.modules if m.startswith('kernelseam')}\n"
         "    assert 'kernelseam.pytest_options' in loaded\n"
-        "    assert not {m for m in loaded if m.startswith(('kernelseam.parity', 'kernelseam.plugins'))}\n"
+        "    assert not {m for m in loaded if m.startswith(('kernelseam.parity', "
+        "'kernelseam.plugins'))}\n"
         "    assert 'numpy' not in sys.modules\n"
     )
     done = run_installed(f"{QUIET} -W error --backend theirs", tmp_path)
@@ -67,6 +92,11 @@ def test_it_needs_no_pytest_but_says_so(run_installed: Run, tmp_path: Path) -> N
     done = run_installed(f'python -c "{script}"', tmp_path)
     assert done.returncode == 1
     assert "pip install pytest; or run `kernelseam parity`, which needs nothing more" in done.stderr
-    blocked = "import sys; sys.modules['pytest'] = None; from kernelseam.cli.main import main; main(sys.argv[1:])"
-    done = run_installed(f"python -c \"{blocked}\" parity --backend numpy --case gemm-f64-nn", tmp_path)
+    blocked = (
+        "import sys; sys.modules['pytest'] = None; from kernelseam.cli.main import main; "
+        "main(sys.argv[1:])"
+    )
+    done = run_installed(
+        f'python -c "{blocked}" parity --backend numpy --case gemm-f64-nn', tmp_path
+    )
     assert done.returncode == 0 and "gemm       numpy    numpy           1      1" in done.stdout

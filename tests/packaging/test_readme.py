@@ -16,7 +16,9 @@ def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     names: dict[str, object] = {}
     exec(compile(code, "README.md", "exec"), names)
-    q, k, v, out, scores = (np.asarray(names[n], np.float64) for n in ("q", "k", "v", "out", "scores"))
+    q, k, v, out, scores = (
+        np.asarray(names[n], np.float64) for n in ("q", "k", "v", "out", "scores")
+    )
     wanted = q @ k.swapaxes(2, 3) / 8
     assert np.abs(scores - wanted).max() < 1e-4
     wanted = np.where(np.tril(np.ones((256, 256), bool)), wanted, -np.inf)
@@ -25,7 +27,9 @@ def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("[LaunchRecord(kernel='numpy_gemm'")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs", "plugins/cuda/README.md", "plugins/rocm/README.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs", "plugins/cuda/README.md", "plugins/rocm/README.md"]
+)
 def test_links_lead_somewhere(page: str) -> None:
     place = ROOT / page
     for file in sorted(place.rglob("*.md")) if place.is_dir() else [place]:

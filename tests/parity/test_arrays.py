@@ -6,23 +6,35 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import kernelseam
 import numpy as np
 import pytest
-
-import kernelseam
 from kernelseam.dtypes import DType
 from kernelseam.parity.cases import AttentionCase, GemmCase, named
 from kernelseam.parity.data import values
 from kernelseam.parity.stages import verdict
 
 ATTENTION = (
-    "attention-f16-64-ramp", "attention-f16-64-causal-masked-rows", "attention-bf16-128-causal-ramp",
-    "attention-f32-64", "attention-f16-192v128-ramp", "attention-f16-64-gqa-6-2", "attention-f16-64-no-keys",
+    "attention-f16-64-ramp",
+    "attention-f16-64-causal-masked-rows",
+    "attention-bf16-128-causal-ramp",
+    "attention-f32-64",
+    "attention-f16-192v128-ramp",
+    "attention-f16-64-gqa-6-2",
+    "attention-f16-64-no-keys",
     "attention-f16-64-scale-negative",
 )
 GEMM = (
-    "gemm-f16-nt", "gemm-f32-nn", "gemm-bf16-nn", "gemm-f16-tn", "gemm-f64-tt", "gemm-f16-nt-integers",
-    "gemm-f16-nn-alpha-beta", "gemm-f16-nt-to-f32", "gemm-f16-nt-b-group-2", "gemm-f32-nn-k-0-beta-half",
+    "gemm-f16-nt",
+    "gemm-f32-nn",
+    "gemm-bf16-nn",
+    "gemm-f16-tn",
+    "gemm-f64-tt",
+    "gemm-f16-nt-integers",
+    "gemm-f16-nn-alpha-beta",
+    "gemm-f16-nt-to-f32",
+    "gemm-f16-nt-b-group-2",
+    "gemm-f32-nn-k-0-beta-half",
 )
 
 
@@ -62,11 +74,15 @@ def _cupy() -> Kind:
         count = 0
     if not count:
         pytest.skip("gpu is missing: cupy finds none")
-    return Kind(cupy.asarray, cupy.asnumpy, frozenset({DType.float16, DType.float32, DType.float64}))
+    return Kind(
+        cupy.asarray, cupy.asnumpy, frozenset({DType.float16, DType.float32, DType.float64})
+    )
 
 
 KINDS: dict[str, Callable[[], Kind]] = {
-    "numpy": lambda: Kind(np.copy, np.asarray), "torch-cpu": lambda: _torch("cpu"), "cupy": _cupy,
+    "numpy": lambda: Kind(np.copy, np.asarray),
+    "torch-cpu": lambda: _torch("cpu"),
+    "cupy": _cupy,
     "torch-gpu": lambda: _torch("cuda"),
 }
 
@@ -90,7 +106,9 @@ def test_attention(kind: Kind, name: str, layout: str) -> None:
     arrays = values(case)
     order = (0, 2, 1, 3) if layout == "bshd" else (0, 1, 2, 3)
     q, k, v = (kind.make(np.ascontiguousarray(arrays[n].transpose(order))) for n in "qkv")
-    out, lse = kernelseam.attention(q, k, v, causal=case.causal, scale=case.scale, layout=layout, return_lse=True)
+    out, lse = kernelseam.attention(
+        q, k, v, causal=case.causal, scale=case.scale, layout=layout, return_lse=True
+    )
     assert type(out) is type(lse) is type(q)
     found = verdict(case, {"out": kind.back(out).transpose(order), "lse": kind.back(lse)})
     assert found.passed, found.message
@@ -121,12 +139,18 @@ def test_bmm(kind: Kind, name: str) -> None:
 def test_a_transposed_view_and_two_axes(kind: Kind) -> None:
     case = named("gemm-f32-nn")
     arrays = values(case)
-    whole = np.stack([
-        np.stack([
-            kind.back(kernelseam.matmul2d(kind.make(np.ascontiguousarray(a.T)).T, kind.make(b)))
-            for a, b in zip(arrays["A"][i], arrays["B"][i], strict=True)
-        ])
-        for i in range(2)
-    ])
+    whole = np.stack(
+        [
+            np.stack(
+                [
+                    kind.back(
+                        kernelseam.matmul2d(kind.make(np.ascontiguousarray(a.T)).T, kind.make(b))
+                    )
+                    for a, b in zip(arrays["A"][i], arrays["B"][i], strict=True)
+                ]
+            )
+            for i in range(2)
+        ]
+    )
     found = verdict(case, {"C": whole})
     assert found.passed, found.message

@@ -1,5 +1,6 @@
-"""A covering choice of cases on every emulated AMD device, where KERNELSEAM_TINYGRAD names the emulator. Each operand
-is an allocation of its own that ends at a guard page: a read behind a last row ends the launch."""
+"""A covering choice of cases on every emulated AMD device, where KERNELSEAM_TINYGRAD names the
+emulator. Each operand is an allocation of its own that ends at a guard page: a read behind a last
+row ends the launch."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from kernelseam import planning
 from kernelseam.contract import EMULATED, Device
 from kernelseam.errors import CompileError
@@ -16,7 +16,9 @@ from kernelseam.parity.cases import named
 from kernelseam.parity.run import Outcome, run_case, targets
 from kernelseam.plugins import plugins
 
-plugin = pytest.importorskip("kernelseam_rocm.plugin", reason="hiprtc is missing: kernelseam-rocm is not installed")
+plugin = pytest.importorskip(
+    "kernelseam_rocm.plugin", reason="hiprtc is missing: kernelseam-rocm is not installed"
+)
 from kernelseam_rocm.emulation import checkout  # noqa: E402
 
 FOUND = checkout.find()
@@ -33,20 +35,42 @@ from mutant import Mutant  # noqa: E402
 
 DEVICES = [d for d in plugins().backend("rocm").runtime.devices() if d.evidence == EMULATED]
 CASES = (
-    "gemm-f16-nt", "gemm-f16-tn", "gemm-bf16-nn-ragged-65x129x7", "gemm-f16-nt-unaligned", "gemm-f32-nn",
-    "gemm-f16-nt-pointers", "gemm-f16-nt-sum-both", "gemm-f16-nt-310-of-13x11x9-bias-residual",
-    "attention-f16-64-causal-65x65", "attention-bf16-128", "attention-f32-64-causal", "attention-f16-64-everything",
-    "attention-f16-64-pages-16", "attention-f16-64-causal-sequences-gqa", "attention-f16-64-split-pages",
-    "attention-bwd-f16-64-gqa-6-2", "attention-bwd-f16-64-causal-any-order", "attention-bwd-f16-64-bias-voids",
-    "merge-states-f32-f16", "qkv-projection-f16-rotary-halves", "qkv-projection-f16-pages-24-rotary",
-    "output-projection-f16-bias-residual", "qkv-projection-bwd-f16-bias", "output-projection-bwd-f16-bias",
+    "gemm-f16-nt",
+    "gemm-f16-tn",
+    "gemm-bf16-nn-ragged-65x129x7",
+    "gemm-f16-nt-unaligned",
+    "gemm-f32-nn",
+    "gemm-f16-nt-pointers",
+    "gemm-f16-nt-sum-both",
+    "gemm-f16-nt-310-of-13x11x9-bias-residual",
+    "attention-f16-64-causal-65x65",
+    "attention-bf16-128",
+    "attention-f32-64-causal",
+    "attention-f16-64-everything",
+    "attention-f16-64-pages-16",
+    "attention-f16-64-causal-sequences-gqa",
+    "attention-f16-64-split-pages",
+    "attention-bwd-f16-64-gqa-6-2",
+    "attention-bwd-f16-64-causal-any-order",
+    "attention-bwd-f16-64-bias-voids",
+    "merge-states-f32-f16",
+    "qkv-projection-f16-rotary-halves",
+    "qkv-projection-f16-pages-24-rotary",
+    "output-projection-f16-bias-residual",
+    "qkv-projection-bwd-f16-bias",
+    "output-projection-bwd-f16-bias",
 )
-"""Of every operation: dtypes, transposes, views of memory, options, teams, atomics, several launches."""
+"""Of every operation: dtypes, transposes, views of memory, options, teams, atomics, several
+launches."""
 
 
 def _run(name: str, device: Device) -> Outcome:
     case = named(name)
-    target = next(t for t in targets(device=device) if (t.operation, t.implementation) == (case.operation, "shared"))
+    target = next(
+        t
+        for t in targets(device=device)
+        if (t.operation, t.implementation) == (case.operation, "shared")
+    )
     return run_case(case, target, separate=True)
 
 
@@ -58,17 +82,29 @@ def test_a_covering_choice(name: str, device: Device) -> None:
 
 BEYOND = (
     Mutant(
-        "rows-beyond-the-last", "copy.h", "min_of(mine.row(i) + j, rows_left - 1)", "mine.row(i) + j", "gemm-f16-nt",
-        "", "rows behind an operand's last one are read",
+        "rows-beyond-the-last",
+        "copy.h",
+        "min_of(mine.row(i) + j, rows_left - 1)",
+        "mine.row(i) + j",
+        "gemm-f16-nt",
+        "",
+        "rows behind an operand's last one are read",
     ),
     Mutant(
-        "chunks-beyond-the-end", "copy.h", "EXACT ? column : min_of(column, cols_left - V)", "column", "gemm-f16-nt",
-        "", "chunks behind a row's end are read",
+        "chunks-beyond-the-end",
+        "copy.h",
+        "EXACT ? column : min_of(column, cols_left - V)",
+        "column",
+        "gemm-f16-nt",
+        "",
+        "chunks behind a row's end are read",
     ),
 )
 
 
-@pytest.mark.parametrize("device", [d for d in DEVICES if d.arch in ("gfx942", "gfx1100")], ids=lambda d: d.arch)
+@pytest.mark.parametrize(
+    "device", [d for d in DEVICES if d.arch in ("gfx942", "gfx1100")], ids=lambda d: d.arch
+)
 @pytest.mark.parametrize("mutant", BEYOND, ids=lambda m: m.name)
 def test_a_read_behind_an_operand_ends_at_its_guard(
     mutant: Mutant, device: Device, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,5 @@
-"""Cases × implementations found here: on the host the reference, on a GPU machine shared kernels and libraries too."""
+"""Cases × implementations found here: on the host the reference, on a GPU machine shared kernels
+and libraries too."""
 
 from __future__ import annotations
 

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from kernelseam import compilation, planning, plugins
 from kernelseam.cli.main import main
 from kernelseam.errors import InvalidValue
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
-sys.path[:0] = [str(PLUGINS / "thirdvendor"), str(PLUGINS / "broken"), str(Path(__file__).parent / "helpers")]
+sys.path[:0] = [
+    str(PLUGINS / "thirdvendor"),
+    str(PLUGINS / "broken"),
+    str(Path(__file__).parent / "helpers"),
+]
 
 from fakecc import Toolchain  # noqa: E402
 
@@ -36,10 +39,13 @@ def refused() -> Callable[[str, Callable[[], object]], None]:
 
 @pytest.fixture
 def discovered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., plugins.Plugins]]:
-    """``discovered(module, …)``: the reference and the plugins of these modules are all that the test sees."""
+    """``discovered(module, …)``: the reference and the plugins of these modules are all that the
+    test sees."""
 
     def use(*modules: str) -> plugins.Plugins:
-        entries = [EntryPoint(m.rpartition(".")[2].replace("_", "-"), m, plugins.GROUP) for m in modules]
+        entries = [
+            EntryPoint(m.rpartition(".")[2].replace("_", "-"), m, plugins.GROUP) for m in modules
+        ]
         found = plugins.discover(entries)
         monkeypatch.setattr(plugins, "_plugins", found)
         planning.forget()
@@ -59,9 +65,12 @@ def acme(discovered: Callable[..., plugins.Plugins]) -> Any:
 
 @pytest.fixture
 def command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, discovered: Callable[..., Any]
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    discovered: Callable[..., Any],
 ) -> Callable[..., tuple[int, str, str]]:
-    """``command(*arguments)`` → (exit status, standard output, standard error), on the host; Acme is there, too."""
+    """``command(*arguments)`` → (exit status, standard output, standard error), on the host; Acme
+    is there, too."""
     discovered("kernelseam_thirdvendor")
     monkeypatch.setenv("KERNELSEAM_BACKEND", "numpy")
 

@@ -8,13 +8,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-
 from kernelseam import arrays
 from kernelseam.dtypes import DType
 from kernelseam.plugins import plugins
 
 Refused = Callable[[str, Callable[[], object]], None]
-ENDING = "Pass a NumPy array, a torch tensor or anything with DLPack, and see `kernelseam doctor` for missing plugins."
+ENDING = (
+    "Pass a NumPy array, a torch tensor or anything with DLPack, and see `kernelseam "
+    "doctor` for missing plugins."
+)
 
 
 def test_a_numpy_view_is_seen_as_it_lies() -> None:
@@ -42,7 +44,8 @@ def test_bfloat16_subclasses_broadcasts_and_read_only_arrays() -> None:
 def test_what_is_no_array_is_refused(refused: Refused, value: object) -> None:
     known = ", ".join(sorted(plugins().registry.backends))
     refused(
-        f"q = builtins.{type(value).__name__}: must be an array of a library and on a device known to {known}. "
+        f"q = builtins.{type(value).__name__}: must be an array of a library and on a device "
+        f"known to {known}. "
         f"{ENDING}",
         lambda: arrays.describe(value, "q"),
     )
@@ -51,9 +54,8 @@ def test_what_is_no_array_is_refused(refused: Refused, value: object) -> None:
 def test_a_masked_array_is_refused(refused: Refused) -> None:
     known = ", ".join(sorted(plugins().registry.backends))
     refused(
-        f"q = numpy.ma.MaskedArray: must be an array of a library and on a device known to {known}. {ENDING}".replace(
-            "numpy.ma.", type(np.ma.zeros(3)).__module__ + "."
-        ),
+        "q = numpy.ma.MaskedArray: must be an array of a library and on a device known to "
+        f"{known}. {ENDING}".replace("numpy.ma.", type(np.ma.zeros(3)).__module__ + "."),
         lambda: arrays.describe(np.ma.zeros(3), "q"),
     )
 
@@ -61,15 +63,25 @@ def test_a_masked_array_is_refused(refused: Refused) -> None:
 def test_a_dtype_and_a_layout_that_none_takes(refused: Refused) -> None:
     names = "must be one of float16, bfloat16, float32, float64. Convert the array."
     refused(f"k.dtype = int64: {names}", lambda: arrays.describe(np.zeros(3, np.int64), "k"))
-    refused("block_table.dtype = int64: must be int32. Convert the array.",
-            lambda: arrays.describe(np.zeros(3, np.int64), "block_table"))
-    refused("mask.dtype = uint8: must be bool. Convert the array.",
-            lambda: arrays.describe(np.zeros(3, np.uint8), "mask"))
-    refused("k.dtype = >f4: must be in the machine's byte order. Convert with "
-            "array.astype(array.dtype.newbyteorder('=')).", lambda: arrays.describe(np.zeros(3, ">f4"), "k"))
+    refused(
+        "block_table.dtype = int64: must be int32. Convert the array.",
+        lambda: arrays.describe(np.zeros(3, np.int64), "block_table"),
+    )
+    refused(
+        "mask.dtype = uint8: must be bool. Convert the array.",
+        lambda: arrays.describe(np.zeros(3, np.uint8), "mask"),
+    )
+    refused(
+        "k.dtype = >f4: must be in the machine's byte order. Convert with "
+        "array.astype(array.dtype.newbyteorder('=')).",
+        lambda: arrays.describe(np.zeros(3, ">f4"), "k"),
+    )
     record = np.zeros(4, [("a", "u1"), ("b", "f4")])["b"]
-    refused("k.strides = (5,): must be multiples of the 4-byte element. Copy the field into an array of its own.",
-            lambda: arrays.describe(record, "k"))
+    refused(
+        "k.strides = (5,): must be multiples of the 4-byte element. Copy the field into an array "
+        "of its own.",
+        lambda: arrays.describe(record, "k"),
+    )
 
 
 def test_each_vendor_answers_for_its_own(acme: Any) -> None:
@@ -85,7 +97,8 @@ def test_each_vendor_answers_for_its_own(acme: Any) -> None:
 
 def test_a_type_whose_arrays_change_their_runtime_is_asked_again(acme: Any) -> None:
     class Wanderer:
-        """An array that is either vendor's, as one library's arrays may be on the host or on a device."""
+        """An array that is either vendor's, as one library's arrays may be on the host or on a
+        device."""
 
         def __init__(self, on_acme: bool) -> None:
             self.host, self.place = np.zeros(3, np.float32), (2 if on_acme else 1, 0)
@@ -120,8 +133,15 @@ def test_one_device(acme: Any, refused: Refused) -> None:
     from kernelseam_thirdvendor import AcmeArray
 
     x = np.zeros(3, np.float32)
-    infos = {"q": arrays.describe(x), "k": arrays.describe(x), "v": arrays.describe(AcmeArray(x, 1))}
-    refused("v = acme:1 (acme1): must be on the same device as q, which is on numpy:0 (cpu). Move v or q.",
-            lambda: arrays.same_device(infos))
+    infos = {
+        "q": arrays.describe(x),
+        "k": arrays.describe(x),
+        "v": arrays.describe(AcmeArray(x, 1)),
+    }
+    refused(
+        "v = acme:1 (acme1): must be on the same device as q, which is on numpy:0 (cpu). Move v "
+        "or q.",
+        lambda: arrays.same_device(infos),
+    )
     del infos["v"]
     assert arrays.same_device(infos) == infos["q"].device

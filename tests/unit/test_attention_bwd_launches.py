@@ -1,4 +1,5 @@
-"""What the gradients of an attention launch, in order or in any order: kernels, tiles, workspace."""
+"""What the gradients of an attention launch, in order or in any order: kernels, tiles,
+workspace."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
 from kernelseam.contract import ArchRow, Device
 from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
@@ -24,10 +24,18 @@ HOST, DEVICE = HALVES["attention_bwd"], Device("fake", 0, "fake1")
 
 
 def row(*tiles: BackwardTile, shared: int = 227) -> ArchRow:
-    return ArchRow("fake1", 32, shared * 1024, 255, "fake.h", (), HALF, {"attention_bwd": tiles or TILES})
+    return ArchRow(
+        "fake1", 32, shared * 1024, 255, "fake.h", (), HALF, {"attention_bwd": tiles or TILES}
+    )
 
 
-def spec(dim: int = 128, *, deterministic: bool = False, grads: tuple[bool, bool] = (False, False), **options: Any):  # type: ignore[no-untyped-def]
+def spec(
+    dim: int = 128,
+    *,
+    deterministic: bool = False,
+    grads: tuple[bool, bool] = (False, False),
+    **options: Any,
+):  # type: ignore[no-untyped-def]
     forward = AttentionSpec(DType.float16, dim, dim, lse=True, **options)
     return AttentionBwdSpec(forward, *grads, deterministic=deterministic)
 
@@ -57,13 +65,17 @@ def test_in_any_order_one_launch_of_keys_and_one_that_rounds() -> None:
     assert names == ["row_dots", "attention_backward", "query_gradient"]
     dots, main, last = found.steps
     assert (main.tile, last.tile) == (replace(PLAIN, role="keys"), PLAIN)
-    assert main.half.grid(main.problem, main.tile, DEVICE) == -(-300 // 64) * 2 * 2, "blocks own 64 keys of 2 KV heads"
+    assert main.half.grid(main.problem, main.tile, DEVICE) == -(-300 // 64) * 2 * 2, (
+        "blocks own 64 keys of 2 KV heads"
+    )
     assert last.half.grid(last.problem, last.tile, DEVICE) == 2 * 2 * 6, "100 queries are two tiles"
     # 2 entries × 2 tiles × 6 heads of 64 × 128 float32 sums lie after the row sums.
     lines, sums = 2 * 6 * 100 * 4, 4 * (2 * 2 * 6) * 64 * 128
     at = -(-lines // 256) * 256
     assert (dots.workspace, main.workspace, last.workspace) == (
-        {"dots": 0, "zeros": at}, {"dots": 0, "sums": at}, {"sums": at}
+        {"dots": 0, "zeros": at},
+        {"dots": 0, "sums": at},
+        {"sums": at},
     )
     assert dots.half.values(dots.problem, dots.tile, DEVICE)["zero_chunks"] == sums // 16
     assert found.workspace_bytes == at + sums
@@ -75,7 +87,9 @@ def test_in_order_nothing_is_summed_in_the_workspace() -> None:
     assert [x.tile.role for x in found.steps[1:]] == ["keys", "queries"]
     assert found.workspace_bytes == -(-2 * 6 * 100 * 4 // 256) * 256
     dots = found.steps[0]
-    assert dots.half.values(dots.problem, dots.tile, DEVICE)["zero_chunks"] == 0 and dots.workspace == {"dots": 0}
+    assert dots.half.values(dots.problem, dots.tile, DEVICE)[
+        "zero_chunks"
+    ] == 0 and dots.workspace == {"dots": 0}
 
 
 @pytest.mark.parametrize(("deterministic", "most"), [(False, 3), (True, 3)])
@@ -85,14 +99,17 @@ def test_what_is_reduced_is_a_launch_more_each(deterministic: bool, most: int) -
     assert names[most:] == ["sum_axes", "sink_gradient"] and len(names) == most + 2
     main, reduction = found.steps[1], found.steps[most]
     plane, at = 4 * 2 * 6 * 100 * 300, main.workspace["dbias"]
-    assert at == reduction.workspace["x"] == found.workspace_bytes - plane and at >= main.workspace.get("sums", 0)
+    assert at == reduction.workspace[
+        "x"
+    ] == found.workspace_bytes - plane and at >= main.workspace.get("sums", 0)
     assert main.tile.query_rows == (0 if deterministic else 32) and not main.tile.plain
 
 
 def test_packed_sequences_begin_tiles_of_their_own() -> None:
     made = spec(q_view="packed", kv_view="packed")
     _, found = launched(made, batch=5, total_q=333)
-    # A sequence's first row and its number give its first tile, so no more than ⌊333 / 64⌋ + 5 are there.
+    # A sequence's first row and its number give its first tile, so no more than ⌊333 / 64⌋ + 5 are
+    # there.
     zeroed = found.steps[0].problem.zero_bytes
     assert zeroed == 4 * (333 // 64 + 5) * 6 * 64 * 128
     for lengths in ((333, 0, 0, 0, 0), (0, 65, 64, 1, 203), (64, 64, 64, 64, 77), (1, 1, 1, 1, 1)):
@@ -106,9 +123,12 @@ def test_packed_sequences_begin_tiles_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("made", "tiles", "chosen"),
     [
-        (spec(), TILES, (PLAIN, ANY_ORDER)), (spec(window=True), TILES, (ANY_ORDER,)),
-        (spec(deterministic=True), TILES, (IN_ORDER,)), (spec(batch_invariant=True), TILES, (IN_ORDER,)),
-        (spec(256), TILES, (WIDE,)), (spec(), (IN_ORDER,), (IN_ORDER,)),
+        (spec(), TILES, (PLAIN, ANY_ORDER)),
+        (spec(window=True), TILES, (ANY_ORDER,)),
+        (spec(deterministic=True), TILES, (IN_ORDER,)),
+        (spec(batch_invariant=True), TILES, (IN_ORDER,)),
+        (spec(256), TILES, (WIDE,)),
+        (spec(), (IN_ORDER,), (IN_ORDER,)),
         (spec(64), (replace(IN_ORDER, max_dim=64), *TILES), (replace(IN_ORDER, max_dim=64),)),
     ],
     ids=["plain", "options", "in-order", "batch-invariant", "wider", "no-row", "a-narrower-row"],
@@ -130,20 +150,31 @@ def test_a_row_that_does_not_fit_is_left_out() -> None:
     [
         ({"resident": True}, 2 * (128 * 128 + 2 * 64 * 256 + 2 * 128 * 64) + 16 * 64),
         ({"one_layout": False}, 2 * (128 * (256 + 128) + 4 * 64 * 256 + 3 * 128 * 64) + 16 * 64),
-        ({"resident": True, "one_layout": False}, 2 * (128 * 128 + 4 * 64 * 256 + 3 * 128 * 64) + 16 * 64),
+        (
+            {"resident": True, "one_layout": False},
+            2 * (128 * 128 + 4 * 64 * 256 + 3 * 128 * 64) + 16 * 64,
+        ),
         ({"query_rows": 0}, 2 * (128 * 256 + 2 * 64 * 256 + 2 * 128 * 64) + 16 * 64),
         ({"query_rows": 0, "score_rows": 0}, 2 * (128 * 256 + 2 * 64 * 256) + 16 * 64),
-        ({"resident": True, "one_layout": False, "step": 16, "stages": 1, "query_rows": 16}, 2 * 128 * (128 + 256)),
+        (
+            {"resident": True, "one_layout": False, "step": 16, "stages": 1, "query_rows": 16},
+            2 * 128 * (128 + 256),
+        ),
     ],
     ids=str,
 )
 def test_shared_memory(change: dict[str, Any], size: int) -> None:
-    """With left factors in registers only K stays, as a right one; before, K and V lie where the ring comes."""
+    """With left factors in registers only K stays, as a right one; before, K and V lie where the
+    ring comes."""
     assert replace(ANY_ORDER, **change).shared_bytes(spec()) == size
 
 
 def test_head_dims_are_shared_by_the_warps_of_either_product() -> None:
-    assert ANY_ORDER.query_column_warps == 4 and ANY_ORDER.width(80) == 128 and IN_ORDER.width(80) == 80
+    assert (
+        ANY_ORDER.query_column_warps == 4
+        and ANY_ORDER.width(80) == 128
+        and IN_ORDER.width(80) == 80
+    )
     _, found = launched(spec(80))
     assert found.steps[0].problem.zero_bytes == 4 * 24 * 64 * PLAIN.width(80)
 
@@ -151,4 +182,7 @@ def test_head_dims_are_shared_by_the_warps_of_either_product() -> None:
 def test_the_conversion_has_the_tiles_with_atomics_alone() -> None:
     assert QUERY_GRADIENT.tiles(QueryGradientSpec(DType.float16, 128), row()) == (PLAIN, ANY_ORDER)
     assert QUERY_GRADIENT.tiles(QueryGradientSpec(DType.float16, 256), row()) == ()
-    assert QUERY_GRADIENT.shared_bytes(QueryGradientSpec(DType.float16, 100), ANY_ORDER) == 64 * 128 * 2
+    assert (
+        QUERY_GRADIENT.shared_bytes(QueryGradientSpec(DType.float16, 100), ANY_ORDER)
+        == 64 * 128 * 2
+    )

@@ -1,4 +1,5 @@
-"""How the keys of few queries are split over blocks: by the units of the device, the keys that are seen, the spec."""
+"""How the keys of few queries are split over blocks: by the units of the device, the keys that are
+seen, the spec."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
 from kernelseam.contract import ArchRow, Device, DeviceLimits
 from kernelseam.descriptors import Attention
 from kernelseam.dtypes import DType
@@ -15,14 +15,24 @@ from kernelseam.kernels import HALVES, AttentionTile
 HALF = frozenset({DType.float16})
 TILE = AttentionTile(HALF, 128, warps=4, rows=16, bn=64, stages=2)
 HOST = HALVES["attention"]
-DECODE = {"batch": 2, "num_heads": 8, "kv_heads": 2, "S_q": 1, "S_k": 8192, "head_dim": 128, "dtype": "float16"}
+DECODE = {
+    "batch": 2,
+    "num_heads": 8,
+    "kv_heads": 2,
+    "S_q": 1,
+    "S_k": 8192,
+    "head_dim": 128,
+    "dtype": "float16",
+}
 
 
 def device(units: int) -> Device:
     return Device("fake", 0, "fake1", "", DeviceLimits(compute_units=units))
 
 
-def launched(units: int, tile: AttentionTile = TILE, shared: int = 227, **more: Any) -> tuple[int, list[str], int]:
+def launched(
+    units: int, tile: AttentionTile = TILE, shared: int = 227, **more: Any
+) -> tuple[int, list[str], int]:
     """(splits, kernels, bytes of the workspace)"""
     problem = Attention(**{**DECODE, **more}).problem()
     row = ArchRow("fake1", 32, shared * 1024, 255, "fake.h", (), HALF, {"attention": (tile,)})
@@ -33,24 +43,31 @@ def launched(units: int, tile: AttentionTile = TILE, shared: int = 227, **more: 
     return chosen.splits, [s.half.entry for s in found.steps], found.workspace_bytes
 
 
-@pytest.mark.parametrize(("units", "more", "splits"), [
-    (132, {}, 32),  # a group's heads share a block: 2 · 2 of them, and 132 // 4 = 33, but 8192 keys are 32 parts of 256
-    (100, {}, 25),
-    (8, {}, 2),
-    (7, {}, 1),  # more than half of the device is busy as it is
-    (132, {"S_k": 1000}, 3),
-    (132, {"S_k": 511}, 1),
-    (132, {"window": (1023, 0)}, 4),  # of the keys that a query sees
-    (4096, {"S_k": 1 << 20}, 64),
-    (132, {"batch": 64}, 1),
-    (132, {"kv_lengths": 0, "S_k": 4096}, 16),
-    (132, {"batch_invariant": True}, 1),
-    (132, {"batch": 0}, 1),
-])
+@pytest.mark.parametrize(
+    ("units", "more", "splits"),
+    [
+        # a group's heads share a block: 2 · 2 of them, and 132 // 4 = 33, but 8192 keys are 32
+        # parts of 256
+        (132, {}, 32),
+        (100, {}, 25),
+        (8, {}, 2),
+        (7, {}, 1),  # more than half of the device is busy as it is
+        (132, {"S_k": 1000}, 3),
+        (132, {"S_k": 511}, 1),
+        (132, {"window": (1023, 0)}, 4),  # of the keys that a query sees
+        (4096, {"S_k": 1 << 20}, 64),
+        (132, {"batch": 64}, 1),
+        (132, {"kv_lengths": 0, "S_k": 4096}, 16),
+        (132, {"batch_invariant": True}, 1),
+        (132, {"batch": 0}, 1),
+    ],
+)
 def test_as_many_as_the_device_runs_at_once(units: int, more: dict[str, Any], splits: int) -> None:
     found, kernels, _ = launched(units, **more)
     assert found == splits
-    assert kernels == (["attention_forward"] if splits == 1 else ["attention_forward", "merge_states"])
+    assert kernels == (
+        ["attention_forward"] if splits == 1 else ["attention_forward", "merge_states"]
+    )
 
 
 def test_blocks_that_share_a_unit_count() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from kernelseam.parity.cases import matrix
 
 
@@ -21,25 +20,52 @@ def script() -> Iterator[Any]:
     sys.path.pop(0)
 
 
-def test_the_matrix_by_processes(script: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_matrix_by_processes(
+    script: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     page = tmp_path / "page.md"
     cases = [c for c in matrix("f64-t") if c.operation == "gemm"]
     with pytest.raises(SystemExit) as ended:
-        script.main([
-            "--device", "numpy:0", "--filter", "f64-t", "--operation", "gemm", "--workers", "1", "--report", str(page),
-        ])
+        script.main(
+            [
+                "--device",
+                "numpy:0",
+                "--filter",
+                "f64-t",
+                "--operation",
+                "gemm",
+                "--workers",
+                "1",
+                "--report",
+                str(page),
+            ]
+        )
     out = capsys.readouterr().out.splitlines()
     assert ended.value.code == 0
-    assert out[0].startswith(f"{len(cases)} cases, 0 binaries in ") and out[-1].startswith("all in ")
+    assert out[0].startswith(f"{len(cases)} cases, 0 binaries in ") and out[-1].startswith(
+        "all in "
+    )
     assert [line.partition("  gemm")[2] for line in out[1 : len(cases) + 1]] == [
         f"{c.name.removeprefix('gemm')} on numpy-numpy" for c in cases
     ]
-    assert f"\n{len(cases)} passed, 0 refused with a reason, 0 failed.\n" in page.read_text(encoding="utf-8")
+    assert f"\n{len(cases)} passed, 0 refused with a reason, 0 failed.\n" in page.read_text(
+        encoding="utf-8"
+    )
 
 
 def test_the_matrix_alone(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """An allocation an operand; each case is named before it runs, so that a checker's finding has its case."""
-    given = ["--device", "numpy:0", "--filter", "f64-t", "--operation", "gemm", "--separate", "--verbose"]
+    """An allocation an operand; each case is named before it runs, so that a checker's finding has
+    its case."""
+    given = [
+        "--device",
+        "numpy:0",
+        "--filter",
+        "f64-t",
+        "--operation",
+        "gemm",
+        "--separate",
+        "--verbose",
+    ]
     assert script.main(given) == 0
     names = [c.name for c in matrix("f64-t") if c.operation == "gemm"]
     out = capsys.readouterr().out.splitlines()
@@ -47,7 +73,9 @@ def test_the_matrix_alone(script: Any, capsys: pytest.CaptureFixture[str]) -> No
     assert out[-1].startswith(f"{{'passed': {len(names)}}} in ")
 
 
-def test_cases_of_many_tiles_are_for_checkers(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cases_of_many_tiles_are_for_checkers(
+    script: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     name = "attention-f16-64-causal-many-tiles-masked"
     given = ["--device", "numpy:0", "--filter", name, "--many-tiles"]
     assert script.main([*given, "--separate", "--verbose"]) == 0

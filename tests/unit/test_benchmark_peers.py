@@ -1,4 +1,5 @@
-"""Scripts that compare tiles, dry: what they share and what they would measure, since their figures need a GPU."""
+"""Scripts that compare tiles, dry: what they share and what they would measure, since their figures
+need a GPU."""
 
 from __future__ import annotations
 
@@ -36,8 +37,11 @@ def test_tiles_begin_with_the_tables(peers: Any) -> None:
             assert len({backward_tiles.named(t) for t in (first, *others)}) == 1 + len(others)
 
 
-def test_what_was_measured_is_kept(peers: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_measured_is_kept(
+    peers: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Where a later line fails, or the time is up."""
+
     def lines() -> Iterator[str]:
         yield "first"
         assert page.read_text(encoding="utf-8") == "first\n"
@@ -56,6 +60,9 @@ def test_every_script_starts() -> None:
     names = ("parity_h200", "random_problems", "backward_tiles")
     for name in names:
         done = subprocess.run(
-            [sys.executable, folder / f"{name}.py", "--help"], capture_output=True, text=True, timeout=60
+            [sys.executable, folder / f"{name}.py", "--help"],
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.returncode == 0 and done.stdout.startswith(f"usage: {name}.py"), done.stderr

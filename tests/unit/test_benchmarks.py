@@ -1,5 +1,5 @@
-"""``python -m benchmarks`` without a GPU: how times are taken, on a clock that is told; rows, small, on the host; what
-is written and drawn."""
+"""``python -m benchmarks`` without a GPU: how times are taken, on a clock that is told; rows,
+small, on the host; what is written and drawn."""
 
 from __future__ import annotations
 
@@ -47,14 +47,17 @@ def comparing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @dataclass
 class ToldClock:
-    """Each run takes what it is told to, more with every launch that came before; a flush adds a tenth."""
+    """Each run takes what it is told to, more with every launch that came before; a flush adds a
+    tenth."""
 
     us: dict[Callable[[], object], float]
     capturing: bool = True
     drift: float = 0.0
     asked: list[tuple[str, int]] = field(default_factory=list)
     launches: int = 0
-    replayed: dict[Callable[[], object], tuple[Callable[[], object], int]] = field(default_factory=dict)
+    replayed: dict[Callable[[], object], tuple[Callable[[], object], int]] = field(
+        default_factory=dict
+    )
 
     def _seconds(self, run: Callable[[], object]) -> float:
         of, count = self.replayed.get(run, (run, 1))
@@ -91,7 +94,9 @@ def b() -> str:
 class TestTiming:
     def test_in_turns(self, comparing: Any) -> None:
         """Each round asks everyone, from another one on each time; bursts are of one length."""
-        settings = comparing.timing.Settings(rounds=3, warm_seconds=0.1, burst_seconds=0.01, most_flushed=4)
+        settings = comparing.timing.Settings(
+            rounds=3, warm_seconds=0.1, burst_seconds=0.01, most_flushed=4
+        )
         clock = ToldClock({a: 1000.0, b: 5000.0})
         found, captured = comparing.timing.measure(
             {"a": comparing.timing.Turn(a), "b": comparing.timing.Turn(b)}, clock, settings
@@ -99,22 +104,38 @@ class TestTiming:
         assert not captured
         rounds = clock.asked[-12:]
         assert rounds == [
-            ("a", 10), ("b", 2), ("a flushed", 4), ("b flushed", 2), ("b", 2), ("a", 10), ("b flushed", 2),
-            ("a flushed", 4), ("a", 10), ("b", 2), ("a flushed", 4), ("b flushed", 2),
+            ("a", 10),
+            ("b", 2),
+            ("a flushed", 4),
+            ("b flushed", 2),
+            ("b", 2),
+            ("a", 10),
+            ("b flushed", 2),
+            ("a flushed", 4),
+            ("a", 10),
+            ("b", 2),
+            ("a flushed", 4),
+            ("b flushed", 2),
         ]
-        assert found["a"].back_to_back == pytest.approx([1e-3] * 3) and len(found["a"].flushed) == 12
+        assert (
+            found["a"].back_to_back == pytest.approx([1e-3] * 3) and len(found["a"].flushed) == 12
+        )
         assert found["b"].flushed == pytest.approx([5.5e-3] * 6)
 
     def test_the_card_is_warm_first(self, comparing: Any) -> None:
         settings = comparing.timing.Settings(rounds=1, warm_seconds=0.5, burst_seconds=0.01)
         clock = ToldClock({a: 1000.0, b: 2000.0})
-        comparing.timing.measure({"a": comparing.timing.Turn(a), "b": comparing.timing.Turn(b)}, clock, settings)
+        comparing.timing.measure(
+            {"a": comparing.timing.Turn(a), "b": comparing.timing.Turn(b)}, clock, settings
+        )
         before = sum(count * {"a": 1e-3, "b": 2e-3}[name] for name, count in clock.asked[:-4])
         assert 0.5 <= before < 0.55
 
     def test_what_drifts_hits_all_alike(self, comparing: Any) -> None:
         """A clock that falls by a tenth over the run leaves the ratio alone."""
-        settings = comparing.timing.Settings(rounds=20, warm_seconds=0, burst_seconds=0.01, most_flushed=1)
+        settings = comparing.timing.Settings(
+            rounds=20, warm_seconds=0, burst_seconds=0.01, most_flushed=1
+        )
         clock = ToldClock({a: 1000.0, b: 1000.0}, drift=0.1 / 460)
         found, _ = comparing.timing.measure(
             {"a": comparing.timing.Turn(a), "b": comparing.timing.Turn(b)}, clock, settings
@@ -131,7 +152,9 @@ class TestTiming:
         found, captured = comparing.timing.measure(turns, clock, settings)
         assert captured and ("a graph", 100) in clock.asked and ("b graph", 10) in clock.asked
         assert found["a"].back_to_back == pytest.approx([5e-6] * 2)
-        _, captured = comparing.timing.measure(turns, ToldClock({a: 5.0, b: 50.0}, capturing=False), settings)
+        _, captured = comparing.timing.measure(
+            turns, ToldClock({a: 5.0, b: 50.0}, capturing=False), settings
+        )
         assert not captured
         _, captured = comparing.timing.measure(turns, ToldClock({a: 125.0, b: 150.0}), settings)
         assert not captured
@@ -152,7 +175,9 @@ class TestTiming:
             return "run"
 
         settings = comparing.timing.Settings(rounds=3, warm_seconds=0)
-        comparing.timing.measure({"x": comparing.timing.Turn(run, around)}, ToldClock({run: 900.0}), settings)
+        comparing.timing.measure(
+            {"x": comparing.timing.Turn(run, around)}, ToldClock({run: 900.0}), settings
+        )
         assert entered == ["in", "out"] * (2 + 2 * 3)
 
 
@@ -164,7 +189,9 @@ def session(comparing: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     from benchmarks.comparing.clocks import HostClock
 
     monkeypatch.setitem(comparing.attention.TORCH_PEERS, "FA2", SDPBackend.MATH)
-    settings = comparing.timing.Settings(rounds=2, warm_seconds=0, burst_seconds=1e-4, most_flushed=2)
+    settings = comparing.timing.Settings(
+        rounds=2, warm_seconds=0, burst_seconds=1e-4, most_flushed=2
+    )
     return comparing.rows.Session("cpu", HostClock(), settings, ("numpy", "nosuch"))
 
 
@@ -173,9 +200,15 @@ def attention_row(comparing: Any, *problem: Any, **options: Any) -> Any:
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {}, "causal": {"causal": True}, "grouped": {"kv_heads": 2, "dtype": "float16", "causal": True},
-    "wide": {"D_v": 16}, "window": {"window": (9, 0)}, "softcap": {"softcap": 5.0}, "sinks": {"sinks": True},
-    "lengths": {"causal": True, "lengths": (70, 33)}, "varlen": {"causal": True, "packed": (70, 1)},
+    "plain": {},
+    "causal": {"causal": True},
+    "grouped": {"kv_heads": 2, "dtype": "float16", "causal": True},
+    "wide": {"D_v": 16},
+    "window": {"window": (9, 0)},
+    "softcap": {"softcap": 5.0},
+    "sinks": {"sinks": True},
+    "lengths": {"causal": True, "lengths": (70, 33)},
+    "varlen": {"causal": True, "packed": (70, 1)},
     **{kind: {"scores": kind} for kind in ("sink", "falling", "rising", "jump")},
 }
 
@@ -208,36 +241,63 @@ def test_a_row_that_fails(comparing: Any, session: Any, monkeypatch: pytest.Monk
     """What fails is a record with its reason, and the run goes on."""
     row = attention_row(comparing, 2, 4, 70, 32)
     judge = comparing.attention.Judge
-    monkeypatch.setattr(comparing.attention, "Judge", lambda *x: lambda result: replace(
-        judge(*x)(result), worst=1.5, message="out[0, 0] is off"
-    ))
+    monkeypatch.setattr(
+        comparing.attention,
+        "Judge",
+        lambda *x: lambda result: replace(judge(*x)(result), worst=1.5, message="out[0, 0] is off"),
+    )
     record = comparing.running.measured(row, session)
-    assert record.failure.startswith("Wrong: ours [numpy]: relative error ") and "out[0, 0] is off" in record.failure
-    assert comparing.tables.line(record).startswith("FAILED attention/B2 H4 S70 D32: Wrong: ours [numpy]")
+    assert (
+        record.failure.startswith("Wrong: ours [numpy]: relative error ")
+        and "out[0, 0] is off" in record.failure
+    )
+    assert comparing.tables.line(record).startswith(
+        "FAILED attention/B2 H4 S70 D32: Wrong: ours [numpy]"
+    )
     assert comparing.tables.failures([record]) == 1
 
     def broken(self: Any, session: Any) -> None:
         raise RuntimeError("the GPU is gone")
 
     monkeypatch.setattr(comparing.attention.AttentionRow, "prepare", broken)
-    assert "RuntimeError: the GPU is gone (test_benchmarks.py:" in comparing.running.measured(row, session).failure
+    assert (
+        "RuntimeError: the GPU is gone (test_benchmarks.py:"
+        in comparing.running.measured(row, session).failure
+    )
 
 
-def test_a_peer_that_computes_something_else(comparing: Any, session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_computes_something_else(
+    comparing: Any, session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch.nn.functional as functional
 
     right = functional.scaled_dot_product_attention
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *x, **y: 1.05 * right(*x, **y))
+    monkeypatch.setattr(
+        functional, "scaled_dot_product_attention", lambda *x, **y: 1.05 * right(*x, **y)
+    )
     record = comparing.running.measured(attention_row(comparing, 2, 4, 70, 32), session)
     assert record.failure.startswith("Wrong: FA2: relative error 4.98e-02. out[0, 0, ")
 
 
 GEMMS: dict[str, tuple[Any, ...]] = {
-    "f16 NT": (5, 33, 17, 40, "float16", True), "bf16": (5, 33, 17, 40, "bfloat16"), "f64": (2, 1, 17, 40, "float64"),
-    "bias": (1, 33, 17, 40, "bfloat16", True, True), "residual": (1, 33, 17, 40, "float32", True, False, True),
+    "f16 NT": (5, 33, 17, 40, "float16", True),
+    "bf16": (5, 33, 17, 40, "bfloat16"),
+    "f64": (2, 1, 17, 40, "float64"),
+    "bias": (1, 33, 17, 40, "bfloat16", True, True),
+    "residual": (1, 33, 17, 40, "float32", True, False, True),
     "both": (1, 33, 17, 40, "bfloat16", True, True, True),
     "lists in one": (6, 33, 17, 40, "float16", True, False, False, "in one allocation, shuffled"),
-    "lists one by one": (6, 33, 17, 40, "float16", True, False, False, "allocated one by one, shuffled"),
+    "lists one by one": (
+        6,
+        33,
+        17,
+        40,
+        "float16",
+        True,
+        False,
+        False,
+        "allocated one by one, shuffled",
+    ),
 }
 
 
@@ -271,7 +331,9 @@ def test_backward_rows(comparing: Any, session: Any, causal: bool) -> None:
     assert not record.failure, record.failure
     assert record.operations == 10 * 2 * 3 * 48 * 48 * 32 * (0.5 if causal else 1)
     assert [t.name for t in record.of("ours")] == ["ours", "ours, any order"]
-    assert all(t.error < 4e-3 and t.worst == pytest.approx(t.error / 2e-2) for t in record.of("ours"))
+    assert all(
+        t.error < 4e-3 and t.worst == pytest.approx(t.error / 2e-2) for t in record.of("ours")
+    )
     assert [t.name for t in record.of("peer")] == ["FA2"] and "backend" in record.refused["cuDNN"]
     prepared = row.prepare(session)
     assert [c.repeats for c in prepared.contestants[:2]] == [True, False]
@@ -284,10 +346,14 @@ def test_backward_rows(comparing: Any, session: Any, causal: bool) -> None:
         judged = prepared.judge(wrong)
         assert judged.worst > 1 and judged.message == f"{name}[1, 2] is off"
     wrong[0, 0, 0, 0, 0] = float("nan")
-    assert not prepared.judge(wrong).worst <= 1 and prepared.judge(wrong).message == "dq[0, 0] is off"
+    assert (
+        not prepared.judge(wrong).worst <= 1 and prepared.judge(wrong).message == "dq[0, 0] is off"
+    )
 
 
-def test_other_bits_after_the_times(comparing: Any, session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_bits_after_the_times(
+    comparing: Any, session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What must repeat its bits and does not fails its row."""
     from benchmarks.comparing import rows
 
@@ -295,7 +361,9 @@ def test_other_bits_after_the_times(comparing: Any, session: Any, monkeypatch: p
 
     def disturbed(turns: Any, *others: Any) -> Any:
         prepared.contestants[at].result()[0, 0, 0, 0, 0] += 1
-        return measure({}, *others)[0] | {n: comparing.timing.Samples([1.0], [1.0]) for n in turns}, False
+        return measure({}, *others)[0] | {
+            n: comparing.timing.Samples([1.0], [1.0]) for n in turns
+        }, False
 
     monkeypatch.setattr(rows, "measure", disturbed)
     row = comparing.backward.BackwardRow(1, 1, 16, 16)
@@ -305,14 +373,19 @@ def test_other_bits_after_the_times(comparing: Any, session: Any, monkeypatch: p
         if at:
             rows.compared(record, prepared, session)
             continue
-        with pytest.raises(rows.Wrong, match="ours \\[numpy\\]: other bits after it was timed than before"):
+        with pytest.raises(
+            rows.Wrong, match="ours \\[numpy\\]: other bits after it was timed than before"
+        ):
             rows.compared(record, prepared, session)
 
 
 @pytest.mark.parametrize("page", [16, 40])
 def test_decode_rows(comparing: Any, session: Any, page: int) -> None:
     row = comparing.decoding.DecodeRow(3, 100, 8, 2, 64, page)
-    assert row.bytes == 2 * 3 * 100 * 2 * 64 * 2 and comparing.running.compile_ahead([row], session) == []
+    assert (
+        row.bytes == 2 * 3 * 100 * 2 * 64 * 2
+        and comparing.running.compile_ahead([row], session) == []
+    )
     record = comparing.running.measured(row, session)
     assert not record.failure, record.failure
     assert record.of("ours")[0].worst <= 1 and [t.name for t in record.of("copy")] == ["copy"]
@@ -326,7 +399,15 @@ def test_decode_rows(comparing: Any, session: Any, page: int) -> None:
 
 @pytest.mark.parametrize("tokens", [20, 70])
 @pytest.mark.parametrize(
-    "kind", ["qkv", "qkv turned", "output head-major", "output token-major", "qkv backward", "output backward"]
+    "kind",
+    [
+        "qkv",
+        "qkv turned",
+        "output head-major",
+        "output token-major",
+        "qkv backward",
+        "output backward",
+    ],
 )
 def test_projection_rows(comparing: Any, session: Any, kind: str, tokens: int) -> None:
     """Each result is looked at, at its first element and, but for weights, at its last."""
@@ -334,8 +415,12 @@ def test_projection_rows(comparing: Any, session: Any, kind: str, tokens: int) -
     assert comparing.running.compile_ahead([row], session) == []
     record = comparing.running.measured(row, session)
     assert not record.failure, record.failure
-    assert record.of("ours")[0].worst <= 1 and [t.name for t in record.of("peer")] == ["torch linear"]
-    assert record.operations == 2 * tokens * 64 * (256 if kind.startswith("qkv") else 128) * (1 + ("backward" in kind))
+    assert record.of("ours")[0].worst <= 1 and [t.name for t in record.of("peer")] == [
+        "torch linear"
+    ]
+    assert record.operations == 2 * tokens * 64 * (256 if kind.startswith("qkv") else 128) * (
+        1 + ("backward" in kind)
+    )
     prepared = row.prepare(session)
     found = prepared.contestants[0]
     found.run()
@@ -352,20 +437,41 @@ def test_projection_rows(comparing: Any, session: Any, kind: str, tokens: int) -
 def test_what_a_row_counts(comparing: Any) -> None:
     """Operations and bytes of the tables that peers are quoted with; pairs by brute force."""
     row = attention_row(comparing, 4, 16, 4096, 128, causal=True)
-    assert row.operations == 4 * 4 * 16 * 4096 * 4096 * 128 / 2 and row.bytes == 4 * 2 * 4 * 16 * 4096 * 128
-    assert attention_row(comparing, 4, 32, 4096, 128, kv_heads=8).bytes == (2 * 32 + 2 * 8) * 2 * 4 * 4096 * 128
-    for causal, window in ((False, (9, 0)), (False, (5, 7)), (True, (5, 7)), (False, (None, 3)), (True, None)):
+    assert (
+        row.operations == 4 * 4 * 16 * 4096 * 4096 * 128 / 2
+        and row.bytes == 4 * 2 * 4 * 16 * 4096 * 128
+    )
+    assert (
+        attention_row(comparing, 4, 32, 4096, 128, kv_heads=8).bytes
+        == (2 * 32 + 2 * 8) * 2 * 4 * 4096 * 128
+    )
+    for causal, window in (
+        (False, (9, 0)),
+        (False, (5, 7)),
+        (True, (5, 7)),
+        (False, (None, 3)),
+        (True, None),
+    ):
         for q, k in ((40, 40), (13, 40), (40, 13)):
             i, j = np.ogrid[:q, :k]
             d = j - i - (k - q)
             left, right = window or (None, None)
             seen = (d <= 0) if causal else np.ones((q, k), bool)
-            seen &= (d >= -(10**6 if left is None else left)) & (d <= (10**6 if right is None else right))
+            seen &= (d >= -(10**6 if left is None else left)) & (
+                d <= (10**6 if right is None else right)
+            )
             if q == k and window is None:
                 continue  # counted half, as everybody does
-            assert comparing.attention.visible_pairs(q, k, causal, window) == seen.sum(), (causal, window, q, k)
+            assert comparing.attention.visible_pairs(q, k, causal, window) == seen.sum(), (
+                causal,
+                window,
+                q,
+                k,
+            )
     gemm = comparing.gemm.GemmRow("gemm", 384, 512, 512, 64, "float16", True)
-    assert gemm.operations == 2 * 384 * 512 * 512 * 64 and gemm.bytes == 2 * 384 * (2 * 512 * 64 + 512 * 512)
+    assert gemm.operations == 2 * 384 * 512 * 512 * 64 and gemm.bytes == 2 * 384 * (
+        2 * 512 * 64 + 512 * 512
+    )
     assert gemm.moves and not comparing.gemm.GemmRow("gemm", 1, 8192, 8192, 8192, "bfloat16").moves
 
 
@@ -377,7 +483,9 @@ def test_hard_scores(comparing: Any) -> None:
         scores = (q[0, 0, 0].double() @ k[0, :, 0].double().T / 8).numpy()
         along = np.linspace(0, 1, 100)
         wanted = {
-            "sink": np.where(along == 0, 40.0, 0.0), "falling": 200 - 200 * along, "rising": 200 * along,
+            "sink": np.where(along == 0, 40.0, 0.0),
+            "falling": 200 - 200 * along,
+            "rising": 200 * along,
             "jump": np.where(along < 0.4, 300.0, 0.0),
         }[kind]
         assert np.abs(scores - wanted).max() <= 200 * 2**-8, kind
@@ -391,12 +499,20 @@ def test_the_rows_that_are_asked_for(comparing: Any) -> None:
         assert all(r.suite == suite for r in comparing.running.chosen([suite]))
     assert len(comparing.running.chosen(["attention"])) == 22
     assert len(comparing.running.chosen(["attention"], ["*D256*causal"])) == 3
-    assert [r.name for r in comparing.running.chosen(["host", "gemm"], ["host/bmm(a, b)"])] == ["bmm(a, b)"]
+    assert [r.name for r in comparing.running.chosen(["host", "gemm"], ["host/bmm(a, b)"])] == [
+        "bmm(a, b)"
+    ]
     assert sum(comparing.attention.VARIED) == 16384
     assert all(r.least == 0.9 for r in comparing.running.chosen(["attention-adversarial"]))
     products = comparing.running.chosen(["gemm"])
-    one, many = ([replace(r, lists="") for r in products if r.lists == kind] for kind in comparing.gemm.LISTS)
-    assert one[:6] == products[:6] and many[:4] == products[:4] and one[6:] == many[4:] == [products[7]]
+    one, many = (
+        [replace(r, lists="") for r in products if r.lists == kind] for kind in comparing.gemm.LISTS
+    )
+    assert (
+        one[:6] == products[:6]
+        and many[:4] == products[:4]
+        and one[6:] == many[4:] == [products[7]]
+    )
 
 
 def test_host_rows(comparing: Any, session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,10 +524,14 @@ def test_host_rows(comparing: Any, session: Any, monkeypatch: pytest.MonkeyPatch
         alone = row.name.startswith(("call", "its launch"))
         assert [t.name for t in record.timed] == (["ours"] if alone else ["ours", "torch"])
         assert all(len(t.us["host"]) == 2 for t in record.timed)
-        assert not row.limit or record.beyond(record.timed[0])[0].startswith("host "), "NumPy takes longer than 4 µs"
+        assert not row.limit or record.beyond(record.timed[0])[0].startswith("host "), (
+            "NumPy takes longer than 4 µs"
+        )
 
 
-def test_compile_rows(comparing: Any, session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_rows(
+    comparing: Any, session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Into a cache of its own, which is gone afterwards."""
     pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
     from kernelseam.plugins import plugins
@@ -420,7 +540,10 @@ def test_compile_rows(comparing: Any, session: Any, tmp_path: Path, monkeypatch:
     if toolchain is None or "sm_90a" not in toolchain.archs:
         pytest.skip("nvrtc is missing")
     monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path / "cache"))
-    row = min(comparing.running.chosen(["compile"], ["sm_90a gemm_sm90*"]), key=lambda r: r.tile.bm * r.tile.bn)
+    row = min(
+        comparing.running.chosen(["compile"], ["sm_90a gemm_sm90*"]),
+        key=lambda r: r.tile.bm * r.tile.bn,
+    )
     record = comparing.running.measured(row, session)
     assert not record.failure, record.failure
     (ours,) = record.timed
@@ -431,11 +554,25 @@ def test_compile_rows(comparing: Any, session: Any, tmp_path: Path, monkeypatch:
     assert not (tmp_path / "cache").exists()
 
 
-def record(comparing: Any, name: str, ours: float, peers: dict[str, tuple[float, float]], **options: Any) -> Any:
+def record(
+    comparing: Any, name: str, ours: float, peers: dict[str, tuple[float, float]], **options: Any
+) -> Any:
     from benchmarks.comparing.results import Record, Timed
 
-    timed = [Timed("ours", "ours", "sm90", {"back to back": [ours] * 4, "flushed": [ours * 1.1] * 4}, 2e-3, 0.4)]
-    timed += [Timed(n, "peer", "", {"back to back": [x], "flushed": [y]}, 2e-3) for n, (x, y) in peers.items()]
+    timed = [
+        Timed(
+            "ours",
+            "ours",
+            "sm90",
+            {"back to back": [ours] * 4, "flushed": [ours * 1.1] * 4},
+            2e-3,
+            0.4,
+        )
+    ]
+    timed += [
+        Timed(n, "peer", "", {"back to back": [x], "flushed": [y]}, 2e-3)
+        for n, (x, y) in peers.items()
+    ]
     return Record("attention", name, 1e12, 1e9, timed=timed, **options)
 
 
@@ -445,9 +582,16 @@ class TestResults:
         assert found.counted(found.timed[0]) == pytest.approx(1.05)
         assert found.beyond(found.timed[0]) == []
         slower = record(comparing, "x", 100, {"FA3": (95, 150)}, limits={"flushed": 90.0})
-        assert slower.beyond(slower.timed[0]) == ["0.950 of the best peer, wanted 1", "flushed 110 µs, at most 90"]
-        assert record(comparing, "x", 100, {"FA3": (95, 150)}, least=0.9).beyond(slower.timed[0]) == []
-        assert found.timed[0].spread("back to back") == 0 and found.timed[1].spread("flushed") is None
+        assert slower.beyond(slower.timed[0]) == [
+            "0.950 of the best peer, wanted 1",
+            "flushed 110 µs, at most 90",
+        ]
+        assert (
+            record(comparing, "x", 100, {"FA3": (95, 150)}, least=0.9).beyond(slower.timed[0]) == []
+        )
+        assert (
+            found.timed[0].spread("back to back") == 0 and found.timed[1].spread("flushed") is None
+        )
 
     def test_geometric_means(self, comparing: Any) -> None:
         from benchmarks.comparing.results import means
@@ -457,19 +601,35 @@ class TestResults:
         assert means(rows) == {"attention": {"ours": pytest.approx(1.0)}}
 
     def test_lines_and_tables(self, comparing: Any) -> None:
-        rows = [record(comparing, "x", 100, {"FA3": (120, 121)}), record(comparing, "y", 2000, {"cuDNN": (1000, 4000)})]
+        rows = [
+            record(comparing, "x", 100, {"FA3": (120, 121)}),
+            record(comparing, "y", 2000, {"cuDNN": (1000, 4000)}),
+        ]
         rows.append(record(comparing, "z", 1, {}, failure="a | b"))
         assert comparing.tables.line(rows[0]) == (
-            "attention/x: ours [sm90] 100.0 / 110.0 µs 10000 TFLOP/s, FA3 1.20 / 1.10, error 2.0e-03 (0.40)  [0.0 s]"
+            "attention/x: ours [sm90] 100.0 / 110.0 µs 10000 TFLOP/s, FA3 1.20 / 1.10, error "
+            "2.0e-03 (0.40)  [0.0 s]"
         )
         table = comparing.tables.table(rows)
         assert table[0] == (
-            "| row | implementation | µs, back to back | µs, flushed | TFLOP/s | GB/s | FA3 / ours | cuDNN / ours "
+            "| row | implementation | µs, back to back | µs, flushed | TFLOP/s | GB/s | FA3 / "
+            "ours | cuDNN / ours "
             "| best peer / ours, the less | error | error / tolerance |"
         )
-        assert table[2] == "| x | sm90 | 100.0 | 110.0 | 10000 | 10000 | 1.20 / 1.10 | – | 1.10 | 2.0e-03 | 0.40 |"
-        assert table[3] == "| y | sm90 | 2000 | 2200 | 500 | 500 | – | 0.50 / 1.82 | **0.50** | 2.0e-03 | 0.40 |"
-        assert table[4].startswith("| z | FAILED: a / b |") and len({line.count("|") for line in table}) == 1
+        assert (
+            table[2]
+            == "| x | sm90 | 100.0 | 110.0 | 10000 | 10000 | 1.20 / 1.10 | – | 1.10 | 2.0e-03 | "
+            "0.40 |"
+        )
+        assert (
+            table[3]
+            == "| y | sm90 | 2000 | 2200 | 500 | 500 | – | 0.50 / 1.82 | **0.50** | 2.0e-03 | "
+            "0.40 |"
+        )
+        assert (
+            table[4].startswith("| z | FAILED: a / b |")
+            and len({line.count("|") for line in table}) == 1
+        )
         end = comparing.tables.summary(rows)
         assert end[0] == "attention: geometric mean ours 0.742; least 0.50 of 2 rows"
         assert end[1] == "BELOW attention/y ours: 0.500 of the best peer, wanted 1"
@@ -477,7 +637,14 @@ class TestResults:
 
     def test_json_grows_and_is_read(self, comparing: Any, tmp_path: Path) -> None:
         path = tmp_path / "run.json"
-        head = {"device": {"name": "H200", "driver": "580.1", "power_limit_w": 700.0, "versions": {"torch": "2.11"}}}
+        head = {
+            "device": {
+                "name": "H200",
+                "driver": "580.1",
+                "power_limit_w": 700.0,
+                "versions": {"torch": "2.11"},
+            }
+        }
         log = comparing.running.Log(path, head)
         assert json.loads(path.read_text(encoding="utf-8")) == {"schema": 1, **head, "rows": []}
         rows = [record(comparing, n, 100, {"FA3": (120, 121)}) for n in "xy"]
@@ -487,7 +654,10 @@ class TestResults:
         assert comparing.running.read(path) == (head, rows)
         assert list(tmp_path.iterdir()) == [path]
         page = "\n".join(comparing.tables.page(*comparing.running.read(path)))
-        assert page.startswith("H200, driver 580.1, 700 W, torch 2.11.\n") and "ours: **1.100**" in page
+        assert (
+            page.startswith("H200, driver 580.1, 700 W, torch 2.11.\n")
+            and "ours: **1.100**" in page
+        )
         path.write_text(json.dumps({"schema": 0, "rows": []}), encoding="utf-8")
         with pytest.raises(ValueError, match="schema 0, not 1: measure again"):
             comparing.running.read(path)
@@ -496,26 +666,43 @@ class TestResults:
         pytest.importorskip("matplotlib", reason="matplotlib is missing: the extra bench")
         from benchmarks.comparing import plots
 
-        rows = [record(comparing, "good", 100, {"FA3": (120, 121)}), record(comparing, "bad", 100, {"FA3": (80, 121)})]
+        rows = [
+            record(comparing, "good", 100, {"FA3": (120, 121)}),
+            record(comparing, "bad", 100, {"FA3": (80, 121)}),
+        ]
         rows.append(record(comparing, "failed", 1, {}, failure="wrong"))
-        written = plots.draw({"ceilings": {"copy_gbs": 4000.0, "cublas_tflops": 700.0}}, rows, tmp_path / "plots")
+        written = plots.draw(
+            {"ceilings": {"copy_gbs": 4000.0, "cublas_tflops": 700.0}}, rows, tmp_path / "plots"
+        )
         assert [p.name for p in written] == ["ratios-attention.svg", "roofline.svg"]
         assert all(p.read_text(encoding="utf-8").count("<path") > 10 for p in written)
 
 
-def test_what_the_driver_says(comparing: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_the_driver_says(
+    comparing: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A line of nvidia-smi's, in a stub's words; nothing where there is none."""
     stub = tmp_path / "nvidia-smi"
-    answer = {"driver_version": "580.65.06", "power.limit": "700.00", "clocks.sm": "1980", "clocks.mem": "3201"}
+    answer = {
+        "driver_version": "580.65.06",
+        "power.limit": "700.00",
+        "clocks.sm": "1980",
+        "clocks.mem": "3201",
+    }
     stub.write_text(
-        f"#!{sys.executable}\nimport sys\nanswer = {answer}\nasked = sys.argv[3].split('=')[1].split(',')\n"
-        "print(', '.join(answer.get(x, '[N/A]') for x in asked))\n", encoding="utf-8",
+        f"#!{sys.executable}\nimport sys\nanswer = {answer}\nasked = "
+        "sys.argv[3].split('=')[1].split(',')\n"
+        "print(', '.join(answer.get(x, '[N/A]') for x in asked))\n",
+        encoding="utf-8",
     )
     stub.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(comparing.machine, "PATIENCE", 60.0)
     assert comparing.machine.asked() == {
-        "driver": "580.65.06", "power_limit_w": 700.0, "sm_mhz": 1980.0, "memory_mhz": 3201.0
+        "driver": "580.65.06",
+        "power_limit_w": 700.0,
+        "sm_mhz": 1980.0,
+        "memory_mhz": 3201.0,
     }
     with comparing.machine.sampling("cuda") as found:
         pass
@@ -539,7 +726,11 @@ def test_beside_a_driver_that_does_nothing(tmp_path: Path) -> None:
         pytest.skip("a C compiler is missing")
     given = ["host", "--device", "idle", "--only", "bmm(a, b)", "--json", tmp_path / "run.json"]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "run", *given], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "benchmarks", "run", *given],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     (row,) = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))["rows"]
@@ -550,7 +741,18 @@ def test_beside_a_driver_that_does_nothing(tmp_path: Path) -> None:
 def test_the_command(comparing: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run on the host, and its tables from the JSON; one whose time is up begins no row."""
     found, page = tmp_path / "run.json", tmp_path / "page.md"
-    given = ["run", "gemm", "--device", "cpu", "--rounds", "1", "--warm", "0", "--only", "384 × 1×64×512 f16 NN"]
+    given = [
+        "run",
+        "gemm",
+        "--device",
+        "cpu",
+        "--rounds",
+        "1",
+        "--warm",
+        "0",
+        "--only",
+        "384 × 1×64×512 f16 NN",
+    ]
     with torch.random.fork_rng(), torch.set_grad_enabled(False):
         assert comparing.command.main([*given, "--json", str(found), "--report", str(page)]) == 0
         out = capsys.readouterr().out
@@ -559,6 +761,8 @@ def test_the_command(comparing: Any, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "\ngemm/384 × 1×64×512 f16 NN: ours [numpy] " in out and "\n1 rows, 0 failed\n" in out
     assert "the time is up: 1 rows are not measured\n" in late and "\n0 rows, 0 failed\n" in late
     head, rows = (lambda x: (x["device"], x["rows"]))(json.loads(found.read_text(encoding="utf-8")))
-    assert head["name"] == "cpu" and head["versions"]["torch"] == torch.__version__ and len(rows) == 1
+    assert (
+        head["name"] == "cpu" and head["versions"]["torch"] == torch.__version__ and len(rows) == 1
+    )
     assert comparing.command.main(["table", str(found)]) == 0
     assert capsys.readouterr().out == page.read_text(encoding="utf-8")

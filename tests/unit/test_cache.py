@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from fakecc import BUNDLE, Toolchain, again, quietly
-
 from kernelseam import compilation
 from kernelseam.compilation import CacheWarning, compiled
 from kernelseam.contract import SourceBundle
@@ -23,7 +22,8 @@ def test_second_process_reads_what_the_first_compiled(cache: Path, toolchain: To
     assert toolchain.runs == 1
     assert first == second and first.data.startswith(b"arch1#define N 2\n")
     assert first.path == cache / "binaries" / f"{first.key}.bin"
-    assert first.path.read_bytes().startswith(first.data)  # the payload first: binary tools read the file as it is
+    # the payload first: binary tools read the file as it is
+    assert first.path.read_bytes().startswith(first.data)
 
 
 def test_a_process_remembers_its_binaries(cache: Path, toolchain: Toolchain) -> None:
@@ -43,7 +43,10 @@ def test_nothing_is_made_by_asking_for_the_folder(cache: Path) -> None:
 def test_default_folder_is_the_platforms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KERNELSEAM_CACHE_DIR", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert compilation.cache_folder().name == "kernelseam" and tmp_path in compilation.cache_folder().parents
+    assert (
+        compilation.cache_folder().name == "kernelseam"
+        and tmp_path in compilation.cache_folder().parents
+    )
 
 
 def test_folders_and_files_are_private(cache: Path, toolchain: Toolchain) -> None:
@@ -53,7 +56,12 @@ def test_folders_and_files_are_private(cache: Path, toolchain: Toolchain) -> Non
     finally:
         os.umask(before)
     modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (cache, *cache.rglob("*"))}
-    assert modes == {"cache": 0o700, "binaries": 0o700, f"{binary.key}.bin": 0o600, f"{binary.key}.lock": 0o600}
+    assert modes == {
+        "cache": 0o700,
+        "binaries": 0o700,
+        f"{binary.key}.bin": 0o600,
+        f"{binary.key}.lock": 0o600,
+    }
 
 
 @pytest.mark.parametrize(
@@ -68,12 +76,16 @@ def test_folders_and_files_are_private(cache: Path, toolchain: Toolchain) -> Non
         replace(BUNDLE, files=(("platform.h.h", "// platform"), ("twice/main.h", "int twice;"))),
     ],
 )
-def test_key_covers_the_whole_bundle(cache: Path, toolchain: Toolchain, other: SourceBundle) -> None:
+def test_key_covers_the_whole_bundle(
+    cache: Path, toolchain: Toolchain, other: SourceBundle
+) -> None:
     assert again(toolchain, other).key != again(toolchain).key
     assert toolchain.runs == 2
 
 
-def test_key_covers_arch_compiler_and_backend_but_not_the_order_of_files(cache: Path, toolchain: Toolchain) -> None:
+def test_key_covers_arch_compiler_and_backend_but_not_the_order_of_files(
+    cache: Path, toolchain: Toolchain
+) -> None:
     key = again(toolchain).key
     assert again(toolchain, replace(BUNDLE, files=BUNDLE.files[::-1])).key == key
     assert again(toolchain, BUNDLE, "arch2").key != key
@@ -93,13 +105,18 @@ def failing() -> None:
 
 def test_a_failed_compilation_keeps_its_source(cache: Path, toolchain: Toolchain) -> None:
     toolchain.work = failing
-    with pytest.raises(CompileError, match=r"(?s)twice did not compile for arch1\. Source saved at .*luck") as caught:
+    with pytest.raises(
+        CompileError, match=r"(?s)twice did not compile for arch1\. Source saved at .*luck"
+    ) as caught:
         again(toolchain)
     assert caught.value.source is not None and caught.value.log == "main.h:1: error: no such luck"
     folder = Path(caught.value.source)
     assert folder.parent == cache / "failed"
     texts = {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
-    assert texts.pop("compiler.log") == "twice for arch1, options -O3\n\nmain.h:1: error: no such luck\n"
+    assert (
+        texts.pop("compiler.log")
+        == "twice for arch1, options -O3\n\nmain.h:1: error: no such luck\n"
+    )
     assert texts == {
         "platform.h": "// platform",
         "twice/main.h": "int twice;",
@@ -107,17 +124,22 @@ def test_a_failed_compilation_keeps_its_source(cache: Path, toolchain: Toolchain
     }
     assert compilation.entries() == []
     toolchain.work = lambda: None
-    assert quietly(toolchain).path is not None  # the lock was let go, and a failure is not remembered
+    # the lock was let go, and a failure is not remembered
+    assert quietly(toolchain).path is not None
 
 
-def test_a_source_that_cannot_be_kept_in_the_cache_is_kept_elsewhere(cache: Path, toolchain: Toolchain) -> None:
+def test_a_source_that_cannot_be_kept_in_the_cache_is_kept_elsewhere(
+    cache: Path, toolchain: Toolchain
+) -> None:
     cache.write_text("")
     toolchain.work = failing
     with pytest.warns(CacheWarning), pytest.raises(CompileError) as caught:
         again(toolchain)
     folder = Path(caught.value.source or "")
     assert (folder / "platform.h").read_text() == "// platform"
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and folder.parent == Path(tempfile.gettempdir())
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and folder.parent == Path(
+        tempfile.gettempdir()
+    )
 
 
 def test_a_source_stays_inside_its_folder(cache: Path, toolchain: Toolchain) -> None:
@@ -126,7 +148,9 @@ def test_a_source_stays_inside_its_folder(cache: Path, toolchain: Toolchain) -> 
     with pytest.raises(CompileError) as caught:
         again(toolchain, bundle)
     folder = Path(caught.value.source or "")
-    assert (folder / "up.h").read_text() == "up" and (folder / "tmp" / "root.h").read_text() == "root"
+    assert (folder / "up.h").read_text() == "up" and (
+        folder / "tmp" / "root.h"
+    ).read_text() == "root"
 
 
 def test_listing_and_clearing(cache: Path, toolchain: Toolchain) -> None:

@@ -1,4 +1,5 @@
-"""The binary cache on disks that are full or cannot be written: the binary is there all the same."""
+"""The binary cache on disks that are full or cannot be written: the binary is there all the
+same."""
 
 from __future__ import annotations
 
@@ -15,7 +16,6 @@ from typing import Any
 import filelock
 import pytest
 from fakecc import BUNDLE, Toolchain, again, quietly
-
 from kernelseam import compilation
 from kernelseam.compilation import CacheWarning
 from kernelseam.errors import CompileError
@@ -50,7 +50,9 @@ def test_an_entry_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch, unprivil
     assert quietly(toolchain) == good and toolchain.runs == 2
 
 
-def test_a_read_only_disk(cache: Path, toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_disk(
+    cache: Path, toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
     good = quietly(toolchain)
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
@@ -59,12 +61,16 @@ def test_a_read_only_disk(cache: Path, toolchain: Toolchain, monkeypatch: pytest
     monkeypatch.setattr(Path, "mkdir", refuse)
     monkeypatch.setattr(tempfile, "mkstemp", refuse)
     assert quietly(toolchain) == good  # reading needs no writing
-    with pytest.warns(CacheWarning, match="compiling without the binary cache.*Read-only file system"):
+    with pytest.warns(
+        CacheWarning, match="compiling without the binary cache.*Read-only file system"
+    ):
         assert again(toolchain, BUNDLE, "arch2").path is None
     assert toolchain.runs == 2
 
 
-def test_a_disk_found_full_at_the_end(cache: Path, toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_found_full_at_the_end(
+    cache: Path, toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -73,17 +79,21 @@ def test_a_disk_found_full_at_the_end(cache: Path, toolchain: Toolchain, monkeyp
         with pytest.warns(CacheWarning, match="twice is not kept.*No space left"):
             binary = again(toolchain)
     assert binary.path is None and binary.data
-    assert [p.suffix for p in (cache / "binaries").iterdir()] == [".lock"]  # nothing half-written stays
+    # nothing half-written stays
+    assert [p.suffix for p in (cache / "binaries").iterdir()] == [".lock"]
     assert quietly(toolchain).path is not None
     assert toolchain.runs == 2
 
 
 def test_a_file_that_may_not_grow(cache: Path, toolchain: Toolchain) -> None:
-    """The system itself cuts the write short, wherever it may be; nothing half-written stays, and work goes on."""
+    """The system itself cuts the write short, wherever it may be; nothing half-written stays, and
+    work goes on."""
 
     def build_up_to(size: int) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-        with pytest.warns(CacheWarning, match="twice is not kept: .* cannot be written.*File too large"):
+        with pytest.warns(
+            CacheWarning, match="twice is not kept: .* cannot be written.*File too large"
+        ):
             binary = again(toolchain)
         assert binary.path is None and binary.data == whole.data
 
@@ -118,7 +128,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(place)], check=True)
 
 
-def test_a_full_disk(small_disk: Path, monkeypatch: pytest.MonkeyPatch, toolchain: Toolchain) -> None:
+def test_a_full_disk(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, toolchain: Toolchain
+) -> None:
     monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(small_disk / "cache"))
     good = quietly(toolchain)
     rest = small_disk / "rest"
@@ -126,7 +138,9 @@ def test_a_full_disk(small_disk: Path, monkeypatch: pytest.MonkeyPatch, toolchai
         while True:
             file.write(bytes(4096))
     assert quietly(toolchain) == good and toolchain.runs == 1  # reading needs no room
-    with pytest.warns(CacheWarning, match="twice is not kept: .* cannot be written.*No space left on device"):
+    with pytest.warns(
+        CacheWarning, match="twice is not kept: .* cannot be written.*No space left on device"
+    ):
         binary = again(toolchain, BUNDLE, "arch2")
     assert binary.path is None and binary.data.startswith(b"arch2")
     assert good.path is not None and not list(good.path.parent.glob("*.tmp"))
@@ -137,7 +151,8 @@ def test_a_full_disk(small_disk: Path, monkeypatch: pytest.MonkeyPatch, toolchai
 def test_a_compilers_log_outlives_a_full_disk(
     cache: Path, toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither beside the cache nor in the folder for temporary files is there room for the source."""
+    """Neither beside the cache nor in the folder for temporary files is there room for the
+    source."""
 
     def fail() -> None:
         raise CompileError("twice", "arch1", "main.h:1: error: no such luck")
@@ -148,13 +163,19 @@ def test_a_compilers_log_outlives_a_full_disk(
     toolchain.work = fail
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.warns(CacheWarning, match=r"the source of twice is not saved\. .*No space left"):  # noqa: SIM117
-        with pytest.raises(CompileError, match=r"^twice did not compile for arch1\.\nmain\.h:1: error: no such luck$"):
+        with pytest.raises(
+            CompileError,
+            match=r"^twice did not compile for arch1\.\nmain\.h:1: error: no such luck$",
+        ):
             again(toolchain)
 
 
-def test_a_file_system_without_locks(cache: Path, toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks(
+    cache: Path, toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def missing(*args: Any, **more: Any) -> Any:
-        raise NotImplementedError("FileSystem does not appear to support flock")  # as filelock 3 says it
+        # as filelock 3 says it
+        raise NotImplementedError("FileSystem does not appear to support flock")
 
     monkeypatch.setattr(filelock.FileLock, "acquire", missing)
     with pytest.warns(CacheWarning, match="compiling without the binary cache.*support flock"):

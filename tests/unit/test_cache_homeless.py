@@ -1,4 +1,5 @@
-"""The cache of a user who has no home, or who names none: a private folder for temporary files, and a warning."""
+"""The cache of a user who has no home, or who names none: a private folder for temporary files, and
+a warning."""
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ from pathlib import Path
 import platformdirs
 import pytest
 from fakecc import Toolchain, again
-
 from kernelseam import compilation
 from kernelseam.compilation import CacheWarning
 
@@ -51,7 +51,9 @@ def kept(folder: Path, toolchain: Toolchain, reason: str) -> None:
     assert first.path == folder / "binaries" / f"{first.key}.bin" and first.path.is_file()
     assert {stat.S_IMODE(f.stat().st_mode) for f in (folder, folder / "binaries")} == {0o700}
     with pytest.warns(CacheWarning):
-        assert again(toolchain).data == first.data and [e.path for e in compilation.entries()] == [first.path]
+        assert again(toolchain).data == first.data and [e.path for e in compilation.entries()] == [
+            first.path
+        ]
     assert toolchain.runs == 1
 
 
@@ -74,7 +76,9 @@ def test_a_platformdirs_that_leaves_the_tilde(
     assert not (tmp_path / "~").exists()
 
 
-def test_the_home_of_nobody(temporary: Path, toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_home_of_nobody(
+    temporary: Path, toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KERNELSEAM_CACHE_DIR", "~nosuchuser/x")
     kept(temporary, toolchain, r"^KERNELSEAM_CACHE_DIR = ~nosuchuser/x means no folder \(.+\)")
 
@@ -95,9 +99,16 @@ def test_a_relative_folder_in_one_that_is_gone(temporary: Path) -> None:
     )
     folder = temporary.parent
     path = os.pathsep.join(p for p in sys.path if p)
-    environment = {**os.environ, "KERNELSEAM_CACHE_DIR": "x", "TMPDIR": str(folder), "PYTHONPATH": path}
+    environment = {
+        **os.environ,
+        "KERNELSEAM_CACHE_DIR": "x",
+        "TMPDIR": str(folder),
+        "PYTHONPATH": path,
+    }
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100
+    )
     assert (done.stdout, done.returncode) == (f"{temporary}\n", 0), done.stderr
 
 
@@ -106,8 +117,13 @@ def test_a_fallback_that_others_can_write_to(homeless: Path, toolchain: Toolchai
     homeless.chmod(0o777)
     with pytest.warns(CacheWarning) as said:
         assert again(toolchain).path is None
-    refusal = [str(w.message) for w in said if "compiling without the binary cache" in str(w.message)]
-    assert len(refusal) == 1 and f"cache folder = {homeless}: can be written by others (mode 0777)" in refusal[0]
+    refusal = [
+        str(w.message) for w in said if "compiling without the binary cache" in str(w.message)
+    ]
+    assert (
+        len(refusal) == 1
+        and f"cache folder = {homeless}: can be written by others (mode 0777)" in refusal[0]
+    )
     assert list(homeless.iterdir()) == []
 
 
@@ -117,7 +133,8 @@ def test_no_folder_can_be_written(homeless: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(tempfile, "gettempdir", none)
     with pytest.warns(CacheWarning, match="this user has no home folder"):
-        assert compilation.cache_folder() == Path("/tmp") / homeless.name  # to be told when it is wanted
+        # to be told when it is wanted
+        assert compilation.cache_folder() == Path("/tmp") / homeless.name
 
 
 def test_the_warning_is_said_once(homeless: Path) -> None:

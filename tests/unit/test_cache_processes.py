@@ -18,12 +18,10 @@ from typing import Any
 import filelock
 import pytest
 from fakecc import BUNDLE, Toolchain, again, made, quietly
-
 from kernelseam import compilation
 from kernelseam.compilation import CacheWarning, build, compiled
 
 FORK = multiprocessing.get_context("fork")
-
 
 
 def _ask(toolchain: Toolchain, barrier: Any, answers: Any) -> None:
@@ -48,7 +46,10 @@ def test_many_processes_on_a_cold_key_compile_once(cache: Path, toolchain: Toolc
 def test_eight_threads_on_a_cold_key_compile_once(cache: Path, toolchain: Toolchain) -> None:
     toolchain.work = lambda: time.sleep(0.1)
     found: list[compilation.Binary] = []
-    threads = [threading.Thread(target=lambda: found.append(compiled(toolchain, BUNDLE, "arch1"))) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: found.append(compiled(toolchain, BUNDLE, "arch1")))
+        for _ in range(8)
+    ]
     for t in threads:
         t.start()
     for t in threads:
@@ -57,7 +58,9 @@ def test_eight_threads_on_a_cold_key_compile_once(cache: Path, toolchain: Toolch
     assert len(found) == 8 and len({id(b) for b in found}) == 1
 
 
-def test_waiting_for_a_lock_ends(cache: Path, toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_lock_ends(
+    cache: Path, toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key = again(toolchain).key
     path = cache / "binaries" / f"{key}.bin"
     path.unlink()
@@ -102,17 +105,23 @@ def test_a_killed_build_leaves_no_lock_and_no_entry(cache: Path, toolchain: Tool
     assert toolchain.runs == 2 and binary.path is not None and binary.path.exists()
 
 
-def test_a_write_cut_short_leaves_nothing_to_load_and_is_swept_up(cache: Path, toolchain: Toolchain) -> None:
+def test_a_write_cut_short_leaves_nothing_to_load_and_is_swept_up(
+    cache: Path, toolchain: Toolchain
+) -> None:
     key = quietly(toolchain).key
     path = cache / "binaries" / f"{key}.bin"
-    path.rename(path.with_name(f"{key}.abc.tmp"))  # as a process killed between write and rename leaves it
+    # as a process killed between write and rename leaves it
+    path.rename(path.with_name(f"{key}.abc.tmp"))
     quietly(toolchain)
     assert toolchain.runs == 2
     assert sorted(p.suffix for p in path.parent.iterdir()) == [".bin", ".lock"]
 
 
-def test_a_build_killed_beside_its_compiler_leaves_no_lock(cache: Path, toolchain: Toolchain, tmp_path: Path) -> None:
-    """A compiler that is a process of its own may outlive the build; the lock must not live on in it."""
+def test_a_build_killed_beside_its_compiler_leaves_no_lock(
+    cache: Path, toolchain: Toolchain, tmp_path: Path
+) -> None:
+    """A compiler that is a process of its own may outlive the build; the lock must not live on in
+    it."""
     child = tmp_path / "child"
 
     def work() -> None:
@@ -120,7 +129,9 @@ def test_a_build_killed_beside_its_compiler_leaves_no_lock(cache: Path, toolchai
         child.write_text(str(compiler.pid))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    process = FORK.Process(target=compiled, args=(Toolchain(toolchain.notes, work), BUNDLE, "arch1"))
+    process = FORK.Process(
+        target=compiled, args=(Toolchain(toolchain.notes, work), BUNDLE, "arch1")
+    )
     process.start()
     process.join(60)
     try:
@@ -146,7 +157,10 @@ def _kill_before(step: int, every: str, toolchain: Toolchain) -> int | None:
 
         def counted(frame: FrameType, event: str, argument: Any) -> Any:
             nonlocal count
-            system = event == "c_call" and (argument.__module__ or type(argument.__self__).__module__) in SYSTEM
+            system = (
+                event == "c_call"
+                and (argument.__module__ or type(argument.__self__).__module__) in SYSTEM
+            )
             if system or event == "line":
                 count += 1
                 if count == step:
@@ -175,18 +189,25 @@ def _kill_before(step: int, every: str, toolchain: Toolchain) -> int | None:
 
 
 def _recovered(cache: Path, toolchain: Toolchain) -> None:
-    """Whatever a killed build left: the next one is not kept waiting, is right, and leaves only what it should."""
+    """Whatever a killed build left: the next one is not kept waiting, is right, and leaves only
+    what it should."""
     start = time.monotonic()
     binary = quietly(toolchain)
     assert time.monotonic() - start < 5
     assert binary.data == made(BUNDLE, "arch1", binary.key)
     assert binary.path is not None and quietly(toolchain) == binary
     with filelock.FileLock(binary.path.with_suffix(".lock"), timeout=0):
-        assert {p.name for p in cache.rglob("*")} == {"binaries", f"{binary.key}.bin", f"{binary.key}.lock"}
+        assert {p.name for p in cache.rglob("*")} == {
+            "binaries",
+            f"{binary.key}.bin",
+            f"{binary.key}.lock",
+        }
 
 
 @pytest.mark.parametrize("every", ["call", pytest.param("line", marks=pytest.mark.slow)])
-def test_a_build_killed_at_any_step_harms_nobody(cache: Path, toolchain: Toolchain, every: str) -> None:
+def test_a_build_killed_at_any_step_harms_nobody(
+    cache: Path, toolchain: Toolchain, every: str
+) -> None:
     quietly(toolchain)  # what is imported at its first use is there
     shutil.rmtree(cache)
     compilation.forget()
@@ -196,9 +217,13 @@ def test_a_build_killed_at_any_step_harms_nobody(cache: Path, toolchain: Toolcha
     for step in range(1, steps + 1):
         shutil.rmtree(cache, ignore_errors=True)
         compilation.forget()
-        assert _kill_before(step, every, toolchain) is None, f"step {step} of {steps} was not reached"
+        assert _kill_before(step, every, toolchain) is None, (
+            f"step {step} of {steps} was not reached"
+        )
         left = {p.suffix for p in cache.rglob("*")} if cache.exists() else set()
-        places["written" if ".bin" in left else "half-written" if ".tmp" in left else "nothing"] += 1
+        places[
+            "written" if ".bin" in left else "half-written" if ".tmp" in left else "nothing"
+        ] += 1
         _recovered(cache, toolchain)
     assert min(places.values()) > 3, places  # the kills were spread over the build
 

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 from fakecc import BUNDLE, Toolchain, again, made, quietly
-
 from kernelseam import compilation
 from kernelseam.compilation import CacheWarning, entry
 from kernelseam.errors import CompileError, InvalidValue
-
 
 
 def _truncate(path: Path) -> None:
@@ -38,8 +36,11 @@ def _take_another_keys_entry(path: Path) -> None:
 
 
 def _take_another_keys_binary(path: Path) -> None:
-    """As one that was stored under a wrong key in the first place: whole, and named as it should be."""
-    path.write_bytes(entry.pack({"key": path.stem, "name": "twice"}, made(BUNDLE, "arch1", "0" * 64)))
+    """As one that was stored under a wrong key in the first place: whole, and named as it should
+    be."""
+    path.write_bytes(
+        entry.pack({"key": path.stem, "name": "twice"}, made(BUNDLE, "arch1", "0" * 64))
+    )
 
 
 def _lose_the_header(path: Path) -> None:
@@ -49,11 +50,18 @@ def _lose_the_header(path: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        _truncate, _cut_tail, _empty, _replace_by_rubbish, _take_another_keys_entry, _take_another_keys_binary,
+        _truncate,
+        _cut_tail,
+        _empty,
+        _replace_by_rubbish,
+        _take_another_keys_entry,
+        _take_another_keys_binary,
         _lose_the_header,
     ],
 )
-def test_a_damaged_entry_is_compiled_again(cache: Path, toolchain: Toolchain, damage: Callable[[Path], None]) -> None:
+def test_a_damaged_entry_is_compiled_again(
+    cache: Path, toolchain: Toolchain, damage: Callable[[Path], None]
+) -> None:
     good = again(toolchain)
     assert good.path is not None
     damage(good.path)
@@ -64,13 +72,18 @@ def test_a_damaged_entry_is_compiled_again(cache: Path, toolchain: Toolchain, da
     assert toolchain.runs == 2
 
 
-def test_a_binary_that_was_made_from_something_else_is_not_stored(cache: Path, toolchain: Toolchain) -> None:
+def test_a_binary_that_was_made_from_something_else_is_not_stored(
+    cache: Path, toolchain: Toolchain
+) -> None:
     """What a compiler answers to another request."""
     other = replace(BUNDLE, defines=(("N", "3"),))
     stray = again(toolchain, other).data
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(toolchain, "compile", lambda bundle, arch: stray)
-        with pytest.raises(CompileError, match="(?s)twice did not compile.*does not carry its key, the text of KS_KEY"):
+        with pytest.raises(
+            CompileError,
+            match="(?s)twice did not compile.*does not carry its key, the text of KS_KEY",
+        ):
             again(toolchain)
     assert [e.damage for e in compilation.entries()] == [""]  # the other's own
     good = quietly(toolchain)
@@ -85,7 +98,9 @@ def test_a_swap_of_whole_entries_is_seen(cache: Path, toolchain: Toolchain) -> N
     two.path.rename(one.path)
     swapped.rename(two.path)
     assert {e.damage for e in compilation.entries()} == {"it belongs to another key"}
-    with pytest.warns(CacheWarning, match=r"compiled again.* is not loaded: it belongs to another key"):
+    with pytest.warns(
+        CacheWarning, match=r"compiled again.* is not loaded: it belongs to another key"
+    ):
         assert again(toolchain).data == one.data
 
 
@@ -130,7 +145,9 @@ def test_a_linked_entry_is_not_loaded(cache: Path, toolchain: Toolchain, tmp_pat
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
-def test_an_entry_that_others_can_write_is_not_loaded(cache: Path, toolchain: Toolchain, mode: int) -> None:
+def test_an_entry_that_others_can_write_is_not_loaded(
+    cache: Path, toolchain: Toolchain, mode: int
+) -> None:
     good = again(toolchain)
     assert good.path is not None
     good.path.chmod(mode)
@@ -176,7 +193,8 @@ def test_a_pipe_in_an_entrys_place(cache: Path, toolchain: Toolchain) -> None:
     assert good.path is not None
     good.path.unlink()
     os.mkfifo(good.path, 0o600)
-    with pytest.warns(CacheWarning, match="is not a file"):  # and does not keep us waiting for a writer
+    # and does not keep us waiting for a writer
+    with pytest.warns(CacheWarning, match="is not a file"):
         assert again(toolchain).data == good.data
     assert quietly(toolchain).data == good.data
 
@@ -217,7 +235,9 @@ def test_a_folder_that_others_can_write_is_not_used(
 ) -> None:
     good = again(toolchain)
     (cache / which).chmod(mode)
-    with pytest.warns(CacheWarning, match=f"can be written by others \\(mode {mode:04o}\\).*chmod 700"):
+    with pytest.warns(
+        CacheWarning, match=f"can be written by others \\(mode {mode:04o}\\).*chmod 700"
+    ):
         binary = again(toolchain)
     assert binary.data == good.data and binary.path is None and toolchain.runs == 2
     with pytest.raises(InvalidValue, match="can be written by others"):
@@ -237,7 +257,9 @@ def test_a_linked_folder_is_not_used(cache: Path, toolchain: Toolchain, tmp_path
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 @pytest.mark.parametrize("which", ["", "binaries"])
-def test_a_folder_of_another_user_is_not_used(cache: Path, toolchain: Toolchain, which: str) -> None:
+def test_a_folder_of_another_user_is_not_used(
+    cache: Path, toolchain: Toolchain, which: str
+) -> None:
     again(toolchain)
     os.chown(cache / which, 65534, -1)
     with pytest.warns(CacheWarning, match=r"belongs to another user \(uid 65534\)"):

@@ -1,4 +1,5 @@
-"""Calls by the million and plans by the thousand: nothing grows, nothing is mixed up, nothing outlives its memory."""
+"""Calls by the million and plans by the thousand: nothing grows, nothing is mixed up, nothing
+outlives its memory."""
 
 from __future__ import annotations
 
@@ -11,14 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import kernelseam
 import numpy as np
 import pytest
-from kernelseam_thirdvendor import AcmeArray
-
-import kernelseam
 from kernelseam import BatchedGemmPointers, BatchedGemmStrided, plan, planning
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
 from kernelseam.errors import InvalidValue, OutOfDeviceMemory
+from kernelseam_thirdvendor import AcmeArray
 
 Discovered = Callable[..., Any]
 PAGE = 4096
@@ -30,9 +30,10 @@ def resident() -> int:
 
 
 def growth(call: Callable[[], object], times: int) -> tuple[int, int]:
-    """Blocks of Python's allocator, and bytes of memory, that so many calls left behind: the least of three rounds
-    after a warm-up. What is kept of each call grows in every round; what the interpreter's caches take (some thousand
-    names), plans that are remembered and threads that earlier tests left behind, grows in one or another."""
+    """Blocks of Python's allocator, and bytes of memory, that so many calls left behind: the least
+    of three rounds after a warm-up. What is kept of each call grows in every round; what the
+    interpreter's caches take (some thousand names), plans that are remembered and threads that
+    earlier tests left behind, grows in one or another."""
     for _ in range(1000):
         call()
     rounds = list[tuple[int, int]]()
@@ -49,7 +50,8 @@ def growth(call: Callable[[], object], times: int) -> tuple[int, int]:
 def test_growth_is_seen() -> None:
     kept: list[Any] = []
 
-    def keep() -> None:  # a mapping of its own: a heap may have as much from what earlier tests gave back
+    # a mapping of its own: a heap may have as much from what earlier tests gave back
+    def keep() -> None:
         kept.append(mmap.mmap(-1, 20 * PAGE))
         kept[-1].write(b"\xff" * len(kept[-1]))
 
@@ -101,7 +103,9 @@ def _attention() -> Callable[[], object]:
 def _pointers() -> Callable[[], object]:
     a, c = np.ones((2, 2, 2), np.float32), np.empty((3, 2, 2), np.float32)
     return lambda: plan(
-        BatchedGemmPointers(M=2, N=2, K=2, num_heads=2, A_ptrs=list(a), B_ptrs=list(a), C_ptrs=[c[2], c[0]])
+        BatchedGemmPointers(
+            M=2, N=2, K=2, num_heads=2, A_ptrs=list(a), B_ptrs=list(a), C_ptrs=[c[2], c[0]]
+        )
     ).bind()()
 
 
@@ -111,7 +115,10 @@ def _checked() -> Callable[[], object]:
 
 
 OPERATIONS: dict[str, Callable[[], Callable[[], object]]] = {
-    "call": lambda: plan(small()).bind(), "matmul2d": _matmul2d, "attention": _attention, "pointers": _pointers,
+    "call": lambda: plan(small()).bind(),
+    "matmul2d": _matmul2d,
+    "attention": _attention,
+    "pointers": _pointers,
     "checked": _checked,
 }
 
@@ -137,7 +144,10 @@ def test_failed_calls_leave_nothing(discovered: Discovered) -> None:
     a = np.ones((2, 2), np.float32)
 
     def refused() -> None:
-        for wrong in (lambda: kernelseam.matmul2d(a, a, out=a), lambda: kernelseam.matmul2d(a, np.ones((3, 3), "f4"))):
+        for wrong in (
+            lambda: kernelseam.matmul2d(a, a, out=a),
+            lambda: kernelseam.matmul2d(a, np.ones((3, 3), "f4")),
+        ):
             with pytest.raises(InvalidValue):
                 wrong()
 
@@ -158,7 +168,8 @@ def hurried() -> Iterator[None]:
 
 
 def test_eight_threads_make_a_thousand_plans_each(acme: Any, hurried: None) -> None:
-    """Half of the problems are each thread's own, half are everybody's; more than are remembered."""
+    """Half of the problems are each thread's own, half are everybody's; more than are
+    remembered."""
 
     def work(thread: int) -> tuple[int, float]:
         right, worst = 0, 0.0
@@ -168,9 +179,18 @@ def test_eight_threads_make_a_thousand_plans_each(acme: Any, hurried: None) -> N
             backend = ("numpy", "acme")[i % 3 % 2]
             made = plan(BatchedGemmStrided(M=1 + i, N=N, K=2, dtype="float32"), backend=backend)
             p: Any = made.problem
-            right += (p.M, p.N, made.device.backend, made.choice.implementation.backend) == (1 + i, N, backend, backend)
+            right += (p.M, p.N, made.device.backend, made.choice.implementation.backend) == (
+                1 + i,
+                N,
+                backend,
+                backend,
+            )
             if i % 20 == 0:
-                a, b, c = rng.random((1 + i, 2), "f4"), rng.random((2, N), "f4"), np.empty((1 + i, N), "f4")
+                a, b, c = (
+                    rng.random((1 + i, 2), "f4"),
+                    rng.random((2, N), "f4"),
+                    np.empty((1 + i, N), "f4"),
+                )
                 made.bind(A=a.ctypes.data, B=b.ctypes.data, C=c.ctypes.data)()
                 worst = max(worst, float(abs(c - a @ b).max()))
         return right, worst
@@ -198,7 +218,8 @@ def test_a_plan_keeps_its_arrays_and_nothing_else_does(acme: Any) -> None:
     del made, result
     acme.asked = None  # the vendor notes which array it was last asked about
     gc.collect()
-    assert [ref() for ref in there] == [None] * 3  # … and the plan that is remembered keeps none of them
+    # … and the plan that is remembered keeps none of them
+    assert [ref() for ref in there] == [None] * 3
 
 
 def test_a_call_keeps_what_it_was_bound_to(acme: Any) -> None:
@@ -217,14 +238,20 @@ def test_a_call_keeps_what_it_was_bound_to(acme: Any) -> None:
     acme.asked = None
     gc.collect()
     assert [ref() for ref in there] == [None] * 4
-    with pytest.raises(InvalidValue, match=r"^A = missing: must be the address of memory on the device\."):
+    with pytest.raises(
+        InvalidValue, match=r"^A = missing: must be the address of memory on the device\."
+    ):
         made.bind()  # a plan without arrays has none to fall back on
 
 
 def test_a_call_keeps_its_lists_and_their_matrices(acme: Any) -> None:
     lists = {n: [AcmeArray(np.ones((4, 4), np.float32)) for _ in range(3)][::-1] for n in "ABC"}
     there = [weakref.ref(a) for found in lists.values() for a in found]
-    call = plan(BatchedGemmPointers(M=4, N=4, K=4, num_heads=3, **{f"{n}_ptrs": x for n, x in lists.items()})).bind()
+    call = plan(
+        BatchedGemmPointers(
+            M=4, N=4, K=4, num_heads=3, **{f"{n}_ptrs": x for n, x in lists.items()}
+        )
+    ).bind()
     lists.clear()
     gc.collect()
     call()
@@ -281,22 +308,36 @@ def test_an_array_that_its_library_deleted_is_refused(discovered: Discovered) ->
 def test_the_host_out_of_memory_is_said_and_survived(discovered: Discovered) -> None:
     discovered()
     row = np.ones((1, 2), np.float32)
-    a = np.broadcast_to(row, (2**30, 2))  # one row a billion times: only the result would take memory
+    # one row a billion times: only the result would take memory
+    a = np.broadcast_to(row, (2**30, 2))
     for _ in range(3):
-        with pytest.raises(OutOfDeviceMemory, match=r"^allocating \[1073741824, 1073741824\] of float32 on numpy:0"):
+        with pytest.raises(
+            OutOfDeviceMemory, match=r"^allocating \[1073741824, 1073741824\] of float32 on numpy:0"
+        ):
             kernelseam.matmul2d(a, a, b_transposed=True)
         assert kernelseam.matmul2d(row, row, b_transposed=True) == 2
 
 
-def test_a_device_out_of_memory_is_said_and_survived(acme: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the result, at a workspace and at a list of addresses; what works without new memory works on."""
+def test_a_device_out_of_memory_is_said_and_survived(
+    acme: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the result, at a workspace and at a list of addresses; what works without new memory works
+    on."""
     a, c = AcmeArray(np.ones((2, 4, 4), np.float32)), AcmeArray(np.zeros((2, 4, 4), np.float32))
     made = plan(BatchedGemmStrided(A=a, B=a, C=c, M=4, N=4, K=4, batch=2))
     bound = made.bind()
     backwards = [AcmeArray(m) for m in reversed(a.host)]
-    listed = plan(BatchedGemmPointers(
-        M=4, N=4, K=4, num_heads=2, A_ptrs=backwards, B_ptrs=backwards, C_ptrs=[AcmeArray(m) for m in reversed(c.host)]
-    ))
+    listed = plan(
+        BatchedGemmPointers(
+            M=4,
+            N=4,
+            K=4,
+            num_heads=2,
+            A_ptrs=backwards,
+            B_ptrs=backwards,
+            C_ptrs=[AcmeArray(m) for m in reversed(c.host)],
+        )
+    )
 
     def full(*args: Any, **more: Any) -> Any:
         raise OutOfDeviceMemory("acme:0 has 12 bytes left")
@@ -317,7 +358,9 @@ def test_a_device_out_of_memory_is_said_and_survived(acme: Any, monkeypatch: pyt
     assert acme.current == 0
 
 
-def test_a_launch_out_of_memory_is_said_and_survived(discovered: Discovered, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_out_of_memory_is_said_and_survived(
+    discovered: Discovered, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = discovered()
     found.registry.implementations.append(Idle())  # type: ignore[arg-type]
     room = [False]

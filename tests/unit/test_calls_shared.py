@@ -1,5 +1,5 @@
-"""One call in several threads, copied, or interrupted; and functions on arrays in several threads, which share nothing
-that they write."""
+"""One call in several threads, copied, or interrupted; and functions on arrays in several threads,
+which share nothing that they write."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+import kernelseam
 import numpy as np
 import pytest
-from kernelseam_thirdvendor import AcmeArray
-from kernelseam_thirdvendor.gemm import _Step
-
-import kernelseam
 from kernelseam import Attention, BatchedGemmPointers, BatchedGemmStrided, plan
 from kernelseam.descriptors import AttentionBwd
 from kernelseam.errors import CallInUse, OutOfDeviceMemory
+from kernelseam_thirdvendor import AcmeArray
+from kernelseam_thirdvendor.gemm import _Step
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(14)
-WAYS: tuple[Callable[[Any], object], ...] = (copy.deepcopy, pickle.dumps, lambda x: copy.deepcopy({"inside": [x]}))
+WAYS: tuple[Callable[[Any], object], ...] = (
+    copy.deepcopy,
+    pickle.dumps,
+    lambda x: copy.deepcopy({"inside": [x]}),
+)
 
 
 def normal(*shape: int) -> Array:
@@ -34,7 +37,9 @@ def normal(*shape: int) -> Array:
 
 def gemm(**more: Any) -> BatchedGemmStrided:
     a = AcmeArray(np.ones((4, 4), np.float32))
-    return BatchedGemmStrided(**{"A": a, "B": a, "C": AcmeArray(np.zeros((4, 4), np.float32)), **more}, M=4, N=4, K=4)
+    return BatchedGemmStrided(
+        **{"A": a, "B": a, "C": AcmeArray(np.zeros((4, 4), np.float32)), **more}, M=4, N=4, K=4
+    )
 
 
 @pytest.fixture
@@ -65,8 +70,10 @@ def test_a_second_thread_is_refused(acme: Any, monkeypatch: pytest.MonkeyPatch) 
             call()
         assert launches == []
         assert str(caught.value) == (
-            f"another thread is in this call ({call.plan.problem} on acme:0 (acme1)), whose launches share one "
-            f"workspace. Give each thread a call of its own: call.rebind(), with another workspace where this one was "
+            f"another thread is in this call ({call.plan.problem} on acme:0 (acme1)), whose "
+            "launches share one "
+            "workspace. Give each thread a call of its own: call.rebind(), with another "
+            "workspace where this one was "
             f"given one."
         )
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
@@ -77,11 +84,18 @@ def test_a_second_thread_is_refused(acme: Any, monkeypatch: pytest.MonkeyPatch) 
     call()
 
 
-def test_rebinding_keeps_a_workspace_that_was_given(acme: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rebinding_keeps_a_workspace_that_was_given(
+    acme: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bound: list[int] = []
-    monkeypatch.setattr(_Step, "bind", lambda step, pointers, workspace: bound.append(workspace) or (lambda stream: 0))
+    monkeypatch.setattr(
+        _Step,
+        "bind",
+        lambda step, pointers, workspace: bound.append(workspace) or (lambda stream: 0),
+    )
     (one, at_one), (two, at_two) = (
-        (x, x.host.ctypes.data) for x in (AcmeArray(np.zeros(16, np.complex128).view(np.float32)) for _ in range(2))
+        (x, x.host.ctypes.data)
+        for x in (AcmeArray(np.zeros(16, np.complex128).view(np.float32)) for _ in range(2))
     )
     call = plan(gemm()).bind(workspace=one)
     call.rebind()
@@ -110,8 +124,12 @@ def test_a_call_that_failed_can_be_made_again(acme: Any, monkeypatch: pytest.Mon
     call()
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers to interrupt with")
-def test_a_call_that_was_interrupted_can_be_made_again(acme: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(
+    not hasattr(signal, "setitimer"), reason="this system has no interval timers to interrupt with"
+)
+def test_a_call_that_was_interrupted_can_be_made_again(
+    acme: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Wherever the interrupt comes: some thousand of them, at whatever line."""
 
     class Interrupted(Exception):
@@ -150,7 +168,12 @@ def _gradients() -> tuple[Any, dict[str, Array]]:
     bias = normal(1, 1, 64, 64)
     out, lse = kernelseam.attention(q, k, v, bias=bias, return_lse=True)
     forward = Attention.from_arrays(q, k, v, out, lse, bias=bias)
-    results = {"dq": np.empty_like(q), "dk": np.empty_like(k), "dv": np.empty_like(v), "dbias": np.empty_like(bias)}
+    results = {
+        "dq": np.empty_like(q),
+        "dk": np.empty_like(k),
+        "dv": np.empty_like(v),
+        "dbias": np.empty_like(bias),
+    }
     return AttentionBwd(forward=forward, dout=dout, **results), results
 
 
@@ -201,7 +224,8 @@ def test_copies_of_plans_and_calls(acme: Any) -> None:
     assert copy.copy(made) is made and copy.copy(call) is call
     start = " is not deep-copied or pickled: it holds addresses of this process's memory. "
     refusals = {
-        made: f"a plan{start}Plan the descriptor again, which is cheap where it was planned before.",
+        made: f"a plan{start}Plan the descriptor again, which is cheap where it was planned "
+        "before.",
         call: f"a call{start}Bind its plan to other memory with call.rebind(…).",
     }
     for x, message in refusals.items():
@@ -213,30 +237,40 @@ def test_copies_of_plans_and_calls(acme: Any) -> None:
 
 
 def test_copies_of_descriptors() -> None:
-    """Over arrays they hold views, and in from_arrays nothing else; over addresses a copy has the same ones."""
+    """Over arrays they hold views, and in from_arrays nothing else; over addresses a copy has the
+    same ones."""
     a, c = np.ones((3, 4, 4), np.float32), np.zeros((3, 4, 4), np.float32)
     for descriptor in (
         BatchedGemmStrided(A=a, B=a, C=c, M=4, N=4, K=4, batch=3),
-        BatchedGemmPointers(M=4, N=4, K=4, num_heads=3, A_ptrs=list(a), B_ptrs=list(a), C_ptrs=list(c)),
+        BatchedGemmPointers(
+            M=4, N=4, K=4, num_heads=3, A_ptrs=list(a), B_ptrs=list(a), C_ptrs=list(c)
+        ),
         Attention.from_arrays(a[None], a[None], a[None], c[None]),
     ):
         assert copy.copy(descriptor).problem() == descriptor.problem()
         for way in WAYS:
-            with pytest.raises(TypeError, match=r"^a view of an array is not deep-copied or pickled: .*\. Copy"):
+            with pytest.raises(
+                TypeError, match=r"^a view of an array is not deep-copied or pickled: .*\. Copy"
+            ):
                 way(descriptor)
     bare = BatchedGemmStrided(A=0, B=0, C=0, M=4, N=4, K=4, batch=3, dtype="float32")
     for way in WAYS:
         way(bare)
     other: Any = copy.deepcopy(bare)
-    plan(other, backend="numpy").bind(**{n: x.ctypes.data for n, x in zip("ABC", (a, a, c), strict=True)})()
+    plan(other, backend="numpy").bind(
+        **{n: x.ctypes.data for n, x in zip("ABC", (a, a, c), strict=True)}
+    )()
     assert (c == 4).all()
 
 
 # ---------------------------------------------------------------- functions on arrays
 
 
-def test_functions_in_threads_have_workspaces_of_their_own(acme: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four at a time, all inside their launch at once, over the same inputs; also where they were remembered."""
+def test_functions_in_threads_have_workspaces_of_their_own(
+    acme: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four at a time, all inside their launch at once, over the same inputs; also where they were
+    remembered."""
     inside, together = [], threading.Barrier(4)
     bind = _Step.bind
 
@@ -266,7 +300,8 @@ def test_functions_in_threads_have_workspaces_of_their_own(acme: Any, monkeypatc
 def test_another_stream_is_awaited_before_its_workspace_is_given_back(
     acme: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library that owns it would hand it out again on its own stream, while the other still computes in it."""
+    """The library that owns it would hand it out again on its own stream, while the other still
+    computes in it."""
     alive: list[Any] = []
     waits: list[bool] = []
     empty = acme.empty
@@ -277,9 +312,16 @@ def test_another_stream_is_awaited_before_its_workspace_is_given_back(
         return found
 
     monkeypatch.setattr(acme, "empty", made)
-    monkeypatch.setattr(acme, "synchronize", lambda device: waits.append(sys.getrefcount(alive[-1]) > 2))
+    monkeypatch.setattr(
+        acme, "synchronize", lambda device: waits.append(sys.getrefcount(alive[-1]) > 2)
+    )
     x, y, out = (AcmeArray(normal(4, 4)) for _ in range(3))
-    for stream, awaited in ((None, 0), (acme.stream, 0), (3, 1), (SimpleNamespace(__cuda_stream__=lambda: (0, 4)), 1)):
+    for stream, awaited in (
+        (None, 0),
+        (acme.stream, 0),
+        (3, 1),
+        (SimpleNamespace(__cuda_stream__=lambda: (0, 4)), 1),
+    ):
         waits.clear()
         kernelseam.matmul2d(x, y, out=out, stream=stream)
         assert waits == [True] * awaited

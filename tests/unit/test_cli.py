@@ -13,7 +13,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-
 from kernelseam import compilation
 from kernelseam.cli import output
 from kernelseam.contract import SourceBundle
@@ -41,35 +40,68 @@ def test_attention_for_people(command: Command) -> None:
     names = [line[2:17].strip() for line in lines[1:]]
     assert names == ["device", "implementation", "launches", "against oracle", "time", "rate"]
     assert "passed: 4224 of 4224 elements, worst error/tolerance 0." in lines[4]
-    assert "median" in lines[5] and "spread" in lines[5] and "TFLOP/s" in lines[6] and "GB/s" in lines[6]
+    assert (
+        "median" in lines[5]
+        and "spread" in lines[5]
+        and "TFLOP/s" in lines[6]
+        and "GB/s" in lines[6]
+    )
     assert "\x1b" not in out
 
 
 def test_attention_for_programs(command: Command) -> None:
-    found = parsed(command(
-        "attention", *SMALL, "--kv-seq-len", 40, "--kv-heads", 2, "--value-dim", 24, "--dtype", "float32",
-        "--layout", "bshd", "--verify", "--time", "--json",
-    ))
+    found = parsed(
+        command(
+            "attention",
+            *SMALL,
+            "--kv-seq-len",
+            40,
+            "--kv-heads",
+            2,
+            "--value-dim",
+            24,
+            "--dtype",
+            "float32",
+            "--layout",
+            "bshd",
+            "--verify",
+            "--time",
+            "--json",
+        )
+    )
     assert (found["operation"], found["backend"], found["passed"]) == ("attention", "numpy", True)
     (run,) = found["runs"]
     assert run["problem"] == "attention float32 batch=2 heads=4/2 S_q=33 S_k=40 dim=16/24"
     assert (run["implementation"], run["launches"]) == ("numpy", 1)
     assert run["operations"] == 2 * 2 * 4 * 33 * 40 * (16 + 24)
     verify, time = run["verify"]["oracle"], run["time"]
-    assert verify["passed"] is True and 0 < verify["worst"] < 1 and verify["checked"] == 2 * 4 * 33 * 24
-    assert 0 < time["p10_seconds"] <= time["median_seconds"] <= time["p90_seconds"] and time["runs"] >= 5
+    assert (
+        verify["passed"] is True
+        and 0 < verify["worst"] < 1
+        and verify["checked"] == 2 * 4 * 33 * 24
+    )
+    assert (
+        0 < time["p10_seconds"] <= time["median_seconds"] <= time["p90_seconds"]
+        and time["runs"] >= 5
+    )
     assert time["tflops"] == pytest.approx(run["operations"] / time["median_seconds"] / 1e12)
     assert time["gbytes_per_second"] == pytest.approx(run["bytes"] / time["median_seconds"] / 1e9)
 
 
 def test_without_verify_nothing_is_claimed(command: Command) -> None:
     found = parsed(command("attention", *SMALL, "--json"))
-    assert found["passed"] is None and "verify" not in found["runs"][0] and "time" not in found["runs"][0]
+    assert (
+        found["passed"] is None
+        and "verify" not in found["runs"][0]
+        and "time" not in found["runs"][0]
+    )
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_attention_saves_its_result(command: Command, tmp_path: Path, dtype: str, layout: str) -> None:
+def test_attention_saves_its_result(
+    command: Command, tmp_path: Path, dtype: str, layout: str
+) -> None:
     saved = tmp_path / "out.npy"
     common = ("attention", *SMALL, "--dtype", dtype, "--layout", layout, "--output", saved)
     assert command(*common, "--seed", 3)[0] == 0
@@ -96,21 +128,33 @@ def test_real_input_agrees_with_its_stored_result(command: Command, tmp_path: Pa
 
 def test_a_wrong_stored_result_is_found(command: Command, tmp_path: Path) -> None:
     with np.load(MINILM) as stored:
-        arrays = {n.removeprefix("layer0_"): stored[n] for n in stored.files if n.startswith("layer0")}
+        arrays = {
+            n.removeprefix("layer0_"): stored[n] for n in stored.files if n.startswith("layer0")
+        }
     arrays["out"][3, 11, 47, 31] += 0.05
     np.savez(tmp_path / "wrong.npz", **arrays)
     status, out, err = command("attention", "--input", tmp_path / "wrong.npz", "--verify")
     assert status == 1
     assert "against oracle" in out and "against stored result  FAILED: out[3, 11, 47, 31] is" in out
-    found = parsed(command("attention", "--input", tmp_path / "wrong.npz", "--verify", "--json"), status=1)
-    assert found["passed"] is False and found["runs"][0]["verify"]["stored result"]["where"] == [3, 11, 47, 31]
+    found = parsed(
+        command("attention", "--input", tmp_path / "wrong.npz", "--verify", "--json"), status=1
+    )
+    assert found["passed"] is False and found["runs"][0]["verify"]["stored result"]["where"] == [
+        3,
+        11,
+        47,
+        31,
+    ]
 
 
 @pytest.mark.parametrize(
     ("options", "note"),
     [
         (("--causal",), "layer0_out is not compared: it is of every key"),
-        (("--dtype", "bfloat16"), "layer0_out is not compared: the inputs were rounded to bfloat16"),
+        (
+            ("--dtype", "bfloat16"),
+            "layer0_out is not compared: the inputs were rounded to bfloat16",
+        ),
     ],
 )
 def test_a_stored_result_of_another_problem_is_not_compared(
@@ -118,7 +162,11 @@ def test_a_stored_result_of_another_problem_is_not_compared(
 ) -> None:
     found = parsed(command("attention", "--input", MINILM, "--verify", "--json", *options))
     run = found["runs"][0]
-    assert list(run["verify"]) == ["oracle"] and run["verify"]["oracle"]["passed"] and note in run["notes"]
+    assert (
+        list(run["verify"]) == ["oracle"]
+        and run["verify"]["oracle"]["passed"]
+        and note in run["notes"]
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -127,28 +175,41 @@ def test_wider_input_still_meets_the_stored_result(command: Command, dtype: str)
     assert found["runs"][1]["verify"]["stored result"]["passed"]
 
 
-def test_a_failed_verification_ends_with_1(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_verification_ends_with_1(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from kernelseam.reference.runtime import HostRuntime
 
     right = HostRuntime.to_host
 
     def wrong(self: HostRuntime, array: object) -> Any:
         host = right(self, array)
-        seen = host if host.ndim == 4 else host.view(np.float16).reshape(2, 4, 33, 16)  # attention's memory is flat
+        # attention's memory is flat
+        seen = host if host.ndim == 4 else host.view(np.float16).reshape(2, 4, 33, 16)
         seen[1, 2, 30, 5] += 1
         return host
 
     monkeypatch.setattr(HostRuntime, "to_host", wrong)
     status, out, _ = command("attention", *SMALL, "--verify")
     assert status == 1 and "against oracle  FAILED: out[1, 2, 30, 5] is" in out
-    assert parsed(command("gemm", "--batch", 2, "--heads", 3, "--m", 31, "--json", "--verify"), 1)["passed"] is False
+    assert (
+        parsed(command("gemm", "--batch", 2, "--heads", 3, "--m", 31, "--json", "--verify"), 1)[
+            "passed"
+        ]
+        is False
+    )
     assert command("attention", *SMALL)[0] == 0
 
 
 def test_large_problems_are_sampled(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernelseam.verification.ORACLE_OPERATIONS", 1e6)
     run = parsed(command("attention", *SMALL, "--verify", "--json"))["runs"][0]
-    assert run["verify"]["oracle"]["checked"] == int(1e6 / (4 * 33 * 32)) * 16 < run["elements"] == 2 * 4 * 33 * 16
+    assert (
+        run["verify"]["oracle"]["checked"]
+        == int(1e6 / (4 * 33 * 32)) * 16
+        < run["elements"]
+        == 2 * 4 * 33 * 16
+    )
 
 
 # ---------------------------------------------------------------- gemm
@@ -157,35 +218,98 @@ def test_large_problems_are_sampled(command: Command, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("layout", [("strided",), ("pointers",), ("pointers", "--spacing", "even")])
 @pytest.mark.parametrize("transposes", [(), ("--a-transposed",), ("--b-transposed",)])
 def test_gemm(command: Command, layout: tuple[str, ...], transposes: tuple[str, ...]) -> None:
-    found = parsed(command(
-        "gemm", "--batch", 3, "--heads", 2, "--m", 17, "--n", 9, "--k", 21, "--dtype", "float32", *transposes,
-        "--layout", *layout, "--verify", "--time", "--json",
-    ))
+    found = parsed(
+        command(
+            "gemm",
+            "--batch",
+            3,
+            "--heads",
+            2,
+            "--m",
+            17,
+            "--n",
+            9,
+            "--k",
+            21,
+            "--dtype",
+            "float32",
+            *transposes,
+            "--layout",
+            *layout,
+            "--verify",
+            "--time",
+            "--json",
+        )
+    )
     assert found["passed"] is True
     (run,) = found["runs"]
     assert run["verify"]["oracle"]["checked"] == 3 * 2 * 17 * 9
     assert run["operations"] == 2 * 6 * 17 * 9 * 21 and run["launches"] == 1
     way = "pointers" if layout == ("pointers",) else "strided"
     assert f" {way} " in run["problem"]
-    assert run["notes"] == (["addresses are evenly spaced: the strided way is taken"] if "even" in layout else [])
+    assert run["notes"] == (
+        ["addresses are evenly spaced: the strided way is taken"] if "even" in layout else []
+    )
 
 
 @pytest.mark.parametrize("layout", ["strided", "pointers"])
 def test_gemm_on_a_vendors_device(command: Command, layout: str) -> None:
-    found = parsed(command(
-        "gemm", "--batch", 3, "--heads", 2, "--m", 17, "--n", 9, "--k", 21, "--layout", layout, "--backend", "acme",
-        "--verify", "--time", "--json",
-    ))
+    found = parsed(
+        command(
+            "gemm",
+            "--batch",
+            3,
+            "--heads",
+            2,
+            "--m",
+            17,
+            "--n",
+            9,
+            "--k",
+            21,
+            "--layout",
+            layout,
+            "--backend",
+            "acme",
+            "--verify",
+            "--time",
+            "--json",
+        )
+    )
     assert (found["device"], found["passed"]) == ("acme:0 (acme1)", True)
-    assert found["runs"][0]["implementation"] == "acme-gemm" and found["runs"][0]["workspace_bytes"] == 64
+    assert (
+        found["runs"][0]["implementation"] == "acme-gemm"
+        and found["runs"][0]["workspace_bytes"] == 64
+    )
 
 
 @pytest.mark.parametrize("layout", [("strided",), ("pointers",), ("pointers", "--spacing", "even")])
 def test_gemm_with_a_bias_and_a_residual(command: Command, layout: tuple[str, ...]) -> None:
-    found = parsed(command(
-        "gemm", "--batch", 3, "--heads", 2, "--m", 17, "--n", 9, "--k", 21, "--bias", "float32", "--residual",
-        "bfloat16", "--out-dtype", "float32", "--layout", *layout, "--verify", "--json",
-    ))
+    found = parsed(
+        command(
+            "gemm",
+            "--batch",
+            3,
+            "--heads",
+            2,
+            "--m",
+            17,
+            "--n",
+            9,
+            "--k",
+            21,
+            "--bias",
+            "float32",
+            "--residual",
+            "bfloat16",
+            "--out-dtype",
+            "float32",
+            "--layout",
+            *layout,
+            "--verify",
+            "--json",
+        )
+    )
     (run,) = found["runs"]
     assert found["passed"] is True and run["launches"] == 1
     way = "pointers" if layout == ("pointers",) else "strided"
@@ -197,7 +321,10 @@ def test_empty_problems(command: Command) -> None:
     assert parsed(command("gemm", "--batch", 0, "--verify", "--time", "--json"))["passed"] is True
     (run,) = parsed(command("gemm", "--k", 0, "--m", 3, "--verify", "--json"))["runs"]
     assert run["verify"]["oracle"]["checked"] == 3 * 512
-    assert parsed(command("attention", *SMALL, "--kv-seq-len", 0, "--verify", "--json"))["passed"] is True
+    assert (
+        parsed(command("attention", *SMALL, "--kv-seq-len", 0, "--verify", "--json"))["passed"]
+        is True
+    )
     assert parsed(command("attention", "--batch", 0, "--verify", "--json"))["passed"] is True
 
 
@@ -212,26 +339,44 @@ def test_empty_problems(command: Command) -> None:
         (("attention", "--seq-len", "abc"), "'--seq-len'"),
         (("gemm", "--m", "-3"), "'--m'"),
         (("gemm", "--k", "1e3"), "'--k'"),
-        (("attention", "--dtype", "float8"), "dtype = float8: must be one of float16, bfloat16, float32, float64"),
+        (
+            ("attention", "--dtype", "float8"),
+            "dtype = float8: must be one of float16, bfloat16, float32, float64",
+        ),
         (("gemm", "--dtype", "int8"), "dtype = int8"),
         (("gemm", "--bias", "int8"), "--bias = int8"),
-        (("explain", "gemm", "--residual", "float64"), "dtype_residual = float64: must be no wider than float32"),
+        (
+            ("explain", "gemm", "--residual", "float64"),
+            "dtype_residual = float64: must be no wider than float32",
+        ),
         (("gemm", "--dtype", ""), "dtype = '': must be one of float16, bfloat16, float32, float64"),
         (("attention", "--dtype", ""), "dtype = '': must be one of float16"),
         (("gemm", "--backend", ""), "device = '': must be a Device, BACKEND or BACKEND:INDEX"),
         (("attention", "--layout", "sbhd"), "layout = sbhd: must be one of bhsd, bshd"),
         (("gemm", "--layout", "bhsd"), "layout = bhsd: must be one of strided, pointers"),
-        (("gemm", "--layout", "pointers", "--spacing", "odd"), "spacing = odd: must be one of scattered, even"),
+        (
+            ("gemm", "--layout", "pointers", "--spacing", "odd"),
+            "spacing = odd: must be one of scattered, even",
+        ),
         (("attention", "--backend", "abacus"), "backend = abacus: must be one of"),
         (("gemm", "--backend", "abacus"), "backend = abacus: must be one of"),
         (("explain", "gemm", "--backend", "abacus"), "backend = abacus: must be one of"),
-        (("attention", "--implementation", "magic"), "implementation = magic: must be one of numpy"),
-        (("explain", "attention", "--implementation", "magic"), "implementation = magic: must be one of numpy"),
+        (
+            ("attention", "--implementation", "magic"),
+            "implementation = magic: must be one of numpy",
+        ),
+        (
+            ("explain", "attention", "--implementation", "magic"),
+            "implementation = magic: must be one of numpy",
+        ),
         (("attention", "--heads", "8", "--kv-heads", "3"), "must be a multiple of kv_heads = 3"),
         (("attention", "--batch", "4000000000"), "batch = 4000000000"),
         (("attention", "--batch", "1000000", "--seq-len", "10000"), "Make it smaller."),
         (("attention", "--input", "/nowhere.npz"), "--input = /nowhere.npz: cannot be read"),
-        (("attention", "--input", str(MINILM), "--batch", "4"), "--batch = 4: the extents are the file's."),
+        (
+            ("attention", "--input", str(MINILM), "--batch", "4"),
+            "--batch = 4: the extents are the file's.",
+        ),
         (("attention", "--output", "out.txt"), "--output = out.txt: must end in .npy or .npz"),
         (("attention", "--output", "/nowhere/out.npy"), "there is no folder /nowhere"),
         (("compile", "gemm", "--arch", "sm_1"), "arch = sm_1: "),
@@ -258,8 +403,12 @@ def test_bad_input_ends_with_2_and_a_message(
         ({}, "among nothing."),
     ],
 )
-def test_files_without_an_attention(command: Command, tmp_path: Path, arrays: dict[str, int], message: str) -> None:
-    np.savez(tmp_path / "in.npz", **{n: np.zeros((1, 1, 1, x), np.float32) for n, x in arrays.items()})  # type: ignore[arg-type]
+def test_files_without_an_attention(
+    command: Command, tmp_path: Path, arrays: dict[str, int], message: str
+) -> None:
+    np.savez(
+        tmp_path / "in.npz", **{n: np.zeros((1, 1, 1, x), np.float32) for n, x in arrays.items()}
+    )  # type: ignore[arg-type]
     status, _, err = command("attention", "--input", tmp_path / "in.npz")
     assert status == 2 and message in err
 
@@ -301,12 +450,17 @@ def test_explain_names_every_implementation(command: Command) -> None:
     assert first["operations"] == 2 * 2 * 4 * (33 * 34 // 2) * 32 and first["seconds"] > 0
     assert first["bytes"] == 2 * 4 * 33 * 16 * 4 * 2
     (_, other) = parsed(command("explain", "gemm", "--json"))["implementations"]
-    assert (other["implementation"], other["backend"], other["verdict"]) == ("acme-gemm", "acme", "refused")
+    assert (other["implementation"], other["backend"], other["verdict"]) == (
+        "acme-gemm",
+        "acme",
+        "refused",
+    )
     assert other["reason"] == "it runs on acme, the device is numpy:0 (cpu)"
     there = parsed(command("explain", "gemm", "--backend", "acme", "--dtype", "float64", "--json"))
     refused = there["implementations"][0]
     assert there["chosen"] is None and refused["reason"] == "Acme has no float64"
-    assert (refused["operations"], refused["bytes"]) == (2 * 512**3, 3 * 8 * 512**2)  # what it would take
+    # what it would take
+    assert (refused["operations"], refused["bytes"]) == (2 * 512**3, 3 * 8 * 512**2)
     assert refused["seconds"] > 0
     status, out, err = command("explain", "attention", *SMALL)
     assert (status, err) == (0, "") and "chosen" in out and "implementation" in out
@@ -316,7 +470,10 @@ def test_explain_says_when_pointer_lists_go_the_strided_way(command: Command) ->
     common = ("explain", "gemm", "--layout", "pointers", "--batch", 5, "--json")
     scattered, even = parsed(command(*common)), parsed(command(*common, "--spacing", "even"))
     assert scattered["note"] == "" and " pointers " in scattered["problem"]
-    assert even["note"] == "addresses are evenly spaced: the strided way is taken" and " strided " in even["problem"]
+    assert (
+        even["note"] == "addresses are evenly spaced: the strided way is taken"
+        and " strided " in even["problem"]
+    )
     assert even["note"] in command(*common[:-1], "--spacing", "even")[1]
 
 
@@ -335,23 +492,37 @@ def test_doctor(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERNELSEAM_SOMETHING", "else")
     found = parsed(command("doctor", "--json"))
     assert [(d["device"], d["arch"]) for d in found["devices"]] == [
-        ("numpy:0", "cpu"), ("acme:0", "acme1"), ("acme:1", "acme1")
+        ("numpy:0", "cpu"),
+        ("acme:0", "acme1"),
+        ("acme:1", "acme1"),
     ]
     assert [p["plugin"] for p in found["plugins"]] == ["reference", "kernelseam-thirdvendor"]
     assert found["plugins"][1]["report"] == {"devices": ["acme:0 (acme1)", "acme:1 (acme1)"]}
     assert found["failures"] == []
     assert {"gemm: numpy", "attention: numpy"} <= set(found["backends"]["numpy"]["implementations"])
-    assert found["cache"]["folder"] == os.environ["KERNELSEAM_CACHE_DIR"] and found["cache"]["problem"] == ""
+    assert (
+        found["cache"]["folder"] == os.environ["KERNELSEAM_CACHE_DIR"]
+        and found["cache"]["problem"] == ""
+    )
     assert found["environment"]["KERNELSEAM_BACKEND"]["value"] == "numpy"
     assert found["environment"]["KERNELSEAM_SOMETHING"] == {"value": "else", "meaning": ""}
     status, out, err = command("doctor")
     assert (status, err) == (0, "")
-    for word in ("Devices", "Plugins", "No failures", "Cache", "Environment", "KERNELSEAM_PLUGINS", "numpy:0"):
+    for word in (
+        "Devices",
+        "Plugins",
+        "No failures",
+        "Cache",
+        "Environment",
+        "KERNELSEAM_PLUGINS",
+        "numpy:0",
+    ):
         assert word in out
 
 
 @pytest.mark.parametrize(
-    ("module", "stage"), [("raises_in_doctor", "kernelseam_doctor"), ("raises_in_devices", "devices")]
+    ("module", "stage"),
+    [("raises_in_doctor", "kernelseam_doctor"), ("raises_in_devices", "devices")],
 )
 def test_doctor_survives_what_breaks_late(
     command: Command, discovered: Callable[..., Any], module: str, stage: str
@@ -372,7 +543,9 @@ def test_doctor_names_a_broken_plugin_with_its_traceback(tmp_path: Path) -> None
     paths = os.pathsep.join([str(tmp_path), *sys.path])
     environment = {**os.environ, "PYTHONPATH": paths, "KERNELSEAM_PLUGINS": "broken"}
     run = [sys.executable, "-m", "kernelseam", "doctor"]
-    done = subprocess.run([*run, "--json"], env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [*run, "--json"], env=environment, capture_output=True, text=True, timeout=100
+    )
     assert done.returncode == 0, done.stderr
     (failure,) = json.loads(done.stdout)["failures"]
     assert (failure["plugin"], failure["stage"]) == ("broken", "import")
@@ -404,7 +577,12 @@ def test_cache_commands(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_p
     compilation.forget()
     compilation.compiled(Toolchain(), SourceBundle("twice", "m", (), ()), "arch1")  # type: ignore[arg-type]
     (entry,) = parsed(command("cache", "ls", "--json"))["entries"]
-    assert (entry["name"], entry["arch"], entry["backend"], entry["damage"]) == ("twice", "arch1", "fake", "")
+    assert (entry["name"], entry["arch"], entry["backend"], entry["damage"]) == (
+        "twice",
+        "arch1",
+        "fake",
+        "",
+    )
     assert entry["size"] > 4 and 0 <= entry["age"] < 60 and entry["path"].startswith(str(folder))
     out = command("cache", "ls")[1].splitlines()
     assert out[0].startswith(f"{folder}: 1 binaries, ")
@@ -420,7 +598,9 @@ def test_cache_commands(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_p
     folder.chmod(0o700)
 
 
-def test_a_table_on_a_terminal_and_version(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_on_a_terminal_and_version(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     status, out, _ = command("explain", "gemm")
     assert status == 0 and "chosen" in out
@@ -436,7 +616,8 @@ def test_a_refused_command_line_leaves_standard_output_as_it_was(command: Comman
 
 
 def test_module_and_quiet_import() -> None:
-    """``python -m kernelseam`` is the command; its numbers need no rich where there is no terminal."""
+    """``python -m kernelseam`` is the command; its numbers need no rich where there is no
+    terminal."""
     code = (
         "import sys\n"
         "from kernelseam.cli.main import main\n"
@@ -445,10 +626,16 @@ def test_module_and_quiet_import() -> None:
         "print(sorted(m for m in ('rich', 'torch', 'cupy', 'cuda', 'hip') if m in sys.modules))"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "KERNELSEAM_PLUGINS": ""}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100
+    )
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
     help_ = subprocess.run(
-        [sys.executable, "-m", "kernelseam", "--help"], env=environment, capture_output=True, text=True, timeout=100
+        [sys.executable, "-m", "kernelseam", "--help"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
     assert help_.returncode == 0
     for name in ("attention", "gemm", "doctor", "explain", "tune", "compile", "cache"):
@@ -459,4 +646,6 @@ def test_bfloat16_survives_saving() -> None:
     """float32 holds every bfloat16: saving by way of it loses nothing."""
     every = np.arange(2**16, dtype=np.uint16).view(ml_dtypes.bfloat16)
     finite = every[np.isfinite(every.astype(np.float32))]
-    assert np.array_equal(finite.astype(np.float32).astype(ml_dtypes.bfloat16).view(np.uint16), finite.view(np.uint16))
+    assert np.array_equal(
+        finite.astype(np.float32).astype(ml_dtypes.bfloat16).view(np.uint16), finite.view(np.uint16)
+    )

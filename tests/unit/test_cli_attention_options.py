@@ -1,4 +1,5 @@
-"""``kernelseam attention`` and its options: what is computed, verified, explained and refused, on the host."""
+"""``kernelseam attention`` and its options: what is computed, verified, explained and refused, on
+the host."""
 
 from __future__ import annotations
 
@@ -13,19 +14,49 @@ import pytest
 Command = Callable[..., tuple[int, str, str]]
 MINILM = Path(__file__).parents[2] / "examples" / "data" / "minilm_attention.npz"
 SMALL = (
-    "--batch", "3", "--heads", "4", "--kv-heads", "2", "--seq-len", "20", "--kv-seq-len", "33", "--head-dim", "16",
+    "--batch",
+    "3",
+    "--heads",
+    "4",
+    "--kv-heads",
+    "2",
+    "--seq-len",
+    "20",
+    "--kv-seq-len",
+    "33",
+    "--head-dim",
+    "16",
 )
 NAME = "batch=3 heads=4/2 S_q=20 S_k=33 dim=16"
 OPTIONS: dict[str, tuple[str, ...]] = {
-    "window": ("--window", "7,2"), "causal window": ("--window", "7,", "--causal"), "softcap": ("--softcap", "2.5"),
-    "alibi": ("--alibi",), "bias": ("--bias", "float32"), "bias of q's": ("--bias", "float16"),
-    "mask": ("--mask-density", "0.6"), "sinks": ("--sinks",), "causal prefix": ("--causal", "--prefix", "9"),
-    "lengths": ("--kv-lengths",), "lengths strided/paged": ("--paged",), "packed/packed": ("--varlen",),
+    "window": ("--window", "7,2"),
+    "causal window": ("--window", "7,", "--causal"),
+    "softcap": ("--softcap", "2.5"),
+    "alibi": ("--alibi",),
+    "bias": ("--bias", "float32"),
+    "bias of q's": ("--bias", "float16"),
+    "mask": ("--mask-density", "0.6"),
+    "sinks": ("--sinks",),
+    "causal prefix": ("--causal", "--prefix", "9"),
+    "lengths": ("--kv-lengths",),
+    "lengths strided/paged": ("--paged",),
+    "packed/packed": ("--varlen",),
     "causal lengths strided/paged": ("--paged", "--page-size", "5", "--causal", "--kv-lengths"),
-    "lengths packed/paged": ("--varlen", "--paged"), "batch_invariant": ("--batch-invariant",),
+    "lengths packed/paged": ("--varlen", "--paged"),
+    "batch_invariant": ("--batch-invariant",),
     "alibi bias mask prefix sinks softcap window": (
-        "--window", "-,2", "--softcap", "2", "--alibi", "--bias", "float32", "--mask-density", "0.8", "--sinks",
-        "--prefix", "3",
+        "--window",
+        "-,2",
+        "--softcap",
+        "2",
+        "--alibi",
+        "--bias",
+        "float32",
+        "--mask-density",
+        "0.8",
+        "--sinks",
+        "--prefix",
+        "3",
     ),
 }
 CALLED = {"causal window": "window", "bias of q's": "bias"}
@@ -41,7 +72,9 @@ def parsed(answer: tuple[int, str, str], status: int = 0) -> dict[str, Any]:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options(command: Command, name: str) -> None:
     """Verified against the oracle, the LSE too."""
-    found = parsed(command("attention", *SMALL, *OPTIONS[name], "--return-lse", "--verify", "--json"))
+    found = parsed(
+        command("attention", *SMALL, *OPTIONS[name], "--return-lse", "--verify", "--json")
+    )
     (run,) = found["runs"]
     assert (found["operation"], found["passed"]) == ("attention", True)
     assert run["problem"] == f"attention float16 {CALLED.get(name, name)} {NAME}"
@@ -50,16 +83,36 @@ def test_options(command: Command, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [(), ("--causal", "--layout", "bshd", "--any-order"), ("--varlen",), ("--kv-lengths", "--softcap", "2"),
-                ("--bias", "float32", "--sinks", "--alibi", "--window", "9,9", "--mask-density", "0.7")], ids=" ".join,
+    "options",
+    [
+        (),
+        ("--causal", "--layout", "bshd", "--any-order"),
+        ("--varlen",),
+        ("--kv-lengths", "--softcap", "2"),
+        ("--bias", "float32", "--sinks", "--alibi", "--window", "9,9", "--mask-density", "0.7"),
+    ],
+    ids=" ".join,
 )
 def test_gradients(command: Command, options: tuple[str, ...]) -> None:
-    found = parsed(command(
-        "attention", *SMALL, "--dtype", "float32", *options, "--backward", "--verify", "--time", "--json"
-    ))
+    found = parsed(
+        command(
+            "attention",
+            *SMALL,
+            "--dtype",
+            "float32",
+            *options,
+            "--backward",
+            "--verify",
+            "--time",
+            "--json",
+        )
+    )
     (run,) = found["runs"]
     assert (found["operation"], found["passed"]) == ("attention_bwd", True)
-    assert run["problem"].startswith("attention_bwd float32") and 0 < run["verify"]["oracle"]["worst"] < 1
+    assert (
+        run["problem"].startswith("attention_bwd float32")
+        and 0 < run["verify"]["oracle"]["worst"] < 1
+    )
     more = 4 * 20 * 33 + 4 if "--bias" in options else 0
     assert run["verify"]["oracle"]["checked"] == 3 * 20 * 4 * 16 + 2 * 3 * 33 * 2 * 16 + more
     assert run["time"]["median_seconds"] > 0
@@ -92,8 +145,17 @@ def test_options_change_the_result(command: Command, tmp_path: Path) -> None:
     saved, seen = tmp_path / "out.npy", {}
     same = ("--head-dim", "16", "--heads", "4", "--seq-len", "20", "--output", saved)
     for options in (
-        (), ("--causal",), ("--window", "3,3"), ("--window", "3,2"), ("--softcap", "1"), ("--alibi",), ("--sinks",),
-        ("--bias", "float32"), ("--mask-density", "0.5"), ("--mask-density", "0.25"), ("--causal", "--prefix", "5"),
+        (),
+        ("--causal",),
+        ("--window", "3,3"),
+        ("--window", "3,2"),
+        ("--softcap", "1"),
+        ("--alibi",),
+        ("--sinks",),
+        ("--bias", "float32"),
+        ("--mask-density", "0.5"),
+        ("--mask-density", "0.25"),
+        ("--causal", "--prefix", "5"),
         ("--mask-density", "0"),
     ):
         assert command("attention", *same, *options)[0] == 0
@@ -106,23 +168,47 @@ def test_options_change_the_result(command: Command, tmp_path: Path) -> None:
 
 def test_gradients_are_saved_by_name(command: Command, tmp_path: Path) -> None:
     saved = tmp_path / "gradients.npz"
-    common = ("attention", *SMALL, "--layout", "bshd", "--backward", "--bias", "float32", "--sinks", "--output", saved)
+    common = (
+        "attention",
+        *SMALL,
+        "--layout",
+        "bshd",
+        "--backward",
+        "--bias",
+        "float32",
+        "--sinks",
+        "--output",
+        saved,
+    )
     assert command(*common)[0] == 0
     with np.load(saved) as found:
         shapes = {n: (x.shape, x.dtype.name) for n, x in found.items()}
     assert shapes == {
-        "dq": ((3, 20, 4, 16), "float16"), "dk": ((3, 33, 2, 16), "float16"), "dv": ((3, 33, 2, 16), "float16"),
-        "dbias": ((1, 4, 20, 33), "float32"), "dsinks": ((4,), "float32"),
+        "dq": ((3, 20, 4, 16), "float16"),
+        "dk": ((3, 33, 2, 16), "float16"),
+        "dv": ((3, 33, 2, 16), "float16"),
+        "dbias": ((1, 4, 20, 33), "float32"),
+        "dsinks": ((4,), "float32"),
     }
 
 
 def test_a_file_with_options(command: Command) -> None:
-    found = parsed(command("attention", "--input", MINILM, "--softcap", "5", "--sinks", "--verify", "--json"))
+    found = parsed(
+        command("attention", "--input", MINILM, "--softcap", "5", "--sinks", "--verify", "--json")
+    )
     for run, layer in zip(found["runs"], ("layer0", "layer5"), strict=True):
-        assert run["problem"] == "attention float16 sinks softcap batch=4 heads=12 S_q=48 S_k=48 dim=32"
+        assert (
+            run["problem"]
+            == "attention float16 sinks softcap batch=4 heads=12 S_q=48 S_k=48 dim=32"
+        )
         assert list(run["verify"]) == ["oracle"] and run["verify"]["oracle"]["passed"]
         assert run["notes"] == [f"{layer}_out is not compared: it was made without softcap, sinks"]
-    assert parsed(command("attention", "--input", MINILM, "--backward", "--verify", "--json"))["passed"] is True
+    assert (
+        parsed(command("attention", "--input", MINILM, "--backward", "--verify", "--json"))[
+            "passed"
+        ]
+        is True
+    )
 
 
 def test_a_wrong_gradient_ends_with_1(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,18 +234,34 @@ def test_a_wrong_gradient_ends_with_1(command: Command, monkeypatch: pytest.Monk
         (("--page-size", 8), "--page-size = 8: it is that of pages. Give --paged too."),
         (
             ("--varlen", "--kv-lengths"),
-            "--kv-lengths = given: the sequences of --varlen have lengths of their own. Give one of the two.",
+            (
+                "--kv-lengths = given: the sequences of --varlen have lengths of their own. Give "
+                "one "
+                "of the two."
+            ),
         ),
-        (("--varlen", "--layout", "bshd"), "--layout = bshd: the rows of --varlen lie in one order. Leave it out."),
-        (("--backward", "--paged"), "--backward = given: pages have no gradients. Leave --paged out."),
-        (("--backward", "--return-lse"), "--return-lse = given: gradients take it in any case. Leave it out."),
+        (
+            ("--varlen", "--layout", "bshd"),
+            "--layout = bshd: the rows of --varlen lie in one order. Leave it out.",
+        ),
+        (
+            ("--backward", "--paged"),
+            "--backward = given: pages have no gradients. Leave --paged out.",
+        ),
+        (
+            ("--backward", "--return-lse"),
+            "--return-lse = given: gradients take it in any case. Leave it out.",
+        ),
         (("--any-order",), "--any-order = given: it is about gradients. Give --backward too."),
         (("--prefix", 3), "--prefix = 3: every key is seen anyway. Give --causal or --window too."),
         (
             ("--window", "3"),
             "--window = 3: must be LEFT,RIGHT. For example 127,0; a side left out has no bound.",
         ),
-        (("--window", "-3,0"), "--window = -3,0: must be LEFT,RIGHT. For example 127,0; a side left out has no bound."),
+        (
+            ("--window", "-3,0"),
+            "--window = -3,0: must be LEFT,RIGHT. For example 127,0; a side left out has no bound.",
+        ),
         (("--softcap", "-1"), "softcap = -1.0: must be greater than 0. Leave it out for no cap."),
         (
             ("--bias", "bfloat16"),
@@ -167,17 +269,37 @@ def test_a_wrong_gradient_ends_with_1(command: Command, monkeypatch: pytest.Monk
         ),
         (
             ("--bias", "int8"),
-            ("--bias = int8: must be one of float16, bfloat16, float32, float64. "
-            "Convert the array or name one of these."),
+            (
+                "--bias = int8: must be one of float16, bfloat16, float32, float64. "
+                "Convert the array or name one of these."
+            ),
         ),
-        (("--heads", 3, "--kv-heads", 2),
-         "num_heads = 3: must be a multiple of kv_heads = 2. Make num_heads a multiple of kv_heads."),
-        (("--input", MINILM, "--varlen"), "--varlen = given: the file's arrays are dense. Leave it out, or --input."),
-        (("--input", MINILM, "--paged"), "--paged = given: the file's arrays are dense. Leave it out, or --input."),
-        (("--input", MINILM, "--heads", 3), "--heads = 3: the extents are the file's. Leave it out."),
+        (
+            ("--heads", 3, "--kv-heads", 2),
+            (
+                "num_heads = 3: must be a multiple of kv_heads = 2. Make num_heads a multiple of "
+                "kv_heads."
+            ),
+        ),
+        (
+            ("--input", MINILM, "--varlen"),
+            "--varlen = given: the file's arrays are dense. Leave it out, or --input.",
+        ),
+        (
+            ("--input", MINILM, "--paged"),
+            "--paged = given: the file's arrays are dense. Leave it out, or --input.",
+        ),
+        (
+            ("--input", MINILM, "--heads", 3),
+            "--heads = 3: the extents are the file's. Leave it out.",
+        ),
         (
             ("--backward", "--verify", "--seq-len", 65536),
-            "--verify = 2.2e+13 operations: gradients are verified up to 1e+11. Make the problem smaller.",
+            (
+                "--verify = 2.2e+13 operations: gradients are verified up to 1e+11. Make the "
+                "problem "
+                "smaller."
+            ),
         ),
     ],
 )
@@ -187,14 +309,20 @@ def test_what_makes_no_sense(command: Command, options: tuple[object, ...], mess
 
 def test_explain(command: Command) -> None:
     for options, problem in (
-        (("--paged", "--window", "5,0", "--sinks"), f"attention float16 lengths sinks window strided/paged {NAME}"),
+        (
+            ("--paged", "--window", "5,0", "--sinks"),
+            f"attention float16 lengths sinks window strided/paged {NAME}",
+        ),
         (("--varlen", "--softcap", "3"), f"attention float16 softcap packed/packed {NAME}"),
         (("--backward", "--bias", "float32"), f"attention_bwd float16 bias {NAME}"),
     ):
         found = parsed(command("explain", "attention", *SMALL, *options, "--json"))
         assert (found["problem"], found["chosen"]) == (problem, "numpy")
     status, _, err = command("explain", "attention", "--backward", "--paged")
-    assert (status, err) == (2, "error: --backward = given: pages have no gradients. Leave --paged out.\n")
+    assert (status, err) == (
+        2,
+        "error: --backward = given: pages have no gradients. Leave --paged out.\n",
+    )
 
 
 def test_every_command_has_the_same_options(command: Command) -> None:
@@ -202,8 +330,23 @@ def test_every_command_has_the_same_options(command: Command) -> None:
     commands = (("attention",), ("explain", "attention"), ("compile", "attention"))
     texts = [command(*name, "--help")[1] for name in commands]
     for option in (
-        "--batch", "--causal", "--layout", "--window", "--softcap", "--alibi", "--bias", "--mask-density", "--sinks",
-        "--prefix", "--kv-lengths", "--paged", "--page-size", "--varlen", "--backward", "--any-order",
-        "--return-lse", "--batch-invariant",
+        "--batch",
+        "--causal",
+        "--layout",
+        "--window",
+        "--softcap",
+        "--alibi",
+        "--bias",
+        "--mask-density",
+        "--sinks",
+        "--prefix",
+        "--kv-lengths",
+        "--paged",
+        "--page-size",
+        "--varlen",
+        "--backward",
+        "--any-order",
+        "--return-lse",
+        "--batch-invariant",
     ):
         assert all(f"\n  {option} " in text for text in texts), option

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from kernelseam.cli.main import main
 from kernelseam.errors import KernelSeamError
 from kernelseam.plugins import plugins
@@ -29,7 +28,8 @@ def archs(request: pytest.FixtureRequest) -> tuple[str, str]:
 
 
 def old_nvrtc(arch: str) -> bool:
-    """Whether the arch is compiled for by nvrtc 13.0 or an older one, which spills where later ones do not."""
+    """Whether the arch is compiled for by nvrtc 13.0 or an older one, which spills where later ones
+    do not."""
     if not arch.startswith("sm_"):
         return False
     toolchain = plugins().backend("cuda").toolchain
@@ -46,11 +46,16 @@ def compiled(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
 
 
 @pytest.mark.parametrize(
-    "operation", [("attention",), ("attention", "--paged", "--window", "7,0"), ("gemm",)], ids=" ".join
+    "operation",
+    [("attention",), ("attention", "--paged", "--window", "7,0"), ("gemm",)],
+    ids=" ".join,
 )
 def test_compile(
-    capsys: pytest.CaptureFixture[str], archs: tuple[str, str], operation: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    archs: tuple[str, str],
+    operation: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path / "cache"))
     common = (*operation, "--dtype", "float16", "--arch", archs[0], "--arch", archs[1])
@@ -70,7 +75,9 @@ def test_compile(
     status, out, err = compiled(capsys, *common)
     assert (status, err) == (0, "")
     rows = out.splitlines()[2:]
-    assert [r.split()[0] for r in rows] == [b["arch"] for b in found["binaries"]] and "spills" in out.splitlines()[1]
+    assert [r.split()[0] for r in rows] == [
+        b["arch"] for b in found["binaries"]
+    ] and "spills" in out.splitlines()[1]
     assert str(found["binaries"][0]["binary"]) in rows[0]
 
 
@@ -84,7 +91,10 @@ def test_compile(
     ids=["in-order", "any-order", "with-more"],
 )
 def test_what_gradients_launch(
-    capsys: pytest.CaptureFixture[str], archs: tuple[str, str], options: tuple[str, ...], kernels: list[str]
+    capsys: pytest.CaptureFixture[str],
+    archs: tuple[str, str],
+    options: tuple[str, ...],
+    kernels: list[str],
 ) -> None:
     common = ("attention", "--backward", *options, "--dtype", "float16", "--arch", archs[0])
     status, out, err = compiled(capsys, *common, "--json")
@@ -94,9 +104,15 @@ def test_what_gradients_launch(
     reduced = ["sum_axes", "sink_gradient"] if "--sinks" in options else []
     assert names[:2] == kernels[:2] and names[3:] == reduced
     # Where no row with atomics fits, queries have a launch of their own.
-    assert names[2] == kernels[2] if len(kernels) > 2 else names[2] in ("query_gradient", "attention_backward: queries")
+    assert (
+        names[2] == kernels[2]
+        if len(kernels) > 2
+        else names[2] in ("query_gradient", "attention_backward: queries")
+    )
     for b in made:
-        spilled = 32 if b["role"] == "keys" and "--any-order" in options and old_nvrtc(archs[0]) else 0
+        spilled = (
+            32 if b["role"] == "keys" and "--any-order" in options and old_nvrtc(archs[0]) else 0
+        )
         assert b["spills"] <= spilled and b["scratch_bytes"] <= spilled
         assert (b["matrix_instructions"] > 0) == (b["kernel"] == "attention_backward")
     status, out, err = compiled(capsys, *common)
@@ -105,7 +121,10 @@ def test_what_gradients_launch(
 
 
 def test_an_unknown_arch_is_refused_before_anything_is_compiled(
-    capsys: pytest.CaptureFixture[str], archs: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
+    archs: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path / "cache"))
     status, out, err = compiled(capsys, "gemm", "--arch", archs[0], "--arch", "sm_1")
@@ -115,7 +134,10 @@ def test_an_unknown_arch_is_refused_before_anything_is_compiled(
 
 
 def test_a_failed_compilation_ends_with_1_and_the_source(
-    capsys: pytest.CaptureFixture[str], archs: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
+    archs: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from kernelseam.kernels import kernel
 
@@ -132,9 +154,12 @@ def test_a_failed_compilation_ends_with_1_and_the_source(
 def test_a_spec_without_a_tile_is_refused_in_words(
     capsys: pytest.CaptureFixture[str], archs: tuple[str, str]
 ) -> None:
-    status, out, err = compiled(capsys, "attention", "--head-dim", "4096", "--value-dim", "8", "--arch", archs[0])
+    status, out, err = compiled(
+        capsys, "attention", "--head-dim", "4096", "--value-dim", "8", "--arch", archs[0]
+    )
     assert (status, out) == (2, "")
     assert err == (
-        f"error: spec = attention float16 dim=4096/8: no tile of {archs[0]} takes it. Choose another dtype or smaller "
+        f"error: spec = attention float16 dim=4096/8: no tile of {archs[0]} takes it. Choose "
+        "another dtype or smaller "
         "head dims.\n"
     )

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-
 from kernelseam.cli.attention_files import read_inputs
 from kernelseam.errors import InvalidValue
 
@@ -37,10 +36,16 @@ def headed(header: str) -> bytes:
 
 
 def zipped(method: int = zipfile.ZIP_STORED, **members: Any) -> bytearray:
-    """A zip of files by name; arrays as .npy. Those of q, k, v that are not named are sound; None is left out."""
+    """A zip of files by name; arrays as .npy. Those of q, k, v that are not named are sound; None
+    is left out."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", method) as z:
-        for name, x in {"q": np.ones(SHAPE), "k": np.ones(SHAPE), "v": np.ones(SHAPE), **members}.items():
+        for name, x in {
+            "q": np.ones(SHAPE),
+            "k": np.ones(SHAPE),
+            "v": np.ones(SHAPE),
+            **members,
+        }.items():
             if x is not None:
                 z.writestr(f"{name}.npy", x if isinstance(x, bytes) else npy(x))
     return bytearray(file.getvalue())
@@ -69,31 +74,73 @@ FILES: dict[str, tuple[bytes | bytearray, str]] = {
     "pickled": (pickle.dumps({"q": 1}), "cannot be read: This file contains pickled (object) data"),
     "an array": (npy(np.ones(SHAPE)), "must be an .npz"),
     "cut short": (zipped()[:200], "cannot be read: "),
-    "objects": (zipped(q=np.array([None, {}], object)), "cannot be read: Object arrays cannot be loaded"),
-    "tokenize.TokenError": (zipped(q=headed("{'descr': '<f8', ")), "cannot be read: ('EOF in multi-line statement', "),
+    "objects": (
+        zipped(q=np.array([None, {}], object)),
+        "cannot be read: Object arrays cannot be loaded",
+    ),
+    "tokenize.TokenError": (
+        zipped(q=headed("{'descr': '<f8', ")),
+        "cannot be read: ('EOF in multi-line statement', ",
+    ),
     "nested": (zipped(q=headed("(" * 5000)), "cannot be read: "),
-    "a header of its own": (zipped(q=headed("{'descr': '<f8', 'shape': (1,)}")), "cannot be read: Header does not"),
+    "a header of its own": (
+        zipped(q=headed("{'descr': '<f8', 'shape': (1,)}")),
+        "cannot be read: Header does not",
+    ),
     "too large": (
-        zipped(q=headed(f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({2**50}, 8)}}")), "cannot be read: ",
+        zipped(q=headed(f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({2**50}, 8)}}")),
+        "cannot be read: ",
     ),
     "fewer elements": (
-        zipped(q=headed("{'descr': '<f8', 'fortran_order': False, 'shape': (1, 2, 3, 4)}")), "cannot be read: ",
+        zipped(q=headed("{'descr': '<f8', 'fortran_order': False, 'shape': (1, 2, 3, 4)}")),
+        "cannot be read: ",
     ),
-    "zlib.error": (deflated(), "cannot be read: Error -3 while decompressing data: invalid block type"),
+    "zlib.error": (
+        deflated(),
+        "cannot be read: Error -3 while decompressing data: invalid block type",
+    ),
     "a wrong sum": (damaged(zipped(), 150, 1, 2, 3, 4, 5, 6, 7, 8), "cannot be read: Bad CRC-32"),
-    "another method": (central(zipped(), 10, 99, 0), "cannot be read: That compression method is not supported"),
+    "another method": (
+        central(zipped(), 10, 99, 0),
+        "cannot be read: That compression method is not supported",
+    ),
     "a later version": (central(zipped(), 6, 109, 0), "cannot be read: zip file version 10.9"),
-    "encrypted": (central(zipped(), 8, 1, 0), "cannot be read: File 'q.npy' is encrypted, password required"),
-    "no array": (zipped(q=b"rubbish"), "q = no array: must be an array of real numbers. Save one in "),
+    "encrypted": (
+        central(zipped(), 8, 1, 0),
+        "cannot be read: File 'q.npy' is encrypted, password required",
+    ),
+    "no array": (
+        zipped(q=b"rubbish"),
+        "q = no array: must be an array of real numbers. Save one in ",
+    ),
     "words": (zipped(k=np.full(SHAPE, "one")), "k = <U3: must be an array of real numbers"),
-    "complex": (zipped(v=np.ones(SHAPE, complex)), "v = complex128: must be an array of real numbers"),
-    "times": (zipped(v=np.ones(SHAPE, "M8[s]")), "v = datetime64[s]: must be an array of real numbers"),
-    "records": (zipped(q=np.ones(SHAPE, [("a", "f4")])), "q = [('a', '<f4')]: must be an array of real numbers"),
-    "a result of words": (zipped(out=np.full(SHAPE, "one")), "out = <U3: must be an array of real numbers"),
+    "complex": (
+        zipped(v=np.ones(SHAPE, complex)),
+        "v = complex128: must be an array of real numbers",
+    ),
+    "times": (
+        zipped(v=np.ones(SHAPE, "M8[s]")),
+        "v = datetime64[s]: must be an array of real numbers",
+    ),
+    "records": (
+        zipped(q=np.ones(SHAPE, [("a", "f4")])),
+        "q = [('a', '<f4')]: must be an array of real numbers",
+    ),
+    "a result of words": (
+        zipped(out=np.full(SHAPE, "one")),
+        "out = <U3: must be an array of real numbers",
+    ),
     "integers": (zipped(q=np.ones(SHAPE, np.int32)), "q = int32: must be one of float16"),
-    "no axes": (zipped(v=np.float32(1), out=np.ones(SHAPE)), "axes of q, k, v = (4, 4, 0): must be 4, bhsd"),
+    "no axes": (
+        zipped(v=np.float32(1), out=np.ones(SHAPE)),
+        "axes of q, k, v = (4, 4, 0): must be 4, bhsd",
+    ),
     "no elements": (
-        zipped(q=np.ones((2**17, 2**17, 2**17, 0)), k=np.ones((2**17, 2**17, 0, 0)), v=np.ones((2**17, 2**17, 0, 64))),
+        zipped(
+            q=np.ones((2**17, 2**17, 2**17, 0)),
+            k=np.ones((2**17, 2**17, 0, 0)),
+            v=np.ones((2**17, 2**17, 0, 64)),
+        ),
         "shape of the result = (131072, 131072, 131072, 64): does not fit into memory",
     ),
     "other shapes": (zipped(out=np.ones((1, 2, 3, 5))), "out = (1, 2, 3, 5): must be (1, 2, 3, 4)"),
@@ -123,7 +170,9 @@ def test_what_no_attention_is_made_of_is_not_read(command: Command, tmp_path: Pa
     (tmp_path / "in.npz").write_bytes(zipped(names=np.array([None, {}], object), step=b"rubbish"))
     status, out, err = command("attention", "--input", tmp_path / "in.npz", "--verify")
     assert (status, err) == (0, "") and "passed" in out
-    (tmp_path / "in.npz").write_bytes(zipped(q=None, k=None, v=None, names=np.array([None], object)))
+    (tmp_path / "in.npz").write_bytes(
+        zipped(q=None, k=None, v=None, names=np.array([None], object))
+    )
     status, _, err = command("attention", "--input", tmp_path / "in.npz")
     assert status == 2 and "has no q, k, v or NAME_q, NAME_k, NAME_v among names." in err
 
@@ -132,7 +181,9 @@ def test_what_no_attention_is_made_of_is_not_read(command: Command, tmp_path: Pa
 def test_a_name_of_any_kind_is_kept(command: Command, tmp_path: Path, name: str) -> None:
     arrays = {f"{name}_{x}": np.ones(SHAPE) for x in "qkv"}
     (tmp_path / "in.npz").write_bytes(zipped(q=None, k=None, v=None, **arrays))
-    status, _, err = command("attention", "--input", tmp_path / "in.npz", "--output", tmp_path / "out.npz")
+    status, _, err = command(
+        "attention", "--input", tmp_path / "in.npz", "--output", tmp_path / "out.npz"
+    )
     assert (status, err) == (0, "")
     with np.load(tmp_path / "out.npz") as saved:
         assert saved.files == [name] and np.array_equal(saved[name], np.ones(SHAPE))
@@ -143,11 +194,14 @@ WHOLE = bytes(zipped()), bytes(zipped(zipfile.ZIP_DEFLATED, out=np.ones(SHAPE)))
 
 @settings(max_examples=300, deadline=None)
 @given(
-    content=st.sampled_from(WHOLE), flips=st.lists(st.tuples(st.integers(0, 10**4), st.integers(0, 7)), max_size=8),
+    content=st.sampled_from(WHOLE),
+    flips=st.lists(st.tuples(st.integers(0, 10**4), st.integers(0, 7)), max_size=8),
     cut=st.one_of(st.none(), st.integers(0, 10**4)),
 )
 @example(content=WHOLE[0], flips=[], cut=0)
-def test_flipped_bits_and_lost_ends(content: bytes, flips: list[tuple[int, int]], cut: int | None) -> None:
+def test_flipped_bits_and_lost_ends(
+    content: bytes, flips: list[tuple[int, int]], cut: int | None
+) -> None:
     """Either it is read or it is refused."""
     changed = bytearray(content)
     for at, bit in flips:

@@ -1,4 +1,5 @@
-"""``kernelseam tune`` on the host, where there is one way: what it says, what it keeps, and what it refuses."""
+"""``kernelseam tune`` on the host, where there is one way: what it says, what it keeps, and what it
+refuses."""
 
 from __future__ import annotations
 
@@ -36,17 +37,38 @@ def parsed(result: tuple[int, str, str]) -> Any:
     ("arguments", "problem"),
     [
         (("gemm", *SMALL), "gemm float16→float16 NN strided batch=1 heads=1 16×16×16"),
-        (("gemm", *SMALL, "--batch", 3, "--layout", "pointers"),
-         "gemm float16→float16 NN pointers batch=3 heads=1 16×16×16"),
-        (("gemm", *SMALL, "--bias", "float32"), "gemm float16→float16 NN strided bias batch=1 heads=1 16×16×16"),
+        (
+            ("gemm", *SMALL, "--batch", 3, "--layout", "pointers"),
+            "gemm float16→float16 NN pointers batch=3 heads=1 16×16×16",
+        ),
+        (
+            ("gemm", *SMALL, "--bias", "float32"),
+            "gemm float16→float16 NN strided bias batch=1 heads=1 16×16×16",
+        ),
         (("attention", "--seq-len", 9), "attention float16 batch=1 heads=8 S_q=9 S_k=9 dim=64"),
-        (("attention", "--seq-len", 9, "--paged", "--kv-lengths"),
-         "attention float16 lengths strided/paged batch=1 heads=8 S_q=9 S_k=9 dim=64"),
-        (("attention", "--seq-len", 9, "--backward"), "attention_bwd float16 batch=1 heads=8 S_q=9 S_k=9 dim=64"),
-        (("projection", "--seq-len", 9, "--heads", 2, "--rotary", "halves", "--bias"),
-         "qkv_projection float16→float16 bias rotary=halves batch=1 S=9 hidden=128 heads=2/2 dim=64"),
-        (("projection", "--kind", "output", "--seq-len", 9, "--heads", 2, "--residual"),
-         "output_projection float16→float16 residual heads apart batch=1 S=9 heads=2 dim=64 hidden=128"),
+        (
+            ("attention", "--seq-len", 9, "--paged", "--kv-lengths"),
+            "attention float16 lengths strided/paged batch=1 heads=8 S_q=9 S_k=9 dim=64",
+        ),
+        (
+            ("attention", "--seq-len", 9, "--backward"),
+            "attention_bwd float16 batch=1 heads=8 S_q=9 S_k=9 dim=64",
+        ),
+        (
+            ("projection", "--seq-len", 9, "--heads", 2, "--rotary", "halves", "--bias"),
+            (
+                "qkv_projection float16→float16 bias rotary=halves batch=1 S=9 hidden=128 "
+                "heads=2/2 "
+                "dim=64"
+            ),
+        ),
+        (
+            ("projection", "--kind", "output", "--seq-len", 9, "--heads", 2, "--residual"),
+            (
+                "output_projection float16→float16 residual heads apart batch=1 S=9 heads=2 dim=64 "
+                "hidden=128"
+            ),
+        ),
     ],
 )
 def test_what_is_tuned_is_what_explain_then_shows(
@@ -64,12 +86,24 @@ def test_what_is_tuned_is_what_explain_then_shows(
     assert (told["chosen"], told["variant"], told["by"]) == ("numpy", "", "tuned")
     assert told["implementations"][0]["measured_seconds"] == way["seconds"]
     _, shown, _ = command("explain", *arguments)
-    assert "  chosen  numpy, the fastest of those that were measured on a problem of its class\n" in shown
+    assert (
+        "  chosen  numpy, the fastest of those that were measured on a problem of its class\n"
+        in shown
+    )
     assert "predicted" in shown and "measured" in shown
-    assert parsed(command("tune", "--clear", "--json")) == {"folder": str(cache / "tuned"), "choices": 1}
+    assert parsed(command("tune", "--clear", "--json")) == {
+        "folder": str(cache / "tuned"),
+        "choices": 1,
+    }
     again = parsed(command("explain", *arguments, "--json"))
     assert again["by"] == "model" and again["implementations"][0]["measured_seconds"] is None
-    assert backward or command("explain", *arguments, "--implementation", "numpy")[1].count("numpy, as asked for") == 1
+    assert (
+        backward
+        or command("explain", *arguments, "--implementation", "numpy")[1].count(
+            "numpy, as asked for"
+        )
+        == 1
+    )
 
 
 def test_a_table_for_people(command: Command, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +112,11 @@ def test_a_table_for_people(command: Command, cache: Path, monkeypatch: pytest.M
     lines = out.splitlines()
     assert lines[0] == "gemm float16→float16 NN strided batch=1 heads=1 16×16×16"
     assert lines[2] == "  chosen  numpy" and lines[3].startswith(f"  kept    {cache / 'tuned'}")
-    assert lines[5].split("  ")[0] == "way" and lines[6].startswith("numpy") and lines[6].endswith("chosen")
+    assert (
+        lines[5].split("  ")[0] == "way"
+        and lines[6].startswith("numpy")
+        and lines[6].endswith("chosen")
+    )
     assert "1.000" in lines[6]
     assert command("tune", "--clear")[1] == f"{cache / 'tuned'}: removed 1 choices\n"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
@@ -88,11 +126,23 @@ def test_a_table_for_people(command: Command, cache: Path, monkeypatch: pytest.M
 
 def test_a_file_of_problems(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "cases.json"
-    path.write_text(json.dumps([
-        {"operation": "gemm", "m": 8, "n": 8, "k": 8, "b-transposed": True, "dtype": "float32", "a_transposed": False},
-        {"operation": "attention", "seq_len": 5, "causal": True},
-        {"operation": "projection", "seq-len": 5, "heads": 2},
-    ]))
+    path.write_text(
+        json.dumps(
+            [
+                {
+                    "operation": "gemm",
+                    "m": 8,
+                    "n": 8,
+                    "k": 8,
+                    "b-transposed": True,
+                    "dtype": "float32",
+                    "a_transposed": False,
+                },
+                {"operation": "attention", "seq_len": 5, "causal": True},
+                {"operation": "projection", "seq-len": 5, "heads": 2},
+            ]
+        )
+    )
     found = parsed(command("tune", "--file", path, "--json"))["tunings"]
     assert [t["problem"] for t in found] == [
         "gemm float32→float32 NT strided batch=1 heads=1 8×8×8",
@@ -106,16 +156,23 @@ def test_a_file_of_problems(command: Command, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("rubbish", "cannot be read: Expecting value"), ("[]", "must hold a list of objects, and one of them at least"),
-        ("{}", "must hold a list of objects"), ("[3]", "must hold a list of objects"),
-        ('[{"operation": "matmul"}]', "operation = matmul: must be one of attention, gemm, projection"),
+        ("rubbish", "cannot be read: Expecting value"),
+        ("[]", "must hold a list of objects, and one of them at least"),
+        ("{}", "must hold a list of objects"),
+        ("[3]", "must hold a list of objects"),
+        (
+            '[{"operation": "matmul"}]',
+            "operation = matmul: must be one of attention, gemm, projection",
+        ),
         ('[{"operation": "gemm", "m": 8}, {"operation": "gemm", "mm": 8}]', "case 2 of"),
         ('[{"operation": "gemm", "m": "many"}]', "= --m many: Invalid value for '--m'"),
         ('[{"operation": "gemm", "m": -1}]', "= --m -1: Invalid value for '--m'"),
         ('[{"operation": "gemm", "dtype": "float8"}]', "dtype = float8"),
     ],
 )
-def test_a_file_that_is_refused(command: Command, tmp_path: Path, content: str, message: str) -> None:
+def test_a_file_that_is_refused(
+    command: Command, tmp_path: Path, content: str, message: str
+) -> None:
     path = tmp_path / "cases.json"
     path.write_text(content)
     status, out, err = command("tune", "--file", path)
@@ -128,7 +185,10 @@ def test_a_file_that_is_refused(command: Command, tmp_path: Path, content: str, 
         (("--file", "none.json"), "--file = none.json: cannot be read"),
         (("--file", "none.json", "--clear"), "takes one of --file and --clear, or an operation"),
         (("--clear", "gemm"), "--clear = given: stands before gemm"),
-        (("projection", "--kind", "output", "--rotary", "pairs"), "--rotary = pairs: is for --kind qkv. Leave it out."),
+        (
+            ("projection", "--kind", "output", "--rotary", "pairs"),
+            "--rotary = pairs: is for --kind qkv. Leave it out.",
+        ),
         (("projection", "--residual"), "--residual = True: is for --kind output. Leave it out."),
         (("projection", "--kind", "input"), "kind = input: must be one of qkv, output"),
         (("gemm", "--backend", "abacus"), "backend = abacus: must be one of"),

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from fakecc import BUNDLE, Toolchain
-
 from kernelseam import compilation
 from kernelseam.compilation import CacheWarning, compiled, compiled_together
 from kernelseam.contract import SourceBundle
@@ -50,7 +49,9 @@ def test_compilations_overlap_and_each_is_made_once(tmp_path: Path) -> None:
     toolchain = Beside(tmp_path / "notes", lambda _: all_begun.wait(30))
     asked = [*BUNDLES, BUNDLES[0]]
     found = compiled_together(toolchain, asked, "arch1")
-    assert [b.data.partition(b"\n")[0] for b in found] == [f"arch1#define N {n}".encode() for n in (0, 1, 2, 0)]
+    assert [b.data.partition(b"\n")[0] for b in found] == [
+        f"arch1#define N {n}".encode() for n in (0, 1, 2, 0)
+    ]
     assert found[0] is found[3] and toolchain.runs == 3
     assert sorted(toolchain.names) == [f"kernelseam: compiling {i}" for i in range(3)]
     assert [compiled(toolchain, b, "arch1") for b in asked] == found
@@ -59,7 +60,9 @@ def test_compilations_overlap_and_each_is_made_once(tmp_path: Path) -> None:
     assert toolchain.runs == 3
 
 
-def test_one_that_is_missing_and_a_compiler_that_stands_alone_need_no_thread(tmp_path: Path) -> None:
+def test_one_that_is_missing_and_a_compiler_that_stands_alone_need_no_thread(
+    tmp_path: Path,
+) -> None:
     here = threading.current_thread().name
     toolchain = Beside(tmp_path / "notes")
     compiled(toolchain, BUNDLES[0], "arch1")
@@ -105,7 +108,9 @@ def test_the_first_error_in_order_is_raised(tmp_path: Path) -> None:
     compiled(toolchain, BUNDLES[0], "arch1")
 
 
-def test_warnings_are_given_by_whoever_asks_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_are_given_by_whoever_asks_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     block = tmp_path / "file"
     block.write_text("no folder")
     monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(block / "cache"))
@@ -117,16 +122,24 @@ def test_warnings_are_given_by_whoever_asks_in_order(tmp_path: Path, monkeypatch
     assert all(str(w.message).startswith("compiling without the binary cache. ") for w in said)
     assert [b.path for b in found] == [None] * 3 and toolchain.runs == 3
     compilation.forget()
-    with warnings.catch_warnings(), pytest.raises(CacheWarning, match="^compiling without the binary cache"):
+    with (
+        warnings.catch_warnings(),
+        pytest.raises(CacheWarning, match="^compiling without the binary cache"),
+    ):
         warnings.simplefilter("error")
         compiled_together(toolchain, BUNDLES, "arch1")
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers to interrupt with")
+@pytest.mark.skipif(
+    not hasattr(signal, "setitimer"), reason="this system has no interval timers to interrupt with"
+)
 def test_whoever_waits_can_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What has begun ends in its thread, and is kept; what has not is left."""
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    go_on, begun = threading.Event(), threading.Barrier(2, action=lambda: signal.setitimer(signal.ITIMER_REAL, 0.05))
+    go_on, begun = (
+        threading.Event(),
+        threading.Barrier(2, action=lambda: signal.setitimer(signal.ITIMER_REAL, 0.05)),
+    )
     toolchain = Beside(tmp_path / "notes", lambda n: (begun.wait(30), go_on.wait(30)))
 
     class Interrupted(Exception):
@@ -167,12 +180,11 @@ def test_where_no_thread_can_start_they_are_compiled_one_by_one(
 def test_a_plan_of_several_kernels_compiles_them_together(tmp_path: Path) -> None:
     """The gradients of an attention by nvrtc: up to three kernels."""
     pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
-    from kernelseam_cuda.plugin import backend
-
     from kernelseam import Attention
     from kernelseam.contract import Device, DeviceLimits
     from kernelseam.descriptors import AttentionBwd
     from kernelseam.kernels import KernelImplementation, shared_implementations
+    from kernelseam_cuda.plugin import backend
 
     real = backend().toolchain
     assert real is not None
@@ -195,13 +207,27 @@ def test_a_plan_of_several_kernels_compiles_them_together(tmp_path: Path) -> Non
             raise CompileError(bundle.name, arch, f"log of {bundle.name}")
 
     forward = Attention(
-        batch=1, num_heads=2, S_q=64, S_k=64, head_dim=64, dtype="float16", q=0, k=0, v=0, out=0, lse=0
+        batch=1,
+        num_heads=2,
+        S_q=64,
+        S_k=64,
+        head_dim=64,
+        dtype="float16",
+        q=0,
+        k=0,
+        v=0,
+        out=0,
+        lse=0,
     )
     made = [i for i in shared_implementations(Recorded()) if i.operation == "attention_bwd"]  # type: ignore[arg-type]
-    device = Device("cuda", 0, "sm_80", "", DeviceLimits(compute_units=8, shared_bytes_per_block=1 << 17))
+    device = Device(
+        "cuda", 0, "sm_80", "", DeviceLimits(compute_units=8, shared_bytes_per_block=1 << 17)
+    )
     problem = AttentionBwd(forward=forward, dout=0, dq=0, dk=0, dv=0).problem()
     (several,) = [
-        i for i in made if isinstance(i, KernelImplementation) and i.supports(problem, device) is None
+        i
+        for i in made
+        if isinstance(i, KernelImplementation) and i.supports(problem, device) is None
     ][:1]
     first = several.launches(problem, device).kernels[0].half.entry
     with pytest.raises(CompileError, match=f"log of {first}"):

@@ -10,15 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import kernelseam
+import pytest
 
 CORE = Path(kernelseam.__file__).parent
 VENDORS = ("nvidia", "amd", "rocm", "hip", "hiprtc", "nvrtc", "cuda", "cupy")
 PROTOCOLS = ("__cuda_array_interface__", "__cuda_stream__")
-WORD = re.compile(f"(?i:{'|'.join(v for v in VENDORS if v != 'hip')})|(?<![a-z])hip|Hip|(?<![A-Z])HIP")
-"""Anywhere, inside other words too; but "hip" stands in ship and relationship, so that it counts only at a start."""
+WORD = re.compile(
+    f"(?i:{'|'.join(v for v in VENDORS if v != 'hip')})|(?<![a-z])hip|Hip|(?<![A-Z])HIP"
+)
+"""Anywhere, inside other words too; but "hip" stands in ship and relationship, so that it counts
+only at a start."""
 
 
 def words(text: str) -> list[str]:
@@ -28,11 +30,31 @@ def words(text: str) -> list[str]:
 
 
 def test_the_pattern_finds_what_it_should() -> None:
-    text = "NVIDIA's, an AMD card; rocm_path, hip.h hipBLAS libhiprtc.so HIPRTC _hip nvrtc cudaMalloc CuPy useCuda"
+    text = (
+        "NVIDIA's, an AMD card; rocm_path, hip.h hipBLAS libhiprtc.so HIPRTC _hip nvrtc "
+        "cudaMalloc CuPy useCuda"
+    )
     assert words(text) == [
-        "nvidia", "amd", "rocm", "hip", "hip", "hiprtc", "hiprtc", "hip", "nvrtc", "cuda", "cupy", "cuda",
+        "nvidia",
+        "amd",
+        "rocm",
+        "hip",
+        "hip",
+        "hiprtc",
+        "hiprtc",
+        "hip",
+        "nvrtc",
+        "cuda",
+        "cupy",
+        "cuda",
     ]
-    assert words("ships a chip; ownership and relationship; lambda; __cuda_array_interface__, __cuda_stream__") == []
+    assert (
+        words(
+            "ships a chip; ownership and relationship; lambda; __cuda_array_interface__, "
+            "__cuda_stream__"
+        )
+        == []
+    )
 
 
 def test_the_core_names_no_vendor() -> None:
@@ -61,7 +83,7 @@ print(json.dumps({
     "seconds": seconds, "modules": sorted({m.partition(".")[0] for m in sys.modules}), "public": len(public),
     "made": sorted(str(p) for p in home.rglob("*")),
 }))
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -69,10 +91,22 @@ def fresh(tmp_path: Path, python_command: list[str]) -> Callable[[], dict[str, A
     """What a new Python reports of its import, in an empty home."""
 
     def call() -> dict[str, Any]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("KERNELSEAM_CACHE", "XDG_"))}
-        environment = {**kept, "HOME": str(tmp_path), "PYTHONPATH": str(CORE.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+        kept = {
+            k: v for k, v in os.environ.items() if not k.startswith(("KERNELSEAM_CACHE", "XDG_"))
+        }
+        environment = {
+            **kept,
+            "HOME": str(tmp_path),
+            "PYTHONPATH": str(CORE.parent),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         done = subprocess.run(
-            [*python_command, "-c", SCRIPT], capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=60
+            [*python_command, "-c", SCRIPT],
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=tmp_path,
+            timeout=60,
         )
         assert done.returncode == 0, done.stderr
         result: dict[str, Any] = json.loads(done.stdout)
@@ -84,7 +118,8 @@ def fresh(tmp_path: Path, python_command: list[str]) -> Callable[[], dict[str, A
 def test_importing_loads_no_vendor_and_makes_nothing(fresh: Callable[[], dict[str, Any]]) -> None:
     result = fresh()
     assert {"cupy", "cuda", "hip", "rocm", "torch", "jax"} & set(result["modules"]) == set()
-    assert {m for m in result["modules"] if m.startswith("kernelseam")} == {"kernelseam"}  # no plugin either
+    # no plugin either
+    assert {m for m in result["modules"] if m.startswith("kernelseam")} == {"kernelseam"}
     assert result["public"] == len(kernelseam.__all__)
     assert result["made"] == []
 

@@ -1,4 +1,5 @@
-"""The cost model: its arithmetic, what it falls back on, and its predictions beside what one H200 measured."""
+"""The cost model: its arithmetic, what it falls back on, and its predictions beside what one H200
+measured."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
 from kernelseam.contract import Cost, Device, DeviceLimits
 from kernelseam.costs import Coefficients, LibraryRate, Work, predicted, roofline
 from kernelseam.dtypes import DType
@@ -34,7 +34,10 @@ def ways() -> dict[tuple[str, str], Any]:
     assert cuda.toolchain is not None
     libraries = (blas.CublasGemm(), CublasLtGemm(cuda.runtime), blas.CublasBatchedGemm())
     own = (KernelImplementation(k, cuda.toolchain) for k in cuda.kernels)
-    return {(i.operation, i.name): i for i in (*shared_implementations(cuda.toolchain), *own, *libraries)}
+    return {
+        (i.operation, i.name): i
+        for i in (*shared_implementations(cuda.toolchain), *own, *libraries)
+    }
 
 
 WAYS = ways()
@@ -42,7 +45,9 @@ WAYS = ways()
 
 def predictions(row: Row) -> dict[str, float]:
     """µs of each way that was measured."""
-    found = {n: WAYS[row.problem.operation, n].cost(row.problem, H200).seconds * 1e6 for n in row.us}
+    found = {
+        n: WAYS[row.problem.operation, n].cost(row.problem, H200).seconds * 1e6 for n in row.us
+    }
     assert all(x > 0 for x in found.values())
     return found
 
@@ -53,10 +58,13 @@ def predictions(row: Row) -> dict[str, float]:
 def test_rounds_of_blocks_beside_bytes() -> None:
     unit = 1e12 / 10
     work = Work(bytes=0, blocks=21, operations=unit * 2e-3, dtype=F16, block_seconds=1e-3)
-    assert predicted(work, PLAIN, LIMITS) == pytest.approx(1e-6 + 3 * 3e-3)  # three rounds of ten units
+    # three rounds of ten units
+    assert predicted(work, PLAIN, LIMITS) == pytest.approx(1e-6 + 3 * 3e-3)
     assert predicted(replace(work, blocks=30), PLAIN, LIMITS) == predicted(work, PLAIN, LIMITS)
     assert predicted(replace(work, rate=0.5), PLAIN, LIMITS) == pytest.approx(1e-6 + 3 * 5e-3)
-    assert predicted(replace(work, longest=unit * 6e-3), PLAIN, LIMITS) == pytest.approx(1e-6 + 3 * 3e-3 + 2e-3)
+    assert predicted(replace(work, longest=unit * 6e-3), PLAIN, LIMITS) == pytest.approx(
+        1e-6 + 3 * 3e-3 + 2e-3
+    )
     both = replace(work, bytes=12_000_000)  # 12 ms beside 9 ms
     assert predicted(both, PLAIN, LIMITS) == pytest.approx(1e-6 + 15e-3)
     slower = Coefficients("a test", bandwidth=0.5, multiply={F16: 0.5})
@@ -70,13 +78,20 @@ def test_a_toolchain_that_knows_no_costs_has_the_roofline(monkeypatch: pytest.Mo
     monkeypatch.setattr(archs, "ROWS", blank)
     assert shared.cost(row.problem, H200) == roofline(row.problem, H200.limits)
     for problem in (FORWARD[0].problem, BACKWARD[0].problem):
-        assert WAYS[problem.operation, "shared"].cost(problem, H200) == roofline(problem, H200.limits)
+        assert WAYS[problem.operation, "shared"].cost(problem, H200) == roofline(
+            problem, H200.limits
+        )
     monkeypatch.setattr(archs, "COSTS", {})
     assert WAYS["gemm", "cublas"].cost(row.problem, H200) == roofline(row.problem, H200.limits)
 
 
-def test_a_library_that_the_row_does_not_name_has_the_roofline(monkeypatch: pytest.MonkeyPatch) -> None:
-    row, known = GEMM[0], Coefficients("a test", libraries={"cublas": {DType.float32: LibraryRate(64, 1, 0)}})
+def test_a_library_that_the_row_does_not_name_has_the_roofline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row, known = (
+        GEMM[0],
+        Coefficients("a test", libraries={"cublas": {DType.float32: LibraryRate(64, 1, 0)}}),
+    )
     monkeypatch.setattr(archs, "COSTS", {"sm_90a": known})
     assert WAYS["gemm", "cublas"].cost(row.problem, H200) == roofline(row.problem, H200.limits)
 
@@ -113,7 +128,8 @@ def test_lists_cost_what_they_were_measured_to_cost() -> None:
     """Of the shared kernel, where K is one slice: a load before the load that nothing hides."""
     strided, listed = GEMM[0], GEMM[5]
     assert (strided.problem.operations, listed.problem.spec.view) == (  # type: ignore[attr-defined]
-        listed.problem.operations, "pointers"
+        listed.problem.operations,
+        "pointers",
     )
     more = predictions(listed)["shared"] / predictions(strided)["shared"]
     assert more == pytest.approx(listed.us["shared"] / strided.us["shared"], abs=0.05)
@@ -139,18 +155,24 @@ def test_the_tile_is_that_of_the_measurement(row: Row) -> None:
 
 def test_rows_say_where_they_are_from() -> None:
     assert set(archs.COSTS) == set(archs.ROWS) == {r.arch for r in archs.ROWS.values()}
-    assert {a: c.source for a, c in archs.COSTS.items() if not c.source.startswith("estimated")} == {"sm_90a": "H200"}
+    assert {
+        a: c.source for a, c in archs.COSTS.items() if not c.source.startswith("estimated")
+    } == {"sm_90a": "H200"}
     rocm = pytest.importorskip("kernelseam_rocm.archs", reason="kernelseam-rocm is not installed")
     assert {c.source for c in rocm.COSTS.values()} == {"estimated: nobody has measured one"}
     assert all(r.costs is rocm.COSTS[a] for a, r in rocm.ROWS.items())
 
 
 def test_a_smaller_card_of_the_arch() -> None:
-    """The same problem on another card of the arch, half as large: predictions follow its units and its bandwidth."""
+    """The same problem on another card of the arch, half as large: predictions follow its units and
+    its bandwidth."""
     row = GEMM[13]
     rates = {d: x / 2 for d, x in H200.limits.operations_per_second.items()}
     half = replace(
-        H200.limits, compute_units=66, bytes_per_second=H200.limits.bytes_per_second / 2, operations_per_second=rates
+        H200.limits,
+        compute_units=66,
+        bytes_per_second=H200.limits.bytes_per_second / 2,
+        operations_per_second=rates,
     )
     small = Device("cuda", 1, "sm_90a", limits=half)
     for name in row.us:

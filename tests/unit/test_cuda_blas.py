@@ -1,4 +1,5 @@
-"""The arguments handed to cuBLAS, computed with as the library would: column-major, with its strides and scalars."""
+"""The arguments handed to cuBLAS, computed with as the library would: column-major, with its
+strides and scalars."""
 
 from __future__ import annotations
 
@@ -9,8 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from column_blas import Columns, check_lists_that_are_not_read, check_products_of_lists, integers, multiply
-
+from column_blas import (
+    Columns,
+    check_lists_that_are_not_read,
+    check_products_of_lists,
+    integers,
+    multiply,
+)
 from kernelseam.blas import BEYOND, Handles
 from kernelseam.contract import Device
 from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec, HeadsSpec
@@ -22,7 +28,15 @@ from kernelseam_cuda import blas  # noqa: E402
 
 DEVICE = Device("cuda", 0, "sm_90a")
 SQUARE = GemmProblem(
-    GemmSpec(DType.float32, DType.float32, DType.float32), 4, 4, 4, 1, 1, (0, 0, 4), (0, 0, 4), (0, 0, 4)
+    GemmSpec(DType.float32, DType.float32, DType.float32),
+    4,
+    4,
+    4,
+    1,
+    1,
+    (0, 0, 4),
+    (0, 0, 4),
+    (0, 0, 4),
 )
 _KINDS = {2: DType.float16, 14: DType.bfloat16, 0: DType.float32, 1: DType.float64}
 
@@ -54,31 +68,108 @@ class Library:
 
     def cublasGemmStridedBatchedEx(self, handle: Any, *given: Any) -> int:
         (
-            turn_a, turn_b, m, n, k, alpha, a, kind_a, lda, stride_a, b, kind_b, ldb, stride_b, beta, c, kind_c, ldc,
-            stride_c, count, compute, _,
+            turn_a,
+            turn_b,
+            m,
+            n,
+            k,
+            alpha,
+            a,
+            kind_a,
+            lda,
+            stride_a,
+            b,
+            kind_b,
+            ldb,
+            stride_b,
+            beta,
+            c,
+            kind_c,
+            ldc,
+            stride_c,
+            count,
+            compute,
+            _,
         ) = (x.value for x in given)
         return self._multiply(
-            m, n, k, count, Columns(a, _KINDS[kind_a], lda, stride_a, bool(turn_a)),
-            Columns(b, _KINDS[kind_b], ldb, stride_b, bool(turn_b)), Columns(c, _KINDS[kind_c], ldc, stride_c),
-            alpha, beta, compute,
+            m,
+            n,
+            k,
+            count,
+            Columns(a, _KINDS[kind_a], lda, stride_a, bool(turn_a)),
+            Columns(b, _KINDS[kind_b], ldb, stride_b, bool(turn_b)),
+            Columns(c, _KINDS[kind_c], ldc, stride_c),
+            alpha,
+            beta,
+            compute,
         )
 
     def cublasGemmEx(self, handle: Any, *given: Any) -> int:
-        turn_a, turn_b, m, n, k, alpha, a, kind_a, lda, b, kind_b, ldb, beta, c, kind_c, ldc, compute, _ = (
-            x.value for x in given
-        )
+        (
+            turn_a,
+            turn_b,
+            m,
+            n,
+            k,
+            alpha,
+            a,
+            kind_a,
+            lda,
+            b,
+            kind_b,
+            ldb,
+            beta,
+            c,
+            kind_c,
+            ldc,
+            compute,
+            _,
+        ) = (x.value for x in given)
         return self._multiply(
-            m, n, k, 1, Columns(a, _KINDS[kind_a], lda, 0, bool(turn_a)),
-            Columns(b, _KINDS[kind_b], ldb, 0, bool(turn_b)), Columns(c, _KINDS[kind_c], ldc, 0), alpha, beta, compute,
+            m,
+            n,
+            k,
+            1,
+            Columns(a, _KINDS[kind_a], lda, 0, bool(turn_a)),
+            Columns(b, _KINDS[kind_b], ldb, 0, bool(turn_b)),
+            Columns(c, _KINDS[kind_c], ldc, 0),
+            alpha,
+            beta,
+            compute,
         )
 
     def cublasGemmBatchedEx(self, handle: Any, *given: Any) -> int:
         (
-            turn_a, turn_b, m, n, k, alpha, a, kind_a, lda, b, kind_b, ldb, beta, c, kind_c, ldc, count, compute, _,
+            turn_a,
+            turn_b,
+            m,
+            n,
+            k,
+            alpha,
+            a,
+            kind_a,
+            lda,
+            b,
+            kind_b,
+            ldb,
+            beta,
+            c,
+            kind_c,
+            ldc,
+            count,
+            compute,
+            _,
         ) = (x.value for x in given)
         return self._multiply(
-            m, n, k, count, Columns(a, _KINDS[kind_a], lda, None, bool(turn_a)),
-            Columns(b, _KINDS[kind_b], ldb, None, bool(turn_b)), Columns(c, _KINDS[kind_c], ldc, None), alpha, beta,
+            m,
+            n,
+            k,
+            count,
+            Columns(a, _KINDS[kind_a], lda, None, bool(turn_a)),
+            Columns(b, _KINDS[kind_b], ldb, None, bool(turn_b)),
+            Columns(c, _KINDS[kind_c], ldc, None),
+            alpha,
+            beta,
             compute,
         )
 
@@ -103,9 +194,12 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
 @pytest.mark.parametrize("a_transposed", [False, True])
 @pytest.mark.parametrize("b_transposed", [False, True])
 @pytest.mark.parametrize("beta", [0.0, 2.0])
-def test_products_agree(library: Library, dtype: DType, a_transposed: bool, b_transposed: bool, beta: float) -> None:
+def test_products_agree(
+    library: Library, dtype: DType, a_transposed: bool, b_transposed: bool, beta: float
+) -> None:
     batch, heads, M, N, K = 2, 3, 5, 7, 6
-    a = integers(dtype, batch, heads, *((K, M + 2) if a_transposed else (M, K + 2)))  # rows with gaps
+    # rows with gaps
+    a = integers(dtype, batch, heads, *((K, M + 2) if a_transposed else (M, K + 2)))
     b = integers(dtype, batch, heads, *((N, K) if b_transposed else (K, N)))
     c = integers(dtype, batch, heads, M, N + 1)
     spec = GemmSpec(dtype, dtype, dtype.accumulator, a_transposed, b_transposed)
@@ -135,9 +229,20 @@ def test_one_matrix_goes_to_the_function_that_is_not_batched(
     spec = GemmSpec(DType.float16, DType.float16, DType.float32, a_transposed, b_transposed)
     # Strides from matrix to matrix play no part.
     problem = GemmProblem(
-        spec, M, N, K, 1, 1, *((9, 9, x.shape[1]) for x in (a, b, c)), alpha=0.5, beta=2.0  # type: ignore[arg-type]
+        spec,
+        M,
+        N,
+        K,
+        1,
+        1,
+        *((9, 9, x.shape[1]) for x in (a, b, c)),
+        alpha=0.5,
+        beta=2.0,  # type: ignore[arg-type]
     )
-    want = 0.5 * (a.T if a_transposed else a).astype(np.float64) @ (b.T if b_transposed else b) + 2.0 * c[:, :N]
+    want = (
+        0.5 * (a.T if a_transposed else a).astype(np.float64) @ (b.T if b_transposed else b)
+        + 2.0 * c[:, :N]
+    )
     (step,) = blas.CublasGemm().build(problem, DEVICE).steps
     step.bind({"A": a.ctypes.data, "B": b.ctypes.data, "C": c.ctypes.data}, 0)(77)
     assert np.array_equal(c[:, :N], want.astype(np.float16))
@@ -145,7 +250,10 @@ def test_one_matrix_goes_to_the_function_that_is_not_batched(
     two = replace(problem, num_heads=2, a_strides=(0, 0, problem.a_strides[2]))
     assert blas.CublasGemm().function_of(two) == "cublasGemmStridedBatchedEx"
     listed = blas.CublasBatchedGemm()
-    assert listed.function_of(replace(problem, spec=replace(spec, view="pointers"))) == "cublasGemmBatchedEx"
+    assert (
+        listed.function_of(replace(problem, spec=replace(spec, view="pointers")))
+        == "cublasGemmBatchedEx"
+    )
 
 
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
@@ -156,7 +264,13 @@ def test_products_of_lists_agree(
     library: Library, dtype: DType, a_transposed: bool, b_transposed: bool, beta: float
 ) -> None:
     check_products_of_lists(
-        blas.CublasBatchedGemm(), DEVICE, "cublasGemmBatchedEx", dtype, a_transposed, b_transposed, beta
+        blas.CublasBatchedGemm(),
+        DEVICE,
+        "cublasGemmBatchedEx",
+        dtype,
+        a_transposed,
+        b_transposed,
+        beta,
     )
     assert library.streams == [77]
 
@@ -178,7 +292,12 @@ def test_every_product_runs_on_the_stream_it_is_given(library: Library) -> None:
 
 def test_a_stream_is_set_where_it_is_another(library: Library) -> None:
     x = np.ones((4, 4), np.float32)
-    run = blas.CublasGemm().build(SQUARE, DEVICE).steps[0].bind(dict.fromkeys("ABC", x.ctypes.data), 0)
+    run = (
+        blas.CublasGemm()
+        .build(SQUARE, DEVICE)
+        .steps[0]
+        .bind(dict.fromkeys("ABC", x.ctypes.data), 0)
+    )
     for stream in (7, 7, 9, 9, 7):
         run(stream)
     assert (library.streams, library.sets) == ([7, 7, 9, 9, 7], 3)
@@ -210,18 +329,31 @@ def test_without_the_library_the_implementation_refuses(monkeypatch: pytest.Monk
     monkeypatch.setattr(blas, "library", missing)
     try:
         gemm = blas.CublasGemm()
-        assert gemm.supports(SQUARE, DEVICE) == "cuBLAS cannot be loaded (gone): install nvidia-cublas"
-        assert gemm.supports(replace(SQUARE, M=2**31), DEVICE) == "takes extents and row strides up to 2147483647"
+        assert (
+            gemm.supports(SQUARE, DEVICE) == "cuBLAS cannot be loaded (gone): install nvidia-cublas"
+        )
+        assert (
+            gemm.supports(replace(SQUARE, M=2**31), DEVICE)
+            == "takes extents and row strides up to 2147483647"
+        )
     finally:
         blas.unavailable.cache_clear()
 
 
 LISTS = GemmProblem(
-    GemmSpec(DType.float16, DType.float16, DType.float32, view="pointers"), 8, 8, 8, 2, 3,
-    (0, 0, 8), (0, 0, 8), (0, 0, 8),
+    GemmSpec(DType.float16, DType.float16, DType.float32, view="pointers"),
+    8,
+    8,
+    8,
+    2,
+    3,
+    (0, 0, 8),
+    (0, 0, 8),
+    (0, 0, 8),
 )
 NARROW = (
-    "takes float16 products of matrices whose rows are known to keep 16-byte alignment or have an odd stride, and "
+    "takes float16 products of matrices whose rows are known to keep 16-byte alignment or have "
+    "an odd stride, and "
     "{}_ptrs promises neither (alignment=16 promises it of addresses)"
 )
 
@@ -232,13 +364,22 @@ NARROW = (
         ({}, {}, None),
         ({}, {"view": "strided"}, "takes lists of addresses only"),
         ({}, {"bias": DType.float16}, "does not take a bias"),
-        ({}, {"residual": DType.float16, "summed": True}, "does not take a residual, products summed into one C"),
+        (
+            {},
+            {"residual": DType.float16, "summed": True},
+            "does not take a residual, products summed into one C",
+        ),
         ({}, {"dtype_c": DType.bfloat16}, "has no float16 product with a bfloat16 result"),
-        ({"a_strides": (0, 0, 7)}, {}, "takes rows that do not overlap: a row stride is smaller than its row"),
+        (
+            {"a_strides": (0, 0, 7)},
+            {},
+            "takes rows that do not overlap: a row stride is smaller than its row",
+        ),
         ({}, {"vector_a": 2}, NARROW.format("A")),
         ({}, {"vector_b": 2}, NARROW.format("B")),
         ({}, {"vector_c": 2}, NARROW.format("C")),
-        ({"a_strides": (0, 0, 9)}, {"vector_a": 2}, None),  # no wide access to such rows could be right
+        # no wide access to such rows could be right
+        ({"a_strides": (0, 0, 9)}, {"vector_a": 2}, None),
         ({"alpha": 0.0}, {"vector_a": 2, "vector_b": 2}, None),
         ({"alpha": 0.0}, {"vector_c": 2}, NARROW.format("C")),
         ({}, {"dtype_c": DType.float32, "vector_c": 4}, NARROW.format("C")),
@@ -246,7 +387,10 @@ NARROW = (
     ],
 )
 def test_what_it_takes_of_lists(
-    change: dict[str, Any], spec: dict[str, Any], reason: str | None, monkeypatch: pytest.MonkeyPatch
+    change: dict[str, Any],
+    spec: dict[str, Any],
+    reason: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(blas, "unavailable", lambda: None)
     problem = replace(LISTS, spec=replace(LISTS.spec, **spec), **change)

@@ -6,10 +6,11 @@ import re
 from typing import Any
 
 import pytest
-
 from kernelseam.errors import DeviceError
 
-nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="nvrtc is missing: cuda-bindings is not installed")
+nvrtc = pytest.importorskip(
+    "cuda.bindings.nvrtc", reason="nvrtc is missing: cuda-bindings is not installed"
+)
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
 from kernelseam_cuda import cubin, disassembly  # noqa: E402
 
@@ -73,7 +74,7 @@ extern "C" __global__ void groups(float* d, unsigned long long a, unsigned long 
   d[threadIdx.x] = c[0] + c[1] + c[2] + c[3];
 }
 #endif
-"""
+"""  # noqa: E501
 
 
 def compiled(arch: str) -> tuple[bytes, str]:
@@ -98,7 +99,8 @@ def compiled(arch: str) -> tuple[bytes, str]:
 
 
 REPORT = re.compile(
-    r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
+    r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
+    r"(\d+) bytes spill loads"
     r".*?Used (\d+) registers([^\n]*)",
     re.DOTALL,
 )
@@ -125,19 +127,28 @@ def test_parameters_and_matrix_instructions(arch: str) -> None:
     assert facts["none"].parameters == ()
     assert facts["mixed"].parameters == ((0, 8), (8, 1), (16, 8), (24, 2), (32, 8), (40, 4))
     assert facts["wide"].parameters == ((0, 1), (1, 5000), (5004, 4), (5008, 8))
-    # A tensor map's 64 bytes of alignment are of its address in constant memory, where parameters start at `base`.
+    # A tensor map's 64 bytes of alignment are of its address in constant memory, where parameters
+    # start at `base`.
     base = {"sm_80": 0x160, "sm_90a": 0x210}.get(arch, 0x380)
     (_, (offset, size), _) = facts["map"].parameters
     assert ((base + offset) % 64, size) == (0, 128)
     assert {n: f.matrix_instructions for n, f in facts.items() if f.matrix_instructions} == {
-        "products": 4, **({"groups": 2} if arch == "sm_90a" else {}),
+        "products": 4,
+        **({"groups": 2} if arch == "sm_90a" else {}),
     }
 
 
 def test_a_cut_or_foreign_binary_is_refused() -> None:
     binary, _ = compiled("sm_80")
     foreign = binary[:18] + b"\x3e" + binary[19:]
-    for bad in (b"", b"\x7fELF", binary[:100], binary[: len(binary) // 2], b"x" + binary[1:], foreign):
+    for bad in (
+        b"",
+        b"\x7fELF",
+        binary[:100],
+        binary[: len(binary) // 2],
+        b"x" + binary[1:],
+        foreign,
+    ):
         with pytest.raises(DeviceError, match="the binary is not a cubin"):
             cubin.facts(bad)
 
@@ -146,9 +157,15 @@ def test_instructions_are_counted_by_their_low_bits() -> None:
     def word(low: int, width: int = 0) -> bytes:
         return low.to_bytes(8, "little") + (width << 9).to_bytes(8, "little")
 
-    # HMMA, HGMMA twice, then stores of 4, 8 (by a uniform register) and 16 bytes, a load of 1, and a NOP.
-    code = word(0x23C) + word(0x9F0) + word(0xDF0) + word(0x387, 4) + word(0x987, 5) + word(0x387, 6)
+    # HMMA, HGMMA twice, then stores of 4, 8 (by a uniform register) and 16 bytes, a load of 1, and
+    # a NOP.
+    code = (
+        word(0x23C) + word(0x9F0) + word(0xDF0) + word(0x387, 4) + word(0x987, 5) + word(0x387, 6)
+    )
     code += word(0x983) + word(0x918)
     assert disassembly.count(code) == {
-        "instructions": 8, "matrix_instructions": 3, "local_store_bytes": 28, "local_load_bytes": 1,
+        "instructions": 8,
+        "matrix_instructions": 3,
+        "local_store_bytes": 28,
+        "local_load_bytes": 1,
     }

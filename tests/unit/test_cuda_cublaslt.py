@@ -1,4 +1,5 @@
-"""cuBLASLt stood in for on host memory: products computed from what descriptors say, with attributes of its sizes."""
+"""cuBLASLt stood in for on host memory: products computed from what descriptors say, with
+attributes of its sizes."""
 
 from __future__ import annotations
 
@@ -13,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 from column_blas import Columns, integers, multiply
-
 from kernelseam.blas import Handles
 from kernelseam.contract import Device
 from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
@@ -29,7 +29,8 @@ F16, F32 = DType.float16, DType.float32
 PROBLEM = GemmProblem(GemmSpec(F16, F16, F32), 4, 5, 6, 2, 3, (72, 24, 6), (90, 30, 5), (60, 20, 5))
 KINDS = {2: F16, 14: DType.bfloat16, 0: F32, 1: DType.float64}
 SIZES = {
-    "MatrixLayout": {5: 4, 6: 8}, "MatmulDesc": {3: 4, 4: 4, 7: 4, 8: 8, 10: 8},
+    "MatrixLayout": {5: 4, 6: 8},
+    "MatmulDesc": {3: 4, 4: 4, 7: 4, 8: 8, 10: 8},
     "MatmulPreference": {1: 8, 3: 4, 5: 4, 6: 4, 7: 4, 8: 4},
 }
 """Bytes of each attribute, by cublasLt.h."""
@@ -50,7 +51,9 @@ class Library:
 
     def __getattr__(self, name: str) -> Any:
         kind, action = re.fullmatch(r"cublasLt(\w+?)(Create|SetAttribute|Destroy)", name).groups()  # type: ignore[union-attr]
-        return {"Create": self._create, "SetAttribute": self._set, "Destroy": self._destroy}[action](kind)
+        return {"Create": self._create, "SetAttribute": self._set, "Destroy": self._destroy}[
+            action
+        ](kind)
 
     def _create(self, kind: str) -> Callable[..., int]:
         def create(out: Any, *arguments: int) -> int:
@@ -91,21 +94,48 @@ class Library:
         *described, preference, most, found, count = given
         assert handle.value == 42 and not any(self.made[x.value]["gone"] for x in described)
         ranked = [99] if most == 1 else self.ranked[:most]
-        self.asked.append({**self.made[preference.value]["set"], "bias": self.made[described[0].value]["set"].get(8)})
+        self.asked.append(
+            {
+                **self.made[preference.value]["set"],
+                "bias": self.made[described[0].value]["set"].get(8),
+            }
+        )
         count._obj.value = self.found and len(ranked)
         for result, (i, word) in zip(found._obj, enumerate(ranked), strict=False):
-            result.state, result.workspace_bytes = self.states.get(word, self.state), self.workspace_bytes * (i + 1)
+            result.state, result.workspace_bytes = (
+                self.states.get(word, self.state),
+                self.workspace_bytes * (i + 1),
+            )
             result.algorithm[7] = word
         return self.ask_status
 
     def cublasLtMatmul(self, handle: Any, *given: Any) -> int:
-        operation, alpha, a, at_a, b, at_b, beta, c, at_c, d, at_d, algorithm, workspace, size, stream = given
+        (
+            operation,
+            alpha,
+            a,
+            at_a,
+            b,
+            at_b,
+            beta,
+            c,
+            at_c,
+            d,
+            at_d,
+            algorithm,
+            workspace,
+            size,
+            stream,
+        ) = given
         *zeros, word = (ctypes.c_uint64 * 8).from_address(algorithm)
         assert handle.value == 42 and zeros == [0] * 7 and word in (99, *self.ranked)
         self.algorithms.append(word)
         self.streams.append(stream)
         self.workspaces.append((workspace, size))
-        product, (compute, scale) = self.made[operation.value]["set"], self.made[operation.value]["with"]
+        product, (compute, scale) = (
+            self.made[operation.value]["set"],
+            self.made[operation.value]["with"],
+        )
         assert compute == {0: 69, 1: 70}.get(self.made[at_a.value]["with"][0], 68) and not any(
             self.made[x.value]["gone"] for x in (operation, at_a, at_b, at_c, at_d)
         )
@@ -116,7 +146,9 @@ class Library:
             kind, *shape, lead = self.made[layout.value]["with"]
             assert shape == ([width, rows] if turned else [rows, width])
             assert self.made[layout.value]["set"][5] == count
-            return Columns(address, KINDS[kind], lead, self.made[layout.value]["set"][6], bool(turned))
+            return Columns(
+                address, KINDS[kind], lead, self.made[layout.value]["set"][6], bool(turned)
+            )
 
         count = self.made[at_d.value]["set"][5]
         k = self.made[at_a.value]["with"][1 if product[3] else 2]
@@ -126,8 +158,17 @@ class Library:
             assert product[7] == 4
             bias = Columns(product[8], result.dtype, m, product[10])
         multiply(
-            m, n, k, count, columns(a, at_a, product[3], m, k), columns(b, at_b, product[4], k, n), result,
-            scalar.from_address(alpha).value, scalar.from_address(beta).value, columns(c, at_c, 0, m, n), bias,
+            m,
+            n,
+            k,
+            count,
+            columns(a, at_a, product[3], m, k),
+            columns(b, at_b, product[4], k, n),
+            result,
+            scalar.from_address(alpha).value,
+            scalar.from_address(beta).value,
+            columns(c, at_c, 0, m, n),
+            bias,
         )
         return self.status
 
@@ -172,21 +213,41 @@ def spread(x: Any, *shape: int) -> Any:
 @pytest.mark.parametrize("b_transposed", [False, True])
 @pytest.mark.parametrize("more", ["", "beta", "bias", "residual", "bias residual", "bias beta"])
 def test_products_agree(
-    gemm: blas_lt.CublasLtGemm, library: Library, dtype: DType, a_transposed: bool, b_transposed: bool, more: str
+    gemm: blas_lt.CublasLtGemm,
+    library: Library,
+    dtype: DType,
+    a_transposed: bool,
+    b_transposed: bool,
+    more: str,
 ) -> None:
     batch, heads, M, N, K = 2, 3, 5, 7, 6
-    a = integers(dtype, batch, heads, *((K, M + 2) if a_transposed else (M, K + 2)))  # rows with gaps
+    # rows with gaps
+    a = integers(dtype, batch, heads, *((K, M + 2) if a_transposed else (M, K + 2)))
     b = integers(dtype, batch, heads, *((N, K) if b_transposed else (K, N)))
     c = integers(dtype, batch, heads, M, N + 1)
     bias, residual = integers(dtype, batch, heads, N), integers(dtype, batch, heads, M, N + 3)
     beta = 2.0 if "beta" in more else 0.0
     spec = GemmSpec(
-        dtype, dtype, dtype.accumulator, a_transposed, b_transposed, bias=dtype if "bias" in more else None,
+        dtype,
+        dtype,
+        dtype.accumulator,
+        a_transposed,
+        b_transposed,
+        bias=dtype if "bias" in more else None,
         residual=dtype if "residual" in more else None,
     )
     problem = GemmProblem(
-        spec, M, N, K, batch, heads, *(steps(x, 3) for x in (a, b, c)), alpha=0.5, beta=beta,
-        bias_strides=steps(bias, 2), residual_strides=steps(residual, 3),
+        spec,
+        M,
+        N,
+        K,
+        batch,
+        heads,
+        *(steps(x, 3) for x in (a, b, c)),
+        alpha=0.5,
+        beta=beta,
+        bias_strides=steps(bias, 2),
+        residual_strides=steps(residual, 3),
     )
     left = (a[..., :M].swapaxes(2, 3) if a_transposed else a[..., :K]).astype(np.float64)
     right = (b.swapaxes(2, 3) if b_transposed else b).astype(np.float64)
@@ -198,7 +259,10 @@ def test_products_agree(
     edge = c[..., N:].copy()
     if more in ("bias residual", "bias beta") and dtype is not dtype.accumulator:
         added = "a residual" if spec.residual else "beta·C"
-        assert gemm.supports(problem, DEVICE) == f"rounds to {dtype} between adding a bias and adding {added}"
+        assert (
+            gemm.supports(problem, DEVICE)
+            == f"rounds to {dtype} between adding a bias and adding {added}"
+        )
         return
     assert gemm.supports(problem, DEVICE) is None
     parts = gemm.build(problem, DEVICE)
@@ -212,11 +276,25 @@ def test_products_agree(
     assert library.streams == [77] and library.workspaces == [(None, 0)]
 
 
-def test_keys_that_heads_share_are_broadcast_by_stride_0(gemm: blas_lt.CublasLtGemm, library: Library) -> None:
+def test_keys_that_heads_share_are_broadcast_by_stride_0(
+    gemm: blas_lt.CublasLtGemm, library: Library
+) -> None:
     heads, M, N, K = 4, 5, 7, 6
-    q, k, scores = integers(F16, heads, M, K), integers(F16, N, K), np.zeros((heads, M, N), np.float32)
+    q, k, scores = (
+        integers(F16, heads, M, K),
+        integers(F16, N, K),
+        np.zeros((heads, M, N), np.float32),
+    )
     problem = GemmProblem(
-        GemmSpec(F16, F32, F32, b_transposed=True), M, N, K, 1, heads, (0, M * K, K), (0, 0, K), (0, M * N, N),
+        GemmSpec(F16, F32, F32, b_transposed=True),
+        M,
+        N,
+        K,
+        1,
+        heads,
+        (0, M * K, K),
+        (0, 0, K),
+        (0, M * N, N),
         b_head_group=heads,
     )
     (step,) = gemm.build(problem, DEVICE).steps
@@ -227,11 +305,22 @@ def test_keys_that_heads_share_are_broadcast_by_stride_0(gemm: blas_lt.CublasLtG
 
 
 def test_one_bias_and_a_residual_that_is_one_matrix(gemm: blas_lt.CublasLtGemm) -> None:
-    a, b, c = integers(F32, 2, 3, 5, 6), integers(F32, 2, 3, 6, 7), np.full((2, 3, 5, 7), np.nan, np.float32)
+    a, b, c = (
+        integers(F32, 2, 3, 5, 6),
+        integers(F32, 2, 3, 6, 7),
+        np.full((2, 3, 5, 7), np.nan, np.float32),
+    )
     bias, residual = spread(integers(F32, 7), 2, 3, 7), spread(integers(F32, 5, 7), 2, 3, 5, 7)
     problem = GemmProblem(
-        GemmSpec(F32, F32, F32, bias=F32, residual=F32), 5, 7, 6, 2, 3, *(steps(x, 3) for x in (a, b, c)),
-        bias_strides=steps(bias, 2), residual_strides=steps(residual, 3),
+        GemmSpec(F32, F32, F32, bias=F32, residual=F32),
+        5,
+        7,
+        6,
+        2,
+        3,
+        *(steps(x, 3) for x in (a, b, c)),
+        bias_strides=steps(bias, 2),
+        residual_strides=steps(residual, 3),
     )
     assert problem.bias_strides == (0, 0) and problem.residual_strides == (0, 0, 7)
     assert gemm.supports(problem, DEVICE) is None
@@ -245,32 +334,45 @@ def test_a_residual_that_is_the_result(gemm: blas_lt.CublasLtGemm) -> None:
     a, b, c = integers(F32, 6, 5, 6), integers(F32, 6, 6, 7), integers(F32, 6, 5, 7)
     want = a @ b + c
     problem = GemmProblem(
-        GemmSpec(F32, F32, F32, residual=F32), 5, 7, 6, 6, 1, (30, 0, 6), (42, 0, 7), (35, 0, 7),
+        GemmSpec(F32, F32, F32, residual=F32),
+        5,
+        7,
+        6,
+        6,
+        1,
+        (30, 0, 6),
+        (42, 0, 7),
+        (35, 0, 7),
         residual_strides=(35, 0, 7),
     )
     (step,) = gemm.build(problem, DEVICE).steps
-    step.bind({"A": a.ctypes.data, "B": b.ctypes.data, "C": c.ctypes.data, "residual": c.ctypes.data}, 0)(0)
+    step.bind(
+        {"A": a.ctypes.data, "B": b.ctypes.data, "C": c.ctypes.data, "residual": c.ctypes.data}, 0
+    )(0)
     assert np.array_equal(c, want)
 
 
 # ---------------------------------------------------------------- the choice of an algorithm
 
 
-def test_the_heuristic_is_asked_once_for_a_problem(gemm: blas_lt.CublasLtGemm, library: Library) -> None:
-    spec = replace(
-        PROBLEM.spec, vector_a=2, vector_b=16, vector_c=2, vector_r=16, residual=F16
-    )
+def test_the_heuristic_is_asked_once_for_a_problem(
+    gemm: blas_lt.CublasLtGemm, library: Library
+) -> None:
+    spec = replace(PROBLEM.spec, vector_a=2, vector_b=16, vector_c=2, vector_r=16, residual=F16)
     problem = replace(PROBLEM, spec=spec, residual_strides=(60, 20, 5))
     for _ in range(3):
         assert gemm.supports(problem, DEVICE) is None
         gemm.build(problem, DEVICE)
-    # The library's A is our B; partial sums are as wide as the accumulator; a bias is known to be a float16's multiple.
+    # The library's A is our B; partial sums are as wide as the accumulator; a bias is known to be a
+    # float16's multiple.
     assert library.asked == [{1: 32 << 20, 3: 2, 5: 16, 6: 2, 7: 16, 8: 2, "bias": None}]
     gemm.supports(replace(problem, spec=replace(spec, residual=None, bias=F16)), DEVICE)
     assert library.asked[1:] == [{1: 32 << 20, 3: 2, 5: 16, 6: 2, 7: 2, 8: 2, "bias": 2}]
 
 
-def test_the_workspace_is_aligned_within_the_callers(gemm: blas_lt.CublasLtGemm, library: Library) -> None:
+def test_the_workspace_is_aligned_within_the_callers(
+    gemm: blas_lt.CublasLtGemm, library: Library
+) -> None:
     library.workspace_bytes = 1000
     parts = gemm.build(PROBLEM, DEVICE)
     assert parts.workspace_bytes == 1240
@@ -301,7 +403,9 @@ def test_what_the_heuristic_does_not_take_is_refused(
     assert str(caught.value) == f"cublasLtMatmul {reason}"
 
 
-def test_its_variants_are_what_the_heuristic_ranks(gemm: blas_lt.CublasLtGemm, library: Library) -> None:
+def test_its_variants_are_what_the_heuristic_ranks(
+    gemm: blas_lt.CublasLtGemm, library: Library
+) -> None:
     library.workspace_bytes, library.states = 1000, {97: 15}
     found = gemm.variants(PROBLEM, DEVICE)
     assert len({v.name for v in found}) == 3, "97 is refused by the library itself"
@@ -314,29 +418,41 @@ def test_its_variants_are_what_the_heuristic_ranks(gemm: blas_lt.CublasLtGemm, l
     assert library.algorithms == [99, 98, 96, 99], "the first is what build takes"
     assert [size for _, size in library.workspaces] == [2000, 1000, 4000, 1000]
     again = blas_lt.CublasLtGemm(Runtime())  # type: ignore[arg-type]
-    assert [v.name for v in again.variants(PROBLEM, DEVICE)] == [v.name for v in found], "names outlive the process"
+    assert [v.name for v in again.variants(PROBLEM, DEVICE)] == [v.name for v in found], (
+        "names outlive the process"
+    )
     assert gemm.variants(replace(PROBLEM, M=0), DEVICE) == ()
 
 
-def test_what_is_wrong_with_the_library_is_no_refusal(gemm: blas_lt.CublasLtGemm, library: Library) -> None:
+def test_what_is_wrong_with_the_library_is_no_refusal(
+    gemm: blas_lt.CublasLtGemm, library: Library
+) -> None:
     library.ask_status, library.found = 14, 0
-    with pytest.raises(DeviceError, match=r"^cublasLtMatmulAlgoGetHeuristic failed with CUBLAS_STATUS_FAKE \(14\)$"):
+    with pytest.raises(
+        DeviceError, match=r"^cublasLtMatmulAlgoGetHeuristic failed with CUBLAS_STATUS_FAKE \(14\)$"
+    ):
         gemm.supports(PROBLEM, DEVICE)
     library.ask_status, library.found = 0, 1
     assert gemm.supports(PROBLEM, DEVICE) is None  # nothing of the failure was kept
 
 
-def test_a_failure_names_the_call_and_the_status(gemm: blas_lt.CublasLtGemm, library: Library) -> None:
+def test_a_failure_names_the_call_and_the_status(
+    gemm: blas_lt.CublasLtGemm, library: Library
+) -> None:
     (step,) = gemm.build(PROBLEM, DEVICE).steps
     x = np.zeros(400, np.float16)
     launch = step.bind(dict.fromkeys("ABC", x.ctypes.data), 0)
     for status, kind in ((13, DeviceError), (3, OutOfDeviceMemory)):
         library.status = status
-        with pytest.raises(kind, match=rf"^cublasLtMatmul failed with CUBLAS_STATUS_FAKE \({status}\)$") as caught:
+        with pytest.raises(
+            kind, match=rf"^cublasLtMatmul failed with CUBLAS_STATUS_FAKE \({status}\)$"
+        ) as caught:
             launch(0)
         assert type(caught.value) is kind
     library.refused = "MatmulDesc"
-    with pytest.raises(OutOfDeviceMemory, match=r"^cublasLtMatmulDescCreate failed with CUBLAS_STATUS_FAKE \(3\)$"):
+    with pytest.raises(
+        OutOfDeviceMemory, match=r"^cublasLtMatmulDescCreate failed with CUBLAS_STATUS_FAKE \(3\)$"
+    ):
         gemm.build(PROBLEM, DEVICE)
     library.refused = ""
     with pytest.raises(DeviceError, match="^cublasLtMatmulDescSetAttribute of WRONG failed with"):
@@ -375,7 +491,11 @@ NOTHING = "always multiplies, and where alpha or K is 0 A and B are not to be re
     [
         ({}, {}, None),
         ({}, {"view": "pointers"}, "takes strided batches only"),
-        ({}, {"summed": True, "heads": True}, "does not take products summed into one C, a C in several places"),
+        (
+            {},
+            {"summed": True, "heads": True},
+            "does not take products summed into one C, a C in several places",
+        ),
         ({}, {"dtype_c": DType.bfloat16}, "has no float16 product with a bfloat16 result"),
         ({"a_strides": (100, 24, 6)}, {}, UNEVEN.format("matrices")),
         ({"num_heads": 6, "b_head_group": 2}, {}, UNEVEN.format("matrices")),
@@ -393,12 +513,19 @@ NOTHING = "always multiplies, and where alpha or K is 0 A and B are not to be re
         ({"residual_strides": (0, 0, 5), "beta": 1.0}, {"residual": F16}, TWO),
         ({"bias_strides": (0, 0), "beta": 1.0}, {"bias": F32, "dtype_c": F32}, None),
         ({"bias_strides": (0, 0), "beta": 1.0}, {"bias": F16}, BETWEEN.format("beta·C")),
-        ({"bias_strides": (0, 0), "residual_strides": (60, 20, 5)}, {"bias": F16, "residual": F16},
-         BETWEEN.format("a residual")),
+        (
+            {"bias_strides": (0, 0), "residual_strides": (60, 20, 5)},
+            {"bias": F16, "residual": F16},
+            BETWEEN.format("a residual"),
+        ),
     ],
 )
 def test_what_it_takes(
-    gemm: blas_lt.CublasLtGemm, library: Library, change: dict[str, Any], spec: dict[str, Any], reason: str | None
+    gemm: blas_lt.CublasLtGemm,
+    library: Library,
+    change: dict[str, Any],
+    spec: dict[str, Any],
+    reason: str | None,
 ) -> None:
     problem = replace(PROBLEM, spec=replace(PROBLEM.spec, **spec), **change)
     assert gemm.supports(problem, DEVICE) == reason

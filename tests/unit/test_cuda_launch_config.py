@@ -1,4 +1,5 @@
-"""Launches with clusters and programmatic starts, and parameters that lie apart, on a driver that only records."""
+"""Launches with clusters and programmatic starts, and parameters that lie apart, on a driver that
+only records."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
 from kernelseam.contract import KernelFacts, LaunchConfig
 from kernelseam.errors import DeviceError, SlowBinary
 
@@ -29,17 +29,21 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 
     def extended(config: Any, function: object, parameters: int, extra: int) -> tuple[Status]:
         clusters = [
-            (a.value.clusterDim.x, a.value.clusterDim.y, a.value.clusterDim.z) for a in config.attrs
+            (a.value.clusterDim.x, a.value.clusterDim.y, a.value.clusterDim.z)
+            for a in config.attrs
             if a.id == cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         ]
         early = [
-            a.value.programmaticStreamSerializationAllowed for a in config.attrs
+            a.value.programmaticStreamSerializationAllowed
+            for a in config.attrs
             if a.id == cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         ]
         assert config.numAttrs == len(config.attrs) == len(clusters) + len(early)
         grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
         block = (config.blockDimX, config.blockDimY, config.blockDimZ)
-        fake.extended.append((grid, block, config.sharedMemBytes, int(config.hStream), clusters, early))
+        fake.extended.append(
+            (grid, block, config.sharedMemBytes, int(config.hStream), clusters, early)
+        )
         fake.given = parameters, extra
         return (Status(fake.status),)
 
@@ -71,18 +75,27 @@ def test_clusters_and_early_starts_are_attributes_of_the_launch(
     assert driver.extended == []
     run(77)
     run(99)
-    assert driver.extended == [((4, 2, 1), (64, 2, 1), 512, stream, clusters, early) for stream in (77, 99)]
+    assert driver.extended == [
+        ((4, 2, 1), (64, 2, 1), 512, stream, clusters, early) for stream in (77, 99)
+    ]
     assert driver.given[0] == 0
     driver.status = 1
-    with pytest.raises(DeviceError, match=r"^cuLaunchKernelEx failed with CUDA_ERROR_FAKE \(1\): what it means \(grid"):
+    with pytest.raises(
+        DeviceError,
+        match=r"^cuLaunchKernelEx failed with CUDA_ERROR_FAKE \(1\): what it means \(grid",
+    ):
         run(77)
 
 
 def test_parameters_by_cs_rules_go_as_one_buffer(driver: SimpleNamespace) -> None:
-    run = kernel((0, 8), (8, 4), (16, 8)).prepare(LaunchConfig((1, 1, 1), (32, 1, 1)), bytes(range(24)))
+    run = kernel((0, 8), (8, 4), (16, 8)).prepare(
+        LaunchConfig((1, 1, 1), (32, 1, 1)), bytes(range(24))
+    )
     run(7)
     places, extra = driver.given
-    assert places == 0 and ctypes.string_at(ctypes.c_void_p.from_address(extra + 8).value or 0, 24) == bytes(range(24))
+    assert places == 0 and ctypes.string_at(
+        ctypes.c_void_p.from_address(extra + 8).value or 0, 24
+    ) == bytes(range(24))
 
 
 @pytest.mark.parametrize("cluster", [(1, 1, 1), (2, 1, 1)])
@@ -91,27 +104,38 @@ def test_parameters_that_lie_apart_are_handed_over_one_by_one(
 ) -> None:
     """A tensor map behind an int, at 48."""
     packed = bytes(range(184))
-    run = kernel((0, 4), (48, 128), (176, 8)).prepare(LaunchConfig((2, 1, 1), (32, 1, 1), cluster=cluster), packed)
+    run = kernel((0, 4), (48, 128), (176, 8)).prepare(
+        LaunchConfig((2, 1, 1), (32, 1, 1), cluster=cluster), packed
+    )
     run(7)
     places, extra = driver.given
     assert places and not extra
     found = [ctypes.c_void_p.from_address(places + 8 * i).value or 0 for i in range(3)]
     assert [ctypes.string_at(p, n) for p, n in zip(found, (4, 128, 8), strict=True)] == [
-        packed[:4], packed[48:176], packed[176:]
+        packed[:4],
+        packed[48:176],
+        packed[176:],
     ]
 
 
 LOG = (
     "ptxas info    : (C7517) wgmma.wait_group is injected\n"
-    "ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized\n"
+    "ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are "
+    "serialized\n"
     "ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored\n"
 )
 
 
 @pytest.mark.parametrize(("version", "uncached"), [((13, 0), True), ((12, 9), False)])
-@pytest.mark.parametrize(("log", "lost"), [("", []), (LOG, LOG.splitlines()[1:]), (LOG.splitlines()[0], [])])
+@pytest.mark.parametrize(
+    ("log", "lost"), [("", []), (LOG, LOG.splitlines()[1:]), (LOG.splitlines()[0], [])]
+)
 def test_the_log_of_a_success_is_read(
-    monkeypatch: pytest.MonkeyPatch, log: str, lost: list[str], version: tuple[int, int], uncached: bool
+    monkeypatch: pytest.MonkeyPatch,
+    log: str,
+    lost: list[str],
+    version: tuple[int, int],
+    uncached: bool,
 ) -> None:
     from kernelseam.contract import SourceBundle
 
@@ -121,23 +145,39 @@ def test_the_log_of_a_success_is_read(
         into[: len(log)] = log.encode()
         return (0,)
 
-    monkeypatch.setattr(bindings, "nvrtc", lambda: SimpleNamespace(
-        nvrtcVersion=lambda: (0, *version), nvrtcCreateProgram=lambda *_: (0, 1), nvrtcGetProgramLog=fill,
-        nvrtcCompileProgram=lambda program, count, given: (options.extend(given), (0,))[1],
-        nvrtcGetProgramLogSize=lambda _: (0, len(log) + 2), nvrtcGetCUBINSize=lambda _: (0, 4),
-        nvrtcGetCUBIN=lambda *_: (0,), nvrtcDestroyProgram=lambda _: (0,),
-    ))
+    monkeypatch.setattr(
+        bindings,
+        "nvrtc",
+        lambda: SimpleNamespace(
+            nvrtcVersion=lambda: (0, *version),
+            nvrtcCreateProgram=lambda *_: (0, 1),
+            nvrtcGetProgramLog=fill,
+            nvrtcCompileProgram=lambda program, count, given: (options.extend(given), (0,))[1],
+            nvrtcGetProgramLogSize=lambda _: (0, len(log) + 2),
+            nvrtcGetCUBINSize=lambda _: (0, 4),
+            nvrtcGetCUBIN=lambda *_: (0,),
+            nvrtcDestroyProgram=lambda _: (0,),
+        ),
+    )
     toolchain = plugin.backend().toolchain
     assert toolchain is not None
     made = SourceBundle("k", "k.h", (("k.h", ""),), (), ())
     if lost:
-        monkeypatch.setattr("kernelseam_cuda.toolchain._version", lambda: "nvrtc 13.0.88 (some build)")
+        monkeypatch.setattr(
+            "kernelseam_cuda.toolchain._version", lambda: "nvrtc 13.0.88 (some build)"
+        )
         with pytest.warns(SlowBinary) as caught:
             assert toolchain.compile(made, "sm_90a") == bytes(4)
-        assert str(caught[0].message) == "\n".join([
-            ("k compiles for sm_90a, but not to what it is written for: its results are right, and it is slow. "
-            "nvrtc 13.0.88 (some build) says:"), *lost,
-        ])
+        assert str(caught[0].message) == "\n".join(
+            [
+                (
+                    "k compiles for sm_90a, but not to what it is written for: its results are "
+                    "right, and it is slow. "
+                    "nvrtc 13.0.88 (some build) says:"
+                ),
+                *lost,
+            ]
+        )
     else:
         assert toolchain.compile(made, "sm_90a") == bytes(4)
     assert (b"--no-cache" in options) == uncached

@@ -1,4 +1,5 @@
-"""The CUDA plugin without a GPU: argument memory, arrays told apart by attributes, refusals, errors, doctor."""
+"""The CUDA plugin without a GPU: argument memory, arrays told apart by attributes, refusals,
+errors, doctor."""
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from kernelseam.compilation import build
 from kernelseam.contract import CONTRACT_VERSION, Device, KernelFacts, LaunchConfig
 from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
@@ -29,8 +29,10 @@ DEVICE = Device("cuda", 0, "sm_90a")
 
 def test_importing_the_plugin_imports_no_runtime(python_command: list[str]) -> None:
     code = (
-        "import sys; before = set(sys.modules); import kernelseam_cuda.plugin; "  # .pth files may import cuda
-        "print([m for m in set(sys.modules) - before if m.split('.')[0] in ('cuda', 'cupy', 'torch')])"
+        # .pth files may import cuda
+        "import sys; before = set(sys.modules); import kernelseam_cuda.plugin; "
+        "print([m for m in set(sys.modules) - before if m.split('.')[0] in ('cuda', 'cupy', "
+        "'torch')])"
     )
     done = subprocess.run([*python_command, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -46,7 +48,9 @@ def test_info_and_doctor() -> None:
         assert report["no device because"]
 
 
-def test_every_option_of_a_compilation_is_in_the_binarys_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_option_of_a_compilation_is_in_the_binarys_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     used: list[bytes] = []
 
     def refuse(program: object, count: int, options: list[bytes]) -> None:
@@ -54,8 +58,10 @@ def test_every_option_of_a_compilation_is_in_the_binarys_key(monkeypatch: pytest
         raise CompileError("k", "sm_80", "seen enough")
 
     fake = SimpleNamespace(
-        nvrtcVersion=lambda: (0, 13, 0), nvrtcCreateProgram=lambda *_: (0, 1),
-        nvrtcCompileProgram=refuse, nvrtcDestroyProgram=lambda _: (0,)
+        nvrtcVersion=lambda: (0, 13, 0),
+        nvrtcCreateProgram=lambda *_: (0, 1),
+        nvrtcCompileProgram=refuse,
+        nvrtcDestroyProgram=lambda _: (0,),
     )
     monkeypatch.setattr(bindings, "nvrtc", lambda: fake)
     spec = GemmSpec(DType.float16, DType.float16, DType.float32)
@@ -68,7 +74,10 @@ def test_every_option_of_a_compilation_is_in_the_binarys_key(monkeypatch: pytest
     unkeyed = ["--no-cache"]  # says where the compiler looks, not what it makes
     assert [o.decode() for o in used] == ["--gpu-architecture=sm_80", *archs.OPTIONS, *unkeyed]
     assert sources.options == archs.OPTIONS
-    assert build.binary_key(replace(sources, options=archs.OPTIONS[1:]), "sm_80", "cuda", "nvrtc 1.0") != key
+    assert (
+        build.binary_key(replace(sources, options=archs.OPTIONS[1:]), "sm_80", "cuda", "nvrtc 1.0")
+        != key
+    )
 
 
 def test_arguments_are_handed_over_as_one_buffer() -> None:
@@ -96,14 +105,21 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     fake.cuGetErrorString = lambda status: (0, b"what it means")
     fake.cuThing = lambda *arguments: (fake.seen.append(arguments), (Status(fake.status), 5))[1]
     fake.CUlaunchConfig = SimpleNamespace
-    fake.cuLaunchKernelEx = lambda *arguments: (fake.seen.append(arguments), (Status(fake.status),))[1]
+    fake.cuLaunchKernelEx = lambda *arguments: (
+        fake.seen.append(arguments),
+        (Status(fake.status),),
+    )[1]
     fake.cuFuncSetAttribute = lambda *arguments: (fake.seen.append(arguments), (Status(0),))[1]
-    fake.CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="max shared")
+    fake.CUfunction_attribute = SimpleNamespace(
+        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="max shared"
+    )
     monkeypatch.setattr(bindings, "driver", lambda: fake)
     yield fake
 
 
-@pytest.mark.parametrize(("status", "kind"), [(2, OutOfDeviceMemory), (100, NoDevice), (700, DeviceError)])
+@pytest.mark.parametrize(
+    ("status", "kind"), [(2, OutOfDeviceMemory), (100, NoDevice), (700, DeviceError)]
+)
 def test_a_status_becomes_an_error_with_call_code_and_meaning(
     driver: SimpleNamespace, status: int, kind: type[Exception]
 ) -> None:
@@ -125,16 +141,24 @@ def test_a_launch_only_launches(driver: SimpleNamespace) -> None:
     for stream in (77, 99, 77):
         run(stream)
     first, other, again = (config for config, *_ in driver.seen)
-    assert first is again and [c.hStream for c in (first, other)] == [77, 99], "a structure for each stream"
+    assert first is again and [c.hStream for c in (first, other)] == [77, 99], (
+        "a structure for each stream"
+    )
     for config, function, places, _ in driver.seen:
         assert (config.gridDimX, config.gridDimY, config.gridDimZ) == (3, 1, 1)
         assert (config.blockDimX, config.blockDimY, config.blockDimZ) == (128, 1, 1)
-        assert (config.sharedMemBytes, config.numAttrs, function, places) == (1024, 0, "function", 0)
+        assert (config.sharedMemBytes, config.numAttrs, function, places) == (
+            1024,
+            0,
+            "function",
+            0,
+        )
     driver.status = 1
     with pytest.raises(DeviceError) as caught:
         run(77)
     assert str(caught.value) == (
-        "cuLaunchKernelEx failed with CUDA_ERROR_FAKE (1): what it means (grid (3, 1, 1), block (128, 1, 1), "
+        "cuLaunchKernelEx failed with CUDA_ERROR_FAKE (1): what it means (grid (3, 1, 1), block "
+        "(128, 1, 1), "
         "1024 bytes shared)"
     )
 
@@ -151,13 +175,18 @@ def test_more_than_48_kib_of_shared_memory_is_asked_for_once(driver: SimpleNames
     made = launch.CudaKernel("function", facts(shared=8 * 1024))
     for asked in (40 * 1024, 40 * 1024 + 16, 100_000, 100_000, 1000):
         made.prepare(LaunchConfig((1, 1, 1), (32, 1, 1), asked), b"")
-    assert driver.seen == [("function", "max shared", 40 * 1024 + 16), ("function", "max shared", 100_000)]
+    assert driver.seen == [
+        ("function", "max shared", 40 * 1024 + 16),
+        ("function", "max shared", 100_000),
+    ]
 
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     class ndarray:  # noqa: N801
-        def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, size: int) -> None:
+        def __init__(
+            self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, size: int
+        ) -> None:
             self.shape, self.strides, self.itemsize = shape, strides, size
             self.dtype, self.data = np.dtype(dtype), SimpleNamespace(ptr=4096, device_id=0)
 
@@ -168,7 +197,9 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     )
     waited: list[int] = []
     monkeypatch.setattr(bindings, "driver", lambda: pointers)
-    fake = SimpleNamespace(ndarray=ndarray, cuda=SimpleNamespace(runtime=SimpleNamespace(is_hip=False)), waited=waited)
+    fake = SimpleNamespace(
+        ndarray=ndarray, cuda=SimpleNamespace(runtime=SimpleNamespace(is_hip=False)), waited=waited
+    )
     monkeypatch.setitem(sys.modules, "cupy", fake)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())  # type: ignore[arg-type]
     return fake
@@ -178,12 +209,19 @@ def test_a_cupy_array_is_described_without_a_copy(cupy: SimpleNamespace) -> None
     info = arrays.describe(cupy.ndarray((2, 3), (24, 4), "float32", 4), [DEVICE])
     assert info is not None
     assert (info.pointer, info.shape, info.strides, info.dtype, info.device, info.kind) == (
-        4096, (2, 3), (6, 1), DType.float32, DEVICE, "cupy",
+        4096,
+        (2, 3),
+        (6, 1),
+        DType.float32,
+        DEVICE,
+        "cupy",
     )
 
 
 def test_an_element_type_that_there_is_not_is_named(cupy: SimpleNamespace) -> None:
-    with pytest.raises(UnknownName, match="dtype = int8: must be one of float16, bfloat16, float32, float64"):
+    with pytest.raises(
+        UnknownName, match="dtype = int8: must be one of float16, bfloat16, float32, float64"
+    ):
         arrays.describe(cupy.ndarray((2,), (1,), "int8", 1), [DEVICE])
 
 
@@ -213,7 +251,8 @@ def test_masks_and_torn_strides_are_refused(
         lambda: arrays.describe(interface(4096, mask=object()), [DEVICE]),
     )
     refused(
-        "strides = (12, 4): must be multiples of the 8-byte element. Copy the field into an array of its own.",
+        "strides = (12, 4): must be multiples of the 8-byte element. Copy the field into an "
+        "array of its own.",
         lambda: arrays.describe(interface(4096, strides=(12, 4)), [DEVICE]),
     )
 
@@ -230,7 +269,11 @@ def test_without_a_device_nothing_is_ours(cupy: SimpleNamespace) -> None:
 @pytest.mark.parametrize(
     ("capability", "arch"),
     [
-        ((8, 0), "sm_80"), ((8, 7), "sm_86"), ((9, 0), "sm_90a"), ((10, 0), "sm_100a"), ((12, 0), "sm_120"),
+        ((8, 0), "sm_80"),
+        ((8, 7), "sm_86"),
+        ((9, 0), "sm_90a"),
+        ((10, 0), "sm_100a"),
+        ((12, 0), "sm_120"),
         ((12, 1), "sm_120"),
     ],
 )
@@ -241,7 +284,15 @@ def test_capabilities_name_archs_of_the_table(capability: tuple[int, int], arch:
 
 
 PROBLEM = GemmProblem(
-    GemmSpec(DType.float16, DType.float16, DType.float32), 4, 5, 6, 2, 3, (72, 24, 6), (90, 30, 5), (60, 20, 5)
+    GemmSpec(DType.float16, DType.float16, DType.float32),
+    4,
+    5,
+    6,
+    2,
+    3,
+    (72, 24, 6),
+    (90, 30, 5),
+    (60, 20, 5),
 )
 
 
@@ -256,7 +307,9 @@ PROBLEM = GemmProblem(
         ({"num_heads": 6, "b_head_group": 2}, None),
     ],
 )
-def test_one_stride_over_all_matrices(change: dict[str, Any], strides: tuple[int, int, int] | None) -> None:
+def test_one_stride_over_all_matrices(
+    change: dict[str, Any], strides: tuple[int, int, int] | None
+) -> None:
     assert replace(PROBLEM, **change).matrix_strides == strides
 
 
@@ -265,11 +318,23 @@ def test_one_stride_over_all_matrices(change: dict[str, Any], strides: tuple[int
     [
         ({}, None),
         ({"spec": replace(PROBLEM.spec, view="pointers")}, "takes strided batches only"),
-        ({"spec": replace(PROBLEM.spec, dtype_c=DType.bfloat16)}, "has no float16 product with a bfloat16 result"),
-        ({"spec": replace(PROBLEM.spec, dtype_acc=DType.float64)}, "does not sum float16 products in float64"),
-        ({"a_strides": (100, 24, 6)}, "takes one stride over all matrices, and batch and head are not evenly spaced"),
+        (
+            {"spec": replace(PROBLEM.spec, dtype_c=DType.bfloat16)},
+            "has no float16 product with a bfloat16 result",
+        ),
+        (
+            {"spec": replace(PROBLEM.spec, dtype_acc=DType.float64)},
+            "does not sum float16 products in float64",
+        ),
+        (
+            {"a_strides": (100, 24, 6)},
+            "takes one stride over all matrices, and batch and head are not evenly spaced",
+        ),
         ({"M": 2**31}, "takes extents and row strides up to 2147483647"),
-        ({"a_strides": (72, 24, 3)}, "takes rows that do not overlap: a row stride is smaller than its row"),
+        (
+            {"a_strides": (72, 24, 3)},
+            "takes rows that do not overlap: a row stride is smaller than its row",
+        ),
     ],
 )
 def test_what_the_vendors_blas_takes(

@@ -1,4 +1,5 @@
-"""The runtime on a driver whose device memory is the host's: devices, limits, copies, the current device, timing."""
+"""The runtime on a driver whose device memory is the host's: devices, limits, copies, the current
+device, timing."""
 
 from __future__ import annotations
 
@@ -11,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from kernelseam.contract import NOT_KNOWN, KernelFacts
 from kernelseam.descriptors.address_lists import stage
 from kernelseam.dtypes import DType
@@ -23,8 +23,13 @@ from kernelseam_cuda.runtime import CudaRuntime  # noqa: E402
 from kernelseam_cuda.toolchain import CudaToolchain  # noqa: E402
 
 ATTRIBUTES = {
-    "COMPUTE_CAPABILITY_MAJOR": 9, "COMPUTE_CAPABILITY_MINOR": 0, "MULTIPROCESSOR_COUNT": 132, "CLOCK_RATE": 1_980_000,
-    "MEMORY_CLOCK_RATE": 3_201_000, "GLOBAL_MEMORY_BUS_WIDTH": 6144, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 232_448,
+    "COMPUTE_CAPABILITY_MAJOR": 9,
+    "COMPUTE_CAPABILITY_MINOR": 0,
+    "MULTIPROCESSOR_COUNT": 132,
+    "CLOCK_RATE": 1_980_000,
+    "MEMORY_CLOCK_RATE": 3_201_000,
+    "GLOBAL_MEMORY_BUS_WIDTH": 6144,
+    "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 232_448,
 }
 
 
@@ -174,7 +179,9 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
         return ndarray(np.empty(shape, dtype), fake.stack[-1] - 1)
 
     stream = SimpleNamespace(ptr=77)
-    cuda = SimpleNamespace(runtime=SimpleNamespace(is_hip=False), get_current_stream=lambda index: stream)
+    cuda = SimpleNamespace(
+        runtime=SimpleNamespace(is_hip=False), get_current_stream=lambda index: stream
+    )
     cupy = SimpleNamespace(ndarray=ndarray, empty=empty, cuda=cuda)
     monkeypatch.setitem(sys.modules, "cupy", cupy)  # type: ignore[arg-type]
     monkeypatch.setattr(bindings, "driver", lambda: fake)
@@ -188,14 +195,24 @@ def test_devices_and_their_limits(driver: Driver) -> None:
     assert (str(first), first.name) == ("cuda:0 (sm_90a)", "Card 0")
     assert (str(second), second.name) == ("cuda:1 (sm_90a)", "Card 1")
     limits = first.limits
-    assert (limits.compute_units, limits.shared_bytes_per_block, limits.memory_bytes) == (132, 232_448, 2**37)
+    assert (limits.compute_units, limits.shared_bytes_per_block, limits.memory_bytes) == (
+        132,
+        232_448,
+        2**37,
+    )
     assert limits.bytes_per_second == 2 * 3.201e9 * 6144 / 8
     assert limits.operations_per_second["bfloat16"] == pytest.approx(4096 * 132 * 1.98e9)
-    assert limits.operations_per_second["float64"] == pytest.approx(256 * 132 * 1.98e9), "by its matrix units"
+    assert limits.operations_per_second["float64"] == pytest.approx(256 * 132 * 1.98e9), (
+        "by its matrix units"
+    )
 
 
 def test_a_card_that_no_row_knows_keeps_its_own_arch(driver: Driver) -> None:
-    driver.attributes |= {"COMPUTE_CAPABILITY_MAJOR": 7, "COMPUTE_CAPABILITY_MINOR": 5, "MEMORY_CLOCK_RATE": 0}
+    driver.attributes |= {
+        "COMPUTE_CAPABILITY_MAJOR": 7,
+        "COMPUTE_CAPABILITY_MINOR": 5,
+        "MEMORY_CLOCK_RATE": 0,
+    }
     device = CudaRuntime().devices()[0]
     assert device.arch == "sm_75"
     assert device.limits.bytes_per_second == 1e10
@@ -221,7 +238,13 @@ def test_copies_keep_every_bit_and_use_the_streams_order(driver: Driver, dtype: 
     there = made.from_host(host, device)
     info = made.describe(there)
     assert info is not None
-    assert (info.shape, info.strides, info.dtype, info.device, info.kind) == ((6, 4), (4, 1), dtype, device, "cupy")
+    assert (info.shape, info.strides, info.dtype, info.device, info.kind) == (
+        (6, 4),
+        (4, 1),
+        dtype,
+        device,
+        "cupy",
+    )
     assert driver.log == [("pinned", 1), ("copy", 77), ("wait", 77)]
     assert np.array_equal(made.to_host(there), host)
     assert driver.log[3:] == [("synchronize", 1)]
@@ -235,7 +258,9 @@ def test_host_memory_is_staged_in_pinned_memory_piece_by_piece(
     monkeypatch.setattr(runtime, "_STAGED", 64)
     made = CudaRuntime()
     long, short = np.arange(37.0), np.arange(8.0)  # 296 bytes: four pieces and a half
-    found = [made.from_host(x, d) for x, d in ((long, made.devices()[0]), (short, made.devices()[1]))]
+    found = [
+        made.from_host(x, d) for x, d in ((long, made.devices()[0]), (short, made.devices()[1]))
+    ]
     assert driver.log == [("pinned", 1), *[("copy", 77), ("wait", 77)] * 6]
     assert [made.to_host(x).tolist() for x in found] == [long.tolist(), short.tolist()]
 
@@ -254,7 +279,13 @@ def test_strided_and_reversed_arrays_come_back_packed(driver: Driver) -> None:
     made = CudaRuntime()
     made.devices()
     base = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
-    for view in (base[:, ::2, 1:4], base[::-1, :, ::-2], base[:0], np.broadcast_to(base[1], (2, 4, 5)), base[1, 2, 3]):
+    for view in (
+        base[:, ::2, 1:4],
+        base[::-1, :, ::-2],
+        base[:0],
+        np.broadcast_to(base[1], (2, 4, 5)),
+        base[1, 2, 3],
+    ):
         got = made.to_host(ndarray(np.asarray(view), 0))
         assert got.flags.c_contiguous and got.shape == view.shape
         assert np.array_equal(got, view)
@@ -263,7 +294,9 @@ def test_strided_and_reversed_arrays_come_back_packed(driver: Driver) -> None:
 def test_what_is_elsewhere_does_not_come_back(driver: Driver) -> None:
     with pytest.raises(InvalidValue) as caught:
         CudaRuntime().to_host(np.ones(3))
-    assert str(caught.value) == "array = ndarray: must lie on a device of backend cuda. Move it there."
+    assert (
+        str(caught.value) == "array = ndarray: must lie on a device of backend cuda. Move it there."
+    )
 
 
 def test_out_of_memory_names_what_was_asked_for(driver: Driver) -> None:
@@ -276,8 +309,11 @@ def test_out_of_memory_names_what_was_asked_for(driver: Driver) -> None:
     assert driver.stack == [2]
 
 
-def test_a_lost_context_is_no_librarys_error(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """cupy asks its own runtime for memory, which raises its own error once a launch went astray."""
+def test_a_lost_context_is_no_librarys_error(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cupy asks its own runtime for memory, which raises its own error once a launch went
+    astray."""
 
     class CUDARuntimeError(RuntimeError):
         pass
@@ -291,7 +327,8 @@ def test_a_lost_context_is_no_librarys_error(driver: Driver, monkeypatch: pytest
         made.empty((3, 4), DType.float32, made.devices()[0])
     assert type(caught.value) is DeviceError
     assert str(caught.value) == (
-        "allocating [3, 4] of float32 on cuda:0 (sm_90a) failed: cudaErrorIllegalAddress: an illegal memory access was "
+        "allocating [3, 4] of float32 on cuda:0 (sm_90a) failed: cudaErrorIllegalAddress: an "
+        "illegal memory access was "
         "encountered"
     )
 
@@ -380,5 +417,8 @@ def test_memory_is_set_in_the_streams_order(driver: Driver) -> None:
     launch(99)
     assert driver.log == [("memset", 99)] and memory.tolist() == [7, 7, 0, 0, 0, 0, 7, 7]
     driver.cuMemsetD8Async = lambda *_: (Status(1),)  # type: ignore[method-assign]
-    with pytest.raises(DeviceError, match=r"^cuMemsetD8Async failed with CUDA_ERROR_FAKE \(1\): what it means \(4 b"):
+    with pytest.raises(
+        DeviceError,
+        match=r"^cuMemsetD8Async failed with CUDA_ERROR_FAKE \(1\): what it means \(4 b",
+    ):
         made.prepare_memset(memory.ctypes.data, 0, 4, made.devices()[0])(99)

@@ -1,11 +1,11 @@
-"""The host half of Hopper's attention: what it takes, what it is launched with. Nothing here needs a GPU."""
+"""The host half of Hopper's attention: what it takes, what it is launched with. Nothing here needs
+a GPU."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-
 from kernelseam.contract import Device, DeviceLimits
 from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
@@ -14,19 +14,43 @@ from kernelseam_cuda.sm90.attention import DIMS, HopperAttention
 from kernelseam_cuda.sm90.tiles import ATTENTION, REGISTERS
 
 HALF, ROW = HopperAttention(), archs.row("sm_90a")
-H200 = Device("cuda", 0, "sm_90a", limits=DeviceLimits(compute_units=132, shared_bytes_per_block=232_448))
+H200 = Device(
+    "cuda", 0, "sm_90a", limits=DeviceLimits(compute_units=132, shared_bytes_per_block=232_448)
+)
 
 
-def problem(S_q: int = 4096, S_k: int = 4096, heads: int = 16, kv_heads: int = 16, batch: int = 4, **spec: object):
+def problem(
+    S_q: int = 4096,
+    S_k: int = 4096,
+    heads: int = 16,
+    kv_heads: int = 16,
+    batch: int = 4,
+    **spec: object,
+):
     """Rows as [batch, sequence, head, dim] has them."""
-    s = AttentionSpec(**{"dtype": DType.bfloat16, "head_dim": 128, "value_dim": 128, "lse": True, **spec})
+    s = AttentionSpec(
+        **{"dtype": DType.bfloat16, "head_dim": 128, "value_dim": 128, "lse": True, **spec}
+    )
     d, v = s.head_dim, s.value_dim
     packed = s.q_view == "packed"
     return AttentionProblem(
-        s, batch, heads, kv_heads, S_q, S_k, (S_q * heads * d, d, heads * d), (S_k * kv_heads * d, d, kv_heads * d),
-        (S_k * kv_heads * v, v, kv_heads * v), (S_q * heads * v, v, heads * v), (heads * S_q, S_q), d**-0.5,
-        left=7 if s.window else None, right=0 if s.window else None, softcap=30.0 if s.softcap else 0.0,
-        total_q=batch * S_q if packed else 0, total_k=batch * S_k if packed else 0,
+        s,
+        batch,
+        heads,
+        kv_heads,
+        S_q,
+        S_k,
+        (S_q * heads * d, d, heads * d),
+        (S_k * kv_heads * d, d, kv_heads * d),
+        (S_k * kv_heads * v, v, kv_heads * v),
+        (S_q * heads * v, v, heads * v),
+        (heads * S_q, S_q),
+        d**-0.5,
+        left=7 if s.window else None,
+        right=0 if s.window else None,
+        softcap=30.0 if s.softcap else 0.0,
+        total_q=batch * S_q if packed else 0,
+        total_k=batch * S_k if packed else 0,
     )
 
 
@@ -37,11 +61,16 @@ def problem(S_q: int = 4096, S_k: int = 4096, heads: int = 16, kv_heads: int = 1
         ({"dtype_out": DType.float32}, "its result is of bfloat16, not float32"),
         ({"head_dim": 80, "value_dim": 80}, "head dims 80: it takes 64, 96, 128, 192/128, 256"),
         ({"mask": True, "prefix": True}, "it does not know mask, prefix"),
-        ({"kv_view": "paged"}, "queries strided with keys paged: it takes both strided or both packed"),
+        (
+            {"kv_view": "paged"},
+            "queries strided with keys paged: it takes both strided or both packed",
+        ),
         ({"vector": 8}, "rows at multiples of 8 bytes: TMA takes multiples of 16"),
     ],
 )
-def test_what_the_kernel_does_not_take_is_refused_by_name(changes: dict[str, object], reason: str) -> None:
+def test_what_the_kernel_does_not_take_is_refused_by_name(
+    changes: dict[str, object], reason: str
+) -> None:
     assert HALF.refuse(problem(**changes), ROW) == reason
 
 
@@ -49,7 +78,9 @@ def test_problems_are_refused_by_their_numbers() -> None:
     assert HALF.refuse(replace(problem(), scale=-1.0), ROW) == "scale = -1.0: it takes more than 0"
     for nothing in ({"S_q": 0}, {"S_k": 0}, {"batch": 0}, {"heads": 0, "kv_heads": 0}):
         assert HALF.refuse(problem(**nothing), ROW) == "there is nothing to multiply"
-    assert HALF.refuse(problem(S_k=2**30), ROW) == "S_q + S_k = 1073745920: it takes less than 2**30"
+    assert (
+        HALF.refuse(problem(S_k=2**30), ROW) == "S_q + S_k = 1073745920: it takes less than 2**30"
+    )
 
 
 @pytest.mark.parametrize("dims", DIMS)
@@ -58,7 +89,9 @@ def test_problems_are_refused_by_their_numbers() -> None:
     [{}, {"causal": True}, {"window": True, "softcap": True}, {"sinks": True, "lengths": True}],
     ids=["full", "causal", "window-softcap", "sinks-lengths"],
 )
-def test_every_head_dim_has_a_tile_whose_maps_the_hardware_takes(dims: tuple[int, int], options: dict) -> None:
+def test_every_head_dim_has_a_tile_whose_maps_the_hardware_takes(
+    dims: tuple[int, int], options: dict
+) -> None:
     p = problem(head_dim=dims[0], value_dim=dims[1], **options)
     assert HALF.refuse(p, ROW) is None
     tile = HALF.tile(p, ROW, H200)
@@ -89,7 +122,9 @@ def test_maps_walk_the_operands() -> None:
     p = problem(kv_heads=4, S_k=1000)
     maps = HALF.tensor_maps(p, HALF.tile(p, ROW, H200), H200)
     assert (maps["q_map"].operand, maps["q_map"].extents, maps["q_map"].box) == (
-        "q", (128, 4096, 16, 4), (64, 64, 1, 1)
+        "q",
+        (128, 4096, 16, 4),
+        (64, 64, 1, 1),
     )
     assert (maps["k_map"].extents, maps["k_map"].box) == ((128, 1000, 4, 4), (64, 128, 1, 1))
     assert maps["k_map"].strides == (1, 512, 128, 512_000)
@@ -101,7 +136,8 @@ def test_maps_walk_the_operands() -> None:
 
 @pytest.mark.parametrize(("batch", "S"), [(1, 64), (3, 700), (4, 4096), (64, 512)])
 def test_sections_cover_every_tile_once(batch: int, S: int) -> None:
-    """The walk of tiles.h, in Python: tiles of a section go longest first, and the last section takes the rest."""
+    """The walk of tiles.h, in Python: tiles of a section go longest first, and the last section
+    takes the rest."""
     p = problem(S_q=S, S_k=S, batch=batch, causal=True)
     tile = HALF.tile(p, ROW, H200)
     v = HALF.values(p, tile, H200)
@@ -121,7 +157,11 @@ def test_sections_cover_every_tile_once(batch: int, S: int) -> None:
 def test_the_counter_is_first_in_a_workspace_that_is_zero_before_the_first_launch() -> None:
     p = problem(causal=True)
     launches = HALF.launches(p, HALF.tile(p, ROW, H200), H200)
-    assert (launches.workspace_bytes, launches.zeroed_bytes, launches.steps[0].workspace) == (8, 8, {"counter": 0})
+    assert (launches.workspace_bytes, launches.zeroed_bytes, launches.steps[0].workspace) == (
+        8,
+        8,
+        {"counter": 0},
+    )
     full = problem()
     assert HALF.launches(full, HALF.tile(full, ROW, H200), H200).workspace_bytes == 0
 

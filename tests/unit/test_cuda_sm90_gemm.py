@@ -1,4 +1,5 @@
-"""The host half of Hopper's GEMM: what it takes, what it is launched with. Nothing here needs a GPU."""
+"""The host half of Hopper's GEMM: what it takes, what it is launched with. Nothing here needs a
+GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from kernelseam.contract import Device, DeviceLimits
 from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
@@ -17,14 +17,23 @@ from kernelseam_cuda.sm90.tiles import GEMM, REGISTERS, HopperGemmTile
 
 HALF, ROW = HopperGemm(), archs.row("sm_90a")
 LIMITS = DeviceLimits(
-    compute_units=132, shared_bytes_per_block=232_448, bytes_per_second=4.9e12, operations_per_second={}
+    compute_units=132,
+    shared_bytes_per_block=232_448,
+    bytes_per_second=4.9e12,
+    operations_per_second={},
 )
 H200 = Device("cuda", 0, "sm_90a", limits=LIMITS)
 BF16, F16, F32 = DType.bfloat16, DType.float16, DType.float32
 
 
 def problem(
-    M: int = 512, N: int = 512, K: int = 256, batch: int = 4, heads: int = 3, group: int = 1, **spec: object
+    M: int = 512,
+    N: int = 512,
+    K: int = 256,
+    batch: int = 4,
+    heads: int = 3,
+    group: int = 1,
+    **spec: object,
 ) -> GemmProblem:
     """Packed matrices."""
     s = GemmSpec(**{"dtype": BF16, "dtype_c": BF16, "dtype_acc": F32, **spec})
@@ -35,8 +44,17 @@ def problem(
         return (0, 0, row) if lists else (heads * size, size, row)
 
     return GemmProblem(
-        s, M, N, K, batch, heads, strides(a_row, M * K, heads), strides(b_row, N * K, heads // group),
-        strides(N, M * N, heads), group, residual_strides=strides(N, M * N, heads) if s.residual else (0, 0, 0),
+        s,
+        M,
+        N,
+        K,
+        batch,
+        heads,
+        strides(a_row, M * K, heads),
+        strides(b_row, N * K, heads // group),
+        strides(N, M * N, heads),
+        group,
+        residual_strides=strides(N, M * N, heads) if s.residual else (0, 0, 0),
     )
 
 
@@ -51,21 +69,41 @@ def problem(
         ({"residual": F32}, "its residual is of bfloat16, not float32"),
         ({"vector_a": 8}, "rows of A at multiples of 8 bytes: TMA takes multiples of 16"),
         ({"vector_c": 2}, "rows of C at multiples of 2 bytes: TMA takes multiples of 16"),
-        ({"residual": BF16, "vector_r": 4}, "rows of residual at multiples of 4 bytes: TMA takes multiples of 16"),
+        (
+            {"residual": BF16, "vector_r": 4},
+            "rows of residual at multiples of 4 bytes: TMA takes multiples of 16",
+        ),
     ],
 )
-def test_what_the_kernel_does_not_take_is_refused_by_name(changes: dict[str, object], reason: str) -> None:
+def test_what_the_kernel_does_not_take_is_refused_by_name(
+    changes: dict[str, object], reason: str
+) -> None:
     assert HALF.refuse(problem(**changes), ROW) == reason
 
 
 def test_problems_are_refused_by_their_numbers() -> None:
-    nothing = [problem(M=0), problem(N=0), problem(K=0), problem(batch=0), replace(problem(), alpha=0.0)]
+    nothing = [
+        problem(M=0),
+        problem(N=0),
+        problem(K=0),
+        problem(batch=0),
+        replace(problem(), alpha=0.0),
+    ]
     assert {HALF.refuse(p, ROW) for p in nothing} == {"there is nothing to multiply"}
     most = 2**31 - 2**16
-    assert HALF.refuse(problem(M=1, N=8, K=8, batch=most, heads=1), ROW) == "it needs 2147418112 tiles or more"
+    assert (
+        HALF.refuse(problem(M=1, N=8, K=8, batch=most, heads=1), ROW)
+        == "it needs 2147418112 tiles or more"
+    )
     assert HALF.refuse(problem(M=1, N=8, K=8, batch=most - 1, heads=1), ROW) is None
-    assert HALF.refuse(problem(M=2**30, batch=1, heads=1), ROW) == "M = 1073741824: it takes less than 2**30"
-    assert HALF.refuse(problem(N=2**30, batch=1, heads=1), ROW) == "N = 1073741824: it takes less than 2**30"
+    assert (
+        HALF.refuse(problem(M=2**30, batch=1, heads=1), ROW)
+        == "M = 1073741824: it takes less than 2**30"
+    )
+    assert (
+        HALF.refuse(problem(N=2**30, batch=1, heads=1), ROW)
+        == "N = 1073741824: it takes less than 2**30"
+    )
     assert HALF.refuse(problem(vector_r=2), ROW) is None, "there is no residual"
 
 
@@ -87,9 +125,15 @@ def test_maps_walk_the_operands() -> None:
     p = problem(M=300, N=520, K=200, heads=6, group=3, b_transposed=True)
     maps = HALF.tensor_maps(p, tile, H200)
     assert (maps["a_map"].extents, maps["a_map"].box) == ((200, 300, 6, 4), (64, 128, 1, 1))
-    assert (maps["b_map"].extents, maps["b_map"].box) == ((200, 520, 2, 4), (64, 128, 1, 1)), "half a tile a block"
+    assert (maps["b_map"].extents, maps["b_map"].box) == ((200, 520, 2, 4), (64, 128, 1, 1)), (
+        "half a tile a block"
+    )
     assert maps["b_map"].strides == (1, 200, 104_000, 208_000)
-    assert (maps["c_map"].operand, maps["c_map"].extents, maps["c_map"].box) == ("C", (520, 300, 6, 4), (64, 64, 1, 1))
+    assert (maps["c_map"].operand, maps["c_map"].extents, maps["c_map"].box) == (
+        "C",
+        (520, 300, 6, 4),
+        (64, 64, 1, 1),
+    )
     turned = HALF.tensor_maps(problem(M=304, K=200, a_transposed=True), tile, H200)
     assert (turned["a_map"].extents[:2], turned["a_map"].box[:2]) == ((304, 200), (64, 64))
     assert turned["b_map"].box[:2] == (64, 32), "half of a slice's rows a block"
@@ -109,7 +153,9 @@ def test_a_list_is_walked_from_the_workspace_on_by_units_that_reach_every_addres
     tile = HALF.tile(p, ROW, H200)
     launches = HALF.launches(p, tile, H200)
     assert launches.workspace_bytes == 256
-    assert launches.kernels[0].workspace == dict.fromkeys(("a_map", "b_map", "c_map", "residual_map", "origin"), 0)
+    assert launches.kernels[0].workspace == dict.fromkeys(
+        ("a_map", "b_map", "c_map", "residual_map", "origin"), 0
+    )
     for m in HALF.tensor_maps(p, tile, H200).values():
         unit, length = (s * 2 for s in m.strides[2:])
         assert (unit, length) == (16, 16 * m.extents[2])
@@ -122,7 +168,10 @@ def divided(values: dict[str, int | float], name: str, n: int) -> int:
 
 
 @given(
-    st.integers(1, 3000), st.integers(1, 3000), st.integers(1, 5), st.integers(1, 4),
+    st.integers(1, 3000),
+    st.integers(1, 3000),
+    st.integers(1, 5),
+    st.integers(1, 4),
     st.sampled_from(range(len(GEMM))),
 )
 def test_every_tile_is_walked_once(M: int, N: int, batch: int, heads: int, index: int) -> None:
@@ -142,7 +191,11 @@ def test_every_tile_is_walked_once(M: int, N: int, batch: int, heads: int, index
         seen.append((entry, number - entry * heads, group * 8 + in_group - column * high, column))
     columns = -(-N // tile.bn)
     assert sorted(seen) == [
-        (b, h, r, c) for b in range(batch) for h in range(heads) for r in range(rows) for c in range(columns)
+        (b, h, r, c)
+        for b in range(batch)
+        for h in range(heads)
+        for r in range(rows)
+        for c in range(columns)
     ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from kernelseam import OutputProjection, OutputProjectionBwd
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
@@ -15,11 +14,22 @@ from kernelseam_cuda.sm90 import KERNELS, HopperGemm  # noqa: E402
 
 ROW = archs.row("sm_90a")
 LARGE: dict[str, Any] = {
-    "batch": 4, "S": 4096, "hidden": 4096, "num_heads": 32, "head_dim": 128, "dtype": "bfloat16",
+    "batch": 4,
+    "S": 4096,
+    "hidden": 4096,
+    "num_heads": 32,
+    "head_dim": 128,
+    "dtype": "bfloat16",
     # tokens first, so that the heads of a token are one row
-    "stride_attn_out_batch": 4096 * 4096, "stride_attn_out_head": 128, "stride_attn_out_row": 4096,
+    "stride_attn_out_batch": 4096 * 4096,
+    "stride_attn_out_head": 128,
+    "stride_attn_out_row": 4096,
 }
-GRADIENTS = {"stride_d_attn_out_batch": 4096 * 4096, "stride_d_attn_out_head": 128, "stride_d_attn_out_row": 4096}
+GRADIENTS = {
+    "stride_d_attn_out_batch": 4096 * 4096,
+    "stride_d_attn_out_head": 128,
+    "stride_d_attn_out_row": 4096,
+}
 
 
 def way(operation: str) -> Any:
@@ -32,9 +42,17 @@ def test_a_large_output_projection_is_one_product_by_tma() -> None:
     problem = OutputProjection(**LARGE, bias=0, residual=0).problem()
     assert half.refuse(problem, ROW) is None
     (launch,) = half.launches(problem, half.tile(problem, ROW, H200), H200).steps
-    assert isinstance(launch.half, HopperGemm) and (launch.problem.M, launch.problem.N) == (16384, 4096)
+    assert isinstance(launch.half, HopperGemm) and (launch.problem.M, launch.problem.N) == (
+        16384,
+        4096,
+    )
     walked = {p: launch.operands[p] for p in ("a_map", "b_map", "c_map", "residual_map")}
-    assert walked == {"a_map": "attn_out", "b_map": "weight", "c_map": "out", "residual_map": "residual"}
+    assert walked == {
+        "a_map": "attn_out",
+        "b_map": "weight",
+        "c_map": "out",
+        "residual_map": "residual",
+    }
 
 
 def test_a_map_without_an_operand_of_its_own_walks_the_result() -> None:
@@ -46,10 +64,14 @@ def test_a_map_without_an_operand_of_its_own_walks_the_result() -> None:
 
 def test_each_gradient_has_the_kernel_that_takes_it() -> None:
     half = way("output_projection_bwd")
-    problem = OutputProjectionBwd(**LARGE, **GRADIENTS, d_attn_out=0, d_weight=0, d_bias=0).problem()
+    problem = OutputProjectionBwd(
+        **LARGE, **GRADIENTS, d_attn_out=0, d_weight=0, d_bias=0
+    ).problem()
     assert half.refuse(problem, ROW) is None
     first, second = half.launches(problem, half.tile(problem, ROW, H200), H200).steps
-    assert (first.half.name, second.half.name) == ("sm90", "shared"), "sums of rows are the shared kernel's"
+    assert (first.half.name, second.half.name) == ("sm90", "shared"), (
+        "sums of rows are the shared kernel's"
+    )
     names = list(half.variants(problem, ROW, H200))
     assert names[0].startswith("sm90 ") and "+" in names[0] and len(names) == len(set(names))
 
@@ -59,6 +81,6 @@ def test_what_hoppers_kernel_takes_no_part_in_is_refused() -> None:
     assert way("output_projection").refuse(OutputProjection(**apart).problem(), ROW) == (
         "none of its products is for gemm_sm90"
     )
-    assert way("output_projection").refuse(OutputProjection(**{**LARGE, "dtype": "float32"}).problem(), ROW) == (
-        "none of its products is for gemm_sm90"
-    )
+    assert way("output_projection").refuse(
+        OutputProjection(**{**LARGE, "dtype": "float32"}).problem(), ROW
+    ) == ("none of its products is for gemm_sm90")

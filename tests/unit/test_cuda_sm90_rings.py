@@ -1,8 +1,10 @@
-"""Hopper's attention as its roles wait for each other, in Python: producer.h and consumer.h without arithmetic.
+"""Hopper's attention as its roles wait for each other, in Python: producer.h and consumer.h without
+arithmetic.
 
-A block's loading thread and each of its consumers is a generator that yields what it waits for; which one goes on, and
-when a copy or an arrival lands, is drawn at random. Found are waits without end, a stage that is read with another
-block's keys in it, and one that is written while somebody reads it.
+A block's loading thread and each of its consumers is a generator that yields what it waits for;
+which one goes on, and when a copy or an arrival lands, is drawn at random. Found are waits without
+end, a stage that is read with another block's keys in it, and one that is written while somebody
+reads it.
 """
 
 from __future__ import annotations
@@ -172,7 +174,9 @@ class Kernel:
         def full(name: str, at: Cursor, what: object) -> Waits:
             ring = rings[name]
             yield ring.full[at.stage].passed(at.parity)
-            assert ring.holds[at.stage] == what, f"{name}: {ring.holds[at.stage]} in place of {what}"
+            assert ring.holds[at.stage] == what, (
+                f"{name}: {ring.holds[at.stage]} in place of {what}"
+            )
 
         def read(name: str, at: Cursor, what: object) -> Waits:
             """A product runs: the stage must not change meanwhile."""
@@ -237,7 +241,10 @@ class Kernel:
             if self.early:
                 yield own_q.full[q.stage].passed(q.parity)
                 following = works[(index + 1) % self.known]
-                started = following is not None and self.tiles[following][1][g] == self.tiles[following][0]
+                started = (
+                    following is not None
+                    and self.tiles[following][1][g] == self.tiles[following][0]
+                )
                 if started:
                     block = self.tiles[following][0] - 1
                     yield from full("k", k, (following, block))
@@ -268,7 +275,9 @@ class Kernel:
         waiting: dict[int, Callable[[], bool]] = {i: (lambda: True) for i in range(len(roles))}
         while waiting:
             ready = [i for i, passed in waiting.items() if passed()]
-            choice = self.random.randrange(len(ready) + len(self.flying)) if ready or self.flying else -1
+            choice = (
+                self.random.randrange(len(ready) + len(self.flying)) if ready or self.flying else -1
+            )
             assert choice >= 0, f"all wait: roles {sorted(waiting)} of {len(roles)}"
             if choice < len(ready):
                 i = ready[choice]
@@ -280,9 +289,11 @@ class Kernel:
                 self.flying.pop(choice - len(ready))()
 
 
-def tiles(draw: random.Random, groups: int, turns: bool, causal: bool) -> list[tuple[int, list[int]]]:
-    """Each consumer's number of blocks: under a causal mask at most that of the one after, alike where they take
-    turns."""
+def tiles(
+    draw: random.Random, groups: int, turns: bool, causal: bool
+) -> list[tuple[int, list[int]]]:
+    """Each consumer's number of blocks: under a causal mask at most that of the one after, alike
+    where they take turns."""
     found = []
     for _ in range(draw.randrange(1, 20)):
         end = draw.randrange(1, 7)
@@ -296,9 +307,17 @@ def tiles(draw: random.Random, groups: int, turns: bool, causal: bool) -> list[t
 
 
 def run(
-    seed: int, causal: bool, early: bool, turns: bool, groups: int, q_stages: int, stages: int, **planted: int
+    seed: int,
+    causal: bool,
+    early: bool,
+    turns: bool,
+    groups: int,
+    q_stages: int,
+    stages: int,
+    **planted: int,
 ) -> None:
-    """A launch by chance: it ends, and every consumer saw its own blocks, from the last to the first."""
+    """A launch by chance: it ends, and every consumer saw its own blocks, from the last to the
+    first."""
     draw = random.Random(seed)
     work = tiles(draw, groups, turns, causal)
     kernel = Kernel(work, early, turns, stages, groups, q_stages, draw, **planted)
@@ -308,8 +327,12 @@ def run(
 
 
 @pytest.mark.parametrize(
-    "way", [
-        (True, True, 2, 2, 2), (False, True, 2, 1, 2), (False, False, 2, 1, 2), (True, False, 4, 2, 4),
+    "way",
+    [
+        (True, True, 2, 2, 2),
+        (False, True, 2, 1, 2),
+        (False, False, 2, 1, 2),
+        (True, False, 4, 2, 4),
         (True, False, 2, 2, 2),
     ],
     ids=lambda way: "early{:d}-turns{:d}-{}groups-{}queries-{}stages".format(*way),
@@ -323,12 +346,17 @@ def test_no_role_waits_for_ever_and_none_reads_anothers_keys(
 
 
 @pytest.mark.parametrize(
-    ("planted", "said"), [
+    ("planted", "said"),
+    [
         ({"returns": 1}, r"which is being read|in place of|^all wait: roles \[0, 1, 2\] of 3"),
         ({"first_parity": 0}, r"^all wait: roles \[0, 1, 2\] of 3"),
         ({"known": 2}, r"^v: \(\d+, \d+\) in place of"),
     ],
-    ids=["one consumer empties a stage", "loads wait for a turn that never was", "coordinates of two tiles"],
+    ids=[
+        "one consumer empties a stage",
+        "loads wait for a turn that never was",
+        "coordinates of two tiles",
+    ],
 )
 def test_the_model_finds_a_bug(planted: dict[str, int], said: str) -> None:
     with pytest.raises(AssertionError, match=said):

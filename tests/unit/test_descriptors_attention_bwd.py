@@ -1,4 +1,5 @@
-"""The descriptor of an attention's gradients: what it makes of the problem, and every refusal, word for word."""
+"""The descriptor of an attention's gradients: what it makes of the problem, and every refusal, word
+for word."""
 
 from __future__ import annotations
 
@@ -7,18 +8,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernelseam_thirdvendor import AcmeArray
-
 from kernelseam import Attention, AttentionBwd, plan
 from kernelseam.descriptors import AttentionPointers
 from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, Unsupported
+from kernelseam_thirdvendor import AcmeArray
 
 Refused = Callable[[str, Callable[[], object]], None]
 Array = np.ndarray[Any, Any]
 BASE: dict[str, Any] = {
-    "batch": 2, "num_heads": 4, "kv_heads": 2, "S_q": 5, "S_k": 7, "head_dim": 8, "value_dim": 16, "dtype": "float16",
+    "batch": 2,
+    "num_heads": 4,
+    "kv_heads": 2,
+    "S_q": 5,
+    "S_k": 7,
+    "head_dim": 8,
+    "value_dim": 16,
+    "dtype": "float16",
     "return_lse": True,
 }
 PACKED: dict[str, Any] = {"cu_seqlens_q": 0, "total_q": 9, "cu_seqlens_k": 0, "total_k": 11}
@@ -50,7 +57,13 @@ def test_strides_default_to_row_major() -> None:
 
 
 def test_strides_that_are_given_stand() -> None:
-    p = problem(stride_dq_batch=8 * 20, stride_dq_head=8, stride_dq_row=32, stride_dv_row=20, stride_dout_head=0)
+    p = problem(
+        stride_dq_batch=8 * 20,
+        stride_dq_head=8,
+        stride_dq_row=32,
+        stride_dv_row=20,
+        stride_dout_head=0,
+    )
     assert p.dq_strides == (160, 8, 32) and p.dv_strides == (2 * 7 * 20, 7 * 20, 20)
     assert p.dout_strides == (0, 0, 16)  # dout is read: it may repeat
     p = problem(forward(**PACKED), stride_dk_head=88, stride_dk_row=8)
@@ -65,7 +78,12 @@ def test_the_bias_gradient_has_the_biass_own_extents() -> None:
     p = problem(given, dbias=0, stride_dbias_column=4, stride_dbias_head=1)
     assert p.dbias_strides == (0, 1, 0, 4)
     (rule,) = (r for r in p.operands if r.name == "dbias")
-    assert (rule.dtype, rule.shape, rule.written, rule.alignment) == (DType.float16, (1, 4, 1, 7), True, 2)
+    assert (rule.dtype, rule.shape, rule.written, rule.alignment) == (
+        DType.float16,
+        (1, 4, 1, 7),
+        True,
+        2,
+    )
     p = problem(forward(bias=0, dtype_bias="float32"), dbias=0)
     assert p.dbias_strides == (140, 35, 7, 1)
     assert {r.name: r.dtype for r in p.operands}["dbias"] is DType.float32
@@ -97,9 +115,18 @@ def test_operations_and_bytes() -> None:
 
 
 def test_it_keeps_no_array() -> None:
-    x = {n: np.zeros(s, np.float32) for n, s in (("q", (1, 1, 3, 4)), ("k", (1, 1, 5, 4)), ("v", (1, 1, 5, 4)))}
+    x = {
+        n: np.zeros(s, np.float32)
+        for n, s in (("q", (1, 1, 3, 4)), ("k", (1, 1, 5, 4)), ("v", (1, 1, 5, 4)))
+    }
     given = Attention(
-        batch=1, num_heads=1, S_q=3, S_k=5, head_dim=4, **x, out=np.zeros((1, 1, 3, 4), np.float32),
+        batch=1,
+        num_heads=1,
+        S_q=3,
+        S_k=5,
+        head_dim=4,
+        **x,
+        out=np.zeros((1, 1, 3, 4), np.float32),
         lse=np.zeros((1, 1, 3), np.float32),
     )
     d = AttentionBwd(forward=given, dout=given.out, dq=np.zeros((1, 1, 3, 4), np.float32))
@@ -114,7 +141,10 @@ def test_it_keeps_no_array() -> None:
 
 
 def test_what_is_no_backward(refused: Refused) -> None:
-    refused("forward = dict: must be an Attention. Fill in its descriptor.", lambda: AttentionBwd(forward={}))
+    refused(
+        "forward = dict: must be an Attention. Fill in its descriptor.",
+        lambda: AttentionBwd(forward={}),
+    )
     lists: Any = AttentionPointers(batch=1, num_heads=1, S_q=1, S_k=1, head_dim=8, dtype="float16")
     refused(
         "forward = AttentionPointers: must be an Attention. Fill in its descriptor.",
@@ -126,7 +156,9 @@ def test_what_is_no_backward(refused: Refused) -> None:
     )
     refused("dbias = given: the attention has no bias. Leave it out.", lambda: problem(dbias=0))
     refused("dsinks = given: the attention has no sinks. Leave it out.", lambda: problem(dsinks=0))
-    refused("deterministic = 1: must be True or False. Pass a bool.", lambda: problem(deterministic=1))
+    refused(
+        "deterministic = 1: must be True or False. Pass a bool.", lambda: problem(deterministic=1)
+    )
 
 
 def test_strides(refused: Refused) -> None:
@@ -155,27 +187,40 @@ def test_strides(refused: Refused) -> None:
 def test_gradients_whose_elements_share_memory(refused: Refused) -> None:
     remedy = "An output needs memory of its own for every element: make"
     refused(
-        "stride_dq_row = 4: the 5 entries of this axis of dq share elements (extents [2, 4, 5, 8], strides [80, 20, 4, "
+        "stride_dq_row = 4: the 5 entries of this axis of dq share elements (extents [2, 4, 5, "
+        "8], strides [80, 20, 4, "
         f"1]). {remedy} stride_dq_row larger.",
         lambda: problem(stride_dq_row=4),
     )
     refused(
-        "stride_dk_head = 0: the 2 entries of this axis of dk share elements (extents [2, 2, 7, 8], strides [0, 0, 8, "
+        "stride_dk_head = 0: the 2 entries of this axis of dk share elements (extents [2, 2, 7, "
+        "8], strides [0, 0, 8, "
         f"1]). {remedy} stride_dk_head larger.",
         lambda: problem(stride_dk_head=0),
     )
     for axis, strides in (("batch", [0, 35, 7, 1]), ("column", [0, 0, 0, 0])):
         entries = {"batch": 2, "column": 7}[axis]
         refused(
-            f"stride_dbias_{axis} = 0: the {entries} entries of this axis of dbias share elements (extents [2, 4, 5, "
+            f"stride_dbias_{axis} = 0: the {entries} entries of this axis of dbias share "
+            "elements (extents [2, 4, 5, "
             f"7], strides {strides}). {remedy} stride_dbias_{axis} larger.",
             lambda axis=axis: problem(forward(bias=0), dbias=0, **{f"stride_dbias_{axis}": 0}),
         )
 
 
 def arrays(**more: Any) -> dict[str, Array]:
-    f16 = {"dout": (2, 4, 5, 16), "dq": (2, 4, 5, 8), "dk": (2, 2, 7, 8), "dv": (2, 2, 7, 16), "dbias": (2, 4, 5, 7)}
-    return {**{n: np.zeros(s, np.float16) for n, s in f16.items()}, "dsinks": np.zeros(4, np.float32), **more}
+    f16 = {
+        "dout": (2, 4, 5, 16),
+        "dq": (2, 4, 5, 8),
+        "dk": (2, 2, 7, 8),
+        "dv": (2, 2, 7, 16),
+        "dbias": (2, 4, 5, 7),
+    }
+    return {
+        **{n: np.zeros(s, np.float16) for n, s in f16.items()},
+        "dsinks": np.zeros(4, np.float32),
+        **more,
+    }
 
 
 def test_arrays_that_do_not_fit(refused: Refused) -> None:
@@ -184,18 +229,42 @@ def test_arrays_that_do_not_fit(refused: Refused) -> None:
     frozen.flags.writeable = False
     assert problem(given, **arrays()).spec.bias_gradient
     for message, more in (
-        ("dout = an array of float32: must be float16. Convert the array, or plan for its dtype.",
-         {"dout": np.zeros((2, 4, 5, 16), np.float32)}),
-        ("dsinks = an array of float64: must be float32. Convert the array, or plan for its dtype.",
-         {"dsinks": np.zeros(4)}),
-        ("dbias = an array of float32: must be float16. Convert the array, or plan for its dtype.",
-         {"dbias": np.zeros((2, 4, 5, 7), np.float32)}),
+        (
+            (
+                "dout = an array of float32: must be float16. Convert the array, or plan for its "
+                "dtype."
+            ),
+            {"dout": np.zeros((2, 4, 5, 16), np.float32)},
+        ),
+        (
+            (
+                "dsinks = an array of float64: must be float32. Convert the array, or plan for its "
+                "dtype."
+            ),
+            {"dsinks": np.zeros(4)},
+        ),
+        (
+            (
+                "dbias = an array of float32: must be float16. Convert the array, or plan for its "
+                "dtype."
+            ),
+            {"dbias": np.zeros((2, 4, 5, 7), np.float32)},
+        ),
         ("dq = a read-only array: is written to. Give a writable array.", {"dq": frozen}),
-        (("dv = an array that spans 208 elements: the extents and strides walk over 448. Make them smaller, or give a "
-          "larger array (or an address, where more memory follows)."), {"dv": np.zeros((1, 1, 13, 16), np.float16)}),
+        (
+            (
+                "dv = an array that spans 208 elements: the extents and strides walk over 448. "
+                "Make them smaller, or give a "
+                "larger array (or an address, where more memory follows)."
+            ),
+            {"dv": np.zeros((1, 1, 13, 16), np.float16)},
+        ),
     ):
         refused(message, lambda more=more: problem(given, **arrays(**more)))
-    gaps = "must be row-major without gaps where no strides are given. Give the strides, or copy the array."
+    gaps = (
+        "must be row-major without gaps where no strides are given. Give the strides, or copy "
+        "the array."
+    )
     for name, array in (
         ("dq", np.zeros((2, 5, 4, 8), np.float16).swapaxes(1, 2)),
         ("dbias", np.zeros((2, 4, 7, 5), np.float16).swapaxes(2, 3)),
@@ -211,7 +280,11 @@ def test_arrays_that_do_not_fit(refused: Refused) -> None:
         f"dq = an array with strides [64, 16, 1]: {gaps}",
         lambda: problem(forward(**PACKED), dq=apart),
     )
-    assert problem(forward(**PACKED), dq=apart, stride_dq_row=64, stride_dq_head=16).dq_strides == (0, 16, 64)
+    assert problem(forward(**PACKED), dq=apart, stride_dq_row=64, stride_dq_head=16).dq_strides == (
+        0,
+        16,
+        64,
+    )
     refused(
         "dq = strides (-160, 40, 8, 1): must not walk backwards. Copy the array first.",
         lambda: problem(dq=np.zeros((2, 4, 5, 8), np.float16)[::-1]),
@@ -229,7 +302,11 @@ def test_arrays_on_several_devices(refused: Refused) -> None:
 def bound() -> dict[str, Array]:
     f16 = {"q": (2, 4, 5, 8), "k": (2, 2, 7, 8), "v": (2, 2, 7, 16), "out": (2, 4, 5, 16)}
     x = {n: a for n, a in arrays().items() if n not in ("dbias", "dsinks")}
-    return {**{n: np.zeros(s, np.float16) for n, s in f16.items()}, "lse": np.zeros((2, 4, 5), np.float32), **x}
+    return {
+        **{n: np.zeros(s, np.float16) for n, s in f16.items()},
+        "lse": np.zeros((2, 4, 5), np.float32),
+        **x,
+    }
 
 
 def test_what_bind_refuses(refused: Refused) -> None:
@@ -238,16 +315,20 @@ def test_what_bind_refuses(refused: Refused) -> None:
     for name in bound():
         given = {n: x for n, x in bound().items() if n != name}
         refused(
-            f"{name} = missing: must be the address of memory on the device. Give {name} in the descriptor or to bind.",
+            f"{name} = missing: must be the address of memory on the device. Give {name} in the "
+            "descriptor or to bind.",
             lambda given=given: made.bind(**given),
         )
     for name, other in (("dq", "q"), ("dk", "k"), ("dv", "v")):
         x = bound()
         x[name] = x[other]
-        with pytest.raises(InvalidValue, match=rf"= 0x[0-9a-f]+: overlaps ({name}|{other})\. Give the output"):
+        with pytest.raises(
+            InvalidValue, match=rf"= 0x[0-9a-f]+: overlaps ({name}|{other})\. Give the output"
+        ):
             made.bind(**x)
     refused(
-        "dbias = given: is no operand of this plan. Its operands are q, k, v, out, lse, dout, dq, dk, dv.",
+        "dbias = given: is no operand of this plan. Its operands are q, k, v, out, lse, dout, "
+        "dq, dk, dv.",
         lambda: made.bind(**bound(), dbias=0),
     )
     lengths = plan(AttentionBwd(forward=forward(kv_lengths=0)), backend="numpy")
@@ -259,5 +340,7 @@ def test_what_bind_refuses(refused: Refused) -> None:
 
 def test_pages_are_refused_by_name() -> None:
     paged = forward(block_table=0, kv_lengths=0, pages=6, page_size=4)
-    with pytest.raises(Unsupported, match="numpy: k and v are paged: it takes strided and packed rows"):
+    with pytest.raises(
+        Unsupported, match="numpy: k and v are paged: it takes strided and packed rows"
+    ):
         plan(AttentionBwd(forward=paged), backend="numpy")

@@ -7,18 +7,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernelseam_thirdvendor import AcmeArray
-
 from kernelseam import Attention, plan
 from kernelseam.contract import Runtime
 from kernelseam.descriptors import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
+from kernelseam_thirdvendor import AcmeArray
 
 Refused = Callable[[str, Callable[[], object]], None]
 Array = np.ndarray[Any, Any]
 COUNT = "must be from 0 to 2**31 - 1. Give a count in that range."
 STRIDE = "Strides count elements, from 0 (broadcast) upward."
-BASE: dict[str, Any] = {"batch": 2, "num_heads": 4, "S_q": 5, "S_k": 7, "head_dim": 8, "dtype": "float16"}
+BASE: dict[str, Any] = {
+    "batch": 2,
+    "num_heads": 4,
+    "S_q": 5,
+    "S_k": 7,
+    "head_dim": 8,
+    "dtype": "float16",
+}
 PACKED: dict[str, Any] = {"cu_seqlens_q": 0, "total_q": 9, "cu_seqlens_k": 0, "total_k": 11}
 PAGED: dict[str, Any] = {"block_table": 0, "kv_lengths": 0, "pages": 6, "page_size": 4}
 
@@ -58,14 +64,40 @@ def test_a_window_is_a_band_and_causal_one_of_its_kinds() -> None:
 
 def test_options_are_named_in_the_spec() -> None:
     zero = ("bias", "mask", "alibi_slopes", "sinks", "prefix_lengths", "kv_lengths")
-    p = problem(**dict.fromkeys(zero, 0), softcap=30, window=(5, 5), dtype_out="float32", batch_invariant=True)
+    p = problem(
+        **dict.fromkeys(zero, 0),
+        softcap=30,
+        window=(5, 5),
+        dtype_out="float32",
+        batch_invariant=True,
+    )
     f16, f32 = DType.float16, DType.float32
     assert p.spec == AttentionSpec(
-        f16, 8, 8, window=True, prefix=True, alibi=True, softcap=True, bias=f16, mask=True, sinks=True, lengths=True,
-        dtype_out=f32, batch_invariant=True,
+        f16,
+        8,
+        8,
+        window=True,
+        prefix=True,
+        alibi=True,
+        softcap=True,
+        bias=f16,
+        mask=True,
+        sinks=True,
+        lengths=True,
+        dtype_out=f32,
+        batch_invariant=True,
     )
     assert p.spec.options == {
-        "window", "prefix", "alibi", "softcap", "bias", "mask", "sinks", "lengths", "dtype_out", "batch_invariant",
+        "window",
+        "prefix",
+        "alibi",
+        "softcap",
+        "bias",
+        "mask",
+        "sinks",
+        "lengths",
+        "dtype_out",
+        "batch_invariant",
     }
     assert (p.softcap, p.spec.out) == (30.0, f32)
     rules = {r.name: r for r in p.operands}
@@ -74,11 +106,15 @@ def test_options_are_named_in_the_spec() -> None:
     assert p.bias_strides == p.mask_strides == (140, 35, 7, 1) and p.alibi_strides == (4, 1)
     kinds = [f16, DType.boolean, f32, f32, DType.int32, DType.int32]
     assert [rules[n].dtype for n in zero] == kinds
-    assert problem().spec.options == frozenset() and problem(dtype_out="float16").spec.dtype_out is None
+    assert (
+        problem().spec.options == frozenset()
+        and problem(dtype_out="float16").spec.dtype_out is None
+    )
     assert problem(bias=0, dtype_bias="float32").spec.bias is f32
     assert problem(bias=np.zeros((2, 4, 5, 7), np.float32)).spec.bias is f32
     assert str(p) == (
-        "attention float16 alibi batch_invariant bias dtype_out lengths mask prefix sinks softcap window batch=2 "
+        "attention float16 alibi batch_invariant bias dtype_out lengths mask prefix sinks "
+        "softcap window batch=2 "
         "heads=4 S_q=5 S_k=7 dim=8"
     )
 
@@ -86,24 +122,46 @@ def test_options_are_named_in_the_spec() -> None:
 def test_packed_rows() -> None:
     p = problem(**PACKED, kv_heads=2, value_dim=16, return_lse=True)
     assert (p.spec.q_view, p.spec.kv_view, p.total_q, p.total_k) == ("packed", "packed", 9, 11)
-    assert p.q_strides == (0, 8, 32) and p.k_strides == (0, 8, 16)  # heads within rows, and no batch
+    # heads within rows, and no batch
+    assert p.q_strides == (0, 8, 32) and p.k_strides == (0, 8, 16)
     assert p.v_strides == (0, 16, 32) and p.out_strides == (0, 16, 64) and p.lse_strides == (0, 9)
     rules = {r.name: r for r in p.operands}
-    assert (rules["q"].shape, rules["v"].shape, rules["lse"].shape) == ((1, 4, 9, 8), (1, 2, 11, 16), (1, 4, 9))
+    assert (rules["q"].shape, rules["v"].shape, rules["lse"].shape) == (
+        (1, 4, 9, 8),
+        (1, 2, 11, 16),
+        (1, 4, 9),
+    )
     assert rules["cu_seqlens_q"].shape == rules["cu_seqlens_k"].shape == (3,)
     assert problem(**PACKED, stride_q_head=72, stride_q_row=8).q_strides == (0, 72, 8)
     mixed = problem(cu_seqlens_q=0, total_q=9, kv_lengths=0)
-    assert (mixed.spec.q_view, mixed.spec.kv_view, mixed.k_strides) == ("packed", "strided", (224, 56, 8))
+    assert (mixed.spec.q_view, mixed.spec.kv_view, mixed.k_strides) == (
+        "packed",
+        "strided",
+        (224, 56, 8),
+    )
     assert "packed/packed" in str(p) and "packed/strided" in str(mixed)
 
 
 def test_pages() -> None:
     p = problem(**PAGED, kv_heads=2)
-    assert (p.spec.kv_view, p.pages, p.page_size, p.table_width, p.table_stride) == ("paged", 6, 4, 2, 2)
+    assert (p.spec.kv_view, p.pages, p.page_size, p.table_width, p.table_stride) == (
+        "paged",
+        6,
+        4,
+        2,
+        2,
+    )
     assert p.k_strides == p.v_strides == (64, 8, 16)  # page, head within rows, row
     rules = {r.name: r for r in p.operands}
     assert rules["k"].shape == (6, 2, 4, 8) and rules["block_table"].shape == (2, 2)
-    p = problem(**PAGED, table_width=9, stride_table_row=10, stride_k_batch=999, stride_k_head=32, stride_k_row=8)
+    p = problem(
+        **PAGED,
+        table_width=9,
+        stride_table_row=10,
+        stride_k_batch=999,
+        stride_k_head=32,
+        stride_k_row=8,
+    )
     assert (p.table_width, p.table_stride, p.k_strides) == (9, 10, (999, 32, 8))
 
 
@@ -122,29 +180,53 @@ def test_visible_pairs_are_counted(left: int | None, right: int | None) -> None:
 # ---------------------------------------------------------------- what a descriptor refuses
 
 MESSAGES: list[tuple[dict[str, Any], str]] = [
-    ({"dtype": None}, "dtype = None: must be named where q, k, v and out are no arrays. For example dtype='float16'."),
+    (
+        {"dtype": None},
+        (
+            "dtype = None: must be named where q, k, v and out are no arrays. For example "
+            "dtype='float16'."
+        ),
+    ),
     # fields of an operand that is not there
-    ({"dtype_bias": "float32"}, "dtype_bias = float32: describes bias. Give bias too (0: it will be bound)."),
-    ({"stride_bias_row": 0}, "stride_bias_row = 0: describes bias. Give bias too (0: it will be bound)."),
-    ({"stride_mask_column": 3}, "stride_mask_column = 3: describes mask. Give mask too (0: it will be bound)."),
+    (
+        {"dtype_bias": "float32"},
+        "dtype_bias = float32: describes bias. Give bias too (0: it will be bound).",
+    ),
+    (
+        {"stride_bias_row": 0},
+        "stride_bias_row = 0: describes bias. Give bias too (0: it will be bound).",
+    ),
+    (
+        {"stride_mask_column": 3},
+        "stride_mask_column = 3: describes mask. Give mask too (0: it will be bound).",
+    ),
     (
         {"stride_alibi_batch": 0},
-        "stride_alibi_batch = 0: describes alibi_slopes. Give alibi_slopes too (0: it will be bound).",
+        (
+            "stride_alibi_batch = 0: describes alibi_slopes. Give alibi_slopes too (0: it will be "
+            "bound)."
+        ),
     ),
     (
         {"stride_table_row": 4},
         "stride_table_row = 4: describes block_table. Give block_table too (0: it will be bound).",
     ),
     # element types
-    ({"dtype_out": "bfloat16"}, "dtype_out = bfloat16: must be float16 or float32. Leave it out for q's dtype."),
+    (
+        {"dtype_out": "bfloat16"},
+        "dtype_out = bfloat16: must be float16 or float32. Leave it out for q's dtype.",
+    ),
     (
         {"dtype": "float32", "dtype_out": "float16"},
         "dtype_out = float16: must be float32. Leave it out for q's dtype.",
     ),
     (
         {"dtype_out": "int32"},
-        ("dtype_out = int32: must be one of float16, bfloat16, float32, float64. Convert the array or name one of "
-         "these."),
+        (
+            "dtype_out = int32: must be one of float16, bfloat16, float32, float64. Convert the "
+            "array or name one of "
+            "these."
+        ),
     ),
     (
         {"out": np.zeros((2, 4, 5, 8))},
@@ -152,7 +234,10 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"out": np.zeros((2, 4, 5, 8), np.float16), "dtype_out": "float32"},
-        "out = an array of float16: must be float32 as dtype_out is. Convert the array, or correct the dtype.",
+        (
+            "out = an array of float16: must be float32 as dtype_out is. Convert the array, or "
+            "correct the dtype."
+        ),
     ),
     (
         {"bias": np.zeros((2, 4, 5, 7))},
@@ -164,16 +249,25 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"bias": np.zeros((2, 4, 5, 7), np.int32)},
-        ("bias.dtype = int32: must be one of float16, bfloat16, float32, float64. Convert the array or name one of "
-         "these."),
+        (
+            "bias.dtype = int32: must be one of float16, bfloat16, float32, float64. Convert the "
+            "array or name one of "
+            "these."
+        ),
     ),
     *(
-        ({name: np.zeros(shape, given)},
-         (f"{name} = an array of {np.dtype(given)}: must be {wanted}. Convert the array"
-          f"{', or plan for its dtype' * (wanted == 'float32')}."))
+        (
+            {name: np.zeros(shape, given)},
+            (
+                f"{name} = an array of {np.dtype(given)}: must be {wanted}. Convert the array"
+                f"{', or plan for its dtype' * (wanted == 'float32')}."
+            ),
+        )
         for name, shape, given, wanted in (
-            ("mask", (2, 4, 5, 7), np.float32, "bool"), ("alibi_slopes", (2, 4), np.float16, "float32"),
-            ("sinks", (4,), np.float16, "float32"), ("prefix_lengths", (2,), np.float32, "int32"),
+            ("mask", (2, 4, 5, 7), np.float32, "bool"),
+            ("alibi_slopes", (2, 4), np.float16, "float32"),
+            ("sinks", (4,), np.float16, "float32"),
+            ("prefix_lengths", (2,), np.float32, "int32"),
             ("kv_lengths", (2,), np.bool_, "int32"),
         )
     ),
@@ -214,8 +308,10 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"cu_seqlens_k": 0}, "total_k = None: must say how many rows packed k has. Give it."),
     ({**PACKED, "total_q": -1}, f"total_q = -1: {COUNT}"),
     *(
-        ({**PACKED, f"stride_{n}_batch": 8, "return_lse": True},
-         f"stride_{n}_batch = 8: packed rows have no batch. Leave it out.")
+        (
+            {**PACKED, f"stride_{n}_batch": 8, "return_lse": True},
+            f"stride_{n}_batch = 8: packed rows have no batch. Leave it out.",
+        )
         for n in ("q", "k", "v", "out", "lse")
     ),
     ({"pages": 3}, "pages = 3: describes paged keys. Give block_table too."),
@@ -224,56 +320,92 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({**PAGED, "pages": None}, "pages = None: must be given for paged keys. Give it."),
     ({**PAGED, "page_size": None}, "page_size = None: must be given for paged keys. Give it."),
     ({**PAGED, "pages": -1}, f"pages = -1: {COUNT}"),
-    ({**PAGED, "page_size": 0}, "page_size = 0: must be from 1 to 2**31 - 1. Give a count in that range."),
+    (
+        {**PAGED, "page_size": 0},
+        "page_size = 0: must be from 1 to 2**31 - 1. Give a count in that range.",
+    ),
     ({**PAGED, "table_width": 1.5}, "table_width = 1.5: must be an integer. Pass an int."),
     (
         {**PAGED, "table_width": 1},
-        "table_width = 1: must have room for S_k = 7 keys in pages of 4: 2. Make the table wider, or S_k smaller.",
+        (
+            "table_width = 1: must have room for S_k = 7 keys in pages of 4: 2. Make the table "
+            "wider, or S_k smaller."
+        ),
     ),
     # strides
     *(
-        ({**more, f"stride_{field}": -1}, f"stride_{field} = -1: must be from 0 to 2**{bits} - 1. {STRIDE}")
+        (
+            {**more, f"stride_{field}": -1},
+            f"stride_{field} = -1: must be from 0 to 2**{bits} - 1. {STRIDE}",
+        )
         for more, field, bits in (
-            ({"bias": 0}, "bias_column", 62), ({"bias": 0, "dtype_bias": "float32"}, "bias_batch", 61),
-            ({"mask": 0}, "mask_head", 63), ({"alibi_slopes": 0}, "alibi_head", 61), (PAGED, "table_row", 61),
-            (PAGED, "k_batch", 62), (PACKED, "q_row", 62), ({}, "lse_head", 61),
+            ({"bias": 0}, "bias_column", 62),
+            ({"bias": 0, "dtype_bias": "float32"}, "bias_batch", 61),
+            ({"mask": 0}, "mask_head", 63),
+            ({"alibi_slopes": 0}, "alibi_head", 61),
+            (PAGED, "table_row", 61),
+            (PAGED, "k_batch", 62),
+            (PACKED, "q_row", 62),
+            ({}, "lse_head", 61),
             ({"dtype_out": "float32"}, "out_row", 61),
         )
     ),
     (
         {**PACKED, "stride_out_row": 0},
-        ("stride_out_row = 0: the 9 entries of this axis of out share elements (extents [1, 4, 9, 8], strides "
-         "[0, 8, 0, 1]). An output needs memory of its own for every element: make stride_out_row larger."),
+        (
+            "stride_out_row = 0: the 9 entries of this axis of out share elements (extents [1, "
+            "4, 9, 8], strides "
+            "[0, 8, 0, 1]). An output needs memory of its own for every element: make "
+            "stride_out_row larger."
+        ),
     ),
     (
         {"mask": 0, "stride_mask_batch": 2**63 - 1},
-        ("mask = [2, 4, 5, 7] elements with strides [9223372036854775807, 35, 7, 1]: must take fewer than 2**63 bytes. "
-         "Make the extents or the strides smaller."),
+        (
+            "mask = [2, 4, 5, 7] elements with strides [9223372036854775807, 35, 7, 1]: must "
+            "take fewer than 2**63 bytes. "
+            "Make the extents or the strides smaller."
+        ),
     ),
     # arrays that are walked otherwise than they lie
     *(
-        ({**more, name: array},
-         (f"{name} = an array with strides {[s // array.itemsize for s in array.strides]}: must be row-major without "
-          "gaps where no strides are given. Give the strides, or copy the array."))
+        (
+            {**more, name: array},
+            (
+                f"{name} = an array with strides {[s // array.itemsize for s in array.strides]}: "
+                "must be row-major without "
+                "gaps where no strides are given. Give the strides, or copy the array."
+            ),
+        )
         for more, name, array in (
             ({}, "bias", np.zeros((2, 4, 7, 5), np.float16).swapaxes(2, 3)),
             ({}, "mask", np.zeros((2, 4, 5, 8), bool)[..., :7]),
-            ({}, "alibi_slopes", np.zeros((2, 8), np.float32)[:, ::2]), ({}, "sinks", np.zeros(8, np.float32)[::2]),
-            ({}, "prefix_lengths", i32(1, 2, 3)[::2]), ({}, "kv_lengths", i32(1, 2, 3)[::2]),
-            (PACKED, "cu_seqlens_q", i32(1, 2, 3, 4, 5)[::2]), (PACKED, "cu_seqlens_k", i32(1, 2, 3, 4, 5)[::2]),
+            ({}, "alibi_slopes", np.zeros((2, 8), np.float32)[:, ::2]),
+            ({}, "sinks", np.zeros(8, np.float32)[::2]),
+            ({}, "prefix_lengths", i32(1, 2, 3)[::2]),
+            ({}, "kv_lengths", i32(1, 2, 3)[::2]),
+            (PACKED, "cu_seqlens_q", i32(1, 2, 3, 4, 5)[::2]),
+            (PACKED, "cu_seqlens_k", i32(1, 2, 3, 4, 5)[::2]),
             (PAGED, "block_table", np.zeros((2, 3), np.int32)[:, :2]),
-            (PACKED, "q", np.zeros((9, 12, 8), np.float16)[:, :4]), (PAGED, "v", np.zeros((6, 4, 4, 9), "f2")[..., :8]),
+            (PACKED, "q", np.zeros((9, 12, 8), np.float16)[:, :4]),
+            (PAGED, "v", np.zeros((6, 4, 4, 9), "f2")[..., :8]),
         )
     ),
     (
         {"sinks": np.zeros(3, np.float32)},
-        ("sinks = an array that spans 3 elements: the extents and strides walk over 4. Make them smaller, or give a "
-         "larger array (or an address, where more memory follows)."),
+        (
+            "sinks = an array that spans 3 elements: the extents and strides walk over 4. Make "
+            "them smaller, or give a "
+            "larger array (or an address, where more memory follows)."
+        ),
     ),
     (
         {**PACKED, "cu_seqlens_q": i32(0, 4)},
-        ("cu_seqlens_q = an array that spans 2 elements: the extents and strides walk over 3. Make them smaller, or "
-         "give a larger array (or an address, where more memory follows)."),
+        (
+            "cu_seqlens_q = an array that spans 2 elements: the extents and strides walk over 3. "
+            "Make them smaller, or "
+            "give a larger array (or an address, where more memory follows)."
+        ),
     ),
     ({"mask": -1}, "mask = -1: must be from 0 to 2**64 - 1. Pass the memory's address."),
 ]
@@ -284,7 +416,8 @@ def test_refused(more: dict[str, Any], message: str, refused: Refused) -> None:
     refused(message, lambda: attention(**more))
 
 
-# ---------------------------------------------------------------- what lengths, offsets and tables may hold
+# ---------------------------------------------------------------- what lengths, offsets and tables
+# may hold
 
 
 def memory(p: Any) -> dict[str, Array]:
@@ -297,7 +430,8 @@ def aligned(x: Array) -> int:
 
 
 def bound(**more: Any) -> None:
-    """Bind a call over these arrays; on the host that is enough for their contents to be looked at."""
+    """Bind a call over these arrays; on the host that is enough for their contents to be looked
+    at."""
     given = {n: x for n, x in more.items() if isinstance(x, np.ndarray)}
     p = plan(attention(**{**more, **dict.fromkeys(given, 0)}), backend="numpy")
     arrays = memory(p.problem)
@@ -306,27 +440,48 @@ def bound(**more: Any) -> None:
 
 TABLE = "Entries that kv_lengths reaches name pages."
 OFFSETS: list[tuple[dict[str, Any], str]] = [
-    ({"cu_seqlens_q": i32(-1, 2, 4)}, "cu_seqlens_q[0] = -1: must not be negative. Offsets start at 0."),
+    (
+        {"cu_seqlens_q": i32(-1, 2, 4)},
+        "cu_seqlens_q[0] = -1: must not be negative. Offsets start at 0.",
+    ),
     (
         {"cu_seqlens_q": i32(0, 3, 2)},
         "cu_seqlens_q[2] = 2: must not be below its predecessor, 3. Offsets never decrease.",
     ),
     (
         {"cu_seqlens_q": i32(0, 1, 7)},
-        ("cu_seqlens_q[2] = 7: gives entry 1 of the batch 6 rows, more than S_q = 5. Raise S_q (max_seqlen_q) "
-         "to the longest sequence."),
+        (
+            "cu_seqlens_q[2] = 7: gives entry 1 of the batch 6 rows, more than S_q = 5. Raise "
+            "S_q (max_seqlen_q) "
+            "to the longest sequence."
+        ),
     ),
-    ({"cu_seqlens_q": i32(1, 5, 10)}, "cu_seqlens_q[2] = 10: must not exceed total_q = 9. Correct the last offset."),
+    (
+        {"cu_seqlens_q": i32(1, 5, 10)},
+        "cu_seqlens_q[2] = 10: must not exceed total_q = 9. Correct the last offset.",
+    ),
     (
         {"cu_seqlens_k": i32(0, 8, 9)},
-        ("cu_seqlens_k[1] = 8: gives entry 0 of the batch 8 rows, more than S_k = 7. Raise S_k (max_seqlen_k) "
-         "to the longest sequence."),
+        (
+            "cu_seqlens_k[1] = 8: gives entry 0 of the batch 8 rows, more than S_k = 7. Raise "
+            "S_k (max_seqlen_k) "
+            "to the longest sequence."
+        ),
     ),
-    ({"cu_seqlens_k": i32(2, 7, 12)}, "cu_seqlens_k[2] = 12: must not exceed total_k = 11. Correct the last offset."),
+    (
+        {"cu_seqlens_k": i32(2, 7, 12)},
+        "cu_seqlens_k[2] = 12: must not exceed total_k = 11. Correct the last offset.",
+    ),
 ]
 LENGTHS: list[tuple[dict[str, Any], str]] = [
-    ({"kv_lengths": i32(7, 8)}, "kv_lengths[1] = 8: must be from 0 to S_k = 7. Raise S_k, or correct it."),
-    ({"kv_lengths": i32(-1, 7)}, "kv_lengths[0] = -1: must be from 0 to S_k = 7. Raise S_k, or correct it."),
+    (
+        {"kv_lengths": i32(7, 8)},
+        "kv_lengths[1] = 8: must be from 0 to S_k = 7. Raise S_k, or correct it.",
+    ),
+    (
+        {"kv_lengths": i32(-1, 7)},
+        "kv_lengths[0] = -1: must be from 0 to S_k = 7. Raise S_k, or correct it.",
+    ),
     (
         {**PAGED, "kv_lengths": i32(5, 4), "block_table": i32([0, 6], [1, 99])},
         f"block_table[0, 1] = 6: must be a page, from 0 to 5. {TABLE}",
@@ -338,21 +493,34 @@ LENGTHS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("more", "message"), [
-    *(({**PACKED, "cu_seqlens_q": i32(0, 4, 9), "cu_seqlens_k": i32(0, 4, 11), **more}, m) for more, m in OFFSETS),
-    *LENGTHS,
-])
-def test_contents_on_the_host_are_refused_by_bind(more: dict[str, Any], message: str, refused: Refused) -> None:
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        *(
+            ({**PACKED, "cu_seqlens_q": i32(0, 4, 9), "cu_seqlens_k": i32(0, 4, 11), **more}, m)
+            for more, m in OFFSETS
+        ),
+        *LENGTHS,
+    ],
+)
+def test_contents_on_the_host_are_refused_by_bind(
+    more: dict[str, Any], message: str, refused: Refused
+) -> None:
     refused(message, lambda: bound(**more))
 
 
-@pytest.mark.parametrize("more", [
-    {**PACKED, "cu_seqlens_q": i32(0, 0, 5), "cu_seqlens_k": i32(4, 4, 11)},  # empty sequences, and rows of no one
-    {"kv_lengths": i32(0, 7)},
-    {**PAGED, "kv_lengths": i32(0, 4), "block_table": i32([-1, 99], [5, -1])},  # what no key is on is not looked at
-    {"prefix_lengths": i32(-5, 2**31 - 1)},  # all of them mean something
-    {"batch": 0, **PACKED, "cu_seqlens_q": i32(7), "cu_seqlens_k": i32(7)},
-])
+@pytest.mark.parametrize(
+    "more",
+    [
+        # empty sequences, and rows of no one
+        {**PACKED, "cu_seqlens_q": i32(0, 0, 5), "cu_seqlens_k": i32(4, 4, 11)},
+        {"kv_lengths": i32(0, 7)},
+        # what no key is on is not looked at
+        {**PAGED, "kv_lengths": i32(0, 4), "block_table": i32([-1, 99], [5, -1])},
+        {"prefix_lengths": i32(-5, 2**31 - 1)},  # all of them mean something
+        {"batch": 0, **PACKED, "cu_seqlens_q": i32(7), "cu_seqlens_k": i32(7)},
+    ],
+)
 def test_contents_that_stay_within(more: dict[str, Any]) -> None:
     bound(**more)
 
@@ -365,7 +533,8 @@ def test_a_table_is_read_as_the_plan_walks_it(refused: Refused) -> None:
     bound(**{**more, "block_table": table.reshape(2, 4)})
     table[5] = 42
     refused(
-        f"block_table[1, 1] = 42: must be a page, from 0 to 5. {TABLE}", lambda: bound(**{**more, "block_table": table})
+        f"block_table[1, 1] = 42: must be a page, from 0 to 5. {TABLE}",
+        lambda: bound(**{**more, "block_table": table}),
     )
 
 
@@ -388,7 +557,9 @@ def test_contents_on_a_device_are_read_when_asked(acme: Runtime, refused: Refuse
     assert device is not None and device.backend == "acme"
     for given in (lengths, lengths.host.ctypes.data):
         found = d.resolve({"kv_lengths": given}, acme, device)
-        refused("kv_lengths[1] = 8: must be from 0 to S_k = 7. Raise S_k, or correct it.",
-                lambda found=found: d.check_device(found, acme, device))  # type: ignore[misc]
+        refused(
+            "kv_lengths[1] = 8: must be from 0 to S_k = 7. Raise S_k, or correct it.",
+            lambda found=found: d.check_device(found, acme, device),
+        )  # type: ignore[misc]
     lengths.host[1] = 7
     d.check_device(d.resolve({"kv_lengths": lengths}, acme, device), acme, device)

@@ -9,16 +9,17 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from kernelseam_thirdvendor import AcmeArray
-
 from kernelseam import BatchedGemmStrided, DType, plan
 from kernelseam.descriptors import GemmSpec
+from kernelseam_thirdvendor import AcmeArray
 
 Refused = Callable[[str, Callable[[], object]], None]
 COUNT = "must be from 0 to 2**31 - 1. Give a count in that range."
 ORDER = "Check the order of the axes of all arrays."
 ROWS = "the last axis must be contiguous (stride 1). Copy the array into a contiguous one."
-DTYPES = "must be one of float16, bfloat16, float32, float64. Convert the array or name one of these."
+DTYPES = (
+    "must be one of float16, bfloat16, float32, float64. Convert the array or name one of these."
+)
 BASE: dict[str, Any] = {"M": 4, "N": 6, "K": 8, "batch": 2, "num_heads": 4, "dtype": "float32"}
 
 
@@ -70,7 +71,8 @@ def test_dtypes() -> None:
         ({"N": 8}, (16, 16, 16)),
         ({"N": 8, "A": 0x1000, "B": 0x1008, "C": 0x1004}, (16, 4, 4)),
         ({"N": 8, "stride_a_head": 33}, (4, 16, 16)),
-        ({"N": 8, "stride_a_head": 33, "num_heads": 1, "batch": 1}, (16, 16, 16)),  # an axis of one entry has no stride
+        # an axis of one entry has no stride
+        ({"N": 8, "stride_a_head": 33, "num_heads": 1, "batch": 1}, (16, 16, 16)),
         ({"N": 8, "stride_a_batch": 0}, (16, 16, 16)),
         ({"N": 8, "dtype_c": "float16"}, (16, 16, 16)),
         ({"N": 4, "dtype_c": "float16"}, (16, 16, 2)),
@@ -106,7 +108,8 @@ def test_frozen_and_replaced() -> None:
 
 def test_for_scores_fills_in_attentions_defaults() -> None:
     rng = np.random.default_rng(1)
-    qkv = rng.standard_normal((2, 9, 8, 16), np.float32)  # [B, S, H + 2·H_kv, D] of a packed projection
+    # [B, S, H + 2·H_kv, D] of a packed projection
+    qkv = rng.standard_normal((2, 9, 8, 16), np.float32)
     q, k = (x.swapaxes(1, 2) for x in (qkv[:, :, :4], qkv[:, :, 4:6]))
     scores = np.full((2, 4, 9, 9), np.nan, np.float32)
     d = BatchedGemmStrided.for_scores(q, k, scores)
@@ -135,7 +138,9 @@ def test_for_output() -> None:
 def test_unit_axes_get_packed_strides() -> None:
     """An axis of one entry may have any stride in an array; two equal problems must be one."""
     wide = np.zeros((2, 3, 8, 5, 16), np.float32)
-    a = BatchedGemmStrided.for_scores(wide[:, :, :1, 0], wide[:, :, :, 1][:, :, :1], np.zeros((2, 3, 1, 1), np.float32))
+    a = BatchedGemmStrided.for_scores(
+        wide[:, :, :1, 0], wide[:, :, :, 1][:, :, :1], np.zeros((2, 3, 1, 1), np.float32)
+    )
     assert a.problem().a_strides == (3 * 8 * 5 * 16, 8 * 5 * 16, 16)
 
 
@@ -159,27 +164,63 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"num_heads": np.zeros(3)}, "num_heads = ndarray: must be an integer. Pass an int."),
     (
         {"batch": 2**16, "num_heads": 2**15},
-        "batch·num_heads = 2147483648: must be from 0 to 2**31 - 1. Split the batch over several calls.",
+        (
+            "batch·num_heads = 2147483648: must be from 0 to 2**31 - 1. Split the batch over "
+            "several "
+            "calls."
+        ),
     ),
-    ({"stride_a_row": -8}, ("stride_a_row = -8: must be from 0 to 2**61 - 1. "
-     "Strides count elements, from 0 (broadcast) upward.")),
-    ({"stride_b_head": 2**61}, ("stride_b_head = 2305843009213693952: must be from 0 to 2**61 - 1. "
-     "Strides count elements, from 0 (broadcast) upward.")),
+    (
+        {"stride_a_row": -8},
+        (
+            "stride_a_row = -8: must be from 0 to 2**61 - 1. "
+            "Strides count elements, from 0 (broadcast) upward."
+        ),
+    ),
+    (
+        {"stride_b_head": 2**61},
+        (
+            "stride_b_head = 2305843009213693952: must be from 0 to 2**61 - 1. "
+            "Strides count elements, from 0 (broadcast) upward."
+        ),
+    ),
     ({"stride_c_batch": 1.5}, "stride_c_batch = 1.5: must be an integer. Pass an int."),
     (
         {"batch": 2, "num_heads": 1, "stride_a_batch": 2**61 - 1, "M": 2, "K": 2},
-        ("A = [2, 1, 2, 2] elements with strides [2305843009213693951, 4, 2, 1]: must take fewer than 2**63 bytes. "
-        "Make the extents or the strides smaller."),
+        (
+            "A = [2, 1, 2, 2] elements with strides [2305843009213693951, 4, 2, 1]: must take "
+            "fewer than 2**63 bytes. "
+            "Make the extents or the strides smaller."
+        ),
     ),
     (
-        {"batch": 2**20, "M": 2**30, "K": 2**20, "stride_a_batch": 0, "stride_a_head": 0, "stride_a_row": 0, "N": 0},
+        {
+            "batch": 2**20,
+            "M": 2**30,
+            "K": 2**20,
+            "stride_a_batch": 0,
+            "stride_a_head": 0,
+            "stride_a_row": 0,
+            "N": 0,
+        },
         None,  # nothing is read where C is empty
     ),
     (
-        {"batch": 2**20, "M": 2**20, "K": 2**30, "stride_a_batch": 0, "stride_a_head": 0, "stride_a_row": 0,
-         "N": 1, "dtype": "float64"},
-        ("A = [1048576, 4, 1048576, 1073741824] elements with strides [0, 0, 0, 1]: must take fewer than 2**63 bytes. "
-        "Make the extents or the strides smaller."),
+        {
+            "batch": 2**20,
+            "M": 2**20,
+            "K": 2**30,
+            "stride_a_batch": 0,
+            "stride_a_head": 0,
+            "stride_a_row": 0,
+            "N": 1,
+            "dtype": "float64",
+        },
+        (
+            "A = [1048576, 4, 1048576, 1073741824] elements with strides [0, 0, 0, 1]: must take "
+            "fewer than 2**63 bytes. "
+            "Make the extents or the strides smaller."
+        ),
     ),
     ({"a_transposed": 1}, "a_transposed = 1: must be True or False. Pass a bool."),
     ({"b_transposed": "no"}, "b_transposed = no: must be True or False. Pass a bool."),
@@ -187,12 +228,21 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"beta": 1j}, "beta = 1j: must be a real number. Pass a float."),
     ({"beta": True}, "beta = True: must be a real number. Pass a float."),
     ({"alpha": 10**400}, "alpha = a larger integer: must be within float64. Pass a float."),
-    ({"b_head_group": 0}, "b_head_group = 0: must be from 1 to 2**31 - 1. Give a count in that range."),
+    (
+        {"b_head_group": 0},
+        "b_head_group = 0: must be from 1 to 2**31 - 1. Give a count in that range.",
+    ),
     (
         {"b_head_group": 3},
-        "num_heads = 4: must be a multiple of b_head_group = 3. Make num_heads a multiple of b_head_group.",
+        (
+            "num_heads = 4: must be a multiple of b_head_group = 3. Make num_heads a multiple of "
+            "b_head_group."
+        ),
     ),
-    ({"dtype": None}, "dtype = None: must be named where A and B are no arrays. For example dtype='float16'."),
+    (
+        {"dtype": None},
+        "dtype = None: must be named where A and B are no arrays. For example dtype='float16'.",
+    ),
     (
         {"dtype": "int8"},
         f"dtype = int8: {DTYPES}",
@@ -211,24 +261,33 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"stride_c_head": 0},
-        ("stride_c_head = 0: the 4 entries of this axis of C share elements "
-        "(extents [2, 4, 4, 6], strides [0, 0, 6, 1]). "
-        "An output needs memory of its own for every element: make stride_c_head larger."),
+        (
+            "stride_c_head = 0: the 4 entries of this axis of C share elements "
+            "(extents [2, 4, 4, 6], strides [0, 0, 6, 1]). "
+            "An output needs memory of its own for every element: make stride_c_head larger."
+        ),
     ),
     (
         {"stride_c_row": 5, "batch": 1, "num_heads": 1},
-        ("stride_c_row = 5: the 4 entries of this axis of C share elements "
-        "(extents [1, 1, 4, 6], strides [20, 20, 5, 1]). "
-        "An output needs memory of its own for every element: make stride_c_row larger."),
+        (
+            "stride_c_row = 5: the 4 entries of this axis of C share elements "
+            "(extents [1, 1, 4, 6], strides [20, 20, 5, 1]). "
+            "An output needs memory of its own for every element: make stride_c_row larger."
+        ),
     ),
     (  # heads 1.67 rows apart: no two axes alone collide, head with row and column do
         {"stride_c_head": 10, "stride_c_batch": 1000},
-        ("stride_c_head = 10: the 4 entries of this axis of C share elements "
-        "(extents [2, 4, 4, 6], strides [1000, 10, 6, 1]). "
-        "An output needs memory of its own for every element: make stride_c_head larger."),
+        (
+            "stride_c_head = 10: the 4 entries of this axis of C share elements "
+            "(extents [2, 4, 4, 6], strides [1000, 10, 6, 1]). "
+            "An output needs memory of its own for every element: make stride_c_head larger."
+        ),
     ),
     ({"A": -4096}, "A = -4096: must be from 0 to 2**64 - 1. Pass the memory's address."),
-    ({"C": 2**64}, "C = an integer of 65 bits: must be from 0 to 2**64 - 1. Pass the memory's address."),
+    (
+        {"C": 2**64},
+        "C = an integer of 65 bits: must be from 0 to 2**64 - 1. Pass the memory's address.",
+    ),
 ]
 
 
@@ -242,8 +301,16 @@ def test_refused(more: dict[str, Any], message: str | None, refused: Refused) ->
 
 def test_interleaved_outputs_are_fine() -> None:
     """Token-major: heads lie between the columns of one row."""
-    assert gemm(stride_c_head=6, stride_c_row=24, stride_c_batch=96).problem().c_strides == (96, 6, 24)
-    assert gemm(stride_c_head=7, stride_c_row=28, stride_c_batch=200).problem().c_strides == (200, 7, 28)
+    assert gemm(stride_c_head=6, stride_c_row=24, stride_c_batch=96).problem().c_strides == (
+        96,
+        6,
+        24,
+    )
+    assert gemm(stride_c_head=7, stride_c_row=28, stride_c_batch=200).problem().c_strides == (
+        200,
+        7,
+        28,
+    )
     # Not nested, yet nothing is shared: heads at 0 and 5, rows at 0, 3 and 6, of one element each.
     p = gemm(M=3, N=1, num_heads=2, batch=1, stride_c_row=3, stride_c_head=5).problem()
     assert p.c_strides[1:] == (5, 3)
@@ -251,8 +318,11 @@ def test_interleaved_outputs_are_fine() -> None:
 
 def arrays(**more: Any) -> dict[str, Any]:
     return {
-        "A": np.zeros((2, 4, 4, 8), np.float32), "B": np.zeros((2, 4, 8, 6), np.float32),
-        "C": np.zeros((2, 4, 4, 6), np.float32), "dtype": None, **more,
+        "A": np.zeros((2, 4, 4, 8), np.float32),
+        "B": np.zeros((2, 4, 8, 6), np.float32),
+        "C": np.zeros((2, 4, 4, 6), np.float32),
+        "dtype": None,
+        **more,
     }
 
 
@@ -264,15 +334,25 @@ def read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 ARRAY_MESSAGES: list[tuple[dict[str, Any], str]] = [
     (
         {"B": np.zeros((2, 4, 8, 6), np.float16)},
-        "B = an array of float16: must be float32 as A is. Convert the array, or correct the dtype.",
+        (
+            "B = an array of float16: must be float32 as A is. Convert the array, or correct the "
+            "dtype."
+        ),
     ),
     (
         {"dtype": "float16"},
-        "A = an array of float32: must be float16 as dtype is. Convert the array, or correct the dtype.",
+        (
+            "A = an array of float32: must be float16 as dtype is. Convert the array, or correct "
+            "the "
+            "dtype."
+        ),
     ),
     (
         {"dtype_c": "float16"},
-        "C = an array of float32: must be float16 as dtype_c is. Convert the array, or correct the dtype.",
+        (
+            "C = an array of float32: must be float16 as dtype_c is. Convert the array, or correct "
+            "the dtype."
+        ),
     ),
     (
         {"A": np.zeros((2, 4, 4, 8), np.int32)},
@@ -280,18 +360,26 @@ ARRAY_MESSAGES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"A": np.zeros((2, 4, 3, 8), np.float32)},
-        ("A = an array that spans 192 elements: the extents and strides walk over 256. "
-        "Make them smaller, or give a larger array (or an address, where more memory follows)."),
+        (
+            "A = an array that spans 192 elements: the extents and strides walk over 256. "
+            "Make them smaller, or give a larger array (or an address, where more memory follows)."
+        ),
     ),
     (
         {"A": np.zeros((2, 4, 8, 4), np.float32).swapaxes(2, 3)},
-        ("A = an array with strides [128, 32, 1, 4]: must be row-major without gaps where no strides are given. "
-        "Give the strides, or copy the array."),
+        (
+            "A = an array with strides [128, 32, 1, 4]: must be row-major without gaps where no "
+            "strides are given. "
+            "Give the strides, or copy the array."
+        ),
     ),
     (
         {"B": np.zeros((2, 4, 8, 12), np.float32)[..., ::2]},
-        ("B = an array with strides [384, 96, 12, 2]: must be row-major without gaps where no strides are given. "
-        "Give the strides, or copy the array."),
+        (
+            "B = an array with strides [384, 96, 12, 2]: must be row-major without gaps where no "
+            "strides are given. "
+            "Give the strides, or copy the array."
+        ),
     ),
     (
         {"A": np.zeros((2, 4, 4, 8), np.float32)[:, ::-1]},
@@ -323,7 +411,8 @@ def test_the_last_element_counts(refused: Refused) -> None:
 
 def test_refused_strangers(refused: Refused, acme: Any) -> None:
     message = (
-        "B = builtins.object: must be an array of a library and on a device known to acme, numpy. Pass a NumPy array, "
+        "B = builtins.object: must be an array of a library and on a device known to acme, "
+        "numpy. Pass a NumPy array, "
         "a torch tensor or anything with DLPack, and see `kernelseam doctor` for missing plugins."
     )
     refused(message, lambda: gemm(B=object()))
@@ -347,29 +436,61 @@ def f32(*shape: int) -> np.ndarray[Any, Any]:
 
 
 FOR_SCORES: list[tuple[tuple[Any, Any, Any], dict[str, Any], str]] = [
-    ((f32(4, 9, 16), f32(2, 2, 9, 16), f32(2, 4, 9, 9)), {},
-     f"q = an array of shape [4, 9, 16]: must be [B, H, S_q, D]. {ORDER}"),
-    ((f32(2, 4, 9, 16), f32(2, 2, 9, 17), f32(2, 4, 9, 9)), {},
-     f"k = an array of shape [2, 2, 9, 17]: must be [B=2, H_kv, S_k, D=16]. {ORDER}"),
-    ((f32(2, 4, 9, 16), f32(2, 2, 7, 16), f32(2, 4, 9, 9)), {},
-     f"scores = an array of shape [2, 4, 9, 9]: must be [B=2, H=4, S_q=9, S_k=7]. {ORDER}"),
-    ((f32(2, 4, 9, 16), f32(2, 3, 9, 16), f32(2, 4, 9, 9)), {},
-     f"k = an array of shape [2, 3, 9, 16]: 4 heads must be a multiple of its 3. {ORDER}"),
-    ((f32(2, 4, 9, 16), f32(2, 0, 9, 16), f32(2, 4, 9, 9)), {},
-     f"k = an array of shape [2, 0, 9, 16]: 4 heads must be a multiple of its 0. {ORDER}"),
-    ((f32(2, 4, 9, 16), f32(2, 2, 9, 16).astype("f8"), f32(2, 4, 9, 9)), {},
-     "k = an array of float64: must be float32 as q is. Convert the array, or correct the dtype."),
-    ((f32(2, 4, 16, 9).swapaxes(2, 3), f32(2, 2, 9, 16), f32(2, 4, 9, 9)), {},
-     f"q = strides [576, 144, 1, 9]: {ROWS}"),
-    ((f32(2, 4, 9, 16), f32(2, 2, 9, 16), f32(2, 4, 9, 9)), {"scale": float("nan")},
-     "scale = nan: must be finite. Give a finite number, or None for the default."),
-    ((f32(2, 4, 9, 16), f32(2, 2, 9, 16), np.broadcast_to(np.float32(0), (2, 4, 9, 9))), {},
-     f"scores = strides [0, 0, 0, 0]: {ROWS}"),
+    (
+        (f32(4, 9, 16), f32(2, 2, 9, 16), f32(2, 4, 9, 9)),
+        {},
+        f"q = an array of shape [4, 9, 16]: must be [B, H, S_q, D]. {ORDER}",
+    ),
+    (
+        (f32(2, 4, 9, 16), f32(2, 2, 9, 17), f32(2, 4, 9, 9)),
+        {},
+        f"k = an array of shape [2, 2, 9, 17]: must be [B=2, H_kv, S_k, D=16]. {ORDER}",
+    ),
+    (
+        (f32(2, 4, 9, 16), f32(2, 2, 7, 16), f32(2, 4, 9, 9)),
+        {},
+        f"scores = an array of shape [2, 4, 9, 9]: must be [B=2, H=4, S_q=9, S_k=7]. {ORDER}",
+    ),
+    (
+        (f32(2, 4, 9, 16), f32(2, 3, 9, 16), f32(2, 4, 9, 9)),
+        {},
+        f"k = an array of shape [2, 3, 9, 16]: 4 heads must be a multiple of its 3. {ORDER}",
+    ),
+    (
+        (f32(2, 4, 9, 16), f32(2, 0, 9, 16), f32(2, 4, 9, 9)),
+        {},
+        f"k = an array of shape [2, 0, 9, 16]: 4 heads must be a multiple of its 0. {ORDER}",
+    ),
+    (
+        (f32(2, 4, 9, 16), f32(2, 2, 9, 16).astype("f8"), f32(2, 4, 9, 9)),
+        {},
+        (
+            "k = an array of float64: must be float32 as q is. Convert the array, or correct the "
+            "dtype."
+        ),
+    ),
+    (
+        (f32(2, 4, 16, 9).swapaxes(2, 3), f32(2, 2, 9, 16), f32(2, 4, 9, 9)),
+        {},
+        f"q = strides [576, 144, 1, 9]: {ROWS}",
+    ),
+    (
+        (f32(2, 4, 9, 16), f32(2, 2, 9, 16), f32(2, 4, 9, 9)),
+        {"scale": float("nan")},
+        "scale = nan: must be finite. Give a finite number, or None for the default.",
+    ),
+    (
+        (f32(2, 4, 9, 16), f32(2, 2, 9, 16), np.broadcast_to(np.float32(0), (2, 4, 9, 9))),
+        {},
+        f"scores = strides [0, 0, 0, 0]: {ROWS}",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("given", "more", "message"), FOR_SCORES)
-def test_for_scores_refuses(given: tuple[Any, Any, Any], more: dict[str, Any], message: str, refused: Refused) -> None:
+def test_for_scores_refuses(
+    given: tuple[Any, Any, Any], more: dict[str, Any], message: str, refused: Refused
+) -> None:
     refused(message, lambda: BatchedGemmStrided.for_scores(*given, **more))
 
 

@@ -1,4 +1,5 @@
-"""BatchedGemmStrided's bias, residual and sums: what it derives, what it refuses, and the residual that is C itself."""
+"""BatchedGemmStrided's bias, residual and sums: what it derives, what it refuses, and the residual
+that is C itself."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from kernelseam import BatchedGemmStrided, DType, plan
 
 Refused = Callable[[str, Callable[[], object]], None]
@@ -28,9 +28,19 @@ def rules(d: BatchedGemmStrided) -> dict[str, tuple[int, ...]]:
 
 def test_they_take_part_where_they_are_given() -> None:
     assert list(rules(gemm())) == ["A", "B", "C"] and gemm().problem().spec.plain
-    assert rules(gemm(bias=0)) == {"A": (6, 4, 4, 8), "B": (6, 4, 8, 8), "C": (6, 4, 4, 8), "bias": (6, 4, 8)}
+    assert rules(gemm(bias=0)) == {
+        "A": (6, 4, 4, 8),
+        "B": (6, 4, 8, 8),
+        "C": (6, 4, 4, 8),
+        "bias": (6, 4, 8),
+    }
     p = gemm(bias=0, residual=4096).problem()
-    assert (p.spec.bias, p.spec.residual, p.spec.summed, p.spec.plain) == (DType.float32, DType.float32, False, False)
+    assert (p.spec.bias, p.spec.residual, p.spec.summed, p.spec.plain) == (
+        DType.float32,
+        DType.float32,
+        False,
+        False,
+    )
     assert str(p.spec) == "gemm float32→float32 NN strided bias residual"
     assert gemm(residual=0).operands() == {"residual": 0}
 
@@ -40,7 +50,14 @@ def test_strides_pack_around_those_given() -> None:
     assert (p.bias_strides, p.residual_strides) == ((32, 8), (128, 32, 8))
     p = gemm(bias=0, residual=0, stride_bias_head=0, stride_residual_row=10).problem()
     assert (p.bias_strides, p.residual_strides) == ((0, 0), (160, 40, 10))
-    p = gemm(bias=0, residual=0, stride_bias_batch=0, stride_residual_head=0, c_batch_group=3, c_head_group=2).problem()
+    p = gemm(
+        bias=0,
+        residual=0,
+        stride_bias_batch=0,
+        stride_residual_head=0,
+        c_batch_group=3,
+        c_head_group=2,
+    ).problem()
     assert (p.bias_strides, p.residual_strides, p.c_strides) == ((0, 8), (0, 0, 8), (64, 32, 8))
     p = gemm().problem()
     assert (p.bias_strides, p.residual_strides) == ((0, 0), (0, 0, 0))
@@ -49,9 +66,18 @@ def test_strides_pack_around_those_given() -> None:
 def test_groups_leave_fewer_results() -> None:
     p = gemm(bias=0, residual=0, c_batch_group=3, c_head_group=2, b_head_group=4).problem()
     assert (p.results, p.summed, p.matrices, p.spec.summed) == (4, 6, 24, True)
-    assert [r.shape for r in p.operands] == [(6, 4, 4, 8), (6, 1, 8, 8), (2, 2, 4, 8), (2, 2, 8), (2, 2, 4, 8)]
+    assert [r.shape for r in p.operands] == [
+        (6, 4, 4, 8),
+        (6, 1, 8, 8),
+        (2, 2, 4, 8),
+        (2, 2, 8),
+        (2, 2, 4, 8),
+    ]
     assert p.operations == 2 * 24 * 4 * 8 * 8
-    assert gemm(c_head_group=4).problem().spec.summed and not gemm(c_head_group=1).problem().spec.summed
+    assert (
+        gemm(c_head_group=4).problem().spec.summed
+        and not gemm(c_head_group=1).problem().spec.summed
+    )
     assert gemm(batch=0, c_batch_group=3).problem().results == 0
 
 
@@ -63,17 +89,28 @@ def test_dtypes() -> None:
     assert kinds() == ("float32", "float32")
     assert kinds(dtype="float16") == ("float16", "float16")
     assert kinds(dtype="float16", dtype_c="float32") == ("float32", "float32")
-    assert kinds(dtype="float16", dtype_bias="bfloat16", dtype_residual=np.float32) == ("bfloat16", "float32")
+    assert kinds(dtype="float16", dtype_bias="bfloat16", dtype_residual=np.float32) == (
+        "bfloat16",
+        "float32",
+    )
     assert kinds(dtype="float64", dtype_bias="float32") == ("float32", "float64")
-    d = gemm(dtype="float16", bias=np.zeros((6, 4, 8), np.float32), residual=np.zeros((6, 4, 4, 8), np.float16))
+    d = gemm(
+        dtype="float16",
+        bias=np.zeros((6, 4, 8), np.float32),
+        residual=np.zeros((6, 4, 4, 8), np.float16),
+    )
     assert (d.problem().spec.bias, d.problem().spec.residual) == (DType.float32, DType.float16)
 
 
 @pytest.mark.parametrize(
     ("more", "vector"),
     [
-        ({}, 16), ({"N": 6}, 4), ({"residual": 8}, 4), ({"stride_residual_head": 34}, 4),
-        ({"stride_residual_row": 0}, 16), ({"N": 6, "stride_residual_row": 8}, 16),
+        ({}, 16),
+        ({"N": 6}, 4),
+        ({"residual": 8}, 4),
+        ({"stride_residual_head": 34}, 4),
+        ({"stride_residual_row": 0}, 16),
+        ({"N": 6, "stride_residual_row": 8}, 16),
         ({"N": 4, "dtype_residual": "float16", "dtype_c": "float32"}, 2),
     ],
 )
@@ -85,7 +122,11 @@ def test_vector_class_of_the_residual(more: dict[str, Any], vector: int) -> None
 
 
 def test_over_addresses_it_is_the_same_problem() -> None:
-    x = {"A": np.zeros((6, 4, 4, 8), "f4"), "B": np.zeros((6, 4, 8, 8), "f4"), "C": np.zeros((2, 4, 4, 8), "f4")}
+    x = {
+        "A": np.zeros((6, 4, 4, 8), "f4"),
+        "B": np.zeros((6, 4, 8, 8), "f4"),
+        "C": np.zeros((2, 4, 4, 8), "f4"),
+    }
     added = {"bias": np.zeros((2, 4, 8), "f2"), "residual": np.zeros((2, 4, 4, 8), "f2")}
     d = gemm(**x, **added, c_batch_group=3)
     bare = d.over({n: a.ctypes.data for n, a in {**x, **added}.items()})
@@ -96,42 +137,106 @@ def test_over_addresses_it_is_the_same_problem() -> None:
 # ---------------------------------------------------------------- what is refused
 
 MESSAGES: list[tuple[dict[str, Any], str]] = [
-    ({"stride_bias_head": 0}, "stride_bias_head = 0: describes bias. Give bias too (0: it will be bound)."),
-    ({"dtype_bias": "float16"}, "dtype_bias = float16: describes bias. Give bias too (0: it will be bound)."),
-    ({"stride_residual_row": 8},
-     "stride_residual_row = 8: describes residual. Give residual too (0: it will be bound)."),
-    ({"dtype_residual": "float16"},
-     "dtype_residual = float16: describes residual. Give residual too (0: it will be bound)."),
-    ({"bias": 0, "dtype_bias": "float64"},
-     "dtype_bias = float64: must be no wider than float32, in which it is added. Convert it."),
-    ({"residual": np.zeros((6, 4, 4, 8))},
-     "residual = an array of float64: must be no wider than float32, in which it is added. Convert it."),
-    ({"residual": 0, "dtype": "float16", "dtype_c": "float64"},
-     "dtype_residual = float64: must be no wider than float32, in which it is added. Convert it."),
-    ({"bias": 0, "dtype_bias": "int8"},
-     "dtype_bias = int8: must be one of float16, bfloat16, float32, float64. Convert the array or name one of these."),
+    (
+        {"stride_bias_head": 0},
+        "stride_bias_head = 0: describes bias. Give bias too (0: it will be bound).",
+    ),
+    (
+        {"dtype_bias": "float16"},
+        "dtype_bias = float16: describes bias. Give bias too (0: it will be bound).",
+    ),
+    (
+        {"stride_residual_row": 8},
+        "stride_residual_row = 8: describes residual. Give residual too (0: it will be bound).",
+    ),
+    (
+        {"dtype_residual": "float16"},
+        "dtype_residual = float16: describes residual. Give residual too (0: it will be bound).",
+    ),
+    (
+        {"bias": 0, "dtype_bias": "float64"},
+        "dtype_bias = float64: must be no wider than float32, in which it is added. Convert it.",
+    ),
+    (
+        {"residual": np.zeros((6, 4, 4, 8))},
+        (
+            "residual = an array of float64: must be no wider than float32, in which it is added. "
+            "Convert it."
+        ),
+    ),
+    (
+        {"residual": 0, "dtype": "float16", "dtype_c": "float64"},
+        (
+            "dtype_residual = float64: must be no wider than float32, in which it is added. "
+            "Convert "
+            "it."
+        ),
+    ),
+    (
+        {"bias": 0, "dtype_bias": "int8"},
+        (
+            "dtype_bias = int8: must be one of float16, bfloat16, float32, float64. Convert the "
+            "array or name one of these."
+        ),
+    ),
     ({"bias": -1}, "bias = -1: must be from 0 to 2**64 - 1. Pass the memory's address."),
-    ({"bias": 0, "stride_bias_head": -8},
-     "stride_bias_head = -8: must be from 0 to 2**61 - 1. Strides count elements, from 0 (broadcast) upward."),
-    ({"c_batch_group": 0}, "c_batch_group = 0: must be from 1 to 2**31 - 1. Give a count in that range."),
+    (
+        {"bias": 0, "stride_bias_head": -8},
+        (
+            "stride_bias_head = -8: must be from 0 to 2**61 - 1. Strides count elements, from 0 "
+            "(broadcast) upward."
+        ),
+    ),
+    (
+        {"c_batch_group": 0},
+        "c_batch_group = 0: must be from 1 to 2**31 - 1. Give a count in that range.",
+    ),
     ({"c_head_group": 2.0}, "c_head_group = 2.0: must be an integer. Pass an int."),
-    ({"c_batch_group": 4},
-     "batch = 6: must be a multiple of c_batch_group = 4. Make batch a multiple of c_batch_group."),
-    ({"c_head_group": 3},
-     "num_heads = 4: must be a multiple of c_head_group = 3. Make num_heads a multiple of c_head_group."),
-    ({"bias": np.zeros(8, np.float32)},
-     ("bias = an array that spans 8 elements: the extents and strides walk over 192. Make them smaller, or give a "
-      "larger array (or an address, where more memory follows).")),
-    ({"bias": np.zeros((6, 4, 16), np.float32)[..., ::2]},
-     ("bias = an array with strides [64, 16, 2]: must be row-major without gaps where no strides are given. Give the "
-      "strides, or copy the array.")),
-    ({"C": np.zeros((6, 4, 4, 8), np.float32), "c_batch_group": 1, "stride_c_batch": 0},
-     ("stride_c_batch = 0: the 6 entries of this axis of C share elements (extents [6, 4, 4, 8], strides "
-      "[0, 32, 8, 1]). An output needs memory of its own for every element: make stride_c_batch larger.")),
+    (
+        {"c_batch_group": 4},
+        (
+            "batch = 6: must be a multiple of c_batch_group = 4. Make batch a multiple of "
+            "c_batch_group."
+        ),
+    ),
+    (
+        {"c_head_group": 3},
+        (
+            "num_heads = 4: must be a multiple of c_head_group = 3. Make num_heads a multiple of "
+            "c_head_group."
+        ),
+    ),
+    (
+        {"bias": np.zeros(8, np.float32)},
+        (
+            "bias = an array that spans 8 elements: the extents and strides walk over 192. Make "
+            "them smaller, or give a "
+            "larger array (or an address, where more memory follows)."
+        ),
+    ),
+    (
+        {"bias": np.zeros((6, 4, 16), np.float32)[..., ::2]},
+        (
+            "bias = an array with strides [64, 16, 2]: must be row-major without gaps where no "
+            "strides are given. Give the "
+            "strides, or copy the array."
+        ),
+    ),
+    (
+        {"C": np.zeros((6, 4, 4, 8), np.float32), "c_batch_group": 1, "stride_c_batch": 0},
+        (
+            "stride_c_batch = 0: the 6 entries of this axis of C share elements (extents [6, 4, "
+            "4, 8], strides "
+            "[0, 32, 8, 1]). An output needs memory of its own for every element: make "
+            "stride_c_batch larger."
+        ),
+    ),
 ]
 
 
-@pytest.mark.parametrize(("more", "message"), MESSAGES, ids=[m[0].__repr__()[:40] for m in MESSAGES])
+@pytest.mark.parametrize(
+    ("more", "message"), MESSAGES, ids=[m[0].__repr__()[:40] for m in MESSAGES]
+)
 def test_refused(more: dict[str, Any], message: str, refused: Refused) -> None:
     refused(message, lambda: gemm(**more))
 
@@ -158,7 +263,11 @@ def test_the_residual_may_be_c() -> None:
     plan(gemm(**x, residual=x["C"])).bind()()
     np.testing.assert_array_equal(x["C"], want)
     gaps = np.zeros((6, 4, 4, 12), np.float32)
-    strides = {f"stride_{n}_{a}": s for n in ("c", "residual") for a, s in (("batch", 192), ("head", 48), ("row", 12))}
+    strides = {
+        f"stride_{n}_{a}": s
+        for n in ("c", "residual")
+        for a, s in (("batch", 192), ("head", 48), ("row", 12))
+    }
     gaps[..., :8] = 1
     plan(gemm(**{**x, "C": gaps}, residual=gaps, **strides)).bind(check=True)()
     np.testing.assert_array_equal(gaps[..., :8], x["A"] @ x["B"] + 1)
@@ -170,8 +279,11 @@ def test_a_residual_that_overlaps_c_otherwise_is_refused(refused: Refused) -> No
     message = f"C = {at}: overlaps residual. Give the output memory of its own."
     others: list[dict[str, Any]] = [
         {"beta": 1.0},  # which reads what others have written
-        {"residual": x["C"].ctypes.data + 32}, {"stride_residual_head": 0}, {"stride_residual_batch": 256},
-        {"stride_residual_row": 16}, {"dtype_residual": "float16", "residual": x["C"].ctypes.data},
+        {"residual": x["C"].ctypes.data + 32},
+        {"stride_residual_head": 0},
+        {"stride_residual_batch": 256},
+        {"stride_residual_row": 16},
+        {"dtype_residual": "float16", "residual": x["C"].ctypes.data},
     ]
     for more in others:
         call = {**x, "residual": x["C"].ctypes.data, **more}
@@ -185,18 +297,31 @@ def test_a_bias_may_not_be_c(refused: Refused) -> None:
         lambda: plan(gemm(**x, bias=x["C"], stride_bias_batch=0, stride_bias_head=0)).bind(),
     )
     halves = np.zeros((6, 4, 4, 16), np.float32)  # interleaved: columns beside those of C
-    strides = {f"stride_{n}_{a}": s for n in ("c", "residual") for a, s in (("batch", 256), ("head", 64), ("row", 16))}
+    strides = {
+        f"stride_{n}_{a}": s
+        for n in ("c", "residual")
+        for a, s in (("batch", 256), ("head", 64), ("row", 16))
+    }
     halves[..., 8:] = 2
-    plan(gemm(**{**x, "C": halves.ctypes.data}, residual=halves.ctypes.data + 32, **strides)).bind()()
+    plan(
+        gemm(**{**x, "C": halves.ctypes.data}, residual=halves.ctypes.data + 32, **strides)
+    ).bind()()
     np.testing.assert_array_equal(halves[..., :8], x["A"] @ x["B"] + 2)
 
 
 def test_what_bind_gives_in_place_of_what_was_announced(refused: Refused) -> None:
     x = arrays()
     p = plan(gemm(**x, bias=0, residual=0))
-    refused("bias = null: must be the address of memory on the device. Give bias in the descriptor or to bind.", p.bind)
+    refused(
+        "bias = null: must be the address of memory on the device. Give bias in the descriptor "
+        "or to bind.",
+        p.bind,
+    )
     bias, residual = np.ones((6, 4, 8), np.float32), np.full((6, 4, 4, 8), 2, np.float32)
     p.bind(bias=bias, residual=residual)()
     np.testing.assert_array_equal(x["C"], x["A"] @ x["B"] + 3)
     plain = plan(gemm(**x))
-    refused("bias = given: is no operand of this plan. Its operands are A, B, C.", lambda: plain.bind(bias=bias))
+    refused(
+        "bias = given: is no operand of this plan. Its operands are A, B, C.",
+        lambda: plain.bind(bias=bias),
+    )

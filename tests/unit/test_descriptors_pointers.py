@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from kernelseam_thirdvendor import AcmeArray
-
 from kernelseam import BatchedGemmPointers, Plan, plan, trace
+from kernelseam_thirdvendor import AcmeArray
 
 Refused = Callable[[str, Callable[[], object]], None]
 Array = npt.NDArray[Any]
@@ -61,8 +60,11 @@ def error(a: list[Array], b: list[Array], c: list[Array]) -> float:
 def test_host_lists(kind: str) -> None:
     a, b, c = lists()
     turn: dict[str, Callable[[list[Array]], object]] = {
-        "arrays": list, "tuple": tuple, "addresses": lambda x: [at(m) for m in x],
-        "numpy": lambda x: np.array([at(m) for m in x]), "mixed": lambda x: [at(x[0]), *x[1:]],
+        "arrays": list,
+        "tuple": tuple,
+        "addresses": lambda x: [at(m) for m in x],
+        "numpy": lambda x: np.array([at(m) for m in x]),
+        "mixed": lambda x: [at(x[0]), *x[1:]],
     }
     d = gemm(A_ptrs=turn[kind](a), B_ptrs=turn[kind](b), C_ptrs=turn[kind](c))
     p = plan(d, backend="numpy")
@@ -78,7 +80,11 @@ def test_everything_from_the_arrays() -> None:
     a = [np.zeros((5, 9), np.float16)[:, :4] for _ in range(6)]
     c = [np.zeros((5, 3), np.float32) for _ in range(6)]
     p = gemm(A_ptrs=a, C_ptrs=c, dtype=None).problem()
-    assert (str(p.spec.dtype), str(p.spec.dtype_c), str(p.spec.dtype_acc)) == ("float16", "float32", "float32")
+    assert (str(p.spec.dtype), str(p.spec.dtype_c), str(p.spec.dtype_acc)) == (
+        "float16",
+        "float32",
+        "float32",
+    )
     assert (p.a_strides, p.b_strides, p.c_strides) == ((0, 0, 9), (0, 0, 3), (0, 0, 3))
     assert gemm(a_transposed=True, b_transposed=True).problem().a_strides == (0, 0, 5)
 
@@ -101,7 +107,11 @@ def test_lists_stay_alive(acme: Any) -> None:
 
 def even() -> tuple[Array, Array, Array]:
     rng = np.random.default_rng(4)
-    return rng.standard_normal((6, 5, 4), "f4"), rng.standard_normal((6, 4, 3), "f4"), np.full((6, 5, 3), np.nan, "f4")
+    return (
+        rng.standard_normal((6, 5, 4), "f4"),
+        rng.standard_normal((6, 4, 3), "f4"),
+        np.full((6, 5, 3), np.nan, "f4"),
+    )
 
 
 def spaced_plan(a: Array, b: Array, c: Array, **more: Any) -> Plan:
@@ -144,7 +154,15 @@ def test_transposes_and_rows_with_gaps() -> None:
     rng = np.random.default_rng(5)
     a, b = rng.standard_normal((6, 4, 8), "f4")[:, :, :5], rng.standard_normal((6, 3, 4), "f4")
     c = np.zeros((6, 5, 3), "f4")
-    d = gemm(A_ptrs=list(a), B_ptrs=list(b), C_ptrs=list(c), a_transposed=True, b_transposed=True, alpha=2.0, beta=1.0)
+    d = gemm(
+        A_ptrs=list(a),
+        B_ptrs=list(b),
+        C_ptrs=list(c),
+        a_transposed=True,
+        b_transposed=True,
+        alpha=2.0,
+        beta=1.0,
+    )
     p = plan(d)
     assert p.problem.a_strides == (96, 32, 8)
     p.bind()()
@@ -157,7 +175,9 @@ def test_what_is_not_evenly_spaced() -> None:
     assert plan(backwards).note == ""
     unknown = gemm(A_ptrs=list(a), B_ptrs=list(b))
     assert plan(unknown).note == ""
-    fractions = gemm(A_ptrs=[at(a) + 2 * i for i in range(6)], B_ptrs=list(b), C_ptrs=list(c), alpha=0.0)
+    fractions = gemm(
+        A_ptrs=[at(a) + 2 * i for i in range(6)], B_ptrs=list(b), C_ptrs=list(c), alpha=0.0
+    )
     assert plan(fractions).note == SPACED  # A is never read
     empty = gemm(A_ptrs=[], B_ptrs=[], C_ptrs=[], batch=0, num_heads=0)
     assert plan(empty).note == ""
@@ -168,24 +188,33 @@ def test_rebinding_the_strided_way_refuses(refused: Refused, acme: Any) -> None:
     a, b, c = even()
     p = spaced_plan(a, b, c)
     refused(
-        "A_ptrs = a list spaced otherwise: the plan walks entries 20 elements apart, as the lists it was made with. "
+        "A_ptrs = a list spaced otherwise: the plan walks entries 20 elements apart, as the "
+        "lists it was made with. "
         "Plan again with this list.",
         lambda: p.bind(A_ptrs=list(a)[::-1]),
     )
     refused(
-        f"C_ptrs[0] = {hex(at(a) + 84)}: overlaps the matrix of A_ptrs[1]. Give the output memory of its own.",
+        f"C_ptrs[0] = {hex(at(a) + 84)}: overlaps the matrix of A_ptrs[1]. Give the output "
+        "memory of its own.",
         lambda: p.bind(C_ptrs=[at(a) + 84 + 60 * i for i in range(6)]),
     )
     refused(
-        "A = given: is no operand of this plan. Its operands are A_ptrs, B_ptrs, C_ptrs.", lambda: p.bind(A=a)
+        "A = given: is no operand of this plan. Its operands are A_ptrs, B_ptrs, C_ptrs.",
+        lambda: p.bind(A=a),
     )
     device = [AcmeArray(x) for x in (a, b, c)]
-    on_device = plan(gemm(**{
-        f"{n}_ptrs": [AcmeArray(m) for m in x.host] for n, x in zip("ABC", device, strict=True)
-    }))
+    on_device = plan(
+        gemm(
+            **{
+                f"{n}_ptrs": [AcmeArray(m) for m in x.host]
+                for n, x in zip("ABC", device, strict=True)
+            }
+        )
+    )
     assert on_device.note == SPACED
     refused(
-        "B_ptrs = a list on the device: the plan walks entries 12 elements apart, as the lists it was made with. "
+        "B_ptrs = a list on the device: the plan walks entries 12 elements apart, as the lists "
+        "it was made with. "
         "Plan again with this list.",
         lambda: on_device.bind(B_ptrs=AcmeArray(np.array([at(m) for m in b]))),
     )
@@ -219,12 +248,14 @@ def test_alignment_is_a_promise_that_check_verifies(acme: Any, refused: Refused)
     assert p.problem.spec.vector_a == 16
     p.bind()
     refused(
-        f"A_ptrs[4] = {hex(at(a[4]))}: must be a multiple of 16 bytes. Align the matrix, or plan with alignment=4.",
+        f"A_ptrs[4] = {hex(at(a[4]))}: must be a multiple of 16 bytes. Align the matrix, or plan "
+        "with alignment=4.",
         lambda: p.bind(check=True),
     )
     assert gemm(A_ptrs=a).problem().spec.vector_a == 4
     refused(
-        f"A_ptrs[4] = {hex(at(a[4]))}: must be a multiple of 16 bytes. Align the matrix, or plan with alignment=4.",
+        f"A_ptrs[4] = {hex(at(a[4]))}: must be a multiple of 16 bytes. Align the matrix, or plan "
+        "with alignment=4.",
         lambda: gemm(A_ptrs=a, alignment=16),
     )
 
@@ -238,7 +269,8 @@ def test_device_lists_under_check(acme: Any, refused: Refused) -> None:
     bad = AcmeArray(entries.copy())
     p.bind(C_ptrs=bad)  # what the host does not read, it cannot refuse
     refused(
-        "C_ptrs[2] = null: must be the address of a matrix. Leave the entry out, or give it memory.",
+        "C_ptrs[2] = null: must be the address of a matrix. Leave the entry out, or give it "
+        "memory.",
         lambda: p.bind(C_ptrs=bad, check=True),
     )
     entries[2] = entries[5]
@@ -264,11 +296,14 @@ def test_host_and_device_lists_mix(acme: Any) -> None:
 
 def test_a_device_list_in_place_of_a_host_list(acme: Any, refused: Refused) -> None:
     a, b, c = lists()
-    wrapped = {f"{n}_ptrs": [AcmeArray(m) for m in x] for n, x in zip("ABC", (a, b, c), strict=True)}
+    wrapped = {
+        f"{n}_ptrs": [AcmeArray(m) for m in x] for n, x in zip("ABC", (a, b, c), strict=True)
+    }
     p = plan(gemm(**wrapped))
     assert p.problem.spec.vector_a == 16
     refused(
-        "A_ptrs = a list on the device: the plan relies on 16-byte alignment, found from a host list. "
+        "A_ptrs = a list on the device: the plan relies on 16-byte alignment, found from a host "
+        "list. "
         "Plan with this list, or with alignment=16 to promise it.",
         lambda: p.bind(A_ptrs=on_device(a)),
     )
@@ -300,7 +335,11 @@ def test_entries(refused: Refused) -> None:
     a, b, c = lists()
     cases: list[tuple[str, dict[str, Any]]] = [
         (
-            "A_ptrs[2] = null: must be the address of a matrix. Leave the entry out, or give it memory.",
+            (
+                "A_ptrs[2] = null: must be the address of a matrix. Leave the entry out, or give "
+                "it "
+                "memory."
+            ),
             {"A_ptrs": replaced(a, 2, 0)},
         ),
         (
@@ -312,7 +351,10 @@ def test_entries(refused: Refused) -> None:
             {"C_ptrs": replaced(c, 4, c[1])},
         ),
         (
-            f"C_ptrs[4] = {hex(at(c[1]) + 16)}: overlaps the matrix of C_ptrs[1]. Give every output memory of its own.",
+            (
+                f"C_ptrs[4] = {hex(at(c[1]) + 16)}: overlaps the matrix of C_ptrs[1]. Give every "
+                "output memory of its own."
+            ),
             {"C_ptrs": replaced(c, 4, at(c[1]) + 16)},
         ),
         (
@@ -320,53 +362,89 @@ def test_entries(refused: Refused) -> None:
             {"C_ptrs": replaced(c, 3, at(a[5]))},
         ),
         (
-            f"C_ptrs[3] = {hex(at(a[5]) + 64)}: overlaps the matrix of A_ptrs[5]. Give the output memory of its own.",
+            (
+                f"C_ptrs[3] = {hex(at(a[5]) + 64)}: overlaps the matrix of A_ptrs[5]. Give the "
+                "output memory of its own."
+            ),
             {"C_ptrs": replaced(c, 3, at(a[5]) + 64)},
         ),
         (
-            f"C_ptrs[2] = {hex(at(b[0]) - 48)}: overlaps the matrix of B_ptrs[0]. Give the output memory of its own.",
+            (
+                f"C_ptrs[2] = {hex(at(b[0]) - 48)}: overlaps the matrix of B_ptrs[0]. Give the "
+                "output memory of its own."
+            ),
             {"C_ptrs": replaced(c, 2, at(b[0]) - 48)},
         ),
         (
-            ("C_ptrs[0] = 0xfffffffffffffff0: a walk over 60 bytes leaves the 64-bit addresses. "
-            "Pass the memory's address."),
+            (
+                "C_ptrs[0] = 0xfffffffffffffff0: a walk over 60 bytes leaves the 64-bit addresses. "
+                "Pass the memory's address."
+            ),
             {"C_ptrs": replaced(c, 0, 2**64 - 16)},
         ),
-        ("A_ptrs[0] = -8: must be from 0 to 2**64 - 1. Pass the memory's address.", {"A_ptrs": replaced(a, 0, -8)}),
         (
-            "A_ptrs[3] = an array of float64: must be float32 as all of a call are. Convert it, or call once a dtype.",
+            "A_ptrs[0] = -8: must be from 0 to 2**64 - 1. Pass the memory's address.",
+            {"A_ptrs": replaced(a, 0, -8)},
+        ),
+        (
+            (
+                "A_ptrs[3] = an array of float64: must be float32 as all of a call are. Convert "
+                "it, "
+                "or call once a dtype."
+            ),
             {"A_ptrs": replaced(a, 3, np.zeros((5, 4)))},
         ),
         (
-            "B_ptrs = an array of float16: must be float32 as A_ptrs is. Convert the array, or correct the dtype.",
+            (
+                "B_ptrs = an array of float16: must be float32 as A_ptrs is. Convert the array, or "
+                "correct the dtype."
+            ),
             {"B_ptrs": matrices(6, 4, 3, "f2"), "dtype": None},
         ),
         (
-            "A_ptrs[3] = row stride 8: must be 4 as all of a call are. Copy it, or call once a row stride.",
+            (
+                "A_ptrs[3] = row stride 8: must be 4 as all of a call are. Copy it, or call once a "
+                "row stride."
+            ),
             {"A_ptrs": replaced(a, 3, np.zeros((5, 8), np.float32)[:, :4])},
         ),
         (
-            "A_ptrs[0] = row stride 4: must be 8 as all of a call are. Copy it, or call once a row stride.",
+            (
+                "A_ptrs[0] = row stride 4: must be 8 as all of a call are. Copy it, or call once a "
+                "row stride."
+            ),
             {"stride_a_row": 8},
         ),
         (
-            "A_ptrs[1] = an array of shape [4, 5]: must be [5, 4]. One matrix an entry, as it lies in memory.",
+            (
+                "A_ptrs[1] = an array of shape [4, 5]: must be [5, 4]. One matrix an entry, as it "
+                "lies in memory."
+            ),
             {"A_ptrs": replaced(a, 1, a[1].T)},
         ),
         (
-            ("A_ptrs[1] = strides [1, 5]: the last axis must be contiguous (stride 1). "
-            "Copy the array into a contiguous one."),
+            (
+                "A_ptrs[1] = strides [1, 5]: the last axis must be contiguous (stride 1). "
+                "Copy the array into a contiguous one."
+            ),
             {"A_ptrs": replaced(a, 1, np.zeros((4, 5), np.float32).T)},
         ),
         (
             "C_ptrs[5] = a read-only array: is written to. Give a writable array.",
             {"C_ptrs": replaced(c, 5, frozen(c[5]))},
         ),
-        (("stride_c_row = 2: the 5 entries of this axis of C_ptrs share elements "
-         "(extents [5, 3], strides [2, 1]). "
-        "An output needs memory of its own for every element: make stride_c_row larger."),
-         {"C_ptrs": None, "stride_c_row": 2}),
-        ("alignment = 12: must be a power of two. Give 16, or the element size.", {"alignment": 12}),
+        (
+            (
+                "stride_c_row = 2: the 5 entries of this axis of C_ptrs share elements "
+                "(extents [5, 3], strides [2, 1]). "
+                "An output needs memory of its own for every element: make stride_c_row larger."
+            ),
+            {"C_ptrs": None, "stride_c_row": 2},
+        ),
+        (
+            "alignment = 12: must be a power of two. Give 16, or the element size.",
+            {"alignment": 12},
+        ),
         ("alignment = 2: must be from 4 to 4096. Give 16, or the element size.", {"alignment": 2}),
     ]
     for message, more in cases:
@@ -381,7 +459,8 @@ def test_outputs_beside_inputs_in_the_same_rows(refused: Refused) -> None:
     plan(gemm(A_ptrs=a, B_ptrs=b, C_ptrs=c)).bind()()
     assert error(a, b, c) < 1e-4
     refused(
-        f"C_ptrs[1] = {hex(at(whole[1]) + 12)}: overlaps the matrix of A_ptrs[1]. Give the output memory of its own.",
+        f"C_ptrs[1] = {hex(at(whole[1]) + 12)}: overlaps the matrix of A_ptrs[1]. Give the "
+        "output memory of its own.",
         lambda: gemm(A_ptrs=a, B_ptrs=b, C_ptrs=replaced(c, 1, whole[1][:, 3:6])),
     )
 
@@ -394,7 +473,8 @@ def frozen(x: Array) -> Array:
 
 def test_what_is_no_list(refused: Refused, acme: Any) -> None:
     message = (
-        "A_ptrs = {}: must be a list or tuple of arrays or addresses, or an array of 64-bit integers. "
+        "A_ptrs = {}: must be a list or tuple of arrays or addresses, or an array of 64-bit "
+        "integers. "
         "Pass list(…), or a one-dimensional array of int64 or uint64."
     )
     refused(message.format("ndarray"), lambda: gemm(A_ptrs=np.zeros((6, 5, 4), np.float32)))
@@ -402,12 +482,14 @@ def test_what_is_no_list(refused: Refused, acme: Any) -> None:
     refused(message.format("4096"), lambda: gemm(A_ptrs=4096))
     refused(message.format("AcmeArray"), lambda: gemm(A_ptrs=AcmeArray(np.zeros(6, np.int32))))
     refused(
-        "A_ptrs = an array of shape [2, 3] with strides [3, 1]: a list of addresses has one contiguous axis. "
+        "A_ptrs = an array of shape [2, 3] with strides [3, 1]: a list of addresses has one "
+        "contiguous axis. "
         "Flatten it, batch-major.",
         lambda: gemm(A_ptrs=AcmeArray(np.zeros((2, 3), np.int64))),
     )
     refused(
-        "A_ptrs = an array of shape [6] with strides [2]: a list of addresses has one contiguous axis. "
+        "A_ptrs = an array of shape [6] with strides [2]: a list of addresses has one contiguous "
+        "axis. "
         "Flatten it, batch-major.",
         lambda: gemm(A_ptrs=AcmeArray(np.zeros(12, np.int64)[::2])),
     )
@@ -417,7 +499,8 @@ def test_devices(acme: Any, refused: Refused) -> None:
     a, b, c = lists()
     wrapped = [AcmeArray(m) for m in a]
     refused(
-        "A_ptrs[1] = an array on acme:1 (acme1): A_ptrs[0] is on acme:0 (acme1). Move all arrays to one device.",
+        "A_ptrs[1] = an array on acme:1 (acme1): A_ptrs[0] is on acme:0 (acme1). Move all arrays "
+        "to one device.",
         lambda: gemm(A_ptrs=replaced(wrapped, 1, AcmeArray(a[1], 1))),  # type: ignore[arg-type]
     )
     refused(
@@ -438,7 +521,8 @@ def test_spaced_outputs_that_meet_three_entries_on(refused: Refused) -> None:
     a, b, _ = even()
     d = gemm(A_ptrs=list(a), B_ptrs=list(b), C_ptrs=entries, stride_c_row=20)
     refused(
-        "C_ptrs = 6 matrices, 7 elements apart: they share elements. Give every output memory of its own.",
+        "C_ptrs = 6 matrices, 7 elements apart: they share elements. Give every output memory of "
+        "its own.",
         lambda: plan(d, backend="numpy"),
     )
 
@@ -447,7 +531,8 @@ def test_missing_lists(refused: Refused) -> None:
     a, b, c = lists()
     p = plan(gemm(A_ptrs=a, B_ptrs=b))
     refused(
-        "C_ptrs = missing: must be the address of memory on the device. Give C_ptrs in the descriptor or to bind.",
+        "C_ptrs = missing: must be the address of memory on the device. Give C_ptrs in the "
+        "descriptor or to bind.",
         p.bind,
     )
     p.bind(C_ptrs=c)()

@@ -1,4 +1,5 @@
-"""Dispatch: the cheapest that takes a problem, an explicit choice, refusals with each one's own reason."""
+"""Dispatch: the cheapest that takes a problem, an explicit choice, refusals with each one's own
+reason."""
 
 from __future__ import annotations
 
@@ -9,7 +10,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-
 from kernelseam import BatchedGemmStrided, plan, use_backend
 from kernelseam.contract import Cost, Device, DeviceLimits, PlanParts, Problem
 from kernelseam.costs import roofline
@@ -63,7 +63,12 @@ def test_the_cheapest_is_taken(ways: Callable[..., Device]) -> None:
     device = ways(Way("slow", 3), Way("fast", 1), unfit, Way("so-so", 2))
     choice = select(PROBLEM, device)
     assert choice.implementation.name == "fast"
-    assert [c.implementation.name for c in choice.candidates] == ["fast", "so-so", "slow", "fastest, but not for this"]
+    assert [c.implementation.name for c in choice.candidates] == [
+        "fast",
+        "so-so",
+        "slow",
+        "fastest, but not for this",
+    ]
     assert [c.refusal for c in choice.candidates] == [None, None, None, "needs 64 columns"]
     assert choice.candidates[0].cost == Cost(0, 0, 1)
     assert choice.candidates[3].cost == Cost(0, 0, 0.5)  # what it would cost is told all the same
@@ -95,12 +100,14 @@ def test_an_explicit_choice_that_refuses(ways: Callable[..., Device]) -> None:
 def test_an_unknown_name(ways: Callable[..., Device], refused: Refused) -> None:
     device = ways(Way("fast"), Way("slow", 3), Way("elsewhere", backend="numpy"))
     refused(
-        "implementation = elsewhere: must be one of fast, slow for gemm on acme. Name one of these, or leave it out.",
+        "implementation = elsewhere: must be one of fast, slow for gemm on acme. Name one of "
+        "these, or leave it out.",
         lambda: select(PROBLEM, device, "elsewhere"),
     )
     device = ways()
     refused(
-        "implementation = fast: must be one of none for gemm on acme. Name one of these, or leave it out.",
+        "implementation = fast: must be one of none for gemm on acme. Name one of these, or "
+        "leave it out.",
         lambda: select(PROBLEM, device, "fast"),
     )
 
@@ -121,11 +128,15 @@ def test_a_broken_check_harms_nobody(ways: Callable[..., Device]) -> None:
     choice = select(PROBLEM, device)
     assert choice.implementation.name == "sound"
     assert choice.candidates[1].refusal == "its check raised RuntimeError: division of labour"
-    with pytest.raises(Unsupported, match="broken: its check raised RuntimeError: division of labour"):
+    with pytest.raises(
+        Unsupported, match="broken: its check raised RuntimeError: division of labour"
+    ):
         select(PROBLEM, device, "broken")
 
 
-def test_a_broken_cost_harms_nobody(ways: Callable[..., Device], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_cost_harms_nobody(
+    ways: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken, silent, lost = Way("broken"), Way("silent"), Way("lost", float("nan"))
     monkeypatch.setattr(broken, "cost", lambda problem, device: 1 // 0, raising=False)
     monkeypatch.setattr(silent, "cost", lambda problem, device: None, raising=False)
@@ -135,12 +146,20 @@ def test_a_broken_cost_harms_nobody(ways: Callable[..., Device], monkeypatch: py
         None,
         "its check raised ZeroDivisionError: integer division or modulo by zero",
         "its check raised PluginError: cost() of 'silent' must be a Cost, got None",
-        "its check raised PluginError: cost() of 'lost': Cost.seconds = nan: must be a number of at least 0",
+        (
+            "its check raised PluginError: cost() of 'lost': Cost.seconds = nan: must be a "
+            "number of "
+            "at least 0"
+        ),
     ]
 
 
 def test_only_what_could_serve_is_asked(ways: Callable[..., Device]) -> None:
-    given = [Way("here"), Way("other operation", operation="attention"), Way("other backend", backend="numpy")]
+    given = [
+        Way("here"),
+        Way("other operation", operation="attention"),
+        Way("other backend", backend="numpy"),
+    ]
     assert [c.implementation.name for c in consider(PROBLEM, ways(*given))] == ["here"]
     assert [w.asked for w in given] == [1, 0, 0]
 
@@ -154,7 +173,8 @@ def test_registered_refusal(acme: Any) -> None:
 
 def test_the_default_backend(acme: Any, monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
     monkeypatch.delenv("KERNELSEAM_BACKEND", raising=False)
-    assert (preferred_backend(), str(find_device())) == (None, "numpy:0 (cpu)")  # priority −100 over −200
+    # priority −100 over −200
+    assert (preferred_backend(), str(find_device())) == (None, "numpy:0 (cpu)")
     with mock.patch("os.environ", {"KERNELSEAM_BACKEND": "acme"}):
         assert preferred_backend() == "acme"
     assert preferred_backend() is None
@@ -168,7 +188,8 @@ def test_the_default_backend(acme: Any, monkeypatch: pytest.MonkeyPatch, refused
         assert find_device().backend == "numpy"
     assert find_device().backend == "acme"
     refused(
-        "backend = abacus: must be one of acme, numpy. Install kernelseam[abacus], or see `kernelseam doctor` for a "
+        "backend = abacus: must be one of acme, numpy. Install kernelseam[abacus], or see "
+        "`kernelseam doctor` for a "
         "plugin that was kept out.",
         lambda: use_backend("abacus").__enter__(),
     )
@@ -179,8 +200,12 @@ def test_the_default_backend(acme: Any, monkeypatch: pytest.MonkeyPatch, refused
 
 def test_roofline() -> None:
     big = BatchedGemmStrided(M=1000, N=1000, K=1000, dtype="float16").problem()
-    limits = DeviceLimits(bytes_per_second=1e9, operations_per_second={"float16": 1e12}, launch_seconds=1e-3)
+    limits = DeviceLimits(
+        bytes_per_second=1e9, operations_per_second={"float16": 1e12}, launch_seconds=1e-3
+    )
     assert roofline(big, limits) == Cost(6_000_000, 2 * 10**9, 1e-3 + 6e-3)  # memory bounds it
     assert roofline(big, limits, 0.5).seconds == 1e-3 + 12e-3
-    slow = DeviceLimits(bytes_per_second=1e12, operations_per_second={"float16": 1e10}, launch_seconds=0)
+    slow = DeviceLimits(
+        bytes_per_second=1e12, operations_per_second={"float16": 1e10}, launch_seconds=0
+    )
     assert roofline(big, slow).seconds == 0.2

@@ -8,9 +8,8 @@ import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
-
 import kernelseam
+import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -18,7 +17,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def said(python_command: list[str], name: str, *arguments: str) -> list[str]:
     core = Path(kernelseam.__file__).parents[1]
     environment = {
-        **os.environ, "KERNELSEAM_PLUGINS": "", "CUDA_VISIBLE_DEVICES": "",
+        **os.environ,
+        "KERNELSEAM_PLUGINS": "",
+        "CUDA_VISIBLE_DEVICES": "",
         "PYTHONPATH": os.pathsep.join([str(core), os.environ.get("PYTHONPATH", "")]),
     }
     command = [*python_command, str(EXAMPLES / name), *arguments]
@@ -34,12 +35,16 @@ def test_every_example_is_run_here() -> None:
 
 def test_raw_pointers(python_command: list[str]) -> None:
     strided, rebound, listed, refused = said(python_command, "raw_pointers.py")
-    for line, view in ((strided, "strided: attention float32 causal "), (listed, "listed: attention float32 causal ")):
+    for line, view in (
+        (strided, "strided: attention float32 causal "),
+        (listed, "listed: attention float32 causal "),
+    ):
         assert line.startswith(view) and "1 launch, off by " in line
     assert "pointers/pointers" in listed
     assert rebound == "rebound: the same bits in other memory"
     assert refused == (
-        "refused: num_heads = 8: must be a multiple of kv_heads = 3. Make num_heads a multiple of kv_heads."
+        "refused: num_heads = 8: must be a multiple of kv_heads = 3. Make num_heads a multiple "
+        "of kv_heads."
     )
 
 
@@ -62,19 +67,39 @@ def test_train_attention(python_command: list[str]) -> None:
 def test_transformer_layer(python_command: list[str]) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     first, listed, header, *rows, last = said(python_command, "transformer_layer.py")
-    assert first == "on cpu: 8 heads on 2, dim 64, 2 × 160 tokens of 512, 6 launches forward and backward:"
+    assert (
+        first
+        == "on cpu: 8 heads on 2, dim 64, 2 × 160 tokens of 512, 6 launches forward and backward:"
+    )
     forward = ("qkv_projection", "attention", "output_projection")
     launched = [*forward, *(f"{name}_bwd" for name in reversed(forward))]
     assert listed == ", ".join(f"numpy_{name}" for name in launched)
     assert header.startswith("off from float64, in 2⁻⁸ ")
-    units = {name.strip(): float(norm) for name, norm in (re.split(r"(?<=\S) +(?=\d)", row)[:2] for row in rows)}
+    units = {
+        name.strip(): float(norm)
+        for name, norm in (re.split(r"(?<=\S) +(?=\d)", row)[:2] for row in rows)
+    }
     assert [*units] == [
-        "result", "d x", "d attention norm", "d qkv weight", "d qkv bias", "d out weight", "d out bias", "d ffn norm",
-        "d gate", "d up", "d down",
+        "result",
+        "d x",
+        "d attention norm",
+        "d qkv weight",
+        "d qkv bias",
+        "d out weight",
+        "d out bias",
+        "d ffn norm",
+        "d gate",
+        "d up",
+        "d down",
     ]
     found = re.fullmatch(r"within 3 and 4: (\S+) and (\S+) at most", last)
     # bfloat16 cannot be nearer than its own rounding: what is compared is what was computed in it.
-    assert found and min(units.values()) > 0.3 and float(found[1]) == max(units.values()) <= 3 and float(found[2]) <= 4
+    assert (
+        found
+        and min(units.values()) > 0.3
+        and float(found[1]) == max(units.values()) <= 3
+        and float(found[2]) <= 4
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,8 +114,14 @@ def test_minilm(python_command: list[str], arrays: str, dtype: str, off: float) 
     )
     assert size == "20 sentences of 4 to 51 tokens, 389 in all; 6 layers, 12 heads of 32"
     assert re.fullmatch(r"  original, torch float32, padded batches of 32 +[\d.]+ ms", original)
-    assert re.fullmatch(rf"  kernelseam, {arrays} {dtype}, one ragged batch +[\d.]+ ms, 31 launches", ours)
+    assert re.fullmatch(
+        rf"  kernelseam, {arrays} {dtype}, one ragged batch +[\d.]+ ms, 31 launches", ours
+    )
     found = re.fullmatch(r"cosine with the original's: (\S+) at least, (\S+) on average", cosine)
     assert found and 1 - off < float(found[1]) <= float(found[2]) <= 1
     # Two mornings. Embeddings that were all alike, or none alike, would be near 1 or 0.
-    assert "'It was the kind of morning" in closest and "'A fox crossed" in closest and closest.endswith(", 0.43")
+    assert (
+        "'It was the kind of morning" in closest
+        and "'A fox crossed" in closest
+        and closest.endswith(", 0.43")
+    )

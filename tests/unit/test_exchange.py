@@ -7,7 +7,6 @@ from multiprocessing import Pipe
 
 import pytest
 from interruption import interrupted
-
 from kernelseam.exchange import Answers, Requests
 
 
@@ -23,7 +22,9 @@ def test_an_answer_bears_the_number_of_its_request() -> None:
     assert mine.recv_bytes() == struct.pack("<Q", 2) + b"too late"
 
 
-@pytest.mark.parametrize("stray", [struct.pack("<Q", 1) + b"late", struct.pack("<Q", 3), b"", b"short"])
+@pytest.mark.parametrize(
+    "stray", [struct.pack("<Q", 1) + b"late", struct.pack("<Q", 3), b"", b"short"]
+)
 def test_another_answer_is_refused_and_ends_the_exchange(stray: bytes) -> None:
     mine, theirs = Pipe()
     requests = Requests(mine)

@@ -1,10 +1,10 @@
-"""The reference on attentions, gradients, merges and pages of which one operand spans more than 2³¹ elements."""
+"""The reference on attentions, gradients, merges and pages of which one operand spans more than 2³¹
+elements."""
 
 from __future__ import annotations
 
 import pytest
 from far_cases import CASES, held
-
 from kernelseam.plugins import plugins
 
 

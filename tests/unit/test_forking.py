@@ -1,4 +1,5 @@
-"""Forks beside threads that are at work: the child never waits for a lock that only they could release."""
+"""Forks beside threads that are at work: the child never waits for a lock that only they could
+release."""
 
 from __future__ import annotations
 
@@ -13,10 +14,9 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+import kernelseam
 import numpy as np
 import pytest
-
-import kernelseam
 from kernelseam.contract import SourceBundle, Toolchain
 from kernelseam.errors import CompileError
 from kernelseam.forking import ForkGate, cached_property, new_lock
@@ -26,7 +26,8 @@ LIMIT = 20
 
 
 def in_child(work: Callable[[], object]) -> int:
-    """Fork, and do the work there: the child's wait status. It is killed where it comes to no end."""
+    """Fork, and do the work there: the child's wait status. It is killed where it comes to no
+    end."""
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -168,7 +169,10 @@ def test_a_child_forked_beside_compiling_threads_can_compile() -> None:
     toolchain = _nvrtc()
 
     def build(number: int) -> bytes:
-        text = f'extern "C" __global__ void k(float* a) {{ a[0] = sinf(a[1]) * powf(a[2], {number}.f); }}\n'
+        text = (
+            'extern "C" __global__ void k(float* a) { a[0] = sinf(a[1]) * powf(a[2], '
+            f"{number}.f); }}\n"
+        )
         return toolchain.compile(SourceBundle("k", "k.cu", (("k.cu", text),), ()), "sm_90a")
 
     build(0)
@@ -203,8 +207,14 @@ def _held_over_forks(source: str) -> list[str]:
             if isinstance(owner, ast.Name) and owner.id == "threading" and node.func.attr in LOCKS:
                 found.append(f"threading.{node.func.attr}")
         if isinstance(node, ast.ImportFrom):
-            found += [f"threading.{a.name}" for a in node.names if node.module == "threading" and a.name in LOCKS]
-            found += ["functools.cached_property" for a in node.names if (node.module, a.name) == CACHED]
+            found += [
+                f"threading.{a.name}"
+                for a in node.names
+                if node.module == "threading" and a.name in LOCKS
+            ]
+            found += [
+                "functools.cached_property" for a in node.names if (node.module, a.name) == CACHED
+            ]
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             found += ["functools.cached_property"] * ((node.value.id, node.attr) == CACHED)
     return found
@@ -229,7 +239,10 @@ def test_every_lock_is_one_that_a_child_finds_free(package: str) -> None:
 
 
 def test_what_could_be_held_is_seen() -> None:
-    text = "from functools import cached_property\nimport threading\nx = threading.RLock()\ny: threading.Lock\n"
+    text = (
+        "from functools import cached_property\nimport threading\nx = threading.RLock()\ny: "
+        "threading.Lock\n"
+    )
     assert sorted(_held_over_forks(text)) == ["functools.cached_property", "threading.RLock"]
     assert _held_over_forks("import functools\n@functools.cached_property\ndef f(self): ...") == [
         "functools.cached_property"

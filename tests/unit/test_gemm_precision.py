@@ -1,14 +1,14 @@
-"""How a GEMM's float32 is multiplied: the option, the reference, what libraries are asked for, the bounds."""
+"""How a GEMM's float32 is multiplied: the option, the reference, what libraries are asked for, the
+bounds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import kernelseam
 import numpy as np
 import pytest
-
-import kernelseam
 from kernelseam import BatchedGemmPointers, BatchedGemmStrided
 from kernelseam.contract import ArchRow
 from kernelseam.dtypes import DType
@@ -23,7 +23,9 @@ SINGLE = frozenset({DType.float32})
 
 
 @pytest.mark.parametrize("kind", [BatchedGemmStrided, BatchedGemmPointers])
-@pytest.mark.parametrize(("given", "kept"), [(None, None), ("ieee", None), ("tf32", "tf32"), ("tf32x3", "tf32x3")])
+@pytest.mark.parametrize(
+    ("given", "kept"), [(None, None), ("ieee", None), ("tf32", "tf32"), ("tf32x3", "tf32x3")]
+)
 def test_a_precision_is_part_of_the_spec(kind: Any, given: str | None, kept: str | None) -> None:
     spec = kind(**FIELDS, dtype="float32", precision=given).problem().spec
     assert spec.precision == kept
@@ -35,18 +37,37 @@ def test_a_precision_is_part_of_the_spec(kind: Any, given: str | None, kept: str
     ("dtype", "given", "said"),
     [
         (
-            "float32", "fp32",
-            "precision = fp32: must be one of ieee, tf32, tf32x3. Name one of these, or leave precision out",
+            "float32",
+            "fp32",
+            (
+                "precision = fp32: must be one of ieee, tf32, tf32x3. Name one of these, or leave "
+                "precision out"
+            ),
         ),
         (
-            "float16", "tf32",
-            "precision = tf32: is a way to multiply float32, and A and B are float16. Leave precision out",
+            "float16",
+            "tf32",
+            (
+                "precision = tf32: is a way to multiply float32, and A and B are float16. Leave "
+                "precision out"
+            ),
         ),
         (
-            "float64", "tf32x3",
-            "precision = tf32x3: is a way to multiply float32, and A and B are float64. Leave precision out",
+            "float64",
+            "tf32x3",
+            (
+                "precision = tf32x3: is a way to multiply float32, and A and B are float64. Leave "
+                "precision out"
+            ),
         ),
-        ("float32", 3, "precision = 3: must be one of ieee, tf32, tf32x3. Name one of these, or leave precision out"),
+        (
+            "float32",
+            3,
+            (
+                "precision = 3: must be one of ieee, tf32, tf32x3. Name one of these, or leave "
+                "precision out"
+            ),
+        ),
     ],
 )
 def test_what_is_no_precision_is_refused(kind: Any, dtype: str, given: Any, said: str) -> None:
@@ -56,22 +77,42 @@ def test_what_is_no_precision_is_refused(kind: Any, dtype: str, given: Any, said
 
 
 def test_other_dtypes_may_be_ieee() -> None:
-    assert BatchedGemmStrided(**FIELDS, dtype="float16", precision="ieee").problem().spec.precision is None
+    assert (
+        BatchedGemmStrided(**FIELDS, dtype="float16", precision="ieee").problem().spec.precision
+        is None
+    )
 
 
 def test_evenly_spaced_lists_keep_their_precision() -> None:
     a, b, c = (np.zeros((3, 4, 4), np.float32) for _ in range(3))
-    lists = {f"{n}_ptrs": x.ctypes.data + np.arange(3) * 64 for n, x in zip("ABC", (a, b, c), strict=True)}
-    gemm = BatchedGemmPointers(M=4, N=4, K=4, num_heads=3, dtype="float32", precision="tf32", **lists)
+    lists = {
+        f"{n}_ptrs": x.ctypes.data + np.arange(3) * 64
+        for n, x in zip("ABC", (a, b, c), strict=True)
+    }
+    gemm = BatchedGemmPointers(
+        M=4, N=4, K=4, num_heads=3, dtype="float32", precision="tf32", **lists
+    )
     simpler, why = gemm.simplified()
     assert why and simpler.problem().spec.precision == "tf32"
 
 
 def test_rounding_to_tf32_is_to_nearest_ties_away() -> None:
     one = np.float32(1)
-    x = np.array([
-        1 + 2**-10, 1 + 2**-11, -1 - 2**-11, 1 + 2**-11 - 2**-23, 1 + 3 * 2**-11, 0, -0.0, np.inf, -np.inf, 2**-149,
-    ], np.float32)
+    x = np.array(
+        [
+            1 + 2**-10,
+            1 + 2**-11,
+            -1 - 2**-11,
+            1 + 2**-11 - 2**-23,
+            1 + 3 * 2**-11,
+            0,
+            -0.0,
+            np.inf,
+            -np.inf,
+            2**-149,
+        ],
+        np.float32,
+    )
     nan = np.array([0x7FFFFFFF, 0x7F800001], np.uint32).view(np.float32)
     round_to_tf32(x)
     round_to_tf32(nan)
@@ -105,7 +146,12 @@ def test_calls_of_another_precision_are_others() -> None:
 
 
 def test_an_arch_without_tiles_for_it_refuses_by_name() -> None:
-    tiles = {"gemm": (GemmTile(SINGLE, 64, 64, 16, 2, 2, 2), GemmTile(SINGLE, 32, 32, 32, 1, 2, 2, precision="tf32"))}
+    tiles = {
+        "gemm": (
+            GemmTile(SINGLE, 64, 64, 16, 2, 2, 2),
+            GemmTile(SINGLE, 32, 32, 32, 1, 2, 2, precision="tf32"),
+        )
+    }
     row = ArchRow("fake1", 32, 1 << 17, 255, "fake.h", (), frozenset(), tiles)
     half = GemmHost()
 
@@ -123,7 +169,12 @@ def test_an_arch_without_tiles_for_it_refuses_by_name() -> None:
 
 
 def test_a_plain_tile_is_for_plain_products() -> None:
-    tiles = {"gemm": (GemmTile(SINGLE, 64, 64, 16, 2, 2, 2, plain=True), GemmTile(SINGLE, 32, 32, 16, 1, 2, 2))}
+    tiles = {
+        "gemm": (
+            GemmTile(SINGLE, 64, 64, 16, 2, 2, 2, plain=True),
+            GemmTile(SINGLE, 32, 32, 16, 1, 2, 2),
+        )
+    }
     row = ArchRow("fake1", 32, 1 << 17, 255, "fake.h", (), frozenset(), tiles)
     plain = BatchedGemmStrided(**FIELDS, dtype="float32").problem().spec
     added = BatchedGemmStrided(**FIELDS, dtype="float32", bias=0).problem().spec
@@ -155,7 +206,9 @@ def test_libraries_refuse_what_they_do_not_have() -> None:
     from kernelseam.contract import Device
 
     problem = BatchedGemmStrided(**FIELDS, dtype="float32", precision="tf32x3").problem()
-    assert blas.CublasGemm().supports(problem, Device("cuda", 0, "sm_90a")) == "has no tf32x3 products"
+    assert (
+        blas.CublasGemm().supports(problem, Device("cuda", 0, "sm_90a")) == "has no tf32x3 products"
+    )
     rocm = pytest.importorskip("kernelseam_rocm.blas", reason="kernelseam-rocm is not installed")
     gemm = BatchedGemmStrided(**FIELDS, dtype="float32", precision="tf32").problem()
     assert rocm.HipBlasGemm().supports(gemm, Device("rocm", 0, "gfx942")) == "has no tf32 products"
@@ -166,12 +219,16 @@ def test_the_bounds() -> None:
     result, u = oracle.GemmResult(out, magnitude, products), 2.0**-24
 
     def bound(precision: str | None, of: oracle.GemmResult = result) -> float:
-        return float(tolerances.gemm(of, 12, DType.float32, DType.float32, precision=precision)[0, 0])
+        return float(
+            tolerances.gemm(of, 12, DType.float32, DType.float32, precision=precision)[0, 0]
+        )
 
     rounded = 2 * u * 3 + 2.0**-149
     assert bound(None) == pytest.approx(rounded + 4 * 4 * u * 7, rel=1e-12)
     assert bound("tf32") == pytest.approx(bound(None) + 2 * 2.0**-10 * 5, rel=1e-12)
-    assert bound("tf32", oracle.GemmResult(out, magnitude)) == pytest.approx(bound(None) + 2.0**-9 * 7, rel=1e-12)
+    assert bound("tf32", oracle.GemmResult(out, magnitude)) == pytest.approx(
+        bound(None) + 2.0**-9 * 7, rel=1e-12
+    )
     assert bound("tf32x3") == pytest.approx(rounded + 8 * 4 * u * 7, rel=1e-12)
 
 
@@ -180,7 +237,10 @@ def test_what_is_added_gets_no_part_of_the_rounding() -> None:
     bias = np.full((1, 1), 4096, np.float32)
     out = a + bias[0]
     for off, passed in ((2.0**-9 * 0.9, True), (2.0**-9 * 3, False)):
-        assert check.gemm(a, a, (out + off).astype(np.float32), bias=bias[0], precision="tf32").passed is passed
+        assert (
+            check.gemm(a, a, (out + off).astype(np.float32), bias=bias[0], precision="tf32").passed
+            is passed
+        )
         assert not check.gemm(a, a, (out + 2.0**-8).astype(np.float32), bias=bias[0]).passed
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from kernelseam import BatchedGemmStrided, plan
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
 from kernelseam.dispatch import find_device, select
@@ -25,7 +24,11 @@ Discovered = Callable[..., Any]
 
 def operands(seed: int = 0) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
-    return {"A": rng.standard_normal((5, 8)), "B": rng.standard_normal((8, 4)), "C": np.zeros((5, 4))}
+    return {
+        "A": rng.standard_normal((5, 8)),
+        "B": rng.standard_normal((8, 4)),
+        "C": np.zeros((5, 4)),
+    }
 
 
 def gemm(x: dict[str, Any]) -> BatchedGemmStrided:
@@ -36,7 +39,9 @@ def error(x: dict[str, Any]) -> float:
     return float(abs(x["C"] - x["A"] @ x["B"]).max())
 
 
-def test_one_that_raises_in_supports(discovered: Discovered, recwarn: pytest.WarningsRecorder) -> None:
+def test_one_that_raises_in_supports(
+    discovered: Discovered, recwarn: pytest.WarningsRecorder
+) -> None:
     discovered("kernelseam_broken.raises_in_supports")
     x = operands()
     made = plan(gemm(x))
@@ -44,7 +49,8 @@ def test_one_that_raises_in_supports(discovered: Discovered, recwarn: pytest.War
     assert made.implementation == "numpy" and error(x) < 1e-12
     (broken,) = (c for c in made.choice.candidates if c.refusal)
     assert (broken.implementation.name, broken.refusal) == (
-        "raises-in-supports", "its check raised RuntimeError: it depends"
+        "raises-in-supports",
+        "its check raised RuntimeError: it depends",
     )
     assert broken.error.startswith("Traceback") and "raises_in_supports.py" in broken.error
     assert not recwarn.list
@@ -54,8 +60,10 @@ def test_one_that_raises_in_build(discovered: Discovered) -> None:
     discovered("kernelseam_broken.raises_in_build")
     x = operands()
     message = (
-        r"^numpy computes gemm float64→float64 NN strided batch=1 heads=1 5×4×8 on numpy:0 \(cpu\), for what would be "
-        r"faster is broken\. raises-in-build: its build raised RuntimeError: the second wing is missing$"
+        r"^numpy computes gemm float64→float64 NN strided batch=1 heads=1 5×4×8 on numpy:0 "
+        r"\(cpu\), for what would be "
+        r"faster is broken\. raises-in-build: its build raised RuntimeError: the second wing is "
+        r"missing$"
     )
     with pytest.warns(BrokenImplementation, match=message) as warned:
         made = plan(gemm(x))
@@ -63,12 +71,14 @@ def test_one_that_raises_in_build(discovered: Discovered) -> None:
     made.bind()()
     assert made.implementation == "numpy" and error(x) < 1e-12
     assert [(c.implementation.name, c.refusal) for c in made.choice.candidates] == [
-        ("numpy", None), ("raises-in-build", "its build raised RuntimeError: the second wing is missing")
+        ("numpy", None),
+        ("raises-in-build", "its build raised RuntimeError: the second wing is missing"),
     ]
     assert "raises_in_build.py" in made.choice.candidates[1].error
     again = plan(gemm(operands(1)))  # remembered: it is not tried a second time, nor warned of
     assert again.parts is made.parts
-    with pytest.raises(RuntimeError, match="^the second wing is missing$"):  # whoever asks for it is told
+    # whoever asks for it is told
+    with pytest.raises(RuntimeError, match="^the second wing is missing$"):
         plan(gemm(x), implementation="raises-in-build")
 
 
@@ -110,7 +120,10 @@ class Way:
 def test_where_none_can_be_built_the_first_failure_is_told(discovered: Discovered) -> None:
     found = discovered()
     first = CompileError("gemm", "cpu", "1: error: no such luck", "/tmp/source")
-    found.registry.implementations[:] = [Way("second", 2, RuntimeError("nor here")), Way("first", 1, first)]
+    found.registry.implementations[:] = [
+        Way("second", 2, RuntimeError("nor here")),
+        Way("first", 1, first),
+    ]
     with pytest.raises(CompileError) as caught:
         plan(gemm({}), device="numpy")
     assert caught.value is first
@@ -146,7 +159,8 @@ def test_one_that_computes_wrongly(discovered: Discovered) -> None:
     e = caught.value
     assert (e.implementation, e.device) == ("wrong-numbers", "numpy:0 (cpu)")
     assert str(e).startswith(
-        "wrong-numbers on numpy:0 (cpu) computes gemm float64→float64 NN strided batch=1 heads=1 5×4×8 wrongly: C["
+        "wrong-numbers on numpy:0 (cpu) computes gemm float64→float64 NN strided batch=1 heads=1 "
+        "5×4×8 wrongly: C["
     )
     assert str(e).endswith(
         ", the worst of 20 elements. Name another implementation, and tell whoever made this one."
@@ -160,7 +174,11 @@ def test_one_that_computes_wrongly(discovered: Discovered) -> None:
     [
         ("raises_in_supports", "supports", "its check raised RuntimeError: it depends"),
         ("raises_in_build", "build", "RuntimeError: the second wing is missing"),
-        ("wrong_numbers", "numbers", "WrongResult: wrong-numbers on numpy:0 (cpu) computes gemm float16→float16"),
+        (
+            "wrong_numbers",
+            "numbers",
+            "WrongResult: wrong-numbers on numpy:0 (cpu) computes gemm float16→float16",
+        ),
     ],
 )
 def test_doctor_names_the_culprit(
@@ -175,7 +193,9 @@ def test_doctor_names_the_culprit(
     assert (failure["plugin"], failure["stage"]) == (name, stage)
     assert failure["message"].startswith(f"{name} of gemm on numpy:0 (cpu): {said}")
     assert failure["traceback"].startswith("Traceback")
-    states = {f["implementation"]: f["state"] for f in found["examined"] if f["operation"] == "gemm"}
+    states = {
+        f["implementation"]: f["state"] for f in found["examined"] if f["operation"] == "gemm"
+    }
     assert states == {"numpy": "right", name: "broken"}
     text = command("doctor")[1]
     assert f"{name} failed at {stage}: " in text and f"broken: at {stage}: " in text
@@ -190,7 +210,10 @@ def test_doctor_tells_of_those_that_are_right_and_of_those_that_refuse(
     monkeypatch.setattr(AcmeGemm, "supports", lambda *_: "it is tired")
     found = json.loads(command("doctor", "--json")[1])
     assert found["failures"] == []
-    assert {(f["device"], f["operation"], f["implementation"], f["plugin"], f["state"]) for f in found["examined"]} == {
+    assert {
+        (f["device"], f["operation"], f["implementation"], f["plugin"], f["state"])
+        for f in found["examined"]
+    } == {
         ("numpy:0 (cpu)", "gemm", "numpy", "reference", "right"),
         ("numpy:0 (cpu)", "attention", "numpy", "reference", "right"),
         ("numpy:0 (cpu)", "merge_states", "numpy", "reference", "right"),
@@ -202,7 +225,9 @@ def test_doctor_tells_of_those_that_are_right_and_of_those_that_refuse(
         ("acme:0 (acme1)", "gemm", "acme-gemm", "kernelseam-thirdvendor", "refuses"),
         ("acme:1 (acme1)", "gemm", "acme-gemm", "kernelseam-thirdvendor", "refuses"),
     }
-    details = {f["implementation"]: f["detail"] for f in found["examined"] if f["operation"] == "gemm"}
+    details = {
+        f["implementation"]: f["detail"] for f in found["examined"] if f["operation"] == "gemm"
+    }
     assert details["numpy"] == "3 problems, each within its tolerance"
     problem = "gemm float16→float16 NT strided batch=2 heads=3 65×72×40"
     assert details["acme-gemm"].startswith(f"{problem}: it is tired; gemm")
@@ -239,8 +264,18 @@ class FailingStep:
 @pytest.mark.parametrize(
     ("made", "operation", "stage", "said"),
     [
-        (CarelessMerge, "merge_states", "numbers", "WrongResult: careless on numpy:0 (cpu) computes merge_"),
-        (CarelessGradients, "attention_bwd", "numbers", "WrongResult: careless on numpy:0 (cpu) computes attent"),
+        (
+            CarelessMerge,
+            "merge_states",
+            "numbers",
+            "WrongResult: careless on numpy:0 (cpu) computes merge_",
+        ),
+        (
+            CarelessGradients,
+            "attention_bwd",
+            "numbers",
+            "WrongResult: careless on numpy:0 (cpu) computes attent",
+        ),
         (FailingGradients, "attention_bwd", "call", "RuntimeError: no such luck"),
     ],
 )
@@ -254,7 +289,9 @@ def test_doctor_tries_merges_and_gradients(
     (failure,) = found["failures"]
     assert failure["stage"] == stage and failure["traceback"].startswith("Traceback")
     assert failure["message"].startswith(f"careless of {operation} on numpy:0 (cpu): {said}")
-    states = {f["implementation"]: f["state"] for f in found["examined"] if f["operation"] == operation}
+    states = {
+        f["implementation"]: f["state"] for f in found["examined"] if f["operation"] == operation
+    }
     assert states == {"numpy": "right", "careless": "broken"}
 
 
@@ -262,7 +299,8 @@ def test_explain_names_the_broken_one(command: Callable[..., Any], discovered: D
     discovered("kernelseam_broken.raises_in_supports")
     rows = json.loads(command("explain", "gemm", "--json")[1])["implementations"]
     assert [(r["implementation"], r["verdict"], r["reason"]) for r in rows] == [
-        ("numpy", "chosen", ""), ("raises-in-supports", "refused", "its check raised RuntimeError: it depends")
+        ("numpy", "chosen", ""),
+        ("raises-in-supports", "refused", "its check raised RuntimeError: it depends"),
     ]
 
 

@@ -7,11 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import kernelseam
 import ml_dtypes
 import numpy as np
 import pytest
-
-import kernelseam
 from kernelseam import BatchedGemmPointers, arrays, plan
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
@@ -37,13 +36,22 @@ def test_results_are_tensors_and_bits_agree_with_numpy(dtype: str) -> None:
     hosts = [_host(x) for x in (q, k, v)]
     y, lse = kernelseam.attention(q, k, v, causal=True, return_lse=True)
     wide = torch.float64 if dtype == "float64" else torch.float32
-    assert (type(y), y.dtype, lse.dtype, tuple(y.shape)) == (torch.Tensor, kind, wide, (2, 3, 20, 16))
+    assert (type(y), y.dtype, lse.dtype, tuple(y.shape)) == (
+        torch.Tensor,
+        kind,
+        wide,
+        (2, 3, 20, 16),
+    )
     want, want_lse = kernelseam.attention(*hosts, causal=True, return_lse=True)
     np.testing.assert_array_equal(_host(y), want)
     np.testing.assert_array_equal(lse.numpy(), want_lse)
-    np.testing.assert_array_equal(_host(kernelseam.bmm(q, k.mT)), kernelseam.bmm(hosts[0], hosts[1].swapaxes(2, 3)))
+    np.testing.assert_array_equal(
+        _host(kernelseam.bmm(q, k.mT)), kernelseam.bmm(hosts[0], hosts[1].swapaxes(2, 3))
+    )
     a, b = hosts[0][0, 0], hosts[1][0, 0]
-    np.testing.assert_array_equal(_host(kernelseam.matmul2d(q[0, 0], k[0, 0].T)), kernelseam.matmul2d(a, b.T))
+    np.testing.assert_array_equal(
+        _host(kernelseam.matmul2d(q[0, 0], k[0, 0].T)), kernelseam.matmul2d(a, b.T)
+    )
 
 
 def _host(x: Any) -> Any:
@@ -63,19 +71,32 @@ def test_out_is_written_in_place_and_kinds_may_be_mixed() -> None:
 
 def test_what_would_be_lost_is_refused(refused: Refused) -> None:
     x = torch.ones(3, 3, requires_grad=True)
-    refused("a.requires_grad = True: gradients do not flow through this call. Call under torch.no_grad(), or pass "
-            "tensor.detach() (what has gradients: kernelseam.interop.torch).", lambda: kernelseam.matmul2d(x, x))
+    refused(
+        "a.requires_grad = True: gradients do not flow through this call. Call under "
+        "torch.no_grad(), or pass "
+        "tensor.detach() (what has gradients: kernelseam.interop.torch).",
+        lambda: kernelseam.matmul2d(x, x),
+    )
     with torch.no_grad():
         assert torch.equal(kernelseam.matmul2d(x, x), torch.full((3, 3), 3.0))
     negated = torch.ones(3, 3, dtype=torch.complex64).conj().imag
     assert negated.is_neg()
-    refused("a.is_neg = True: memory holds other values than the tensor. Pass tensor.resolve_neg().",
-            lambda: kernelseam.matmul2d(negated, x.detach()))
+    refused(
+        "a.is_neg = True: memory holds other values than the tensor. Pass tensor.resolve_neg().",
+        lambda: kernelseam.matmul2d(negated, x.detach()),
+    )
     names = "must be one of float16, bfloat16, float32, float64. Convert the array."
-    refused(f"a.dtype = int64: {names}", lambda: kernelseam.matmul2d(torch.ones(3, 3, dtype=torch.int64), x.detach()))
-    refused("a.layout = torch.sparse_coo: must be torch.strided. Pass tensor.to_dense().",
-            lambda: kernelseam.matmul2d(torch.ones(3, 3).to_sparse(), x.detach()))
-    with pytest.raises(InvalidValue, match=r"^a = torch\.Tensor: must be an array of a library and on a device"):
+    refused(
+        f"a.dtype = int64: {names}",
+        lambda: kernelseam.matmul2d(torch.ones(3, 3, dtype=torch.int64), x.detach()),
+    )
+    refused(
+        "a.layout = torch.sparse_coo: must be torch.strided. Pass tensor.to_dense().",
+        lambda: kernelseam.matmul2d(torch.ones(3, 3).to_sparse(), x.detach()),
+    )
+    with pytest.raises(
+        InvalidValue, match=r"^a = torch\.Tensor: must be an array of a library and on a device"
+    ):
         kernelseam.matmul2d(torch.ones(3, 3, device="meta"), x.detach())
 
 
@@ -105,11 +126,15 @@ def test_a_tensor_of_addresses_is_a_list_in_device_memory(kind: str, refused: Re
     torch.testing.assert_close(c, a @ b[[2, 0, 1]])
     lists[2][1] = lists[2][0]
     refused(
-        f"C_ptrs[1] = {hex(int(lists[2][0]))}: equals C_ptrs[0]. Give every output memory of its own.",
+        f"C_ptrs[1] = {hex(int(lists[2][0]))}: equals C_ptrs[0]. Give every output memory of its "
+        "own.",
         lambda: plan(gemm).bind(check=True),
     )
     refused(
-        "A_ptrs = Tensor: must be a list or tuple of arrays or addresses, or an array of 64-bit integers. "
+        "A_ptrs = Tensor: must be a list or tuple of arrays or addresses, or an array of 64-bit "
+        "integers. "
         "Pass list(…), or a one-dimensional array of int64 or uint64.",
-        lambda: BatchedGemmPointers(M=4, N=5, K=8, batch=3, dtype="float32", A_ptrs=lists[0].to(torch.int32)),
+        lambda: BatchedGemmPointers(
+            M=4, N=5, K=8, batch=3, dtype="float32", A_ptrs=lists[0].to(torch.int32)
+        ),
     )

@@ -1,4 +1,5 @@
-"""Attention that torch differentiates: gradients held to torch's own, of its SDPA and of the formula in float64."""
+"""Attention that torch differentiates: gradients held to torch's own, of its SDPA and of the
+formula in float64."""
 
 from __future__ import annotations
 
@@ -8,10 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import kernelseam
 import numpy as np
 import pytest
-
-import kernelseam
 from kernelseam.errors import InvalidValue
 from kernelseam.interop import torch as ks
 
@@ -78,22 +78,33 @@ def agree(got: Any, want: Any, inputs: dict[str, Any], limit: float) -> None:
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {}, "causal": {"causal": True}, "window": {"window": (6, 2)}, "window-left": {"window": (6, None)},
-    "scale": {"scale": 0.3}, "softcap": {"softcap": 1.5}, "softcap-causal": {"softcap": 1.5, "causal": True},
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"window": (6, 2)},
+    "window-left": {"window": (6, None)},
+    "scale": {"scale": 0.3},
+    "softcap": {"softcap": 1.5},
+    "softcap-causal": {"softcap": 1.5, "causal": True},
     "alibi": {"alibi_slopes": torch.tensor([[0.5, 0.3, 0.1, 0.0]] * B)},
     "mask": {"mask": torch.rand(B, 1, S_Q, S_K, generator=torch.Generator().manual_seed(1)) < 0.7},
     "prefix": {"causal": True, "prefix_lengths": torch.tensor([8, 20], dtype=torch.int32)},
     "lengths": {"kv_lengths": torch.tensor([23, 11], dtype=torch.int32)},
-    "bias": {"bias": (B, H, S_Q, S_K)}, "bias-of-heads": {"bias": (H, S_Q, S_K)},
+    "bias": {"bias": (B, H, S_Q, S_K)},
+    "bias-of-heads": {"bias": (H, S_Q, S_K)},
     "bias-of-keys": {"bias": (B, 1, 1, S_K)},
-    "sinks": {"sinks": (H,)}, "all": {"causal": True, "softcap": 2.0, "bias": (1, H, S_Q, S_K), "sinks": (H,)},
+    "sinks": {"sinks": (H,)},
+    "all": {"causal": True, "softcap": 2.0, "bias": (1, H, S_Q, S_K), "sinks": (H,)},
 }
 
 
-def filled(options: dict[str, Any], dtype: Any = torch.float32) -> tuple[dict[str, Any], dict[str, Any]]:
+def filled(
+    options: dict[str, Any], dtype: Any = torch.float32
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options with tensors for shapes, and those that have gradients."""
     made = {
-        n: tensors(x, seed=3, dtype=torch.float32 if n == "sinks" else dtype)[0] if n in ("bias", "sinks") else x
+        n: tensors(x, seed=3, dtype=torch.float32 if n == "sinks" else dtype)[0]
+        if n in ("bias", "sinks")
+        else x
         for n, x in options.items()
     }
     return made, {n: x for n, x in made.items() if n in ("bias", "sinks")}
@@ -103,7 +114,12 @@ def filled(options: dict[str, Any], dtype: Any = torch.float32) -> tuple[dict[st
 def test_gradients(name: str) -> None:
     q, k, v = qkv()
     options, more = filled(OPTIONS[name])
-    agree(ks.attention(q, k, v, **options), formula(q, k, v, **options), {"q": q, "k": k, "v": v, **more}, 1e-5)
+    agree(
+        ks.attention(q, k, v, **options),
+        formula(q, k, v, **options),
+        {"q": q, "k": k, "v": v, **more},
+        1e-5,
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -111,17 +127,32 @@ def test_gradients_in_16_bits(dtype: str) -> None:
     q, k, v = qkv(getattr(torch, dtype))
     options, more = filled(OPTIONS["all"], q.dtype)
     limit = 2e-3 if dtype == "float16" else 1.6e-2
-    agree(ks.attention(q, k, v, **options), formula(q, k, v, **options), {"q": q, "k": k, "v": v, **more}, limit)
+    agree(
+        ks.attention(q, k, v, **options),
+        formula(q, k, v, **options),
+        {"q": q, "k": k, "v": v, **more},
+        limit,
+    )
 
 
 SMALL: dict[str, dict[str, Any]] = {
-    "plain": {}, "causal": {"causal": True}, "window": {"window": (1, 1)}, "softcap": {"softcap": 1.5},
-    "alibi": {"alibi_slopes": torch.tensor([[0.5, 0.3, 0.1, 0.0]])}, "bias": {"bias": (1, 4, 3, 4)},
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"window": (1, 1)},
+    "softcap": {"softcap": 1.5},
+    "alibi": {"alibi_slopes": torch.tensor([[0.5, 0.3, 0.1, 0.0]])},
+    "bias": {"bias": (1, 4, 3, 4)},
     "mask": {"mask": torch.rand(1, 4, 3, 4, generator=torch.Generator().manual_seed(1)) < 0.7},
     "prefix": {"causal": True, "prefix_lengths": torch.tensor([2], dtype=torch.int32)},
-    "lengths": {"kv_lengths": torch.tensor([3], dtype=torch.int32)}, "bias-of-keys": {"bias": (1, 1, 1, 4)},
+    "lengths": {"kv_lengths": torch.tensor([3], dtype=torch.int32)},
+    "bias-of-keys": {"bias": (1, 1, 1, 4)},
     "sinks": {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
-    "all": {"causal": True, "softcap": 2.0, "bias": (4, 3, 4), "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
+    "all": {
+        "causal": True,
+        "softcap": 2.0,
+        "bias": (4, 3, 4),
+        "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0]),
+    },
 }
 
 
@@ -150,7 +181,9 @@ def test_finite_differences_of_packed_sequences() -> None:
     assert torch.autograd.gradcheck(call, (q, k, v, bias))
 
 
-@pytest.mark.filterwarnings("ignore:Input #0 requires gradient and is not a double precision:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:Input #0 requires gradient and is not a double precision:UserWarning"
+)
 def test_finite_differences_of_sinks() -> None:
     """They are float32: the steps are such as it holds."""
     q, k, v = tensors((1, 4, 3, 5), (1, 2, 4, 5), (1, 2, 4, 3), dtype=torch.float64)
@@ -161,13 +194,19 @@ def test_finite_differences_of_sinks() -> None:
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_gradients_in_float64(name: str) -> None:
-    """To float64's own accuracy, large scores too: the LSE that is kept between the two ways is as wide."""
+    """To float64's own accuracy, large scores too: the LSE that is kept between the two ways is as
+    wide."""
     q, k, v = qkv(torch.float64)
     with torch.no_grad():
         q *= 8
     options, more = filled(OPTIONS[name], torch.float64)
     sinks = more.pop("sinks", None)
-    agree(ks.attention(q, k, v, **options), formula(q, k, v, **options), {"q": q, "k": k, "v": v, **more}, 1e-13)
+    agree(
+        ks.attention(q, k, v, **options),
+        formula(q, k, v, **options),
+        {"q": q, "k": k, "v": v, **more},
+        1e-13,
+    )
     if sinks is not None:  # of float32
         agree(ks.attention(q, k, v, **options), formula(q, k, v, **options), {"sinks": sinks}, 1e-7)
 
@@ -182,9 +221,19 @@ def test_torchs_own_attention() -> None:
     mask.fill_diagonal_(True)
     agree(ks.attention(q, k, v, mask=mask), own(q, k, v, attn_mask=mask), inputs, 1e-5)
     (bias,) = tensors((1, H, S_Q, S_Q), seed=5)
-    agree(ks.attention(q, k, v, bias=bias), own(q, k, v, attn_mask=bias), {**inputs, "bias": bias}, 1e-5)
+    agree(
+        ks.attention(q, k, v, bias=bias),
+        own(q, k, v, attn_mask=bias),
+        {**inputs, "bias": bias},
+        1e-5,
+    )
     few, values = tensors((B, G, S_Q, D), (B, G, S_Q, D), seed=6)
-    agree(ks.attention(q, few, values), own(q, few, values, enable_gqa=True), {"q": q, "k": few, "v": values}, 1e-5)
+    agree(
+        ks.attention(q, few, values),
+        own(q, few, values, enable_gqa=True),
+        {"q": q, "k": few, "v": values},
+        1e-5,
+    )
 
 
 def test_token_major() -> None:
@@ -204,7 +253,9 @@ def test_packed_sequences() -> None:
     with torch.no_grad():
         for x in (q, k, v):
             x[:first], x[30:] = np.nan, np.nan
-    got = ks.attention_varlen(q, k, v, offsets, offsets, 17, 17, causal=True, bias=bias, mask=mask, sinks=sinks)
+    got = ks.attention_varlen(
+        q, k, v, offsets, offsets, 17, 17, causal=True, bias=bias, mask=mask, sinks=sinks
+    )
     parts = []
     for b, (i, n) in enumerate(zip(offsets[:-1].tolist(), lengths, strict=True)):
         rows = (x[None, i : i + n].transpose(1, 2) for x in (q, k, v))
@@ -215,7 +266,8 @@ def test_packed_sequences() -> None:
 
 
 def test_what_a_loss_hands_down() -> None:
-    """The gradient of a sum repeats one number with stride 0; that of a transpose has its columns apart."""
+    """The gradient of a sum repeats one number with stride 0; that of a transpose has its columns
+    apart."""
     q, k, v = qkv()
     inputs = [q, k, v]
     for reduce in (torch.sum, lambda y: (y.transpose(2, 3).contiguous() ** 2).sum()):
@@ -233,11 +285,18 @@ def test_an_expanded_bias() -> None:
     agree(ks.attention(q, k, v, bias=bias), formula(q, k, v, bias=bias), {"base": base}, 1e-5)
 
 
-AXES = {"batch": (1, H, S_Q, S_K), "head": (B, 1, S_Q, S_K), "query": (B, H, 1, S_K), "key": (B, H, S_Q, 1)}
+AXES = {
+    "batch": (1, H, S_Q, S_K),
+    "head": (B, 1, S_Q, S_K),
+    "query": (B, H, 1, S_K),
+    "key": (B, H, S_Q, 1),
+}
 
 
 @pytest.mark.parametrize("axis", AXES)
-@pytest.mark.parametrize("taken", ["leaf", "part of a leaf", "asked for on the way", "retained on the way"])
+@pytest.mark.parametrize(
+    "taken", ["leaf", "part of a leaf", "asked for on the way", "retained on the way"]
+)
 def test_every_element_of_an_expanded_bias_has_its_own_gradient(axis: str, taken: str) -> None:
     q, k, v = qkv(torch.float64)
     (base,) = tensors(AXES[axis], seed=3, dtype=torch.float64)
@@ -245,7 +304,9 @@ def test_every_element_of_an_expanded_bias_has_its_own_gradient(axis: str, taken
     if taken == "leaf":
         bias = bias.detach().requires_grad_()
     elif taken == "part of a leaf":
-        bias = base.detach().repeat_interleave(2, 3)[..., ::2].expand(B, H, S_Q, S_K).requires_grad_()
+        bias = (
+            base.detach().repeat_interleave(2, 3)[..., ::2].expand(B, H, S_Q, S_K).requires_grad_()
+        )
     given = bias[:, :, :, :] if taken == "part of a leaf" else bias
     if taken == "retained on the way":
         bias.retain_grad()
@@ -263,10 +324,14 @@ def test_expanded_leaves() -> None:
     """q, k and v alike."""
     shapes = ((1, H, S_Q, D), (B, 1, S_K, D), (B, G, 1, D_V))
     whole = ((B, H, S_Q, D), (B, G, S_K, D), (B, G, S_K, D_V))
-    leaves = [x.detach().expand(s).requires_grad_() for x, s in zip(tensors(*shapes), whole, strict=True)]
+    leaves = [
+        x.detach().expand(s).requires_grad_() for x, s in zip(tensors(*shapes), whole, strict=True)
+    ]
     full = [x.detach().double().clone().requires_grad_() for x in leaves]
     mine = torch.autograd.grad(ks.attention(*leaves, causal=True).square().sum(), leaves)
-    for got, want in zip(mine, torch.autograd.grad(formula(*full, causal=True).square().sum(), full), strict=True):
+    for got, want in zip(
+        mine, torch.autograd.grad(formula(*full, causal=True).square().sum(), full), strict=True
+    ):
         torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
 
 
@@ -294,12 +359,15 @@ def test_without_gradients_nothing_is_kept() -> None:
 
 
 def test_gradients_have_no_gradients() -> None:
-    """Neither where they hang on the result's gradient nor where on the inputs alone, as in a penalty."""
+    """Neither where they hang on the result's gradient nor where on the inputs alone, as in a
+    penalty."""
     q, k, v = qkv()
     (factor,) = tensors((B, H, S_Q, D_V), seed=8)
     for weight in (factor, factor.detach()):
         (dq,) = torch.autograd.grad((ks.attention(q, k, v) * weight).sum(), q, create_graph=True)
-        with pytest.raises(InvalidValue, match=r"^create_graph = True: gradients of attention cannot be diff"):
+        with pytest.raises(
+            InvalidValue, match=r"^create_graph = True: gradients of attention cannot be diff"
+        ):
             dq.square().sum().backward()
     rows, offsets = torch.ones(3, 2, 4, requires_grad=True), torch.tensor([0, 3], dtype=torch.int32)
     y = ks.attention_varlen(rows, rows, rows, offsets, offsets, 3, 3)
@@ -309,7 +377,8 @@ def test_gradients_have_no_gradients() -> None:
 
 
 def test_a_graph_of_gradients_that_is_not_walked_back() -> None:
-    """They are the same numbers as without one, and what does not hang on them can be differentiated."""
+    """They are the same numbers as without one, and what does not hang on them can be
+    differentiated."""
     q, k, v = qkv()
     y = ks.attention(q, k, v)
     plain = torch.autograd.grad(y.square().sum(), (q, k, v), retain_graph=True)
@@ -319,7 +388,9 @@ def test_a_graph_of_gradients_that_is_not_walked_back() -> None:
         torch.testing.assert_close(got.detach(), want + more)
     (penalty,) = torch.autograd.grad(v.pow(3).sum(), v, create_graph=True)
     (second,) = torch.autograd.grad(penalty.sum() + y.sum(), v)
-    torch.testing.assert_close(second, 6 * v.detach() + torch.autograd.grad(ks.attention(q, k, v).sum(), v)[0])
+    torch.testing.assert_close(
+        second, 6 * v.detach() + torch.autograd.grad(ks.attention(q, k, v).sum(), v)[0]
+    )
 
 
 def test_what_is_refused(refused: Refused) -> None:
@@ -350,7 +421,9 @@ def test_torch_is_imported_where_it_is_asked_for() -> None:
     )
     core = Path(kernelseam.__file__).parents[1]
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
         env={"PYTHONPATH": ":".join([str(core), *sys.path]), "KERNELSEAM_PLUGINS": ""},
     )
     assert done.returncode == 0, done.stderr

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import kernelseam
 import numpy as np
 import pytest
-
-import kernelseam
 from kernelseam.errors import InvalidValue
 from kernelseam.interop import torch as ks
 
@@ -21,7 +20,10 @@ Refused = Callable[[str, Callable[[], object]], None]
 
 def tensors(*shapes: tuple[int, ...], seed: int = 0, dtype: Any = torch.float64) -> list[Any]:
     made = torch.Generator().manual_seed(seed)
-    return [torch.randn(s, generator=made, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes]
+    return [
+        torch.randn(s, generator=made, dtype=torch.float64).to(dtype).requires_grad_()
+        for s in shapes
+    ]
 
 
 @pytest.mark.parametrize("a_transposed", [False, True])
@@ -33,7 +35,13 @@ def test_finite_differences(a_transposed: bool, b_transposed: bool) -> None:
 
     def call(a: Any, b: Any, bias: Any, residual: Any) -> Any:
         return ks.bmm(
-            a, b, a_transposed=a_transposed, b_transposed=b_transposed, alpha=0.5, bias=bias, residual=residual
+            a,
+            b,
+            a_transposed=a_transposed,
+            b_transposed=b_transposed,
+            alpha=0.5,
+            bias=bias,
+            residual=residual,
         )
 
     assert torch.autograd.gradcheck(call, (a, b, bias, residual))
@@ -42,10 +50,15 @@ def test_finite_differences(a_transposed: bool, b_transposed: bool) -> None:
 @pytest.mark.parametrize("shape", [(6,), (1, 6), (2, 6)])
 def test_biases_of_a_batch(shape: tuple[int, ...]) -> None:
     a, b, bias = tensors((2, 3, 5), (2, 5, 6), shape)
-    ours, theirs = ks.bmm(a, b, bias=bias), torch.bmm(a, b) + (bias if bias.ndim == 1 else bias[:, None])
+    ours, theirs = (
+        ks.bmm(a, b, bias=bias),
+        torch.bmm(a, b) + (bias if bias.ndim == 1 else bias[:, None]),
+    )
     torch.testing.assert_close(ours, theirs)
     dc = torch.randn(2, 3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    for got, want in zip(*(torch.autograd.grad(y, (a, b, bias), dc) for y in (ours, theirs)), strict=True):
+    for got, want in zip(
+        *(torch.autograd.grad(y, (a, b, bias), dc) for y in (ours, theirs)), strict=True
+    ):
         torch.testing.assert_close(got, want)
 
 
@@ -61,9 +74,12 @@ def test_an_expanded_weight() -> None:
 
 
 REPEATED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    "batches of a": ((1, 4, 3, 5), (2, 2, 5, 6)), "heads of a": ((2, 1, 3, 5), (2, 2, 5, 6)),
-    "rows of a": ((2, 4, 1, 5), (2, 2, 5, 6)), "batches of b": ((2, 4, 3, 5), (1, 2, 5, 6)),
-    "heads of b": ((2, 4, 3, 5), (2, 1, 5, 6)), "columns of b": ((2, 4, 3, 5), (2, 2, 5, 1)),
+    "batches of a": ((1, 4, 3, 5), (2, 2, 5, 6)),
+    "heads of a": ((2, 1, 3, 5), (2, 2, 5, 6)),
+    "rows of a": ((2, 4, 1, 5), (2, 2, 5, 6)),
+    "batches of b": ((2, 4, 3, 5), (1, 2, 5, 6)),
+    "heads of b": ((2, 4, 3, 5), (2, 1, 5, 6)),
+    "columns of b": ((2, 4, 3, 5), (2, 2, 5, 1)),
     "much of both": ((1, 1, 3, 5), (1, 1, 5, 6)),
 }
 
@@ -71,7 +87,10 @@ REPEATED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 @pytest.mark.parametrize("name", REPEATED)
 def test_every_element_of_an_expanded_leaf_has_its_own_gradient(name: str) -> None:
     whole = (2, 4, 3, 5), (2, 2, 5, 6)
-    a, b = (x.detach().expand(s).requires_grad_() for x, s in zip(tensors(*REPEATED[name]), whole, strict=True))
+    a, b = (
+        x.detach().expand(s).requires_grad_()
+        for x, s in zip(tensors(*REPEATED[name]), whole, strict=True)
+    )
     full = [x.detach().clone().requires_grad_() for x in (a, b)]
     ks.bmm(a, b).square().sum().backward()
     (full[0] @ full[1].repeat_interleave(2, 1)).square().sum().backward()
@@ -92,11 +111,14 @@ def test_gradients_of_expanded_operands_on_the_way() -> None:
     for row in (0, 1):  # rows of matmul2d's operands repeat as well
         shapes = ((1, 5), (5, 4)) if row == 0 else ((3, 5), (5, 1))
         a, b = (
-            x.detach().expand(s).requires_grad_() for x, s in zip(tensors(*shapes), ((3, 5), (5, 4)), strict=True)
+            x.detach().expand(s).requires_grad_()
+            for x, s in zip(tensors(*shapes), ((3, 5), (5, 4)), strict=True)
         )
         full = [x.detach().clone().requires_grad_() for x in (a, b)]
         mine = torch.autograd.grad(ks.matmul2d(a, b).square().sum(), (a, b))
-        for got, true in zip(mine, torch.autograd.grad((full[0] @ full[1]).square().sum(), full), strict=True):
+        for got, true in zip(
+            mine, torch.autograd.grad((full[0] @ full[1]).square().sum(), full), strict=True
+        ):
             torch.testing.assert_close(got, true)
 
 
@@ -117,9 +139,14 @@ def test_matmul2d_in_half_precision_with_a_float32_result() -> None:
 
 
 def test_what_a_loss_hands_down() -> None:
-    """The gradient of a sum repeats one number with stride 0; that of a transpose has its columns apart."""
+    """The gradient of a sum repeats one number with stride 0; that of a transpose has its columns
+    apart."""
     a, b = tensors((2, 3, 5), (2, 5, 4))
-    for reduce in (torch.sum, lambda y: (y.transpose(1, 2).contiguous() ** 2).sum(), lambda y: y[:, :, :1].sum()):
+    for reduce in (
+        torch.sum,
+        lambda y: (y.transpose(1, 2).contiguous() ** 2).sum(),
+        lambda y: y[:, :, :1].sum(),
+    ):
         mine = torch.autograd.grad(reduce(ks.bmm(a, b)), (a, b))
         theirs = torch.autograd.grad(reduce(torch.bmm(a, b)), (a, b))
         for x, y in zip(mine, theirs, strict=True):
@@ -142,17 +169,24 @@ def test_only_what_is_wanted() -> None:
 
 
 def test_gradients_have_no_gradients() -> None:
-    """Neither where they hang on the result's gradient nor where on the inputs alone, as in a penalty."""
+    """Neither where they hang on the result's gradient nor where on the inputs alone, as in a
+    penalty."""
     a, b = tensors((3, 5), (5, 4))
     for loss in (lambda y: y.square().sum(), torch.sum):
         (da,) = torch.autograd.grad(loss(ks.matmul2d(a, b)), a, create_graph=True)
-        with pytest.raises(InvalidValue, match=r"^create_graph = True: gradients of bmm and matmul2d cannot be diff"):
+        with pytest.raises(
+            InvalidValue,
+            match=r"^create_graph = True: gradients of bmm and matmul2d cannot be diff",
+        ):
             da.square().sum().backward()
 
 
 def test_what_is_refused(refused: Refused) -> None:
     a, b = tensors((3, 5), (5, 4))
-    refused("b = ndarray: must be a torch tensor. Pass torch.as_tensor(…).", lambda: ks.matmul2d(a, np.zeros((5, 4))))
+    refused(
+        "b = ndarray: must be a torch tensor. Pass torch.as_tensor(…).",
+        lambda: ks.matmul2d(a, np.zeros((5, 4))),
+    )
     assert not hasattr(ks, "matmul3d")
 
 
@@ -165,7 +199,9 @@ def test_torch_is_imported_where_it_is_asked_for() -> None:
     )
     core = Path(kernelseam.__file__).parents[1]
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
         env={"PYTHONPATH": ":".join([str(core), *sys.path]), "KERNELSEAM_PLUGINS": ""},
     )
     assert done.returncode == 0, done.stderr

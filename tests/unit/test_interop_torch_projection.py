@@ -1,13 +1,13 @@
-"""Projections that torch differentiates: results and gradients held to those that torch's own autograd finds."""
+"""Projections that torch differentiates: results and gradients held to those that torch's own
+autograd finds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 import kernelseam
+import pytest
 from kernelseam.interop import torch as ks
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -27,7 +27,8 @@ def angles(rows: int, half: int = D // 2) -> tuple[Any, Any]:
 
 
 def turned(x: Any, cos: Any, sin: Any, style: str) -> Any:
-    """[B, S, heads, D] in float64, the first elements by the tables' rows [B, S, half] or [S, half]."""
+    """[B, S, heads, D] in float64, the first elements by the tables' rows [B, S, half] or [S,
+    half]."""
     half = cos.shape[-1]
     cos, sin = cos.double().unsqueeze(-2), sin.double().unsqueeze(-2)
     rest = x[..., 2 * half :]
@@ -39,9 +40,13 @@ def turned(x: Any, cos: Any, sin: Any, style: str) -> Any:
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
 
 
-def formula(x: Any, weight: Any, bias: Any, layout: str, rotary: Any = None, style: str = "halves") -> list[Any]:
+def formula(
+    x: Any, weight: Any, bias: Any, layout: str, rotary: Any = None, style: str = "halves"
+) -> list[Any]:
     """q, k and v in float64, as torch differentiates them."""
-    y = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    y = torch.nn.functional.linear(
+        x.double(), weight.double(), None if bias is None else bias.double()
+    )
     y = y.unflatten(-1, (H + 2 * G, D))
     q, k, v = y.split([H, G, G], -2)
     if rotary is not None:
@@ -55,7 +60,9 @@ def agree(got: Any, want: Any, inputs: dict[str, Any], limit: float) -> None:
     douts = [torch.randn(x.shape, generator=made).to(x.dtype) for x in got]
     for x, y in zip(got, want, strict=True):
         assert x.shape == y.shape
-        torch.testing.assert_close(x.double(), y, rtol=limit, atol=limit * float(y.detach().abs().max()))
+        torch.testing.assert_close(
+            x.double(), y, rtol=limit, atol=limit * float(y.detach().abs().max())
+        )
     mine = torch.autograd.grad(got, list(inputs.values()), douts)
     theirs = torch.autograd.grad(want, list(inputs.values()), [d.double() for d in douts])
     for name, a, b in zip(inputs, mine, theirs, strict=True):
@@ -65,35 +72,68 @@ def agree(got: Any, want: Any, inputs: dict[str, Any], limit: float) -> None:
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
-@pytest.mark.parametrize(("dtype", "limit"), [
-    ("float64", 1e-12), ("float32", 1e-5), ("float16", 3e-3), ("bfloat16", 2e-2),
-])
+@pytest.mark.parametrize(
+    ("dtype", "limit"),
+    [
+        ("float64", 1e-12),
+        ("float32", 1e-5),
+        ("float16", 3e-3),
+        ("bfloat16", 2e-2),
+    ],
+)
 def test_q_k_and_v(layout: str, dtype: str, limit: float) -> None:
     kind = getattr(torch, dtype)
     x, weight = tensors((B, S, HIDDEN), (WIDTH, HIDDEN), dtype=kind)
-    (bias,) = tensors((WIDTH,), seed=2, dtype=torch.float64 if dtype == "float64" else torch.float32)
+    (bias,) = tensors(
+        (WIDTH,), seed=2, dtype=torch.float64 if dtype == "float64" else torch.float32
+    )
     got = ks.fused_qkv_projection(x, weight, bias, H, G, D, layout=layout)
     assert [y.dtype for y in got] == [kind] * 3
-    agree(got, formula(x, weight, bias, layout), {"input": x, "weight": weight, "bias": bias}, limit)
+    agree(
+        got, formula(x, weight, bias, layout), {"input": x, "weight": weight, "bias": bias}, limit
+    )
 
 
 @pytest.mark.parametrize("style", ["halves", "pairs"])
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 def test_what_is_turned_is_turned_back(style: str, layout: str) -> None:
-    """Of a part of the elements, from the fourth position on; of all of them, at positions in memory."""
+    """Of a part of the elements, from the fourth position on; of all of them, at positions in
+    memory."""
     x, weight, bias = tensors((B, S, HIDDEN), (WIDTH, HIDDEN), (WIDTH,))
     inputs = {"input": x, "weight": weight, "bias": bias}
     cos, sin = angles(S + 3, 3)
     got = ks.fused_qkv_projection(
-        x, weight, bias, H, G, D, layout=layout, rotary=(cos, sin), rotary_style=style, first_position=3
+        x,
+        weight,
+        bias,
+        H,
+        G,
+        D,
+        layout=layout,
+        rotary=(cos, sin),
+        rotary_style=style,
+        first_position=3,
     )
     agree(got, formula(x, weight, bias, layout, (cos[3:], sin[3:]), style), inputs, 1e-5)
     cos, sin = angles(20)
-    positions = torch.stack([torch.randperm(20, generator=torch.Generator().manual_seed(b))[:S] for b in range(B)])
-    got = ks.fused_qkv_projection(
-        x, weight, bias, H, G, D, layout=layout, rotary=(cos, sin), rotary_style=style, positions=positions.int()
+    positions = torch.stack(
+        [torch.randperm(20, generator=torch.Generator().manual_seed(b))[:S] for b in range(B)]
     )
-    agree(got, formula(x, weight, bias, layout, (cos[positions], sin[positions]), style), inputs, 1e-5)
+    got = ks.fused_qkv_projection(
+        x,
+        weight,
+        bias,
+        H,
+        G,
+        D,
+        layout=layout,
+        rotary=(cos, sin),
+        rotary_style=style,
+        positions=positions.int(),
+    )
+    agree(
+        got, formula(x, weight, bias, layout, (cos[positions], sin[positions]), style), inputs, 1e-5
+    )
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
@@ -105,7 +145,12 @@ def test_rows_of_packed_sequences(layout: str) -> None:
         x, weight, None, H, G, D, layout=layout, rotary=(cos, sin), positions=positions
     )
     at = positions.long()
-    agree(got, formula(x, weight, None, layout, (cos[at], sin[at])), {"input": x, "weight": weight}, 1e-5)
+    agree(
+        got,
+        formula(x, weight, None, layout, (cos[at], sin[at])),
+        {"input": x, "weight": weight},
+        1e-5,
+    )
 
 
 def test_in_16_bits_turned_gradients_are_rounded_once_more() -> None:
@@ -115,25 +160,36 @@ def test_in_16_bits_turned_gradients_are_rounded_once_more() -> None:
     agree(got, formula(x, weight, None, "bhsd", (cos, sin)), {"input": x, "weight": weight}, 2e-2)
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [("float64", 1e-12), ("float32", 1e-5), ("float16", 3e-3)])
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [("float64", 1e-12), ("float32", 1e-5), ("float16", 3e-3)]
+)
 @pytest.mark.parametrize("form", ["rows", "bhsd", "bshd", "transposed", "packed"])
 def test_the_output(form: str, dtype: str, limit: float) -> None:
-    """attn_out as rows, as heads in each order, as a view of the other order, and as packed rows."""
+    """attn_out as rows, as heads in each order, as a view of the other order, and as packed
+    rows."""
     kind = getattr(torch, dtype)
     shape = {
-        "rows": (B, S, H * D), "bhsd": (B, H, S, D), "bshd": (B, S, H, D), "transposed": (B, S, H, D),
+        "rows": (B, S, H * D),
+        "bhsd": (B, H, S, D),
+        "bshd": (B, S, H, D),
+        "transposed": (B, S, H, D),
         "packed": (B * S, H * D),
     }[form]
     attn_out, weight, residual = tensors(shape, (HIDDEN, H * D), (*shape[:-1], HIDDEN), dtype=kind)
     if form != "packed":
         (residual,) = tensors((B, S, HIDDEN), seed=3, dtype=kind)
-    (bias,) = tensors((HIDDEN,), seed=2, dtype=torch.float64 if dtype == "float64" else torch.float32)
+    (bias,) = tensors(
+        (HIDDEN,), seed=2, dtype=torch.float64 if dtype == "float64" else torch.float32
+    )
     given = attn_out.transpose(1, 2) if form == "transposed" else attn_out
     layout = "bshd" if form == "bshd" else "bhsd"
     got = ks.fused_output_projection_residual(given, weight, bias, residual, layout=layout)
     rows = attn_out.transpose(1, 2) if form == "bhsd" else attn_out
     rows = rows if form in ("rows", "packed") else rows.flatten(2)
-    want = torch.nn.functional.linear(rows.double(), weight.double(), bias.double()) + residual.double()
+    want = (
+        torch.nn.functional.linear(rows.double(), weight.double(), bias.double())
+        + residual.double()
+    )
     inputs = {"attn_out": attn_out, "weight": weight, "bias": bias, "residual": residual}
     agree([got], [want], inputs, limit)
 
@@ -141,7 +197,9 @@ def test_the_output(form: str, dtype: str, limit: float) -> None:
 def test_finite_differences() -> None:
     x, weight, bias = tensors((1, 3, 5), (16, 5), (16,), dtype=torch.float64)
     attn_out, w, b, residual = tensors((1, 2, 3, 4), (5, 8), (5,), (1, 3, 5), dtype=torch.float64)
-    assert torch.autograd.gradcheck(lambda *a: ks.fused_qkv_projection(*a, 2, 1, 4), (x, weight, bias))
+    assert torch.autograd.gradcheck(
+        lambda *a: ks.fused_qkv_projection(*a, 2, 1, 4), (x, weight, bias)
+    )
     assert torch.autograd.gradcheck(ks.fused_output_projection_residual, (attn_out, w, b, residual))
 
 
@@ -155,14 +213,21 @@ def test_only_what_is_wanted_is_computed_and_kept() -> None:
         assert len(q.grad_fn.saved_tensors) == kept
         wanted = [t for n, t in given.items() if n != frozen]
         found = torch.autograd.grad(q.sum(), wanted)
-        for a, b in zip(found, torch.autograd.grad(formula(x, weight, bias, "bhsd")[0].sum(), [
-            {"input": x, "weight": weight, "bias": bias}[n] for n in given if n != frozen
-        ]), strict=True):
+        for a, b in zip(
+            found,
+            torch.autograd.grad(
+                formula(x, weight, bias, "bhsd")[0].sum(),
+                [{"input": x, "weight": weight, "bias": bias}[n] for n in given if n != frozen],
+            ),
+            strict=True,
+        ):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
     q, _, _ = ks.fused_qkv_projection(x.detach(), weight.detach(), bias, H, G)
     assert q.grad_fn.saved_tensors == ()
     (d_bias,) = torch.autograd.grad(q.sum(), [bias])
-    torch.testing.assert_close(d_bias, torch.cat([torch.full((H * D,), B * S), torch.zeros(2 * G * D)]))
+    torch.testing.assert_close(
+        d_bias, torch.cat([torch.full((H * D,), B * S), torch.zeros(2 * G * D)])
+    )
     residual, attn_out, w = tensors((B, S, HIDDEN), (B, S, H * D), (HIDDEN, H * D))
     y = ks.fused_output_projection_residual(attn_out.detach(), w.detach(), None, residual)
     assert y.grad_fn.saved_tensors == ()
@@ -179,13 +244,17 @@ def test_the_residual_s_gradient_is_the_result_s() -> None:
     found = torch.autograd.grad(y, [attn_out, residual], dout)
     assert found[1].data_ptr() == dout.data_ptr(), "no copy"
     (residual,) = tensors((B, S, HIDDEN), dtype=torch.float64)
-    with pytest.raises(kernelseam.errors.InvalidValue, match=r"^residual = an array of float64: must be no wider"):
+    with pytest.raises(
+        kernelseam.errors.InvalidValue, match=r"^residual = an array of float64: must be no wider"
+    ):
         ks.fused_output_projection_residual(attn_out, w, None, residual)
     attn_out, w = (x.detach().half().requires_grad_() for x in (attn_out, w))
     (residual,) = tensors((B, S, HIDDEN))
     y = ks.fused_output_projection_residual(attn_out, w, None, residual)
     (d_residual,) = torch.autograd.grad(y.sum(), [residual])
-    assert y.dtype == torch.float16 and d_residual.dtype == torch.float32 and (d_residual == 1).all()
+    assert (
+        y.dtype == torch.float16 and d_residual.dtype == torch.float32 and (d_residual == 1).all()
+    )
 
 
 def test_without_gradients_nothing_is_kept() -> None:
@@ -199,19 +268,26 @@ def test_without_gradients_nothing_is_kept() -> None:
         )
     assert q.grad_fn is None and len(launches) == 2 and torch.equal(alone, q)
     for y, where in zip((k, v), pages, strict=True):
-        torch.testing.assert_close(where[table.long()].flatten(1, 2)[:, :S].transpose(1, 2), y, rtol=0, atol=0)
+        torch.testing.assert_close(
+            where[table.long()].flatten(1, 2)[:, :S].transpose(1, 2), y, rtol=0, atol=0
+        )
         assert where[[1, 4]].isnan().all()
 
 
 def test_a_layer_of_attention_between_them() -> None:
     """Projection, attention, projection and residual: gradients through all of it."""
-    x, weight, bias, w, b = tensors((B, S, HIDDEN), (WIDTH, HIDDEN), (WIDTH,), (HIDDEN, H * D), (HIDDEN,))
+    x, weight, bias, w, b = tensors(
+        (B, S, HIDDEN), (WIDTH, HIDDEN), (WIDTH,), (HIDDEN, H * D), (HIDDEN,)
+    )
     cos, sin = angles(S)
     q, k, v = ks.fused_qkv_projection(x, weight, bias, H, G, D, rotary=(cos, sin))
     got = ks.fused_output_projection_residual(ks.attention(q, k, v, causal=True), w, b, x)
     q, k, v = formula(x, weight, bias, "bhsd", (cos, sin))
     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    want = torch.nn.functional.linear(out.transpose(1, 2).flatten(2), w.double(), b.double()) + x.double()
+    want = (
+        torch.nn.functional.linear(out.transpose(1, 2).flatten(2), w.double(), b.double())
+        + x.double()
+    )
     agree([got], [want], {"input": x, "weight": weight, "bias": bias, "w": w, "b": b}, 2e-5)
 
 
@@ -220,7 +296,9 @@ def test_what_is_refused(refused: Refused) -> None:
     cos, sin = angles(S)
     refused(
         "rotary[0].requires_grad = True: gradients do not flow to it. Pass tensor.detach().",
-        lambda: ks.fused_qkv_projection(x, weight, bias, H, G, D, rotary=(cos.requires_grad_(), sin)),
+        lambda: ks.fused_qkv_projection(
+            x, weight, bias, H, G, D, rotary=(cos.requires_grad_(), sin)
+        ),
     )
     refused(
         "rotary = Tensor: must be (cosines, sines). Pass two tensors.",
@@ -231,27 +309,45 @@ def test_what_is_refused(refused: Refused) -> None:
         lambda: ks.fused_qkv_projection(x, weight.detach().numpy(), bias, H, G, D),
     )
     refused(
-        "k_pages = given: gradients to input, weight, bias do not flow through pages. Call under torch.no_grad(), or "
+        "k_pages = given: gradients to input, weight, bias do not flow through pages. Call under "
+        "torch.no_grad(), or "
         "leave the pages out.",
         lambda: ks.fused_qkv_projection(
-            x, weight, bias, H, G, D, k_pages=torch.zeros(1), v_pages=torch.zeros(1), block_table=torch.zeros(1)
+            x,
+            weight,
+            bias,
+            H,
+            G,
+            D,
+            k_pages=torch.zeros(1),
+            v_pages=torch.zeros(1),
+            block_table=torch.zeros(1),
         ),
     )
 
 
 def test_gradients_have_no_gradients() -> None:
-    """Neither where they hang on the results' gradients nor where on the operands alone, as in a penalty."""
-    x, weight, bias, w, residual = tensors((B, S, HIDDEN), (WIDTH, HIDDEN), (WIDTH,), (HIDDEN, H * D), (B, S, HIDDEN))
+    """Neither where they hang on the results' gradients nor where on the operands alone, as in a
+    penalty."""
+    x, weight, bias, w, residual = tensors(
+        (B, S, HIDDEN), (WIDTH, HIDDEN), (WIDTH,), (HIDDEN, H * D), (B, S, HIDDEN)
+    )
     (factor,) = tensors((B, H, S, D), seed=8)
     for by in (factor, factor.detach()):
         q, _, _ = ks.fused_qkv_projection(x, weight, bias, H, G, D)
         (again,) = torch.autograd.grad((q * by).sum(), x, create_graph=True)
-        with pytest.raises(kernelseam.errors.InvalidValue, match=r"^create_graph = True: gradients of fused_qkv_proj"):
+        with pytest.raises(
+            kernelseam.errors.InvalidValue,
+            match=r"^create_graph = True: gradients of fused_qkv_proj",
+        ):
             again.square().sum().backward()
         attn_out = factor.detach().requires_grad_()
         y = ks.fused_output_projection_residual(attn_out, w, None, residual)
         (again,) = torch.autograd.grad((y * by.sum()).sum(), attn_out, create_graph=True)
-        with pytest.raises(kernelseam.errors.InvalidValue, match=r"^create_graph = True: gradients of fused_output_"):
+        with pytest.raises(
+            kernelseam.errors.InvalidValue,
+            match=r"^create_graph = True: gradients of fused_output_",
+        ):
             again.square().sum().backward()
 
 
@@ -259,7 +355,8 @@ def test_expanded_leaves() -> None:
     """Each element of each operand has a gradient of its own, as torch's."""
     small = ((1, S, HIDDEN), (1, HIDDEN))
     x, weight = (
-        t.detach().expand(s).requires_grad_() for t, s in zip(
+        t.detach().expand(s).requires_grad_()
+        for t, s in zip(
             tensors(*small, dtype=torch.float64), ((B, S, HIDDEN), (WIDTH, HIDDEN)), strict=True
         )
     )
@@ -269,16 +366,22 @@ def test_expanded_leaves() -> None:
     mine = torch.autograd.grad(sum(t.square().sum() for t in (q, k, v)), (x, weight))
     theirs = torch.autograd.grad(sum(t.square().sum() for t in formula(*full, bias, "bhsd")), full)
     attn_out, w, residual = (
-        t.detach().expand(s).requires_grad_() for t, s in zip(
+        t.detach().expand(s).requires_grad_()
+        for t, s in zip(
             tensors((B, 1, S, D), (1, H * D), (1, S, HIDDEN), dtype=torch.float64),
-            ((B, H, S, D), (HIDDEN, H * D), (B, S, HIDDEN)), strict=True,
+            ((B, H, S, D), (HIDDEN, H * D), (B, S, HIDDEN)),
+            strict=True,
         )
     )
     leaves = (attn_out, w, residual)
     full = [t.detach().clone().requires_grad_() for t in leaves]
-    mine += torch.autograd.grad(ks.fused_output_projection_residual(attn_out, w, None, residual).square().sum(), leaves)
+    mine += torch.autograd.grad(
+        ks.fused_output_projection_residual(attn_out, w, None, residual).square().sum(), leaves
+    )
     rows = full[0].transpose(1, 2).flatten(2)
-    theirs += torch.autograd.grad((torch.nn.functional.linear(rows, full[1]) + full[2]).square().sum(), full)
+    theirs += torch.autograd.grad(
+        (torch.nn.functional.linear(rows, full[1]) + full[2]).square().sum(), full
+    )
     for got, want in zip(mine, theirs, strict=True):
         assert got.shape == want.shape
         torch.testing.assert_close(got, want)

@@ -1,13 +1,13 @@
-"""What the functions that torch differentiates refuse, by the name that the caller knows it by, at the forward."""
+"""What the functions that torch differentiates refuse, by the name that the caller knows it by, at
+the forward."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 import kernelseam
+import pytest
 from kernelseam.errors import InvalidValue, UnknownName
 from kernelseam.interop import torch as ks
 
@@ -29,30 +29,61 @@ def projected(rotary0: Any = None, rotary1: Any = None, **given: Any) -> Any:
 
 
 FUNCTIONS: dict[str, tuple[Call, dict[str, Any], tuple[str, ...]]] = {
-    "attention": (ks.attention, {
-        **{n: cells(1, 2, 3, 4) for n in "qkv"}, "bias": cells(1, 2, 3, 3), "mask": torch.ones(3, 3) > 0,
-        "alibi_slopes": cells(2), "sinks": cells(2), "prefix_lengths": torch.ones(1, dtype=torch.int32),
-        "kv_lengths": torch.ones(1, dtype=torch.int32),
-    }, ("q", "k", "v")),
-    "attention_varlen": (
-        lambda **x: ks.attention_varlen(**x, max_seqlen_q=3, max_seqlen_k=3), {
-            **{n: cells(3, 2, 4) for n in "qkv"}, "cu_seqlens_q": offsets(), "cu_seqlens_k": offsets(),
+    "attention": (
+        ks.attention,
+        {
+            **{n: cells(1, 2, 3, 4) for n in "qkv"},
             "bias": cells(1, 2, 3, 3),
-        }, ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"),
+            "mask": torch.ones(3, 3) > 0,
+            "alibi_slopes": cells(2),
+            "sinks": cells(2),
+            "prefix_lengths": torch.ones(1, dtype=torch.int32),
+            "kv_lengths": torch.ones(1, dtype=torch.int32),
+        },
+        ("q", "k", "v"),
     ),
-    "bmm": (ks.bmm, {
-        "a": cells(2, 3, 4), "b": cells(2, 4, 5), "bias": cells(5), "residual": cells(2, 3, 5)
-    }, ("a", "b")),
-    "matmul2d": (ks.matmul2d, {
-        "a": cells(3, 4), "b": cells(4, 5), "bias": cells(5), "residual": cells(3, 5)
-    }, ("a", "b")),
-    "fused_qkv_projection": (projected, {
-        "input": cells(1, 3, 5), "weight": cells(16, 5), "bias": cells(16), "rotary0": cells(3, 2),
-        "rotary1": cells(3, 2), "positions": torch.zeros(1, 3, dtype=torch.int32),
-    }, ("input", "weight", "rotary0", "rotary1")),
-    "fused_output_projection_residual": (ks.fused_output_projection_residual, {
-        "attn_out": cells(1, 2, 3, 4), "weight": cells(5, 8), "bias": cells(5), "residual": cells(1, 3, 5)
-    }, ("attn_out", "weight")),
+    "attention_varlen": (
+        lambda **x: ks.attention_varlen(**x, max_seqlen_q=3, max_seqlen_k=3),
+        {
+            **{n: cells(3, 2, 4) for n in "qkv"},
+            "cu_seqlens_q": offsets(),
+            "cu_seqlens_k": offsets(),
+            "bias": cells(1, 2, 3, 3),
+        },
+        ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"),
+    ),
+    "bmm": (
+        ks.bmm,
+        {"a": cells(2, 3, 4), "b": cells(2, 4, 5), "bias": cells(5), "residual": cells(2, 3, 5)},
+        ("a", "b"),
+    ),
+    "matmul2d": (
+        ks.matmul2d,
+        {"a": cells(3, 4), "b": cells(4, 5), "bias": cells(5), "residual": cells(3, 5)},
+        ("a", "b"),
+    ),
+    "fused_qkv_projection": (
+        projected,
+        {
+            "input": cells(1, 3, 5),
+            "weight": cells(16, 5),
+            "bias": cells(16),
+            "rotary0": cells(3, 2),
+            "rotary1": cells(3, 2),
+            "positions": torch.zeros(1, 3, dtype=torch.int32),
+        },
+        ("input", "weight", "rotary0", "rotary1"),
+    ),
+    "fused_output_projection_residual": (
+        ks.fused_output_projection_residual,
+        {
+            "attn_out": cells(1, 2, 3, 4),
+            "weight": cells(5, 8),
+            "bias": cells(5),
+            "residual": cells(1, 3, 5),
+        },
+        ("attn_out", "weight"),
+    ),
 }
 OPERANDS = [(f, n) for f, (_, given, _) in FUNCTIONS.items() for n in given]
 NEEDED = [(f, n) for f, (_, _, needed) in FUNCTIONS.items() for n in needed]
@@ -64,7 +95,8 @@ def shown(name: str) -> str:
 
 
 def called(function: str, name: str, value: Any, gradients: bool = True) -> Any:
-    """The function with one of its operands replaced; the others that can have gradients want them."""
+    """The function with one of its operands replaced; the others that can have gradients want
+    them."""
     call, given, needed = FUNCTIONS[function]
     operands = {n: x.clone() for n, x in given.items()}
     if gradients:
@@ -82,9 +114,12 @@ def test_the_calls_are_right_as_they_are(function: str) -> None:
 
 @pytest.mark.parametrize("gradients", [True, False])
 @pytest.mark.parametrize(("function", "name"), NEEDED)
-def test_none_for_what_is_needed(function: str, name: str, gradients: bool, refused: Refused) -> None:
+def test_none_for_what_is_needed(
+    function: str, name: str, gradients: bool, refused: Refused
+) -> None:
     refused(
-        f"{shown(name)} = None: must be a torch tensor. Give it.", lambda: called(function, name, None, gradients)
+        f"{shown(name)} = None: must be a torch tensor. Give it.",
+        lambda: called(function, name, None, gradients),
     )
 
 
@@ -101,10 +136,13 @@ def strange(kind: str, like: Any) -> Any:
 
         return FakeTensorMode().from_tensor(dense)
     return {
-        "sparse": lambda: dense.to_sparse(), "mkldnn": lambda: dense.to_mkldnn(),
+        "sparse": lambda: dense.to_sparse(),
+        "mkldnn": lambda: dense.to_mkldnn(),
         "quantized": lambda: torch.quantize_per_tensor(dense, 0.1, 0, torch.qint8),
-        "complex": lambda: dense.to(torch.complex64), "conjugate": lambda: dense.to(torch.complex64).conj(),
-        "negated": lambda: torch.complex(dense, dense).conj().imag, "meta": lambda: dense.to("meta"),
+        "complex": lambda: dense.to(torch.complex64),
+        "conjugate": lambda: dense.to(torch.complex64).conj(),
+        "negated": lambda: torch.complex(dense, dense).conj().imag,
+        "meta": lambda: dense.to("meta"),
         "int64": lambda: like.long(),
     }[kind]()
 
@@ -119,15 +157,20 @@ KINDS = {
     "mkldnn": ".layout = torch._mkldnn: must be torch.strided. Pass tensor.to_dense().",
     "nested": ".is_nested = True: must be one dense tensor. Pack its rows",
     "jagged": ".is_nested = True: must be one dense tensor. Pack its rows",
-    "quantized": f".dtype = qint8: {DTYPES}", "complex": f".dtype = complex64: {DTYPES}",
-    "conjugate": f".dtype = complex64: {DTYPES}", "int64": f".dtype = int64: {DTYPES}",
-    "negated": ".is_neg = True: memory holds other values than the tensor. Pass tensor.resolve_neg().",
+    "quantized": f".dtype = qint8: {DTYPES}",
+    "complex": f".dtype = complex64: {DTYPES}",
+    "conjugate": f".dtype = complex64: {DTYPES}",
+    "int64": f".dtype = int64: {DTYPES}",
+    "negated": ".is_neg = True: memory holds other values than the tensor. Pass "
+    "tensor.resolve_neg().",
     "fake": ".data_ptr = None: has no memory, as tensors have that stand for others",
     "meta": " = torch.Tensor: must be an array of a library and on a device known to ",
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*(sparse|nested|uantize|data pointer|Accessing the data|torch.jit).*")
+@pytest.mark.filterwarnings(
+    "ignore:.*(sparse|nested|uantize|data pointer|Accessing the data|torch.jit).*"
+)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("function", "name"), OPERANDS)
 def test_tensors_that_have_no_place_here(function: str, name: str, kind: str) -> None:
@@ -135,7 +178,9 @@ def test_tensors_that_have_no_place_here(function: str, name: str, kind: str) ->
     for gradients in (True, False):
         with pytest.raises(InvalidValue) as caught:
             called(function, name, x, gradients)
-        assert caught.value.field.startswith(("rotary", "cos", "sin") if name.startswith("rotary") else name)
+        assert caught.value.field.startswith(
+            ("rotary", "cos", "sin") if name.startswith("rotary") else name
+        )
         rule = KINDS[kind].replace(DTYPES, TAKEN.get(name, DTYPES))
         assert rule in str(caught.value)
 
@@ -149,8 +194,12 @@ def test_a_rotary_that_is_no_pair(rotary: Any, refused: Refused) -> None:
 
 
 OPERATIONS = {
-    "attention": "attention_bwd", "attention_varlen": "attention_bwd", "bmm": "gemm", "matmul2d": "gemm",
-    "fused_qkv_projection": "qkv_projection_bwd", "fused_output_projection_residual": "output_projection_bwd",
+    "attention": "attention_bwd",
+    "attention_varlen": "attention_bwd",
+    "bmm": "gemm",
+    "matmul2d": "gemm",
+    "fused_qkv_projection": "qkv_projection_bwd",
+    "fused_output_projection_residual": "output_projection_bwd",
 }
 
 
@@ -161,11 +210,13 @@ def test_what_is_meant_for_the_backward_is_refused_at_the_forward(
 ) -> None:
     refused(
         f"bwd_implementation = nothing: must be one of numpy for {OPERATIONS[function]} on numpy. "
-        "Name one of these, or leave it out.", lambda: called(function, "bwd_implementation", "nothing", gradients),
+        "Name one of these, or leave it out.",
+        lambda: called(function, "bwd_implementation", "nothing", gradients),
     )
     for value in (3, ["numpy"], torch.ones(1)):
         refused(
-            f"bwd_implementation = {type(value).__name__}: must be a name. Leave it out for the cheapest.",
+            f"bwd_implementation = {type(value).__name__}: must be a name. Leave it out for the "
+            "cheapest.",
             lambda value=value: called(function, "bwd_implementation", value, gradients),
         )
     with pytest.raises(UnknownName):
@@ -187,6 +238,8 @@ def test_tensors_under_torchs_transforms() -> None:
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x, torch.ones(3, 3))
         for call in (kernelseam.matmul2d, ks.matmul2d):
-            with pytest.raises(InvalidValue, match=r"^b\.tangent = given: forward-mode derivatives do not flow"):
+            with pytest.raises(
+                InvalidValue, match=r"^b\.tangent = given: forward-mode derivatives do not flow"
+            ):
                 call(x, dual)
         kernelseam.matmul2d(x, x)

@@ -1,15 +1,15 @@
-"""What is written into a torch tensor counts in its version: torch refuses gradients that need what was there."""
+"""What is written into a torch tensor counts in its version: torch refuses gradients that need what
+was there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import kernelseam
 import numpy as np
 import pytest
 from gradient_problems import uneven
-
-import kernelseam
 from kernelseam import Attention, AttentionPointers, BatchedGemmPointers, BatchedGemmStrided, plan
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -27,13 +27,17 @@ def into_attention() -> Written:
 
 def into_attention_varlen() -> Written:
     x, out, offsets = ones(3, 2, 4), ones(3, 2, 4), torch.tensor([0, 3], dtype=torch.int32)
-    return lambda: kernelseam.attention_varlen(x, x, x, offsets, offsets, 3, 3, out=out), {"out": out}
+    return lambda: kernelseam.attention_varlen(x, x, x, offsets, offsets, 3, 3, out=out), {
+        "out": out
+    }
 
 
 def into_attention_paged() -> Written:
     q, pages, out = ones(1, 3, 2, 4), ones(2, 4, 2, 4), ones(1, 3, 2, 4)
     table, lengths = torch.tensor([[1]], dtype=torch.int32), torch.tensor([4], dtype=torch.int32)
-    return lambda: kernelseam.attention_paged(q, pages, pages, table, lengths, out=out), {"out": out}
+    return lambda: kernelseam.attention_paged(q, pages, pages, table, lengths, out=out), {
+        "out": out
+    }
 
 
 def into_merge_states() -> Written:
@@ -54,12 +58,17 @@ def into_a_product_by_columns() -> Written:
 
 def into_a_products_gradients() -> Written:
     da, db = ones(3, 4), ones(4, 5)
-    return lambda: kernelseam.matmul2d_bwd(ones(3, 5), ones(3, 4), ones(4, 5), da=da, db=db), {"da": da, "db": db}
+    return lambda: kernelseam.matmul2d_bwd(ones(3, 5), ones(3, 4), ones(4, 5), da=da, db=db), {
+        "da": da,
+        "db": db,
+    }
 
 
 def into_a_gradient_by_lists() -> Written:
     """Rows and heads repeat, and heads of dc have gaps: no two strides walk over what is summed."""
-    dc, a, b = (torch.from_numpy(np.ascontiguousarray(x)) for x in uneven(np.random.default_rng(0))[0])
+    dc, a, b = (
+        torch.from_numpy(np.ascontiguousarray(x)) for x in uneven(np.random.default_rng(0))[0]
+    )
     dc = torch.nn.functional.pad(dc, (0, 7, 0, 7, 0, 3))[:, :6, :33, :17]
     a, da = a[:, :1, :1].expand(2, 6, 33, 20), ones(2, 1, 1, 20)
     return lambda: kernelseam.bmm_bwd(dc, a, b, b_gradient=False, da=da), {"da": da}
@@ -67,9 +76,9 @@ def into_a_gradient_by_lists() -> Written:
 
 def into_projections() -> Written:
     q, k, v = out = ones(1, 2, 3, 4), ones(1, 1, 3, 4), ones(1, 1, 3, 4)
-    return lambda: kernelseam.fused_qkv_projection(ones(1, 3, 5), ones(16, 5), None, 2, 1, out=out), dict(
-        zip("qkv", (q, k, v), strict=True)
-    )
+    return lambda: kernelseam.fused_qkv_projection(
+        ones(1, 3, 5), ones(16, 5), None, 2, 1, out=out
+    ), dict(zip("qkv", (q, k, v), strict=True))
 
 
 def into_pages() -> Written:
@@ -106,9 +115,19 @@ def by_a_call_over_lists() -> Written:
 def by_a_call_over_even_lists() -> Written:
     """Served as strided memory."""
     x, out = [list(ones(2, 3, 4)) for _ in range(3)], ones(2, 3, 4)
-    call = plan(AttentionPointers(
-        q_ptrs=x[0], k_ptrs=x[1], v_ptrs=x[2], out_ptrs=list(out), batch=1, num_heads=2, S_q=3, S_k=3, head_dim=4
-    )).bind()
+    call = plan(
+        AttentionPointers(
+            q_ptrs=x[0],
+            k_ptrs=x[1],
+            v_ptrs=x[2],
+            out_ptrs=list(out),
+            batch=1,
+            num_heads=2,
+            S_q=3,
+            S_k=3,
+            head_dim=4,
+        )
+    ).bind()
     return call, {"out_ptrs": out}
 
 
@@ -117,7 +136,8 @@ CASES = [value for name, value in list(globals().items()) if name.startswith(("i
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_a_write_counts(case: Callable[[], Written]) -> None:
-    """At every call, the one that is worked out and those that are remembered; and not for what is only read."""
+    """At every call, the one that is worked out and those that are remembered; and not for what is
+    only read."""
     call, written = case()
     for _ in range(3):
         before = {name: x._version for name, x in written.items()}

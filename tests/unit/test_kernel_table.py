@@ -6,9 +6,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-
 import pytest
-
 from kernelseam.kernels import covering
 from kernelseam.plugins import plugins
 
@@ -26,12 +24,15 @@ ROWS = {
 def test_the_summary_counts_by_arch_and_kernel() -> None:
     lines = kernel_table.summary(ROWS).splitlines()
     assert lines[-2:] == [
-        "| sm_90a | compiled | gemm | 2 | 255 | 3 | 16 |", "| gfx942 | compiled | merge_states | 1 | 40 | 0 | 0 |"
+        "| sm_90a | compiled | gemm | 2 | 255 | 3 | 16 |",
+        "| gfx942 | compiled | merge_states | 1 | 40 | 0 | 0 |",
     ]
 
 
 def test_the_page_is_that_of_the_table() -> None:
-    assert kernel_table.SUMMARY.read_text(encoding="utf-8") == kernel_table.summary(kernel_table.read())
+    assert kernel_table.SUMMARY.read_text(encoding="utf-8") == kernel_table.summary(
+        kernel_table.read()
+    )
 
 
 def test_nothing_in_the_table_spills() -> None:
@@ -42,7 +43,9 @@ def test_nothing_in_the_table_spills() -> None:
 def test_every_arch_that_a_plugin_compiles_for_is_in_the_table() -> None:
     toolchains = [b.toolchain for b in plugins().registry.backends.values() if b.toolchain]
     known = [arch for t in toolchains for arch in t.archs]
-    assert set(known) <= set(kernel_table.ARCHS), "a new arch belongs into ARCHS, and its rows into the table"
+    assert set(known) <= set(kernel_table.ARCHS), (
+        "a new arch belongs into ARCHS, and its rows into the table"
+    )
     assert {key[0] for key in kernel_table.read()} == set(kernel_table.ARCHS)
 
 
@@ -51,13 +54,18 @@ def test_archs_that_are_alike_have_the_same_tiles(arch: str) -> None:
     """So that a part of one's binaries, and all of the other's, are enough to look at often."""
     other = kernel_table.ALIKE[arch]
     rows = {
-        a: t.arch_row(a) for t in (b.toolchain for b in plugins().registry.backends.values()) if t
-        for a in (arch, other) if a in t.archs
+        a: t.arch_row(a)
+        for t in (b.toolchain for b in plugins().registry.backends.values())
+        if t
+        for a in (arch, other)
+        if a in t.archs
     }
     if not rows:
         pytest.skip(f"no plugin compiles for {arch}")
     mine, its = rows[arch], rows[other]
-    assert mine.shared_bytes_per_block == its.shared_bytes_per_block and mine.platform == its.platform
+    assert (
+        mine.shared_bytes_per_block == its.shared_bytes_per_block and mine.platform == its.platform
+    )
     assert {o: [kernel_table.tile_name(t) for t in found] for o, found in mine.tiles.items()} == {
         o: [kernel_table.tile_name(t) for t in found] for o, found in its.tiles.items()
     }
@@ -70,16 +78,25 @@ def test_archs_that_are_alike_have_the_same_tiles(arch: str) -> None:
 
 @pytest.mark.parametrize("archs", kernel_table.SHARED, ids="-".join)
 def test_archs_take_turns(archs: tuple[str, ...]) -> None:
-    """Each binary is one arch's, and of a kernel with few of them every arch's; each arch has every kernel, products
-    with every transpose, and its share."""
+    """Each binary is one arch's, and of a kernel with few of them every arch's; each arch has every
+    kernel, products with every transpose, and its share."""
     often = [(i, c) for i, c in enumerate(covering()) if c.often]
     parts = [[c for i, c in often if not kernel_table.rare(arch, i, c)] for arch in archs]
     count = Counter(c.half.entry for _, c in often)
-    expected = [str(c) for _, c in often for _ in range(1 if count[c.half.entry] >= kernel_table.MANY else len(archs))]
+    expected = [
+        str(c)
+        for _, c in often
+        for _ in range(1 if count[c.half.entry] >= kernel_table.MANY else len(archs))
+    ]
     assert sorted(str(c) for part in parts for c in part) == sorted(expected)
     assert all({c.half.entry for c in part} == set(count) for part in parts)
     for part in parts:
         assert abs(len(part) - len(expected) / len(archs)) < len(often) / 10
         assert {"gemm", "attention_forward", "attention_backward"} <= {c.half.entry for c in part}
         assert len({c.spec.dtype for c in part if c.half.entry == "attention_forward"}) >= 2
-        assert len({(c.spec.a_transposed, c.spec.b_transposed) for c in part if c.half.entry == "gemm"}) >= 3
+        assert (
+            len(
+                {(c.spec.a_transposed, c.spec.b_transposed) for c in part if c.half.entry == "gemm"}
+            )
+            >= 3
+        )

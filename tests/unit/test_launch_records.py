@@ -1,4 +1,5 @@
-"""What a problem would launch, told without compiling: by implementations, and by ``kernelseam explain``."""
+"""What a problem would launch, told without compiling: by implementations, and by ``kernelseam
+explain``."""
 
 from __future__ import annotations
 
@@ -6,11 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kernelseam_thirdvendor import AcmeGemm
-
 from kernelseam import Attention, AttentionBwd
 from kernelseam.contract import LaunchRecord
 from kernelseam.kernels import KernelImplementation, shared_implementations
+from kernelseam_thirdvendor import AcmeGemm
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
 from h200_rows import H200, HOPPER  # noqa: E402
@@ -20,8 +20,10 @@ Command = Callable[..., tuple[int, str, str]]
 CUDA = backend()
 assert CUDA.toolchain is not None
 WAYS: dict[tuple[str, str], Any] = {
-    (i.operation, i.name): i for i in (
-        *shared_implementations(CUDA.toolchain), *(KernelImplementation(k, CUDA.toolchain) for k in CUDA.kernels)
+    (i.operation, i.name): i
+    for i in (
+        *shared_implementations(CUDA.toolchain),
+        *(KernelImplementation(k, CUDA.toolchain) for k in CUDA.kernels),
     )
 }
 
@@ -59,9 +61,13 @@ def test_explain_shows_what_is_launched(
         LaunchRecord("memset", (1, 1, 1), (1, 1, 1), 0, "acme1", "memset"),
         LaunchRecord("rows", (12, 1, 1), (64, 1, 1), 2048, "acme1", cluster=(2, 1, 1)),
     )
-    monkeypatch.setattr(AcmeGemm, "records", lambda self, problem, device, variant: told, raising=False)
+    monkeypatch.setattr(
+        AcmeGemm, "records", lambda self, problem, device, variant: told, raising=False
+    )
     status, out, err = command("explain", "gemm", "--backend", "acme")
     assert (status, err) == (0, "")
-    assert "launches of the chosen" in out and "12×1×1" in out and "2×1×1" in out and "memset" in out
+    assert (
+        "launches of the chosen" in out and "12×1×1" in out and "2×1×1" in out and "memset" in out
+    )
     monkeypatch.setattr(AcmeGemm, "records", None)
     assert "launches of the chosen" not in command("explain", "gemm", "--backend", "acme")[1]

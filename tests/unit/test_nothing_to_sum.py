@@ -1,5 +1,5 @@
-"""Results that are sums of nothing, on NumPy and through autograd: every element is written, also where memory held
-NaN."""
+"""Results that are sums of nothing, on NumPy and through autograd: every element is written, also
+where memory held NaN."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nothing_to_sum import CASES, Case
-
 from kernelseam.interop import torch as torch_arrays
 from kernelseam.reference.runtime import HostRuntime
+from nothing_to_sum import CASES, Case
 
 
 @pytest.fixture(autouse=True)
@@ -33,20 +32,25 @@ def test_numpy(case: Case) -> None:
 
 
 @pytest.mark.parametrize("empty", ["batch", "heads", "queries", "keys", "lengths"])
-@pytest.mark.parametrize("own", [(1, 2, 3, 5), (2, 1, 3, 5), (2, 2, 1, 5), (2, 2, 3, 1), (1, 1, 1, 1), (3, 5), (5,)])
+@pytest.mark.parametrize(
+    "own", [(1, 2, 3, 5), (2, 1, 3, 5), (2, 2, 1, 5), (2, 2, 3, 1), (1, 1, 1, 1), (3, 5), (5,)]
+)
 def test_a_bias_in_torch(empty: str, own: tuple[int, ...]) -> None:
-    torch: Any = pytest.importorskip("torch", reason="torch is missing: it is what differentiates here")
+    torch: Any = pytest.importorskip(
+        "torch", reason="torch is missing: it is what differentiates here"
+    )
     sizes = {"batch": 2, "heads": 2, "queries": 3, "keys": 5, empty: 0}
     batch, heads, queries, keys = (sizes[n] for n in ("batch", "heads", "queries", "keys"))
     whole, plane = (2, 2, 3, 5), (batch, heads, queries, keys)
-    shape = [
-        n if n == 1 else now for n, now in zip(own, plane[4 - len(own):], strict=True)
-    ]
-    assert all(n in (1, m) for n, m in zip(own, whole[4 - len(own):], strict=True))
+    shape = [n if n == 1 else now for n, now in zip(own, plane[4 - len(own) :], strict=True)]
+    assert all(n in (1, m) for n, m in zip(own, whole[4 - len(own) :], strict=True))
     q = torch.zeros(batch, heads, queries, 4, requires_grad=True)
     k = torch.zeros(batch, heads, keys, 4, requires_grad=True)
     lengths = torch.zeros(batch, dtype=torch.int32) if empty == "lengths" else None
-    for bias in (torch.zeros(shape, requires_grad=True), torch.zeros(shape).expand(plane).detach().requires_grad_()):
+    for bias in (
+        torch.zeros(shape, requires_grad=True),
+        torch.zeros(shape).expand(plane).detach().requires_grad_(),
+    ):
         out = torch_arrays.attention(q, k, k, bias=bias, kv_lengths=lengths)
         out.sum().backward()
         assert bias.grad.shape == bias.shape and (bias.grad == 0).all()

@@ -6,30 +6,40 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
+import kernelseam
 import ml_dtypes
 import numpy as np
 import pytest
-
-import kernelseam
 from kernelseam.errors import InvalidValue
 
 Array = np.ndarray[Any, Any]
 Refused = Callable[[str, Callable[[], object]], None]
 RNG = np.random.default_rng(21)
-ROUNDOFF = {np.float16: 2.0**-11, ml_dtypes.bfloat16: 2.0**-8, np.float32: 2.0**-24, np.float64: 2.0**-53}
+ROUNDOFF = {
+    np.float16: 2.0**-11,
+    ml_dtypes.bfloat16: 2.0**-8,
+    np.float32: 2.0**-24,
+    np.float64: 2.0**-53,
+}
 
 
 def normal(*shape: int, dtype: Any = np.float32) -> Array:
     return RNG.standard_normal(shape).astype(dtype)
 
 
-def formula(q: Array, k: Array, v: Array, causal: bool, scale: float | None) -> tuple[Array, Array, Array]:
+def formula(
+    q: Array, k: Array, v: Array, causal: bool, scale: float | None
+) -> tuple[Array, Array, Array]:
     """out, lse and P|V| in float64, one row at a time over the keys it sees."""
     B, H, S_q, D = q.shape
     H_kv, S_k, D_v = v.shape[1:]
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     scale = 1 / np.sqrt(D) if scale is None else scale
-    out, lse, pv = np.zeros((B, H, S_q, D_v)), np.full((B, H, S_q), -np.inf), np.zeros((B, H, S_q, D_v))
+    out, lse, pv = (
+        np.zeros((B, H, S_q, D_v)),
+        np.full((B, H, S_q), -np.inf),
+        np.zeros((B, H, S_q, D_v)),
+    )
     for b, h, i in np.ndindex(B, H, S_q):
         seen = min(max(i + 1 + S_k - S_q, 0), S_k) if causal else S_k
         if seen:
@@ -42,7 +52,9 @@ def formula(q: Array, k: Array, v: Array, causal: bool, scale: float | None) -> 
     return out, lse, pv
 
 
-def check(q: Array, k: Array, v: Array, causal: bool = False, scale: float | None = None, **options: Any) -> Array:
+def check(
+    q: Array, k: Array, v: Array, causal: bool = False, scale: float | None = None, **options: Any
+) -> Array:
     """Run and compare; returns the result."""
     y, lse = kernelseam.attention(q, k, v, causal=causal, scale=scale, return_lse=True, **options)
     if options.get("layout") == "bshd":
@@ -58,7 +70,10 @@ def check(q: Array, k: Array, v: Array, causal: bool = False, scale: float | Non
     assert y.dtype == q.dtype and lse.dtype == (np.float64 if q.dtype == np.float64 else np.float32)
     assert got.shape == want.shape and lse.shape == want_lse.shape
     tiny = float(ml_dtypes.finfo(q.dtype).smallest_subnormal)
-    assert (abs(got.astype(np.float64) - want) <= 2 * ROUNDOFF[q.dtype.type] * abs(want) + error * pv + tiny).all()
+    assert (
+        abs(got.astype(np.float64) - want)
+        <= 2 * ROUNDOFF[q.dtype.type] * abs(want) + error * pv + tiny
+    ).all()
     some = np.isfinite(want_lse)
     np.testing.assert_array_equal(lse[~some], want_lse[~some])
     assert (abs(lse[some] - want_lse[some]) <= 2 * unit * (1 + abs(want_lse[some])) + error).all()
@@ -67,7 +82,9 @@ def check(q: Array, k: Array, v: Array, causal: bool = False, scale: float | Non
 
 @pytest.mark.parametrize("dtype", list(ROUNDOFF))
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("S_q", "S_k"), [(1, 1), (7, 63), (65, 64), (63, 1), (129, 300), (300, 129)])
+@pytest.mark.parametrize(
+    ("S_q", "S_k"), [(1, 1), (7, 63), (65, 64), (63, 1), (129, 300), (300, 129)]
+)
 def test_sizes(dtype: Any, causal: bool, S_q: int, S_k: int) -> None:
     q, k, v = (normal(1, 2, n, d, dtype=dtype) for n, d in ((S_q, 32), (S_k, 32), (S_k, 40)))
     check(q, k, v, causal)
@@ -140,19 +157,24 @@ def test_empties(causal: bool) -> None:
         assert kernelseam.attention(normal(*shape), k, k, causal=causal).shape == shape
     q, k, v = normal(1, 2, 3, 8), normal(1, 2, 7, 8), normal(1, 2, 7, 0)
     assert check(q, k, v, causal).shape == (1, 2, 3, 0)
-    assert kernelseam.attention(q, k, v, causal=causal).shape == (1, 2, 3, 0)  # nothing of q, k and v is read
+    # nothing of q, k and v is read
+    assert kernelseam.attention(q, k, v, causal=causal).shape == (1, 2, 3, 0)
     check(normal(1, 2, 3, 0), normal(1, 2, 7, 0), normal(1, 2, 7, 4), causal, scale=1.0)
 
 
 def dirty_rows(y: Array, clean: Array) -> set[int]:
     """Rows in which y differs from clean."""
-    return {int(i) for i in np.unique(np.nonzero(~((y == clean) | (np.isnan(y) & np.isnan(clean))))[2])}
+    return {
+        int(i) for i in np.unique(np.nonzero(~((y == clean) | (np.isnan(y) & np.isnan(clean))))[2])
+    }
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["q", "k", "v"])
 @pytest.mark.parametrize(("S_q", "S_k"), [(40, 40), (300, 310), (20, 1200)])
-def test_a_causal_mask_keeps_out_what_is_not_finite(value: float, where: str, S_q: int, S_k: int) -> None:
+def test_a_causal_mask_keeps_out_what_is_not_finite(
+    value: float, where: str, S_q: int, S_k: int
+) -> None:
     x = {"q": normal(1, 1, S_q, 8), "k": normal(1, 1, S_k, 8), "v": normal(1, 1, S_k, 8)}
     clean = kernelseam.attention(**x, causal=True)
     at = S_q // 2 if where == "q" else S_k - S_q // 2 - 1
@@ -160,7 +182,8 @@ def test_a_causal_mask_keeps_out_what_is_not_finite(value: float, where: str, S_
     y, lse = kernelseam.attention(**x, causal=True, return_lse=True)
     first = at if where == "q" else at - (S_k - S_q)
     row_by_row = y[0, 0, :first], clean[0, 0, :first]
-    np.testing.assert_allclose(*row_by_row, rtol=1e-4, atol=1e-6)  # another order of summing, nothing else
+    # another order of summing, nothing else
+    np.testing.assert_allclose(*row_by_row, rtol=1e-4, atol=1e-6)
     assert np.isfinite(lse[0, 0, :first]).all()
     want, want_lse, _ = formula(x["q"], x["k"], x["v"], True, None)
     np.testing.assert_array_equal(np.isnan(y), np.isnan(want))
@@ -169,7 +192,9 @@ def test_a_causal_mask_keeps_out_what_is_not_finite(value: float, where: str, S_
     if where == "q":
         np.testing.assert_array_equal(y[0, 0, first + 1 :], clean[0, 0, first + 1 :])
     else:
-        assert np.isnan(y[0, 0, first:]).any() or np.isinf(y[0, 0, first:]).any() or value == -np.inf
+        assert (
+            np.isnan(y[0, 0, first:]).any() or np.isinf(y[0, 0, first:]).any() or value == -np.inf
+        )
 
 
 def test_a_row_whose_every_score_is_minus_inf_gives_zeros() -> None:
@@ -179,11 +204,14 @@ def test_a_row_whose_every_score_is_minus_inf_gives_zeros() -> None:
     np.testing.assert_array_equal(y, 0)
     np.testing.assert_array_equal(lse, -np.inf)
     k[0, 0, 4, 1] = 1  # one key is left
-    np.testing.assert_array_equal(kernelseam.attention(q, k, v), np.broadcast_to(v[:, :, 4:5], v[:, :, :5].shape))
+    np.testing.assert_array_equal(
+        kernelseam.attention(q, k, v), np.broadcast_to(v[:, :, 4:5], v[:, :, :5].shape)
+    )
 
 
 def test_memory_does_not_grow_with_the_square(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernelseam.reference.attention._MOST_THREADS", 2)  # each thread has a workspace
+    # each thread has a workspace
+    monkeypatch.setattr("kernelseam.reference.attention._MOST_THREADS", 2)
 
     def peak(S: int) -> int:
         x = normal(1, 1, S, 16)
@@ -205,7 +233,9 @@ def test_threads_and_serial_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     from kernelseam.reference import attention as reference
 
     q, k, v = normal(1, 3, 700, 16), normal(1, 1, 900, 16), normal(1, 1, 900, 16)
-    shared = kernelseam.plan(kernelseam.Attention.from_arrays(q, k, v, np.empty_like(q)), backend="numpy")
+    shared = kernelseam.plan(
+        kernelseam.Attention.from_arrays(q, k, v, np.empty_like(q)), backend="numpy"
+    )
     y, z = np.empty_like(q), np.empty_like(q)
     shared.bind(out=y)()
     planning.forget()
@@ -228,28 +258,61 @@ def test_a_call_is_one_launch() -> None:
 def test_refusals(refused: Refused) -> None:
     q, k, v = normal(1, 4, 5, 8), normal(1, 2, 6, 8), normal(1, 2, 6, 8)
     call = kernelseam.attention
-    refused("q = an array of shape [4, 5, 8]: must have 4 axes, [B, H, S, D]. Add or remove axes with reshape.",
-            lambda: call(q[0], k, v))
-    refused("layout = hsbd: must be one of bhsd, bshd. Name the order of the axes.",
-            lambda: call(q, k, v, layout="hsbd"))
-    refused("scale = nan: must be finite. Give a finite number, or None for the default.",
-            lambda: call(q, k, v, scale=float("nan")))
+    refused(
+        "q = an array of shape [4, 5, 8]: must have 4 axes, [B, H, S, D]. Add or remove axes "
+        "with reshape.",
+        lambda: call(q[0], k, v),
+    )
+    refused(
+        "layout = hsbd: must be one of bhsd, bshd. Name the order of the axes.",
+        lambda: call(q, k, v, layout="hsbd"),
+    )
+    refused(
+        "scale = nan: must be finite. Give a finite number, or None for the default.",
+        lambda: call(q, k, v, scale=float("nan")),
+    )
     refused("causal = 1: must be True or False. Pass a bool.", lambda: call(q, k, v, causal=1))
-    refused("q = num_heads 4: must be a multiple of kv_heads = 3. Make num_heads a multiple of kv_heads.",
-            lambda: call(q, normal(1, 3, 6, 8), normal(1, 3, 6, 8)))
-    refused("k = an array of shape [1, 2, 6, 9]: must be [B=1, H_kv, S_k, D=8]. Check the order of the axes of all "
-            "arrays.", lambda: call(q, normal(1, 2, 6, 9), v))
-    refused("v = an array of shape [1, 2, 7, 8]: must be [B=1, H_kv=2, S_k=6, D_v]. Check the order of the axes of all "
-            "arrays.", lambda: call(q, k, normal(1, 2, 7, 8)))
-    refused("k = an array of float16: must be float32 as q is. Convert the array, or correct the dtype.",
-            lambda: call(q, k.astype(np.float16), v))
-    refused("v = strides [192, 96, 16, 2]: the last axis must be contiguous (stride 1). Copy the array into a "
-            "contiguous one.", lambda: call(q, k, normal(1, 2, 6, 16)[..., ::2]))
-    refused("k = strides [96, 48, -8, 1]: must not walk backwards. Copy the array first.",
-            lambda: call(q, k[:, :, ::-1], v))
-    refused("out = an array of shape [1, 4, 5, 7]: must be [B=1, H=4, S_q=5, D_v=8]. Check the order of the axes of "
-            "all arrays.", lambda: call(q, k, v, out=normal(1, 4, 5, 7)))
-    with pytest.raises(InvalidValue, match=r"^out = 0x[0-9a-f]+: overlaps q\. Give the output memory"):
+    refused(
+        "q = num_heads 4: must be a multiple of kv_heads = 3. Make num_heads a multiple of "
+        "kv_heads.",
+        lambda: call(q, normal(1, 3, 6, 8), normal(1, 3, 6, 8)),
+    )
+    refused(
+        "k = an array of shape [1, 2, 6, 9]: must be [B=1, H_kv, S_k, D=8]. Check the order of "
+        "the axes of all "
+        "arrays.",
+        lambda: call(q, normal(1, 2, 6, 9), v),
+    )
+    refused(
+        "v = an array of shape [1, 2, 7, 8]: must be [B=1, H_kv=2, S_k=6, D_v]. Check the order "
+        "of the axes of all "
+        "arrays.",
+        lambda: call(q, k, normal(1, 2, 7, 8)),
+    )
+    refused(
+        "k = an array of float16: must be float32 as q is. Convert the array, or correct the "
+        "dtype.",
+        lambda: call(q, k.astype(np.float16), v),
+    )
+    refused(
+        "v = strides [192, 96, 16, 2]: the last axis must be contiguous (stride 1). Copy the "
+        "array into a "
+        "contiguous one.",
+        lambda: call(q, k, normal(1, 2, 6, 16)[..., ::2]),
+    )
+    refused(
+        "k = strides [96, 48, -8, 1]: must not walk backwards. Copy the array first.",
+        lambda: call(q, k[:, :, ::-1], v),
+    )
+    refused(
+        "out = an array of shape [1, 4, 5, 7]: must be [B=1, H=4, S_q=5, D_v=8]. Check the order "
+        "of the axes of "
+        "all arrays.",
+        lambda: call(q, k, v, out=normal(1, 4, 5, 7)),
+    )
+    with pytest.raises(
+        InvalidValue, match=r"^out = 0x[0-9a-f]+: overlaps q\. Give the output memory"
+    ):
         call(q, k, v, out=q)
     with pytest.raises(InvalidValue, match=r"^out = head stride 0: .*of out share elements"):
         call(q, k, v, out=np.lib.stride_tricks.as_strided(normal(5, 8), q.shape, (0, 0, 32, 4)))

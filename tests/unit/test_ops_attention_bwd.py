@@ -6,12 +6,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import kernelseam
 import ml_dtypes
 import numpy as np
 import pytest
 from attention_formula import close, gradients
-
-import kernelseam
 
 Array = np.ndarray[Any, Any]
 Refused = Callable[[str, Callable[[], object]], None]
@@ -24,17 +23,33 @@ def normal(*shape: int, dtype: Any = np.float32) -> Array:
 
 
 def dense(dtype: Any = np.float32) -> dict[str, Array]:
-    shapes = {"dout": (B, H, S_Q, D_V), "q": (B, H, S_Q, D), "k": (B, G, S_K, D), "v": (B, G, S_K, D_V)}
+    shapes = {
+        "dout": (B, H, S_Q, D_V),
+        "q": (B, H, S_Q, D),
+        "k": (B, G, S_K, D),
+        "v": (B, G, S_K, D_V),
+    }
     return {name: normal(*shape, dtype=dtype) for name, shape in shapes.items()}
 
 
-def call(x: dict[str, Any], *, bias_gradient: bool = False, sink_gradient: bool = False, **options: Any) -> Any:
+def call(
+    x: dict[str, Any], *, bias_gradient: bool = False, sink_gradient: bool = False, **options: Any
+) -> Any:
     """The forward and its gradients."""
     inputs = {n: a for n, a in x.items() if n != "dout"}
     forward = kernelseam.attention_varlen if "cu_seqlens_q" in x else kernelseam.attention
     out, lse = forward(**inputs, **options, return_lse=True)
-    return out, lse, kernelseam.attention_bwd(
-        **x, out=out, lse=lse, bias_gradient=bias_gradient, sink_gradient=sink_gradient, **options
+    return (
+        out,
+        lse,
+        kernelseam.attention_bwd(
+            **x,
+            out=out,
+            lse=lse,
+            bias_gradient=bias_gradient,
+            sink_gradient=sink_gradient,
+            **options,
+        ),
     )
 
 
@@ -47,8 +62,16 @@ def want(x: dict[str, Array], out: Array, lse: Array, **options: Any) -> dict[st
         sink = {"sink": float(x["sinks"][h])} if "sinks" in x else {}
         bias = {"bias": np.broadcast_to(x["bias"], (B, H, S_Q, S_K))[b, h]} if "bias" in x else {}
         dq, dk, dv, dx, dsink = gradients(
-            x["q"][b, h], x["k"][b, g], x["v"][b, g], x["dout"][b, h], out[b, h], lse[b, h], scale=D**-0.5, **sink,
-            **bias, **options,
+            x["q"][b, h],
+            x["k"][b, g],
+            x["v"][b, g],
+            x["dout"][b, h],
+            out[b, h],
+            lse[b, h],
+            scale=D**-0.5,
+            **sink,
+            **bias,
+            **options,
         )
         found["dq"][b, h], found["dbias"][b, h] = dq, dx
         found["dk"][b, g] += dk
@@ -70,7 +93,9 @@ def test_dense(dtype: Any, causal: bool) -> None:
     assert found.dbias is None and found.dsinks is None
 
 
-@pytest.mark.parametrize("shape", [(B, H, S_Q, S_K), (H, S_Q, S_K), (1, 1, S_Q, S_K), (S_Q, S_K), (B, 1, 1, S_K), (1,)])
+@pytest.mark.parametrize(
+    "shape", [(B, H, S_Q, S_K), (H, S_Q, S_K), (1, 1, S_Q, S_K), (S_Q, S_K), (B, 1, 1, S_K), (1,)]
+)
 def test_a_bias_gives_its_own_shape_back(shape: tuple[int, ...]) -> None:
     x = {**dense(), "bias": normal(*shape), "sinks": normal(H)}
     out, lse, found = call(x, bias_gradient=True, sink_gradient=True, window=[3, 2], softcap=2.0)
@@ -78,7 +103,9 @@ def test_a_bias_gives_its_own_shape_back(shape: tuple[int, ...]) -> None:
     assert found.dbias.shape == shape
     whole = wanted["dbias"]
     padded = (1,) * (4 - len(shape)) + shape
-    summed = whole.sum(axis=tuple(i for i in range(4) if padded[i] == 1 != whole.shape[i])).reshape(shape)
+    summed = whole.sum(axis=tuple(i for i in range(4) if padded[i] == 1 != whole.shape[i])).reshape(
+        shape
+    )
     close(found.dbias, summed, 8)
     close(found.dsinks, wanted["dsinks"], 8)
     close(found.dk, wanted["dk"], 8)
@@ -110,35 +137,62 @@ def test_layouts_and_strides_agree() -> None:
 
 def test_all_options_reach_it() -> None:
     x = {
-        **dense(), "mask": RNG.random((B, 1, S_Q, S_K)) < 0.8, "alibi_slopes": normal(H) ** 2,
-        "prefix_lengths": np.array([2, 0], np.int32), "kv_lengths": np.array([S_K, 6], np.int32),
+        **dense(),
+        "mask": RNG.random((B, 1, S_Q, S_K)) < 0.8,
+        "alibi_slopes": normal(H) ** 2,
+        "prefix_lengths": np.array([2, 0], np.int32),
+        "kv_lengths": np.array([S_K, 6], np.int32),
     }
     options: dict[str, Any] = {"causal": True, "softcap": 1.5, "scale": 0.6}
     out, lse, found = call(x, **options)
     for b, h in ((0, 1), (1, 2)):
         n, g = int(x["kv_lengths"][b]), h // 2
         dq, *_ = gradients(
-            x["q"][b, h], x["k"][b, g, :n], x["v"][b, g, :n], x["dout"][b, h], out[b, h], lse[b, h], **options,
-            slope=float(x["alibi_slopes"][h]), prefix=int(x["prefix_lengths"][b]), mask=x["mask"][b, 0],
+            x["q"][b, h],
+            x["k"][b, g, :n],
+            x["v"][b, g, :n],
+            x["dout"][b, h],
+            out[b, h],
+            lse[b, h],
+            **options,
+            slope=float(x["alibi_slopes"][h]),
+            prefix=int(x["prefix_lengths"][b]),
+            mask=x["mask"][b, 0],
         )
         close(found.dq[b, h], dq, 8)
     assert (found.dk[1, :, 6:] == 0).all() and (found.dv[1, :, 6:] == 0).all()
-    names = set(inspect.signature(kernelseam.attention).parameters) - {"return_lse", "out_dtype", "batch_invariant"}
+    names = set(inspect.signature(kernelseam.attention).parameters) - {
+        "return_lse",
+        "out_dtype",
+        "batch_invariant",
+    }
     assert names <= set(inspect.signature(kernelseam.attention_bwd).parameters)
 
 
 def test_packed_sequences() -> None:
     q, k, v, dout = normal(9, H, D), normal(13, G, D), normal(13, G, D_V), normal(9, H, D_V)
     x = {
-        "q": q, "k": k, "v": v, "dout": dout, "cu_seqlens_q": np.array([0, 4, 9], np.int32),
+        "q": q,
+        "k": k,
+        "v": v,
+        "dout": dout,
+        "cu_seqlens_q": np.array([0, 4, 9], np.int32),
         "cu_seqlens_k": np.array([0, 7, 13], np.int32),
     }
     out, lse, found = call(x, causal=True, max_seqlen_q=5, max_seqlen_k=7)
     for queries, keys in ((slice(0, 4), slice(0, 7)), (slice(4, 9), slice(7, 13))):
         for g in range(G):
             heads = [
-                gradients(q[queries, h], k[keys, g], v[keys, g], dout[queries, h], out[queries, h], lse[h, queries],
-                          scale=D**-0.5, causal=True)
+                gradients(
+                    q[queries, h],
+                    k[keys, g],
+                    v[keys, g],
+                    dout[queries, h],
+                    out[queries, h],
+                    lse[h, queries],
+                    scale=D**-0.5,
+                    causal=True,
+                )
                 for h in (2 * g, 2 * g + 1)
             ]
             for h, one in zip((2 * g, 2 * g + 1), heads, strict=True):
@@ -165,16 +219,34 @@ def test_torch_tensors(dtype: str) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     kind = getattr(torch, dtype)
     x = {n: torch.from_numpy(a).to(kind) for n, a in dense().items()}
-    x |= {"bias": torch.from_numpy(normal(H, S_Q, S_K)).to(kind), "sinks": torch.from_numpy(normal(H))}
+    x |= {
+        "bias": torch.from_numpy(normal(H, S_Q, S_K)).to(kind),
+        "sinks": torch.from_numpy(normal(H)),
+    }
     *_, found = call(x, causal=True, bias_gradient=True, sink_gradient=True)
 
     def host(t: Any) -> Array:
-        return t.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if t.dtype is torch.bfloat16 else t.numpy()
+        return (
+            t.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+            if t.dtype is torch.bfloat16
+            else t.numpy()
+        )
 
-    *_, wanted = call({n: host(t) for n, t in x.items()}, causal=True, bias_gradient=True, sink_gradient=True)
-    for name, like in (("dq", "q"), ("dk", "k"), ("dv", "v"), ("dbias", "bias"), ("dsinks", "sinks")):
+    *_, wanted = call(
+        {n: host(t) for n, t in x.items()}, causal=True, bias_gradient=True, sink_gradient=True
+    )
+    for name, like in (
+        ("dq", "q"),
+        ("dk", "k"),
+        ("dv", "v"),
+        ("dbias", "bias"),
+        ("dsinks", "sinks"),
+    ):
         got = getattr(found, name)
-        assert type(got) is torch.Tensor and (got.dtype, got.shape) == (x[like].dtype, x[like].shape)
+        assert type(got) is torch.Tensor and (got.dtype, got.shape) == (
+            x[like].dtype,
+            x[like].shape,
+        )
         np.testing.assert_array_equal(host(got), getattr(wanted, name))
 
 
@@ -186,27 +258,55 @@ def test_refusals(refused: Refused) -> None:
         return kernelseam.attention_bwd(**{**x, "out": out, "lse": lse, **more})
 
     for name in ("out", "lse"):
-        refused(f"{name} = None: must be what attention gave. Call it with return_lse=True.",
-                lambda name=name: bwd(**{name: None}))
-    refused("bias_gradient = True: the attention has no bias. Give bias, or leave it out.",
-            lambda: bwd(bias_gradient=True))
-    refused("sink_gradient = True: the attention has no sinks. Give sinks, or leave it out.",
-            lambda: bwd(sink_gradient=True))
+        refused(
+            f"{name} = None: must be what attention gave. Call it with return_lse=True.",
+            lambda name=name: bwd(**{name: None}),
+        )
+    refused(
+        "bias_gradient = True: the attention has no bias. Give bias, or leave it out.",
+        lambda: bwd(bias_gradient=True),
+    )
+    refused(
+        "sink_gradient = True: the attention has no sinks. Give sinks, or leave it out.",
+        lambda: bwd(sink_gradient=True),
+    )
     bwd(deterministic=True)
     for name in ("deterministic", "bias_gradient", "sink_gradient", "causal"):
-        refused(f"{name} = 1: must be True or False. Pass a bool.", lambda name=name: bwd(**{name: 1}))
-    refused("scale = nan: must be finite. Give a finite number, or None for the default.",
-            lambda: bwd(scale=float("nan")))
-    refused("layout = hsbd: must be one of bhsd, bshd. Name the order of the axes.", lambda: bwd(layout="hsbd"))
+        refused(
+            f"{name} = 1: must be True or False. Pass a bool.", lambda name=name: bwd(**{name: 1})
+        )
+    refused(
+        "scale = nan: must be finite. Give a finite number, or None for the default.",
+        lambda: bwd(scale=float("nan")),
+    )
+    refused(
+        "layout = hsbd: must be one of bhsd, bshd. Name the order of the axes.",
+        lambda: bwd(layout="hsbd"),
+    )
     order = "Check the order of the axes of all arrays."
-    refused(f"dout = an array of shape [2, 4, 9, 11]: must be [B=2, H=4, S=9, D_v=12]. {order}",
-            lambda: bwd(dout=x["dout"][..., :11]))
-    refused(f"out = an array of shape [2, 4, 9, 11]: must be [B=2, H=4, S_q=9, D_v=12]. {order}",
-            lambda: bwd(out=out[..., :11]))
-    refused(f"lse = an array of shape [2, 4, 8]: must be [B=2, H=4, S_q=9]. {order}", lambda: bwd(lse=lse[:, :, :8]))
-    refused("dout = an array of float16: must be float32. Convert the array, or plan for its dtype.",
-            lambda: bwd(dout=x["dout"].astype(np.float16)))
-    refused("dout = strides [0, 0, 0, 0]: the last axis must be contiguous (stride 1). Copy the array into a "
-            "contiguous one.", lambda: bwd(dout=np.broadcast_to(np.ones((), np.float32), out.shape)))
-    refused("lse = an array of float64: must be float32. Convert the array, or plan for its dtype.",
-            lambda: bwd(lse=lse.astype(np.float64)))
+    refused(
+        f"dout = an array of shape [2, 4, 9, 11]: must be [B=2, H=4, S=9, D_v=12]. {order}",
+        lambda: bwd(dout=x["dout"][..., :11]),
+    )
+    refused(
+        f"out = an array of shape [2, 4, 9, 11]: must be [B=2, H=4, S_q=9, D_v=12]. {order}",
+        lambda: bwd(out=out[..., :11]),
+    )
+    refused(
+        f"lse = an array of shape [2, 4, 8]: must be [B=2, H=4, S_q=9]. {order}",
+        lambda: bwd(lse=lse[:, :, :8]),
+    )
+    refused(
+        "dout = an array of float16: must be float32. Convert the array, or plan for its dtype.",
+        lambda: bwd(dout=x["dout"].astype(np.float16)),
+    )
+    refused(
+        "dout = strides [0, 0, 0, 0]: the last axis must be contiguous (stride 1). Copy the "
+        "array into a "
+        "contiguous one.",
+        lambda: bwd(dout=np.broadcast_to(np.ones((), np.float32), out.shape)),
+    )
+    refused(
+        "lse = an array of float64: must be float32. Convert the array, or plan for its dtype.",
+        lambda: bwd(lse=lse.astype(np.float64)),
+    )

@@ -1,16 +1,15 @@
-"""attention_varlen, attention_paged and merge_states on host arrays, against the formula; options that are refused, and
-contents that go bad after a call was bound."""
+"""attention_varlen, attention_paged and merge_states on host arrays, against the formula; options
+that are refused, and contents that go bad after a call was bound."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import kernelseam
 import numpy as np
 import pytest
 from attention_formula import close, formula
-
-import kernelseam
 from kernelseam import Attention, AttentionBwd, plan
 
 Array = np.ndarray[Any, Any]
@@ -34,40 +33,63 @@ def offsets(lengths: tuple[int, ...]) -> Array:
 
 
 def options() -> dict[str, Any]:
-    """Every one that changes what is seen or scored. A bias is NaN behind the keys of its sequence."""
+    """Every one that changes what is seen or scored. A bias is NaN behind the keys of its
+    sequence."""
     bias, mask = normal(len(KEYS), 1, MOST_Q, MOST_K), RNG.random((H, 1, MOST_K)) < 0.7
     for b, n in enumerate(KEYS):
         bias[b, :, :, n:] = np.nan
     return {
-        "causal": True, "window": (4, None), "softcap": 3.0, "scale": 0.4, "bias": bias, "mask": mask,
-        "alibi_slopes": RNG.random(H).astype(np.float32), "sinks": normal(H), "prefix_lengths": i32(2, 0, 3, 4),
+        "causal": True,
+        "window": (4, None),
+        "softcap": 3.0,
+        "scale": 0.4,
+        "bias": bias,
+        "mask": mask,
+        "alibi_slopes": RNG.random(H).astype(np.float32),
+        "sinks": normal(H),
+        "prefix_lengths": i32(2, 0, 3, 4),
     }
 
 
-def expected(q: list[Array], k: list[Array], v: list[Array], given: dict[str, Any]) -> tuple[list[Array], list[Array]]:
+def expected(
+    q: list[Array], k: list[Array], v: list[Array], given: dict[str, Any]
+) -> tuple[list[Array], list[Array]]:
     """Results [H, S, D_V] and LSEs [H, S] of each entry, from [S, H, D] and so on."""
     bias = np.broadcast_to(given["bias"], (len(k), H, MOST_Q, MOST_K))
     mask = np.broadcast_to(given["mask"], bias.shape)
     found = [
         [
             formula(
-                q[b][:, h], k[b][:, h * H_KV // H], v[b][:, h * H_KV // H], scale=given["scale"], causal=True,
-                window=given["window"], softcap=given["softcap"], bias=bias[b, h], mask=mask[b, h],
-                slope=float(given["alibi_slopes"][h]), sink=float(given["sinks"][h]),
+                q[b][:, h],
+                k[b][:, h * H_KV // H],
+                v[b][:, h * H_KV // H],
+                scale=given["scale"],
+                causal=True,
+                window=given["window"],
+                softcap=given["softcap"],
+                bias=bias[b, h],
+                mask=mask[b, h],
+                slope=float(given["alibi_slopes"][h]),
+                sink=float(given["sinks"][h]),
                 prefix=int(given["prefix_lengths"][b]),
             )
             for h in range(H)
         ]
         for b in range(len(k))
     ]
-    return [np.stack([out for out, _ in e]) for e in found], [np.stack([lse for _, lse in e]) for e in found]
+    return [np.stack([out for out, _ in e]) for e in found], [
+        np.stack([lse for _, lse in e]) for e in found
+    ]
 
 
 def into_pages(*operands: list[Array]) -> tuple[Array, ...]:
-    """The pages of each operand, in any order, NaN where no row is, and at last their table, −1 where no page is."""
+    """The pages of each operand, in any order, NaN where no row is, and at last their table, −1
+    where no page is."""
     places = RNG.permutation(len(KEYS) * WIDTH + 2)
     table = np.full((len(KEYS), WIDTH), -1, np.int32)
-    pages = [np.full((len(places), PAGE, *rows[0].shape[1:]), np.nan, np.float32) for rows in operands]
+    pages = [
+        np.full((len(places), PAGE, *rows[0].shape[1:]), np.nan, np.float32) for rows in operands
+    ]
     for b, length in enumerate(KEYS):
         for n, j in enumerate(range(0, length, PAGE)):
             table[b, n] = places[b * WIDTH + n]
@@ -77,12 +99,18 @@ def into_pages(*operands: list[Array]) -> tuple[Array, ...]:
 
 
 def test_packed_sequences_take_every_option() -> None:
-    q, k, v = ([normal(n, h, d) for n in lengths] for lengths, h, d in (
-        (QUERIES, H, D), (KEYS, H_KV, D), (KEYS, H_KV, D_V)
-    ))
+    q, k, v = (
+        [normal(n, h, d) for n in lengths]
+        for lengths, h, d in ((QUERIES, H, D), (KEYS, H_KV, D), (KEYS, H_KV, D_V))
+    )
     given = options()
     out, lse = kernelseam.attention_varlen(
-        *(np.concatenate(x) for x in (q, k, v)), offsets(QUERIES), offsets(KEYS), MOST_Q, MOST_K, return_lse=True,
+        *(np.concatenate(x) for x in (q, k, v)),
+        offsets(QUERIES),
+        offsets(KEYS),
+        MOST_Q,
+        MOST_K,
+        return_lse=True,
         **given,
     )
     want, want_lse = expected(q, k, v, given)
@@ -98,10 +126,20 @@ def test_pages_take_every_option(packed: bool, kv_layout: str) -> None:
     (k_pages, v_pages, table), given = into_pages(k, v), options()
     if kv_layout == "hnd":
         k_pages, v_pages = (np.ascontiguousarray(x.swapaxes(1, 2)) for x in (k_pages, v_pages))
-    of_q: dict[str, Any] = {"cu_seqlens_q": offsets(QUERIES), "max_seqlen_q": MOST_Q} if packed else {}
+    of_q: dict[str, Any] = (
+        {"cu_seqlens_q": offsets(QUERIES), "max_seqlen_q": MOST_Q} if packed else {}
+    )
     out, lse = kernelseam.attention_paged(
-        np.concatenate(q) if packed else np.stack(q), k_pages, v_pages, table, i32(*KEYS), kv_layout=kv_layout,
-        max_seqlen_k=MOST_K, return_lse=True, **of_q, **given,
+        np.concatenate(q) if packed else np.stack(q),
+        k_pages,
+        v_pages,
+        table,
+        i32(*KEYS),
+        kv_layout=kv_layout,
+        max_seqlen_k=MOST_K,
+        return_lse=True,
+        **of_q,
+        **given,
     )
     want, want_lse = expected(q, k, v, given)
     if packed:
@@ -113,10 +151,13 @@ def test_pages_take_every_option(packed: bool, kv_layout: str) -> None:
 
 
 def test_parts_of_the_keys_are_merged() -> None:
-    """The keys of every entry in three parts, one of which it may not reach; the layout of the result is the parts'."""
+    """The keys of every entry in three parts, one of which it may not reach; the layout of the
+    result is the parts'."""
     q, k, v = normal(2, H, 5, D), normal(2, H_KV, 30, D), normal(2, H_KV, 30, D_V)
     parts = [
-        kernelseam.attention(q, k[:, :, j : j + 10], v[:, :, j : j + 10], kv_lengths=i32(n, 10), return_lse=True)
+        kernelseam.attention(
+            q, k[:, :, j : j + 10], v[:, :, j : j + 10], kv_lengths=i32(n, 10), return_lse=True
+        )
         for j, n in ((0, 10), (10, 3), (20, 0))
     ]
     assert np.isneginf(parts[2][1][0]).all()
@@ -138,12 +179,15 @@ def test_parts_of_the_keys_are_merged() -> None:
 def test_merging_refuses(refused: Refused) -> None:
     outs, lses = normal(3, 2, H, 5, D), normal(3, 2, H, 5)
     refused(
-        "outs = an array of shape [3, 2, 5, 12]: must have 5 axes, [N, B, H, S, D_v]. Add or remove axes with reshape.",
+        "outs = an array of shape [3, 2, 5, 12]: must have 5 axes, [N, B, H, S, D_v]. Add or "
+        "remove axes with reshape.",
         lambda: kernelseam.merge_states(outs[:, :, 0], lses[:, :, 0]),
     )
     refused(
-        "lses = an array of shape [2, 2, 4, 5]: must be [N=3, B=2, H=4, S=5]. Check the order of the axes of all "
-        "arrays.", lambda: kernelseam.merge_states(outs, lses[:2]),
+        "lses = an array of shape [2, 2, 4, 5]: must be [N=3, B=2, H=4, S=5]. Check the order of "
+        "the axes of all "
+        "arrays.",
+        lambda: kernelseam.merge_states(outs, lses[:2]),
     )
 
 
@@ -168,30 +212,57 @@ def test_refusals(refused: Refused) -> None:
         refused(f"{name} = None: {without}", lambda name=name: packed(**{name: None}))  # type: ignore[misc]
     for name in table:
         refused(f"{name} = None: {without}", lambda name=name: paged(**{name: None}))  # type: ignore[misc]
-    refused("max_seqlen_k = 5.0: must be an integer. Pass an int.", lambda: packed(max_seqlen_k=5.0))
+    refused(
+        "max_seqlen_k = 5.0: must be an integer. Pass an int.", lambda: packed(max_seqlen_k=5.0)
+    )
     refused(
         "cu_seqlens_q = an array of shape [0]: must be [B+1]. One offset, 0, says that B is 0.",
         lambda: packed(cu_seqlens_q=i32(), cu_seqlens_k=i32()),
     )
-    refused("max_seqlen_q = 3: is about packed queries. Give cu_seqlens_q too, or leave it out.",
-            lambda: paged(max_seqlen_q=3))
     refused(
-        "alibi_slopes = an array of shape [2]: must repeat to [2, 4]. Its axes are batch, head, from the right; "
-        "extent 1 repeats.", lambda: packed(alibi_slopes=normal(2)),
+        "max_seqlen_q = 3: is about packed queries. Give cu_seqlens_q too, or leave it out.",
+        lambda: paged(max_seqlen_q=3),
     )
     refused(
-        "kv_lengths[0] = 11: must be from 0 to S_k = 10. Raise S_k (max_seqlen_k; the table may be too narrow), or "
-        "correct it.", lambda: paged(kv_lengths=i32(11, 4)),
+        "alibi_slopes = an array of shape [2]: must repeat to [2, 4]. Its axes are batch, head, "
+        "from the right; "
+        "extent 1 repeats.",
+        lambda: packed(alibi_slopes=normal(2)),
+    )
+    refused(
+        "kv_lengths[0] = 11: must be from 0 to S_k = 10. Raise S_k (max_seqlen_k; the table may "
+        "be too narrow), or "
+        "correct it.",
+        lambda: paged(kv_lengths=i32(11, 4)),
     )
 
 
-@pytest.mark.parametrize(("bad", "good", "message"), [
-    ({"window": (2.0, 0)}, {"window": (2, 0)}, "window[0] = 2.0: must be an integer. Pass an int."),
-    ({"softcap": True}, {"softcap": 1.0}, "softcap = True: must be a real number. Pass a float."),
-    ({"batch_invariant": 1}, {"batch_invariant": True}, "batch_invariant = 1: must be True or False. Pass a bool."),
-    ({"window": np.array([2, 0])}, {"window": [2, 0]},
-     "window = ndarray: must be (left, right). For example (127, 0)."),
-], ids=["window", "softcap", "batch_invariant", "array"])
+@pytest.mark.parametrize(
+    ("bad", "good", "message"),
+    [
+        (
+            {"window": (2.0, 0)},
+            {"window": (2, 0)},
+            "window[0] = 2.0: must be an integer. Pass an int.",
+        ),
+        (
+            {"softcap": True},
+            {"softcap": 1.0},
+            "softcap = True: must be a real number. Pass a float.",
+        ),
+        (
+            {"batch_invariant": 1},
+            {"batch_invariant": True},
+            "batch_invariant = 1: must be True or False. Pass a bool.",
+        ),
+        (
+            {"window": np.array([2, 0])},
+            {"window": [2, 0]},
+            "window = ndarray: must be (left, right). For example (127, 0).",
+        ),
+    ],
+    ids=["window", "softcap", "batch_invariant", "array"],
+)
 def test_what_is_refused_does_not_depend_on_earlier_calls(
     bad: dict[str, Any], good: dict[str, Any], message: str, refused: Refused
 ) -> None:
@@ -204,14 +275,23 @@ def test_what_is_refused_does_not_depend_on_earlier_calls(
 def test_lengths_and_orders_that_no_operand_has_are_refused(refused: Refused) -> None:
     q, k = normal(1, H, 3, D), normal(1, H_KV, 6, D)
     out, lse = kernelseam.attention(q, k, k, return_lse=True)
-    refused("max_seqlen_q = 3: is about packed queries. Give cu_seqlens_q too, or leave it out.",
-            lambda: kernelseam.attention_bwd(out, q, k, k, out, lse, max_seqlen_q=3))
-    refused("max_seqlen_k = 6: is about packed or paged keys. Give cu_seqlens_k or block_table too, or leave it out.",
-            lambda: Attention.from_arrays(q, k, k, out, max_seqlen_k=6))
-    refused("kv_layout = hnd: is about paged keys. Give block_table too, or leave it out.",
-            lambda: Attention.from_arrays(q, k, k, out, kv_layout="hnd"))
-    refused("layout = ['bhsd']: must be one of bhsd, bshd. Name the order of the axes.",
-            lambda: kernelseam.attention_bwd(out, q, k, k, out, lse, layout=["bhsd"]))
+    refused(
+        "max_seqlen_q = 3: is about packed queries. Give cu_seqlens_q too, or leave it out.",
+        lambda: kernelseam.attention_bwd(out, q, k, k, out, lse, max_seqlen_q=3),
+    )
+    refused(
+        "max_seqlen_k = 6: is about packed or paged keys. Give cu_seqlens_k or block_table too, "
+        "or leave it out.",
+        lambda: Attention.from_arrays(q, k, k, out, max_seqlen_k=6),
+    )
+    refused(
+        "kv_layout = hnd: is about paged keys. Give block_table too, or leave it out.",
+        lambda: Attention.from_arrays(q, k, k, out, kv_layout="hnd"),
+    )
+    refused(
+        "layout = ['bhsd']: must be one of bhsd, bshd. Name the order of the axes.",
+        lambda: kernelseam.attention_bwd(out, q, k, k, out, lse, layout=["bhsd"]),
+    )
 
 
 def test_a_pool_without_pages_serves_entries_without_keys(refused: Refused) -> None:
@@ -219,7 +299,8 @@ def test_a_pool_without_pages_serves_entries_without_keys(refused: Refused) -> N
     out, lse = kernelseam.attention_paged(q, pages, pages, table, i32(0, 0), return_lse=True)
     assert out.shape == (2, 1, H, D) and not out.any() and np.isneginf(lse).all()
     refused(
-        "block_table[1, 0] = -1: names a page, of which there are none. Entries that kv_lengths reaches name pages.",
+        "block_table[1, 0] = -1: names a page, of which there are none. Entries that kv_lengths "
+        "reaches name pages.",
         lambda: kernelseam.attention_paged(q, pages, pages, table, i32(0, 1)),
     )
 
@@ -232,12 +313,18 @@ CONTENTS = [
 
 
 @pytest.mark.parametrize(("name", "at", "value", "message"), CONTENTS)
-def test_contents_are_checked_before_every_launch(name: str, at: tuple[int, ...], value: int, message: str) -> None:
-    """With check=True, whatever changed since it was bound: nothing is read beyond the pages, −5 not taken from the
-    end."""
+def test_contents_are_checked_before_every_launch(
+    name: str, at: tuple[int, ...], value: int, message: str
+) -> None:
+    """With check=True, whatever changed since it was bound: nothing is read beyond the pages, −5
+    not taken from the end."""
     given = {
-        "q": normal(2, 3, H, D), "k": normal(6, PAGE, H_KV, D), "v": normal(6, PAGE, H_KV, D),
-        "out": np.zeros((2, 3, H, D), np.float32), "block_table": i32([0, 1], [2, 3]), "kv_lengths": i32(10, 4),
+        "q": normal(2, 3, H, D),
+        "k": normal(6, PAGE, H_KV, D),
+        "v": normal(6, PAGE, H_KV, D),
+        "out": np.zeros((2, 3, H, D), np.float32),
+        "block_table": i32([0, 1], [2, 3]),
+        "kv_lengths": i32(10, 4),
     }
     call = plan(Attention.from_arrays(**given, layout="bshd")).bind(check=True)
     call()
@@ -257,9 +344,13 @@ def test_offsets_of_gradients_are_checked_before_every_launch() -> None:
         q, k, k, out, lse, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=4, max_seqlen_k=4
     )
     dq, dk, dv = (np.zeros_like(q) for _ in range(3))
-    call = plan(AttentionBwd(forward=forward, dout=normal(7, H, D), dq=dq, dk=dk, dv=dv)).bind(check=True)
+    call = plan(AttentionBwd(forward=forward, dout=normal(7, H, D), dq=dq, dk=dk, dv=dv)).bind(
+        check=True
+    )
     call()
     assert dq.any() and dk.any() and dv.any()
     cu[1] = 8
-    with pytest.raises(kernelseam.errors.InvalidValue, match=r"^cu_seqlens_q\[2\] = 7: must not be below its pred"):
+    with pytest.raises(
+        kernelseam.errors.InvalidValue, match=r"^cu_seqlens_q\[2\] = 7: must not be below its pred"
+    ):
         call()

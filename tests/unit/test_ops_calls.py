@@ -1,4 +1,5 @@
-"""What the functions on arrays share: kinds of results, backends, devices, streams, remembered plans, imports."""
+"""What the functions on arrays share: kinds of results, backends, devices, streams, remembered
+plans, imports."""
 
 from __future__ import annotations
 
@@ -10,11 +11,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import kernelseam
 import ml_dtypes
 import numpy as np
 import pytest
-
-import kernelseam
 from kernelseam.errors import InvalidValue
 from kernelseam.ops import calling
 
@@ -48,7 +48,11 @@ def test_a_strangers_result_is_handed_back_in_its_kind() -> None:
     np.testing.assert_array_equal(y.host, A @ B)
     q = Stranger(np.ones((1, 1, 3, 4), ml_dtypes.bfloat16))
     y, lse = kernelseam.attention(q, q, q, return_lse=True)
-    assert type(y) is type(lse) is Stranger and y.host.dtype == ml_dtypes.bfloat16 and lse.host.dtype == np.float32
+    assert (
+        type(y) is type(lse) is Stranger
+        and y.host.dtype == ml_dtypes.bfloat16
+        and lse.host.dtype == np.float32
+    )
     np.testing.assert_array_equal(y.host, q.host)
 
 
@@ -69,7 +73,10 @@ def test_a_stranger_without_a_namespace_gets_a_numpy_array() -> None:
 
 
 def test_a_strangers_memory_can_take_the_result() -> None:
-    out, refusal = Stranger(np.zeros((2, 4), np.float32)), r"^out = a read-only array: is written to\. Give a writable"
+    out, refusal = (
+        Stranger(np.zeros((2, 4), np.float32)),
+        r"^out = a read-only array: is written to\. Give a writable",
+    )
     if np.from_dlpack(out).flags.writeable:
         assert kernelseam.matmul2d(A, B, out=out) is out
         np.testing.assert_array_equal(out.host, A @ B)
@@ -82,7 +89,9 @@ def test_a_strangers_memory_can_take_the_result() -> None:
 
 
 def test_a_stranger_on_a_device_that_no_plugin_knows() -> None:
-    with pytest.raises(InvalidValue, match=r"^b = .*Stranger: must be an array of a library and on a device"):
+    with pytest.raises(
+        InvalidValue, match=r"^b = .*Stranger: must be an array of a library and on a device"
+    ):
         kernelseam.matmul2d(A, Stranger(B, device=14))
 
 
@@ -92,37 +101,54 @@ def test_devices_and_kinds_of_another_vendor(acme: Any, refused: Refused) -> Non
     y = kernelseam.matmul2d(AcmeArray(A, 1), AcmeArray(B, 1))
     assert type(y) is AcmeArray and y.index == 1
     np.testing.assert_array_equal(y.host, A @ B)
-    refused("b = numpy:0 (cpu): must be on the same device as a, which is on acme:0 (acme1). Move b or a.",
-            lambda: kernelseam.matmul2d(AcmeArray(A), B))
-    refused("out = acme:1 (acme1): must be on the same device as a, which is on numpy:0 (cpu). Move out or a.",
-            lambda: kernelseam.matmul2d(A, B, out=AcmeArray(np.zeros((2, 4), np.float32), 1)))
+    refused(
+        "b = numpy:0 (cpu): must be on the same device as a, which is on acme:0 (acme1). Move b "
+        "or a.",
+        lambda: kernelseam.matmul2d(AcmeArray(A), B),
+    )
+    refused(
+        "out = acme:1 (acme1): must be on the same device as a, which is on numpy:0 (cpu). Move "
+        "out or a.",
+        lambda: kernelseam.matmul2d(A, B, out=AcmeArray(np.zeros((2, 4), np.float32), 1)),
+    )
     with pytest.raises(kernelseam.errors.Unsupported, match="acme-gemm: Acme has no float64"):
         kernelseam.matmul2d(AcmeArray(A.astype(float)), AcmeArray(B.astype(float)))
 
 
-def test_the_backend_asked_for_must_be_the_arrays(acme: Any, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backend_asked_for_must_be_the_arrays(
+    acme: Any, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
     message = (
-        "backend = acme: the arrays are on numpy:0 (cpu). Move them to a device of acme, or let the arrays choose: "
+        "backend = acme: the arrays are on numpy:0 (cpu). Move them to a device of acme, or let "
+        "the arrays choose: "
         "name "
         "no backend (backend=, use_backend and KERNELSEAM_BACKEND name one)."
     )
     refused(message, lambda: kernelseam.matmul2d(A, B, backend="acme"))
     with kernelseam.use_backend("acme"):
         refused(message, lambda: kernelseam.matmul2d(A, B))
-        np.testing.assert_array_equal(kernelseam.matmul2d(A, B, backend="numpy"), A @ B)  # the argument is over it
+        # the argument is over it
+        np.testing.assert_array_equal(kernelseam.matmul2d(A, B, backend="numpy"), A @ B)
     monkeypatch.setenv("KERNELSEAM_BACKEND", "acme")
     refused(message, lambda: kernelseam.matmul2d(A, B))
     with kernelseam.use_backend("numpy"):
         np.testing.assert_array_equal(kernelseam.matmul2d(A, B), A @ B)
-    refused("backend = hsa: must be one of acme, numpy. Install kernelseam[hsa], or see `kernelseam doctor` for a "
-            "plugin "
-            "that was kept out.", lambda: kernelseam.matmul2d(A, B, backend="hsa"))
+    refused(
+        "backend = hsa: must be one of acme, numpy. Install kernelseam[hsa], or see `kernelseam "
+        "doctor` for a "
+        "plugin "
+        "that was kept out.",
+        lambda: kernelseam.matmul2d(A, B, backend="hsa"),
+    )
 
 
 def test_an_implementation_by_name(refused: Refused) -> None:
     np.testing.assert_array_equal(kernelseam.matmul2d(A, B, implementation="numpy"), A @ B)
-    refused("implementation = fast: must be one of numpy for gemm on numpy. Name one of these, or leave it out.",
-            lambda: kernelseam.matmul2d(A, B, implementation="fast"))
+    refused(
+        "implementation = fast: must be one of numpy for gemm on numpy. Name one of these, or "
+        "leave it out.",
+        lambda: kernelseam.matmul2d(A, B, implementation="fast"),
+    )
 
 
 def test_streams(acme: Any, refused: Refused) -> None:
@@ -140,7 +166,9 @@ def test_a_repeated_call_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> Non
     made: list[object] = []
     plan = calling.plan
     monkeypatch.setattr(calling, "_remembered", None)
-    monkeypatch.setattr(calling, "plan", lambda *args, **options: made.append(args) or plan(*args, **options))
+    monkeypatch.setattr(
+        calling, "plan", lambda *args, **options: made.append(args) or plan(*args, **options)
+    )
     for scale in (2, 3):
         np.testing.assert_array_equal(kernelseam.matmul2d(scale * A, B), scale * (A @ B))
     assert len(made) == 1
@@ -155,7 +183,9 @@ def test_a_repeated_call_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(made) == 6  # another alignment
 
 
-def test_remembered_plans_keep_no_array_alive_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_plans_keep_no_array_alive_and_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Watched(np.ndarray[Any, Any]):
         pass
 
@@ -175,9 +205,14 @@ def test_a_remembered_plan_does_not_skip_the_checks(refused: Refused) -> None:
     out = np.empty((2, 4), np.float32)
     kernelseam.matmul2d(A, B, out=out)
     out.flags.writeable = False
-    refused("out = a read-only array: is written to. Give a writable "
-            "array.", lambda: kernelseam.matmul2d(A, B, out=out))
-    refused("a_transposed = 0: must be True or False. Pass a bool.", lambda: kernelseam.matmul2d(A, B, a_transposed=0))
+    refused(
+        "out = a read-only array: is written to. Give a writable array.",
+        lambda: kernelseam.matmul2d(A, B, out=out),
+    )
+    refused(
+        "a_transposed = 0: must be True or False. Pass a bool.",
+        lambda: kernelseam.matmul2d(A, B, a_transposed=0),
+    )
     square = np.ones((3, 3), np.float32)
     kernelseam.matmul2d(square, square, out=np.empty((3, 3), np.float32))
     with pytest.raises(InvalidValue, match="overlaps a"):
@@ -186,30 +221,49 @@ def test_a_remembered_plan_does_not_skip_the_checks(refused: Refused) -> None:
 
 def test_what_is_equal_to_what_was_seen_is_held_to_its_own_type(refused: Refused) -> None:
     kernelseam.matmul2d(A, B, alpha=1)
-    refused("alpha = True: must be a real number. Pass a float.", lambda: kernelseam.matmul2d(A, B, alpha=True))
+    refused(
+        "alpha = True: must be a real number. Pass a float.",
+        lambda: kernelseam.matmul2d(A, B, alpha=True),
+    )
     q = np.ones((1, 1, 3, 4), np.float32)
     kernelseam.attention(q, q, q, causal=True, window=(1, 1))
-    refused("causal = 1: must be True or False. Pass a bool.", lambda: kernelseam.attention(q, q, q, causal=1))
-    refused("window[0] = True: must be an integer. Pass an int.",
-            lambda: kernelseam.attention(q, q, q, causal=True, window=(True, 1)))
+    refused(
+        "causal = 1: must be True or False. Pass a bool.",
+        lambda: kernelseam.attention(q, q, q, causal=1),
+    )
+    refused(
+        "window[0] = True: must be an integer. Pass an int.",
+        lambda: kernelseam.attention(q, q, q, causal=True, window=(True, 1)),
+    )
     with pytest.raises(kernelseam.errors.UnknownName, match="^out_dtype = "):
         kernelseam.matmul2d(A, B, out_dtype=["float32"])  # which cannot be hashed
 
 
 def test_a_remembered_call_names_the_callers_arrays(acme: Any, refused: Refused) -> None:
-    """In refusals of addresses that the plan sees for the first time, also where it takes b first."""
+    """In refusals of addresses that the plan sees for the first time, also where it takes b
+    first."""
     from kernelseam_thirdvendor import AcmeArray
 
     x, y, out = (np.ones((4, 4), np.float32) for _ in range(3))
     for turn in (np.asarray, np.transpose):
         kernelseam.matmul2d(AcmeArray(turn(x)), AcmeArray(turn(y)), out=AcmeArray(turn(out)))
-        refused(f"out = {hex(x.ctypes.data)}: overlaps a. Give the output memory of its own.",
-                lambda t=turn: kernelseam.matmul2d(AcmeArray(t(x)), AcmeArray(t(y)), out=AcmeArray(t(x))))
-        refused(f"out = {hex(y.ctypes.data)}: overlaps b. Give the output memory of its own.",
-                lambda t=turn: kernelseam.matmul2d(AcmeArray(t(x)), AcmeArray(t(y)), out=AcmeArray(t(y))))
+        refused(
+            f"out = {hex(x.ctypes.data)}: overlaps a. Give the output memory of its own.",
+            lambda t=turn: kernelseam.matmul2d(
+                AcmeArray(t(x)), AcmeArray(t(y)), out=AcmeArray(t(x))
+            ),
+        )
+        refused(
+            f"out = {hex(y.ctypes.data)}: overlaps b. Give the output memory of its own.",
+            lambda t=turn: kernelseam.matmul2d(
+                AcmeArray(t(x)), AcmeArray(t(y)), out=AcmeArray(t(y))
+            ),
+        )
 
 
-def test_launches_are_bound_once_for_each_memory_and_bounded(acme: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_are_bound_once_for_each_memory_and_bounded(
+    acme: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from kernelseam_thirdvendor import AcmeArray
     from kernelseam_thirdvendor.gemm import _Step
 
@@ -235,7 +289,9 @@ def test_launches_are_bound_once_for_each_memory_and_bounded(acme: Any, monkeypa
     assert gone() is None
 
 
-def test_a_result_that_lies_otherwise_is_planned_for(acme: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_lies_otherwise_is_planned_for(
+    acme: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where a library's new memory is not as aligned as that of the first call."""
     from kernelseam_thirdvendor import AcmeArray
 
@@ -270,11 +326,28 @@ def run(code: str) -> str:
 
 
 def test_importing_is_cheap_and_loads_no_library_of_arrays() -> None:
-    heavy = {"cupy", "cuda", "hip", "rocm", "torch", "jax", "ml_dtypes", "pluggy", "rich", "typer", "kernelseam.ops"}
+    heavy = {
+        "cupy",
+        "cuda",
+        "hip",
+        "rocm",
+        "torch",
+        "jax",
+        "ml_dtypes",
+        "pluggy",
+        "rich",
+        "typer",
+        "kernelseam.ops",
+    }
     loaded = run("import sys, kernelseam; print(*sys.modules)").split()
     assert "kernelseam" in loaded and heavy.isdisjoint(loaded)
     seconds = min(
-        float(run("import numpy, time; t = time.perf_counter(); import kernelseam; print(time.perf_counter() - t)"))
+        float(
+            run(
+                "import numpy, time; t = time.perf_counter(); import kernelseam; "
+                "print(time.perf_counter() - t)"
+            )
+        )
         for _ in range(3)
     )
     assert seconds < 0.3
@@ -284,7 +357,10 @@ def test_every_public_name_is_there() -> None:
     assert set(dir(kernelseam)) == set(kernelseam.__all__)
     for name in kernelseam.__all__:
         assert getattr(kernelseam, name) is not None
-    late = "import kernelseam.planning, kernelseam.trace, kernelseam; print(callable(kernelseam.trace))"
+    late = (
+        "import kernelseam.planning, kernelseam.trace, kernelseam; "
+        "print(callable(kernelseam.trace))"
+    )
     assert run(late) == "True"
     assert kernelseam.errors.InvalidValue is InvalidValue
     assert set(kernelseam._HOMES) <= set(kernelseam.__all__)
@@ -296,7 +372,11 @@ def test_every_public_name_is_there() -> None:
 def test_a_missing_array_is_named() -> None:
     for names in (("q", "k", "v"), ("k",), ("v",)):
         given = {n: None if n in names else np.ones((1, 1, 2, 4), np.float32) for n in "qkv"}
-        with pytest.raises(InvalidValue, match=rf"^{names[0]} = builtins\.NoneType: must be an array of a library"):
+        with pytest.raises(
+            InvalidValue, match=rf"^{names[0]} = builtins\.NoneType: must be an array of a library"
+        ):
             kernelseam.attention(**given)
-    with pytest.raises(InvalidValue, match=r"^b = builtins\.NoneType: must be an array of a library"):
+    with pytest.raises(
+        InvalidValue, match=r"^b = builtins\.NoneType: must be an array of a library"
+    ):
         kernelseam.matmul2d(A, None)

@@ -7,7 +7,6 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from kernelseam.ops.folding import SUMMED, Axis, fold
 
 
@@ -21,13 +20,17 @@ def walked(folded: dict[str, Any], names: str = "ABC") -> set[tuple[int, ...]]:
     found = set()
     for b, h in itertools.product(range(folded["batch"]), range(folded["num_heads"])):
         at = {
-            "A": (b, h), "B": (b, h // folded["b_head_group"]),
+            "A": (b, h),
+            "B": (b, h // folded["b_head_group"]),
             "C": (b // folded["c_batch_group"], h // folded["c_head_group"]),
         }
-        found.add(tuple(
-            at[n][0] * (get(f"stride_{n.lower()}_batch") or 0) + at[n][1] * (get(f"stride_{n.lower()}_head") or 0)
-            for n in names
-        ))
+        found.add(
+            tuple(
+                at[n][0] * (get(f"stride_{n.lower()}_batch") or 0)
+                + at[n][1] * (get(f"stride_{n.lower()}_head") or 0)
+                for n in names
+            )
+        )
     return found
 
 
@@ -41,17 +44,32 @@ def meant(axes: list[Axis], names: str = "ABC") -> set[tuple[int, ...]]:
 def test_batches_and_heads_are_what_they_are() -> None:
     found = fold([axis(2, 60, 30, 24), axis(3, 20, 10, 8)])
     assert found is not None and (found["batch"], found["num_heads"]) == (2, 3)
-    assert [found[f"stride_{n}_{x}"] for n in "abc" for x in ("batch", "head")] == [60, 20, 30, 10, 24, 8]
+    assert [found[f"stride_{n}_{x}"] for n in "abc" for x in ("batch", "head")] == [
+        60,
+        20,
+        30,
+        10,
+        24,
+        8,
+    ]
     assert (found["b_head_group"], found["c_batch_group"], found["c_head_group"]) == (1, 1, 1)
 
 
 def test_heads_that_share_a_b_or_a_c() -> None:
     grouped = [axis(2, 120, 30, 48), axis(2, 60, 10, 24), axis(3, 20, 0, 8)]
     found = fold(grouped)
-    assert found is not None and (found["batch"], found["num_heads"], found["b_head_group"]) == (2, 6, 3)
+    assert found is not None and (found["batch"], found["num_heads"], found["b_head_group"]) == (
+        2,
+        6,
+        3,
+    )
     summed = [axis(2, 120, 120, 48), axis(2, 60, 60, 24), axis(3, 20, 20, SUMMED)]
     found = fold(summed)
-    assert found is not None and (found["num_heads"], found["c_head_group"], found["stride_c_head"]) == (6, 3, 24)
+    assert found is not None and (
+        found["num_heads"],
+        found["c_head_group"],
+        found["stride_c_head"],
+    ) == (6, 3, 24)
     found = fold([axis(5, 60, 30, SUMMED), axis(3, 20, 10, SUMMED)])
     assert found is not None and (found["c_batch_group"], found["c_head_group"]) == (5, 3)
     assert found["stride_c_batch"] is None and found["stride_c_head"] is None
@@ -83,14 +101,22 @@ steps = st.sampled_from([0, 1, 2, 3, 4, 6, 8, 12, 24])
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.lists(
-    st.tuples(st.integers(1, 3), steps, steps, st.one_of(st.just(SUMMED), steps)), min_size=0, max_size=4,
-))
-def test_a_folding_walks_exactly_what_the_axes_walk(given_axes: list[tuple[int, int, int, int | None]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 3), steps, steps, st.one_of(st.just(SUMMED), steps)),
+        min_size=0,
+        max_size=4,
+    )
+)
+def test_a_folding_walks_exactly_what_the_axes_walk(
+    given_axes: list[tuple[int, int, int, int | None]],
+) -> None:
     axes = [axis(*x) for x in given_axes]
     found = fold(axes)
     if found is None:
         assert len([a for a in axes if a.extent > 1]) > 1, "one axis is always one of the two"
         return
     assert walked(found) == meant(axes)
-    assert found["batch"] * found["num_heads"] == len(list(itertools.product(*(range(a.extent) for a in axes))))
+    assert found["batch"] * found["num_heads"] == len(
+        list(itertools.product(*(range(a.extent) for a in axes)))
+    )

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import kernelseam
 import ml_dtypes
 import numpy as np
 import pytest
-
-import kernelseam
 from kernelseam.errors import InvalidValue
 
 Array = np.ndarray[Any, Any]
@@ -21,7 +20,9 @@ def normal(*shape: int, dtype: Any = np.float32) -> Array:
     return RNG.standard_normal(shape).astype(dtype)
 
 
-def near(y: Array, a: Array, b: Array, alpha: float = 1, old: Array | float = 0, dtype: Any = np.float32) -> None:
+def near(
+    y: Array, a: Array, b: Array, alpha: float = 1, old: Array | float = 0, dtype: Any = np.float32
+) -> None:
     """y = alpha·a·b + old within the rounding of dtype and of float32 sums, elementwise."""
     x, z = a.astype(np.float64), b.astype(np.float64)
     want = alpha * (x @ z) + old
@@ -38,7 +39,9 @@ def near(y: Array, a: Array, b: Array, alpha: float = 1, old: Array | float = 0,
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 7), (64, 65, 63), (129, 33, 200)])
 @pytest.mark.parametrize("a_transposed", [False, True])
 @pytest.mark.parametrize("b_transposed", [False, True])
-def test_four_transposes(dtype: Any, shape: tuple[int, int, int], a_transposed: bool, b_transposed: bool) -> None:
+def test_four_transposes(
+    dtype: Any, shape: tuple[int, int, int], a_transposed: bool, b_transposed: bool
+) -> None:
     M, N, K = shape
     a = normal(3, *((K, M) if a_transposed else (M, K)), dtype=dtype)
     b = normal(3, *((N, K) if b_transposed else (K, N)), dtype=dtype)
@@ -51,7 +54,10 @@ def test_four_transposes(dtype: Any, shape: tuple[int, int, int], a_transposed: 
 def test_an_array_contiguous_along_its_other_axis_is_a_transpose(flag: bool) -> None:
     a, b = normal(2, 6, 9).swapaxes(1, 2), normal(2, 4, 6).swapaxes(1, 2)
     call = kernelseam.bmm(
-        a.swapaxes(1, 2) if flag else a, b.swapaxes(1, 2) if flag else b, a_transposed=flag, b_transposed=flag
+        a.swapaxes(1, 2) if flag else a,
+        b.swapaxes(1, 2) if flag else b,
+        a_transposed=flag,
+        b_transposed=flag,
     )
     near(call, a, b)
 
@@ -64,7 +70,11 @@ def test_a_transposed_out_is_written_in_place(a_transposed: bool, b_transposed: 
     y = kernelseam.bmm(
         np.ascontiguousarray(a.swapaxes(1, 2)) if a_transposed else a,
         np.ascontiguousarray(b.swapaxes(1, 2)) if b_transposed else b,
-        a_transposed=a_transposed, b_transposed=b_transposed, alpha=2, beta=-0.5, out=out,
+        a_transposed=a_transposed,
+        b_transposed=b_transposed,
+        alpha=2,
+        beta=-0.5,
+        out=out,
     )
     assert y is out
     near(memory.swapaxes(1, 2), a, b, 2, -0.5 * old)
@@ -128,7 +138,9 @@ def test_nothing_to_sum_or_to_write(shape: tuple[int, int, int]) -> None:
     np.testing.assert_array_equal(y, np.zeros((2, M, N), np.float32))
     c = normal(2, M, N)
     old = c.copy()
-    np.testing.assert_array_equal(kernelseam.bmm(normal(2, M, K), normal(2, K, N), beta=2, alpha=0, out=c), 2 * old)
+    np.testing.assert_array_equal(
+        kernelseam.bmm(normal(2, M, K), normal(2, K, N), beta=2, alpha=0, out=c), 2 * old
+    )
     assert kernelseam.bmm(normal(0, 3, 4), normal(0, 4, 5)).shape == (0, 3, 5)
 
 
@@ -156,54 +168,107 @@ def test_refusals(refused: Refused) -> None:
     frozen = normal(2, 3, 5)
     frozen.flags.writeable = False
     matmul2d, bmm = kernelseam.matmul2d, kernelseam.bmm
-    refused("a = an array of shape [3]: must have 3 axes, [B, M, K]. Add or remove axes with reshape.",
-            lambda: bmm(a[0, :, 0], b))
-    refused("b = an array of shape [4, 5]: must have 3 axes, [B, K, N]. Add or remove axes with reshape.",
-            lambda: bmm(a, b[0]))
-    refused("a = an array of shape [2, 3, 4]: must have 2 axes, [K, M]. Add or remove axes with reshape.",
-            lambda: matmul2d(a, b, a_transposed=True))
-    refused("b = an array of shape [2, 4, 5]: must have K = 4 columns, as a of shape [2, 3, 4] says. Check the "
-            "order of "
-            "the axes, a_transposed and b_transposed.", lambda: bmm(a, b, b_transposed=True))
-    refused("b = an array of shape [1, 4, 5]: must have as many batches as a, 2. Expand the array of one batch (a "
-            "stride "
-            "of 0 is fine).", lambda: bmm(a, b[:1]))
+    refused(
+        "a = an array of shape [3]: must have 3 axes, [B, M, K]. Add or remove axes with reshape.",
+        lambda: bmm(a[0, :, 0], b),
+    )
+    refused(
+        "b = an array of shape [4, 5]: must have 3 axes, [B, K, N]. Add or remove axes with "
+        "reshape.",
+        lambda: bmm(a, b[0]),
+    )
+    refused(
+        "a = an array of shape [2, 3, 4]: must have 2 axes, [K, M]. Add or remove axes with "
+        "reshape.",
+        lambda: matmul2d(a, b, a_transposed=True),
+    )
+    refused(
+        "b = an array of shape [2, 4, 5]: must have K = 4 columns, as a of shape [2, 3, 4] says. "
+        "Check the "
+        "order of "
+        "the axes, a_transposed and b_transposed.",
+        lambda: bmm(a, b, b_transposed=True),
+    )
+    refused(
+        "b = an array of shape [1, 4, 5]: must have as many batches as a, 2. Expand the array of "
+        "one batch (a "
+        "stride "
+        "of 0 is fine).",
+        lambda: bmm(a, b[:1]),
+    )
     whole = np.ones((2, 2), np.int32)
-    refused("a.dtype = int32: must be one of float16, bfloat16, float32, float64. Convert the array or name one "
-            "of these.", lambda: matmul2d(whole, whole))
-    refused("b = an array of shape [1, 2, 2, 2]: 3 heads must be a multiple of its 2. Check the order of the axes of "
-            "all arrays.",
-            lambda: bmm(normal(1, 3, 2, 2), normal(1, 2, 2, 2)))
-    refused("b = an array of float64: must be float32 as a is. Convert one of them.",
-            lambda: bmm(a, b.astype(np.float64)))
-    refused("out = None: is read, because beta = 1.0. Pass the array to add to, or "
-            "beta=0.", lambda: bmm(a, b, beta=1))
-    refused("out = an array of shape [2, 5, 3]: must have shape [2, 3, 5]. Check the order of the axes.",
-            lambda: bmm(a, b, out=normal(2, 5, 3)))
-    refused("a = strides [96, 32, 2]: one of the two matrix axes must be contiguous (stride 1). Copy the array into a "
-            "contiguous one.", lambda: bmm(normal(2, 3, 32)[:, :, :8:2], b))
-    refused("b = strides [40, 10, 2]: one of the two matrix axes must be contiguous (stride 1). Copy the array into a "
-            "contiguous one.", lambda: bmm(a, normal(2, 4, 10)[:, :, ::2]))
-    refused("out = strides [30, 10, 2]: one of the two matrix axes must be contiguous (stride 1). Copy the array "
-            "into a "
-            "contiguous one.", lambda: bmm(a, b, out=normal(2, 3, 10)[:, :, ::2]))
-    refused("a = strides [12, -4, 1]: must not walk backwards. Copy the array first.", lambda: bmm(a[:, ::-1], b))
-    refused("out = a read-only array: is written to. Give a writable array.",
-            lambda: bmm(a, b, out=frozen))
+    refused(
+        "a.dtype = int32: must be one of float16, bfloat16, float32, float64. Convert the array "
+        "or name one "
+        "of these.",
+        lambda: matmul2d(whole, whole),
+    )
+    refused(
+        "b = an array of shape [1, 2, 2, 2]: 3 heads must be a multiple of its 2. Check the "
+        "order of the axes of "
+        "all arrays.",
+        lambda: bmm(normal(1, 3, 2, 2), normal(1, 2, 2, 2)),
+    )
+    refused(
+        "b = an array of float64: must be float32 as a is. Convert one of them.",
+        lambda: bmm(a, b.astype(np.float64)),
+    )
+    refused(
+        "out = None: is read, because beta = 1.0. Pass the array to add to, or beta=0.",
+        lambda: bmm(a, b, beta=1),
+    )
+    refused(
+        "out = an array of shape [2, 5, 3]: must have shape [2, 3, 5]. Check the order of the "
+        "axes.",
+        lambda: bmm(a, b, out=normal(2, 5, 3)),
+    )
+    refused(
+        "a = strides [96, 32, 2]: one of the two matrix axes must be contiguous (stride 1). Copy "
+        "the array into a "
+        "contiguous one.",
+        lambda: bmm(normal(2, 3, 32)[:, :, :8:2], b),
+    )
+    refused(
+        "b = strides [40, 10, 2]: one of the two matrix axes must be contiguous (stride 1). Copy "
+        "the array into a "
+        "contiguous one.",
+        lambda: bmm(a, normal(2, 4, 10)[:, :, ::2]),
+    )
+    refused(
+        "out = strides [30, 10, 2]: one of the two matrix axes must be contiguous (stride 1). "
+        "Copy the array "
+        "into a "
+        "contiguous one.",
+        lambda: bmm(a, b, out=normal(2, 3, 10)[:, :, ::2]),
+    )
+    refused(
+        "a = strides [12, -4, 1]: must not walk backwards. Copy the array first.",
+        lambda: bmm(a[:, ::-1], b),
+    )
+    refused(
+        "out = a read-only array: is written to. Give a writable array.",
+        lambda: bmm(a, b, out=frozen),
+    )
     refused("alpha = 2: must be a real number. Pass a float.", lambda: bmm(a, b, alpha="2"))
-    refused("a_transposed = 1: must be True or False. Pass a bool.", lambda: bmm(a, b, a_transposed=1))
+    refused(
+        "a_transposed = 1: must be True or False. Pass a bool.", lambda: bmm(a, b, a_transposed=1)
+    )
 
 
 def test_an_output_that_overlaps_an_input_is_refused() -> None:
     a = normal(2, 4, 4)
-    with pytest.raises(InvalidValue, match=r"^out = 0x[0-9a-f]+: overlaps a\. Give the output memory"):
+    with pytest.raises(
+        InvalidValue, match=r"^out = 0x[0-9a-f]+: overlaps a\. Give the output memory"
+    ):
         kernelseam.bmm(a, normal(2, 4, 4), out=a)
     shared = np.lib.stride_tricks.as_strided(normal(8, 4), (2, 4, 4), (0, 16, 4))
     with pytest.raises(InvalidValue) as caught:
         kernelseam.bmm(a, a, out=shared)
     assert str(caught.value) == (
-        "out = batch stride 0: the 2 entries of this axis of out share elements (extents [2, 1, 4, 4], strides "
-        "[0, 16, 4, 1]). An output needs memory of its own for every element: make the batch stride of out larger."
+        "out = batch stride 0: the 2 entries of this axis of out share elements (extents [2, 1, "
+        "4, 4], strides "
+        "[0, 16, 4, 1]). An output needs memory of its own for every element: make the batch "
+        "stride of out larger."
     )
     near(kernelseam.bmm(a, a), a, a)
 
@@ -212,12 +277,15 @@ def test_refusals_of_a_transposed_out_name_the_arrays_as_given() -> None:
     """outᵀ = op(b)ᵀ·op(a)ᵀ is what is computed: A is b there, and B is a."""
     a, b = normal(2, 4, 4), normal(2, 4, 4)
     for x, name in ((a, "a"), (b, "b")):
-        with pytest.raises(InvalidValue, match=rf"^out = 0x[0-9a-f]+: overlaps {name}\. Give the output memory"):
+        with pytest.raises(
+            InvalidValue, match=rf"^out = 0x[0-9a-f]+: overlaps {name}\. Give the output memory"
+        ):
             kernelseam.bmm(a, b, out=x.swapaxes(1, 2))
 
 
 def test_a_transposed_out_where_heads_share_a_b() -> None:
-    """outᵀ = op(b)ᵀ·op(a)ᵀ: b comes first there, and its heads and those that share them are two axes."""
+    """outᵀ = op(b)ᵀ·op(a)ᵀ: b comes first there, and its heads and those that share them are two
+    axes."""
     a, b, memory = normal(2, 4, 3, 2), normal(2, 2, 2, 5), normal(2, 4, 5, 3)
     kernelseam.bmm(a, b, out=memory.swapaxes(2, 3))
     near(memory.swapaxes(2, 3), a, np.repeat(b, 2, axis=1))

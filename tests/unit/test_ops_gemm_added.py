@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import kernelseam
 import ml_dtypes
 import numpy as np
 import pytest
-
-import kernelseam
 from kernelseam import bmm, matmul2d, trace
 
 Array = np.ndarray[Any, Any]
@@ -67,7 +66,8 @@ def test_another_dtype_of_the_result() -> None:
 def test_a_residual_of_any_strides(kind: str) -> None:
     a, b = integers(2, 4, 5, 6), integers(2, 4, 6, 7)
     residual = {
-        "gaps": integers(4, 8, 5, 9)[::2, ::2, :, 1:8], "token-major": integers(2, 5, 4, 7).transpose(0, 2, 1, 3),
+        "gaps": integers(4, 8, 5, 9)[::2, ::2, :, 1:8],
+        "token-major": integers(2, 5, 4, 7).transpose(0, 2, 1, 3),
         "batch": np.broadcast_to(integers(4, 5, 7), (2, 4, 5, 7)),
         "heads": np.broadcast_to(integers(2, 1, 5, 7), (2, 4, 5, 7)),
         "rows": np.broadcast_to(integers(2, 4, 1, 7), (2, 4, 5, 7)),
@@ -104,31 +104,69 @@ def test_refusals(refused: Refused) -> None:
     a, b = integers(2, 3, 4), integers(2, 4, 5)
     bias, residual, out = integers(5), integers(2, 3, 5), integers(2, 5, 3).swapaxes(1, 2)
     words = "A bias has no axis of rows: add those of batches or heads with reshape."
-    refused(f"bias = an array of shape [4]: must be [N=5], or repeat to [2, 5]. {words}",
-            lambda: bmm(a, b, bias=integers(4)))
-    refused(f"bias = an array of shape [3, 5]: must be [N=5], or repeat to [2, 5]. {words}",
-            lambda: bmm(a, b, bias=integers(3, 5)))
-    refused(f"bias = an array of shape [2, 3, 5]: must be [N=5], or repeat to [2, 5]. {words}",
-            lambda: bmm(a, b, bias=residual))
-    refused(f"bias = an array of shape []: must be [N=5], or repeat to [5]. {words}",
-            lambda: matmul2d(a[0], b[0], bias=np.zeros((), np.float32)))
-    refused("bias = strides [2]: the last axis must be contiguous (stride 1). Copy the array into a contiguous one.",
-            lambda: bmm(a, b, bias=integers(10)[::2]))
-    refused("bias = an array of float64: must be no wider than float32, in which it is added. Convert it.",
-            lambda: bmm(a, b, bias=bias.astype(np.float64)))
-    refused("residual = an array of shape [3, 5]: must have shape [2, 3, 5]. Check the order of the axes.",
-            lambda: bmm(a, b, residual=residual[0]))
-    refused("residual = strides [30, 10, 2]: one of the two matrix axes must be contiguous (stride 1). Copy the array "
-            "into a contiguous one.", lambda: bmm(a, b, residual=integers(2, 3, 10)[:, :, ::2]))
-    refused("residual = strides [15, 1, 3]: must be contiguous along the axis that out is. Copy it, or give out in its "
-            "order.", lambda: bmm(a, b, residual=out))
-    refused("out = strides [15, 1, 3]: must have contiguous rows where a bias is added. Give a row-major array.",
-            lambda: bmm(a, b, bias=bias, out=out))
-    refused(f"out = {hex(residual.ctypes.data)}: overlaps residual. Give the output memory of its own.",
-            lambda: bmm(a, b, beta=1, residual=residual, out=residual))
-    refused("out_dtype = float32: out is an array of float16. Give one of the two.",
-            lambda: bmm(a, b, out=residual.astype(np.float16), out_dtype="float32"))
-    refused("out_dtype = int8: must be one of float16, bfloat16, float32, float64. Convert the array or name one of "
-            "these.", lambda: bmm(a, b, out_dtype="int8"))
-    refused("residual = strides [15, -5, 1]: must not walk backwards. Copy the array first.",
-            lambda: bmm(a, b, residual=residual[:, ::-1]))
+    refused(
+        f"bias = an array of shape [4]: must be [N=5], or repeat to [2, 5]. {words}",
+        lambda: bmm(a, b, bias=integers(4)),
+    )
+    refused(
+        f"bias = an array of shape [3, 5]: must be [N=5], or repeat to [2, 5]. {words}",
+        lambda: bmm(a, b, bias=integers(3, 5)),
+    )
+    refused(
+        f"bias = an array of shape [2, 3, 5]: must be [N=5], or repeat to [2, 5]. {words}",
+        lambda: bmm(a, b, bias=residual),
+    )
+    refused(
+        f"bias = an array of shape []: must be [N=5], or repeat to [5]. {words}",
+        lambda: matmul2d(a[0], b[0], bias=np.zeros((), np.float32)),
+    )
+    refused(
+        "bias = strides [2]: the last axis must be contiguous (stride 1). Copy the array into a "
+        "contiguous one.",
+        lambda: bmm(a, b, bias=integers(10)[::2]),
+    )
+    refused(
+        "bias = an array of float64: must be no wider than float32, in which it is added. "
+        "Convert it.",
+        lambda: bmm(a, b, bias=bias.astype(np.float64)),
+    )
+    refused(
+        "residual = an array of shape [3, 5]: must have shape [2, 3, 5]. Check the order of the "
+        "axes.",
+        lambda: bmm(a, b, residual=residual[0]),
+    )
+    refused(
+        "residual = strides [30, 10, 2]: one of the two matrix axes must be contiguous (stride "
+        "1). Copy the array "
+        "into a contiguous one.",
+        lambda: bmm(a, b, residual=integers(2, 3, 10)[:, :, ::2]),
+    )
+    refused(
+        "residual = strides [15, 1, 3]: must be contiguous along the axis that out is. Copy it, "
+        "or give out in its "
+        "order.",
+        lambda: bmm(a, b, residual=out),
+    )
+    refused(
+        "out = strides [15, 1, 3]: must have contiguous rows where a bias is added. Give a "
+        "row-major array.",
+        lambda: bmm(a, b, bias=bias, out=out),
+    )
+    refused(
+        f"out = {hex(residual.ctypes.data)}: overlaps residual. Give the output memory of its own.",
+        lambda: bmm(a, b, beta=1, residual=residual, out=residual),
+    )
+    refused(
+        "out_dtype = float32: out is an array of float16. Give one of the two.",
+        lambda: bmm(a, b, out=residual.astype(np.float16), out_dtype="float32"),
+    )
+    refused(
+        "out_dtype = int8: must be one of float16, bfloat16, float32, float64. Convert the array "
+        "or name one of "
+        "these.",
+        lambda: bmm(a, b, out_dtype="int8"),
+    )
+    refused(
+        "residual = strides [15, -5, 1]: must not walk backwards. Copy the array first.",
+        lambda: bmm(a, b, residual=residual[:, ::-1]),
+    )

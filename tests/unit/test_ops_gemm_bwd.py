@@ -1,4 +1,5 @@
-"""bmm_bwd and matmul2d_bwd: gradients against plain sums, one launch each, and what broadcast inputs get."""
+"""bmm_bwd and matmul2d_bwd: gradients against plain sums, one launch each, and what broadcast
+inputs get."""
 
 from __future__ import annotations
 
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from kernelseam import bmm, bmm_bwd, matmul2d, matmul2d_bwd, trace
 from kernelseam.errors import InvalidValue
 
@@ -27,7 +27,9 @@ def op(x: Array, transposed: bool) -> Array:
     return x.swapaxes(-1, -2) if transposed else x
 
 
-def wanted(dc: Array, a: Array, b: Array, ta: bool, tb: bool, alpha: float = 1) -> tuple[Array, Array]:
+def wanted(
+    dc: Array, a: Array, b: Array, ta: bool, tb: bool, alpha: float = 1
+) -> tuple[Array, Array]:
     """The gradients of a and b as the formulas say, in float64, summed over axes that repeat."""
     op_a, op_b = op(a, ta).astype(np.float64), op(b, tb).astype(np.float64)
     group = a.shape[1] // b.shape[1] if a.ndim == 4 else 1
@@ -45,7 +47,9 @@ def wanted(dc: Array, a: Array, b: Array, ta: bool, tb: bool, alpha: float = 1) 
 @pytest.mark.parametrize("a_transposed", [False, True])
 @pytest.mark.parametrize("b_transposed", [False, True])
 @pytest.mark.parametrize("heads", [None, (3, 3), (6, 2), (4, 1)])
-def test_four_transposes(a_transposed: bool, b_transposed: bool, heads: tuple[int, int] | None) -> None:
+def test_four_transposes(
+    a_transposed: bool, b_transposed: bool, heads: tuple[int, int] | None
+) -> None:
     lead_a, lead_b = ((2,), (2,)) if heads is None else ((2, heads[0]), (2, heads[1]))
     a = integers(*lead_a, *((5, 7) if not a_transposed else (7, 5)))
     b = integers(*lead_b, *((7, 4) if not b_transposed else (4, 7)))
@@ -121,7 +125,8 @@ def repeated(x: Array, axes: str) -> Array:
 @pytest.mark.parametrize("group", [1, 2])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_broadcast_input_gets_the_sum(axes: str, group: int, transposed: bool) -> None:
-    """Where it repeats it has extent 1; one launch, whether two strides walk what is summed or not."""
+    """Where it repeats it has extent 1; one launch, whether two strides walk what is summed or
+    not."""
     heads, few = 4, 4 // group
     a = repeated(integers(3, heads, *((7, 5) if transposed else (5, 7))), axes)
     b = repeated(integers(3, few, *((4, 7) if transposed else (7, 4))), axes)
@@ -130,7 +135,12 @@ def test_a_broadcast_input_gets_the_sum(axes: str, group: int, transposed: bool)
     for i, name in enumerate("ab"):
         with trace() as launches:
             got = bmm_bwd(
-                dc, a, b, a_transposed=transposed, b_transposed=transposed, a_gradient=name == "a",
+                dc,
+                a,
+                b,
+                a_transposed=transposed,
+                b_transposed=transposed,
+                a_gradient=name == "a",
                 b_gradient=name == "b",
             )[i]
         assert len(launches) == 1
@@ -141,34 +151,41 @@ def test_a_broadcast_input_gets_the_sum(axes: str, group: int, transposed: bool)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("axes", [(0,), (1,), (2,), (3,), (0, 1), (1, 2), (0, 1, 2), (0, 1, 3)])
 def test_gradients_that_are_not_summed(axes: tuple[int, ...], transposed: bool) -> None:
-    """Of the input's whole shape, in one launch each; heads that share a b are summed all the same."""
+    """Of the input's whole shape, in one launch each; heads that share a b are summed all the
+    same."""
     whole_a, whole_b = ((2, 4, 7, 5), (2, 2, 4, 7)) if transposed else ((2, 4, 5, 7), (2, 2, 7, 4))
     a, b = (
-        np.broadcast_to(integers(*(1 if i in axes else n for i, n in enumerate(s))), s) for s in (whole_a, whole_b)
+        np.broadcast_to(integers(*(1 if i in axes else n for i, n in enumerate(s))), s)
+        for s in (whole_a, whole_b)
     )
     dc = integers(2, 4, 5, 4)
     options = {"a_transposed": transposed, "b_transposed": transposed}
     with trace() as launches:
         found = bmm_bwd(dc, a, b, sum_repeats=False, **options)
     assert len(launches) == 2
-    for got, want in zip(found, wanted(dc, a.copy(), b.copy(), transposed, transposed), strict=True):
+    for got, want in zip(
+        found, wanted(dc, a.copy(), b.copy(), transposed, transposed), strict=True
+    ):
         np.testing.assert_array_equal(got, want)
     with pytest.raises(InvalidValue, match="^sum_repeats = 1: must be True or False"):
         bmm_bwd(dc, a, b, sum_repeats=1, **options)  # type: ignore[arg-type]
 
 
 def test_what_is_asked_for_most_is_never_refused() -> None:
-    """A weight for a whole batch, keys for a group, rows for all: of contiguous arrays, token-major ones too."""
+    """A weight for a whole batch, keys for a group, rows for all: of contiguous arrays, token-major
+    ones too."""
     weight, x, dc = integers(7, 4), integers(6, 5, 7), integers(6, 5, 4)
     da, db = bmm_bwd(dc, x, np.broadcast_to(weight, (6, 7, 4)))
     assert db.shape == (1, 7, 4)
     np.testing.assert_array_equal(db[0], np.einsum("bmk,bmn->kn", x, dc))
     np.testing.assert_array_equal(da, dc @ weight.T)
-    q, k, dscores = integers(2, 5, 6, 8), integers(2, 9, 2, 8), integers(2, 6, 5, 9)  # [B, S, H, D], [B, S_k, H_kv, D]
+    # [B, S, H, D], [B, S_k, H_kv, D]
+    q, k, dscores = integers(2, 5, 6, 8), integers(2, 9, 2, 8), integers(2, 6, 5, 9)
     dq, dk = bmm_bwd(dscores, q.swapaxes(1, 2), k.swapaxes(1, 2), b_transposed=True)
     assert (dq.shape, dk.shape) == ((2, 6, 5, 8), (2, 2, 9, 8))
-    np.testing.assert_array_equal(dk, np.einsum("bgnij,bignd->bgjd", dscores.reshape(2, 2, 3, 5, 9),
-                                                q.reshape(2, 5, 2, 3, 8)))
+    np.testing.assert_array_equal(
+        dk, np.einsum("bgnij,bignd->bgjd", dscores.reshape(2, 2, 3, 5, 9), q.reshape(2, 5, 2, 3, 8))
+    )
     row = np.broadcast_to(integers(7), (6, 5, 7))
     da, _ = bmm_bwd(dc, row, integers(6, 7, 4), b_gradient=False)
     assert da.shape == (1, 1, 7)
@@ -189,24 +206,39 @@ def test_axes_that_two_strides_do_not_walk_are_a_list_of_addresses() -> None:
     np.testing.assert_array_equal(da, np.zeros((1, 1, 1, 7)))
     memory = integers(2 * 9 * 10 * 10)
     within = memory.reshape(2, 9, 10, 10)[:, :6, :5, :4]
-    with pytest.raises(InvalidValue, match=r"da = 0x[0-9a-f]+: (is also|overlaps the matrix of) dc"):
+    with pytest.raises(
+        InvalidValue, match=r"da = 0x[0-9a-f]+: (is also|overlaps the matrix of) dc"
+    ):
         bmm_bwd(within, a, b, da=memory[:7].reshape(1, 1, 1, 7), b_gradient=False)
 
 
-shapes = st.fixed_dictionaries({
-    "B": st.integers(1, 3), "H_b": st.integers(1, 2), "group": st.integers(1, 3), "M": st.integers(1, 4),
-    "N": st.integers(1, 4), "K": st.integers(1, 4), "ta": st.booleans(), "tb": st.booleans(), "axes": st.integers(2, 4),
-})
-walks = st.tuples(st.booleans(), st.booleans(), st.sets(st.integers(0, 3), max_size=2), st.sampled_from([0, 3]))
+shapes = st.fixed_dictionaries(
+    {
+        "B": st.integers(1, 3),
+        "H_b": st.integers(1, 2),
+        "group": st.integers(1, 3),
+        "M": st.integers(1, 4),
+        "N": st.integers(1, 4),
+        "K": st.integers(1, 4),
+        "ta": st.booleans(),
+        "tb": st.booleans(),
+        "axes": st.integers(2, 4),
+    }
+)
+walks = st.tuples(
+    st.booleans(), st.booleans(), st.sets(st.integers(0, 3), max_size=2), st.sampled_from([0, 3])
+)
 
 
 @settings(max_examples=250, deadline=None)
 @given(shapes, st.tuples(walks, walks, walks))
 def test_any_strides(s: dict[str, Any], three: tuple[Any, Any, Any]) -> None:
     """What is computed is right; what is refused has no contiguous axis."""
-    lead_a, lead_b = {2: ((), ()), 3: ((s["B"],), (s["B"],)), 4: (
-        (s["B"], s["H_b"] * s["group"]), (s["B"], s["H_b"])
-    )}[s["axes"]]
+    lead_a, lead_b = {
+        2: ((), ()),
+        3: ((s["B"],), (s["B"],)),
+        4: ((s["B"], s["H_b"] * s["group"]), (s["B"], s["H_b"])),
+    }[s["axes"]]
     a = laid((*lead_a, *((s["K"], s["M"]) if s["ta"] else (s["M"], s["K"]))), *three[0])
     b = laid((*lead_b, *((s["N"], s["K"]) if s["tb"] else (s["K"], s["N"]))), *three[1])
     dc = laid((*lead_a, s["M"], s["N"]), *three[2])
@@ -216,7 +248,13 @@ def test_any_strides(s: dict[str, Any], three: tuple[Any, Any, Any]) -> None:
         try:
             forward(a, b, a_transposed=s["ta"], b_transposed=s["tb"])
             got = backward(
-                dc, a, b, a_transposed=s["ta"], b_transposed=s["tb"], a_gradient=i == 0, b_gradient=i == 1
+                dc,
+                a,
+                b,
+                a_transposed=s["ta"],
+                b_transposed=s["tb"],
+                a_gradient=i == 0,
+                b_gradient=i == 1,
             )[i]
         except InvalidValue as e:
             assert e.rule.startswith("one of the two matrix axes")
@@ -225,7 +263,8 @@ def test_any_strides(s: dict[str, Any], three: tuple[Any, Any, Any]) -> None:
 
 
 def laid(shape: tuple[int, ...], swapped: bool, tokens: bool, repeats: set[int], gap: int) -> Array:
-    """Integers in memory as told: matrices transposed, heads within rows, axes repeated, rows with gaps."""
+    """Integers in memory as told: matrices transposed, heads within rows, axes repeated, rows with
+    gaps."""
     order = list(range(len(shape)))
     if swapped:
         order[-2:] = order[:-3:-1]
@@ -245,37 +284,70 @@ def test_sums_of_nothing_are_0(shape: tuple[int, int, int]) -> None:
     da, db = bmm_bwd(integers(2, M, N), integers(2, M, K), integers(2, K, N))
     np.testing.assert_array_equal(da, np.zeros((2, M, K), np.float32))
     np.testing.assert_array_equal(db, np.zeros((2, K, N), np.float32))
-    _, db = bmm_bwd(integers(2, 0, 3, 4), integers(2, 0, 3, 5), integers(2, 2, 5, 4), a_gradient=False)
+    _, db = bmm_bwd(
+        integers(2, 0, 3, 4), integers(2, 0, 3, 5), integers(2, 2, 5, 4), a_gradient=False
+    )
     np.testing.assert_array_equal(db, np.zeros((2, 2, 5, 4), np.float32))
     assert bmm_bwd(integers(0, 3, 4), integers(0, 3, 5), integers(0, 5, 4)).db.shape == (0, 5, 4)
 
 
 def test_alpha_0_never_reads() -> None:
-    a, b, dc = np.full((5, 7), np.nan, np.float32), integers(7, 4), np.full((5, 4), np.inf, np.float32)
+    a, b, dc = (
+        np.full((5, 7), np.nan, np.float32),
+        integers(7, 4),
+        np.full((5, 4), np.inf, np.float32),
+    )
     for x in matmul2d_bwd(dc, a, b, alpha=0):
         assert not x.any()
 
 
 def test_refusals(refused: Refused) -> None:
     dc, a, b = integers(2, 5, 4), integers(2, 5, 7), integers(2, 7, 4)
-    refused("dc = an array of shape [2, 4, 5]: must have shape [2, 5, 4]. Check the order of the axes.",
-            lambda: bmm_bwd(dc.swapaxes(1, 2), a, b))
-    refused("dc = an array of float64: must be float32 as a is. Convert it.",
-            lambda: bmm_bwd(dc.astype(np.float64), a, b))
-    refused("b = an array of shape [2, 7, 4]: must have K = 7 columns, as a of shape [2, 5, 7] says. Check the order "
-            "of the axes, a_transposed and b_transposed.", lambda: bmm_bwd(dc, a, b, b_transposed=True))
-    refused("da = an array of shape [2, 7, 5]: must have shape [2, 5, 7]. Check the order of the axes.",
-            lambda: bmm_bwd(dc, a, b, da=integers(2, 7, 5)))
-    refused("db = an array of shape [2, 7, 4]: must have shape [1, 7, 4]. Check the order of the axes.",
-            lambda: bmm_bwd(dc, a, np.broadcast_to(b[:1], b.shape), db=integers(2, 7, 4)))
-    refused("da = None: is read, because beta = 1.0. Pass the array to add to, or beta=0.",
-            lambda: bmm_bwd(dc, a, b, beta=1, db=integers(2, 7, 4)))
-    refused("db = given: b_gradient is False. Leave one of the two out.",
-            lambda: bmm_bwd(dc, a, b, b_gradient=False, db=integers(2, 7, 4)))
-    refused("a_gradient = 1: must be True or False. Pass a bool.", lambda: bmm_bwd(dc, a, b, a_gradient=1))
-    refused("dc = strides [20, 0, 0]: one of the two matrix axes must be contiguous (stride 1). Copy the array into a "
-            "contiguous one.", lambda: bmm_bwd(np.lib.stride_tricks.as_strided(dc, dc.shape, (80, 0, 0)), a, b))
-    refused(f"db = {hex(b.ctypes.data)}: overlaps dc. Give the output memory of its own.",
-            lambda: bmm_bwd(b.reshape(-1)[:40].reshape(2, 5, 4), a, b, a_gradient=False, db=b))
-    refused("out_dtype = float64: da is an array of float32. Give one of the two.",
-            lambda: bmm_bwd(dc, a, b, da=integers(2, 5, 7), out_dtype="float64"))
+    refused(
+        "dc = an array of shape [2, 4, 5]: must have shape [2, 5, 4]. Check the order of the axes.",
+        lambda: bmm_bwd(dc.swapaxes(1, 2), a, b),
+    )
+    refused(
+        "dc = an array of float64: must be float32 as a is. Convert it.",
+        lambda: bmm_bwd(dc.astype(np.float64), a, b),
+    )
+    refused(
+        "b = an array of shape [2, 7, 4]: must have K = 7 columns, as a of shape [2, 5, 7] says. "
+        "Check the order "
+        "of the axes, a_transposed and b_transposed.",
+        lambda: bmm_bwd(dc, a, b, b_transposed=True),
+    )
+    refused(
+        "da = an array of shape [2, 7, 5]: must have shape [2, 5, 7]. Check the order of the axes.",
+        lambda: bmm_bwd(dc, a, b, da=integers(2, 7, 5)),
+    )
+    refused(
+        "db = an array of shape [2, 7, 4]: must have shape [1, 7, 4]. Check the order of the axes.",
+        lambda: bmm_bwd(dc, a, np.broadcast_to(b[:1], b.shape), db=integers(2, 7, 4)),
+    )
+    refused(
+        "da = None: is read, because beta = 1.0. Pass the array to add to, or beta=0.",
+        lambda: bmm_bwd(dc, a, b, beta=1, db=integers(2, 7, 4)),
+    )
+    refused(
+        "db = given: b_gradient is False. Leave one of the two out.",
+        lambda: bmm_bwd(dc, a, b, b_gradient=False, db=integers(2, 7, 4)),
+    )
+    refused(
+        "a_gradient = 1: must be True or False. Pass a bool.",
+        lambda: bmm_bwd(dc, a, b, a_gradient=1),
+    )
+    refused(
+        "dc = strides [20, 0, 0]: one of the two matrix axes must be contiguous (stride 1). Copy "
+        "the array into a "
+        "contiguous one.",
+        lambda: bmm_bwd(np.lib.stride_tricks.as_strided(dc, dc.shape, (80, 0, 0)), a, b),
+    )
+    refused(
+        f"db = {hex(b.ctypes.data)}: overlaps dc. Give the output memory of its own.",
+        lambda: bmm_bwd(b.reshape(-1)[:40].reshape(2, 5, 4), a, b, a_gradient=False, db=b),
+    )
+    refused(
+        "out_dtype = float64: da is an array of float32. Give one of the two.",
+        lambda: bmm_bwd(dc, a, b, da=integers(2, 5, 7), out_dtype="float64"),
+    )

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import kernelseam
 import ml_dtypes
 import numpy as np
 import pytest
-
-import kernelseam
 from kernelseam.errors import InvalidValue
 
 Array = np.ndarray[Any, Any]
@@ -30,9 +29,13 @@ def close(got: Array, want: Array, limit: float = 1e-5) -> None:
     assert error <= limit, error
 
 
-def heads_of(x: Array, weight: Array, bias: Array | None, layout: str) -> tuple[Array, Array, Array]:
+def heads_of(
+    x: Array, weight: Array, bias: Array | None, layout: str
+) -> tuple[Array, Array, Array]:
     """q, k and v in float64."""
-    y = x.astype(np.float64) @ weight.T.astype(np.float64) + (0 if bias is None else bias.astype(np.float64))
+    y = x.astype(np.float64) @ weight.T.astype(np.float64) + (
+        0 if bias is None else bias.astype(np.float64)
+    )
     y = y.reshape(*x.shape[:-1], H + 2 * G, D)
     if layout == "bhsd":
         y = y.swapaxes(-2, -3)
@@ -44,8 +47,10 @@ def heads_of(x: Array, weight: Array, bias: Array | None, layout: str) -> tuple[
 def turned(x: Array, cos: Array, sin: Array, style: str) -> Array:
     """[…, S, D] by the rows of the tables [S, n / 2], in float64."""
     half, y = cos.shape[-1], x.copy()
-    first, second = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if style == "pairs" else (
-        slice(half), slice(half, 2 * half)
+    first, second = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
+        if style == "pairs"
+        else (slice(half), slice(half, 2 * half))
     )
     y[..., first] = x[..., first] * cos - x[..., second] * sin
     y[..., second] = x[..., second] * cos + x[..., first] * sin
@@ -89,11 +94,22 @@ def test_heads_are_turned_by_their_positions(style: str) -> None:
         x, weight, None, H, G, D, rotary=(cos, sin), rotary_style=style, first_position=5
     )
     rows = slice(5, 5 + S)
-    for got, want in zip(made, (*(turned(y, cos[rows], sin[rows], style) for y in (q, k)), v), strict=True):
+    for got, want in zip(
+        made, (*(turned(y, cos[rows], sin[rows], style) for y in (q, k)), v), strict=True
+    ):
         close(got, want)
     positions = np.stack([RNG.permutation(20)[:S] for _ in range(B)]).astype(np.int32)
     made = kernelseam.fused_qkv_projection(
-        x, weight, None, H, G, D, rotary=(cos, sin), rotary_style=style, positions=positions, layout="bshd"
+        x,
+        weight,
+        None,
+        H,
+        G,
+        D,
+        rotary=(cos, sin),
+        rotary_style=style,
+        positions=positions,
+        layout="bshd",
     )
     at = cos[positions][:, None], sin[positions][:, None]
     for got, want in zip(made, (*(turned(y, *at, style) for y in (q, k)), v), strict=True):
@@ -125,8 +141,18 @@ def test_k_and_v_go_into_pages(kv_layout: str) -> None:
     table = np.array([[8, 2, 5, 0], [1, 7, 3, 0]], np.int32)
     with kernelseam.trace() as launches:
         q = kernelseam.fused_qkv_projection(
-            x, weight, None, H, G, D, layout="bshd", k_pages=k_pages, v_pages=v_pages, block_table=table,
-            kv_layout=kv_layout, first_position=2,
+            x,
+            weight,
+            None,
+            H,
+            G,
+            D,
+            layout="bshd",
+            k_pages=k_pages,
+            v_pages=v_pages,
+            block_table=table,
+            kv_layout=kv_layout,
+            first_position=2,
         )
     assert len(launches) == 1
     wanted = kernelseam.fused_qkv_projection(x, weight, None, H, G, D, layout="bshd")
@@ -135,7 +161,9 @@ def test_k_and_v_go_into_pages(kv_layout: str) -> None:
         rows = pages if kv_layout == "nhd" else pages.swapaxes(1, 2)
         found = rows[table[:, :3]].reshape(B, 3 * size, G, D)
         np.testing.assert_array_equal(found[:, 2:], want)
-        assert np.isnan(found[:, :2]).all() and np.isnan(rows[[0, 4, 6]]).all(), "nothing else is written"
+        assert np.isnan(found[:, :2]).all() and np.isnan(rows[[0, 4, 6]]).all(), (
+            "nothing else is written"
+        )
 
 
 def test_results_in_arrays_of_one_s_own() -> None:
@@ -143,15 +171,29 @@ def test_results_in_arrays_of_one_s_own() -> None:
     packed = np.full((B, S, H + 2 * G, D), np.nan, np.float32)
     out = (packed[:, :, :H], packed[:, :, H : H + G], packed[:, :, H + G :])
     assert kernelseam.fused_qkv_projection(x, weight, None, H, G, layout="bshd", out=out) is out
-    wanted = kernelseam.fused_qkv_projection(x, weight, None, H, G, layout="bshd", out_dtype="float32")
+    wanted = kernelseam.fused_qkv_projection(
+        x, weight, None, H, G, layout="bshd", out_dtype="float32"
+    )
     for got, want in zip(out, wanted, strict=True):
         np.testing.assert_array_equal(got, want)
     q = np.empty((B, S, H, D), np.float16)
     pages = [np.zeros((B, S, G, D), np.float16) for _ in "kv"]
     table = np.arange(B, dtype=np.int32)[:, None]
-    assert kernelseam.fused_qkv_projection(
-        x, weight, None, H, G, layout="bshd", out=q, k_pages=pages[0], v_pages=pages[1], block_table=table
-    ) is q
+    assert (
+        kernelseam.fused_qkv_projection(
+            x,
+            weight,
+            None,
+            H,
+            G,
+            layout="bshd",
+            out=q,
+            k_pages=pages[0],
+            v_pages=pages[1],
+            block_table=table,
+        )
+        is q
+    )
     np.testing.assert_array_equal(q, wanted[0].astype(np.float16))
     np.testing.assert_array_equal(pages[1], wanted[2].astype(np.float16))
 
@@ -160,7 +202,9 @@ def test_nothing_is_copied_whatever_the_strides() -> None:
     whole, rows = normal(S, B, 2, HIDDEN), normal(WIDTH, 2 * HIDDEN)
     x, weight = whole[:, :, 1].swapaxes(0, 1), rows[:, HIDDEN:]
     for got, want in zip(
-        kernelseam.fused_qkv_projection(x, weight, None, H, G), heads_of(x, weight, None, "bhsd"), strict=True
+        kernelseam.fused_qkv_projection(x, weight, None, H, G),
+        heads_of(x, weight, None, "bhsd"),
+        strict=True,
     ):
         close(got, want)
     empty = kernelseam.fused_qkv_projection(x[:0], weight, None, H, G)
@@ -173,26 +217,42 @@ def test_nothing_is_copied_whatever_the_strides() -> None:
 @pytest.mark.parametrize("dtype", LIMITS)
 @pytest.mark.parametrize("form", ["rows", "bhsd", "bshd", "packed"])
 def test_the_output(dtype: Any, form: str) -> None:
-    shape = {"rows": (B, S, H * D), "bhsd": (B, H, S, D), "bshd": (B, S, H, D), "packed": (S, H * D)}[form]
-    attn_out, weight, bias = normal(*shape, dtype=dtype), normal(HIDDEN, H * D, dtype=dtype), normal(HIDDEN)
+    shape = {
+        "rows": (B, S, H * D),
+        "bhsd": (B, H, S, D),
+        "bshd": (B, S, H, D),
+        "packed": (S, H * D),
+    }[form]
+    attn_out, weight, bias = (
+        normal(*shape, dtype=dtype),
+        normal(HIDDEN, H * D, dtype=dtype),
+        normal(HIDDEN),
+    )
     rows = attn_out.swapaxes(1, 2) if form == "bhsd" else attn_out
     rows = rows.reshape(*rows.shape[: 1 if form == "packed" else 2], H * D).astype(np.float64)
     residual = normal(*rows.shape[:-1], HIDDEN, dtype=dtype)
     want = rows @ weight.T.astype(np.float64) + bias + residual.astype(np.float64)
     layout = form if form in ("bhsd", "bshd") else "bhsd"
     with kernelseam.trace() as launches:
-        got = kernelseam.fused_output_projection_residual(attn_out, weight, bias, residual, layout=layout)
+        got = kernelseam.fused_output_projection_residual(
+            attn_out, weight, bias, residual, layout=layout
+        )
     assert [r.kernel for r in launches] == ["numpy_output_projection"] and got.dtype == dtype
     close(got, want, LIMITS[dtype])
     alone = kernelseam.fused_output_projection_residual(attn_out, weight, layout=layout)
     close(alone, rows @ weight.T.astype(np.float64), LIMITS[dtype])
-    out = kernelseam.fused_output_projection_residual(attn_out, weight, bias, residual, layout=layout, out=residual)
+    out = kernelseam.fused_output_projection_residual(
+        attn_out, weight, bias, residual, layout=layout, out=residual
+    )
     assert out is residual
     np.testing.assert_array_equal(residual, got)
 
 
 def test_a_residual_may_repeat_and_be_wider() -> None:
-    attn_out, weight = normal(B, S, H * D, dtype=np.float16), normal(HIDDEN, H * D, dtype=np.float16)
+    attn_out, weight = (
+        normal(B, S, H * D, dtype=np.float16),
+        normal(HIDDEN, H * D, dtype=np.float16),
+    )
     row = normal(HIDDEN)
     got = kernelseam.fused_output_projection_residual(
         attn_out, weight, None, np.broadcast_to(row, (B, S, HIDDEN)), out_dtype="float32"
@@ -219,7 +279,9 @@ def test_gradients_of_q_k_and_v(dtype: Any, layout: str) -> None:
     close(made.d_weight, np.einsum("bsn,bsh->nh", d, x.astype(np.float64)), LIMITS[dtype])
     close(made.d_bias, d.sum((0, 1)), 1e-5)
     assert (made.d_input.dtype, made.d_weight.dtype, made.d_bias.dtype) == (dtype, dtype, wide)
-    without = kernelseam.fused_qkv_projection_bwd(dq, dk, dv, x, weight, False, H, G, D, layout=layout)
+    without = kernelseam.fused_qkv_projection_bwd(
+        dq, dk, dv, x, weight, False, H, G, D, layout=layout
+    )
     assert without.d_bias is None
     np.testing.assert_array_equal(without.d_weight, made.d_weight)
 
@@ -227,11 +289,18 @@ def test_gradients_of_q_k_and_v(dtype: Any, layout: str) -> None:
 @pytest.mark.parametrize("dtype", LIMITS)
 @pytest.mark.parametrize("form", ["rows", "bhsd", "bshd", "packed"])
 def test_gradients_of_the_output(dtype: Any, form: str) -> None:
-    shape = {"rows": (B, S, H * D), "bhsd": (B, H, S, D), "bshd": (B, S, H, D), "packed": (S, H * D)}[form]
+    shape = {
+        "rows": (B, S, H * D),
+        "bhsd": (B, H, S, D),
+        "bshd": (B, S, H, D),
+        "packed": (S, H * D),
+    }[form]
     attn_out, weight = normal(*shape, dtype=dtype), normal(HIDDEN, H * D, dtype=dtype)
     d_output = normal(*((S,) if form == "packed" else (B, S)), HIDDEN, dtype=dtype)
     layout = form if form in ("bhsd", "bshd") else "bhsd"
-    made = kernelseam.fused_output_projection_residual_bwd(d_output, attn_out, weight, True, layout=layout)
+    made = kernelseam.fused_output_projection_residual_bwd(
+        d_output, attn_out, weight, True, layout=layout
+    )
     assert made.d_residual is d_output
     d, w = d_output.astype(np.float64), weight.astype(np.float64)
     rows = attn_out.swapaxes(1, 2) if form == "bhsd" else attn_out
@@ -248,7 +317,9 @@ def test_gradients_that_are_not_asked_for() -> None:
     x, weight = normal(B, S, HIDDEN), normal(WIDTH, HIDDEN)
     d = normal(B, H, S, D), normal(B, G, S, D), normal(B, G, S, D)
     all_of_them = kernelseam.fused_qkv_projection_bwd(*d, x, weight, True, H, G, D)
-    found = kernelseam.fused_qkv_projection_bwd(*d, None, weight, False, H, G, D, weight_gradient=False)
+    found = kernelseam.fused_qkv_projection_bwd(
+        *d, None, weight, False, H, G, D, weight_gradient=False
+    )
     assert found[1:] == (None, None)
     np.testing.assert_array_equal(found.d_input, all_of_them.d_input)
     found = kernelseam.fused_qkv_projection_bwd(*d, x, None, True, H, G, D, input_gradient=False)
@@ -264,7 +335,9 @@ def test_gradients_that_are_not_asked_for() -> None:
         d_output, attn_out, None, False, input_gradient=False
     )
     assert found_output.d_attn_out is None and found_output.d_bias is None
-    alone = kernelseam.fused_output_projection_residual_bwd(d_output, attn_out, w, False, weight_gradient=False)
+    alone = kernelseam.fused_output_projection_residual_bwd(
+        d_output, attn_out, w, False, weight_gradient=False
+    )
     assert alone.d_weight is None and alone.d_attn_out.shape == attn_out.shape
 
 
@@ -274,7 +347,9 @@ def test_gradients_are_those_of_slices_of_one_array() -> None:
     packed = normal(B, S, H + 2 * G, D)
     slices = (packed[:, :, :H], packed[:, :, H : H + G], packed[:, :, H + G :])
     found = kernelseam.fused_qkv_projection_bwd(*slices, x, weight, True, H, G, D, layout="bshd")
-    apart = kernelseam.fused_qkv_projection_bwd(*(y.copy() for y in slices), x, weight, True, H, G, D, layout="bshd")
+    apart = kernelseam.fused_qkv_projection_bwd(
+        *(y.copy() for y in slices), x, weight, True, H, G, D, layout="bshd"
+    )
     for got, want in zip(found, apart, strict=True):
         np.testing.assert_array_equal(got, want)
 
@@ -297,7 +372,9 @@ def test_torch_tensors(dtype: str) -> None:
     torch.testing.assert_close(out.double(), want, rtol=1e-2, atol=3e-1)
     made = kernelseam.fused_output_projection_residual_bwd(out, q, w, True, layout="bshd")
     assert made.d_residual is out and [(y.dtype, tuple(y.shape)) for y in made[:3]] == [
-        (kind, (B, S, H, D)), (kind, (HIDDEN, H * D)), (kind, (HIDDEN,))
+        (kind, (B, S, H, D)),
+        (kind, (HIDDEN, H * D)),
+        (kind, (HIDDEN,)),
     ]
     found = kernelseam.fused_qkv_projection_bwd(q, k, v, x, weight, False, H, G, D, layout="bshd")
     want = torch.cat([q, k, v], 2).double().flatten(2) @ weight.double()
@@ -308,8 +385,12 @@ def test_the_plan_is_remembered_for_the_options_too() -> None:
     x, weight = normal(B, S, HIDDEN), normal(WIDTH, HIDDEN)
     cos, sin = tables(20, 4)
     first = kernelseam.fused_qkv_projection(x, weight, None, H, G, rotary=(cos, sin))
-    other = kernelseam.fused_qkv_projection(x, weight, None, H, G, rotary=(cos, sin), rotary_style="pairs")
-    later = kernelseam.fused_qkv_projection(x, weight, None, H, G, rotary=(cos, sin), first_position=1)
+    other = kernelseam.fused_qkv_projection(
+        x, weight, None, H, G, rotary=(cos, sin), rotary_style="pairs"
+    )
+    later = kernelseam.fused_qkv_projection(
+        x, weight, None, H, G, rotary=(cos, sin), first_position=1
+    )
     again = kernelseam.fused_qkv_projection(x, weight, None, H, G, rotary=(cos, sin))
     np.testing.assert_array_equal(first[0], again[0])
     for different in (other, later):
@@ -324,77 +405,170 @@ def test_refusals_of_q_k_and_v(refused: Refused) -> None:
     cos, sin = tables(20, 4)
 
     def call(*given: Any, **more: Any) -> Callable[[], object]:
-        return lambda: kernelseam.fused_qkv_projection(*(given or (x, weight, None, H, G, D)), **more)
+        return lambda: kernelseam.fused_qkv_projection(
+            *(given or (x, weight, None, H, G, D)), **more
+        )
 
     refused("num_heads = None: must say how many heads of q there are. Give it.", call(x, weight))
-    refused("weight = an array of 64 rows: must have (num_heads + 2·num_kv_heads)·head_dim rows, 8·9. Check the "
-            "numbers of heads and head_dim.", call(x, weight, None, H, G, 9))
-    refused("weight = an array of 64 rows: must have (num_heads + 2·num_kv_heads)·head_dim rows, 12·head_dim. Check "
-            "the numbers of heads and head_dim.", call(x, weight, None, H))
-    refused("input = an array of shape [1, 2, 7, 24]: must have 3 axes, [B, S, hidden]. Add or remove axes with "
-            "reshape.", call(x[None], weight, None, H, G))
-    refused("weight = an array of shape [24]: must have 2 axes, [columns, hidden]. Add or remove axes with reshape.",
-            call(x, weight[0], None, H, G))
-    refused("layout = bsd: must be one of bhsd, bshd. Name the order of the axes.", call(layout="bsd"))
+    refused(
+        "weight = an array of 64 rows: must have (num_heads + 2·num_kv_heads)·head_dim rows, "
+        "8·9. Check the "
+        "numbers of heads and head_dim.",
+        call(x, weight, None, H, G, 9),
+    )
+    refused(
+        "weight = an array of 64 rows: must have (num_heads + 2·num_kv_heads)·head_dim rows, "
+        "12·head_dim. Check "
+        "the numbers of heads and head_dim.",
+        call(x, weight, None, H),
+    )
+    refused(
+        "input = an array of shape [1, 2, 7, 24]: must have 3 axes, [B, S, hidden]. Add or "
+        "remove axes with "
+        "reshape.",
+        call(x[None], weight, None, H, G),
+    )
+    refused(
+        "weight = an array of shape [24]: must have 2 axes, [columns, hidden]. Add or remove "
+        "axes with reshape.",
+        call(x, weight[0], None, H, G),
+    )
+    refused(
+        "layout = bsd: must be one of bhsd, bshd. Name the order of the axes.", call(layout="bsd")
+    )
     refused("rotary = ndarray: must be (cosines, sines). Pass two arrays.", call(rotary=cos))
-    refused("rotary[1] = None: must be an array. Give cosines and sines, or leave rotary out.",
-            call(rotary=(cos, None)))
-    refused("rotary[0] = an array of float64: must be float32. Convert the array, or plan for its dtype.",
-            call(rotary=(cos.astype(float), sin)))
-    refused("rotary_style = thirds: must be one of halves, pairs. Name what is paired.",
-            call(rotary=(cos, sin), rotary_style="thirds"))
-    refused("rotary_style = pairs: nothing is turned. Give rotary, or leave it out.", call(rotary_style="pairs"))
-    refused("first_position = 14: the last of S = 7 tokens is at 20, beyond rotary's rows = 20. Give longer "
-            "tables, or correct it.", call(rotary=(cos, sin), first_position=14))
-    refused("first_position = 3: nothing asks for it. Give rotary, or block_table, or leave it out.",
-            call(first_position=3))
-    refused("v_pages = None: belongs to k_pages. Give all three, or none.", call(k_pages=normal(3, 4, G, D)))
-    refused("block_table = None: belongs to k_pages and v_pages. Give all three, or none.",
-            call(k_pages=normal(3, 4, G, D), v_pages=normal(3, 4, G, D)))
+    refused(
+        "rotary[1] = None: must be an array. Give cosines and sines, or leave rotary out.",
+        call(rotary=(cos, None)),
+    )
+    refused(
+        "rotary[0] = an array of float64: must be float32. Convert the array, or plan for its "
+        "dtype.",
+        call(rotary=(cos.astype(float), sin)),
+    )
+    refused(
+        "rotary_style = thirds: must be one of halves, pairs. Name what is paired.",
+        call(rotary=(cos, sin), rotary_style="thirds"),
+    )
+    refused(
+        "rotary_style = pairs: nothing is turned. Give rotary, or leave it out.",
+        call(rotary_style="pairs"),
+    )
+    refused(
+        "first_position = 14: the last of S = 7 tokens is at 20, beyond rotary's rows = 20. Give "
+        "longer "
+        "tables, or correct it.",
+        call(rotary=(cos, sin), first_position=14),
+    )
+    refused(
+        "first_position = 3: nothing asks for it. Give rotary, or block_table, or leave it out.",
+        call(first_position=3),
+    )
+    refused(
+        "v_pages = None: belongs to k_pages. Give all three, or none.",
+        call(k_pages=normal(3, 4, G, D)),
+    )
+    refused(
+        "block_table = None: belongs to k_pages and v_pages. Give all three, or none.",
+        call(k_pages=normal(3, 4, G, D), v_pages=normal(3, 4, G, D)),
+    )
     refused("out = ndarray: must be (q, k, v). Pass three arrays.", call(out=x))
     pages = {"k_pages": normal(3, 4, G, D), "v_pages": normal(3, 4, G, D)}
     table = np.array([[0, 1], [2, 3]], np.int32)
-    refused("out = tuple: must be the array of q where k and v go to pages. Pass it.",
-            call(**pages, block_table=table, out=(x,)))
-    refused("block_table[1, 1] = 3: must be a page, from 0 to 2. Name a page for position 4.",
-            call(**pages, block_table=table))
-    refused("first_position = 2: the last of S = 7 tokens is at 8, beyond table_width·page_size = 8. Give longer "
-            "tables, or correct it.", call(**pages, block_table=table, first_position=2))
-    refused("out_dtype = float32: out[0] is an array of float16. Give one of the two.",
-            call(out=tuple(np.zeros((B, n, S, D), np.float16) for n in (H, G, G)), out_dtype="float32"))
-    refused("num_heads = 4: the array of out[0] has 2. Give one of the two.",
-            call(out=tuple(np.zeros((B, n, S, D), np.float32) for n in (2, 3, 3))))
-    refused("num_kv_heads = 2: the array of out[2] has 4. Give one of the two.",
-            call(out=tuple(np.zeros((B, n, S, D), np.float32) for n in (H, G, H))))
-    refused("num_kv_heads = 2: the array of k_pages has 3. Give one of the two.",
-            call(k_pages=normal(3, 4, 3, D), v_pages=normal(3, 4, 3, D), block_table=np.zeros((B, 2), np.int32)))
-    refused("head_dim = 8: the array of k_pages has 4. Give one of the two.",
-            call(k_pages=normal(3, 4, G, 4), v_pages=normal(3, 4, G, 4), block_table=np.zeros((B, 2), np.int32)))
+    refused(
+        "out = tuple: must be the array of q where k and v go to pages. Pass it.",
+        call(**pages, block_table=table, out=(x,)),
+    )
+    refused(
+        "block_table[1, 1] = 3: must be a page, from 0 to 2. Name a page for position 4.",
+        call(**pages, block_table=table),
+    )
+    refused(
+        "first_position = 2: the last of S = 7 tokens is at 8, beyond table_width·page_size = 8. "
+        "Give longer "
+        "tables, or correct it.",
+        call(**pages, block_table=table, first_position=2),
+    )
+    refused(
+        "out_dtype = float32: out[0] is an array of float16. Give one of the two.",
+        call(out=tuple(np.zeros((B, n, S, D), np.float16) for n in (H, G, G)), out_dtype="float32"),
+    )
+    refused(
+        "num_heads = 4: the array of out[0] has 2. Give one of the two.",
+        call(out=tuple(np.zeros((B, n, S, D), np.float32) for n in (2, 3, 3))),
+    )
+    refused(
+        "num_kv_heads = 2: the array of out[2] has 4. Give one of the two.",
+        call(out=tuple(np.zeros((B, n, S, D), np.float32) for n in (H, G, H))),
+    )
+    refused(
+        "num_kv_heads = 2: the array of k_pages has 3. Give one of the two.",
+        call(
+            k_pages=normal(3, 4, 3, D),
+            v_pages=normal(3, 4, 3, D),
+            block_table=np.zeros((B, 2), np.int32),
+        ),
+    )
+    refused(
+        "head_dim = 8: the array of k_pages has 4. Give one of the two.",
+        call(
+            k_pages=normal(3, 4, G, 4),
+            v_pages=normal(3, 4, G, 4),
+            block_table=np.zeros((B, 2), np.int32),
+        ),
+    )
     q = np.zeros((B, H, S, D), np.float32)
-    with pytest.raises(InvalidValue, match=r"^out\[0\] = 0x[0-9a-f]+: overlaps out\[1\]\. Give the output "
-                                            r"memory of its own\.$"):
+    with pytest.raises(
+        InvalidValue,
+        match=r"^out\[0\] = 0x[0-9a-f]+: overlaps out\[1\]\. Give the output "
+        r"memory of its own\.$",
+    ):
         call(out=(q, q[:, :G], np.zeros((B, G, S, D), np.float32)))()
-    refused("bias = an array of shape [24]: must be [columns=64]. Check the order of the axes of all arrays.",
-            call(x, weight, normal(24), H, G))
+    refused(
+        "bias = an array of shape [24]: must be [columns=64]. Check the order of the axes of all "
+        "arrays.",
+        call(x, weight, normal(24), H, G),
+    )
 
 
 def test_refusals_of_the_output(refused: Refused) -> None:
     attn_out, weight, residual = normal(B, S, H * D), normal(HIDDEN, H * D), normal(B, S, HIDDEN)
 
     def call(*given: Any, **more: Any) -> Callable[[], object]:
-        return lambda: kernelseam.fused_output_projection_residual(*(given or (attn_out, weight)), **more)
+        return lambda: kernelseam.fused_output_projection_residual(
+            *(given or (attn_out, weight)), **more
+        )
 
-    refused("attn_out = an array of shape [32]: must have 4 axes, [B, H, S, D]. Add or remove axes with reshape.",
-            call(attn_out[0, 0], weight))
-    refused("weight = an array of shape [32, 24]: must be [hidden, columns=32]. Check the order of the axes of "
-            "all arrays.", call(attn_out, weight.T))
-    refused("residual = an array of shape [2, 7, 32]: must be [B=2, S=7, hidden=24]. Check the order of the axes of "
-            "all arrays.", call(attn_out, weight, None, attn_out))
-    refused("residual = an array of float64: must be no wider than float32, in which products of float32 are summed. "
-            "Convert it, or widen what is multiplied.", call(attn_out, weight, None, residual.astype(np.float64)))
-    refused("out_dtype = float16: out is an array of float32. Give one of the two.",
-            call(out=residual, out_dtype="float16"))
-    with pytest.raises(InvalidValue, match=r"^out = 0x[0-9a-f]+: overlaps residual\. Give the output memory of"):
+    refused(
+        "attn_out = an array of shape [32]: must have 4 axes, [B, H, S, D]. Add or remove axes "
+        "with reshape.",
+        call(attn_out[0, 0], weight),
+    )
+    refused(
+        "weight = an array of shape [32, 24]: must be [hidden, columns=32]. Check the order of "
+        "the axes of "
+        "all arrays.",
+        call(attn_out, weight.T),
+    )
+    refused(
+        "residual = an array of shape [2, 7, 32]: must be [B=2, S=7, hidden=24]. Check the order "
+        "of the axes of "
+        "all arrays.",
+        call(attn_out, weight, None, attn_out),
+    )
+    refused(
+        "residual = an array of float64: must be no wider than float32, in which products of "
+        "float32 are summed. "
+        "Convert it, or widen what is multiplied.",
+        call(attn_out, weight, None, residual.astype(np.float64)),
+    )
+    refused(
+        "out_dtype = float16: out is an array of float32. Give one of the two.",
+        call(out=residual, out_dtype="float16"),
+    )
+    with pytest.raises(
+        InvalidValue, match=r"^out = 0x[0-9a-f]+: overlaps residual\. Give the output memory of"
+    ):
         whole = normal(B, S + 1, HIDDEN)
         call(attn_out, weight, None, whole[:, :S], out=whole[:, 1:])()
 
@@ -407,18 +581,39 @@ def test_refusals_of_gradients(refused: Refused) -> None:
         return lambda: kernelseam.fused_qkv_projection_bwd(*given, **more)
 
     refused("has_bias = 1: must be True or False. Pass a bool.", call(*d, x, weight, 1, H, G, D))
-    refused("input_gradient = False: nothing is asked for. Leave the call out.",
-            call(*d, None, None, False, H, G, D, input_gradient=False, weight_gradient=False))
-    refused("bias_dtype = float32: describes d_bias. Say has_bias=True, or leave it out.",
-            call(*d, x, weight, False, H, G, D, bias_dtype="float32"))
-    refused("num_heads = 2: dq has 4. Check the order of the axes.", call(*d, x, weight, True, 2, 3, D))
-    refused("num_kv_heads = 1: dk has 2. Check the order of the axes.",
-            call(*d, x, None, True, H, 1, D, input_gradient=False))
-    refused("dk = an array of shape [7, 8]: must have 4 axes, [B, H, S, D]. Add or remove axes with reshape.",
-            call(d[0], d[1][0, 0], d[2], x, weight, True, H, G, D))
-    refused("input = an array of shape [2, 24, 7]: must be [B=2, S=7, hidden]. Check the order of the axes of all "
-            "arrays.", call(*d, x.swapaxes(1, 2), None, True, H, G, D, input_gradient=False))
-    refused("weight = an array of float16: must be float32 as dq is. Convert the array, or correct the dtype.",
-            call(*d, x, weight.astype(np.float16), True, H, G, D))
-    refused("d_output = an array of shape [2, 7]: must have 3 axes, [B, S, hidden]. Add or remove axes with reshape.",
-            lambda: kernelseam.fused_output_projection_residual_bwd(x[..., 0], d[0], weight, True))
+    refused(
+        "input_gradient = False: nothing is asked for. Leave the call out.",
+        call(*d, None, None, False, H, G, D, input_gradient=False, weight_gradient=False),
+    )
+    refused(
+        "bias_dtype = float32: describes d_bias. Say has_bias=True, or leave it out.",
+        call(*d, x, weight, False, H, G, D, bias_dtype="float32"),
+    )
+    refused(
+        "num_heads = 2: dq has 4. Check the order of the axes.", call(*d, x, weight, True, 2, 3, D)
+    )
+    refused(
+        "num_kv_heads = 1: dk has 2. Check the order of the axes.",
+        call(*d, x, None, True, H, 1, D, input_gradient=False),
+    )
+    refused(
+        "dk = an array of shape [7, 8]: must have 4 axes, [B, H, S, D]. Add or remove axes with "
+        "reshape.",
+        call(d[0], d[1][0, 0], d[2], x, weight, True, H, G, D),
+    )
+    refused(
+        "input = an array of shape [2, 24, 7]: must be [B=2, S=7, hidden]. Check the order of "
+        "the axes of all "
+        "arrays.",
+        call(*d, x.swapaxes(1, 2), None, True, H, G, D, input_gradient=False),
+    )
+    refused(
+        "weight = an array of float16: must be float32 as dq is. Convert the array, or correct "
+        "the dtype.",
+        call(*d, x, weight.astype(np.float16), True, H, G, D),
+    )
+    refused(
+        "d_output = an array of shape [2, 7]: must have 3 axes, [B, S, hidden]. Add or remove "
+        "axes with reshape.",
+        lambda: kernelseam.fused_output_projection_residual_bwd(x[..., 0], d[0], weight, True),
+    )

@@ -1,4 +1,5 @@
-"""Calls on torch's tensors that repeat: a shortcut gives what the whole way gives, and is not taken where it must not.
+"""Calls on torch's tensors that repeat: a shortcut gives what the whole way gives, and is not taken
+where it must not.
 
 A vendor whose device memory is the host's, so that torch's CPU tensors are its arrays.
 """
@@ -14,17 +15,16 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-from kernelseam_thirdvendor import AcmeGemm, AcmeRuntime
-from kernelseam_thirdvendor.gemm import _Step
-
 import kernelseam
+import pytest
 from kernelseam import planning
 from kernelseam.contract import ArrayInfo, Backend, Device, DeviceLimits, Ready
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, OutOfDeviceMemory, UnknownName
 from kernelseam.interop import torch as torch_arrays
 from kernelseam.ops import calling
+from kernelseam_thirdvendor import AcmeGemm, AcmeRuntime
+from kernelseam_thirdvendor.gemm import _Step
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 Refused = Callable[[str, Callable[[], object]], None]
@@ -32,7 +32,8 @@ CARD = Device("card", 0, "acme1", "Card", DeviceLimits(launch_seconds=1e-6))
 
 
 class CardRuntime(AcmeRuntime):
-    """``described`` counts the arrays that it was asked about; ``entered`` how often it was made current."""
+    """``described`` counts the arrays that it was asked about; ``entered`` how often it was made
+    current."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +48,9 @@ class CardRuntime(AcmeRuntime):
             return None
         return torch_arrays.describe(array, CARD)
 
-    def empty(self, shape: Any, dtype: DType, device: Device, like: ArrayInfo | None = None) -> object:
+    def empty(
+        self, shape: Any, dtype: DType, device: Device, like: ArrayInfo | None = None
+    ) -> object:
         return torch_arrays.empty(shape, dtype, "cpu")
 
     def synchronize(self, device: Device) -> None:
@@ -121,36 +124,53 @@ def test_what_lies_otherwise_or_is_asked_otherwise_is_worked_out(card: CardRunti
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # by torch, of torch
-def test_what_is_refused_is_refused_after_a_call_that_was_not(card: CardRuntime, refused: Refused) -> None:
+def test_what_is_refused_is_refused_after_a_call_that_was_not(
+    card: CardRuntime, refused: Refused
+) -> None:
     a, b, out = torch.randn(4, 4), torch.randn(4, 4), torch.empty(4, 4)
     for _ in range(2):
         kernelseam.matmul2d(a, b)
         kernelseam.matmul2d(a, b, alpha=1, out=out)
     wants = torch.nn.Parameter(a)
     refused(
-        "a.requires_grad = True: gradients do not flow through this call. Call under torch.no_grad(), or pass "
-        "tensor.detach() (what has gradients: kernelseam.interop.torch).", lambda: kernelseam.matmul2d(wants, b),
+        "a.requires_grad = True: gradients do not flow through this call. Call under "
+        "torch.no_grad(), or pass "
+        "tensor.detach() (what has gradients: kernelseam.interop.torch).",
+        lambda: kernelseam.matmul2d(wants, b),
     )
     with torch.no_grad():
         close(kernelseam.matmul2d(wants, b), a @ b)
     negative = torch.view_as_complex(torch.randn(4, 4, 2)).conj().imag
     assert negative.is_neg()
-    refused("b.is_neg = True: memory holds other values than the tensor. Pass tensor.resolve_neg().",
-            lambda: kernelseam.matmul2d(a, negative))
+    refused(
+        "b.is_neg = True: memory holds other values than the tensor. Pass tensor.resolve_neg().",
+        lambda: kernelseam.matmul2d(a, negative),
+    )
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(a, torch.ones_like(a))
-        with pytest.raises(InvalidValue, match=r"^a\.tangent = given: forward-mode derivatives do not flow"):
+        with pytest.raises(
+            InvalidValue, match=r"^a\.tangent = given: forward-mode derivatives do not flow"
+        ):
             kernelseam.matmul2d(dual, b)
-    refused("alpha = True: must be a real number. Pass a float.", lambda: kernelseam.matmul2d(a, b, alpha=True))
-    refused(f"out = {hex(a.data_ptr())}: overlaps a. Give the output memory of its own.",
-            lambda: kernelseam.matmul2d(a, b, out=a))
+    refused(
+        "alpha = True: must be a real number. Pass a float.",
+        lambda: kernelseam.matmul2d(a, b, alpha=True),
+    )
+    refused(
+        f"out = {hex(a.data_ptr())}: overlaps a. Give the output memory of its own.",
+        lambda: kernelseam.matmul2d(a, b, out=a),
+    )
     with pytest.raises(InvalidValue, match=r"^stream = 'x': must be an int, an object with"):
         kernelseam.matmul2d(a, b, stream="x")
     with pytest.raises(InvalidValue, match=r"^stream = -1: must be an int"):
         kernelseam.matmul2d(a, b, stream=-1)
-    with pytest.raises(InvalidValue, match=r"^b = .*Tensor: must be an array of a library and on a device known"):
+    with pytest.raises(
+        InvalidValue, match=r"^b = .*Tensor: must be an array of a library and on a device known"
+    ):
         kernelseam.matmul2d(a, b.to("meta"))
-    with pytest.raises(InvalidValue, match=r"^b\.layout = torch\.sparse_coo: must be torch\.strided"):
+    with pytest.raises(
+        InvalidValue, match=r"^b\.layout = torch\.sparse_coo: must be torch\.strided"
+    ):
         kernelseam.matmul2d(a, b.to_sparse())
     with pytest.raises(UnknownName, match=r"^implementation = x: must be one of card-gemm"):
         kernelseam.matmul2d(a, b, implementation="x")
@@ -167,7 +187,8 @@ def test_the_backend_that_is_asked_for_counts_at_every_call(
         kernelseam.matmul2d(a, b, backend="card")
     card.described = 0
     with kernelseam.use_backend("numpy"):
-        close(kernelseam.matmul2d(a, b), a @ b)  # the host's runtime is asked first, and knows a CPU tensor
+        # the host's runtime is asked first, and knows a CPU tensor
+        close(kernelseam.matmul2d(a, b), a @ b)
     monkeypatch.setenv("KERNELSEAM_BACKEND", "numpy")
     with kernelseam.trace() as launches:
         kernelseam.matmul2d(a, b)
@@ -213,14 +234,21 @@ def test_another_stream_is_awaited_before_its_workspace_goes_back(
     monkeypatch.setattr(_Step, "bind", lambda *_: seen.append)
     a, b, out = torch.randn(4, 4), torch.randn(4, 4), torch.empty(4, 4)
     for _ in range(3):
-        for stream, awaited in ((None, 0), (card.stream, 0), (3, 1), (SimpleNamespace(__cuda_stream__=(0, 4)), 1)):
+        for stream, awaited in (
+            (None, 0),
+            (card.stream, 0),
+            (3, 1),
+            (SimpleNamespace(__cuda_stream__=(0, 4)), 1),
+        ):
             card.waits = 0
             kernelseam.matmul2d(a, b, out=out, stream=stream)
             assert card.waits == awaited
     assert seen == [7, 7, 3, 4] * 3
 
 
-def test_no_array_is_kept_and_what_is_kept_is_bounded(card: CardRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_array_is_kept_and_what_is_kept_is_bounded(
+    card: CardRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for _ in range(3):
         a, b = torch.randn(4, 4), torch.randn(4, 4)
         out = kernelseam.matmul2d(a, b)
@@ -240,7 +268,9 @@ def test_no_array_is_kept_and_what_is_kept_is_bounded(card: CardRuntime, monkeyp
     assert memory is not None and max(map(len, (memory.shortcuts, memory.bound, memory.plans))) <= 3
 
 
-def test_memory_that_runs_out_is_told_by_the_runtime(card: CardRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_runs_out_is_told_by_the_runtime(
+    card: CardRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     a, b = torch.randn(4, 4), torch.randn(4, 4)
     for _ in range(2):
         kernelseam.matmul2d(a, b)
@@ -249,7 +279,10 @@ def test_memory_that_runs_out_is_told_by_the_runtime(card: CardRuntime, monkeypa
         raise OutOfDeviceMemory("card:0 has 12 bytes left")
 
     (shortcut,) = calling._remembered.shortcuts.values()  # type: ignore[union-attr]
-    with monkeypatch.context() as patch, pytest.raises(OutOfDeviceMemory, match="^card:0 has 12 bytes left$"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(OutOfDeviceMemory, match="^card:0 has 12 bytes left$"),
+    ):
         patch.setattr(shortcut, "_workspace", full)
         patch.setattr(card, "empty", full)
         kernelseam.matmul2d(a, b)
@@ -280,7 +313,9 @@ def test_gradients_of_both_factors_by_a_shortcut(card: CardRuntime) -> None:
     square = torch.randn(2, 4, 4)
     kernelseam.bmm_bwd(square, square, square, da=torch.empty(2, 4, 4))
     other = torch.randn(2, 4, 4)
-    with pytest.raises(InvalidValue, match=r"^da = 0x[0-9a-f]+: overlaps a, which is still to be read"):
+    with pytest.raises(
+        InvalidValue, match=r"^da = 0x[0-9a-f]+: overlaps a, which is still to be read"
+    ):
         kernelseam.bmm_bwd(square, other, square, da=other)
 
 
@@ -299,7 +334,9 @@ def test_eight_threads_by_one_shortcut(card: CardRuntime) -> None:
         list(pool.map(work, range(8)))
 
 
-def test_plugins_that_are_discovered_anew_are_asked_anew(card: CardRuntime, discovered: Callable[..., Any]) -> None:
+def test_plugins_that_are_discovered_anew_are_asked_anew(
+    card: CardRuntime, discovered: Callable[..., Any]
+) -> None:
     a, b = torch.randn(4, 4), torch.randn(4, 4)
     for _ in range(2):
         kernelseam.matmul2d(a, b)
@@ -309,7 +346,9 @@ def test_plugins_that_are_discovered_anew_are_asked_anew(card: CardRuntime, disc
     assert [x.arch for x in launches] == ["cpu"]
 
 
-def test_what_is_forgotten_is_planned_anew(card: CardRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_forgotten_is_planned_anew(
+    card: CardRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     a = torch.randn(2, 8, 8)
     for _ in range(3):
         kernelseam.bmm(a, a)
@@ -323,13 +362,15 @@ def test_what_is_forgotten_is_planned_anew(card: CardRuntime, monkeypatch: pytes
     assert len(asked) == 1
 
 
-def test_no_shortcut_is_made_where_none_can_be_taken(card: CardRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_shortcut_is_made_where_none_can_be_taken(
+    card: CardRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tensors that do not lie at 16 bytes: their vectors are found out at every call."""
     made = list[object]()
     ready = CardRuntime.ready
     monkeypatch.setattr(CardRuntime, "ready", lambda *x: (made.append(x), ready(*x))[1])
     memory = torch.randn(2 * 8 * 8 + 4)
-    a = memory[1:1 + 128].reshape(2, 8, 8)
+    a = memory[1 : 1 + 128].reshape(2, 8, 8)
     for _ in range(4):
         kernelseam.bmm(a, a)
     assert not made

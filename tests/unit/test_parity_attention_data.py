@@ -1,4 +1,5 @@
-"""Where packed and paged operands of a case lie, what is around them, and what their integer operands say."""
+"""Where packed and paged operands of a case lie, what is around them, and what their integer
+operands say."""
 
 from __future__ import annotations
 
@@ -7,19 +8,28 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from kernelseam.descriptors import Attention
 from kernelseam.parity import attention_data, data, oracle
 from kernelseam.parity.attention_cases import case
 from kernelseam.parity.attention_data import NOWHERE, SPARE_PAGES
 from kernelseam.parity.cases import TOKENS, AttentionCase, named
-from kernelseam.parity.memory import GUARD
 from kernelseam.parity.description import describe
+from kernelseam.parity.memory import GUARD
 from kernelseam.plugins import plugins
 
 PACKED = case(
-    "f16-40/32", q_sequences=(3, 0, 5), k_sequences=(7, 2, 0), S_q=5, S_k=7, batch=3, margin=2, q=TOKENS, k=TOKENS,
-    v=TOKENS, out=TOKENS, lse_gap=1,
+    "f16-40/32",
+    q_sequences=(3, 0, 5),
+    k_sequences=(7, 2, 0),
+    S_q=5,
+    S_k=7,
+    batch=3,
+    margin=2,
+    q=TOKENS,
+    k=TOKENS,
+    v=TOKENS,
+    out=TOKENS,
+    lse_gap=1,
 )
 PAGED = case("f16-64", page_size=4, kv_lengths=(9, 0, 4), S_q=2, S_k=9, batch=3, k=TOKENS, v=TOKENS)
 
@@ -37,7 +47,9 @@ def _block(layout: Any, memory: np.ndarray, name: str, shape: tuple[int, ...]) -
     return memory[start : start + size].view(p.dtype.numpy).reshape(shape)
 
 
-@pytest.mark.parametrize("made", [PACKED, PAGED, case("f16-64", kv_lengths=(5, 0), S_k=6, k=TOKENS)])
+@pytest.mark.parametrize(
+    "made", [PACKED, PAGED, case("f16-64", kv_lengths=(5, 0), S_k=6, k=TOKENS)]
+)
 def test_what_is_written_is_read_back_and_the_rest_is_nan(made: AttentionCase) -> None:
     layout, values, memory = _written(made)
     for name, lengths in (("q", made.q_sequences), ("k", made.keys), ("v", made.keys)):
@@ -51,7 +63,8 @@ def test_what_is_written_is_read_back_and_the_rest_is_nan(made: AttentionCase) -
         start = layout.blocks()[place.block][1]
         room = memory[start : start + place.bytes].view(place.dtype.numpy)
         assert np.isfinite(room.astype(np.float32)).sum() == sum(
-            read[b, :, : read.shape[2] if lengths is None else lengths[b]].size for b in range(made.batch)
+            read[b, :, : read.shape[2] if lengths is None else lengths[b]].size
+            for b in range(made.batch)
         )
 
 
@@ -64,7 +77,9 @@ def test_packed_rows_follow_each_other_between_margins() -> None:
     np.testing.assert_array_equal(rows[2:5], values["q"][0, :, :3].swapaxes(0, 1))
     np.testing.assert_array_equal(rows[5:10], values["q"][2].swapaxes(0, 1))
     lse = layout.places["lse"]
-    assert lse.strides == (0, 13, 1) and [p.start for p in lse.pieces] == [2, 5, 5] and lse.room == 26
+    assert (
+        lse.strides == (0, 13, 1) and [p.start for p in lse.pieces] == [2, 5, 5] and lse.room == 26
+    )
 
 
 def test_pages_are_shuffled_and_the_table_names_none_beyond_the_lengths() -> None:
@@ -72,7 +87,9 @@ def test_pages_are_shuffled_and_the_table_names_none_beyond_the_lengths() -> Non
     table, size = values["block_table"], PAGED.page_size
     used = [(b, i) for b, n in enumerate((9, 0, 4)) for i in range(-(-n // size))]
     named_pages = [int(table[at]) for at in used]
-    assert len(set(named_pages)) == len(used) == 4 and set(named_pages) <= set(range(attention_data.pages(PAGED)))
+    assert len(set(named_pages)) == len(used) == 4 and set(named_pages) <= set(
+        range(attention_data.pages(PAGED))
+    )
     assert named_pages != sorted(named_pages), "in order, a table that is not read would not show"
     assert attention_data.pages(PAGED) == 4 + SPARE_PAGES
     beyond = [int(table[b, i]) for b, i in np.ndindex(*table.shape) if (b, i) not in used]
@@ -80,7 +97,9 @@ def test_pages_are_shuffled_and_the_table_names_none_beyond_the_lengths() -> Non
     k = _block(layout, memory, "k", (7, size, 2, 64)).astype(np.float32)
     for b, i in used:
         page = k[table[b, i]]
-        rows = values["k"][b, :, i * size : (i + 1) * size].swapaxes(0, 1)[: PAGED.kv_lengths[b] - i * size]  # type: ignore[index]
+        rows = values["k"][b, :, i * size : (i + 1) * size].swapaxes(0, 1)[
+            : PAGED.kv_lengths[b] - i * size
+        ]  # type: ignore[index]
         np.testing.assert_array_equal(page[: len(rows)], rows)
         assert np.isnan(page[len(rows) :]).all()
     for page in set(range(7)) - set(named_pages):
@@ -124,30 +143,56 @@ def test_the_descriptor_says_what_the_case_does() -> None:
     made = named("attention-f16-64-causal-pages-16-sequences")
     assert isinstance(made, AttentionCase)
     layout = data.layout(made)
-    at = {n: 2**20 + layout.blocks()[p.block][1] + p.offset * p.dtype.itemsize for n, p in layout.places.items()}
+    at = {
+        n: 2**20 + layout.blocks()[p.block][1] + p.offset * p.dtype.itemsize
+        for n, p in layout.places.items()
+    }
     runtime = plugins().backend("numpy").runtime
     found = describe(made, layout, at, runtime, runtime.devices()[0])
     assert isinstance(found, Attention)
     p = found.problem()
-    assert (p.spec.q_view, p.spec.kv_view, p.spec.lengths, p.spec.causal) == ("packed", "paged", True, True)
-    assert (p.total_q, p.S_q, p.S_k, p.page_size, p.pages, p.table_width) == (78, 40, 129, 16, 3 + 5 + 9 + 3, 11)
-    assert p.table_stride == 14 and p.k_strides == (16 * 2 * 64, 64, 2 * 64) and p.lse_strides[1] == 78
-    assert {r.name for r in p.operands} == {
-        "q", "k", "v", "out", "lse", "kv_lengths", "cu_seqlens_q", "block_table"
-    } == set(found.operands())
+    assert (p.spec.q_view, p.spec.kv_view, p.spec.lengths, p.spec.causal) == (
+        "packed",
+        "paged",
+        True,
+        True,
+    )
+    assert (p.total_q, p.S_q, p.S_k, p.page_size, p.pages, p.table_width) == (
+        78,
+        40,
+        129,
+        16,
+        3 + 5 + 9 + 3,
+        11,
+    )
+    assert (
+        p.table_stride == 14 and p.k_strides == (16 * 2 * 64, 64, 2 * 64) and p.lse_strides[1] == 78
+    )
+    assert (
+        {r.name for r in p.operands}
+        == {"q", "k", "v", "out", "lse", "kv_lengths", "cu_seqlens_q", "block_table"}
+        == set(found.operands())
+    )
 
 
 def test_gradients_lie_in_rooms_of_their_own() -> None:
     lengths, bias, whole = (
-        data.layout(named(f"attention-bwd-f16-64-{n}")).places for n in ("lengths", "bias-by-key", "packed")
+        data.layout(named(f"attention-bwd-f16-64-{n}")).places
+        for n in ("lengths", "bias-by-key", "packed")
     )
     assert lengths["k"].pieces is not None, "keys behind an entry's length are no memory to read"
-    assert lengths["dk"].pieces is None and lengths["dk"].shape == (4, 2, 129, 64), "their gradients are zeros"
+    assert lengths["dk"].pieces is None and lengths["dk"].shape == (4, 2, 129, 64), (
+        "their gradients are zeros"
+    )
     assert bias["bias"].shape == (2, 2, 40, 70) and bias["bias"].strides == (0, 0, 0, 1)
     assert bias["dbias"].shape == (1, 1, 1, 70) and bias["dbias"].dtype is bias["bias"].dtype
     assert {whole[n].block for n in ("dq", "dk", "dv")} == {"dqkv"}
     row = (4 + 2 * 2) * 64
-    assert [(whole[n].offset, whole[n].strides[2]) for n in ("dq", "dk", "dv")] == [(0, row), (256, row), (384, row)]
+    assert [(whole[n].offset, whole[n].strides[2]) for n in ("dq", "dk", "dv")] == [
+        (0, row),
+        (256, row),
+        (384, row),
+    ]
 
 
 def test_a_backward_case_gives_the_result_of_an_exact_forward() -> None:
@@ -164,5 +209,7 @@ def test_lists_name_scattered_heads() -> None:
     places = data.layout(made).places
     for name, heads in (("q", 8), ("k", 2), ("v", 2), ("out", 8)):
         starts = places[name].starts
-        assert starts is not None and len(set(starts)) == 2 * heads and list(starts) != sorted(starts)
+        assert (
+            starts is not None and len(set(starts)) == 2 * heads and list(starts) != sorted(starts)
+        )
     assert places["lse"].starts is None

@@ -7,7 +7,6 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
-
 from kernelseam.dtypes import DType
 from kernelseam.parity import calibrate, check, data, oracle, tolerances
 
@@ -27,33 +26,48 @@ def test_gemm_bound_is_the_formula() -> None:
 
 
 def test_attention_bound_is_the_formula() -> None:
-    out, lse, pv, products, values = (np.array(x) for x in ([[0.5]], [2.0], [[0.8]], [3.0], [[5.0]]))
+    out, lse, pv, products, values = (
+        np.array(x) for x in ([[0.5]], [2.0], [[0.8]], [3.0], [[5.0]])
+    )
     result = oracle.AttentionResult(out, lse, pv, products, values, np.array([0.0]))
     inner = 8 * 2**-24 * (10 + 8 * 3)
     got, got_lse = tolerances.attention(result, 100, 64, DType.bfloat16, DType.bfloat16)
-    assert got[0, 0] == pytest.approx(2 * 2**-8 * 0.5 + (2**-8 + inner) * 0.8 + 2.0**-133 * 6, rel=1e-14)
+    assert got[0, 0] == pytest.approx(
+        2 * 2**-8 * 0.5 + (2**-8 + inner) * 0.8 + 2.0**-133 * 6, rel=1e-14
+    )
     assert got_lse[0] == pytest.approx(8 * 2**-24 * (10 + 8 * 3 + 2), rel=1e-14)
     got, _ = tolerances.attention(result, 100, 64, DType.float16, DType.float32, flushed=True)
-    assert got[0, 0] == pytest.approx(2 * 2**-24 * 0.5 + (2**-11 + inner) * 0.8 + 2**-14 * 5 + 2.0**-126, rel=1e-14)
+    assert got[0, 0] == pytest.approx(
+        2 * 2**-24 * 0.5 + (2**-11 + inner) * 0.8 + 2**-14 * 5 + 2.0**-126, rel=1e-14
+    )
     got, got_lse = tolerances.attention(result, 100, 64, DType.float64, DType.float64)
     assert got[0, 0] == pytest.approx(2**-53 * (1 + (1 + 8 * 34) * 0.8), rel=1e-14)
     assert got_lse[0] == pytest.approx(8 * 2**-53 * 36, rel=1e-14)
 
 
 def test_changed_scores_widen_the_attention_bound() -> None:
-    out, lse, pv, products, values = (np.array(x) for x in ([[0.5]], [2.0], [[0.8]], [3.0], [[5.0]]))
-    plain, changed = (oracle.AttentionResult(out, lse, pv, products, values, np.array([t])) for t in (0.0, 20.0))
-    for (got, got_lse), (before, before_lse) in [(
-        tolerances.attention(changed, 100, 64, d, d), tolerances.attention(plain, 100, 64, d, d)
-    ) for d in (DType.float16, DType.float32)]:
+    out, lse, pv, products, values = (
+        np.array(x) for x in ([[0.5]], [2.0], [[0.8]], [3.0], [[5.0]])
+    )
+    plain, changed = (
+        oracle.AttentionResult(out, lse, pv, products, values, np.array([t])) for t in (0.0, 20.0)
+    )
+    for (got, got_lse), (before, before_lse) in [
+        (tolerances.attention(changed, 100, 64, d, d), tolerances.attention(plain, 100, 64, d, d))
+        for d in (DType.float16, DType.float32)
+    ]:
         assert (got - before)[0, 0] == pytest.approx(8 * 2**-24 * 20 * 0.8, rel=1e-10)
         assert (got_lse - before_lse)[0] == pytest.approx(8 * 2**-24 * 20, rel=1e-10)
 
 
 def test_merge_bound_is_the_formula() -> None:
-    result = oracle.MergeResult(np.array([[0.5]]), np.array([2.0]), np.array([[0.8]]), np.array([7.0]))
+    result = oracle.MergeResult(
+        np.array([[0.5]]), np.array([2.0]), np.array([[0.8]]), np.array([7.0])
+    )
     got, got_lse = tolerances.merge_states(result, 9, DType.float32, DType.float16)
-    assert got[0, 0] == pytest.approx(2 * 2**-11 * 0.5 + 8 * 2**-24 * (3 + 7) * 0.8 + 2**-24, rel=1e-14)
+    assert got[0, 0] == pytest.approx(
+        2 * 2**-11 * 0.5 + 8 * 2**-24 * (3 + 7) * 0.8 + 2**-24, rel=1e-14
+    )
     assert got_lse[0] == pytest.approx(8 * 2**-24 * (3 + 7 + 2), rel=1e-14)
     flushed, _ = tolerances.merge_states(result, 9, DType.float32, DType.float16, flushed=True)
     assert flushed[0, 0] - got[0, 0] == pytest.approx(2**-14 - 2**-24, rel=1e-10)
@@ -70,17 +84,27 @@ def test_verdicts_of_a_variant_and_of_merged_states() -> None:
     found = check.attention(q, k, v, out, lse, causal=False, variant=variant)
     assert found.passed and found.checked == out.size + lse.size
     assert not check.attention(q, k, v, out, lse, causal=False).passed
-    parts = [oracle.attention(q, k[:, :, a:b], v[:, :, a:b], False, 8**-0.5) for a, b in ((0, 3), (3, 7))]
-    outs, lses = (np.stack([getattr(x, n) for x in parts]).astype(np.float32) for n in ("out", "lse"))
+    parts = [
+        oracle.attention(q, k[:, :, a:b], v[:, :, a:b], False, 8**-0.5) for a, b in ((0, 3), (3, 7))
+    ]
+    outs, lses = (
+        np.stack([getattr(x, n) for x in parts]).astype(np.float32) for n in ("out", "lse")
+    )
     whole = oracle.attention(q, k, v, False, 8**-0.5)
     out, lse = whole.out.astype(np.float32), whole.lse.astype(np.float32)
     assert check.merge_states(outs, lses, out, lse).passed
     lse[1, 2, 4] += 1e-3
     found = check.merge_states(outs, lses, out, lse)
-    assert not found.passed and found.where == (1, 2, 4) and found.message.startswith("lse[1, 2, 4] is ")
+    assert (
+        not found.passed
+        and found.where == (1, 2, 4)
+        and found.message.startswith("lse[1, 2, 4] is ")
+    )
 
 
-@pytest.mark.parametrize(("dtype", "last"), [(DType.float16, 65519.99), (DType.float32, 3.4028235677973366e38)])
+@pytest.mark.parametrize(
+    ("dtype", "last"), [(DType.float16, 65519.99), (DType.float32, 3.4028235677973366e38)]
+)
 def test_where_a_dtype_overflows(dtype: DType, last: float) -> None:
     assert tolerances.overflows_at(dtype) == pytest.approx(last, rel=1e-6)
     assert np.isfinite(np.float64(np.finfo(dtype.numpy).max).astype(dtype.numpy))
@@ -89,9 +113,22 @@ def test_where_a_dtype_overflows(dtype: DType, last: float) -> None:
 @pytest.mark.parametrize(
     ("got", "want", "ratio"),
     [
-        (1.0, 1.5, 0.5), (1.0, 4.0, 3.0), (NAN, 1.0, INF), (INF, 1.0, INF), (1.0, NAN, INF), (INF, NAN, INF),
-        (NAN, NAN, 0.0), (INF, INF, 0.0), (-INF, INF, INF), (NAN, INF, INF), (5e4, INF, INF),
-        (INF, 99.5, 0.0), (-INF, 99.5, INF), (INF, 98.0, INF), (99.0, 99.5, 0.5), (-INF, -120.0, 0.0),
+        (1.0, 1.5, 0.5),
+        (1.0, 4.0, 3.0),
+        (NAN, 1.0, INF),
+        (INF, 1.0, INF),
+        (1.0, NAN, INF),
+        (INF, NAN, INF),
+        (NAN, NAN, 0.0),
+        (INF, INF, 0.0),
+        (-INF, INF, INF),
+        (NAN, INF, INF),
+        (5e4, INF, INF),
+        (INF, 99.5, 0.0),
+        (-INF, 99.5, INF),
+        (INF, 98.0, INF),
+        (99.0, 99.5, 0.5),
+        (-INF, -120.0, 0.0),
     ],
 )
 def test_ratio_of_one_element(got: float, want: float, ratio: float) -> None:
@@ -124,7 +161,9 @@ def test_attention_verdict_names_the_place(name: str, where: tuple[int, ...]) ->
         assert not verdict.passed
         assert verdict.where == where
         assert verdict.message.startswith(f"{name}{list(where)} is ")
-    assert check.attention(q, k, v, out, lse, causal=False, rows=[0, 29 if name == "lse" else 28]).passed
+    assert check.attention(
+        q, k, v, out, lse, causal=False, rows=[0, 29 if name == "lse" else 28]
+    ).passed
 
 
 def test_a_result_that_was_not_written_fails_at_infinity() -> None:
@@ -144,7 +183,9 @@ def test_rows_may_be_a_number_of_rows() -> None:
 
 def test_a_result_of_another_shape_is_refused() -> None:
     q, k, v, out, _ = _attention()
-    with pytest.raises(ValueError, match=r"out has shape \(2, 5, 3, 8\), the problem's rows are \(2, 3, 5\)"):
+    with pytest.raises(
+        ValueError, match=r"out has shape \(2, 5, 3, 8\), the problem's rows are \(2, 3, 5\)"
+    ):
         check.attention(q, k, v, out.swapaxes(1, 2), causal=False)
 
 
@@ -158,14 +199,20 @@ def test_an_empty_result_passes() -> None:
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
 def test_gemm_of_two_to_four_axes(lead: tuple[int, ...]) -> None:
     rng = np.random.default_rng(1)
-    a, b, c = (rng.standard_normal((*lead, *s)).astype(np.float16) for s in ((5, 4), (6, 5), (4, 6)))
-    out = (0.5 * (a.astype(np.float64).swapaxes(-1, -2) @ b.astype(np.float64).swapaxes(-1, -2)) + c).astype(np.float16)
+    a, b, c = (
+        rng.standard_normal((*lead, *s)).astype(np.float16) for s in ((5, 4), (6, 5), (4, 6))
+    )
+    out = (
+        0.5 * (a.astype(np.float64).swapaxes(-1, -2) @ b.astype(np.float64).swapaxes(-1, -2)) + c
+    ).astype(np.float16)
     options = {"alpha": 0.5, "beta": 1.0, "a_transposed": True, "b_transposed": True}
     verdict = check.gemm(a, b, out, c, **options)  # type: ignore[arg-type]
     assert verdict.passed and verdict.checked == out.size and 0 < verdict.worst <= 0.5
     out[..., 3, 5] += np.float16(1)
     verdict = check.gemm(a, b, out, c, **options)  # type: ignore[arg-type]
-    assert not verdict.passed and verdict.where[-2:] == (3, 5) and len(verdict.where) == len(lead) + 2
+    assert (
+        not verdict.passed and verdict.where[-2:] == (3, 5) and len(verdict.where) == len(lead) + 2
+    )
     assert verdict.message.startswith(f"C{list(verdict.where)} is ")
 
 
@@ -173,7 +220,9 @@ def test_gemm_of_two_to_four_axes(lead: tuple[int, ...]) -> None:
 def test_what_is_added_to_a_gemm_widens_its_bound(lead: tuple[int, ...]) -> None:
     rng = np.random.default_rng(2)
     a, b = (rng.standard_normal((*lead, *s)).astype(np.float32) for s in ((4, 5), (5, 6)))
-    bias, residual = (1e4 * rng.standard_normal((*lead, *s)).astype(np.float32) for s in ((6,), (4, 6)))
+    bias, residual = (
+        1e4 * rng.standard_normal((*lead, *s)).astype(np.float32) for s in ((6,), (4, 6))
+    )
     out = (a.astype(np.float64) @ b + bias[..., None, :] + residual).astype(np.float32)
     assert check.gemm(a, b, out, bias=bias, residual=residual).passed
     assert not check.gemm(a, b, out, bias=bias).passed
@@ -206,13 +255,15 @@ def test_the_constant_has_room_for_sums() -> None:
 
 def test_exact_means_bit_for_bit() -> None:
     a = np.full((1, 129), 3, np.float32).astype(ml_dtypes.bfloat16)
-    out = (a.astype(np.float64) @ a.astype(np.float64).T).astype(ml_dtypes.bfloat16)  # 1161 rounds to 1160
+    # 1161 rounds to 1160
+    out = (a.astype(np.float64) @ a.astype(np.float64).T).astype(ml_dtypes.bfloat16)
     assert float(out[0, 0]) == 1160.0
     assert check.gemm(a, a, out, b_transposed=True, exact=True).worst == 0
     out[0, 0] = 1168
     verdict = check.gemm(a, a, out, b_transposed=True, exact=True)
     assert (verdict.passed, verdict.worst) == (False, INF)
-    assert check.gemm(a, a, out, b_transposed=True).passed  # within the bound, for data that is no small integer
+    # within the bound, for data that is no small integer
+    assert check.gemm(a, a, out, b_transposed=True).passed
 
 
 def test_overflowing_results_may_be_infinite() -> None:
@@ -232,6 +283,8 @@ def test_random_data_alone_lets_a_dropped_key_pass_and_the_ramp_does_not() -> No
         if on_ramp:
             data.ramp(q, k)
         Q, K, V = (x.astype(ml_dtypes.bfloat16) for x in (q, k, v))
-        short = oracle.attention(Q, K[:, :, :-1], V[:, :, :-1], False, 0.125).out.astype(ml_dtypes.bfloat16)
+        short = oracle.attention(Q, K[:, :, :-1], V[:, :, :-1], False, 0.125).out.astype(
+            ml_dtypes.bfloat16
+        )
         found.append(check.attention(Q, K, V, short, causal=False).passed)
     assert found == [True, False]

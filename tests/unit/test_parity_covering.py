@@ -1,4 +1,5 @@
-"""A choice of specs that has every value of every field, those of a spec within a spec among them."""
+"""A choice of specs that has every value of every field, those of a spec within a spec among
+them."""
 
 from __future__ import annotations
 
@@ -11,17 +12,27 @@ F16, F32 = DType.float16, DType.float32
 
 def test_fields_of_a_spec_within_count_as_its_own() -> None:
     found = dict(flat(AttentionBwdSpec(AttentionSpec(F16, 64, 32, True), bias_gradient=True)))
-    assert (found["value_dim"], found["causal"], found["bias_gradient"], "forward" in found) == (32, True, True, False)
+    assert (found["value_dim"], found["causal"], found["bias_gradient"], "forward" in found) == (
+        32,
+        True,
+        True,
+        False,
+    )
 
 
 def test_what_adds_no_value_is_left_out() -> None:
     plain, causal, both = (
-        AttentionSpec(F16, 64, 64), AttentionSpec(F16, 64, 64, True), AttentionSpec(F16, 64, 64, True, mask=True),
+        AttentionSpec(F16, 64, 64),
+        AttentionSpec(F16, 64, 64, True),
+        AttentionSpec(F16, 64, 64, True, mask=True),
     )
     other = AttentionSpec(F32, 64, 64, True)
     assert covering([plain, causal, plain, both, AttentionSpec(F16, 64, 64, mask=True), other]) == [
-        plain, causal, both, other
+        plain,
+        causal,
+        both,
+        other,
     ]
-    assert covering([AttentionBwdSpec(plain), AttentionBwdSpec(causal), AttentionBwdSpec(causal)]) == [
-        AttentionBwdSpec(plain), AttentionBwdSpec(causal)
-    ]
+    assert covering(
+        [AttentionBwdSpec(plain), AttentionBwdSpec(causal), AttentionBwdSpec(causal)]
+    ) == [AttentionBwdSpec(plain), AttentionBwdSpec(causal)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
 from kernelseam.contract import Device
 from kernelseam.parity import model
 from kernelseam.parity.cases import named
@@ -53,7 +52,9 @@ GEMM = {
     "first-head-of-b": "gemm-f16-nt-sum-4-of-b-group-2",
     "interleaved-sums": "gemm-f16-nt-sum-both",
 }
-FAULTS = [("attention", f, c) for f, c in ATTENTION.items()] + [("gemm", f, c) for f, c in GEMM.items()]
+FAULTS = [("attention", f, c) for f, c in ATTENTION.items()] + [
+    ("gemm", f, c) for f, c in GEMM.items()
+]
 
 
 @pytest.fixture
@@ -76,7 +77,9 @@ def test_every_fault_has_its_case() -> None:
     assert set(GEMM) == set(model.GEMM_FAULTS)
 
 
-@pytest.mark.parametrize(("operation", "fault", "name"), FAULTS, ids=[f"{o}-{f}" for o, f, _ in FAULTS])
+@pytest.mark.parametrize(
+    ("operation", "fault", "name"), FAULTS, ids=[f"{o}-{f}" for o, f, _ in FAULTS]
+)
 def test_fault_is_caught(host: Device, operation: str, fault: str, name: str) -> None:
     right = _run(host, operation, "", name)
     assert right.status == "passed", right.detail

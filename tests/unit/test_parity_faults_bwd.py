@@ -1,4 +1,5 @@
-"""Gradients that are wrong are caught: each kind of fault, planted in the model, by the case named beside it."""
+"""Gradients that are wrong are caught: each kind of fault, planted in the model, by the case named
+beside it."""
 
 from __future__ import annotations
 
@@ -6,25 +7,53 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
-
-from kernelseam.parity import attention_bwd_data, attention_data, calibrate, data, model_bwd, stages, tolerances
+from kernelseam.parity import (
+    attention_bwd_data,
+    attention_data,
+    calibrate,
+    data,
+    model_bwd,
+    stages,
+    tolerances,
+)
 from kernelseam.parity.cases import BackwardCase, named
 from kernelseam.parity.oracle import Array
 
 CAUGHT = {
-    "no-dots": "f16-64", "dots-of-the-first-row": "f16-64", "no-scale-dq": "f16-64", "no-scale-dk": "f16-64",
-    "heads-not-summed": "f16-64-gqa-6-2", "wrong-kv-head": "f16-64-gqa-6-2",
-    "causal-off-by-one": "f16-64-causal-33x129-ramp", "causal-one-short": "f16-64-causal-33x129",
-    "causal-top-left": "f16-64-causal-33x129", "window-one-wider": "f16-64-window-16-0",
-    "window-one-short": "f16-64-window-33-12", "prefix-forgotten": "f16-64-causal-prefix",
-    "mask-forgotten": "f16-64-mask", "no-cap": "f16-64-softcap-5", "no-cap-slope": "f16-64-softcap-5",
-    "cap-slope-in-dbias": "f16-64-bias-softcap", "no-slopes": "f16-64-causal-alibi-gqa", "no-bias": "f16-64-bias-alone",
-    "bias-not-summed": "f16-64-bias-by-key", "sinks-sign": "f16-64-sinks", "sinks-without-lse": "f16-64-sinks",
-    "last-key": "f16-64-ramp", "last-query": "f16-64-causal-33x129", "lengths-one-less": "f16-64-lengths-ramp",
-    "lse-base-2": "f16-64", "half-scores": "f16-64-extreme",
+    "no-dots": "f16-64",
+    "dots-of-the-first-row": "f16-64",
+    "no-scale-dq": "f16-64",
+    "no-scale-dk": "f16-64",
+    "heads-not-summed": "f16-64-gqa-6-2",
+    "wrong-kv-head": "f16-64-gqa-6-2",
+    "causal-off-by-one": "f16-64-causal-33x129-ramp",
+    "causal-one-short": "f16-64-causal-33x129",
+    "causal-top-left": "f16-64-causal-33x129",
+    "window-one-wider": "f16-64-window-16-0",
+    "window-one-short": "f16-64-window-33-12",
+    "prefix-forgotten": "f16-64-causal-prefix",
+    "mask-forgotten": "f16-64-mask",
+    "no-cap": "f16-64-softcap-5",
+    "no-cap-slope": "f16-64-softcap-5",
+    "cap-slope-in-dbias": "f16-64-bias-softcap",
+    "no-slopes": "f16-64-causal-alibi-gqa",
+    "no-bias": "f16-64-bias-alone",
+    "bias-not-summed": "f16-64-bias-by-key",
+    "sinks-sign": "f16-64-sinks",
+    "sinks-without-lse": "f16-64-sinks",
+    "last-key": "f16-64-ramp",
+    "last-query": "f16-64-causal-33x129",
+    "lengths-one-less": "f16-64-lengths-ramp",
+    "lse-base-2": "f16-64",
+    "half-scores": "f16-64-extreme",
 }
 """Fault → the case that catches it."""
-REPEATING = ("f16-64-bias-by-key", "f16-64-bias-by-query", "f16-64-bias-of-heads", "f16-64-bias-one")
+REPEATING = (
+    "f16-64-bias-by-key",
+    "f16-64-bias-by-query",
+    "f16-64-bias-of-heads",
+    "f16-64-bias-one",
+)
 
 
 @lru_cache(maxsize=4)

@@ -1,4 +1,5 @@
-"""Every kind of fault of a softmax that is guarded by its sums is caught by a case, which the right one passes."""
+"""Every kind of fault of a softmax that is guarded by its sums is caught by a case, which the right
+one passes."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-
 from kernelseam.contract import Device
 from kernelseam.dtypes import DType
 from kernelseam.parity import calibrate, model, model_guarded, tolerances
@@ -63,24 +63,36 @@ def test_fault_is_caught(host: Device, fault: str) -> None:
 
 
 WAYS = {
-    "attention-f16-64-rises-sums": {"sums"}, "attention-f16-64-rises-sums-at-the-end": {"sums"},
-    "attention-bf16-128-rises-far": {"tops"}, "attention-f16-128-rises-infinite-at-the-end": {"tops"},
-    "attention-bf16-64-rises-again-and-again": {"sums"}, "attention-f16-64-from-nothing": {"tops"},
-    "attention-f16-64-rises-sums-every-24": {"sums"}, "attention-f16-64-rises-nan-in-q": {"sums", "tops"},
-    "attention-bf16-128-rises-inf-in-k": {"sums", "tops"}, "attention-f16-128-faint": {"sums"},
-    "attention-bf16-128-causal-rises-far": {"tops"}, "attention-f16-64-causal-rises-sums": {"sums"},
-    "attention-f16-128-rises-sums-early": {"sums"}, "attention-f16-64-falls-infinite": set(),
-    "attention-f16-64": set(), "attention-f16-64-causal-nan-in-hidden-v": set(),
+    "attention-f16-64-rises-sums": {"sums"},
+    "attention-f16-64-rises-sums-at-the-end": {"sums"},
+    "attention-bf16-128-rises-far": {"tops"},
+    "attention-f16-128-rises-infinite-at-the-end": {"tops"},
+    "attention-bf16-64-rises-again-and-again": {"sums"},
+    "attention-f16-64-from-nothing": {"tops"},
+    "attention-f16-64-rises-sums-every-24": {"sums"},
+    "attention-f16-64-rises-nan-in-q": {"sums", "tops"},
+    "attention-bf16-128-rises-inf-in-k": {"sums", "tops"},
+    "attention-f16-128-faint": {"sums"},
+    "attention-bf16-128-causal-rises-far": {"tops"},
+    "attention-f16-64-causal-rises-sums": {"sums"},
+    "attention-f16-128-rises-sums-early": {"sums"},
+    "attention-f16-64-falls-infinite": set(),
+    "attention-f16-64": set(),
+    "attention-f16-64-causal-nan-in-hidden-v": set(),
 }
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_cases_go_the_ways_that_they_name(host: Device, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cases_go_the_ways_that_they_name(
+    host: Device, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gone = set()
     for way in ("sums", "tops"):
         real = getattr(model_guarded, f"_rebase_by_{way}")
         monkeypatch.setattr(
-            model_guarded, f"_rebase_by_{way}", lambda *a, way=way, real=real: (gone.add(way), real(*a))[1]
+            model_guarded,
+            f"_rebase_by_{way}",
+            lambda *a, way=way, real=real: (gone.add(way), real(*a))[1],
         )
     outcome = _run(host, name)
     assert outcome.status == "passed", outcome.detail
@@ -88,7 +100,8 @@ def test_cases_go_the_ways_that_they_name(host: Device, name: str, monkeypatch: 
 
 
 def test_a_lanes_columns_are_those_of_its_accumulator() -> None:
-    """Element i of a thread belongs to its row i/2 % 2 and to column 8·(i/4) + 2·(lane % 4) + i % 2."""
+    """Element i of a thread belongs to its row i/2 % 2 and to column 8·(i/4) + 2·(lane % 4) + i %
+    2."""
     rng = np.random.default_rng(1)
     p = rng.random((64, 128)).astype(np.float32)
     sums = model_guarded.lane_sums(p)
@@ -96,26 +109,38 @@ def test_a_lanes_columns_are_those_of_its_accumulator() -> None:
         row = 16 * warp + lane // 4
         own = [(row + 8 * (i // 2 % 2), 8 * (i // 4) + 2 * (lane % 4) + i % 2) for i in range(64)]
         for r in (row, row + 8):
-            assert sums[r, lane % 4] == pytest.approx(sum(p[at] for at in own if at[0] == r), rel=1e-5)
+            assert sums[r, lane % 4] == pytest.approx(
+                sum(p[at] for at in own if at[0] == r), rel=1e-5
+            )
 
 
 def test_tiles_are_the_hopper_kernels() -> None:
-    tiles = pytest.importorskip("kernelseam_cuda.sm90.tiles", reason="the CUDA plugin is not installed")
+    tiles = pytest.importorskip(
+        "kernelseam_cuda.sm90.tiles", reason="the CUDA plugin is not installed"
+    )
     for t in tiles.ATTENTION:
         for hides in (True, False) if t.hides is None else (t.hides,):
-            assert model_guarded.tile(t.head_dim, hides) == model_guarded.Tile(t.groups, t.bn, t.turns), t
+            assert model_guarded.tile(t.head_dim, hides) == model_guarded.Tile(
+                t.groups, t.bn, t.turns
+            ), t
 
 
 def test_constants_are_the_hopper_kernels() -> None:
-    toolchain = pytest.importorskip("kernelseam_cuda.toolchain", reason="the CUDA plugin is not installed")
+    toolchain = pytest.importorskip(
+        "kernelseam_cuda.toolchain", reason="the CUDA plugin is not installed"
+    )
     source = toolchain.sources()["sm90/attention/softmax.h"]
     assert f"constexpr float LIMIT = {model_guarded.LIMIT:.0f}.f;" in source
-    assert f"constexpr float LARGEST_SUM = {model_guarded.LARGEST_SUM:.0e}f;".replace("e+", "e") in source
+    assert (
+        f"constexpr float LARGEST_SUM = {model_guarded.LARGEST_SUM:.0e}f;".replace("e+", "e")
+        in source
+    )
     assert f"const bool stays = by >= -{model_guarded.STAYS:.0f}.f;" in source
 
 
 def test_cases_are_of_specs_that_others_compile() -> None:
     """They ask for numbers and for no kernels of their own, and their blocks are many."""
+
     def spec(c: AttentionCase) -> tuple[object, ...]:
         return c.dtype, c.head_dim, c.value_dim, c.causal, c.lse
 
@@ -133,12 +158,16 @@ def test_constants_have_room() -> None:
     assert 0.1 < max(s.needed for s in samples) < tolerances.ATTENTION_CONSTANT / 2
 
 
-@pytest.mark.parametrize(("size", "finite"), [(2.0**103, True), (2.0**115, False)], ids=["within", "beyond"])
+@pytest.mark.parametrize(
+    ("size", "finite"), [(2.0**103, True), (2.0**115, False)], ids=["within", "beyond"]
+)
 def test_how_large_values_may_be(size: float, finite: bool) -> None:
-    """Below 2^113/S_k all is well; beyond it a weight of nearly 2^15 may overflow where an online softmax's is 1."""
+    """Below 2^113/S_k all is well; beyond it a weight of nearly 2^15 may overflow where an online
+    softmax's is 1."""
     S_k, D = 512, 64
     q, k, v = (np.zeros((n, D), BFLOAT16) for n in (64, S_k, S_k))
-    q[:, 1], k[3, 1], v[...] = 8, 9.5, size  # one key of weight 2^13.7, which two rows of a thread may have
+    # one key of weight 2^13.7, which two rows of a thread may have
+    q[:, 1], k[3, 1], v[...] = 8, 9.5, size
     with np.errstate(all="ignore"):
         guarded, _ = model_guarded.attention(q, k, v, False, 0.125)
         online, _ = model.attention(q, k, v, False, 0.125)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from kernelseam.dtypes import DType
 from kernelseam.parity.memory import GUARD, Layout, Place, Walk, never_written, place, scattered
 
@@ -36,7 +35,9 @@ def _layout(separate: bool = False) -> tuple[Layout, dict[str, np.ndarray]]:
         "C": place("C", Walk(), shape, F32),
     }
     rng = np.random.default_rng(0)
-    return Layout(places, separate), {n: rng.standard_normal(shape).astype(np.float16) for n in "AB"}
+    return Layout(places, separate), {
+        n: rng.standard_normal(shape).astype(np.float16) for n in "AB"
+    }
 
 
 @pytest.mark.parametrize("separate", [False, True])
@@ -49,7 +50,9 @@ def test_what_is_written_is_read_back_and_the_rest_is_canaries(separate: bool) -
     assert never_written(layout.read(buffers, "C")).all()
     assert np.isnan(layout.read(buffers, "C")).all()
     assert sorted(buffers) == (["A", "B", "C"] if separate else ["all"])
-    data = sum(b.size for b in buffers.values()) - sum(int((b == 0xFF).sum()) for b in buffers.values())
+    data = sum(b.size for b in buffers.values()) - sum(
+        int((b == 0xFF).sum()) for b in buffers.values()
+    )
     assert 0 < data <= 2 * 240
     if separate:  # the allocation ends with the last element
         assert buffers["C"].size == ((2 * 3 * 4 - 1) * 8 + 5) * 4
@@ -73,7 +76,8 @@ def test_scattered_matrices_do_not_touch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("byte", "caught"), [("inside", False), ("before", True), ("behind", True), ("gap", True), ("input", True)]
+    ("byte", "caught"),
+    [("inside", False), ("before", True), ("behind", True), ("gap", True), ("input", True)],
 )
 def test_stray_writes_show(byte: str, caught: bool) -> None:
     layout, values = _layout()
@@ -82,7 +86,10 @@ def test_stray_writes_show(byte: str, caught: bool) -> None:
     start = layout.blocks()["C"][1]
     span = ((2 * 3 * 4 - 1) * 8 + 5) * 4
     at = {
-        "inside": start, "before": start - 1, "behind": start + span, "gap": start + 5 * 4,
+        "inside": start,
+        "before": start - 1,
+        "behind": start + span,
+        "gap": start + 5 * 4,
         "input": layout.blocks()["A"][1] + 6,
     }[byte]
     after = {n: b.copy() for n, b in before.items()}
@@ -92,11 +99,17 @@ def test_stray_writes_show(byte: str, caught: bool) -> None:
     if caught:
         near = "A" if byte == "input" else "C"
         first = at - layout.blocks()[near][1]
-        assert message == f"1 bytes outside the output changed, the first {first} bytes from the start of {near}"
+        assert (
+            message
+            == f"1 bytes outside the output changed, the first {first} bytes from the start of "
+            f"{near}"
+        )
 
 
 def test_shared_blocks_and_empty_operands() -> None:
-    packed = {n: Place("qkv", F16, (1, 1, 2, 4), (24, 4, 12, 1), i * 4) for i, n in enumerate("qkv")}
+    packed = {
+        n: Place("qkv", F16, (1, 1, 2, 4), (24, 4, 12, 1), i * 4) for i, n in enumerate("qkv")
+    }
     layout = Layout({**packed, "none": place("none", Walk(), (0, 1, 2, 4), F16)})
     buffers = layout.buffers()
     values = {n: np.full((1, 1, 2, 4), i, np.float16) for i, n in enumerate("qkv")}

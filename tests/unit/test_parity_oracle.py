@@ -8,7 +8,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-
 from kernelseam.parity import oracle
 
 NAN, INF = math.nan, math.inf
@@ -20,7 +19,10 @@ def _softmax_row(
     scores = [scale * sum(a * b for a, b in zip(q, k, strict=True)) for k in keys]
     weights = [math.exp(s) for s in scores]
     total = sum(weights)
-    out = [sum(w * v[d] for w, v in zip(weights, values, strict=True)) / total for d in range(len(values[0]))]
+    out = [
+        sum(w * v[d] for w, v in zip(weights, values, strict=True)) / total
+        for d in range(len(values[0]))
+    ]
     return out, math.log(total)
 
 
@@ -29,7 +31,10 @@ def _softmax_row(
 def test_attention_is_the_formula(S_q: int, S_k: int, causal: bool) -> None:
     rng = np.random.default_rng(0)
     B, H, G, D, D_v = 2, 4, 2, 3, 5
-    q, k, v = (rng.standard_normal(s).astype(np.float32) for s in ((B, H, S_q, D), (B, G, S_k, D), (B, G, S_k, D_v)))
+    q, k, v = (
+        rng.standard_normal(s).astype(np.float32)
+        for s in ((B, H, S_q, D), (B, G, S_k, D), (B, G, S_k, D_v))
+    )
     got = oracle.attention(q, k, v, causal, 0.7)
     for b, h, i in np.ndindex(B, H, S_q):
         seen = [j for j in range(S_k) if not causal or j <= i + S_k - S_q]
@@ -42,12 +47,21 @@ def test_attention_is_the_formula(S_q: int, S_k: int, causal: bool) -> None:
         assert got.out[b, h, i] == pytest.approx(out, rel=1e-12, abs=1e-15)
         assert got.lse[b, h, i] == pytest.approx(lse, rel=1e-12, abs=1e-14)
         magnitudes = [[abs(x) for x in row] for row in V]
-        assert got.pv[b, h, i] == pytest.approx(_softmax_row(q[b, h, i].tolist(), K, magnitudes, 0.7)[0], rel=1e-12)
-        products = [0.7 * sum(abs(x * y) for x, y in zip(q[b, h, i].tolist(), key, strict=True)) for key in K]
+        assert got.pv[b, h, i] == pytest.approx(
+            _softmax_row(q[b, h, i].tolist(), K, magnitudes, 0.7)[0], rel=1e-12
+        )
+        products = [
+            0.7 * sum(abs(x * y) for x, y in zip(q[b, h, i].tolist(), key, strict=True))
+            for key in K
+        ]
         assert got.products[b, h, i] == pytest.approx(max(products), rel=1e-12)
-        largest = max(0.7 * sum(x * y for x, y in zip(q[b, h, i].tolist(), key, strict=True)) for key in K)
+        largest = max(
+            0.7 * sum(x * y for x, y in zip(q[b, h, i].tolist(), key, strict=True)) for key in K
+        )
         ell = math.exp(lse - largest)
-        assert got.values[b, h, i] == pytest.approx([sum(c) / ell for c in zip(*magnitudes, strict=True)], rel=1e-12)
+        assert got.values[b, h, i] == pytest.approx(
+            [sum(c) / ell for c in zip(*magnitudes, strict=True)], rel=1e-12
+        )
 
 
 def test_sampled_rows_are_those_of_the_whole() -> None:
@@ -99,21 +113,35 @@ def test_scores_of_minus_infinity() -> None:
     np.testing.assert_allclose(got.products, want.products, rtol=1e-14)
     k[...] = -INF
     got = oracle.attention(q, k, v, False, 1.0)
-    assert (got.out == 0).all() and (got.lse == -INF).all() and (got.pv == 0).all() and (got.products == 0).all()
+    assert (
+        (got.out == 0).all()
+        and (got.lse == -INF).all()
+        and (got.pv == 0).all()
+        and (got.products == 0).all()
+    )
 
 
 def test_no_keys_and_no_queries() -> None:
-    got = oracle.attention(np.ones((1, 2, 3, 4)), np.ones((1, 2, 0, 4)), np.ones((1, 2, 0, 5)), False, 1.0)
+    got = oracle.attention(
+        np.ones((1, 2, 3, 4)), np.ones((1, 2, 0, 4)), np.ones((1, 2, 0, 5)), False, 1.0
+    )
     assert got.out.shape == (1, 2, 3, 5) and (got.out == 0).all() and (got.lse == -INF).all()
     for lead, S_q in ((1, 0), (0, 3)):
         k, v = np.ones((lead, 1, 3, 4)), np.ones((lead, 1, 3, 5))
-        assert oracle.attention(np.ones((lead, 2, S_q, 4)), k, v, True, 1.0).out.shape == (lead, 2, S_q, 5)
+        assert oracle.attention(np.ones((lead, 2, S_q, 4)), k, v, True, 1.0).out.shape == (
+            lead,
+            2,
+            S_q,
+            5,
+        )
 
 
 def test_inputs_count_as_they_were_rounded() -> None:
     q, k, v = (x.astype(ml_dtypes.bfloat16) for x in _one_head())
     got = oracle.attention(q, k, v, False, 1.0)
-    want = oracle.attention(q.astype(np.float64), k.astype(np.float64), v.astype(np.float64), False, 1.0)
+    want = oracle.attention(
+        q.astype(np.float64), k.astype(np.float64), v.astype(np.float64), False, 1.0
+    )
     np.testing.assert_array_equal(got.out, want.out)
 
 
@@ -132,7 +160,9 @@ def test_gemm_is_the_formula(a_transposed: bool, b_transposed: bool) -> None:
         left = [a[i, h, k, m] if a_transposed else a[i, h, m, k] for k in range(K)]
         right = [b[i, h // 2, n, k] if b_transposed else b[i, h // 2, k, n] for k in range(K)]
         terms = [float(x * y) for x, y in zip(left, right, strict=True)]
-        assert got.out[i, h, m, n] == pytest.approx(0.5 * sum(terms) - 2 * c[i, h, m, n], rel=1e-12, abs=1e-14)
+        assert got.out[i, h, m, n] == pytest.approx(
+            0.5 * sum(terms) - 2 * c[i, h, m, n], rel=1e-12, abs=1e-14
+        )
         magnitude = 0.5 * sum(map(abs, terms)) + 2 * abs(c[i, h, m, n])
         assert got.magnitude[i, h, m, n] == pytest.approx(magnitude, rel=1e-12)
     np.testing.assert_allclose(part.out, got.out.reshape(24, N)[rows], rtol=1e-13)
@@ -143,8 +173,14 @@ def test_gemm_is_the_formula(a_transposed: bool, b_transposed: bool) -> None:
 def test_gemm_edges(rows: list[int] | None) -> None:
     a, b, c = np.full((1, 1, 2, 3), NAN), np.full((1, 1, 3, 2), INF), np.full((1, 1, 2, 2), 4.0)
     assert oracle.gemm(a, b, c, 0.0, 0.5, rows=rows).out.ravel().tolist() == [2.0] * 4
-    assert oracle.gemm(a[..., :0], b[:, :, :0], c, 1.0, 0.5, rows=rows).out.ravel().tolist() == [2.0] * 4
-    assert oracle.gemm(a, b, np.full((1, 1, 2, 2), NAN), 0.0, 0.0, rows=rows).out.ravel().tolist() == [0.0] * 4
+    assert (
+        oracle.gemm(a[..., :0], b[:, :, :0], c, 1.0, 0.5, rows=rows).out.ravel().tolist()
+        == [2.0] * 4
+    )
+    assert (
+        oracle.gemm(a, b, np.full((1, 1, 2, 2), NAN), 0.0, 0.0, rows=rows).out.ravel().tolist()
+        == [0.0] * 4
+    )
     assert np.isnan(oracle.gemm(a, b, None, 1.0, 0.0, rows=rows).out).all()
     a[...], b[...] = 1.0, 2.0
     a[0, 0, 1, 1], b[0, 0, 1, 0] = INF, 0.0
@@ -162,22 +198,34 @@ def test_summed_gemms_are_the_formula(batch_group: int, head_group: int) -> None
         rng.standard_normal(s).astype(np.float32)
         for s in ((B, H, M, K), (B, H // g, K, N), (*lead, N), (*lead, M, N))
     )
-    more = {"bias": bias, "residual": residual, "batch_group": batch_group, "head_group": head_group}
+    more = {
+        "bias": bias,
+        "residual": residual,
+        "batch_group": batch_group,
+        "head_group": head_group,
+    }
     got = oracle.gemm(a, b, None, -0.5, **more)  # type: ignore[arg-type]
     rows = [0, 2, lead[0] * lead[1] * M - 1]
     part = oracle.gemm(a, b, None, -0.5, rows=rows, **more)  # type: ignore[arg-type]
     assert got.out.shape == (*lead, M, N)
     for i, j, m, n in np.ndindex(*got.out.shape):
         terms = [
-            float(a[p, h, m, k]) * float(b[p, h // g, k, n]) for p in range(B) for h in range(H) for k in range(K)
+            float(a[p, h, m, k]) * float(b[p, h // g, k, n])
+            for p in range(B)
+            for h in range(H)
+            for k in range(K)
             if p // batch_group == i and h // head_group == j
         ]
         added = [float(bias[i, j, n]), float(residual[i, j, m, n])]
-        assert got.out[i, j, m, n] == pytest.approx(-0.5 * sum(terms) + sum(added), rel=1e-11, abs=1e-13)
+        assert got.out[i, j, m, n] == pytest.approx(
+            -0.5 * sum(terms) + sum(added), rel=1e-11, abs=1e-13
+        )
         magnitude = 0.5 * sum(map(abs, terms)) + sum(map(abs, added))
         assert got.magnitude[i, j, m, n] == pytest.approx(magnitude, rel=1e-12)
     for name in ("out", "magnitude"):
-        np.testing.assert_allclose(getattr(part, name), getattr(got, name).reshape(-1, N)[rows], rtol=1e-12)
+        np.testing.assert_allclose(
+            getattr(part, name), getattr(got, name).reshape(-1, N)[rows], rtol=1e-12
+        )
 
 
 def test_gemm_needs_c_where_beta_reads_it() -> None:
@@ -189,4 +237,9 @@ def test_sampled_row_numbers() -> None:
     assert oracle.sample_rows(10, 10) is None
     rows = oracle.sample_rows(1000, 20)
     assert rows is not None
-    assert len(set(rows.tolist())) == 20 and rows[0] == 0 and rows[-1] == 999 and (np.diff(rows) > 0).all()
+    assert (
+        len(set(rows.tolist())) == 20
+        and rows[0] == 0
+        and rows[-1] == 999
+        and (np.diff(rows) > 0).all()
+    )

@@ -1,4 +1,5 @@
-"""The oracle's gradients against central differences of its forward, and their bounds against planted errors."""
+"""The oracle's gradients against central differences of its forward, and their bounds against
+planted errors."""
 
 from __future__ import annotations
 
@@ -6,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import kernelseam
 import numpy as np
 import pytest
-
-import kernelseam
 from kernelseam.dtypes import DType
 from kernelseam.parity import oracle, tolerances
 from kernelseam.parity.oracle import Variant
@@ -19,18 +19,32 @@ B, H, G, S_q, S_k, D, D_v = 2, 4, 2, 4, 6, 3, 2
 SCALE, STEP = 0.7, 1e-5
 RNG = np.random.default_rng(0)
 Q, K, V, DOUT = (
-    RNG.standard_normal(s) for s in ((B, H, S_q, D), (B, G, S_k, D), (B, G, S_k, D_v), (B, H, S_q, D_v))
+    RNG.standard_normal(s)
+    for s in ((B, H, S_q, D), (B, G, S_k, D), (B, G, S_k, D_v), (B, H, S_q, D_v))
 )
 BIAS = RNG.standard_normal((B, H, S_q, S_k))
 FULL = Variant(
-    (2, 1), (1, 3), 1.5, RNG.random((B, H)) - 0.3, BIAS, RNG.random((B, H, S_q, S_k)) < 0.7, RNG.standard_normal(H),
-    (3, 4), (6, 2),
+    (2, 1),
+    (1, 3),
+    1.5,
+    RNG.random((B, H)) - 0.3,
+    BIAS,
+    RNG.random((B, H, S_q, S_k)) < 0.7,
+    RNG.standard_normal(H),
+    (3, 4),
+    (6, 2),
 )
 VARIANTS = {
-    "plain": Variant(), "window": Variant(window=(1, 1)), "prefix-window": Variant((0, 0), (5, -1)),
-    "softcap": Variant(softcap=0.5), "alibi": Variant(alibi=FULL.alibi), "bias": Variant(bias=BIAS),
-    "mask": Variant(mask=FULL.mask), "sinks": Variant(sinks=FULL.sinks),
-    "lengths": Variant(q_lengths=(4, 1), kv_lengths=(2, 6)), "all": FULL,
+    "plain": Variant(),
+    "window": Variant(window=(1, 1)),
+    "prefix-window": Variant((0, 0), (5, -1)),
+    "softcap": Variant(softcap=0.5),
+    "alibi": Variant(alibi=FULL.alibi),
+    "bias": Variant(bias=BIAS),
+    "mask": Variant(mask=FULL.mask),
+    "sinks": Variant(sinks=FULL.sinks),
+    "lengths": Variant(q_lengths=(4, 1), kv_lengths=(2, 6)),
+    "all": FULL,
 }
 
 
@@ -65,19 +79,24 @@ def test_gradients_are_central_differences(name: str, causal: bool) -> None:
     assert set(got) == {"dq", "dk", "dv", *(n for n, there in more.items() if there)}
 
 
-@pytest.mark.parametrize("shape", [(B, H, S_q, S_k), (1, H, S_q, S_k), (B, 1, 1, S_k), (1, 1, 1, 1)])
+@pytest.mark.parametrize(
+    "shape", [(B, H, S_q, S_k), (1, H, S_q, S_k), (B, 1, 1, S_k), (1, 1, 1, 1)]
+)
 def test_the_bias_s_gradient_is_summed_where_the_bias_repeats(shape: tuple[int, ...]) -> None:
     got = attention_bwd(Q, K, V, DOUT, True, SCALE, FULL, shape)["dbias"]
     whole = attention_bwd(Q, K, V, DOUT, True, SCALE, FULL, (B, H, S_q, S_k))["dbias"]
     axes = tuple(i for i, n in enumerate(shape) if n == 1)
-    np.testing.assert_allclose(got.value, whole.value.sum(axis=axes, keepdims=True), rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(
+        got.value, whole.value.sum(axis=axes, keepdims=True), rtol=1e-12, atol=1e-13
+    )
     assert got.value.shape == shape and (got.rounded == 0).all()
     assert (got.single >= whole.single.sum(axis=axes, keepdims=True) - 1e-12).all()
 
 
 @pytest.mark.parametrize("unit", [1e-7, -1e-7])
 def test_what_a_score_is_off_by_stays_within_the_sum_of_its_magnitudes(unit: float) -> None:
-    """All q off by a factor: every score is, by at most |product|, which ``single`` counts √D times."""
+    """All q off by a factor: every score is, by at most |product|, which ``single`` counts √D
+    times."""
     got = attention_bwd(Q, K, V, DOUT, False, SCALE)
     off = attention_bwd(Q * (1 + unit), K, V, DOUT, False, SCALE)
     for name in ("dq", "dv"):
@@ -95,11 +114,17 @@ def test_probabilities_that_are_rounded_stay_within_theirs(unit: float) -> None:
     assert (np.abs(dv - got["dv"].value) <= abs(unit) * got["dv"].rounded * (1 + 1e-9)).all()
 
 
-@pytest.mark.skipif(np.finfo(np.longdouble).eps >= 2.0**-53, reason="the host has nothing wider than float64")
+@pytest.mark.skipif(
+    np.finfo(np.longdouble).eps >= 2.0**-53, reason="the host has nothing wider than float64"
+)
 def test_gradients_of_float64_are_right_to_their_last_bit_or_two() -> None:
-    """Scores of several hundred: in float64 their own rounding would show in every weight that is not near 1."""
+    """Scores of several hundred: in float64 their own rounding would show in every weight that is
+    not near 1."""
     rng = np.random.default_rng(5)
-    q, k, v, dout = (size * rng.standard_normal((1, 1, n, 16)) for n, size in ((7, 30), (90, 30), (90, 1), (7, 1)))
+    q, k, v, dout = (
+        size * rng.standard_normal((1, 1, n, 16))
+        for n, size in ((7, 30), (90, 30), (90, 1), (7, 1))
+    )
     wide = [x[0, 0].astype(np.longdouble) for x in (q, k, v, dout)]
     x = np.longdouble(0.25) * (wide[0] @ wide[1].T)
     p = np.exp(x - x.max(axis=1, keepdims=True))
@@ -107,14 +132,20 @@ def test_gradients_of_float64_are_right_to_their_last_bit_or_two() -> None:
     dx = p * (wide[3] @ wide[2].T - (wide[3] * (p @ wide[2])).sum(axis=1, keepdims=True))
     got = attention_bwd(q, k, v, dout, False, 0.25)
     for name, want in (
-        ("dq", 0.25 * dx @ wide[1]), ("dk", 0.25 * dx.T @ wide[0]), ("dv", p.T @ wide[3])
+        ("dq", 0.25 * dx @ wide[1]),
+        ("dk", 0.25 * dx.T @ wide[0]),
+        ("dv", p.T @ wide[3]),
     ):
         assert abs(x).max() > 500
-        np.testing.assert_allclose(got[name].value[0, 0], want.astype(float), rtol=2.0**-50, atol=1e-300)
+        np.testing.assert_allclose(
+            got[name].value[0, 0], want.astype(float), rtol=2.0**-50, atol=1e-300
+        )
 
 
 def test_rows_that_see_nothing_take_nothing() -> None:
-    variant = Variant(mask=np.zeros((B, H, S_q, S_k), bool), sinks=np.array([0.5, -np.inf, 3.0, -2.0]))
+    variant = Variant(
+        mask=np.zeros((B, H, S_q, S_k), bool), sinks=np.array([0.5, -np.inf, 3.0, -2.0])
+    )
     got = attention_bwd(Q, K, V, DOUT, False, SCALE, variant)
     for g in got.values():
         assert all((getattr(g, part) == 0).all() for part in PARTS if part != "vanished")
@@ -123,12 +154,17 @@ def test_rows_that_see_nothing_take_nothing() -> None:
 def test_no_keys_and_no_queries() -> None:
     for q, k, v, dout in ((Q[:, :, :0], K, V, DOUT[:, :, :0]), (Q, K[:, :, :0], V[:, :, :0], DOUT)):
         got = attention_bwd(q, k, v, dout, True, SCALE)
-        assert {n: g.value.shape for n, g in got.items()} == {"dq": q.shape, "dk": k.shape, "dv": v.shape}
+        assert {n: g.value.shape for n, g in got.items()} == {
+            "dq": q.shape,
+            "dk": k.shape,
+            "dv": v.shape,
+        }
         assert all((g.value == 0).all() for g in got.values())
 
 
 def test_sums_of_rows_of_one_element_are_no_false_alarm() -> None:
-    """A row of one element is rounded by anything up to half a unit: few rows' errors may well add up."""
+    """A row of one element is rounded by anything up to half a unit: few rows' errors may well add
+    up."""
     worst = 0.0
     for seed in range(150):
         r = np.random.default_rng(seed)
@@ -136,7 +172,9 @@ def test_sums_of_rows_of_one_element_are_no_false_alarm() -> None:
         k, v = (r.standard_normal((1, 1, 20, 1)).astype(np.float16) for _ in range(2))
         sinks = r.standard_normal(8).astype(np.float32)
         out, lse = kernelseam.attention(q, k, v, sinks=sinks, scale=1.0, return_lse=True)
-        found = kernelseam.attention_bwd(dout, q, k, v, out, lse, sinks=sinks, scale=1.0, sink_gradient=True)
+        found = kernelseam.attention_bwd(
+            dout, q, k, v, out, lse, sinks=sinks, scale=1.0, sink_gradient=True
+        )
         exact = attention_bwd(q, k, v, dout, False, 1.0, Variant(sinks=sinks))["dsinks"]
         bound = tolerances.gradient(exact, DType.float16, DType.float32)
         worst = max(worst, float((np.abs(found.dsinks - exact.value) / bound).max()))

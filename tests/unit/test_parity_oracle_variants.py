@@ -1,4 +1,5 @@
-"""The oracle's variants of attention and its merge against the formulas in plain Python, one element at a time."""
+"""The oracle's variants of attention and its merge against the formulas in plain Python, one
+element at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from kernelseam.parity import oracle
 from kernelseam.parity.oracle import Variant
 
@@ -18,16 +18,33 @@ SCALE = 0.7
 RNG = np.random.default_rng(0)
 Q, K, V = (RNG.standard_normal(s) for s in ((B, H, S_q, D), (B, G, S_k, D), (B, G, S_k, D_v)))
 FULL = Variant(
-    (2, 1), (1, 3), 1.5, RNG.random((B, H)) - 0.3, RNG.standard_normal((B, H, S_q, S_k)),
-    RNG.random((B, H, S_q, S_k)) < 0.7, RNG.standard_normal(H), (3, 4), (6, 2),
+    (2, 1),
+    (1, 3),
+    1.5,
+    RNG.random((B, H)) - 0.3,
+    RNG.standard_normal((B, H, S_q, S_k)),
+    RNG.random((B, H, S_q, S_k)) < 0.7,
+    RNG.standard_normal(H),
+    (3, 4),
+    (6, 2),
 )
 """Every option."""
 ALONE = {
-    "window": Variant(window=FULL.window), "left": Variant(window=(1, None)), "right": Variant(window=(None, 1)),
-    "diagonal": Variant(window=(0, 0)), "prefix": Variant(prefix=(0, 4)), "prefix-window": Variant((0, 0), (5, -1)),
-    "softcap": Variant(softcap=0.5), "alibi": Variant(alibi=FULL.alibi), "bias": Variant(bias=FULL.bias),
-    "mask": Variant(mask=FULL.mask), "sinks": Variant(sinks=FULL.sinks), "q-lengths": Variant(q_lengths=(3, 0)),
-    "kv-lengths": Variant(kv_lengths=(0, 5)), "lengths": Variant(q_lengths=(4, 1), kv_lengths=(2, 6)), "all": FULL,
+    "window": Variant(window=FULL.window),
+    "left": Variant(window=(1, None)),
+    "right": Variant(window=(None, 1)),
+    "diagonal": Variant(window=(0, 0)),
+    "prefix": Variant(prefix=(0, 4)),
+    "prefix-window": Variant((0, 0), (5, -1)),
+    "softcap": Variant(softcap=0.5),
+    "alibi": Variant(alibi=FULL.alibi),
+    "bias": Variant(bias=FULL.bias),
+    "mask": Variant(mask=FULL.mask),
+    "sinks": Variant(sinks=FULL.sinks),
+    "q-lengths": Variant(q_lengths=(3, 0)),
+    "kv-lengths": Variant(kv_lengths=(0, 5)),
+    "lengths": Variant(q_lengths=(4, 1), kv_lengths=(2, 6)),
+    "all": FULL,
 }
 
 
@@ -37,12 +54,23 @@ def _row(b: int, h: int, i: int, causal: bool, v: Variant) -> dict[str, Any]:
     n_k = S_k if v.kv_lengths is None else v.kv_lengths[b]
     if i >= n_q:
         nothing = [0.0] * D_v
-        return {"out": nothing, "lse": 0.0, "pv": nothing, "values": nothing, "products": 0.0, "changes": 0.0}
+        return {
+            "out": nothing,
+            "lse": 0.0,
+            "pv": nothing,
+            "values": nothing,
+            "products": 0.0,
+            "changes": 0.0,
+        }
     scores, values, products, changes = [], [], [], []
     for j in range(n_k):
         d = j - i - (n_k - n_q)
         left, right = v.window
-        in_band = (not causal or d <= 0) and (left is None or -left <= d) and (right is None or d <= right)
+        in_band = (
+            (not causal or d <= 0)
+            and (left is None or -left <= d)
+            and (right is None or d <= right)
+        )
         seen = in_band or (v.prefix is not None and j < v.prefix[b])
         if not seen or (v.mask is not None and not v.mask[b, h, i, j]):
             continue
@@ -69,13 +97,19 @@ def _row(b: int, h: int, i: int, causal: bool, v: Variant) -> dict[str, Any]:
     ell = sum(math.exp(x - max(scores)) for x in scores)
 
     def weighed(of: Sequence[Sequence[float]]) -> list[float]:
-        return [sum(math.exp(x) * row[c] for x, row in zip(scores, of, strict=True)) / (total or 1) for c in range(D_v)]
+        return [
+            sum(math.exp(x) * row[c] for x, row in zip(scores, of, strict=True)) / (total or 1)
+            for c in range(D_v)
+        ]
 
     sizes = [[abs(x) for x in row] for row in values]
     return {
-        "out": weighed(values), "lse": math.log(total) if scores else -INF, "pv": weighed(sizes),
+        "out": weighed(values),
+        "lse": math.log(total) if scores else -INF,
+        "pv": weighed(sizes),
         "values": [sum(row[c] for row in sizes) / (ell or 1) for c in range(D_v)],
-        "products": max(products, default=0.0), "changes": max(changes, default=0.0),
+        "products": max(products, default=0.0),
+        "changes": max(changes, default=0.0),
     }
 
 
@@ -85,7 +119,12 @@ def test_attention_is_the_formula(name: str, causal: bool) -> None:
     got = oracle.attention(Q, K, V, causal, SCALE, None, ALONE[name])
     for b, h, i in np.ndindex(B, H, S_q):
         for what, want in _row(b, h, i, causal, ALONE[name]).items():
-            assert getattr(got, what)[b, h, i] == pytest.approx(want, rel=1e-12, abs=1e-14), (what, b, h, i)
+            assert getattr(got, what)[b, h, i] == pytest.approx(want, rel=1e-12, abs=1e-14), (
+                what,
+                b,
+                h,
+                i,
+            )
 
 
 def test_sampled_rows_are_those_of_the_whole() -> None:
@@ -100,7 +139,9 @@ def test_sampled_rows_are_those_of_the_whole() -> None:
 def test_what_is_hidden_never_contributes(name: str) -> None:
     variant, k, v, only = ALONE[name], K.copy(), V.copy(), np.zeros_like(V)
     k[:, :, 4], v[:, :, 4], only[:, :, 4] = NAN, INF, 1
-    clean, got = (oracle.attention(Q, x, y, False, SCALE, None, variant) for x, y in ((K, V), (k, v)))
+    clean, got = (
+        oracle.attention(Q, x, y, False, SCALE, None, variant) for x, y in ((K, V), (k, v))
+    )
     sees = oracle.attention(Q, K, only, False, SCALE, None, variant).out[..., 0] > 0
     assert sees.any() and not sees.all()
     for what in ("out", "lse", "pv", "values"):
@@ -113,7 +154,11 @@ def test_biases_that_are_infinite() -> None:
     bias[0, 0, 0, :] = bias[0, 0, 1, :5] = -INF
     bias[0, 0, 2, 3] = INF
     got = oracle.attention(Q, K, V, False, SCALE, None, Variant(bias=bias))
-    assert got.out[0, 0, 0].tolist() == [0, 0] and got.lse[0, 0, 0] == -INF and got.changes[0, 0, 0] == 0
+    assert (
+        got.out[0, 0, 0].tolist() == [0, 0]
+        and got.lse[0, 0, 0] == -INF
+        and got.changes[0, 0, 0] == 0
+    )
     np.testing.assert_allclose(got.out[0, 0, 1], V[0, 0, 5], rtol=1e-14)
     assert got.changes[0, 0, 1] == 0, "a key that weighs nothing does not widen the bound"
     assert math.isnan(got.lse[0, 0, 2])
@@ -144,12 +189,22 @@ def test_merged_states_are_the_formula() -> None:
     for b, h, r in np.ndindex(2, 2, 4):
         parts = [n for n in range(3) if lses[n, b, h, r] > -INF]
         if not parts:
-            assert got.out[b, h, r].tolist() == [0.0] * 5 and got.lse[b, h, r] == -INF and got.sizes[b, h, r] == 0
+            assert (
+                got.out[b, h, r].tolist() == [0.0] * 5
+                and got.lse[b, h, r] == -INF
+                and got.sizes[b, h, r] == 0
+            )
             continue
         s = math.log(sum(math.exp(lses[n, b, h, r]) for n in parts))
         weights = [math.exp(lses[n, b, h, r] - s) for n in parts]
-        want = [sum(w * outs[n, b, h, r, c] for w, n in zip(weights, parts, strict=True)) for c in range(5)]
-        sizes = [sum(w * abs(outs[n, b, h, r, c]) for w, n in zip(weights, parts, strict=True)) for c in range(5)]
+        want = [
+            sum(w * outs[n, b, h, r, c] for w, n in zip(weights, parts, strict=True))
+            for c in range(5)
+        ]
+        sizes = [
+            sum(w * abs(outs[n, b, h, r, c]) for w, n in zip(weights, parts, strict=True))
+            for c in range(5)
+        ]
         assert got.lse[b, h, r] == pytest.approx(s, rel=1e-13)
         assert got.out[b, h, r] == pytest.approx(want, rel=1e-12, abs=1e-14)
         assert got.magnitude[b, h, r] == pytest.approx(sizes, rel=1e-12)

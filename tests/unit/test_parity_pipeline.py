@@ -1,4 +1,5 @@
-"""Many cases with workers: the same outcomes as without, faults that cost one case, devices that are lost."""
+"""Many cases with workers: the same outcomes as without, faults that cost one case, devices that
+are lost."""
 
 from __future__ import annotations
 
@@ -11,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-
 from kernelseam.contract import Backend, Device, PlanParts
 from kernelseam.errors import DeviceError
 from kernelseam.parity import pipeline
@@ -25,24 +25,37 @@ from kernelseam.reference.gemm import NumpyGemm
 from kernelseam.reference.runtime import HostRuntime
 
 NAMES = (
-    "gemm-f16-nt", "gemm-f32-nn-gaps-beta", "gemm-f16-nt-pointers-device", "gemm-f16-nt-subnormal",
-    "attention-f16-64-causal-7x129", "attention-f16-64-packed-ramp", "attention-f16-64-mqa",
-    "attention-bwd-f16-64-causal-130x130", "merge-states-f32-f16-absent",
+    "gemm-f16-nt",
+    "gemm-f32-nn-gaps-beta",
+    "gemm-f16-nt-pointers-device",
+    "gemm-f16-nt-subnormal",
+    "attention-f16-64-causal-7x129",
+    "attention-f16-64-packed-ramp",
+    "attention-f16-64-mqa",
+    "attention-bwd-f16-64-causal-130x130",
+    "merge-states-f32-f16-absent",
 )
 
 
 class FarGemm(NumpyGemm):
-    """The reference, on a backend of its own; wrong where B is transposed, and fails at integers."""
+    """The reference, on a backend of its own; wrong where B is transposed, and fails at
+    integers."""
 
     name, backend = "far", "far"
 
     def supports(self, problem: Any, device: Device) -> str | None:
-        return "takes no gaps" if problem.spec.vector_a < 16 and not problem.spec.b_transposed else None
+        return (
+            "takes no gaps"
+            if problem.spec.vector_a < 16 and not problem.spec.b_transposed
+            else None
+        )
 
     def build(self, problem: Any, device: Device) -> PlanParts:
         if problem.alpha != 1:
             raise DeviceError("the runtime said 719")
-        return super().build(replace(problem, alpha=2.0) if problem.spec.a_transposed else problem, device)
+        return super().build(
+            replace(problem, alpha=2.0) if problem.spec.a_transposed else problem, device
+        )
 
 
 class FarRuntime(HostRuntime):
@@ -81,11 +94,15 @@ def _told(outcomes: list[Outcome]) -> list[Any]:
 
 def test_outcomes_are_those_of_one_process(far: FarRuntime) -> None:
     cases = [
-        *map(named, NAMES), replace(named("gemm-f32-tn"), name="wrong"), named("gemm-f16-nn-alpha-beta"),
+        *map(named, NAMES),
+        replace(named("gemm-f32-tn"), name="wrong"),
+        named("gemm-f16-nn-alpha-beta"),
         named("attention-f16-64-causal-nan-in-hidden-v"),
     ]
     numpy = targets(backend="numpy")
-    exempt = replace(next(t for t in numpy if t.operation == "attention"), implementation="gemm-softmax-gemm")
+    exempt = replace(
+        next(t for t in numpy if t.operation == "attention"), implementation="gemm-softmax-gemm"
+    )
     wanted = [*numpy, exempt, *targets(backend="far")]
     alone, piped = list(run_all(cases, wanted)), list(run_all(cases, wanted, workers=2))
     assert _told(piped) == _told(alone)
@@ -143,12 +160,16 @@ def test_a_worker_that_dies_costs_its_case_alone() -> None:
     cases[2] = replace(cases[2], group=Deadly("cases"))
     found = list(run_all(cases, targets(backend="numpy"), workers=2, limit=60))
     assert [o.status for o in found] == ["passed", "passed", "error", "passed", "passed"]
-    with pytest.raises(AssertionError, match="^gemm-2 on numpy-numpy: its data were not made: its process ended"):
+    with pytest.raises(
+        AssertionError, match="^gemm-2 on numpy-numpy: its data were not made: its process ended"
+    ):
         found[2].require()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_lost_device_ends_the_run(far: FarRuntime, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+def test_a_lost_device_ends_the_run(
+    far: FarRuntime, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
     def build(self: FarGemm, problem: Any, device: Device) -> PlanParts:
         if problem.K == 7:
             FarRuntime.broken = "the runtime says 700 for ever"
@@ -157,13 +178,16 @@ def test_a_lost_device_ends_the_run(far: FarRuntime, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(FarGemm, "build", build)
     monkeypatch.setattr(FarRuntime, "broken", "")
-    cases = [replace(named("gemm-f64-nn"), name=f"gemm-{i}", K=7 if i == 3 else 33) for i in range(9)]
+    cases = [
+        replace(named("gemm-f64-nn"), name=f"gemm-{i}", K=7 if i == 3 else 33) for i in range(9)
+    ]
     found = []
     with pytest.raises(DeviceError) as caught:
         for o in run_all(cases, targets(backend="far"), workers=workers):
             found.append(o)
     assert str(caught.value) == (
-        "the device computes nothing any more since gemm-3 on far-far: DeviceError: the runtime says 700 for ever. Not "
+        "the device computes nothing any more since gemm-3 on far-far: DeviceError: the runtime "
+        "says 700 for ever. Not "
         "run after it: 5."
     )
     assert [o.status for o in found] == ["passed"] * 3 + ["error"]
@@ -200,7 +224,7 @@ HANGS = """
         print(e)
     import atexit
     print("the end")
-"""
+"""  # noqa: E501
 
 
 def test_a_device_that_hangs_ends_the_run_and_the_process() -> None:
@@ -211,7 +235,11 @@ def test_a_device_that_hangs_ends_the_run_and_the_process() -> None:
     assert lines[0].startswith("gemm-0 passed")
     assert lines[1:] == [
         "gemm-1 error no answer within 6 s True",
-        "the device computes nothing any more since gemm-1 on numpy-numpy: no answer within 6 s. Not run after it: 2.",
+        (
+            "the device computes nothing any more since gemm-1 on numpy-numpy: no answer within "
+            "6 s. "
+            "Not run after it: 2."
+        ),
         "the end",
     ]
     assert done.returncode == 1, done.stderr

@@ -1,4 +1,5 @@
-"""The projections' oracle against sums written out, its cases' data, and faults that their bounds must catch."""
+"""The projections' oracle against sums written out, its cases' data, and faults that their bounds
+must catch."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from kernelseam.parity import check, projection_data
 from kernelseam.parity.attention_data import NOWHERE
 from kernelseam.parity.cases import matrix, named
@@ -46,11 +46,17 @@ def results(c: ProjectionCase, x: Values) -> Values:
 
 @pytest.mark.parametrize("style", ["", "halves", "pairs"])
 def test_q_k_and_v_element_by_element(style: str) -> None:
-    x, w, bias = RNG.standard_normal((2, 3, 5)), RNG.standard_normal((16, 5)), RNG.standard_normal(16)
+    x, w, bias = (
+        RNG.standard_normal((2, 3, 5)),
+        RNG.standard_normal((16, 5)),
+        RNG.standard_normal(16),
+    )
     angle = RNG.standard_normal((7, 1))
     cos, sin = np.cos(angle).astype("f4"), np.sin(angle).astype("f4")
     positions = np.array([[6, 0, 2], [1, 1, 5]])
-    found = qkv_projection(x, w, bias, 2, 1, 4, *((cos, sin) if style else (None, None)), style, positions)
+    found = qkv_projection(
+        x, w, bias, 2, 1, 4, *((cos, sin) if style else (None, None)), style, positions
+    )
     for (name, heads), first in zip((("q", 2), ("k", 1), ("v", 1)), (0, 8, 12), strict=True):
         result, count = found[name]
         assert count == 5 and result.out.shape == result.magnitude.shape == (2, heads, 3, 4)
@@ -62,7 +68,10 @@ def test_q_k_and_v_element_by_element(style: str) -> None:
                 c, t = float(cos[positions[b, s], 0]), float(sin[positions[b, s], 0])
                 i, j = 0, 1  # the only pair of either style: n = 2
                 y[i], y[j] = y[i] * c - y[j] * t, y[j] * c + y[i] * t
-                size[i], size[j] = size[i] * abs(c) + size[j] * abs(t), size[j] * abs(c) + size[i] * abs(t)
+                size[i], size[j] = (
+                    size[i] * abs(c) + size[j] * abs(t),
+                    size[j] * abs(c) + size[i] * abs(t),
+                )
             np.testing.assert_allclose(result.out[b, h, s], y, rtol=1e-12)
             np.testing.assert_allclose(result.magnitude[b, h, s], size, rtol=1e-12)
 
@@ -97,7 +106,9 @@ def test_the_output_and_the_gradients_element_by_element() -> None:
     found = {n: r.out for n, (r, _) in qkv_projection_bwd(dq, dk, dv, x, weight).items()}
     columns = [dq[:, 0], dq[:, 1], dk[:, 0], dv[:, 0]]
     for b, s, k in np.ndindex(2, 4, 5):
-        want = sum(columns[h][b, s, e] * weight[0, 0, 2 * h + e, k] for h in range(4) for e in range(2))
+        want = sum(
+            columns[h][b, s, e] * weight[0, 0, 2 * h + e, k] for h in range(4) for e in range(2)
+        )
         assert found["d_input"][b, 0, s, k] == pytest.approx(want, rel=1e-12)
     for h, e, k in np.ndindex(4, 2, 5):
         want = sum(columns[h][b, s, e] * x[b, 0, s, k] for b in range(2) for s in range(4))
@@ -114,10 +125,22 @@ def test_operations_dtypes_and_options_are_covered() -> None:
     for operation in OPERATIONS:
         mine = [c for c in cases if c.operation == operation]
         assert {str(c.dtype) for c in mine} == {"float16", "bfloat16", "float32", "float64"}
-        assert {c.head_dim for c in mine} >= {32, 64, 80, 128} and {c.batch for c in mine} >= {0, 1, 2}
-        assert any(c.plants for c in mine) and any(c.exact for c in mine) and any(c.bias is None for c in mine)
-    assert {c.rotary for c in cases} == {"", "halves", "pairs"} and {c.page_size for c in cases} == {0, 1, 16, 24}
-    assert any(c.num_heads % c.kv_heads for c in cases), "heads of k and v need not divide those of q"
+        assert {c.head_dim for c in mine} >= {32, 64, 80, 128} and {c.batch for c in mine} >= {
+            0,
+            1,
+            2,
+        }
+        assert (
+            any(c.plants for c in mine)
+            and any(c.exact for c in mine)
+            and any(c.bias is None for c in mine)
+        )
+    assert {c.rotary for c in cases} == {"", "halves", "pairs"} and {
+        c.page_size for c in cases
+    } == {0, 1, 16, 24}
+    assert any(c.num_heads % c.kv_heads for c in cases), (
+        "heads of k and v need not divide those of q"
+    )
 
 
 def test_pages_are_shuffled_and_tables_name_only_what_is_used() -> None:
@@ -131,7 +154,9 @@ def test_pages_are_shuffled_and_tables_name_only_what_is_used() -> None:
     assert len(set(pages)) == len(pages) < projection_data.pages(c) and pages != sorted(pages)
     place = layout(c).places["k"]
     assert place.pieces is not None and len(place.pieces) == c.batch * c.S
-    assert all(len(set(row)) == c.S for row in positions.tolist()) and (np.diff(positions) < 0).any()
+    assert (
+        all(len(set(row)) == c.S for row in positions.tolist()) and (np.diff(positions) < 0).any()
+    )
 
 
 def test_a_residual_in_place_shares_the_result_s_memory() -> None:
@@ -164,6 +189,7 @@ def of(**fields: Any) -> Callable[[ProjectionCase, Values], Values]:
 
 def written(**change: Callable[[Values], Array]) -> Callable[[ProjectionCase, Values], Values]:
     """Right results, some of them changed."""
+
     def made(c: ProjectionCase, x: Values) -> Values:
         right = results(c, x)
         return {**right, **{n: f(right) for n, f in change.items()}}
@@ -173,6 +199,7 @@ def written(**change: Callable[[Values], Array]) -> Callable[[ProjectionCase, Va
 
 def without(axis: int, at: int) -> Callable[[Array], Array]:
     """One entry of an axis is taken for 0."""
+
     def zeroed(x: Array) -> Array:
         y = x.copy()
         np.moveaxis(y, axis, 0)[at] = 0
@@ -182,7 +209,8 @@ def without(axis: int, at: int) -> Callable[[Array], Array]:
 
 
 def v_for_k(x: Array, axis: int) -> Array:
-    """Rows of the weight, or elements of the bias, where those that make v stand in the place of those that make k."""
+    """Rows of the weight, or elements of the bias, where those that make v stand in the place of
+    those that make k."""
     q, _, v = np.split(x, [128, 192], axis)
     return np.concatenate([q, v, v], axis)
 
@@ -190,64 +218,141 @@ def v_for_k(x: Array, axis: int) -> Array:
 QKV, OUT, QKV_BWD, OUT_BWD = (n.replace("_", "-") for n in OPERATIONS)
 FAULTS: dict[str, tuple[str, Callable[[ProjectionCase, Values], Values]]] = {
     "the last column of the input is not read": (f"{QKV}-f16", but(input=without(3, -1))),
-    "the last row of the weight is that before it": (f"{QKV}-f16", but(weight=lambda w: np.concatenate(
-        [w[:, :, :-1], w[:, :, -2:-1]], axis=2))),
+    "the last row of the weight is that before it": (
+        f"{QKV}-f16",
+        but(weight=lambda w: np.concatenate([w[:, :, :-1], w[:, :, -2:-1]], axis=2)),
+    ),
     "no bias": (f"{QKV}-f16-bias", but(bias=np.zeros_like)),
     "the bias of the head before": (f"{QKV}-f16-bias", but(bias=lambda b: np.roll(b, 32))),
-    "k and v in each other's place": (f"{QKV}-f16", written(k=lambda r: r["v"], v=lambda r: r["k"])),
+    "k and v in each other's place": (
+        f"{QKV}-f16",
+        written(k=lambda r: r["v"], v=lambda r: r["k"]),
+    ),
     "heads of q in another order": (f"{QKV}-f16", written(q=lambda r: r["q"][:, ::-1])),
     "the entries of the batch in another order": (f"{QKV}-f16", but(input=lambda x: x[::-1])),
     "a token late": (f"{QKV}-f16", but(input=lambda x: np.roll(x, 1, axis=2))),
-    "rounded towards zero": (f"{QKV}-f16-integers", written(
-        q=lambda r: np.nextafter(r["q"], np.float16(0)).astype(np.float16))),
+    "rounded towards zero": (
+        f"{QKV}-f16-integers",
+        written(q=lambda r: np.nextafter(r["q"], np.float16(0)).astype(np.float16)),
+    ),
     "not turned": (f"{QKV}-f16-rotary-halves", of(rotary="")),
     "pairs for halves": (f"{QKV}-f16-rotary-halves", of(rotary="pairs")),
     "halves for pairs": (f"{QKV}-f16-rotary-pairs", of(rotary="halves")),
     "turned the other way": (f"{QKV}-f16-rotary-pairs", but(sin=np.negative)),
-    "cosines and sines exchanged": (f"{QKV}-f16-rotary-halves", lambda c, x: results(
-        c, {**x, "cos": x["sin"], "sin": x["cos"]})),
-    "one position late": (f"{QKV}-f16-rotary-halves", but(
-        cos=lambda t: np.roll(t, 1, axis=0), sin=lambda t: np.roll(t, 1, axis=0))),
+    "cosines and sines exchanged": (
+        f"{QKV}-f16-rotary-halves",
+        lambda c, x: results(c, {**x, "cos": x["sin"], "sin": x["cos"]}),
+    ),
+    "one position late": (
+        f"{QKV}-f16-rotary-halves",
+        but(cos=lambda t: np.roll(t, 1, axis=0), sin=lambda t: np.roll(t, 1, axis=0)),
+    ),
     "positions that are numbered": (f"{QKV}-f16-rotary-halves-positions", of(positions=False)),
     "the first position is 0": (f"{QKV}-f16-rotary-pairs-from-17", of(first_position=0)),
-    "v is turned, too": (f"{QKV}-f16-rotary-halves", lambda c, x: {**results(c, x), "v": results(c, {
-        **x, "weight": v_for_k(x["weight"], 2), "bias": v_for_k(x["bias"], 0)})["k"]}),
-    "k is not turned": (f"{QKV}-f16-rotary-halves", lambda c, x: {
-        **results(c, x), "k": results(replace(c, rotary=""), x)["k"]}),
-    "the bias is added after the turn": (f"{QKV}-f16-rotary-halves", lambda c, x: {n: (
-        y.astype(float) + x["bias"][first : first + y.shape[1] * 32].reshape(1, -1, 1, 32)
-    ).astype(np.float16) for (n, y), first in zip(
-        results(c, {**x, "bias": np.zeros_like(x["bias"])}).items(), (0, 128, 192), strict=True)}),
-    "a page's rows one off": (f"{QKV}-f16-pages-16", written(k=lambda r: np.roll(r["k"], 1, axis=2))),
+    "v is turned, too": (
+        f"{QKV}-f16-rotary-halves",
+        lambda c, x: {
+            **results(c, x),
+            "v": results(
+                c, {**x, "weight": v_for_k(x["weight"], 2), "bias": v_for_k(x["bias"], 0)}
+            )["k"],
+        },
+    ),
+    "k is not turned": (
+        f"{QKV}-f16-rotary-halves",
+        lambda c, x: {**results(c, x), "k": results(replace(c, rotary=""), x)["k"]},
+    ),
+    "the bias is added after the turn": (
+        f"{QKV}-f16-rotary-halves",
+        lambda c, x: {
+            n: (
+                y.astype(float) + x["bias"][first : first + y.shape[1] * 32].reshape(1, -1, 1, 32)
+            ).astype(np.float16)
+            for (n, y), first in zip(
+                results(c, {**x, "bias": np.zeros_like(x["bias"])}).items(),
+                (0, 128, 192),
+                strict=True,
+            )
+        },
+    ),
+    "a page's rows one off": (
+        f"{QKV}-f16-pages-16",
+        written(k=lambda r: np.roll(r["k"], 1, axis=2)),
+    ),
     "a head is not summed": (f"{OUT}-f16", but(attn_out=without(1, 3))),
     "the last column of a head is not read": (f"{OUT}-f16", but(attn_out=without(3, 31))),
     "heads meet each other's columns": (f"{OUT}-f16", but(attn_out=lambda a: a[:, ::-1])),
-    "head-major rows read token-major": (f"{OUT}-f16", but(
-        attn_out=lambda a: a.reshape(a.shape[0], a.shape[2], a.shape[1], a.shape[3]).swapaxes(1, 2))),
+    "head-major rows read token-major": (
+        f"{OUT}-f16",
+        but(
+            attn_out=lambda a: a.reshape(a.shape[0], a.shape[2], a.shape[1], a.shape[3]).swapaxes(
+                1, 2
+            )
+        ),
+    ),
     "no residual": (f"{OUT}-f16-bias-residual", but(residual=np.zeros_like)),
-    "the residual of the first entry": (f"{OUT}-f16-bias-residual", but(
-        residual=lambda r: np.broadcast_to(r[:1], r.shape))),
+    "the residual of the first entry": (
+        f"{OUT}-f16-bias-residual",
+        but(residual=lambda r: np.broadcast_to(r[:1], r.shape)),
+    ),
     "the residual twice": (f"{OUT}-f16-in-place", but(residual=lambda r: r + r)),
     "no bias in the output": (f"{OUT}-f16-bias-residual", but(bias=np.zeros_like)),
-    "heads of dv are not summed": (f"{QKV_BWD}-f16-bias", lambda c, x: {
-        **results(c, x), "d_input": results(c, {**x, "dv": np.zeros_like(x["dv"])})["d_input"]}),
+    "heads of dv are not summed": (
+        f"{QKV_BWD}-f16-bias",
+        lambda c, x: {
+            **results(c, x),
+            "d_input": results(c, {**x, "dv": np.zeros_like(x["dv"])})["d_input"],
+        },
+    ),
     "dk for dv": (f"{QKV_BWD}-f16-bias", lambda c, x: results(c, {**x, "dv": x["dk"]})),
-    "the last token is not summed": (f"{QKV_BWD}-f16-bias", lambda c, x: {
-        **results(c, x), "d_weight": results(c, {**x, "input": without(2, 32)(x["input"])})["d_weight"]}),
-    "the last entry is not summed": (f"{QKV_BWD}-f16-bias", lambda c, x: {
-        **results(c, x), "d_weight": results(c, {**x, "input": without(0, 1)(x["input"])})["d_weight"]}),
-    "d_bias without the last token": (f"{QKV_BWD}-f16-bias", lambda c, x: {
-        **results(c, x), "d_bias": results(c, {**x, "dq": without(2, 32)(x["dq"])})["d_bias"]}),
-    "rows of d_weight in another order": (f"{QKV_BWD}-f16-bias", written(
-        d_weight=lambda r: np.roll(r["d_weight"], 32, axis=2))),
-    "d_weight transposed": (f"{OUT_BWD}-f16-bias", written(d_weight=lambda r: np.ascontiguousarray(
-        r["d_weight"].swapaxes(2, 3)).reshape(r["d_weight"].shape))),
-    "heads of d_attn_out in another order": (f"{OUT_BWD}-f16-bias", written(
-        d_attn_out=lambda r: r["d_attn_out"][:, ::-1])),
-    "d_bias of one entry": (f"{OUT_BWD}-f16-bias", lambda c, x: {
-        **results(c, x), "d_bias": results(c, {**x, "d_output": without(0, 1)(x["d_output"])})["d_bias"]}),
-    "the first entry's attn_out for all": (f"{OUT_BWD}-f16-bias", but(
-        attn_out=lambda a: np.broadcast_to(a[:1], a.shape))),
+    "the last token is not summed": (
+        f"{QKV_BWD}-f16-bias",
+        lambda c, x: {
+            **results(c, x),
+            "d_weight": results(c, {**x, "input": without(2, 32)(x["input"])})["d_weight"],
+        },
+    ),
+    "the last entry is not summed": (
+        f"{QKV_BWD}-f16-bias",
+        lambda c, x: {
+            **results(c, x),
+            "d_weight": results(c, {**x, "input": without(0, 1)(x["input"])})["d_weight"],
+        },
+    ),
+    "d_bias without the last token": (
+        f"{QKV_BWD}-f16-bias",
+        lambda c, x: {
+            **results(c, x),
+            "d_bias": results(c, {**x, "dq": without(2, 32)(x["dq"])})["d_bias"],
+        },
+    ),
+    "rows of d_weight in another order": (
+        f"{QKV_BWD}-f16-bias",
+        written(d_weight=lambda r: np.roll(r["d_weight"], 32, axis=2)),
+    ),
+    "d_weight transposed": (
+        f"{OUT_BWD}-f16-bias",
+        written(
+            d_weight=lambda r: np.ascontiguousarray(r["d_weight"].swapaxes(2, 3)).reshape(
+                r["d_weight"].shape
+            )
+        ),
+    ),
+    "heads of d_attn_out in another order": (
+        f"{OUT_BWD}-f16-bias",
+        written(d_attn_out=lambda r: r["d_attn_out"][:, ::-1]),
+    ),
+    "d_bias of one entry": (
+        f"{OUT_BWD}-f16-bias",
+        lambda c, x: {
+            **results(c, x),
+            "d_bias": results(c, {**x, "d_output": without(0, 1)(x["d_output"])})["d_bias"],
+        },
+    ),
+    "the first entry's attn_out for all": (
+        f"{OUT_BWD}-f16-bias",
+        but(attn_out=lambda a: np.broadcast_to(a[:1], a.shape)),
+    ),
 }
 
 

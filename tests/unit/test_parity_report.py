@@ -8,7 +8,6 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-
 from kernelseam.contract import Device
 from kernelseam.parity import report
 from kernelseam.parity.cases import Case, named
@@ -22,30 +21,55 @@ from kernelseam.plugins import plugins
 GOOD = Target(Device("one", 0, "a1", "One <1>", evidence="measured"), "plain", "gemm", own=False)
 BAD = Target(Device("two", 1, "b2", "Two", evidence="emulated"), "odd", "gemm", own=False)
 ALONE = Target(GOOD.device, "flash", "attention", own=False)
-TRACEBACK = "Traceback (most recent call last):\n  File \"x.py\", line 1\n    launch()\nDeviceError: said 719\n"
+TRACEBACK = (
+    'Traceback (most recent call last):\n  File "x.py", line 1\n    '
+    "launch()\nDeviceError: said 719\n"
+)
 
 
 def outcome(
-    case: str | Case, target: Target, worst: float | None = None, *, refusal: str | None = None,
+    case: str | Case,
+    target: Target,
+    worst: float | None = None,
+    *,
+    refusal: str | None = None,
     error: str | None = None,
 ) -> Outcome:
     verdict = None
     if worst is not None:
-        verdict = Verdict(worst <= 1, worst, (0, 1), 9, f"C[0, 1] is 5, the oracle says 4: error/tolerance {worst:.3g}")
+        verdict = Verdict(
+            worst <= 1,
+            worst,
+            (0, 1),
+            9,
+            f"C[0, 1] is 5, the oracle says 4: error/tolerance {worst:.3g}",
+        )
     found = named(case) if isinstance(case, str) else case
     return Outcome(
-        found, target.device.backend, target.implementation, verdict, refusal, error, 0.5, refusal is not None
+        found,
+        target.device.backend,
+        target.implementation,
+        verdict,
+        refusal,
+        error,
+        0.5,
+        refusal is not None,
     )
 
 
 OUTCOMES = (
-    outcome("gemm-f16-nn", GOOD, 0.5), outcome("gemm-f16-nn", BAD, 3.2),
-    outcome("gemm-f16-nt", GOOD, 0.0), outcome("gemm-f16-nt", BAD, refusal="takes no <b>B</b> | none"),
-    outcome("gemm-f16-nt-gaps", GOOD, 0.8), outcome("gemm-f16-nt-gaps", BAD, error=TRACEBACK),
+    outcome("gemm-f16-nn", GOOD, 0.5),
+    outcome("gemm-f16-nn", BAD, 3.2),
+    outcome("gemm-f16-nt", GOOD, 0.0),
+    outcome("gemm-f16-nt", BAD, refusal="takes no <b>B</b> | none"),
+    outcome("gemm-f16-nt-gaps", GOOD, 0.8),
+    outcome("gemm-f16-nt-gaps", BAD, error=TRACEBACK),
     outcome("attention-f16-64", ALONE, 0.004),
 )
 FULL = Report(
-    OUTCOMES, (GOOD, BAD, ALONE), [("kernelseam", "1.2"), ("device two:1", "b2 & more")],
+    OUTCOMES,
+    (GOOD, BAD, ALONE),
+    [("kernelseam", "1.2"), ("device two:1", "b2 & more")],
     "kernelseam parity --case 'g*'",
     ["two has no implementation of attention: its 1 case(s) were not run."],
 )
@@ -57,13 +81,30 @@ GREEN = Report([o for o in OUTCOMES if o.backend == "one"], (GOOD, ALONE))
 
 def test_rows_count_what_happened() -> None:
     good, bad, alone = report.rows(OUTCOMES)
-    assert (good.implementation, good.cases, good.passed, good.refused, good.failed) == ("plain", 3, 3, 0, 0)
+    assert (good.implementation, good.cases, good.passed, good.refused, good.failed) == (
+        "plain",
+        3,
+        3,
+        0,
+        0,
+    )
     assert (good.worst, good.worst_case, good.seconds) == (0.8, "gemm-f16-nt-gaps", 1.5)
     assert (bad.backend, bad.cases, bad.passed, bad.refused, bad.failed) == ("two", 3, 0, 1, 2)
     assert (bad.worst, bad.worst_case) == (3.2, "gemm-f16-nn")
     lines = report.table([good, bad, alone]).splitlines()
     assert lines[0].split()[:3] == ["operation", "backend", "implementation"]
-    assert lines[2].split() == ["gemm", "two", "odd", "3", "0", "1", "2", "3.200", "gemm-f16-nn", "1.5"]
+    assert lines[2].split() == [
+        "gemm",
+        "two",
+        "odd",
+        "3",
+        "0",
+        "1",
+        "2",
+        "3.200",
+        "gemm-f16-nn",
+        "1.5",
+    ]
     assert FULL.count() == {"passed": 4, "refused": 1, "failed": 2}
     assert report.rows([]) == []
 
@@ -75,16 +116,29 @@ def test_a_report_passes_where_something_ran_and_nothing_failed() -> None:
 
 def test_groups_are_headings_of_the_cases() -> None:
     assert {name: list(cases) for name, cases in FULL.groups("gemm").items()} == {
-        "dtypes and shapes": ["gemm-f16-nn", "gemm-f16-nt"], "strides and layouts": ["gemm-f16-nt-gaps"],
+        "dtypes and shapes": ["gemm-f16-nn", "gemm-f16-nt"],
+        "strides and layouts": ["gemm-f16-nt-gaps"],
     }
     without = replace(named("gemm-f16-nn"), group="")
     assert list(Report([outcome(without, GOOD, 0.1)], (GOOD,)).groups("gemm")) == ["cases"]
 
 
-@pytest.mark.parametrize(("value", "text"), [
-    (0.0, "0"), (1e-5, "<0.001"), (0.0042, "0.004"), (0.25, "0.25"), (0.994, "0.99"), (0.9997, "0.999"), (1.0, "1.000"),
-    (1.0001, "1.001"), (3.276, "3.28"), (12345.0, "1.23e+04"), (math.inf, "∞"),
-])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (1e-5, "<0.001"),
+        (0.0042, "0.004"),
+        (0.25, "0.25"),
+        (0.994, "0.99"),
+        (0.9997, "0.999"),
+        (1.0, "1.000"),
+        (1.0001, "1.001"),
+        (3.276, "3.28"),
+        (12345.0, "1.23e+04"),
+        (math.inf, "∞"),
+    ],
+)
 def test_a_ratio_never_looks_like_what_it_is_not(value: float, text: str) -> None:
     assert report.ratio(value) == text
 
@@ -119,12 +173,18 @@ def test_markdown_says_it_all() -> None:
     text = markdown(FULL)
     assert "4 passed, 1 refused with a reason, 2 failed." in text
     assert "* device two:1: b2 & more\n* command: `kernelseam parity --case 'g*'`" in text
-    assert "| gemm | two-odd | two:1 (b2, emulated) | emulated | 3 | 0 | 1 | 2 | 3.2 | gemm-f16-nn |" in text
+    assert (
+        "| gemm | two-odd | two:1 (b2, emulated) | emulated | 3 | 0 | 1 | 2 | 3.2 | gemm-f16-nn |"
+        in text
+    )
     assert "| dtypes and shapes | 2 | 0.50 | 3.2, 1 r, 1 f |" in text
     assert "| strides and layouts | 1 | 0.80 | –, 1 f |" in text
     assert "| one-plain | gemm-f16-nt-gaps | 0.80 | C[0, 1] |" in text
     assert "* gemm on two odd, 1 case(s): takes no <b>B</b> | none\n" in text
-    assert "### gemm-f16-nt-gaps on two odd\n\n```\nTraceback" in text and "DeviceError: said 719\n```" in text
+    assert (
+        "### gemm-f16-nt-gaps on two odd\n\n```\nTraceback" in text
+        and "DeviceError: said 719\n```" in text
+    )
     assert "two has no implementation of attention" in text
     for line in text.splitlines():
         if line.startswith("| gemm"):
@@ -142,7 +202,8 @@ def test_markdown_of_a_green_matrix_lists_nothing_that_is_not_there() -> None:
 
 
 class Page(HTMLParser):
-    """Elements in order, checked to be closed; text of the rows of the case tables; attributes that load."""
+    """Elements in order, checked to be closed; text of the rows of the case tables; attributes that
+    load."""
 
     VOID = ("meta", "col", "input", "br")
 
@@ -160,7 +221,9 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found = dict(attrs)
         self.attributes.append(found)
-        self.loads += [f"{tag} {n}" for n in ("src", "href", "srcset", "data", "action") if n in found]
+        self.loads += [
+            f"{tag} {n}" for n in ("src", "href", "srcset", "data", "action") if n in found
+        ]
         if tag not in self.VOID:
             self.open.append(tag)
         if tag == "tr":
@@ -187,12 +250,16 @@ class Page(HTMLParser):
 def test_cells_say_in_text_what_their_colour_says() -> None:
     page = Page(html(FULL))
     assert page.row("gemm-f16-nn") == [("mid", "0.50"), ("failed", "✗ 3.2")]
-    assert page.row("gemm-f16-nt") == [("zero", "0"), ("refused", "refused: takes no <b>B</b> | none")]
+    assert page.row("gemm-f16-nt") == [
+        ("zero", "0"),
+        ("refused", "refused: takes no <b>B</b> | none"),
+    ]
     assert page.row("gemm-f16-nt-gaps") == [("edge", "0.80"), ("failed", "✗ error")]
     assert page.row("attention-f16-64") == [("low", "0.004")]
     reasons = [r[0][1] for r in page.rows if len(r) == 1]
     assert reasons == [
-        "two odd: C[0, 1] is 5, the oracle says 4: error/tolerance 3.2", "two odd: DeviceError: said 719",
+        "two odd: C[0, 1] is 5, the oracle says 4: error/tolerance 3.2",
+        "two odd: DeviceError: said 719",
     ]
 
 
@@ -219,7 +286,10 @@ def test_a_green_page_says_so() -> None:
 
 
 def test_many_failures_leave_the_matrix_in_sight() -> None:
-    many = Report([outcome(replace(named("gemm-f16-nn"), name=f"gemm-{i}"), BAD, 2.0) for i in range(30)], (BAD,))
+    many = Report(
+        [outcome(replace(named("gemm-f16-nn"), name=f"gemm-{i}"), BAD, 2.0) for i in range(30)],
+        (BAD,),
+    )
     assert "and 22 more" in html(many)
 
 
@@ -236,16 +306,26 @@ def test_a_case_that_one_implementation_did_not_run_has_a_cell() -> None:
     assert page.row("gemm-f16-nt") == [("zero", "0"), ("nothing", "not run")]
 
 
-@pytest.mark.parametrize(("worst", "name"), [
-    (0.0, "zero"), (0.25, "low"), (0.2501, "mid"), (0.5, "mid"), (0.75, "high"), (1.0, "edge"), (1.01, "failed"),
-    (math.inf, "failed"),
-])
+@pytest.mark.parametrize(
+    ("worst", "name"),
+    [
+        (0.0, "zero"),
+        (0.25, "low"),
+        (0.2501, "mid"),
+        (0.5, "mid"),
+        (0.75, "high"),
+        (1.0, "edge"),
+        (1.01, "failed"),
+        (math.inf, "failed"),
+    ],
+)
 def test_colours_are_bins_of_the_ratio(worst: float, name: str) -> None:
     assert state(outcome("gemm-f16-nn", GOOD, worst)) == name
 
 
 def test_colours_are_told_apart_from_their_text() -> None:
-    """Contrast of text on each cell's colour, by the formula of WCAG 2: at least 4.5, light and dark."""
+    """Contrast of text on each cell's colour, by the formula of WCAG 2: at least 4.5, light and
+    dark."""
     style = re.search(r"<style>\n(.*?)</style>", html(GREEN), re.DOTALL)
     assert style is not None
 

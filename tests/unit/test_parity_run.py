@@ -10,9 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from kernelseam import planning
-from kernelseam.contract import ArrayInfo, Backend, Cost, Device, LaunchRecord, PlanParts, host_array
+from kernelseam.contract import (
+    ArrayInfo,
+    Backend,
+    Cost,
+    Device,
+    LaunchRecord,
+    PlanParts,
+    host_array,
+)
 from kernelseam.descriptors import GemmProblem
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError
@@ -118,17 +125,28 @@ def host() -> Iterator[Device]:
 def test_a_refusal_is_neither_a_pass_nor_a_failure_where_it_is_allowed(host: Device) -> None:
     case = named("gemm-f16-nt")
     allowed = run_case(case, Target(host, "broken", "gemm", own=False))
-    assert (allowed.status, allowed.detail, allowed.verdict) == ("refused", "takes no transposed B", None)
+    assert (allowed.status, allowed.detail, allowed.verdict) == (
+        "refused",
+        "takes no transposed B",
+        None,
+    )
     allowed.require()
     forbidden = run_case(case, Target(host, "broken", "gemm", own=True))
-    assert (forbidden.status, forbidden.detail) == ("error", "refused what it must take: takes no transposed B")
-    with pytest.raises(AssertionError, match="gemm-f16-nt on numpy-broken: refused what it must take"):
+    assert (forbidden.status, forbidden.detail) == (
+        "error",
+        "refused what it must take: takes no transposed B",
+    )
+    with pytest.raises(
+        AssertionError, match="gemm-f16-nt on numpy-broken: refused what it must take"
+    ):
         forbidden.require()
     declared = replace(case, may_refuse=frozenset({"broken"}))
     assert run_case(declared, Target(host, "broken", "gemm", own=True)).status == "refused"
 
 
-def test_a_check_that_raises_is_an_error_and_no_refusal(host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_raises_is_an_error_and_no_refusal(
+    host: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def supports(*_: object) -> str | None:
         raise KeyError("no such spec")
 
@@ -141,7 +159,10 @@ def test_a_check_that_raises_is_an_error_and_no_refusal(host: Device, monkeypatc
 def test_an_error_keeps_its_traceback(host: Device) -> None:
     outcome = run_case(named("gemm-f16-nn"), Target(host, "broken", "gemm", own=False))
     assert outcome.status == "error"
-    assert outcome.detail.startswith("Traceback") and "DeviceError: the runtime said 719" in outcome.detail
+    assert (
+        outcome.detail.startswith("Traceback")
+        and "DeviceError: the runtime said 719" in outcome.detail
+    )
 
 
 def test_a_second_launch_must_give_the_same_bits(host: Device) -> None:
@@ -151,23 +172,35 @@ def test_a_second_launch_must_give_the_same_bits(host: Device) -> None:
     assert outcome.detail.endswith("bytes differ after a second launch on the same inputs")
 
 
-@pytest.mark.parametrize(("place", "where"), [
-    (-8, "1 bytes outside the workspace changed, the first 5 bytes before its start"), (0, ""), (16, ""),
-    (20, "1 bytes outside the workspace changed, the first 3 bytes after its end"),
-    (1000, "1 bytes outside the workspace changed, the first 983 bytes after its end"),
-])
+@pytest.mark.parametrize(
+    ("place", "where"),
+    [
+        (-8, "1 bytes outside the workspace changed, the first 5 bytes before its start"),
+        (0, ""),
+        (16, ""),
+        (20, "1 bytes outside the workspace changed, the first 3 bytes after its end"),
+        (1000, "1 bytes outside the workspace changed, the first 983 bytes after its end"),
+    ],
+)
 def test_nothing_is_written_around_a_workspace(host: Device, place: int, where: str) -> None:
     """Not even that 0 is added to what is there."""
     plugins().registry.add_implementation(Spilling(place=place))
-    outcome = run_case(named("gemm-f16-nt-subnormal"), Target(host, "spilling", "gemm", own=False, flushed=True))
-    assert (outcome.status, outcome.detail if where else "") == ("failed" if where else "passed", where)
+    outcome = run_case(
+        named("gemm-f16-nt-subnormal"), Target(host, "spilling", "gemm", own=False, flushed=True)
+    )
+    assert (outcome.status, outcome.detail if where else "") == (
+        "failed" if where else "passed",
+        where,
+    )
 
 
 def test_flushed_subnormals_widen_the_bound(host: Device) -> None:
     plugins().registry.add_implementation(Nothing())
     case = named("gemm-f16-nt-subnormal")  # every result is below the smallest normal half
     assert run_case(case, Target(host, "nothing", "gemm", own=False)).status == "failed"
-    assert run_case(case, Target(host, "nothing", "gemm", own=False, flushed=True)).status == "passed"
+    assert (
+        run_case(case, Target(host, "nothing", "gemm", own=False, flushed=True)).status == "passed"
+    )
 
 
 class FarArray:
@@ -193,9 +226,19 @@ class FarRuntime(HostRuntime):
             return None
         known = np.asarray(type("Memory", (), {"__array_interface__": interface})())
         strides = tuple(s // known.itemsize for s in known.strides)
-        return ArrayInfo(known.ctypes.data, known.shape, strides, DType.of(known.dtype), self.device, "far", array)
+        return ArrayInfo(
+            known.ctypes.data,
+            known.shape,
+            strides,
+            DType.of(known.dtype),
+            self.device,
+            "far",
+            array,
+        )
 
-    def empty(self, shape: Sequence[int], dtype: DType, device: Device, like: ArrayInfo | None = None) -> object:
+    def empty(
+        self, shape: Sequence[int], dtype: DType, device: Device, like: ArrayInfo | None = None
+    ) -> object:
         return FarArray(np.empty(tuple(shape), dtype.numpy))
 
     def from_host(self, host: np.ndarray, device: Device) -> object:
@@ -212,7 +255,12 @@ class FarGemm(NumpyGemm):
 
 @pytest.mark.parametrize(
     "name",
-    ["gemm-f16-nt-pointers", "gemm-f16-nt-pointers-device", "gemm-f16-nt-pointers-device-even", "gemm-f32-nn-gaps"],
+    [
+        "gemm-f16-nt-pointers",
+        "gemm-f16-nt-pointers-device",
+        "gemm-f16-nt-pointers-device-even",
+        "gemm-f32-nn-gaps",
+    ],
 )
 def test_memory_and_lists_on_another_device(name: str) -> None:
     registry = plugins().registry
@@ -224,7 +272,8 @@ def test_memory_and_lists_on_another_device(name: str) -> None:
         outcome = run_case(named(name), target)
         assert outcome.status == "passed", outcome.detail
         views = {p.spec.view for p, device, _ in planning._plans if device == target.device}
-        assert views == {"pointers" if "pointers" in name else "strided"}  # only a host can see that a list is even
+        # only a host can see that a list is even
+        assert views == {"pointers" if "pointers" in name else "strided"}
     finally:
         del registry.backends["far"]
         registry.implementations[:] = kept
@@ -233,22 +282,33 @@ def test_memory_and_lists_on_another_device(name: str) -> None:
 
 def test_targets_are_the_implementations_registered(host: Device) -> None:
     found = {(t.operation, t.implementation): t.own for t in targets(backend="numpy")}
-    assert found[("gemm", "numpy")] and found[("attention", "numpy")] and not found[("gemm", "broken")]
+    assert (
+        found[("gemm", "numpy")] and found[("attention", "numpy")] and not found[("gemm", "broken")]
+    )
     assert targets(backend="nobody") == []
 
 
-def test_emulated_devices_are_targets_where_they_are_named(acme: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_emulated_devices_are_targets_where_they_are_named(
+    acme: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = acme.devices()
     emulated = [replace(d, evidence="emulated") for d in real]
     monkeypatch.setattr(type(acme), "devices", lambda self: [emulated[0], real[1]])
     assert [t.device for t in targets() if t.device.backend == "acme"] == [real[1]]
     assert [t.device.evidence for t in targets(backend="acme")] == ["emulated"]
-    assert [(t.device, t.implementation) for t in targets(device=real[1])] == [(real[1], "acme-gemm")]
+    assert [(t.device, t.implementation) for t in targets(device=real[1])] == [
+        (real[1], "acme-gemm")
+    ]
 
 
 @pytest.mark.parametrize(
     "name",
-    ["gemm-f32-nn-gaps-beta", "gemm-f16-nt-odd-a", "attention-f16-64-packed-ramp", "attention-f16-64-gaps"],
+    [
+        "gemm-f32-nn-gaps-beta",
+        "gemm-f16-nt-odd-a",
+        "attention-f16-64-packed-ramp",
+        "attention-f16-64-gaps",
+    ],
 )
 def test_memory_may_be_separate(name: str) -> None:
     case = named(name)
@@ -261,7 +321,10 @@ def _specs() -> set[Any]:
     found = set()
     for case in matrix():
         lay = layout(case)
-        at = {n: 2**20 + lay.blocks()[p.block][1] + p.offset * p.dtype.itemsize for n, p in lay.places.items()}
+        at = {
+            n: 2**20 + lay.blocks()[p.block][1] + p.offset * p.dtype.itemsize
+            for n, p in lay.places.items()
+        }
         host = plugins().backend("numpy").runtime
         made, _ = describe(case, lay, at, host, host.devices()[0]).simplified()
         found.add(made.problem().spec)
@@ -276,12 +339,18 @@ def test_the_matrix_is_wide_and_compiles_little() -> None:
         qkv_projection=18, output_projection=10, qkv_projection_bwd=10, output_projection_bwd=14
     )
     attention = [c for c in cases if c.operation == "attention"]
-    assert {c.name for c in attention} == {c.name.removesuffix("-ramp") + s for c in attention for s in ("", "-ramp")}
+    assert {c.name for c in attention} == {
+        c.name.removesuffix("-ramp") + s for c in attention for s in ("", "-ramp")
+    }
 
 
 def test_a_pattern_chooses_cases() -> None:
     assert [c.name for c in matrix("f64-tt", "gemm")] == ["gemm-f64-tt", "gemm-f64-tt-pointers"]
-    assert {c.operation for c in matrix("mqa,pointers-odd")} == {"gemm", "attention", "attention_bwd"}
+    assert {c.operation for c in matrix("mqa,pointers-odd")} == {
+        "gemm",
+        "attention",
+        "attention_bwd",
+    }
     with pytest.raises(KeyError, match="no-such-case"):
         named("no-such-case")
 
@@ -299,7 +368,9 @@ def test_constants_have_room() -> None:
     rng = np.random.default_rng(5)
     attention = [s for _ in range(40) for s in calibrate.attention_samples(rng)]
     gemm = [s for _ in range(40) for s in calibrate.gemm_samples(rng)]
-    assert len(gemm) == 80 and 40 < len(attention) < 80, "two implementations each, but one in float64 attention"
+    assert len(gemm) == 80 and 40 < len(attention) < 80, (
+        "two implementations each, but one in float64 attention"
+    )
     assert max(s.ratio for s in attention + gemm) < 1
     assert max(s.needed for s in attention) < tolerances.ATTENTION_CONSTANT / 2
     assert max(s.needed for s in gemm) < tolerances.GEMM_CONSTANT / 2

@@ -1,4 +1,5 @@
-"""A result that is right for another variant than the case's is caught: a window one wider, a sink left out, …"""
+"""A result that is right for another variant than the case's is caught: a window one wider, a sink
+left out, …"""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
 from kernelseam.parity import attention_data, calibrate, data, oracle, tolerances
 from kernelseam.parity.cases import AttentionCase, named
 from kernelseam.parity.oracle import Variant
@@ -19,7 +19,9 @@ Change = Callable[[Variant], Variant]
 def _wider(left: int, right: int) -> Change:
     def change(v: Variant) -> Variant:
         a, b = v.window
-        return replace(v, window=(None if a is None else a + left, None if b is None else b + right))
+        return replace(
+            v, window=(None if a is None else a + left, None if b is None else b + right)
+        )
 
     return change
 
@@ -34,17 +36,35 @@ WRONG: dict[str, tuple[str, Change]] = {
     "window-right-short": ("f16-64-window-any-5", _wider(0, -1)),
     "window-left-short": ("bf16-128-window-100-0-gqa", _wider(-1, 0)),
     "window-ignored": ("f16-64-window-33-12", lambda v: replace(v, window=(None, None))),
-    "prefix-short": ("f16-64-causal-prefix", lambda v: replace(v, prefix=[x - 1 for x in v.prefix or ()])),
-    "prefix-long": ("f16-64-causal-prefix", lambda v: replace(v, prefix=[x + 1 for x in v.prefix or ()])),
-    "prefix-of-the-first-entry": ("f16-64-prefix-window", lambda v: replace(v, prefix=[(v.prefix or (0,))[0]] * 2)),
+    "prefix-short": (
+        "f16-64-causal-prefix",
+        lambda v: replace(v, prefix=[x - 1 for x in v.prefix or ()]),
+    ),
+    "prefix-long": (
+        "f16-64-causal-prefix",
+        lambda v: replace(v, prefix=[x + 1 for x in v.prefix or ()]),
+    ),
+    "prefix-of-the-first-entry": (
+        "f16-64-prefix-window",
+        lambda v: replace(v, prefix=[(v.prefix or (0,))[0]] * 2),
+    ),
     "softcap-ignored": ("f16-64-softcap-5", lambda v: replace(v, softcap=None)),
     "softcap-huge-lost": ("f16-64-softcap-huge", lambda v: replace(v, softcap=1e-9)),
     "alibi-towards-0": ("f16-64-alibi", lambda v: replace(v, alibi=-np.array(v.alibi))),
-    "alibi-of-the-first-entry": ("f16-64-alibi-batch-negative", lambda v: replace(v, alibi=np.array(v.alibi)[[0, 0]])),
-    "alibi-of-another-head": ("f16-64-causal-alibi-gqa", lambda v: replace(v, alibi=np.array(v.alibi)[:, ::-1])),
+    "alibi-of-the-first-entry": (
+        "f16-64-alibi-batch-negative",
+        lambda v: replace(v, alibi=np.array(v.alibi)[[0, 0]]),
+    ),
+    "alibi-of-another-head": (
+        "f16-64-causal-alibi-gqa",
+        lambda v: replace(v, alibi=np.array(v.alibi)[:, ::-1]),
+    ),
     "bias-of-another-head": ("f16-64-bias", lambda v: replace(v, bias=np.array(v.bias)[:, ::-1])),
     "bias-transposed": ("f32-64-bias", lambda v: replace(v, bias=np.roll(np.array(v.bias), 1, 2))),
-    "bias-one-key-on": ("f16-64-bias-by-key", lambda v: replace(v, bias=np.roll(np.array(v.bias), 1, 3))),
+    "bias-one-key-on": (
+        "f16-64-bias-by-key",
+        lambda v: replace(v, bias=np.roll(np.array(v.bias), 1, 3)),
+    ),
     "mask-upside-down": ("f16-64-mask", lambda v: replace(v, mask=~np.array(v.mask))),
     "mask-ignored": ("f16-64-mask-rows", lambda v: replace(v, mask=None)),
     "sinks-ignored": ("f16-64-sinks", lambda v: replace(v, sinks=None)),
@@ -81,7 +101,9 @@ def test_merged_states_that_are_weighed_wrongly_are_caught() -> None:
     x = data.values(made)
     outs, lses = x["outs"], x["lses"]
     right = oracle.merge_states(outs, lses)
-    assert verdict(made, {"out": right.out.astype(np.float16), "lse": right.lse.astype(np.float32)}).passed
+    assert verdict(
+        made, {"out": right.out.astype(np.float16), "lse": right.lse.astype(np.float32)}
+    ).passed
     for o, s in ((outs, lses * np.float32(np.log2(np.e))), (outs[:-1], lses[:-1])):
         found = verdict(made, {"out": oracle.merge_states(o, s).out.astype(np.float16)})
         assert not found.passed and found.worst > 4

@@ -1,4 +1,5 @@
-"""Processes that compute for this one: what they bring, and that one that dies or hangs harms nobody else."""
+"""Processes that compute for this one: what they bring, and that one that dies or hangs harms
+nobody else."""
 
 from __future__ import annotations
 
@@ -15,7 +16,6 @@ from pathlib import Path
 
 import pytest
 from interruption import interrupted
-
 from kernelseam.parity import workers
 from kernelseam.parity.workers import Lost, Workers
 
@@ -37,7 +37,9 @@ def test_results_and_what_was_raised(team: Workers) -> None:
         team.start(exec, "raise TimeoutError('the lock')").result()
 
 
-def test_array_libraries_have_one_thread_there(team: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_array_libraries_have_one_thread_there(
+    team: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     found = [team.start(os.getenv, n).result() for n in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")]
@@ -71,11 +73,15 @@ def test_a_process_that_hangs_costs_its_task_alone() -> None:
     try:
         slow, waits = team.start(time.sleep, 600), team.start(os.getpid)
         start = time.perf_counter()
-        with pytest.raises(Lost, match="^its process gave no answer within 4 s; so did the one before it$"):
+        with pytest.raises(
+            Lost, match="^its process gave no answer within 4 s; so did the one before it$"
+        ):
             slow.result()
         pid = waits.result()
         os.kill(pid, signal.SIGSTOP)
-        assert team.start(os.getpid).result() != pid, "one that was stopped is replaced, and its task done"
+        assert team.start(os.getpid).result() != pid, (
+            "one that was stopped is replaced, and its task done"
+        )
         assert time.perf_counter() - start < 60
     finally:
         team.close()
@@ -113,7 +119,9 @@ def test_workers_end_with_a_killed_parent() -> None:
         "team = Workers(1, 60); print(team.start(os.getpid).result(), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == -9, done.stderr
     assert _ended(int(done.stdout))
 
@@ -132,7 +140,9 @@ def _ended(pid: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("quota", "most"), [("150000 100000", 2), ("max 100000", 64), ("5000 100000", 1), (None, 64)])
+@pytest.mark.parametrize(
+    ("quota", "most"), [("150000 100000", 2), ("max 100000", 64), ("5000 100000", 1), (None, 64)]
+)
 def test_cores_are_those_the_container_is_given(
     quota: str | None, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

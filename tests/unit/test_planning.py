@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernelseam_thirdvendor import AcmeArray, AcmeGemm
-
 from kernelseam import BatchedGemmPointers, BatchedGemmStrided, plan, planning, trace, use_backend
 from kernelseam.contract import LaunchRecord
 from kernelseam.errors import UnknownName
+from kernelseam_thirdvendor import AcmeArray, AcmeGemm
 
 Refused = Callable[[str, Callable[[], object]], None]
 
@@ -23,11 +22,15 @@ Refused = Callable[[str, Callable[[], object]], None]
 def operands(index: int = 0, seed: int = 0) -> dict[str, AcmeArray]:
     rng = np.random.default_rng(seed)
     shapes = {"A": (2, 3, 5, 8), "B": (2, 3, 8, 4), "C": (2, 3, 5, 4)}
-    return {n: AcmeArray(rng.standard_normal(s).astype(np.float32), index) for n, s in shapes.items()}
+    return {
+        n: AcmeArray(rng.standard_normal(s).astype(np.float32), index) for n, s in shapes.items()
+    }
 
 
 def gemm(**more: Any) -> BatchedGemmStrided:
-    return BatchedGemmStrided(**{"M": 5, "N": 4, "K": 8, "batch": 2, "num_heads": 3, "dtype": "float32", **more})
+    return BatchedGemmStrided(
+        **{"M": 5, "N": 4, "K": 8, "batch": 2, "num_heads": 3, "dtype": "float32", **more}
+    )
 
 
 def error(x: dict[str, AcmeArray], alpha: float = 1.0) -> float:
@@ -41,7 +44,12 @@ def error(x: dict[str, AcmeArray], alpha: float = 1.0) -> float:
 def test_plan_bind_call(acme: Any) -> None:
     x = operands()
     p = plan(gemm(**x))
-    assert (p.implementation, str(p.device), p.workspace_bytes, p.note) == ("acme-gemm", "acme:0 (acme1)", 64, "")
+    assert (p.implementation, str(p.device), p.workspace_bytes, p.note) == (
+        "acme-gemm",
+        "acme:0 (acme1)",
+        64,
+        "",
+    )
     assert p.launches == (LaunchRecord("acme_gemm", (6, 1, 1), (1, 1, 1), 0, "acme1"),)
     assert error(x) > 0.1
     p.bind()()
@@ -77,19 +85,27 @@ def test_missing_and_unknown_operands(acme: Any, refused: Refused) -> None:
     x = operands()
     p = plan(gemm(A=x["A"], B=x["B"]))
     refused(
-        "C = missing: must be the address of memory on the device. Give C in the descriptor or to bind.",
+        "C = missing: must be the address of memory on the device. Give C in the descriptor or "
+        "to bind.",
         lambda: p.bind(),
     )
-    refused("D = given: is no operand of this plan. Its operands are A, B, C.", lambda: p.bind(D=x["C"], C=x["C"]))
+    refused(
+        "D = given: is no operand of this plan. Its operands are A, B, C.",
+        lambda: p.bind(D=x["C"], C=x["C"]),
+    )
     call = p.bind(C=x["C"])
-    refused("a = given: is no operand of this plan. Its operands are A, B, C.", lambda: call.rebind(a=x["A"]))
+    refused(
+        "a = given: is no operand of this plan. Its operands are A, B, C.",
+        lambda: call.rebind(a=x["A"]),
+    )
 
 
 def test_wrong_device(acme: Any, refused: Refused) -> None:
     p = plan(gemm(**operands(1)))
     assert str(p.device) == "acme:1 (acme1)"
     refused(
-        "A = an array on acme:0 (acme1): the plan is for acme:1 (acme1). Move it there, or plan for its device.",
+        "A = an array on acme:0 (acme1): the plan is for acme:1 (acme1). Move it there, or plan "
+        "for its device.",
         lambda: p.bind(**operands(0)),
     )
 
@@ -98,8 +114,15 @@ def test_overlap(acme: Any, refused: Refused) -> None:
     pool = np.zeros((2, 3, 5, 24), np.float32)
     a, c = AcmeArray(pool[..., :8]), AcmeArray(pool[..., 8:12])
     given = gemm(
-        A=a, B=operands()["B"], C=c, stride_a_batch=360, stride_a_head=120, stride_a_row=24, stride_c_batch=360,
-        stride_c_head=120, stride_c_row=24,
+        A=a,
+        B=operands()["B"],
+        C=c,
+        stride_a_batch=360,
+        stride_a_head=120,
+        stride_a_row=24,
+        stride_c_batch=360,
+        stride_c_head=120,
+        stride_c_row=24,
     )
     plan(given).bind()()  # side by side in the same rows
     refused(
@@ -130,14 +153,37 @@ def test_workspaces_refused(acme: Any, refused: Refused) -> None:
     frozen.flags.writeable = False
     remedy = "must be contiguous and writable. Allocate one, or leave it out."
     for message, workspace in [
-        ("workspace = 60 bytes: must have at least 64 bytes. See plan.workspace_bytes.", AcmeArray(floats[:15])),
+        (
+            "workspace = 60 bytes: must have at least 64 bytes. See plan.workspace_bytes.",
+            AcmeArray(floats[:15]),
+        ),
         (f"workspace = strides [2]: {remedy}", AcmeArray(floats[::2])),
         (f"workspace = a read-only array: {remedy}", AcmeArray(frozen)),
-        ("workspace = an array on numpy:0 (cpu): must lie on acme:0 (acme1). Allocate it there.", floats),
-        ("workspace = an array on acme:1 (acme1): must lie on acme:0 (acme1). Allocate it there.",
-         AcmeArray(floats, 1)),
-        ("workspace = 0x0: must be the address of memory, a multiple of 16 bytes. Align it, or leave it out.", 0),
-        ("workspace = 0x1008: must be the address of memory, a multiple of 16 bytes. Align it, or leave it out.", 4104),
+        (
+            "workspace = an array on numpy:0 (cpu): must lie on acme:0 (acme1). Allocate it there.",
+            floats,
+        ),
+        (
+            (
+                "workspace = an array on acme:1 (acme1): must lie on acme:0 (acme1). Allocate it "
+                "there."
+            ),
+            AcmeArray(floats, 1),
+        ),
+        (
+            (
+                "workspace = 0x0: must be the address of memory, a multiple of 16 bytes. Align it, "
+                "or leave it out."
+            ),
+            0,
+        ),
+        (
+            (
+                "workspace = 0x1008: must be the address of memory, a multiple of 16 bytes. Align "
+                "it, or leave it out."
+            ),
+            4104,
+        ),
     ]:
         refused(message, lambda w=workspace: p.bind(workspace=w))
 
@@ -171,7 +217,8 @@ def test_the_current_stream_is_asked_of_the_arrays_library(acme: Any) -> None:
     assert acme.asked is None
     shape = {"M": 5, "N": 4, "K": 8, "num_heads": 6, "dtype": "float32"}
     scattered = {
-        f"{n}_ptrs": [AcmeArray(m) for m in reversed(a.host.reshape(6, *a.host.shape[2:]))] for n, a in x.items()
+        f"{n}_ptrs": [AcmeArray(m) for m in reversed(a.host.reshape(6, *a.host.shape[2:]))]
+        for n, a in x.items()
     }
     plan(BatchedGemmPointers(**shape, **scattered)).bind()()
     assert acme.asked.owner is scattered["A_ptrs"][0]
@@ -182,7 +229,8 @@ def test_stream_refused(acme: Any, refused: Refused) -> None:
     call = plan(gemm(**operands())).bind()
     for stream in ("main", True, -1, 1.0):
         refused(
-            f"stream = {stream!r}: must be an int, an object with __cuda_stream__, or None. Pass the stream's integer "
+            f"stream = {stream!r}: must be an int, an object with __cuda_stream__, or None. Pass "
+            "the stream's integer "
             "handle.",
             lambda stream=stream: call(stream),
         )
@@ -276,7 +324,9 @@ def test_plans_are_remembered(builds: list[Any]) -> None:
     assert len(builds) == 5
 
 
-def test_only_so_many_plans_are_remembered(builds: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_so_many_plans_are_remembered(
+    builds: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(planning, "_KEPT", 3)
     for m in range(1, 6):
         plan(gemm(M=m), device="acme")
@@ -312,7 +362,8 @@ def test_devices_by_name(acme: Any, refused: Refused) -> None:
     assert str(plan(gemm(), device="acme:1").device) == "acme:1 (acme1)"
     assert str(plan(gemm(), device=acme.devices()[1]).device) == "acme:1 (acme1)"
     message = (
-        "backend = numpy: the arrays are on acme:0 (acme1). Move them to a device of numpy, or let the arrays choose: "
+        "backend = numpy: the arrays are on acme:0 (acme1). Move them to a device of numpy, or "
+        "let the arrays choose: "
         "name no backend (backend=, use_backend and KERNELSEAM_BACKEND name one)."
     )
     refused(message, lambda: plan(gemm(**operands()), backend="numpy"))
@@ -328,13 +379,15 @@ def test_devices_by_name(acme: Any, refused: Refused) -> None:
 
 def test_unknown_devices(acme: Any, refused: Refused) -> None:
     refused(
-        "device = acme:2: backend acme has 2 device(s) here. See `kernelseam doctor`, or use another backend.",
+        "device = acme:2: backend acme has 2 device(s) here. See `kernelseam doctor`, or use "
+        "another backend.",
         lambda: plan(gemm(), device="acme:2"),
     )
     for device in ("acme:x", "acme:", "acme:²", "", 0):
         told = "''" if device == "" else device
         refused(
-            f"device = {told}: must be a Device, BACKEND or BACKEND:INDEX. For example numpy or numpy:0.",
+            f"device = {told}: must be a Device, BACKEND or BACKEND:INDEX. For example numpy or "
+            "numpy:0.",
             lambda device=device: plan(gemm(), device=device),
         )
     with pytest.raises(UnknownName, match=r"^device = abacus: must be one of acme, numpy\. "):
@@ -343,7 +396,8 @@ def test_unknown_devices(acme: Any, refused: Refused) -> None:
 
 def test_what_is_no_descriptor(refused: Refused) -> None:
     refused(
-        "descriptor = ndarray: must be a descriptor. Fill in one: BatchedGemmStrided, Attention, QkvProjection or "
+        "descriptor = ndarray: must be a descriptor. Fill in one: BatchedGemmStrided, Attention, "
+        "QkvProjection or "
         "another.",
         lambda: plan(np.zeros(3)),  # type: ignore[arg-type]
     )

@@ -1,4 +1,5 @@
-"""A kernel that a third vendor's plugin registers, with no line of the core changed: chosen, compiled, launched."""
+"""A kernel that a third vendor's plugin registers, with no line of the core changed: chosen,
+compiled, launched."""
 
 from __future__ import annotations
 
@@ -8,10 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import kernelseam
 import numpy as np
 import pytest
-
-import kernelseam
 from kernelseam.cli.main import main
 from kernelseam.contract import Backend, LaunchConfig
 from kernelseam.descriptors import BatchedGemmStrided
@@ -30,11 +30,16 @@ def backend(discovered: Discovered, cache: Path) -> Backend:
     return backend
 
 
-def product(backend: Backend, M: int = 6, N: int = 5, K: int = 3, seed: int = 0) -> tuple[Any, Any, Any, Any]:
+def product(
+    backend: Backend, M: int = 6, N: int = 5, K: int = 3, seed: int = 0
+) -> tuple[Any, Any, Any, Any]:
     rng = np.random.default_rng(seed)
     device = backend.runtime.devices()[1]
     a, b = (rng.standard_normal(shape, dtype=np.float32) for shape in ((1, 1, M, K), (1, 1, K, N)))
-    there = [backend.runtime.from_host(x, device) for x in (a, b, np.full((1, 1, M, N), np.nan, np.float32))]
+    there = [
+        backend.runtime.from_host(x, device)
+        for x in (a, b, np.full((1, 1, M, N), np.nan, np.float32))
+    ]
     return (*there, a[0, 0] @ b[0, 0])
 
 
@@ -48,12 +53,17 @@ def described(a: Any, b: Any, c: Any, alpha: float = 1.0) -> BatchedGemmStrided:
 def test_a_third_vendors_plugin_registers_a_kernel_of_its_own(backend: Backend) -> None:
     a, b, c, expected = product(backend)
     plan = kernelseam.plan(described(a, b, c, alpha=2.0))
-    assert (plan.implementation, plan.workspace_bytes, plan.parts.workspace_alignment) == ("acme-rows", 256, 256)
+    assert (plan.implementation, plan.workspace_bytes, plan.parts.workspace_alignment) == (
+        "acme-rows",
+        256,
+        256,
+    )
     call = plan.bind()
     with kernelseam.trace() as launches:
         call()
     assert [(r.kernel, r.kind, r.grid) for r in launches] == [
-        ("memset", "memset", (1, 1, 1)), ("rows", "kernel", (2, 1, 1)),
+        ("memset", "memset", (1, 1, 1)),
+        ("rows", "kernel", (2, 1, 1)),
     ]
     np.testing.assert_allclose(backend.runtime.to_host(c)[0, 0], 2 * expected, rtol=1e-6)
     again = product(backend, seed=1)
@@ -98,8 +108,14 @@ def test_what_it_refuses_has_its_reason(backend: Backend) -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"cluster": (4, 1, 1)}, "it launches clusters of 4 blocks, acme1 has clusters of at most 2"),
-        ({"grid": (3, 1, 1), "cluster": (2, 1, 1)}, "its grid (3, 1, 1) is not divided by its clusters (2, 1, 1)"),
+        (
+            {"cluster": (4, 1, 1)},
+            "it launches clusters of 4 blocks, acme1 has clusters of at most 2",
+        ),
+        (
+            {"grid": (3, 1, 1), "cluster": (2, 1, 1)},
+            "its grid (3, 1, 1) is not divided by its clusters (2, 1, 1)",
+        ),
         ({"programmatic": True}, "it is a programmatic dependent launch, acme1 has none"),
     ],
 )
@@ -125,10 +141,16 @@ def test_a_tensor_map_that_the_hardware_cannot_take_is_a_refusal(
 ) -> None:
     (half,) = backend.kernels
     plain = type(half).tensor_maps
-    monkeypatch.setattr(type(half), "tensor_maps", lambda self, *a: {
-        n: dataclasses.replace(m, extents=(*m.extents, 2), strides=(*m.strides, 8), box=(*m.box, 1))
-        for n, m in plain(self, *a).items()
-    })
+    monkeypatch.setattr(
+        type(half),
+        "tensor_maps",
+        lambda self, *a: {
+            n: dataclasses.replace(
+                m, extents=(*m.extents, 2), strides=(*m.strides, 8), box=(*m.box, 1)
+            )
+            for n, m in plain(self, *a).items()
+        },
+    )
     a, b, c, _ = product(backend)
     with pytest.raises(Unsupported, match="acme-rows: Acme's tensor maps have two axes, A more"):
         kernelseam.plan(described(a, b, c))
@@ -137,9 +159,27 @@ def test_a_tensor_map_that_the_hardware_cannot_take_is_a_refusal(
 def test_compile_shows_it(backend: Backend, capsys: pytest.CaptureFixture[str]) -> None:
     """Acme has no tiles for the shared one: it is left out."""
     with pytest.raises(SystemExit):
-        main(["compile", "gemm", "--batch", "1", "--heads", "1", "--dtype", "float32", "--arch", "acme1", "--json"])
+        main(
+            [
+                "compile",
+                "gemm",
+                "--batch",
+                "1",
+                "--heads",
+                "1",
+                "--dtype",
+                "float32",
+                "--arch",
+                "acme1",
+                "--json",
+            ]
+        )
     (binary,) = json.loads(capsys.readouterr().out)["binaries"]
-    assert (binary["implementation"], binary["kernel"], binary["arch"]) == ("acme-rows", "rows", "acme1")
+    assert (binary["implementation"], binary["kernel"], binary["arch"]) == (
+        "acme-rows",
+        "rows",
+        "acme1",
+    )
 
 
 def test_the_covering_choice_has_it(backend: Backend) -> None:
@@ -156,5 +196,7 @@ def test_the_covering_choice_has_it(backend: Backend) -> None:
 
 
 def test_kernels_without_a_toolchain_keep_the_plugin_out(backend: Backend) -> None:
-    with pytest.raises(PluginError, match="backend 'b' has kernels and no toolchain that compiles them"):
+    with pytest.raises(
+        PluginError, match="backend 'b' has kernels and no toolchain that compiles them"
+    ):
         Registry().add_backend(Backend("b", backend.runtime, kernels=backend.kernels))

@@ -12,10 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import kernelseam
 import numpy as np
 import pytest
-
-import kernelseam
 from kernelseam import BatchedGemmStrided, plan, plugins
 from kernelseam.contract import CONTRACT_VERSION, PluginInfo
 from kernelseam.hookspecs import hookimpl
@@ -34,25 +33,37 @@ KEPT_OUT = {
     "raises-on-import": ("import", "RuntimeError: the vendor's library is damaged"),
     "exits-on-import": ("import", "SystemExit: the vendor's licence has run out"),
     "raises-in-info": ("kernelseam_info", "RuntimeError: no facts today"),
-    "no-info": ("kernelseam_info", "PluginError: kernelseam_info of 'no-info' must return one PluginInfo, got []"),
+    "no-info": (
+        "kernelseam_info",
+        "PluginError: kernelseam_info of 'no-info' must return one PluginInfo, got []",
+    ),
     "raises-in-register": ("kernelseam_register", "RuntimeError: the second half is missing"),
     "other-contract": (
         "contract",
-        ("PluginError: plugin 'other-contract' speaks contract version 99, this core 2: install versions of both that "
-        "agree"),
+        (
+            "PluginError: plugin 'other-contract' speaks contract version 99, this core 2: "
+            "install versions of both that "
+            "agree"
+        ),
     ),
     "unknown-hook": (
-        "kernelseam_info", "PluginValidationError: unknown hook 'kernelseam_teleport' in plugin",
+        "kernelseam_info",
+        "PluginValidationError: unknown hook 'kernelseam_teleport' in plugin",
     ),
     "wrong-arguments": (
-        "kernelseam_info", "PluginValidationError: Plugin 'wrong-arguments' for hook 'kernelseam_register'",
+        "kernelseam_info",
+        "PluginValidationError: Plugin 'wrong-arguments' for hook 'kernelseam_register'",
     ),
     "takes-a-taken-name": (
-        "kernelseam_register", "PluginError: backend 'numpy' is already registered by plugin 'reference'",
+        "kernelseam_register",
+        "PluginError: backend 'numpy' is already registered by plugin 'reference'",
     ),
     "registers-twice": (
         "kernelseam_register",
-        "PluginError: implementation 'twin' of gemm on numpy is already registered by plugin 'registers-twice'",
+        (
+            "PluginError: implementation 'twin' of gemm on numpy is already registered by plugin "
+            "'registers-twice'"
+        ),
     ),
 }
 
@@ -96,18 +107,28 @@ def test_the_doctor_of_a_broken_plugin() -> None:
     assert report["reference"]["numpy"] == np.__version__
     failure = report["raises-in-doctor"]
     assert isinstance(failure, Failure)
-    assert (failure.stage, failure.message) == ("kernelseam_doctor", "SystemExit: the doctor is out")
+    assert (failure.stage, failure.message) == (
+        "kernelseam_doctor",
+        "SystemExit: the doctor is out",
+    )
 
 
-def test_devices_that_cannot_be_listed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_devices_that_cannot_be_listed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     found = discover([broken("raises-in-devices"), GOOD])
     assert found.failures == () and "silent" in found.registry.backends
-    assert [str(d) for d in found.devices()] == ["numpy:0 (cpu)", "acme:0 (acme1)", "acme:1 (acme1)"]
+    assert [str(d) for d in found.devices()] == [
+        "numpy:0 (cpu)",
+        "acme:0 (acme1)",
+        "acme:1 (acme1)",
+    ]
     assert "backend silent does not list its devices" in caplog.text
     assert "RuntimeError: the driver does not answer" in caplog.text
     monkeypatch.setattr(plugins, "_plugins", found)
     multiply()
-    with pytest.raises(RuntimeError, match="the driver does not answer"):  # whoever asks for it is told
+    # whoever asks for it is told
+    with pytest.raises(RuntimeError, match="the driver does not answer"):
         plan(BatchedGemmStrided(M=3, N=5, K=4, dtype="float32"), backend="silent")
 
 
@@ -117,14 +138,19 @@ def test_two_plugins_of_one_name() -> None:
     assert set(found.registry.backends) == {"numpy", "acme"}
     assert [(f.plugin, f.stage, f.message) for f in found.failures] == [
         (
-            "thirdvendor", "import",
-            f"PluginError: two plugins are named 'thirdvendor': kernelseam_thirdvendor is loaded, {place} is kept out",
+            "thirdvendor",
+            "import",
+            (
+                "PluginError: two plugins are named 'thirdvendor': kernelseam_thirdvendor is "
+                f"loaded, {place} is kept out"
+            ),
         )
         for place in ("kernelseam_broken.raises_in_devices", "kernelseam_thirdvendor")
     ]
     (own,) = discover([EntryPoint("reference", "kernelseam_thirdvendor", plugins.GROUP)]).failures
     assert own.message == (
-        "PluginError: two plugins are named 'reference': the core's own is loaded, kernelseam_thirdvendor is kept out"
+        "PluginError: two plugins are named 'reference': the core's own is loaded, "
+        "kernelseam_thirdvendor is kept out"
     )
 
 
@@ -152,11 +178,18 @@ def test_plugins_restricted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERNELSEAM_PLUGINS", "reference,thirdvendor,thirdvender")
     found = discover(entries)
     assert set(found.loaded) == {"reference", "thirdvendor"}
-    assert [(f.plugin, f.stage, f.message) for f in found.failures] == [(
-        "thirdvender", "import",
-        "PluginError: KERNELSEAM_PLUGINS names 'thirdvender', but no entry point of that name is installed",
-    )]
-    assert set(discover(entries, only="thirdvendor").loaded) == {"reference", "thirdvendor"}  # over the variable
+    assert [(f.plugin, f.stage, f.message) for f in found.failures] == [
+        (
+            "thirdvender",
+            "import",
+            (
+                "PluginError: KERNELSEAM_PLUGINS names 'thirdvender', but no entry point of that "
+                "name is installed"
+            ),
+        )
+    ]
+    # over the variable
+    assert set(discover(entries, only="thirdvendor").loaded) == {"reference", "thirdvendor"}
 
 
 def test_discovery_happens_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,19 +227,31 @@ print(json.dumps({
     "launches": [r.kernel for r in launches], "devices": [str(d) for d in kernelseam.devices()],
     "home": kernelseam.__file__,
 }))
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory, python_command: list[str]) -> Path:
     """A folder with the third vendor and the broken plugins, installed by pip as anyone would."""
     for tool in ("hatchling", "pip"):
-        pytest.importorskip(tool, reason=f"{tool} is missing: it builds or installs the distributions of this test")
+        pytest.importorskip(
+            tool, reason=f"{tool} is missing: it builds or installs the distributions of this test"
+        )
     target = tmp_path_factory.mktemp("installed")
     for name in ("thirdvendor", "broken"):
         command = [
-            *python_command, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index",
-            "--disable-pip-version-check", "--target", str(target), str(DISTRIBUTIONS / name),
+            *python_command,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-index",
+            "--disable-pip-version-check",
+            "--target",
+            str(target),
+            str(DISTRIBUTIONS / name),
         ]
         done = subprocess.run(command, capture_output=True, text=True, cwd=target, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -219,9 +264,18 @@ def run(installed: Path, python_command: list[str]) -> Callable[..., dict[str, A
 
     def call(**variables: str) -> dict[str, Any]:
         core = Path(kernelseam.__file__).parents[1]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), str(core)]), **variables}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(installed), str(core)]),
+            **variables,
+        }
         done = subprocess.run(
-            [*python_command, "-c", SCRIPT], capture_output=True, text=True, env=environment, cwd=installed, timeout=120
+            [*python_command, "-c", SCRIPT],
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=installed,
+            timeout=120,
         )
         assert done.returncode == 0, done.stderr
         result: dict[str, Any] = json.loads(done.stdout)
@@ -244,7 +298,9 @@ def test_installed_broken_plugins_harm_nobody(run: Callable[..., dict[str, Any]]
     result = run(KERNELSEAM_PLUGINS=",".join(["thirdvendor", *names]))
     assert result["same"] and result["launches"] == ["acme_gemm"]
     assert result["loaded"] == ["raises-in-devices", "raises-in-doctor", "reference", "thirdvendor"]
-    assert {n: f[0] for n, f in result["failures"].items()} == {n: stage for n, (stage, _) in KEPT_OUT.items()}
+    assert {n: f[0] for n, f in result["failures"].items()} == {
+        n: stage for n, (stage, _) in KEPT_OUT.items()
+    }
     for name, (_, message) in KEPT_OUT.items():
         assert result["failures"][name][1].startswith(message)
         assert "Traceback" in result["failures"][name][2]

@@ -1,4 +1,5 @@
-"""Whatever a plugin raises, returns or prints: it is kept out or passed over by name, and the program goes on."""
+"""Whatever a plugin raises, returns or prints: it is kept out or passed over by name, and the
+program goes on."""
 
 from __future__ import annotations
 
@@ -11,11 +12,10 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
+import kernelseam
 import numpy as np
 import pytest
 import strange_plugins
-
-import kernelseam
 from kernelseam import BatchedGemmStrided, plan, planning, plugins
 from kernelseam.containment import Escaped
 from kernelseam.errors import BrokenImplementation, InvalidValue, PluginError
@@ -30,10 +30,13 @@ RAISED = {
     "asyncio.CancelledError()": "CancelledError",
     "Own('of its own')": "Own: of its own",
     "Mute()": "Mute, whose message cannot be had: it raised Own",
-    "BaseExceptionGroup('two', [Own(), SystemExit(1)])": "BaseExceptionGroup: two (2 sub-exceptions)",
+    "BaseExceptionGroup('two', [Own(), SystemExit(1)])": "BaseExceptionGroup: two (2 "
+    "sub-exceptions)",
     r"OSError('/tmp/\udcff')": r"OSError: /tmp/\udcff",
 }
-every_kind = pytest.mark.parametrize(("raised", "said"), RAISED.items(), ids=[r.partition("(")[0] for r in RAISED])
+every_kind = pytest.mark.parametrize(
+    ("raised", "said"), RAISED.items(), ids=[r.partition("(")[0] for r in RAISED]
+)
 Strange = Callable[..., Plugins]
 THIRD = EntryPoint("thirdvendor", "kernelseam_thirdvendor", plugins.GROUP)
 GEMM = BatchedGemmStrided(M=3, N=5, K=4, dtype="float64")
@@ -41,7 +44,8 @@ GEMM = BatchedGemmStrided(M=3, N=5, K=4, dtype="float64")
 
 @pytest.fixture
 def strange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Strange]:
-    """``strange(PLACE=line)``: the reference, the strange plugin and the third vendor's are all that the test sees."""
+    """``strange(PLACE=line)``: the reference, the strange plugin and the third vendor's are all
+    that the test sees."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def use(**lines: str) -> Plugins:
@@ -71,12 +75,17 @@ def only_failure(found: Plugins) -> Failure:
     (failure,) = found.failures
     assert failure.plugin == "strange"
     assert "Traceback (most recent call last):\n" in failure.traceback
-    assert set(found.loaded) == {"reference", "thirdvendor"} and set(found.registry.backends) == {"numpy", "acme"}
+    assert set(found.loaded) == {"reference", "thirdvendor"} and set(found.registry.backends) == {
+        "numpy",
+        "acme",
+    }
     assert "strange" not in {i.name for i in found.registry.implementations}
     return failure
 
 
-def doctor(command: Callable[..., Any], found: Plugins, monkeypatch: pytest.MonkeyPatch, *more: str) -> dict[str, Any]:
+def doctor(
+    command: Callable[..., Any], found: Plugins, monkeypatch: pytest.MonkeyPatch, *more: str
+) -> dict[str, Any]:
     monkeypatch.setattr(plugins, "_plugins", found)  # ``command`` has put others there
     status, out, err = command("doctor", "--json", *more)
     assert (status, err) == (0, "")
@@ -95,7 +104,10 @@ def doctor(command: Callable[..., Any], found: Plugins, monkeypatch: pytest.Monk
 def test_it_is_kept_out(strange: Strange, place: str, stage: str, raised: str, said: str) -> None:
     failure = only_failure(strange(**{place: f"raise {raised}"}))
     assert (failure.stage, failure.message) == (stage, said)
-    assert "strange_strange.py" in failure.traceback and said.partition(",")[0].partition(":")[0] in failure.traceback
+    assert (
+        "strange_strange.py" in failure.traceback
+        and said.partition(",")[0].partition(":")[0] in failure.traceback
+    )
     assert multiply() == "numpy"
 
 
@@ -106,7 +118,10 @@ def test_a_check_refuses(strange: Strange, place: str, raised: str, said: str) -
     assert multiply() == "numpy"
     (broken,) = (c for c in plan(GEMM, device="numpy").choice.candidates if c.refusal)
     assert (broken.implementation.name, broken.refusal) == ("strange", f"its check raised {said}")
-    assert "Traceback (most recent call last):\n" in broken.error and "strange_strange.py" in broken.error
+    assert (
+        "Traceback (most recent call last):\n" in broken.error
+        and "strange_strange.py" in broken.error
+    )
 
 
 @every_kind
@@ -129,7 +144,11 @@ def test_a_backend_without_devices(
     strange: Strange, caplog: pytest.LogCaptureFixture, raised: str, said: str
 ) -> None:
     found = strange(DEVICES=f"raise {raised}")
-    assert [str(d) for d in found.devices()] == ["numpy:0 (cpu)", "acme:0 (acme1)", "acme:1 (acme1)"]
+    assert [str(d) for d in found.devices()] == [
+        "numpy:0 (cpu)",
+        "acme:0 (acme1)",
+        "acme:1 (acme1)",
+    ]
     assert "backend strange does not list its devices" in caplog.text
     assert multiply() == "strange"
 
@@ -164,15 +183,23 @@ def test_it_does_not_stand_before_an_array(strange: Strange, raised: str, said: 
     assert np.array_equal(kernelseam.bmm(AcmeArray(a), AcmeArray(a)).host, a @ a)
     with pytest.raises(InvalidValue) as caught:
         kernelseam.bmm(object(), object())
-    assert f"strange could not be asked: {said}" in str(caught.value).replace("describe of backend strange raised ", "")
+    assert f"strange could not be asked: {said}" in str(caught.value).replace(
+        "describe of backend strange raised ", ""
+    )
 
 
 @every_kind
 @pytest.mark.parametrize(
-    ("place", "stage"), [("DOCTOR", "kernelseam_doctor"), ("DEVICES", "devices"), ("ARCHS", "archs")]
+    ("place", "stage"),
+    [("DOCTOR", "kernelseam_doctor"), ("DEVICES", "devices"), ("ARCHS", "archs")],
 )
 def test_doctor_tells(
-    strange: Strange, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, place: str, stage: str, raised: str,
+    strange: Strange,
+    command: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    stage: str,
+    raised: str,
     said: str,
 ) -> None:
     told = doctor(command, strange(**{place: f"raise {raised}"}), monkeypatch, "--no-check")
@@ -190,7 +217,9 @@ def test_doctor_tries_it_out(
     told = doctor(command, found, monkeypatch)
     (failure,) = told["failures"]
     assert (failure["plugin"], failure["stage"]) == ("strange", place.lower())
-    assert failure["message"].endswith("raised SystemExit: 0") or failure["message"].endswith("SystemExit: 0")
+    assert failure["message"].endswith("raised SystemExit: 0") or failure["message"].endswith(
+        "SystemExit: 0"
+    )
     states = {f["implementation"]: f["state"] for f in told["examined"] if f["operation"] == "gemm"}
     assert states == {"numpy": "right", "strange": "broken", "acme-gemm": "right"}
 
@@ -199,8 +228,10 @@ def test_a_launch_that_exits_is_a_finding(
     strange: Strange, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = (
-        "parts = super().build(problem, device); from dataclasses import replace; from types import SimpleNamespace; "
-        "return PlanParts((SimpleNamespace(record=parts.steps[0].record, bind=lambda *_: lambda stream: sys.exit(0)),))"
+        "parts = super().build(problem, device); from dataclasses import replace; from types "
+        "import SimpleNamespace; "
+        "return PlanParts((SimpleNamespace(record=parts.steps[0].record, bind=lambda *_: lambda "
+        "stream: sys.exit(0)),))"
     )
     told = doctor(command, strange(BUILD=step, DEVICES="return ()"), monkeypatch)
     (failure,) = told["failures"]
@@ -218,80 +249,121 @@ NO_COLON = "must be a str that is not empty and has no colon, which stands befor
     ("place", "line", "stage", "said"),
     [
         (
-            "INFO", "return PluginInfo('strange', 1.0, CONTRACT_VERSION)", "kernelseam_info",
+            "INFO",
+            "return PluginInfo('strange', 1.0, CONTRACT_VERSION)",
+            "kernelseam_info",
             "kernelseam_info of 'strange': PluginInfo.version = 1.0: must be a str",
         ),
         (
-            "INFO", "return PluginInfo('', '1', CONTRACT_VERSION)", "kernelseam_info",
+            "INFO",
+            "return PluginInfo('', '1', CONTRACT_VERSION)",
+            "kernelseam_info",
             "kernelseam_info of 'strange': PluginInfo.name = '': must be a str that is not empty",
         ),
         (
-            "INFO", "return PluginInfo('strange', '1', '1')", "kernelseam_info",
+            "INFO",
+            "return PluginInfo('strange', '1', '1')",
+            "kernelseam_info",
             "kernelseam_info of 'strange': PluginInfo.contract_version = '1': must be an int",
         ),
         (
-            "INFO", "return PluginInfo('strange', '1', CONTRACT_VERSION, None)", "kernelseam_info",
+            "INFO",
+            "return PluginInfo('strange', '1', CONTRACT_VERSION, None)",
+            "kernelseam_info",
             "kernelseam_info of 'strange': PluginInfo.summary = None: must be a str",
         ),
         (
-            "INFO", "return PluginInfo('strange', '1', CONTRACT_VERSION, variables={'A': 'b'})", "kernelseam_info",
+            "INFO",
+            "return PluginInfo('strange', '1', CONTRACT_VERSION, variables={'A': 'b'})",
+            "kernelseam_info",
             f"kernelseam_info of 'strange': PluginInfo.variables = {{'A': 'b'}}: {PAIRS}",
         ),
         (
-            "INFO", "return PluginInfo('strange', '1', CONTRACT_VERSION, variables=(('A', 'b', 'c'),))",
+            "INFO",
+            "return PluginInfo('strange', '1', CONTRACT_VERSION, variables=(('A', 'b', 'c'),))",
             "kernelseam_info",
             f"kernelseam_info of 'strange': PluginInfo.variables = (('A', 'b', 'c'),): {PAIRS}",
         ),
         (
-            "INFO", "return {'name': 'strange'}", "kernelseam_info",
+            "INFO",
+            "return {'name': 'strange'}",
+            "kernelseam_info",
             "kernelseam_info of 'strange' must be a PluginInfo, got {'name': 'strange'}",
         ),
         (
-            "REGISTER", "registry.add_backend('strange')", "kernelseam_register",
+            "REGISTER",
+            "registry.add_backend('strange')",
+            "kernelseam_register",
             "a backend must be a Backend, got 'strange'",
         ),
         (
-            "REGISTER", "registry.add_backend(Backend('a', Runtime(), priority='high'))", "kernelseam_register",
+            "REGISTER",
+            "registry.add_backend(Backend('a', Runtime(), priority='high'))",
+            "kernelseam_register",
             "a backend: Backend.priority = 'high': must be an int",
         ),
         (
-            "REGISTER", "registry.add_backend(Backend('a:b', Runtime()))", "kernelseam_register",
+            "REGISTER",
+            "registry.add_backend(Backend('a:b', Runtime()))",
+            "kernelseam_register",
             f"a backend: Backend.name = 'a:b': {NO_COLON}",
         ),
         (
-            "REGISTER", "registry.add_backend(Backend('a', Runtime(), implementations=None))", "kernelseam_register",
+            "REGISTER",
+            "registry.add_backend(Backend('a', Runtime(), implementations=None))",
+            "kernelseam_register",
             "a backend: Backend.implementations = None: must be a tuple",
         ),
         (
-            "REGISTER", "registry.add_backend(Backend('a', None))", "kernelseam_register",
+            "REGISTER",
+            "registry.add_backend(Backend('a', None))",
+            "kernelseam_register",
             "backend 'a': Runtime.devices = None: must be a method",
         ),
         (
-            "REGISTER", "registry.add_backend(Backend('a', Runtime(), object()))", "kernelseam_register",
+            "REGISTER",
+            "registry.add_backend(Backend('a', Runtime(), object()))",
+            "kernelseam_register",
             "backend 'a': Toolchain.backend = None: must be a str that is not empty",
         ),
         (
-            "REGISTER", "registry.add_backend(Backend('a', Runtime(), None, (7,)))", "kernelseam_register",
+            "REGISTER",
+            "registry.add_backend(Backend('a', Runtime(), None, (7,)))",
+            "kernelseam_register",
             "implementation 7: Implementation.name = None: must be a str that is not empty",
         ),
         (
-            "REGISTER", "Gemm.operation = ['gemm']", "kernelseam_register",
-            "implementation 'strange': Implementation.operation = ['gemm']: must be a str that is not empty",
+            "REGISTER",
+            "Gemm.operation = ['gemm']",
+            "kernelseam_register",
+            (
+                "implementation 'strange': Implementation.operation = ['gemm']: must be a str that "
+                "is not empty"
+            ),
         ),
         (
-            "REGISTER", "Gemm.build = None", "kernelseam_register",
+            "REGISTER",
+            "Gemm.build = None",
+            "kernelseam_register",
             "implementation 'strange': Implementation.build = None: must be a method",
         ),
         (
-            "REGISTER", "registry.backends['x'] = None", "kernelseam_register", "a backend must be a Backend, got None",
+            "REGISTER",
+            "registry.backends['x'] = None",
+            "kernelseam_register",
+            "a backend must be a Backend, got None",
         ),
         (
-            "REGISTER", "registry.implementations.append(7)", "kernelseam_register",
+            "REGISTER",
+            "registry.implementations.append(7)",
+            "kernelseam_register",
             "implementation 7: Implementation.name = None: must be a str that is not empty",
         ),
     ],
 )
-def test_a_field_of_a_wrong_kind(strange: Strange, place: str, line: str, stage: str, said: str) -> None:
+def test_a_field_of_a_wrong_kind(
+    strange: Strange, place: str, line: str, stage: str, said: str
+) -> None:
     failure = only_failure(strange(**{place: line}))
     assert (failure.stage, failure.message) == (stage, f"PluginError: {said}")
     assert multiply() == "numpy"
@@ -304,9 +376,18 @@ def test_a_field_of_a_wrong_kind(strange: Strange, place: str, line: str, stage:
         ("return {0: 'x'}", " must be a sequence of Device, got {0: 'x'}"),
         ("return ['strange:0']", " must be a Device, got 'strange:0'"),
         ("return [Device('numpy', 0, 'cpu')]", ": Device.backend = 'numpy': must be 'strange'"),
-        ("return [Device('strange', '0', 'a')]", ": Device.index = '0': must be an int of at least 0"),
-        ("return [Device('strange', True, 'a')]", ": Device.index = True: must be an int of at least 0"),
-        ("return [Device('strange', 0, None)]", ": Device.arch = None: must be a str that is not empty"),
+        (
+            "return [Device('strange', '0', 'a')]",
+            ": Device.index = '0': must be an int of at least 0",
+        ),
+        (
+            "return [Device('strange', True, 'a')]",
+            ": Device.index = True: must be an int of at least 0",
+        ),
+        (
+            "return [Device('strange', 0, None)]",
+            ": Device.arch = None: must be a str that is not empty",
+        ),
         ("return [Device('strange', 0, 'a', 7)]", ": Device.name = 7: must be a str"),
         ("return [Device('strange', 0, 'a', limits={})]", " must be a DeviceLimits, got {}"),
         (
@@ -318,13 +399,23 @@ def test_a_field_of_a_wrong_kind(strange: Strange, place: str, line: str, stage:
             ": DeviceLimits.bytes_per_second = 0: must be a number above 0",
         ),
         (
-            "return [Device('strange', 0, 'a', limits=DeviceLimits(operations_per_second={'float16': 'fast'}))]",
-            ": DeviceLimits.operations_per_second = {'float16': 'fast'}: must map names of dtypes to numbers above 0",
+            (
+                "return [Device('strange', 0, 'a', "
+                "limits=DeviceLimits(operations_per_second={'float16': 'fast'}))]"
+            ),
+            (
+                ": DeviceLimits.operations_per_second = {'float16': 'fast'}: must map names of "
+                "dtypes to numbers above 0"
+            ),
         ),
     ],
 )
 def test_what_are_no_devices(
-    strange: Strange, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, line: str, said: str
+    strange: Strange,
+    command: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    line: str,
+    said: str,
 ) -> None:
     found = strange(DEVICES=line)
     assert [d.backend for d in found.devices()] == ["numpy", "acme", "acme"]
@@ -340,19 +431,41 @@ def test_what_are_no_devices(
 @pytest.mark.parametrize(
     ("place", "line", "said"),
     [
-        ("SUPPORTS", "return True", "supports() of 'strange' must be None or a str that says why not, got True"),
-        ("SUPPORTS", "return False", "supports() of 'strange' must be None or a str that says why not, got False"),
+        (
+            "SUPPORTS",
+            "return True",
+            "supports() of 'strange' must be None or a str that says why not, got True",
+        ),
+        (
+            "SUPPORTS",
+            "return False",
+            "supports() of 'strange' must be None or a str that says why not, got False",
+        ),
         ("COST", "return 1.0", "cost() of 'strange' must be a Cost, got 1.0"),
         (
-            "COST", "return Cost(0, 0, 'fast')",
+            "COST",
+            "return Cost(0, 0, 'fast')",
             "cost() of 'strange': Cost.seconds = 'fast': must be a number of at least 0",
         ),
-        ("COST", "return Cost(None, 0, 0)", "cost() of 'strange': Cost.bytes = None: must be a number of at least 0"),
-        ("COST", "return Cost(0, 0, -1.0)", "cost() of 'strange': Cost.seconds = -1.0: must be a number of at least 0"),
+        (
+            "COST",
+            "return Cost(None, 0, 0)",
+            "cost() of 'strange': Cost.bytes = None: must be a number of at least 0",
+        ),
+        (
+            "COST",
+            "return Cost(0, 0, -1.0)",
+            "cost() of 'strange': Cost.seconds = -1.0: must be a number of at least 0",
+        ),
     ],
 )
 def test_what_is_no_answer(
-    strange: Strange, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, place: str, line: str, said: str
+    strange: Strange,
+    command: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    line: str,
+    said: str,
 ) -> None:
     found = strange(**{place: line})
     assert multiply() == "numpy"
@@ -371,7 +484,10 @@ def test_what_is_no_answer(
             "return PlanParts((), -1)",
             "build() of 'strange': PlanParts.workspace_bytes = -1: must be an int of at least 0",
         ),
-        ("return PlanParts((7,))", "build() of 'strange': a step's record must be a LaunchRecord, got None"),
+        (
+            "return PlanParts((7,))",
+            "build() of 'strange': a step's record must be a LaunchRecord, got None",
+        ),
     ],
 )
 def test_what_is_no_plan(strange: Strange, line: str, said: str) -> None:
@@ -390,7 +506,10 @@ def test_archs_that_are_none_do_not_stand_before_others(
     found = strange(ARCHS="return 'strange1'")
     (failure,) = doctor(command, found, monkeypatch, "--no-check")["failures"]
     assert (failure["plugin"], failure["stage"]) == ("strange", "archs")
-    assert failure["message"] == "PluginError: archs of backend 'strange' must be a tuple of str, got 'strange1'"
+    assert (
+        failure["message"]
+        == "PluginError: archs of backend 'strange' must be a tuple of str, got 'strange1'"
+    )
     status, _, err = command("compile", "gemm", "--arch", "sm_1")
     assert status == 2 and "arch = sm_1: no installed plugin compiles" in err
 
@@ -401,17 +520,25 @@ def test_a_toolchain_that_exits(
     found = strange(REGISTER="Toolchain.arch_row = Toolchain.compiler = lambda *_: sys.exit(0)")
     monkeypatch.setattr(plugins, "_plugins", found)
     assert command("compile", "gemm", "--arch", "strange1") == (
-        1, "", "error: the toolchain of backend strange raised SystemExit: 0\n"
+        1,
+        "",
+        "error: the toolchain of backend strange raised SystemExit: 0\n",
     )
     wanted = targets(found, "strange")
     assert {t.device.backend for t in wanted} == {"strange"} and not any(t.flushed for t in wanted)
-    assert dict(report.facts(found, wanted))["compiler of strange"] == "none: its compiler() raised SystemExit: 0"
+    assert (
+        dict(report.facts(found, wanted))["compiler of strange"]
+        == "none: its compiler() raised SystemExit: 0"
+    )
 
 
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
-        ("return {'a': Mute, 2: {'b': (DEVICE, None)}}", {"a": "<class", "2": {"b": ["strange:0 (strange1)", None]}}),
+        (
+            "return {'a': Mute, 2: {'b': (DEVICE, None)}}",
+            {"a": "<class", "2": {"b": ["strange:0 (strange1)", None]}},
+        ),
         ("return [('a', 1)]", {"a": 1}),
     ],
 )
@@ -437,16 +564,21 @@ def test_a_report_that_is_none(strange: Strange, line: str, said: str) -> None:
 # ---------------------------------------------------------------- what surrounds it
 
 
-def test_a_plugin_that_asks_for_the_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_that_asks_for_the_plugins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It would wait for itself."""
     monkeypatch.syspath_prepend(tmp_path)
-    entry = strange_plugins.write(tmp_path, "asking", IMPORT="from kernelseam import plugins; plugins.plugins()")
+    entry = strange_plugins.write(
+        tmp_path, "asking", IMPORT="from kernelseam import plugins; plugins.plugins()"
+    )
     monkeypatch.setattr(plugins, "_plugins", None)
     real = plugins.discover
     monkeypatch.setattr(plugins, "discover", lambda: real([entry]))
     (failure,) = plugins.plugins().failures
     assert failure.message == (
-        "PluginError: a plugin asks for the plugins while they are discovered: it would wait for itself"
+        "PluginError: a plugin asks for the plugins while they are discovered: it would wait for "
+        "itself"
     )
 
 
@@ -474,20 +606,31 @@ NOISE = (
 )
 
 
-@pytest.mark.parametrize("arguments", [("doctor", "--no-check"), ("gemm", "--m", "8", "--n", "8", "--k", "8")])
-def test_json_stands_alone(tmp_path: Path, python_command: list[str], arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [("doctor", "--no-check"), ("gemm", "--m", "8", "--n", "8", "--k", "8")]
+)
+def test_json_stands_alone(
+    tmp_path: Path, python_command: list[str], arguments: tuple[str, ...]
+) -> None:
     for i, place in enumerate(("IMPORT", "INFO", "DEVICES", "BUILD", "DOCTOR")):
         strange_plugins.write(
-            tmp_path, f"loud{i}", **{place: f"{NOISE}; {strange_plugins.SOUND_LINES[place]}"},
+            tmp_path,
+            f"loud{i}",
+            **{place: f"{NOISE}; {strange_plugins.SOUND_LINES[place]}"},
             REGISTER=f"Gemm.name = 'loud{i}'; Toolchain.backend = 'loud{i}'; "
             f"registry.add_backend(Backend('loud{i}', Runtime())); return",
         )
     environment = {
-        **os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(kernelseam.__file__).parents[1])]),
-        "KERNELSEAM_BACKEND": "numpy", "KERNELSEAM_PLUGINS": ",".join(f"loud{i}" for i in range(5)),
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(kernelseam.__file__).parents[1])]),
+        "KERNELSEAM_BACKEND": "numpy",
+        "KERNELSEAM_PLUGINS": ",".join(f"loud{i}" for i in range(5)),
     }
     done = subprocess.run(
-        [*python_command, "-m", "kernelseam", *arguments, "--json"], capture_output=True, text=True, env=environment,
+        [*python_command, "-m", "kernelseam", *arguments, "--json"],
+        capture_output=True,
+        text=True,
+        env=environment,
         timeout=120,
     )
     assert done.returncode == 0, done.stderr

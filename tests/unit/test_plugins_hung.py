@@ -1,4 +1,5 @@
-"""Plugins that do not come back: given up after a while, named with the place where they hang, harming nobody."""
+"""Plugins that do not come back: given up after a while, named with the place where they hang,
+harming nobody."""
 
 from __future__ import annotations
 
@@ -10,10 +11,9 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from typing import Any
 
+import kernelseam
 import numpy as np
 import pytest
-
-import kernelseam
 from kernelseam import BatchedGemmStrided, deadline, plan, plugins
 from kernelseam.containment import Escaped
 from kernelseam.deadline import Hung, probe_seconds, within
@@ -46,7 +46,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("name", "stage", "what"),
     [
-        ("hangs-on-import", "import", "its import"), ("hangs-in-info", "kernelseam_info", "kernelseam_info"),
+        ("hangs-on-import", "import", "its import"),
+        ("hangs-in-info", "kernelseam_info", "kernelseam_info"),
         ("hangs-in-register", "kernelseam_register", "kernelseam_register"),
     ],
 )
@@ -59,26 +60,40 @@ def test_a_plugin_that_hangs_is_kept_out(name: str, stage: str, what: str) -> No
     (failure,) = found.failures
     assert (failure.plugin, failure.stage) == (name, stage)
     assert failure.message.startswith(
-        f"Hung: {what} did not come back within 0.3 s (KERNELSEAM_PROBE_SECONDS). It hangs in wait, "
+        f"Hung: {what} did not come back within 0.3 s (KERNELSEAM_PROBE_SECONDS). It hangs in "
+        "wait, "
     )
     assert failure.traceback.startswith("Traceback (most recent call last):\n")
     assert "Its thread was left behind here:\n" in failure.traceback
-    assert f"kernelseam_broken/{name.replace('-', '_')}.py" in failure.traceback and "hang()" in failure.traceback
+    assert (
+        f"kernelseam_broken/{name.replace('-', '_')}.py" in failure.traceback
+        and "hang()" in failure.traceback
+    )
 
 
-def test_a_probe_that_hangs(discovered: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_probe_that_hangs(
+    discovered: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
     found = discovered("kernelseam_broken.hangs_in_devices", "kernelseam_thirdvendor")
     assert found.failures == ()  # nobody has asked for devices yet
     start = time.monotonic()
-    assert [str(d) for d in found.devices()] == ["numpy:0 (cpu)", "acme:0 (acme1)", "acme:1 (acme1)"]
+    assert [str(d) for d in found.devices()] == [
+        "numpy:0 (cpu)",
+        "acme:0 (acme1)",
+        "acme:1 (acme1)",
+    ]
     assert time.monotonic() - start < SECONDS + 5
     assert "backend deaf does not list its devices" in caplog.text
     start = time.monotonic()  # from now on nobody waits for it
     a = np.ones((2, 3, 4), np.float32)
     assert np.array_equal(kernelseam.bmm(a, a.swapaxes(1, 2)), a @ a.swapaxes(1, 2))
     for _ in range(3):
-        assert str(plan(BatchedGemmStrided(M=3, N=5, K=4, dtype="float32")).device) == "numpy:0 (cpu)"
-        with pytest.raises(Hung, match="listing the devices of backend deaf did not come back within 0.3 s") as caught:
+        assert (
+            str(plan(BatchedGemmStrided(M=3, N=5, K=4, dtype="float32")).device) == "numpy:0 (cpu)"
+        )
+        with pytest.raises(
+            Hung, match="listing the devices of backend deaf did not come back within 0.3 s"
+        ) as caught:
             plan(BatchedGemmStrided(M=3, N=5, K=4, dtype="float32"), backend="deaf")
         assert "hangs_in_devices.py" in caught.value.stack
     assert time.monotonic() - start < SECONDS
@@ -93,17 +108,24 @@ def test_a_probe_that_hangs_does_not_stand_before_an_array(discovered: Callable[
     start = time.monotonic()
     assert np.array_equal(kernelseam.bmm(AcmeArray(a), AcmeArray(b)).host, a @ b)
     assert SECONDS <= time.monotonic() - start < SECONDS + 5
-    with pytest.raises(InvalidValue, match="deaf could not be asked: Hung: listing the devices of backend deaf"):
+    with pytest.raises(
+        InvalidValue, match="deaf could not be asked: Hung: listing the devices of backend deaf"
+    ):
         kernelseam.bmm(object(), object())
 
 
-def test_a_failure_on_an_array_does_not_stand_before_the_others(discovered: Callable[..., Any]) -> None:
+def test_a_failure_on_an_array_does_not_stand_before_the_others(
+    discovered: Callable[..., Any],
+) -> None:
     discovered("kernelseam_broken.raises_in_describe", "kernelseam_thirdvendor")
     from kernelseam_thirdvendor import AcmeArray
 
     a, b = np.ones((2, 3, 4), np.float32), np.ones((2, 4, 5), np.float32)
     assert np.array_equal(kernelseam.bmm(AcmeArray(a), AcmeArray(b)).host, a @ b)
-    with pytest.raises(InvalidValue, match=r"acme, numpy, puzzled; puzzled could not be asked: RuntimeError: what is"):
+    with pytest.raises(
+        InvalidValue,
+        match=r"acme, numpy, puzzled; puzzled could not be asked: RuntimeError: what is",
+    ):
         kernelseam.bmm(object(), object())
 
 
@@ -119,8 +141,10 @@ def test_a_report_that_hangs(discovered: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("module", "stage"),
     [
-        ("hangs_on_import", "import"), ("hangs_in_info", "kernelseam_info"),
-        ("hangs_in_register", "kernelseam_register"), ("hangs_in_devices", "devices"),
+        ("hangs_on_import", "import"),
+        ("hangs_in_info", "kernelseam_info"),
+        ("hangs_in_register", "kernelseam_register"),
+        ("hangs_in_devices", "devices"),
         ("hangs_in_doctor", "kernelseam_doctor"),
     ],
 )
@@ -157,7 +181,8 @@ def test_the_thread_sees_its_callers_context(discovered: Callable[..., Any]) -> 
 def test_a_limit_that_is_none(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERNELSEAM_PROBE_SECONDS", value)
     message = (
-        f"KERNELSEAM_PROBE_SECONDS = {value}: must be a positive number of seconds. Leave it unset, or set it to 30."
+        f"KERNELSEAM_PROBE_SECONDS = {value}: must be a positive number of seconds. Leave "
+        "it unset, or set it to 30."
     )
     with pytest.raises(InvalidValue) as caught:
         discover([])

@@ -1,4 +1,5 @@
-"""Signals that arrive while a plugin's code runs: they are the user's, and what the plugin raises itself is not."""
+"""Signals that arrive while a plugin's code runs: they are the user's, and what the plugin raises
+itself is not."""
 
 from __future__ import annotations
 
@@ -12,10 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import kernelseam
 import pytest
 import strange_plugins
-
-import kernelseam
 from kernelseam.containment import Contained, Escaped, told, traceback_of
 from kernelseam.deadline import within
 
@@ -38,17 +38,23 @@ Child = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def child(tmp_path: Path, python_command: list[str]) -> Child:
-    """``child(script, *signals, PLACE=line)`` → (status, output, errors) of a Python with the strange plugin, which is
-    sent one signal each time that it says "here"."""
+    """``child(script, *signals, PLACE=line)`` → (status, output, errors) of a Python with the
+    strange plugin, which is sent one signal each time that it says "here"."""
 
     def run(script: str, *signals: int, **lines: str) -> tuple[int, str, str]:
         strange_plugins.write(tmp_path, "strange", **lines)
         environment = {
-            **os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(kernelseam.__file__).parents[1])]),
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(
+                [str(tmp_path), str(Path(kernelseam.__file__).parents[1])]
+            ),
             "KERNELSEAM_PLUGINS": "strange",
         }
         process = subprocess.Popen(
-            [*python_command, "-c", HEAD + script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [*python_command, "-c", HEAD + script],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
             env=environment,
         )
         try:
@@ -67,12 +73,17 @@ def child(tmp_path: Path, python_command: list[str]) -> Child:
 
 
 IN_A_THREAD = {
-    "IMPORT": "kernelseam.devices()", "INFO": "kernelseam.devices()", "REGISTER": "kernelseam.devices()",
-    "DEVICES": "kernelseam.devices()", "DOCTOR": "plugins.plugins().doctor()",
+    "IMPORT": "kernelseam.devices()",
+    "INFO": "kernelseam.devices()",
+    "REGISTER": "kernelseam.devices()",
+    "DEVICES": "kernelseam.devices()",
+    "DOCTOR": "plugins.plugins().doctor()",
 }
 IN_THE_MAIN_THREAD = {
-    "SUPPORTS": "plan(GEMM, device='numpy')", "COST": "plan(GEMM, device='numpy')",
-    "BUILD": "plan(GEMM, device='numpy')", "DESCRIBE": "kernelseam.bmm(object(), object())",
+    "SUPPORTS": "plan(GEMM, device='numpy')",
+    "COST": "plan(GEMM, device='numpy')",
+    "BUILD": "plan(GEMM, device='numpy')",
+    "DESCRIBE": "kernelseam.bmm(object(), object())",
 }
 
 
@@ -98,7 +109,10 @@ def test_a_plugin_cannot_swallow_it(child: Child, place: str, call: str) -> None
 @pytest.mark.parametrize("place", ["IMPORT", "SUPPORTS", "BUILD"])
 def test_a_handler_of_the_program_ends_it(child: Child, place: str) -> None:
     """SIGTERM in a container: the handler's SystemExit is not the plugin's, which is contained."""
-    script = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\nplan(GEMM, device='numpy')\nprint('went on')"
+    script = (
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\nplan(GEMM, "
+        "device='numpy')\nprint('went on')"
+    )
     status, out, _ = child(script, signal.SIGTERM, **{place: WAIT})
     assert (status, out) == (7, "")
 
@@ -122,9 +136,9 @@ seen = []
 signal.signal(signal.SIGINT, lambda *_: seen.append(1))
 print(multiply(), seen, callable(signal.getsignal(signal.SIGINT)))
 """
-    assert child(script, signal.SIGINT, SUPPORTS=f"{WAIT.replace('60', '1')}; return 'it is tired'")[:2] == (
-        0, "numpy [1] True\n"
-    )
+    assert child(
+        script, signal.SIGINT, SUPPORTS=f"{WAIT.replace('60', '1')}; return 'it is tired'"
+    )[:2] == (0, "numpy [1] True\n")
 
 
 @pytest.mark.parametrize("place", [*IN_A_THREAD, *IN_THE_MAIN_THREAD])
@@ -148,7 +162,7 @@ try:
 except KeyboardInterrupt:
     start = time.monotonic()
     print(multiply(), sorted(plugins.plugins().loaded), plugins.plugins().failures, time.monotonic() - start < 10)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("place", ["IMPORT", "INFO", "REGISTER"])
@@ -175,8 +189,9 @@ sys.meta_path.insert(0, Finder())
 
 
 def test_ctrl_c_leaves_no_lock_of_imports_behind(child: Child) -> None:
-    """Where it strikes between the taking of that lock and the `try` that gives it back, every import in another thread
-    would wait: there it strikes here, in the first import of the main thread, if there is one."""
+    """Where it strikes between the taking of that lock and the `try` that gives it back, every
+    import in another thread would wait: there it strikes here, in the first import of the main
+    thread, if there is one."""
     script = """
 import importlib._bootstrap as bootstrap
 struck = []
@@ -195,7 +210,7 @@ except KeyboardInterrupt:
 sys.settrace(None)
 start = time.monotonic()
 print(multiply(), sorted(plugins.plugins().loaded), plugins.plugins().failures, time.monotonic() - start < 10)
-"""
+"""  # noqa: E501
     status, out, err = child(script)
     assert (status, out) == (0, "strange ['reference', 'strange'] () True\n"), err
 
@@ -222,11 +237,15 @@ def interrupt(*_: object) -> None:
 
 
 def test_blocks_within_blocks() -> None:
-    """A plugin's code may plan: what it is asked in turn is contained, and the user's interrupt passes both."""
+    """A plugin's code may plan: what it is asked in turn is contained, and the user's interrupt
+    passes both."""
 
     def work() -> None:
         with Contained("outer"):
-            with pytest.raises(Escaped, match="^inner raised KeyboardInterrupt: its own$"), Contained("inner"):
+            with (
+                pytest.raises(Escaped, match="^inner raised KeyboardInterrupt: its own$"),
+                Contained("inner"),
+            ):
                 raise KeyboardInterrupt("its own")
             with Contained("inner"):
                 signal.raise_signal(signal.SIGINT)
@@ -265,7 +284,8 @@ def test_exceptions_pass_as_they_are() -> None:
 
 
 def test_another_thread_is_not_interrupted() -> None:
-    """While the main thread runs a plugin's code and is interrupted, another thread's is left alone."""
+    """While the main thread runs a plugin's code and is interrupted, another thread's is left
+    alone."""
     inside, go_on, found = threading.Event(), threading.Event(), list[str]()
 
     def other() -> None:

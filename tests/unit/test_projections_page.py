@@ -32,8 +32,16 @@ def test_the_page_runs() -> None:
     d = given["d_result"]
     wanted["d_y"] = (d @ w_out).reshape(2, 10, 8, 16).swapaxes(1, 2)
     wanted["d_w_out"], wanted["d_b_out"] = np.einsum("bsi,bsj->ij", d, rows), d.sum((0, 1))
-    d = np.concatenate([given[n] for n in ("dq", "dk", "dv")], axis=1).swapaxes(1, 2).reshape(2, 10, 192)
-    wanted |= {"d_input": d @ weight, "d_w_qkv": np.einsum("bsi,bsj->ij", d, x), "d_b_qkv": d.sum((0, 1))}
+    d = (
+        np.concatenate([given[n] for n in ("dq", "dk", "dv")], axis=1)
+        .swapaxes(1, 2)
+        .reshape(2, 10, 192)
+    )
+    wanted |= {
+        "d_input": d @ weight,
+        "d_w_qkv": np.einsum("bsi,bsj->ij", d, x),
+        "d_b_qkv": d.sum((0, 1)),
+    }
     for name, want in wanted.items():
         found = names[name]
         assert found.dtype == np.float32 and found.shape == want.shape, name

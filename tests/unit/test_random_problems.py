@@ -1,4 +1,5 @@
-"""The random problems of benchmarks/random_problems.py: what is drawn, and that the reference computes it."""
+"""The random problems of benchmarks/random_problems.py: what is drawn, and that the reference
+computes it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from kernelseam.errors import DeviceError
 from kernelseam.parity import attention_data, data, run
 from kernelseam.parity.cases import SHORT, AttentionCase, BackwardCase, Case, GemmCase
@@ -50,7 +50,10 @@ FAMILIES = ("attention", "products")
 
 def _drawn(drawing: Any, family: str, seed: int, count: int) -> list[Case]:
     kinds = drawing.FAMILIES[family].kinds(np.random.default_rng(seed), 60)
-    return [kinds[i % 60].draw(f"random-{seed}-{i}", np.random.default_rng((seed, i))) for i in range(count)]
+    return [
+        kinds[i % 60].draw(f"random-{seed}-{i}", np.random.default_rng((seed, i)))
+        for i in range(count)
+    ]
 
 
 def test_the_kinds_cover_operations_views_and_options(drawing: Any) -> None:
@@ -77,12 +80,19 @@ def test_few_kinds_cover_products(drawing: Any, seed: int) -> None:
     projections = {o: [k for k in kinds if k.operation == o] for o in drawing.projection.HEADS}
     assert [len(gemms), *map(len, projections.values())] == [20, 8, 4, 4, 4]
     assert {k.dtype for k in gemms} == set(SHORT.values())
-    assert {(k.a_transposed, k.b_transposed) for k in gemms} == {(a, b) for a in (0, 1) for b in (0, 1)}
-    assert {k.view for k in gemms} == {"strided", "scattered", "even"} and any(k.dtype_c is not k.dtype for k in gemms)
+    assert {(k.a_transposed, k.b_transposed) for k in gemms} == {
+        (a, b) for a in (0, 1) for b in (0, 1)
+    }
+    assert {k.view for k in gemms} == {"strided", "scattered", "even"} and any(
+        k.dtype_c is not k.dtype for k in gemms
+    )
     for option in ("summed", "bias", "residual", "narrow"):
         assert {bool(getattr(k, option)) for k in gemms} == {True, False}
     qkv = projections["qkv_projection"]
-    assert {k.rotary for k in qkv} == {"", "halves", "pairs"} and {k.paged for k in qkv} == {True, False}
+    assert {k.rotary for k in qkv} == {"", "halves", "pairs"} and {k.paged for k in qkv} == {
+        True,
+        False,
+    }
     assert {bool(k.bias) for found in projections.values() for k in found} == {True, False}
 
 
@@ -107,16 +117,29 @@ def test_products_are_of_every_size(drawing: Any) -> None:
     cases = _drawn(drawing, "products", 0, 1000)
     gemms = [c for c in cases if isinstance(c, GemmCase)]
     projections = [c for c in cases if isinstance(c, ProjectionCase)]
-    assert max(c.batch * c.num_heads for c in gemms if max(c.M, c.N) <= 20) > 1000, "teams share blocks"
-    assert all(any(getattr(c, n) == 0 for c in gemms) for n in ("M", "N", "K", "batch", "num_heads", "alpha"))
+    assert max(c.batch * c.num_heads for c in gemms if max(c.M, c.N) <= 20) > 1000, (
+        "teams share blocks"
+    )
+    assert all(
+        any(getattr(c, n) == 0 for c in gemms)
+        for n in ("M", "N", "K", "batch", "num_heads", "alpha")
+    )
     assert any(min(c.M, c.N) >= 900 for c in gemms) and any(c.K > 2000 for c in gemms)
     assert any(c.c_head_group % c.b_head_group and c.b_head_group % c.c_head_group for c in gemms)
-    assert any(c.in_place for c in gemms) and any(c.plants for c in gemms) and any(c.beta for c in gemms)
+    assert (
+        any(c.in_place for c in gemms)
+        and any(c.plants for c in gemms)
+        and any(c.beta for c in gemms)
+    )
     assert {c.view for c in gemms} == {"strided", "host", "device"}
     assert all(any(getattr(c, n) == 0 for c in projections) for n in ("batch", "S", "hidden"))
-    assert any(c.S == 1 and c.batch > 10 for c in projections) and any(c.batch * c.S > 600 for c in projections)
+    assert any(c.S == 1 and c.batch > 10 for c in projections) and any(
+        c.batch * c.S > 600 for c in projections
+    )
     assert any(c.packed for c in projections) and any(c.plants for c in projections)
-    assert any(0 < c.turned < c.head_dim for c in projections) and any(c.kv_heads < c.num_heads for c in projections)
+    assert any(0 < c.turned < c.head_dim for c in projections) and any(
+        c.kv_heads < c.num_heads for c in projections
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -131,9 +154,15 @@ def test_what_is_no_operand_of_a_product_is_nan(drawing: Any) -> None:
     for case in _drawn(drawing, "products", 1, 120):
         before = made(case)
         inputs = set(data.values(case))
-        blank = {n: np.full(p.shape, np.frombuffer(b"\xff" * p.dtype.itemsize, p.dtype.numpy)) for n, p in
-                 before.layout.places.items() if n in inputs}
-        between += sum(p.bytes - p.dtype.itemsize * int(np.prod(p.shape)) > 0 for p in before.layout.places.values())
+        blank = {
+            n: np.full(p.shape, np.frombuffer(b"\xff" * p.dtype.itemsize, p.dtype.numpy))
+            for n, p in before.layout.places.items()
+            if n in inputs
+        }
+        between += sum(
+            p.bytes - p.dtype.itemsize * int(np.prod(p.shape)) > 0
+            for p in before.layout.places.values()
+        )
         before.layout.write(before.buffers, blank)
         assert all((b == POISON).all() for b in before.buffers.values()), case
     assert between > 200, "operands with gaps"
@@ -151,7 +180,8 @@ def _whole(case: AttentionCase, name: str, place: Place) -> tuple[str, tuple[int
 
 
 def test_what_belongs_to_no_sequence_is_nan(drawing: Any) -> None:
-    """Rows beyond a sequence, a length or the end of a page, and pages that no table names: a read there shows."""
+    """Rows beyond a sequence, a length or the end of a page, and pages that no table names: a read
+    there shows."""
     beyond = dict.fromkeys(("packed", "paged", "lengths"), 0)
     for case in _drawn(drawing, "attention", 1, 300):
         forward = case.forward if isinstance(case, BackwardCase) else case
@@ -164,7 +194,11 @@ def test_what_belongs_to_no_sequence_is_nan(drawing: Any) -> None:
                 continue
             view, shape = _whole(forward, name, place)
             whole = replace(place, shape=shape, pieces=None)
-            rows = Layout({**before.layout.places, name: whole}).read(before.buffers, name).astype(np.float32)
+            rows = (
+                Layout({**before.layout.places, name: whole})
+                .read(before.buffers, name)
+                .astype(np.float32)
+            )
             missing = np.isnan(rows)
             assert (missing.all(-1) == missing.any(-1)).all(), (case.name, name)
             used = place.shape[1] * sum(p.rows for p in place.pieces)
@@ -184,7 +218,9 @@ def test_the_script(
     piped, out = json.loads(file.read_text()), capsys.readouterr().out
     assert random_problems.main([*given, "--workers", "0"]) == 0
     alone = json.loads(file.read_text())
-    assert out.startswith("25 problems of 12 specs, seed 3, on numpy:0 (cpu), 1 workers\n0 binaries after ")
+    assert out.startswith(
+        "25 problems of 12 specs, seed 3, on numpy:0 (cpu), 1 workers\n0 binaries after "
+    )
     assert "{'passed': 25} of 25 in " in out
     assert [r["number"] for r in piped["results"]] == list(range(25))
     for r in (*piped["results"], *alone["results"]):
@@ -198,7 +234,10 @@ def test_the_script(
 
 
 def test_the_script_names_what_fails(
-    random_problems: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    random_problems: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     """A wrong result costs its problem; a device that is lost ends the run."""
     computed, copy = run.computed, HostRuntime.from_host
@@ -217,14 +256,32 @@ def test_the_script_names_what_fails(
     monkeypatch.setattr(run, "computed", wrong)
     monkeypatch.setattr(HostRuntime, "from_host", from_host)
     file = tmp_path / "results.json"
-    given = ["--family", "attention", "--device", "numpy:0", "--problems", "9", "--seed", "4", "--workers", "0"]
+    given = [
+        "--family",
+        "attention",
+        "--device",
+        "numpy:0",
+        "--problems",
+        "9",
+        "--seed",
+        "4",
+        "--workers",
+        "0",
+    ]
     given += ["--json", str(file)]
     assert random_problems.main(given) == 1
     out = capsys.readouterr().out
     found = json.loads(file.read_text())
-    assert [r["status"] for r in found["results"]] == ["failed", "passed", "passed", "passed", "error"]
+    assert [r["status"] for r in found["results"]] == [
+        "failed",
+        "passed",
+        "passed",
+        "passed",
+        "error",
+    ]
     assert found["lost"] == (
-        "the device computes nothing any more since random-4-4 on numpy-numpy: DeviceError: the runtime says 700. Not "
+        "the device computes nothing any more since random-4-4 on numpy-numpy: DeviceError: the "
+        "runtime says 700. Not "
         "run after it: 4."
     )
     assert found["lost"] in out and "error 4: Traceback" in out

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from attention_formula import close, formula
 from attention_mixture import KINDS, UNTOUCHED, Mixture
-
 from kernelseam import Attention, plan, planning
 from kernelseam.descriptors import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
@@ -23,14 +22,18 @@ def run(case: Mixture) -> None:
     if not case.pointers:
         plan(d).bind()()
         return
-    # Lists of addresses come by a descriptor of their own: here they replace the strided view in the problem.
+    # Lists of addresses come by a descriptor of their own: here they replace the strided view in
+    # the problem.
     p = d.problem()
     assert isinstance(p, AttentionProblem)
     names = {"q": "q_view", "k": "kv_view", "v": "kv_view", "out": "q_view"}
-    strides = {f"{n}_strides": (0, 0, x[0].strides[0] // x[0].itemsize) for n, x in case.pointers.items()}
+    strides = {
+        f"{n}_strides": (0, 0, x[0].strides[0] // x[0].itemsize) for n, x in case.pointers.items()
+    }
     p = replace(p, spec=replace(p.spec, **{names[n]: "pointers" for n in case.pointers}), **strides)
     lists = {
-        f"{n}_ptrs": np.array([x.ctypes.data for x in matrices], np.uint64) for n, matrices in case.pointers.items()
+        f"{n}_ptrs": np.array([x.ctypes.data for x in matrices], np.uint64)
+        for n, matrices in case.pointers.items()
     }
     launch(p, {**d.operands(), **lists})
 
@@ -55,7 +58,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     planning.forget()
 
 
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # in the formula, where operands are not finite
+# in the formula, where operands are not finite
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("tens", range(24))
 def test_random_mixtures(tens: int) -> None:
@@ -81,13 +85,18 @@ def test_random_mixtures(tens: int) -> None:
 
 
 def test_the_mixtures_mix() -> None:
-    """Every option and every pair of views takes part, and with it every refusal of an unknown option is possible."""
+    """Every option and every pair of views takes part, and with it every refusal of an unknown
+    option is possible."""
     cases = [Mixture(seed) for seed in range(240)]
     assert {(c.q_view, c.kv_view) for c in cases} == {
-        (q, k) for q in ("strided", "packed", "pointers") for k in ("strided", "packed", "paged", "pointers")
+        (q, k)
+        for q in ("strided", "packed", "pointers")
+        for k in ("strided", "packed", "paged", "pointers")
     }
     specs: list[AttentionSpec] = [Attention(**c.fields).problem().spec for c in cases]
     assert frozenset().union(*(s.options for s in specs)) >= reference.KNOWN - {"q_view", "kv_view"}
     assert {s.dtype for s in specs} == {DType.of(k) for k in KINDS}
     assert any(0 in c.S_q for c in cases) and any(0 in c.S_k for c in cases)
-    assert any("block_table" in c.fields and any(n % c.fields["page_size"] for n in c.S_k) for c in cases)
+    assert any(
+        "block_table" in c.fields and any(n % c.fields["page_size"] for n in c.S_k) for c in cases
+    )

@@ -1,5 +1,5 @@
-"""The reference's gradients of an attention: against their formula over random mixtures of options and views, and that
-against central differences and against what torch derives by itself."""
+"""The reference's gradients of an attention: against their formula over random mixtures of options
+and views, and that against central differences and against what torch derives by itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from attention_formula import Array, close, formula, gradients
 from attention_mixture import KINDS, UNTOUCHED, Mixture
-
 from kernelseam import Attention, AttentionBwd, plan, planning
 from kernelseam.descriptors import AttentionProblem, AttentionSpec
 from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem, AttentionBwdSpec
@@ -38,7 +37,8 @@ def normal(*shape: int, kind: Any = F32) -> Array:
 
 @dataclass
 class Gradients(Mixture):
-    """A mixture with what its forward gave, dout, and memory for the gradients that held other values."""
+    """A mixture with what its forward gave, dout, and memory for the gradients that held other
+    values."""
 
     q_views: tuple[str, ...] = VIEWS
     kv_views: tuple[str, ...] = VIEWS
@@ -46,7 +46,9 @@ class Gradients(Mixture):
     def memory(self) -> None:
         super().memory()
         f, kind = self.fields, DType.of(self.fields["dtype_out"]).numpy
-        self.dout = [self.rng.standard_normal((self.heads, n, self.D_v)).astype(kind) for n in self.S_q]
+        self.dout = [
+            self.rng.standard_normal((self.heads, n, self.D_v)).astype(kind) for n in self.S_q
+        ]
         rows = (
             ("dout", self.q_view, self.heads, self.D_v, kind, self.dout),
             ("dq", self.q_view, self.heads, self.D, self.kind, None),
@@ -76,18 +78,26 @@ class Gradients(Mixture):
 
     def lse(self, b: int, h: int) -> Array:
         first = self.fields["cu_seqlens_q"][b] if self.q_view == "packed" else 0
-        return self.fields["lse"][0 if self.q_view == "packed" else b, h, first : first + self.S_q[b]]
+        return self.fields["lse"][
+            0 if self.q_view == "packed" else b, h, first : first + self.S_q[b]
+        ]
 
     def descriptor(self) -> AttentionBwd:
-        own = {n: x for n, x in self.fields.items() if n.removeprefix("stride_").split("_")[0] in NAMES}
+        own = {
+            n: x for n, x in self.fields.items() if n.removeprefix("stride_").split("_")[0] in NAMES
+        }
         forward = {n: x for n, x in self.fields.items() if n not in own}
         return AttentionBwd(forward=Attention(**forward), **own)
 
     def want(self, b: int, h: int) -> tuple[Array, Array, Array, Array, float]:
         """What the formula makes of one query head: dq, dk, dv, dx and dsink."""
-        out = np.array([row[: self.D_v] for row in self.rows("out", self.q_view, b, h)]).reshape(-1, self.D_v)
+        out = np.array([row[: self.D_v] for row in self.rows("out", self.q_view, b, h)]).reshape(
+            -1, self.D_v
+        )
         with np.errstate(all="ignore"):
-            return gradients(**self.formula(b, h), dout=self.dout[b][h], out=out, lse=self.lse(b, h))
+            return gradients(
+                **self.formula(b, h), dout=self.dout[b][h], out=out, lse=self.lse(b, h)
+            )
 
     def close_rows(self, name: str, view: str, b: int, h: int, want: Array) -> None:
         """Rows of a gradient within their tolerance, what lies around them untouched."""
@@ -129,12 +139,18 @@ def test_random_mixtures(tens: int) -> None:
             if view == "packed":
                 first, stop = (f[f"cu_seqlens_{name[1]}"][i] for i in (0, -1))
                 assert stop - first == sum(lengths)
-                assert (f[name][:, :, :first] == UNTOUCHED).all() and (f[name][:, :, stop:] == UNTOUCHED).all()
+                assert (f[name][:, :, :first] == UNTOUCHED).all() and (
+                    f[name][:, :, stop:] == UNTOUCHED
+                ).all()
         if "dbias" in f:
             whole = np.zeros((case.batch, case.heads, f["S_q"], f["S_k"]))
             for (b, h), (*_, dx, _) in found.items():
                 whole[b, h, : case.S_q[b], : case.S_k[b]] = dx
-            axes = tuple(i for i, (n, m) in enumerate(zip(whole.shape, f["dbias"].shape, strict=True)) if m == 1 != n)
+            axes = tuple(
+                i
+                for i, (n, m) in enumerate(zip(whole.shape, f["dbias"].shape, strict=True))
+                if m == 1 != n
+            )
             with np.errstate(invalid="ignore"):
                 want = whole.sum(axis=axes, keepdims=True)
             close(f["dbias"], want, SUMS * (1 + abs(want[np.isfinite(want)]).max(initial=0)))
@@ -143,7 +159,9 @@ def test_random_mixtures(tens: int) -> None:
             assert (beside == UNTOUCHED).all()
         if "dsinks" in f:
             with np.errstate(invalid="ignore"):
-                want = np.array([sum(found[b, h][4] for b in range(case.batch)) for h in range(case.heads)])
+                want = np.array(
+                    [sum(found[b, h][4] for b in range(case.batch)) for h in range(case.heads)]
+                )
             close(f["dsinks"], want, SUMS * (1 + abs(want[np.isfinite(want)]).max(initial=0)))
 
 
@@ -154,27 +172,51 @@ def test_the_mixtures_mix() -> None:
     options = frozenset().union(*(s.forward.options for s in specs))
     assert options == reference.KNOWN
     assert {s.dtype for s in specs} == {DType.of(k) for k in KINDS}
-    assert {(s.bias_gradient, s.sink_gradient) for s in specs} == {(x, y) for x in (True, False) for y in (True, False)}
+    assert {(s.bias_gradient, s.sink_gradient) for s in specs} == {
+        (x, y) for x in (True, False) for y in (True, False)
+    }
     summed = [tuple(np.array(c.fields["dbias"].shape) == 1) for c in cases if "dbias" in c.fields]
     assert len(set(summed)) > 8
-    assert any(0 in c.S_q for c in cases) and any(0 in c.S_k for c in cases) and any(c.group > 1 for c in cases)
+    assert (
+        any(0 in c.S_q for c in cases)
+        and any(0 in c.S_k for c in cases)
+        and any(c.group > 1 for c in cases)
+    )
 
 
 # ---------------------------------------------------------------- the formula itself
 
 
-def dense(q: Array, k: Array, v: Array, dout: Array, *, sums: tuple[str, ...] = (), **more: Any) -> dict[str, Array]:
-    """Gradients, by name, of q [B, H, S_q, D], k and v [B, H_kv, S_k, D], out and lse among them, in memory that held
-    other values. ``sums``: dbias and dsinks, where they are wanted."""
+def dense(
+    q: Array, k: Array, v: Array, dout: Array, *, sums: tuple[str, ...] = (), **more: Any
+) -> dict[str, Array]:
+    """Gradients, by name, of q [B, H, S_q, D], k and v [B, H_kv, S_k, D], out and lse among them,
+    in memory that held other values. ``sums``: dbias and dsinks, where they are wanted."""
     batch, heads, S_q, D = q.shape
     out = np.empty((batch, heads, S_q, v.shape[3]), dout.dtype)
     lse = np.empty((batch, heads, S_q), np.promote_types(q.dtype, F32))
     forward = Attention(
-        batch=batch, num_heads=heads, kv_heads=k.shape[1], S_q=S_q, S_k=k.shape[2], head_dim=D, value_dim=v.shape[3],
-        q=q, k=k, v=v, out=out, lse=lse, dtype_out=dout.dtype.name, **more,
+        batch=batch,
+        num_heads=heads,
+        kv_heads=k.shape[1],
+        S_q=S_q,
+        S_k=k.shape[2],
+        head_dim=D,
+        value_dim=v.shape[3],
+        q=q,
+        k=k,
+        v=v,
+        out=out,
+        lse=lse,
+        dtype_out=dout.dtype.name,
+        **more,
     )
     plan(forward).bind()()
-    found = {"dq": np.full_like(q, UNTOUCHED), "dk": np.full_like(k, UNTOUCHED), "dv": np.full_like(v, UNTOUCHED)}
+    found = {
+        "dq": np.full_like(q, UNTOUCHED),
+        "dk": np.full_like(k, UNTOUCHED),
+        "dv": np.full_like(v, UNTOUCHED),
+    }
     if "dbias" in sums:
         found["dbias"] = np.full_like(more["bias"], UNTOUCHED)
     if "dsinks" in sums:
@@ -190,7 +232,9 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
     "slopes": {"alibi_slopes": np.array([[0.3, 0.1]], np.float32)},
     "mask": {"mask": np.random.default_rng(3).random((1, 2, 5, 7)) < 0.6},
     "everything": {
-        "causal": True, "softcap": 0.8, "alibi_slopes": np.array([[0.3, 0.1]], np.float32),
+        "causal": True,
+        "softcap": 0.8,
+        "alibi_slopes": np.array([[0.3, 0.1]], np.float32),
         "mask": np.random.default_rng(4).random((1, 2, 5, 7)) < 0.7,
     },
 }
@@ -200,19 +244,32 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
 def test_central_differences_of_the_forwards_formula(name: str) -> None:
     """Of Σ dout·out, by every element of q, k, v, the bias and the sinks."""
     more = DIFFERENCES[name]
-    q, k, v, dout = (normal(1, h, n, d, kind=float) for h, n, d in ((2, 5, 3), (1, 7, 3), (1, 7, 4), (2, 5, 4)))
+    q, k, v, dout = (
+        normal(1, h, n, d, kind=float) for h, n, d in ((2, 5, 3), (1, 7, 3), (1, 7, 4), (2, 5, 4))
+    )
     bias, sinks = normal(1, 2, 5, 7, kind=float), np.array([0.5, -1], np.float32)
-    found = dense(q, k, v, dout, sums=("dbias", "dsinks"), bias=bias, sinks=sinks, scale=0.7, **more)
-    options = [{
-        "scale": 0.7, "causal": more.get("causal", False), "window": more.get("window"),
-        "prefix": int(more.get("prefix_lengths", [0])[0]), "softcap": more.get("softcap"),
-        "slope": float(more["alibi_slopes"][0, h]) if "alibi_slopes" in more else 0.0,
-        "mask": more["mask"][0, h] if "mask" in more else None,
-    } for h in range(2)]
+    found = dense(
+        q, k, v, dout, sums=("dbias", "dsinks"), bias=bias, sinks=sinks, scale=0.7, **more
+    )
+    options = [
+        {
+            "scale": 0.7,
+            "causal": more.get("causal", False),
+            "window": more.get("window"),
+            "prefix": int(more.get("prefix_lengths", [0])[0]),
+            "softcap": more.get("softcap"),
+            "slope": float(more["alibi_slopes"][0, h]) if "alibi_slopes" in more else 0.0,
+            "mask": more["mask"][0, h] if "mask" in more else None,
+        }
+        for h in range(2)
+    ]
     taken = sinks.astype(float)
 
     def loss() -> float:
-        outs = (formula(q[0, h], k[0, 0], v[0, 0], bias=bias[0, h], sink=taken[h], **options[h])[0] for h in range(2))
+        outs = (
+            formula(q[0, h], k[0, 0], v[0, 0], bias=bias[0, h], sink=taken[h], **options[h])[0]
+            for h in range(2)
+        )
         return float(sum((dout[0, h] * out).sum() for h, out in enumerate(outs)))
 
     step = 1e-5
@@ -224,7 +281,8 @@ def test_central_differences_of_the_forwards_formula(name: str) -> None:
             x[at] = held - step
             below = loss()
             x[at] = held
-            # The difference of the losses is off by their rounding and by the third derivative; dsinks is float32.
+            # The difference of the losses is off by their rounding and by the third derivative;
+            # dsinks is float32.
             limit = 2e-7 if name == "dsinks" else 1e-9
             assert abs(found[name][at] - (above - below) / (2 * step)) < limit, (name, at)
 
@@ -236,21 +294,39 @@ def test_what_torch_derives(seed: int) -> None:
     B, G, group, S_q, S_k, D, D_v = (int(rng.integers(1, n)) for n in (3, 3, 4, 40, 40, 20, 20))
     H = G * group
     q, k, v, dout = (
-        rng.standard_normal(s) for s in ((B, H, S_q, D), (B, G, S_k, D), (B, G, S_k, D_v), (B, H, S_q, D_v))
+        rng.standard_normal(s)
+        for s in ((B, H, S_q, D), (B, G, S_k, D), (B, G, S_k, D_v), (B, H, S_q, D_v))
     )
     kept = [int(n) if rng.random() < 0.6 else 1 for n in (B, H, S_q, S_k)]
     bias, sinks = rng.standard_normal(kept), rng.standard_normal(H).astype(np.float32)
-    mask, causal, cap = rng.random((B, 1, S_q, S_k)) < 0.8, bool(rng.random() < 0.5), float(rng.choice([0.5, 4]))
+    mask, causal, cap = (
+        rng.random((B, 1, S_q, S_k)) < 0.8,
+        bool(rng.random() < 0.5),
+        float(rng.choice([0.5, 4])),
+    )
     strides = {
         f"stride_{n}_{axis}": 0 if extent == 1 else step // x.itemsize
         for n, x in (("bias", bias), ("mask", mask))
-        for axis, extent, step in zip(("batch", "head", "row", "column"), x.shape, x.strides, strict=True)
+        for axis, extent, step in zip(
+            ("batch", "head", "row", "column"), x.shape, x.strides, strict=True
+        )
     }
     found = dense(
-        q, k, v, dout, sums=("dbias", "dsinks"), causal=causal, softcap=cap, bias=bias, mask=mask, sinks=sinks,
+        q,
+        k,
+        v,
+        dout,
+        sums=("dbias", "dsinks"),
+        causal=causal,
+        softcap=cap,
+        bias=bias,
+        mask=mask,
+        sinks=sinks,
         **strides,
     )
-    leaves = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (q, k, v, bias, sinks)]
+    leaves = [
+        torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (q, k, v, bias, sinks)
+    ]
     tq, tk, tv, tbias, tsinks = leaves
     x = tq @ tk.repeat_interleave(group, 1).mT / math.sqrt(D)
     x = cap * torch.tanh(x / cap) + tbias
@@ -273,8 +349,16 @@ def test_float64_stays_float64() -> None:
     bias = normal(1, 2, 300, 700, kind=float)
     found = dense(q, k, v, dout, sums=("dbias",), causal=True, bias=bias, softcap=4.0)
     dq, dk, dv, dx, _ = gradients(
-        q[0, 1], k[0, 1], v[0, 1], dout[0, 1], found["out"][0, 1], found["lse"][0, 1], scale=8**-0.5, causal=True,
-        bias=bias[0, 1], softcap=4.0,
+        q[0, 1],
+        k[0, 1],
+        v[0, 1],
+        dout[0, 1],
+        found["out"][0, 1],
+        found["lse"][0, 1],
+        scale=8**-0.5,
+        causal=True,
+        bias=bias[0, 1],
+        softcap=4.0,
     )
     for name, want in (("dq", dq), ("dk", dk), ("dv", dv), ("dbias", dx)):
         np.testing.assert_allclose(found[name][0, 1], want, rtol=0, atol=1e-13)
@@ -288,18 +372,31 @@ def test_16_bits_are_summed_in_float32(kind: Any) -> None:
     bias = np.zeros((1, 1, 1, 1), kind)
     sinks = np.zeros(1, np.float32)
     more = {f"stride_bias_{axis}": 0 for axis in ("batch", "head", "row", "column")}
-    found = dense(ones, k, v, ones, sums=("dbias", "dsinks"), bias=bias, scale=0.0, sinks=sinks, **more)
-    assert found["dv"][0, 0, 0, 0] == 500 and found["dbias"][0, 0, 0, 0] == kind.type(250) and found["dk"] == 0
+    found = dense(
+        ones, k, v, ones, sums=("dbias", "dsinks"), bias=bias, scale=0.0, sinks=sinks, **more
+    )
+    assert (
+        found["dv"][0, 0, 0, 0] == 500
+        and found["dbias"][0, 0, 0, 0] == kind.type(250)
+        and found["dk"] == 0
+    )
     assert abs(found["dsinks"][0] + 250) < 1e-3
 
 
 def test_queries_that_see_no_key_and_keys_that_no_query_sees() -> None:
     q, k, v, dout = normal(1, 2, 5, 4), normal(1, 2, 3, 4), normal(1, 2, 3, 4), normal(1, 2, 5, 4)
-    nan = np.full_like(q, np.nan), np.full_like(k, np.nan), np.full_like(v, np.nan), np.full_like(dout, np.nan)
+    nan = (
+        np.full_like(q, np.nan),
+        np.full_like(k, np.nan),
+        np.full_like(v, np.nan),
+        np.full_like(dout, np.nan),
+    )
     hidden: dict[str, Any] = {"mask": np.zeros((1, 2, 5, 3), bool)}
     for more in (hidden, {"kv_lengths": np.zeros(1, np.int32)}):
         for operands in ((q, k, v, dout), nan):
-            found = dense(*operands, sums=("dbias",), bias=np.full((1, 2, 5, 3), np.nan, F32), **more)
+            found = dense(
+                *operands, sums=("dbias",), bias=np.full((1, 2, 5, 3), np.nan, F32), **more
+            )
             assert all((found[n] == 0).all() for n in ("dq", "dk", "dv", "dbias"))
         found = dense(q, k, v, dout, sums=("dsinks",), sinks=np.array([0.5, -np.inf], F32), **more)
         assert all((found[n] == 0).all() for n in ("dq", "dk", "dv", "dsinks"))
@@ -307,8 +404,16 @@ def test_queries_that_see_no_key_and_keys_that_no_query_sees() -> None:
     assert (found["dq"][0, :, :2] == 0).all()
     np.testing.assert_allclose(found["dv"], dout[:, :, 2:], rtol=1e-6)
     assert abs(found["dk"]).max() < 1e-6  # one key: its weight is 1 whatever it is
-    found = dense(normal(1, 1, 2, 4), normal(1, 1, 9, 4), normal(1, 1, 9, 4), normal(1, 1, 2, 4), window=(3, 0))
-    assert all((found[n][0, 0, :4] == 0).all() and (found[n][0, 0, 4:] != 0).all() for n in ("dk", "dv"))
+    found = dense(
+        normal(1, 1, 2, 4),
+        normal(1, 1, 9, 4),
+        normal(1, 1, 9, 4),
+        normal(1, 1, 2, 4),
+        window=(3, 0),
+    )
+    assert all(
+        (found[n][0, 0, :4] == 0).all() and (found[n][0, 0, 4:] != 0).all() for n in ("dk", "dv")
+    )
 
 
 def test_rows_whose_every_score_is_minus_infinity() -> None:
@@ -317,19 +422,47 @@ def test_rows_whose_every_score_is_minus_infinity() -> None:
     q, k, v, dout = normal(1, 1, 3, 4), normal(1, 1, 5, 4), normal(1, 1, 5, 4), normal(1, 1, 3, 4)
     alone = dense(q[:, :, 1:2].copy(), k, v, dout[:, :, 1:2].copy())
     dout[0, 0, ::2] = np.nan  # where nothing was seen, nothing is taken
-    found = dense(q, k, v, dout, sums=("dbias", "dsinks"), bias=bias, sinks=np.full(1, -np.inf, F32))
-    assert (found["dq"][0, 0, ::2] == 0).all() and (found["dbias"][0, 0, ::2] == 0).all() and found["dsinks"] == 0
+    found = dense(
+        q, k, v, dout, sums=("dbias", "dsinks"), bias=bias, sinks=np.full(1, -np.inf, F32)
+    )
+    assert (
+        (found["dq"][0, 0, ::2] == 0).all()
+        and (found["dbias"][0, 0, ::2] == 0).all()
+        and found["dsinks"] == 0
+    )
     for name in ("dk", "dv"):
         np.testing.assert_allclose(found[name], alone[name], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("empty", ["batch", "num_heads", "S_q", "S_k", "head_dim", "value_dim"])
 def test_empties(empty: str) -> None:
-    """Nothing to compute is no error, and what is written is zeros; what is not read may be missing."""
-    n = {"batch": 2, "num_heads": 4, "kv_heads": 2, "S_q": 3, "S_k": 5, "head_dim": 4, "value_dim": 4, empty: 0}
+    """Nothing to compute is no error, and what is written is zeros; what is not read may be
+    missing."""
+    n = {
+        "batch": 2,
+        "num_heads": 4,
+        "kv_heads": 2,
+        "S_q": 3,
+        "S_k": 5,
+        "head_dim": 4,
+        "value_dim": 4,
+        empty: 0,
+    }
     forward = Attention(
-        **n, dtype="float32", return_lse=True, causal=True, window=(3, 0), bias=0, mask=0, alibi_slopes=0, sinks=0,
-        prefix_lengths=0, kv_lengths=0, softcap=3.0, stride_bias_batch=0, stride_bias_head=0,
+        **n,
+        dtype="float32",
+        return_lse=True,
+        causal=True,
+        window=(3, 0),
+        bias=0,
+        mask=0,
+        alibi_slopes=0,
+        sinks=0,
+        prefix_lengths=0,
+        kv_lengths=0,
+        softcap=3.0,
+        stride_bias_batch=0,
+        stride_bias_head=0,
     )
     d = AttentionBwd(forward=forward, dbias=0, dsinks=0)
     rules = {r.name: r for r in d.problem().operands}
@@ -339,21 +472,38 @@ def test_empties(empty: str) -> None:
     for name in ("dq", "dk", "dv", "dbias", "dsinks"):
         operands[name] *= UNTOUCHED
     plan(d).bind(**{name: x for name, x in operands.items() if rules[name].span})()
-    written = ["dq", "dk", "dv", "dbias", "dsinks"] if empty not in ("head_dim", "value_dim") else ["dk"]
+    written = (
+        ["dq", "dk", "dv", "dbias", "dsinks"] if empty not in ("head_dim", "value_dim") else ["dk"]
+    )
     for name in written:
         if empty == "S_k" and name == "dsinks":
             continue  # rows of sinks alone take what the made-up out says
         assert (operands[name] == 0).all(), name
-    assert all((operands[name] != UNTOUCHED).all() for name in ("dq", "dk", "dv", "dbias", "dsinks"))
+    assert all(
+        (operands[name] != UNTOUCHED).all() for name in ("dq", "dk", "dv", "dbias", "dsinks")
+    )
 
 
 def test_a_sequence_of_length_0_among_others() -> None:
     q, k, v, dout = (normal(n, 2, 4) for n in (7, 9, 9, 7))
-    cu_q, cu_k = np.array([1, 4, 4, 6], np.int32), np.array([0, 0, 5, 9], np.int32)  # no keys; no queries; both
+    # no keys; no queries; both
+    cu_q, cu_k = np.array([1, 4, 4, 6], np.int32), np.array([0, 0, 5, 9], np.int32)
     out, lse = np.zeros((7, 2, 4), F32), np.zeros((1, 2, 7), F32)
     forward = Attention(
-        batch=3, num_heads=2, S_q=3, S_k=5, head_dim=4, q=q, k=k, v=v, out=out, lse=lse, cu_seqlens_q=cu_q,
-        cu_seqlens_k=cu_k, total_q=7, total_k=9,
+        batch=3,
+        num_heads=2,
+        S_q=3,
+        S_k=5,
+        head_dim=4,
+        q=q,
+        k=k,
+        v=v,
+        out=out,
+        lse=lse,
+        cu_seqlens_q=cu_q,
+        cu_seqlens_k=cu_k,
+        total_q=7,
+        total_k=9,
     )
     plan(forward).bind()()
     dq, dk, dv = (np.full_like(x, UNTOUCHED) for x in (q, k, v))
@@ -362,7 +512,9 @@ def test_a_sequence_of_length_0_among_others() -> None:
     assert (dq[1:4] == 0).all() and (dk[:5] == 0).all() and (dv[:5] == 0).all()
     for h in range(2):
         at = (slice(4, 6), h), (slice(5, 9), h)
-        want = gradients(q[at[0]], k[at[1]], v[at[1]], dout[at[0]], out[at[0]], lse[0, h, 4:6], scale=0.5)
+        want = gradients(
+            q[at[0]], k[at[1]], v[at[1]], dout[at[0]], out[at[0]], lse[0, h, 4:6], scale=0.5
+        )
         for got, wanted in zip((dq[at[0]], dk[at[1]], dv[at[1]]), want, strict=False):
             close(got, wanted, 4)
 
@@ -370,31 +522,53 @@ def test_a_sequence_of_length_0_among_others() -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["q", "k", "v", "dout"])
 @pytest.mark.parametrize(("S_q", "S_k"), [(40, 40), (300, 310)])
-def test_a_causal_mask_keeps_out_what_is_not_finite(value: float, where: str, S_q: int, S_k: int) -> None:
-    x = {"q": normal(1, 1, S_q, 8), "k": normal(1, 1, S_k, 8), "v": normal(1, 1, S_k, 8), "dout": normal(1, 1, S_q, 8)}
+def test_a_causal_mask_keeps_out_what_is_not_finite(
+    value: float, where: str, S_q: int, S_k: int
+) -> None:
+    x = {
+        "q": normal(1, 1, S_q, 8),
+        "k": normal(1, 1, S_k, 8),
+        "v": normal(1, 1, S_k, 8),
+        "dout": normal(1, 1, S_q, 8),
+    }
     more: dict[str, Any] = {"causal": True, "softcap": 5.0, "bias": np.zeros((1, 1, S_q, S_k), F32)}
     clean = dense(**x, sums=("dbias",), **more)
     at = S_q // 2
     key = at + S_k - S_q
     x[where][0, 0, key if where in "kv" else at, 3] = value
     found = dense(**x, sums=("dbias",), **more)
-    # Queries before the key and all others than the query; keys behind the query, while all are seen by the last one.
+    # Queries before the key and all others than the query; keys behind the query, while all are
+    # seen by the last one.
     queries = np.arange(S_q) < at if where in "kv" else np.arange(S_q) != at
     keys = np.zeros(S_k, bool) if where in "kv" else np.arange(S_k) > key
     for name, same in (("dq", queries), ("dbias", queries), ("dk", keys), ("dv", keys)):
-        np.testing.assert_allclose(found[name][0, 0, same], clean[name][0, 0, same], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            found[name][0, 0, same], clean[name][0, 0, same], rtol=1e-4, atol=1e-5
+        )
     if value is np.nan:
-        assert np.isnan(found["dk"][0, 0, : key + 1]).all() and np.isnan(found["dq"][0, 0, at]).all()
+        assert (
+            np.isnan(found["dk"][0, 0, : key + 1]).all() and np.isnan(found["dq"][0, 0, at]).all()
+        )
 
 
 def test_threads_and_one_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, whatever the bias's gradient is summed over."""
-    q, k, v, dout = normal(3, 4, 300, 16), normal(3, 2, 500, 16), normal(3, 2, 500, 16), normal(3, 4, 300, 16)
+    q, k, v, dout = (
+        normal(3, 4, 300, 16),
+        normal(3, 2, 500, 16),
+        normal(3, 2, 500, 16),
+        normal(3, 4, 300, 16),
+    )
     for shape in ((3, 4, 300, 500), (1, 4, 300, 500), (3, 1, 1, 500), (1, 1, 300, 1)):
-        strides = zip(("batch", "head", "row", "column"), np.empty(shape).strides, shape, strict=True)
+        strides = zip(
+            ("batch", "head", "row", "column"), np.empty(shape).strides, shape, strict=True
+        )
         more: dict[str, Any] = {
-            "kv_lengths": np.array([500, 0, 77], np.int32), "window": (200, 10), "bias": normal(*shape),
-            "sinks": np.arange(4, dtype=np.float32), **{f"stride_bias_{a}": s // 8 * (n > 1) for a, s, n in strides},
+            "kv_lengths": np.array([500, 0, 77], np.int32),
+            "window": (200, 10),
+            "bias": normal(*shape),
+            "sinks": np.arange(4, dtype=np.float32),
+            **{f"stride_bias_{a}": s // 8 * (n > 1) for a, s, n in strides},
         }
         results = []
         for serial in (0.0, math.inf):
@@ -410,11 +584,28 @@ def test_threads_share_what_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
     device = plugins().backend("numpy").runtime.devices()[0]
     device = replace(device, limits=replace(device.limits, compute_units=8))
     monkeypatch.setattr(reference, "_SERIAL", 0.0)
-    base: dict[str, Any] = {"batch": 3, "num_heads": 4, "kv_heads": 2, "S_q": 9, "S_k": 9, "head_dim": 4, "bias": 0}
-    for summed, threads in (((), 6), (("batch",), 2), (("head",), 3), (("batch", "head"), 1), (("row", "column"), 6)):
+    base: dict[str, Any] = {
+        "batch": 3,
+        "num_heads": 4,
+        "kv_heads": 2,
+        "S_q": 9,
+        "S_k": 9,
+        "head_dim": 4,
+        "bias": 0,
+    }
+    for summed, threads in (
+        ((), 6),
+        (("batch",), 2),
+        (("head",), 3),
+        (("batch", "head"), 1),
+        (("row", "column"), 6),
+    ):
         strides = {"batch": 324, "head": 81, "row": 9, "column": 1, **dict.fromkeys(summed, 0)}
         forward = Attention(
-            **base, dtype="float32", return_lse=True, **{f"stride_bias_{axis}": s for axis, s in strides.items()}
+            **base,
+            dtype="float32",
+            return_lse=True,
+            **{f"stride_bias_{axis}": s for axis, s in strides.items()},
         )
         problem = AttentionBwd(forward=forward, dbias=0).problem()
         parts = reference.NumpyAttentionBwd().build(problem, device)
@@ -425,17 +616,38 @@ def test_lengths_are_read_at_each_launch() -> None:
     q, k, v, dout = normal(2, 1, 4, 8), normal(2, 1, 9, 8), normal(2, 1, 9, 8), normal(2, 1, 4, 8)
     lengths, out, lse = np.array([9, 9], np.int32), np.empty_like(q), np.empty((2, 1, 4), F32)
     forward = Attention(
-        batch=2, num_heads=1, S_q=4, S_k=9, head_dim=8, q=q, k=k, v=v, out=out, lse=lse, kv_lengths=lengths, causal=True
+        batch=2,
+        num_heads=1,
+        S_q=4,
+        S_k=9,
+        head_dim=8,
+        q=q,
+        k=k,
+        v=v,
+        out=out,
+        lse=lse,
+        kv_lengths=lengths,
+        causal=True,
     )
     dq, dk, dv = (np.full_like(x, UNTOUCHED) for x in (q, k, v))
-    first, second = plan(forward).bind(), plan(AttentionBwd(forward=forward, dout=dout, dq=dq, dk=dk, dv=dv)).bind()
+    first, second = (
+        plan(forward).bind(),
+        plan(AttentionBwd(forward=forward, dout=dout, dq=dq, dk=dk, dv=dv)).bind(),
+    )
     for now in ((9, 9), (5, 0)):
         lengths[:] = now
         first()
         second()
         for b, n in enumerate(now):
             want = gradients(
-                q[b, 0], k[b, 0, :n], v[b, 0, :n], dout[b, 0], out[b, 0], lse[b, 0], scale=8**-0.5, causal=True
+                q[b, 0],
+                k[b, 0, :n],
+                v[b, 0, :n],
+                dout[b, 0],
+                out[b, 0],
+                lse[b, 0],
+                scale=8**-0.5,
+                causal=True,
             )
             close(dq[b, 0], want[0], 4)
             close(dk[b, 0, :n], want[1], 4)
@@ -448,7 +660,10 @@ def test_memory_does_not_grow_with_the_square() -> None:
     q, k, v, dout = (normal(1, 1, S, 8) for _ in range(4))
     row = normal(1, 1, 1, S)
     more: dict[str, Any] = {
-        "bias": row, "mask": row > -2, "softcap": 5.0, "alibi_slopes": np.full((1, 1), 0.1, F32),
+        "bias": row,
+        "mask": row > -2,
+        "softcap": 5.0,
+        "alibi_slopes": np.full((1, 1), 0.1, F32),
         **{f"stride_{n}_{a}": 0 for n in ("bias", "mask") for a in ("batch", "head", "row")},
     }
     tracemalloc.start()
@@ -459,8 +674,17 @@ def test_memory_does_not_grow_with_the_square() -> None:
         tracemalloc.stop()
     assert peak < 30 << 20  # the scores alone are 144 MiB
     want = gradients(
-        q[0, 0, -1:], k[0, 0], v[0, 0], dout[0, 0, -1:], found["out"][0, 0, -1:], found["lse"][0, 0, -1:],
-        scale=8**-0.5, bias=row[0, 0], mask=row[0, 0] > -2, softcap=5.0, slope=0.1,
+        q[0, 0, -1:],
+        k[0, 0],
+        v[0, 0],
+        dout[0, 0, -1:],
+        found["out"][0, 0, -1:],
+        found["lse"][0, 0, -1:],
+        scale=8**-0.5,
+        bias=row[0, 0],
+        mask=row[0, 0] > -2,
+        softcap=5.0,
+        slope=0.1,
     )
     close(found["dq"][0, 0, -1:], want[0], 4)
 
@@ -478,7 +702,10 @@ def problem_of(spec: AttentionSpec) -> AttentionBwdProblem:
 def test_an_unknown_option_is_refused(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "KNOWN", reference.KNOWN - {option})
     values: dict[str, Any] = {
-        "bias": DType.float16, "dtype_out": DType.float32, "q_view": "packed", "kv_view": "packed",
+        "bias": DType.float16,
+        "dtype_out": DType.float32,
+        "q_view": "packed",
+        "kv_view": "packed",
     }
     spec = AttentionSpec(DType.float16, 8, 8, lse=True)
     device = plugins().backend("numpy").runtime.devices()[0]

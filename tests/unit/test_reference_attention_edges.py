@@ -11,7 +11,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from attention_formula import Array, close, formula
-
 from kernelseam import Attention, plan, planning
 from kernelseam.descriptors import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
@@ -24,14 +23,28 @@ UNTOUCHED = 77.0
 
 
 def dense(q: Array, k: Array, v: Array, **more: Any) -> tuple[Array, Array]:
-    """out and lse of q [B, H, S_q, D], k and v [B, H_kv, S_k, D], in memory that held other values."""
+    """out and lse of q [B, H, S_q, D], k and v [B, H_kv, S_k, D], in memory that held other
+    values."""
     batch, heads, S_q, D = q.shape
     out = np.full((batch, heads, S_q, v.shape[3]), UNTOUCHED, more.pop("kind", q.dtype))
     lse = np.full((batch, heads, S_q), UNTOUCHED, np.promote_types(q.dtype, F32))
-    plan(Attention(
-        batch=batch, num_heads=heads, kv_heads=k.shape[1], S_q=S_q, S_k=k.shape[2], head_dim=D, value_dim=v.shape[3],
-        q=q, k=k, v=v, out=out, lse=lse, **more,
-    )).bind()()
+    plan(
+        Attention(
+            batch=batch,
+            num_heads=heads,
+            kv_heads=k.shape[1],
+            S_q=S_q,
+            S_k=k.shape[2],
+            head_dim=D,
+            value_dim=v.shape[3],
+            q=q,
+            k=k,
+            v=v,
+            out=out,
+            lse=lse,
+            **more,
+        )
+    ).bind()()
     return out, lse
 
 
@@ -40,10 +53,20 @@ def normal(*shape: int, seed: int = 5) -> Array:
 
 
 def test_a_query_that_sees_no_key() -> None:
-    q, k, v = normal(1, 2, 5, 4), np.full((1, 2, 3, 4), np.nan, np.float32), np.full((1, 2, 3, 4), np.nan, np.float32)
+    q, k, v = (
+        normal(1, 2, 5, 4),
+        np.full((1, 2, 3, 4), np.nan, np.float32),
+        np.full((1, 2, 3, 4), np.nan, np.float32),
+    )
     for more in (
-        {"mask": np.zeros((1, 2, 5, 3), bool)}, {"kv_lengths": np.zeros(1, np.int32)},
-        {"kv_lengths": np.zeros(1, np.int32), "block_table": np.zeros((1, 1), np.int32), "pages": 1, "page_size": 3},
+        {"mask": np.zeros((1, 2, 5, 3), bool)},
+        {"kv_lengths": np.zeros(1, np.int32)},
+        {
+            "kv_lengths": np.zeros(1, np.int32),
+            "block_table": np.zeros((1, 1), np.int32),
+            "pages": 1,
+            "page_size": 3,
+        },
     ):
         more = {**more, **({"stride_k_head": 12, "stride_k_row": 4} if "pages" in more else {})}
         out, lse = dense(q, k, v, **more)
@@ -60,21 +83,44 @@ def test_a_query_that_sees_no_key() -> None:
 @pytest.mark.parametrize("return_lse", [False, True])
 def test_empties(empty: str, return_lse: bool) -> None:
     """Nothing to compute is no error, and what is not read may be missing; what is written is."""
-    sizes = {"batch": 2, "num_heads": 4, "kv_heads": 2, "S_q": 3, "S_k": 5, "head_dim": 4, "value_dim": 4, empty: 0}
+    sizes = {
+        "batch": 2,
+        "num_heads": 4,
+        "kv_heads": 2,
+        "S_q": 3,
+        "S_k": 5,
+        "head_dim": 4,
+        "value_dim": 4,
+        empty: 0,
+    }
     n = {k: sizes[k] for k in ("batch", "num_heads", "S_q")}
     d = Attention(
-        **sizes, dtype="float32", return_lse=return_lse, causal=True, window=(3, 0), bias=0, mask=0, alibi_slopes=0,
-        sinks=0, prefix_lengths=0, kv_lengths=0,
+        **sizes,
+        dtype="float32",
+        return_lse=return_lse,
+        causal=True,
+        window=(3, 0),
+        bias=0,
+        mask=0,
+        alibi_slopes=0,
+        sinks=0,
+        prefix_lengths=0,
+        kv_lengths=0,
     )
     out = np.full((*n.values(), sizes["value_dim"]), UNTOUCHED, np.float32)
     shapes = {
-        "q": (*n.values(), sizes["head_dim"]), "k": (n["batch"], 2, sizes["S_k"], sizes["head_dim"]),
-        "v": (n["batch"], 2, sizes["S_k"], sizes["value_dim"]), "bias": (*n.values(), sizes["S_k"]),
-        "alibi_slopes": tuple(n.values())[:2], "sinks": (n["num_heads"],),
+        "q": (*n.values(), sizes["head_dim"]),
+        "k": (n["batch"], 2, sizes["S_k"], sizes["head_dim"]),
+        "v": (n["batch"], 2, sizes["S_k"], sizes["value_dim"]),
+        "bias": (*n.values(), sizes["S_k"]),
+        "alibi_slopes": tuple(n.values())[:2],
+        "sinks": (n["num_heads"],),
     }
     operands = {name: np.ones(shape, np.float32) for name, shape in shapes.items()} | {
-        "mask": np.ones((*n.values(), sizes["S_k"]), bool), "out": out,
-        "kv_lengths": np.full(n["batch"], sizes["S_k"], np.int32), "prefix_lengths": np.ones(n["batch"], np.int32),
+        "mask": np.ones((*n.values(), sizes["S_k"]), bool),
+        "out": out,
+        "kv_lengths": np.full(n["batch"], sizes["S_k"], np.int32),
+        "prefix_lengths": np.ones(n["batch"], np.int32),
     }
     if return_lse:
         operands["lse"] = np.full(tuple(n.values()), UNTOUCHED, np.float32)
@@ -83,7 +129,8 @@ def test_empties(empty: str, return_lse: bool) -> None:
     if empty == "S_k":
         assert (out == 0).all() and (not return_lse or (operands["lse"] == 1).all())  # of the sink
     if empty == "head_dim":
-        keys = np.exp(-np.arange(5)).sum()  # the last query sees four in the band and one before the prefix
+        # the last query sees four in the band and one before the prefix
+        keys = np.exp(-np.arange(5)).sum()
         np.testing.assert_allclose(out[..., 2, :], keys / (keys + 1), rtol=1e-5)
     if empty == "value_dim" and return_lse:
         assert (operands["lse"] != UNTOUCHED).all()
@@ -93,12 +140,18 @@ def test_a_sink_is_a_key_of_value_0() -> None:
     q, k, v = normal(1, 2, 3, 4), np.zeros((1, 2, 6, 4), np.float32), normal(1, 2, 6, 4)
     out, lse = dense(q, k, v, sinks=np.log([2, 10]).astype(np.float32))
     for h, of in ((0, 8), (1, 16)):
-        np.testing.assert_allclose(out[0, h], np.tile(v[0, h].sum(axis=0) / of, (3, 1)), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            out[0, h], np.tile(v[0, h].sum(axis=0) / of, (3, 1)), rtol=1e-5, atol=1e-6
+        )
         np.testing.assert_allclose(lse[0, h], np.log(of), rtol=1e-6)
 
 
 def test_a_visible_weight_of_0_lets_nan_through_and_a_hidden_key_does_not() -> None:
-    q, k, v = np.ones((1, 1, 2, 1), np.float32), np.zeros((1, 1, 3, 1), np.float32), normal(1, 1, 3, 2)
+    q, k, v = (
+        np.ones((1, 1, 2, 1), np.float32),
+        np.zeros((1, 1, 3, 1), np.float32),
+        normal(1, 1, 3, 2),
+    )
     k[0, 0, 1], v[0, 0, 1, 0] = -1e6, np.nan  # e^−1e6 is 0, and 0·NaN is NaN
     out, _ = dense(q, k, v, scale=1.0)
     assert np.isnan(out[..., 0]).all() and np.isfinite(out[..., 1]).all()
@@ -107,7 +160,8 @@ def test_a_visible_weight_of_0_lets_nan_through_and_a_hidden_key_does_not() -> N
     out, lse = dense(q, k, v, scale=1.0, mask=mask, bias=bias)
     np.testing.assert_allclose(out[0, 0, 0], v[0, 0, ::2].mean(axis=0), rtol=1e-6)
     assert np.isnan(out[0, 0, 1, 0]) and np.isfinite(lse).all()
-    hidden = np.where(mask, np.float32(0), np.float32(-np.inf))  # a bias hides the score, not the key
+    # a bias hides the score, not the key
+    hidden = np.where(mask, np.float32(0), np.float32(-np.inf))
     assert np.isnan(dense(q, k, v, scale=1.0, bias=hidden)[0][0, 0, :, 0]).all()
 
 
@@ -143,7 +197,9 @@ def test_float64_stays_float64() -> None:
     q, k, v = (np.random.default_rng(n).standard_normal((1, 2, n, 8)) for n in (300, 1200, 1200))
     bias = np.random.default_rng(1).standard_normal((1, 2, 300, 1200))
     out, lse = dense(q, k, v, causal=True, bias=bias, softcap=4.0)
-    want, want_lse = formula(q[0, 1], k[0, 1], v[0, 1], scale=8**-0.5, causal=True, bias=bias[0, 1], softcap=4.0)
+    want, want_lse = formula(
+        q[0, 1], k[0, 1], v[0, 1], scale=8**-0.5, causal=True, bias=bias[0, 1], softcap=4.0
+    )
     np.testing.assert_allclose(out[0, 1], want, rtol=0, atol=1e-14)
     np.testing.assert_allclose(lse[0, 1], want_lse, rtol=0, atol=1e-14)
 
@@ -164,13 +220,31 @@ def test_a_row_does_not_depend_on_the_rest_of_the_batch() -> None:
     def packed(first: int, last: int, longest: int) -> tuple[Array, Array]:
         rows = slice(offsets[first], offsets[last])
         n = int(offsets[last] - offsets[first])
-        out, lse = np.full((n, 2, 16), UNTOUCHED, np.float32), np.full((1, 2, n), UNTOUCHED, np.float32)
+        out, lse = (
+            np.full((n, 2, 16), UNTOUCHED, np.float32),
+            np.full((1, 2, n), UNTOUCHED, np.float32),
+        )
         part = offsets[first : last + 1] - offsets[first]
-        plan(Attention(
-            batch=last - first, num_heads=2, S_q=longest, S_k=longest, head_dim=16, q=q[rows], k=k[rows], v=v[rows],
-            out=out, lse=lse, cu_seqlens_q=part, cu_seqlens_k=part, total_q=n, total_k=n, causal=True,
-            batch_invariant=True,
-        )).bind()()
+        plan(
+            Attention(
+                batch=last - first,
+                num_heads=2,
+                S_q=longest,
+                S_k=longest,
+                head_dim=16,
+                q=q[rows],
+                k=k[rows],
+                v=v[rows],
+                out=out,
+                lse=lse,
+                cu_seqlens_q=part,
+                cu_seqlens_k=part,
+                total_q=n,
+                total_k=n,
+                causal=True,
+                batch_invariant=True,
+            )
+        ).bind()()
         return out, lse
 
     whole, whole_lse = packed(0, 4, 600)
@@ -184,7 +258,9 @@ def test_a_row_does_not_depend_on_the_rest_of_the_batch() -> None:
 def test_threads_and_one_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = normal(3, 4, 300, 32), normal(3, 2, 500, 32), normal(3, 2, 500, 32)
     more: dict[str, Any] = {
-        "kv_lengths": np.array([500, 0, 77], np.int32), "window": (200, 10), "sinks": np.arange(4, dtype=np.float32),
+        "kv_lengths": np.array([500, 0, 77], np.int32),
+        "window": (200, 10),
+        "sinks": np.arange(4, dtype=np.float32),
     }
     results = []
     for serial in (0.0, math.inf):
@@ -196,16 +272,38 @@ def test_threads_and_one_agree(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lengths_are_read_at_each_launch() -> None:
-    q, k, v, out = normal(2, 1, 4, 8), normal(2, 1, 9, 8), normal(2, 1, 9, 8), np.empty((2, 1, 4, 8), np.float32)
+    q, k, v, out = (
+        normal(2, 1, 4, 8),
+        normal(2, 1, 9, 8),
+        normal(2, 1, 9, 8),
+        np.empty((2, 1, 4, 8), np.float32),
+    )
     lengths = np.array([9, 9], np.int32)
-    call = plan(Attention(
-        batch=2, num_heads=1, S_q=4, S_k=9, head_dim=8, q=q, k=k, v=v, out=out, kv_lengths=lengths, causal=True,
-    )).bind()
+    call = plan(
+        Attention(
+            batch=2,
+            num_heads=1,
+            S_q=4,
+            S_k=9,
+            head_dim=8,
+            q=q,
+            k=k,
+            v=v,
+            out=out,
+            kv_lengths=lengths,
+            causal=True,
+        )
+    ).bind()
     for now in ((9, 9), (5, 0)):
         lengths[:] = now
         call()
         for b in range(2):
-            close(out[b, 0], formula(q[b, 0], k[b, 0, : now[b]], v[b, 0, : now[b]], scale=8**-0.5, causal=True)[0])
+            close(
+                out[b, 0],
+                formula(q[b, 0], k[b, 0, : now[b]], v[b, 0, : now[b]], scale=8**-0.5, causal=True)[
+                    0
+                ],
+            )
 
 
 def test_memory_does_not_grow_with_the_square() -> None:
@@ -213,8 +311,12 @@ def test_memory_does_not_grow_with_the_square() -> None:
     q, k, v = (normal(1, 1, S, 8, seed=n) for n in range(3))
     row = normal(1, 1, 1, S)
     more: dict[str, Any] = {
-        "bias": row, "mask": row > -2, "softcap": 5.0, "alibi_slopes": np.full((1, 1), 0.1, np.float32),
-        "window": (S, S - 1), **{f"stride_{n}_{a}": 0 for n in ("bias", "mask") for a in ("batch", "head", "row")},
+        "bias": row,
+        "mask": row > -2,
+        "softcap": 5.0,
+        "alibi_slopes": np.full((1, 1), 0.1, np.float32),
+        "window": (S, S - 1),
+        **{f"stride_{n}_{a}": 0 for n in ("bias", "mask") for a in ("batch", "head", "row")},
     }
     tracemalloc.start()
     try:
@@ -224,7 +326,14 @@ def test_memory_does_not_grow_with_the_square() -> None:
         tracemalloc.stop()
     assert peak < 40 << 20  # the scores alone are 256 MiB
     want, _ = formula(
-        q[0, 0, -1:], k[0, 0], v[0, 0], scale=8**-0.5, bias=row[0, 0], mask=row[0, 0] > -2, softcap=5.0, slope=0.1
+        q[0, 0, -1:],
+        k[0, 0],
+        v[0, 0],
+        scale=8**-0.5,
+        bias=row[0, 0],
+        mask=row[0, 0] > -2,
+        softcap=5.0,
+        slope=0.1,
     )
     close(out[0, 0, -1:], want)
 
@@ -233,10 +342,17 @@ def test_memory_does_not_grow_with_the_square() -> None:
 def test_an_unknown_option_is_refused(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "KNOWN", reference.KNOWN - {option})
     spec = AttentionSpec(DType.float16, 8, 8)
-    values = {"bias": DType.float16, "dtype_out": DType.float32, "q_view": "packed", "kv_view": "paged"}
+    values = {
+        "bias": DType.float16,
+        "dtype_out": DType.float32,
+        "q_view": "packed",
+        "kv_view": "paged",
+    }
     value: Any = values.get(option, True)
     zeros = (0, 0, 0)
-    problem = AttentionProblem(replace(spec, **{option: value}), 1, 1, 1, 1, 1, zeros, zeros, zeros, zeros)
+    problem = AttentionProblem(
+        replace(spec, **{option: value}), 1, 1, 1, 1, 1, zeros, zeros, zeros, zeros
+    )
     device = plugins().backend("numpy").runtime.devices()[0]
     assert reference.NumpyAttention().supports(problem, device) == f"it does not know {option}"
     assert reference.NumpyAttention().supports(replace(problem, spec=spec), device) is None
@@ -246,6 +362,16 @@ def test_the_refusal_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(reference, "KNOWN", frozenset({"causal"}))
     planning.forget()
     with pytest.raises(Unsupported, match=r"numpy: it does not know sinks, window\.$"):
-        plan(Attention(
-            batch=1, num_heads=1, S_q=1, S_k=1, head_dim=1, dtype="float32", sinks=0, window=(1, 0)
-        ), backend="numpy")
+        plan(
+            Attention(
+                batch=1,
+                num_heads=1,
+                S_q=1,
+                S_k=1,
+                head_dim=1,
+                dtype="float32",
+                sinks=0,
+                window=(1, 0),
+            ),
+            backend="numpy",
+        )

@@ -5,11 +5,10 @@ from __future__ import annotations
 import tracemalloc
 from typing import Any
 
+import kernelseam
 import ml_dtypes
 import numpy as np
 import pytest
-
-import kernelseam
 from kernelseam import BatchedGemmPointers, BatchedGemmStrided, planning
 from kernelseam.contract import PlanParts
 from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
@@ -43,15 +42,32 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("transposed", [False, True])
 def test_blocks_along_every_axis(dtype: Any, shape: tuple[int, int, int], transposed: bool) -> None:
     M, N, K = shape
-    a, b, c = integers(3, 6, M, K, dtype=dtype), integers(3, 2, K, N, dtype=dtype), integers(3, 6, M, N, dtype=dtype)
+    a, b, c = (
+        integers(3, 6, M, K, dtype=dtype),
+        integers(3, 2, K, N, dtype=dtype),
+        integers(3, 6, M, N, dtype=dtype),
+    )
     want = 2 * product(a, np.repeat(b, 3, axis=1)) - c.astype(np.float64)
     if transposed:
         a, b = (np.ascontiguousarray(x.swapaxes(2, 3)) for x in (a, b))
     planning.forget()
-    plan = kernelseam.plan(BatchedGemmStrided(
-        A=a, B=b, C=c, M=M, N=N, K=K, batch=3, num_heads=6, b_head_group=3, alpha=2, beta=-1, a_transposed=transposed,
-        b_transposed=transposed,
-    ))
+    plan = kernelseam.plan(
+        BatchedGemmStrided(
+            A=a,
+            B=b,
+            C=c,
+            M=M,
+            N=N,
+            K=K,
+            batch=3,
+            num_heads=6,
+            b_head_group=3,
+            alpha=2,
+            beta=-1,
+            a_transposed=transposed,
+            b_transposed=transposed,
+        )
+    )
     plan.bind()()
     np.testing.assert_array_equal(c, want.astype(dtype))
 
@@ -59,7 +75,9 @@ def test_blocks_along_every_axis(dtype: Any, shape: tuple[int, int, int], transp
 @pytest.mark.usefixtures("small_blocks")
 def test_blocks_of_a_broadcast_operand() -> None:
     a, b, c = integers(40, 30), integers(5, 30, 20), np.empty((5, 40, 20), np.float32)
-    kernelseam.plan(BatchedGemmStrided(A=a, B=b, C=c, M=40, N=20, K=30, batch=5, stride_a_batch=0)).bind()()
+    kernelseam.plan(
+        BatchedGemmStrided(A=a, B=b, C=c, M=40, N=20, K=30, batch=5, stride_a_batch=0)
+    ).bind()()
     np.testing.assert_array_equal(c, product(a, b))
 
 
@@ -71,9 +89,19 @@ def test_lists_of_addresses(dtype: Any, beta: float) -> None:
     a, b = [memory[i, :5, :9] for i in order], [memory[6, :9, 2:9]] * 6
     c = [integers(5, 20, dtype=dtype)[:, 4:11] for _ in range(6)]
     want = [product(x, y) + beta * z.astype(np.float64) for x, y, z in zip(a, b, c, strict=True)]
-    plan = kernelseam.plan(BatchedGemmPointers(
-        M=5, N=7, K=9, batch=2, num_heads=3, A_ptrs=a, B_ptrs=b, C_ptrs=c, beta=beta,
-    ))
+    plan = kernelseam.plan(
+        BatchedGemmPointers(
+            M=5,
+            N=7,
+            K=9,
+            batch=2,
+            num_heads=3,
+            A_ptrs=a,
+            B_ptrs=b,
+            C_ptrs=c,
+            beta=beta,
+        )
+    )
     assert plan.note == ""
     assert plan.launches[0].grid == (6, 1, 1) and len(plan.launches) == 1
     plan.bind()()
@@ -84,15 +112,20 @@ def test_lists_of_addresses(dtype: Any, beta: float) -> None:
 def test_lists_that_are_never_read_may_be_missing() -> None:
     c = [integers(4, 4) for _ in range(3)]
     want = [2 * x for x in c]
-    kernelseam.plan(BatchedGemmPointers(M=4, N=4, K=0, batch=3, C_ptrs=c, beta=2, dtype="float32")).bind()()
+    kernelseam.plan(
+        BatchedGemmPointers(M=4, N=4, K=0, batch=3, C_ptrs=c, beta=2, dtype="float32")
+    ).bind()()
     for got, wanted in zip(c, want, strict=True):
         np.testing.assert_array_equal(got, wanted)
 
 
 def build(**fields: Any) -> PlanParts:
-    """What the reference builds for a pointer-list problem of these fields, on addresses of our own."""
+    """What the reference builds for a pointer-list problem of these fields, on addresses of our
+    own."""
     spec = GemmSpec(DType.float32, DType.float32, DType.float32, view="pointers")
-    problem = GemmProblem(spec, a_strides=(0, 0, 4), b_strides=(0, 0, 4), c_strides=(0, 0, 4), **fields)
+    problem = GemmProblem(
+        spec, a_strides=(0, 0, 4), b_strides=(0, 0, 4), c_strides=(0, 0, 4), **fields
+    )
     return NumpyGemm().build(problem, kernelseam.devices()[-1])
 
 
@@ -104,7 +137,9 @@ def test_addresses_are_read_at_each_launch() -> None:
     }
     parts = build(M=4, N=4, K=4, batch=2, num_heads=1)
     workspace = np.empty(parts.workspace_bytes, np.uint8)
-    launch = parts.steps[0].bind({n: p.ctypes.data for n, p in lists.items()}, workspace.ctypes.data)
+    launch = parts.steps[0].bind(
+        {n: p.ctypes.data for n, p in lists.items()}, workspace.ctypes.data
+    )
     launch(0)
     np.testing.assert_array_equal(y[1], x[1] @ x[3])
     lists["A_ptrs"][:] = lists["A_ptrs"][::-1].copy()
@@ -114,14 +149,20 @@ def test_addresses_are_read_at_each_launch() -> None:
 
 def test_inputs_that_are_never_read_may_be_missing() -> None:
     c = integers(2, 3, 4)
-    plan = kernelseam.plan(BatchedGemmStrided(M=3, N=4, K=5, batch=2, alpha=0, beta=3, C=c, dtype="float32"))
+    plan = kernelseam.plan(
+        BatchedGemmStrided(M=3, N=4, K=5, batch=2, alpha=0, beta=3, C=c, dtype="float32")
+    )
     old = c.copy()
     plan.bind()()
     np.testing.assert_array_equal(c, 3 * old)
 
 
 def test_a_workspace_of_the_callers_own() -> None:
-    a, b, c = integers(70, 40, dtype=np.float16), integers(40, 30, dtype=np.float16), np.empty((70, 30), np.float16)
+    a, b, c = (
+        integers(70, 40, dtype=np.float16),
+        integers(40, 30, dtype=np.float16),
+        np.empty((70, 30), np.float16),
+    )
     plan = kernelseam.plan(BatchedGemmStrided(A=a, B=b, C=c, M=70, N=30, K=40))
     size = plan.workspace_bytes
     memory = np.full(size + 96, 0xA5, np.uint8)
@@ -157,5 +198,11 @@ def test_another_accumulator_is_refused() -> None:
 
 def test_what_lies_as_blas_takes_it_needs_no_workspace() -> None:
     shape = {"M": 5, "N": 3, "K": 4}
-    assert planning.plan(BatchedGemmStrided(**shape, dtype="float32"), device="numpy").workspace_bytes == 0
-    assert planning.plan(BatchedGemmStrided(**shape, dtype="float16"), device="numpy").workspace_bytes > 0
+    assert (
+        planning.plan(BatchedGemmStrided(**shape, dtype="float32"), device="numpy").workspace_bytes
+        == 0
+    )
+    assert (
+        planning.plan(BatchedGemmStrided(**shape, dtype="float16"), device="numpy").workspace_bytes
+        > 0
+    )

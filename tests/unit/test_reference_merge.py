@@ -1,4 +1,5 @@
-"""The reference merge of partial attentions, against its formula and against the attention over all keys."""
+"""The reference merge of partial attentions, against its formula and against the attention over all
+keys."""
 
 from __future__ import annotations
 
@@ -9,7 +10,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from attention_formula import Array, close
-
 from kernelseam import Attention, plan, planning
 from kernelseam.descriptors import MergeProblem, MergeSpec, MergeStates
 from kernelseam.dtypes import DType
@@ -25,10 +25,20 @@ def merged(outs: Array, lses: Array, kind: Any, **more: Any) -> tuple[Array, Arr
     out = np.full(outs.shape[1:], UNTOUCHED, kind)
     lse = np.full(lses.shape[1:], UNTOUCHED, lses.dtype)
     parts, batch, heads, rows, dim = outs.shape
-    plan(MergeStates(
-        parts=parts, batch=batch, num_heads=heads, rows=rows, value_dim=dim, outs=outs, lses=lses, out=out, lse=lse,
-        **more,
-    )).bind()()
+    plan(
+        MergeStates(
+            parts=parts,
+            batch=batch,
+            num_heads=heads,
+            rows=rows,
+            value_dim=dim,
+            outs=outs,
+            lses=lses,
+            out=out,
+            lse=lse,
+            **more,
+        )
+    ).bind()()
     return out, lse
 
 
@@ -68,16 +78,35 @@ def test_float64_stays_float64() -> None:
 def test_strides() -> None:
     whole = normal(2, 7, 2, 3, 9)  # [batch, rows, heads, parts, dim and more]
     outs, lses = whole[..., :4].transpose(3, 0, 2, 1, 4), normal(2, 3, 2, 7).transpose(1, 0, 2, 3)
-    out, lse = np.full((2, 7, 2, 6), UNTOUCHED, np.float32), np.full((2, 3, 7), UNTOUCHED, np.float32)
+    out, lse = (
+        np.full((2, 7, 2, 6), UNTOUCHED, np.float32),
+        np.full((2, 3, 7), UNTOUCHED, np.float32),
+    )
     steps = {
         f"stride_{name}_{axis}": s // 4
         for name, x in (("outs", outs), ("lses", lses), ("out", out.swapaxes(1, 2)), ("lse", lse))
-        for axis, s in zip({"outs": ("part", "batch", "head", "row"), "lses": ("part", "batch", "head")}.get(
-            name, ("batch", "head", "row"))[: x.ndim - 1], x.strides, strict=False)
+        for axis, s in zip(
+            {"outs": ("part", "batch", "head", "row"), "lses": ("part", "batch", "head")}.get(
+                name, ("batch", "head", "row")
+            )[: x.ndim - 1],
+            x.strides,
+            strict=False,
+        )
     }
-    plan(MergeStates(
-        parts=3, batch=2, num_heads=2, rows=7, value_dim=4, outs=outs, lses=lses, out=out, lse=lse, **steps
-    )).bind()()
+    plan(
+        MergeStates(
+            parts=3,
+            batch=2,
+            num_heads=2,
+            rows=7,
+            value_dim=4,
+            outs=outs,
+            lses=lses,
+            out=out,
+            lse=lse,
+            **steps,
+        )
+    ).bind()()
     want, want_lse = merged(np.ascontiguousarray(outs), np.ascontiguousarray(lses), np.float32)
     np.testing.assert_array_equal(out.swapaxes(1, 2)[..., :4], want)
     np.testing.assert_array_equal(lse[:, :2], want_lse)
@@ -100,16 +129,29 @@ def test_what_is_not_finite_reaches_its_row() -> None:
     outs[0, 0, 0, 3, 0], lses[0, 0, 0, 3] = np.nan, -1e4  # a weight of 0, yet not −inf: 0·NaN
     out, lse = merged(outs, lses, np.float32)
     nan = np.isnan(out[0, 0])
-    assert nan.tolist() == [[False, True], [True, True], [True, True], [True, False], [False, False]]
+    assert nan.tolist() == [
+        [False, True],
+        [True, True],
+        [True, True],
+        [True, False],
+        [False, False],
+    ]
     assert np.isnan(lse[0, 0]).tolist() == [False, True, True, False, False]
 
 
 def test_no_parts_and_empty_extents() -> None:
-    out, lse = merged(np.zeros((0, 1, 2, 3, 4), np.float32), np.zeros((0, 1, 2, 3), np.float32), np.float32)
+    out, lse = merged(
+        np.zeros((0, 1, 2, 3, 4), np.float32), np.zeros((0, 1, 2, 3), np.float32), np.float32
+    )
     assert (out == 0).all() and (lse == -np.inf).all()
     for shape in ((2, 0, 2, 3, 4), (2, 1, 0, 3, 4), (2, 1, 2, 0, 4)):
         merged(np.zeros(shape, np.float32), np.zeros(shape[:-1], np.float32), np.float32)
-    assert (merged(np.zeros((2, 1, 2, 3, 0), np.float32), np.zeros((2, 1, 2, 3), np.float32), np.float32)[1] != 0).all()
+    assert (
+        merged(
+            np.zeros((2, 1, 2, 3, 0), np.float32), np.zeros((2, 1, 2, 3), np.float32), np.float32
+        )[1]
+        != 0
+    ).all()
 
 
 def test_parts_of_the_keys_joined_are_the_attention_over_all() -> None:
@@ -119,23 +161,42 @@ def test_parts_of_the_keys_joined_are_the_attention_over_all() -> None:
     def attention(keys: slice, dtype_out: str) -> tuple[Array, Array]:
         part_k, part_v = (np.ascontiguousarray(x[:, :, keys]) for x in (k, v))
         out, lse = np.empty(q.shape, dtype_out), np.empty(q.shape[:3], np.float32)
-        plan(Attention(
-            batch=2, num_heads=4, S_q=30, S_k=part_k.shape[2], head_dim=16, q=q, k=part_k, v=part_v, out=out, lse=lse,
-        )).bind()()
+        plan(
+            Attention(
+                batch=2,
+                num_heads=4,
+                S_q=30,
+                S_k=part_k.shape[2],
+                head_dim=16,
+                q=q,
+                k=part_k,
+                v=part_v,
+                out=out,
+                lse=lse,
+            )
+        ).bind()()
         return out, lse
 
     pieces = [attention(slice(a, b), "float32") for a, b in zip(cuts, cuts[1:], strict=False)]
-    out, lse = merged(np.stack([o for o, _ in pieces]), np.stack([s for _, s in pieces]), np.float32)
+    out, lse = merged(
+        np.stack([o for o, _ in pieces]), np.stack([s for _, s in pieces]), np.float32
+    )
     want, want_lse = attention(slice(None), "float32")
     assert abs(out - want).max() < 1e-6 and abs(lse - want_lse).max() < 2e-6
 
 
 def test_memory_is_that_of_a_block() -> None:
-    outs, lses, out = np.ones((2, 1, 1, 20000, 64), np.float32), np.zeros((2, 1, 1, 20000), np.float32), None
+    outs, lses, out = (
+        np.ones((2, 1, 1, 20000, 64), np.float32),
+        np.zeros((2, 1, 1, 20000), np.float32),
+        None,
+    )
     out = np.empty(outs.shape[1:], np.float32)
-    call = plan(MergeStates(
-        parts=2, batch=1, num_heads=1, rows=20000, value_dim=64, outs=outs, lses=lses, out=out
-    )).bind()
+    call = plan(
+        MergeStates(
+            parts=2, batch=1, num_heads=1, rows=20000, value_dim=64, outs=outs, lses=lses, out=out
+        )
+    ).bind()
     tracemalloc.start()
     try:
         call()

@@ -1,4 +1,5 @@
-"""The reference projections by their descriptors: blocks, workspaces, what is not written, empty extents."""
+"""The reference projections by their descriptors: blocks, workspaces, what is not written, empty
+extents."""
 
 from __future__ import annotations
 
@@ -8,8 +9,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-
-from kernelseam import OutputProjection, OutputProjectionBwd, QkvProjection, QkvProjectionBwd, plan, planning
+from kernelseam import (
+    OutputProjection,
+    OutputProjectionBwd,
+    QkvProjection,
+    QkvProjectionBwd,
+    plan,
+    planning,
+)
 from kernelseam.reference import projection as reference
 
 Array = np.ndarray[Any, Any]
@@ -42,33 +49,53 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_blocks_along_every_axis(dtype: Any) -> None:
     """Of integers the sums are exact, whatever their order."""
     B, S, K, H, G, D = 2, 7, 11, 3, 2, 6
-    x, w, bias = integers(B, S, K, dtype=dtype), integers((H + 2 * G) * D, K, dtype=dtype), integers((H + 2 * G) * D)
+    x, w, bias = (
+        integers(B, S, K, dtype=dtype),
+        integers((H + 2 * G) * D, K, dtype=dtype),
+        integers((H + 2 * G) * D),
+    )
     q, k, v = (empty(B, n, S, D, dtype=dtype) for n in (H, G, G))
     plan(QkvProjection.from_arrays(x, w, q, k, v, bias=bias)).bind()()
     want = (wide(x)[0] @ wide(w)[0].T + bias).reshape(B, S, H + 2 * G, D).swapaxes(1, 2)
     for got, part in zip((q, k, v), np.split(want, [H, H + G], axis=1), strict=True):
         np.testing.assert_array_equal(got, part.astype(dtype))
-    a, o, residual = integers(B, H, S, D, dtype=dtype), integers(K, H * D, dtype=dtype), integers(B, S, K, dtype=dtype)
+    a, o, residual = (
+        integers(B, H, S, D, dtype=dtype),
+        integers(K, H * D, dtype=dtype),
+        integers(B, S, K, dtype=dtype),
+    )
     out = empty(B, S, K, dtype=dtype)
     plan(OutputProjection.from_arrays(a, o, out, residual=residual)).bind()()
     rows = wide(a)[0].swapaxes(1, 2).reshape(B, S, H * D)
     np.testing.assert_array_equal(out, (rows @ wide(o)[0].T + wide(residual)[0]).astype(dtype))
     d = integers(B, S, K, dtype=dtype)
-    d_a, d_o, d_b = empty(B, H, S, D, dtype=dtype), empty(K, H * D, dtype=dtype), empty(K, dtype=np.float32)
+    d_a, d_o, d_b = (
+        empty(B, H, S, D, dtype=dtype),
+        empty(K, H * D, dtype=dtype),
+        empty(K, dtype=np.float32),
+    )
     if dtype is np.float64:
         d_b = empty(K, dtype=np.float64)
-    plan(OutputProjectionBwd.from_arrays(
-        d, attn_out=a, weight=o, d_attn_out=d_a, d_weight=d_o, d_bias=d_b
-    )).bind()()
+    plan(
+        OutputProjectionBwd.from_arrays(
+            d, attn_out=a, weight=o, d_attn_out=d_a, d_weight=d_o, d_bias=d_b
+        )
+    ).bind()()
     want = (wide(d)[0] @ wide(o)[0]).reshape(B, S, H, D).swapaxes(1, 2)
     np.testing.assert_array_equal(d_a, want.astype(dtype))
     np.testing.assert_array_equal(d_o, np.einsum("bsk,bsn->kn", wide(d)[0], rows).astype(dtype))
     np.testing.assert_array_equal(d_b, wide(d)[0].sum((0, 1)))
     dq, dk, dv = (integers(B, n, S, D, dtype=dtype) for n in (H, G, G))
-    d_x, d_w, d_bias = empty(B, S, K, dtype=dtype), empty(*w.shape, dtype=dtype), empty(len(w), dtype=d_b.dtype)
-    plan(QkvProjectionBwd.from_arrays(
-        dq, dk, dv, input=x, weight=w, d_input=d_x, d_weight=d_w, d_bias=d_bias
-    )).bind()()
+    d_x, d_w, d_bias = (
+        empty(B, S, K, dtype=dtype),
+        empty(*w.shape, dtype=dtype),
+        empty(len(w), dtype=d_b.dtype),
+    )
+    plan(
+        QkvProjectionBwd.from_arrays(
+            dq, dk, dv, input=x, weight=w, d_input=d_x, d_weight=d_w, d_bias=d_bias
+        )
+    ).bind()()
     rows = np.concatenate(wide(dq, dk, dv), axis=1).swapaxes(1, 2).reshape(B, S, -1)
     np.testing.assert_array_equal(d_x, (rows @ wide(w)[0]).astype(dtype))
     np.testing.assert_array_equal(d_w, np.einsum("bsn,bsk->nk", rows, wide(x)[0]).astype(dtype))
@@ -80,9 +107,11 @@ def test_pages_that_no_token_goes_to_are_not_written() -> None:
     x, w = integers(1, 5, 4), integers(8, 4)
     q, k, v = empty(1, 2, 5, 2), empty(4, 3, 1, 2), empty(4, 3, 1, 2)
     positions = np.array([[7, 0, 1, 3, 2]], np.int32)
-    plan(QkvProjection.from_arrays(
-        x, w, q, k, v, positions=positions, block_table=np.array([[3, 0, 1]], np.int32)
-    )).bind()()
+    plan(
+        QkvProjection.from_arrays(
+            x, w, q, k, v, positions=positions, block_table=np.array([[3, 0, 1]], np.int32)
+        )
+    ).bind()()
     want = x[0] @ w.T
     for pages, columns in ((k, slice(4, 6)), (v, slice(6, 8))):
         written = np.zeros(pages.shape, bool)
@@ -98,32 +127,54 @@ def test_gaps_are_not_written() -> None:
     room = empty(2, 3, 8, 2)
     q, k, v = room[:, :, 0:4], room[:, :, 5:6], room[:, :, 7:8]
     plan(QkvProjection.from_arrays(x, w, q, k, v, layout="bshd")).bind()()
-    assert (room[:, :, [4, 6]] == UNTOUCHED).all() and (room[:, :, [0, 1, 2, 3, 5, 7]] != UNTOUCHED).all()
+    assert (room[:, :, [4, 6]] == UNTOUCHED).all() and (
+        room[:, :, [0, 1, 2, 3, 5, 7]] != UNTOUCHED
+    ).all()
 
 
 def test_empty_extents() -> None:
     def made(B: int, S: int, K: int) -> None:
         q, bias = empty(B, 2, S, 4), integers(16)
-        plan(QkvProjection.from_arrays(
-            integers(B, S, K), integers(16, K), q, empty(B, 1, S, 4), empty(B, 1, S, 4), bias=bias
-        )).bind()()
+        plan(
+            QkvProjection.from_arrays(
+                integers(B, S, K),
+                integers(16, K),
+                q,
+                empty(B, 1, S, 4),
+                empty(B, 1, S, 4),
+                bias=bias,
+            )
+        ).bind()()
         np.testing.assert_array_equal(q, np.broadcast_to(bias[:8].reshape(1, 2, 1, 4), q.shape))
         d_w, d_b = empty(16, K), empty(16)
-        plan(QkvProjectionBwd.from_arrays(
-            *(integers(B, n, S, 4) for n in (2, 1, 1)), input=integers(B, S, K), weight=integers(16, K),
-            d_input=empty(B, S, K), d_weight=d_w, d_bias=d_b,
-        )).bind()()
+        plan(
+            QkvProjectionBwd.from_arrays(
+                *(integers(B, n, S, 4) for n in (2, 1, 1)),
+                input=integers(B, S, K),
+                weight=integers(16, K),
+                d_input=empty(B, S, K),
+                d_weight=d_w,
+                d_bias=d_b,
+            )
+        ).bind()()
         assert not d_w.any() and (B * S > 0 or not d_b.any())
         d_a = empty(B, 2, S, 4)
-        plan(OutputProjectionBwd.from_arrays(
-            integers(B, S, K), attn_out=integers(B, 2, S, 4), weight=integers(K, 8), d_attn_out=d_a
-        )).bind()()
+        plan(
+            OutputProjectionBwd.from_arrays(
+                integers(B, S, K),
+                attn_out=integers(B, 2, S, 4),
+                weight=integers(K, 8),
+                d_attn_out=d_a,
+            )
+        ).bind()()
         assert not d_a.any()
 
     for extents in ((0, 3, 5), (2, 0, 5), (2, 3, 0)):
         made(*extents)
     out, residual = empty(2, 3, 4), integers(2, 3, 4)
-    plan(OutputProjection.from_arrays(integers(2, 3, 0), integers(4, 0), out, residual=residual)).bind()()
+    plan(
+        OutputProjection.from_arrays(integers(2, 3, 0), integers(4, 0), out, residual=residual)
+    ).bind()()
     np.testing.assert_array_equal(out, residual)
 
 

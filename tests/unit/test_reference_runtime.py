@@ -8,7 +8,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-
 from kernelseam import plugins as discovery
 from kernelseam._version import __version__
 from kernelseam.contract import CONTRACT_VERSION, Backend, Runtime
@@ -23,7 +22,12 @@ RUNTIME = HostRuntime()
 
 def test_the_device() -> None:
     (device,) = RUNTIME.devices()
-    assert (device.backend, device.index, device.arch, str(device)) == ("numpy", 0, "cpu", "numpy:0 (cpu)")
+    assert (device.backend, device.index, device.arch, str(device)) == (
+        "numpy",
+        0,
+        "cpu",
+        "numpy:0 (cpu)",
+    )
     assert device.limits.compute_units >= 1
     assert set(device.limits.operations_per_second) == {d.value for d in FLOATING}
     assert isinstance(RUNTIME, Runtime)
@@ -55,7 +59,10 @@ def test_arrays_of_other_kinds_are_made_and_brought_back() -> None:
 
 
 def test_what_is_not_in_host_memory_is_not_brought_back(refused: Refused) -> None:
-    refused("array = list: must lie in host memory. Ask the runtime of its device.", lambda: RUNTIME.to_host([1.0]))
+    refused(
+        "array = list: must lie in host memory. Ask the runtime of its device.",
+        lambda: RUNTIME.to_host([1.0]),
+    )
 
 
 def test_one_stream_and_a_clock() -> None:
@@ -77,10 +84,19 @@ def test_the_reference_is_a_plugin_like_any_other() -> None:
     backend = found.backend("numpy")
     assert isinstance(backend, Backend) and backend.priority < 0
     names = [(i.operation, i.name) for i in found.registry.implementations if i.backend == "numpy"]
-    assert names == [(operation, "numpy") for operation in (
-        "gemm", "attention", "merge_states", "attention_bwd", "qkv_projection", "output_projection",
-        "qkv_projection_bwd", "output_projection_bwd",
-    )]
+    assert names == [
+        (operation, "numpy")
+        for operation in (
+            "gemm",
+            "attention",
+            "merge_states",
+            "attention_bwd",
+            "qkv_projection",
+            "output_projection",
+            "qkv_projection_bwd",
+            "output_projection_bwd",
+        )
+    ]
     report = found.doctor()["reference"]
     assert report["numpy"] == np.__version__ and report["blas"]
     assert plugin.kernelseam_doctor() == report

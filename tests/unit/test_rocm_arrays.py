@@ -1,4 +1,5 @@
-"""Arrays on AMD GPUs told apart by attributes, and DLPack written and read: libraries are stood in for."""
+"""Arrays on AMD GPUs told apart by attributes, and DLPack written and read: libraries are stood in
+for."""
 
 from __future__ import annotations
 
@@ -9,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from kernelseam.contract import Device
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, OutOfDeviceMemory, UnknownName
@@ -64,7 +64,9 @@ class Ndarray:
 def cupy(is_hip: bool, **more: Any) -> ModuleType:
     module = ModuleType("cupy")
     stream = SimpleNamespace(ptr=77)
-    cuda = SimpleNamespace(runtime=SimpleNamespace(is_hip=is_hip), get_current_stream=lambda: stream)
+    cuda = SimpleNamespace(
+        runtime=SimpleNamespace(is_hip=is_hip), get_current_stream=lambda: stream
+    )
     module.__dict__.update(ndarray=Ndarray, cuda=cuda, **more)
     return module
 
@@ -93,7 +95,9 @@ def test_torch_of_another_vendor_is_not_ours(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_other_element_types_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch("7.2"))
-    with pytest.raises(UnknownName, match="dtype = int8: must be one of float16, bfloat16, float32, float64"):
+    with pytest.raises(
+        UnknownName, match="dtype = int8: must be one of float16, bfloat16, float32, float64"
+    ):
         arrays.describe(Tensor(dtype="int8"), DEVICES)
 
 
@@ -128,11 +132,16 @@ def test_host_arrays_are_not_ours() -> None:
 
 def test_results_are_made_by_the_arrays_library(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    monkeypatch.setitem(sys.modules, "torch", torch("7.2", float16="f16", empty=lambda *a, **k: made.append((a, k))))
+    monkeypatch.setitem(
+        sys.modules, "torch", torch("7.2", float16="f16", empty=lambda *a, **k: made.append((a, k)))
+    )
     monkeypatch.setitem(sys.modules, "cupy", cupy(True, empty=lambda *a, **k: made.append((a, k))))
     arrays.empty((2, 3), DType.float16, DEVICES[1], "torch")
     arrays.empty((4,), DType.float32, DEVICES[1], "cupy")
-    assert made == [(((2, 3),), {"dtype": "f16", "device": "cuda:1"}), (((4,),), {"dtype": np.dtype(np.float32)})]
+    assert made == [
+        (((2, 3),), {"dtype": "f16", "device": "cuda:1"}),
+        (((4,),), {"dtype": np.dtype(np.float32)}),
+    ]
 
 
 def test_memory_that_a_library_does_not_get(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +154,9 @@ def test_memory_that_a_library_does_not_get(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "torch", torch("7.2", float32="f32", empty=refuse))
     with pytest.raises(OutOfDeviceMemory) as caught:
         arrays.empty((2, 3), DType.float32, DEVICES[0], "torch")
-    assert str(caught.value) == ("allocating [2, 3] of float32 on rocm:0 (gfx942) failed: tried to allocate 1 TiB")
+    assert str(caught.value) == (
+        "allocating [2, 3] of float32 on rocm:0 (gfx942) failed: tried to allocate 1 TiB"
+    )
 
 
 def test_a_lost_context_is_no_librarys_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +168,8 @@ def test_a_lost_context_is_no_librarys_error(monkeypatch: pytest.MonkeyPatch) ->
         arrays.empty((2, 3), DType.float32, DEVICES[0], "torch")
     assert type(caught.value) is DeviceError
     assert str(caught.value) == (
-        "allocating [2, 3] of float32 on rocm:0 (gfx942) failed: HIP error: an illegal memory access was encountered"
+        "allocating [2, 3] of float32 on rocm:0 (gfx942) failed: HIP error: an illegal memory "
+        "access was encountered"
     )
 
 

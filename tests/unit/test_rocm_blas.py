@@ -1,6 +1,8 @@
-"""The arguments handed to hipBLAS, computed with as the library would: column-major, with its strides and scalars.
+"""The arguments handed to hipBLAS, computed with as the library would: column-major, with its
+strides and scalars.
 
-hip-python's modules are stood in for by ones over host memory: neither the library nor a device is needed.
+hip-python's modules are stood in for by ones over host memory: neither the library nor a device is
+needed.
 """
 
 from __future__ import annotations
@@ -14,8 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from column_blas import Columns, check_lists_that_are_not_read, check_products_of_lists, integers, multiply
-
+from column_blas import (
+    Columns,
+    check_lists_that_are_not_read,
+    check_products_of_lists,
+    integers,
+    multiply,
+)
 from kernelseam.blas import Handles
 from kernelseam.contract import EMULATED, Device
 from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
@@ -27,7 +34,15 @@ from kernelseam_rocm import bindings, blas  # noqa: E402
 
 DEVICE = Device("rocm", 0, "gfx942")
 SQUARE = GemmProblem(
-    GemmSpec(DType.float32, DType.float32, DType.float32), 4, 4, 4, 1, 1, (0, 0, 4), (0, 0, 4), (0, 0, 4)
+    GemmSpec(DType.float32, DType.float32, DType.float32),
+    4,
+    4,
+    4,
+    1,
+    1,
+    (0, 0, 4),
+    (0, 0, 4),
+    (0, 0, 4),
 )
 
 
@@ -56,14 +71,17 @@ class hipblasStatus_t(IntEnum):
 
 OK = hipblasStatus_t.HIPBLAS_STATUS_SUCCESS
 _KINDS = {
-    hipDataType.HIP_R_16F: DType.float16, hipDataType.HIP_R_16BF: DType.bfloat16, hipDataType.HIP_R_32F: DType.float32,
+    hipDataType.HIP_R_16F: DType.float16,
+    hipDataType.HIP_R_16BF: DType.bfloat16,
+    hipDataType.HIP_R_32F: DType.float32,
     hipDataType.HIP_R_64F: DType.float64,
 }
 _TURNED = {hipblasOperation_t.HIPBLAS_OP_N: False, hipblasOperation_t.HIPBLAS_OP_T: True}
 
 
 class Library:
-    """hip-python's hipblas on host memory; remembers the stream that was set when a product was asked for."""
+    """hip-python's hipblas on host memory; remembers the stream that was set when a product was
+    asked for."""
 
     hipblasOperation_t, hipblasComputeType_t = hipblasOperation_t, hipblasComputeType_t
     hipblasGemmAlgo_t = hipblasGemmAlgo_t
@@ -89,24 +107,77 @@ class Library:
 
     def hipblasGemmStridedBatchedEx(self, handle: Any, *given: Any) -> tuple[Any]:
         (
-            turn_a, turn_b, m, n, k, alpha, a, kind_a, lda, stride_a, b, kind_b, ldb, stride_b, beta, c, kind_c, ldc,
-            stride_c, count, compute, algorithm,
+            turn_a,
+            turn_b,
+            m,
+            n,
+            k,
+            alpha,
+            a,
+            kind_a,
+            lda,
+            stride_a,
+            b,
+            kind_b,
+            ldb,
+            stride_b,
+            beta,
+            c,
+            kind_c,
+            ldc,
+            stride_c,
+            count,
+            compute,
+            algorithm,
         ) = given
         return self._multiply(
-            m, n, k, count, Columns(a, _KINDS[kind_a], lda, stride_a, _TURNED[turn_a]),
-            Columns(b, _KINDS[kind_b], ldb, stride_b, _TURNED[turn_b]), Columns(c, _KINDS[kind_c], ldc, stride_c),
-            alpha, beta, compute, algorithm,
+            m,
+            n,
+            k,
+            count,
+            Columns(a, _KINDS[kind_a], lda, stride_a, _TURNED[turn_a]),
+            Columns(b, _KINDS[kind_b], ldb, stride_b, _TURNED[turn_b]),
+            Columns(c, _KINDS[kind_c], ldc, stride_c),
+            alpha,
+            beta,
+            compute,
+            algorithm,
         )
 
     def hipblasGemmBatchedEx(self, handle: Any, *given: Any) -> tuple[Any]:
         (
-            turn_a, turn_b, m, n, k, alpha, a, kind_a, lda, b, kind_b, ldb, beta, c, kind_c, ldc, count, compute,
+            turn_a,
+            turn_b,
+            m,
+            n,
+            k,
+            alpha,
+            a,
+            kind_a,
+            lda,
+            b,
+            kind_b,
+            ldb,
+            beta,
+            c,
+            kind_c,
+            ldc,
+            count,
+            compute,
             algorithm,
         ) = given
         return self._multiply(
-            m, n, k, count, Columns(a, _KINDS[kind_a], lda, None, _TURNED[turn_a]),
-            Columns(b, _KINDS[kind_b], ldb, None, _TURNED[turn_b]), Columns(c, _KINDS[kind_c], ldc, None), alpha, beta,
-            compute, algorithm,
+            m,
+            n,
+            k,
+            count,
+            Columns(a, _KINDS[kind_a], lda, None, _TURNED[turn_a]),
+            Columns(b, _KINDS[kind_b], ldb, None, _TURNED[turn_b]),
+            Columns(c, _KINDS[kind_c], ldc, None),
+            alpha,
+            beta,
+            compute,
+            algorithm,
         )
 
     def _multiply(self, *given: Any) -> tuple[Any]:
@@ -114,7 +185,11 @@ class Library:
         assert algorithm == 160
         self.streams.append(self.stream)
         self.computes.append(compute)
-        scalar = ctypes.c_double if compute == hipblasComputeType_t.HIPBLAS_COMPUTE_64F else ctypes.c_float
+        scalar = (
+            ctypes.c_double
+            if compute == hipblasComputeType_t.HIPBLAS_COMPUTE_64F
+            else ctypes.c_float
+        )
         multiply(*product, scalar.from_address(alpha).value, scalar.from_address(beta).value)
         return (self.status,)
 
@@ -142,9 +217,12 @@ def launched(problem: GemmProblem = SQUARE) -> Any:
 @pytest.mark.parametrize("a_transposed", [False, True])
 @pytest.mark.parametrize("b_transposed", [False, True])
 @pytest.mark.parametrize("beta", [0.0, 2.0])
-def test_products_agree(library: Library, dtype: DType, a_transposed: bool, b_transposed: bool, beta: float) -> None:
+def test_products_agree(
+    library: Library, dtype: DType, a_transposed: bool, b_transposed: bool, beta: float
+) -> None:
     batch, heads, M, N, K = 2, 3, 5, 7, 6
-    a = integers(dtype, batch, heads, *((K, M + 2) if a_transposed else (M, K + 2)))  # rows with gaps
+    # rows with gaps
+    a = integers(dtype, batch, heads, *((K, M + 2) if a_transposed else (M, K + 2)))
     b = integers(dtype, batch, heads, *((N, K) if b_transposed else (K, N)))
     c = integers(dtype, batch, heads, M, N + 1)
     spec = GemmSpec(dtype, dtype, dtype.accumulator, a_transposed, b_transposed)
@@ -177,7 +255,13 @@ def test_products_of_lists_agree(
     library: Library, dtype: DType, a_transposed: bool, b_transposed: bool, beta: float
 ) -> None:
     check_products_of_lists(
-        blas.HipBlasBatchedGemm(), DEVICE, "hipblasGemmBatchedEx", dtype, a_transposed, b_transposed, beta
+        blas.HipBlasBatchedGemm(),
+        DEVICE,
+        "hipblasGemmBatchedEx",
+        dtype,
+        a_transposed,
+        b_transposed,
+        beta,
     )
     assert library.streams == [77]
 
@@ -206,7 +290,11 @@ STATUSES = [
 @pytest.mark.parametrize(("status", "kind"), STATUSES)
 @pytest.mark.parametrize(
     ("call", "name"),
-    [("create", "hipblasCreate"), ("set", "hipblasSetStream"), ("status", "hipblasGemmStridedBatchedEx")],
+    [
+        ("create", "hipblasCreate"),
+        ("set", "hipblasSetStream"),
+        ("status", "hipblasGemmStridedBatchedEx"),
+    ],
 )
 def test_a_failure_names_the_call_and_the_status(
     library: Library, call: str, name: str, status: hipblasStatus_t, kind: type[DeviceError]
@@ -225,7 +313,10 @@ def test_a_failure_names_the_call_and_the_status(
 def test_what_it_refuses(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     gemm = blas.HipBlasGemm()
     assert gemm.supports(SQUARE, DEVICE) is None and (library.made, library.destroyed) == (1, 1)
-    assert gemm.supports(replace(SQUARE, M=2**31), DEVICE) == "takes extents and row strides up to 2147483647"
+    assert (
+        gemm.supports(replace(SQUARE, M=2**31), DEVICE)
+        == "takes extents and row strides up to 2147483647"
+    )
     assert gemm.supports(SQUARE, replace(DEVICE, evidence=EMULATED)) == "runs on real devices only"
     blas._unavailable.cache_clear()
     monkeypatch.setattr(bindings, "call", lambda name: 60_443_483)
@@ -246,5 +337,8 @@ def test_what_it_takes_of_lists(library: Library) -> None:
     assert strided.supports(listed, DEVICE) == "takes strided batches only"
     biased = replace(listed, spec=replace(listed.spec, bias=DType.float32))
     assert gemm.supports(biased, DEVICE) == "does not take a bias"
-    assert gemm.supports(replace(listed, N=2**31), DEVICE) == "takes extents and row strides up to 2147483647"
+    assert (
+        gemm.supports(replace(listed, N=2**31), DEVICE)
+        == "takes extents and row strides up to 2147483647"
+    )
     assert gemm.supports(listed, replace(DEVICE, evidence=EMULATED)) == "runs on real devices only"

@@ -6,12 +6,10 @@ import struct
 from typing import Any
 
 import pytest
-
 from kernelseam.errors import InvalidValue
 
 pytest.importorskip("kernelseam_rocm", reason="kernelseam-rocm is not installed")
 import msgpack  # noqa: E402
-
 from kernelseam_rocm import codeobject, disassembly  # noqa: E402
 
 CODE = bytes(range(40))
@@ -36,10 +34,19 @@ KERNEL = {
 
 def elf(kernel: dict[str, Any] = KERNEL, machine: int = 224, note: bytes = b"AMDGPU\0") -> bytes:
     """An ELF with a metadata note, one loaded segment and a symbol for the kernel in it."""
-    metadata = msgpack.packb({"amdhsa.target": "amdgcn-amd-amdhsa--gfx942", "amdhsa.kernels": [kernel]})
+    metadata = msgpack.packb(
+        {"amdhsa.target": "amdgcn-amd-amdhsa--gfx942", "amdhsa.kernels": [kernel]}
+    )
     name = note + bytes(-len(note) % 4)
-    other = struct.pack("<III", 4, 4, 1) + b"GNU\0" + b"\1\2\3\4"  # a note of somebody else's comes first
-    notes = other + struct.pack("<III", len(note), len(metadata), 32) + name + metadata + bytes(-len(metadata) % 4)
+    # a note of somebody else's comes first
+    other = struct.pack("<III", 4, 4, 1) + b"GNU\0" + b"\1\2\3\4"
+    notes = (
+        other
+        + struct.pack("<III", len(note), len(metadata), 32)
+        + name
+        + metadata
+        + bytes(-len(metadata) % 4)
+    )
     names = b"\0k\0"
     at_notes = 64 + 2 * 56
     at_code = at_notes + len(notes)
@@ -68,7 +75,9 @@ def test_metadata_and_machine_code_are_found() -> None:
 
 
 def test_facts_hold_explicit_arguments_and_every_spill() -> None:
-    facts = codeobject.facts(codeobject.parse(elf()), "k", {"matrix_instructions": 5, "scratch_instructions": 2})
+    facts = codeobject.facts(
+        codeobject.parse(elf()), "k", {"matrix_instructions": 5, "scratch_instructions": 2}
+    )
     assert (facts.name, facts.registers, facts.spills) == ("k", 96, 7)
     assert (facts.scratch_bytes, facts.shared_bytes, facts.matrix_instructions) == (16, 512, 5)
     assert facts.parameters == ((0, 8), (8, 24))
@@ -114,17 +123,28 @@ def test_without_the_library_nothing_is_counted(monkeypatch: pytest.MonkeyPatch)
         ("v_mfma_f32_16x16x16_f16 v[0:3], v[4:5], v[6:7], 0", {"matrix_instructions"}),
         ("v_wmma_f32_16x16x16_f16 v[0:7], v[8:15], v[16:23], v[0:7]", {"matrix_instructions"}),
         ("scratch_store_b32 off, v1, off", {"scratch_instructions"}),
-        ("buffer_store_dword v1, off, s[0:3], s32", {"scratch_instructions", "global_instructions"}),
+        (
+            "buffer_store_dword v1, off, s[0:3], s32",
+            {"scratch_instructions", "global_instructions"},
+        ),
         ("ds_read_b128 v[0:3], v4", {"shared_instructions", "wide_shared_instructions"}),
         ("ds_load_u16 v0, v4", {"shared_instructions"}),
-        ("global_load_dwordx4 v[0:3], v[4:5], off", {"global_instructions", "wide_global_instructions"}),
-        ("global_store_b128 v[4:5], v[0:3], off", {"global_instructions", "wide_global_instructions"}),
+        (
+            "global_load_dwordx4 v[0:3], v[4:5], off",
+            {"global_instructions", "wide_global_instructions"},
+        ),
+        (
+            "global_store_b128 v[4:5], v[0:3], off",
+            {"global_instructions", "wide_global_instructions"},
+        ),
         ("flat_store_dword v[2:3], v20", {"global_instructions", "flat_instructions"}),
         ("v_fma_f32 v0, v1, v2, v3", set()),
         ("s_waitcnt lgkmcnt(0)", set()),
     ],
 )
-def test_instructions_are_told_apart(instruction: str, kinds: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instructions_are_told_apart(
+    instruction: str, kinds: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def one(code: object, kernel: str, handle: Any) -> bool:
         handle(instruction)
         return True

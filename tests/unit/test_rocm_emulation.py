@@ -1,4 +1,5 @@
-"""Emulated devices as a user meets them: who gets one, what is said where something is missing, and real results."""
+"""Emulated devices as a user meets them: who gets one, what is said where something is missing, and
+real results."""
 
 from __future__ import annotations
 
@@ -13,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from kernelseam.contract import EMULATED, Device, Runtime, SourceBundle
 from kernelseam.dispatch import find_device
 from kernelseam.dtypes import DType
@@ -22,7 +22,6 @@ from kernelseam.errors import DeviceError, InvalidValue, UnknownName
 pytest.importorskip("kernelseam_rocm", reason="kernelseam-rocm is not installed")
 import amdelf  # noqa: E402
 import fake_emulator as fake  # noqa: E402
-
 from kernelseam_rocm import archs, emulation, plugin  # noqa: E402
 from kernelseam_rocm.blas import HipBlasGemm  # noqa: E402
 from kernelseam_rocm.emulation import checkout, selftest  # noqa: E402
@@ -41,10 +40,14 @@ def runtime() -> EmulatedRuntime:
 def python(code: str, **environment: str) -> Any:
     """What a fresh interpreter prints as JSON; it sees the ROCm plugin and the reference."""
     env = {
-        **{k: v for k, v in os.environ.items() if k != checkout.VARIABLE}, "KERNELSEAM_PLUGINS": "rocm",
-        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **environment,
+        **{k: v for k, v in os.environ.items() if k != checkout.VARIABLE},
+        "KERNELSEAM_PLUGINS": "rocm",
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        **environment,
     }
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -65,8 +68,10 @@ def test_a_path_that_is_no_checkout(tmp_path: Path) -> None:
     devices, said = python(DEVICES, KERNELSEAM_TINYGRAD=str(tmp_path))
     assert not any("emulated" in d for d in devices)
     assert said == (
-        f"KERNELSEAM_TINYGRAD = {tmp_path}: must be a checkout of tinygrad's repository, and there is no "
-        "test/mockgpu/amd/emu.py in it. Clone the repository (its packages do not hold the emulator), or unset the "
+        f"KERNELSEAM_TINYGRAD = {tmp_path}: must be a checkout of tinygrad's repository, and "
+        "there is no "
+        "test/mockgpu/amd/emu.py in it. Clone the repository (its packages do not hold the "
+        "emulator), or unset the "
         "variable"
     )
 
@@ -74,7 +79,9 @@ def test_a_path_that_is_no_checkout(tmp_path: Path) -> None:
 def test_a_path_in_the_home_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(checkout.VARIABLE, "~nosuchuser/tinygrad")
     found = checkout.find()
-    assert isinstance(found, str) and found.startswith("KERNELSEAM_TINYGRAD = ~nosuchuser/tinygrad: means no folder (")
+    assert isinstance(found, str) and found.startswith(
+        "KERNELSEAM_TINYGRAD = ~nosuchuser/tinygrad: means no folder ("
+    )
     assert found.endswith("). Name it by its whole path, or unset the variable")
 
 
@@ -83,7 +90,8 @@ def test_a_checkout_without_clang(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert checkout.find() == (
-        "KERNELSEAM_TINYGRAD is set, but the emulator needs clang, and there is none on PATH. Install clang, or the "
+        "KERNELSEAM_TINYGRAD is set, but the emulator needs clang, and there is none on PATH. "
+        "Install clang, or the "
         "package ziglang, which brings one"
     )
     with pytest.raises(DeviceError, match="needs clang"):
@@ -99,7 +107,10 @@ def test_clang_may_be_zigs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.syspath_prepend(str(package.parent))
     monkeypatch.setenv(checkout.VARIABLE, str(fake.write(tmp_path / "checkout")))
     found = checkout.find()
-    assert isinstance(found, checkout.Checkout) and found.compiler == (str(package / "zig"), "clang")
+    assert isinstance(found, checkout.Checkout) and found.compiler == (
+        str(package / "zig"),
+        "clang",
+    )
 
 
 def test_emulated_devices_are_used_where_they_are_named(tmp_path: Path) -> None:
@@ -108,13 +119,17 @@ def test_emulated_devices_are_used_where_they_are_named(tmp_path: Path) -> None:
     code = (
         "import json; from kernelseam.dispatch import find_device, use_backend\n"
         "from kernelseam.parity.run import targets; from kernelseam.plugins import plugins\n"
-        "found = [str(d) for d in plugins().backend('rocm').runtime.devices() if d.evidence == 'emulated']\n"
-        "default, named = str(find_device()), [str(find_device(n)) for n in ('rocm', found[-1].split()[0])]\n"
+        "found = [str(d) for d in plugins().backend('rocm').runtime.devices() if d.evidence == "
+        "'emulated']\n"
+        "default, named = str(find_device()), [str(find_device(n)) for n in ('rocm', "
+        "found[-1].split()[0])]\n"
         "matrix = sorted({t.device.backend for t in targets()})\n"
-        "with use_backend('rocm'): print(json.dumps([found, default, named, str(find_device()), matrix]))"
+        "with use_backend('rocm'): print(json.dumps([found, default, named, str(find_device()), "
+        "matrix]))"
     )
     found, default, named, preferred, matrix = python(
-        code, KERNELSEAM_TINYGRAD=str(fake.write(tmp_path / "checkout")),
+        code,
+        KERNELSEAM_TINYGRAD=str(fake.write(tmp_path / "checkout")),
         PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
     )
     if HipRuntime().devices():
@@ -132,7 +147,9 @@ def test_real_devices_come_first() -> None:
     joined = JoinedRuntime(Two(), Arena(1 << 20))
     assert isinstance(joined, Runtime)
     assert [(d.index, d.evidence) for d in joined.devices()] == [
-        (0, "measured"), (1, "measured"), *((i, EMULATED) for i in range(2, 6))
+        (0, "measured"),
+        (1, "measured"),
+        *((i, EMULATED) for i in range(2, 6)),
     ]
     array = joined.from_host(np.arange(6, dtype=np.float32).reshape(2, 3), joined.devices()[3])
     assert isinstance(array, EmulatedArray)
@@ -146,7 +163,12 @@ def test_arrays(runtime: EmulatedRuntime) -> None:
     array = runtime.from_host(x.T, device)
     info = runtime.describe(array)
     assert info is not None
-    assert (info.shape, info.strides, info.kind, info.device) == ((4, 3), (3, 1), "emulated", device)
+    assert (info.shape, info.strides, info.kind, info.device) == (
+        (4, 3),
+        (3, 1),
+        "emulated",
+        device,
+    )
     assert (runtime.to_host(array) == x.T).all()
     assert runtime.read(info.pointer, 6, device).tobytes() == np.ascontiguousarray(x.T)[0].tobytes()
     with pytest.raises(DeviceError, match="are not memory of rocm:2"):
@@ -182,7 +204,9 @@ def test_hipblas_leaves_them_alone(runtime: EmulatedRuntime) -> None:
 
 
 def test_the_variable_is_documented() -> None:
-    assert dict(plugin.kernelseam_info().variables)[checkout.VARIABLE].startswith("a checkout of tinygrad")
+    assert dict(plugin.kernelseam_info().variables)[checkout.VARIABLE].startswith(
+        "a checkout of tinygrad"
+    )
 
 
 class Toolchain:
@@ -220,7 +244,8 @@ def test_a_failed_selftest_is_told_and_one_that_passed_remembered(tmp_path: Path
     assert str(caught.value) == (
         f"the emulator in {tmp_path} fails 10 self-tests for gfx942, so its results mean nothing: "
         + "; ".join(f"v_test_{i}: 1 lanes differ" for i in range(8))
-        + "; and 2 more. Take the commit of tinygrad that the documentation names, or unset the variable"
+        + "; and 2 more. Take the commit of tinygrad that the documentation names, or unset the "
+        "variable"
     )
     good: Any = Emulator(tmp_path, [])
     for _ in range(2):
@@ -233,8 +258,11 @@ def test_a_failed_selftest_is_told_and_one_that_passed_remembered(tmp_path: Path
 def test_a_third_vendors_emulated_device(
     acme: Any, monkeypatch: pytest.MonkeyPatch, command: Callable[..., tuple[int, str, str]]
 ) -> None:
-    """What the core does with any emulated device: it is no default, and its times are said to mean nothing."""
-    emulated = tuple(Device("acme", i, "acme1", "Acme One (emulated)", evidence=EMULATED) for i in range(2))
+    """What the core does with any emulated device: it is no default, and its times are said to mean
+    nothing."""
+    emulated = tuple(
+        Device("acme", i, "acme1", "Acme One (emulated)", evidence=EMULATED) for i in range(2)
+    )
     monkeypatch.setattr(type(acme), "devices", lambda self: emulated)
     monkeypatch.delenv("KERNELSEAM_BACKEND", raising=False)
     assert find_device().backend == "numpy"
@@ -242,15 +270,32 @@ def test_a_third_vendors_emulated_device(
     with pytest.raises(UnknownName):
         find_device("acme:2")
     status, out, err = command(
-        "gemm", "--backend", "acme:1", "--dtype", "float32", "--m", 4, "--n", 4, "--k", 4, "--time", "--verify"
+        "gemm",
+        "--backend",
+        "acme:1",
+        "--dtype",
+        "float32",
+        "--m",
+        4,
+        "--n",
+        4,
+        "--k",
+        4,
+        "--time",
+        "--verify",
     )
     assert (status, err) == (0, "")
     assert "acme:1 (acme1, emulated)" in out
     assert "TFLOP/s" not in out
-    assert "the device is emulated: the time is that of a program on the host and says nothing of the hardware" in out
+    assert (
+        "the device is emulated: the time is that of a program on the host and says nothing of "
+        "the hardware" in out
+    )
     status, out, _ = command("doctor", "--json")
     assert {d["device"]: d["evidence"] for d in json.loads(out)["devices"]} == {
-        "acme:0": "emulated", "acme:1": "emulated", "numpy:0": "host"
+        "acme:0": "emulated",
+        "acme:1": "emulated",
+        "numpy:0": "host",
     }
 
 
@@ -266,15 +311,20 @@ def emulated(arch: str) -> Device:
         plugin.backend().toolchain.compiler()  # type: ignore[union-attr]
     except Exception as e:
         pytest.skip(f"hiprtc is missing: {e}")
-    return next(d for d in plugin.backend().runtime.devices() if d.arch == arch and d.evidence == EMULATED)
+    return next(
+        d for d in plugin.backend().runtime.devices() if d.arch == arch and d.evidence == EMULATED
+    )
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize(
     "name",
     [
-        "gemm-f16-nt", "attention-f16-64-causal-7x129-ramp", "attention-f16-64-pages-16",
-        "attention-f16-64-causal-bias-f32-gqa", "attention-bwd-f16-64-causal-33x129",
+        "gemm-f16-nt",
+        "attention-f16-64-causal-7x129-ramp",
+        "attention-f16-64-pages-16",
+        "attention-f16-64-causal-bias-f32-gqa",
+        "attention-bwd-f16-64-causal-33x129",
     ],
 )
 def test_parity(name: str, arch: str) -> None:
@@ -283,7 +333,11 @@ def test_parity(name: str, arch: str) -> None:
     from kernelseam.trace import trace
 
     device, case = emulated(arch), named(name)
-    (target,) = (t for t in targets(device=device) if t.implementation == "shared" and t.operation == case.operation)
+    (target,) = (
+        t
+        for t in targets(device=device)
+        if t.implementation == "shared" and t.operation == case.operation
+    )
     with trace() as records:
         run_case(case, target).require()
     assert {(r.arch, r.evidence) for r in records} == {(arch, "emulated")}
@@ -304,8 +358,15 @@ def test_the_cases_of_the_page_exist(page: Any) -> None:
     assert "\n".join(page.covered(page.GROUPS)) in text
     operations = list(page.by_operation(page.GROUPS))
     assert operations == [
-        "gemm", "attention", "attention as gemm-softmax-gemm", "attention_bwd", "merge_states", "qkv_projection",
-        "output_projection", "qkv_projection_bwd", "output_projection_bwd",
+        "gemm",
+        "attention",
+        "attention as gemm-softmax-gemm",
+        "attention_bwd",
+        "merge_states",
+        "qkv_projection",
+        "output_projection",
+        "qkv_projection_bwd",
+        "output_projection_bwd",
     ]
     for arch in ARCHS:
         for what, groups in page.by_operation(page.GROUPS).items():
@@ -317,17 +378,36 @@ def test_what_the_page_covers_of_attention(page: Any) -> None:
     """Every view, every option, every dtype and both roles of few queries, forward and backward."""
     from kernelseam.parity.cases import AttentionCase, BackwardCase
 
-    cases = [page.cases()[name] for group in page.GROUPS for name in group.cases if group.implementation == "shared"]
+    cases = [
+        page.cases()[name]
+        for group in page.GROUPS
+        for name in group.cases
+        if group.implementation == "shared"
+    ]
     forward = [c for c in cases if isinstance(c, AttentionCase)]
     backward = [c.forward for c in cases if isinstance(c, BackwardCase)]
     for found, halves in ((forward, ("page_size", "prefix", "mask")), (backward, ())):
         assert {c.dtype for c in found} == {DType.float16, DType.bfloat16, DType.float32}
-        for option in ("causal", "window", "alibi", "softcap", "bias", "sinks", "kv_lengths", *halves):
+        for option in (
+            "causal",
+            "window",
+            "alibi",
+            "softcap",
+            "bias",
+            "sinks",
+            "kv_lengths",
+            *halves,
+        ):
             assert any(getattr(c, option) for c in found), option
-        assert any(0 in (c.q_sequences or ()) for c in found) and any(0 in (c.k_sequences or ()) for c in found)
+        assert any(0 in (c.q_sequences or ()) for c in found) and any(
+            0 in (c.k_sequences or ()) for c in found
+        )
         assert any(c.num_heads > c.kv_heads for c in found)
     paged = [c for c in forward if c.page_size]
-    assert {c.page_size for c in paged} == {1, 16, 48, 256} and {c.S_q == 1 for c in paged} == {True, False}
+    assert {c.page_size for c in paged} == {1, 16, 48, 256} and {c.S_q == 1 for c in paged} == {
+        True,
+        False,
+    }
     assert any(n % c.page_size for c in paged for n in c.kv_lengths or ())
     assert any(c.view == "device" for c in forward) and any(c.bias_data == "holes" for c in forward)
     gradients = [c for c in cases if isinstance(c, BackwardCase)]
@@ -343,17 +423,27 @@ def test_what_the_page_covers_of_products(page: Any) -> None:
     cases = [page.cases()[name] for group in page.GROUPS for name in group.cases]
     gemms = [c for c in cases if isinstance(c, GemmCase)]
     summed = [c for c in gemms if c.c_batch_group > 1 or c.c_head_group > 1]
-    assert {c.dtype for c in gemms if c.bias and c.residual} == {DType.float16, DType.bfloat16, DType.float32}
+    assert {c.dtype for c in gemms if c.bias and c.residual} == {
+        DType.float16,
+        DType.bfloat16,
+        DType.float32,
+    }
     assert {c.view for c in summed if c.bias and c.residual} == {"strided", "host"}
-    assert any(c.c_batch_group > 1 and c.c_head_group > 1 for c in summed) and any(c.dtype_c for c in summed)
+    assert any(c.c_batch_group > 1 and c.c_head_group > 1 for c in summed) and any(
+        c.dtype_c for c in summed
+    )
     assert any(c.in_place for c in gemms) and any(c.dtype_c for c in gemms if c.bias)
     projections = [c for c in cases if isinstance(c, ProjectionCase)]
     forward = [c for c in projections if c.operation == "qkv_projection"]
-    assert {c.rotary for c in forward} == {"", "halves", "pairs"} and any(0 < c.turned < c.head_dim for c in forward)
+    assert {c.rotary for c in forward} == {"", "halves", "pairs"} and any(
+        0 < c.turned < c.head_dim for c in forward
+    )
     assert {c.walk("q").order for c in forward} == {"bhr", "brh"}
     assert {bool(c.page_size) for c in forward} == {True, False}
     for operation, rows in (
-        ("output_projection", "attn_out"), ("output_projection_bwd", "attn_out"), ("qkv_projection_bwd", "dq")
+        ("output_projection", "attn_out"),
+        ("output_projection_bwd", "attn_out"),
+        ("qkv_projection_bwd", "dq"),
     ):
         found = [c for c in projections if c.operation == operation]
         assert {c.walk(rows).order for c in found} == {"bhr", "brh"} and any(c.bias for c in found)
@@ -373,28 +463,45 @@ def test_the_page_covers_blocks_of_several_tiles(page: Any, device: Device) -> N
     for case in (page.cases()[name] for group in page.GROUPS for name in group.cases):
         if case.operation in ("gemm", "qkv_projection_bwd"):
             lay = layout(case)
-            at = {n: 2**20 + lay.blocks()[p.block][1] + p.offset * p.dtype.itemsize for n, p in lay.places.items()}
+            at = {
+                n: 2**20 + lay.blocks()[p.block][1] + p.offset * p.dtype.itemsize
+                for n, p in lay.places.items()
+            }
             made, _ = describe(case, lay, at, host, host.devices()[0]).simplified()
             problem, way = made.problem(), WAYS[case.operation]
             for launch in way.launches(problem, way.tile(problem, row, device), device).steps:
                 spec = launch.problem.spec
                 if launch.tile.teams > 1:
-                    found.add((spec.dtype, spec.summed, bool(spec.bias and spec.residual), bool(spec.row_sums)))
+                    found.add(
+                        (
+                            spec.dtype,
+                            spec.summed,
+                            bool(spec.bias and spec.residual),
+                            bool(spec.row_sums),
+                        )
+                    )
     half = DType.float16
     assert found == {
-        (half, False, True, False), (half, True, False, False), (DType.float32, True, False, False),
+        (half, False, True, False),
+        (half, True, False, False),
+        (DType.float32, True, False, False),
         (half, True, False, True),
     }
 
 
-def test_a_part_of_the_page_is_run_by_name(page: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_part_of_the_page_is_run_by_name(
+    page: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     assert page.chosen(()) is page.GROUPS
     found = page.chosen(("*pages-48*", "attention-bwd-f16-80v64"))
     assert [(g.about, g.cases) for g in found] == [
         ("pages of 1, 16, 48 and 256 keys, one query", ("attention-f16-64-pages-48",)),
         (
             "pages, several queries",
-            ("attention-bf16-128-causal-pages-48-gqa", "attention-f16-64-causal-pages-48-window-sinks"),
+            (
+                "attention-bf16-128-causal-pages-48-gqa",
+                "attention-f16-64-causal-pages-48-window-sinks",
+            ),
         ),
         ("dense", ("attention-bwd-f16-80v64",)),
     ]

@@ -1,17 +1,16 @@
-"""What a driver does with a code object: relocations, descriptors, arguments and the registers a wave starts with."""
+"""What a driver does with a code object: relocations, descriptors, arguments and the registers a
+wave starts with."""
 
 from __future__ import annotations
 
 import struct
 
 import pytest
-
 from kernelseam.contract import SourceBundle
 from kernelseam.errors import CompileError, DeviceError
 
 pytest.importorskip("kernelseam_rocm", reason="kernelseam-rocm is not installed")
 import amdelf  # noqa: E402
-
 from kernelseam_rocm import codeobject  # noqa: E402
 from kernelseam_rocm.emulation import loader  # noqa: E402
 from kernelseam_rocm.emulation.loader import Descriptor, Launch  # noqa: E402
@@ -37,11 +36,19 @@ def test_segments_lie_where_they_belong() -> None:
 
 def test_relocations() -> None:
     memory = image(
-        (0, RELATIVE64, 0, 0x20), (1, ABS64, 1, 8), (2, ABS32_LO, 2, 0), (3, ABS32_HI, 2, 0), (4, ABS64, 2, -16)
+        (0, RELATIVE64, 0, 0x20),
+        (1, ABS64, 1, 8),
+        (2, ABS32_LO, 2, 0),
+        (3, ABS32_HI, 2, 0),
+        (4, ABS64, 2, -16),
     )
     kernel = BASE + amdelf.DESCRIPTOR_AT
     assert words(memory, 5) == (
-        BASE + 0x20, BASE + amdelf.CODE_AT + 8, kernel & 0xFFFFFFFF, kernel >> 32, kernel - 16
+        BASE + 0x20,
+        BASE + amdelf.CODE_AT + 8,
+        kernel & 0xFFFFFFFF,
+        kernel >> 32,
+        kernel - 16,
     )
 
 
@@ -54,7 +61,14 @@ def test_what_cannot_be_relocated_is_refused() -> None:
 
 def test_descriptor() -> None:
     kd = amdelf.descriptor(
-        shared=512, scratch=48, kernarg=80, entry=0x40, rsrc1=1 << 16, rsrc2=13 << 1, properties=9, preload=5
+        shared=512,
+        scratch=48,
+        kernarg=80,
+        entry=0x40,
+        rsrc1=1 << 16,
+        rsrc2=13 << 1,
+        properties=9,
+        preload=5,
     )
     d = Descriptor.read(bytes(16) + kd, 16)
     assert (d.shared_bytes, d.scratch_bytes, d.kernarg_bytes, d.entry) == (512, 48, 80, 0x40)
@@ -63,27 +77,52 @@ def test_descriptor() -> None:
 
 @pytest.mark.parametrize(("mode", "flushes"), [(0, True), (1, True), (2, True), (3, False)])
 def test_float32_subnormals(mode: int, flushes: bool) -> None:
-    assert Descriptor.read(amdelf.descriptor(rsrc1=mode << 16 | 3 << 18), 0).flushes_single is flushes
+    assert (
+        Descriptor.read(amdelf.descriptor(rsrc1=mode << 16 | 3 << 18), 0).flushes_single is flushes
+    )
 
 
 HIDDEN = (
-    ("block_count_x", 16, 4), ("block_count_y", 20, 4), ("block_count_z", 24, 4), ("group_size_x", 28, 2),
-    ("group_size_y", 30, 2), ("group_size_z", 32, 2), ("remainder_x", 34, 2), ("grid_dims", 36, 2),
-    ("dynamic_lds_size", 40, 4), ("heap_v1", 48, 8),
+    ("block_count_x", 16, 4),
+    ("block_count_y", 20, 4),
+    ("block_count_z", 24, 4),
+    ("group_size_x", 28, 2),
+    ("group_size_y", 30, 2),
+    ("group_size_z", 32, 2),
+    ("remainder_x", 34, 2),
+    ("grid_dims", 36, 2),
+    ("dynamic_lds_size", 40, 4),
+    ("heap_v1", 48, 8),
 )
 
 
 def test_hidden_arguments() -> None:
-    args = [{".offset": at, ".size": size, ".value_kind": f"hidden_{name}"} for name, at, size in HIDDEN]
-    kernel = amdelf.metadata(**{".args": [*amdelf.metadata()[".args"], *args], ".kernarg_segment_size": 56})
+    args = [
+        {".offset": at, ".size": size, ".value_kind": f"hidden_{name}"} for name, at, size in HIDDEN
+    ]
+    kernel = amdelf.metadata(
+        **{".args": [*amdelf.metadata()[".args"], *args], ".kernarg_segment_size": 56}
+    )
     d = Descriptor.read(amdelf.descriptor(kernarg=56), 0)
     segment = loader.kernarg(kernel, d, b"\xaa" * 16, Launch((7, 3, 1), (64, 2, 1), 4096))
     assert len(segment) == 56 and segment[:16] == b"\xaa" * 16
-    assert struct.unpack_from("<IIIHHHHHxxIxxxxQ", segment, 16) == (7, 3, 1, 64, 2, 1, 0, 2, 4096, 0)
+    assert struct.unpack_from("<IIIHHHHHxxIxxxxQ", segment, 16) == (
+        7,
+        3,
+        1,
+        64,
+        2,
+        1,
+        0,
+        2,
+        4096,
+        0,
+    )
 
 
 @pytest.mark.parametrize(
-    ("grid", "block", "dimensions"), [((1, 1, 1), (1, 1, 1), 1), ((1, 2, 1), (1, 1, 1), 2), ((1, 1, 1), (1, 1, 3), 3)]
+    ("grid", "block", "dimensions"),
+    [((1, 1, 1), (1, 1, 1), 1), ((1, 2, 1), (1, 1, 1), 2), ((1, 1, 1), (1, 1, 3), 3)],
 )
 def test_dimensions_of_a_grid(grid: loader.Extents, block: loader.Extents, dimensions: int) -> None:
     assert Launch(grid, block, 0).hidden()["hidden_grid_dims"] == dimensions
@@ -98,7 +137,8 @@ def test_dispatch_packet() -> None:
 
 
 def test_user_registers() -> None:
-    # Dispatch packet, kernarg and scratch size, and two words of the arguments preloaded from the second on.
+    # Dispatch packet, kernarg and scratch size, and two words of the arguments preloaded from the
+    # second on.
     kd = amdelf.descriptor(scratch=24, rsrc2=9 << 1, properties=2 | 8 | 64, preload=1 << 7 | 2)
     d = Descriptor.read(kd, 0)
     arguments = struct.pack("<4I", 10, 11, 12, 13)
@@ -116,7 +156,7 @@ SOURCE = """
 extern "C" __global__ void k(float* x, int n) { if (blockIdx.x * blockDim.x + threadIdx.x < n) x[blockDim.x] = 1; }
 __device__ int table[2] = {7, 9};
 __device__ int* place = table + 1;
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx1201"])
@@ -138,9 +178,13 @@ def test_a_code_object_of_hiprtc(arch: str) -> None:
     d = Descriptor.read(memory, code.symbols["k.kd"][0])
     assert code.symbols["k.kd"][0] + d.entry == code.symbols["k"][0]
     assert not d.flushes_single
-    segment = loader.kernarg(code.kernels["k"], d, struct.pack("<Qi", 1, 5), Launch((2, 1, 1), (32, 1, 1), 0))
+    segment = loader.kernarg(
+        code.kernels["k"], d, struct.pack("<Qi", 1, 5), Launch((2, 1, 1), (32, 1, 1), 0)
+    )
     hidden = {a[".value_kind"]: a for a in code.kernels["k"][".args"]}
     at = hidden["hidden_group_size_x"][".offset"]
-    assert segment[:12] == struct.pack("<Qi", 1, 5) and struct.unpack_from("<H", segment, at) == (32,)
+    assert segment[:12] == struct.pack("<Qi", 1, 5) and struct.unpack_from("<H", segment, at) == (
+        32,
+    )
     registers = loader.user_registers(d, segment, 0x1122334455667788, 0)
     assert (0x55667788, 0x11223344) in zip(registers, registers[1:], strict=False)

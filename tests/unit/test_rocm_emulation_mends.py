@@ -17,7 +17,8 @@ RNG = np.random.default_rng(7)
 
 
 class Host(Wave):
-    """A wave in memory of this process, with LDS of 4 KiB, random registers, and every lane active."""
+    """A wave in memory of this process, with LDS of 4 KiB, random registers, and every lane
+    active."""
 
     def __init__(self, lanes: int) -> None:
         self.keep = [np.zeros(n, np.uint32) for n in (260, 256 * lanes, 256 * lanes, 1024)]
@@ -92,7 +93,10 @@ def test_wmma(family: str) -> None:
     wave.scalars[128] = 0
     run = step("V_WMMA_F32_16X16X16_F16", family, *vop3p(60, 10, 20, 128))
     run(wave)
-    got, product = wave.vectors[60:68].view(np.float32), a.astype(np.float64) @ b.astype(np.float64).T
+    got, product = (
+        wave.vectors[60:68].view(np.float32),
+        a.astype(np.float64) @ b.astype(np.float64).T,
+    )
     for r in range(8):
         for lane in range(32):
             row = 8 * (lane // 16) + r if spread else 2 * r + lane // 16
@@ -146,13 +150,18 @@ def test_loads_straight_to_lds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "base", "name"), [("cdna", 0x7F, "DWORDX2"), ("rdna3", 0x7C, "B64"), ("rdna4", 0x7C, "B64")]
+    ("family", "base", "name"),
+    [("cdna", 0x7F, "DWORDX2"), ("rdna3", 0x7C, "B64"), ("rdna4", 0x7C, "B64")],
 )
 def test_words_at_odd_addresses(family: str, base: int, name: str) -> None:
     wave, memory = Host(64 if family == "cdna" else 32), RNG.integers(0, 256, 2048).astype(np.uint8)
     places = memory.ctypes.data + 2 + 8 * np.arange(wave.lanes, dtype=np.uint64)
     wave.vectors[4], wave.vectors[5] = places & 0xFFFFFFFF, places >> 32
-    fields = ((0, base), (32, 9), (64, 4), (72, 16)) if family == "rdna4" else ((0, 16), (32, 4), (48, base), (56, 9))
+    fields = (
+        ((0, base), (32, 9), (64, 4), (72, 16))
+        if family == "rdna4"
+        else ((0, 16), (32, 4), (48, base), (56, 9))
+    )
     load = step(f"GLOBAL_LOAD_{name}", family, *fields)
     assert load(wave) is True
     want = memory[18 : 18 + 8 * wave.lanes].reshape(-1, 8).copy().view(np.uint32)

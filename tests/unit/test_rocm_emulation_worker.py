@@ -1,4 +1,5 @@
-"""The emulator's process, with a fake emulator in it: results come back, and whatever goes wrong is told by name."""
+"""The emulator's process, with a fake emulator in it: results come back, and whatever goes wrong is
+told by name."""
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from kernelseam.contract import Device
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, OutOfDeviceMemory
@@ -21,7 +21,6 @@ pytest.importorskip("kernelseam_rocm", reason="kernelseam-rocm is not installed"
 import amdelf  # noqa: E402
 import fake_emulator as fake  # noqa: E402
 from interruption import interrupted  # noqa: E402
-
 from kernelseam_rocm.emulation import worker  # noqa: E402
 from kernelseam_rocm.emulation.checkout import Checkout  # noqa: E402
 from kernelseam_rocm.emulation.devices import EmulatedArray, devices  # noqa: E402
@@ -48,7 +47,14 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Emulator]]:
         emulator.stop()
 
 
-def run(emulator: Emulator, *program: Any, x: EmulatedArray, offset: int = 0, grid: int = 1, threads: int = 32) -> int:
+def run(
+    emulator: Emulator,
+    *program: Any,
+    x: EmulatedArray,
+    offset: int = 0,
+    grid: int = 1,
+    threads: int = 32,
+) -> int:
     """Launch a program whose arguments are an array and a number of bytes."""
     elf = amdelf.elf(fake.program(*program))
     arguments = struct.pack("<Qq", x.pointer, offset)
@@ -93,13 +99,19 @@ def test_a_process_serves_many_launches(start: Callable[..., Emulator]) -> None:
 
 @pytest.mark.parametrize(
     ("offset", "where"),
-    [(64, "0 bytes behind the end of"), (100, "36 bytes behind the end of"), (-PAGE, "64 bytes before")],
+    [
+        (64, "0 bytes behind the end of"),
+        (100, "36 bytes behind the end of"),
+        (-PAGE, "64 bytes before"),
+    ],
 )
 def test_access_out_of_bounds(start: Callable[..., Emulator], offset: int, where: str) -> None:
     emulator = start()
     x = zeros(emulator)
     at = r"\(kernel k \(gfx1100\), block \(0, 0, 0\), wave 0, 0x4 bytes after its entry\)"
-    with pytest.raises(DeviceError, match=rf"access out of bounds, {where} an allocation of device memory .* {at}"):
+    with pytest.raises(
+        DeviceError, match=rf"access out of bounds, {where} an allocation of device memory .* {at}"
+    ):
         run(emulator, fake.BARRIER, (fake.STORE, 1), x=x, offset=offset)
     run(emulator, (fake.STORE, 5), x=x)  # another process takes over, and memory is still there
     assert integers(x)[0] == 5
@@ -124,7 +136,10 @@ def test_writes_beyond_shared_memory(start: Callable[..., Emulator]) -> None:
 def test_the_time_limit(start: Callable[..., Emulator]) -> None:
     emulator = start(limit=1)
     x, begun = zeros(emulator), time.monotonic()
-    message = "kernel k on gfx1100, emulated, ended the emulator's process: SIGALRM after its time limit of 1 s"
+    message = (
+        "kernel k on gfx1100, emulated, ended the emulator's process: SIGALRM after its "
+        "time limit of 1 s"
+    )
     with pytest.raises(DeviceError, match=message):
         run(emulator, fake.HANG, x=x)
     assert time.monotonic() - begun < 20
@@ -134,13 +149,18 @@ def test_the_time_limit(start: Callable[..., Emulator]) -> None:
 
 def test_a_crash_is_told_with_its_output(start: Callable[..., Emulator]) -> None:
     emulator = start()
-    with pytest.raises(DeviceError, match="(?s)ended the emulator's process: SIGABRT.*about to abort"):
+    with pytest.raises(
+        DeviceError, match="(?s)ended the emulator's process: SIGABRT.*about to abort"
+    ):
         run(emulator, fake.ABORT, x=zeros(emulator))
 
 
 def test_what_the_emulator_raises(start: Callable[..., Emulator]) -> None:
     emulator = start()
-    message = r"failed: RuntimeError: no such instruction \(kernel k \(gfx1100\), block \(0, 0, 0\), wave 0, 0x0 bytes"
+    message = (
+        r"failed: RuntimeError: no such instruction \(kernel k \(gfx1100\), block \(0, 0, "
+        r"0\), wave 0, 0x0 bytes"
+    )
     with pytest.raises(DeviceError, match=message):
         run(emulator, fake.RAISE, x=zeros(emulator))
     first = emulator._pid
@@ -156,7 +176,9 @@ def test_too_many_threads(start: Callable[..., Emulator]) -> None:
 
 def test_a_checkout_that_cannot_be_imported(start: Callable[..., Emulator]) -> None:
     emulator = start()
-    (emulator.checkout.folder / "test/mockgpu/amd/emu.py").write_text("raise ImportError('half a checkout')")
+    (emulator.checkout.folder / "test/mockgpu/amd/emu.py").write_text(
+        "raise ImportError('half a checkout')"
+    )
     message = "(?s)ended the emulator's process: exit status 1.*ImportError: half a checkout"
     with pytest.raises(DeviceError, match=message):
         run(emulator, x=zeros(emulator))
@@ -193,7 +215,10 @@ def test_memory_is_given_back() -> None:
         assert len(pointers) == 2
         arrays.clear()
     assert arena.live() == () and arena._free == [(0, 1 << 20)]
-    with pytest.raises(OutOfDeviceMemory, match="do not fit into what is left of the 1048576 bytes of emulated memory"):
+    with pytest.raises(
+        OutOfDeviceMemory,
+        match="do not fit into what is left of the 1048576 bytes of emulated memory",
+    ):
         arena.allocate(1 << 20)
 
 
@@ -234,8 +259,12 @@ def test_an_answer_to_another_launch_is_no_answer(start: Callable[..., Emulator]
     run(emulator, x=x)
     pid, requests = emulator._pid, emulator._requests
     assert requests is not None
-    requests._connection.send_bytes(struct.pack("<Q", 9) + pickle.dumps(worker.TestRequest(b"", "gfx1100")))
-    with pytest.raises(DeviceError, match="kernel k on gfx1100, emulated, ended the emulator's process"):
+    requests._connection.send_bytes(
+        struct.pack("<Q", 9) + pickle.dumps(worker.TestRequest(b"", "gfx1100"))
+    )
+    with pytest.raises(
+        DeviceError, match="kernel k on gfx1100, emulated, ended the emulator's process"
+    ):
         run(emulator, (fake.STORE, 1), x=x)
     assert run(emulator, (fake.STORE, 2), x=x) == 2 and emulator._pid != pid
 

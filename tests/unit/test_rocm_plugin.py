@@ -1,4 +1,5 @@
-"""The ROCm plugin where there is no GPU: hooks, doctor, and every runtime call up to the library's refusal."""
+"""The ROCm plugin where there is no GPU: hooks, doctor, and every runtime call up to the library's
+refusal."""
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from kernelseam.contract import CONTRACT_VERSION, Device, Runtime, SourceBundle
 from kernelseam.descriptors.gemm_problem import GemmSpec
 from kernelseam.dtypes import FLOATING, DType
@@ -29,7 +29,9 @@ ARCHS = ["gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"]
 
 
 NO_DRIVER = "no AMD GPU driver is here: neither /dev/kfd nor /dev/dxg exists"
-needs_no_driver = pytest.mark.skipif(any(os.path.exists(p) for p in bindings.DRIVERS), reason="a GPU's driver is here")
+needs_no_driver = pytest.mark.skipif(
+    any(os.path.exists(p) for p in bindings.DRIVERS), reason="a GPU's driver is here"
+)
 
 
 def library_missing() -> str:
@@ -40,13 +42,19 @@ def library_missing() -> str:
         try: bindings.call("hipRuntimeGetVersion")
         except Exception as e: print(e)
     """)
-    return f"hiprtc is missing, and the HIP runtime with it: {said}" if "cannot be called" in said else ""
+    return (
+        f"hiprtc is missing, and the HIP runtime with it: {said}"
+        if "cannot be called" in said
+        else ""
+    )
 
 
 def python(code: str, **environment: str) -> str:
     env = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     under = [os.environ["KERNELSEAM_HIP_RUN"]] if "KERNELSEAM_HIP_RUN" in os.environ else []
-    done = subprocess.run([*under, sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
+    done = subprocess.run(
+        [*under, sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -55,7 +63,8 @@ def test_hooks_import_nothing_of_the_vendors() -> None:
     code = (
         "import sys; from kernelseam_rocm import plugin; from kernelseam.plugins import Registry; "
         "plugin.kernelseam_info(); registry = Registry(); plugin.kernelseam_register(registry); "
-        "print(sorted(registry.backends), [m for m in sys.modules if m.split('.')[0] in ('hip', 'rocm', 'torch', 'cupy')])"  # noqa: E501
+        "print(sorted(registry.backends), [m for m in sys.modules if m.split('.')[0] in ('hip', "
+        "'rocm', 'torch', 'cupy')])"  # noqa: E501
     )
     assert python(code) == "['rocm'] []"
 
@@ -73,7 +82,10 @@ def test_it_fills_the_contract() -> None:
 
 
 def test_doctor_survives_missing_libraries(tmp_path: Path) -> None:
-    code = "import json; from kernelseam_rocm import plugin; print(json.dumps(plugin.kernelseam_doctor()))"
+    code = (
+        "import json; from kernelseam_rocm import plugin; "
+        "print(json.dumps(plugin.kernelseam_doctor()))"
+    )
     report = json.loads(python(code, ROCM_PATH=str(tmp_path), LD_LIBRARY_PATH=""))
     if report["devices"]:
         pytest.skip("a GPU is here")
@@ -81,7 +93,10 @@ def test_doctor_survives_missing_libraries(tmp_path: Path) -> None:
     if "missing" in report["compiler"]:  # a system-wide installation may still be found
         assert report["mode"] == "neither compiles nor runs"
         assert "failed to dlopen" in report["compiler"]
-    assert "hipGetDeviceCount" in report["no device because"] or report["no device because"] == NO_DRIVER
+    assert (
+        "hipGetDeviceCount" in report["no device because"]
+        or report["no device because"] == NO_DRIVER
+    )
 
 
 def test_doctor_survives_missing_bindings() -> None:
@@ -137,13 +152,17 @@ def test_real_calls_are_refused_for_want_of_a_device() -> None:
             except NoDevice as e: print(str(e).removeprefix(name + " "))
         try: bindings.properties(0)
         except NoDevice as e: print(str(e).removeprefix("hipGetDeviceProperties").removeprefix("R0600").strip())
-    """)
-    assert said.splitlines() == ["failed with hipErrorNoDevice (100): no ROCm-capable device is detected"] * 8
+    """)  # noqa: E501
+    assert (
+        said.splitlines()
+        == ["failed with hipErrorNoDevice (100): no ROCm-capable device is detected"] * 8
+    )
 
 
 @needs_no_driver
 def test_without_a_driver_the_library_is_left_alone() -> None:
-    """HIP 6.4 crashes at exit where it was asked from two threads and found no device: nothing here asks it."""
+    """HIP 6.4 crashes at exit where it was asked from two threads and found no device: nothing here
+    asks it."""
     code = """if True:
         import os, threading
         from kernelseam_rocm.runtime import HipRuntime
@@ -177,7 +196,9 @@ def test_loading_needs_a_device() -> None:
         pytest.skip(reason)
     chain = plugin.backend().toolchain
     assert chain is not None
-    bundle = SourceBundle("k", "k.h", (("k.h", 'extern "C" __global__ void k(int* a) { a[0] = 1; }\n'),), ())
+    bundle = SourceBundle(
+        "k", "k.h", (("k.h", 'extern "C" __global__ void k(int* a) { a[0] = 1; }\n'),), ()
+    )
     binary = chain.compile(bundle, "gfx942")
     assert chain.inspect(binary, "gfx942")["k"].parameters == ((0, 8),)
     with pytest.raises(NoDevice, match="no AMD GPU driver is here"):
@@ -232,7 +253,9 @@ def test_rows_of_the_table(arch: str) -> None:
 
 
 def test_an_unknown_arch_is_refused() -> None:
-    with pytest.raises(UnknownName, match="arch = sm_90a: must be one of gfx90a, gfx942, gfx950, gfx1100, gfx1201"):
+    with pytest.raises(
+        UnknownName, match="arch = sm_90a: must be one of gfx90a, gfx942, gfx950, gfx1100, gfx1201"
+    ):
         archs.row("sm_90a")
 
 
@@ -243,4 +266,6 @@ def test_a_compiler_that_cannot_be_loaded_is_a_compile_error(tmp_path: Path) -> 
         "except CompileError as e: print(type(e).__name__, e.kernel, e.log)"
     )
     said = python(code, ROCM_PATH=str(tmp_path), LD_LIBRARY_PATH="")
-    assert said.startswith(("CompileError hiprtc hiprtc cannot be used: failed to dlopen", "hiprtc "))
+    assert said.startswith(
+        ("CompileError hiprtc hiprtc cannot be used: failed to dlopen", "hiprtc ")
+    )

@@ -1,7 +1,9 @@
-"""The runtime on a HIP library whose device memory is the host's: written here in C, called through hip-python.
+"""The runtime on a HIP library whose device memory is the host's: written here in C, called through
+hip-python.
 
-Everything between our Python and the library's functions runs as on a device: hip-python's conversions, packed
-arguments, handles, statuses. Each test runs in a Python of its own, since hip-python loads the library once.
+Everything between our Python and the library's functions runs as on a device: hip-python's
+conversions, packed arguments, handles, statuses. Each test runs in a Python of its own, since
+hip-python loads the library once.
 """
 
 # ruff: noqa: E501 — the sources within have lines of their own
@@ -138,7 +140,9 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = folder / "hip.c"
     source.write_text(LIBRARY)
     library = folder / "lib" / "libamdhip64.so"
-    subprocess.run([COMPILER, "-shared", "-fPIC", "-O1", "-w", "-o", str(library), str(source)], check=True)
+    subprocess.run(
+        [COMPILER, "-shared", "-fPIC", "-O1", "-w", "-o", str(library), str(source)], check=True
+    )
     return folder
 
 
@@ -188,13 +192,14 @@ def test_arrays_go_there_and_back(prefix: Path) -> None:
     assert said["same"] and said["shape"] == [4, 3] and said["strides"] == [3, 1]
     assert (said["device"], said["kind"]) == ("rocm:1 (gfx942)", "kernelseam")
     assert (said["empty"], said["half"]) == ([[0, 3], "bfloat16"], ["bfloat16", 4.0])
-    # Onto device 1 and back to 0 each time: allocate, pin what the copy passes through, and copy; then wait for the
-    # device's work and copy.
+    # Onto device 1 and back to 0 each time: allocate, pin what the copy passes through, and copy;
+    # then wait for the device's work and copy.
     assert said["log"][:9] == [1001, 2001, 8001, 4001, 1000, 1001, 5001, 4002, 1000]
 
 
 def test_host_memory_is_staged_in_pinned_memory_piece_by_piece(prefix: Path) -> None:
-    """One buffer for all copies of all devices: pinned once. What is not staged, the library refuses to copy."""
+    """One buffer for all copies of all devices: pinned once. What is not staged, the library
+    refuses to copy."""
     said = run(
         prefix,
         """
@@ -209,7 +214,11 @@ def test_host_memory_is_staged_in_pinned_memory_piece_by_piece(prefix: Path) -> 
     """,
     )
     assert said == {
-        "pinned": 1, "copies": 6, "first": [float(i) for i in range(37)], "second": [2**63 + 16, 32, 48], "same": True,
+        "pinned": 1,
+        "copies": 6,
+        "first": [float(i) for i in range(37)],
+        "second": [2**63 + 16, 32, 48],
+        "same": True,
     }
 
 
@@ -276,7 +285,8 @@ def test_launches_get_the_arguments_as_packed(prefix: Path) -> None:
 
 
 def test_each_device_has_modules_of_its_own(prefix: Path) -> None:
-    """A module belongs to the device that was current when it was loaded: its functions run there alone."""
+    """A module belongs to the device that was current when it was loaded: its functions run there
+    alone."""
     said = run(
         prefix,
         LOAD
@@ -288,8 +298,20 @@ def test_each_device_has_modules_of_its_own(prefix: Path) -> None:
     )
     loaded, function = 7000, 7100
     assert said["log"] == [
-        loaded, function, 1001, loaded + 1, function + 1, 1000, function, 1001, function + 1, 1000, 1001, loaded + 1,
-        function + 1, 1000,
+        loaded,
+        function,
+        1001,
+        loaded + 1,
+        function + 1,
+        1000,
+        function,
+        1001,
+        function + 1,
+        1000,
+        1001,
+        loaded + 1,
+        function + 1,
+        1000,
     ]
 
 
@@ -304,7 +326,11 @@ def test_what_the_runtime_says_of_a_kernel(prefix: Path) -> None:
     """),
     )
     assert said == {
-        "name": "scale", "registers": 104, "scratch": 103, "shared": 101, "parameters": [[0, 8], [8, 4], [16, 8]],
+        "name": "scale",
+        "registers": 104,
+        "scratch": 103,
+        "shared": 101,
+        "parameters": [[0, 8], [8, 4], [16, 8]],
     }
 
 
@@ -324,8 +350,11 @@ def test_memory_is_set_in_the_streams_order(prefix: Path) -> None:
     """,
     )
     assert said == {
-        "before": [1, 1, 1, 1], "after": [1, 0, 0, 1], "set": [0x42],
-        "said": "hipMemsetAsync of 8 bytes at HERE failed with hipErrorInvalidValue (1): invalid argument",
+        "before": [1, 1, 1, 1],
+        "after": [1, 0, 0, 1],
+        "set": [0x42],
+        "said": "hipMemsetAsync of 8 bytes at HERE failed with hipErrorInvalidValue (1): invalid "
+        "argument",
     }
 
 
@@ -348,8 +377,10 @@ def test_launches_that_it_has_not_are_refused_by_name(prefix: Path) -> None:
     """),
     )["said"]
     assert said == [
-        "backend rocm launches no clusters: cluster (2, 1, 1)", "backend rocm has no programmatic dependent launch",
-        "it loads q by a tensor map, gfx942 has none", "backend rocm has no tensor maps: q cannot have one",
+        "backend rocm launches no clusters: cluster (2, 1, 1)",
+        "backend rocm has no programmatic dependent launch",
+        "it loads q by a tensor map, gfx942 has none",
+        "backend rocm has no tensor maps: q cannot have one",
     ]
 
 
@@ -374,13 +405,22 @@ def test_launches_that_cannot_be(prefix: Path) -> None:
     """),
     )["said"]
     assert said == [
-        ["InvalidValue", "arguments = 20 bytes: kernel scale takes 24. Pack them by the kernel's signature."],
+        [
+            "InvalidValue",
+            "arguments = 20 bytes: kernel scale takes 24. Pack them by the kernel's signature.",
+        ],
         [
             "DeviceError",
-            ("hipModuleLaunchKernel (grid (1, 1, 1), block (64, 1, 1), 0 bytes shared) failed with "
-            "hipErrorInvalidValue (1): invalid argument"),
+            (
+                "hipModuleLaunchKernel (grid (1, 1, 1), block (64, 1, 1), 0 bytes shared) failed "
+                "with "
+                "hipErrorInvalidValue (1): invalid argument"
+            ),
         ],
-        ["DeviceError", "hipModuleGetFunction failed with hipErrorNotFound (500): named symbol not found"],
+        [
+            "DeviceError",
+            "hipModuleGetFunction failed with hipErrorNotFound (500): named symbol not found",
+        ],
     ]
 
 
@@ -404,4 +444,6 @@ def test_what_lies_elsewhere_is_not_copied(prefix: Path) -> None:
         except InvalidValue as e: say(message=str(e))
     """,
     )
-    assert said["message"] == "array = ndarray: must lie on a device of backend rocm. Move it there."
+    assert (
+        said["message"] == "array = ndarray: must lie on a device of backend rocm. Move it there."
+    )

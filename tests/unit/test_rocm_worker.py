@@ -1,4 +1,5 @@
-"""The compile server: values and errors come back, whatever ends a child ends nobody else, and it outlives no one."""
+"""The compile server: values and errors come back, whatever ends a child ends nobody else, and it
+outlives no one."""
 
 from __future__ import annotations
 
@@ -15,12 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from kernelseam.errors import CompileError, InvalidValue, UnknownName
 
 pytest.importorskip("kernelseam_rocm", reason="kernelseam-rocm is not installed")
 from interruption import interrupted  # noqa: E402
-
 from kernelseam_rocm import toolchain, worker  # noqa: E402
 from kernelseam_rocm.worker import CompileServer, WorkerDied  # noqa: E402
 
@@ -97,12 +96,16 @@ def test_an_abort_ends_the_child_alone(server: CompileServer) -> None:
 
 
 def test_an_exit_without_an_answer_is_told(server: CompileServer) -> None:
-    with pytest.raises(WorkerDied, match="the compiler ended its process with exit status 7") as caught:
+    with pytest.raises(
+        WorkerDied, match="the compiler ended its process with exit status 7"
+    ) as caught:
         server.run(leave)
     assert (caught.value.signal, caught.value.log) == ("", "")
 
 
-def test_a_request_that_never_ends_is_ended(server: CompileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_never_ends_is_ended(
+    server: CompileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(worker, "TIME_LIMIT", 1)  # before the server is forked
     with pytest.raises(WorkerDied, match="SIGALRM after its time limit of 1 s"):
         server.run(time.sleep, 60)
@@ -123,12 +126,16 @@ def say_and_wait(path: str) -> str:
     return "the answer to the request that was interrupted"
 
 
-def test_an_interrupted_request_leaves_no_answer_to_the_next(server: CompileServer, tmp_path: Path) -> None:
+def test_an_interrupted_request_leaves_no_answer_to_the_next(
+    server: CompileServer, tmp_path: Path
+) -> None:
     before = server.run(os.getppid)
     with interrupted(0.5):
         server.run(say_and_wait, str(tmp_path / "pid"))
     assert server.run(operator.mul, 6, 7) == 42
-    assert gone(before) and gone(int((tmp_path / "pid").read_text())), "nobody wants what they are at"
+    assert gone(before) and gone(int((tmp_path / "pid").read_text())), (
+        "nobody wants what they are at"
+    )
     with interrupted(0.5):  # this one answers, but nobody has read it yet
         server.run(time.sleep, 0.4)
         time.sleep(0.4)
@@ -139,7 +146,9 @@ def test_an_answer_to_another_request_is_no_answer(server: CompileServer) -> Non
     server.start()
     assert server._requests is not None
     server._requests._asked += 1  # as if an answer had been lost
-    server._requests._connection.send_bytes(struct.pack("<Q", 1) + pickle.dumps((operator.mul, (2, 3))))
+    server._requests._connection.send_bytes(
+        struct.pack("<Q", 1) + pickle.dumps((operator.mul, (2, 3)))
+    )
     with pytest.raises(WorkerDied, match="the compile server was ended from outside"):
         server.run(operator.mul, 4, 5)
     assert server.run(operator.mul, 4, 5) == 20
@@ -164,7 +173,9 @@ def test_the_server_ends_with_its_owner_and_holds_nothing_of_it() -> None:
         "import os, sys; from kernelseam_rocm.worker import server; "
         "print(server().run(os.getppid), flush=True); sys.stdin.read(1); os._exit(0)"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as owner:
         assert owner.stdin is not None and owner.stdout is not None
         pid = int(owner.stdout.readline())
         assert alive(pid)
@@ -174,7 +185,9 @@ def test_the_server_ends_with_its_owner_and_holds_nothing_of_it() -> None:
     assert gone(pid)
 
 
-def test_in_the_toolchain_a_death_is_a_compile_error(monkeypatch: pytest.MonkeyPatch, server: CompileServer) -> None:
+def test_in_the_toolchain_a_death_is_a_compile_error(
+    monkeypatch: pytest.MonkeyPatch, server: CompileServer
+) -> None:
     monkeypatch.setattr(worker, "server", lambda: server)
     with pytest.raises(CompileError) as caught:
         toolchain.in_child("k", "gfx942", write_and_abort)
@@ -187,7 +200,9 @@ def test_in_the_toolchain_a_death_is_a_compile_error(monkeypatch: pytest.MonkeyP
         toolchain.in_child("k", "gfx942", without_library)
 
 
-def test_an_arch_that_is_not_in_the_table_never_reaches_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arch_that_is_not_in_the_table_never_reaches_the_compiler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from kernelseam.contract import SourceBundle
     from kernelseam_rocm.plugin import backend
 

@@ -1,4 +1,5 @@
-"""Host halves of the shared kernels, on a toolchain that compiles nothing: tiles, grids, arguments, launches."""
+"""Host halves of the shared kernels, on a toolchain that compiles nothing: tiles, grids, arguments,
+launches."""
 
 from __future__ import annotations
 
@@ -7,22 +8,40 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
-
 from kernelseam import dispatch
-from kernelseam.contract import ArchRow, Device, DeviceLimits, KernelFacts, LaunchConfig, SourceBundle
+from kernelseam.contract import (
+    ArchRow,
+    Device,
+    DeviceLimits,
+    KernelFacts,
+    LaunchConfig,
+    SourceBundle,
+)
 from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
 from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, InvalidValue, Unsupported
-from kernelseam.kernels import HALVES, AttentionTile, GemmTile, build_binary, covering_specs, shared_implementations
+from kernelseam.kernels import (
+    HALVES,
+    AttentionTile,
+    GemmTile,
+    build_binary,
+    covering_specs,
+    shared_implementations,
+)
 from kernelseam.kernels.kernel import bundle, shared_sources
 from kernelseam.kernels.signature import Signature
 from kernelseam.plugins import plugins
 
 HALF = frozenset({DType.float16, DType.bfloat16})
-GEMM_TILES = (GemmTile(HALF, 128, 128, 64, 2, 4, 2), GemmTile(HALF, 32, 32, 32, 1, 2, 2, min_blocks=3))
+GEMM_TILES = (
+    GemmTile(HALF, 128, 128, 64, 2, 4, 2),
+    GemmTile(HALF, 32, 32, 32, 1, 2, 2, min_blocks=3),
+)
 ATTENTION_TILES = (
-    AttentionTile(HALF, 64, 4, 32, 64, 2), AttentionTile(HALF, 64, 4, 16, 64, 2), AttentionTile(HALF, 128, 4, 16, 64, 2)
+    AttentionTile(HALF, 64, 4, 32, 64, 2),
+    AttentionTile(HALF, 64, 4, 16, 64, 2),
+    AttentionTile(HALF, 128, 4, 16, 64, 2),
 )
 
 
@@ -60,7 +79,9 @@ class FakeToolchain:
         name = binary.decode().splitlines()[0]
         half = next(h for h in HALVES.values() if h.entry == name)
         spec = next(s for s in covering_specs() if s.operation == half.operation)
-        return {name: KernelFacts(name, 1, 0, 0, 0, 0, self.parameters or half.signature(spec).layout)}
+        return {
+            name: KernelFacts(name, 1, 0, 0, 0, 0, self.parameters or half.signature(spec).layout)
+        }
 
     def load(self, binary: bytes, kernel: str, device: Device) -> FakeKernel:
         self.kernel.facts = self.inspect(binary, device.arch)[kernel]
@@ -77,13 +98,17 @@ def _cache(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gemm(M: int, N: int, K: int, batch: int = 1, **options: object) -> GemmProblem:
-    return GemmProblem(F16, M, N, K, batch, 1, (M * K, 0, K), (K * N, 0, N), (M * N, 0, N), **options)  # type: ignore[arg-type]
+    return GemmProblem(
+        F16, M, N, K, batch, 1, (M * K, 0, K), (K * N, 0, N), (M * N, 0, N), **options
+    )  # type: ignore[arg-type]
 
 
 def attention(S_q: int, heads: int = 16, batch: int = 16, S_k: int = 4096) -> AttentionProblem:
     strides = (heads * S_k * 64, S_k * 64, 64)
     spec = AttentionSpec(DType.float16, 64, 64)
-    return AttentionProblem(spec, batch, heads, heads, S_q, S_k, strides, strides, strides, strides, scale=0.125)
+    return AttentionProblem(
+        spec, batch, heads, heads, S_q, S_k, strides, strides, strides, strides, scale=0.125
+    )
 
 
 def shared(operation: str, toolchain: FakeToolchain):  # type: ignore[no-untyped-def]
@@ -94,7 +119,9 @@ def shared(operation: str, toolchain: FakeToolchain):  # type: ignore[no-untyped
 def test_a_batched_gemm_is_one_launch_whatever_the_batch(batch: int) -> None:
     parts = shared("gemm", FakeToolchain()).build(gemm(64, 48, 32, batch), DEVICE)
     assert len(parts.steps) == 1
-    assert parts.steps[0].record.grid == (min(2 * 2 * batch, 100 * 3), 1, 1), "no more blocks than the device holds"
+    assert parts.steps[0].record.grid == (min(2 * 2 * batch, 100 * 3), 1, 1), (
+        "no more blocks than the device holds"
+    )
     assert parts.workspace_bytes == 0
 
 
@@ -105,10 +132,16 @@ def test_attention_over_256_heads_is_one_launch() -> None:
     assert step.record.shared_bytes == 128 * 64 * 2 + 2 * 64 * 128 * 2
 
 
-@pytest.mark.parametrize(("S_q", "batch", "blocks"), [
-    (1, 2**31 - 1, 2**31 - 1), (128 * 2**11, 2**20, 2**31), (128 * 2**11 - 128, 2**20, 2**31 - 2**20),
-    (128 * 2**12, 2**20, 2**32), (129, 2**30, 3 * 2**30),
-])
+@pytest.mark.parametrize(
+    ("S_q", "batch", "blocks"),
+    [
+        (1, 2**31 - 1, 2**31 - 1),
+        (128 * 2**11, 2**20, 2**31),
+        (128 * 2**11 - 128, 2**20, 2**31 - 2**20),
+        (128 * 2**12, 2**20, 2**32),
+        (129, 2**30, 3 * 2**30),
+    ],
+)
 def test_a_grid_has_less_than_2_31_blocks(S_q: int, batch: int, blocks: int) -> None:
     """That is what drivers take along an axis: more are refused, not cut off."""
     problem = attention(S_q, 1, batch, 64)
@@ -116,9 +149,15 @@ def test_a_grid_has_less_than_2_31_blocks(S_q: int, batch: int, blocks: int) -> 
     assert said == (None if blocks < 2**31 else f"it needs {blocks} blocks, more than 2147483647")
 
 
-def test_a_problem_of_more_blocks_is_refused_where_it_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins().registry, "implementations", [shared("attention", FakeToolchain())])
-    with pytest.raises(Unsupported, match="shared: it needs 2147483648 blocks, more than 2147483647"):
+def test_a_problem_of_more_blocks_is_refused_where_it_is_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        plugins().registry, "implementations", [shared("attention", FakeToolchain())]
+    )
+    with pytest.raises(
+        Unsupported, match="shared: it needs 2147483648 blocks, more than 2147483647"
+    ):
         dispatch.select(attention(128 * 2**11, 1, 2**20, 64), DEVICE)
 
 
@@ -131,7 +170,9 @@ def test_the_tile_follows_the_matrix() -> None:
     half = HALVES["gemm"]
     assert half.tile(gemm(1024, 1024, 64, 64), row, DEVICE).bm == 128
     assert half.tile(gemm(32, 32, 32, 8192), row, DEVICE).bm == 32
-    assert half.tile(gemm(128, 128, 512), row, DEVICE).bm == 32, "one matrix: small tiles fill more compute units"
+    assert half.tile(gemm(128, 128, 512), row, DEVICE).bm == 32, (
+        "one matrix: small tiles fill more compute units"
+    )
     assert HALVES["attention"].tile(attention(4096), row, DEVICE).rows == 32
     assert HALVES["attention"].tile(attention(40), row, DEVICE).rows == 16
 
@@ -139,7 +180,9 @@ def test_the_tile_follows_the_matrix() -> None:
 def test_a_tile_that_does_not_fit_is_not_offered() -> None:
     row = FakeToolchain().arch_row("fake1")
     wide = replace(F16, dtype_c=DType.float32)
-    assert [t.bm for t in HALVES["gemm"].tiles(wide, replace(row, shared_bytes_per_block=128 * 1024))] == [128, 32]
+    assert [
+        t.bm for t in HALVES["gemm"].tiles(wide, replace(row, shared_bytes_per_block=128 * 1024))
+    ] == [128, 32]
     assert [t.bm for t in HALVES["gemm"].tiles(wide, row)] == [32]
 
 
@@ -151,8 +194,36 @@ def test_arguments_are_packed_where_the_signature_says() -> None:
     ((grid, arguments, stream),) = toolchain.kernel.launched
     assert (grid, stream) == ((2 * 3, 1, 1), 77)
     assert struct.unpack("<6Q12q15i2f", arguments) == (
-        0x1000, 0x2000, 0x3000, 0, 0, 0, 320, 0, 192, 0, 960, 0, *[0] * 6, 8, 24, 24, 0, 40, 24, 8, 1, 1, 1, 1, 2, 1, 6,
-        6, 2.0, 0.5,
+        0x1000,
+        0x2000,
+        0x3000,
+        0,
+        0,
+        0,
+        320,
+        0,
+        192,
+        0,
+        960,
+        0,
+        *[0] * 6,
+        8,
+        24,
+        24,
+        0,
+        40,
+        24,
+        8,
+        1,
+        1,
+        1,
+        1,
+        2,
+        1,
+        6,
+        6,
+        2.0,
+        0.5,
     )
 
 
@@ -183,11 +254,18 @@ def test_what_float32_cannot_hold_is_an_infinity() -> None:
 @pytest.mark.parametrize(
     ("problem", "reason"),
     [
-        (replace(gemm(8, 8, 8), spec=replace(F16, dtype=DType.float64)), "no tile of fake1 takes float64 to float16"),
-        (replace(gemm(8, 8, 8), spec=replace(F16, dtype_acc=DType.float64)),
-         "sums of float64 are stored as float64 alone, not as float16"),
-        (replace(gemm(8, 8, 8), a_strides=(0, 0, 2**31)),
-         "stride_a_row = 2147483648 elements: shared kernels take row strides below 2^31"),
+        (
+            replace(gemm(8, 8, 8), spec=replace(F16, dtype=DType.float64)),
+            "no tile of fake1 takes float64 to float16",
+        ),
+        (
+            replace(gemm(8, 8, 8), spec=replace(F16, dtype_acc=DType.float64)),
+            "sums of float64 are stored as float64 alone, not as float16",
+        ),
+        (
+            replace(gemm(8, 8, 8), a_strides=(0, 0, 2**31)),
+            "stride_a_row = 2147483648 elements: shared kernels take row strides below 2^31",
+        ),
         (gemm(4096, 4096, 8, 10**7), "it has 10240000000 tiles of C, not fewer than 2^31"),
     ],
 )
@@ -213,14 +291,22 @@ def test_attention_refusals(change: dict[str, object], reason: str) -> None:
 
 def test_an_arch_that_the_toolchain_lacks_is_refused() -> None:
     device = Device("fake", 0, "fake9")
-    assert shared("gemm", FakeToolchain()).supports(gemm(8, 8, 8), device) == "arch fake9 is not among fake1"
+    assert (
+        shared("gemm", FakeToolchain()).supports(gemm(8, 8, 8), device)
+        == "arch fake9 is not among fake1"
+    )
 
 
 def test_a_bundle_holds_what_its_main_file_includes_and_nothing_else() -> None:
     toolchain = FakeToolchain()
     made = bundle(HALVES["gemm"], F16, GEMM_TILES[0], toolchain, "fake1")
     assert [n for n, _ in made.files] == [
-        "gemm/gemm.h", "gemm/heads.h", "platform.h", "tile/base.h", "tile/simt.h", "tile/tile.h",
+        "gemm/gemm.h",
+        "gemm/heads.h",
+        "platform.h",
+        "tile/base.h",
+        "tile/simt.h",
+        "tile/tile.h",
     ]
     assert dict(made.defines)["KS_BM"] == "128" and dict(made.defines)["KS_POINTERS"] == "0"
     assert dict(made.defines)["FAKE"] == "1"
@@ -242,4 +328,6 @@ def test_binaries_are_kept_by_content() -> None:
 
 def test_a_spec_without_a_tile_is_refused_by_name() -> None:
     with pytest.raises(InvalidValue, match="no tile of fake1 takes it"):
-        build_binary(FakeToolchain(), GemmSpec(DType.float64, DType.float64, DType.float64), "fake1")
+        build_binary(
+            FakeToolchain(), GemmSpec(DType.float64, DType.float64, DType.float64), "fake1"
+        )

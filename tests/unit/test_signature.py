@@ -9,17 +9,21 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from kernelseam.contract import KernelFacts
 from kernelseam.errors import DeviceError
 from kernelseam.kernels.signature import Signature, Structure
 
 C_TYPES: dict[str, Any] = {
-    "pointer": ctypes.c_uint64, "i64": ctypes.c_int64, "i32": ctypes.c_int32, "f32": ctypes.c_float,
+    "pointer": ctypes.c_uint64,
+    "i64": ctypes.c_int64,
+    "i32": ctypes.c_int32,
+    "f32": ctypes.c_float,
     "f64": ctypes.c_double,
 }
 kinds = st.recursive(
-    st.sampled_from(sorted(C_TYPES)), lambda inner: st.lists(inner, min_size=1, max_size=4).map(tuple), max_leaves=12
+    st.sampled_from(sorted(C_TYPES)),
+    lambda inner: st.lists(inner, min_size=1, max_size=4).map(tuple),
+    max_leaves=12,
 )
 
 
@@ -53,7 +57,9 @@ def fill(into: Any, kinds: tuple[Any, ...], values: Any) -> None:
 @given(st.lists(kinds, min_size=1, max_size=6).map(tuple))
 def test_the_layout_is_c_s(kinds: tuple[Any, ...]) -> None:
     signature, whole = Signature(members(kinds)), c_type(kinds)
-    places = tuple((getattr(whole, f"m{i}").offset, getattr(whole, f"m{i}").size) for i in range(len(kinds)))
+    places = tuple(
+        (getattr(whole, f"m{i}").offset, getattr(whole, f"m{i}").size) for i in range(len(kinds))
+    )
     assert signature.layout == places
     values = [n + 1 for n, _ in enumerate(leaves(kinds))]
     filled = whole()
@@ -65,15 +71,18 @@ def test_the_layout_is_c_s(kinds: tuple[Any, ...]) -> None:
 
 
 RANGES: dict[str, Any] = {
-    "pointer": st.integers(0, 2**64 - 1), "i64": st.integers(-(2**63), 2**63 - 1),
-    "i32": st.integers(-(2**31), 2**31 - 1), "f32": st.floats(width=32, allow_nan=False),
+    "pointer": st.integers(0, 2**64 - 1),
+    "i64": st.integers(-(2**63), 2**63 - 1),
+    "i32": st.integers(-(2**31), 2**31 - 1),
+    "f32": st.floats(width=32, allow_nan=False),
     "f64": st.floats(allow_nan=False),
 }
 
 
 @given(st.lists(kinds, min_size=1, max_size=6).map(tuple), st.data())
 def test_every_value_that_a_type_has_arrives(kinds: tuple[Any, ...], data: st.DataObject) -> None:
-    """Strides of 2³² and more, addresses in the upper half: what C reads from the buffer is what was given."""
+    """Strides of 2³² and more, addresses in the upper half: what C reads from the buffer is what
+    was given."""
     signature, whole = Signature(members(kinds)), c_type(kinds)()
     values = [data.draw(RANGES[kind]) for kind in leaves(kinds)]
     names = [name for name, _, _ in signature.scalars]
@@ -84,7 +93,9 @@ def test_every_value_that_a_type_has_arrives(kinds: tuple[Any, ...], data: st.Da
 
 @pytest.mark.parametrize("stride", [2**31 - 1, 2**31, 2**32, 2**32 + 8, 2**40 + 1, -(2**32)])
 def test_a_stride_has_64_bits(stride: int) -> None:
-    signature = Signature((("rows", "i32"), ("batch", "i64"), ("view", Structure((("head", "i64"), ("row", "i32"))))))
+    signature = Signature(
+        (("rows", "i32"), ("batch", "i64"), ("view", Structure((("head", "i64"), ("row", "i32")))))
+    )
     packed = signature.pack({"rows": 7, "batch": stride, "head": stride + 1, "row": 3})
     assert struct.unpack_from("<i4xqqi", packed) == (7, stride, stride + 1, 3)
 
@@ -111,22 +122,29 @@ def test_what_does_not_fit_is_named() -> None:
 def test_another_layout_is_refused() -> None:
     signature = Signature((("a", "pointer"), ("s", Structure((("b", "i64"), ("c", "i32"))))))
     signature.placed(KernelFacts("k", 1, 0, 0, 0, 0, ((0, 8), (8, 16))))
-    with pytest.raises(DeviceError, match=r"kernel k takes parameters at \(\(0, 8\), \(8, 12\)\), the host packs"):
+    with pytest.raises(
+        DeviceError, match=r"kernel k takes parameters at \(\(0, 8\), \(8, 12\)\), the host packs"
+    ):
         signature.placed(KernelFacts("k", 1, 0, 0, 0, 0, ((0, 8), (8, 12))))
 
 
-MAPS = Signature((("n", "i32"), ("a", "tensor_map"), ("rows", Structure((("at", "pointer"), ("m", "i32"))))))
+MAPS = Signature(
+    (("n", "i32"), ("a", "tensor_map"), ("rows", Structure((("at", "pointer"), ("m", "i32")))))
+)
 
 
 @pytest.mark.parametrize("at", [48, 64])
 def test_a_tensor_map_is_packed_where_the_binary_has_it(at: int) -> None:
-    """A compiler whose memory of parameters begins at 16 bytes past a multiple of 64 has the map at 48."""
+    """A compiler whose memory of parameters begins at 16 bytes past a multiple of 64 has the map at
+    48."""
     facts = KernelFacts("k", 1, 0, 0, 0, 0, ((0, 4), (at, 128), (at + 128, 16)))
     placed = MAPS.placed(facts)
     assert (MAPS.layout, placed.layout) == (((0, 4), (64, 128), (192, 16)), facts.parameters)
     packed = placed.pack({"n": 7, "a": bytes(range(128)), "at": 0x1122, "m": 9})
     assert len(packed) == at + 144
-    assert packed[:8] == bytes([7, 0, 0, 0, 0, 0, 0, 0]) and packed[at : at + 128] == bytes(range(128))
+    assert packed[:8] == bytes([7, 0, 0, 0, 0, 0, 0, 0]) and packed[at : at + 128] == bytes(
+        range(128)
+    )
     assert packed[at + 128 :] == (0x1122).to_bytes(8, "little") + (9).to_bytes(8, "little")
 
 
@@ -141,7 +159,7 @@ def test_a_tensor_map_is_packed_where_the_binary_has_it(at: int) -> None:
     ],
 )
 def test_number_order_and_sizes_are_held_against_the_binary_all_the_same(
-    parameters: tuple[tuple[int, int], ...]
+    parameters: tuple[tuple[int, int], ...],
 ) -> None:
     with pytest.raises(DeviceError, match=r"the host packs \(\(0, 4\), \(64, 128\), \(192, 16\)\)"):
         MAPS.placed(KernelFacts("k", 1, 0, 0, 0, 0, parameters))
@@ -149,7 +167,9 @@ def test_number_order_and_sizes_are_held_against_the_binary_all_the_same(
 
 def test_without_opaque_arguments_the_offsets_are_c_s() -> None:
     with pytest.raises(DeviceError, match="its device source and its host half disagree"):
-        Signature((("a", "i32"), ("b", "i32"))).placed(KernelFacts("k", 1, 0, 0, 0, 0, ((0, 4), (8, 4))))
+        Signature((("a", "i32"), ("b", "i32"))).placed(
+            KernelFacts("k", 1, 0, 0, 0, 0, ((0, 4), (8, 4)))
+        )
 
 
 @pytest.mark.parametrize("given", [bytes(127), bytes(129), 5])

@@ -1,4 +1,5 @@
-"""benchmarks/soak.py on the host: every stage with small counts, and that each says what is wrong."""
+"""benchmarks/soak.py on the host: every stage with small counts, and that each says what is
+wrong."""
 
 from __future__ import annotations
 
@@ -10,10 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import kernelseam as ks
 import numpy as np
 import pytest
-
-import kernelseam as ks
 from kernelseam.contract import Device
 from kernelseam.errors import DeviceError
 from kernelseam.parity import run
@@ -24,7 +24,13 @@ from kernelseam.plugins import plugins
 from kernelseam.reference.runtime import HostRuntime
 
 STAGES = [
-    "a sticky error", "launches", "operations", "no memory left", "binaries", "threads and streams", "random problems",
+    "a sticky error",
+    "launches",
+    "operations",
+    "no memory left",
+    "binaries",
+    "threads and streams",
+    "random problems",
 ]
 
 
@@ -43,11 +49,32 @@ def device() -> Device:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_the_script(soak: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int) -> None:
+def test_the_script(
+    soak: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int
+) -> None:
     given = [
-        "--device", "numpy:0", "--seconds", "250", "--mixed-seconds", "1", "--problems", "60", "--specs", "20",
-        "--launches", "50", "--operations", "10", "--threads", "2", "--streams", "2", "--mixed", "6",
-        "--workers", str(workers),
+        "--device",
+        "numpy:0",
+        "--seconds",
+        "250",
+        "--mixed-seconds",
+        "1",
+        "--problems",
+        "60",
+        "--specs",
+        "20",
+        "--launches",
+        "50",
+        "--operations",
+        "10",
+        "--threads",
+        "2",
+        "--streams",
+        "2",
+        "--mixed",
+        "6",
+        "--workers",
+        str(workers),
     ]
     assert soak.main([*given, "--out", str(tmp_path / "out")]) == 0
     found = json.loads((tmp_path / "out" / "soak.json").read_text())
@@ -56,11 +83,20 @@ def test_the_script(soak: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str
     of = {s["stage"]: s["figures"] for s in found["stages"]}
     assert of["launches"]["launches"] == 50 and of["operations"]["operations"] == 20
     assert of["no memory left"]["times that memory ran out"] == 3
-    assert of["threads and streams"]["streams"] == 4 and of["threads and streams"]["results compared"] >= 2
+    assert (
+        of["threads and streams"]["streams"] == 4
+        and of["threads and streams"]["results compared"] >= 2
+    )
     problems = of["random problems"]
-    assert problems["problems"] == problems["passed"] == 60 and 0.01 < problems["worst error over tolerance"] <= 1
+    assert (
+        problems["problems"] == problems["passed"] == 60
+        and 0.01 < problems["worst error over tolerance"] <= 1
+    )
     page = (tmp_path / "out" / "soak.md").read_text()
-    assert "| a sticky error | not run | 0 | no error of the host's sticks |\n| launches | passed | " in page
+    assert (
+        "| a sticky error | not run | 0 | no error of the host's sticks |\n| launches | passed | "
+        in page
+    )
     assert "problems: 60; passed: 60; worst error over tolerance: 0." in page
     assert "nothing was wrong; all in " in capsys.readouterr().out
 
@@ -91,25 +127,37 @@ def test_a_wrong_problem_fails_the_soak(
         f"failed {family} 3: 7 bytes differ after a second launch on the same inputs"
         for family in ("attention", "products")
     ]
-    assert soaked.status == "failed" and soaked.figures["problems"] == 20 and soaked.figures["passed"] == 18
+    assert (
+        soaked.status == "failed"
+        and soaked.figures["problems"] == 20
+        and soaked.figures["passed"] == 18
+    )
 
 
-def test_a_lost_device_ends_the_problems(soak: Any, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_device_ends_the_problems(
+    soak: Any, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def lost(self: HostRuntime, *arguments: Any) -> Any:
         raise DeviceError("the runtime says 700")
 
     monkeypatch.setattr(HostRuntime, "from_host", lost)
     soaked = soak.Soaked("random problems")
-    soak.problems.run(soaked, soak.problems.batches(20, 20, 1), device, "numpy", 0, soak.Clock.of(60))
+    soak.problems.run(
+        soaked, soak.problems.batches(20, 20, 1), device, "numpy", 0, soak.Clock.of(60)
+    )
     first, second, third, fourth = soaked.wrong
     assert first.startswith("error attention 0: Traceback") and second == (
         "error attention 0: the device was lost: DeviceError: the runtime says 700"
     )
-    assert third == "19 of 20 problems were not run in the time there was" and fourth == "no problem passed"
+    assert (
+        third == "19 of 20 problems were not run in the time there was"
+        and fourth == "no problem passed"
+    )
 
 
 def test_a_process_that_dies_costs_its_problem_alone(soak: Any) -> None:
-    """Whose batch came to nothing: it is run again one by one, and what ends a process alone is named."""
+    """Whose batch came to nothing: it is run again one by one, and what ends a process alone is
+    named."""
     batch = soak.problems.Batch("products", 1, 20, (4, 5, 6))
 
     def task(result: Any) -> Any:
@@ -120,20 +168,30 @@ def test_a_process_that_dies_costs_its_problem_alone(soak: Any) -> None:
 
         return SimpleNamespace(result=give)
 
-    again = list(soak.problems._answer(task(RuntimeError("its process ended with status -11")), batch))
+    again = list(
+        soak.problems._answer(task(RuntimeError("its process ended with status -11")), batch)
+    )
     assert again == [replace(batch, numbers=(n,)) for n in batch.numbers]
-    (row,) = soak.problems._answer(task(RuntimeError("its process ended with status -11")), again[1])
+    (row,) = soak.problems._answer(
+        task(RuntimeError("its process ended with status -11")), again[1]
+    )
     assert (row.family, row.number, row.status) == ("products", 5, "error")
     assert row.detail == "RuntimeError: its process ended with status -11"
     first = soak.problems.Row("products", 4, "error", 0.0, "")
     _, said, rest = soak.problems._answer(task(([first], "DeviceError: 700")), batch)
-    assert said.detail == "the device was lost to this process: DeviceError: 700" and rest.numbers == (5, 6)
+    assert (
+        said.detail == "the device was lost to this process: DeviceError: 700"
+        and rest.numbers == (5, 6)
+    )
 
 
 def test_no_time_is_said(soak: Any, device: Device) -> None:
     soaked, over = soak.Soaked("random problems"), soak.Clock.of(0)
     soak.problems.run(soaked, soak.problems.batches(20, 20, 1), device, "numpy", 0, over)
-    assert soaked.wrong == ["20 of 20 problems were not run in the time there was", "no problem passed"]
+    assert soaked.wrong == [
+        "20 of 20 problems were not run in the time there was",
+        "no problem passed",
+    ]
     soaked = soak.Soaked("launches")
     soak.repeats.launches(soaked, device, "numpy", 50, over)
     assert soaked.wrong == ["only 0 of 50 were done in the time there was"]
@@ -141,15 +199,30 @@ def test_no_time_is_said(soak: Any, device: Device) -> None:
 
 def test_one_byte_that_differs_is_found_among_threads(soak: Any, device: Device) -> None:
     soaked = soak.Soaked("threads and streams")
-    (known,) = soak.mixed.known([named("gemm-f32-nn"), named("gemm-f32-nn-alpha-beta")], device, "numpy", soaked)
-    assert known.case.name == "gemm-f32-nn", "what a launch changes for the next one is not compared"
+    (known,) = soak.mixed.known(
+        [named("gemm-f32-nn"), named("gemm-f32-nn-alpha-beta")], device, "numpy", soaked
+    )
+    assert known.case.name == "gemm-f32-nn", (
+        "what a launch changes for the next one is not compared"
+    )
     off = known.wanted["all"].copy()
     off[20_000] ^= 1
-    soak.mixed.run(soaked, [replace(known, wanted={"all": off})], device, "numpy", 2, 2, soak.Clock.of(60), rounds=3)
+    soak.mixed.run(
+        soaked,
+        [replace(known, wanted={"all": off})],
+        device,
+        "numpy",
+        2,
+        2,
+        soak.Clock.of(60),
+        rounds=3,
+    )
     assert soaked.wrong == ["gemm-f32-nn: 1 bytes of all are not what the same call gave alone"] * 4
 
 
-def test_an_error_in_a_thread_is_said(soak: Any, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_thread_is_said(
+    soak: Any, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     soaked = soak.Soaked("threads and streams")
     known = soak.mixed.known([named("gemm-f32-nn")], device, "numpy", soaked)
 
@@ -159,11 +232,14 @@ def test_an_error_in_a_thread_is_said(soak: Any, device: Device, monkeypatch: py
     monkeypatch.setattr(Call, "__call__", refuse)
     soak.mixed.run(soaked, known, device, "numpy", 2, 1, soak.Clock.of(60), rounds=1)
     assert soaked.wrong == [
-        *(f"thread {i}: DeviceError: the runtime says 1" for i in range(2)), "nothing was compared"
+        *(f"thread {i}: DeviceError: the runtime says 1" for i in range(2)),
+        "nothing was compared",
     ]
 
 
-def test_what_launches_leave_is_said(soak: Any, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_launches_leave_is_said(
+    soak: Any, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept, launch = [], Call.__call__
 
     def keeping(self: Call, stream: object = None) -> None:
@@ -173,10 +249,14 @@ def test_what_launches_leave_is_said(soak: Any, device: Device, monkeypatch: pyt
     monkeypatch.setattr(Call, "__call__", keeping)
     soaked = soak.Soaked("launches")
     soak.repeats.launches(soaked, device, "numpy", 2000, soak.Clock.of(60))
-    assert len(soaked.wrong) == 1 and soaked.wrong[0].endswith("blocks of Python's memory are left over")
+    assert len(soaked.wrong) == 1 and soaked.wrong[0].endswith(
+        "blocks of Python's memory are left over"
+    )
 
 
-def test_memory_that_is_gone_is_said(soak: Any, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_gone_is_said(
+    soak: Any, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     free = iter([100 << 20, 97 << 20])
     monkeypatch.setattr(sys.modules["soaking"], "free_bytes", lambda device: next(free))
     soaked = soak.stage("some stage", device, lambda s: None)
@@ -184,7 +264,9 @@ def test_memory_that_is_gone_is_said(soak: Any, device: Device, monkeypatch: pyt
     assert soak.stage("some stage", device, lambda s: 1 / 0).wrong[0].startswith("StopIteration")
 
 
-def test_memory_where_there_is_none_is_said(soak: Any, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_where_there_is_none_is_said(
+    soak: Any, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(HostRuntime, "empty", lambda *arguments: np.empty(1, np.float32))
     monkeypatch.setattr(ks, "attention", lambda *arguments, **options: None)
     soaked = soak.Soaked("no memory left")
@@ -201,7 +283,9 @@ def test_what_says_nothing_after_an_error_is_named(soak: Any) -> None:
         "a copy after the error: no error: nothing was said",
         "new memory after the error: ZeroDivisionError: division by zero",
     ]
-    assert soak.sticky.faults({"right before": False, "said": {}}) == ["the product was wrong before the error"]
+    assert soak.sticky.faults({"right before": False, "said": {}}) == [
+        "the product was wrong before the error"
+    ]
 
 
 def test_a_child_that_dies_is_said(soak: Any, device: Device) -> None:

@@ -1,4 +1,5 @@
-"""What goes into a binary's key: a main file and what it includes, from any folder, and nothing else."""
+"""What goes into a binary's key: a main file and what it includes, from any folder, and nothing
+else."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from kernelseam.compilation.build import binary_key
 from kernelseam.compilation.sources import headers_below, included
 from kernelseam.contract import SourceBundle
@@ -34,13 +34,19 @@ class OneArch(GemmHost):
 
 
 def own(text: str = "// first") -> dict[str, str]:
-    return {"sm90/gemm.h": '#include "sm90/words.h"\n#include "tile/base.h"', "sm90/words.h": text, "sm90/other.h": ""}
+    return {
+        "sm90/gemm.h": '#include "sm90/words.h"\n#include "tile/base.h"',
+        "sm90/words.h": text,
+        "sm90/other.h": "",
+    }
 
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
     """``cuda(files)``: the plugin's toolchain, with more device sources."""
-    toolchain = pytest.importorskip("kernelseam_cuda.toolchain", reason="kernelseam-cuda is not installed")
+    toolchain = pytest.importorskip(
+        "kernelseam_cuda.toolchain", reason="kernelseam-cuda is not installed"
+    )
     from kernelseam_cuda.runtime import CudaRuntime
 
     plain = toolchain.sources()
@@ -57,13 +63,23 @@ def key(made: SourceBundle) -> str:
 
 
 @pytest.mark.parametrize("operation", sorted(HALVES))
-def test_a_change_below_sm90_leaves_the_key_of_a_shared_binary_as_it_was(cuda: Any, operation: str) -> None:
+def test_a_change_below_sm90_leaves_the_key_of_a_shared_binary_as_it_was(
+    cuda: Any, operation: str
+) -> None:
     half = HALVES[operation]
     covered = next(c for c in covering() if c.half.entry == half.entry)
 
     def shared(files: Mapping[str, str]) -> str:
         toolchain = cuda(files)
-        return key(bundle(half, covered.spec, covered.tiles(toolchain.arch_row("sm_90a"))[0], toolchain, "sm_90a"))
+        return key(
+            bundle(
+                half,
+                covered.spec,
+                covered.tiles(toolchain.arch_row("sm_90a"))[0],
+                toolchain,
+                "sm_90a",
+            )
+        )
 
     assert shared({}) == shared(own()) == shared(own("// second"))
     platform = cuda({}).platform_files("sm_90a")["platform_nvidia.h"]
@@ -74,9 +90,15 @@ def test_a_change_below_sm90_changes_the_key_of_what_includes_it(cuda: Any) -> N
     def one(files: Mapping[str, str]) -> SourceBundle:
         toolchain = cuda(files)
         half = OneArch(files)
-        return bundle(half, SPEC, half.tiles(SPEC, toolchain.arch_row("sm_90a"))[0], toolchain, "sm_90a")
+        return bundle(
+            half, SPEC, half.tiles(SPEC, toolchain.arch_row("sm_90a"))[0], toolchain, "sm_90a"
+        )
 
-    first, second, same = one(own()), one(own("// second")), one({**own(), "sm90/other.h": "// changed"})
+    first, second, same = (
+        one(own()),
+        one(own("// second")),
+        one({**own(), "sm90/other.h": "// changed"}),
+    )
     assert [n for n, _ in first.files] == ["sm90/gemm.h", "sm90/words.h", "tile/base.h"]
     assert (key(first) == key(same), key(first) == key(second)) == (True, False)
     assert dict(first.files)["tile/base.h"] == shared_sources()["tile/base.h"]
@@ -92,19 +114,25 @@ def test_a_missing_include_names_file_and_include(cuda: Any) -> None:
         'sm90/words.h includes "sm90/lost.h", which is not among the device sources'
     )
     half.source = "sm90/none.h"
-    with pytest.raises(PluginError, match=r'^"sm90/none.h" is to be compiled, which is not among the device sources'):
+    with pytest.raises(
+        PluginError,
+        match=r'^"sm90/none.h" is to be compiled, which is not among the device sources',
+    ):
         bundle(half, SPEC, tile, toolchain, "sm_90a")
 
 
 def test_two_sources_of_one_name_are_refused(cuda: Any) -> None:
     files = {**own(), "tile/base.h": "// another"}
     half, toolchain = OneArch(files), cuda({})
-    with pytest.raises(PluginError, match=r"^gemm_sm90 brings a device source tile/base.h, of which there is another"):
+    with pytest.raises(
+        PluginError,
+        match=r"^gemm_sm90 brings a device source tile/base.h, of which there is another",
+    ):
         bundle(half, SPEC, half.tiles(SPEC, toolchain.arch_row("sm_90a"))[0], toolchain, "sm_90a")
 
 
 def test_constants_in_place_of_names_are_followed() -> None:
-    files = {"a.h": "#include KS_MATRIX\n// #include \"no.h\"\n", "b.h": "", "c.h": ""}
+    files = {"a.h": '#include KS_MATRIX\n// #include "no.h"\n', "b.h": "", "c.h": ""}
     assert [n for n, _ in included("a.h", files, {"KS_MATRIX": '"b.h"'})] == ["a.h", "b.h"]
     with pytest.raises(PluginError, match='a.h includes "KS_MATRIX"'):
         included("a.h", files, {})
@@ -119,11 +147,15 @@ def test_headers_of_every_folder_are_found(tmp_path: Path) -> None:
     for name in ("platform.h", "sm90/attention.h", "sm90/parts/ring.h", "sm90/notes.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    assert headers_below(tmp_path) == {n: n for n in ("platform.h", "sm90/attention.h", "sm90/parts/ring.h")}
+    assert headers_below(tmp_path) == {
+        n: n for n in ("platform.h", "sm90/attention.h", "sm90/parts/ring.h")
+    }
 
 
 @pytest.mark.parametrize("package", ["kernelseam_cuda", "kernelseam_rocm"])
-def test_plugins_find_the_folders_of_theirs(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugins_find_the_folders_of_theirs(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import importlib
 
     module = importlib.import_module(f"{package}.toolchain")

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from kernelseam.contract import Cost, Device, PlanParts
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError
@@ -57,16 +56,29 @@ def table(benchmark: Any, monkeypatch: pytest.MonkeyPatch, place: Path) -> tuple
 
 
 def test_the_benchmark_makes_a_table(
-    benchmark: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    benchmark: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     code, text = table(benchmark, monkeypatch, tmp_path / "table.md")
     assert code == 0 and capsys.readouterr().out == text + "\n"
-    rows = [[c.strip() for c in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
+    rows = [
+        [c.strip() for c in line.split("|")[1:-1]]
+        for line in text.splitlines()
+        if line.startswith("| ")
+    ]
     assert [r[0] for r in rows].count("memory") == 2
     found = [r for r in rows if r[0] != "memory"]
-    both = [(kind, way, "1") for kind in ("contiguous", "gapped", "tokens first") for way in ("strides", "pointers")]
+    both = [
+        (kind, way, "1")
+        for kind in ("contiguous", "gapped", "tokens first")
+        for way in ("strides", "pointers")
+    ]
     assert [(r[0], r[1], r[4]) for r in found] == 2 * [
-        *both, ("scattered", "pointers", "1"), ("scattered", "a call a matrix", "6")
+        *both,
+        ("scattered", "pointers", "1"),
+        ("scattered", "a call a matrix", "6"),
     ]
     assert {r[2] for r in found} == {"**numpy**"} and all(float(r[3]) > 0 for r in found)
     operations = 2 * 6 * 16 * 16 * 8  # of both products
@@ -99,10 +111,15 @@ def test_the_benchmark_finds_what_is_wrong(
     assert code == 1 and "| wrong |" not in text
     refused, failed = text.partition("FAILED:")[::2]
     assert refused.partition("Refused:")[2] == (
-        "\n\n* wrong, p·v: 6 × 16×8×16 float32: takes no float32 (contiguous by strides, contiguous by "
-        "pointers, gapped by strides, gapped by pointers, tokens first by strides, tokens first by pointers, scattered "
+        "\n\n* wrong, p·v: 6 × 16×8×16 float32: takes no float32 (contiguous by strides, "
+        "contiguous by "
+        "pointers, gapped by strides, gapped by pointers, tokens first by strides, tokens first "
+        "by pointers, scattered "
         "by pointers)\n\n"
     )
     product = "q·kᵀ: 6 × 16×16×8 float16"
     assert f"* wrong, {product}: is wrong: C[0, 0, 0] is nan, the oracle says " in failed
-    assert f"* wrong, {product}: the runtime said 719 (contiguous by pointers, gapped by pointers, tokens" in failed
+    assert (
+        f"* wrong, {product}: the runtime said 719 (contiguous by pointers, gapped by pointers, "
+        "tokens" in failed
+    )

@@ -10,20 +10,22 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from kernelseam.contract import TensorMap
 from kernelseam.dtypes import DType
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
 from kernelseam_cuda import bindings, plugin, tensor_maps  # noqa: E402
 
-# k [batch 2, head 3, row 100, column 128], rows of three heads side by side, as a kernel's coordinates have it.
+# k [batch 2, head 3, row 100, column 128], rows of three heads side by side, as a kernel's
+# coordinates have it.
 K = TensorMap("k", DType.bfloat16, (128, 100, 3, 2), (1, 384, 128, 38400), (64, 64, 1, 1), 128, 256)
 
 
 def test_a_plain_one_is_taken() -> None:
     assert tensor_maps.refuse(K, 16) is None
-    assert tensor_maps.tiled(K) == tensor_maps.Tiled((128, 100, 3, 2), (768, 256, 76800), (64, 64, 1, 1))
+    assert tensor_maps.tiled(K) == tensor_maps.Tiled(
+        (128, 100, 3, 2), (768, 256, 76800), (64, 64, 1, 1)
+    )
 
 
 @pytest.mark.parametrize(
@@ -31,29 +33,63 @@ def test_a_plain_one_is_taken() -> None:
     [
         ({}, 8, "an address aligned to 8 bytes and 0 more; TMA takes multiples of 16"),
         ({"offset": 8}, 16, "an address aligned to 16 bytes and 8 more; TMA takes multiples of 16"),
-        ({"strides": (1, 380, 128, 38400)}, 16,
-         "a stride of 760 bytes of axis 1; TMA takes a multiple of 16, 1 to 2^40"),
-        ({"strides": (1, 384, 0, 38400)}, 16, "a stride of 0 bytes of axis 2; TMA takes a multiple of 16, 1 to 2^40"),
-        ({"strides": (1, 384, 128, 2**39)}, 16,
-         "a stride of 1099511627776 bytes of axis 3; TMA takes a multiple of 16, 1 to 2^40"),
-        ({"strides": (2, 384, 128, 38400)}, 16, "a stride of 2 elements of the innermost axis; TMA takes 1"),
+        (
+            {"strides": (1, 380, 128, 38400)},
+            16,
+            "a stride of 760 bytes of axis 1; TMA takes a multiple of 16, 1 to 2^40",
+        ),
+        (
+            {"strides": (1, 384, 0, 38400)},
+            16,
+            "a stride of 0 bytes of axis 2; TMA takes a multiple of 16, 1 to 2^40",
+        ),
+        (
+            {"strides": (1, 384, 128, 2**39)},
+            16,
+            "a stride of 1099511627776 bytes of axis 3; TMA takes a multiple of 16, 1 to 2^40",
+        ),
+        (
+            {"strides": (2, 384, 128, 38400)},
+            16,
+            "a stride of 2 elements of the innermost axis; TMA takes 1",
+        ),
         ({"box": (64, 257, 1, 1)}, 16, "a box of 257 along axis 1; TMA takes 1 to 256"),
         ({"box": (64, 0, 1, 1)}, 16, "a box of 0 along axis 1; TMA takes 1 to 256"),
-        ({"box": (65, 64, 1, 1), "swizzle": 0}, 16, "a box with rows of 130 bytes; TMA takes a multiple of 16"),
-        ({"box": (128, 64, 1, 1)}, 16, "a box with rows of 256 bytes; TMA takes no more than its swizzle, 128"),
+        (
+            {"box": (65, 64, 1, 1), "swizzle": 0},
+            16,
+            "a box with rows of 130 bytes; TMA takes a multiple of 16",
+        ),
+        (
+            {"box": (128, 64, 1, 1)},
+            16,
+            "a box with rows of 256 bytes; TMA takes no more than its swizzle, 128",
+        ),
         ({"extents": (128, 0, 3, 2)}, 16, "extent 0 of axis 1; TMA takes 1 to 2^32"),
-        ({"extents": (128, 2**32 + 1, 3, 2)}, 16, "extent 4294967297 of axis 1; TMA takes 1 to 2^32"),
-        ({"swizzle": 96}, 16,
-         f"a swizzle of 96 and an L2 promotion of 256; TMA takes {tensor_maps._CHOICES}"),
+        (
+            {"extents": (128, 2**32 + 1, 3, 2)},
+            16,
+            "extent 4294967297 of axis 1; TMA takes 1 to 2^32",
+        ),
+        (
+            {"swizzle": 96},
+            16,
+            f"a swizzle of 96 and an L2 promotion of 256; TMA takes {tensor_maps._CHOICES}",
+        ),
         ({"box": (64, 64, 1)}, 16, "4 extents, 4 strides, a box of 3; TMA takes 1 to 5, as many"),
-        ({"extents": (8,) * 6, "strides": (1,) + (8,) * 5, "box": (8,) * 6}, 16,
-         "6 extents, 6 strides, a box of 6; TMA takes 1 to 5, as many"),
+        (
+            {"extents": (8,) * 6, "strides": (1,) + (8,) * 5, "box": (8,) * 6},
+            16,
+            "6 extents, 6 strides, a box of 6; TMA takes 1 to 5, as many",
+        ),
     ],
 )
 def test_what_the_hardware_cannot_take_is_refused_with_the_number(
     change: dict[str, Any], alignment: int, reason: str
 ) -> None:
-    assert tensor_maps.refuse(replace(K, **change), alignment) == f"the tensor map of k has {reason}"
+    assert (
+        tensor_maps.refuse(replace(K, **change), alignment) == f"the tensor map of k has {reason}"
+    )
 
 
 def test_the_stride_of_an_axis_of_extent_1_counts_for_nothing() -> None:
@@ -62,7 +98,10 @@ def test_the_stride_of_an_axis_of_extent_1_counts_for_nothing() -> None:
         one = replace(K, extents=(128, 100, 3, 1), strides=(1, 384, 128, stride))
         assert tensor_maps.refuse(one, 16) is None
         assert tensor_maps.tiled(one).strides == (768, 256, 16)
-    assert tensor_maps.refuse(replace(K, extents=(1, 100, 3, 2), strides=(5, 384, 128, 38400)), 16) is None
+    assert (
+        tensor_maps.refuse(replace(K, extents=(1, 100, 3, 2), strides=(5, 384, 128, 38400)), 16)
+        is None
+    )
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=5), st.data())
@@ -72,10 +111,15 @@ def test_what_is_taken_keeps_the_drivers_rules(extents: list[int], data: Any) ->
     strides = data.draw(st.tuples(*[st.sampled_from((0, 1, 8, 24, 300, 1024))] * axes))
     box = data.draw(st.tuples(*[st.sampled_from((0, 2, 8, 32, 256, 257))] * axes))
     dtype = data.draw(st.sampled_from(list(tensor_maps.DTYPES)))
-    made = TensorMap("x", dtype, tuple(extents), (1, *strides[1:]), box, data.draw(st.sampled_from((0, 128))))
+    made = TensorMap(
+        "x", dtype, tuple(extents), (1, *strides[1:]), box, data.draw(st.sampled_from((0, 128)))
+    )
     if tensor_maps.refuse(made, 16) is None:
         found = tensor_maps.tiled(made)
-        assert all(s % 16 == 0 and 0 < s < 2**40 for s in found.strides) and len(found.strides) == axes - 1
+        assert (
+            all(s % 16 == 0 and 0 < s < 2**40 for s in found.strides)
+            and len(found.strides) == axes - 1
+        )
         assert all(1 <= b <= 256 for b in found.box) and found.box[0] * dtype.itemsize % 16 == 0
 
 
@@ -84,25 +128,47 @@ class Names:
         return name
 
 
-def test_the_driver_gets_the_numbers_and_its_bytes_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_gets_the_numbers_and_its_bytes_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[Any] = []
     content = ctypes.create_string_buffer(bytes(range(128)), 128)
-    names = ("CUtensorMapDataType", "CUtensorMapSwizzle", "CUtensorMapL2promotion", "CUtensorMapInterleave")
+    names = (
+        "CUtensorMapDataType",
+        "CUtensorMapSwizzle",
+        "CUtensorMapL2promotion",
+        "CUtensorMapInterleave",
+    )
     fake = SimpleNamespace(
-        **dict.fromkeys((*names, "CUtensorMapFloatOOBfill"), Names()), cuuint64_t=int, cuuint32_t=int,
+        **dict.fromkeys((*names, "CUtensorMapFloatOOBfill"), Names()),
+        cuuint64_t=int,
+        cuuint32_t=int,
         cuTensorMapEncodeTiled=lambda *a: (
-            seen.append(a), (0, SimpleNamespace(getPtr=lambda: ctypes.addressof(content)))
+            seen.append(a),
+            (0, SimpleNamespace(getPtr=lambda: ctypes.addressof(content))),
         )[1],
     )
     monkeypatch.setattr(bindings, "driver", lambda: fake)
     toolchain = plugin.backend().toolchain
     assert toolchain is not None
-    assert toolchain.encode_tensor_map(replace(K, offset=32, fill_nan=True), 0x1000) == bytes(range(128))
-    assert seen == [(
-        "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16", 4, 0x1020, [128, 100, 3, 2], [768, 256, 76800], [64, 64, 1, 1], [1] * 4,
-        "CU_TENSOR_MAP_INTERLEAVE_NONE", "CU_TENSOR_MAP_SWIZZLE_128B", "CU_TENSOR_MAP_L2_PROMOTION_L2_256B",
-        "CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA",
-    )]
+    assert toolchain.encode_tensor_map(replace(K, offset=32, fill_nan=True), 0x1000) == bytes(
+        range(128)
+    )
+    assert seen == [
+        (
+            "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16",
+            4,
+            0x1020,
+            [128, 100, 3, 2],
+            [768, 256, 76800],
+            [64, 64, 1, 1],
+            [1] * 4,
+            "CU_TENSOR_MAP_INTERLEAVE_NONE",
+            "CU_TENSOR_MAP_SWIZZLE_128B",
+            "CU_TENSOR_MAP_L2_PROMOTION_L2_256B",
+            "CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA",
+        )
+    ]
 
 
 def test_the_names_are_those_of_the_bindings() -> None:
@@ -117,7 +183,9 @@ def test_the_names_are_those_of_the_bindings() -> None:
         assert hasattr(cu.CUtensorMapFloatOOBfill, f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{name}")
 
 
-@pytest.mark.parametrize(("arch", "has"), [("sm_80", False), ("sm_89", False), ("sm_90a", True), ("sm_120", True)])
+@pytest.mark.parametrize(
+    ("arch", "has"), [("sm_80", False), ("sm_89", False), ("sm_90a", True), ("sm_120", True)]
+)
 def test_archs_before_hopper_have_none(arch: str, has: bool) -> None:
     toolchain = plugin.backend().toolchain
     assert toolchain is not None

@@ -1,4 +1,5 @@
-"""Choices that were measured: turns, what is kept, what is believed of a file, and what dispatch makes of it.
+"""Choices that were measured: turns, what is kept, what is believed of a file, and what dispatch
+makes of it.
 
 The backend is the third vendor's, with implementations whose times are scripted.
 """
@@ -15,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernelseam_thirdvendor import AcmeArray
-
 from kernelseam import Attention, BatchedGemmStrided, plan, planning
 from kernelseam.compilation import CacheWarning, entry
 from kernelseam.contract import EMULATED, Cost, Device, LaunchRecord, PlanParts, Problem
@@ -27,13 +26,15 @@ from kernelseam.tuning import store
 from kernelseam.tuning.classes import about, batch_invariant, problem_class
 from kernelseam.tuning.measure import HOPELESS, NOT_KEPT, ROUNDS, Tuning, tune
 from kernelseam.variants import Variant
+from kernelseam_thirdvendor import AcmeArray
 
 US = 1e-6
 
 
 @dataclass
 class Scripted:
-    """Computes nothing, in as many seconds as it is told to. ``times`` by variant; "" where it has none."""
+    """Computes nothing, in as many seconds as it is told to. ``times`` by variant; "" where it has
+    none."""
 
     name: str
     predicted: float
@@ -74,7 +75,9 @@ class _Step:
         self.way.workspaces.add(workspace)
 
         def launch(stream: int) -> None:
-            CLOCK.append((f"{self.way.name}:{self.variant}".rstrip(":"), self.way.times[self.variant]))
+            CLOCK.append(
+                (f"{self.way.name}:{self.variant}".rstrip(":"), self.way.times[self.variant])
+            )
             self.way.ran.append(self.variant)
 
         return launch
@@ -92,7 +95,8 @@ def gemm(m: int = 8, n: int = 8, k: int = 8) -> BatchedGemmStrided:
 def ways(
     acme: Any, discovered: Callable[..., Plugins], monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> Callable[..., Device]:
-    """``ways(way, …)``: these are all there is on acme:0, which is returned; times are what they say."""
+    """``ways(way, …)``: these are all there is on acme:0, which is returned; times are what they
+    say."""
 
     def use(*given: Scripted) -> Device:
         found = discovered("kernelseam_thirdvendor")
@@ -133,17 +137,33 @@ def test_every_way_is_timed_in_turns_and_the_fastest_kept(ways: Callable[..., De
     told: list[tuple[str, int, int]] = []
     found = tune(gemm(), device, progress=lambda *x: told.append(x))
     assert [(w.name, w.seconds) for w in found.ways] == [
-        ("tiles:small", 20 * US), ("library", 25 * US), ("tiles:big", 30 * US), ("tiles:odd", 90 * US)
+        ("tiles:small", 20 * US),
+        ("library", 25 * US),
+        ("tiles:big", 30 * US),
+        ("tiles:odd", 90 * US),
     ]
-    assert (found.chosen.name, found.model.name, found.refused, found.note) == ("tiles:small", "tiles:big", (), "")
+    assert (found.chosen.name, found.model.name, found.refused, found.note) == (
+        "tiles:small",
+        "tiles:big",
+        (),
+        "",
+    )
     assert found.path is not None and found.path.parent.name == "tuned"
-    assert 90 * US > HOPELESS * 20 * US and len(found.ways[3].samples) == 1, "what is hopeless is not timed again"
+    assert 90 * US > HOPELESS * 20 * US and len(found.ways[3].samples) == 1, (
+        "what is hopeless is not timed again"
+    )
     assert mine.ran.count("odd") == 4 and min(len(w.samples) for w in found.ways[:2]) >= ROUNDS
     order = [x for x in mine.ran if x != "odd"][8:]  # after a warm-up and a first look at each
     changes = sum(x != y for x, y in zip(order, order[1:], strict=False))
-    assert 30 * US <= HOPELESS * 20 * US and changes == 2 * ROUNDS - 1, "round after round, not one after the other"
+    assert 30 * US <= HOPELESS * 20 * US and changes == 2 * ROUNDS - 1, (
+        "round after round, not one after the other"
+    )
     assert [t[0] for t in told] == [
-        "tiles:big", "tiles:small", "tiles:odd", "library", *(f"round {i + 1}" for i in range(ROUNDS))
+        "tiles:big",
+        "tiles:small",
+        "tiles:odd",
+        "library",
+        *(f"round {i + 1}" for i in range(ROUNDS)),
     ]
     assert [t[1:] for t in told] == [(i, 4 + ROUNDS) for i in range(4 + ROUNDS)]
 
@@ -151,10 +171,18 @@ def test_every_way_is_timed_in_turns_and_the_fastest_kept(ways: Callable[..., De
 def test_dispatch_takes_what_was_measured_unless_one_is_named(ways: Callable[..., Device]) -> None:
     device = ways(tiles(), quick())
     before = plan(gemm(), device=device)
-    assert (before.implementation, before.choice.variant, before.choice.by) == ("tiles", "", "model")
+    assert (before.implementation, before.choice.variant, before.choice.by) == (
+        "tiles",
+        "",
+        "model",
+    )
     tuned(device)
     after = plan(gemm(), device=device)
-    assert (after.implementation, after.choice.variant, after.choice.by) == ("tiles", "small", "tuned")
+    assert (after.implementation, after.choice.variant, after.choice.by) == (
+        "tiles",
+        "small",
+        "tuned",
+    )
     assert after.parts.steps[0].variant == "small"  # type: ignore[attr-defined]
     named = plan(gemm(), device=device, implementation="library")
     assert (named.implementation, named.choice.by) == ("library", "named")
@@ -176,16 +204,22 @@ def test_what_was_measured_goes_before_what_is_predicted(ways: Callable[..., Dev
 
 def test_a_variant_that_is_not_there(ways: Callable[..., Device]) -> None:
     device = ways(tiles(), quick())
-    for wanted, known in (("tiles:huge", "tiles:big, tiles:small, tiles:odd"), ("library:fast", "library")):
+    for wanted, known in (
+        ("tiles:huge", "tiles:big, tiles:small, tiles:odd"),
+        ("library:fast", "library"),
+    ):
         with pytest.raises(UnknownName) as e:
             plan(gemm(), device=device, implementation=wanted)
         assert str(e.value) == (
-            f"implementation = {wanted}: must be one of {known} for gemm on acme. Name one of these, or leave it out."
+            f"implementation = {wanted}: must be one of {known} for gemm on acme. Name one of "
+            "these, or leave it out."
         )
 
 
 def test_what_is_as_good_leaves_the_models_choice(ways: Callable[..., Device]) -> None:
-    device = ways(Scripted("first", 1e-3, {"": 10.05 * US}), Scripted("second", 2e-3, {"": 10 * US}))
+    device = ways(
+        Scripted("first", 1e-3, {"": 10.05 * US}), Scripted("second", 2e-3, {"": 10 * US})
+    )
     assert tuned(device).chosen.name == "first"
     device = ways(Scripted("first", 1e-3, {"": 10.2 * US}), Scripted("second", 2e-3, {"": 10 * US}))
     assert tuned(device).chosen.name == "second"
@@ -202,15 +236,23 @@ def test_one_workspace_serves_all_in_turn(ways: Callable[..., Device]) -> None:
 def test_a_workspace_of_its_own_for_whoever_leaves_zeros_or_wants_more_alignment(
     ways: Callable[..., Device], monkeypatch: pytest.MonkeyPatch, wish: dict[str, int]
 ) -> None:
-    plain, other, special = quick(workspace=4000), tiles(workspace=1000), Scripted("special", 1.0, {"": 25 * US})
-    monkeypatch.setattr(special, "build", lambda *_: PlanParts((_Step(special, ""),), 2000, **wish), raising=False)
+    plain, other, special = (
+        quick(workspace=4000),
+        tiles(workspace=1000),
+        Scripted("special", 1.0, {"": 25 * US}),
+    )
+    monkeypatch.setattr(
+        special, "build", lambda *_: PlanParts((_Step(special, ""),), 2000, **wish), raising=False
+    )
     device = ways(plain, other, special)
     assert not [w.failure for w in tuned(device).ways if w.failure]
     assert len(plain.workspaces | other.workspaces) == 1
     assert len(special.workspaces) == 1 and not special.workspaces & plain.workspaces
 
 
-def test_what_is_broken_stops_nobody(ways: Callable[..., Device], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_broken_stops_nobody(
+    ways: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
     lost = Scripted("lost", 1e-9, {"": US})
     monkeypatch.setattr(lost, "variants", lambda *_: 1 // 0, raising=False)
     device = ways(tiles(broken=frozenset({"small"})), quick(refusal="needs a matrix"), lost)
@@ -225,7 +267,9 @@ def test_what_is_broken_stops_nobody(ways: Callable[..., Device], monkeypatch: p
     with pytest.raises(Unsupported, match=r"library: needs a matrix\.$"):
         tuned(device)
     device = ways(quick(broken=frozenset({""})))
-    with pytest.raises(Unsupported, match=r"library: its build raised RuntimeError: it fell apart\.$"):
+    with pytest.raises(
+        Unsupported, match=r"library: its build raised RuntimeError: it fell apart\.$"
+    ):
         tuned(device)
 
 
@@ -234,7 +278,8 @@ def test_an_emulated_device_is_not_tuned(ways: Callable[..., Device]) -> None:
     with pytest.raises(InvalidValue) as e:
         tuned(device)
     assert str(e.value) == (
-        "device = acme:0 (acme1, emulated): its times are those of a program on the host and say nothing of the "
+        "device = acme:0 (acme1, emulated): its times are those of a program on the host and say "
+        "nothing of the "
         "hardware. Tune on the hardware."
     )
 
@@ -247,11 +292,15 @@ def test_a_choice_serves_its_class(ways: Callable[..., Device]) -> None:
     tuned(device, gemm(m=700))
     for m, by in ((700, "tuned"), (760, "tuned"), (610, "tuned"), (600, "model"), (870, "model")):
         assert plan(gemm(m=m), device=device).choice.by == by, m
-    assert plan(gemm(m=700, k=16), device=device).choice.by == "model", "K is the model's, and exact"
+    assert plan(gemm(m=700, k=16), device=device).choice.by == "model", (
+        "K is the model's, and exact"
+    )
     assert select(gemm(m=700).problem(), replace(device, name="Acme Two")).by == "model"
 
 
-def test_a_problem_of_the_class_that_is_refused_goes_by_the_model(ways: Callable[..., Device]) -> None:
+def test_a_problem_of_the_class_that_is_refused_goes_by_the_model(
+    ways: Callable[..., Device],
+) -> None:
     mine = tiles()
     device = ways(mine, quick())
     tuned(device)
@@ -264,12 +313,16 @@ def test_a_problem_of_the_class_that_is_refused_goes_by_the_model(ways: Callable
     assert plan(gemm(), device=device).choice.by == "model"
 
 
-def test_a_tuned_way_that_breaks_is_passed_over(ways: Callable[..., Device], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tuned_way_that_breaks_is_passed_over(
+    ways: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
     mine = tiles()
     device = ways(mine, quick())
     tuned(device)
     mine.broken = frozenset({"small"})
-    with pytest.warns(BrokenImplementation, match="library computes .* tiles: its build raised RuntimeError"):
+    with pytest.warns(
+        BrokenImplementation, match="library computes .* tiles: its build raised RuntimeError"
+    ):
         assert plan(gemm(), device=device).implementation == "library"
     planning.forget()
     monkeypatch.setattr(mine, "variants", lambda *_: 1 // 0, raising=False)
@@ -277,10 +330,19 @@ def test_a_tuned_way_that_breaks_is_passed_over(ways: Callable[..., Device], mon
         select(gemm().problem(), device)
 
 
-def test_a_batch_invariant_problem_has_no_tuned_choice(ways: Callable[..., Device], cache: Path) -> None:
+def test_a_batch_invariant_problem_has_no_tuned_choice(
+    ways: Callable[..., Device], cache: Path
+) -> None:
     """Neither by tuning it, nor by a file that says so."""
     device = ways(*(replace(w, operation="attention") for w in (tiles(), quick())))
-    extents: dict[str, Any] = {"batch": 1, "num_heads": 1, "S_q": 8, "S_k": 8, "head_dim": 8, "dtype": "float32"}
+    extents: dict[str, Any] = {
+        "batch": 1,
+        "num_heads": 1,
+        "S_q": 8,
+        "S_k": 8,
+        "head_dim": 8,
+        "dtype": "float32",
+    }
     arrays = {n: AcmeArray(np.zeros((1, 1, 8, 8), np.float32)) for n in ("q", "k", "v", "out")}
     free = Attention(**extents, **arrays)
     bound = Attention(**extents, **arrays, batch_invariant=True)
@@ -295,7 +357,8 @@ def test_a_batch_invariant_problem_has_no_tuned_choice(ways: Callable[..., Devic
 
 
 @pytest.mark.parametrize(
-    ("n", "middle"), [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 6), (609, 724), (861, 724), (1024, 1024)]
+    ("n", "middle"),
+    [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 6), (609, 724), (861, 724), (1024, 1024)],
 )
 def test_buckets(n: int, middle: int) -> None:
     assert about(n) == middle
@@ -303,19 +366,40 @@ def test_buckets(n: int, middle: int) -> None:
 
 def test_classes_of_operations() -> None:
     def one(**more: Any) -> str:
-        extents: dict[str, Any] = {"batch": 4, "num_heads": 8, "S_q": 1000, "S_k": 1000, "head_dim": 64}
+        extents: dict[str, Any] = {
+            "batch": 4,
+            "num_heads": 8,
+            "S_q": 1000,
+            "S_k": 1000,
+            "head_dim": 64,
+        }
         return problem_class(Attention(**{**extents, "dtype": "float16", **more}).problem())
 
     assert one().endswith("heads=8 kv_heads=8 page=0 batch~4 S_q~1024 S_k~1024")
     assert one() == one(S_q=1100, S_k=1200)
-    assert one(window=(127, 0)).endswith("left~128 right~0") and one(window=(127, 0)) != one(window=(255, 0))
-    different = [one(), one(batch=8), one(S_k=500), one(causal=True), one(head_dim=128), one(dtype="bfloat16"),
-                 one(num_heads=16), one(kv_heads=2), one(batch_invariant=True)]
+    assert one(window=(127, 0)).endswith("left~128 right~0") and one(window=(127, 0)) != one(
+        window=(255, 0)
+    )
+    different = [
+        one(),
+        one(batch=8),
+        one(S_k=500),
+        one(causal=True),
+        one(head_dim=128),
+        one(dtype="bfloat16"),
+        one(num_heads=16),
+        one(kv_heads=2),
+        one(batch_invariant=True),
+    ]
     assert len(set(different)) == len(different)
     plain = BatchedGemmStrided(M=8, N=8, K=8, dtype="float32").problem()
-    assert problem_class(plain).endswith("N=8 K=8 group=1 summed=1 beta=False reads=True M~8 matrices~1")
+    assert problem_class(plain).endswith(
+        "N=8 K=8 group=1 summed=1 beta=False reads=True M~8 matrices~1"
+    )
     strided = BatchedGemmStrided(M=8, N=8, K=8, dtype="float32", stride_a_row=16).problem()
-    assert strided != plain and problem_class(strided) == problem_class(plain), "strides are no part of it"
+    assert strided != plain and problem_class(strided) == problem_class(plain), (
+        "strides are no part of it"
+    )
     narrow = BatchedGemmStrided(M=8, N=8, K=8, dtype="float32", stride_a_row=9).problem()
     assert problem_class(narrow) != problem_class(plain), "but the alignment that they leave is"
 
@@ -332,7 +416,9 @@ def _of_another_key(path: Path) -> None:
 
 
 def _no_choice(path: Path) -> None:
-    path.write_bytes(entry.pack(entry.read(path)[0], json.dumps({"implementation": "tiles"}).encode()))
+    path.write_bytes(
+        entry.pack(entry.read(path)[0], json.dumps({"implementation": "tiles"}).encode())
+    )
 
 
 def _no_json(path: Path) -> None:
@@ -351,9 +437,12 @@ def _linked(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (_cut, "it is cut short or not an entry"), (_of_another_key, "it belongs to another key"),
-        (_no_choice, "it is no tuned choice"), (_no_json, "it is no tuned choice"),
-        (_writable_by_others, r"can be written by others \(mode 0666\)"), (_linked, "is a symbolic link"),
+        (_cut, "it is cut short or not an entry"),
+        (_of_another_key, "it belongs to another key"),
+        (_no_choice, "it is no tuned choice"),
+        (_no_json, "it is no tuned choice"),
+        (_writable_by_others, r"can be written by others \(mode 0666\)"),
+        (_linked, "is a symbolic link"),
     ],
 )
 def test_a_file_that_is_not_believed(
@@ -369,14 +458,18 @@ def test_a_file_that_is_not_believed(
         warnings.simplefilter("ignore", CacheWarning)
         again = tuned(device)
     planning.forget()
-    assert again.path == path and plan(gemm(), device=device).choice.by == "tuned", "written anew, it is whole again"
+    assert again.path == path and plan(gemm(), device=device).choice.by == "tuned", (
+        "written anew, it is whole again"
+    )
 
 
 def test_a_folder_that_others_may_write_to(ways: Callable[..., Device], cache: Path) -> None:
     device = ways(tiles(), quick())
     tuned(device)
     (cache / "tuned").chmod(0o777)
-    with pytest.warns(CacheWarning, match=r"a tuned choice is not used, .*tuned: can be written by others"):
+    with pytest.warns(
+        CacheWarning, match=r"a tuned choice is not used, .*tuned: can be written by others"
+    ):
         assert plan(gemm(), device=device).choice.by == "model"
     with warnings.catch_warnings(), pytest.raises(InvalidValue, match="can be written by others"):
         warnings.simplefilter("ignore", CacheWarning)
@@ -390,9 +483,16 @@ def test_the_file_is_the_users_own_and_says_what_was_measured(ways: Callable[...
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     header, payload = entry.read(path)
     assert header == {
-        "key": path.stem, "name": problem_class(gemm().problem()), "device": "acme:0 (acme1)", "backend": "acme"
+        "key": path.stem,
+        "name": problem_class(gemm().problem()),
+        "device": "acme:0 (acme1)",
+        "backend": "acme",
     }
-    assert json.loads(payload)["times"][0] == {"implementation": "tiles", "variant": "small", "seconds": 20 * US}
+    assert json.loads(payload)["times"][0] == {
+        "implementation": "tiles",
+        "variant": "small",
+        "seconds": 20 * US,
+    }
     found = store.tuned_choice(gemm().problem(), device)
     assert found is not None
     assert [found.seconds_of(n) for n in ("tiles", "library", "other")] == [20 * US, 25 * US, None]

@@ -1,4 +1,5 @@
-"""Tiles as variants: each that takes a problem is offered by name and can be built, that of dispatch first."""
+"""Tiles as variants: each that takes a problem is offered by name and can be built, that of
+dispatch first."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
 from kernelseam import Attention, AttentionBwd, BatchedGemmStrided, OutputProjection, QkvProjection
 from kernelseam.contract import ArchRow, Device, DeviceLimits
 from kernelseam.kernels import KernelImplementation, shared_implementations
@@ -28,15 +28,26 @@ class Toolchain:
         return archs.row(arch)
 
 
-LIMITS = DeviceLimits(132, 227 << 10, 1 << 37, 4.9e12, {"float16": 1e15, "bfloat16": 1e15, "float32": 6.7e13})
+LIMITS = DeviceLimits(
+    132, 227 << 10, 1 << 37, 4.9e12, {"float16": 1e15, "bfloat16": 1e15, "float32": 6.7e13}
+)
 DEVICE = Device("fake", 0, "sm_90a", limits=LIMITS)
 WAYS: dict[str, KernelImplementation] = {
-    i.operation: i for i in shared_implementations(Toolchain()) if i.name == "shared"  # type: ignore[arg-type,misc]
+    i.operation: i
+    for i in shared_implementations(Toolchain())
+    if i.name == "shared"  # type: ignore[arg-type,misc]
 }
 
 
 def attention(**more: Any) -> Attention:
-    extents: dict[str, Any] = {"batch": 1, "num_heads": 32, "S_q": 1, "S_k": 8192, "head_dim": 64, "dtype": "float16"}
+    extents: dict[str, Any] = {
+        "batch": 1,
+        "num_heads": 32,
+        "S_q": 1,
+        "S_k": 8192,
+        "head_dim": 64,
+        "dtype": "float16",
+    }
     return Attention(**{**extents, **more})
 
 
@@ -47,17 +58,33 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
     "decoding": lambda: attention(kv_heads=4, num_heads=16),
     "gradients": lambda: AttentionBwd(forward=attention(S_q=1000, S_k=1000, head_dim=128, lse=0)),
     "any order": lambda: AttentionBwd(forward=attention(S_q=9, S_k=9, lse=0), deterministic=False),
-    "qkv": lambda: QkvProjection(batch=2, S=300, hidden=256, num_heads=4, head_dim=64, dtype="float16"),
-    "output": lambda: OutputProjection(batch=2, S=300, hidden=256, num_heads=4, head_dim=64, dtype="float16"),
+    "qkv": lambda: QkvProjection(
+        batch=2, S=300, hidden=256, num_heads=4, head_dim=64, dtype="float16"
+    ),
+    "output": lambda: OutputProjection(
+        batch=2, S=300, hidden=256, num_heads=4, head_dim=64, dtype="float16"
+    ),
 }
 NAMES = {
     "gemm": ["128x128x64-2x2-2", "128x64x64-2x2-3", "64x64x64-2x2-2", "32x32x32-1x2-2"],
-    "gemm, small": ["16x16x32-1x1-2-8t", "128x128x64-2x2-2", "128x64x64-2x2-3", "64x64x64-2x2-2", "32x32x32-1x2-2"],
+    "gemm, small": [
+        "16x16x32-1x1-2-8t",
+        "128x128x64-2x2-2",
+        "128x64x64-2x2-3",
+        "64x64x64-2x2-2",
+        "32x32x32-1x2-2",
+    ],
     "attention": ["64x64-4w-2-resident", "128x64-4w-2", "64x32-4w-2-resident"],
     "decoding": [
-        "64x64-4w-2-resident-grouped-32parts", "128x64-4w-2-grouped-32parts", "128x64-4w-2-grouped-16parts",
-        "128x64-4w-2-grouped", "64x64-4w-2-resident-grouped-16parts", "64x64-4w-2-resident-grouped",
-        "64x32-4w-2-resident-grouped-32parts", "64x32-4w-2-resident-grouped-16parts", "64x32-4w-2-resident-grouped",
+        "64x64-4w-2-resident-grouped-32parts",
+        "128x64-4w-2-grouped-32parts",
+        "128x64-4w-2-grouped-16parts",
+        "128x64-4w-2-grouped",
+        "64x64-4w-2-resident-grouped-16parts",
+        "64x64-4w-2-resident-grouped",
+        "64x32-4w-2-resident-grouped-32parts",
+        "64x32-4w-2-resident-grouped-16parts",
+        "64x32-4w-2-resident-grouped",
     ],
     "gradients": ["128x64-8/2w-2-scores32", "128x32-8w-2", "64x32-8/2w-2"],
     "any order": ["64x64-4/2w-2-scores32-atomic32", "128x32-8/2w-2-scores16-atomic16"],
@@ -86,11 +113,15 @@ def test_every_tile_is_a_variant(name: str) -> None:
 def test_a_variant_is_built_with_its_tile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = PROBLEMS[name]().problem()
     way, built = WAYS[problem.operation], []
-    monkeypatch.setattr(way, "_step", lambda launch, row, device: built.append((launch.half.entry, launch.tile)))
+    monkeypatch.setattr(
+        way, "_step", lambda launch, row, device: built.append((launch.half.entry, launch.tile))
+    )
     for v in variants_of(way, problem, DEVICE):
         built.clear()
         way.build_variant(problem, DEVICE, v.name)
-        assert built == described(way.half.launches(problem, way._tiles(problem, DEVICE)[v.name], DEVICE))
+        assert built == described(
+            way.half.launches(problem, way._tiles(problem, DEVICE)[v.name], DEVICE)
+        )
         names = [t.name for _, t in built if hasattr(t, "name")]
         assert v.name in ("+".join(names), names[0])
     with pytest.raises(KeyError):
@@ -103,8 +134,12 @@ def test_a_batch_invariant_problem_has_one_variant() -> None:
         problem = made.problem()
         (one,) = variants_of(WAYS["attention"], problem, DEVICE)
         assert one.name == "128x64-4w-2"
-    gradients = AttentionBwd(forward=attention(batch_invariant=True, S_q=1000, S_k=1000, head_dim=128, lse=0)).problem()
-    assert [v.name for v in variants_of(WAYS["attention_bwd"], gradients, DEVICE)] == ["128x64-8/2w-2-scores32"]
+    gradients = AttentionBwd(
+        forward=attention(batch_invariant=True, S_q=1000, S_k=1000, head_dim=128, lse=0)
+    ).problem()
+    assert [v.name for v in variants_of(WAYS["attention_bwd"], gradients, DEVICE)] == [
+        "128x64-8/2w-2-scores32"
+    ]
 
 
 def test_a_variant_that_is_too_large_is_not_offered() -> None:
@@ -113,14 +148,23 @@ def test_a_variant_that_is_too_large_is_not_offered() -> None:
     assert any(n.endswith("parts") for n in offered)
     small = replace(DEVICE, limits=replace(LIMITS, memory_bytes=50_000))
     left = {v.name for v in variants_of(WAYS["attention"], problem, small)}
-    assert left and left == {n for n in offered if not n.endswith("parts")}, "parts need a workspace"
+    assert left and left == {n for n in offered if not n.endswith("parts")}, (
+        "parts need a workspace"
+    )
 
 
 def test_several_products_have_every_pair_of_tiles() -> None:
     from kernelseam import OutputProjectionBwd
 
     made = OutputProjectionBwd(
-        batch=2, S=300, hidden=256, num_heads=4, head_dim=64, dtype="float16", d_attn_out=0, d_weight=0
+        batch=2,
+        S=300,
+        hidden=256,
+        num_heads=4,
+        head_dim=64,
+        dtype="float16",
+        d_attn_out=0,
+        d_weight=0,
     )
     problem = made.problem()
     found = [v.name.split("+") for v in variants_of(WAYS["output_projection_bwd"], problem, DEVICE)]
@@ -133,7 +177,11 @@ def test_names_of_tiles_tell_them_apart() -> None:
     for operation, rows in (*tiles(True).items(), *tiles(False).items()):
         kinds = [(t.dtypes, getattr(t, "precision", None)) for t in rows]
         for kind in set(kinds):
-            names = [(getattr(t, "max_dim", 0), t.name) for t, k in zip(rows, kinds, strict=True) if k == kind]
+            names = [
+                (getattr(t, "max_dim", 0), t.name)
+                for t, k in zip(rows, kinds, strict=True)
+                if k == kind
+            ]
             assert len(names) == len(set(names)), operation
 
 

@@ -1,4 +1,5 @@
-"""``bind(check=True)``: right results pass whatever their layout, wrong ones raise and name the worst element."""
+"""``bind(check=True)``: right results pass whatever their layout, wrong ones raise and name the
+worst element."""
 
 from __future__ import annotations
 
@@ -8,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernelseam_thirdvendor import AcmeArray
-
 from kernelseam import (
     Attention,
     AttentionPointers,
@@ -22,6 +21,7 @@ from kernelseam import (
 from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.errors import WrongResult
 from kernelseam.parity.model import TileModel
+from kernelseam_thirdvendor import AcmeArray
 
 Discovered = Callable[..., Any]
 RNG = np.random.default_rng(0)
@@ -34,26 +34,66 @@ def normal(*shape: int, dtype: Any = np.float32) -> Any:
 def strided(**more: Any) -> BatchedGemmStrided:
     """A batch of 2 by 3 heads, rows of A and C with gaps, B transposed and shared by all heads."""
     pool, out = normal(2, 3, 5, 24), normal(2, 3, 5, 9)
-    return BatchedGemmStrided(**{
-        "M": 5, "N": 7, "K": 8, "batch": 2, "num_heads": 3, "b_head_group": 3, "b_transposed": True,
-        "A": pool[..., 8:16], "B": normal(2, 1, 7, 8), "C": out[..., :7], "stride_a_batch": 360, "stride_a_head": 120,
-        "stride_a_row": 24, "stride_c_batch": 135, "stride_c_head": 45, "stride_c_row": 9, **more,
-    })
+    return BatchedGemmStrided(
+        **{
+            "M": 5,
+            "N": 7,
+            "K": 8,
+            "batch": 2,
+            "num_heads": 3,
+            "b_head_group": 3,
+            "b_transposed": True,
+            "A": pool[..., 8:16],
+            "B": normal(2, 1, 7, 8),
+            "C": out[..., :7],
+            "stride_a_batch": 360,
+            "stride_a_head": 120,
+            "stride_a_row": 24,
+            "stride_c_batch": 135,
+            "stride_c_head": 45,
+            "stride_c_row": 9,
+            **more,
+        }
+    )
 
 
 def added(**more: Any) -> BatchedGemmStrided:
-    """Groups of 2 batches and 3 heads, two of which share a B; one bias for all; a residual in half precision."""
-    return BatchedGemmStrided(**{
-        "M": 5, "N": 7, "K": 8, "batch": 4, "num_heads": 6, "b_head_group": 2, "c_batch_group": 2, "c_head_group": 3,
-        "A": normal(4, 6, 5, 8), "B": normal(4, 3, 8, 7), "C": normal(2, 2, 5, 7), "bias": normal(7),
-        "residual": normal(2, 2, 5, 7, dtype="f2"), "stride_bias_batch": 0, "stride_bias_head": 0, **more,
-    })
+    """Groups of 2 batches and 3 heads, two of which share a B; one bias for all; a residual in half
+    precision."""
+    return BatchedGemmStrided(
+        **{
+            "M": 5,
+            "N": 7,
+            "K": 8,
+            "batch": 4,
+            "num_heads": 6,
+            "b_head_group": 2,
+            "c_batch_group": 2,
+            "c_head_group": 3,
+            "A": normal(4, 6, 5, 8),
+            "B": normal(4, 3, 8, 7),
+            "C": normal(2, 2, 5, 7),
+            "bias": normal(7),
+            "residual": normal(2, 2, 5, 7, dtype="f2"),
+            "stride_bias_batch": 0,
+            "stride_bias_head": 0,
+            **more,
+        }
+    )
 
 
 def in_place() -> BatchedGemmStrided:
     c = normal(2, 3, 5, 7)
     return BatchedGemmStrided(
-        A=normal(2, 3, 5, 8), B=normal(2, 3, 8, 7), C=c, residual=c, M=5, N=7, K=8, batch=2, num_heads=3
+        A=normal(2, 3, 5, 8),
+        B=normal(2, 3, 8, 7),
+        C=c,
+        residual=c,
+        M=5,
+        N=7,
+        K=8,
+        batch=2,
+        num_heads=3,
     )
 
 
@@ -61,16 +101,31 @@ def added_lists(in_place: bool = False) -> BatchedGemmPointers:
     """Six products in two groups."""
     c = [normal(5, 4) for _ in range(2)]
     return BatchedGemmPointers(
-        M=5, N=4, K=8, batch=2, num_heads=3, c_head_group=3, A_ptrs=[normal(5, 8) for _ in range(6)],
-        B_ptrs=[normal(8, 4) for _ in range(6)], C_ptrs=c, bias_ptrs=[normal(4) for _ in range(2)],
+        M=5,
+        N=4,
+        K=8,
+        batch=2,
+        num_heads=3,
+        c_head_group=3,
+        A_ptrs=[normal(5, 8) for _ in range(6)],
+        B_ptrs=[normal(8, 4) for _ in range(6)],
+        C_ptrs=c,
+        bias_ptrs=[normal(4) for _ in range(2)],
         residual_ptrs=c if in_place else [normal(5, 9)[:, :4] for _ in range(2)],
     )
 
 
 def attention(**more: Any) -> Attention:
     """Tokens before heads, two KV heads for four of queries."""
-    q, k, v, out = normal(2, 33, 4, 16), normal(2, 65, 2, 16), normal(2, 65, 2, 24), normal(2, 33, 4, 24)
-    return Attention.from_arrays(q, k, v, out, normal(2, 4, 33), layout="bshd", **{"causal": True, **more})
+    q, k, v, out = (
+        normal(2, 33, 4, 16),
+        normal(2, 65, 2, 16),
+        normal(2, 65, 2, 24),
+        normal(2, 33, 4, 24),
+    )
+    return Attention.from_arrays(
+        q, k, v, out, normal(2, 4, 33), layout="bshd", **{"causal": True, **more}
+    )
 
 
 def i32(*values: int) -> Any:
@@ -80,37 +135,80 @@ def i32(*values: int) -> Any:
 def packed(dtype: Any = np.float32, **more: Any) -> Attention:
     """Rows of no sequence before, between no two, and after."""
     shapes = (20, 4, 16), (40, 2, 16), (40, 2, 24), (20, 4, 24), (4, 20)
-    return Attention.from_arrays(*(normal(*s, dtype=dtype) for s in shapes), **{
-        "cu_seqlens_q": i32(2, 9, 9, 18), "cu_seqlens_k": i32(0, 5, 20, 39), "max_seqlen_q": 9, "max_seqlen_k": 19,
-        "causal": True, **more,
-    })
+    return Attention.from_arrays(
+        *(normal(*s, dtype=dtype) for s in shapes),
+        **{
+            "cu_seqlens_q": i32(2, 9, 9, 18),
+            "cu_seqlens_k": i32(0, 5, 20, 39),
+            "max_seqlen_q": 9,
+            "max_seqlen_k": 19,
+            "causal": True,
+            **more,
+        },
+    )
 
 
 def paged(**more: Any) -> Attention:
     """Two entries over shuffled pages of four rows."""
-    q, k, v, out = normal(2, 3, 4, 16), normal(6, 4, 2, 16), normal(6, 4, 2, 24), normal(2, 3, 4, 24)
-    return Attention.from_arrays(q, k, v, out, normal(2, 4, 3), layout="bshd", **{
-        "block_table": i32(3, 0, 5, 2, 1, 77).reshape(2, 3), "kv_lengths": i32(9, 8), "causal": True, **more,
-    })
+    q, k, v, out = (
+        normal(2, 3, 4, 16),
+        normal(6, 4, 2, 16),
+        normal(6, 4, 2, 24),
+        normal(2, 3, 4, 24),
+    )
+    return Attention.from_arrays(
+        q,
+        k,
+        v,
+        out,
+        normal(2, 4, 3),
+        layout="bshd",
+        **{
+            "block_table": i32(3, 0, 5, 2, 1, 77).reshape(2, 3),
+            "kv_lengths": i32(9, 8),
+            "causal": True,
+            **more,
+        },
+    )
 
 
 def lists(**more: Any) -> AttentionPointers:
     """Entries of lengths 9 and 6, in matrices no longer than that."""
     lengths = (9, 6)
-    return AttentionPointers(**{
-        "batch": 2, "num_heads": 4, "kv_heads": 2, "S_q": 5, "S_k": 9, "head_dim": 16,
-        **{f"{n}_ptrs": [normal(5, 16) for _ in range(8)] for n in ("q", "out")},
-        **{f"{n}_ptrs": [normal(length, 16) for length in lengths for _ in range(2)] for n in "kv"},
-        "kv_lengths": i32(*lengths), "lse": normal(2, 4, 5), "softcap": 1.5, **more,
-    })
+    return AttentionPointers(
+        **{
+            "batch": 2,
+            "num_heads": 4,
+            "kv_heads": 2,
+            "S_q": 5,
+            "S_k": 9,
+            "head_dim": 16,
+            **{f"{n}_ptrs": [normal(5, 16) for _ in range(8)] for n in ("q", "out")},
+            **{
+                f"{n}_ptrs": [normal(length, 16) for length in lengths for _ in range(2)]
+                for n in "kv"
+            },
+            "kv_lengths": i32(*lengths),
+            "lse": normal(2, 4, 5),
+            "softcap": 1.5,
+            **more,
+        }
+    )
 
 
 def merge(dtype: Any = np.float32, **more: Any) -> MergeStates:
     shapes = {"outs": (3, 2, 2, 5, 8), "lses": (3, 2, 2, 5), "out": (2, 2, 5, 8), "lse": (2, 2, 5)}
-    return MergeStates(**{
-        "parts": 3, "batch": 2, "num_heads": 2, "rows": 5, "value_dim": 8,
-        **{name: normal(*shape, dtype=dtype) for name, shape in shapes.items()}, **more,
-    })
+    return MergeStates(
+        **{
+            "parts": 3,
+            "batch": 2,
+            "num_heads": 2,
+            "rows": 5,
+            "value_dim": 8,
+            **{name: normal(*shape, dtype=dtype) for name, shape in shapes.items()},
+            **more,
+        }
+    )
 
 
 RIGHT: dict[str, Callable[[], Any]] = {
@@ -121,9 +219,15 @@ RIGHT: dict[str, Callable[[], Any]] = {
     "bias, residual and sums": lambda: added(),
     "residual in place": lambda: in_place(),
     "alpha 0 with a bias": lambda: added(alpha=0.0, A=None, B=None, dtype="float32"),
-    "no rows with a bias": lambda: added(M=0, A=normal(4, 6, 0, 8), C=normal(2, 2, 0, 7), residual=normal(2, 2, 0, 7)),
-    "K 0": lambda: BatchedGemmStrided(A=normal(5, 0), B=normal(0, 4), C=normal(5, 4), M=5, N=4, K=0, beta=1.0),
-    "no rows": lambda: BatchedGemmStrided(A=normal(0, 8), B=normal(8, 4), C=normal(0, 4), M=0, N=4, K=8),
+    "no rows with a bias": lambda: added(
+        M=0, A=normal(4, 6, 0, 8), C=normal(2, 2, 0, 7), residual=normal(2, 2, 0, 7)
+    ),
+    "K 0": lambda: BatchedGemmStrided(
+        A=normal(5, 0), B=normal(0, 4), C=normal(5, 4), M=5, N=4, K=0, beta=1.0
+    ),
+    "no rows": lambda: BatchedGemmStrided(
+        A=normal(0, 8), B=normal(8, 4), C=normal(0, 4), M=0, N=4, K=8
+    ),
     "no batch": lambda: strided(batch=0),
     "repeated rows": lambda: strided(stride_a_row=0),
     "not finite": lambda: BatchedGemmStrided(
@@ -133,28 +237,63 @@ RIGHT: dict[str, Callable[[], Any]] = {
         A=np.abs(normal(9, 4000)), B=np.abs(normal(4000, 9)), C=normal(9, 9), M=9, N=9, K=4000
     ),
     "pointers": lambda: BatchedGemmPointers(
-        M=5, N=4, K=8, num_heads=3, alpha=2.0, beta=1.0, A_ptrs=[normal(5, 8) for _ in range(3)],
-        B_ptrs=[normal(8, 4) for _ in range(3)], C_ptrs=[normal(5, 4) for _ in range(3)],
+        M=5,
+        N=4,
+        K=8,
+        num_heads=3,
+        alpha=2.0,
+        beta=1.0,
+        A_ptrs=[normal(5, 8) for _ in range(3)],
+        B_ptrs=[normal(8, 4) for _ in range(3)],
+        C_ptrs=[normal(5, 4) for _ in range(3)],
     ),
     "pointers with bias, residual and sums": lambda: added_lists(),
     "pointers with residuals in place": lambda: added_lists(in_place=True),
     "pointers, alpha 0": lambda: BatchedGemmPointers(
-        M=5, N=4, K=8, num_heads=3, alpha=0.0, beta=1.0, dtype="float32", C_ptrs=[normal(5, 4) for _ in range(3)],
+        M=5,
+        N=4,
+        K=8,
+        num_heads=3,
+        alpha=0.0,
+        beta=1.0,
+        dtype="float32",
+        C_ptrs=[normal(5, 4) for _ in range(3)],
     ),
     "pointers, none": lambda: BatchedGemmPointers(
-        M=5, N=4, K=8, batch=0, dtype="float32", A_ptrs=[], B_ptrs=[], C_ptrs=[],
+        M=5,
+        N=4,
+        K=8,
+        batch=0,
+        dtype="float32",
+        A_ptrs=[],
+        B_ptrs=[],
+        C_ptrs=[],
     ),
     "attention": attention,
-    "attention in half precision": lambda: Attention.from_arrays(*(normal(1, 2, 40, 32, dtype="f2") for _ in range(4))),
+    "attention in half precision": lambda: Attention.from_arrays(
+        *(normal(1, 2, 40, 32, dtype="f2") for _ in range(4))
+    ),
     "attention with all options": lambda: attention(
-        window=(9, 2), softcap=2.0, bias=normal(4, 33, 65), mask=RNG.random((2, 1, 33, 65)) < 0.7,
-        alibi_slopes=normal(4) ** 2, sinks=normal(4), prefix_lengths=i32(5, 0), kv_lengths=i32(65, 40),
+        window=(9, 2),
+        softcap=2.0,
+        bias=normal(4, 33, 65),
+        mask=RNG.random((2, 1, 33, 65)) < 0.7,
+        alibi_slopes=normal(4) ** 2,
+        sinks=normal(4),
+        prefix_lengths=i32(5, 0),
+        kv_lengths=i32(65, 40),
     ),
     "attention of packed sequences": lambda: packed(),
     "attention of packed sequences in double precision": lambda: packed(np.float64),
     "attention of packed queries": lambda: Attention.from_arrays(
-        normal(9, 4, 8), normal(2, 2, 7, 8), normal(2, 2, 7, 8), normal(9, 4, 8), cu_seqlens_q=i32(1, 4, 8),
-        max_seqlen_q=4, kv_lengths=i32(7, 0), causal=True,
+        normal(9, 4, 8),
+        normal(2, 2, 7, 8),
+        normal(2, 2, 7, 8),
+        normal(9, 4, 8),
+        cu_seqlens_q=i32(1, 4, 8),
+        max_seqlen_q=4,
+        kv_lengths=i32(7, 0),
+        causal=True,
     ),
     "attention of pages": lambda: paged(),
     "attention over lists": lambda: lists(),
@@ -164,10 +303,20 @@ RIGHT: dict[str, Callable[[], Any]] = {
     "merge": lambda: merge(),
     "merge in double precision": lambda: merge(np.float64),
     "merge of nothing": lambda: MergeStates(
-        parts=0, batch=1, num_heads=2, rows=3, value_dim=4, dtype="float32", out=normal(1, 2, 3, 4),
+        parts=0,
+        batch=1,
+        num_heads=2,
+        rows=3,
+        value_dim=4,
+        dtype="float32",
+        out=normal(1, 2, 3, 4),
     ),
     "attention without keys": lambda: Attention.from_arrays(
-        normal(1, 2, 5, 8), normal(1, 2, 0, 8), normal(1, 2, 0, 8), normal(1, 2, 5, 8), normal(1, 2, 5)
+        normal(1, 2, 5, 8),
+        normal(1, 2, 0, 8),
+        normal(1, 2, 0, 8),
+        normal(1, 2, 5, 8),
+        normal(1, 2, 5),
     ),
     "attention without queries": lambda: Attention.from_arrays(
         normal(1, 2, 0, 8), normal(1, 2, 5, 8), normal(1, 2, 5, 8), normal(1, 2, 0, 8)
@@ -193,7 +342,9 @@ def shifted(discovered: Discovered, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def spoil(self: Call, *arguments: Any) -> None:
         launch(self, *arguments)
-        name, place = next((n, self._given[n]) for n in ("C", "C_ptrs", "out", "out_ptrs") if n in self._given)
+        name, place = next(
+            (n, self._given[n]) for n in ("C", "C_ptrs", "out", "out_ptrs") if n in self._given
+        )
         last = place[-1] if name.endswith("_ptrs") else place
         array = getattr(last, "owner", last)
         at = (17 if "cu_seqlens_q" in self._given else -1, *(-1,) * (array.ndim - 1))
@@ -209,11 +360,17 @@ def shifted(discovered: Discovered, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "where"),
     [
-        ("strided", "C[1, 2, 4, 6] is"), ("beta", "C[1, 2, 4, 6] is"), ("pointers", "C[0, 2, 4, 3] is"),
-        ("bias, residual and sums", "C[1, 1, 4, 6] is"), ("pointers with bias, residual and sums", "C[1, 0, 4, 3] is"),
-        ("attention", "out[1, 3, 32, 23] is"), ("attention with all options", "out[1, 3, 32, 23] is"),
-        ("attention of packed sequences", "out[2, 3, 8, 23] is"), ("attention of pages", "out[1, 3, 2, 23] is"),
-        ("attention over lists", "out[1, 3, 4, 15] is"), ("merge", "out[1, 1, 4, 7] is"),
+        ("strided", "C[1, 2, 4, 6] is"),
+        ("beta", "C[1, 2, 4, 6] is"),
+        ("pointers", "C[0, 2, 4, 3] is"),
+        ("bias, residual and sums", "C[1, 1, 4, 6] is"),
+        ("pointers with bias, residual and sums", "C[1, 0, 4, 3] is"),
+        ("attention", "out[1, 3, 32, 23] is"),
+        ("attention with all options", "out[1, 3, 32, 23] is"),
+        ("attention of packed sequences", "out[2, 3, 8, 23] is"),
+        ("attention of pages", "out[1, 3, 2, 23] is"),
+        ("attention over lists", "out[1, 3, 4, 15] is"),
+        ("merge", "out[1, 1, 4, 7] is"),
     ],
 )
 def test_one_element_that_is_off_is_found(
@@ -224,8 +381,16 @@ def test_one_element_that_is_off_is_found(
     with pytest.raises(WrongResult) as caught:
         plan(descriptor).bind(check=True)()
     e = caught.value
-    assert e.finding.startswith(where) and "the oracle says" in e.finding and "error/tolerance" in e.finding
-    assert (e.implementation, e.device, e.problem) == ("numpy", "numpy:0 (cpu)", plan(descriptor).problem)
+    assert (
+        e.finding.startswith(where)
+        and "the oracle says" in e.finding
+        and "error/tolerance" in e.finding
+    )
+    assert (e.implementation, e.device, e.problem) == (
+        "numpy",
+        "numpy:0 (cpu)",
+        plan(descriptor).problem,
+    )
     again = pickle.loads(pickle.dumps(e))
     assert str(again) == str(e) and type(again) is WrongResult
     plan(descriptor).bind()()  # unasked, nothing is looked at
@@ -234,7 +399,12 @@ def test_one_element_that_is_off_is_found(
 @pytest.mark.parametrize(
     "fault",
     [
-        "unmasked-k-tail", "dropped-last-k", "no-batch-stride", "wrong-b-head", "short-inputs", "beta-read-at-0",
+        "unmasked-k-tail",
+        "dropped-last-k",
+        "no-batch-stride",
+        "wrong-b-head",
+        "short-inputs",
+        "beta-read-at-0",
         "right",
     ],
 )
@@ -243,10 +413,23 @@ def test_faults_of_a_gemm(fault: str, discovered: Discovered) -> None:
     found.registry.implementations.append(TileModel("gemm", "" if fault == "right" else fault))
     pool, b, c = normal(2, 3, 9, 65), normal(4, 1, 33, 7), np.full((2, 3, 9, 7), np.nan, "f4")
     pool[..., 33:] = np.nan
-    made = plan(BatchedGemmStrided(
-        A=pool[..., :33], B=b[:2], C=c, M=9, N=7, K=33, batch=2, num_heads=3, b_head_group=3,
-        stride_a_batch=27 * 65, stride_a_head=9 * 65, stride_a_row=65,
-    ), implementation=f"model-{fault}")
+    made = plan(
+        BatchedGemmStrided(
+            A=pool[..., :33],
+            B=b[:2],
+            C=c,
+            M=9,
+            N=7,
+            K=33,
+            batch=2,
+            num_heads=3,
+            b_head_group=3,
+            stride_a_batch=27 * 65,
+            stride_a_head=9 * 65,
+            stride_a_row=65,
+        ),
+        implementation=f"model-{fault}",
+    )
     if fault == "right":
         made.bind(check=True)()
         return
@@ -257,8 +440,14 @@ def test_faults_of_a_gemm(fault: str, discovered: Discovered) -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        "dropped-last-key", "causal-off-by-one", "causal-one-short", "causal-top-left", "wrong-kv-head",
-        "missed-rescale", "lse-base-2", "right",
+        "dropped-last-key",
+        "causal-off-by-one",
+        "causal-one-short",
+        "causal-top-left",
+        "wrong-kv-head",
+        "missed-rescale",
+        "lse-base-2",
+        "right",
     ],
 )
 def test_faults_of_an_attention(fault: str, discovered: Discovered) -> None:
@@ -266,7 +455,9 @@ def test_faults_of_an_attention(fault: str, discovered: Discovered) -> None:
     found.registry.implementations.append(TileModel("attention", "" if fault == "right" else fault))
     q, k, v = normal(2, 4, 33, 16), normal(2, 2, 99, 16), normal(2, 2, 99, 16)
     q[..., 0], k[..., 0] = 4, np.arange(99) / 16  # later keys weigh more
-    given = Attention.from_arrays(q, k, v, np.empty_like(q), np.empty((2, 4, 33), "f4"), causal=True)
+    given = Attention.from_arrays(
+        q, k, v, np.empty_like(q), np.empty((2, 4, 33), "f4"), causal=True
+    )
     made = plan(given, implementation=f"model-{fault}")
     if fault == "right":
         made.bind(check=True)()
@@ -291,14 +482,18 @@ def test_large_results_are_sampled(discovered: Discovered, monkeypatch: pytest.M
     asked: list[Any] = []
     real = verification.check.gemm
     monkeypatch.setattr(verification, "ORACLE_OPERATIONS", 1e6)
-    monkeypatch.setattr(verification.check, "gemm", lambda *a, **k: asked.append(real(*a, **k)) or asked[-1])
+    monkeypatch.setattr(
+        verification.check, "gemm", lambda *a, **k: asked.append(real(*a, **k)) or asked[-1]
+    )
     x = {"A": normal(500, 100), "B": normal(100, 50), "C": normal(500, 50)}
     plan(BatchedGemmStrided(**x, M=500, N=50, K=100)).bind(check=True)()
     (verdict,) = asked
     assert verdict.passed and verdict.checked == 64 * 50
 
 
-def test_an_operation_without_an_oracle_passes(discovered: Discovered, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operation_without_an_oracle_passes(
+    discovered: Discovered, monkeypatch: pytest.MonkeyPatch
+) -> None:
     discovered()
     monkeypatch.setattr(verification, "GemmProblem", type("Other", (GemmProblem,), {}))
     plan(strided()).bind(check=True)()

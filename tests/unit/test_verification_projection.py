@@ -1,4 +1,5 @@
-"""``bind(check=True)`` of projections: right results pass whatever their layout, wrong ones are named."""
+"""``bind(check=True)`` of projections: right results pass whatever their layout, wrong ones are
+named."""
 
 from __future__ import annotations
 
@@ -7,8 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from kernelseam import OutputProjection, OutputProjectionBwd, QkvProjection, QkvProjectionBwd, plan, verification
+from kernelseam import (
+    OutputProjection,
+    OutputProjectionBwd,
+    QkvProjection,
+    QkvProjectionBwd,
+    plan,
+    verification,
+)
 from kernelseam.errors import WrongResult
 from kernelseam.planning import Call
 
@@ -31,25 +38,46 @@ def qkv(dtype: Any = np.float32, **more: Any) -> QkvProjection:
     x, weight = normal(B, S, HIDDEN, dtype=dtype), normal(WIDTH, HIDDEN, dtype=dtype)
     q, k, v = (normal(B, S, n, D, dtype=dtype) for n in (H, G, G))
     angle = normal(20, 3)
-    return QkvProjection.from_arrays(x, weight, q, k, v, **{
-        "layout": "bshd", "bias": normal(WIDTH), "cos": np.cos(angle), "sin": np.sin(angle), "first_position": 4, **more
-    })
+    return QkvProjection.from_arrays(
+        x,
+        weight,
+        q,
+        k,
+        v,
+        **{
+            "layout": "bshd",
+            "bias": normal(WIDTH),
+            "cos": np.cos(angle),
+            "sin": np.sin(angle),
+            "first_position": 4,
+            **more,
+        },
+    )
 
 
 def paged() -> QkvProjection:
     pages = normal(7, 4, G, D), normal(7, 4, G, D)
     return QkvProjection.from_arrays(
-        normal(B, S, HIDDEN), normal(WIDTH, HIDDEN), normal(B, H, S, D), *pages,
+        normal(B, S, HIDDEN),
+        normal(WIDTH, HIDDEN),
+        normal(B, H, S, D),
+        *pages,
         block_table=i32(6, 0, 3, 1, 2, 5).reshape(2, 3),
         positions=np.stack([RNG.permutation(12)[:S] for _ in range(B)]).astype(np.int32),
     )
 
 
 def output(**more: Any) -> OutputProjection:
-    return OutputProjection.from_arrays(**{
-        "attn_out": normal(B, H, S, D), "weight": normal(HIDDEN, H * D), "bias": normal(HIDDEN),
-        "residual": normal(B, S, HIDDEN), "out": normal(B, S, HIDDEN), **more,
-    })
+    return OutputProjection.from_arrays(
+        **{
+            "attn_out": normal(B, H, S, D),
+            "weight": normal(HIDDEN, H * D),
+            "bias": normal(HIDDEN),
+            "residual": normal(B, S, HIDDEN),
+            "out": normal(B, S, HIDDEN),
+            **more,
+        }
+    )
 
 
 def in_place() -> OutputProjection:
@@ -58,33 +86,60 @@ def in_place() -> OutputProjection:
 
 
 def qkv_bwd(**more: Any) -> QkvProjectionBwd:
-    return QkvProjectionBwd.from_arrays(**{
-        "dq": normal(B, H, S, D), "dk": normal(B, G, S, D), "dv": normal(B, G, S, D), "input": normal(B, S, HIDDEN),
-        "weight": normal(WIDTH, HIDDEN), "d_input": normal(B, S, HIDDEN), "d_weight": normal(WIDTH, HIDDEN),
-        "d_bias": normal(WIDTH), **more,
-    })
+    return QkvProjectionBwd.from_arrays(
+        **{
+            "dq": normal(B, H, S, D),
+            "dk": normal(B, G, S, D),
+            "dv": normal(B, G, S, D),
+            "input": normal(B, S, HIDDEN),
+            "weight": normal(WIDTH, HIDDEN),
+            "d_input": normal(B, S, HIDDEN),
+            "d_weight": normal(WIDTH, HIDDEN),
+            "d_bias": normal(WIDTH),
+            **more,
+        }
+    )
 
 
 def output_bwd(**more: Any) -> OutputProjectionBwd:
-    return OutputProjectionBwd.from_arrays(**{
-        "d_output": normal(B, S, HIDDEN), "attn_out": normal(B, H, S, D), "weight": normal(HIDDEN, H * D),
-        "d_attn_out": normal(B, H, S, D), "d_weight": normal(HIDDEN, H * D), "d_bias": normal(HIDDEN), **more,
-    })
+    return OutputProjectionBwd.from_arrays(
+        **{
+            "d_output": normal(B, S, HIDDEN),
+            "attn_out": normal(B, H, S, D),
+            "weight": normal(HIDDEN, H * D),
+            "d_attn_out": normal(B, H, S, D),
+            "d_weight": normal(HIDDEN, H * D),
+            "d_bias": normal(HIDDEN),
+            **more,
+        }
+    )
 
 
 RIGHT: dict[str, Callable[[], Any]] = {
-    "q, k and v": qkv, "in half precision": lambda: qkv(np.float16), "pairs": lambda: qkv(rotary_style="pairs"),
-    "pages": paged, "without bias": lambda: qkv(bias=None, cos=None, sin=None, first_position=0),
-    "output": output, "output in place": in_place, "output alone": lambda: output(bias=None, residual=None),
-    "rows": lambda: output(attn_out=normal(B, S, H * D)), "gradients": qkv_bwd,
+    "q, k and v": qkv,
+    "in half precision": lambda: qkv(np.float16),
+    "pairs": lambda: qkv(rotary_style="pairs"),
+    "pages": paged,
+    "without bias": lambda: qkv(bias=None, cos=None, sin=None, first_position=0),
+    "output": output,
+    "output in place": in_place,
+    "output alone": lambda: output(bias=None, residual=None),
+    "rows": lambda: output(attn_out=normal(B, S, H * D)),
+    "gradients": qkv_bwd,
     "d_input alone": lambda: qkv_bwd(d_weight=None, d_bias=None),
     "d_bias alone": lambda: qkv_bwd(d_input=None, d_weight=None, input=None, weight=None),
-    "gradients of the output": output_bwd, "d_weight alone": lambda: output_bwd(d_attn_out=None, d_bias=None),
+    "gradients of the output": output_bwd,
+    "d_weight alone": lambda: output_bwd(d_attn_out=None, d_bias=None),
     "no tokens": lambda: qkv_bwd(
-        dq=normal(B, H, 0, D), dk=normal(B, G, 0, D), dv=normal(B, G, 0, D), input=normal(B, 0, HIDDEN),
+        dq=normal(B, H, 0, D),
+        dk=normal(B, G, 0, D),
+        dv=normal(B, G, 0, D),
+        input=normal(B, 0, HIDDEN),
         d_input=normal(B, 0, HIDDEN),
     ),
-    "no batch": lambda: output(attn_out=normal(0, H, S, D), residual=normal(0, S, HIDDEN), out=normal(0, S, HIDDEN)),
+    "no batch": lambda: output(
+        attn_out=normal(0, H, S, D), residual=normal(0, S, HIDDEN), out=normal(0, S, HIDDEN)
+    ),
 }
 
 
@@ -103,16 +158,27 @@ def test_right_results_pass(
     call.rebind()()
 
 
-@pytest.mark.parametrize(("name", "operand", "at", "where"), [
-    ("q, k and v", "q", (1, 8, 3, 7), "q[1, 3, 8, 7] is"), ("q, k and v", "v", (0, 0, 1, 2), "v[0, 1, 0, 2] is"),
-    ("output", "out", (1, 8, 23), "out[1, 0, 8, 23] is"), ("output in place", "out", (0, 3, 5), "out[0, 0, 3, 5] is"),
-    ("gradients", "d_input", (1, 2, 3), "d_input[1, 0, 2, 3] is"), ("gradients", "d_bias", (63,), "d_bias[63] is"),
-    ("gradients", "d_weight", (40, 3), "d_weight[0, 0, 40, 3] is"),
-    ("gradients of the output", "d_attn_out", (1, 3, 8, 7), "d_attn_out[1, 3, 8, 7] is"),
-    ("gradients of the output", "d_weight", (23, 31), "d_weight[0, 0, 23, 31] is"),
-])
+@pytest.mark.parametrize(
+    ("name", "operand", "at", "where"),
+    [
+        ("q, k and v", "q", (1, 8, 3, 7), "q[1, 3, 8, 7] is"),
+        ("q, k and v", "v", (0, 0, 1, 2), "v[0, 1, 0, 2] is"),
+        ("output", "out", (1, 8, 23), "out[1, 0, 8, 23] is"),
+        ("output in place", "out", (0, 3, 5), "out[0, 0, 3, 5] is"),
+        ("gradients", "d_input", (1, 2, 3), "d_input[1, 0, 2, 3] is"),
+        ("gradients", "d_bias", (63,), "d_bias[63] is"),
+        ("gradients", "d_weight", (40, 3), "d_weight[0, 0, 40, 3] is"),
+        ("gradients of the output", "d_attn_out", (1, 3, 8, 7), "d_attn_out[1, 3, 8, 7] is"),
+        ("gradients of the output", "d_weight", (23, 31), "d_weight[0, 0, 23, 31] is"),
+    ],
+)
 def test_one_element_that_is_off_is_found(
-    name: str, operand: str, at: tuple[int, ...], where: str, discovered: Discovered, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    operand: str,
+    at: tuple[int, ...],
+    where: str,
+    discovered: Discovered,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     discovered()
     launch = Call.__init__

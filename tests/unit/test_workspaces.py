@@ -1,4 +1,5 @@
-"""What a plan may want of its workspace: an alignment, first bytes that are zero; and memory set at a launch."""
+"""What a plan may want of its workspace: an alignment, first bytes that are zero; and memory set at
+a launch."""
 
 from __future__ import annotations
 
@@ -6,10 +7,9 @@ import ctypes
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import kernelseam
 import numpy as np
 import pytest
-
-import kernelseam
 from kernelseam import BatchedGemmStrided, plan
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
 from kernelseam.errors import InvalidValue
@@ -20,8 +20,8 @@ ALIGNMENT, SIZE, ZEROED = 128, 256, 8
 
 
 class Counting:
-    """A GEMM whose launch counts in the first bytes of its workspace, says what it found there, and leaves 0; what lies
-    behind it fills with ones."""
+    """A GEMM whose launch counts in the first bytes of its workspace, says what it found there, and
+    leaves 0; what lies behind it fills with ones."""
 
     name, backend, operation = "counting", "numpy", "gemm"
     record = LaunchRecord("counting", (1, 1, 1), (1, 1, 1), 0, "cpu")
@@ -52,7 +52,8 @@ class Counting:
 
 @pytest.fixture
 def counting(discovered: Discovered, monkeypatch: pytest.MonkeyPatch) -> Counting:
-    """With memory that a runtime hands out full of ones, at addresses that are multiples of 16 and of no more."""
+    """With memory that a runtime hands out full of ones, at addresses that are multiples of 16 and
+    of no more."""
     made = Counting()
     discovered().registry.implementations.append(made)  # type: ignore[arg-type]
     plain = HostRuntime.empty
@@ -86,12 +87,16 @@ def test_a_calls_own_workspace_is_aligned_and_starts_with_zeros(counting: Counti
 
 
 def test_functions_on_arrays_take_another_workspace_each_time(counting: Counting) -> None:
-    """Each begins with ones, and is set before each launch: its owner may have used it in between."""
+    """Each begins with ones, and is set before each launch: its owner may have used it in
+    between."""
     a = np.ones((1, 1, 2, 2), np.float32)
     for _ in range(3):
         with kernelseam.trace() as launches:
             kernelseam.bmm(a, a)
-        assert [(r.kernel, r.kind) for r in launches] == [("memset", "memset"), ("counting", "kernel")]
+        assert [(r.kernel, r.kind) for r in launches] == [
+            ("memset", "memset"),
+            ("counting", "kernel"),
+        ]
     assert counting.found == [0, 0, 0] and {p % ALIGNMENT for p in counting.places} == {0}
 
 
@@ -106,7 +111,10 @@ def test_a_given_workspace_is_aligned_and_set_at_bind(counting: Counting) -> Non
     view = room[start : start + SIZE].view(np.float32)
     made.bind(workspace=view)
     for wrong in (room.ctypes.data + start + 64, room[start + 16 :][:SIZE].view(np.float32)):
-        with pytest.raises(InvalidValue, match=r"workspace = 0x\w+: must be the address of memory, a multiple of 128 "):
+        with pytest.raises(
+            InvalidValue,
+            match=r"workspace = 0x\w+: must be the address of memory, a multiple of 128 ",
+        ):
             made.bind(workspace=wrong)
 
 

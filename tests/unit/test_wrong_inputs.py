@@ -1,5 +1,5 @@
-"""Whatever stands in the place of an argument, each public function and descriptor takes it or refuses it with an error
-of its own that names what the caller named."""
+"""Whatever stands in the place of an argument, each public function and descriptor takes it or
+refuses it with an error of its own that names what the caller named."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kernelseam.errors import InvalidValue, KernelSeamError
 from public_calls import CALLS, Arguments, PublicCall
 from wrong_values import NEVER, wrong
-
-from kernelseam.errors import InvalidValue, KernelSeamError
 
 LONGEST = 500
 """Characters of a refusal."""
 
 
 def is_address(value: Any) -> bool:
-    """Whether a value is taken for an address, or for a list with some: behind those is whatever their owner says, and
-    nothing may be launched on them."""
+    """Whether a value is taken for an address, or for a list with some: behind those is whatever
+    their owner says, and nothing may be launched on them."""
     if isinstance(value, list | tuple):
         return any(is_address(x) for x in value)
     if isinstance(value, np.ndarray):
@@ -31,8 +30,8 @@ def is_address(value: Any) -> bool:
 
 
 def tried(public: PublicCall, arguments: Arguments, spoiled: set[str]) -> InvalidValue | None:
-    """The refusal, held to what every refusal must be; None where the arguments are taken or no implementation takes
-    them."""
+    """The refusal, held to what every refusal must be; None where the arguments are taken or no
+    implementation takes them."""
     operands = {n for n in spoiled if is_address(arguments[n])}
     if operands and public.binds:
         return None
@@ -44,7 +43,9 @@ def tried(public: PublicCall, arguments: Arguments, spoiled: set[str]) -> Invali
                 public.run(made)
     except InvalidValue as e:
         root = e.field.partition("[")[0].partition(".")[0]
-        assert set(re.findall(r"[^\W\d]\w*", root)) <= {*arguments, *public.names}, f"names {e.field}: {e}"
+        assert set(re.findall(r"[^\W\d]\w*", root)) <= {*arguments, *public.names}, (
+            f"names {e.field}: {e}"
+        )
         assert e.rule and e.remedy and len(str(e)) < LONGEST and "\n" not in str(e)
         return e
     except KernelSeamError as e:
@@ -68,7 +69,9 @@ def test_one_wrong_argument(name: str) -> None:
             arguments[parameter] = make()
             try:
                 refusal = tried(public, arguments, {parameter})
-                assert kind not in NEVER or (refusal is not None and parameter in str(refusal)), refusal or "taken"
+                assert kind not in NEVER or (refusal is not None and parameter in str(refusal)), (
+                    refusal or "taken"
+                )
             except BaseException as e:
                 e.add_note(f"{name}({parameter}={kind})")
                 raise
@@ -89,9 +92,13 @@ def test_several_wrong_arguments(name: str, data: st.DataObject) -> None:
     tried(public, arguments, spoiled)
 
 
-numbers = st.one_of(st.integers(), st.integers(-2, 9), st.floats(), st.booleans(), st.text(max_size=5))
+numbers = st.one_of(
+    st.integers(), st.integers(-2, 9), st.floats(), st.booleans(), st.text(max_size=5)
+)
 extents = st.lists(st.sampled_from([0, 1, 2, 3, 4, 5, 8]), max_size=5)
-arrays = st.builds(np.zeros, extents, st.sampled_from(["f2", "f4", "f8", "i4", "i8", "?", "c8", "O", "U1"]))
+arrays = st.builds(
+    np.zeros, extents, st.sampled_from(["f2", "f4", "f8", "i4", "i8", "?", "c8", "O", "U1"])
+)
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -103,5 +110,7 @@ def test_random_numbers_and_arrays(name: str, data: st.DataObject) -> None:
     spoiled = data.draw(st.sets(st.sampled_from(sorted(arguments)), min_size=1, max_size=3))
     for parameter in sorted(spoiled):
         right = arguments[parameter]
-        arguments[parameter] = data.draw(arrays if isinstance(right, np.ndarray) else numbers | arrays, parameter)
+        arguments[parameter] = data.draw(
+            arrays if isinstance(right, np.ndarray) else numbers | arrays, parameter
+        )
     tried(public, arguments, spoiled)

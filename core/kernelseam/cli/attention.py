@@ -38,57 +38,100 @@ FULL_LENGTHS = "the rate counts every entry of the batch at its full length"
 
 @asking
 def run(
-    asked: Asked, backend: shapes.Backend = None, implementation: shapes.Implementation = None,
+    asked: Asked,
+    backend: shapes.Backend = None,
+    implementation: shapes.Implementation = None,
     input: Annotated[
-        Path | None, typer.Option("--input", help="An .npz with q, k, v, or NAME_q, NAME_k, NAME_v (and NAME_out).")
+        Path | None,
+        typer.Option(
+            "--input", help="An .npz with q, k, v, or NAME_q, NAME_k, NAME_v (and NAME_out)."
+        ),
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", help="Save the result: .npy, or .npz by name.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Save the result: .npy, or .npz by name.")
+    ] = None,
     json: shapes.Json = False,
-    verify: Annotated[bool, typer.Option("--verify", help="Compare with the float64 oracle.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare with the float64 oracle.")
+    ] = False,
     time: Annotated[bool, typer.Option("--time", help="Measure, after a warm-up.")] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random data.")] = 0,
 ) -> None:
     """softmax(q·kᵀ/√D)·v, or its gradients."""
     if output is not None:
         check_output(output)
-    found: list[tuple[AttentionCase, Inputs | None]] = [(asked.case(seed), None)] if input is None else [
-        (asked.case_of(Attention.from_arrays(i.q, i.k, i.v, i.empty_out(asked.layout), layout=asked.layout).problem(),
-                       seed), i)
-        for i in _read(asked, input)
+    found: list[tuple[AttentionCase, Inputs | None]] = (
+        [(asked.case(seed), None)]
+        if input is None
+        else [
+            (
+                asked.case_of(
+                    Attention.from_arrays(
+                        i.q, i.k, i.v, i.empty_out(asked.layout), layout=asked.layout
+                    ).problem(),
+                    seed,
+                ),
+                i,
+            )
+            for i in _read(asked, input)
+        ]
+    )
+    problems = [
+        asked.over(asked.backward_case(c) if asked.backward else c).problem() for c, _ in found
     ]
-    problems = [asked.over(asked.backward_case(c) if asked.backward else c).problem() for c, _ in found]
     largest = max(problems, key=lambda p: p.bytes_moved)
     if asked.backward and verify and largest.operations > MOST_VERIFIED:
         raise InvalidValue(
-            "--verify", f"{largest.operations:.2g} operations", f"gradients are verified up to {MOST_VERIFIED:.0e}",
+            "--verify",
+            f"{largest.operations:.2g} operations",
+            f"gradients are verified up to {MOST_VERIFIED:.0e}",
             "Make the problem smaller",
         )
     device = device_for(largest, backend)
     runs, results = [], {}
     for case, inputs in found:
-        done, made = compute(asked, case, inputs, device, implementation, seed, verify=verify, timed=time)
+        done, made = compute(
+            asked, case, inputs, device, implementation, seed, verify=verify, timed=time
+        )
         runs.append(done)
         results.update(made)
     if output is not None:
         save(output, results)
-    report("attention_bwd" if asked.backward else "attention", device, runs, verify=verify, as_json=json)
+    report(
+        "attention_bwd" if asked.backward else "attention",
+        device,
+        runs,
+        verify=verify,
+        as_json=json,
+    )
 
 
 def _read(asked: Asked, path: Path) -> list[Inputs]:
     asked.refuse_for_file()
-    return read_inputs(path, None if asked.dtype is None else DType.of(asked.dtype, "dtype"), asked.changes)
+    return read_inputs(
+        path, None if asked.dtype is None else DType.of(asked.dtype, "dtype"), asked.changes
+    )
 
 
 def compute(
-    asked: Asked, case: AttentionCase, inputs: Inputs | None, device: Device, implementation: str | None, seed: int, *,
-    verify: bool, timed: bool,
+    asked: Asked,
+    case: AttentionCase,
+    inputs: Inputs | None,
+    device: Device,
+    implementation: str | None,
+    seed: int,
+    *,
+    verify: bool,
+    timed: bool,
 ) -> tuple[Run, dict[str, Array]]:
     """Run one attention, or its gradients; the report and the results on the host, by name."""
     whole = asked.backward_case(case) if asked.backward else case
     values, name = random_values(asked, whole, inputs, seed), "" if inputs is None else inputs.name
     memory = Memory(whole, values, device)
     forward = plan(
-        memory.descriptor(case), device=device, implementation=None if asked.backward else implementation
+        memory.descriptor(case),
+        device=device,
+        implementation=None if asked.backward else implementation,
     ).bind()
     launches = execute(forward)
     call, written = forward, ("out", *(("lse",) if case.lse else ()))
@@ -102,7 +145,9 @@ def compute(
         wanted = attention_bwd_data.wanted(whole, values)
         verdicts["oracle"] = check.attention_bwd(wanted, case.dtype, found, flushed=flushed)
     elif verify:
-        verdicts = _verify(case, values, found, None if inputs is None else _logical(inputs.stored, asked), flushed)
+        verdicts = _verify(
+            case, values, found, None if inputs is None else _logical(inputs.stored, asked), flushed
+        )
     notes = [inputs.note] if inputs is not None and verify and inputs.note else []
     if timed and (case.keys or case.q_sequences):
         notes.append(FULL_LENGTHS)
@@ -127,15 +172,20 @@ def _logical(x: Array | None, asked: Asked) -> Any:
 def random_values(
     asked: Asked, whole: AttentionCase | BackwardCase, inputs: Inputs | None, seed: int
 ) -> dict[str, Array]:
-    """Operands by name, [batch, head, row, column]: random ones, and a file's in the place of theirs."""
+    """Operands by name, [batch, head, row, column]: random ones, and a file's in the place of
+    theirs."""
     rng = np.random.default_rng(seed)
     case = whole.forward if isinstance(whole, BackwardCase) else whole
     found = attention_data.values(case, rng)
     if isinstance(whole, BackwardCase):
-        found["dout"] = rng.standard_normal(attention_data.shapes(case)["out"]).astype(case.dtype.numpy)
+        found["dout"] = rng.standard_normal(attention_data.shapes(case)["out"]).astype(
+            case.dtype.numpy
+        )
     if asked.mask_density is not None:
         plane = (case.batch, case.num_heads, case.S_q, case.S_k)
-        found["mask"] = repeated(rng.random(once(plane, case.mask_walk)) < asked.mask_density, plane)
+        found["mask"] = repeated(
+            rng.random(once(plane, case.mask_walk)) < asked.mask_density, plane
+        )
     if inputs is not None:
         found.update({n: _logical(getattr(inputs, n), asked) for n in "qkv"})
     return found
@@ -144,12 +194,16 @@ def random_values(
 class Memory:
     """A case's operands on a device, each in an allocation of its own; what is not given is NaN."""
 
-    def __init__(self, case: AttentionCase | BackwardCase, values: Mapping[str, Array], device: Device) -> None:
+    def __init__(
+        self, case: AttentionCase | BackwardCase, values: Mapping[str, Array], device: Device
+    ) -> None:
         self.layout, self.device = data.layout(case, separate=True), device
         self.runtime = plugins().backend(device.backend).runtime
         host = self.layout.buffers()
         self.layout.write(host, values)
-        self.held = {name: self.runtime.from_host(b.view(np.float32), device) for name, b in host.items()}
+        self.held = {
+            name: self.runtime.from_host(b.view(np.float32), device) for name, b in host.items()
+        }
 
     def descriptor(self, case: AttentionCase | BackwardCase) -> Any:
         """The case's own over these operands."""
@@ -164,21 +218,33 @@ class Memory:
     def read(self, name: str) -> Array:
         """An operand on the host, [batch, head, row, column]; 0 where it has no memory."""
         block = self.layout.places[name].block
-        bytes_ = np.ascontiguousarray(self.runtime.to_host(self.held[block])).view(np.uint8).reshape(-1)
+        bytes_ = (
+            np.ascontiguousarray(self.runtime.to_host(self.held[block])).view(np.uint8).reshape(-1)
+        )
         return self.layout.read({block: bytes_}, name)
 
 
 def _verify(
-    case: AttentionCase, x: Mapping[str, Array], found: Mapping[str, Array], stored: Array | None, flushed: bool
+    case: AttentionCase,
+    x: Mapping[str, Array],
+    found: Mapping[str, Array],
+    stored: Array | None,
+    flushed: bool,
 ) -> dict[str, check.Verdict]:
     lead = (case.batch, case.num_heads, case.S_q)
-    rows = oracle.sample_rows(int(np.prod(lead)), sampled(4 * case.S_k * (case.head_dim + case.value_dim)))
+    rows = oracle.sample_rows(
+        int(np.prod(lead)), sampled(4 * case.S_k * (case.head_dim + case.value_dim))
+    )
     expected = oracle.attention(
         x["q"], x["k"], x["v"], case.causal, case.scale_used, rows, attention_data.variant(case, x)
     )
 
-    def against(reference: oracle.AttentionResult, got: Array, lse: Array | None, of: DType) -> check.Verdict:
-        return check.attention_verdict(reference, case.S_k, case.head_dim, of, got, lse, lead, rows, flushed)
+    def against(
+        reference: oracle.AttentionResult, got: Array, lse: Array | None, of: DType
+    ) -> check.Verdict:
+        return check.attention_verdict(
+            reference, case.S_k, case.head_dim, of, got, lse, lead, rows, flushed
+        )
 
     out, dtype = found["out"], case.dtype
     verdicts = {"oracle": against(expected, out, found.get("lse"), dtype)}

@@ -34,20 +34,27 @@ class Inputs:
         """An array of the result's shape and dtype that takes no memory until it is written."""
         if self.q.ndim != 4 or self.v.ndim != 4:
             raise InvalidValue(
-                f"{self.name or 'file'}: axes of q, k, v", (self.q.ndim, self.k.ndim, self.v.ndim),
-                f"must be 4, {layout}", "Give arrays of four axes",
+                f"{self.name or 'file'}: axes of q, k, v",
+                (self.q.ndim, self.k.ndim, self.v.ndim),
+                f"must be 4, {layout}",
+                "Give arrays of four axes",
             )
         shape = (*self.q.shape[:3], self.v.shape[3])
         try:
             return np.empty(shape, self.q.dtype)
-        except (ValueError, MemoryError):  # as large as nothing is, where an array without elements has such extents
+        # as large as nothing is, where an array without elements has such extents
+        except (ValueError, MemoryError):
             raise InvalidValue(
-                f"{self.name or 'file'}: shape of the result", shape, "does not fit into memory", "Give smaller arrays"
+                f"{self.name or 'file'}: shape of the result",
+                shape,
+                "does not fit into memory",
+                "Give smaller arrays",
             ) from None
 
 
 def read_inputs(path: Path, dtype: DType | None, changes: tuple[str, ...]) -> list[Inputs]:
-    """Every q, k, v in an .npz, in the order of their names, converted to ``dtype`` if one is given.
+    """Every q, k, v in an .npz, in the order of their names, converted to ``dtype`` if one is
+    given.
 
     ``changes``: options in force that the stored results know nothing of.
 
@@ -57,29 +64,37 @@ def read_inputs(path: Path, dtype: DType | None, changes: tuple[str, ...]) -> li
     names = {m[1] or "" for key in arrays if (m := re.fullmatch(_NAMES, key)) and m[2] != "out"}
     if not names:
         raise InvalidValue(
-            "--input", path,
-            f"has no q, k, v or NAME_q, NAME_k, NAME_v among {', '.join([*arrays, *others]) or 'nothing'}",
+            "--input",
+            path,
+            "has no q, k, v or NAME_q, NAME_k, NAME_v among "
+            f"{', '.join([*arrays, *others]) or 'nothing'}",
             "Name the arrays so",
         )
     return [_read_one(path, name, arrays, dtype, changes) for name in sorted(names)]
 
 
 def _load(path: Path) -> tuple[dict[str, Array], list[str]]:
-    """What attentions are made of in an .npz, by name, and the names of all else, which is not read."""
+    """What attentions are made of in an .npz, by name, and the names of all else, which is not
+    read."""
     try:
         with path.open("rb") as file:
             found = np.load(file, allow_pickle=False)
             names = [] if isinstance(found, np.ndarray) else found.files
             arrays = {name: found[name] for name in names if re.fullmatch(_NAMES, name)}
-    except Exception as e:  # it is a stranger's file: zipfile, zlib, lzma, tokenize and NumPy each raise their own
+    # it is a stranger's file: zipfile, zlib, lzma, tokenize and NumPy each raise their own
+    except Exception as e:
         why = " ".join(str(e).split()) or type(e).__name__
-        raise InvalidValue("--input", path, f"cannot be read: {why}", "Give an .npz with q, k and v") from e
+        raise InvalidValue(
+            "--input", path, f"cannot be read: {why}", "Give an .npz with q, k and v"
+        ) from e
     if isinstance(found, np.ndarray):
         raise InvalidValue("--input", path, "must be an .npz", "Save it with numpy.savez")
     for name, x in arrays.items():
         if not isinstance(x, np.ndarray) or x.dtype.kind not in "biuf":
             what = str(x.dtype) if isinstance(x, np.ndarray) else "no array"
-            raise InvalidValue(name, what, "must be an array of real numbers", f"Save one in {path}")
+            raise InvalidValue(
+                name, what, "must be an array of real numbers", f"Save one in {path}"
+            )
     return arrays, [name for name in names if name not in arrays]
 
 
@@ -88,7 +103,9 @@ def _read_one(
 ) -> Inputs:
     prefix = f"{name}_" if name else ""
     if missing := [prefix + x for x in "qkv" if prefix + x not in arrays]:
-        raise InvalidValue("--input", path, f"lacks {', '.join(missing)}", "Give q, k and v together")
+        raise InvalidValue(
+            "--input", path, f"lacks {', '.join(missing)}", "Give q, k and v together"
+        )
     q, k, v = (arrays[prefix + x] for x in "qkv")
     stored, note = arrays.get(f"{prefix}out"), ""
     kind = DType.of(q.dtype, f"{prefix}q") if dtype is None else dtype
@@ -98,10 +115,16 @@ def _read_one(
         if changes or not exact:
             why = f"the inputs were rounded to {kind}"
             if changes:
-                why = "it is of every key" if "causal" in changes else f"it was made without {', '.join(changes)}"
+                why = (
+                    "it is of every key"
+                    if "causal" in changes
+                    else f"it was made without {', '.join(changes)}"
+                )
             stored, note = None, f"{prefix}out is not compared: {why}"
         elif q.ndim == v.ndim == 4 and stored.shape != (shape := (*q.shape[:3], v.shape[-1])):
-            raise InvalidValue(f"{prefix}out", stored.shape, f"must be {shape}", "Store the result of this q, k, v")
+            raise InvalidValue(
+                f"{prefix}out", stored.shape, f"must be {shape}", "Store the result of this q, k, v"
+            )
     return Inputs(name, q, k, v, stored, note)
 
 
@@ -113,14 +136,16 @@ def check_output(path: Path) -> None:
 
 
 def save(path: Path, results: dict[str, Array]) -> None:
-    """Results by name into an .npz; into an .npy the one there is, or several of one shape stacked in their order.
+    """Results by name into an .npz; into an .npy the one there is, or several of one shape stacked
+    in their order.
 
     bfloat16, which the format does not know, is saved as float32, which holds its every value.
     """
     plain = {n: x.astype(np.float32) if x.dtype.kind == "V" else x for n, x in results.items()}
     try:
         if path.suffix == ".npz":
-            with zipfile.ZipFile(path, "w") as file:  # numpy.savez has parameters of its own, which are names here
+            # numpy.savez has parameters of its own, which are names here
+            with zipfile.ZipFile(path, "w") as file:
                 for name, x in plain.items():
                     with file.open(f"{name}.npy", "w", force_zip64=True) as member:
                         np.lib.format.write_array(member, x, allow_pickle=False)
@@ -129,6 +154,8 @@ def save(path: Path, results: dict[str, Array]) -> None:
         elif len({x.shape for x in plain.values()}) == 1:
             np.save(path, np.stack(list(plain.values())))
         else:
-            raise InvalidValue("--output", path, "results of several shapes do not fit one array", "Name an .npz")
+            raise InvalidValue(
+                "--output", path, "results of several shapes do not fit one array", "Name an .npz"
+            )
     except OSError as e:
         raise InvalidValue("--output", path, f"cannot be written: {e}", "Name another place") from e

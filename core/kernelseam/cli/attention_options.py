@@ -40,50 +40,99 @@ class Asked:
     dtype: shapes.Dtype = None
     layout: shapes.AttentionLayout = "bhsd"
     window: Annotated[
-        str | None, typer.Option("--window", help="LEFT,RIGHT: keys seen from the diagonal; a side left out, all.")
+        str | None,
+        typer.Option(
+            "--window", help="LEFT,RIGHT: keys seen from the diagonal; a side left out, all."
+        ),
     ] = None
-    softcap: Annotated[float | None, typer.Option("--softcap", help="Scores are softcap*tanh(x/softcap).")] = None
+    softcap: Annotated[
+        float | None, typer.Option("--softcap", help="Scores are softcap*tanh(x/softcap).")
+    ] = None
     alibi: Annotated[bool, typer.Option("--alibi", help="Slopes 2^(-8(h+1)/H).")] = False
-    bias: Annotated[str | None, typer.Option("--bias", help="Its dtype: float32, or that of --dtype.")] = None
+    bias: Annotated[
+        str | None, typer.Option("--bias", help="Its dtype: float32, or that of --dtype.")
+    ] = None
     mask_density: Annotated[
-        float | None, typer.Option("--mask-density", min=0, max=1, help="A random mask shows this part of the keys.")
+        float | None,
+        typer.Option(
+            "--mask-density", min=0, max=1, help="A random mask shows this part of the keys."
+        ),
     ] = None
     sinks: Annotated[bool, typer.Option("--sinks", help="A random sink a head.")] = False
-    prefix: Annotated[int | None, typer.Option("--prefix", min=0, help="Keys that every query sees.")] = None
+    prefix: Annotated[
+        int | None, typer.Option("--prefix", min=0, help="Keys that every query sees.")
+    ] = None
     kv_lengths: Annotated[
         bool, typer.Option("--kv-lengths", help="Random numbers of keys, up to --kv-seq-len.")
     ] = False
-    paged: Annotated[bool, typer.Option("--paged", help="Keys and values in shuffled pages.")] = False
-    page_size: Annotated[int | None, typer.Option("--page-size", min=1, help=f"Keys of a page. [{PAGE_SIZE}]")] = None
+    paged: Annotated[bool, typer.Option("--paged", help="Keys and values in shuffled pages.")] = (
+        False
+    )
+    page_size: Annotated[
+        int | None, typer.Option("--page-size", min=1, help=f"Keys of a page. [{PAGE_SIZE}]")
+    ] = None
     varlen: Annotated[
-        bool, typer.Option("--varlen", help="Sequences of random lengths, up to --seq-len, one after the other.")
+        bool,
+        typer.Option(
+            "--varlen", help="Sequences of random lengths, up to --seq-len, one after the other."
+        ),
     ] = False
-    backward: Annotated[bool, typer.Option("--backward", help="The gradients in place of the result.")] = False
+    backward: Annotated[
+        bool, typer.Option("--backward", help="The gradients in place of the result.")
+    ] = False
     any_order: Annotated[
-        bool, typer.Option("--any-order", help="Gradients may be summed in any order, where that is faster.")
+        bool,
+        typer.Option(
+            "--any-order", help="Gradients may be summed in any order, where that is faster."
+        ),
     ] = False
-    return_lse: Annotated[bool, typer.Option("--return-lse", help="The log-sum-exp of the scores, too.")] = False
+    return_lse: Annotated[
+        bool, typer.Option("--return-lse", help="The log-sum-exp of the scores, too.")
+    ] = False
     batch_invariant: Annotated[
-        bool, typer.Option("--batch-invariant", help="A row's bits do not depend on the rest of the batch.")
+        bool,
+        typer.Option(
+            "--batch-invariant", help="A row's bits do not depend on the rest of the batch."
+        ),
     ] = False
 
     def __post_init__(self) -> None:
         """Refuse what does not go together; the rest is the descriptor's."""
         shapes.one_of("layout", self.layout, "bhsd", "bshd")
         refused = {
-            "--page-size": (self.page_size is not None and not self.paged, "it is that of pages", "Give --paged too"),
+            "--page-size": (
+                self.page_size is not None and not self.paged,
+                "it is that of pages",
+                "Give --paged too",
+            ),
             "--kv-lengths": (
                 self.kv_lengths and self.varlen and not self.paged,
-                "the sequences of --varlen have lengths of their own", "Give one of the two",
+                "the sequences of --varlen have lengths of their own",
+                "Give one of the two",
             ),
             "--layout": (
-                self.varlen and self.layout != "bhsd", "the rows of --varlen lie in one order", "Leave it out"
+                self.varlen and self.layout != "bhsd",
+                "the rows of --varlen lie in one order",
+                "Leave it out",
             ),
-            "--backward": (self.backward and self.paged, "pages have no gradients", "Leave --paged out"),
-            "--any-order": (self.any_order and not self.backward, "it is about gradients", "Give --backward too"),
-            "--return-lse": (self.return_lse and self.backward, "gradients take it in any case", "Leave it out"),
+            "--backward": (
+                self.backward and self.paged,
+                "pages have no gradients",
+                "Leave --paged out",
+            ),
+            "--any-order": (
+                self.any_order and not self.backward,
+                "it is about gradients",
+                "Give --backward too",
+            ),
+            "--return-lse": (
+                self.return_lse and self.backward,
+                "gradients take it in any case",
+                "Leave it out",
+            ),
             "--prefix": (
-                self.prefix is not None and not self.causal and self.window is None, "every key is seen anyway",
+                self.prefix is not None and not self.causal and self.window is None,
+                "every key is seen anyway",
                 "Give --causal or --window too",
             ),
         }
@@ -94,35 +143,74 @@ class Asked:
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """Options in force under which the result is another than that of every key and plain scores."""
-        names = ("causal", "window", "softcap", "alibi", "bias", "mask_density", "sinks", "prefix", "kv_lengths")
+        """Options in force under which the result is another than that of every key and plain
+        scores."""
+        names = (
+            "causal",
+            "window",
+            "softcap",
+            "alibi",
+            "bias",
+            "mask_density",
+            "sinks",
+            "prefix",
+            "kv_lengths",
+        )
         return tuple(n.replace("_", "-") for n in names if getattr(self, n) not in (None, False))
 
     def refuse_for_file(self) -> None:
         """Refuse options that a file answers."""
         for name in EXTENTS:
             if (value := getattr(self, name)) is not None:
-                raise InvalidValue(f"--{name.replace('_', '-')}", value, "the extents are the file's", "Leave it out")
+                raise InvalidValue(
+                    f"--{name.replace('_', '-')}",
+                    value,
+                    "the extents are the file's",
+                    "Leave it out",
+                )
         for name in ("varlen", "paged"):
             if getattr(self, name):
-                raise InvalidValue(f"--{name}", "given", "the file's arrays are dense", "Leave it out, or --input")
+                raise InvalidValue(
+                    f"--{name}", "given", "the file's arrays are dense", "Leave it out, or --input"
+                )
 
     def case(self, seed: int = 0) -> AttentionCase:
         """The attention of these extents."""
         s = shapes.AttentionShape.of(
-            **{n: getattr(self, n) for n in EXTENTS}, causal=self.causal, dtype=self.dtype, layout=self.layout
+            **{n: getattr(self, n) for n in EXTENTS},
+            causal=self.causal,
+            dtype=self.dtype,
+            layout=self.layout,
         )
         return self._case(
-            seed, s.dtype, s.batch, s.heads, s.kv_heads, s.seq_len, s.kv_seq_len, s.head_dim, s.value_dim
+            seed,
+            s.dtype,
+            s.batch,
+            s.heads,
+            s.kv_heads,
+            s.seq_len,
+            s.kv_seq_len,
+            s.head_dim,
+            s.value_dim,
         )
 
     def case_of(self, problem: AttentionProblem, seed: int = 0) -> AttentionCase:
         """The attention of a file's arrays, whose extents those of ``problem`` are."""
         p, s = problem, problem.spec
-        return self._case(seed, s.dtype, p.batch, p.num_heads, p.kv_heads, p.S_q, p.S_k, s.head_dim, s.value_dim)
+        return self._case(
+            seed, s.dtype, p.batch, p.num_heads, p.kv_heads, p.S_q, p.S_k, s.head_dim, s.value_dim
+        )
 
     def _case(
-        self, seed: int, dtype: DType, batch: int, heads: int, kv_heads: int, S_q: int, S_k: int, head_dim: int,
+        self,
+        seed: int,
+        dtype: DType,
+        batch: int,
+        heads: int,
+        kv_heads: int,
+        S_q: int,
+        S_k: int,
+        head_dim: int,
         value_dim: int,
     ) -> AttentionCase:
         rng = np.random.default_rng(seed)
@@ -136,15 +224,32 @@ class Asked:
         dense = tokens if self.layout == "bshd" else tight
         queries, keys = (tokens if x else dense for x in (self.varlen, self.varlen or self.paged))
         made = AttentionCase(
-            f"seed {seed}", dtype, head_dim, value_dim, S_q, S_k, batch, heads, kv_heads, self.causal,
-            self.return_lse or self.backward, None if head_dim else 1.0, queries, keys, keys, queries,
-            window=_window(self.window), softcap=self.softcap,
+            f"seed {seed}",
+            dtype,
+            head_dim,
+            value_dim,
+            S_q,
+            S_k,
+            batch,
+            heads,
+            kv_heads,
+            self.causal,
+            self.return_lse or self.backward,
+            None if head_dim else 1.0,
+            queries,
+            keys,
+            keys,
+            queries,
+            window=_window(self.window),
+            softcap=self.softcap,
             alibi=tuple(2.0 ** (-8 * (h + 1) / heads) for h in range(heads)) if self.alibi else (),
             bias=None if self.bias is None else DType.of(self.bias, "--bias"),
-            bias_walk=Walk(aligned=False, broadcast="b"), mask="" if self.mask_density is None else "random",
+            bias_walk=Walk(aligned=False, broadcast="b"),
+            mask="" if self.mask_density is None else "random",
             mask_walk=Walk(aligned=False, broadcast="h"),
             sinks=tuple(float(x) for x in rng.standard_normal(heads)) if self.sinks else (),
-            prefix=None if self.prefix is None else (self.prefix,) * batch, batch_invariant=self.batch_invariant,
+            prefix=None if self.prefix is None else (self.prefix,) * batch,
+            batch_invariant=self.batch_invariant,
         )
         if self.varlen:
             made = replace(made, q_sequences=lengths(S_q))
@@ -159,8 +264,16 @@ class Asked:
     def backward_case(self, case: AttentionCase) -> BackwardCase:
         """The gradients of a case, those of its bias and sinks among them."""
         return BackwardCase(
-            case.name, case, case.out, case.q, case.k, case.v, bias_gradient=case.bias is not None,
-            dbias=Walk(aligned=False), sink_gradient=bool(case.sinks), deterministic=not self.any_order,
+            case.name,
+            case,
+            case.out,
+            case.q,
+            case.k,
+            case.v,
+            bias_gradient=case.bias is not None,
+            dbias=Walk(aligned=False),
+            sink_gradient=bool(case.sinks),
+            deterministic=not self.any_order,
         )
 
     def descriptor(self) -> Attention | AttentionBwd:
@@ -172,7 +285,11 @@ class Asked:
         """A case over memory that is not there. Raises InvalidValue."""
         host, layout = plugins().backend("numpy").runtime, data.layout(case)
         found = describe(
-            case, layout, {n: (i + 1) << 48 for i, n in enumerate(layout.places)}, host, host.devices()[0]
+            case,
+            layout,
+            {n: (i + 1) << 48 for i, n in enumerate(layout.places)},
+            host,
+            host.devices()[0],
         )
         assert isinstance(found, Attention | AttentionBwd)
         return found
@@ -183,17 +300,25 @@ def _window(text: str | None) -> tuple[int | None, int | None] | None:
         return None
     sides = [side.strip() for side in text.split(",")]
     if len(sides) != 2 or not all(side in ("", "-") or side.isdecimal() for side in sides):
-        raise InvalidValue("--window", text, "must be LEFT,RIGHT", "For example 127,0; a side left out has no bound")
+        raise InvalidValue(
+            "--window",
+            text,
+            "must be LEFT,RIGHT",
+            "For example 127,0; a side left out has no bound",
+        )
     left, right = (int(side) if side.isdecimal() else None for side in sides)
     return left, right
 
 
 def asking(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first parameter is an Asked, with an option for every field of it in its place."""
+    """A command whose first parameter is an Asked, with an option for every field of it in its
+    place."""
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     hints = get_type_hints(Asked, include_extras=True)
     shared = [
-        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
+        inspect.Parameter(
+            f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name]
+        )
         for f in fields(Asked)
     ]
 

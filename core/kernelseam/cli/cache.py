@@ -18,16 +18,27 @@ def ls(json: shapes.Json = False) -> None:
     """List the binaries, newest first."""
     folder, entries = compilation.cache_folder(), compilation.entries()
     if json:
-        emit_json({"folder": folder, "entries": [{**asdict(e), "path": str(e.path)} for e in entries]})
+        emit_json(
+            {"folder": folder, "entries": [{**asdict(e), "path": str(e.path)} for e in entries]}
+        )
         return
     total = scaled(sum(e.size for e in entries), "B", 1024)
     heading(f"{folder}: {len(entries)} binaries, {total}")
     if entries:
-        table(("name", "arch", "backend", "size", "age", "place"), [
-            (e.name, e.arch, e.backend, scaled(e.size, "B", 1024), age(e.age),
-             e.path.name + (f" (not loaded: {e.damage})" if e.damage else ""))
-            for e in entries
-        ])
+        table(
+            ("name", "arch", "backend", "size", "age", "place"),
+            [
+                (
+                    e.name,
+                    e.arch,
+                    e.backend,
+                    scaled(e.size, "B", 1024),
+                    age(e.age),
+                    e.path.name + (f" (not loaded: {e.damage})" if e.damage else ""),
+                )
+                for e in entries
+            ],
+        )
 
 
 @app.command("clear")

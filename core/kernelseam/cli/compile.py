@@ -1,4 +1,5 @@
-"""``kernelseam compile``: an operation's kernels for any arch, and what is read off them. Needs no device."""
+"""``kernelseam compile``: an operation's kernels for any arch, and what is read off them. Needs no
+device."""
 
 from __future__ import annotations
 
@@ -21,30 +22,58 @@ from kernelseam.kernels import HALVES, build_binary, ways
 from kernelseam.plugins import plugins
 
 _log = logging.getLogger("kernelseam")
-app = typer.Typer(no_args_is_help=True, help="Compile an operation's kernels for archs whose devices need not be here.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Compile an operation's kernels for archs whose devices need not be here.",
+)
 
-Archs = Annotated[list[str], typer.Option("--arch", help="As `kernelseam doctor` lists them; may be given again.")]
+Archs = Annotated[
+    list[str], typer.Option("--arch", help="As `kernelseam doctor` lists them; may be given again.")
+]
 
 
 @app.command("attention")
 @asking
 def attention(asked: Asked, arch: Archs, json: shapes.Json = False) -> None:
-    """Compile an attention; batch, heads and lengths do not shape the binary and may be left out."""
+    """Compile an attention; batch, heads and lengths do not shape the binary and may be left
+    out."""
     _compile(asked.descriptor().problem(), arch, json)
 
 
 @app.command("gemm")
 def gemm(
-    arch: Archs, batch: shapes.Batch = None, heads: shapes.Heads = None, m: shapes.Rows = None,
-    n: shapes.Columns = None, k: shapes.Inner = None, a_transposed: shapes.ATransposed = False,
-    b_transposed: shapes.BTransposed = False, dtype: shapes.Dtype = None, out_dtype: shapes.OutDtype = None,
-    bias: shapes.Bias = None, residual: shapes.Residual = None, precision: shapes.Precision = None,
-    layout: shapes.GemmLayout = "strided", json: shapes.Json = False,
+    arch: Archs,
+    batch: shapes.Batch = None,
+    heads: shapes.Heads = None,
+    m: shapes.Rows = None,
+    n: shapes.Columns = None,
+    k: shapes.Inner = None,
+    a_transposed: shapes.ATransposed = False,
+    b_transposed: shapes.BTransposed = False,
+    dtype: shapes.Dtype = None,
+    out_dtype: shapes.OutDtype = None,
+    bias: shapes.Bias = None,
+    residual: shapes.Residual = None,
+    precision: shapes.Precision = None,
+    layout: shapes.GemmLayout = "strided",
+    json: shapes.Json = False,
 ) -> None:
-    """Compile a batched GEMM; extents matter only where rows do not start at multiples of 16 bytes."""
+    """Compile a batched GEMM; extents matter only where rows do not start at multiples of 16
+    bytes."""
     shape = shapes.GemmShape.of(
-        batch=batch, heads=heads, m=m, n=n, k=k, a_transposed=a_transposed, b_transposed=b_transposed, dtype=dtype,
-        layout=layout, out_dtype=out_dtype, bias=bias, residual=residual, precision=precision,
+        batch=batch,
+        heads=heads,
+        m=m,
+        n=n,
+        k=k,
+        a_transposed=a_transposed,
+        b_transposed=b_transposed,
+        dtype=dtype,
+        layout=layout,
+        out_dtype=out_dtype,
+        bias=bias,
+        residual=residual,
+        precision=precision,
     )
     problem = shape.descriptor().problem()
     assert isinstance(problem, GemmProblem)
@@ -64,26 +93,43 @@ def _compiler(arch: str) -> tuple[Backend, Toolchain]:
             return backend, backend.toolchain
         known += archs
     rule = f"must be one of {', '.join(known)}" if known else "no installed plugin compiles"
-    raise UnknownName("arch", arch, rule, "See `kernelseam doctor` for plugins that are missing or kept out")
+    raise UnknownName(
+        "arch", arch, rule, "See `kernelseam doctor` for plugins that are missing or kept out"
+    )
 
 
-def _compile(problem: GemmProblem | AttentionProblem | AttentionBwdProblem, archs: list[str], as_json: bool) -> None:
+def _compile(
+    problem: GemmProblem | AttentionProblem | AttentionBwdProblem, archs: list[str], as_json: bool
+) -> None:
     rows: list[dict[str, Any]] = []
     for arch, (backend, toolchain) in [(arch, _compiler(arch)) for arch in dict.fromkeys(archs)]:
         with Contained(f"the toolchain of backend {toolchain.backend}"):
             built = [
                 (name, x, *build_binary(toolchain, x.problem.spec, arch, x.tile, x.half))
-                for name, steps in ways(toolchain, problem, arch, backend.kernels) for x in steps
+                for name, steps in ways(toolchain, problem, arch, backend.kernels)
+                for x in steps
             ]
         for implementation, launch, binary, facts in built:
             for name, f in facts.items():
-                rows.append({
-                    "arch": arch, "backend": toolchain.backend, "implementation": implementation, "kernel": name,
-                    "role": launch.tile.role if launch.half is HALVES["attention_bwd"] else None,
-                    "registers": f.registers, "spills": f.spills, "scratch_bytes": f.scratch_bytes,
-                    "shared_bytes": f.shared_bytes, "matrix_instructions": f.matrix_instructions, **f.extra,
-                    "binary_bytes": len(binary.data), "binary": None if binary.path is None else str(binary.path),
-                })
+                rows.append(
+                    {
+                        "arch": arch,
+                        "backend": toolchain.backend,
+                        "implementation": implementation,
+                        "kernel": name,
+                        "role": launch.tile.role
+                        if launch.half is HALVES["attention_bwd"]
+                        else None,
+                        "registers": f.registers,
+                        "spills": f.spills,
+                        "scratch_bytes": f.scratch_bytes,
+                        "shared_bytes": f.shared_bytes,
+                        "matrix_instructions": f.matrix_instructions,
+                        **f.extra,
+                        "binary_bytes": len(binary.data),
+                        "binary": None if binary.path is None else str(binary.path),
+                    }
+                )
     spec = asdict(problem.spec)
     if as_json:
         emit_json({"operation": problem.operation, "spec": spec, "binaries": rows})
@@ -93,7 +139,16 @@ def _compile(problem: GemmProblem | AttentionProblem | AttentionBwdProblem, arch
     for r in rows:
         r["of"] = r["kernel"] if r["role"] is None else f"{r['kernel']}: {r['role']}"
     columns = {
-        "arch": "arch", "kernel": "of", "registers": "registers", "spills": "spills", "scratch B": "scratch_bytes",
-        "shared B": "shared_bytes", "matrix instr.": "matrix_instructions", "binary": "binary",
+        "arch": "arch",
+        "kernel": "of",
+        "registers": "registers",
+        "spills": "spills",
+        "scratch B": "scratch_bytes",
+        "shared B": "shared_bytes",
+        "matrix instr.": "matrix_instructions",
+        "binary": "binary",
     }
-    table([*columns], [[str(r[c] if r[c] is not None else "not kept") for c in columns.values()] for r in rows])
+    table(
+        [*columns],
+        [[str(r[c] if r[c] is not None else "not kept") for c in columns.values()] for r in rows],
+    )

@@ -20,14 +20,19 @@ VARIABLES = {
     "KERNELSEAM_BACKEND": "the backend where a call names none",
     "KERNELSEAM_CACHE_DIR": "the folder of compiled binaries",
     "KERNELSEAM_PLUGINS": "the plugins to load, separated by commas; all where it is unset",
-    "KERNELSEAM_PROBE_SECONDS": "how long a plugin's import, a hook or the first listing of devices may take; 30",
+    "KERNELSEAM_PROBE_SECONDS": "how long a plugin's import, a hook or the first listing of "
+    "devices may take; 30",
 }
 
 
 def run(
     json: shapes.Json = False,
     check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Try every implementation on small problems, numbers and all.")
+        bool,
+        typer.Option(
+            "--check/--no-check",
+            help="Try every implementation on small problems, numbers and all.",
+        ),
     ] = True,
 ) -> None:
     """Devices, plugins, implementations, failures, the cache's folder, environment variables."""
@@ -39,7 +44,8 @@ def run(
 
 
 def collect(check: bool = True) -> dict[str, Any]:
-    """All of it, for programs. With ``check`` every implementation computes something on every device."""
+    """All of it, for programs. With ``check`` every implementation computes something on every
+    device."""
     known = plugins()
     reports, failures = known.doctor(), list(known.failures)
     for name, report in list(reports.items()):
@@ -57,11 +63,16 @@ def collect(check: bool = True) -> dict[str, Any]:
         findings, broken = examine(known, devices)
         failures += broken
     return {
-        "version": __version__, "contract_version": CONTRACT_VERSION, "python": platform.python_version(),
+        "version": __version__,
+        "contract_version": CONTRACT_VERSION,
+        "python": platform.python_version(),
         "platform": platform.platform(),
         "devices": [
             {
-                "device": f"{d.backend}:{d.index}", "arch": d.arch, "name": d.name, "evidence": d.evidence,
+                "device": f"{d.backend}:{d.index}",
+                "arch": d.arch,
+                "name": d.name,
+                "evidence": d.evidence,
                 **asdict(d.limits),
             }
             for _, d in devices
@@ -70,16 +81,23 @@ def collect(check: bool = True) -> dict[str, Any]:
             b.name: {
                 "archs": _archs(known, b, failures),
                 "implementations": [
-                    f"{i.operation}: {i.name}" for i in known.registry.implementations if i.backend == b.name
+                    f"{i.operation}: {i.name}"
+                    for i in known.registry.implementations
+                    if i.backend == b.name
                 ],
             }
             for b in known.registry.backends.values()
         },
         "plugins": [
-            {"plugin": name, **asdict(info), "report": reports.get(name, {})} for name, info in known.loaded.items()
+            {"plugin": name, **asdict(info), "report": reports.get(name, {})}
+            for name, info in known.loaded.items()
         ],
-        "examined": [asdict(f) for f in findings], "failures": [asdict(f) for f in failures], "cache": _cache(),
-        "environment": _environment(dict(v for info in known.loaded.values() for v in info.variables)),
+        "examined": [asdict(f) for f in findings],
+        "failures": [asdict(f) for f in failures],
+        "cache": _cache(),
+        "environment": _environment(
+            dict(v for info in known.loaded.values() for v in info.variables)
+        ),
     }
 
 
@@ -97,7 +115,12 @@ def _cache() -> dict[str, Any]:
         entries = compilation.entries()
     except (compilation.Untrusted, OSError) as e:
         return {"folder": folder, "problem": str(e), "binaries": 0, "bytes": 0}
-    return {"folder": folder, "problem": "", "binaries": len(entries), "bytes": sum(e.size for e in entries)}
+    return {
+        "folder": folder,
+        "problem": "",
+        "binaries": len(entries),
+        "bytes": sum(e.size for e in entries),
+    }
 
 
 def _environment(plugins: dict[str, str]) -> dict[str, Any]:
@@ -112,17 +135,25 @@ def _environment(plugins: dict[str, str]) -> dict[str, Any]:
 def show(found: dict[str, Any]) -> None:
     """All of it, for people."""
     heading(
-        f"kernelseam {found['version']}, contract {found['contract_version']}, Python {found['python']}, "
+        f"kernelseam {found['version']}, contract {found['contract_version']}, Python "
+        f"{found['python']}, "
         f"{found['platform']}"
     )
     heading("\nDevices")
-    table(("  device", "arch", "name", "evidence", "memory", "units"), [
-        (
-            f"  {d['device']}", d["arch"], d["name"], d["evidence"], scaled(d["memory_bytes"], "B", 1024),
-            str(d["compute_units"]),
-        )
-        for d in found["devices"]
-    ])
+    table(
+        ("  device", "arch", "name", "evidence", "memory", "units"),
+        [
+            (
+                f"  {d['device']}",
+                d["arch"],
+                d["name"],
+                d["evidence"],
+                scaled(d["memory_bytes"], "B", 1024),
+                str(d["compute_units"]),
+            )
+            for d in found["devices"]
+        ],
+    )
     heading("\nPlugins")
     for p in found["plugins"]:
         facts([(f"  {p['plugin']} {p['version']}", p["summary"])])
@@ -132,24 +163,39 @@ def show(found: dict[str, Any]) -> None:
         facts([(f"  backend {name}", ", ".join(backend["implementations"]) or "no implementation")])
     if found["examined"]:
         heading("\nTried out")
-        table(("  implementation", "device", "finding"), [
-            (f"  {f['operation']}: {f['implementation']}", f["device"], f"{f['state']}: {f['detail']}")
-            for f in found["examined"]
-        ])
+        table(
+            ("  implementation", "device", "finding"),
+            [
+                (
+                    f"  {f['operation']}: {f['implementation']}",
+                    f["device"],
+                    f"{f['state']}: {f['detail']}",
+                )
+                for f in found["examined"]
+            ],
+        )
     heading("\nFailures" if found["failures"] else "\nNo failures")
     for f in found["failures"]:
         print(f"  {f['plugin']} failed at {f['stage']}: {f['message']}")
         print("".join(f"    {line}\n" for line in f["traceback"].splitlines()), end="")
     cache = found["cache"]
     heading("\nCache")
-    facts([("  folder", cache["folder"]), ("  binaries", f"{cache['binaries']}, {scaled(cache['bytes'], 'B', 1024)}")])
+    facts(
+        [
+            ("  folder", cache["folder"]),
+            ("  binaries", f"{cache['binaries']}, {scaled(cache['bytes'], 'B', 1024)}"),
+        ]
+    )
     if cache["problem"]:
         print(f"  {cache['problem']}")
     heading("\nEnvironment")
-    table(None, [
-        (f"  {name}", "(unset)" if v["value"] is None else v["value"], v["meaning"])
-        for name, v in found["environment"].items()
-    ])
+    table(
+        None,
+        [
+            (f"  {name}", "(unset)" if v["value"] is None else v["value"], v["meaning"])
+            for name, v in found["environment"].items()
+        ],
+    )
 
 
 def _line(value: object) -> str:

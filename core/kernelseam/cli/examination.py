@@ -1,4 +1,5 @@
-"""What the doctor tries out: every implementation on a few small problems, its numbers held against the oracle."""
+"""What the doctor tries out: every implementation on a few small problems, its numbers held against
+the oracle."""
 
 from __future__ import annotations
 
@@ -23,12 +24,29 @@ PROBE = 1 << 40
 """The address of what is only planned, and how far its operands are apart."""
 CASES: dict[str, tuple[Case, ...]] = {
     "gemm": tuple(
-        GemmCase(f"gemm-{d}-{view}", d, b_transposed=True, M=65, N=72, K=40, view=view, scattered=view != "strided")
+        GemmCase(
+            f"gemm-{d}-{view}",
+            d,
+            b_transposed=True,
+            M=65,
+            N=72,
+            K=40,
+            view=view,
+            scattered=view != "strided",
+        )
         for d, view in ((F16, "strided"), (F32, "strided"), (F16, "device"))
     ),
     "attention": tuple(
         AttentionCase(
-            f"attention-{d}", d, batch=1, num_heads=4, kv_heads=2, S_q=65, S_k=129, head_dim=64, value_dim=64,
+            f"attention-{d}",
+            d,
+            batch=1,
+            num_heads=4,
+            kv_heads=2,
+            S_q=65,
+            S_k=129,
+            head_dim=64,
+            value_dim=64,
             causal=True,
         )
         for d in (F16, F32)
@@ -38,21 +56,34 @@ CASES: dict[str, tuple[Case, ...]] = {
         BackwardCase(
             f"attention-bwd-{d}",
             AttentionCase(
-                f"attention-{d}", d, batch=1, num_heads=4, kv_heads=2, S_q=65, S_k=129, head_dim=64, value_dim=64,
+                f"attention-{d}",
+                d,
+                batch=1,
+                num_heads=4,
+                kv_heads=2,
+                S_q=65,
+                S_k=129,
+                head_dim=64,
+                value_dim=64,
                 causal=True,
             ),
         )
         for d in (F16, F32)
     ),
     "qkv_projection": tuple(
-        ProjectionCase(f"qkv-projection-{d}", "qkv_projection", d, bias=F32, rotary="halves", first_position=3)
+        ProjectionCase(
+            f"qkv-projection-{d}", "qkv_projection", d, bias=F32, rotary="halves", first_position=3
+        )
         for d in (F16, F32)
     ),
     "output_projection": tuple(
-        ProjectionCase(f"output-projection-{d}", "output_projection", d, bias=F32, residual=d) for d in (F16, F32)
+        ProjectionCase(f"output-projection-{d}", "output_projection", d, bias=F32, residual=d)
+        for d in (F16, F32)
     ),
     **{
-        operation: tuple(ProjectionCase(f"{operation}-{d}", operation, d, bias=F32) for d in (F16, F32))
+        operation: tuple(
+            ProjectionCase(f"{operation}-{d}", operation, d, bias=F32) for d in (F16, F32)
+        )
         for operation in ("qkv_projection_bwd", "output_projection_bwd")
     },
 }
@@ -71,15 +102,24 @@ class Finding:
     detail: str
 
 
-def examine(known: Plugins, devices: Sequence[tuple[Backend, Device]]) -> tuple[list[Finding], list[Failure]]:
+def examine(
+    known: Plugins, devices: Sequence[tuple[Backend, Device]]
+) -> tuple[list[Finding], list[Failure]]:
     """Try every implementation on the devices, emulated ones left out, and tell which are broken.
 
     Case by case: all that compute it are held against the oracle that is computed once.
     """
     trials = [
-        _Trial(i, backend, device, known.registry.owners.get((i.backend, i.operation, i.name), i.backend))
-        for backend, device in devices if device.evidence != EMULATED
-        for i in known.registry.implementations if i.backend == backend.name
+        _Trial(
+            i,
+            backend,
+            device,
+            known.registry.owners.get((i.backend, i.operation, i.name), i.backend),
+        )
+        for backend, device in devices
+        if device.evidence != EMULATED
+        for i in known.registry.implementations
+        if i.backend == backend.name
     ]
     for operation in dict.fromkeys(t.implementation.operation for t in trials):
         for case in CASES.get(operation, ()):
@@ -108,7 +148,9 @@ class _Trial:
                 problem = descriptor.simplified()[0].problem()
                 answer = ask(i, problem, self._device)
                 if answer.error:
-                    self._broken(Failure(self._plugin, "supports", answer.refusal or "", answer.error))
+                    self._broken(
+                        Failure(self._plugin, "supports", answer.refusal or "", answer.error)
+                    )
                     return
                 if answer.refusal is not None:
                     self._refusals.append(f"{problem}: {answer.refusal}")
@@ -129,7 +171,9 @@ class _Trial:
     def _broken(self, said: Failure) -> None:
         i = self.implementation
         self._said = f"at {said.stage}: {said.message}"
-        self.failure = replace(said, message=f"{i.name} of {i.operation} on {self._device}: {said.message}")
+        self.failure = replace(
+            said, message=f"{i.name} of {i.operation} on {self._device}: {said.message}"
+        )
 
     @property
     def finding(self) -> Finding:

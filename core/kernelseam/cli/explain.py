@@ -19,13 +19,17 @@ from kernelseam.plugins import plugins
 from kernelseam.tuning.store import Tuned, tuned_choice
 from kernelseam.variants import SEPARATOR
 
-app = typer.Typer(no_args_is_help=True, help="Which implementation takes a problem, and why not the others.")
+app = typer.Typer(
+    no_args_is_help=True, help="Which implementation takes a problem, and why not the others."
+)
 
 
 @app.command("attention")
 @asking
 def attention(
-    asked: Asked, backend: shapes.Backend = None, implementation: shapes.Implementation = None,
+    asked: Asked,
+    backend: shapes.Backend = None,
+    implementation: shapes.Implementation = None,
     json: shapes.Json = False,
 ) -> None:
     """Explain an attention."""
@@ -34,38 +38,81 @@ def attention(
 
 @app.command("gemm")
 def gemm(
-    batch: shapes.Batch = None, heads: shapes.Heads = None, m: shapes.Rows = None, n: shapes.Columns = None,
-    k: shapes.Inner = None, a_transposed: shapes.ATransposed = False, b_transposed: shapes.BTransposed = False,
-    dtype: shapes.Dtype = None, out_dtype: shapes.OutDtype = None, bias: shapes.Bias = None,
-    residual: shapes.Residual = None, precision: shapes.Precision = None, layout: shapes.GemmLayout = "strided",
-    spacing: shapes.Spacing = "scattered", backend: shapes.Backend = None,
-    implementation: shapes.Implementation = None, json: shapes.Json = False,
+    batch: shapes.Batch = None,
+    heads: shapes.Heads = None,
+    m: shapes.Rows = None,
+    n: shapes.Columns = None,
+    k: shapes.Inner = None,
+    a_transposed: shapes.ATransposed = False,
+    b_transposed: shapes.BTransposed = False,
+    dtype: shapes.Dtype = None,
+    out_dtype: shapes.OutDtype = None,
+    bias: shapes.Bias = None,
+    residual: shapes.Residual = None,
+    precision: shapes.Precision = None,
+    layout: shapes.GemmLayout = "strided",
+    spacing: shapes.Spacing = "scattered",
+    backend: shapes.Backend = None,
+    implementation: shapes.Implementation = None,
+    json: shapes.Json = False,
 ) -> None:
     """Explain a batched GEMM."""
     shape = shapes.GemmShape.of(
-        batch=batch, heads=heads, m=m, n=n, k=k, a_transposed=a_transposed, b_transposed=b_transposed, dtype=dtype,
-        layout=layout, spacing=spacing, out_dtype=out_dtype, bias=bias, residual=residual, precision=precision,
+        batch=batch,
+        heads=heads,
+        m=m,
+        n=n,
+        k=k,
+        a_transposed=a_transposed,
+        b_transposed=b_transposed,
+        dtype=dtype,
+        layout=layout,
+        spacing=spacing,
+        out_dtype=out_dtype,
+        bias=bias,
+        residual=residual,
+        precision=precision,
     )
     _explain(shape.descriptor(), backend, implementation, json)
 
 
 @app.command("projection")
 def projection(
-    kind: projections.Kind = "qkv", batch: shapes.Batch = None, seq_len: projections.Tokens = None,
-    hidden: projections.Hidden = None, heads: shapes.Heads = None, kv_heads: shapes.KvHeads = None,
-    head_dim: shapes.HeadDim = None, dtype: shapes.Dtype = None, bias: projections.Bias = False,
-    residual: projections.Residual = False, rotary: projections.Rotary = None,
-    backend: shapes.Backend = None, implementation: shapes.Implementation = None, json: shapes.Json = False,
+    kind: projections.Kind = "qkv",
+    batch: shapes.Batch = None,
+    seq_len: projections.Tokens = None,
+    hidden: projections.Hidden = None,
+    heads: shapes.Heads = None,
+    kv_heads: shapes.KvHeads = None,
+    head_dim: shapes.HeadDim = None,
+    dtype: shapes.Dtype = None,
+    bias: projections.Bias = False,
+    residual: projections.Residual = False,
+    rotary: projections.Rotary = None,
+    backend: shapes.Backend = None,
+    implementation: shapes.Implementation = None,
+    json: shapes.Json = False,
 ) -> None:
     """Explain the projection before an attention, or that after it."""
     shape = projections.ProjectionShape.of(
-        kind=kind, batch=batch, seq_len=seq_len, hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
-        dtype=dtype, bias=bias, residual=residual, rotary=rotary,
+        kind=kind,
+        batch=batch,
+        seq_len=seq_len,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        dtype=dtype,
+        bias=bias,
+        residual=residual,
+        rotary=rotary,
     )
     _explain(shape.descriptor(), backend, implementation, json)
 
 
-def _explain(descriptor: Descriptor, backend: str | None, implementation: str | None, as_json: bool) -> None:
+def _explain(
+    descriptor: Descriptor, backend: str | None, implementation: str | None, as_json: bool
+) -> None:
     device = find_device(backend)
     simple, note = descriptor.simplified()
     problem = simple.problem()
@@ -88,11 +135,18 @@ def _explain(descriptor: Descriptor, backend: str | None, implementation: str | 
             candidates.append(_row(i.name, i.backend, "refused", elsewhere, None, None))
     launches = _launches(choice, problem, device) if choice else ()
     if as_json:
-        emit_json({
-            "problem": str(problem), "device": str(device), "note": note,
-            "chosen": choice and choice.implementation.name, "variant": choice.variant if choice else "",
-            "by": choice and choice.by, "implementations": candidates, "launches": [asdict(x) for x in launches],
-        })
+        emit_json(
+            {
+                "problem": str(problem),
+                "device": str(device),
+                "note": note,
+                "chosen": choice and choice.implementation.name,
+                "variant": choice.variant if choice else "",
+                "by": choice and choice.by,
+                "implementations": candidates,
+                "launches": [asdict(x) for x in launches],
+            }
+        )
         return
     heading(str(problem))
     shown: list[tuple[str, object]] = [("  device", f"{device} {device.name}".rstrip())]
@@ -101,20 +155,34 @@ def _explain(descriptor: Descriptor, backend: str | None, implementation: str | 
         shown.append(("  chosen", f"{way}, {_BY[choice.by]}"))
     facts([*shown, *([("  note", note)] if note else [])])
     print()
-    columns = ("implementation", "backend", "bytes", "operations", "predicted", "measured", "verdict")
+    columns = (
+        "implementation",
+        "backend",
+        "bytes",
+        "operations",
+        "predicted",
+        "measured",
+        "verdict",
+    )
     table(columns, [_cells(c) for c in candidates])
     if launches:
         print()
-        table(("launches of the chosen", "kind", "grid", "block", "cluster", "shared"), [
-            (x.kernel, x.kind, *(_UNKNOWN if x.kind == "library" else _sizes(x))) for x in launches
-        ])
+        table(
+            ("launches of the chosen", "kind", "grid", "block", "cluster", "shared"),
+            [
+                (x.kernel, x.kind, *(_UNKNOWN if x.kind == "library" else _sizes(x)))
+                for x in launches
+            ],
+        )
 
 
 _UNKNOWN = ("-", "-", "-", "-")
 
 
 def _sizes(record: LaunchRecord) -> tuple[str, ...]:
-    grid, block, cluster = ("×".join(map(str, x)) for x in (record.grid, record.block, record.cluster))
+    grid, block, cluster = (
+        "×".join(map(str, x)) for x in (record.grid, record.block, record.cluster)
+    )
     return grid, block, cluster, scaled(record.shared_bytes, "B")
 
 
@@ -125,7 +193,8 @@ def _launches(choice: Choice, problem: Problem, device: Device) -> tuple[LaunchR
 
 
 _BY = {
-    "named": "as asked for", "tuned": "the fastest of those that were measured on a problem of its class",
+    "named": "as asked for",
+    "tuned": "the fastest of those that were measured on a problem of its class",
     "model": "predicted to be the fastest",
 }
 
@@ -134,15 +203,26 @@ def _row(
     name: str, backend: str, verdict: str, reason: str, cost: Cost | None, measured: Tuned | None
 ) -> dict[str, Any]:
     return {
-        "implementation": name, "backend": backend, "verdict": verdict, "reason": reason,
-        "bytes": cost and cost.bytes, "operations": cost and cost.operations, "seconds": cost and cost.seconds,
+        "implementation": name,
+        "backend": backend,
+        "verdict": verdict,
+        "reason": reason,
+        "bytes": cost and cost.bytes,
+        "operations": cost and cost.operations,
+        "seconds": cost and cost.seconds,
         "measured_seconds": measured and measured.seconds_of(name),
     }
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    predicted = ("-", "-", "-") if row["seconds"] is None else (
-        scaled(row["bytes"], "B"), scaled(row["operations"], "FLOP"), duration(row["seconds"])
+    predicted = (
+        ("-", "-", "-")
+        if row["seconds"] is None
+        else (
+            scaled(row["bytes"], "B"),
+            scaled(row["operations"], "FLOP"),
+            duration(row["seconds"]),
+        )
     )
     measured = "-" if row["measured_seconds"] is None else duration(row["measured_seconds"])
     verdict = f"{row['verdict']}: {row['reason']}" if row["reason"] else row["verdict"]

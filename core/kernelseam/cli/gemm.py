@@ -16,20 +16,45 @@ from kernelseam.verification import sampled
 
 
 def run(
-    batch: shapes.Batch = None, heads: shapes.Heads = None, m: shapes.Rows = None, n: shapes.Columns = None,
-    k: shapes.Inner = None, a_transposed: shapes.ATransposed = False, b_transposed: shapes.BTransposed = False,
-    dtype: shapes.Dtype = None, out_dtype: shapes.OutDtype = None, bias: shapes.Bias = None,
-    residual: shapes.Residual = None, precision: shapes.Precision = None, layout: shapes.GemmLayout = "strided",
-    spacing: shapes.Spacing = "scattered", backend: shapes.Backend = None, implementation: shapes.Implementation = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Compare with the float64 oracle.")] = False,
+    batch: shapes.Batch = None,
+    heads: shapes.Heads = None,
+    m: shapes.Rows = None,
+    n: shapes.Columns = None,
+    k: shapes.Inner = None,
+    a_transposed: shapes.ATransposed = False,
+    b_transposed: shapes.BTransposed = False,
+    dtype: shapes.Dtype = None,
+    out_dtype: shapes.OutDtype = None,
+    bias: shapes.Bias = None,
+    residual: shapes.Residual = None,
+    precision: shapes.Precision = None,
+    layout: shapes.GemmLayout = "strided",
+    spacing: shapes.Spacing = "scattered",
+    backend: shapes.Backend = None,
+    implementation: shapes.Implementation = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare with the float64 oracle.")
+    ] = False,
     time: Annotated[bool, typer.Option("--time", help="Measure, after a warm-up.")] = False,
     json: shapes.Json = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random data.")] = 0,
 ) -> None:
     """C = op(A)·op(B) + bias + residual for every matrix of a batch."""
     shape = shapes.GemmShape.of(
-        batch=batch, heads=heads, m=m, n=n, k=k, a_transposed=a_transposed, b_transposed=b_transposed, dtype=dtype,
-        layout=layout, spacing=spacing, out_dtype=out_dtype, bias=bias, residual=residual, precision=precision,
+        batch=batch,
+        heads=heads,
+        m=m,
+        n=n,
+        k=k,
+        a_transposed=a_transposed,
+        b_transposed=b_transposed,
+        dtype=dtype,
+        layout=layout,
+        spacing=spacing,
+        out_dtype=out_dtype,
+        bias=bias,
+        residual=residual,
+        precision=precision,
     )
     device = device_for(shape.descriptor().problem(), backend)
     runtime = plugins().backend(device.backend).runtime
@@ -39,7 +64,9 @@ def run(
     arrays["C"] = runtime.empty(lie["C"], kinds["C"], device)
     operands: dict[str, object] = dict(arrays)
     if layout == "pointers":
-        operands = {name: info.pointer for name, x in arrays.items() if (info := runtime.describe(x))}
+        operands = {
+            name: info.pointer for name, x in arrays.items() if (info := runtime.describe(x))
+        }
     made = plan(shape.descriptor(**operands), device=device, implementation=implementation)
     call = made.bind()
     launches = execute(call)
@@ -53,9 +80,21 @@ def run(
                 for name, order in shape.orders().items()
             }
         verdicts["oracle"] = check.gemm(
-            found["A"], found["B"], found["C"], a_transposed=a_transposed, b_transposed=b_transposed,
-            bias=found.get("bias"), residual=found.get("residual"), rows=sampled(4 * shape.N * shape.K),
+            found["A"],
+            found["B"],
+            found["C"],
+            a_transposed=a_transposed,
+            b_transposed=b_transposed,
+            bias=found.get("bias"),
+            residual=found.get("residual"),
+            rows=sampled(4 * shape.N * shape.K),
             precision=shape.precision,
         )
     timing = measure(call) if time else None
-    report("gemm", device, [Run("", made, launches, host["C"].size, verdicts, timing)], verify=verify, as_json=json)
+    report(
+        "gemm",
+        device,
+        [Run("", made, launches, host["C"].size, verdicts, timing)],
+        verify=verify,
+        as_json=json,
+    )

@@ -19,8 +19,12 @@ from kernelseam.cli import attention, cache, compile, doctor, explain, gemm, par
 from kernelseam.errors import InvalidValue, KernelSeamError, Unsupported
 
 app = typer.Typer(
-    name="kernelseam", help="Attention and batched GEMM through one seam, on whatever device is here.",
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    name="kernelseam",
+    help="Attention and batched GEMM through one seam, on whatever device is here.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 
@@ -51,7 +55,8 @@ app.add_typer(cache.app, name="cache")
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command; ends by SystemExit. ``arguments`` default to the process's own."""
-    # What --json begins ends with the command: typer leaves open the context of a command line that it refuses.
+    # What --json begins ends with the command: typer leaves open the context of a command line that
+    # it refuses.
     with ExitStack() as ends, warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
         with suppress(AttributeError, ValueError):  # it may be closed, or no file

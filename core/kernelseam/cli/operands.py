@@ -1,4 +1,5 @@
-"""Memory for a problem whose operands are numbers alone: random inputs, by the rules of its operands."""
+"""Memory for a problem whose operands are numbers alone: random inputs, by the rules of its
+operands."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from kernelseam.contract import Device, Problem
 from kernelseam.plugins import plugins
 
 
-def random_operands(problem: Problem, device: Device, seed: int = 0) -> tuple[dict[str, int], tuple[object, ...]]:
+def random_operands(
+    problem: Problem, device: Device, seed: int = 0
+) -> tuple[dict[str, int], tuple[object, ...]]:
     """Addresses by operand name, and the arrays that are behind them."""
     runtime, rng = plugins().backend(device.backend).runtime, np.random.default_rng(seed)
     addresses, held = {}, []

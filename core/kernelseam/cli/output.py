@@ -1,4 +1,5 @@
-"""What a person sees and what a program reads: tables on a terminal, aligned text elsewhere, or one JSON object."""
+"""What a person sees and what a program reads: tables on a terminal, aligned text elsewhere, or one
+JSON object."""
 
 from __future__ import annotations
 
@@ -15,10 +16,11 @@ _json: TextIO | None = None
 
 @contextmanager
 def json_alone() -> Iterator[None]:
-    """Within the block standard output is for ``emit_json`` alone: what anybody else prints goes to standard error.
+    """Within the block standard output is for ``emit_json`` alone: what anybody else prints goes to
+    standard error.
 
-    Where standard output is the process's own, that holds of C libraries and child processes, too, and until the
-    process ends, for what they print at its end.
+    Where standard output is the process's own, that holds of C libraries and child processes, too,
+    and until the process ends, for what they print at its end.
     """
     global _json
     out, apart = sys.stdout, None
@@ -39,7 +41,11 @@ def json_alone() -> Iterator[None]:
 
 def emit_json(value: dict[str, Any]) -> None:
     """One JSON object on standard output; what JSON has no word for (inf, NaN) becomes a string."""
-    print(json.dumps(_plain(value), indent=2, ensure_ascii=False), file=_json or sys.stdout, flush=True)
+    print(
+        json.dumps(_plain(value), indent=2, ensure_ascii=False),
+        file=_json or sys.stdout,
+        flush=True,
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -63,13 +69,20 @@ def facts(rows: Sequence[tuple[str, object]]) -> None:
 
 
 def table(columns: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> None:
-    """Rows under columns (or under nothing). Outside a terminal no line is wrapped, coloured or framed."""
+    """Rows under columns (or under nothing). Outside a terminal no line is wrapped, coloured or
+    framed."""
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
-        shown = Table(*(columns or ()), box=None, show_header=columns is not None, pad_edge=False, padding=(0, 2, 0, 0))
+        shown = Table(
+            *(columns or ()),
+            box=None,
+            show_header=columns is not None,
+            pad_edge=False,
+            padding=(0, 2, 0, 0),
+        )
         for row in rows:
             shown.add_row(*(Text(cell) for cell in row))
         Console(highlight=False).print(shown)
@@ -77,7 +90,9 @@ def table(columns: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> None:
     lines = [*([columns] if columns is not None else []), *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        )
 
 
 def scaled(value: float, unit: str, base: int = 1000) -> str:

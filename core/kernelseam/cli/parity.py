@@ -1,4 +1,5 @@
-"""``kernelseam parity``: every case on every implementation, held against the oracle; a report where one is wanted."""
+"""``kernelseam parity``: every case on every implementation, held against the oracle; a report
+where one is wanted."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from kernelseam.parity import report
 from kernelseam.parity.cases import Case, matrix
 from kernelseam.parity.html import html
 from kernelseam.parity.markdown import markdown
-from kernelseam.parity.report import Report, last_line
 from kernelseam.parity.pipeline import LIMIT, run_all
+from kernelseam.parity.report import Report, last_line
 from kernelseam.parity.run import Outcome, Target, targets
 from kernelseam.plugins import plugins
 
@@ -33,40 +34,72 @@ SHOWN_REASONS = 20
 
 def run(
     backend: Annotated[
-        str | None, typer.Option("--backend", help="numpy, or that of a plugin. [every one with a device]")
+        str | None,
+        typer.Option("--backend", help="numpy, or that of a plugin. [every one with a device]"),
     ] = None,
-    device: Annotated[str | None, typer.Option("--device", help="BACKEND:INDEX. [a backend's first]")] = None,
-    operation: Annotated[str | None, typer.Option("--operation", help="Cases of this one. [all]")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="BACKEND:INDEX. [a backend's first]")
+    ] = None,
+    operation: Annotated[
+        str | None, typer.Option("--operation", help="Cases of this one. [all]")
+    ] = None,
     case: Annotated[
-        list[str] | None, typer.Option("--case", metavar="GLOB", help="Cases of such names; may be given again. [all]")
+        list[str] | None,
+        typer.Option(
+            "--case", metavar="GLOB", help="Cases of such names; may be given again. [all]"
+        ),
     ] = None,
-    implementation: Annotated[str | None, typer.Option("--implementation", help="By name. [all]")] = None,
+    implementation: Annotated[
+        str | None, typer.Option("--implementation", help="By name. [all]")
+    ] = None,
     pages: Annotated[
         list[Path] | None,
-        typer.Option("--report", metavar="FILE", help="Write a page, .html or .md; may be given again."),
+        typer.Option(
+            "--report", metavar="FILE", help="Write a page, .html or .md; may be given again."
+        ),
     ] = None,
     workers: Annotated[
-        int, typer.Option("--workers", min=0, help="Processes that make data and judge results; 0: only this. [0]")
+        int,
+        typer.Option(
+            "--workers", min=0, help="Processes that make data and judge results; 0: only this. [0]"
+        ),
     ] = 0,
     limit: Annotated[
-        float, typer.Option("--limit", metavar="SECONDS", help="With workers: of each stage of a case. [300]")
+        float,
+        typer.Option(
+            "--limit", metavar="SECONDS", help="With workers: of each stage of a case. [300]"
+        ),
     ] = LIMIT,
     json: shapes.Json = False,
 ) -> None:
     """The parity matrix: cases x implementations against a float64 oracle."""
     _check_pages(pages or [])
     if not limit > 0:
-        raise InvalidValue("limit", limit, "must be a positive number of seconds", f"Leave it out: it is {LIMIT:g}")
+        raise InvalidValue(
+            "limit", limit, "must be a positive number of seconds", f"Leave it out: it is {LIMIT:g}"
+        )
     cases, wanted = _cases(operation, case or []), _targets(backend, device)
     wanted = _chosen(wanted, cases, implementation)
     options: dict[str, list[str | None]] = {
-        "backend": [backend], "device": [device], "operation": [operation], "case": [*(case or [])],
-        "implementation": [implementation], "report": [p.name for p in pages or []],
+        "backend": [backend],
+        "device": [device],
+        "operation": [operation],
+        "case": [*(case or [])],
+        "implementation": [implementation],
+        "report": [p.name for p in pages or []],
     }
-    command = [x for name, values in options.items() for v in values if v is not None for x in (f"--{name}", v)]
+    command = [
+        x
+        for name, values in options.items()
+        for v in values
+        if v is not None
+        for x in (f"--{name}", v)
+    ]
     found: list[Outcome] = []
     left_out = report.not_covered(cases, wanted)
-    with _progress(sum(t.operation == c.operation for c in cases for t in wanted), quiet=json) as show:
+    with _progress(
+        sum(t.operation == c.operation for c in cases for t in wanted), quiet=json
+    ) as show:
         try:
             for outcome in run_all(cases, wanted, workers=workers, limit=limit):
                 found.append(outcome)
@@ -74,7 +107,11 @@ def run(
         except DeviceError as e:
             left_out.append(str(e))
     made = Report(
-        found, wanted, report.facts(plugins(), wanted), shlex.join(["kernelseam", "parity", *command]), left_out
+        found,
+        wanted,
+        report.facts(plugins(), wanted),
+        shlex.join(["kernelseam", "parity", *command]),
+        left_out,
     )
     for page in pages or []:
         page.write_text(PAGES[page.suffix](made), encoding="utf-8")
@@ -92,9 +129,13 @@ def run(
 def _check_pages(pages: list[Path]) -> None:
     for page in pages:
         if page.suffix not in PAGES:
-            raise InvalidValue("report", page, f"must end with {' or '.join(PAGES)}", "Name such a file")
+            raise InvalidValue(
+                "report", page, f"must end with {' or '.join(PAGES)}", "Name such a file"
+            )
         if page.is_dir() or not page.parent.is_dir():
-            raise InvalidValue("report", page, "must be a file in a folder that exists", "Make the folder first")
+            raise InvalidValue(
+                "report", page, "must be a file in a folder that exists", "Make the folder first"
+            )
         place = page if page.exists() else page.parent
         if not os.access(place, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
             raise InvalidValue("report", page, "must be writable", "Name another place")
@@ -110,7 +151,9 @@ def _cases(operation: str | None, patterns: list[str]) -> list[Case]:
     for p in patterns:
         if not any(fnmatchcase(c.name, p) for c in every):
             raise InvalidValue(
-                "case", p, f"is the name of none of {len(every)} cases, such as {every[0].name}",
+                "case",
+                p,
+                f"is the name of none of {len(every)} cases, such as {every[0].name}",
                 "With * it stands for a part: '*-causal-*'",
             )
     return [c for c in every if not patterns or any(fnmatchcase(c.name, p) for p in patterns)]
@@ -129,14 +172,17 @@ def _targets(backend: str | None, name: str | None) -> list[Target]:
 
 
 def _chosen(found: list[Target], cases: list[Case], implementation: str | None) -> list[Target]:
-    """Those that have cases, and are of the name asked for. Raises UnknownName where none is left."""
+    """Those that have cases, and are of the name asked for. Raises UnknownName where none is
+    left."""
     operations = list(dict.fromkeys(c.operation for c in cases))
     left = [t for o in operations for t in found if t.operation == o]
     chosen = [t for t in left if implementation in (None, t.implementation)]
     if not chosen:
         names = ", ".join(dict.fromkeys(t.implementation for t in left)) or "none"
         raise UnknownName(
-            "implementation", implementation or "any", f"must be one of {names} for {', '.join(operations)} here",
+            "implementation",
+            implementation or "any",
+            f"must be one of {names} for {', '.join(operations)} here",
             "See `kernelseam doctor`, which lists what each backend has",
         )
     return chosen
@@ -147,7 +193,8 @@ def _chosen(found: list[Target], cases: list[Case], implementation: str | None) 
 
 @contextmanager
 def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[Outcome], None]]:
-    """Tell of each outcome: on a terminal a bar, and what failed; else a line each; with ``quiet`` nothing."""
+    """Tell of each outcome: on a terminal a bar, and what failed; else a line each; with ``quiet``
+    nothing."""
     if quiet:
         yield lambda outcome: None
     elif sys.stdout.isatty():
@@ -172,11 +219,20 @@ def _line(o: Outcome) -> str:
 
 @contextmanager
 def _bar(total: int) -> Iterator[Callable[[Outcome], None]]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
     from rich.text import Text
 
     columns = (
-        BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[count]}"), TimeRemainingColumn(),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[count]}"),
+        TimeRemainingColumn(),
         TextColumn("{task.description}", style="dim", markup=False),
     )
     count = dict.fromkeys(("passed", "refused", "failed"), 0)
@@ -196,8 +252,10 @@ def _bar(total: int) -> Iterator[Callable[[Outcome], None]]:
 def _show(made: Report, pages: list[Path]) -> None:
     print(report.table(report.rows(made.outcomes)))
     computing = sum(o.computing for o in made.outcomes)
-    print(f"plans, launches and copies: {computing:.1f} s; data and verdicts: "
-          f"{sum(o.seconds for o in made.outcomes) - computing:.1f} s")
+    print(
+        f"plans, launches and copies: {computing:.1f} s; data and verdicts: "
+        f"{sum(o.seconds for o in made.outcomes) - computing:.1f} s"
+    )
     refused = report.refusals(made.outcomes)
     for operation, who, why, n in refused[:SHOWN_REASONS]:
         print(f"{who} refused {n} case(s) of {operation}: {why}")
@@ -213,19 +271,33 @@ def _show(made: Report, pages: list[Path]) -> None:
 def _data(made: Report) -> dict[str, Any]:
     """For programs."""
     return {
-        "passed": made.passed, "command": made.command, "facts": dict(made.facts), "not_covered": made.not_covered,
+        "passed": made.passed,
+        "command": made.command,
+        "facts": dict(made.facts),
+        "not_covered": made.not_covered,
         "implementations": [
             {
-                **vars(row), "device": str(t.device), "arch": t.device.arch, "name": t.device.name,
+                **vars(row),
+                "device": str(t.device),
+                "arch": t.device.arch,
+                "name": t.device.name,
                 "evidence": t.device.evidence,
             }
-            for t in made.targets for row in report.rows(made.of(t))
+            for t in made.targets
+            for row in report.rows(made.of(t))
         ],
         "cases": [
             {
-                "case": o.case.name, "operation": o.case.operation, "group": o.case.group, "backend": o.backend,
-                "implementation": o.implementation, "status": o.status, "detail": o.detail, "seconds": o.seconds,
-                "computing": o.computing, "worst": None if o.verdict is None else o.verdict.worst,
+                "case": o.case.name,
+                "operation": o.case.operation,
+                "group": o.case.group,
+                "backend": o.backend,
+                "implementation": o.implementation,
+                "status": o.status,
+                "detail": o.detail,
+                "seconds": o.seconds,
+                "computing": o.computing,
+                "worst": None if o.verdict is None else o.verdict.worst,
             }
             for o in made.outcomes
         ],

@@ -13,10 +13,16 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 
 Kind = Annotated[str, typer.Option("--kind", help="qkv: before an attention; output: after it.")]
-Hidden = Annotated[int | None, typer.Option("--hidden", min=0, help="Columns of the model. [heads x head-dim]")]
-Tokens = Annotated[int | None, typer.Option("--seq-len", min=0, help="Tokens of an entry of the batch. [512]")]
+Hidden = Annotated[
+    int | None, typer.Option("--hidden", min=0, help="Columns of the model. [heads x head-dim]")
+]
+Tokens = Annotated[
+    int | None, typer.Option("--seq-len", min=0, help="Tokens of an entry of the batch. [512]")
+]
 Bias = Annotated[bool, typer.Option("--bias", help="Of --dtype.")]
-Residual = Annotated[bool, typer.Option("--residual", help="With --kind output: added, of --dtype.")]
+Residual = Annotated[
+    bool, typer.Option("--residual", help="With --kind output: added, of --dtype.")
+]
 Rotary = Annotated[str | None, typer.Option("--rotary", help="With --kind qkv: halves or pairs.")]
 
 
@@ -38,29 +44,53 @@ class ProjectionShape:
 
     @classmethod
     def of(
-        cls, *, kind: str = "qkv", batch: int | None = None, seq_len: int | None = None, hidden: int | None = None,
-        heads: int | None = None, kv_heads: int | None = None, head_dim: int | None = None, dtype: str | None = None,
-        bias: bool = False, residual: bool = False, rotary: str | None = None,
+        cls,
+        *,
+        kind: str = "qkv",
+        batch: int | None = None,
+        seq_len: int | None = None,
+        hidden: int | None = None,
+        heads: int | None = None,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        dtype: str | None = None,
+        bias: bool = False,
+        residual: bool = False,
+        rotary: str | None = None,
     ) -> ProjectionShape:
         """From options; those left out take their defaults. Raises InvalidValue."""
         shapes.one_of("kind", kind, "qkv", "output")
         for option, value, only in (
-            ("--residual", residual, "output"), ("--rotary", rotary, "qkv"), ("--kv-heads", kv_heads, "qkv"),
+            ("--residual", residual, "output"),
+            ("--rotary", rotary, "qkv"),
+            ("--kv-heads", kv_heads, "qkv"),
         ):
             if value not in (None, False) and kind != only:
                 raise InvalidValue(option, value, f"is for --kind {only}", "Leave it out")
         heads, head_dim = 8 if heads is None else heads, 64 if head_dim is None else head_dim
         return cls(
-            kind, 1 if batch is None else batch, 512 if seq_len is None else seq_len,
-            heads * head_dim if hidden is None else hidden, heads, heads if kv_heads is None else kv_heads, head_dim,
-            DType.of("float16" if dtype is None else dtype, "dtype"), bias, residual, rotary,
+            kind,
+            1 if batch is None else batch,
+            512 if seq_len is None else seq_len,
+            heads * head_dim if hidden is None else hidden,
+            heads,
+            heads if kv_heads is None else kv_heads,
+            head_dim,
+            DType.of("float16" if dtype is None else dtype, "dtype"),
+            bias,
+            residual,
+            rotary,
         )
 
     def descriptor(self) -> QkvProjection | OutputProjection:
         """The problem without memory. Raises InvalidValue."""
         common: dict[str, Any] = {
-            "batch": self.batch, "S": self.seq_len, "hidden": self.hidden, "num_heads": self.heads,
-            "head_dim": self.head_dim, "dtype": self.dtype,
+            "batch": self.batch,
+            "S": self.seq_len,
+            "hidden": self.hidden,
+            "num_heads": self.heads,
+            "head_dim": self.head_dim,
+            "dtype": self.dtype,
         }
         if self.bias:
             common["bias"] = 0
@@ -68,6 +98,11 @@ class ProjectionShape:
             if self.residual:
                 common["residual"] = 0
             return OutputProjection(**common)
-        turned: dict[str, Any] = {"rotary_style": self.rotary, "max_position": self.seq_len, "cos": 0, "sin": 0}
+        turned: dict[str, Any] = {
+            "rotary_style": self.rotary,
+            "max_position": self.seq_len,
+            "cos": 0,
+            "sin": 0,
+        }
         turned["rotary_dim"] = self.head_dim // 2 * 2
         return QkvProjection(**common, kv_heads=self.kv_heads, **(turned if self.rotary else {}))

@@ -22,17 +22,23 @@ from kernelseam.plugins import plugins
 from kernelseam.trace import trace
 
 TIMED_SECONDS = 0.5
-TIME_OF_EMULATION = "the device is emulated: the time is that of a program on the host and says nothing of the hardware"
+TIME_OF_EMULATION = (
+    "the device is emulated: the time is that of a program on the host and says "
+    "nothing of the hardware"
+)
 
 
 def device_for(problem: Problem, backend: str | None) -> Device:
-    """The device to run on; ``backend`` may be BACKEND:INDEX. Raises UnknownName, and InvalidValue where its memory is
-    too small for the problem."""
+    """The device to run on; ``backend`` may be BACKEND:INDEX. Raises UnknownName, and InvalidValue
+    where its memory is too small for the problem."""
     device = find_device(backend)
     have, need = device.limits.memory_bytes, problem.bytes_moved
     if 0 < have < need:
         raise InvalidValue(
-            "problem", problem, f"takes {scaled(need, 'B')}, and {device} has {scaled(have, 'B')}", "Make it smaller"
+            "problem",
+            problem,
+            f"takes {scaled(need, 'B')}, and {device} has {scaled(have, 'B')}",
+            "Make it smaller",
         )
     return device
 
@@ -46,7 +52,8 @@ def normal(rng: np.random.Generator, shape: Sequence[int], dtype: DType) -> npt.
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one call on the device's clock: median, and what 10 % and 90 % of the runs stay under."""
+    """Seconds of one call on the device's clock: median, and what 10 % and 90 % of the runs stay
+    under."""
 
     median: float
     low: float
@@ -63,7 +70,9 @@ def measure(call: Call) -> Timing:
         runs = int(min(max(TIMED_SECONDS / max(once, 1e-7), 5), 500))
         seconds = sorted(runtime.time(launch, device, runs))
     at = len(seconds) - 1
-    return Timing(statistics.median(seconds), seconds[round(0.1 * at)], seconds[round(0.9 * at)], len(seconds))
+    return Timing(
+        statistics.median(seconds), seconds[round(0.1 * at)], seconds[round(0.9 * at)], len(seconds)
+    )
 
 
 @dataclass(frozen=True)
@@ -88,17 +97,28 @@ class Run:
         """For programs. Seconds, operations and bytes; rates are of the median."""
         plan, problem = self.plan, self.plan.problem
         found: dict[str, Any] = {
-            "name": self.name, "problem": str(problem), "implementation": plan.implementation,
-            "launches": self.launches, "elements": self.elements, "kernels": [asdict(r) for r in plan.launches],
-            "workspace_bytes": plan.workspace_bytes, "operations": problem.operations, "bytes": problem.bytes_moved,
+            "name": self.name,
+            "problem": str(problem),
+            "implementation": plan.implementation,
+            "launches": self.launches,
+            "elements": self.elements,
+            "kernels": [asdict(r) for r in plan.launches],
+            "workspace_bytes": plan.workspace_bytes,
+            "operations": problem.operations,
+            "bytes": problem.bytes_moved,
             "notes": self._notes(),
         }
         if self.verdicts:
-            found["verify"] = {n: {**asdict(v), "passed": bool(v.passed)} for n, v in self.verdicts.items()}
+            found["verify"] = {
+                n: {**asdict(v), "passed": bool(v.passed)} for n, v in self.verdicts.items()
+            }
         if self.timing is not None:
             t = self.timing
             found["time"] = {
-                "median_seconds": t.median, "p10_seconds": t.low, "p90_seconds": t.high, "runs": t.runs,
+                "median_seconds": t.median,
+                "p10_seconds": t.low,
+                "p90_seconds": t.high,
+                "runs": t.runs,
                 "tflops": problem.operations / t.median / 1e12,
                 "gbytes_per_second": problem.bytes_moved / t.median / 1e9,
             }
@@ -106,7 +126,9 @@ class Run:
 
     def _notes(self) -> list[str]:
         emulated = self.timing is not None and self.plan.device.evidence == EMULATED
-        return [n for n in (self.plan.note, *self.notes, TIME_OF_EMULATION if emulated else "") if n]
+        return [
+            n for n in (self.plan.note, *self.notes, TIME_OF_EMULATION if emulated else "") if n
+        ]
 
     def show(self) -> None:
         """For people."""
@@ -114,15 +136,28 @@ class Run:
         rows: list[tuple[str, object]] = [
             ("device", f"{self.plan.device} {self.plan.device.name}".rstrip()),
             ("implementation", self.plan.implementation),
-            ("launches", f"{self.launches}: {', '.join(r.kernel for r in self.plan.launches)}".removesuffix(": ")),
+            (
+                "launches",
+                f"{self.launches}: {', '.join(r.kernel for r in self.plan.launches)}".removesuffix(
+                    ": "
+                ),
+            ),
         ]
         rows += [("note", note) for note in self._notes()]
         for name, v in self.verdicts.items():
             worst = f"{v.checked} of {self.elements} elements, worst error/tolerance {v.worst:.3g}"
-            rows.append((f"against {name}", f"passed: {worst}" if v.passed else f"FAILED: {v.message} ({worst})"))
+            rows.append(
+                (
+                    f"against {name}",
+                    f"passed: {worst}" if v.passed else f"FAILED: {v.message} ({worst})",
+                )
+            )
         if t is not None:
             spread = f"spread {duration(t.low)} to {duration(t.high)} ({t.runs} runs)"
-            tflops, gbytes = problem.operations / t.median / 1e12, problem.bytes_moved / t.median / 1e9
+            tflops, gbytes = (
+                problem.operations / t.median / 1e12,
+                problem.bytes_moved / t.median / 1e9,
+            )
             rows.append(("time", f"median {duration(t.median)}, {spread}"))
             if self.plan.device.evidence != EMULATED:
                 rows.append(("rate", f"{tflops:.4g} TFLOP/s, {gbytes:.4g} GB/s"))
@@ -139,14 +174,22 @@ def execute(call: Call) -> int:
     return len(records)
 
 
-def report(operation: str, device: Device, runs: Sequence[Run], *, verify: bool, as_json: bool) -> None:
+def report(
+    operation: str, device: Device, runs: Sequence[Run], *, verify: bool, as_json: bool
+) -> None:
     """Show the runs; ends with status 1 where one of them is not verified."""
     passed = all(r.passed for r in runs)
     if as_json:
-        emit_json({
-            "operation": operation, "device": str(device), "backend": device.backend, "evidence": device.evidence,
-            "passed": passed if verify else None, "runs": [r.data() for r in runs],
-        })
+        emit_json(
+            {
+                "operation": operation,
+                "device": str(device),
+                "backend": device.backend,
+                "evidence": device.evidence,
+                "passed": passed if verify else None,
+                "runs": [r.data() for r in runs],
+            }
+        )
     else:
         for r in runs:
             r.show()

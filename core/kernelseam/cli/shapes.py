@@ -15,15 +15,29 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 
 Batch = Annotated[int | None, typer.Option("--batch", min=0, help="Problems in the batch. [1]")]
-Heads = Annotated[int | None, typer.Option("--heads", min=0, help="Heads (of queries). [attention 8, gemm 1]")]
+Heads = Annotated[
+    int | None, typer.Option("--heads", min=0, help="Heads (of queries). [attention 8, gemm 1]")
+]
 SeqLen = Annotated[int | None, typer.Option("--seq-len", min=0, help="Queries, S_q. [512]")]
-KvSeqLen = Annotated[int | None, typer.Option("--kv-seq-len", min=0, help="Keys, S_k. [as --seq-len]")]
-HeadDim = Annotated[int | None, typer.Option("--head-dim", min=0, help="Columns of queries and keys. [64]")]
-KvHeads = Annotated[int | None, typer.Option("--kv-heads", min=0, help="Heads of keys and values. [as --heads]")]
-ValueDim = Annotated[int | None, typer.Option("--value-dim", min=0, help="Columns of values. [as --head-dim]")]
+KvSeqLen = Annotated[
+    int | None, typer.Option("--kv-seq-len", min=0, help="Keys, S_k. [as --seq-len]")
+]
+HeadDim = Annotated[
+    int | None, typer.Option("--head-dim", min=0, help="Columns of queries and keys. [64]")
+]
+KvHeads = Annotated[
+    int | None, typer.Option("--kv-heads", min=0, help="Heads of keys and values. [as --heads]")
+]
+ValueDim = Annotated[
+    int | None, typer.Option("--value-dim", min=0, help="Columns of values. [as --head-dim]")
+]
 Causal = Annotated[bool, typer.Option("--causal", help="Query i sees keys up to i + S_k - S_q.")]
-Dtype = Annotated[str | None, typer.Option("--dtype", help="float16, bfloat16, float32 or float64. [float16]")]
-AttentionLayout = Annotated[str, typer.Option("--layout", help="bhsd or bshd: the order of the axes.")]
+Dtype = Annotated[
+    str | None, typer.Option("--dtype", help="float16, bfloat16, float32 or float64. [float16]")
+]
+AttentionLayout = Annotated[
+    str, typer.Option("--layout", help="bhsd or bshd: the order of the axes.")
+]
 
 Rows = Annotated[int | None, typer.Option("--m", min=0, help="Rows of C. [512]")]
 Columns = Annotated[int | None, typer.Option("--n", min=0, help="Columns of C. [512]")]
@@ -33,18 +47,29 @@ BTransposed = Annotated[bool, typer.Option("--b-transposed", help="B is N x K in
 Bias = Annotated[str | None, typer.Option("--bias", help="Of that dtype, one for each matrix.")]
 Residual = Annotated[str | None, typer.Option("--residual", help="Of that dtype, as large as C.")]
 Precision = Annotated[
-    str | None, typer.Option("--precision", help="Of float32: ieee, or by way of TF32: tf32, tf32x3. [ieee]")
+    str | None,
+    typer.Option("--precision", help="Of float32: ieee, or by way of TF32: tf32, tf32x3. [ieee]"),
 ]
 OutDtype = Annotated[str | None, typer.Option("--out-dtype", help="That of C. [as --dtype]")]
-GemmLayout = Annotated[str, typer.Option("--layout", help="strided, or pointers: lists of addresses.")]
+GemmLayout = Annotated[
+    str, typer.Option("--layout", help="strided, or pointers: lists of addresses.")
+]
 Spacing = Annotated[
-    str, typer.Option("--spacing", help="With pointers: scattered, or even, which the strided way serves.")
+    str,
+    typer.Option(
+        "--spacing", help="With pointers: scattered, or even, which the strided way serves."
+    ),
 ]
 
 Backend = Annotated[
-    str | None, typer.Option("--backend", help="numpy, or that of a plugin; NAME:INDEX for one device. [the best]")
+    str | None,
+    typer.Option(
+        "--backend", help="numpy, or that of a plugin; NAME:INDEX for one device. [the best]"
+    ),
 ]
-Implementation = Annotated[str | None, typer.Option("--implementation", help="By name. [the cheapest]")]
+Implementation = Annotated[
+    str | None, typer.Option("--implementation", help="By name. [the cheapest]")
+]
 
 
 def _alone(context: typer.Context, wanted: bool) -> bool:
@@ -55,11 +80,14 @@ def _alone(context: typer.Context, wanted: bool) -> bool:
 
 Json = Annotated[
     bool,
-    typer.Option("--json", callback=_alone, is_eager=True, help="One JSON object alone on standard output."),
+    typer.Option(
+        "--json", callback=_alone, is_eager=True, help="One JSON object alone on standard output."
+    ),
 ]
 
 MADE_UP_ADDRESSES = {"A": 1 << 40, "B": 1 << 50, "C": 1 << 60, "bias": 1 << 45, "residual": 1 << 55}
-"""Where matrices lie that are only reasoned about: apart from each other, and multiples of every alignment."""
+"""Where matrices lie that are only reasoned about: apart from each other, and multiples of every
+alignment."""
 
 
 def one_of(option: str, value: str, *names: str) -> str:
@@ -90,26 +118,47 @@ class AttentionShape:
 
     @classmethod
     def of(
-        cls, *, batch: int | None, heads: int | None, seq_len: int | None, kv_seq_len: int | None,
-        head_dim: int | None, kv_heads: int | None, value_dim: int | None, causal: bool, dtype: str | None,
+        cls,
+        *,
+        batch: int | None,
+        heads: int | None,
+        seq_len: int | None,
+        kv_seq_len: int | None,
+        head_dim: int | None,
+        kv_heads: int | None,
+        value_dim: int | None,
+        causal: bool,
+        dtype: str | None,
         layout: str,
     ) -> AttentionShape:
         """From options; those left out take their defaults. Raises InvalidValue."""
         heads, seq_len, head_dim = _or(heads, 8), _or(seq_len, 512), _or(head_dim, 64)
         return cls(
-            _or(batch, 1), heads, seq_len, _or(kv_seq_len, seq_len), head_dim, _or(kv_heads, heads),
-            _or(value_dim, head_dim), causal, DType.of("float16" if dtype is None else dtype, "dtype"),
+            _or(batch, 1),
+            heads,
+            seq_len,
+            _or(kv_seq_len, seq_len),
+            head_dim,
+            _or(kv_heads, heads),
+            _or(value_dim, head_dim),
+            causal,
+            DType.of("float16" if dtype is None else dtype, "dtype"),
             one_of("layout", layout, "bhsd", "bshd"),
         )
 
     def shapes(self) -> dict[str, tuple[int, int, int, int]]:
         """q, k, v and out as they lie in memory."""
         wanted = {
-            "q": (self.heads, self.seq_len, self.head_dim), "k": (self.kv_heads, self.kv_seq_len, self.head_dim),
-            "v": (self.kv_heads, self.kv_seq_len, self.value_dim), "out": (self.heads, self.seq_len, self.value_dim),
+            "q": (self.heads, self.seq_len, self.head_dim),
+            "k": (self.kv_heads, self.kv_seq_len, self.head_dim),
+            "v": (self.kv_heads, self.kv_seq_len, self.value_dim),
+            "out": (self.heads, self.seq_len, self.value_dim),
         }
         swap = self.layout == "bshd"
-        return {n: (self.batch, s, h, d) if swap else (self.batch, h, s, d) for n, (h, s, d) in wanted.items()}
+        return {
+            n: (self.batch, s, h, d) if swap else (self.batch, h, s, d)
+            for n, (h, s, d) in wanted.items()
+        }
 
     def descriptor(self) -> Attention:
         """The problem without memory. Raises InvalidValue."""
@@ -117,10 +166,23 @@ class AttentionShape:
         if self.layout == "bshd":
             for name, (_, rows, heads, columns) in self.shapes().items():
                 walk = (rows * heads * columns, columns, heads * columns)
-                strides.update({f"stride_{name}_{a}": s for a, s in zip(("batch", "head", "row"), walk, strict=True)})
+                strides.update(
+                    {
+                        f"stride_{name}_{a}": s
+                        for a, s in zip(("batch", "head", "row"), walk, strict=True)
+                    }
+                )
         return Attention(
-            batch=self.batch, num_heads=self.heads, S_q=self.seq_len, S_k=self.kv_seq_len, head_dim=self.head_dim,
-            kv_heads=self.kv_heads, value_dim=self.value_dim, causal=self.causal, dtype=self.dtype, **strides,
+            batch=self.batch,
+            num_heads=self.heads,
+            S_q=self.seq_len,
+            S_k=self.kv_seq_len,
+            head_dim=self.head_dim,
+            kv_heads=self.kv_heads,
+            value_dim=self.value_dim,
+            causal=self.causal,
+            dtype=self.dtype,
+            **strides,
         )
 
 
@@ -145,20 +207,46 @@ class GemmShape:
 
     @classmethod
     def of(
-        cls, *, batch: int | None, heads: int | None, m: int | None, n: int | None, k: int | None,
-        a_transposed: bool, b_transposed: bool, dtype: str | None, layout: str, spacing: str = "scattered",
-        out_dtype: str | None = None, bias: str | None = None, residual: str | None = None,
+        cls,
+        *,
+        batch: int | None,
+        heads: int | None,
+        m: int | None,
+        n: int | None,
+        k: int | None,
+        a_transposed: bool,
+        b_transposed: bool,
+        dtype: str | None,
+        layout: str,
+        spacing: str = "scattered",
+        out_dtype: str | None = None,
+        bias: str | None = None,
+        residual: str | None = None,
         precision: str | None = None,
     ) -> GemmShape:
         """From options; those left out take their defaults. Raises InvalidValue."""
         out, by_column, added = (
             None if kind is None else DType.of(kind, option)
-            for option, kind in (("--out-dtype", out_dtype), ("--bias", bias), ("--residual", residual))
+            for option, kind in (
+                ("--out-dtype", out_dtype),
+                ("--bias", bias),
+                ("--residual", residual),
+            )
         )
         return cls(
-            _or(batch, 1), _or(heads, 1), _or(m, 512), _or(n, 512), _or(k, 512), a_transposed, b_transposed,
-            DType.of("float16" if dtype is None else dtype, "dtype"), one_of("layout", layout, "strided", "pointers"),
-            one_of("spacing", spacing, "scattered", "even"), out, by_column, added,
+            _or(batch, 1),
+            _or(heads, 1),
+            _or(m, 512),
+            _or(n, 512),
+            _or(k, 512),
+            a_transposed,
+            b_transposed,
+            DType.of("float16" if dtype is None else dtype, "dtype"),
+            one_of("layout", layout, "strided", "pointers"),
+            one_of("spacing", spacing, "scattered", "even"),
+            out,
+            by_column,
+            added,
             precision,
         )
 
@@ -170,14 +258,22 @@ class GemmShape:
     def dtypes(self) -> dict[str, DType]:
         """Of the operands that there are."""
         added = (("bias", self.bias), ("residual", self.residual))
-        return {"A": self.dtype, "B": self.dtype, "C": self.out or self.dtype, **{n: d for n, d in added if d}}
+        return {
+            "A": self.dtype,
+            "B": self.dtype,
+            "C": self.out or self.dtype,
+            **{n: d for n, d in added if d},
+        }
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The operands as they lie in memory."""
         c = (self.M, self.N)
         found = {
             "A": (self.K, self.M) if self.a_transposed else (self.M, self.K),
-            "B": (self.N, self.K) if self.b_transposed else (self.K, self.N), "C": c, "bias": (self.N,), "residual": c,
+            "B": (self.N, self.K) if self.b_transposed else (self.K, self.N),
+            "C": c,
+            "bias": (self.N,),
+            "residual": c,
         }
         return {n: (self.batch, self.heads, *found[n]) for n in self.dtypes()}
 
@@ -190,23 +286,35 @@ class GemmShape:
         return {name: rng.permutation(count) for name in names}
 
     def descriptor(self, **operands: Any) -> BatchedGemmStrided | BatchedGemmPointers:
-        """The problem over operands by name (arrays, or the addresses of their first elements for lists).
+        """The problem over operands by name (arrays, or the addresses of their first elements for
+        lists).
 
         Without operands it is over none, or over lists of made-up addresses. Raises InvalidValue.
         """
         kinds = self.dtypes()
         extents: dict[str, Any] = {
-            "M": self.M, "N": self.N, "K": self.K, "batch": self.batch, "num_heads": self.heads,
-            "a_transposed": self.a_transposed, "b_transposed": self.b_transposed, "dtype": self.dtype,
-            "dtype_c": kinds["C"], "dtype_bias": self.bias, "dtype_residual": self.residual,
+            "M": self.M,
+            "N": self.N,
+            "K": self.K,
+            "batch": self.batch,
+            "num_heads": self.heads,
+            "a_transposed": self.a_transposed,
+            "b_transposed": self.b_transposed,
+            "dtype": self.dtype,
+            "dtype_c": kinds["C"],
+            "dtype_bias": self.bias,
+            "dtype_residual": self.residual,
             "precision": self.precision,
         }
         bound: dict[str, Any] = {n: 0 for n in ("bias", "residual") if n in kinds}
         if self.layout == "strided":
             return BatchedGemmStrided(**extents, **{**bound, **operands})
-        BatchedGemmStrided(**extents, **bound)  # extents are checked before lists of that length are made
+        # extents are checked before lists of that length are made
+        BatchedGemmStrided(**extents, **bound)
         lists: dict[str, Any] = {}
         for name, order in self.orders().items():
             first = operands.get(name, MADE_UP_ADDRESSES[name])
-            lists[f"{name}_ptrs"] = first + order * (math.prod(self.shapes()[name][2:]) * kinds[name].itemsize)
+            lists[f"{name}_ptrs"] = first + order * (
+                math.prod(self.shapes()[name][2:]) * kinds[name].itemsize
+            )
         return BatchedGemmPointers(**extents, **lists)

@@ -1,4 +1,5 @@
-"""``kernelseam tune``: every implementation and every tile timed on a problem, and the fastest kept for its class."""
+"""``kernelseam tune``: every implementation and every tile timed on a problem, and the fastest kept
+for its class."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from kernelseam.cli import shapes
 from kernelseam.cli import projection as projections
+from kernelseam.cli import shapes
 from kernelseam.cli.attention import Memory, random_values
 from kernelseam.cli.attention_options import Asked, asking
 from kernelseam.cli.operands import random_operands
@@ -29,14 +30,16 @@ from kernelseam.tuning.classes import problem_class
 from kernelseam.tuning.measure import Tuning, Way, tune
 
 app = typer.Typer(
-    no_args_is_help=True, invoke_without_command=True,
+    no_args_is_help=True,
+    invoke_without_command=True,
     help="Time every way to compute a problem, and keep the fastest for problems like it.",
 )
 
 
 @dataclass(frozen=True)
 class Target:
-    """A problem to be tuned: its descriptor without memory, and what makes one with random inputs on a device."""
+    """A problem to be tuned: its descriptor without memory, and what makes one with random inputs
+    on a device."""
 
     descriptor: Descriptor
     prepare: Callable[[Device], tuple[Descriptor, Mapping[str, object], object]]
@@ -47,10 +50,16 @@ class Target:
 def every(
     context: typer.Context,
     file: Annotated[
-        Path | None, typer.Option("--file", help='A JSON list of problems: {"operation": "gemm", "m": 64, ...}.')
+        Path | None,
+        typer.Option(
+            "--file", help='A JSON list of problems: {"operation": "gemm", "m": 64, ...}.'
+        ),
     ] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Remove every choice that was kept.")] = False,
-    backend: shapes.Backend = None, json: shapes.Json = False,
+    clear: Annotated[
+        bool, typer.Option("--clear", help="Remove every choice that was kept.")
+    ] = False,
+    backend: shapes.Backend = None,
+    json: shapes.Json = False,
 ) -> None:
     """Tune the problems of a file, or clear what was kept."""
     if context.invoked_subcommand is not None:
@@ -58,12 +67,17 @@ def every(
         for option, value in given.items():
             if value:
                 raise InvalidValue(
-                    option, "given", f"stands before {context.invoked_subcommand}",
-                    "Give --backend and --json behind the operation, --file and --clear without one",
+                    option,
+                    "given",
+                    f"stands before {context.invoked_subcommand}",
+                    "Give --backend and --json behind the operation, --file and --clear without "
+                    "one",
                 )
         return
     if clear == (file is not None):
-        raise InvalidValue("--file", file, "takes one of --file and --clear, or an operation", "See --help")
+        raise InvalidValue(
+            "--file", file, "takes one of --file and --clear, or an operation", "See --help"
+        )
     if file is not None:
         _run(_read(file), backend, json)
         return
@@ -83,32 +97,72 @@ def attention(asked: Asked, backend: shapes.Backend = None, json: shapes.Json = 
 
 @app.command("gemm")
 def gemm(
-    batch: shapes.Batch = None, heads: shapes.Heads = None, m: shapes.Rows = None, n: shapes.Columns = None,
-    k: shapes.Inner = None, a_transposed: shapes.ATransposed = False, b_transposed: shapes.BTransposed = False,
-    dtype: shapes.Dtype = None, out_dtype: shapes.OutDtype = None, bias: shapes.Bias = None,
-    residual: shapes.Residual = None, precision: shapes.Precision = None, layout: shapes.GemmLayout = "strided",
-    spacing: shapes.Spacing = "scattered", backend: shapes.Backend = None, json: shapes.Json = False,
+    batch: shapes.Batch = None,
+    heads: shapes.Heads = None,
+    m: shapes.Rows = None,
+    n: shapes.Columns = None,
+    k: shapes.Inner = None,
+    a_transposed: shapes.ATransposed = False,
+    b_transposed: shapes.BTransposed = False,
+    dtype: shapes.Dtype = None,
+    out_dtype: shapes.OutDtype = None,
+    bias: shapes.Bias = None,
+    residual: shapes.Residual = None,
+    precision: shapes.Precision = None,
+    layout: shapes.GemmLayout = "strided",
+    spacing: shapes.Spacing = "scattered",
+    backend: shapes.Backend = None,
+    json: shapes.Json = False,
 ) -> None:
     """Tune a batched GEMM."""
     shape = shapes.GemmShape.of(
-        batch=batch, heads=heads, m=m, n=n, k=k, a_transposed=a_transposed, b_transposed=b_transposed, dtype=dtype,
-        layout=layout, spacing=spacing, out_dtype=out_dtype, bias=bias, residual=residual, precision=precision,
+        batch=batch,
+        heads=heads,
+        m=m,
+        n=n,
+        k=k,
+        a_transposed=a_transposed,
+        b_transposed=b_transposed,
+        dtype=dtype,
+        layout=layout,
+        spacing=spacing,
+        out_dtype=out_dtype,
+        bias=bias,
+        residual=residual,
+        precision=precision,
     )
     _run([_gemm(shape)], backend, json)
 
 
 @app.command("projection")
 def projection(
-    kind: projections.Kind = "qkv", batch: shapes.Batch = None, seq_len: projections.Tokens = None,
-    hidden: projections.Hidden = None, heads: shapes.Heads = None, kv_heads: shapes.KvHeads = None,
-    head_dim: shapes.HeadDim = None, dtype: shapes.Dtype = None, bias: projections.Bias = False,
-    residual: projections.Residual = False, rotary: projections.Rotary = None,
-    backend: shapes.Backend = None, json: shapes.Json = False,
+    kind: projections.Kind = "qkv",
+    batch: shapes.Batch = None,
+    seq_len: projections.Tokens = None,
+    hidden: projections.Hidden = None,
+    heads: shapes.Heads = None,
+    kv_heads: shapes.KvHeads = None,
+    head_dim: shapes.HeadDim = None,
+    dtype: shapes.Dtype = None,
+    bias: projections.Bias = False,
+    residual: projections.Residual = False,
+    rotary: projections.Rotary = None,
+    backend: shapes.Backend = None,
+    json: shapes.Json = False,
 ) -> None:
     """Tune the projection before an attention, or that after it."""
     shape = projections.ProjectionShape.of(
-        kind=kind, batch=batch, seq_len=seq_len, hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
-        dtype=dtype, bias=bias, residual=residual, rotary=rotary,
+        kind=kind,
+        batch=batch,
+        seq_len=seq_len,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        dtype=dtype,
+        bias=bias,
+        residual=residual,
+        rotary=rotary,
     )
     _run([_plain(shape.descriptor())], backend, json)
 
@@ -135,8 +189,15 @@ def _gemm(shape: shapes.GemmShape) -> Target:
     def prepare(device: Device) -> tuple[Descriptor, Mapping[str, object], object]:
         import numpy as np
 
-        runtime, rng, kinds = plugins().backend(device.backend).runtime, np.random.default_rng(0), shape.dtypes()
-        held = {n: runtime.from_host(normal(rng, s, kinds[n]), device) for n, s in shape.shapes().items()}
+        runtime, rng, kinds = (
+            plugins().backend(device.backend).runtime,
+            np.random.default_rng(0),
+            shape.dtypes(),
+        )
+        held = {
+            n: runtime.from_host(normal(rng, s, kinds[n]), device)
+            for n, s in shape.shapes().items()
+        }
         places = {n: info.pointer for n, x in held.items() if (info := runtime.describe(x))}
         return shape.descriptor(**places), {}, held
 
@@ -167,28 +228,35 @@ def _from_options(operation: str, options: Mapping[str, Any]) -> Target:
 
 
 def _read(path: Path) -> list[Target]:
-    """The problems of a file, each read as the command line with its options would be. Raises InvalidValue."""
+    """The problems of a file, each read as the command line with its options would be. Raises
+    InvalidValue."""
     remedy = 'Give a list of objects: [{"operation": "gemm", "m": 64, "b-transposed": true}, ...]'
     try:
         cases = jsonlib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise InvalidValue("--file", path, f"cannot be read: {e}", remedy) from e
     if not isinstance(cases, list) or not cases or not all(isinstance(c, dict) for c in cases):
-        raise InvalidValue("--file", path, "must hold a list of objects, and one of them at least", remedy)
+        raise InvalidValue(
+            "--file", path, "must hold a list of objects, and one of them at least", remedy
+        )
     commands: Any = typer.main.get_command(app)
     found = []
     for i, case in enumerate(cases):
         where, operation = f"case {i + 1} of {path}", case.get("operation")
         if operation not in commands.commands:
             known = ", ".join(commands.commands)
-            raise InvalidValue(f"{where}: operation", operation, f"must be one of {known}", "Name one of these")
+            raise InvalidValue(
+                f"{where}: operation", operation, f"must be one of {known}", "Name one of these"
+            )
         arguments = list(_arguments({n: x for n, x in case.items() if n != "operation"}))
         try:
             options = commands.commands[operation].make_context(operation, list(arguments)).params
         except Exception as e:
             if not hasattr(e, "format_message"):
                 raise
-            raise InvalidValue(where, " ".join(arguments), e.format_message(), "See `kernelseam tune --help`") from e
+            raise InvalidValue(
+                where, " ".join(arguments), e.format_message(), "See `kernelseam tune --help`"
+            ) from e
         found.append(_from_options(operation, options))
     return found
 
@@ -238,13 +306,20 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
 def _show(t: Tuning) -> None:
     heading(str(t.problem))
     other = "" if t.chosen is t.model else f", where the model takes {t.model.name}"
-    facts([
-        ("  device", f"{t.device} {t.device.name}".rstrip()), ("  chosen", t.chosen.name + other),
-        ("  kept", t.path or "no"), *([("  note", t.note)] if t.note else []),
-    ])
+    facts(
+        [
+            ("  device", f"{t.device} {t.device.name}".rstrip()),
+            ("  chosen", t.chosen.name + other),
+            ("  kept", t.path or "no"),
+            *([("  note", t.note)] if t.note else []),
+        ]
+    )
     print()
     best = t.ways[0].seconds
-    table(("way", "predicted", "measured", "of the best", "runs", ""), [_cells(t, w, best) for w in t.ways])
+    table(
+        ("way", "predicted", "measured", "of the best", "runs", ""),
+        [_cells(t, w, best) for w in t.ways],
+    )
     for refusal in t.refused:
         print(f"{refusal.implementation}  refused: {refusal.reason}")
 
@@ -254,17 +329,34 @@ def _cells(t: Tuning, way: Way, best: float | None) -> tuple[str, ...]:
     if way.seconds is None or not best:
         return way.name, predicted, "-", "-", "-", way.failure
     verdict = "chosen" if way is t.chosen else ""
-    return way.name, predicted, duration(way.seconds), f"{best / way.seconds:.3f}", str(len(way.samples)), verdict
+    return (
+        way.name,
+        predicted,
+        duration(way.seconds),
+        f"{best / way.seconds:.3f}",
+        str(len(way.samples)),
+        verdict,
+    )
 
 
 def _data(t: Tuning) -> dict[str, Any]:
     return {
-        "problem": str(t.problem), "class": problem_class(t.problem), "device": str(t.device), "chosen": t.chosen.name,
-        "model": t.model.name, "kept": t.path, "note": t.note,
+        "problem": str(t.problem),
+        "class": problem_class(t.problem),
+        "device": str(t.device),
+        "chosen": t.chosen.name,
+        "model": t.model.name,
+        "kept": t.path,
+        "note": t.note,
         "ways": [
             {
-                "way": w.name, "implementation": w.implementation, "variant": w.variant, "failure": w.failure,
-                "predicted_seconds": w.predicted and w.predicted.seconds, "seconds": w.seconds, "runs": len(w.samples),
+                "way": w.name,
+                "implementation": w.implementation,
+                "variant": w.variant,
+                "failure": w.failure,
+                "predicted_seconds": w.predicted and w.predicted.seconds,
+                "seconds": w.seconds,
+                "runs": len(w.samples),
             }
             for w in t.ways
         ],

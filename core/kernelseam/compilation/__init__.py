@@ -1,4 +1,5 @@
-"""From a source bundle to a binary, through a cache that survives crashes, full disks and many processes."""
+"""From a source bundle to a binary, through a cache that survives crashes, full disks and many
+processes."""
 
 from kernelseam.compilation.build import Binary, compiled, forget
 from kernelseam.compilation.folder import CacheWarning, Untrusted, cache_folder
@@ -6,6 +7,15 @@ from kernelseam.compilation.listing import CacheEntry, Cleared, clear, entries
 from kernelseam.compilation.together import compiled_together
 
 __all__ = [
-    "Binary", "CacheEntry", "CacheWarning", "Cleared", "Untrusted", "cache_folder", "clear", "compiled",
-    "compiled_together", "entries", "forget",
+    "Binary",
+    "CacheEntry",
+    "CacheWarning",
+    "Cleared",
+    "Untrusted",
+    "cache_folder",
+    "clear",
+    "compiled",
+    "compiled_together",
+    "entries",
+    "forget",
 ]

@@ -39,7 +39,8 @@ class Binary:
 
 
 def binary_key(bundle: SourceBundle, arch: str, backend: str, compiler: str) -> str:
-    """SHA-256, in hex, over everything that shapes the binary, the content of every file included."""
+    """SHA-256, in hex, over everything that shapes the binary, the content of every file
+    included."""
     source = [bundle.name, bundle.main, sorted(bundle.files), bundle.defines, bundle.options]
     parts = [SCHEMA, source, arch, backend, compiler]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
@@ -58,8 +59,9 @@ def forget() -> None:
 def compiled(toolchain: Toolchain, bundle: SourceBundle, arch: str) -> Binary:
     """The bundle's binary for the arch, compiled at most once while the cache can be written.
 
-    Of many threads and processes that ask at once, one compiles. Where the cache cannot be used, a CacheWarning says
-    why and the binary is compiled for this process alone. Raises CompileError, with the place of the saved source.
+    Of many threads and processes that ask at once, one compiles. Where the cache cannot be used, a
+    CacheWarning says why and the binary is compiled for this process alone. Raises CompileError,
+    with the place of the saved source.
     """
     key = binary_key(bundle, arch, toolchain.backend, toolchain.compiler())
     with _memo_lock:
@@ -137,29 +139,38 @@ def _build(toolchain: Toolchain, bundle: SourceBundle, arch: str, key: str) -> B
         if writable:
             header = {"key": key, "name": bundle.name, "arch": arch, "backend": toolchain.backend}
             try:
-                for leftover in path.parent.glob(f"{key}.*{entry.TEMPORARY}"):  # of a build that was killed
+                # of a build that was killed
+                for leftover in path.parent.glob(f"{key}.*{entry.TEMPORARY}"):
                     leftover.unlink(missing_ok=True)
                 entry.write(path, header, data)
                 return Binary(data, path, key)
             except OSError as e:
-                _warn(f"the binary of {bundle.name} is not kept: {path.parent} cannot be written. {e}")
+                _warn(
+                    f"the binary of {bundle.name} is not kept: {path.parent} cannot be written. {e}"
+                )
         return Binary(data, None, key)
 
 
 def _compile(toolchain: Toolchain, bundle: SourceBundle, arch: str, key: str) -> bytes:
-    """The bundle's binary, which carries its key: what does not was made from something else. Raises CompileError."""
+    """The bundle's binary, which carries its key: what does not was made from something else.
+    Raises CompileError."""
     data = toolchain.compile(replace(bundle, defines=(*bundle.defines, (KEY, f'"{key}"'))), arch)
     if not entry.carries(data, key):
         raise CompileError(
-            bundle.name, arch, f"the binary that came back does not carry its key, the text of {KEY}: it was made from "
-            "something else, or its sources do not keep that constant (KS_CONSTANT of the platform header)",
+            bundle.name,
+            arch,
+            f"the binary that came back does not carry its key, the text of {KEY}: it was made "
+            "from "
+            "something else, or its sources do not keep that constant (KS_CONSTANT of the "
+            "platform header)",
         )
     return data
 
 
 @contextmanager
 def _locked(key: str) -> Iterator[bool]:
-    """Hold the key's lock, which ends with the process however that ends; False where there is no usable folder."""
+    """Hold the key's lock, which ends with the process however that ends; False where there is no
+    usable folder."""
     import filelock
 
     path = _path(key)
@@ -168,7 +179,8 @@ def _locked(key: str) -> Iterator[bool]:
         private(path.parent, make=True)
         lock = filelock.FileLock(path.with_suffix(LOCK), timeout=LOCK_SECONDS, mode=0o600)
         lock.acquire()
-    except (OSError, NotImplementedError, Untrusted) as e:  # the second: a file system that knows no locks
+    # the second: a file system that knows no locks
+    except (OSError, NotImplementedError, Untrusted) as e:
         _warn(f"compiling without the binary cache. {e}")
         yield False
         return
@@ -179,7 +191,8 @@ def _locked(key: str) -> Iterator[bool]:
 
 
 def _save_source(bundle: SourceBundle, error: CompileError, key: str) -> str | None:
-    """Write what the compiler was given, and what it said, beside the cache or else into a temporary folder; where.
+    """Write what the compiler was given, and what it said, beside the cache or else into a
+    temporary folder; where.
 
     None where neither can be written: the compiler's log must reach the caller all the same.
     """
@@ -201,8 +214,15 @@ def _save_source(bundle: SourceBundle, error: CompileError, key: str) -> str | N
 
 
 def _write_source(folder: Path, bundle: SourceBundle, error: CompileError) -> None:
-    said = f"{bundle.name} for {error.arch}, options {' '.join(bundle.options) or 'none'}\n\n{error.log}\n"
-    for name, text in (*bundle.files, ("translation_unit.cpp", bundle.text()), ("compiler.log", said)):
+    said = (
+        f"{bundle.name} for {error.arch}, options "
+        f"{' '.join(bundle.options) or 'none'}\n\n{error.log}\n"
+    )
+    for name, text in (
+        *bundle.files,
+        ("translation_unit.cpp", bundle.text()),
+        ("compiler.log", said),
+    ):
         inside = [part for part in PurePosixPath(name).parts if part not in ("..", "/")]
         target = folder.joinpath(*inside)
         target.parent.mkdir(parents=True, exist_ok=True)

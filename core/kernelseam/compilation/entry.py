@@ -1,6 +1,8 @@
-"""One binary, one file: the payload first, so that binary tools read the file as it is, then what it is and a digest.
+"""One binary, one file: the payload first, so that binary tools read the file as it is, then what
+it is and a digest.
 
-The binary itself carries its key: an entry that holds another's is seen, whoever wrote it and however.
+The binary itself carries its key: an entry that holds another's is seen, whoever wrote it and
+however.
 
 Layout: payload, JSON header, header length (u64, little-endian), SHA-256 of all before it, magic.
 """
@@ -66,7 +68,12 @@ def read(path: Path) -> tuple[dict[str, str], bytes]:
     if path.is_symlink():
         raise Untrusted("cache entry", path, "is a symbolic link", remedy)
     # A pipe in the entry's place must not keep us waiting for a writer.
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    flags = (
+        os.O_RDONLY
+        | getattr(os, "O_NOFOLLOW", 0)
+        | getattr(os, "O_NONBLOCK", 0)
+        | getattr(os, "O_BINARY", 0)
+    )
     handle = os.open(path, flags)
     try:
         info = os.fstat(handle)  # of what was opened, whatever the name means by now

@@ -1,6 +1,7 @@
 """Where the cache lies, and whether its owner alone can write there.
 
-A binary runs with the caller's rights, so whatever another user could have put in place is never loaded.
+A binary runs with the caller's rights, so whatever another user could have put in place is never
+loaded.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ class Untrusted(InvalidValue):
 
 
 def cache_folder() -> Path:
-    """The cache's folder: KERNELSEAM_CACHE_DIR, else the user's cache folder of the platform. Makes nothing.
+    """The cache's folder: KERNELSEAM_CACHE_DIR, else the user's cache folder of the platform. Makes
+    nothing.
 
-    Where there is neither (no home, "~" of nobody), a folder for temporary files that is this user's, and a
-    CacheWarning.
+    Where there is neither (no home, "~" of nobody), a folder for temporary files that is this
+    user's, and a CacheWarning.
     """
     given = os.environ.get(VARIABLE)
     try:
@@ -41,7 +43,11 @@ def cache_folder() -> Path:
             return found
         problem = "this user has no home folder"
     except (RuntimeError, OSError) as e:  # nobody's home; no current folder
-        problem = f"{VARIABLE} = {given} means no folder ({e})" if given else f"this user has no home folder ({e})"
+        problem = (
+            f"{VARIABLE} = {given} means no folder ({e})"
+            if given
+            else f"this user has no home folder ({e})"
+        )
     temporary = _temporary()
     message = f"{problem}: binaries are kept in {temporary}. Set {VARIABLE} to a folder of yours"
     warnings.warn(message, CacheWarning, stacklevel=1)  # of this line, so that it is said once
@@ -49,7 +55,8 @@ def cache_folder() -> Path:
 
 
 def _temporary() -> Path:
-    """The same in every process of the user's; `private` refuses it where another user has made it."""
+    """The same in every process of the user's; `private` refuses it where another user has made
+    it."""
     try:
         place = tempfile.gettempdir()
     except FileNotFoundError:  # no folder can be written: to be told when this one is wanted
@@ -73,8 +80,8 @@ def distrust(info: os.stat_result) -> str | None:
 def private(folder: Path, *, make: bool) -> bool:
     """Whether the folder is there, made with mode 0700 if missing and ``make``.
 
-    Raises Untrusted for a folder that is a link, another user's, or writable by others; OSError where it cannot be
-    made.
+    Raises Untrusted for a folder that is a link, another user's, or writable by others; OSError
+    where it cannot be made.
     """
     try:
         info = os.lstat(folder)

@@ -14,7 +14,8 @@ from kernelseam.compilation.folder import Untrusted, cache_folder, private
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """A binary in the cache. ``size`` in bytes, ``age`` in seconds; ``damage`` says why it would not be loaded."""
+    """A binary in the cache. ``size`` in bytes, ``age`` in seconds; ``damage`` says why it would
+    not be loaded."""
 
     name: str
     arch: str
@@ -40,7 +41,8 @@ def _folder() -> Path | None:
 
 
 def entries() -> list[CacheEntry]:
-    """Every binary in the cache, newest first; empty where there is no cache. Raises Untrusted, OSError."""
+    """Every binary in the cache, newest first; empty where there is no cache. Raises Untrusted,
+    OSError."""
     folder = _folder()
     found: list[CacheEntry] = []
     for path in folder.glob("*" + entry.SUFFIX) if folder else ():
@@ -57,12 +59,23 @@ def entries() -> list[CacheEntry]:
         except OSError as e:
             damage = f"it cannot be read: {e.strerror}"
         name, arch, backend = (header.get(k, "?") for k in ("name", "arch", "backend"))
-        found.append(CacheEntry(name, arch, backend, info.st_size, max(0.0, time.time() - info.st_mtime), path, damage))
+        found.append(
+            CacheEntry(
+                name,
+                arch,
+                backend,
+                info.st_size,
+                max(0.0, time.time() - info.st_mtime),
+                path,
+                damage,
+            )
+        )
     return sorted(found, key=lambda e: e.age)
 
 
 def clear() -> Cleared:
-    """Remove every binary, leftover and saved source of the cache, and nothing else. Raises Untrusted, OSError."""
+    """Remove every binary, leftover and saved source of the cache, and nothing else. Raises
+    Untrusted, OSError."""
     folder = _folder()
     binaries = size = 0
     for path in folder.iterdir() if folder else ():

@@ -26,11 +26,14 @@ def headers_below(folder: Traversable) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def included(main: str, files: Mapping[str, str], defines: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+def included(
+    main: str, files: Mapping[str, str], defines: Mapping[str, str]
+) -> tuple[tuple[str, str], ...]:
     """``main`` and what it includes, and what that includes, by name; nothing else of ``files``.
 
-    An include name is the path from the folder of all sources, or a constant of ``defines`` that holds one in quotes.
-    Conditions are not evaluated: what stands between #if and #endif counts. Raises PluginError where one is missing.
+    An include name is the path from the folder of all sources, or a constant of ``defines`` that
+    holds one in quotes. Conditions are not evaluated: what stands between #if and #endif counts.
+    Raises PluginError where one is missing.
     """
     found: dict[str, str] = {}
     wanted = [("", main)]

@@ -1,4 +1,5 @@
-"""Several bundles at once: those that neither this process nor the cache has are compiled beside each other."""
+"""Several bundles at once: those that neither this process nor the cache has are compiled beside
+each other."""
 
 from __future__ import annotations
 
@@ -23,13 +24,15 @@ class _Outcome:
     said: list[str] = field(default_factory=list)
 
 
-def compiled_together(toolchain: Toolchain, bundles: Sequence[SourceBundle], arch: str) -> list[Binary]:
-    """Each bundle's binary for the arch, as ``compiled`` gives it one by one: the first error in the bundles' order is
-    raised, warnings are given in that order, by the thread that asks.
+def compiled_together(
+    toolchain: Toolchain, bundles: Sequence[SourceBundle], arch: str
+) -> list[Binary]:
+    """Each bundle's binary for the arch, as ``compiled`` gives it one by one: the first error in
+    the bundles' order is raised, warnings are given in that order, by the thread that asks.
 
-    Threads compile where the toolchain's ``compiles_beside`` is true: its ``compile`` then lets go of the interpreter,
-    and its compiler holds no lock for long. Where whoever waits is interrupted, what has begun is finished in its
-    thread, for the cache, and nothing else is begun.
+    Threads compile where the toolchain's ``compiles_beside`` is true: its ``compile`` then lets go
+    of the interpreter, and its compiler holds no lock for long. Where whoever waits is interrupted,
+    what has begun is finished in its thread, for the cache, and nothing else is begun.
     """
     missing = []
     if len(bundles) > 1 and getattr(toolchain, "compiles_beside", False):
@@ -46,7 +49,9 @@ def compiled_together(toolchain: Toolchain, bundles: Sequence[SourceBundle], arc
     return found
 
 
-def _compile(toolchain: Toolchain, bundles: Sequence[SourceBundle], arch: str) -> dict[SourceBundle, _Outcome]:
+def _compile(
+    toolchain: Toolchain, bundles: Sequence[SourceBundle], arch: str
+) -> dict[SourceBundle, _Outcome]:
     outcomes = {b: _Outcome() for b in bundles}
     waiting: Iterator[SourceBundle] | None = iter(bundles)
 
@@ -61,7 +66,9 @@ def _compile(toolchain: Toolchain, bundles: Sequence[SourceBundle], arch: str) -
 
     # Each in the context of whoever asks: a plugin may look at what is set there.
     threads = [
-        threading.Thread(target=contextvars.copy_context().run, args=(work,), name=f"kernelseam: compiling {i}")
+        threading.Thread(
+            target=contextvars.copy_context().run, args=(work,), name=f"kernelseam: compiling {i}"
+        )
         for i in range(min(len(bundles), os.cpu_count() or 1))
     ]
     begun: list[threading.Thread] = []
@@ -69,7 +76,8 @@ def _compile(toolchain: Toolchain, bundles: Sequence[SourceBundle], arch: str) -
         for thread in threads:
             try:
                 thread.start()
-            except RuntimeError:  # there is room for no more: those that there are do it, or whoever asks
+            # there is room for no more: those that there are do it, or whoever asks
+            except RuntimeError:
                 break
             begun.append(thread)
         for thread in begun:

@@ -18,7 +18,8 @@ from kernelseam.errors import not_copied
 
 @dataclass(frozen=True, init=False)
 class ArrayInfo:
-    """An array as host code sees it: where its first element is and how it is walked. Nothing is copied."""
+    """An array as host code sees it: where its first element is and how it is walked. Nothing is
+    copied."""
 
     pointer: int
     shape: tuple[int, ...]
@@ -32,10 +33,18 @@ class ArrayInfo:
     writable: bool = True
 
     def __init__(
-        self, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, device: Device, kind: str,
-        owner: object, writable: bool = True,
+        self,
+        pointer: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: DType,
+        device: Device,
+        kind: str,
+        owner: object,
+        writable: bool = True,
     ) -> None:
-        # Every call makes one for each array, and what a frozen dataclass writes itself takes three times as long.
+        # Every call makes one for each array, and what a frozen dataclass writes itself takes three
+        # times as long.
         put = self.__dict__
         put["pointer"], put["shape"], put["strides"], put["dtype"] = pointer, shape, strides, dtype
         put["device"], put["kind"], put["owner"], put["writable"] = device, kind, owner, writable
@@ -44,7 +53,9 @@ class ArrayInfo:
         return self
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        raise not_copied("a view of an array", "Copy the array, and describe that: a descriptor is made anew")
+        raise not_copied(
+            "a view of an array", "Copy the array, and describe that: a descriptor is made anew"
+        )
 
 
 @runtime_checkable
@@ -55,19 +66,24 @@ class Runtime(Protocol):
         """The devices that are here; empty, never an exception, where there are none."""
 
     def describe(self, array: object) -> ArrayInfo | None:
-        """The array's view if it is of a kind and on a device that this runtime knows, else None."""
+        """The array's view if it is of a kind and on a device that this runtime knows, else
+        None."""
 
-    def empty(self, shape: Sequence[int], dtype: DType, device: Device, like: ArrayInfo | None = None) -> object:
+    def empty(
+        self, shape: Sequence[int], dtype: DType, device: Device, like: ArrayInfo | None = None
+    ) -> object:
         """A new, uninitialised, row-major array on the device; of ``like``'s kind where given."""
 
     def from_host(self, host: npt.NDArray[Any], device: Device) -> object:
         """A copy of a host array on the device, complete when this returns."""
 
     def to_host(self, array: object) -> npt.NDArray[Any]:
-        """A host copy of an array (strides kept simple: row-major), after the work already queued."""
+        """A host copy of an array (strides kept simple: row-major), after the work already
+        queued."""
 
     def read(self, pointer: int, size: int, device: Device) -> npt.NDArray[np.uint8]:
-        """A host copy of ``size`` bytes of the device's memory from an address on, after the work already queued."""
+        """A host copy of ``size`` bytes of the device's memory from an address on, after the work
+        already queued."""
 
     def current_stream(self, device: Device, array: ArrayInfo | None = None) -> int:
         """The handle of the stream that the array's library would use now."""
@@ -75,15 +91,18 @@ class Runtime(Protocol):
     def synchronize(self, device: Device) -> None:
         """Wait for everything queued on the device."""
 
-    def prepare_memset(self, pointer: int, value: int, size: int, device: Device) -> Callable[[int], None]:
-        """``launch(stream)``, which sets ``size`` bytes of the device's memory to ``value`` (0 to 255) in the stream's
-        order, without a kernel of ours; it neither waits nor allocates."""
+    def prepare_memset(
+        self, pointer: int, value: int, size: int, device: Device
+    ) -> Callable[[int], None]:
+        """``launch(stream)``, which sets ``size`` bytes of the device's memory to ``value`` (0 to
+        255) in the stream's order, without a kernel of ours; it neither waits nor allocates."""
 
     def activate(self, device: Device) -> AbstractContextManager[None]:
         """Make the device current, and restore the one before."""
 
     def time(self, launch: Callable[[int], None], device: Device, repeats: int) -> list[float]:
-        """Seconds of each of ``repeats`` runs of ``launch(stream)``, measured on the device where it has a clock."""
+        """Seconds of each of ``repeats`` runs of ``launch(stream)``, measured on the device where
+        it has a clock."""
 
 
 @dataclass(frozen=True)
@@ -98,24 +117,31 @@ class Ready:
 
 @runtime_checkable
 class QuickRuntime(Protocol):
-    """What a Runtime may have beside: calls that repeat then ask it neither for a context manager nor by an array."""
+    """What a Runtime may have beside: calls that repeat then ask it neither for a context manager
+    nor by an array."""
 
     def ready(self, device: Device, kind: str | None) -> Ready:
-        """Of a device, for arrays of a kind as ``ArrayInfo.kind`` names it; None where there are only addresses."""
+        """Of a device, for arrays of a kind as ``ArrayInfo.kind`` names it; None where there are
+        only addresses."""
 
 
-def host_array(pointer: int, shape: Sequence[int], strides: Sequence[int], dtype: DType) -> npt.NDArray[Any]:
+def host_array(
+    pointer: int, shape: Sequence[int], strides: Sequence[int], dtype: DType
+) -> npt.NDArray[Any]:
     """A NumPy view of host memory; strides in elements, never negative."""
     np_dtype = np.dtype(dtype.numpy)
     if 0 in shape:
         return np.empty(tuple(shape), np_dtype)
     span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     memory: Any = (ctypes.c_char * (span * np_dtype.itemsize)).from_address(pointer)
-    return np.ndarray(tuple(shape), np_dtype, memory, 0, tuple([s * np_dtype.itemsize for s in strides]))
+    return np.ndarray(
+        tuple(shape), np_dtype, memory, 0, tuple([s * np_dtype.itemsize for s in strides])
+    )
 
 
 def host_copy(info: ArrayInfo, runtime: Runtime) -> npt.NDArray[Any]:
-    """A row-major host copy of an array in device memory, by one ``read`` of what it spans; strides of any sign."""
+    """A row-major host copy of an array in device memory, by one ``read`` of what it spans; strides
+    of any sign."""
     dtype = np.dtype(info.dtype.numpy)
     if 0 in info.shape:
         return np.empty(info.shape, dtype)

@@ -13,7 +13,8 @@ HOST = "host"
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """What dispatch and the host halves of kernels ask of a device. Rates are peaks, in SI units."""
+    """What dispatch and the host halves of kernels ask of a device. Rates are peaks, in SI
+    units."""
 
     compute_units: int = 1
     shared_bytes_per_block: int = 0
@@ -34,9 +35,10 @@ class Device:
     name: str = field(default="", compare=False)
     limits: DeviceLimits = field(default_factory=DeviceLimits, compare=False)
     evidence: str = field(default="measured", compare=False)
-    """What a result from here shows of the arch: "measured" on the hardware itself, "emulated" by a program that runs
-    the hardware's instructions, or "host", where the host's processor is the arch. An emulated device is used only
-    where its backend or the device itself is named, and its times say nothing."""
+    """What a result from here shows of the arch: "measured" on the hardware itself, "emulated" by a
+    program that runs the hardware's instructions, or "host", where the host's processor is the
+    arch. An emulated device is used only where its backend or the device itself is named, and its
+    times say nothing."""
 
     def __str__(self) -> str:
         emulated = ", emulated" if self.evidence == EMULATED else ""

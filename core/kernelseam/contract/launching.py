@@ -18,15 +18,16 @@ _ONE: Extents = (1, 1, 1)
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """What a kernel is started with. ``shared_bytes`` is dynamic shared memory; ``cluster`` is in blocks."""
+    """What a kernel is started with. ``shared_bytes`` is dynamic shared memory; ``cluster`` is in
+    blocks."""
 
     grid: Extents
     block: Extents
     shared_bytes: int = 0
     cluster: Extents = _ONE
     programmatic: bool = False
-    """Programmatic dependent launch: it may start before the launch ahead of it in the stream has ended, and waits for
-    that itself."""
+    """Programmatic dependent launch: it may start before the launch ahead of it in the stream has
+    ended, and waits for that itself."""
 
     def refuse(self, row: ArchRow) -> str | None:
         """Why no launch on the arch can be this one, or None."""
@@ -34,15 +35,21 @@ class LaunchConfig:
         if blocks > 1 and row.cluster_blocks == 1:
             return f"it launches clusters of {blocks} blocks, {row.arch} has no clusters"
         if blocks > row.cluster_blocks:
-            return f"it launches clusters of {blocks} blocks, {row.arch} has clusters of at most {row.cluster_blocks}"
-        if any(n < 1 for n in self.cluster) or any(g % c for g, c in zip(self.grid, self.cluster, strict=True)):
+            return (
+                f"it launches clusters of {blocks} blocks, {row.arch} has clusters of at most "
+                f"{row.cluster_blocks}"
+            )
+        if any(n < 1 for n in self.cluster) or any(
+            g % c for g, c in zip(self.grid, self.cluster, strict=True)
+        ):
             return f"its grid {self.grid} is not divided by its clusters {self.cluster}"
         if self.programmatic and not row.programmatic_launch:
             return f"it is a programmatic dependent launch, {row.arch} has none"
         return None
 
     def require_plain(self, backend: str) -> None:
-        """Raise DeviceError where it asks for more than grid, block and shared memory: all that the backend has."""
+        """Raise DeviceError where it asks for more than grid, block and shared memory: all that the
+        backend has."""
         if self.cluster != _ONE:
             raise DeviceError(f"backend {backend} launches no clusters: cluster {self.cluster}")
         if self.programmatic:
@@ -59,8 +66,10 @@ class LoadedKernel(Protocol):
 
     @property
     def facts(self) -> KernelFacts:
-        """What the device's driver says of it; what no driver says is NOT_KNOWN, or read off the binary."""
+        """What the device's driver says of it; what no driver says is NOT_KNOWN, or read off the
+        binary."""
 
     def prepare(self, config: LaunchConfig, arguments: bytes) -> Callable[[int], None]:
-        """Keep the packed arguments and return ``launch(stream)``, which does nothing but launch. Raises DeviceError
-        for arguments of another size than the kernel's, and for a config that the backend has no launch for."""
+        """Keep the packed arguments and return ``launch(stream)``, which does nothing but launch.
+        Raises DeviceError for arguments of another size than the kernel's, and for a config that
+        the backend has no launch for."""

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from kernelseam.contract.devices import Device
 from kernelseam.contract.problems import Cost
 
-
 WORKSPACE_ALIGNMENT = 16
 """Bytes: of every workspace, unless its plan says more."""
 
@@ -38,8 +37,8 @@ class Step(Protocol):
     def record(self) -> LaunchRecord: ...
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
-        """``launch(stream)`` over these addresses, any number of times. May pack and encode; must not launch, nor read
-        what stands in memory: it may be another at each launch."""
+        """``launch(stream)`` over these addresses, any number of times. May pack and encode; must
+        not launch, nor read what stands in memory: it may be another at each launch."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,8 @@ class PlanParts:
     workspace_alignment: int = WORKSPACE_ALIGNMENT
     """Bytes that the workspace's address must be a multiple of, a power of two."""
     zeroed_bytes: int = 0
-    """The workspace's first bytes that must be 0 before a call's first launch, and that each of its launches leaves 0:
-    a counter that resets itself. Binding sees to it."""
+    """The workspace's first bytes that must be 0 before a call's first launch, and that each of its
+    launches leaves 0: a counter that resets itself. Binding sees to it."""
 
 
 class Implementation(Protocol):

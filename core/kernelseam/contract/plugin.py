@@ -27,13 +27,16 @@ class PluginInfo:
 
 @dataclass(frozen=True)
 class Backend:
-    """A vendor as the core sees it. Shared kernels follow from ``toolchain`` without another line."""
+    """A vendor as the core sees it. Shared kernels follow from ``toolchain`` without another
+    line."""
 
     name: str
     runtime: Runtime
     toolchain: Toolchain | None = None
     implementations: tuple[Implementation, ...] = ()
     kernels: tuple[Composition, ...] = ()
-    """Host halves of kernels that the plugin owns, and compositions of kernels; compiled by ``toolchain``."""
+    """Host halves of kernels that the plugin owns, and compositions of kernels; compiled by
+    ``toolchain``."""
     priority: int = 0
-    """Where no device is named, the backend with devices and the highest priority is the default."""
+    """Where no device is named, the backend with devices and the highest priority is the
+    default."""

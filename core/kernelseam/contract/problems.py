@@ -25,7 +25,8 @@ class OperandRule:
     written: bool = False
     optional: bool = False
     may_be: str = ""
-    """A written operand that it may be: of the same address, dtype, shape and strides. Else they must not overlap."""
+    """A written operand that it may be: of the same address, dtype, shape and strides. Else they
+    must not overlap."""
 
     @cached_property
     def span(self) -> int:
@@ -36,8 +37,16 @@ class OperandRule:
 
     def walks_as(self, other: OperandRule) -> bool:
         """Whether it visits the same elements as another of the same address, in the same order."""
-        steps = zip(self.shape, self.strides, other.strides, strict=True) if self.shape == other.shape else ()
-        return self.dtype is other.dtype and self.shape == other.shape and all(s == t for n, s, t in steps if n > 1)
+        steps = (
+            zip(self.shape, self.strides, other.strides, strict=True)
+            if self.shape == other.shape
+            else ()
+        )
+        return (
+            self.dtype is other.dtype
+            and self.shape == other.shape
+            and all(s == t for n, s, t in steps if n > 1)
+        )
 
 
 class Problem(Protocol):
@@ -58,7 +67,8 @@ class Problem(Protocol):
 
     @property
     def bytes_moved(self) -> int:
-        """The fewest bytes that must cross memory: every input read once, every output written once."""
+        """The fewest bytes that must cross memory: every input read once, every output written
+        once."""
 
     @property
     def compute_dtype(self) -> DType:

@@ -12,13 +12,15 @@ TENSOR_MAP_BYTES = 128
 
 @dataclass(frozen=True)
 class TensorMap:
-    """How a kernel's tile loads and stores walk one operand. Axes come innermost first, as in the kernel's coordinates.
+    """How a kernel's tile loads and stores walk one operand. Axes come innermost first, as in the
+    kernel's coordinates.
 
     A toolchain says what its hardware refuses of it, and encodes it over an address.
     """
 
     operand: str
-    """The plan's operand; a launch may put another, or part of the workspace, in its place, as for a pointer."""
+    """The plan's operand; a launch may put another, or part of the workspace, in its place, as for
+    a pointer."""
     dtype: DType
     extents: tuple[int, ...]
     """In elements. What a box covers beyond them is filled, and not stored."""
@@ -45,4 +47,6 @@ class WithoutTensorMaps:
         return f"it loads {tensor_map.operand} by a tensor map, {arch} has none"
 
     def encode_tensor_map(self, tensor_map: TensorMap, address: int) -> bytes:
-        raise DeviceError(f"backend {self.backend} has no tensor maps: {tensor_map.operand} cannot have one")
+        raise DeviceError(
+            f"backend {self.backend} has no tensor maps: {tensor_map.operand} cannot have one"
+        )

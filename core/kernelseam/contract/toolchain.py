@@ -21,9 +21,11 @@ NOT_KNOWN = -1
 
 @dataclass(frozen=True)
 class SourceBundle:
-    """All that shapes one binary: sources held in memory, constants, and the kernels it must contain.
+    """All that shapes one binary: sources held in memory, constants, and the kernels it must
+    contain.
 
-    ``files`` maps include names to texts; the file named ``main`` is compiled. ``defines`` stand before it.
+    ``files`` maps include names to texts; the file named ``main`` is compiled. ``defines`` stand
+    before it.
     """
 
     name: str
@@ -40,12 +42,14 @@ class SourceBundle:
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """What a binary, or the driver that loaded it, says of a kernel. Counts that nobody tells are NOT_KNOWN."""
+    """What a binary, or the driver that loaded it, says of a kernel. Counts that nobody tells are
+    NOT_KNOWN."""
 
     name: str
     registers: int
     spills: int
-    """Bytes (or registers, where the format counts those) spilled to memory; 0 is wanted everywhere."""
+    """Bytes (or registers, where the format counts those) spilled to memory; 0 is wanted
+    everywhere."""
     scratch_bytes: int
     shared_bytes: int
     matrix_instructions: int
@@ -58,8 +62,8 @@ class KernelFacts:
 class ArchRow:
     """One arch's row in its vendor's table: what shared kernels and their host halves need to know.
 
-    ``tiles`` maps an operation ("gemm", "attention") to its rows of tile shapes; each operation's host half
-    documents the columns it reads.
+    ``tiles`` maps an operation ("gemm", "attention") to its rows of tile shapes; each operation's
+    host half documents the columns it reads.
     """
 
     arch: str
@@ -94,16 +98,19 @@ class Toolchain(Protocol):
         """The arch's row; raises UnknownName."""
 
     def platform_files(self, arch: str) -> Mapping[str, str]:
-        """Include name → text of the backend's device sources for the arch, the platform header among them."""
+        """Include name → text of the backend's device sources for the arch, the platform header
+        among them."""
 
     def compiler(self) -> str:
-        """Name and version of the compiler, part of a binary's key. Raises CompileError if it cannot be loaded."""
+        """Name and version of the compiler, part of a binary's key. Raises CompileError if it
+        cannot be loaded."""
 
     def compile(self, bundle: SourceBundle, arch: str) -> bytes:
-        """Source to binary, with the bundle's options: what else shapes a binary is not in its key. The text of the
-        constant KS_KEY is found in the binary, which is refused otherwise. Raises CompileError with the compiler's
-        log. A toolchain whose attribute ``compiles_beside`` is True is asked by several threads at once for the
-        kernels of one plan: its compiler works without the interpreter, and beside itself."""
+        """Source to binary, with the bundle's options: what else shapes a binary is not in its key.
+        The text of the constant KS_KEY is found in the binary, which is refused otherwise. Raises
+        CompileError with the compiler's log. A toolchain whose attribute ``compiles_beside`` is
+        True is asked by several threads at once for the kernels of one plan: its compiler works
+        without the interpreter, and beside itself."""
 
     def inspect(self, binary: bytes, arch: str) -> Mapping[str, KernelFacts]:
         """Facts of each kernel in a binary, read without a device."""
@@ -112,9 +119,11 @@ class Toolchain(Protocol):
         """The kernel on the device; loading the same binary again is cheap."""
 
     def refuse_tensor_map(self, tensor_map: TensorMap, arch: str, alignment: int) -> str | None:
-        """Why the arch cannot have this tensor map over an address that is a multiple of ``alignment`` bytes, or None.
+        """Why the arch cannot have this tensor map over an address that is a multiple of
+        ``alignment`` bytes, or None.
 
         A backend without tensor maps inherits WithoutTensorMaps."""
 
     def encode_tensor_map(self, tensor_map: TensorMap, address: int) -> bytes:
-        """The TENSOR_MAP_BYTES of a tensor map over an operand's address; needs the driver. Raises DeviceError."""
+        """The TENSOR_MAP_BYTES of a tensor map over an operand's address; needs the driver. Raises
+        DeviceError."""

@@ -1,13 +1,15 @@
-"""The time of one launch: what its blocks take of the compute units, and what its bytes take of memory.
-
-A device deals blocks to its compute units in rounds. A unit's time is rounds · (a block's operations over the rate of
-its tile, and what starting and ending it costs); where blocks differ in length, half of what the longest has more than
-the average is waited for at the end. Memory's time is bytes over the bandwidth that a copy reaches. The two overlap,
-but not wholly: the launch takes the root of the sum of their squares, which is nearly the longer one where they differ,
-and 1.4 times either where they are equal.
-
-Rates are parts of a device's peaks, so that one row serves every device of an arch: cards differ in units, clock and
+"""The time of one launch: what its blocks take of the compute units, and what its bytes take of
 memory.
+
+A device deals blocks to its compute units in rounds. A unit's time is rounds · (a block's
+operations over the rate of its tile, and what starting and ending it costs); where blocks differ in
+length, half of what the longest has more than the average is waited for at the end. Memory's time
+is bytes over the bandwidth that a copy reaches. The two overlap, but not wholly: the launch takes
+the root of the sum of their squares, which is nearly the longer one where they differ, and 1.4
+times either where they are equal.
+
+Rates are parts of a device's peaks, so that one row serves every device of an arch: cards differ in
+units, clock and memory.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class LibraryRate:
     rate: float
     """The part of the device's peak that its blocks reach."""
     block_seconds: float
-    """What starting and ending a block takes of a compute unit: every matrix, however small, has blocks of its own."""
+    """What starting and ending a block takes of a compute unit: every matrix, however small, has
+    blocks of its own."""
     tf32: float = 1.0
     """How many times as fast it multiplies in TF32, where it does."""
 
@@ -44,8 +47,8 @@ class Coefficients:
     bandwidth: float = 1.0
     """The part of the peak bandwidth that a copy reaches, read and written."""
     multiply: Mapping[DType, float] = field(default_factory=dict, hash=False)
-    """The part of the peak rate that the instruction of the shared kernels' products issues at: a tile's rate is a
-    part of this. 1 where a dtype is missing."""
+    """The part of the peak rate that the instruction of the shared kernels' products issues at: a
+    tile's rate is a part of this. 1 where a dtype is missing."""
     call_seconds: float = 0.0
     """What a call of a vendor's library takes beyond a launch."""
     libraries: Mapping[str, Mapping[DType, LibraryRate]] = field(default_factory=dict, hash=False)

@@ -15,7 +15,10 @@ def peak(limits: DeviceLimits, dtype: DType) -> float:
 
 
 def roofline(problem: Problem, limits: DeviceLimits, efficiency: float = 1.0) -> Cost:
-    """The time that memory or arithmetic needs at least, whichever is longer, over ``efficiency``."""
+    """The time that memory or arithmetic needs at least, whichever is longer, over
+    ``efficiency``."""
     rate = peak(limits, problem.compute_dtype)
     seconds = max(problem.operations / rate, problem.bytes_moved / limits.bytes_per_second)
-    return Cost(problem.bytes_moved, problem.operations, limits.launch_seconds + seconds / efficiency)
+    return Cost(
+        problem.bytes_moved, problem.operations, limits.launch_seconds + seconds / efficiency
+    )

@@ -1,4 +1,5 @@
-"""Lists of addresses: host sequences of arrays or addresses, and device arrays of 64-bit integers."""
+"""Lists of addresses: host sequences of arrays or addresses, and device arrays of 64-bit
+integers."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ _SOLVED = 256  # pairs of interleaved matrices, at some microseconds each
 class Words:
     """A device's array of 64-bit integers, seen as float64.
 
-    The contract's arrays hold floating point only; this names eight bytes an entry by the one type of that
-    size. The bits are moved, never computed with.
+    The contract's arrays hold floating point only; this names eight bytes an entry by the one type
+    of that size. The bits are moved, never computed with.
     """
 
     def __init__(self, owner: Any) -> None:
@@ -73,17 +74,22 @@ class Matrix:
     def rule(self, name: str = "") -> OperandRule:
         """One matrix as it lies in memory."""
         assert self.row_stride is not None
-        return OperandRule(name, self.dtype, (self.rows, self.columns), (self.row_stride, 1), 1, self.written)
+        return OperandRule(
+            name, self.dtype, (self.rows, self.columns), (self.row_stride, 1), 1, self.written
+        )
 
     def takes(self, shape: tuple[int, ...]) -> bool:
         """Whether an array of that shape is such a matrix."""
         whole = shape == (self.rows, self.columns)
-        return whole or (self.ragged and len(shape) == 2 and shape[0] <= self.rows and shape[1] == self.columns)
+        return whole or (
+            self.ragged and len(shape) == 2 and shape[0] <= self.rows and shape[1] == self.columns
+        )
 
 
 @dataclass(frozen=True)
 class AddressList:
-    """A list as it was given: its addresses if the host knows them, else the array on the device."""
+    """A list as it was given: its addresses if the host knows them, else the array on the
+    device."""
 
     source: object
     """What was given; of a list on the device, its words seen as floating point."""
@@ -94,7 +100,8 @@ class AddressList:
     row_stride: int | None = None
     """Of the arrays in the list; None where there are none of two rows or more."""
     rows: Ints | None = None
-    """By entry those of its array, where matrices may have fewer than all; an address is taken to have all."""
+    """By entry those of its array, where matrices may have fewer than all; an address is taken to
+    have all."""
 
     @property
     def device(self) -> Device | None:
@@ -119,14 +126,18 @@ def read_list(name: str, value: object, matrix: Matrix) -> AddressList:
     source = _words(value)
     if source is None:
         raise InvalidValue(
-            name, shown(value), "must be a list or tuple of arrays or addresses, or an array of 64-bit integers",
+            name,
+            shown(value),
+            "must be a list or tuple of arrays or addresses, or an array of 64-bit integers",
             "Pass list(…), or a one-dimensional array of int64 or uint64",
         )
     words = describe(name, source)
     if len(words.shape) != 1 or (words.shape[0] > 1 and words.strides[0] != 1):
         raise InvalidValue(
-            name, f"an array of shape {list(words.shape)} with strides {list(words.strides)}",
-            "a list of addresses has one contiguous axis", "Flatten it, batch-major",
+            name,
+            f"an array of shape {list(words.shape)} with strides {list(words.strides)}",
+            "a list of addresses has one contiguous axis",
+            "Flatten it, batch-major",
         )
     return AddressList(source, None, words)
 
@@ -156,7 +167,9 @@ def _host_list(name: str, values: Sequence[object], want: Matrix) -> AddressList
         if not want.takes(info.shape):
             most = "" if want.vector else "at most " * want.ragged + f"{want.rows}, "
             raise InvalidValue(
-                item, f"an array of shape {list(given.shape)}", f"must be [{most}{want.columns}]",
+                item,
+                f"an array of shape {list(given.shape)}",
+                f"must be [{most}{want.columns}]",
                 "One matrix an entry, as it lies in memory",
             )
         check_rows(item, given)
@@ -164,13 +177,18 @@ def _host_list(name: str, values: Sequence[object], want: Matrix) -> AddressList
             first, place = info, item
         if info.device != first.device:
             raise InvalidValue(
-                item, f"an array on {info.device}", f"{place} is on {first.device}", "Move all arrays to one device"
+                item,
+                f"an array on {info.device}",
+                f"{place} is on {first.device}",
+                "Move all arrays to one device",
             )
         if dtype is None:
             dtype = info.dtype
         if info.dtype is not dtype:
             raise InvalidValue(
-                item, f"an array of {info.dtype}", f"must be {dtype} as all of a call are",
+                item,
+                f"an array of {info.dtype}",
+                f"must be {dtype} as all of a call are",
                 "Convert it, or call once a dtype",
             )
         if info.shape[0] > 1 and want.columns:
@@ -178,7 +196,9 @@ def _host_list(name: str, values: Sequence[object], want: Matrix) -> AddressList
                 row_stride = info.strides[0]
             if info.strides[0] != row_stride:
                 raise InvalidValue(
-                    item, f"row stride {info.strides[0]}", f"must be {row_stride} as all of a call are",
+                    item,
+                    f"row stride {info.strides[0]}",
+                    f"must be {row_stride} as all of a call are",
                     "Copy it, or call once a row stride",
                 )
         if want.written and not info.writable:
@@ -189,20 +209,32 @@ def _host_list(name: str, values: Sequence[object], want: Matrix) -> AddressList
     return AddressList(values, addresses, matrix=first, row_stride=row_stride, rows=rows)
 
 
-def check_entries(lists: Mapping[str, Addresses], matrices: Mapping[str, Matrix], alignment: Mapping[str, int]) -> None:
-    """Refuse null, misaligned and far addresses, and written matrices that provably share memory with others, but with
-    their own entry of a list that may be theirs."""
+def check_entries(
+    lists: Mapping[str, Addresses], matrices: Mapping[str, Matrix], alignment: Mapping[str, int]
+) -> None:
+    """Refuse null, misaligned and far addresses, and written matrices that provably share memory
+    with others, but with their own entry of a list that may be theirs."""
     for name, found in lists.items():
         m = matrices[name]
         span = m.span
         for bad, text, rule, remedy in (
-            (found == 0, "null", "must be the address of a matrix", "Leave the entry out, or give it memory"),
             (
-                found % np.uint64(alignment[name]) != 0, "", f"must be a multiple of {alignment[name]} bytes",
-                "Align the matrix" + f", or plan with alignment={m.itemsize}" * (alignment[name] > m.itemsize),
+                found == 0,
+                "null",
+                "must be the address of a matrix",
+                "Leave the entry out, or give it memory",
             ),
             (
-                found > np.uint64(2**64 - span), "", f"a walk over {span} bytes leaves the 64-bit addresses",
+                found % np.uint64(alignment[name]) != 0,
+                "",
+                f"must be a multiple of {alignment[name]} bytes",
+                "Align the matrix"
+                + f", or plan with alignment={m.itemsize}" * (alignment[name] > m.itemsize),
+            ),
+            (
+                found > np.uint64(2**64 - span),
+                "",
+                f"a walk over {span} bytes leaves the 64-bit addresses",
                 "Pass the memory's address",
             ),
         ):
@@ -237,26 +269,35 @@ def _check_outputs(name: str, found: Addresses, m: Matrix) -> None:
         place = int(shared.argmax())
         j, i = sorted((int(order[place]), int(order[place + 1])))
         how = "equals" if found[i] == found[j] else "overlaps the matrix of"
-        raise InvalidValue(f"{name}[{i}]", hex(found[i]), f"{how} {name}[{j}]", "Give every output memory of its own")
+        raise InvalidValue(
+            f"{name}[{i}]",
+            hex(found[i]),
+            f"{how} {name}[{j}]",
+            "Give every output memory of its own",
+        )
 
 
 def _check_against(
     name: str, inputs: Addresses, read: Matrix, output: str, outputs: Addresses, written: Matrix
 ) -> None:
-    """No written matrix may be an input, nor share an element with the nearest input on either side of it.
+    """No written matrix may be an input, nor share an element with the nearest input on either side
+    of it.
 
     Of matrices whose rows interleave only so many are solved for: what is refused is proven.
     """
     kept = np.arange(len(inputs))
     if read.may_be == output and read.rule().walks_as(written.rule()):
-        kept = np.flatnonzero(outputs != inputs)  # the others are outputs, which were held against each other
+        # the others are outputs, which were held against each other
+        kept = np.flatnonzero(outputs != inputs)
         inputs = inputs[kept]
     if not inputs.size:
         return
     same, where, other = np.intersect1d(outputs, inputs, return_indices=True)
     if same.size:
         raise InvalidValue(
-            f"{output}[{where[0]}]", hex(same[0]), f"is also {name}[{kept[other[0]]}]",
+            f"{output}[{where[0]}]",
+            hex(same[0]),
+            f"is also {name}[{kept[other[0]]}]",
             "Give the output memory of its own",
         )
     order = np.argsort(inputs, kind="stable")
@@ -268,17 +309,21 @@ def _check_against(
             j = int(near[i])
             if proven_overlap(int(outputs[i]), written.rule(), int(inputs[j]), read.rule()):
                 raise InvalidValue(
-                    f"{output}[{i}]", hex(outputs[i]), f"overlaps the matrix of {name}[{kept[j]}]",
+                    f"{output}[{i}]",
+                    hex(outputs[i]),
+                    f"overlaps the matrix of {name}[{kept[j]}]",
                     "Give the output memory of its own",
                 )
 
 
 def check_beside(
-    lists: Mapping[str, Addresses], matrices: Mapping[str, Matrix], pointers: Mapping[str, int],
+    lists: Mapping[str, Addresses],
+    matrices: Mapping[str, Matrix],
+    pointers: Mapping[str, int],
     rules: Sequence[OperandRule],
 ) -> None:
-    """Refuse matrices that provably share memory with a strided operand of the same call, where one of them is
-    written. Of those near it only so many are solved for."""
+    """Refuse matrices that provably share memory with a strided operand of the same call, where one
+    of them is written. Of those near it only so many are solved for."""
     for rule in rules:
         start = pointers.get(rule.name, 0)
         if rule.dtype is None or not rule.span or not start:
@@ -288,16 +333,22 @@ def check_beside(
             m = matrices[name]
             if not (rule.written or m.written) or m.ragged:
                 continue
-            near = (found < np.uint64(min(end, 2**64 - 1))) & (found + np.uint64(m.span) > np.uint64(start))
+            near = (found < np.uint64(min(end, 2**64 - 1))) & (
+                found + np.uint64(m.span) > np.uint64(start)
+            )
             for i in np.flatnonzero(near)[:_SOLVED]:
                 if proven_overlap(int(found[i]), m.rule(), start, rule):
                     raise InvalidValue(
-                        f"{name}[{i}]", hex(found[i]), f"overlaps {rule.name}", "Give the output memory of its own"
+                        f"{name}[{i}]",
+                        hex(found[i]),
+                        f"overlaps {rule.name}",
+                        "Give the output memory of its own",
                     )
 
 
 def spacing(found: Addresses, itemsize: int) -> int | None:
-    """The elements from each address to the next where they are evenly spaced, never backwards; else None.
+    """The elements from each address to the next where they are evenly spaced, never backwards;
+    else None.
 
     A list of one entry has the spacing 0.
     """

@@ -20,30 +20,52 @@ PACKED = "T H D"
 def order(name: str, value: object, known: Mapping[str, str]) -> str:
     """The name of an order of axes. Raises InvalidValue for one that is not known."""
     if not isinstance(value, str) or value not in known:
-        raise InvalidValue(name, value, f"must be one of {', '.join(known)}", "Name the order of the axes")
+        raise InvalidValue(
+            name, value, f"must be one of {', '.join(known)}", "Name the order of the axes"
+        )
     return value
 
 
 def fields_of(
-    arrays: Mapping[str, object], layout: str, kv_layout: str, max_seqlen_q: int | None, max_seqlen_k: int | None
+    arrays: Mapping[str, object],
+    layout: str,
+    kv_layout: str,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
 ) -> dict[str, Any]:
     """Extents and strides for the descriptor, and the views in place of the arrays.
 
-    ``arrays``: the operands by their names in the descriptor. Raises InvalidValue for ranks and extents that do not
-    fit.
+    ``arrays``: the operands by their names in the descriptor. Raises InvalidValue for ranks and
+    extents that do not fit.
     """
     order("layout", layout, LAYOUTS)
     order("kv_layout", kv_layout, KV_LAYOUTS)
     infos = dict(zip(arrays, describe_arrays(**arrays), strict=True))
     found: dict[str, Any] = dict(infos)
-    packed_q, packed_k, paged = (n in infos for n in ("cu_seqlens_q", "cu_seqlens_k", "block_table"))
+    packed_q, packed_k, paged = (
+        n in infos for n in ("cu_seqlens_q", "cu_seqlens_k", "block_table")
+    )
     for name, value, there, of, missing in (
         ("max_seqlen_q", max_seqlen_q, packed_q, "packed queries", "cu_seqlens_q"),
-        ("max_seqlen_k", max_seqlen_k, packed_k or paged, "packed or paged keys", "cu_seqlens_k or block_table"),
-        ("kv_layout", None if kv_layout == "nhd" else kv_layout, paged, "paged keys", "block_table"),
+        (
+            "max_seqlen_k",
+            max_seqlen_k,
+            packed_k or paged,
+            "packed or paged keys",
+            "cu_seqlens_k or block_table",
+        ),
+        (
+            "kv_layout",
+            None if kv_layout == "nhd" else kv_layout,
+            paged,
+            "paged keys",
+            "block_table",
+        ),
     ):
         if value is not None and not there:
-            raise InvalidValue(name, value, f"is about {of}", f"Give {missing} too, or leave it out")
+            raise InvalidValue(
+                name, value, f"is about {of}", f"Give {missing} too, or leave it out"
+            )
     query_axes = PACKED if packed_q else LAYOUTS[layout]
     key_axes = KV_LAYOUTS[kv_layout] if paged else PACKED if packed_k else LAYOUTS[layout]
     q = _read(found, "q", query_axes, infos["q"], {"H": "H", "S": "S_q", "D": "D"}, {})
@@ -56,11 +78,23 @@ def fields_of(
         if name in infos:
             (entries,) = axes(name, infos[name], "B+1", {} if batch is None else {"B+1": batch + 1})
             if not entries:
-                raise InvalidValue(name, "an array of shape [0]", "must be [B+1]", "One offset, 0, says that B is 0")
+                raise InvalidValue(
+                    name,
+                    "an array of shape [0]",
+                    "must be [B+1]",
+                    "One offset, 0, says that B is 0",
+                )
             batch = entries - 1
     if batch is None:
         (batch, _) = axes("block_table", infos["block_table"], "B width", {})
-    _read(found, "out", query_axes, infos["out"], {"H": "H", "S": "S_q", "D": "D_v", "T": "T"}, {**q, "D_v": v["D_v"]})
+    _read(
+        found,
+        "out",
+        query_axes,
+        infos["out"],
+        {"H": "H", "S": "S_q", "D": "D_v", "T": "T"},
+        {**q, "D_v": v["D_v"]},
+    )
     s_q = _longest("max_seqlen_q", max_seqlen_q) if packed_q else q["S_q"]
     if paged:
         width = axes("block_table", infos["block_table"], "B width", {"B": batch})[1]
@@ -76,7 +110,9 @@ def fields_of(
     heads = q["H"]
     if "lse" in infos:
         lse_axes = "H T" if packed_q else "B H S_q"
-        axes("lse", infos["lse"], lse_axes, {"B": batch, "H": heads, "S_q": s_q, "T": q.get("T", 0)})
+        axes(
+            "lse", infos["lse"], lse_axes, {"B": batch, "H": heads, "S_q": s_q, "T": q.get("T", 0)}
+        )
         *outer, head, _ = canonical(infos["lse"])
         found.update(stride_lse_batch=outer[0] if outer else None, stride_lse_head=head)
     plane = (("batch", batch), ("head", heads), ("row", s_q), ("column", s_k))
@@ -85,17 +121,32 @@ def fields_of(
             _broadcast(found, name, name, infos[name], plane)
     if "alibi_slopes" in infos:
         _broadcast(found, "alibi_slopes", "alibi", infos["alibi_slopes"], plane[:2])
-    for name, known in (("sinks", ("H", heads)), ("prefix_lengths", ("B", batch)), ("kv_lengths", ("B", batch))):
+    for name, known in (
+        ("sinks", ("H", heads)),
+        ("prefix_lengths", ("B", batch)),
+        ("kv_lengths", ("B", batch)),
+    ):
         if name in infos:
             axes(name, infos[name], known[0], dict([known]))
     return {
-        **found, "batch": batch, "num_heads": heads, "kv_heads": k["H_kv"], "S_q": s_q, "S_k": s_k, "head_dim": q["D"],
+        **found,
+        "batch": batch,
+        "num_heads": heads,
+        "kv_heads": k["H_kv"],
+        "S_q": s_q,
+        "S_k": s_k,
+        "head_dim": q["D"],
         "value_dim": v["D_v"],
     }
 
 
 def _read(
-    found: dict[str, Any], name: str, labels: str, info: ArrayInfo, names: Mapping[str, str], known: Mapping[str, int]
+    found: dict[str, Any],
+    name: str,
+    labels: str,
+    info: ArrayInfo,
+    names: Mapping[str, str],
+    known: Mapping[str, int],
 ) -> dict[str, int]:
     """An operand's extents by label, agreeing with those known; its strides go to ``found``."""
     shown = [names.get(label, label) for label in labels.split()]
@@ -111,22 +162,34 @@ def _read(
 
 def _longest(name: str, value: int | None) -> int:
     if value is None:
-        raise InvalidValue(name, None, "must say how long the longest sequence is", "Give it: the offsets are not read")
+        raise InvalidValue(
+            name,
+            None,
+            "must say how long the longest sequence is",
+            "Give it: the offsets are not read",
+        )
     return extent(name, value)
 
 
 def _broadcast(
-    found: dict[str, Any], name: str, stride_name: str, info: ArrayInfo, plane: Sequence[tuple[str, int]]
+    found: dict[str, Any],
+    name: str,
+    stride_name: str,
+    info: ArrayInfo,
+    plane: Sequence[tuple[str, int]],
 ) -> None:
-    """Strides of an array that repeats along axes of extent 1 and along those that it lacks, as NumPy has it."""
+    """Strides of an array that repeats along axes of extent 1 and along those that it lacks, as
+    NumPy has it."""
     lacking = len(plane) - len(info.shape)
     fits = lacking >= 0 and all(
-        n in (1, whole) for n, (_, whole) in zip(info.shape, plane[max(lacking, 0):], strict=False)
+        n in (1, whole) for n, (_, whole) in zip(info.shape, plane[max(lacking, 0) :], strict=False)
     )
     if not fits:
         names = ", ".join({"row": "query", "column": "key"}.get(axis, axis) for axis, _ in plane)
         raise InvalidValue(
-            name, f"an array of shape {list(info.shape)}", f"must repeat to {[n for _, n in plane]}",
+            name,
+            f"an array of shape {list(info.shape)}",
+            f"must repeat to {[n for _, n in plane]}",
             f"Its axes are {names}, from the right; extent 1 repeats",
         )
     # An empty array's own strides say nothing: its axes repeat only where their extent is 1.

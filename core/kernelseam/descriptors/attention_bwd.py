@@ -20,7 +20,10 @@ from kernelseam.planning import Resolved
 
 _MODELS = {"dout": "out", "dq": "q", "dk": "k", "dv": "v"}
 NAMES = ("dout", "dq", "dk", "dv", "dbias", "dsinks")
-_AXES = {**dict.fromkeys(_MODELS, ("batch", "head", "row")), "dbias": ("batch", "head", "row", "column")}
+_AXES = {
+    **dict.fromkeys(_MODELS, ("batch", "head", "row")),
+    "dbias": ("batch", "head", "row", "column"),
+}
 """Operand → the axes that have a stride field."""
 
 
@@ -28,20 +31,22 @@ _AXES = {**dict.fromkeys(_MODELS, ("batch", "head", "row")), "dbias": ("batch", 
 class AttentionBwd:
     """What a loss takes from q, k and v through an attention, given what it takes from the result:
 
-    dp = dout·vᵀ, dx = p·(dp − Σ dout·out), dv = pᵀ·dout, dk = scale·dxᵀ·q, dq = scale·dx·k, dbias = dx; under a softcap
-    dk and dq take dx·(1 − tanh²). dk and dv of grouped heads are summed over the group; dbias over what the bias
-    repeats along; dsinks[h] = −Σ e^(sink_h − lse)·Σ dout·out over the rows of head h.
+    dp = dout·vᵀ, dx = p·(dp − Σ dout·out), dv = pᵀ·dout, dk = scale·dxᵀ·q, dq = scale·dx·k, dbias =
+    dx; under a softcap dk and dq take dx·(1 − tanh²). dk and dv of grouped heads are summed over
+    the group; dbias over what the bias repeats along; dsinks[h] = −Σ e^(sink_h − lse)·Σ dout·out
+    over the rows of head h.
 
-    ``forward`` is the attention that was computed: its q, k, v, its options, the out that it gave and its lse, which
-    must be there. dout lies as out; dq, dk, dv, dbias as q, k, v, bias (with extent 1 where the bias repeats), each
-    with strides of its own, in elements, which default to row-major (packed rows: heads within rows). ``dbias`` and
-    ``dsinks`` are computed where they are given; address 0 says that ``bind`` will give them. All sums are float32
-    (float64 where q is). Keys that no query sees, and those beyond kv_lengths, get zeros; packed rows of no sequence
-    are not written.
+    ``forward`` is the attention that was computed: its q, k, v, its options, the out that it gave
+    and its lse, which must be there. dout lies as out; dq, dk, dv, dbias as q, k, v, bias (with
+    extent 1 where the bias repeats), each with strides of its own, in elements, which default to
+    row-major (packed rows: heads within rows). ``dbias`` and ``dsinks`` are computed where they are
+    given; address 0 says that ``bind`` will give them. All sums are float32 (float64 where q is).
+    Keys that no query sees, and those beyond kv_lengths, get zeros; packed rows of no sequence are
+    not written.
 
-    ``deterministic``: the same bits every time; False allows a way that is not, where one is faster: dq is summed by
-    atomics in the workspace, a float32 for each of its elements and some more.
-    Raises InvalidValue where no such problem exists.
+    ``deterministic``: the same bits every time; False allows a way that is not, where one is
+    faster: dq is summed by atomics in the workspace, a float32 for each of its elements and some
+    more. Raises InvalidValue where no such problem exists.
     """
 
     forward: Attention
@@ -73,10 +78,20 @@ class AttentionBwd:
 
     def __post_init__(self) -> None:
         if not isinstance(self.forward, Attention):
-            raise InvalidValue("forward", type(self.forward).__name__, "must be an Attention", "Fill in its descriptor")
+            raise InvalidValue(
+                "forward",
+                type(self.forward).__name__,
+                "must be an Attention",
+                "Fill in its descriptor",
+            )
         p = self.forward.problem()
         if not p.spec.lse:
-            raise InvalidValue("forward", "an attention without lse", "must have one", "Give lse, or return_lse=True")
+            raise InvalidValue(
+                "forward",
+                "an attention without lse",
+                "must have one",
+                "Give lse, or return_lse=True",
+            )
         if self.dbias is not None and p.spec.bias is None:
             raise InvalidValue("dbias", "given", "the attention has no bias", "Leave it out")
         if self.dsinks is not None and not p.spec.sinks:
@@ -91,16 +106,29 @@ class AttentionBwd:
             rule = rules.get(model) or rules[f"{model}_ptrs"]
             strides[name] = self._walk(name, rule, self._view(p, name))
             assert rule.dtype is not None
-            wide = vector_bytes(rule.dtype, rule.shape, strides[name], pointer(name, getattr(self, name), infos))
+            wide = vector_bytes(
+                rule.dtype, rule.shape, strides[name], pointer(name, getattr(self, name), infos)
+            )
             vector = min(vector, wide if wide == 16 else p.spec.dtype.itemsize)
         forward = replace(p, spec=replace(p.spec, vector=vector))
         blank = AttentionBwdProblem(
             AttentionBwdSpec(
-                forward.spec, self.dbias is not None, self.dsinks is not None, flag("deterministic", self.deterministic)
+                forward.spec,
+                self.dbias is not None,
+                self.dsinks is not None,
+                flag("deterministic", self.deterministic),
             ),
-            forward, strides["dout"], strides["dq"], strides["dk"], strides["dv"],
+            forward,
+            strides["dout"],
+            strides["dq"],
+            strides["dk"],
+            strides["dv"],
         )
-        problem = blank if self.dbias is None else replace(blank, dbias_strides=self._bias_walk(blank.dbias_shape))
+        problem = (
+            blank
+            if self.dbias is None
+            else replace(blank, dbias_strides=self._bias_walk(blank.dbias_shape))
+        )
         check_layout([r for r in problem.operands if r.name in NAMES], infos, self._dense)
         object.__setattr__(self, "_problem", problem)
         object.__setattr__(self, "_arrays", {**self.forward._arrays, **infos})
@@ -111,15 +139,22 @@ class AttentionBwd:
             for axis, value in zip(axes, self._given(name), strict=True):
                 packed_rows = axis == "batch" and self._view(p, name) == "packed"
                 if value is not None and packed_rows:
-                    raise InvalidValue(f"stride_{name}_batch", value, "packed rows have no batch", "Leave it out")
+                    raise InvalidValue(
+                        f"stride_{name}_batch", value, "packed rows have no batch", "Leave it out"
+                    )
                 if value is not None and name == "dbias" and self.dbias is None:
                     raise InvalidValue(
-                        f"stride_dbias_{axis}", value, "describes dbias", "Give dbias too (0: it will be bound)"
+                        f"stride_dbias_{axis}",
+                        value,
+                        "describes dbias",
+                        "Give dbias too (0: it will be bound)",
                     )
 
     @staticmethod
     def _view(p: AttentionProblem, name: str) -> str:
-        return "" if name == "dbias" else p.spec.q_view if name in ("dout", "dq") else p.spec.kv_view
+        return (
+            "" if name == "dbias" else p.spec.q_view if name in ("dout", "dq") else p.spec.kv_view
+        )
 
     def _given(self, name: str) -> list[int | None]:
         return [getattr(self, f"stride_{name}_{axis}") for axis in _AXES.get(name, ())]
@@ -178,10 +213,16 @@ class AttentionBwd:
         return self, ""
 
     def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
-        """Addresses of the operands. Raises InvalidValue where an array does not fit the problem."""
-        return resolve(self._problem.operands, operands, self._arrays, self._dense | self.forward._dense, device)
+        """Addresses of the operands. Raises InvalidValue where an array does not fit the
+        problem."""
+        return resolve(
+            self._problem.operands,
+            operands,
+            self._arrays,
+            self._dense | self.forward._dense,
+            device,
+        )
 
     def check_device(self, found: Resolved, runtime: Runtime, device: Device) -> None:
         """Hold lengths and offsets against the memory that they point into; synchronises."""
         attention_contents.check(self._problem.forward, found, runtime, device)
-

@@ -16,7 +16,8 @@ INPUTS = ("q", "k", "v", "out", "lse")
 
 @dataclass(frozen=True)
 class AttentionBwdSpec:
-    """What shapes the binaries: the forward's spec (with its LSE), and which gradients there are beside dq, dk, dv."""
+    """What shapes the binaries: the forward's spec (with its LSE), and which gradients there are
+    beside dq, dk, dv."""
 
     forward: AttentionSpec
     bias_gradient: bool = False
@@ -32,7 +33,8 @@ class AttentionBwdSpec:
 
 @dataclass(frozen=True)
 class AttentionBwdProblem:
-    """Gradients of an attention by q, k, v (and bias and sinks), given that by its result. Strides as the forward's."""
+    """Gradients of an attention by q, k, v (and bias and sinks), given that by its result. Strides
+    as the forward's."""
 
     spec: AttentionBwdSpec
     forward: AttentionProblem
@@ -69,13 +71,21 @@ class AttentionBwdProblem:
         yield like("dk", "k", self.dk_strides, True)
         yield like("dv", "v", self.dv_strides, True)
         if self.spec.bias_gradient and p.spec.bias:
-            yield OperandRule("dbias", p.spec.bias, self.dbias_shape, self.dbias_strides, p.spec.bias.itemsize, True)
+            yield OperandRule(
+                "dbias",
+                p.spec.bias,
+                self.dbias_shape,
+                self.dbias_strides,
+                p.spec.bias.itemsize,
+                True,
+            )
         if self.spec.sink_gradient:
             yield OperandRule("dsinks", DType.float32, (p.num_heads,), (1,), 4, True)
 
     @property
     def dbias_shape(self) -> tuple[int, int, int, int]:
-        """Of the bias as it lies in memory: 1 along an axis where it repeats, also where that is empty."""
+        """Of the bias as it lies in memory: 1 along an axis where it repeats, also where that is
+        empty."""
         p = self.forward
         b, h, i, j = (
             1 if s == 0 else n
@@ -101,7 +111,8 @@ class AttentionBwdProblem:
                 n *= min(extent, 1) if stride == 0 else extent
             return n
 
-        dots = p.batch * p.num_heads * p.S_q * p.spec.dtype.accumulator.itemsize  # Σ dout·out, written and read
+        # Σ dout·out, written and read
+        dots = p.batch * p.num_heads * p.S_q * p.spec.dtype.accumulator.itemsize
         return sum(size(r.name) for r in self.operands) + 2 * dots
 
     @property

@@ -1,4 +1,5 @@
-"""What stands in an attention's integer operands: lengths, offsets and block tables that must stay within memory."""
+"""What stands in an attention's integer operands: lengths, offsets and block tables that must stay
+within memory."""
 
 from __future__ import annotations
 
@@ -17,10 +18,15 @@ Ints = npt.NDArray[np.int64]
 
 
 def check(
-    problem: AttentionProblem, found: Resolved, runtime: Runtime, device: Device, rows: Mapping[str, Ints] | None = None
+    problem: AttentionProblem,
+    found: Resolved,
+    runtime: Runtime,
+    device: Device,
+    rows: Mapping[str, Ints] | None = None,
 ) -> None:
-    """Raise InvalidValue, naming the entry, where one points beyond its operand. Copies them to the host; one that is
-    not bound is left to whoever misses it. ``rows``: by list of addresses those that each entry's matrix has."""
+    """Raise InvalidValue, naming the entry, where one points beyond its operand. Copies them to the
+    host; one that is not bound is left to whoever misses it. ``rows``: by list of addresses those
+    that each entry's matrix has."""
     p = problem
     checked = ("cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "block_table")
     read: dict[str, Ints] = {}
@@ -34,9 +40,17 @@ def check(
         _offsets("k", read["cu_seqlens_k"], p.S_k, p.total_k)
     if "kv_lengths" in read:
         x = read["kv_lengths"]
-        remedy = "Raise S_k (max_seqlen_k; the table may be too narrow)" if p.spec.kv_view == "paged" else "Raise S_k"
+        remedy = (
+            "Raise S_k (max_seqlen_k; the table may be too narrow)"
+            if p.spec.kv_view == "paged"
+            else "Raise S_k"
+        )
         _refuse_any(
-            "kv_lengths", x, (x < 0) | (x > p.S_k), f"must be from 0 to S_k = {p.S_k}", f"{remedy}, or correct it"
+            "kv_lengths",
+            x,
+            (x < 0) | (x > p.S_k),
+            f"must be from 0 to S_k = {p.S_k}",
+            f"{remedy}, or correct it",
         )
         for name, there in (rows or {}).items():
             _listed(name, there, x)
@@ -61,16 +75,30 @@ def _offsets(letter: str, x: Ints, most: int, total: int) -> None:
     steps = np.diff(x)
     if (steps < 0).any():
         i = int((steps < 0).argmax()) + 1
-        _refuse(name, (i,), int(x[i]), f"must not be below its predecessor, {x[i - 1]}", "Offsets never decrease")
+        _refuse(
+            name,
+            (i,),
+            int(x[i]),
+            f"must not be below its predecessor, {x[i - 1]}",
+            "Offsets never decrease",
+        )
     if (steps > most).any():
         i = int((steps > most).argmax()) + 1
         _refuse(
-            name, (i,), int(x[i]),
+            name,
+            (i,),
+            int(x[i]),
             f"gives entry {i - 1} of the batch {steps[i - 1]} rows, more than S_{letter} = {most}",
             f"Raise S_{letter} (max_seqlen_{letter}) to the longest sequence",
         )
     if x[-1] > total:
-        _refuse(name, (len(x) - 1,), int(x[-1]), f"must not exceed total_{letter} = {total}", "Correct the last offset")
+        _refuse(
+            name,
+            (len(x) - 1,),
+            int(x[-1]),
+            f"must not exceed total_{letter} = {total}",
+            "Correct the last offset",
+        )
 
 
 def _listed(name: str, rows: Ints, lengths: Ints) -> None:
@@ -80,7 +108,10 @@ def _listed(name: str, rows: Ints, lengths: Ints) -> None:
     if short.any():
         i = int(short.argmax())
         _refuse(
-            "kv_lengths", (i // heads,), int(lengths[i // heads]), f"the array of {name}[{i}] has {rows[i]} rows",
+            "kv_lengths",
+            (i // heads,),
+            int(lengths[i // heads]),
+            f"the array of {name}[{i}] has {rows[i]} rows",
             "Give an array with more, or correct it",
         )
 
@@ -89,7 +120,11 @@ def _table(table: Ints, lengths: Ints, page_size: int, pages: int) -> None:
     """Entries that hold keys; what stands behind them is not read."""
     used = np.arange(table.shape[1]) * page_size < lengths[:, None]
     _refuse_any(
-        "block_table", table, used & ((table < 0) | (table >= pages)),
-        f"must be a page, from 0 to {pages - 1}" if pages else "names a page, of which there are none",
+        "block_table",
+        table,
+        used & ((table < 0) | (table >= pages)),
+        f"must be a page, from 0 to {pages - 1}"
+        if pages
+        else "names a page, of which there are none",
         "Entries that kv_lengths reaches name pages",
     )

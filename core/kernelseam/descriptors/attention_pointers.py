@@ -1,4 +1,5 @@
-"""The attention forward over lists of addresses: every head of q, k, v and out in memory of its own."""
+"""The attention forward over lists of addresses: every head of q, k, v and out in memory of its
+own."""
 
 from __future__ import annotations
 
@@ -39,22 +40,25 @@ OTHERS = ("lse", "bias", "mask", "alibi_slopes", "sinks", "prefix_lengths", "kv_
 class AttentionPointers:
     """out[b,h] = softmax(x[b,h])·v[b,g] as in Attention, over lists of matrices.
 
-    ``q_ptrs`` and ``out_ptrs`` have batch·num_heads entries, ``k_ptrs`` and ``v_ptrs`` batch·kv_heads, batch-major
-    (entry b·num_heads + h): q [S_q, head_dim], k [S_k, head_dim], v [S_k, value_dim], out [S_q, value_dim] of one head.
-    Each is a host list — a list or tuple of two-dimensional arrays or of addresses, or a NumPy array of integers — or
-    an array of 64-bit integers on the device, or None until ``bind``. Host lists are copied to the device by ``bind``,
-    which keeps them alive. Matrices of one list share their dtype and their row stride (``stride_q_row``, …, in
-    elements; left out: the arrays', else packed).
+    ``q_ptrs`` and ``out_ptrs`` have batch·num_heads entries, ``k_ptrs`` and ``v_ptrs``
+    batch·kv_heads, batch-major (entry b·num_heads + h): q [S_q, head_dim], k [S_k, head_dim], v
+    [S_k, value_dim], out [S_q, value_dim] of one head. Each is a host list — a list or tuple of
+    two-dimensional arrays or of addresses, or a NumPy array of integers — or an array of 64-bit
+    integers on the device, or None until ``bind``. Host lists are copied to the device by ``bind``,
+    which keeps them alive. Matrices of one list share their dtype and their row stride
+    (``stride_q_row``, …, in elements; left out: the arrays', else packed).
 
-    All else is as in Attention: masks, changes of the scores, ``lse`` [batch, num_heads, S_q] with strides. With
-    ``kv_lengths`` the matrices of k and v may have fewer rows than S_k, entry b's at least kv_lengths[b].
+    All else is as in Attention: masks, changes of the scores, ``lse`` [batch, num_heads, S_q] with
+    strides. With ``kv_lengths`` the matrices of k and v may have fewer rows than S_k, entry b's at
+    least kv_lengths[b].
 
-    ``alignment``: a multiple of bytes that all addresses keep, a power of two. It is found from host lists where it is
-    left out; for lists that the host cannot read it is then the element size. Promise 16 for 16-byte accesses.
+    ``alignment``: a multiple of bytes that all addresses keep, a power of two. It is found from
+    host lists where it is left out; for lists that the host cannot read it is then the element
+    size. Promise 16 for 16-byte accesses.
 
-    Host lists are checked for null, misaligned and equal (or overlapping) addresses; ``bind(check=True)`` copies
-    device lists to the host, which synchronises, and checks them too. Lists that turn out evenly spaced are served
-    as strided memory (not with ``kv_lengths``).
+    Host lists are checked for null, misaligned and equal (or overlapping) addresses;
+    ``bind(check=True)`` copies device lists to the host, which synchronises, and checks them too.
+    Lists that turn out evenly spaced are served as strided memory (not with ``kv_lengths``).
 
     Raises InvalidValue (naming field, value, rule and remedy) where no such problem exists.
     """
@@ -112,7 +116,9 @@ class AttentionPointers:
         blank = self._blank()
         given = read_lists(self.operands(), blank)
         infos = first_arrays(given)
-        dtype = required("dtype", dtype_of("dtype", self.dtype, infos, NAMES[:3]), "the entries of the lists")
+        dtype = required(
+            "dtype", dtype_of("dtype", self.dtype, infos, NAMES[:3]), "the entries of the lists"
+        )
         dtype_out = dtype_of("dtype_out", self.dtype_out, infos, NAMES[3:])
         rest = Attention(**{**self._shared(), "dtype": dtype, "dtype_out": dtype_out})
         self._check_device(infos, given, rest)
@@ -123,13 +129,19 @@ class AttentionPointers:
         vector = 16 if wide else dtype.itemsize
         q, k, v, out = ((0, 0, cast(int, m.row_stride)) for m in matrices.values())
         problem = replace(
-            p, spec=replace(p.spec, q_view="pointers", kv_view="pointers", vector=vector),
-            q_strides=q, k_strides=k, v_strides=v, out_strides=out,
+            p,
+            spec=replace(p.spec, q_view="pointers", kv_view="pointers", vector=vector),
+            q_strides=q,
+            k_strides=k,
+            v_strides=v,
+            out_strides=out,
         )
         vectors = {n: max(vector, kind.itemsize) for n, kind in kinds.items()}
         object.__setattr__(self, "_problem", problem)
         object.__setattr__(self, "_rest", rest)
-        object.__setattr__(self, "_lists", Lists.of(problem, matrices, given, vectors, self.alignment is not None))
+        object.__setattr__(
+            self, "_lists", Lists.of(problem, matrices, given, vectors, self.alignment is not None)
+        )
 
     def _blank(self) -> dict[str, Matrix]:
         """What the matrices are, as far as the extents tell."""
@@ -160,7 +172,9 @@ class AttentionPointers:
         where = next((d for found in given.values() if (d := found.device)), None)
         if where is not None and rest.device not in (None, where):
             name = next(n for n, x in rest.operands().items() if not isinstance(x, int))
-            raise InvalidValue(name, f"on {rest.device}", f"the lists are on {where}", "Move all to one device")
+            raise InvalidValue(
+                name, f"on {rest.device}", f"the lists are on {where}", "Move all to one device"
+            )
 
     @property
     def device(self) -> Device | None:
@@ -176,13 +190,16 @@ class AttentionPointers:
         return {n: v for n in (*NAMES, *OTHERS) if (v := getattr(self, n)) is not None}
 
     def over(self, addresses: Mapping[str, int | Sequence[int]]) -> AttentionPointers:
-        """The same over addresses in place of arrays: it keeps no memory alive. Lists stand for lists; host lists that
-        are not named keep the addresses that they have, and lists on the device are left to ``bind``."""
+        """The same over addresses in place of arrays: it keeps no memory alive. Lists stand for
+        lists; host lists that are not named keep the addresses that they have, and lists on the
+        device are left to ``bind``."""
         spec = self._problem.spec
         changed: dict[str, Any] = {n: found.addresses for n, found in self._lists.given.items()}
         changed.update({row_field(n): m.row_stride for n, m in self._lists.matrices.items()})
         changed.update(addresses)
-        return replace(self, **changed, dtype=spec.dtype, dtype_out=spec.dtype_out, dtype_bias=spec.bias)
+        return replace(
+            self, **changed, dtype=spec.dtype, dtype_out=spec.dtype_out, dtype_bias=spec.bias
+        )
 
     def matrix(self, name: str) -> Matrix:
         """What every matrix of a list is."""
@@ -194,37 +211,51 @@ class AttentionPointers:
         return self._lists.read(operands, device)
 
     def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
-        """Lists in device memory and addresses of the rest. Raises InvalidValue for what ``read`` refuses, and for
-        arrays that do not fit the problem."""
+        """Lists in device memory and addresses of the rest. Raises InvalidValue for what ``read``
+        refuses, and for arrays that do not fit the problem."""
         lists = self.read(operands, device)
         rest = {n: x for n, x in operands.items() if n not in lists}
         found = resolve(self._problem.operands, rest, self._rest._arrays, self._rest._dense, device)
         self._lists.check_beside(lists, found.pointers, self._problem.operands)
         pointers, held = self._lists.stage(lists, runtime, device)
         return Resolved(
-            {**found.pointers, **pointers}, (lists, *held, *found.keep), (*arrays_of(lists), *found.arrays)
+            {**found.pointers, **pointers},
+            (lists, *held, *found.keep),
+            (*arrays_of(lists), *found.arrays),
         )
 
     def check_device(self, found: Resolved, runtime: Runtime, device: Device) -> None:
-        """Check lists in device memory as host lists are, and lengths against S_k and the rows of the lists' arrays;
-        synchronises."""
+        """Check lists in device memory as host lists are, and lengths against S_k and the rows of
+        the lists' arrays; synchronises."""
         lists = cast(Mapping[str, AddressList], found.keep[0])
         if self._lists.check_device(lists, runtime):
             self._lists.check_beside(lists, found.pointers, self._problem.operands, runtime)
-        rows = {n: x.rows for n in ("k_ptrs", "v_ptrs") if n in lists and (x := lists[n]).rows is not None}
+        rows = {
+            n: x.rows
+            for n in ("k_ptrs", "v_ptrs")
+            if n in lists and (x := lists[n]).rows is not None
+        }
         attention_contents.check(self._problem, found, runtime, device, rows)
 
-    def check_beside(self, found: Resolved, rule: OperandRule, address: int, runtime: Runtime | None) -> None:
-        """Refuse matrices that share memory with what ``rule`` walks from an address on: those of lists that the host
-        knows, and with a runtime those of lists on the device."""
+    def check_beside(
+        self, found: Resolved, rule: OperandRule, address: int, runtime: Runtime | None
+    ) -> None:
+        """Refuse matrices that share memory with what ``rule`` walks from an address on: those of
+        lists that the host knows, and with a runtime those of lists on the device."""
         lists = cast(Mapping[str, AddressList], found.keep[0])
         self._lists.check_beside(lists, {rule.name: address}, (rule,), runtime)
 
     def simplified(self) -> tuple[Descriptor, str]:
-        """The same problem over strided memory where the host knows all addresses and they are evenly spaced."""
-        # Under lengths a strided k would be taken to have rows that the matrices of a list may lack.
+        """The same problem over strided memory where the host knows all addresses and they are
+        evenly spaced."""
+        # Under lengths a strided k would be taken to have rows that the matrices of a list may
+        # lack.
         steps = None if self._problem.spec.lengths else self._lists.steps()
-        return (self, "") if steps is None else (EvenlySpaced(self, self._as_strided(steps), steps), SPACED)
+        return (
+            (self, "")
+            if steps is None
+            else (EvenlySpaced(self, self._as_strided(steps), steps), SPACED)
+        )
 
     def _as_strided(self, steps: Mapping[str, int]) -> Attention:
         p = self._problem
@@ -239,6 +270,8 @@ class AttentionPointers:
             return replace(self._rest, **where)
         except InvalidValue as e:
             raise InvalidValue(
-                "out_ptrs", f"{p.batch * p.num_heads} matrices, {steps['out_ptrs']} elements apart",
-                "they share elements", "Give every output memory of its own",
+                "out_ptrs",
+                f"{p.batch * p.num_heads} matrices, {steps['out_ptrs']} elements apart",
+                "they share elements",
+                "Give every output memory of its own",
             ) from e

@@ -1,4 +1,5 @@
-"""An attention's problem and spec: the hashable half of its descriptors. They hold no pointers and check nothing."""
+"""An attention's problem and spec: the hashable half of its descriptors. They hold no pointers and
+check nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ PLAIN = frozenset({"dtype", "head_dim", "value_dim", "vector", "lse"})
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """What shapes the binary of an attention forward. ``vector``: as in GemmSpec, one for q, k, v and out."""
+    """What shapes the binary of an attention forward. ``vector``: as in GemmSpec, one for q, k, v
+    and out."""
 
     dtype: DType
     head_dim: int
@@ -47,7 +49,11 @@ class AttentionSpec:
     @property
     def dims(self) -> str:
         """The head dims, those of values apart where they differ: "64" or "192/128"."""
-        return f"{self.head_dim}" if self.head_dim == self.value_dim else f"{self.head_dim}/{self.value_dim}"
+        return (
+            f"{self.head_dim}"
+            if self.head_dim == self.value_dim
+            else f"{self.head_dim}/{self.value_dim}"
+        )
 
     def __str__(self) -> str:
         options = "".join(f" {o}" for o in sorted(self.options - {"q_view", "kv_view"}))
@@ -61,24 +67,31 @@ class AttentionSpec:
 
     @property
     def dtype_lse(self) -> DType:
-        """The element type of the LSE: what products are summed in, so that gradients lose nothing by it."""
+        """The element type of the LSE: what products are summed in, so that gradients lose nothing
+        by it."""
         return self.dtype.accumulator
 
     @property
     def options(self) -> frozenset[str]:
         """Names of the options in force: what an implementation must know to take the problem."""
-        return frozenset(f.name for f in fields(self) if f.name not in PLAIN and getattr(self, f.name) != f.default)
+        return frozenset(
+            f.name
+            for f in fields(self)
+            if f.name not in PLAIN and getattr(self, f.name) != f.default
+        )
 
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """out = softmax(scores)·v with query head h on KV head h // (num_heads / kv_heads). Strides in elements.
+    """out = softmax(scores)·v with query head h on KV head h // (num_heads / kv_heads). Strides in
+    elements.
 
-    Query i, of S_q, meets key j, of S_k, at the distance d = j − i − (S_k − S_q): 0 on the diagonal that ends at the
-    bottom right. Causal: key j is visible iff d ≤ 0. A window: iff −left ≤ d ≤ right. Keys before ``prefix`` are
-    visible in any case, masked ones in none.
+    Query i, of S_q, meets key j, of S_k, at the distance d = j − i − (S_k − S_q): 0 on the diagonal
+    that ends at the bottom right. Causal: key j is visible iff d ≤ 0. A window: iff −left ≤ d ≤
+    right. Keys before ``prefix`` are visible in any case, masked ones in none.
 
-    Where a view is packed or has lengths, S_q and S_k are the most that an entry of the batch may have.
+    Where a view is packed or has lengths, S_q and S_k are the most that an entry of the batch may
+    have.
     """
 
     spec: AttentionSpec
@@ -88,8 +101,8 @@ class AttentionProblem:
     S_q: int
     S_k: int
     q_strides: tuple[int, int, int]
-    """(batch, head, row); so for k, v and out. Of paged keys and values (page, head, row). Packed rows have no batch,
-    and pointer lists neither batch nor head: 0."""
+    """(batch, head, row); so for k, v and out. Of paged keys and values (page, head, row). Packed
+    rows have no batch, and pointer lists neither batch nor head: 0."""
     k_strides: tuple[int, int, int]
     v_strides: tuple[int, int, int]
     out_strides: tuple[int, int, int]
@@ -130,16 +143,34 @@ class AttentionProblem:
         b, h, g = self.batch, self.num_heads, self.kv_heads
         reads = int((b > 0 and h > 0 and self.S_q > 0 and s.value_dim > 0) or s.lse)
         query_rows = {"strided": (b, self.S_q), "packed": (1, self.total_q)}
-        key_rows = {"strided": (b, self.S_k), "packed": (1, self.total_k), "paged": (self.pages, self.page_size)}
+        key_rows = {
+            "strided": (b, self.S_k),
+            "packed": (1, self.total_k),
+            "paged": (self.pages, self.page_size),
+        }
 
-        def rows(name: str, dtype: DType, view: str, heads: int, width: int, strides: tuple[int, int, int],
-                 written: bool = False) -> OperandRule:
+        def rows(
+            name: str,
+            dtype: DType,
+            view: str,
+            heads: int,
+            width: int,
+            strides: tuple[int, int, int],
+            written: bool = False,
+        ) -> OperandRule:
             used = 1 if written else reads
             if view == "pointers":
-                return OperandRule(f"{name}_ptrs", None, (b * heads * reads * min(self.S_q, 1),), (1,), 8)
+                return OperandRule(
+                    f"{name}_ptrs", None, (b * heads * reads * min(self.S_q, 1),), (1,), 8
+                )
             outer, inner = (key_rows if name in "kv" else query_rows)[view]
             return OperandRule(
-                name, dtype, (outer * used, heads, inner, width), (*strides, 1), max(s.vector, dtype.itemsize), written
+                name,
+                dtype,
+                (outer * used, heads, inner, width),
+                (*strides, 1),
+                max(s.vector, dtype.itemsize),
+                written,
             )
 
         yield rows("q", s.dtype, s.q_view, h, s.head_dim, self.q_strides)
@@ -149,11 +180,21 @@ class AttentionProblem:
         if s.lse:
             outer, inner = query_rows.get(s.q_view, (b, self.S_q))
             kind = s.dtype_lse
-            yield OperandRule("lse", kind, (outer, h, inner), (*self.lse_strides, 1), kind.itemsize, True)
+            yield OperandRule(
+                "lse", kind, (outer, h, inner), (*self.lse_strides, 1), kind.itemsize, True
+            )
         if s.bias:
-            yield OperandRule("bias", s.bias, (b * reads, h, self.S_q, self.S_k), self.bias_strides, s.bias.itemsize)
+            yield OperandRule(
+                "bias",
+                s.bias,
+                (b * reads, h, self.S_q, self.S_k),
+                self.bias_strides,
+                s.bias.itemsize,
+            )
         if s.mask:
-            yield OperandRule("mask", DType.boolean, (b * reads, h, self.S_q, self.S_k), self.mask_strides, 1)
+            yield OperandRule(
+                "mask", DType.boolean, (b * reads, h, self.S_q, self.S_k), self.mask_strides, 1
+            )
         if s.alibi:
             yield OperandRule("alibi_slopes", f32, (b * reads, h), self.alibi_strides, 4)
         if s.sinks:
@@ -171,7 +212,8 @@ class AttentionProblem:
 
     @property
     def visible(self) -> int:
-        """Query-key pairs of one head that a causal mask or a window leaves, at the full lengths."""
+        """Query-key pairs of one head that a causal mask or a window leaves, at the full
+        lengths."""
         left, right = self.left, 0 if self.spec.causal else self.right
         if left is None and right is None:
             return self.S_q * self.S_k
@@ -182,21 +224,38 @@ class AttentionProblem:
             shift = self.S_k - self.S_q + bound
             first, full = max(0, -shift), min(max(0, self.S_k - shift), self.S_q)
             rows = max(full - first, 0)
-            return rows * (first + shift) + rows * (rows - 1) // 2 + max(self.S_q - max(full, first), 0) * self.S_k
+            return (
+                rows * (first + shift)
+                + rows * (rows - 1) // 2
+                + max(self.S_q - max(full, first), 0) * self.S_k
+            )
 
-        return (self.S_q * self.S_k if right is None else before(right + 1)) - (0 if left is None else before(-left))
+        return (self.S_q * self.S_k if right is None else before(right + 1)) - (
+            0 if left is None else before(-left)
+        )
 
     @property
     def operations(self) -> int:
-        return 2 * self.batch * self.num_heads * self.visible * (self.spec.head_dim + self.spec.value_dim)
+        return (
+            2
+            * self.batch
+            * self.num_heads
+            * self.visible
+            * (self.spec.head_dim + self.spec.value_dim)
+        )
 
     @property
     def plane_bytes(self) -> int:
         """Those of the bias and the mask."""
         s, extents, read = self.spec, (self.batch, self.num_heads, self.S_q, self.S_k), 0
-        for dtype, strides in ((s.bias, self.bias_strides), (DType.boolean if s.mask else None, self.mask_strides)):
+        for dtype, strides in (
+            (s.bias, self.bias_strides),
+            (DType.boolean if s.mask else None, self.mask_strides),
+        ):
             if dtype:
-                read += dtype.itemsize * math.prod(distinct(n, x) for n, x in zip(extents, strides, strict=True))
+                read += dtype.itemsize * math.prod(
+                    distinct(n, x) for n, x in zip(extents, strides, strict=True)
+                )
         return read
 
     @property
@@ -206,8 +265,12 @@ class AttentionProblem:
         keys = {"packed": self.total_k, "paged": b * self.S_k}.get(s.kv_view)
         if keys is None:
             keys = (distinct(b, self.k_strides[0]) if s.kv_view == "strided" else b) * self.S_k
-        kv_h = distinct(self.kv_heads, self.k_strides[1]) if s.kv_view != "pointers" else self.kv_heads
-        read = (queries * h * s.head_dim + keys * kv_h * (s.head_dim + s.value_dim)) * s.dtype.itemsize
+        kv_h = (
+            distinct(self.kv_heads, self.k_strides[1]) if s.kv_view != "pointers" else self.kv_heads
+        )
+        read = (
+            queries * h * s.head_dim + keys * kv_h * (s.head_dim + s.value_dim)
+        ) * s.dtype.itemsize
         written = s.value_dim * s.out.itemsize + (s.dtype_lse.itemsize if s.lse else 0)
         return read + self.plane_bytes + queries * h * written
 
@@ -217,7 +280,11 @@ class AttentionProblem:
 
     def __str__(self) -> str:
         s = self.spec
-        heads = f"{self.num_heads}" if self.kv_heads == self.num_heads else f"{self.num_heads}/{self.kv_heads}"
+        heads = (
+            f"{self.num_heads}"
+            if self.kv_heads == self.num_heads
+            else f"{self.num_heads}/{self.kv_heads}"
+        )
         options = "".join(f" {o}" for o in sorted(s.options - {"q_view", "kv_view"}))
         views = "" if s.q_view == s.kv_view == "strided" else f" {s.q_view}/{s.kv_view}"
         return (

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
+from kernelseam.descriptors.attention_problem import default_scale
+from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
 from kernelseam.descriptors.operands import (
     axes,
     canonical,
@@ -18,8 +20,6 @@ from kernelseam.descriptors.operands import (
     required,
     resolve,
 )
-from kernelseam.descriptors.attention_problem import default_scale
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
 from kernelseam.descriptors.validation import (
     AXES,
     MAX_EXTENT,
@@ -42,7 +42,9 @@ from kernelseam.forking import cached_property
 from kernelseam.planning import Resolved
 
 _STRIDES = {
-    **{n: tuple(f"stride_{n.lower()}_{axis}" for axis in AXES) for n in ("A", "B", "C", "residual")},
+    **{
+        n: tuple(f"stride_{n.lower()}_{axis}" for axis in AXES) for n in ("A", "B", "C", "residual")
+    },
     "bias": ("stride_bias_batch", "stride_bias_head"),
 }
 """Operand → its stride fields."""
@@ -54,29 +56,33 @@ ADDED = ("bias", "residual")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BatchedGemmStrided:
-    """C[b', h'] = alpha·Σ op(A[b,h])·op(B[b, h // b_head_group]) + beta·C[b', h'] + bias[b', h'] + residual[b', h'],
-    for b < batch and h < num_heads, the sum over those with b // c_batch_group = b' and h // c_head_group = h'.
+    """C[b', h'] = alpha·Σ op(A[b,h])·op(B[b, h // b_head_group]) + beta·C[b', h'] + bias[b', h'] +
+    residual[b', h'], for b < batch and h < num_heads, the sum over those with b // c_batch_group =
+    b' and h // c_head_group = h'.
 
-    Every C is M×N and K is summed over. In memory A is M×K (K×M where ``a_transposed``) and B is K×N (N×K where
-    ``b_transposed``); columns are contiguous. Where a group is larger than 1, as many consecutive batches or heads of
-    products are summed into one C. ``bias``, N long, is added to every row, ``residual`` [M, N] to the whole; neither
-    is scaled. Operands are arrays, addresses (ints), or None until ``bind``; a bias or a residual that ``bind`` will
-    give is announced by address 0. The residual may be C itself, where beta is 0.
+    Every C is M×N and K is summed over. In memory A is M×K (K×M where ``a_transposed``) and B is
+    K×N (N×K where ``b_transposed``); columns are contiguous. Where a group is larger than 1, as
+    many consecutive batches or heads of products are summed into one C. ``bias``, N long, is added
+    to every row, ``residual`` [M, N] to the whole; neither is scaled. Operands are arrays,
+    addresses (ints), or None until ``bind``; a bias or a residual that ``bind`` will give is
+    announced by address 0. The residual may be C itself, where beta is 0.
 
-    Strides count elements. One left out packs row-major around the others, [batch, heads, rows, columns], where
-    B has num_heads // b_head_group heads, and C, bias (without rows) and residual have batch // c_batch_group batches
-    and num_heads // c_head_group heads. 0 repeats an input; an output must have memory of its own for each element.
-    ``dtype`` (A and B) comes from the arrays where it is left out, ``dtype_c`` from C's array, else it is ``dtype``,
-    ``dtype_bias`` and ``dtype_residual`` from theirs, else they are ``dtype_c``. All sums are made in
+    Strides count elements. One left out packs row-major around the others, [batch, heads, rows,
+    columns], where B has num_heads // b_head_group heads, and C, bias (without rows) and residual
+    have batch // c_batch_group batches and num_heads // c_head_group heads. 0 repeats an input; an
+    output must have memory of its own for each element. ``dtype`` (A and B) comes from the arrays
+    where it is left out, ``dtype_c`` from C's array, else it is ``dtype``, ``dtype_bias`` and
+    ``dtype_residual`` from theirs, else they are ``dtype_c``. All sums are made in
     ``dtype.accumulator``, products by b, then by h, and rounded once.
 
-    beta = 0 never reads C; alpha = 0 or K = 0 never reads A and B. ``alpha`` and ``beta`` may be any float: a NaN or an
-    infinity spreads as IEEE arithmetic says.
+    beta = 0 never reads C; alpha = 0 or K = 0 never reads A and B. ``alpha`` and ``beta`` may be
+    any float: a NaN or an infinity spreads as IEEE arithmetic says.
 
-    ``precision`` says how float32 is multiplied. None or "ieee": as float32. "tf32": A and B are rounded to TF32, 10
-    bits behind the point, ties away from zero (vendors' libraries may cut off), and products of those are summed in
-    float32. "tf32x3": A and B are split into two such parts, three of whose four products are summed, within twice
-    float32's bound; NumPy computes it in float32. What has no such products refuses.
+    ``precision`` says how float32 is multiplied. None or "ieee": as float32. "tf32": A and B are
+    rounded to TF32, 10 bits behind the point, ties away from zero (vendors' libraries may cut off),
+    and products of those are summed in float32. "tf32x3": A and B are split into two such parts,
+    three of whose four products are summed, within twice float32's bound; NumPy computes it in
+    float32. What has no such products refuses.
 
     Raises InvalidValue (naming field, value, rule and remedy) where no such problem exists.
     """
@@ -123,38 +129,74 @@ class BatchedGemmStrided:
 
     def __post_init__(self) -> None:
         infos = describe_all(self.operands())
-        dtype, dtype_c, dtype_acc = gemm_dtypes(self.dtype, self.dtype_c, self.dtype_acc, infos, ("A", "B"), "C")
+        dtype, dtype_c, dtype_acc = gemm_dtypes(
+            self.dtype, self.dtype_c, self.dtype_acc, infos, ("A", "B"), "C"
+        )
         check_numbers(self)
         object.__setattr__(self, "b_head_group", extent("b_head_group", self.b_head_group, 1))
         multiple("num_heads", self.num_heads, "b_head_group", self.b_head_group)
         for name in ADDED:
             refuse_idle(self, name, name, _STRIDES[name])
-        bias, residual = (added_dtype(self, name, name, infos, dtype_c, dtype_acc) for name in ADDED)
+        bias, residual = (
+            added_dtype(self, name, name, infos, dtype_c, dtype_acc) for name in ADDED
+        )
         kinds = {"A": dtype, "B": dtype, "C": dtype_c, "bias": bias, "residual": residual}
         results = (self.batch // self.c_batch_group, self.num_heads // self.c_head_group)
         shapes = {
-            "A": (self.batch, self.num_heads, *((self.K, self.M) if self.a_transposed else (self.M, self.K))),
+            "A": (
+                self.batch,
+                self.num_heads,
+                *((self.K, self.M) if self.a_transposed else (self.M, self.K)),
+            ),
             "B": (
-                self.batch, self.num_heads // self.b_head_group,
+                self.batch,
+                self.num_heads // self.b_head_group,
                 *((self.N, self.K) if self.b_transposed else (self.K, self.N)),
             ),
-            "C": (*results, self.M, self.N), "bias": (*results, self.N), "residual": (*results, self.M, self.N),
+            "C": (*results, self.M, self.N),
+            "bias": (*results, self.N),
+            "residual": (*results, self.M, self.N),
         }
         walks: dict[str, tuple[int, ...]] = {}
         vectors: dict[str, int] = {}
         for name, shape in shapes.items():
             if (kind := kinds[name]) is not None:
                 walks[name] = row_strides(name.lower(), shape, self._strides(name), kind)
-                vectors[name] = vector_bytes(kind, shape, walks[name], pointer(name, getattr(self, name), infos))
+                vectors[name] = vector_bytes(
+                    kind, shape, walks[name], pointer(name, getattr(self, name), infos)
+                )
         problem = GemmProblem(
             GemmSpec(
-                dtype, dtype_c, dtype_acc, self.a_transposed, self.b_transposed, "strided", vectors["A"], vectors["B"],
-                vectors["C"], bias, residual, vectors.get("residual", WIDE), self.c_batch_group * self.c_head_group > 1,
+                dtype,
+                dtype_c,
+                dtype_acc,
+                self.a_transposed,
+                self.b_transposed,
+                "strided",
+                vectors["A"],
+                vectors["B"],
+                vectors["C"],
+                bias,
+                residual,
+                vectors.get("residual", WIDE),
+                self.c_batch_group * self.c_head_group > 1,
                 precision=precision_of(self.precision, dtype),
             ),
-            self.M, self.N, self.K, self.batch, self.num_heads, three(walks["A"]), three(walks["B"]),
-            three(walks["C"]), self.b_head_group, self.alpha, self.beta, self.c_batch_group, self.c_head_group,
-            two(walks.get("bias", (0, 0))), three(walks.get("residual", (0, 0, 0))),
+            self.M,
+            self.N,
+            self.K,
+            self.batch,
+            self.num_heads,
+            three(walks["A"]),
+            three(walks["B"]),
+            three(walks["C"]),
+            self.b_head_group,
+            self.alpha,
+            self.beta,
+            self.c_batch_group,
+            self.c_head_group,
+            two(walks.get("bias", (0, 0))),
+            three(walks.get("residual", (0, 0, 0))),
         )
         check_layout(problem.operands, infos, self._dense)
         object.__setattr__(self, "_problem", problem)
@@ -186,7 +228,12 @@ class BatchedGemmStrided:
         spec = self._problem.spec
         given: dict[str, Any] = dict(addresses)
         return replace(
-            self, **given, dtype=spec.dtype, dtype_c=spec.dtype_c, dtype_bias=spec.bias, dtype_residual=spec.residual
+            self,
+            **given,
+            dtype=spec.dtype,
+            dtype_c=spec.dtype_c,
+            dtype_bias=spec.bias,
+            dtype_residual=spec.residual,
         )
 
     def simplified(self) -> tuple[BatchedGemmStrided, str]:
@@ -194,15 +241,19 @@ class BatchedGemmStrided:
         return self, ""
 
     def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
-        """Addresses of the operands. Raises InvalidValue where an array does not fit the problem."""
+        """Addresses of the operands. Raises InvalidValue where an array does not fit the
+        problem."""
         return resolve(self._problem.operands, operands, self._arrays, self._dense, device)
 
     @classmethod
-    def for_scores(cls, q: object, k: object, scores: object, *, scale: float | None = None) -> BatchedGemmStrided:
+    def for_scores(
+        cls, q: object, k: object, scores: object, *, scale: float | None = None
+    ) -> BatchedGemmStrided:
         """scores[b,h] = scale·q[b,h]·k[b, h // (H / H_kv)]ᵀ, with scale 1/√D where it is None.
 
-        ``q`` [B, H, S_q, D], ``k`` [B, H_kv, S_k, D], ``scores`` [B, H, S_q, S_k]: arrays with a contiguous last
-        axis and any other strides. ``scores`` may be wider than q and k (float32 for float16).
+        ``q`` [B, H, S_q, D], ``k`` [B, H_kv, S_k, D], ``scores`` [B, H, S_q, S_k]: arrays with a
+        contiguous last axis and any other strides. ``scores`` may be wider than q and k (float32
+        for float16).
         """
         a, b, c = describe_arrays(q=q, k=k, scores=scores)
         dtype_of("q", None, {"q": a, "k": b}, ("q", "k"))
@@ -211,16 +262,24 @@ class BatchedGemmStrided:
         axes("scores", c, "B H S_q S_k", {"B": batch, "H": heads, "S_q": s_q, "S_k": s_k})
         alpha = default_scale(d) if scale is None else finite("scale", scale)
         return cls._of(
-            {"A": "q", "B": "k", "C": "scores"}, (a, b, c), M=s_q, N=s_k, K=d, b_transposed=True, alpha=alpha,
-            batch=batch, num_heads=heads, b_head_group=group_of("k", b, heads, kv_heads),
+            {"A": "q", "B": "k", "C": "scores"},
+            (a, b, c),
+            M=s_q,
+            N=s_k,
+            K=d,
+            b_transposed=True,
+            alpha=alpha,
+            batch=batch,
+            num_heads=heads,
+            b_head_group=group_of("k", b, heads, kv_heads),
         )
 
     @classmethod
     def for_output(cls, scores: object, v: object, out: object) -> BatchedGemmStrided:
         """out[b,h] = scores[b,h]·v[b, h // (H / H_kv)].
 
-        ``scores`` [B, H, S_q, S_k] (the probabilities), ``v`` [B, H_kv, S_k, D_v], ``out`` [B, H, S_q, D_v]: arrays
-        with a contiguous last axis and any other strides.
+        ``scores`` [B, H, S_q, S_k] (the probabilities), ``v`` [B, H_kv, S_k, D_v], ``out`` [B, H,
+        S_q, D_v]: arrays with a contiguous last axis and any other strides.
         """
         a, b, c = describe_arrays(scores=scores, v=v, out=out)
         dtype_of("scores", None, {"scores": a, "v": b}, ("scores", "v"))
@@ -228,12 +287,20 @@ class BatchedGemmStrided:
         _, kv_heads, _, d_v = axes("v", b, "B H_kv S_k D_v", {"B": batch, "S_k": s_k})
         axes("out", c, "B H S_q D_v", {"B": batch, "H": heads, "S_q": s_q, "D_v": d_v})
         return cls._of(
-            {"A": "scores", "B": "v", "C": "out"}, (a, b, c), M=s_q, N=d_v, K=s_k, batch=batch, num_heads=heads,
+            {"A": "scores", "B": "v", "C": "out"},
+            (a, b, c),
+            M=s_q,
+            N=d_v,
+            K=s_k,
+            batch=batch,
+            num_heads=heads,
             b_head_group=group_of("v", b, heads, kv_heads),
         )
 
     @classmethod
-    def _of(cls, names: Mapping[str, str], infos: Sequence[ArrayInfo], **fields: Any) -> BatchedGemmStrided:
+    def _of(
+        cls, names: Mapping[str, str], infos: Sequence[ArrayInfo], **fields: Any
+    ) -> BatchedGemmStrided:
         """The product of arrays, refused under the names that the caller has for A, B and C."""
         arrays: dict[str, Any] = dict(zip("ABC", infos, strict=True))
         try:
@@ -243,16 +310,25 @@ class BatchedGemmStrided:
 
 
 def gemm_dtypes(
-    dtype: object, dtype_c: object, dtype_acc: object, infos: Mapping[str, ArrayInfo], inputs: tuple[str, str],
+    dtype: object,
+    dtype_c: object,
+    dtype_acc: object,
+    infos: Mapping[str, ArrayInfo],
+    inputs: tuple[str, str],
     output: str,
 ) -> tuple[DType, DType, DType]:
     """(dtype, dtype_c, dtype_acc) from what is named and from the arrays."""
-    kind = required("dtype", dtype_of("dtype", dtype, infos, inputs), f"{inputs[0]} and {inputs[1]}")
+    kind = required(
+        "dtype", dtype_of("dtype", dtype, infos, inputs), f"{inputs[0]} and {inputs[1]}"
+    )
     kind_c = dtype_of("dtype_c", dtype_c, infos, (output,)) or kind
     acc = kind.accumulator if dtype_acc is None else DType.of(dtype_acc, "dtype_acc")
     if acc is not kind.accumulator:
         raise InvalidValue(
-            "dtype_acc", acc, f"products of {kind} are summed in {kind.accumulator}", "Leave dtype_acc out"
+            "dtype_acc",
+            acc,
+            f"products of {kind} are summed in {kind.accumulator}",
+            "Leave dtype_acc out",
         )
     return kind, kind_c, acc
 
@@ -263,12 +339,20 @@ def precision_of(value: object, dtype: DType) -> str | None:
         return None
     if not isinstance(value, str) or value not in (IEEE, *PRECISIONS):
         names = ", ".join((IEEE, *PRECISIONS))
-        raise InvalidValue("precision", value, f"must be one of {names}", "Name one of these, or leave precision out")
+        raise InvalidValue(
+            "precision",
+            value,
+            f"must be one of {names}",
+            "Name one of these, or leave precision out",
+        )
     if value == IEEE:
         return None
     if dtype is not DType.float32:
         raise InvalidValue(
-            "precision", value, f"is a way to multiply float32, and A and B are {dtype}", "Leave precision out"
+            "precision",
+            value,
+            f"is a way to multiply float32, and A and B are {dtype}",
+            "Leave precision out",
         )
     return value
 
@@ -277,24 +361,35 @@ def refuse_idle(gemm: Any, name: str, operand: str, strides: Sequence[str]) -> N
     """Refuse the fields of a bias or a residual that is not there."""
     for field_name in (*strides, f"dtype_{name}"):
         if getattr(gemm, operand) is None and (value := getattr(gemm, field_name)) is not None:
-            raise InvalidValue(field_name, value, f"describes {operand}", f"Give {operand} too (0: it will be bound)")
+            raise InvalidValue(
+                field_name,
+                value,
+                f"describes {operand}",
+                f"Give {operand} too (0: it will be bound)",
+            )
 
 
 def added_dtype(
     gemm: Any, name: str, operand: str, infos: Mapping[str, ArrayInfo], dtype_c: DType, acc: DType
 ) -> DType | None:
-    """The element type of a bias or a residual: what is named, its array's, C's; None where it is not there."""
+    """The element type of a bias or a residual: what is named, its array's, C's; None where it is
+    not there."""
     if getattr(gemm, operand) is None:
         return None
     found = dtype_of(f"dtype_{name}", getattr(gemm, f"dtype_{name}"), infos, (operand,)) or dtype_c
     if found.itemsize > acc.itemsize:
-        field_name, value = (operand, f"an array of {found}") if operand in infos else (f"dtype_{name}", found)
-        raise InvalidValue(field_name, value, f"must be no wider than {acc}, in which it is added", "Convert it")
+        field_name, value = (
+            (operand, f"an array of {found}") if operand in infos else (f"dtype_{name}", found)
+        )
+        raise InvalidValue(
+            field_name, value, f"must be no wider than {acc}, in which it is added", "Convert it"
+        )
     return found
 
 
 def check_numbers(gemm: Any) -> None:
-    """Replace the extents, flags, groups and factors of a GEMM by plain ints, bools and floats, or refuse them."""
+    """Replace the extents, flags, groups and factors of a GEMM by plain ints, bools and floats, or
+    refuse them."""
     put = object.__setattr__
     for name in ("M", "N", "K", "batch", "num_heads"):
         put(gemm, name, extent(name, getattr(gemm, name)))
@@ -305,14 +400,22 @@ def check_numbers(gemm: Any) -> None:
     for name, of in (("c_batch_group", "batch"), ("c_head_group", "num_heads")):
         put(gemm, name, extent(name, getattr(gemm, name), 1))
         multiple(of, getattr(gemm, of), name, getattr(gemm, name))
-    integer("batch·num_heads", gemm.batch * gemm.num_heads, 0, MAX_EXTENT, "Split the batch over several calls")
+    integer(
+        "batch·num_heads",
+        gemm.batch * gemm.num_heads,
+        0,
+        MAX_EXTENT,
+        "Split the batch over several calls",
+    )
 
 
 def group_of(name: str, info: ArrayInfo, heads: int, fewer: int) -> int:
     """How many of ``heads`` meet each of the ``fewer`` of an array."""
     if (fewer == 0 and heads) or (fewer and heads % fewer):
         raise InvalidValue(
-            name, f"an array of shape {list(info.shape)}", f"{heads} heads must be a multiple of its {fewer}",
+            name,
+            f"an array of shape {list(info.shape)}",
+            f"{heads} heads must be a multiple of its {fewer}",
             "Check the order of the axes of all arrays",
         )
     return max(heads // fewer, 1) if fewer else 1

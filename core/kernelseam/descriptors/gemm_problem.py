@@ -1,4 +1,5 @@
-"""A batched GEMM's problem and spec: the hashable half of its descriptors. They hold no pointers and check nothing."""
+"""A batched GEMM's problem and spec: the hashable half of its descriptors. They hold no pointers
+and check nothing."""
 
 from __future__ import annotations
 
@@ -12,10 +13,12 @@ from kernelseam.forking import cached_property
 
 @dataclass(frozen=True)
 class HeadsSpec:
-    """What shapes a product whose columns are heads of q, k and v, as far as it shapes the binary."""
+    """What shapes a product whose columns are heads of q, k and v, as far as it shapes the
+    binary."""
 
     rotary: str = ""
-    """Which elements of a head of q and k are turned together: "halves" (i, i + n/2), "pairs" (2i, 2i + 1); "" none."""
+    """Which elements of a head of q and k are turned together: "halves" (i, i + n/2), "pairs" (2i,
+    2i + 1); "" none."""
     positions: bool = False
     """Whether rows have positions in memory; else they are numbered."""
     paged: bool = False
@@ -47,25 +50,37 @@ class GemmSpec:
     summed: bool = False
     """Whether products of several batches or heads are summed into one C."""
     row_sums: DType | None = None
-    """Of what the sums of op(A)'s rows are stored as. This and what follows is asked for by projections alone."""
+    """Of what the sums of op(A)'s rows are stored as. This and what follows is asked for by
+    projections alone."""
     segmented: bool = False
     """Whether A's heads lie in three places."""
     heads: HeadsSpec | None = None
     """Whether C's columns are heads of three operands."""
     precision: str | None = None
-    """How float32 is multiplied: None as IEEE arithmetic says; "tf32" rounded to TF32 first; "tf32x3" split into two
-    such parts."""
+    """How float32 is multiplied: None as IEEE arithmetic says; "tf32" rounded to TF32 first;
+    "tf32x3" split into two such parts."""
 
     operation = "gemm"
 
     @property
     def plain(self) -> bool:
         """Whether it is alpha·op(A)·op(B) + beta·C and nothing more."""
-        return not (self.bias or self.residual or self.summed or self.row_sums or self.segmented or self.heads)
+        return not (
+            self.bias
+            or self.residual
+            or self.summed
+            or self.row_sums
+            or self.segmented
+            or self.heads
+        )
 
     def __str__(self) -> str:
         ops = ("T" if self.a_transposed else "N") + ("T" if self.b_transposed else "N")
-        more = [n for n in ("bias", "residual", "summed", "row_sums", "segmented", "heads") if getattr(self, n)]
+        more = [
+            n
+            for n in ("bias", "residual", "summed", "row_sums", "segmented", "heads")
+            if getattr(self, n)
+        ]
         more += [f"precision={self.precision}"] * bool(self.precision)
         return " ".join((f"gemm {self.dtype}→{self.dtype_c} {ops} {self.view}", *more))
 
@@ -81,12 +96,13 @@ class Segment:
 
 @dataclass(frozen=True)
 class HeadsProblem:
-    """Where the columns of C go: heads of q first, then of k, then of v, each of ``head_dim`` columns.
+    """Where the columns of C go: heads of q first, then of k, then of v, each of ``head_dim``
+    columns.
 
-    Row i of a matrix is token i % ``tokens`` of batch entry batch + i // ``tokens``. Element d of head h of that token
-    lies at batch·stride + h·stride + token·stride + d of its operand. Where k and v are paged, a token of position p
-    goes to row p % ``page_size`` of page table[entry, p // ``page_size``], and their batch stride is that between
-    pages.
+    Row i of a matrix is token i % ``tokens`` of batch entry batch + i // ``tokens``. Element d of
+    head h of that token lies at batch·stride + h·stride + token·stride + d of its operand. Where k
+    and v are paged, a token of position p goes to row p % ``page_size`` of page table[entry, p //
+    ``page_size``], and their batch stride is that between pages.
     """
 
     num_heads: int
@@ -117,11 +133,12 @@ class HeadsProblem:
 
 @dataclass(frozen=True)
 class GemmProblem:
-    """C[b', h'] = alpha·Σ op(A[b,h])·op(B[b,h // b_head_group]) + beta·C[b', h'] + bias[b', h'] + residual[b', h'], the
-    sum over those (b, h) with b // c_batch_group = b' and h // c_head_group = h'. Strides in elements.
+    """C[b', h'] = alpha·Σ op(A[b,h])·op(B[b,h // b_head_group]) + beta·C[b', h'] + bias[b', h'] +
+    residual[b', h'], the sum over those (b, h) with b // c_batch_group = b' and h // c_head_group =
+    h'. Strides in elements.
 
-    With pointer lists the batch and head strides are 0; the lists of A and B have batch·num_heads entries, the others
-    one for each C.
+    With pointer lists the batch and head strides are 0; the lists of A and B have batch·num_heads
+    entries, the others one for each C.
     """
 
     spec: GemmSpec
@@ -169,10 +186,14 @@ class GemmProblem:
 
     @property
     def matrix_strides(self) -> tuple[int, int, int] | None:
-        """One stride over all batch·num_heads matrices for A, B and C, as the vendors' libraries take it; None where
-        batch and head are not evenly spaced."""
+        """One stride over all batch·num_heads matrices for A, B and C, as the vendors' libraries
+        take it; None where batch and head are not evenly spaced."""
         found = []
-        for (batch, head, _), group in ((self.a_strides, 1), (self.b_strides, self.b_head_group), (self.c_strides, 1)):
+        for (batch, head, _), group in (
+            (self.a_strides, 1),
+            (self.b_strides, self.b_head_group),
+            (self.c_strides, 1),
+        ):
             if group == self.num_heads:
                 head = 0  # every head shares one matrix
             elif group != 1:
@@ -208,27 +229,66 @@ class GemmProblem:
         added = [n for n in ("bias", "residual") if getattr(spec, n)]
         if spec.view == "pointers":
             n, c = self.matrices * reads, self.results * int(live)
-            lists = (("A_ptrs", n), ("B_ptrs", n), ("C_ptrs", c), *((f"{n}_ptrs", c) for n in added))
+            lists = (
+                ("A_ptrs", n),
+                ("B_ptrs", n),
+                ("C_ptrs", c),
+                *((f"{n}_ptrs", c) for n in added),
+            )
             return tuple(OperandRule(name, None, (entries,), (1,), 8) for name, entries in lists)
 
-        def rule(name: str, dtype: DType, vector: int, shape: tuple[int, ...], strides: tuple[int, ...],
-                 used: int, written: bool = False) -> OperandRule:
+        def rule(
+            name: str,
+            dtype: DType,
+            vector: int,
+            shape: tuple[int, ...],
+            strides: tuple[int, ...],
+            used: int,
+            written: bool = False,
+        ) -> OperandRule:
             return OperandRule(
-                name, dtype, (shape[0] * used, *shape[1:]), (*strides, 1), max(vector, dtype.itemsize), written
+                name,
+                dtype,
+                (shape[0] * used, *shape[1:]),
+                (*strides, 1),
+                max(vector, dtype.itemsize),
+                written,
             )
 
-        h, c_lead = self.num_heads, (self.batch // self.c_batch_group, self.num_heads // self.c_head_group)
+        h, c_lead = (
+            self.num_heads,
+            (self.batch // self.c_batch_group, self.num_heads // self.c_head_group),
+        )
         b_lead = (self.batch, h // self.b_head_group)
         rules = [
-            rule("A", spec.dtype, spec.vector_a, (self.batch, h, *self.a_shape), self.a_strides, reads),
+            rule(
+                "A",
+                spec.dtype,
+                spec.vector_a,
+                (self.batch, h, *self.a_shape),
+                self.a_strides,
+                reads,
+            ),
             rule("B", spec.dtype, spec.vector_b, (*b_lead, *self.b_shape), self.b_strides, reads),
-            rule("C", spec.dtype_c, spec.vector_c, (*c_lead, self.M, self.N), self.c_strides, int(live), True),
+            rule(
+                "C",
+                spec.dtype_c,
+                spec.vector_c,
+                (*c_lead, self.M, self.N),
+                self.c_strides,
+                int(live),
+                True,
+            ),
         ]
         if spec.bias:
-            rules.append(rule("bias", spec.bias, 0, (*c_lead, self.N), self.bias_strides, int(live)))
+            rules.append(
+                rule("bias", spec.bias, 0, (*c_lead, self.N), self.bias_strides, int(live))
+            )
         if spec.residual:
             shape = (*c_lead, self.M, self.N)
-            added_to = rule("residual", spec.residual, spec.vector_r, shape, self.residual_strides, int(live))
+            added_to = rule(
+                "residual", spec.residual, spec.vector_r, shape, self.residual_strides, int(live)
+            )
             rules.append(added_to if self.beta else replace(added_to, may_be="C"))
         return tuple(rules)
 
@@ -239,14 +299,26 @@ class GemmProblem:
     @property
     def bytes_moved(self) -> int:
         size, c_size = self.spec.dtype.itemsize, self.spec.dtype_c.itemsize
-        a = distinct(self.batch, self.a_strides[0]) * distinct(self.num_heads, self.a_strides[1]) * self.M * self.K
+        a = (
+            distinct(self.batch, self.a_strides[0])
+            * distinct(self.num_heads, self.a_strides[1])
+            * self.M
+            * self.K
+        )
         heads = self.num_heads // self.b_head_group
-        b = distinct(self.batch, self.b_strides[0]) * distinct(heads, self.b_strides[1]) * self.N * self.K
+        b = (
+            distinct(self.batch, self.b_strides[0])
+            * distinct(heads, self.b_strides[1])
+            * self.N
+            * self.K
+        )
         if self.spec.view == "pointers":
             a, b = self.matrices * self.M * self.K, self.matrices * self.N * self.K
         c = self.results * self.M * self.N
         added = c * self.spec.residual.itemsize if self.spec.residual else 0
-        return (a + b) * size * int(self.reads_inputs) + c * c_size * (2 if self.beta else 1) + added
+        return (
+            (a + b) * size * int(self.reads_inputs) + c * c_size * (2 if self.beta else 1) + added
+        )
 
     @property
     def compute_dtype(self) -> DType:

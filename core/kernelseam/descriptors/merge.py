@@ -8,29 +8,40 @@ from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
 from kernelseam.descriptors.merge_problem import MergeProblem, MergeSpec
-from kernelseam.descriptors.operands import check_layout, describe_all, dtype_of, pointer, required, resolve
+from kernelseam.descriptors.operands import (
+    check_layout,
+    describe_all,
+    dtype_of,
+    pointer,
+    required,
+    resolve,
+)
 from kernelseam.descriptors.validation import extent, flag, packed, stride, three, vector_bytes
 from kernelseam.dtypes import DType
 from kernelseam.planning import Resolved
 
 _AXES = {
-    "outs": ("part", "batch", "head", "row"), "lses": ("part", "batch", "head"), "out": ("batch", "head", "row"),
+    "outs": ("part", "batch", "head", "row"),
+    "lses": ("part", "batch", "head"),
+    "out": ("batch", "head", "row"),
     "lse": ("batch", "head"),
 }
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MergeStates:
-    """out = Σ_n e^(s_n − s)·o_n with s = ln Σ_n e^(s_n): what attention over all keys would have given, from the
-    results o_n and log-sum-exps s_n of attentions over parts of them.
+    """out = Σ_n e^(s_n − s)·o_n with s = ln Σ_n e^(s_n): what attention over all keys would have
+    given, from the results o_n and log-sum-exps s_n of attentions over parts of them.
 
-    ``outs`` [parts, batch, num_heads, rows, value_dim], ``lses`` [parts, batch, num_heads, rows], ``out`` [batch,
-    num_heads, rows, value_dim], ``lse`` [batch, num_heads, rows], optional: s. LSEs are float32, float64 where outs
-    are; all is computed in that. Arrays, addresses, or None until ``bind``; ``return_lse`` says that an lse will be
-    bound. A part whose s_n is −inf saw no key and is not read; where all are, out is 0 and s −inf.
+    ``outs`` [parts, batch, num_heads, rows, value_dim], ``lses`` [parts, batch, num_heads, rows],
+    ``out`` [batch, num_heads, rows, value_dim], ``lse`` [batch, num_heads, rows], optional: s. LSEs
+    are float32, float64 where outs are; all is computed in that. Arrays, addresses, or None until
+    ``bind``; ``return_lse`` says that an lse will be bound. A part whose s_n is −inf saw no key and
+    is not read; where all are, out is 0 and s −inf.
 
-    Strides in elements, columns (and the rows of lses and lse) contiguous; those left out pack row-major. ``dtype`` is
-    that of outs, ``dtype_out`` (default: the same) that of out. Raises InvalidValue.
+    Strides in elements, columns (and the rows of lses and lse) contiguous; those left out pack
+    row-major. ``dtype`` is that of outs, ``dtype_out`` (default: the same) that of out. Raises
+    InvalidValue.
     """
 
     parts: int
@@ -70,17 +81,30 @@ class MergeStates:
         rows, dim = extent("rows", self.rows), extent("value_dim", self.value_dim)
         lse = flag("return_lse", self.return_lse) or self.lse is not None
         shapes = {
-            "outs": (parts, batch, heads, rows, dim), "lses": (parts, batch, heads, rows),
-            "out": (batch, heads, rows, dim), "lse": (batch, heads, rows),
+            "outs": (parts, batch, heads, rows, dim),
+            "lses": (parts, batch, heads, rows),
+            "out": (batch, heads, rows, dim),
+            "lse": (batch, heads, rows),
         }
         s = {name: self._strides(name, shape, dtype) for name, shape in shapes.items()}
-        wide = vector_bytes(dtype_out, shapes["out"], s["out"], pointer("out", self.out, infos)) == 16
+        wide = (
+            vector_bytes(dtype_out, shapes["out"], s["out"], pointer("out", self.out, infos)) == 16
+        )
         vector = 16 if wide else dtype_out.itemsize
         problem = MergeProblem(
-            MergeSpec(dtype, dtype_out, dim, lse, vector), parts, batch, heads, rows, _four(s["outs"]),
-            three(s["lses"]), three(s["out"]), (s["lse"][0], s["lse"][1]) if lse else (0, 0),
+            MergeSpec(dtype, dtype_out, dim, lse, vector),
+            parts,
+            batch,
+            heads,
+            rows,
+            _four(s["outs"]),
+            three(s["lses"]),
+            three(s["out"]),
+            (s["lse"][0], s["lse"][1]) if lse else (0, 0),
         )
-        check_layout(problem.operands, infos, frozenset(n for n in _AXES if set(self._given(n)) == {None}))
+        check_layout(
+            problem.operands, infos, frozenset(n for n in _AXES if set(self._given(n)) == {None})
+        )
         object.__setattr__(self, "_problem", problem)
         object.__setattr__(self, "_arrays", infos)
 
@@ -119,7 +143,8 @@ class MergeStates:
         return self, ""
 
     def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
-        """Addresses of the operands. Raises InvalidValue where an array does not fit the problem."""
+        """Addresses of the operands. Raises InvalidValue where an array does not fit the
+        problem."""
         dense = frozenset(n for n in _AXES if set(self._given(n)) == {None})
         return resolve(self._problem.operands, operands, self._arrays, dense, device)
 

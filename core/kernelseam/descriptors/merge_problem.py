@@ -11,8 +11,9 @@ from kernelseam.forking import cached_property
 
 @dataclass(frozen=True)
 class MergeSpec:
-    """What shapes the binary: the element types of the parts and of the result, the value dim, whether an LSE is
-    written, how wide rows may be accessed, and whether the result is a list of matrices."""
+    """What shapes the binary: the element types of the parts and of the result, the value dim,
+    whether an LSE is written, how wide rows may be accessed, and whether the result is a list of
+    matrices."""
 
     dtype: DType
     dtype_out: DType
@@ -32,10 +33,11 @@ class MergeSpec:
 
 @dataclass(frozen=True)
 class MergeProblem:
-    """out = Σ_n e^(s_n − s)·o_n with s = ln Σ_n e^(s_n), o_n the results of ``parts`` attentions and s_n their LSEs.
+    """out = Σ_n e^(s_n − s)·o_n with s = ln Σ_n e^(s_n), o_n the results of ``parts`` attentions
+    and s_n their LSEs.
 
-    Strides in elements: (part, batch, head, row) of the parts, (part, batch, head) of their LSEs, whose rows are
-    contiguous. A part whose LSE is −inf is not read.
+    Strides in elements: (part, batch, head, row) of the parts, (part, batch, head) of their LSEs,
+    whose rows are contiguous. A part whose LSE is −inf is not read.
     """
 
     spec: MergeSpec
@@ -60,14 +62,31 @@ class MergeProblem:
             return max(min(s.vector, 4 * dtype.itemsize), dtype.itemsize)
 
         rules = [
-            OperandRule("outs", s.dtype, (self.parts, b, h, self.rows, s.value_dim), (*self.outs_strides, 1),
-                        s.dtype.itemsize),
-            OperandRule("lses", kind, (self.parts, b, h, self.rows), (*self.lses_strides, 1), kind.itemsize),
-            OperandRule("out", s.dtype_out, (b, h, self.rows, s.value_dim), (*self.out_strides, 1),
-                        align(s.dtype_out), True),
+            OperandRule(
+                "outs",
+                s.dtype,
+                (self.parts, b, h, self.rows, s.value_dim),
+                (*self.outs_strides, 1),
+                s.dtype.itemsize,
+            ),
+            OperandRule(
+                "lses", kind, (self.parts, b, h, self.rows), (*self.lses_strides, 1), kind.itemsize
+            ),
+            OperandRule(
+                "out",
+                s.dtype_out,
+                (b, h, self.rows, s.value_dim),
+                (*self.out_strides, 1),
+                align(s.dtype_out),
+                True,
+            ),
         ]
         if s.lse:
-            rules.append(OperandRule("lse", kind, (b, h, self.rows), (*self.lse_strides, 1), kind.itemsize, True))
+            rules.append(
+                OperandRule(
+                    "lse", kind, (b, h, self.rows), (*self.lse_strides, 1), kind.itemsize, True
+                )
+            )
         return tuple(rules)
 
     @property
@@ -78,7 +97,10 @@ class MergeProblem:
     def bytes_moved(self) -> int:
         s, lines = self.spec, self.batch * self.num_heads * self.rows
         lse = s.dtype_lse.itemsize
-        read, written = s.value_dim * s.dtype.itemsize + lse, s.value_dim * s.dtype_out.itemsize + lse * s.lse
+        read, written = (
+            s.value_dim * s.dtype.itemsize + lse,
+            s.value_dim * s.dtype_out.itemsize + lse * s.lse,
+        )
         return lines * (self.parts * read + written)
 
     @property
@@ -88,6 +110,7 @@ class MergeProblem:
     def __str__(self) -> str:
         s = self.spec
         return (
-            f"merge_states {s.dtype}→{s.dtype_out} parts={self.parts} batch={self.batch} heads={self.num_heads} "
+            f"merge_states {s.dtype}→{s.dtype_out} parts={self.parts} batch={self.batch} "
+            f"heads={self.num_heads} "
             f"rows={self.rows} dim={s.value_dim}"
         )

@@ -1,4 +1,5 @@
-"""The projection of an attention's result back to hidden states, with what is added to it, in one product."""
+"""The projection of an attention's result back to hidden states, with what is added to it, in one
+product."""
 
 from __future__ import annotations
 
@@ -17,19 +18,23 @@ from kernelseam.dtypes import DType
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OutputProjection(Projecting):
-    """out = attn_out·weightᵀ + bias + residual, where a row of attn_out is the heads of a token one after the other.
+    """out = attn_out·weightᵀ + bias + residual, where a row of attn_out is the heads of a token one
+    after the other.
 
-    ``attn_out`` [batch, num_heads, S, head_dim] with any strides: head-major as an attention leaves it, token-major, or
-    with ``num_heads`` 1 rows [batch, S, head_dim]. ``weight`` [hidden, num_heads·head_dim] as torch.nn.Linear has it,
-    ``bias`` [hidden], ``residual`` and out [batch, S, hidden]. The residual may be out itself (the same memory and
-    strides) or repeat by strides of 0.
+    ``attn_out`` [batch, num_heads, S, head_dim] with any strides: head-major as an attention leaves
+    it, token-major, or with ``num_heads`` 1 rows [batch, S, head_dim]. ``weight`` [hidden,
+    num_heads·head_dim] as torch.nn.Linear has it, ``bias`` [hidden], ``residual`` and out [batch,
+    S, hidden]. The residual may be out itself (the same memory and strides) or repeat by strides of
+    0.
 
-    Operands are arrays, addresses (ints), or None until ``bind``; bias and residual that ``bind`` will give are
-    announced by address 0. Strides count elements; one left out packs row-major around the others.
+    Operands are arrays, addresses (ints), or None until ``bind``; bias and residual that ``bind``
+    will give are announced by address 0. Strides count elements; one left out packs row-major
+    around the others.
 
-    ``dtype`` (of attn_out and weight) defaults to the arrays'; ``dtype_out``, ``dtype_bias`` and ``dtype_residual`` to
-    theirs, else to dtype. Products are summed in float32 (float64 of float64), and rounded once, after the residual was
-    added. Raises InvalidValue (naming field, value, rule and remedy) where no such problem exists.
+    ``dtype`` (of attn_out and weight) defaults to the arrays'; ``dtype_out``, ``dtype_bias`` and
+    ``dtype_residual`` to theirs, else to dtype. Products are summed in float32 (float64 of
+    float64), and rounded once, after the residual was added. Raises InvalidValue (naming field,
+    value, rule and remedy) where no such problem exists.
     """
 
     batch: int
@@ -58,17 +63,28 @@ class OutputProjection(Projecting):
     _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 
     AXES: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "attn_out": ("batch", "head", "row"), "weight": ("row",), "bias": (), "residual": ("batch", "row"),
+        "attn_out": ("batch", "head", "row"),
+        "weight": ("row",),
+        "bias": (),
+        "residual": ("batch", "row"),
         "out": ("batch", "row"),
     }
 
     def __post_init__(self) -> None:
         infos = describe_all(self.operands())
-        dtype = required("dtype", dtype_of("dtype", self.dtype, infos, ("attn_out", "weight")), "attn_out and weight")
+        dtype = required(
+            "dtype",
+            dtype_of("dtype", self.dtype, infos, ("attn_out", "weight")),
+            "attn_out and weight",
+        )
         out = self._kind("dtype_out", ("out",), dtype, infos)
         self._refuse_idle("bias", "dtype_bias")
         self._refuse_idle("residual", "dtype_residual")
-        batch, S, hidden = extent("batch", self.batch), extent("S", self.S), extent("hidden", self.hidden)
+        batch, S, hidden = (
+            extent("batch", self.batch),
+            extent("S", self.S),
+            extent("hidden", self.hidden),
+        )
         heads, dim = extent("num_heads", self.num_heads, 1), extent("head_dim", self.head_dim)
         width = extent("num_heads·head_dim", heads * dim)
         extent("batch·S", batch * S)
@@ -80,19 +96,34 @@ class OutputProjection(Projecting):
         rows = (batch, S, hidden)
         of_attn_out = three(self._walk("attn_out", (batch, heads, S, dim), dtype))
         (of_weight,) = self._walk("weight", (hidden, width), dtype)
-        of_out, of_residual = two(self._walk("out", rows, out)), two(self._walk("residual", rows, residual or out))
+        of_out, of_residual = (
+            two(self._walk("out", rows, out)),
+            two(self._walk("residual", rows, residual or out)),
+        )
         apart = heads > 1 and of_attn_out[1] != dim
         if not apart:
             heads, dim, of_attn_out = 1, width, (of_attn_out[0], width, of_attn_out[2])
         problem = OutputProjectionProblem(
             OutputProjectionSpec(
-                dtype, out, bias, residual, apart,
+                dtype,
+                out,
+                bias,
+                residual,
+                apart,
                 self._vector("attn_out", (batch, heads, S, dim), of_attn_out, dtype, infos),
                 self._vector("weight", (hidden, width), (of_weight,), dtype, infos),
                 self._vector("out", rows, of_out, out, infos),
                 self._vector("residual", rows, of_residual, residual, infos) if residual else 16,
             ),
-            batch, S, hidden, heads, dim, of_attn_out, of_weight, of_out, of_residual if residual else (0, 0),
+            batch,
+            S,
+            hidden,
+            heads,
+            dim,
+            of_attn_out,
+            of_weight,
+            of_out,
+            of_residual if residual else (0, 0),
         )
         check_layout(problem.operands, infos, self._dense)
         object.__setattr__(self, "_problem", problem)
@@ -103,7 +134,11 @@ class OutputProjection(Projecting):
         spec = self._problem.spec
         given: dict[str, Any] = dict(addresses)
         return replace(
-            self, **given, dtype=spec.dtype, dtype_out=spec.dtype_out, dtype_bias=spec.bias,
+            self,
+            **given,
+            dtype=spec.dtype,
+            dtype_out=spec.dtype_out,
+            dtype_bias=spec.bias,
             dtype_residual=spec.residual,
         )
 
@@ -113,8 +148,11 @@ class OutputProjection(Projecting):
     ) -> OutputProjection:
         """The projection of arrays as they lie in memory: nothing is copied.
 
-        ``attn_out`` [B, S, columns], or [B, H, S, D] (``layout`` "bhsd"; "bshd": the head after the row); out and
-        ``residual`` [B, S, hidden]. Without the first axis [S, columns] and [S, hidden]. Any strides with a contiguous
-        last axis. ``options``: bias, residual and the descriptor's other fields.
+        ``attn_out`` [B, S, columns], or [B, H, S, D] (``layout`` "bhsd"; "bshd": the head after the
+        row); out and ``residual`` [B, S, hidden]. Without the first axis [S, columns] and [S,
+        hidden]. Any strides with a contiguous last axis. ``options``: bias, residual and the
+        descriptor's other fields.
         """
-        return cls(**output_fields({"attn_out": attn_out, "weight": weight, "out": out}, layout, options))
+        return cls(
+            **output_fields({"attn_out": attn_out, "weight": weight, "out": out}, layout, options)
+        )

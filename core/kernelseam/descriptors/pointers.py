@@ -42,24 +42,27 @@ NAMES = ("A_ptrs", "B_ptrs", "C_ptrs", "bias_ptrs", "residual_ptrs")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BatchedGemmPointers:
-    """C[j] = alpha·Σ op(A[i])·op(B[i]) + beta·C[j] + bias[j] + residual[j] over lists of matrices, in one launch.
+    """C[j] = alpha·Σ op(A[i])·op(B[i]) + beta·C[j] + bias[j] + residual[j] over lists of matrices,
+    in one launch.
 
-    ``A_ptrs`` and ``B_ptrs`` have batch·num_heads entries, batch-major (entry b·num_heads + h). ``C_ptrs``,
-    ``bias_ptrs`` (vectors, N long, added to every row) and ``residual_ptrs`` have one for each C: as many, or with
-    groups (batch // c_batch_group)·(num_heads // c_head_group), each the sum of its group's products. A list is on the
-    host — a list or tuple of two-dimensional arrays or of addresses, or a NumPy array of integers — or an array of
-    64-bit integers on the device, or None until ``bind``; a bias or a residual that ``bind`` will give is announced by
-    0. Host lists are copied to the device by ``bind``, which keeps them alive. Matrices of one list share their dtype
-    and their row stride (``stride_a_row``, …, in elements; left out: the arrays', else packed). Shapes, transposes,
-    factors, dtypes and ``precision`` are as in BatchedGemmStrided. An entry of the residual may be its own C, where
-    beta is 0.
+    ``A_ptrs`` and ``B_ptrs`` have batch·num_heads entries, batch-major (entry b·num_heads + h).
+    ``C_ptrs``, ``bias_ptrs`` (vectors, N long, added to every row) and ``residual_ptrs`` have one
+    for each C: as many, or with groups (batch // c_batch_group)·(num_heads // c_head_group), each
+    the sum of its group's products. A list is on the host — a list or tuple of two-dimensional
+    arrays or of addresses, or a NumPy array of integers — or an array of 64-bit integers on the
+    device, or None until ``bind``; a bias or a residual that ``bind`` will give is announced by
+    0. Host lists are copied to the device by ``bind``, which keeps them alive. Matrices of one list
+    share their dtype and their row stride (``stride_a_row``, …, in elements; left out: the arrays',
+    else packed). Shapes, transposes, factors, dtypes and ``precision`` are as in
+    BatchedGemmStrided. An entry of the residual may be its own C, where beta is 0.
 
-    ``alignment``: a multiple of bytes that all addresses keep, a power of two. It is found from host lists where it is
-    left out; for lists that the host cannot read it is then the element size. Promise 16 for 16-byte accesses.
+    ``alignment``: a multiple of bytes that all addresses keep, a power of two. It is found from
+    host lists where it is left out; for lists that the host cannot read it is then the element
+    size. Promise 16 for 16-byte accesses.
 
-    Host lists are checked for null, misaligned and equal (or overlapping) addresses; ``bind(check=True)`` copies
-    device lists to the host, which synchronises, and checks them too. Lists that turn out evenly spaced are served
-    as strided memory.
+    Host lists are checked for null, misaligned and equal (or overlapping) addresses;
+    ``bind(check=True)`` copies device lists to the host, which synchronises, and checks them too.
+    Lists that turn out evenly spaced are served as strided memory.
 
     Raises InvalidValue (naming field, value, rule and remedy) where no such problem exists.
     """
@@ -106,21 +109,50 @@ class BatchedGemmPointers:
             self.dtype, self.dtype_c, self.dtype_acc, firsts, ("A_ptrs", "B_ptrs"), "C_ptrs"
         )
         kinds = {"A_ptrs": dtype, "B_ptrs": dtype, "C_ptrs": dtype_c}
-        bias, residual = (added_dtype(self, n, f"{n}_ptrs", firsts, dtype_c, dtype_acc) for n in ADDED)
-        kinds |= {n: kind for n, kind in (("bias_ptrs", bias), ("residual_ptrs", residual)) if kind is not None}
+        bias, residual = (
+            added_dtype(self, n, f"{n}_ptrs", firsts, dtype_c, dtype_acc) for n in ADDED
+        )
+        kinds |= {
+            n: kind
+            for n, kind in (("bias_ptrs", bias), ("residual_ptrs", residual))
+            if kind is not None
+        }
         matrices = {n: completed(n, blank[n], given.get(n), kind) for n, kind in kinds.items()}
         vectors = {
-            n: m.itemsize if m.vector else vector_of(m, given.get(n), self.alignment) for n, m in matrices.items()
+            n: m.itemsize if m.vector else vector_of(m, given.get(n), self.alignment)
+            for n, m in matrices.items()
         }
         walks = {n: (0, 0, cast(int, m.row_stride)) for n, m in matrices.items()}
         problem = GemmProblem(
             GemmSpec(
-                dtype, dtype_c, dtype_acc, self.a_transposed, self.b_transposed, "pointers", vectors["A_ptrs"],
-                vectors["B_ptrs"], vectors["C_ptrs"], bias, residual, vectors.get("residual_ptrs", WIDE),
-                self.c_batch_group * self.c_head_group > 1, precision=precision_of(self.precision, dtype),
+                dtype,
+                dtype_c,
+                dtype_acc,
+                self.a_transposed,
+                self.b_transposed,
+                "pointers",
+                vectors["A_ptrs"],
+                vectors["B_ptrs"],
+                vectors["C_ptrs"],
+                bias,
+                residual,
+                vectors.get("residual_ptrs", WIDE),
+                self.c_batch_group * self.c_head_group > 1,
+                precision=precision_of(self.precision, dtype),
             ),
-            self.M, self.N, self.K, self.batch, self.num_heads, walks["A_ptrs"], walks["B_ptrs"], walks["C_ptrs"], 1,
-            self.alpha, self.beta, self.c_batch_group, self.c_head_group,
+            self.M,
+            self.N,
+            self.K,
+            self.batch,
+            self.num_heads,
+            walks["A_ptrs"],
+            walks["B_ptrs"],
+            walks["C_ptrs"],
+            1,
+            self.alpha,
+            self.beta,
+            self.c_batch_group,
+            self.c_head_group,
             residual_strides=walks.get("residual_ptrs", (0, 0, 0)),
         )
         put(self, "_problem", problem)
@@ -177,23 +209,34 @@ class BatchedGemmPointers:
         """Check lists in device memory as host lists are; synchronises."""
         self._lists.check_device(cast(Mapping[str, AddressList], resolved.keep[0]), runtime)
 
-    def check_beside(self, found: Resolved, rule: OperandRule, address: int, runtime: Runtime | None) -> None:
-        """Refuse matrices that share memory with what ``rule`` walks from an address on: those of lists that the host
-        knows, and with a runtime those of lists on the device."""
+    def check_beside(
+        self, found: Resolved, rule: OperandRule, address: int, runtime: Runtime | None
+    ) -> None:
+        """Refuse matrices that share memory with what ``rule`` walks from an address on: those of
+        lists that the host knows, and with a runtime those of lists on the device."""
         lists = cast(Mapping[str, AddressList], found.keep[0])
         self._lists.check_beside(lists, {rule.name: address}, (rule,), runtime)
 
     def simplified(self) -> tuple[Descriptor, str]:
-        """The same problem over strided memory where the host knows all addresses and they are evenly spaced."""
+        """The same problem over strided memory where the host knows all addresses and they are
+        evenly spaced."""
         steps = self._lists.steps()
-        return (self, "") if steps is None else (EvenlySpaced(self, self._as_strided(steps), steps), SPACED)
+        return (
+            (self, "")
+            if steps is None
+            else (EvenlySpaced(self, self._as_strided(steps), steps), SPACED)
+        )
 
     def _as_strided(self, steps: Mapping[str, int]) -> BatchedGemmStrided:
         """Entries of a list as batches of heads."""
         where: dict[str, Any] = {f"dtype_{n}": getattr(self._problem.spec, n) for n in ADDED}
         for name, step in steps.items():
             operand, matrix = plain(name), self.matrix(name)
-            heads = self.num_heads if name in ("A_ptrs", "B_ptrs") else self.num_heads // self.c_head_group
+            heads = (
+                self.num_heads
+                if name in ("A_ptrs", "B_ptrs")
+                else self.num_heads // self.c_head_group
+            )
             batches = matrix.entries // heads
             where[operand] = self._lists.first(name)
             where[f"stride_{operand.lower()}_batch"] = step * heads if batches > 1 else None
@@ -203,14 +246,28 @@ class BatchedGemmPointers:
         s = self._problem.spec
         try:
             return BatchedGemmStrided(
-                M=self.M, N=self.N, K=self.K, batch=self.batch, num_heads=self.num_heads,
-                a_transposed=self.a_transposed, b_transposed=self.b_transposed, alpha=self.alpha, beta=self.beta,
-                c_batch_group=self.c_batch_group, c_head_group=self.c_head_group, dtype=s.dtype, dtype_c=s.dtype_c,
-                dtype_acc=s.dtype_acc, precision=self.precision, **where,
+                M=self.M,
+                N=self.N,
+                K=self.K,
+                batch=self.batch,
+                num_heads=self.num_heads,
+                a_transposed=self.a_transposed,
+                b_transposed=self.b_transposed,
+                alpha=self.alpha,
+                beta=self.beta,
+                c_batch_group=self.c_batch_group,
+                c_head_group=self.c_head_group,
+                dtype=s.dtype,
+                dtype_c=s.dtype_c,
+                dtype_acc=s.dtype_acc,
+                precision=self.precision,
+                **where,
             )
         except InvalidValue as e:
             raise InvalidValue(
-                "C_ptrs", f"{self._problem.results} matrices, {steps['C_ptrs']} elements apart", "they share elements",
+                "C_ptrs",
+                f"{self._problem.results} matrices, {steps['C_ptrs']} elements apart",
+                "they share elements",
                 "Give every output memory of its own",
             ) from e
 

@@ -1,4 +1,5 @@
-"""What the projections' descriptors share: their stride fields, and their way from operands to addresses."""
+"""What the projections' descriptors share: their stride fields, and their way from operands to
+addresses."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from kernelseam.planning import Resolved
 
 
 class Projecting:
-    """A frozen dataclass whose operands and stride fields AXES names; it sets ``_problem`` and ``_arrays``."""
+    """A frozen dataclass whose operands and stride fields AXES names; it sets ``_problem`` and
+    ``_arrays``."""
 
     AXES: ClassVar[Mapping[str, tuple[str, ...]]]
     """Operand → its axes that have a stride field."""
@@ -48,7 +50,8 @@ class Projecting:
         return self, ""
 
     def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
-        """Addresses of the operands. Raises InvalidValue where an array does not fit the problem."""
+        """Addresses of the operands. Raises InvalidValue where an array does not fit the
+        problem."""
         return resolve(self._problem.operands, operands, self._arrays, self._dense, device)
 
     def _given(self, name: str) -> list[Any]:
@@ -62,8 +65,8 @@ class Projecting:
     def _walk(
         self, name: str, shape: Sequence[int], dtype: DType, order: Sequence[int] = ()
     ) -> tuple[int, ...]:
-        """Strides of all axes but the contiguous last: validated where given, packed where left out, in ``order``
-        (outermost first)."""
+        """Strides of all axes but the contiguous last: validated where given, packed where left
+        out, in ``order`` (outermost first)."""
         known = [
             None if s is None else stride(field_name, s, dtype)
             for field_name, s in zip(self.stride_fields(name), self._given(name), strict=True)
@@ -73,7 +76,11 @@ class Projecting:
         return tuple(found[list(order).index(i)] for i in range(len(known)))
 
     def _vector(
-        self, name: str, shape: Sequence[int], strides: Sequence[int], dtype: DType,
+        self,
+        name: str,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        dtype: DType,
         infos: Mapping[str, ArrayInfo],
     ) -> int:
         """Bytes of the widest access that the operand's rows and its address allow."""
@@ -84,19 +91,26 @@ class Projecting:
         if getattr(self, name) is None:
             for field_name in (*self.stride_fields(name), *more):
                 if (value := getattr(self, field_name)) is not None:
-                    raise InvalidValue(field_name, value, f"describes {name}", f"Give {name} too (0: it will be bound)")
+                    raise InvalidValue(
+                        field_name,
+                        value,
+                        f"describes {name}",
+                        f"Give {name} too (0: it will be bound)",
+                    )
 
     def _kind(
         self, field_name: str, names: Sequence[str], default: DType, infos: Mapping[str, ArrayInfo]
     ) -> DType:
-        """The element type of operands that have one of their own: named, that of their arrays, or the default; no
-        wider than what products are summed in."""
+        """The element type of operands that have one of their own: named, that of their arrays, or
+        the default; no wider than what products are summed in."""
         found = dtype_of(field_name, getattr(self, field_name), infos, names) or default
         if found.itemsize > default.accumulator.itemsize:
             where = next((n for n in names if n in infos), "")
             raise InvalidValue(
-                where or field_name, f"an array of {found}" if where else found,
-                f"must be no wider than {default.accumulator}, in which products of {default} are summed",
+                where or field_name,
+                f"an array of {found}" if where else found,
+                f"must be no wider than {default.accumulator}, in which products of {default} "
+                "are summed",
                 "Convert it, or widen what is multiplied",
             )
         return found

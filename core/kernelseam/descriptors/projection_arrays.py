@@ -26,16 +26,19 @@ def infos_of(given: Mapping[str, object], *needed: str) -> dict[str, ArrayInfo]:
 
 
 class Read:
-    """Fields of a descriptor, filled operand by operand; extents agree with those that are known."""
+    """Fields of a descriptor, filled operand by operand; extents agree with those that are
+    known."""
 
     def __init__(self, infos: Mapping[str, ArrayInfo]) -> None:
         self.infos = infos
         self.fields: dict[str, Any] = dict(infos)
         self.known: dict[str, int] = {}
 
-    def take(self, name: str, labels: str, stride_axes: Mapping[str, str], called: str = "") -> None:
-        """An operand with one axis a label; ``stride_axes``: label → its stride field's axis. Axes of other labels but
-        the last have no stride field."""
+    def take(
+        self, name: str, labels: str, stride_axes: Mapping[str, str], called: str = ""
+    ) -> None:
+        """An operand with one axis a label; ``stride_axes``: label → its stride field's axis. Axes
+        of other labels but the last have no stride field."""
         info = self.infos[name]
         extents = axes(name, info, labels, self.known)
         self.known.update(zip(labels.split(), extents, strict=True))
@@ -56,7 +59,8 @@ class Read:
 def qkv_fields(
     arrays: Mapping[str, object], layout: str, kv_layout: str, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """Extents and strides for the descriptor, and the views in place of the arrays; ``options`` are passed on.
+    """Extents and strides for the descriptor, and the views in place of the arrays; ``options`` are
+    passed on.
 
     Raises InvalidValue for ranks and extents that do not fit.
     """
@@ -83,19 +87,34 @@ def qkv_fields(
         cos, sin = (canonical(infos[n])[0] for n in ("cos", "sin"))
         if cos != sin:
             raise InvalidValue(
-                "sin", f"rows {sin} elements apart", f"those of cos are {cos} elements apart", "Let them be alike"
+                "sin",
+                f"rows {sin} elements apart",
+                f"those of cos are {cos} elements apart",
+                "Let them be alike",
             )
-        read.fields |= {"rotary_dim": 2 * known["rotary_dim/2"], "max_position": known["max_position"]}
+        read.fields |= {
+            "rotary_dim": 2 * known["rotary_dim/2"],
+            "max_position": known["max_position"],
+        }
     if "positions" in infos:
         read.rows("positions", f"{lead}S")
     if paged:
         read.take("block_table", "B width", {"B": "row"}, "table")
         read.fields |= {"pages": known["P"], "page_size": known["N"], "table_width": known["width"]}
-    extents = {"batch": "B", "S": "S", "hidden": "hidden", "num_heads": "H", "kv_heads": "H_kv", "head_dim": "D"}
+    extents = {
+        "batch": "B",
+        "S": "S",
+        "hidden": "hidden",
+        "num_heads": "H",
+        "kv_heads": "H_kv",
+        "head_dim": "D",
+    }
     return {**read.fields, **{n: known[label] for n, label in extents.items()}, **options}
 
 
-def output_fields(arrays: Mapping[str, object], layout: str, options: dict[str, Any]) -> dict[str, Any]:
+def output_fields(
+    arrays: Mapping[str, object], layout: str, options: dict[str, Any]
+) -> dict[str, Any]:
     """The same for the projection of an attention's result."""
     options = dict(options)
     infos = infos_of({**arrays, **{n: options.pop(n, None) for n in ("bias", "residual")}}, *arrays)
@@ -111,8 +130,8 @@ def output_fields(arrays: Mapping[str, object], layout: str, options: dict[str, 
 
 
 def of_attn_out(read: Read, names: Sequence[str], layout: str) -> str:
-    """Take attn_out, or what lies as it does: [B, S, columns], [S, columns], or its heads in a layout. "B " where there
-    is a batch axis."""
+    """Take attn_out, or what lies as it does: [B, S, columns], [S, columns], or its heads in a
+    layout. "B " where there is a batch axis."""
     labels = one_of("layout", layout, LAYOUTS)
     lead = ""
     for name in names:
@@ -150,7 +169,11 @@ def qkv_bwd_fields(arrays: Mapping[str, object], layout: str) -> dict[str, Any]:
     known["columns"] = (known["H"] + 2 * known["H_kv"]) * known["D"]
     _gradient_operands(read, f"{lead}S hidden", ("input", "d_input"), "columns hidden", "columns")
     extents = {"batch": "B", "S": "S", "num_heads": "H", "kv_heads": "H_kv", "head_dim": "D"}
-    return {**read.fields, **{n: known[label] for n, label in extents.items()}, "hidden": known.get("hidden", 0)}
+    return {
+        **read.fields,
+        **{n: known[label] for n, label in extents.items()},
+        "hidden": known.get("hidden", 0),
+    }
 
 
 def output_bwd_fields(arrays: Mapping[str, object], layout: str) -> dict[str, Any]:

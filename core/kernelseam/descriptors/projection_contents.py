@@ -1,4 +1,5 @@
-"""What stands in a projection's integer operands: positions and block tables that must stay within memory."""
+"""What stands in a projection's integer operands: positions and block tables that must stay within
+memory."""
 
 from __future__ import annotations
 
@@ -15,12 +16,16 @@ Ints = npt.NDArray[np.int64]
 
 
 def check(problem: QkvProjectionProblem, found: Resolved, runtime: Runtime, device: Device) -> None:
-    """Raise InvalidValue, naming the entry, where one points beyond its operand. Copies them to the host; one that is
-    not bound is left to whoever misses it."""
+    """Raise InvalidValue, naming the entry, where one points beyond its operand. Copies them to the
+    host; one that is not bound is left to whoever misses it."""
     p, h = problem, problem.heads
     read: dict[str, Ints] = {}
     for r in p.operands:
-        if r.name in ("positions", "block_table") and r.span and (address := found.pointers.get(r.name)):
+        if (
+            r.name in ("positions", "block_table")
+            and r.span
+            and (address := found.pointers.get(r.name))
+        ):
             walk = ArrayInfo(address, r.shape, r.strides, DType.int32, device, "", None)
             read[r.name] = host_copy(walk, runtime).astype(np.int64)
     positions = np.broadcast_to(h.first_position + np.arange(h.tokens), (p.batch, h.tokens))
@@ -29,7 +34,13 @@ def check(problem: QkvProjectionProblem, found: Resolved, runtime: Runtime, devi
             return
         positions = read["positions"]
         _within("positions", positions, p.max_position, "max_position", bool(p.spec.heads.rotary))
-        _within("positions", positions, p.table_width * h.page_size, "table_width·page_size", p.spec.heads.paged)
+        _within(
+            "positions",
+            positions,
+            p.table_width * h.page_size,
+            "table_width·page_size",
+            p.spec.heads.paged,
+        )
     if "block_table" in read:
         pages = positions // h.page_size
         named = np.take_along_axis(read["block_table"], pages, axis=1)
@@ -37,7 +48,9 @@ def check(problem: QkvProjectionProblem, found: Resolved, runtime: Runtime, devi
         if bad.any():
             b, i = (int(x) for x in np.unravel_index(int(bad.argmax()), bad.shape))
             raise InvalidValue(
-                f"block_table[{b}, {pages[b, i]}]", int(named[b, i]), f"must be a page, from 0 to {p.pages - 1}",
+                f"block_table[{b}, {pages[b, i]}]",
+                int(named[b, i]),
+                f"must be a page, from 0 to {p.pages - 1}",
                 f"Name a page for position {positions[b, i]}",
             )
 
@@ -47,6 +60,8 @@ def _within(name: str, x: Ints, end: int, what: str, asked: bool) -> None:
     if asked and bad.any():
         index = np.unravel_index(int(bad.argmax()), x.shape)
         raise InvalidValue(
-            f"{name}[{', '.join(str(int(i)) for i in index)}]", int(x[index]),
-            f"must be a position, from 0 to {end - 1}: {what} is {end}", "Correct it, or give longer tables",
+            f"{name}[{', '.join(str(int(i)) for i in index)}]",
+            int(x[index]),
+            f"must be a position, from 0 to {end - 1}: {what} is {end}",
+            "Correct it, or give longer tables",
         )

@@ -1,6 +1,8 @@
-"""Problems and specs of the projections before and after an attention. They hold no pointers and check nothing.
+"""Problems and specs of the projections before and after an attention. They hold no pointers and
+check nothing.
 
-Rows of [batch, row, column] operands are written [batch, 1, row, column], so that all operands have the same axes.
+Rows of [batch, row, column] operands are written [batch, 1, row, column], so that all operands have
+the same axes.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from kernelseam.forking import cached_property
 
 @dataclass(frozen=True)
 class QkvProjectionSpec:
-    """What shapes the binary of the projection to q, k and v. ``vector_*``: as in GemmSpec; ``vector_out`` is that of
-    q, k and v alike."""
+    """What shapes the binary of the projection to q, k and v. ``vector_*``: as in GemmSpec;
+    ``vector_out`` is that of q, k and v alike."""
 
     dtype: DType
     dtype_out: DType
@@ -54,14 +56,16 @@ class OutputProjectionSpec:
     operation = "output_projection"
 
     def __str__(self) -> str:
-        options = [n for n in ("bias", "residual") if getattr(self, n)] + ["heads apart"] * self.apart
+        options = [n for n in ("bias", "residual") if getattr(self, n)] + [
+            "heads apart"
+        ] * self.apart
         return " ".join((f"{self.operation} {self.dtype}→{self.dtype_out}", *options))
 
 
 @dataclass(frozen=True)
 class QkvProjectionProblem:
-    """q, k, v: the heads of input·weightᵀ + bias, those of q and k turned where the spec says so. Strides in
-    elements."""
+    """q, k, v: the heads of input·weightᵀ + bias, those of q and k turned where the spec says so.
+    Strides in elements."""
 
     spec: QkvProjectionSpec
     batch: int
@@ -90,24 +94,47 @@ class QkvProjectionProblem:
     def _operands(self) -> Iterator[OperandRule]:
         s, h, f32, i32 = self.spec, self.heads, DType.float32, DType.int32
         live = int(self.rows > 0)
-        yield matrix("input", s.dtype, (self.batch, h.tokens, self.hidden), self.input_strides, s.vector_input)
-        yield matrix("weight", s.dtype, (live, h.columns, self.hidden), (0, self.weight_stride), s.vector_weight)
+        yield matrix(
+            "input",
+            s.dtype,
+            (self.batch, h.tokens, self.hidden),
+            self.input_strides,
+            s.vector_input,
+        )
+        yield matrix(
+            "weight",
+            s.dtype,
+            (live, h.columns, self.hidden),
+            (0, self.weight_stride),
+            s.vector_weight,
+        )
         if s.bias:
             yield OperandRule("bias", s.bias, (h.columns * live,), (1,), s.bias.itemsize)
         outer, inner = (self.pages * live, h.page_size) if s.heads.paged else (self.batch, h.tokens)
         for name, lead, count, strides in (
-            ("q", (self.batch, h.num_heads), h.tokens, h.q_strides), ("k", (outer, h.kv_heads), inner, h.k_strides),
+            ("q", (self.batch, h.num_heads), h.tokens, h.q_strides),
+            ("k", (outer, h.kv_heads), inner, h.k_strides),
             ("v", (outer, h.kv_heads), inner, h.v_strides),
         ):
             align = max(s.vector_out, s.dtype_out.itemsize)
-            yield OperandRule(name, s.dtype_out, (*lead, count, h.head_dim), (*strides, 1), align, True)
+            yield OperandRule(
+                name, s.dtype_out, (*lead, count, h.head_dim), (*strides, 1), align, True
+            )
         if s.heads.rotary:
             for name in ("cos", "sin"):
-                yield OperandRule(name, f32, (self.max_position * live, h.rotary_dim // 2), (h.rotary_stride, 1), 4)
+                yield OperandRule(
+                    name,
+                    f32,
+                    (self.max_position * live, h.rotary_dim // 2),
+                    (h.rotary_stride, 1),
+                    4,
+                )
         if s.heads.positions:
             yield OperandRule("positions", i32, (self.batch, h.tokens), h.positions_strides, 4)
         if s.heads.paged:
-            yield OperandRule("block_table", i32, (self.batch * live, self.table_width), (h.table_stride, 1), 4)
+            yield OperandRule(
+                "block_table", i32, (self.batch * live, self.table_width), (h.table_stride, 1), 4
+            )
 
     @property
     def operations(self) -> int:
@@ -125,7 +152,8 @@ class QkvProjectionProblem:
     def __str__(self) -> str:
         h = self.heads
         return (
-            f"{self.spec} batch={self.batch} S={h.tokens} hidden={self.hidden} heads={h.num_heads}/{h.kv_heads} "
+            f"{self.spec} batch={self.batch} S={h.tokens} hidden={self.hidden} "
+            f"heads={h.num_heads}/{h.kv_heads} "
             f"dim={h.head_dim}"
         )
 
@@ -134,7 +162,8 @@ class QkvProjectionProblem:
 class OutputProjectionProblem:
     """out = Σ_h attn_out[h]·weight[:, h]ᵀ + bias + residual. Strides in elements.
 
-    Where the heads of a token lie side by side they are one head: ``num_heads`` is 1 unless the spec says apart.
+    Where the heads of a token lie side by side they are one head: ``num_heads`` is 1 unless the
+    spec says apart.
     """
 
     spec: OutputProjectionSpec
@@ -163,7 +192,9 @@ class OutputProjectionProblem:
         heads = (self.batch * live, self.num_heads, self.S, self.head_dim)
         align = max(s.vector_attn_out, s.dtype.itemsize)
         yield OperandRule("attn_out", s.dtype, heads, (*self.attn_out_strides, 1), align)
-        yield matrix("weight", s.dtype, (live, self.hidden, width), (0, self.weight_stride), s.vector_weight)
+        yield matrix(
+            "weight", s.dtype, (live, self.hidden, width), (0, self.weight_stride), s.vector_weight
+        )
         if s.bias:
             yield OperandRule("bias", s.bias, (self.hidden * live,), (1,), s.bias.itemsize)
         if s.residual:
@@ -179,7 +210,9 @@ class OutputProjectionProblem:
     def bytes_moved(self) -> int:
         s, rows, width = self.spec, self.batch * self.S, self.num_heads * self.head_dim
         added = s.residual.itemsize if s.residual else 0
-        return (rows + self.hidden) * width * s.dtype.itemsize + rows * self.hidden * (s.dtype_out.itemsize + added)
+        return (rows + self.hidden) * width * s.dtype.itemsize + rows * self.hidden * (
+            s.dtype_out.itemsize + added
+        )
 
     @property
     def compute_dtype(self) -> DType:
@@ -187,16 +220,27 @@ class OutputProjectionProblem:
 
     def __str__(self) -> str:
         return (
-            f"{self.spec} batch={self.batch} S={self.S} heads={self.num_heads} dim={self.head_dim} hidden={self.hidden}"
+            f"{self.spec} batch={self.batch} S={self.S} heads={self.num_heads} "
+            f"dim={self.head_dim} hidden={self.hidden}"
         )
 
 
 def matrix(
-    name: str, dtype: DType, shape: tuple[int, int, int], strides: tuple[int, int], vector: int, written: bool = False
+    name: str,
+    dtype: DType,
+    shape: tuple[int, int, int],
+    strides: tuple[int, int],
+    vector: int,
+    written: bool = False,
 ) -> OperandRule:
     """The rule of an operand [batch, row, column]."""
     batch, rows, columns = shape
     outer, row = strides
     return OperandRule(
-        name, dtype, (batch, 1, rows, columns), (outer, 0, row, 1), max(vector, dtype.itemsize), written
+        name,
+        dtype,
+        (batch, 1, rows, columns),
+        (outer, 0, row, 1),
+        max(vector, dtype.itemsize),
+        written,
     )

@@ -1,4 +1,5 @@
-"""Checks that descriptors share. Each refuses with the field's name, the value, the rule and the remedy."""
+"""Checks that descriptors share. Each refuses with the field's name, the value, the rule and the
+remedy."""
 
 from __future__ import annotations
 
@@ -47,7 +48,13 @@ def extent(field: str, value: object, low: int = 0) -> int:
 
 def stride(field: str, value: object, dtype: DType) -> int:
     """A stride in elements: not negative, and below 2⁶³ in bytes."""
-    return integer(field, value, 0, MAX_BYTES // dtype.itemsize, "Strides count elements, from 0 (broadcast) upward")
+    return integer(
+        field,
+        value,
+        0,
+        MAX_BYTES // dtype.itemsize,
+        "Strides count elements, from 0 (broadcast) upward",
+    )
 
 
 def address(field: str, value: object) -> int:
@@ -64,31 +71,43 @@ def flag(field: str, value: object) -> bool:
 
 def number(field: str, value: object) -> float:
     """A real number as a float; NaN and infinities pass."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
+    if isinstance(value, bool | np.bool_) or not isinstance(
+        value, int | float | np.integer | np.floating
+    ):
         raise InvalidValue(field, shown(value), "must be a real number", "Pass a float")
     try:
         return float(value)
     except OverflowError:
-        raise InvalidValue(field, "a larger integer", "must be within float64", "Pass a float") from None
+        raise InvalidValue(
+            field, "a larger integer", "must be within float64", "Pass a float"
+        ) from None
 
 
 def finite(field: str, value: object) -> float:
     """A real number that is neither NaN nor infinite."""
     x = number(field, value)
     if not math.isfinite(x):
-        raise InvalidValue(field, x, "must be finite", "Give a finite number, or None for the default")
+        raise InvalidValue(
+            field, x, "must be finite", "Give a finite number, or None for the default"
+        )
     return x
 
 
 def multiple(field: str, value: int, of: str, count: int) -> int:
     """value / count, which must come out even. Nothing over nothing is 1."""
     if (count == 0 and value != 0) or (count and value % count):
-        raise InvalidValue(field, value, f"must be a multiple of {of} = {count}", f"Make {field} a multiple of {of}")
+        raise InvalidValue(
+            field,
+            value,
+            f"must be a multiple of {of} = {count}",
+            f"Make {field} a multiple of {of}",
+        )
     return max(value // count, 1) if count else 1
 
 
 def packed(shape: Sequence[int], given: Sequence[int | None]) -> tuple[int, ...]:
-    """Strides of a row-major array; those given stand, and the others pack around them. Empty axes count as 1."""
+    """Strides of a row-major array; those given stand, and the others pack around them. Empty axes
+    count as 1."""
     strides: list[int] = []
     run = 1
     for n, s in zip(reversed(shape), reversed(given), strict=True):
@@ -98,7 +117,11 @@ def packed(shape: Sequence[int], given: Sequence[int | None]) -> tuple[int, ...]
 
 
 def row_strides(
-    letter: str, shape: Sequence[int], given: Sequence[object], dtype: DType, axes: Sequence[str] = ()
+    letter: str,
+    shape: Sequence[int],
+    given: Sequence[object],
+    dtype: DType,
+    axes: Sequence[str] = (),
 ) -> tuple[int, ...]:
     """Strides of all axes but the contiguous last: validated where given, packed where None."""
     fields = [f"stride_{letter}_{axis}" for axis in axes or AXES[: len(given)]]
@@ -106,11 +129,13 @@ def row_strides(
     return packed(shape, [*known, 1])[:-1]
 
 
-def vector_bytes(dtype: DType, shape: Sequence[int], strides: Sequence[int], pointer: int | None) -> int:
+def vector_bytes(
+    dtype: DType, shape: Sequence[int], strides: Sequence[int], pointer: int | None
+) -> int:
     """16 if every row starts at a multiple of 16 bytes, else the element size.
 
-    ``strides`` leave the contiguous last axis out; axes of one entry do not count. An address that is not
-    known yet (None) is taken as a multiple of 16, which ``bind`` then checks.
+    ``strides`` leave the contiguous last axis out; axes of one entry do not count. An address that
+    is not known yet (None) is taken as a multiple of 16, which ``bind`` then checks.
     """
     if 0 in shape:
         return WIDE
@@ -126,14 +151,17 @@ def check_walk(rule: OperandRule, axes: Sequence[str]) -> None:
     size = 8 if rule.dtype is None else rule.dtype.itemsize
     if max(math.prod(rule.shape), rule.span, *rule.strides) * size > MAX_BYTES:
         raise InvalidValue(
-            rule.name, f"{list(rule.shape)} elements with strides {list(rule.strides)}",
-            "must take fewer than 2**63 bytes", "Make the extents or the strides smaller",
+            rule.name,
+            f"{list(rule.shape)} elements with strides {list(rule.strides)}",
+            "must take fewer than 2**63 bytes",
+            "Make the extents or the strides smaller",
         )
     if rule.written and rule.span:
         axis = shared_axis(rule)
         if axis is not None:
             raise InvalidValue(
-                axes[axis], rule.strides[axis],
+                axes[axis],
+                rule.strides[axis],
                 f"the {rule.shape[axis]} entries of this axis of {rule.name} share elements "
                 f"(extents {list(rule.shape)}, strides {list(rule.strides)})",
                 f"An output needs memory of its own for every element: make {axes[axis]} larger",
@@ -143,8 +171,9 @@ def check_walk(rule: OperandRule, axes: Sequence[str]) -> None:
 def shared_axis(rule: OperandRule) -> int | None:
     """The innermost axis along which two entries provably share an element, or None.
 
-    Two index tuples with one address differ first along some axis k. Moving both along an axis changes
-    nothing, so entry 0 of axis k meets one of the entries 1, 2, …, with all axes before k at index 0.
+    Two index tuples with one address differ first along some axis k. Moving both along an axis
+    changes nothing, so entry 0 of axis k meets one of the entries 1, 2, …, with all axes before k
+    at index 0.
     """
     run = 1
     for s, n in sorted((s, n) for s, n in zip(rule.strides, rule.shape, strict=True) if n > 1):
@@ -161,8 +190,10 @@ def shared_axis(rule: OperandRule) -> int | None:
             continue
         if rule.strides[k] == 0:
             return k
-        inner = OperandRule(rule.name, rule.dtype, rule.shape[k + 1:], rule.strides[k + 1:], 1)
-        later = OperandRule(rule.name, rule.dtype, (n - 1, *rule.shape[k + 1:]), rule.strides[k:], 1)
+        inner = OperandRule(rule.name, rule.dtype, rule.shape[k + 1 :], rule.strides[k + 1 :], 1)
+        later = OperandRule(
+            rule.name, rule.dtype, (n - 1, *rule.shape[k + 1 :]), rule.strides[k:], 1
+        )
         if proven_overlap(base, inner, base + rule.strides[k] * rule.dtype.itemsize, later):
             return k
     return None

@@ -1,4 +1,5 @@
-"""A descriptor's refusals in the words of a call that fills it in: the caller's names for operands and extents."""
+"""A descriptor's refusals in the words of a call that fills it in: the caller's names for operands
+and extents."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class Wording:
         elif name in self.extents:
             name, value = self._operand(self.extents[name]), f"{name} {value}"
         elif (word := self._words.match(name)) is not None:
-            name = self.names[word[1]] + ("" if word[2] else name[word.end():])
+            name = self.names[word[1]] + ("" if word[2] else name[word.end() :])
         rule, remedy = self._text(error.rule), self._text(error.remedy)
         return type(error)(name, value, rule, remedy)
 
@@ -46,5 +47,7 @@ class Wording:
         return self.names.get(name) or self.names.get(name.upper(), name)
 
     def _text(self, text: str) -> str:
-        text = re.sub(rf"\b{_STRIDE}\b", lambda m: f"the {m[2]} stride of {self._operand(m[1])}", text)
+        text = re.sub(
+            rf"\b{_STRIDE}\b", lambda m: f"the {m[2]} stride of {self._operand(m[1])}", text
+        )
         return self._words.sub(lambda m: self.names[m[1]], text)

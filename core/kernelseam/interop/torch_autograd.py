@@ -1,4 +1,5 @@
-"""Attention that torch differentiates. Imports torch: ``kernelseam.interop.torch`` imports this at its first use."""
+"""Attention that torch differentiates. Imports torch: ``kernelseam.interop.torch`` imports this at
+its first use."""
 
 from __future__ import annotations
 
@@ -46,21 +47,37 @@ def attention(
 ) -> Tensor:
     """``kernelseam.attention`` on torch tensors, with gradients to q, k, v, ``bias`` and ``sinks``.
 
-    ``deterministic=False`` allows gradients whose order of summation varies, where that is faster. ``implementation``
-    names a way of the forward, ``bwd_implementation`` one of the gradients. Both run on torch's current stream. All
-    else is as there, shapes and dtypes too. A bias that repeats because it has extent 1, or lacks an axis, takes the
-    sum over what it repeats along; one that is expanded takes a gradient of its whole shape, which torch sums.
+    ``deterministic=False`` allows gradients whose order of summation varies, where that is faster.
+    ``implementation`` names a way of the forward, ``bwd_implementation`` one of the gradients. Both
+    run on torch's current stream. All else is as there, shapes and dtypes too. A bias that repeats
+    because it has extent 1, or lacks an axis, takes the sum over what it repeats along; one that is
+    expanded takes a gradient of its whole shape, which torch sums.
 
-    Gradients are differentiable once: under ``create_graph`` a second derivative raises InvalidValue. Where none are
-    wanted, nothing is kept for them.
+    Gradients are differentiable once: under ``create_graph`` a second derivative raises
+    InvalidValue. Where none are wanted, nothing is kept for them.
     """
     given = {
-        "q": q, "k": k, "v": v, "bias": bias, "mask": mask, "alibi_slopes": alibi_slopes, "sinks": sinks,
-        "prefix_lengths": prefix_lengths, "kv_lengths": kv_lengths,
+        "q": q,
+        "k": k,
+        "v": v,
+        "bias": bias,
+        "mask": mask,
+        "alibi_slopes": alibi_slopes,
+        "sinks": sinks,
+        "prefix_lengths": prefix_lengths,
+        "kv_lengths": kv_lengths,
     }
-    options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "layout": layout,
-               "backend": backend}
-    return _apply(given, ("q", "k", "v"), options, implementation, deterministic, bwd_implementation)
+    options = {
+        "causal": causal,
+        "window": window,
+        "scale": scale,
+        "softcap": softcap,
+        "layout": layout,
+        "backend": backend,
+    }
+    return _apply(
+        given, ("q", "k", "v"), options, implementation, deterministic, bwd_implementation
+    )
 
 
 def attention_varlen(
@@ -86,26 +103,43 @@ def attention_varlen(
     implementation: str | None = None,
     bwd_implementation: str | None = None,
 ) -> Tensor:
-    """``kernelseam.attention_varlen`` on torch tensors, with gradients to q, k, v, ``bias`` and ``sinks``; see
-    ``attention``.
+    """``kernelseam.attention_varlen`` on torch tensors, with gradients to q, k, v, ``bias`` and
+    ``sinks``; see ``attention``.
 
     Rows that belong to no sequence are 0, in the result and in the gradients.
     """
     given = {
-        "q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "bias": bias, "mask": mask,
-        "alibi_slopes": alibi_slopes, "sinks": sinks, "prefix_lengths": prefix_lengths,
+        "q": q,
+        "k": k,
+        "v": v,
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "bias": bias,
+        "mask": mask,
+        "alibi_slopes": alibi_slopes,
+        "sinks": sinks,
+        "prefix_lengths": prefix_lengths,
     }
     options = {
-        "causal": causal, "window": window, "scale": scale, "softcap": softcap, "max_seqlen_q": max_seqlen_q,
-        "max_seqlen_k": max_seqlen_k, "backend": backend,
+        "causal": causal,
+        "window": window,
+        "scale": scale,
+        "softcap": softcap,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": max_seqlen_k,
+        "backend": backend,
     }
     needed = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
     return _apply(given, needed, options, implementation, deterministic, bwd_implementation)
 
 
 def _apply(
-    given: dict[str, Tensor | None], needed: tuple[str, ...], options: dict[str, Any], implementation: str | None,
-    deterministic: bool, bwd_implementation: str | None,
+    given: dict[str, Tensor | None],
+    needed: tuple[str, ...],
+    options: dict[str, Any],
+    implementation: str | None,
+    deterministic: bool,
+    bwd_implementation: str | None,
 ) -> Tensor:
     operands = tensors(given, needed)
     deterministic = flag("deterministic", deterministic)
@@ -122,9 +156,12 @@ def _forward(operands: dict[str, Tensor], options: dict[str, Any], *, return_lse
         return attention_forward(**operands, **options, return_lse=return_lse)
     q, v = operands["q"], operands["v"]
     out = None
-    if v.ndim and not any(x.layout is not torch.strided or x.is_nested or x.is_quantized for x in (q, v)):
+    if v.ndim and not any(
+        x.layout is not torch.strided or x.is_nested or x.is_quantized for x in (q, v)
+    ):
         out = torch.zeros((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
-    return varlen_forward(**operands, **options, out=out, return_lse=return_lse)  # refuses those without an out
+    # refuses those without an out
+    return varlen_forward(**operands, **options, out=out, return_lse=return_lse)
 
 
 @differentiable_once("attention")
@@ -135,7 +172,12 @@ def _gradients(ctx: Any, dout: Tensor) -> Gradients:
     if "bias" in asked:
         given["bias"] = _apart(given["bias"])
     made = attention_bwd(
-        with_rows(dout), **given, out=out, lse=lse, bias_gradient="bias" in asked, sink_gradient="sinks" in asked,
+        with_rows(dout),
+        **given,
+        out=out,
+        lse=lse,
+        bias_gradient="bias" in asked,
+        sink_gradient="sinks" in asked,
         **ctx.options,
     )
     found = {name: getattr(made, f"d{name}") for name in asked}
@@ -146,13 +188,15 @@ def _gradients(ctx: Any, dout: Tensor) -> Gradients:
 
 
 def _apart(bias: Tensor) -> Tensor:
-    """A bias each of whose elements has a gradient of its own: that of a stride of 0 would be their sum."""
+    """A bias each of whose elements has a gradient of its own: that of a stride of 0 would be their
+    sum."""
     expanded = any(n > 1 and s == 0 for n, s in zip(bias.shape, bias.stride(), strict=True))
     return bias.contiguous() if expanded else bias
 
 
 def _clear_beyond(gradient: Tensor, offsets: Tensor) -> None:
-    """Zeros for rows before the first sequence and after the last, which are not written; nothing waits for it."""
+    """Zeros for rows before the first sequence and after the last, which are not written; nothing
+    waits for it."""
     row = torch.arange(len(gradient), device=gradient.device)
     gradient.masked_fill_(((row < offsets[0]) | (row >= offsets[-1]))[:, None, None], 0)
 
@@ -162,7 +206,11 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: Any, names: tuple[str, ...], options: dict[str, Any], bwd_options: dict[str, Any], *tensors: Tensor
+        ctx: Any,
+        names: tuple[str, ...],
+        options: dict[str, Any],
+        bwd_options: dict[str, Any],
+        *tensors: Tensor,
     ) -> Tensor:
         out, lse = _forward(dict(zip(names, tensors, strict=True)), options, return_lse=True)
         ctx.names, ctx.options = names, bwd_options

@@ -1,5 +1,5 @@
-"""What the functions that torch differentiates share: operands and options checked at the forward, and gradients that
-refuse to be differentiated. Imports torch.
+"""What the functions that torch differentiates share: operands and options checked at the forward,
+and gradients that refuse to be differentiated. Imports torch.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ Gradients = tuple[Tensor | None, ...]
 
 
 def tensors(given: Mapping[str, Tensor | None], needed: Sequence[str]) -> dict[str, Tensor]:
-    """Those that are given. Raises InvalidValue for what is no tensor, where one of ``needed`` is None, and where
-    forward-mode differentiation is asked for."""
+    """Those that are given. Raises InvalidValue for what is no tensor, where one of ``needed`` is
+    None, and where forward-mode differentiation is asked for."""
     for name, x in given.items():
         if x is None and name in needed:
             raise InvalidValue(name, None, "must be a torch tensor", "Give it")
         if x is not None and not isinstance(x, torch.Tensor):
-            raise InvalidValue(name, type(x).__name__, "must be a torch tensor", "Pass torch.as_tensor(…)")
+            raise InvalidValue(
+                name, type(x).__name__, "must be a torch tensor", "Pass torch.as_tensor(…)"
+            )
     found = {name: x for name, x in given.items() if x is not None}
     if forward_ad._current_level >= 0:
         for name, x in found.items():
@@ -41,32 +43,49 @@ def wanted(given: Mapping[str, Tensor], differentiable: Sequence[str]) -> list[s
     found = [name for name, x in given.items() if x.requires_grad]
     for name in found:
         if name not in differentiable:
-            raise InvalidValue(f"{name}.requires_grad", True, "gradients do not flow to it", "Pass tensor.detach()")
+            raise InvalidValue(
+                f"{name}.requires_grad", True, "gradients do not flow to it", "Pass tensor.detach()"
+            )
     return found
 
 
-def check_bwd_implementation(name: object, operation: str, like: str, given: Mapping[str, Tensor]) -> None:
-    """Refuse a name that no implementation of the gradients has on the device of the tensor ``like``: a forward that
-    takes it would leave a graph that cannot be walked back."""
+def check_bwd_implementation(
+    name: object, operation: str, like: str, given: Mapping[str, Tensor]
+) -> None:
+    """Refuse a name that no implementation of the gradients has on the device of the tensor
+    ``like``: a forward that takes it would leave a graph that cannot be walked back."""
     if name is None:
         return
     if not isinstance(name, str):
-        raise InvalidValue("bwd_implementation", type(name).__name__, "must be a name", "Leave it out for the cheapest")
+        raise InvalidValue(
+            "bwd_implementation",
+            type(name).__name__,
+            "must be a name",
+            "Leave it out for the cheapest",
+        )
     backend = describe(given[like].detach(), like).device.backend
-    known = [i.name for i in plugins().registry.implementations if (i.operation, i.backend) == (operation, backend)]
+    known = [
+        i.name
+        for i in plugins().registry.implementations
+        if (i.operation, i.backend) == (operation, backend)
+    ]
     if name not in known:
         raise UnknownName(
-            "bwd_implementation", name, f"must be one of {', '.join(known) or 'none'} for {operation} on {backend}",
+            "bwd_implementation",
+            name,
+            f"must be one of {', '.join(known) or 'none'} for {operation} on {backend}",
             "Name one of these, or leave it out",
         )
 
 
-def differentiable_once(function: str) -> Callable[[Callable[..., Gradients]], Callable[..., Gradients]]:
+def differentiable_once(
+    function: str,
+) -> Callable[[Callable[..., Gradients]], Callable[..., Gradients]]:
     """Make a ``backward`` of what computes gradients from (ctx, gradients of the results).
 
-    Under ``create_graph`` they are part of a graph, and raise InvalidValue where that is walked back. torch's own
-    ``once_differentiable`` does so only where the results' gradients require one: a gradient of the inputs alone, as a
-    penalty has it, would come out as a constant.
+    Under ``create_graph`` they are part of a graph, and raise InvalidValue where that is walked
+    back. torch's own ``once_differentiable`` does so only where the results' gradients require one:
+    a gradient of the inputs alone, as a penalty has it, would come out as a constant.
     """
 
     def decorated(gradients: Callable[..., Gradients]) -> Callable[..., Gradients]:
@@ -86,7 +105,8 @@ def differentiable_once(function: str) -> Callable[[Callable[..., Gradients]], C
 
 
 class _Once(torch.autograd.Function):  # type: ignore[misc]
-    """``count`` gradients as they are, as functions of the tensors behind them, which nobody can differentiate."""
+    """``count`` gradients as they are, as functions of the tensors behind them, which nobody can
+    differentiate."""
 
     @staticmethod
     def forward(ctx: Any, function: str, count: int, *given: Tensor) -> Gradients:
@@ -96,11 +116,15 @@ class _Once(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> Gradients:
         raise InvalidValue(
-            "create_graph", True, f"gradients of {ctx.function} cannot be differentiated",
+            "create_graph",
+            True,
+            f"gradients of {ctx.function} cannot be differentiated",
             "Use torch's own operations where second derivatives are wanted",
         )
 
 
 def with_rows(gradient: Tensor) -> Tensor:
     """A gradient whose last axis is contiguous; that of sum(), which repeats one number, is not."""
-    return gradient.contiguous() if gradient.shape[-1] > 1 and gradient.stride(-1) != 1 else gradient
+    return (
+        gradient.contiguous() if gradient.shape[-1] > 1 and gradient.stride(-1) != 1 else gradient
+    )

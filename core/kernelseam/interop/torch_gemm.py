@@ -1,4 +1,5 @@
-"""Products that torch differentiates. Imports torch: ``kernelseam.interop.torch`` imports this at its first use."""
+"""Products that torch differentiates. Imports torch: ``kernelseam.interop.torch`` imports this at
+its first use."""
 
 from __future__ import annotations
 
@@ -6,7 +7,12 @@ from typing import Any
 
 import torch
 
-from kernelseam.interop.torch_function import Gradients, check_bwd_implementation, differentiable_once, tensors
+from kernelseam.interop.torch_function import (
+    Gradients,
+    check_bwd_implementation,
+    differentiable_once,
+    tensors,
+)
 from kernelseam.ops import gemm, gemm_bwd
 
 Tensor = Any
@@ -28,14 +34,29 @@ def bmm(
 ) -> Tensor:
     """``kernelseam.bmm`` on torch tensors, with gradients to a, b, ``bias`` and ``residual``.
 
-    Those of a and b are one launch each; torch sums those of bias and residual, and that of an expanded operand over
-    what it was expanded along. ``out_dtype`` may be torch's. ``implementation`` names a way of the product,
-    ``bwd_implementation`` one of the gradients'. Gradients are differentiable once: under ``create_graph`` a second
-    derivative raises InvalidValue. Where none are wanted, nothing is kept for them.
+    Those of a and b are one launch each; torch sums those of bias and residual, and that of an
+    expanded operand over what it was expanded along. ``out_dtype`` may be torch's.
+    ``implementation`` names a way of the product, ``bwd_implementation`` one of the gradients'.
+    Gradients are differentiable once: under ``create_graph`` a second derivative raises
+    InvalidValue. Where none are wanted, nothing is kept for them.
     """
-    options = {"a_transposed": a_transposed, "b_transposed": b_transposed, "alpha": alpha, "backend": backend}
+    options = {
+        "a_transposed": a_transposed,
+        "b_transposed": b_transposed,
+        "alpha": alpha,
+        "backend": backend,
+    }
     return _apply(
-        gemm.bmm, gemm_bwd.bmm_bwd, a, b, bias, residual, options, out_dtype, implementation, bwd_implementation
+        gemm.bmm,
+        gemm_bwd.bmm_bwd,
+        a,
+        b,
+        bias,
+        residual,
+        options,
+        out_dtype,
+        implementation,
+        bwd_implementation,
     )
 
 
@@ -54,16 +75,37 @@ def matmul2d(
     bwd_implementation: str | None = None,
 ) -> Tensor:
     """``kernelseam.matmul2d`` on torch tensors, with gradients; see ``bmm``."""
-    options = {"a_transposed": a_transposed, "b_transposed": b_transposed, "alpha": alpha, "backend": backend}
+    options = {
+        "a_transposed": a_transposed,
+        "b_transposed": b_transposed,
+        "alpha": alpha,
+        "backend": backend,
+    }
     return _apply(
-        gemm.matmul2d, gemm_bwd.matmul2d_bwd, a, b, bias, residual, options, out_dtype, implementation,
+        gemm.matmul2d,
+        gemm_bwd.matmul2d_bwd,
+        a,
+        b,
+        bias,
+        residual,
+        options,
+        out_dtype,
+        implementation,
         bwd_implementation,
     )
 
 
 def _apply(
-    forward: Any, backward: Any, a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None,
-    options: dict[str, Any], out_dtype: Any, implementation: str | None, bwd_implementation: str | None,
+    forward: Any,
+    backward: Any,
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    options: dict[str, Any],
+    out_dtype: Any,
+    implementation: str | None,
+    bwd_implementation: str | None,
 ) -> Tensor:
     operands = tensors({"a": a, "b": b, "bias": bias, "residual": residual}, ("a", "b"))
     check_bwd_implementation(bwd_implementation, "gemm", "a", operands)
@@ -71,7 +113,11 @@ def _apply(
         out_dtype = str(out_dtype).removeprefix("torch.")
     return _Product.apply(
         (forward, {**options, "out_dtype": out_dtype, "implementation": implementation}),
-        (backward, {**options, "implementation": bwd_implementation}), a, b, bias, residual,
+        (backward, {**options, "implementation": bwd_implementation}),
+        a,
+        b,
+        bias,
+        residual,
     )
 
 
@@ -80,7 +126,9 @@ def _gradients(ctx: Any, dc: Tensor) -> Gradients:
     (operation, options), wanted = ctx.gradients, ctx.needs_input_grad[2:]
     a, b = ctx.saved_tensors
     bias, residual = ctx.added
-    dbias = dc.sum_to_size(*bias[0][:-1], 1, bias[0][-1]).squeeze(-2).to(bias[1]) if wanted[2] else None
+    dbias = (
+        dc.sum_to_size(*bias[0][:-1], 1, bias[0][-1]).squeeze(-2).to(bias[1]) if wanted[2] else None
+    )
     dresidual = dc.to(residual[1]) if wanted[3] else None
     da = db = None
     if wanted[0] or wanted[1]:
@@ -98,7 +146,13 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: Any, forward: Any, gradients: Any, a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None
+        ctx: Any,
+        forward: Any,
+        gradients: Any,
+        a: Tensor,
+        b: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
     ) -> Tensor:
         operation, options = forward
         found = operation(a, b, bias=bias, residual=residual, **options)

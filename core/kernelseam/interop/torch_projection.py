@@ -1,4 +1,5 @@
-"""Projections that torch differentiates. Imports torch: ``kernelseam.interop.torch`` imports this at its first use."""
+"""Projections that torch differentiates. Imports torch: ``kernelseam.interop.torch`` imports this
+at its first use."""
 
 from __future__ import annotations
 
@@ -41,32 +42,51 @@ def fused_qkv_projection(
     implementation: str | None = None,
     bwd_implementation: str | None = None,
 ) -> Any:
-    """``kernelseam.fused_qkv_projection`` on torch tensors, with gradients to input, weight and bias.
+    """``kernelseam.fused_qkv_projection`` on torch tensors, with gradients to input, weight and
+    bias.
 
-    ``implementation`` names a way of the forward, ``bwd_implementation`` one of the gradients; both run on torch's
-    current stream. Gradients by rotated q and k are turned back by torch first, in float32 (float64 of float64), and
-    rounded to the tensors' dtype before they are multiplied. None flow to cosines, sines and pages: where gradients are
-    wanted, k and v can not be written into pages. What no gradient needs is not kept. All else is as there.
+    ``implementation`` names a way of the forward, ``bwd_implementation`` one of the gradients; both
+    run on torch's current stream. Gradients by rotated q and k are turned back by torch first, in
+    float32 (float64 of float64), and rounded to the tensors' dtype before they are multiplied. None
+    flow to cosines, sines and pages: where gradients are wanted, k and v can not be written into
+    pages. What no gradient needs is not kept. All else is as there.
 
-    Gradients are differentiable once: under ``create_graph`` a second derivative raises InvalidValue.
+    Gradients are differentiable once: under ``create_graph`` a second derivative raises
+    InvalidValue.
     """
     given = {
-        "input": input, "weight": weight, "bias": bias, **_tables(rotary), "positions": positions,
-        "k_pages": k_pages, "v_pages": v_pages, "block_table": block_table,
+        "input": input,
+        "weight": weight,
+        "bias": bias,
+        **_tables(rotary),
+        "positions": positions,
+        "k_pages": k_pages,
+        "v_pages": v_pages,
+        "block_table": block_table,
     }
     options: dict[str, Any] = {
-        "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "layout": layout,
-        "rotary_style": rotary_style, "first_position": first_position, "kv_layout": kv_layout, "backend": backend,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "layout": layout,
+        "rotary_style": rotary_style,
+        "first_position": first_position,
+        "kv_layout": kv_layout,
+        "backend": backend,
         "implementation": implementation,
     }
-    operands = tensors(given, ("input", "weight", *_ROTARY) if rotary is not None else ("input", "weight"))
+    operands = tensors(
+        given, ("input", "weight", *_ROTARY) if rotary is not None else ("input", "weight")
+    )
     check_bwd_implementation(bwd_implementation, "qkv_projection_bwd", "input", operands)
     asked = wanted(operands, ("input", "weight", "bias"))
     if not asked:
         return _qkv_forward(operands, options)
     if k_pages is not None or v_pages is not None:
         raise InvalidValue(
-            "k_pages", "given", f"gradients to {', '.join(asked)} do not flow through pages",
+            "k_pages",
+            "given",
+            f"gradients to {', '.join(asked)} do not flow through pages",
             "Call under torch.no_grad(), or leave the pages out",
         )
     return _Qkv.apply(tuple(operands), options, bwd_implementation, *operands.values())
@@ -83,12 +103,18 @@ def fused_output_projection_residual(
     implementation: str | None = None,
     bwd_implementation: str | None = None,
 ) -> Tensor:
-    """``kernelseam.fused_output_projection_residual`` on torch tensors, with gradients to all of them.
+    """``kernelseam.fused_output_projection_residual`` on torch tensors, with gradients to all of
+    them.
 
-    The residual's is that of the result, not copied. All else is as there and in ``fused_qkv_projection``.
+    The residual's is that of the result, not copied. All else is as there and in
+    ``fused_qkv_projection``.
     """
     given = {"attn_out": attn_out, "weight": weight, "bias": bias, "residual": residual}
-    options: dict[str, Any] = {"layout": layout, "backend": backend, "implementation": implementation}
+    options: dict[str, Any] = {
+        "layout": layout,
+        "backend": backend,
+        "implementation": implementation,
+    }
     operands = tensors(given, ("attn_out", "weight"))
     check_bwd_implementation(bwd_implementation, "output_projection_bwd", "attn_out", operands)
     if not wanted(operands, tuple(given)):
@@ -105,7 +131,9 @@ def _tables(rotary: Any) -> dict[str, Tensor | None]:
     if rotary is None:
         return {}
     if not isinstance(rotary, tuple | list) or len(rotary) != 2:
-        raise InvalidValue("rotary", type(rotary).__name__, "must be (cosines, sines)", "Pass two tensors")
+        raise InvalidValue(
+            "rotary", type(rotary).__name__, "must be (cosines, sines)", "Pass two tensors"
+        )
     return dict(zip(_ROTARY, rotary, strict=True))
 
 
@@ -125,10 +153,20 @@ def _qkv_gradients(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> Gradients:
     asked = {n for n, w in zip(ctx.names, ctx.needs_input_grad[3:], strict=True) if w}
     heads = -3 if ctx.options["layout"] == "bhsd" else -2
     made = projection_bwd.fused_qkv_projection_bwd(
-        dq, dk, dv, saved.get("input"), saved.get("weight"), "bias" in asked, dq.shape[heads], dk.shape[heads],
-        dq.shape[-1], layout=ctx.options["layout"], input_gradient="input" in asked,
+        dq,
+        dk,
+        dv,
+        saved.get("input"),
+        saved.get("weight"),
+        "bias" in asked,
+        dq.shape[heads],
+        dk.shape[heads],
+        dq.shape[-1],
+        layout=ctx.options["layout"],
+        input_gradient="input" in asked,
         weight_gradient="weight" in asked,
-        bias_dtype=ctx.bias_dtype if "bias" in asked else None, backend=ctx.options["backend"],
+        bias_dtype=ctx.bias_dtype if "bias" in asked else None,
+        backend=ctx.options["backend"],
         implementation=ctx.bwd_implementation,
     )
     found = {"input": made.d_input, "weight": made.d_weight, "bias": made.d_bias}
@@ -136,7 +174,8 @@ def _qkv_gradients(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> Gradients:
 
 
 def _turned_back(x: Tensor, saved: dict[str, Tensor], options: dict[str, Any]) -> Tensor:
-    """The gradient by what was turned → that by what it was before: turned by the opposite angle."""
+    """The gradient by what was turned → that by what it was before: turned by the opposite
+    angle."""
     cos, sin = (saved[name] for name in _ROTARY)
     half, tokens = cos.shape[-1], -2 if options["layout"] == "bhsd" else -3
     if "positions" in saved:
@@ -147,7 +186,9 @@ def _turned_back(x: Tensor, saved: dict[str, Tensor], options: dict[str, Any]) -
     cos, sin = (table.unsqueeze(-3 if options["layout"] == "bhsd" else -2) for table in (cos, sin))
     pairs = options["rotary_style"] == "pairs"
     first, second = (
-        (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if pairs else (slice(0, half), slice(half, 2 * half))
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
+        if pairs
+        else (slice(0, half), slice(half, 2 * half))
     )
     found = torch.empty_like(x, memory_format=torch.contiguous_format)
     found[..., 2 * half :] = x[..., 2 * half :]
@@ -163,7 +204,11 @@ class _Qkv(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: Any, names: tuple[str, ...], options: dict[str, Any], bwd_implementation: str | None, *operands: Tensor
+        ctx: Any,
+        names: tuple[str, ...],
+        options: dict[str, Any],
+        bwd_implementation: str | None,
+        *operands: Tensor,
     ) -> Any:
         given = dict(zip(names, operands, strict=True))
         asked = {n for n, w in zip(names, ctx.needs_input_grad[3:], strict=True) if w}
@@ -186,9 +231,15 @@ def _output_gradients(ctx: Any, d_output: Tensor) -> Gradients:
     if asked - {"residual"}:
         saved = dict(zip(ctx.kept, ctx.saved_tensors, strict=True))
         made = projection_bwd.fused_output_projection_residual_bwd(
-            with_rows(d_output), saved["attn_out"], saved.get("weight"), "bias" in asked,
-            layout=ctx.options["layout"], input_gradient="attn_out" in asked, weight_gradient="weight" in asked,
-            bias_dtype=ctx.dtypes["bias"] if "bias" in asked else None, backend=ctx.options["backend"],
+            with_rows(d_output),
+            saved["attn_out"],
+            saved.get("weight"),
+            "bias" in asked,
+            layout=ctx.options["layout"],
+            input_gradient="attn_out" in asked,
+            weight_gradient="weight" in asked,
+            bias_dtype=ctx.dtypes["bias"] if "bias" in asked else None,
+            backend=ctx.options["backend"],
             implementation=ctx.bwd_implementation,
         )
         found |= {"attn_out": made.d_attn_out, "weight": made.d_weight, "bias": made.d_bias}
@@ -200,7 +251,11 @@ class _Output(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: Any, names: tuple[str, ...], options: dict[str, Any], bwd_implementation: str | None, *operands: Tensor
+        ctx: Any,
+        names: tuple[str, ...],
+        options: dict[str, Any],
+        bwd_implementation: str | None,
+        *operands: Tensor,
     ) -> Tensor:
         given = dict(zip(names, operands, strict=True))
         asked = {n for n, w in zip(names, ctx.needs_input_grad[3:], strict=True) if w}

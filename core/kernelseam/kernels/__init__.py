@@ -22,7 +22,10 @@ from kernelseam.kernels.launches import Launch
 from kernelseam.kernels.projection.host import PROJECTIONS
 
 HALVES: Mapping[str, HostHalf] = {
-    "gemm": GemmHost(), "attention": AttentionHost(), "attention_bwd": AttentionBwdHost(), "merge_states": MERGE,
+    "gemm": GemmHost(),
+    "attention": AttentionHost(),
+    "attention_bwd": AttentionBwdHost(),
+    "merge_states": MERGE,
 }
 
 WAYS: Mapping[str, Composition] = {**HALVES, **{p.operation: p for p in PROJECTIONS}}
@@ -31,7 +34,10 @@ WAYS: Mapping[str, Composition] = {**HALVES, **{p.operation: p for p in PROJECTI
 
 def shared_implementations(toolchain: Toolchain) -> tuple[Implementation, ...]:
     """Every shared kernel on a toolchain, and what is composed of several."""
-    return (*(KernelImplementation(way, toolchain) for way in WAYS.values()), UnfusedAttention(toolchain))
+    return (
+        *(KernelImplementation(way, toolchain) for way in WAYS.values()),
+        UnfusedAttention(toolchain),
+    )
 
 
 def operation_of(spec: Any) -> str:
@@ -45,8 +51,9 @@ def build_binary(
 ) -> tuple[Binary, Mapping[str, KernelFacts]]:
     """Compile the kernel of an operation's spec for an arch, no device needed.
 
-    ``tile``: one of ``tiles_of(toolchain, spec, arch)``; by default the first. ``half``: that of another kernel, whose
-    spec it then is. Raises InvalidValue where the arch has no tile for the spec, UnknownName for an arch, CompileError.
+    ``tile``: one of ``tiles_of(toolchain, spec, arch)``; by default the first. ``half``: that of
+    another kernel, whose spec it then is. Raises InvalidValue where the arch has no tile for the
+    spec, UnknownName for an arch, CompileError.
     """
     half = half or HALVES[operation_of(spec)]
     tiles = half.tiles(spec, toolchain.arch_row(arch))
@@ -59,11 +66,14 @@ def build_binary(
     return binary, {half.entry: replace(facts, shared_bytes=shared)}
 
 
-def launched(toolchain: Toolchain, problem: Any, arch: str, kernel: Composition | None = None) -> tuple[Launch, ...]:
-    """The kernels of a problem on an arch in order, a host half's with its preferred tile; no device needed.
+def launched(
+    toolchain: Toolchain, problem: Any, arch: str, kernel: Composition | None = None
+) -> tuple[Launch, ...]:
+    """The kernels of a problem on an arch in order, a host half's with its preferred tile; no
+    device needed.
 
-    ``kernel``: a plugin's own; by default the shared one. Raises InvalidValue where the arch has no tile for the spec,
-    UnknownName for an arch.
+    ``kernel``: a plugin's own; by default the shared one. Raises InvalidValue where the arch has no
+    tile for the spec, UnknownName for an arch.
     """
     half, row = kernel or HALVES[problem.operation], toolchain.arch_row(arch)
     device = Device(toolchain.backend, 0, arch)
@@ -78,11 +88,15 @@ def launched(toolchain: Toolchain, problem: Any, arch: str, kernel: Composition 
 def ways(
     toolchain: Toolchain, problem: Any, arch: str, kernels: Iterable[Composition] = ()
 ) -> tuple[tuple[str, tuple[Launch, ...]], ...]:
-    """By implementation, what ``launched`` says of the shared kernel and of those of a plugin's own that take the
-    problem. Raises as ``launched`` does where that is none."""
+    """By implementation, what ``launched`` says of the shared kernel and of those of a plugin's own
+    that take the problem. Raises as ``launched`` does where that is none."""
     row, found = toolchain.arch_row(arch), list[tuple[str, tuple[Launch, ...]]]()
     for k in kernels:
-        if k.operation == problem.operation and arch in (k.archs or toolchain.archs) and not k.refuse(problem, row):
+        if (
+            k.operation == problem.operation
+            and arch in (k.archs or toolchain.archs)
+            and not k.refuse(problem, row)
+        ):
             found.append((k.name, launched(toolchain, problem, arch, k)))
     try:
         shared = ("shared", launched(toolchain, problem, arch))
@@ -94,7 +108,9 @@ def ways(
 
 
 def _no_tile(spec: Any, arch: str) -> InvalidValue:
-    return InvalidValue("spec", spec, f"no tile of {arch} takes it", "Choose another dtype or smaller head dims")
+    return InvalidValue(
+        "spec", spec, f"no tile of {arch} takes it", "Choose another dtype or smaller head dims"
+    )
 
 
 def tiles_of(toolchain: Toolchain, spec: Any, arch: str) -> tuple[Any, ...]:
@@ -103,7 +119,21 @@ def tiles_of(toolchain: Toolchain, spec: Any, arch: str) -> tuple[Any, ...]:
 
 
 __all__ = [
-    "HALVES", "WAYS", "AttentionTile", "BackwardTile", "Composition", "Covered", "GemmTile", "HostHalf",
-    "KernelImplementation", "build_binary", "covering", "covering_specs", "launched", "operation_of",
-    "shared_implementations", "tiles_of", "ways",
+    "HALVES",
+    "WAYS",
+    "AttentionTile",
+    "BackwardTile",
+    "Composition",
+    "Covered",
+    "GemmTile",
+    "HostHalf",
+    "KernelImplementation",
+    "build_binary",
+    "covering",
+    "covering_specs",
+    "launched",
+    "operation_of",
+    "shared_implementations",
+    "tiles_of",
+    "ways",
 ]

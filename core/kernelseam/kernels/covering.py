@@ -1,4 +1,5 @@
-"""Binaries that between them touch every way through the shared kernels: what is compiled for every arch in tests."""
+"""Binaries that between them touch every way through the shared kernels: what is compiled for every
+arch in tests."""
 
 from __future__ import annotations
 
@@ -17,26 +18,36 @@ from kernelseam.kernels.attention.backward import AttentionBwdHost
 from kernelseam.kernels.attention.host import AttentionHost
 from kernelseam.kernels.attention.merge import MERGE
 from kernelseam.kernels.attention.query_gradient import QUERY_GRADIENT, QueryGradientSpec
-from kernelseam.kernels.attention.row_kernels import ROW_DOTS, SINK_GRADIENT, SUM_AXES, DotsSpec, SinkSpec, SumSpec
+from kernelseam.kernels.attention.row_kernels import (
+    ROW_DOTS,
+    SINK_GRADIENT,
+    SUM_AXES,
+    DotsSpec,
+    SinkSpec,
+    SumSpec,
+)
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.gemm.host import GemmHost
 from kernelseam.kernels.kernel import Composition
 
 F16, BF16, F32, F64 = DType.float16, DType.bfloat16, DType.float32, DType.float64
 GEMM, FORWARD, BACKWARD = GemmHost(), AttentionHost(), AttentionBwdHost()
-EVERY: dict[str, Any] = dict.fromkeys(("window", "prefix", "alibi", "softcap", "mask", "sinks"), True)
+EVERY: dict[str, Any] = dict.fromkeys(
+    ("window", "prefix", "alibi", "softcap", "mask", "sinks"), True
+)
 """Whatever changes scores, but for a bias."""
 
 
 def covering(kernels: Iterable[Composition] = ()) -> tuple[Covered, ...]:
     """Those of the shared kernels, and those that ``kernels``, a plugin's own, name themselves.
 
-    GEMM: every dtype with every transpose case, every precision that an arch has, pointer lists, narrow rows, float32
-    results, sums, what is added to a product, heads.
+    GEMM: every dtype with every transpose case, every precision that an arch has, pointer lists,
+    narrow rows, float32 results, sums, what is added to a product, heads.
 
-    Attention: every dtype with head dims from 32 to 576, different ones for keys and values, odd ones, causal or not,
-    with LSE or not; every option alone or with those that models give it; every view. Its gradients:
-    every dtype, head dims from 64 to 256, with and without options. And the small kernels beside them.
+    Attention: every dtype with head dims from 32 to 576, different ones for keys and values, odd
+    ones, causal or not, with LSE or not; every option alone or with those that models give it;
+    every view. Its gradients: every dtype, head dims from 64 to 256, with and without options. And
+    the small kernels beside them.
     """
     own = (c for k in kernels for c in k.covering())
     return (*_gemms(), *_attentions(), *_variants(), *_gradients(), *_small(), *own)
@@ -44,7 +55,9 @@ def covering(kernels: Iterable[Composition] = ()) -> tuple[Covered, ...]:
 
 def covering_specs() -> tuple[Any, ...]:
     """Specs of operations that every run compiles."""
-    return tuple(c.spec for c in covering() if hasattr(c.spec, "operation") and c.often and not c.grouped)
+    return tuple(
+        c.spec for c in covering() if hasattr(c.spec, "operation") and c.often and not c.grouped
+    )
 
 
 def _gemms() -> Iterator[Covered]:
@@ -58,35 +71,56 @@ def _gemms() -> Iterator[Covered]:
     specs.append(GemmSpec(F64, F64, F64, False, True, "strided", 8, 8, 8))
     yield from (Covered(GEMM, s) for s in specs)
     # What is added to a product, sums of several, and the products of projections.
-    yield Covered(GEMM, GemmSpec(F16, F32, F32, bias=F16, residual=F32, view="pointers", summed=True))
-    yield Covered(GEMM, GemmSpec(BF16, BF16, F32, b_transposed=True, bias=BF16, residual=BF16), often=False)
+    yield Covered(
+        GEMM, GemmSpec(F16, F32, F32, bias=F16, residual=F32, view="pointers", summed=True)
+    )
+    yield Covered(
+        GEMM, GemmSpec(BF16, BF16, F32, b_transposed=True, bias=BF16, residual=BF16), often=False
+    )
     yield Covered(GEMM, GemmSpec(F64, F64, F64, summed=True, bias=F64, residual=F64), often=False)
     for precision in PRECISIONS:
         yield Covered(GEMM, GemmSpec(F32, F32, F32, precision=precision))
         yield Covered(GEMM, GemmSpec(F32, F32, F32, False, True, precision=precision), often=False)
-        listed = GemmSpec(F32, F32, F32, True, True, "pointers", 4, 4, 4, summed=True, precision=precision)
+        listed = GemmSpec(
+            F32, F32, F32, True, True, "pointers", 4, 4, 4, summed=True, precision=precision
+        )
         yield Covered(GEMM, listed, often=False)
-        yield Covered(GEMM, GemmSpec(F32, F32, F32, True, bias=F32, residual=F32, precision=precision))
+        yield Covered(
+            GEMM, GemmSpec(F32, F32, F32, True, bias=F32, residual=F32, precision=precision)
+        )
     for dtype in (F16, F32):
         acc = dtype.accumulator
         halves, pairs = HeadsSpec("halves", True, True), HeadsSpec("pairs")
-        yield Covered(GEMM, GemmSpec(dtype, dtype, acc, b_transposed=True, bias=dtype, heads=halves))
-        narrow = GemmSpec(dtype, dtype, acc, b_transposed=True, vector_c=dtype.itemsize, heads=pairs)
+        yield Covered(
+            GEMM, GemmSpec(dtype, dtype, acc, b_transposed=True, bias=dtype, heads=halves)
+        )
+        narrow = GemmSpec(
+            dtype, dtype, acc, b_transposed=True, vector_c=dtype.itemsize, heads=pairs
+        )
         yield Covered(GEMM, narrow, often=False)
         yield Covered(GEMM, GemmSpec(dtype, dtype, acc, summed=True, segmented=True))
-        yield Covered(GEMM, GemmSpec(dtype, dtype, acc, True, summed=True, segmented=True, row_sums=dtype))
+        yield Covered(
+            GEMM, GemmSpec(dtype, dtype, acc, True, summed=True, segmented=True, row_sums=dtype)
+        )
 
 
 def _attentions() -> Iterator[Covered]:
     dims = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
-    specs = [AttentionSpec(d, *both, d is BF16, d is not BF16) for d, both in product((F16, BF16), dims)]
+    specs = [
+        AttentionSpec(d, *both, d is BF16, d is not BF16) for d, both in product((F16, BF16), dims)
+    ]
     specs += [
-        AttentionSpec(BF16, 64, 64, False), AttentionSpec(BF16, 128, 128, False),
+        AttentionSpec(BF16, 64, 64, False),
+        AttentionSpec(BF16, 128, 128, False),
         AttentionSpec(BF16, 128, 128, True, True),
-        AttentionSpec(F16, 40, 72, True, True, 2), AttentionSpec(BF16, 80, 80, False, True, 16),
-        AttentionSpec(F16, 128, 128, True, True, 2), AttentionSpec(F16, 250, 251, False, False, 2),
-        AttentionSpec(F32, 32, 32, True, True), AttentionSpec(F32, 64, 64, False, True),
-        AttentionSpec(F32, 128, 128, True, False), AttentionSpec(F32, 256, 256, True, True),
+        AttentionSpec(F16, 40, 72, True, True, 2),
+        AttentionSpec(BF16, 80, 80, False, True, 16),
+        AttentionSpec(F16, 128, 128, True, True, 2),
+        AttentionSpec(F16, 250, 251, False, False, 2),
+        AttentionSpec(F32, 32, 32, True, True),
+        AttentionSpec(F32, 64, 64, False, True),
+        AttentionSpec(F32, 128, 128, True, False),
+        AttentionSpec(F32, 256, 256, True, True),
         AttentionSpec(F32, 50, 30, False, False, 4),
     ]
     return (Covered(FORWARD, s) for s in specs)
@@ -97,9 +131,14 @@ def _variants() -> Iterator[Covered]:
         return Covered(FORWARD, spec, grouped, often)
 
     pages: dict[str, Any] = {"kv_view": "paged", "lengths": True}
-    yield one(AttentionSpec(F16, 128, 128, lse=True, bias=F32, alibi=True, softcap=True, sinks=True), often=True)
     yield one(
-        AttentionSpec(BF16, 128, 128, lse=True, window=True, sinks=True, q_view="packed", **pages), True, often=True
+        AttentionSpec(F16, 128, 128, lse=True, bias=F32, alibi=True, softcap=True, sinks=True),
+        often=True,
+    )
+    yield one(
+        AttentionSpec(BF16, 128, 128, lse=True, window=True, sinks=True, q_view="packed", **pages),
+        True,
+        often=True,
     )
     yield one(AttentionSpec(BF16, 64, 64, lse=True, window=True, sinks=True, **pages), True)
     yield one(AttentionSpec(F16, 128, 128, window=True, sinks=True, softcap=True))
@@ -116,7 +155,9 @@ def _variants() -> Iterator[Covered]:
 
 
 def _gradients() -> Iterator[Covered]:
-    def one(spec: AttentionSpec, bias: bool = False, often: bool = False, deterministic: bool = True) -> Covered:
+    def one(
+        spec: AttentionSpec, bias: bool = False, often: bool = False, deterministic: bool = True
+    ) -> Covered:
         whole = AttentionBwdSpec(replace(spec, lse=True), bias, deterministic=deterministic)
         return Covered(BACKWARD, whole, often=often)
 
@@ -130,14 +171,22 @@ def _gradients() -> Iterator[Covered]:
     yield one(AttentionSpec(F16, 250, 72, True, vector=2))
     yield one(AttentionSpec(F32, 64, 64, True, alibi=True, prefix=True))
     yield one(AttentionSpec(F32, 256, 256, True))
-    yield one(AttentionSpec(BF16, 128, 128, True, q_view="packed", kv_view="packed"), often=True, deterministic=False)
+    yield one(
+        AttentionSpec(BF16, 128, 128, True, q_view="packed", kv_view="packed"),
+        often=True,
+        deterministic=False,
+    )
     yield one(AttentionSpec(F16, 64, 64, True), deterministic=False)
     yield one(AttentionSpec(F16, 128, 128), deterministic=False)
     yield one(AttentionSpec(F16, 64, 64, bias=F16, mask=True), True, deterministic=False)
-    yield one(AttentionSpec(F16, 128, 128, window=True, softcap=True, sinks=True), deterministic=False)
+    yield one(
+        AttentionSpec(F16, 128, 128, window=True, softcap=True, sinks=True), deterministic=False
+    )
     yield one(AttentionSpec(BF16, 256, 256, True), deterministic=False)
     yield one(AttentionSpec(F16, 40, 72, vector=2), deterministic=False)
-    yield one(AttentionSpec(F32, 64, 64, bias=F32, softcap=True), True, often=True, deterministic=False)
+    yield one(
+        AttentionSpec(F32, 64, 64, bias=F32, softcap=True), True, often=True, deterministic=False
+    )
     yield one(AttentionSpec(F32, 128, 128, True), deterministic=False)
 
 

@@ -6,7 +6,12 @@ from kernelseam.contract import ArchRow
 from kernelseam.dtypes import DType
 from kernelseam.kernels.signature import Structure
 
-DEVICE_TYPE = {DType.float16: "f16", DType.bfloat16: "bf16", DType.float32: "float", DType.float64: "double"}
+DEVICE_TYPE = {
+    DType.float16: "f16",
+    DType.bfloat16: "bf16",
+    DType.float32: "float",
+    DType.float64: "double",
+}
 
 INT32 = 2**31
 """Extents and row strides are 32-bit in device sources; batch and head strides are 64-bit."""
@@ -37,12 +42,14 @@ def divider_values(name: str, d: int) -> dict[str, int]:
 
 
 def pad(dim: int, column_warps: int = 1) -> int:
-    """A head dim as tiles hold it: rounded up to 16 columns for each warp that makes a part of them."""
+    """A head dim as tiles hold it: rounded up to 16 columns for each warp that makes a part of
+    them."""
     return divide_up(dim, 16 * column_warps) * 16 * column_warps
 
 
 def refuse_dtype(dtype: DType, row: ArchRow) -> str | None:
-    """Why a shared kernel has no products of ``dtype`` on an arch: half precision needs matrix units."""
+    """Why a shared kernel has no products of ``dtype`` on an arch: half precision needs matrix
+    units."""
     if dtype.itemsize == 2 and dtype not in row.matrix_dtypes:
         return f"{row.arch} has no matrix instructions for {dtype}"
     return None

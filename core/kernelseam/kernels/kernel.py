@@ -1,7 +1,9 @@
-"""The door for kernels, those of the core and those of a plugin: what a host half says, and what is made of it.
+"""The door for kernels, those of the core and those of a plugin: what a host half says, and what is
+made of it.
 
-A host half stands beside a device source and says everything about it that is not the vendor's compiler's. The same
-class makes an implementation of each: spec and tile to binary, problem to launches, on any toolchain.
+A host half stands beside a device source and says everything about it that is not the vendor's
+compiler's. The same class makes an implementation of each: spec and tile to binary, problem to
+launches, on any toolchain.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ MAX_BLOCKS = 2**31 - 1
 
 
 class Composition(ABC):
-    """A way to compute an operation's problems by kernels. Inherit from it: what has a body is a default."""
+    """A way to compute an operation's problems by kernels. Inherit from it: what has a body is a
+    default."""
 
     operation: str
     name: str = "shared"
@@ -64,29 +67,32 @@ class Composition(ABC):
         """What computes the problem: one kernel or several."""
 
     def variants(self, problem: Any, row: ArchRow, device: Device) -> Mapping[str, Any]:
-        """Tiles that take the problem, by names that stay, what ``tile`` chooses first: for tuning to measure. None:
-        there is nothing to choose among."""
+        """Tiles that take the problem, by names that stay, what ``tile`` chooses first: for tuning
+        to measure. None: there is nothing to choose among."""
         return {}
 
     def covering(self) -> Iterable[Covered]:
-        """Kernels of its own that the tests compile for its archs: between them they touch every way through it."""
+        """Kernels of its own that the tests compile for its archs: between them they touch every
+        way through it."""
         return ()
 
 
 class HostHalf(Composition):
-    """What stands beside a device source: everything about it that is not the vendor's. Its launches are that kernel,
-    or that one and others."""
+    """What stands beside a device source: everything about it that is not the vendor's. Its
+    launches are that kernel, or that one and others."""
 
     entry: str
     """The kernel's name in the device source."""
     source: str
     """Its file, by include name."""
     multiplies: bool = False
-    """Whether it multiplies matrices: of halves by matrix instructions, which the tests then look for."""
+    """Whether it multiplies matrices: of halves by matrix instructions, which the tests then look
+    for."""
 
     def sources(self) -> Mapping[str, str]:
-        """Include name → text of the device sources that are its own: ``source``, and what that may include beside the
-        core's and the platform's. A plugin's half gives those of its plugin (``headers_below``)."""
+        """Include name → text of the device sources that are its own: ``source``, and what that may
+        include beside the core's and the platform's. A plugin's half gives those of its plugin
+        (``headers_below``)."""
         return shared_sources()
 
     @abstractmethod
@@ -144,28 +150,40 @@ def shared_sources() -> dict[str, str]:
     """Include name → text of every device source of this package."""
     found = headers_below(resources.files("kernelseam.kernels"))
     if not found:
-        raise PluginError("the shared device sources are missing from this installation: install kernelseam again")
+        raise PluginError(
+            "the shared device sources are missing from this installation: install kernelseam again"
+        )
     return found
 
 
 def bundle(half: HostHalf, spec: Any, tile: Any, toolchain: Toolchain, arch: str) -> SourceBundle:
-    """The sources and constants of one binary: what its main file includes, and nothing else, so that a change
-    elsewhere does not change its key. Raises PluginError for a missing include."""
+    """The sources and constants of one binary: what its main file includes, and nothing else, so
+    that a change elsewhere does not change its key. Raises PluginError for a missing include."""
     row = toolchain.arch_row(arch)
     platform = dict(toolchain.platform_files(arch))
     files = {**shared_sources(), **platform, "platform.h": platform[row.platform]}
     for name, text in half.sources().items():
         if files.setdefault(name, text) != text:
-            raise PluginError(f"{half.entry} brings a device source {name}, of which there is another")
-    defines = {**dict(row.defines), **{f"KS_{k}": v for k, v in half.defines(spec, tile, row).items()}}
+            raise PluginError(
+                f"{half.entry} brings a device source {name}, of which there is another"
+            )
+    defines = {
+        **dict(row.defines),
+        **{f"KS_{k}": v for k, v in half.defines(spec, tile, row).items()},
+    }
     constants = tuple((k, str(int(v) if isinstance(v, bool) else v)) for k, v in defines.items())
     return SourceBundle(
-        name=half.entry, main=half.source, files=included(half.source, files, dict(constants)), defines=constants,
+        name=half.entry,
+        main=half.source,
+        files=included(half.source, files, dict(constants)),
+        defines=constants,
         options=row.options,
     )
 
 
-def build(half: HostHalf, spec: Any, tile: Any, toolchain: Toolchain, arch: str) -> tuple[Binary, KernelFacts]:
+def build(
+    half: HostHalf, spec: Any, tile: Any, toolchain: Toolchain, arch: str
+) -> tuple[Binary, KernelFacts]:
     """The binary, from the cache or the compiler, with its parameters checked. Needs no device."""
     binary = compiled(toolchain, bundle(half, spec, tile, toolchain, arch), arch)
     facts = toolchain.inspect(binary.data, arch)[half.entry]
@@ -188,8 +206,11 @@ class KernelStep:
     """Parameters that point into the workspace, with their offset."""
     tensor_maps: Mapping[str, TensorMap] = field(default_factory=dict)
     encode: Callable[[TensorMap, int], bytes] | None = None
-    _encoded: dict[str, tuple[int, bytes]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Of each tensor map the last address and its bytes: encoded again only where the address is another."""
+    _encoded: dict[str, tuple[int, bytes]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Of each tensor map the last address and its bytes: encoded again only where the address is
+    another."""
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
         addresses = {p: pointers.get(name, 0) for p, name in self.pointers.items()}
@@ -220,21 +241,30 @@ class KernelImplementation:
         if device.arch not in archs:
             return f"arch {device.arch} is not among {', '.join(archs)}"
         row = self._toolchain.arch_row(device.arch)
-        return self.half.refuse(problem, row) or self._refuse_launches(problem, self.launches(problem, device), device)
+        return self.half.refuse(problem, row) or self._refuse_launches(
+            problem, self.launches(problem, device), device
+        )
 
     def _refuse_launches(self, problem: Any, launches: Launches, device: Device) -> str | None:
         row, memory = self._toolchain.arch_row(device.arch), device.limits.memory_bytes
         if launches.workspace_bytes > memory > 0:
-            return f"it needs a workspace of {launches.workspace_bytes} bytes, more than the device's memory, {memory}"
+            return (
+                f"it needs a workspace of {launches.workspace_bytes} bytes, more than the "
+                f"device's memory, {memory}"
+            )
         for launch in launches.kernels:
             config = launch.half.config(launch.problem, launch.tile, row, device)
             if (blocks := max(config.grid)) > MAX_BLOCKS:
                 return f"it needs {blocks} blocks, more than {MAX_BLOCKS}"
-            if reason := config.refuse(row) or self._refuse_tensor_maps(launch, problem, launches, device):
+            if reason := config.refuse(row) or self._refuse_tensor_maps(
+                launch, problem, launches, device
+            ):
                 return reason
         return None
 
-    def _refuse_tensor_maps(self, launch: Launch, problem: Any, launches: Launches, device: Device) -> str | None:
+    def _refuse_tensor_maps(
+        self, launch: Launch, problem: Any, launches: Launches, device: Device
+    ) -> str | None:
         tensor_maps = launch.half.tensor_maps(launch.problem, launch.tile, device)
         if not tensor_maps:
             return None
@@ -246,10 +276,13 @@ class KernelImplementation:
                 name = launch.operands.get(parameter, tensor_map.operand)
                 if name not in alignments:
                     raise PluginError(
-                        f"{launch.half.entry} has a tensor map over {name}, which is no operand of {problem.operation}"
+                        f"{launch.half.entry} has a tensor map over {name}, which is no operand "
+                        f"of {problem.operation}"
                     )
                 alignment = alignments[name]
-            reason: str | None = self._toolchain.refuse_tensor_map(tensor_map, device.arch, alignment)
+            reason: str | None = self._toolchain.refuse_tensor_map(
+                tensor_map, device.arch, alignment
+            )
             if reason:
                 return reason
         return None
@@ -269,15 +302,20 @@ class KernelImplementation:
         if known is None:
             return roofline(problem, device.limits)
         works = [
-            Work(x.size) if isinstance(x, Memset) else x.half.work(x.problem, x.tile, device) for x in launches.steps
+            Work(x.size) if isinstance(x, Memset) else x.half.work(x.problem, x.tile, device)
+            for x in launches.steps
         ]
         seconds = sum(predicted(w, known, device.limits) for w in works if w.blocks or w.bytes)
-        return Cost(sum(w.bytes for w in works), problem.operations, seconds or device.limits.launch_seconds)
+        return Cost(
+            sum(w.bytes for w in works), problem.operations, seconds or device.limits.launch_seconds
+        )
 
     def records(self, problem: Any, device: Device, variant: str = "") -> tuple[LaunchRecord, ...]:
         """What it launches for a problem that it supports; nothing is compiled."""
         tile = self._tiles(problem, device).get(variant) if variant else None
-        launches = self.half.launches(problem, tile, device) if tile else self.launches(problem, device)
+        launches = (
+            self.half.launches(problem, tile, device) if tile else self.launches(problem, device)
+        )
         row = self._toolchain.arch_row(device.arch)
         steps = (self._record(x, row, device) for x in launches.steps)
         return tuple(x for x in steps if x is not None)
@@ -285,11 +323,25 @@ class KernelImplementation:
     def _record(self, launch: Launch | Memset, row: ArchRow, device: Device) -> LaunchRecord | None:
         """None where there is nothing to do."""
         if isinstance(launch, Memset):
-            return MemsetStep(device, launch.offset, launch.size, launch.value).record if launch.size else None
+            return (
+                MemsetStep(device, launch.offset, launch.size, launch.value).record
+                if launch.size
+                else None
+            )
         config: LaunchConfig = launch.half.config(launch.problem, launch.tile, row, device)
-        return None if 0 in config.grid else LaunchRecord(
-            launch.half.entry, config.grid, config.block, config.shared_bytes, device.arch, evidence=device.evidence,
-            cluster=config.cluster, programmatic=config.programmatic,
+        return (
+            None
+            if 0 in config.grid
+            else LaunchRecord(
+                launch.half.entry,
+                config.grid,
+                config.block,
+                config.shared_bytes,
+                device.arch,
+                evidence=device.evidence,
+                cluster=config.cluster,
+                programmatic=config.programmatic,
+            )
         )
 
     def build(self, problem: Any, device: Device) -> PlanParts:
@@ -298,15 +350,23 @@ class KernelImplementation:
 
     def variants(self, problem: Any, device: Device) -> tuple[Variant, ...]:
         """Its tiles, by the names that its host half gives them."""
-        found = {n: self.half.launches(problem, t, device) for n, t in self._tiles(problem, device).items()}
+        found = {
+            n: self.half.launches(problem, t, device)
+            for n, t in self._tiles(problem, device).items()
+        }
         return tuple(
-            Variant(n, self.cost_of(problem, x, device)) for n, x in found.items()
+            Variant(n, self.cost_of(problem, x, device))
+            for n, x in found.items()
             if self._refuse_launches(problem, x, device) is None
         )
 
     def build_variant(self, problem: Any, device: Device, variant: str) -> PlanParts:
         """The plan with one of ``variants``."""
-        return self._build(problem, self.half.launches(problem, self._tiles(problem, device)[variant], device), device)
+        return self._build(
+            problem,
+            self.half.launches(problem, self._tiles(problem, device)[variant], device),
+            device,
+        )
 
     def _tiles(self, problem: Any, device: Device) -> Mapping[str, Any]:
         return self.half.variants(problem, self._toolchain.arch_row(device.arch), device)
@@ -314,14 +374,18 @@ class KernelImplementation:
     def _build(self, problem: Any, launches: Launches, device: Device) -> PlanParts:
         row = self._toolchain.arch_row(device.arch)
         self._compile(launches, row, device)
-        steps = tuple(s for launch in launches.steps if (s := self._step(launch, row, device)) is not None)
+        steps = tuple(
+            s for launch in launches.steps if (s := self._step(launch, row, device)) is not None
+        )
         if not any(isinstance(s, KernelStep) for s in steps):
             return PlanParts(())
-        return PlanParts(steps, launches.workspace_bytes, launches.workspace_alignment, launches.zeroed_bytes)
+        return PlanParts(
+            steps, launches.workspace_bytes, launches.workspace_alignment, launches.zeroed_bytes
+        )
 
     def _compile(self, launches: Launches, row: ArchRow, device: Device) -> None:
-        """Have the binaries at hand that the steps ask for one after the other, up to the first step that is refused,
-        or broken, and says so itself."""
+        """Have the binaries at hand that the steps ask for one after the other, up to the first
+        step that is refused, or broken, and says so itself."""
         if len(launches.kernels) < 2:
             return
         bundles = []
@@ -331,7 +395,15 @@ class KernelImplementation:
                 if config.refuse(row):
                     break
                 if 0 not in config.grid:
-                    bundles.append(bundle(launch.half, launch.problem.spec, launch.tile, self._toolchain, device.arch))
+                    bundles.append(
+                        bundle(
+                            launch.half,
+                            launch.problem.spec,
+                            launch.tile,
+                            self._toolchain,
+                            device.arch,
+                        )
+                    )
             except Exception:
                 break
         if len(bundles) > 1:
@@ -340,7 +412,11 @@ class KernelImplementation:
     def _step(self, launch: Launch | Memset, row: ArchRow, device: Device) -> Step | None:
         """One kernel, compiled and loaded, or memory to set; None where there is nothing to do."""
         if isinstance(launch, Memset):
-            return MemsetStep(device, launch.offset, launch.size, launch.value) if launch.size else None
+            return (
+                MemsetStep(device, launch.offset, launch.size, launch.value)
+                if launch.size
+                else None
+            )
         half, problem, tile = launch.half, launch.problem, launch.tile
         config: LaunchConfig = half.config(problem, tile, row, device)
         record = self._record(launch, row, device)
@@ -348,12 +424,22 @@ class KernelImplementation:
             return None
         if reason := config.refuse(row):
             raise Unsupported(problem, [Refusal(self.name, reason)])
-        binary = compiled(self._toolchain, bundle(half, problem.spec, tile, self._toolchain, device.arch), device.arch)
+        binary = compiled(
+            self._toolchain,
+            bundle(half, problem.spec, tile, self._toolchain, device.arch),
+            device.arch,
+        )
         kernel = self._toolchain.load(binary.data, half.entry, device)
         tensor_maps = half.tensor_maps(problem, tile, device)
         walked = {parameter: tensor_map.operand for parameter, tensor_map in tensor_maps.items()}
         return KernelStep(
-            kernel, half.signature(problem.spec).placed(kernel.facts), config, half.values(problem, tile, device),
+            kernel,
+            half.signature(problem.spec).placed(kernel.facts),
+            config,
+            half.values(problem, tile, device),
             {**half.pointers(problem.spec), **walked, **launch.operands},
-            record, launch.workspace, tensor_maps, self._toolchain.encode_tensor_map if tensor_maps else None,
+            record,
+            launch.workspace,
+            tensor_maps,
+            self._toolchain.encode_tensor_map if tensor_maps else None,
         )

@@ -1,4 +1,5 @@
-"""Kernel arguments packed by our own signature and checked against the binary's; drivers check neither."""
+"""Kernel arguments packed by our own signature and checked against the binary's; drivers check
+neither."""
 
 from __future__ import annotations
 
@@ -24,13 +25,19 @@ class Kind:
 
 
 KINDS = {
-    "pointer": Kind("Q", 8, 8), "i64": Kind("q", 8, 8), "i32": Kind("i", 4, 4), "f32": Kind("f", 4, 4),
-    "f64": Kind("d", 8, 8), "tensor_map": Kind(f"{TENSOR_MAP_BYTES}s", TENSOR_MAP_BYTES, 64),
+    "pointer": Kind("Q", 8, 8),
+    "i64": Kind("q", 8, 8),
+    "i32": Kind("i", 4, 4),
+    "f32": Kind("f", 4, 4),
+    "f64": Kind("d", 8, 8),
+    "tensor_map": Kind(f"{TENSOR_MAP_BYTES}s", TENSOR_MAP_BYTES, 64),
 }
-"""What a parameter may be. A tensor map is opaque: it is packed as the bytes that the toolchain encoded."""
+"""What a parameter may be. A tensor map is opaque: it is packed as the bytes that the toolchain
+encoded."""
 
 _C_ALIGNMENT = 16
-"""Bytes that every compiler aligns its memory of parameters to: up to it, offsets are those of a C structure."""
+"""Bytes that every compiler aligns its memory of parameters to: up to it, offsets are those of a C
+structure."""
 
 Member = tuple[str, "str | Structure"]
 """A name, and what it names."""
@@ -38,7 +45,8 @@ Member = tuple[str, "str | Structure"]
 
 @dataclass(frozen=True)
 class Structure:
-    """Members that are passed by value together, laid out as C does: each at the next multiple of its own alignment."""
+    """Members that are passed by value together, laid out as C does: each at the next multiple of
+    its own alignment."""
 
     members: tuple[Member, ...]
 
@@ -84,8 +92,8 @@ def _aligned(at: int, alignment: int) -> int:
 
 @dataclass(frozen=True)
 class Signature:
-    """A kernel's parameters in order: names with types (those of KINDS), or with structures, whose members are then
-    what is given. A name may come twice: both places get its value.
+    """A kernel's parameters in order: names with types (those of KINDS), or with structures, whose
+    members are then what is given. A name may come twice: both places get its value.
 
     ``offsets``: where a binary has each parameter; without them they lie as in a C structure.
     """
@@ -106,9 +114,10 @@ class Signature:
     def placed(self, facts: KernelFacts) -> Signature:
         """This signature with its parameters where a binary has them.
 
-        That is not always where a C structure would have them: a compiler may align a parameter in its memory of
-        parameters, which itself is aligned to less than a tensor map is. Raises DeviceError where number, order or
-        sizes differ, and where offsets that a C structure determines do.
+        That is not always where a C structure would have them: a compiler may align a parameter in
+        its memory of parameters, which itself is aligned to less than a tensor map is. Raises
+        DeviceError where number, order or sizes differ, and where offsets that a C structure
+        determines do.
         """
         sizes = tuple(size for _, size in facts.parameters)
         offsets = tuple(offset for offset, _ in facts.parameters)
@@ -116,11 +125,13 @@ class Signature:
         opaque = any(_alignment(kind) > _C_ALIGNMENT for _, kind in self.parameters)
         fits = sizes == tuple(size for _, size in self.layout) and (
             all(at >= end for at, end in zip(offsets, ends, strict=False))
-            if opaque else facts.parameters == self.layout
+            if opaque
+            else facts.parameters == self.layout
         )
         if not fits:
             raise DeviceError(
-                f"kernel {facts.name} takes parameters at {facts.parameters}, the host packs {self.layout}: "
+                f"kernel {facts.name} takes parameters at {facts.parameters}, the host packs "
+                f"{self.layout}: "
                 f"its device source and its host half disagree"
             )
         return replace(self, offsets=offsets)
@@ -148,20 +159,29 @@ class Signature:
         return struct.Struct(form + "x" * (whole - end))
 
     def pack(self, values: Mapping[str, Value]) -> bytes:
-        """The argument buffer; every scalar must be given. What float32 cannot hold is rounded to an infinity."""
+        """The argument buffer; every scalar must be given. What float32 cannot hold is rounded to
+        an infinity."""
         scalars = self.scalars
         for name in self._opaque:  # struct would pad or cut them
             if not isinstance(found := values[name], bytes) or len(found) != TENSOR_MAP_BYTES:
-                raise DeviceError(f"argument {name} = {found!r} is not a tensor_map of {TENSOR_MAP_BYTES} bytes")
+                raise DeviceError(
+                    f"argument {name} = {found!r} is not a tensor_map of {TENSOR_MAP_BYTES} bytes"
+                )
         try:
             return self._packer.pack(*[values[name] for name, _, _ in scalars])
         except OverflowError:
-            rounded = {n: ctypes.c_float(values[n]).value for n, kind, _ in scalars if kind == "f32"}  # type: ignore[arg-type]
+            rounded = {
+                n: ctypes.c_float(values[n]).value  # type: ignore[arg-type]
+                for n, kind, _ in scalars
+                if kind == "f32"
+            }
             return self._packer.pack(*[{**values, **rounded}[name] for name, _, _ in scalars])
         except struct.error:
             for name, kind, _ in scalars:
                 try:
                     struct.pack("<" + KINDS[kind].code, values[name])
                 except struct.error as e:
-                    raise DeviceError(f"argument {name} = {values[name]!r} is not a {kind}: {e}") from None
+                    raise DeviceError(
+                        f"argument {name} = {values[name]!r} is not a {kind}: {e}"
+                    ) from None
             raise

@@ -41,32 +41,40 @@ def attention(
     implementation: str | None = None,
     stream: object = None,
 ) -> Any:
-    """softmax(scores)·v over the last two axes of q [B, H, S_q, D], k [B, H_kv, S_k, D], v [B, H_kv, S_k, D_v].
+    """softmax(scores)·v over the last two axes of q [B, H, S_q, D], k [B, H_kv, S_k, D], v [B,
+    H_kv, S_k, D_v].
 
-    ``layout`` "bshd": the head after the row, in all of them and in the result. Any strides with a contiguous last
-    axis; nothing is copied. Arrays of float16, bfloat16, float32 or float64, all of one dtype, from NumPy, torch or
-    any library with DLPack, all on one device. H is a multiple of H_kv: query head h uses KV head h // (H / H_kv).
+    ``layout`` "bshd": the head after the row, in all of them and in the result. Any strides with a
+    contiguous last axis; nothing is copied. Arrays of float16, bfloat16, float32 or float64, all of
+    one dtype, from NumPy, torch or any library with DLPack, all on one device. H is a multiple of
+    H_kv: query head h uses KV head h // (H / H_kv).
 
-    With d = j − i − (S_k − S_q), query i sees key j iff d ≤ 0 (``causal``), −left ≤ d ≤ right (``window``), mask[…, i,
-    j] is True (``mask``), or j < prefix_lengths[b] whatever the first two say; entry b has kv_lengths[b] keys. Scores
-    are softcap·tanh(scale·q·k/softcap) − slope·|d| + bias, as far as each is given (``descriptors.Attention`` has the
-    whole formula). ``bias`` and ``mask`` repeat to [B, H, S_q, S_k], ``alibi_slopes`` to [B, H]; ``sinks`` is [H]. A
-    query that sees no key gives zeros (and −inf in the LSE).
+    With d = j − i − (S_k − S_q), query i sees key j iff d ≤ 0 (``causal``), −left ≤ d ≤ right
+    (``window``), mask[…, i, j] is True (``mask``), or j < prefix_lengths[b] whatever the first two
+    say; entry b has kv_lengths[b] keys. Scores are softcap·tanh(scale·q·k/softcap) − slope·|d| +
+    bias, as far as each is given (``descriptors.Attention`` has the whole formula). ``bias`` and
+    ``mask`` repeat to [B, H, S_q, S_k], ``alibi_slopes`` to [B, H]; ``sinks`` is [H]. A query that
+    sees no key gives zeros (and −inf in the LSE).
 
-    ``scale`` defaults to 1/√D. ``out``: an array for the result, else a new one of q's kind, of ``out_dtype`` (q's, or
-    float32). ``return_lse``: also return ln Σexp(scores) over the visible keys, [B, H, S_q], float32 (float64 where q
-    is). ``batch_invariant``: a row's bits do not depend on what else is in the batch. ``backend`` must be that of the
-    arrays' device; ``implementation`` names one of its ways; ``stream`` is an int, an object with ``__cuda_stream__``,
-    or None for the array library's current one; results of a call on another stream must be kept until that stream has
-    passed.
+    ``scale`` defaults to 1/√D. ``out``: an array for the result, else a new one of q's kind, of
+    ``out_dtype`` (q's, or float32). ``return_lse``: also return ln Σexp(scores) over the visible
+    keys, [B, H, S_q], float32 (float64 where q is). ``batch_invariant``: a row's bits do not depend
+    on what else is in the batch. ``backend`` must be that of the arrays' device; ``implementation``
+    names one of its ways; ``stream`` is an int, an object with ``__cuda_stream__``, or None for the
+    array library's current one; results of a call on another stream must be kept until that stream
+    has passed.
 
-    Returns the result [B, H, S_q, D_v] (``out`` where it was given), or (result, lse).
-    Raises InvalidValue for what does not fit together, Unsupported with each implementation's reason.
+    Returns the result [B, H, S_q, D_v] (``out`` where it was given), or (result, lse). Raises
+    InvalidValue for what does not fit together, Unsupported with each implementation's reason.
     """
     arrays = {"q": q, "k": k, "v": v}
     if not (bias is mask is alibi_slopes is sinks is prefix_lengths is kv_lengths is None):
         arrays |= given(
-            bias=bias, mask=mask, alibi_slopes=alibi_slopes, sinks=sinks, prefix_lengths=prefix_lengths,
+            bias=bias,
+            mask=mask,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            prefix_lengths=prefix_lengths,
             kv_lengths=kv_lengths,
         )
     if out is not None:
@@ -105,25 +113,45 @@ def attention_varlen(
     implementation: str | None = None,
     stream: object = None,
 ) -> Any:
-    """Attention of sequences that lie one after the other: q [T, H, D], k [T_k, H_kv, D], v [T_k, H_kv, D_v].
+    """Attention of sequences that lie one after the other: q [T, H, D], k [T_k, H_kv, D], v [T_k,
+    H_kv, D_v].
 
-    Sequence b has rows cu_seqlens_q[b] … cu_seqlens_q[b+1] − 1 of q and likewise of k and v; the offsets are int32
-    [B + 1] on the arrays' device. ``max_seqlen_*``: at least the longest sequence. ``bias`` and ``mask`` repeat to [B,
-    H, max_seqlen_q, max_seqlen_k], of which each sequence has the first rows and columns. The rest is as in
-    ``attention``.
+    Sequence b has rows cu_seqlens_q[b] … cu_seqlens_q[b+1] − 1 of q and likewise of k and v; the
+    offsets are int32 [B + 1] on the arrays' device. ``max_seqlen_*``: at least the longest
+    sequence. ``bias`` and ``mask`` repeat to [B, H, max_seqlen_q, max_seqlen_k], of which each
+    sequence has the first rows and columns. The rest is as in ``attention``.
 
-    Returns the result [T, H, D_v], or (result, lse [H, T]). Rows that belong to no sequence are not written.
+    Returns the result [T, H, D_v], or (result, lse [H, T]). Rows that belong to no sequence are not
+    written.
     """
     _needed(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     arrays = {
-        "q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, **given(
-            bias=bias, mask=mask, alibi_slopes=alibi_slopes, sinks=sinks, prefix_lengths=prefix_lengths, out=out,
+        "q": q,
+        "k": k,
+        "v": v,
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        **given(
+            bias=bias,
+            mask=mask,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            prefix_lengths=prefix_lengths,
+            out=out,
         ),
     }
     if window is not None:
         window = band("window", window)
     options = (
-        out_dtype, return_lse, causal, window, scale, softcap, max_seqlen_q, max_seqlen_k, batch_invariant,
+        out_dtype,
+        return_lse,
+        causal,
+        window,
+        scale,
+        softcap,
+        max_seqlen_q,
+        max_seqlen_k,
+        batch_invariant,
     )
     made = operate(_PACKED, arrays, options, backend, implementation, stream, _DENSE_WORDING)
     result = made["out"] if out is None else out
@@ -159,26 +187,47 @@ def attention_paged(
     implementation: str | None = None,
     stream: object = None,
 ) -> Any:
-    """Attention over keys in pages: k_pages [pages, page_size, H_kv, D], v_pages [pages, page_size, H_kv, D_v].
+    """Attention over keys in pages: k_pages [pages, page_size, H_kv, D], v_pages [pages, page_size,
+    H_kv, D_v].
 
-    Key j of entry b is row j % page_size of page block_table[b, j // page_size]; entry b has kv_lengths[b] keys. The
-    table is int32 [B, width], kv_lengths int32 [B]. ``kv_layout`` "hnd": the head before the row of a page. q is [B,
-    S_q, H, D] (``layout`` "bshd"; "bhsd": the head before the row), or with ``cu_seqlens_q`` and ``max_seqlen_q`` [T,
-    H, D]. ``max_seqlen_k``: at least the longest of kv_lengths, by default what the table has room for. ``bias`` and
-    ``mask`` repeat to [B, H, S_q, max_seqlen_k], of which each entry has the first rows and columns. The rest is as in
-    ``attention``; ``causal`` is True here: the last query is the entry's last token.
+    Key j of entry b is row j % page_size of page block_table[b, j // page_size]; entry b has
+    kv_lengths[b] keys. The table is int32 [B, width], kv_lengths int32 [B]. ``kv_layout`` "hnd":
+    the head before the row of a page. q is [B, S_q, H, D] (``layout`` "bshd"; "bhsd": the head
+    before the row), or with ``cu_seqlens_q`` and ``max_seqlen_q`` [T, H, D]. ``max_seqlen_k``: at
+    least the longest of kv_lengths, by default what the table has room for. ``bias`` and ``mask``
+    repeat to [B, H, S_q, max_seqlen_k], of which each entry has the first rows and columns. The
+    rest is as in ``attention``; ``causal`` is True here: the last query is the entry's last token.
     """
     _needed(block_table=block_table, kv_lengths=kv_lengths)
     arrays = {
-        "q": q, "k": k_pages, "v": v_pages, "block_table": block_table, "kv_lengths": kv_lengths, **given(
-            cu_seqlens_q=cu_seqlens_q, bias=bias, mask=mask, alibi_slopes=alibi_slopes, sinks=sinks,
-            prefix_lengths=prefix_lengths, out=out,
+        "q": q,
+        "k": k_pages,
+        "v": v_pages,
+        "block_table": block_table,
+        "kv_lengths": kv_lengths,
+        **given(
+            cu_seqlens_q=cu_seqlens_q,
+            bias=bias,
+            mask=mask,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            prefix_lengths=prefix_lengths,
+            out=out,
         ),
     }
     if window is not None:
         window = band("window", window)
     options = (
-        out_dtype, return_lse, causal, window, scale, softcap, layout, kv_layout, max_seqlen_q, max_seqlen_k,
+        out_dtype,
+        return_lse,
+        causal,
+        window,
+        scale,
+        softcap,
+        layout,
+        kv_layout,
+        max_seqlen_q,
+        max_seqlen_k,
         batch_invariant,
     )
     made = operate(_PAGED, arrays, options, backend, implementation, stream, _PAGED_WORDING)
@@ -195,15 +244,21 @@ _FLAGS = ("causal", "batch_invariant")
 _LEFT_OUT = ("window", "scale", "softcap", "max_seqlen_q", "max_seqlen_k")
 """Options that may be None."""
 _RULES: dict[str, Callable[[str, Any], object]] = {
-    **dict.fromkeys(_FLAGS, flag), "window": band, "scale": finite, "softcap": finite, "max_seqlen_q": extent,
-    "max_seqlen_k": extent, "layout": lambda n, x: order(n, x, LAYOUTS),
+    **dict.fromkeys(_FLAGS, flag),
+    "window": band,
+    "scale": finite,
+    "softcap": finite,
+    "max_seqlen_q": extent,
+    "max_seqlen_k": extent,
+    "layout": lambda n, x: order(n, x, LAYOUTS),
     "kv_layout": lambda n, x: order(n, x, KV_LAYOUTS),
 }
 
 
 EXTENTS = {
     **dict.fromkeys(("batch", "num_heads", "batch·num_heads", "S_q", "head_dim", "total_q"), "q"),
-    **dict.fromkeys(("kv_heads", "S_k", "total_k", "pages", "page_size"), "k"), "value_dim": "v",
+    **dict.fromkeys(("kv_heads", "S_k", "total_k", "pages", "page_size"), "k"),
+    "value_dim": "v",
     "table_width": "block_table",
 }
 """Of a descriptor's fields those that are read off arrays, and the operands that show them."""
@@ -212,11 +267,17 @@ EXTENTS = {
 def _needed(**arrays: Any) -> None:
     for name, x in arrays.items():
         if x is None:
-            raise InvalidValue(name, None, "must be given", "Give it, or call attention, which does without")
+            raise InvalidValue(
+                name, None, "must be given", "Give it, or call attention, which does without"
+            )
 
 
 def _work(
-    names: tuple[str, ...], operation: Operation, out_dtype: DType | str | None, return_lse: bool, *values: Any
+    names: tuple[str, ...],
+    operation: Operation,
+    out_dtype: DType | str | None,
+    return_lse: bool,
+    *values: Any,
 ) -> None:
     """``names`` and ``values``: the descriptor's options."""
     options, infos = checked(dict(zip(names, values, strict=True))), operation.infos
@@ -227,7 +288,10 @@ def _work(
         rank("out", infos["out"], labels)
         if out_dtype is not None and DType.of(out_dtype, "out_dtype") is not infos["out"].dtype:
             raise InvalidValue(
-                "out_dtype", out_dtype, f"out is an array of {infos['out'].dtype}", "Give one of the two"
+                "out_dtype",
+                out_dtype,
+                f"out is an array of {infos['out'].dtype}",
+                "Give one of the two",
             )
     else:
         dtype = first.dtype if out_dtype is None else DType.of(out_dtype, "out_dtype")
@@ -235,7 +299,9 @@ def _work(
         operation.fresh("out", (*first.shape[:-1], value_dim), dtype, "q", "out_dtype")
     if flag("return_lse", return_lse):
         operation.fresh("lse", _lse_shape(first, labels), first.dtype.accumulator, "q")
-    ordered: dict[str, Any] = {n: infos[n] for n in ("q", "k", "v", "out", "lse", *OPTIONAL) if n in infos}
+    ordered: dict[str, Any] = {
+        n: infos[n] for n in ("q", "k", "v", "out", "lse", *OPTIONAL) if n in infos
+    }
     operation.launch(ordered, lambda: Attention.from_arrays(**ordered, **options))
 
 
@@ -246,10 +312,24 @@ def _lse_shape(q: ArrayInfo, names: list[str]) -> tuple[int, ...]:
 
 _DENSE = partial(_work, ("causal", "window", "scale", "softcap", "layout", "batch_invariant"))
 _PACKED = partial(
-    _work, ("causal", "window", "scale", "softcap", "max_seqlen_q", "max_seqlen_k", "batch_invariant")
+    _work,
+    ("causal", "window", "scale", "softcap", "max_seqlen_q", "max_seqlen_k", "batch_invariant"),
 )
 _PAGED = partial(
     _work,
-    ("causal", "window", "scale", "softcap", "layout", "kv_layout", "max_seqlen_q", "max_seqlen_k", "batch_invariant"),
+    (
+        "causal",
+        "window",
+        "scale",
+        "softcap",
+        "layout",
+        "kv_layout",
+        "max_seqlen_q",
+        "max_seqlen_k",
+        "batch_invariant",
+    ),
 )
-_DENSE_WORDING, _PAGED_WORDING = Wording({}, EXTENTS), Wording({"k": "k_pages", "v": "v_pages"}, EXTENTS)
+_DENSE_WORDING, _PAGED_WORDING = (
+    Wording({}, EXTENTS),
+    Wording({"k": "k_pages", "v": "v_pages"}, EXTENTS),
+)

@@ -18,7 +18,8 @@ from kernelseam.ops.calling import Operation, given, once, operate
 
 
 class AttentionGradients(NamedTuple):
-    """What a loss takes from an attention's inputs: shaped as they are; None for what was not asked for."""
+    """What a loss takes from an attention's inputs: shaped as they are; None for what was not asked
+    for."""
 
     dq: Any
     dk: Any
@@ -57,66 +58,118 @@ def attention_bwd(
     implementation: str | None = None,
     stream: object = None,
 ) -> AttentionGradients:
-    """dq, dk, dv (and dbias, dsinks where asked for) of ``attention`` or ``attention_varlen`` with the same options.
+    """dq, dk, dv (and dbias, dsinks where asked for) of ``attention`` or ``attention_varlen`` with
+    the same options.
 
-    ``out`` and ``lse`` are what it returned with ``return_lse=True``; ``dout`` is shaped as out. Gradients are new
-    row-major arrays of the inputs' dtypes (dsinks float32), of q's kind; dbias has the bias's own shape, with extent 1
-    where the bias repeats by a stride of 0. They are summed in float32 (float64 where q is); ``deterministic=False``
-    allows a way whose order of summation varies, where one is faster. Rows that belong to no sequence are not written.
+    ``out`` and ``lse`` are what it returned with ``return_lse=True``; ``dout`` is shaped as out.
+    Gradients are new row-major arrays of the inputs' dtypes (dsinks float32), of q's kind; dbias
+    has the bias's own shape, with extent 1 where the bias repeats by a stride of 0. They are summed
+    in float32 (float64 where q is); ``deterministic=False`` allows a way whose order of summation
+    varies, where one is faster. Rows that belong to no sequence are not written.
 
-    Raises InvalidValue for what does not fit together, Unsupported with each implementation's reason.
+    Raises InvalidValue for what does not fit together, Unsupported with each implementation's
+    reason.
     """
     for name, x in (("out", out), ("lse", lse)):
         if x is None:
-            raise InvalidValue(name, None, "must be what attention gave", "Call it with return_lse=True")
+            raise InvalidValue(
+                name, None, "must be what attention gave", "Call it with return_lse=True"
+            )
     arrays = {
-        "q": q, "k": k, "v": v, "out": out, "lse": lse, **given(
-            bias=bias, mask=mask, alibi_slopes=alibi_slopes, sinks=sinks, prefix_lengths=prefix_lengths,
-            kv_lengths=kv_lengths, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-        ), "dout": dout,
+        "q": q,
+        "k": k,
+        "v": v,
+        "out": out,
+        "lse": lse,
+        **given(
+            bias=bias,
+            mask=mask,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            prefix_lengths=prefix_lengths,
+            kv_lengths=kv_lengths,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+        ),
+        "dout": dout,
     }
     options = (
-        bias_gradient, sink_gradient, deterministic, causal, None if window is None else band("window", window), scale,
-        softcap, layout, max_seqlen_q, max_seqlen_k,
+        bias_gradient,
+        sink_gradient,
+        deterministic,
+        causal,
+        None if window is None else band("window", window),
+        scale,
+        softcap,
+        layout,
+        max_seqlen_q,
+        max_seqlen_k,
     )
     made = operate(_work, arrays, options, backend, implementation, stream, _WORDING)
     return AttentionGradients(*map(made.get, ("dq", "dk", "dv", "dbias", "dsinks")))
 
 
 def _work(
-    operation: Operation, bias_gradient: bool, sink_gradient: bool, deterministic: bool, causal: bool,
-    window: tuple[int | None, int | None] | None, scale: float | None, softcap: float | None, layout: str,
-    max_seqlen_q: int | None, max_seqlen_k: int | None,
+    operation: Operation,
+    bias_gradient: bool,
+    sink_gradient: bool,
+    deterministic: bool,
+    causal: bool,
+    window: tuple[int | None, int | None] | None,
+    scale: float | None,
+    softcap: float | None,
+    layout: str,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
 ) -> None:
     infos = operation.infos
-    for name, operand, wanted in (("bias_gradient", "bias", bias_gradient), ("sink_gradient", "sinks", sink_gradient)):
+    for name, operand, wanted in (
+        ("bias_gradient", "bias", bias_gradient),
+        ("sink_gradient", "sinks", sink_gradient),
+    ):
         if flag(name, wanted) and operand not in infos:
-            raise InvalidValue(name, True, f"the attention has no {operand}", f"Give {operand}, or leave it out")
+            raise InvalidValue(
+                name, True, f"the attention has no {operand}", f"Give {operand}, or leave it out"
+            )
     for name, model in (("dq", "q"), ("dk", "k"), ("dv", "v")):
         operation.fresh(name, infos[model].shape, infos[model].dtype, "q")
     if bias_gradient:
         operation.fresh("dbias", once(infos["bias"]), infos["bias"].dtype, "q")
     if sink_gradient:
         operation.fresh("dsinks", infos["sinks"].shape, DType.float32, "q")
-    options = checked({
-        "causal": causal, "window": window, "scale": scale, "softcap": softcap, "layout": layout,
-        "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k,
-    })
+    options = checked(
+        {
+            "causal": causal,
+            "window": window,
+            "scale": scale,
+            "softcap": softcap,
+            "layout": layout,
+            "max_seqlen_q": max_seqlen_q,
+            "max_seqlen_k": max_seqlen_k,
+        }
+    )
     deterministic = flag("deterministic", deterministic)
     operation.launch(infos, lambda: describe(infos, options, deterministic))
 
 
-def describe(infos: dict[str, ArrayInfo], options: dict[str, Any], deterministic: bool = True) -> AttentionBwd:
+def describe(
+    infos: dict[str, ArrayInfo], options: dict[str, Any], deterministic: bool = True
+) -> AttentionBwd:
     """The descriptor over the views of all operands, by their names."""
     own = ("dout", "dq", "dk", "dv", "dbias", "dsinks")
     arrays: dict[str, Any] = {n: i for n, i in infos.items() if n not in own}
     forward = Attention.from_arrays(**arrays, **options)
     layout = options.get("layout", "bhsd")
     of_rows = f"{PACKED if 'cu_seqlens_q' in infos else LAYOUTS[layout]}_v"
-    axes("dout", infos["dout"], of_rows, dict(zip(of_rows.split(), infos["out"].shape, strict=True)))
+    axes(
+        "dout", infos["dout"], of_rows, dict(zip(of_rows.split(), infos["out"].shape, strict=True))
+    )
     strides: dict[str, int] = {}
     for name, packed in (
-        ("dout", "cu_seqlens_q"), ("dq", "cu_seqlens_q"), ("dk", "cu_seqlens_k"), ("dv", "cu_seqlens_k")
+        ("dout", "cu_seqlens_q"),
+        ("dq", "cu_seqlens_q"),
+        ("dk", "cu_seqlens_k"),
+        ("dv", "cu_seqlens_k"),
     ):
         labels = "rh" if packed in infos else {"bhsd": "bhr", "bshd": "brh"}[layout]
         for label, stride in zip(labels, canonical(infos[name]), strict=False):

@@ -1,9 +1,11 @@
-"""What every operation on arrays does: views, one device, remembered plans, launches, results of the caller's kind.
+"""What every operation on arrays does: views, one device, remembered plans, launches, results of
+the caller's kind.
 
-The first call on arrays that lie in a certain way is worked out: checked, described, planned. What it came to is
-remembered by everything but the arrays' memory, so that the next such call asks for views and launches. What depends
-on addresses is checked whenever they are new. A call on torch's tensors that was made before takes a shortcut: it asks
-the tensors what they tell of themselves, makes the results and launches.
+The first call on arrays that lie in a certain way is worked out: checked, described, planned. What
+it came to is remembered by everything but the arrays' memory, so that the next such call asks for
+views and launches. What depends on addresses is checked whenever they are new. A call on torch's
+tensors that was made before takes a shortcut: it asks the tensors what they tell of themselves,
+makes the results and launches.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ _Bound = dict[Hashable, tuple[_Launches, ...]]
 
 
 class _Remembered:
-    """What calls came to, by everything of them but memory, and bound launches by addresses. They hold no array: a
-    workspace is each call's own, of whichever thread and stream."""
+    """What calls came to, by everything of them but memory, and bound launches by addresses. They
+    hold no array: a workspace is each call's own, of whichever thread and stream."""
 
     def __init__(self, found: Plugins) -> None:
         self.found = found
@@ -58,14 +60,21 @@ _AS_IT_IS = Wording()
 
 
 def operate(
-    work: Callable[..., None], arrays: Mapping[str, object], options: tuple[Any, ...], backend: str | None,
-    implementation: str | None, stream: object, wording: Wording = _AS_IT_IS,
+    work: Callable[..., None],
+    arrays: Mapping[str, object],
+    options: tuple[Any, ...],
+    backend: str | None,
+    implementation: str | None,
+    stream: object,
+    wording: Wording = _AS_IT_IS,
 ) -> dict[str, Any]:
-    """Do what ``work(operation, *options)`` says with arrays, which are on one device of the backend asked for.
+    """Do what ``work(operation, *options)`` says with arrays, which are on one device of the
+    backend asked for.
 
-    ``work`` reads the options, which are scalars, and the views ``operation.infos``, and nothing else: it is not asked
-    again for arrays that lie the same way. Returns the results that were made, by name, as arrays of the library of the
-    array that each is like. What is refused is told in the caller's ``wording``.
+    ``work`` reads the options, which are scalars, and the views ``operation.infos``, and nothing
+    else: it is not asked again for arrays that lie the same way. Returns the results that were
+    made, by name, as arrays of the library of the array that each is like. What is refused is told
+    in the caller's ``wording``.
     """
     try:
         memory, wanted = _remembered, preferred_backend(backend)
@@ -86,8 +95,12 @@ def operate(
 
 
 def _operated(
-    work: Callable[..., None], arrays: Mapping[str, object], options: tuple[Any, ...], wanted: str | None,
-    implementation: str | None, stream: object,
+    work: Callable[..., None],
+    arrays: Mapping[str, object],
+    options: tuple[Any, ...],
+    wanted: str | None,
+    implementation: str | None,
+    stream: object,
 ) -> dict[str, Any]:
     global _remembered
     found = plugins()
@@ -100,7 +113,15 @@ def _operated(
         _remembered = _Remembered(found)
     memory = _remembered
     # Types count: what takes 1 may refuse True, which equals it.
-    key: Hashable = (work, wanted, implementation, options, *map(type, options), *infos, *map(_lies, infos.values()))
+    key: Hashable = (
+        work,
+        wanted,
+        implementation,
+        options,
+        *map(type, options),
+        *infos,
+        *map(_lies, infos.values()),
+    )
     try:
         known = memory.plans.get(key)
     except Exception:  # an option that cannot be hashed, which the work refuses
@@ -122,20 +143,30 @@ def _operated(
     for name in known.written:
         tell_written(infos[name])
     if key is not None and known.quick(infos, own):
-        _keep(memory, known, infos, own, _key(work, arrays, options, wanted, implementation), arrays)
+        _keep(
+            memory, known, infos, own, _key(work, arrays, options, wanted, implementation), arrays
+        )
     return {r.name: handed_back(infos[r.name], infos[r.like], stream) for r in known.results}
 
 
 def _key(
-    work: Callable[..., None], arrays: Mapping[str, object], options: tuple[Any, ...], wanted: str | None,
+    work: Callable[..., None],
+    arrays: Mapping[str, object],
+    options: tuple[Any, ...],
+    wanted: str | None,
     implementation: str | None,
 ) -> list[object]:
-    """What a reader of tensors adds to. Types count: what takes 1 may refuse True, which equals it."""
+    """What a reader of tensors adds to. Types count: what takes 1 may refuse True, which equals
+    it."""
     return [work, wanted, implementation, options, *map(type, options), *arrays]
 
 
 def _keep(
-    memory: _Remembered, known: _Known, infos: Infos, own: ArrayInfo | None, key: list[object],
+    memory: _Remembered,
+    known: _Known,
+    infos: Infos,
+    own: ArrayInfo | None,
+    key: list[object],
     arrays: Mapping[str, object],
 ) -> None:
     memory.read = read = memory.read or torch_arrays.reader()
@@ -154,11 +185,17 @@ def _check(infos: Infos, wanted: str | None) -> None:
     check_backend(wanted, same_device(infos))
     for name, info in infos.items():
         if min(info.strides, default=0) < 0 and 0 not in info.shape:
-            raise InvalidValue(name, f"strides {list(info.strides)}", "must not walk backwards", "Copy the array first")
+            raise InvalidValue(
+                name,
+                f"strides {list(info.strides)}",
+                "must not walk backwards",
+                "Copy the array first",
+            )
 
 
 class Operation:
-    """A call while it is worked out: the arrays that it has, those that it makes, what it will launch."""
+    """A call while it is worked out: the arrays that it has, those that it makes, what it will
+    launch."""
 
     def __init__(self, infos: Infos, implementation: str | None) -> None:
         self.infos, self.implementation = infos, implementation
@@ -168,35 +205,55 @@ class Operation:
         self._launches: list[_Launch] = []
         self._options: dict[str, str] = {}
 
-    def fresh(self, name: str, shape: Sequence[int], dtype: DType, like: str, option: str = "") -> None:
-        """Make an array for a result, on the device of the one named ``like`` and, where its runtime makes them, of its
-        kind. ``option``: which names its dtype."""
+    def fresh(
+        self, name: str, shape: Sequence[int], dtype: DType, like: str, option: str = ""
+    ) -> None:
+        """Make an array for a result, on the device of the one named ``like`` and, where its
+        runtime makes them, of its kind. ``option``: which names its dtype."""
         self._options[name] = option
         self.infos[name] = made = _fresh(name, shape, dtype, self.infos[like])
         self._results.append(_Result(name, tuple(shape), dtype, like, _lies(made)))
 
     def launch(
-        self, operands: Mapping[str, ArrayInfo], descriptor: Callable[[], Any], names: Mapping[str, str] | None = None,
+        self,
+        operands: Mapping[str, ArrayInfo],
+        descriptor: Callable[[], Any],
+        names: Mapping[str, str] | None = None,
         told: Callable[[InvalidValue], InvalidValue] | None = None,
     ) -> None:
         """Plan what ``descriptor()`` describes, to be launched when all is worked out.
 
-        ``operands``: views by their names in the descriptor, each over one of the arrays from its first element on.
-        ``names``: those of the arrays where they differ. ``told``: a refusal of addresses, in the caller's words.
+        ``operands``: views by their names in the descriptor, each over one of the arrays from its
+        first element on. ``names``: those of the arrays where they differ. ``told``: a refusal of
+        addresses, in the caller's words.
         """
         # A remembered plan must not keep anyone's memory alive.
         bare = descriptor().over({name: i.pointer for name, i in operands.items()})
-        made = plan(bare, device=next(iter(operands.values())).device, implementation=self.implementation)
+        made = plan(
+            bare, device=next(iter(operands.values())).device, implementation=self.implementation
+        )
         rules = {rule.name: rule for rule in made.problem.operands}
         arrays = tuple([(names or {}).get(name, name) for name in operands])
-        self._launches.append(_Launch(made, tuple([rules[name] for name in operands]), arrays, told))
+        self._launches.append(
+            _Launch(made, tuple([rules[name] for name in operands]), arrays, told)
+        )
 
-    def launch_lists(self, operands: Mapping[str, ArrayInfo], descriptor: Any, names: Mapping[str, str]) -> None:
-        """Plan and bind a descriptor over lists of addresses of matrices, to be launched when all is worked out, once:
-        the lists are of these arrays' memory alone. ``operands``: the arrays that the matrices lie in, C written."""
+    def launch_lists(
+        self, operands: Mapping[str, ArrayInfo], descriptor: Any, names: Mapping[str, str]
+    ) -> None:
+        """Plan and bind a descriptor over lists of addresses of matrices, to be launched when all
+        is worked out, once: the lists are of these arrays' memory alone. ``operands``: the arrays
+        that the matrices lie in, C written."""
         self.repeatable = False
-        made = plan(descriptor, device=next(iter(operands.values())).device, implementation=self.implementation)
-        rules = [OperandRule(n, x.dtype, x.shape, x.strides, 1, written=n == "C") for n, x in operands.items()]
+        made = plan(
+            descriptor,
+            device=next(iter(operands.values())).device,
+            implementation=self.implementation,
+        )
+        rules = [
+            OperandRule(n, x.dtype, x.shape, x.strides, 1, written=n == "C")
+            for n, x in operands.items()
+        ]
         arrays = tuple([names.get(name, name) for name in operands])
         self._launches.append(_Launch(made, tuple(rules), arrays, None, made.bind()))
 
@@ -204,17 +261,31 @@ class Operation:
         """A refusal of a result that was made, as one of the option that it was made by."""
         if not (option := self._options.get(error.field)):
             return error
-        return InvalidValue(option, self.infos[error.field].dtype, error.rule, "Name another, or leave it out")
+        return InvalidValue(
+            option, self.infos[error.field].dtype, error.rule, "Name another, or leave it out"
+        )
 
     def known(self) -> _Known:
         """What is to be remembered of it."""
         device = next(iter(self.infos.values())).device
-        runtime, planned = plugins().backend(device.backend).runtime, [x for x in self._launches if x.call is None]
+        runtime, planned = (
+            plugins().backend(device.backend).runtime,
+            [x for x in self._launches if x.call is None],
+        )
         made = {r.name for r in self._results}
-        outputs = [n for x in self._launches for rule, n in zip(x.rules, x.arrays, strict=True) if rule.written]
+        outputs = [
+            n
+            for x in self._launches
+            for rule, n in zip(x.rules, x.arrays, strict=True)
+            if rule.written
+        ]
         return _Known(
-            tuple(self._results), tuple(self._launches), device, runtime,
-            max((x.plan.workspace_room for x in planned), default=0), len(planned) < len(self._launches),
+            tuple(self._results),
+            tuple(self._launches),
+            device,
+            runtime,
+            max((x.plan.workspace_room for x in planned), default=0),
+            len(planned) < len(self._launches),
             tuple(n for n in dict.fromkeys(outputs) if n not in made),
         )
 
@@ -245,7 +316,9 @@ class _Launch:
         """Its launches over the arrays' addresses, by name, which are checked."""
         if self.call is not None:
             return (self.call.launcher(),)
-        pointers = {rule.name: addresses[name] for rule, name in zip(self.rules, self.arrays, strict=True)}
+        pointers = {
+            rule.name: addresses[name] for rule, name in zip(self.rules, self.arrays, strict=True)
+        }
         try:
             return self.plan.over(pointers, self.plan.workspace_in(workspace))
         except InvalidValue as e:
@@ -280,27 +353,41 @@ class _Known:
         return True
 
     def run(self, infos: Infos, stream: object, bound: _Bound) -> ArrayInfo | None:
-        """Launch everything, once all of it is bound and checked. Returns the workspace, where there was one."""
+        """Launch everything, once all of it is bound and checked. Returns the workspace, where
+        there was one."""
         device, runtime, first = self.device, self.runtime, next(iter(infos.values()))
         need = self.workspace_bytes
         # Of the operands' library, so that its streams and graphs know of it.
         own = _fresh("workspace", (-(-need // 4),), DType.float32, first) if need else None
-        key: tuple[Any, ...] = (self, own.pointer if own else 0, *[info.pointer for info in infos.values()])
+        key: tuple[Any, ...] = (
+            self,
+            own.pointer if own else 0,
+            *[info.pointer for info in infos.values()],
+        )
         with runtime.activate(device):
-            launches = bound.get(key) or self.bound_to({n: i.pointer for n, i in infos.items()}, key, bound)
+            launches = bound.get(key) or self.bound_to(
+                {n: i.pointer for n, i in infos.items()}, key, bound
+            )
             handle = stream_handle(stream, runtime, device, first)
             self.launch(launches, handle)
-        # The library, which takes the workspace back, knows nothing of another stream; nor does anyone of lists.
-        if self.waits or (own and stream is not None and handle != runtime.current_stream(device, first)):
+        # The library, which takes the workspace back, knows nothing of another stream; nor does
+        # anyone of lists.
+        if self.waits or (
+            own and stream is not None and handle != runtime.current_stream(device, first)
+        ):
             runtime.synchronize(device)
         return own
 
-    def bound_to(self, addresses: Mapping[str, int], key: tuple[Any, ...], bound: _Bound) -> tuple[_Launches, ...]:
-        """The launches over these addresses, checked, and remembered by a key whose second is the workspace's."""
+    def bound_to(
+        self, addresses: Mapping[str, int], key: tuple[Any, ...], bound: _Bound
+    ) -> tuple[_Launches, ...]:
+        """The launches over these addresses, checked, and remembered by a key whose second is the
+        workspace's."""
         launches = tuple([x.bind(addresses, key[1]) for x in self.launches])
         if len(launches) > 1:
             _check_apart(self.launches, addresses)
-        # On the host lengths and tables are looked at, too, and may change; lists are this call's alone.
+        # On the host lengths and tables are looked at, too, and may change; lists are this call's
+        # alone.
         if self.repeats:
             if len(bound) >= _KEPT:
                 bound.clear()
@@ -321,14 +408,16 @@ class _Known:
         return self.device.evidence != HOST and not self.waits
 
     def quick(self, infos: Infos, own: ArrayInfo | None) -> bool:
-        """Whether calls on tensors that lie as these do can take a shortcut: no memory is looked at."""
+        """Whether calls on tensors that lie as these do can take a shortcut: no memory is looked
+        at."""
         every = (*infos.values(), *([] if own is None else [own]))
         quick = self.repeats and all(x.kind == "torch" and x.pointer for x in every)
         return quick and isinstance(self.runtime, QuickRuntime)
 
 
 class _Shortcut:
-    """A call on torch's tensors that was worked out, for others that lie the same way: nothing of them is described."""
+    """A call on torch's tensors that was worked out, for others that lie the same way: nothing of
+    them is described."""
 
     __slots__ = ("_is_current", "_known", "_makers", "_names", "_stream", "_tell", "_workspace")
 
@@ -337,15 +426,20 @@ class _Shortcut:
         self._known, self._names = known, tuple(infos)
         ready = known.runtime.ready(known.device, "torch")
         self._is_current, self._stream = ready.is_current, ready.current_stream
-        self._makers = [(r.name, torch_arrays.maker(r.shape, r.dtype, infos[r.like].owner)) for r in known.results]
-        self._workspace = None if own is None else torch_arrays.maker(own.shape, own.dtype, own.owner)
+        self._makers = [
+            (r.name, torch_arrays.maker(r.shape, r.dtype, infos[r.like].owner))
+            for r in known.results
+        ]
+        self._workspace = (
+            None if own is None else torch_arrays.maker(own.shape, own.dtype, own.owner)
+        )
         self._tell = torch_arrays.teller()
 
     def taken(
         self, pointers: list[int], arrays: Mapping[str, object], stream: object, bound: _Bound
     ) -> dict[str, Any] | None:
-        """The results that were made; None, with nothing launched, where the call must be worked out: memory ran out,
-        or lies otherwise. ``pointers``: those of the arrays, in order."""
+        """The results that were made; None, with nothing launched, where the call must be worked
+        out: memory ran out, or lies otherwise. ``pointers``: those of the arrays, in order."""
         known, place, own = self._known, 0, None
         made: dict[str, Any] = {}
         try:
@@ -374,7 +468,9 @@ class _Shortcut:
         else:
             with known.runtime.activate(known.device):
                 if launches is None:
-                    launches = known.bound_to(dict(zip(self._names, pointers, strict=True)), key, bound)
+                    launches = known.bound_to(
+                        dict(zip(self._names, pointers, strict=True)), key, bound
+                    )
                 known.launch(launches, handle)
         # The library, which takes the workspace back, knows nothing of another stream.
         if own is not None and stream is not None and handle != self._stream():
@@ -385,8 +481,8 @@ class _Shortcut:
 
 
 def _check_apart(launches: Sequence[_Launch], addresses: Mapping[str, int]) -> None:
-    """Refuse a result in memory that a later launch reads or writes as another array; what one launch does with its
-    own operands is checked with them."""
+    """Refuse a result in memory that a later launch reads or writes as another array; what one
+    launch does with its own operands is checked with them."""
     for i, earlier in enumerate(launches):
         for rule, name in zip(earlier.rules, earlier.arrays, strict=True):
             if not rule.written or not rule.span:
@@ -394,10 +490,17 @@ def _check_apart(launches: Sequence[_Launch], addresses: Mapping[str, int]) -> N
             at = addresses[name]
             for later in launches[i + 1 :]:
                 for other, other_name in zip(later.rules, later.arrays, strict=True):
-                    if other_name != name and other.span and proven_overlap(at, rule, addresses[other_name], other):
+                    if (
+                        other_name != name
+                        and other.span
+                        and proven_overlap(at, rule, addresses[other_name], other)
+                    ):
                         when = "" if other.written else ", which is still to be read"
                         raise InvalidValue(
-                            name, hex(at), f"overlaps {other_name}{when}", "Give the output memory of its own"
+                            name,
+                            hex(at),
+                            f"overlaps {other_name}{when}",
+                            "Give the output memory of its own",
                         )
 
 
@@ -405,7 +508,9 @@ def rank(name: str, info: ArrayInfo, axes: Sequence[str]) -> None:
     """Refuse an array whose number of axes is not that of ``axes`` (names, for the message)."""
     if len(info.shape) != len(axes):
         raise InvalidValue(
-            name, f"an array of shape {list(info.shape)}", f"must have {len(axes)} axes, [{', '.join(axes)}]",
+            name,
+            f"an array of shape {list(info.shape)}",
+            f"must have {len(axes)} axes, [{', '.join(axes)}]",
             "Add or remove axes with reshape",
         )
 
@@ -428,14 +533,16 @@ def _fresh(name: str, shape: Sequence[int], dtype: DType, like: ArrayInfo) -> Ar
 
 
 def handed_back(made: ArrayInfo, like: ArrayInfo, stream: object) -> object:
-    """The result as an array of ``like``'s library, where it can take one; else as its runtime made it."""
+    """The result as an array of ``like``'s library, where it can take one; else as its runtime made
+    it."""
     if made.kind == like.kind:
         return made.owner
     space = getattr(like.owner, "__array_namespace__", None)
     if space is None:
         return made.owner
     if stream is not None:
-        runtime_of(made).synchronize(made.device)  # the library's own streams know nothing of this one
+        # the library's own streams know nothing of this one
+        runtime_of(made).synchronize(made.device)
     library = space()
     if made.dtype is DType.bfloat16:  # NumPy does not hand it out by DLPack
         return library.asarray(made.owner)

@@ -17,7 +17,8 @@ SUMMED = None
 
 @dataclass(frozen=True)
 class Axis:
-    """Entries that products run over, and the elements from one to the next by operand: 0 repeats an input."""
+    """Entries that products run over, and the elements from one to the next by operand: 0 repeats
+    an input."""
 
     extent: int
     strides: Mapping[str, int | None]
@@ -26,8 +27,8 @@ class Axis:
 
 @dataclass(frozen=True)
 class _Slot:
-    """One axis of the descriptor: how many products, how many of them share a B or one C, and a stride for each
-    operand's own entries."""
+    """One axis of the descriptor: how many products, how many of them share a B or one C, and a
+    stride for each operand's own entries."""
 
     extent: int
     b_group: int
@@ -40,18 +41,24 @@ class _Slot:
 
 
 def fold(axes: Sequence[Axis]) -> dict[str, Any] | None:
-    """batch, num_heads, the groups and the batch and head strides of ``BatchedGemmStrided``; None where no order of the
-    axes gives two that step evenly. Strides of an operand's axes of at most one entry are None."""
+    """batch, num_heads, the groups and the batch and head strides of ``BatchedGemmStrided``; None
+    where no order of the axes gives two that step evenly. Strides of an operand's axes of at most
+    one entry are None."""
     if 0 in (a.extent for a in axes):
         return {"batch": 0}
     for batch, heads in _orders([a for a in axes if a.extent != 1]):
         outer, inner = _slot(batch, shares=False), _slot(heads, shares=True)
         if outer is not None and inner is not None:
             return {
-                "batch": outer.extent, "num_heads": inner.extent, "b_head_group": inner.b_group,
-                "c_batch_group": outer.c_group, "c_head_group": inner.c_group,
+                "batch": outer.extent,
+                "num_heads": inner.extent,
+                "b_head_group": inner.b_group,
+                "c_batch_group": outer.c_group,
+                "c_head_group": inner.c_group,
                 **{
-                    f"stride_{name.lower()}_{which}": slot.strides.get(name, 0) if slot.count(name) > 1 else None
+                    f"stride_{name.lower()}_{which}": slot.strides.get(name, 0)
+                    if slot.count(name) > 1
+                    else None
                     for name in (axes[0].strides if axes else "ABC")
                     for which, slot in (("batch", outer), ("head", inner))
                 },
@@ -60,7 +67,8 @@ def fold(axes: Sequence[Axis]) -> dict[str, Any] | None:
 
 
 def offsets(name: str, axes: Sequence[Axis]) -> npt.NDArray[np.int64]:
-    """Elements from an operand's first entry to each that the axes run over, the last axis fastest."""
+    """Elements from an operand's first entry to each that the axes run over, the last axis
+    fastest."""
     found = np.zeros(1, np.int64)
     for axis in axes:
         found = np.add.outer(found, np.arange(axis.extent) * (axis.strides[name] or 0)).reshape(-1)
@@ -76,7 +84,8 @@ def _orders(axes: Sequence[Axis]) -> Iterator[tuple[tuple[Axis, ...], tuple[Axis
 
 
 def _slot(axes: Sequence[Axis], *, shares: bool) -> _Slot | None:
-    """Axes, outermost first, as one. ``shares``: whether several products in a row may have one B."""
+    """Axes, outermost first, as one. ``shares``: whether several products in a row may have one
+    B."""
     extents = [a.extent for a in axes]
     own = len(axes)
     while own and axes[own - 1].strides["C"] is SUMMED:

@@ -32,27 +32,30 @@ def bmm(
     implementation: str | None = None,
     stream: object = None,
 ) -> Any:
-    """alpha·op(a)·op(b) + beta·out + bias + residual over a [B, M, K] and b [B, K, N], or a [B, H, M, K] and
-    b [B, H_b, K, N], in one launch.
+    """alpha·op(a)·op(b) + beta·out + bias + residual over a [B, M, K] and b [B, K, N], or a [B, H,
+    M, K] and b [B, H_b, K, N], in one launch.
 
-    ``a_transposed``: a holds K×M matrices, and op(a) is their transpose; so for b (N×K). With heads, H is a multiple of
-    H_b and head h of a meets head h // (H / H_b) of b. An array whose other matrix axis is the contiguous one is taken
-    as the transpose that it is; any other strides along the matrix axes are refused, and nothing is copied. Arrays of
-    float16, bfloat16, float32 or float64, a and b of one dtype, from NumPy, torch or any library with DLPack, all on
-    one device.
+    ``a_transposed``: a holds K×M matrices, and op(a) is their transpose; so for b (N×K). With
+    heads, H is a multiple of H_b and head h of a meets head h // (H / H_b) of b. An array whose
+    other matrix axis is the contiguous one is taken as the transpose that it is; any other strides
+    along the matrix axes are refused, and nothing is copied. Arrays of float16, bfloat16, float32
+    or float64, a and b of one dtype, from NumPy, torch or any library with DLPack, all on one
+    device.
 
-    ``bias`` [N], or [B, N], [H, N] or [B, H, N] (extent 1 repeats), is added to every row, ``residual``, shaped as the
-    result, to the whole; neither is scaled, and their dtypes may differ from a's. A residual may be ``out`` itself,
-    where beta is 0; its contiguous axis must be that of the result.
+    ``bias`` [N], or [B, N], [H, N] or [B, H, N] (extent 1 repeats), is added to every row,
+    ``residual``, shaped as the result, to the whole; neither is scaled, and their dtypes may differ
+    from a's. A residual may be ``out`` itself, where beta is 0; its contiguous axis must be that of
+    the result.
 
-    ``out`` [B, M, N] or [B, H, M, N]: an array for the result, which may be wider than a and b; else a new one of a's
-    kind and of ``out_dtype``, a's where that is None. beta ≠ 0 needs it, beta = 0 never reads it.
-    ``precision`` says how float32 is multiplied: None or "ieee", "tf32" or "tf32x3", as in ``BatchedGemmStrided``.
-    ``backend`` must be that of the arrays' device; ``implementation`` names one of its ways; ``stream`` is an int, an
-    object with ``__cuda_stream__``, or None for the array library's current one.
+    ``out`` [B, M, N] or [B, H, M, N]: an array for the result, which may be wider than a and b;
+    else a new one of a's kind and of ``out_dtype``, a's where that is None. beta ≠ 0 needs it, beta
+    = 0 never reads it. ``precision`` says how float32 is multiplied: None or "ieee", "tf32" or
+    "tf32x3", as in ``BatchedGemmStrided``. ``backend`` must be that of the arrays' device;
+    ``implementation`` names one of its ways; ``stream`` is an int, an object with
+    ``__cuda_stream__``, or None for the array library's current one.
 
-    Returns the result (``out`` where it was given). Raises InvalidValue for what does not fit together, Unsupported
-    with each implementation's reason.
+    Returns the result (``out`` where it was given). Raises InvalidValue for what does not fit
+    together, Unsupported with each implementation's reason.
     """
     options = (True, a_transposed, b_transposed, alpha, beta, out_dtype, precision)
     return _multiplied(a, b, out, bias, residual, options, backend, implementation, stream)
@@ -75,15 +78,22 @@ def matmul2d(
     implementation: str | None = None,
     stream: object = None,
 ) -> Any:
-    """alpha·op(a)·op(b) + beta·out + bias + residual of a [M, K], b [K, N], bias [N], residual [M, N]; everything else
-    as in ``bmm``."""
+    """alpha·op(a)·op(b) + beta·out + bias + residual of a [M, K], b [K, N], bias [N], residual [M,
+    N]; everything else as in ``bmm``."""
     options = (False, a_transposed, b_transposed, alpha, beta, out_dtype, precision)
     return _multiplied(a, b, out, bias, residual, options, backend, implementation, stream)
 
 
 def _multiplied(
-    a: Any, b: Any, out: Any, bias: Any, residual: Any, options: tuple[Any, ...], backend: str | None,
-    implementation: str | None, stream: object,
+    a: Any,
+    b: Any,
+    out: Any,
+    bias: Any,
+    residual: Any,
+    options: tuple[Any, ...],
+    backend: str | None,
+    implementation: str | None,
+    stream: object,
 ) -> Any:
     arrays = {"a": a, "b": b}
     if out is not None:
@@ -97,18 +107,31 @@ def _multiplied(
 
 
 def _gemm(
-    operation: Operation, batched: bool, a_transposed: bool, b_transposed: bool, alpha: float, beta: float,
-    out_dtype: DType | str | None, precision: str | None,
+    operation: Operation,
+    batched: bool,
+    a_transposed: bool,
+    b_transposed: bool,
+    alpha: float,
+    beta: float,
+    out_dtype: DType | str | None,
+    precision: str | None,
 ) -> None:
-    a_transposed, b_transposed = flag("a_transposed", a_transposed), flag("b_transposed", b_transposed)
+    a_transposed, b_transposed = (
+        flag("a_transposed", a_transposed),
+        flag("b_transposed", b_transposed),
+    )
     alpha, beta = number("alpha", alpha), number("beta", beta)
     infos = operation.infos
     if "out" not in infos and beta != 0:
-        raise InvalidValue("out", None, f"is read, because beta = {beta}", "Pass the array to add to, or beta=0")
+        raise InvalidValue(
+            "out", None, f"is read, because beta = {beta}", "Pass the array to add to, or beta=0"
+        )
     shape = result_shape(infos, batched, a_transposed, b_transposed)
     result(operation, "out", shape, out_dtype)
     operands = {
-        "A": matrices(infos["a"], a_transposed), "B": matrices(infos["b"], b_transposed), "C": matrices(infos["out"])
+        "A": matrices(infos["a"], a_transposed),
+        "B": matrices(infos["b"], b_transposed),
+        "C": matrices(infos["out"]),
     }
     if "bias" in infos:
         operands["bias"] = _bias(infos["bias"], shape)
@@ -134,15 +157,24 @@ def result_shape(
     K_b, N = second.shape[:-3:-1] if b_transposed else second.shape[-2:]
     if K_b != K:
         raise InvalidValue(
-            "b", _shape(second),
-            f"must have K = {K} {'columns' if b_transposed else 'rows'}, as a of shape {list(first.shape)} says",
+            "b",
+            _shape(second),
+            f"must have K = {K} {'columns' if b_transposed else 'rows'}, as a of shape "
+            f"{list(first.shape)} says",
             "Check the order of the axes, a_transposed and b_transposed",
         )
     if second.dtype is not first.dtype:
-        raise InvalidValue("b", f"an array of {second.dtype}", f"must be {first.dtype} as a is", "Convert one of them")
+        raise InvalidValue(
+            "b",
+            f"an array of {second.dtype}",
+            f"must be {first.dtype} as a is",
+            "Convert one of them",
+        )
     if lead and first.shape[0] != second.shape[0]:
         raise InvalidValue(
-            "b", _shape(second), f"must have as many batches as a, {first.shape[0]}",
+            "b",
+            _shape(second),
+            f"must have as many batches as a, {first.shape[0]}",
             "Expand the array of one batch (a stride of 0 is fine)",
         )
     if len(lead) == 2:
@@ -150,7 +182,9 @@ def result_shape(
     return (*first.shape[:-2], M, N)
 
 
-def result(operation: Operation, name: str, shape: tuple[int, ...], dtype: DType | str | None) -> None:
+def result(
+    operation: Operation, name: str, shape: tuple[int, ...], dtype: DType | str | None
+) -> None:
     """Hold an array for a result to its shape, or make one, of a's dtype where none is named."""
     kind, infos = None if dtype is None else DType.of(dtype, "out_dtype"), operation.infos
     if name not in infos:
@@ -158,24 +192,32 @@ def result(operation: Operation, name: str, shape: tuple[int, ...], dtype: DType
         return
     check_shape(name, infos[name], shape)
     if kind not in (None, infos[name].dtype):
-        raise InvalidValue("out_dtype", kind, f"{name} is an array of {infos[name].dtype}", "Give one of the two")
+        raise InvalidValue(
+            "out_dtype", kind, f"{name} is an array of {infos[name].dtype}", "Give one of the two"
+        )
 
 
 def check_shape(name: str, info: ArrayInfo, shape: tuple[int, ...]) -> None:
     """Refuse an array of another shape."""
     if info.shape != shape:
-        raise InvalidValue(name, _shape(info), f"must have shape {list(shape)}", "Check the order of the axes")
+        raise InvalidValue(
+            name, _shape(info), f"must have shape {list(shape)}", "Check the order of the axes"
+        )
 
 
 def _bias(info: ArrayInfo, shape: tuple[int, ...]) -> ArrayInfo:
     """A bias as [batch, head, column] of a result of this shape, with extent 1 where it repeats."""
     wanted = (*shape[:-2], shape[-1])
-    fits = 0 < len(info.shape) <= len(wanted) and info.shape[-1] == wanted[-1] and all(
-        n in (1, of) for n, of in zip(reversed(info.shape), reversed(wanted), strict=False)
+    fits = (
+        0 < len(info.shape) <= len(wanted)
+        and info.shape[-1] == wanted[-1]
+        and all(n in (1, of) for n, of in zip(reversed(info.shape), reversed(wanted), strict=False))
     )
     if not fits:
         raise InvalidValue(
-            "bias", _shape(info), f"must be [N={wanted[-1]}], or repeat to {list(wanted)}",
+            "bias",
+            _shape(info),
+            f"must be [N={wanted[-1]}], or repeat to {list(wanted)}",
             "A bias has no axis of rows: add those of batches or heads with reshape",
         )
     check_rows("bias", info)
@@ -183,7 +225,9 @@ def _bias(info: ArrayInfo, shape: tuple[int, ...]) -> ArrayInfo:
     axes = [(1, 0)] * missing + list(zip(info.shape[:-1], info.strides[:-1], strict=True))
     axes = (axes + [(1, 0)])[:2] if len(wanted) == 2 else axes or [(1, 0)] * 2
     return replace(
-        info, shape=(*(n for n, _ in axes), wanted[-1]), strides=(*(s for _, s in axes), info.strides[-1])
+        info,
+        shape=(*(n for n, _ in axes), wanted[-1]),
+        strides=(*(s for _, s in axes), info.strides[-1]),
     )
 
 

@@ -38,25 +38,38 @@ def bmm_bwd(
     implementation: str | None = None,
     stream: object = None,
 ) -> ProductGradients:
-    """The gradients of ``bmm(a, b, …)`` with the same options, one launch each: of op(a) alpha·dc·op(b)ᵀ, of op(b)
-    alpha·op(a)ᵀ·dc.
+    """The gradients of ``bmm(a, b, …)`` with the same options, one launch each: of op(a)
+    alpha·dc·op(b)ᵀ, of op(b) alpha·op(a)ᵀ·dc.
 
-    ``dc``, shaped as the result and of a's dtype, is what a loss takes from it. A gradient has its input's shape, but
-    extent 1 along every axis on which the input repeats by a stride of 0 (batches, heads, rows or columns): there it is
-    the sum over what was repeated. ``sum_repeats=False``: each for itself, of the input's whole shape. That of a b of
-    fewer heads is the sum over the heads of a that meet it in any case. Strides are as in ``bmm``. Where summed axes
-    and the others are more than two strides walk, as where rows repeat as well as heads, the launch is over lists of
-    addresses: they are made and copied to the device at each call, which synchronises.
+    ``dc``, shaped as the result and of a's dtype, is what a loss takes from it. A gradient has its
+    input's shape, but extent 1 along every axis on which the input repeats by a stride of 0
+    (batches, heads, rows or columns): there it is the sum over what was repeated.
+    ``sum_repeats=False``: each for itself, of the input's whole shape. That of a b of fewer heads
+    is the sum over the heads of a that meet it in any case. Strides are as in ``bmm``. Where summed
+    axes and the others are more than two strides walk, as where rows repeat as well as heads, the
+    launch is over lists of addresses: they are made and copied to the device at each call, which
+    synchronises.
 
-    ``a_gradient`` and ``b_gradient`` say which are computed. ``da`` and ``db``: arrays for the results, which take beta
-    times what they hold as well (beta = 1 accumulates; beta ≠ 0 needs them, beta = 0 never reads them); else new
-    row-major ones of a's kind and of ``out_dtype``, a's where that is None. da is made first: it must not overlap a
-    (unless ``b_gradient`` is False), b, dc or db; db must not overlap a or dc, but may be b itself. Products are summed
-    in float32 (float64 where a is), always in the same order. All else is as in ``bmm``. Raises InvalidValue,
+    ``a_gradient`` and ``b_gradient`` say which are computed. ``da`` and ``db``: arrays for the
+    results, which take beta times what they hold as well (beta = 1 accumulates; beta ≠ 0 needs
+    them, beta = 0 never reads them); else new row-major ones of a's kind and of ``out_dtype``, a's
+    where that is None. da is made first: it must not overlap a (unless ``b_gradient`` is False), b,
+    dc or db; db must not overlap a or dc, but may be b itself. Products are summed in float32
+    (float64 where a is), always in the same order. All else is as in ``bmm``. Raises InvalidValue,
     Unsupported; nothing is then launched.
     """
     arrays = {"dc": dc, "a": a, "b": b, **given(da=da, db=db)}
-    options = (True, a_transposed, b_transposed, alpha, beta, a_gradient, b_gradient, sum_repeats, out_dtype)
+    options = (
+        True,
+        a_transposed,
+        b_transposed,
+        alpha,
+        beta,
+        a_gradient,
+        b_gradient,
+        sum_repeats,
+        out_dtype,
+    )
     return _results(arrays, operate(_gradients, arrays, options, backend, implementation, stream))
 
 
@@ -79,41 +92,76 @@ def matmul2d_bwd(
     implementation: str | None = None,
     stream: object = None,
 ) -> ProductGradients:
-    """The gradients of ``matmul2d(a, b, …)`` with the same options; everything else as in ``bmm_bwd``."""
+    """The gradients of ``matmul2d(a, b, …)`` with the same options; everything else as in
+    ``bmm_bwd``."""
     arrays = {"dc": dc, "a": a, "b": b, **given(da=da, db=db)}
-    options = (False, a_transposed, b_transposed, alpha, beta, a_gradient, b_gradient, sum_repeats, out_dtype)
+    options = (
+        False,
+        a_transposed,
+        b_transposed,
+        alpha,
+        beta,
+        a_gradient,
+        b_gradient,
+        sum_repeats,
+        out_dtype,
+    )
     return _results(arrays, operate(_gradients, arrays, options, backend, implementation, stream))
 
 
 def _gradients(
-    operation: Operation, batched: bool, a_transposed: bool, b_transposed: bool, alpha: float, beta: float,
-    a_gradient: bool, b_gradient: bool, sum_repeats: bool, out_dtype: DType | str | None,
+    operation: Operation,
+    batched: bool,
+    a_transposed: bool,
+    b_transposed: bool,
+    alpha: float,
+    beta: float,
+    a_gradient: bool,
+    b_gradient: bool,
+    sum_repeats: bool,
+    out_dtype: DType | str | None,
 ) -> None:
     turned = {"da": flag("a_transposed", a_transposed), "db": flag("b_transposed", b_transposed)}
-    alpha, beta, sums = number("alpha", alpha), number("beta", beta), flag("sum_repeats", sum_repeats)
+    alpha, beta, sums = (
+        number("alpha", alpha),
+        number("beta", beta),
+        flag("sum_repeats", sum_repeats),
+    )
     infos, wanted = operation.infos, {"da": a_gradient, "db": b_gradient}
     for name, asked in wanted.items():
         if not flag(f"{name[1]}_gradient", asked) and name in infos:
-            raise InvalidValue(name, "given", f"{name[1]}_gradient is False", "Leave one of the two out")
+            raise InvalidValue(
+                name, "given", f"{name[1]}_gradient is False", "Leave one of the two out"
+            )
         if asked and name not in infos and beta != 0:
-            raise InvalidValue(name, None, f"is read, because beta = {beta}", "Pass the array to add to, or beta=0")
+            raise InvalidValue(
+                name, None, f"is read, because beta = {beta}", "Pass the array to add to, or beta=0"
+            )
     dc, a, b = infos["dc"], infos["a"], infos["b"]
     check_shape("dc", dc, result_shape(infos, batched, turned["da"], turned["db"]))
     if dc.dtype is not a.dtype:
-        raise InvalidValue("dc", f"an array of {dc.dtype}", f"must be {a.dtype} as a is", "Convert it")
+        raise InvalidValue(
+            "dc", f"an array of {dc.dtype}", f"must be {a.dtype} as a is", "Convert it"
+        )
     for name in ("dc", "a", "b"):
         check_matrices(name, infos[name])
     op_a, op_b, product = matrices(a, turned["da"]), matrices(b, turned["db"]), matrices(dc)
-    for name, of, first, second in (("da", a, product, swapped(op_b)), ("db", b, swapped(op_a), product)):
+    for name, of, first, second in (
+        ("da", a, product, swapped(op_b)),
+        ("db", b, swapped(op_a), product),
+    ):
         if not wanted[name]:
             continue
         result(operation, name, once(of) if sums else of.shape, out_dtype)
         check_matrices(name, infos[name])
-        names = {"A": "dc", "B": "b", "C": name} if name == "da" else {"A": "a", "B": "dc", "C": name}
+        names = (
+            {"A": "dc", "B": "b", "C": name} if name == "da" else {"A": "a", "B": "dc", "C": name}
+        )
         operands = {"A": first, "B": second, "C": matrices(infos[name], turned[name])}
         multiply(operation, operands, names, alpha, beta)
 
 
 def _results(arrays: dict[str, Any], made: dict[str, Any]) -> ProductGradients:
-    """The arrays that were given for results, and those that were made; None for what was not asked for."""
+    """The arrays that were given for results, and those that were made; None for what was not asked
+    for."""
     return ProductGradients(*(arrays[n] if n in arrays else made.get(n) for n in ("da", "db")))

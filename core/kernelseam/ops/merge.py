@@ -22,14 +22,16 @@ def merge_states(
     implementation: str | None = None,
     stream: object = None,
 ) -> tuple[Any, Any]:
-    """What attention over all keys would have given, from attentions of the same queries over parts of them.
+    """What attention over all keys would have given, from attentions of the same queries over parts
+    of them.
 
-    ``outs`` [N, B, H, S, D_v] and ``lses`` [N, B, H, S] (float32, float64 where outs are) are the parts' results and
-    log-sum-exps, stacked; keep them float32 (``out_dtype`` of ``attention``) where their rounding matters. A part whose
-    LSE is −inf saw no key. Page after page: stack what there is with what the next page gives.
+    ``outs`` [N, B, H, S, D_v] and ``lses`` [N, B, H, S] (float32, float64 where outs are) are the
+    parts' results and log-sum-exps, stacked; keep them float32 (``out_dtype`` of ``attention``)
+    where their rounding matters. A part whose LSE is −inf saw no key. Page after page: stack what
+    there is with what the next page gives.
 
-    Returns (result [B, H, S, D_v] of ``out_dtype``, by default that of outs, and its LSE [B, H, S]).
-    Raises InvalidValue for what does not fit together.
+    Returns (result [B, H, S, D_v] of ``out_dtype``, by default that of outs, and its LSE [B, H,
+    S]). Raises InvalidValue for what does not fit together.
     """
     arrays = {"outs": outs, "lses": lses, **given(out=out)}
     made = operate(_work, arrays, (out_dtype,), backend, implementation, stream)
@@ -44,7 +46,9 @@ def _work(operation: Operation, out_dtype: DType | str | None) -> None:
     if "out" not in infos:
         operation.fresh("out", shape[1:], dtype or infos["outs"].dtype, "outs", "out_dtype")
     elif dtype not in (None, infos["out"].dtype):
-        raise InvalidValue("out_dtype", dtype, f"out is an array of {infos['out'].dtype}", "Give one of the two")
+        raise InvalidValue(
+            "out_dtype", dtype, f"out is an array of {infos['out'].dtype}", "Give one of the two"
+        )
     operation.fresh("lse", shape[1:4], infos["outs"].dtype.accumulator, "outs")
     operation.launch(infos, lambda: _described(infos))
 
@@ -54,11 +58,17 @@ def _described(infos: dict[str, ArrayInfo]) -> MergeStates:
     known = {"N": parts, "B": batch, "H": heads, "S": rows, "D_v": dim}
     axes("lses", infos["lses"], "N B H S", known)
     axes("out", infos["out"], "B H S D_v", known)
-    names = {"outs": ("part", "batch", "head", "row"), "lses": ("part", "batch", "head"),
-             "out": ("batch", "head", "row")}
+    names = {
+        "outs": ("part", "batch", "head", "row"),
+        "lses": ("part", "batch", "head"),
+        "out": ("batch", "head", "row"),
+    }
     strides = {
-        f"stride_{n}_{axis}": s for n, labels in names.items()
+        f"stride_{n}_{axis}": s
+        for n, labels in names.items()
         for axis, s in zip(labels, canonical(infos[n]), strict=False)
     }
     fields: dict[str, Any] = {**infos, **strides}
-    return MergeStates(parts=parts, batch=batch, num_heads=heads, rows=rows, value_dim=dim, **fields)
+    return MergeStates(
+        parts=parts, batch=batch, num_heads=heads, rows=rows, value_dim=dim, **fields
+    )

@@ -28,13 +28,16 @@ def check_matrices(name: str, info: ArrayInfo) -> None:
     """Refuse an array of which no matrix axis is contiguous."""
     if _apart(info) and _apart(swapped(info)):
         raise InvalidValue(
-            name, _strides(info), "one of the two matrix axes must be contiguous (stride 1)",
+            name,
+            _strides(info),
+            "one of the two matrix axes must be contiguous (stride 1)",
             "Copy the array into a contiguous one",
         )
 
 
 def matrices(info: ArrayInfo, transposed: bool = False) -> ArrayInfo:
-    """An array of two to four axes as [batch, head, row, column]; or its matrices' transposes, where they lie."""
+    """An array of two to four axes as [batch, head, row, column]; or its matrices' transposes,
+    where they lie."""
     lead = 4 - len(info.shape)
     shape, strides = info.shape, info.strides
     if lead == 1:
@@ -48,29 +51,37 @@ def matrices(info: ArrayInfo, transposed: bool = False) -> ArrayInfo:
 def swapped(info: ArrayInfo) -> ArrayInfo:
     """The matrices' transposes, in the same memory."""
     return replace(
-        info, shape=(*info.shape[:-2], *info.shape[:-3:-1]), strides=(*info.strides[:-2], *info.strides[:-3:-1])
+        info,
+        shape=(*info.shape[:-2], *info.shape[:-3:-1]),
+        strides=(*info.strides[:-2], *info.strides[:-3:-1]),
     )
 
 
 def multiply(
-    operation: Operation, operands: Operands, names: Mapping[str, str], alpha: float, beta: float,
+    operation: Operation,
+    operands: Operands,
+    names: Mapping[str, str],
+    alpha: float,
+    beta: float,
     precision: str | None = None,
 ) -> None:
     """C = alpha·Σ A·B + beta·C + bias + residual, in one launch.
 
-    ``operands``: A [batch, head, M, K], B [batch, head, K, N], C and residual [batch, head, M, N], bias [batch, head,
-    N]. A or B may have fewer heads, each of which then meets several in a row. Products are summed along an axis of
-    which C has one entry and they more; bias repeats along an axis of which it has one. ``names``: the operation's
-    arrays that A, B and C are.
+    ``operands``: A [batch, head, M, K], B [batch, head, K, N], C and residual [batch, head, M, N],
+    bias [batch, head, N]. A or B may have fewer heads, each of which then meets several in a row.
+    Products are summed along an axis of which C has one entry and they more; bias repeats along an
+    axis of which it has one. ``names``: the operation's arrays that A, B and C are.
 
-    Where axes do not step evenly as one of batches and one of heads, the launch is one over lists of addresses, which
-    synchronises.
+    Where axes do not step evenly as one of batches and one of heads, the launch is one over lists
+    of addresses, which synchronises.
     """
     given = operation.infos
     if _apart(operands["C"]) and not _apart(swapped(operands["C"])):  # Cᵀ = Bᵀ·Aᵀ
         if "bias" in operands:
             raise InvalidValue(
-                names["C"], _strides(given[names["C"]]), "must have contiguous rows where a bias is added",
+                names["C"],
+                _strides(given[names["C"]]),
+                "must have contiguous rows where a bias is added",
                 "Give a row-major array",
             )
         turned = {"A": "B", "B": "A"}
@@ -80,27 +91,43 @@ def multiply(
     told = Wording(names).told
     try:
         try:
-            operation.launch(ordered, lambda: _descriptor(ordered, names, given, alpha, beta, precision), names, told)
+            operation.launch(
+                ordered,
+                lambda: _descriptor(ordered, names, given, alpha, beta, precision),
+                names,
+                told,
+            )
         except _Uneven as e:
             operation.launch_lists(ordered, _by_lists(ordered, e.axes, e.fields), names)
     except InvalidValue as e:
         raise told(e) from None
 
 
-def _by_lists(operands: Operands, axes: Sequence[Axis], fields: Mapping[str, Any]) -> BatchedGemmPointers:
-    """The same products, each matrix by its address; those that are summed come one after the other."""
-    own, summed = ([x for x in axes if (x.strides["C"] is SUMMED) is sums] for sums in (False, True))
+def _by_lists(
+    operands: Operands, axes: Sequence[Axis], fields: Mapping[str, Any]
+) -> BatchedGemmPointers:
+    """The same products, each matrix by its address; those that are summed come one after the
+    other."""
+    own, summed = (
+        [x for x in axes if (x.strides["C"] is SUMMED) is sums] for sums in (False, True)
+    )
     each = math.prod(x.extent for x in summed)
     given = dict[str, Any](fields)
     for name, x in operands.items():
         walked = [*own, *summed] if name in "AB" else own
         given[f"{name}_ptrs"] = x.pointer + offsets(name, walked) * x.dtype.itemsize
         given["dtype" if name in "AB" else f"dtype_{name.lower()}"] = x.dtype
-    return BatchedGemmPointers(batch=math.prod(x.extent for x in own), num_heads=each, c_head_group=each, **given)
+    return BatchedGemmPointers(
+        batch=math.prod(x.extent for x in own), num_heads=each, c_head_group=each, **given
+    )
 
 
 def _descriptor(
-    operands: Operands, names: Mapping[str, str], given: Operands, alpha: float, beta: float,
+    operands: Operands,
+    names: Mapping[str, str],
+    given: Operands,
+    alpha: float,
+    beta: float,
     precision: str | None,
 ) -> BatchedGemmStrided:
     a, b, c = (operands[n] for n in "ABC")
@@ -115,14 +142,23 @@ def _descriptor(
         b = replace(b, shape=(*b.shape[:3], 1))
     if 0 in (*a.shape[:2], *b.shape[:2]) and 0 not in c.shape[:2]:  # a sum of nothing
         alpha, axes = 0.0, [Axis(c.shape[i], {**once, "C": c.strides[i]}) for i in (0, 1)]
-    fields: dict[str, Any] = {"M": M, "N": N, "K": K, "alpha": alpha, "beta": beta, "precision": precision}
+    fields: dict[str, Any] = {
+        "M": M,
+        "N": N,
+        "K": K,
+        "alpha": alpha,
+        "beta": beta,
+        "precision": precision,
+    }
     for name, info in {**operands, "A": a, "B": b}.items():
         if name == "bias":
             continue
         transposed = _apart(info)
         if transposed and name == "residual":
             raise InvalidValue(
-                name, _strides(given[name]), f"must be contiguous along the axis that {names['C']} is",
+                name,
+                _strides(given[name]),
+                f"must be contiguous along the axis that {names['C']} is",
                 f"Copy it, or give {names['C']} in its order",
             )
         lies = swapped(info) if transposed else info
@@ -131,7 +167,11 @@ def _descriptor(
             fields[f"{name.lower()}_transposed"] = transposed
     folded = fold(axes)
     if folded is None and not K:  # nothing is read
-        axes = [replace(x, strides={**x.strides, "A": 0, "B": 0}) for x in axes if x.strides["C"] is not SUMMED]
+        axes = [
+            replace(x, strides={**x.strides, "A": 0, "B": 0})
+            for x in axes
+            if x.strides["C"] is not SUMMED
+        ]
         folded = fold(axes)
     if folded is None:
         raise _Uneven(axes, fields)

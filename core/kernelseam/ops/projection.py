@@ -39,44 +39,58 @@ def fused_qkv_projection(
     implementation: str | None = None,
     stream: object = None,
 ) -> Any:
-    """q, k and v = input·weightᵀ + bias in one launch, split into heads: the queries, keys and values of an attention.
+    """q, k and v = input·weightᵀ + bias in one launch, split into heads: the queries, keys and
+    values of an attention.
 
-    ``input`` [B, S, hidden]; ``weight`` [(num_heads + 2·num_kv_heads)·head_dim, hidden] as torch.nn.Linear has it: the
-    rows that make q first, then k's, then v's, head after head; ``bias`` as long as the weight has rows, or None.
-    ``num_kv_heads`` defaults to num_heads, ``head_dim`` to what the weight's rows say. Arrays of float16, bfloat16,
-    float32 or float64 from NumPy, torch or any library with DLPack, all on one device, with any strides and a
-    contiguous last axis; nothing is copied. The bias may be of another dtype, no wider than float32 (float64 of
-    float64), in which products are summed; results are rounded once.
+    ``input`` [B, S, hidden]; ``weight`` [(num_heads + 2·num_kv_heads)·head_dim, hidden] as
+    torch.nn.Linear has it: the rows that make q first, then k's, then v's, head after head;
+    ``bias`` as long as the weight has rows, or None. ``num_kv_heads`` defaults to num_heads,
+    ``head_dim`` to what the weight's rows say. Arrays of float16, bfloat16, float32 or float64 from
+    NumPy, torch or any library with DLPack, all on one device, with any strides and a contiguous
+    last axis; nothing is copied. The bias may be of another dtype, no wider than float32 (float64
+    of float64), in which products are summed; results are rounded once.
 
-    ``layout`` "bhsd": q [B, num_heads, S, head_dim], k and v [B, num_kv_heads, S, head_dim]; "bshd": the head after the
-    token. An input [T, hidden], as the rows of packed sequences are, gives q [T, num_heads, head_dim] with "bshd", and
-    [num_heads, T, head_dim] with "bhsd".
+    ``layout`` "bhsd": q [B, num_heads, S, head_dim], k and v [B, num_kv_heads, S, head_dim];
+    "bshd": the head after the token. An input [T, hidden], as the rows of packed sequences are,
+    gives q [T, num_heads, head_dim] with "bshd", and [num_heads, T, head_dim] with "bhsd".
 
-    ``rotary``: cosines and sines, float32 [positions, n / 2]. They turn the first n elements of every head of q and k,
-    n at most head_dim, by the row of the token's position: elements i and i + n/2 together (``rotary_style`` "halves",
-    as of GPT-NeoX and Llama), or 2i and 2i + 1 ("pairs", as of GPT-J). ``positions``: int32 [B, S] (of an input
-    [T, hidden] [T]); else token s of every entry is at ``first_position`` + s (each of which makes a plan of its own:
-    give positions where they change from call to call).
+    ``rotary``: cosines and sines, float32 [positions, n / 2]. They turn the first n elements of
+    every head of q and k, n at most head_dim, by the row of the token's position: elements i and i
+    + n/2 together (``rotary_style`` "halves", as of GPT-NeoX and Llama), or 2i and 2i + 1 ("pairs",
+    as of GPT-J). ``positions``: int32 [B, S] (of an input [T, hidden] [T]); else token s of every
+    entry is at ``first_position`` + s (each of which makes a plan of its own: give positions where
+    they change from call to call).
 
-    ``k_pages`` and ``v_pages`` [pages, page_size, num_kv_heads, head_dim] with ``block_table`` int32 [B, width], as
-    ``attention_paged`` takes them (``kv_layout`` "hnd": the head before the row of a page): k and v of the token at
-    position p of entry b are written to row p % page_size of page block_table[b, p // page_size], and q alone is
-    returned. Of two tokens at one place either stays.
+    ``k_pages`` and ``v_pages`` [pages, page_size, num_kv_heads, head_dim] with ``block_table``
+    int32 [B, width], as ``attention_paged`` takes them (``kv_layout`` "hnd": the head before the
+    row of a page): k and v of the token at position p of entry b are written to row p % page_size
+    of page block_table[b, p // page_size], and q alone is returned. Of two tokens at one place
+    either stays.
 
-    ``out``: arrays (q, k, v) for the results, with pages the array of q; else new ones of input's kind, of
-    ``out_dtype`` (input's, with pages the pages'). ``backend``, ``implementation`` and ``stream`` as in ``attention``.
+    ``out``: arrays (q, k, v) for the results, with pages the array of q; else new ones of input's
+    kind, of ``out_dtype`` (input's, with pages the pages'). ``backend``, ``implementation`` and
+    ``stream`` as in ``attention``.
 
-    Returns (q, k, v), or q where k and v go to pages. Raises InvalidValue for what does not fit together, Unsupported
-    with each implementation's reason.
+    Returns (q, k, v), or q where k and v go to pages. Raises InvalidValue for what does not fit
+    together, Unsupported with each implementation's reason.
     """
     paged = _paged(k_pages, v_pages, block_table)
     arrays = {
-        "input": input, "weight": weight, **given(bias=bias, positions=positions, **_tables(rotary, rotary_style)),
-        **({"k": k_pages, "v": v_pages, "block_table": block_table} if paged else {}), **_results(out, paged),
+        "input": input,
+        "weight": weight,
+        **given(bias=bias, positions=positions, **_tables(rotary, rotary_style)),
+        **({"k": k_pages, "v": v_pages, "block_table": block_table} if paged else {}),
+        **_results(out, paged),
     }
     options = (
-        num_heads, num_kv_heads, head_dim, layout, kv_layout, rotary_style if rotary is not None else None,
-        first_position, out_dtype,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        layout,
+        kv_layout,
+        rotary_style if rotary is not None else None,
+        first_position,
+        out_dtype,
     )
     made = operate(_qkv, arrays, options, backend, implementation, stream, _wording(paged, out))
     if out is not None:
@@ -85,8 +99,15 @@ def fused_qkv_projection(
 
 
 def _qkv(
-    operation: Operation, num_heads: int | None, num_kv_heads: int | None, head_dim: int | None, layout: str,
-    kv_layout: str, rotary_style: str | None, first_position: int, out_dtype: DType | str | None,
+    operation: Operation,
+    num_heads: int | None,
+    num_kv_heads: int | None,
+    head_dim: int | None,
+    layout: str,
+    kv_layout: str,
+    rotary_style: str | None,
+    first_position: int,
+    out_dtype: DType | str | None,
 ) -> None:
     labels = one_of("layout", layout, LAYOUTS)
     pages = one_of("kv_layout", kv_layout, KV_LAYOUTS)
@@ -101,17 +122,29 @@ def _qkv(
     dtype = _out_dtype(out_dtype, infos, "k" if paged else "q", first.dtype)
     for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
         if name not in infos:
-            extents = dict(zip(("B", "S"), first.shape[-3:-1] if "B" in labels else (1, first.shape[0]), strict=True))
+            extents = dict(
+                zip(
+                    ("B", "S"),
+                    first.shape[-3:-1] if "B" in labels else (1, first.shape[0]),
+                    strict=True,
+                )
+            )
             extents |= {"H": count, "D": dim}
-            operation.fresh(name, [extents[label] for label in labels.split()], dtype, "input", "out_dtype")
+            operation.fresh(
+                name, [extents[label] for label in labels.split()], dtype, "input", "out_dtype"
+            )
         else:
             _check_heads(name, infos[name], pages if paged and name != "q" else labels, count, dim)
     # Extents come from the arrays, which were held against these numbers.
     options: dict[str, Any] = {
-        "rotary_style": rotary_style, "first_position": extent("first_position", first_position), "layout": layout,
+        "rotary_style": rotary_style,
+        "first_position": extent("first_position", first_position),
+        "layout": layout,
         "kv_layout": kv_layout,
     }
-    operation.launch(infos, lambda: QkvProjection.from_arrays(**cast(dict[str, Any], infos), **options))
+    operation.launch(
+        infos, lambda: QkvProjection.from_arrays(**cast(dict[str, Any], infos), **options)
+    )
 
 
 def fused_output_projection_residual(
@@ -127,22 +160,29 @@ def fused_output_projection_residual(
     implementation: str | None = None,
     stream: object = None,
 ) -> Any:
-    """attn_out·weightᵀ + bias + residual in one launch: an attention's result back among the hidden states.
+    """attn_out·weightᵀ + bias + residual in one launch: an attention's result back among the hidden
+    states.
 
-    ``attn_out`` [B, S, columns] or [T, columns], or with its heads as ``attention`` returns them: [B, H, S, D]
-    (``layout`` "bhsd") or [B, S, H, D] ("bshd"); a token's columns are its heads one after the other. ``weight``
-    [hidden, columns] as torch.nn.Linear has it; ``bias`` [hidden] or None; ``residual`` [B, S, hidden] (or [T, hidden])
-    or None, which may repeat by strides of 0. Bias and residual may be of other dtypes, no wider than float32 (float64
-    of float64), in which all is summed before the one rounding. Any strides with a contiguous last axis; nothing is
+    ``attn_out`` [B, S, columns] or [T, columns], or with its heads as ``attention`` returns them:
+    [B, H, S, D] (``layout`` "bhsd") or [B, S, H, D] ("bshd"); a token's columns are its heads one
+    after the other. ``weight`` [hidden, columns] as torch.nn.Linear has it; ``bias`` [hidden] or
+    None; ``residual`` [B, S, hidden] (or [T, hidden]) or None, which may repeat by strides of 0.
+    Bias and residual may be of other dtypes, no wider than float32 (float64 of float64), in which
+    all is summed before the one rounding. Any strides with a contiguous last axis; nothing is
     copied.
 
-    ``out``: an array for the result, which may be the residual itself; else a new one of attn_out's kind, of
-    ``out_dtype`` (attn_out's). ``backend``, ``implementation`` and ``stream`` as in ``attention``.
+    ``out``: an array for the result, which may be the residual itself; else a new one of attn_out's
+    kind, of ``out_dtype`` (attn_out's). ``backend``, ``implementation`` and ``stream`` as in
+    ``attention``.
 
-    Returns the result [B, S, hidden] ([T, hidden]; ``out`` where it was given). Raises InvalidValue for what does not
-    fit together, Unsupported with each implementation's reason.
+    Returns the result [B, S, hidden] ([T, hidden]; ``out`` where it was given). Raises InvalidValue
+    for what does not fit together, Unsupported with each implementation's reason.
     """
-    arrays = {"attn_out": attn_out, "weight": weight, **given(bias=bias, residual=residual, out=out)}
+    arrays = {
+        "attn_out": attn_out,
+        "weight": weight,
+        **given(bias=bias, residual=residual, out=out),
+    }
     made = operate(_output, arrays, (layout, out_dtype), backend, implementation, stream)
     return made["out"] if out is None else out
 
@@ -168,7 +208,8 @@ def _output(operation: Operation, layout: str, out_dtype: DType | str | None) ->
 def head_counts(
     num_heads: object, num_kv_heads: object, head_dim: object, columns: int
 ) -> tuple[int, int, int]:
-    """(num_heads, num_kv_heads, head_dim) that make so many columns; those left out follow from the rest."""
+    """(num_heads, num_kv_heads, head_dim) that make so many columns; those left out follow from the
+    rest."""
     if num_heads is None:
         raise InvalidValue("num_heads", None, "must say how many heads of q there are", "Give it")
     heads = extent("num_heads", num_heads, 1)
@@ -177,8 +218,10 @@ def head_counts(
     dim = columns // total if head_dim is None else extent("head_dim", head_dim, 1)
     if total * dim != columns or not dim:
         raise InvalidValue(
-            "weight", f"an array of {columns} rows",
-            f"must have (num_heads + 2·num_kv_heads)·head_dim rows, {total}·{'head_dim' if head_dim is None else dim}",
+            "weight",
+            f"an array of {columns} rows",
+            "must have (num_heads + 2·num_kv_heads)·head_dim rows, "
+            f"{total}·{'head_dim' if head_dim is None else dim}",
             "Check the numbers of heads and head_dim",
         )
     return heads, kv_heads, dim
@@ -188,9 +231,14 @@ def _check_heads(name: str, info: ArrayInfo, labels: str, heads: int, dim: int) 
     """Refuse an array for a result with other heads than were asked for."""
     axes = labels.split()
     rank(name, info, axes)
-    for field, label, wanted in (("num_heads" if name == "q" else "num_kv_heads", "H", heads), ("head_dim", "D", dim)):
+    for field, label, wanted in (
+        ("num_heads" if name == "q" else "num_kv_heads", "H", heads),
+        ("head_dim", "D", dim),
+    ):
         if (found := info.shape[axes.index(label)]) != wanted:
-            raise InvalidValue(field, wanted, f"the array of {name} has {found}", "Give one of the two")
+            raise InvalidValue(
+                field, wanted, f"the array of {name} has {found}", "Give one of the two"
+            )
 
 
 def _paged(k_pages: object, v_pages: object, block_table: object) -> bool:
@@ -198,27 +246,41 @@ def _paged(k_pages: object, v_pages: object, block_table: object) -> bool:
     there = [n for n, x in given.items() if x is not None]
     for name, x in given.items():
         if there and x is None:
-            raise InvalidValue(name, None, f"belongs to {' and '.join(there)}", "Give all three, or none")
+            raise InvalidValue(
+                name, None, f"belongs to {' and '.join(there)}", "Give all three, or none"
+            )
     return bool(there)
 
 
 def _tables(rotary: object, style: object) -> dict[str, Any]:
     if rotary is None:
         if style != "halves":
-            raise InvalidValue("rotary_style", style, "nothing is turned", "Give rotary, or leave it out")
+            raise InvalidValue(
+                "rotary_style", style, "nothing is turned", "Give rotary, or leave it out"
+            )
         return {}
     if not isinstance(rotary, tuple | list) or len(rotary) != 2:
-        raise InvalidValue("rotary", type(rotary).__name__, "must be (cosines, sines)", "Pass two arrays")
+        raise InvalidValue(
+            "rotary", type(rotary).__name__, "must be (cosines, sines)", "Pass two arrays"
+        )
     for i, x in enumerate(cast(Sequence[object], rotary)):
         if x is None:
-            raise InvalidValue(f"rotary[{i}]", None, "must be an array", "Give cosines and sines, or leave rotary out")
+            raise InvalidValue(
+                f"rotary[{i}]",
+                None,
+                "must be an array",
+                "Give cosines and sines, or leave rotary out",
+            )
     return dict(zip(("cos", "sin"), rotary, strict=True))
 
 
 def _wording(paged: bool, out: object) -> Wording:
     """The operands as the caller names them."""
     names = {
-        "cos and sin": "rotary", "cos": "rotary[0]", "sin": "rotary[1]", "max_position": "rotary's rows",
+        "cos and sin": "rotary",
+        "cos": "rotary[0]",
+        "sin": "rotary[1]",
+        "max_position": "rotary's rows",
         "kv_heads": "num_kv_heads",
     }
     if paged:
@@ -226,8 +288,10 @@ def _wording(paged: bool, out: object) -> Wording:
     elif out is not None:
         names |= {"q": "out[0]", "k": "out[1]", "v": "out[2]"}
     read_off = {
-        **dict.fromkeys(("batch", "S", "hidden", "batch·S"), "input"), "table_width": "block_table",
-        **dict.fromkeys(("rotary_dim", "max_position"), "cos"), **dict.fromkeys(("pages", "page_size"), "k"),
+        **dict.fromkeys(("batch", "S", "hidden", "batch·S"), "input"),
+        "table_width": "block_table",
+        **dict.fromkeys(("rotary_dim", "max_position"), "cos"),
+        **dict.fromkeys(("pages", "page_size"), "k"),
     }
     return Wording(names, read_off)
 
@@ -237,19 +301,32 @@ def _results(out: object, paged: bool) -> dict[str, Any]:
         return {}
     if paged:
         if isinstance(out, tuple | list):
-            raise InvalidValue("out", type(out).__name__, "must be the array of q where k and v go to pages", "Pass it")
+            raise InvalidValue(
+                "out",
+                type(out).__name__,
+                "must be the array of q where k and v go to pages",
+                "Pass it",
+            )
         return {"q": out}
-    if not isinstance(out, tuple | list) or len(out) != 3 or any(x is None for x in cast(Sequence[object], out)):
+    if (
+        not isinstance(out, tuple | list)
+        or len(out) != 3
+        or any(x is None for x in cast(Sequence[object], out))
+    ):
         raise InvalidValue("out", type(out).__name__, "must be (q, k, v)", "Pass three arrays")
     return dict(zip(("q", "k", "v"), cast(Sequence[object], out), strict=True))
 
 
-def _out_dtype(asked: DType | str | None, infos: Mapping[str, ArrayInfo], name: str, default: DType) -> DType:
+def _out_dtype(
+    asked: DType | str | None, infos: Mapping[str, ArrayInfo], name: str, default: DType
+) -> DType:
     """That of the results: what is asked for must be what given arrays have."""
     there = infos[name].dtype if name in infos else None
     if asked is None:
         return there or default
     found = DType.of(asked, "out_dtype")
     if there is not None and found is not there:
-        raise InvalidValue("out_dtype", found, f"{name} is an array of {there}", "Give one of the two")
+        raise InvalidValue(
+            "out_dtype", found, f"{name} is an array of {there}", "Give one of the two"
+        )
     return found

@@ -15,7 +15,8 @@ from kernelseam.ops.projection import head_counts
 
 
 class QkvProjectionGradients(NamedTuple):
-    """What a loss takes from the operands of ``fused_qkv_projection``; None for what was not asked for."""
+    """What a loss takes from the operands of ``fused_qkv_projection``; None for what was not asked
+    for."""
 
     d_input: Any
     d_weight: Any
@@ -23,7 +24,8 @@ class QkvProjectionGradients(NamedTuple):
 
 
 class OutputProjectionGradients(NamedTuple):
-    """What a loss takes from the operands of ``fused_output_projection_residual``; None for what was not asked for."""
+    """What a loss takes from the operands of ``fused_output_projection_residual``; None for what
+    was not asked for."""
 
     d_attn_out: Any
     d_weight: Any
@@ -51,30 +53,53 @@ def fused_qkv_projection_bwd(
     implementation: str | None = None,
     stream: object = None,
 ) -> QkvProjectionGradients:
-    """d_input [B, S, hidden], d_weight [(num_heads + 2·num_kv_heads)·head_dim, hidden] and, where there is a bias,
-    d_bias of ``fused_qkv_projection``, given what a loss takes from its q, k and v.
+    """d_input [B, S, hidden], d_weight [(num_heads + 2·num_kv_heads)·head_dim, hidden] and, where
+    there is a bias, d_bias of ``fused_qkv_projection``, given what a loss takes from its q, k and
+    v.
 
-    dq [B, num_heads, S, head_dim], dk and dv [B, num_kv_heads, S, head_dim] (``layout`` "bshd": the head after the
-    token), each with strides of its own and of input's dtype, by q and k as they are before any rotation. One launch
-    for d_input and one for d_weight and d_bias; dq, dk and dv are never copied. Sums are float32 (float64 of float64)
-    in an order that is fixed: the same bits every time. Gradients are new arrays of input's dtype, d_bias of
-    ``bias_dtype`` where that is given.
+    dq [B, num_heads, S, head_dim], dk and dv [B, num_kv_heads, S, head_dim] (``layout`` "bshd": the
+    head after the token), each with strides of its own and of input's dtype, by q and k as they are
+    before any rotation. One launch for d_input and one for d_weight and d_bias; dq, dk and dv are
+    never copied. Sums are float32 (float64 of float64) in an order that is fixed: the same bits
+    every time. Gradients are new arrays of input's dtype, d_bias of ``bias_dtype`` where that is
+    given.
 
-    ``input_gradient=False`` and ``weight_gradient=False`` leave one out: ``weight`` may then be None, or ``input``.
-    Raises InvalidValue for what does not fit together, Unsupported with each implementation's reason.
+    ``input_gradient=False`` and ``weight_gradient=False`` leave one out: ``weight`` may then be
+    None, or ``input``. Raises InvalidValue for what does not fit together, Unsupported with each
+    implementation's reason.
     """
     needed = _needed(
-        has_bias, {"input": (input, weight_gradient), "weight": (weight, input_gradient)}, input_gradient,
+        has_bias,
+        {"input": (input, weight_gradient), "weight": (weight, input_gradient)},
+        input_gradient,
         weight_gradient,
     )
-    options = (has_bias, num_heads, num_kv_heads, head_dim, layout, input_gradient, weight_gradient, bias_dtype)
-    made = operate(_qkv, {"dq": dq, "dk": dk, "dv": dv, **needed}, options, backend, implementation, stream)
+    options = (
+        has_bias,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        layout,
+        input_gradient,
+        weight_gradient,
+        bias_dtype,
+    )
+    made = operate(
+        _qkv, {"dq": dq, "dk": dk, "dv": dv, **needed}, options, backend, implementation, stream
+    )
     return QkvProjectionGradients(made.get("d_input"), made.get("d_weight"), made.get("d_bias"))
 
 
 def _qkv(
-    operation: Operation, has_bias: bool, num_heads: int, num_kv_heads: int, head_dim: int, layout: str,
-    input_gradient: bool, weight_gradient: bool, bias_dtype: DType | str | None,
+    operation: Operation,
+    has_bias: bool,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    layout: str,
+    input_gradient: bool,
+    weight_gradient: bool,
+    bias_dtype: DType | str | None,
 ) -> None:
     labels, infos = one_of("layout", layout, LAYOUTS), operation.infos
     first = infos["dq"]
@@ -87,13 +112,21 @@ def _qkv(
     heads, kv_heads, dim = num_heads, num_kv_heads, head_dim
     if "weight" in infos:
         rank("weight", infos["weight"], ("columns", "hidden"))
-        heads, kv_heads, dim = head_counts(num_heads, num_kv_heads, head_dim, infos["weight"].shape[0])
+        heads, kv_heads, dim = head_counts(
+            num_heads, num_kv_heads, head_dim, infos["weight"].shape[0]
+        )
     if "input" in infos:
         rank("input", infos["input"], (*(n for n in ("B", "S") if n in extents), "hidden"))
-    if "weight" in infos and "input" in infos and infos["weight"].shape[1] != infos["input"].shape[-1]:
+    if (
+        "weight" in infos
+        and "input" in infos
+        and infos["weight"].shape[1] != infos["input"].shape[-1]
+    ):
         raise InvalidValue(
-            "weight", f"an array of shape {list(infos['weight'].shape)}",
-            f"must have as many columns as input, {infos['input'].shape[-1]}", "Check the order of the axes",
+            "weight",
+            f"an array of shape {list(infos['weight'].shape)}",
+            f"must have as many columns as input, {infos['input'].shape[-1]}",
+            "Check the order of the axes",
         )
     held = {"num_heads": (heads, extents["H"]), "head_dim": (dim, extents["D"])}
     kv_axis = labels.split().index("H")
@@ -125,23 +158,32 @@ def fused_output_projection_residual_bwd(
     implementation: str | None = None,
     stream: object = None,
 ) -> OutputProjectionGradients:
-    """d_attn_out, d_weight [hidden, columns], d_bias [hidden] where there is a bias, and d_residual of
-    ``fused_output_projection_residual``, given what a loss takes from its result.
+    """d_attn_out, d_weight [hidden, columns], d_bias [hidden] where there is a bias, and d_residual
+    of ``fused_output_projection_residual``, given what a loss takes from its result.
 
-    ``d_output`` [B, S, hidden]; ``attn_out`` as there, [B, S, columns] or [B, H, S, D] (``layout``), and d_attn_out is
-    shaped as it is. d_residual is d_output, the same array. One launch for d_attn_out and one for d_weight and d_bias;
-    all else as in ``fused_qkv_projection_bwd``: ``input_gradient=False`` leaves out d_attn_out (``weight`` may then be
-    None).
+    ``d_output`` [B, S, hidden]; ``attn_out`` as there, [B, S, columns] or [B, H, S, D]
+    (``layout``), and d_attn_out is shaped as it is. d_residual is d_output, the same array. One
+    launch for d_attn_out and one for d_weight and d_bias; all else as in
+    ``fused_qkv_projection_bwd``: ``input_gradient=False`` leaves out d_attn_out (``weight`` may
+    then be None).
     """
-    needed = _needed(has_bias, {"weight": (weight, input_gradient)}, input_gradient, weight_gradient)
+    needed = _needed(
+        has_bias, {"weight": (weight, input_gradient)}, input_gradient, weight_gradient
+    )
     arrays = {"d_output": d_output, "attn_out": attn_out, **needed}
     options = (has_bias, layout, input_gradient, weight_gradient, bias_dtype)
     made = operate(_output, arrays, options, backend, implementation, stream)
-    return OutputProjectionGradients(made.get("d_attn_out"), made.get("d_weight"), made.get("d_bias"), d_output)
+    return OutputProjectionGradients(
+        made.get("d_attn_out"), made.get("d_weight"), made.get("d_bias"), d_output
+    )
 
 
 def _output(
-    operation: Operation, has_bias: bool, layout: str, input_gradient: bool, weight_gradient: bool,
+    operation: Operation,
+    has_bias: bool,
+    layout: str,
+    input_gradient: bool,
+    weight_gradient: bool,
     bias_dtype: DType | str | None,
 ) -> None:
     labels, infos = one_of("layout", layout, LAYOUTS).split(), operation.infos
@@ -149,12 +191,25 @@ def _output(
     if len(of.shape) not in (2, 3):
         rank("attn_out", of, labels)
     rank("d_output", first, ("S", "hidden") if len(of.shape) == 2 else ("B", "S", "hidden"))
-    extents = dict(zip(labels, of.shape, strict=True)) if len(of.shape) == 4 else {"H": 1, "D": of.shape[-1]}
+    extents = (
+        dict(zip(labels, of.shape, strict=True))
+        if len(of.shape) == 4
+        else {"H": 1, "D": of.shape[-1]}
+    )
     if input_gradient:
         operation.fresh("d_attn_out", of.shape, first.dtype, "d_output")
     if weight_gradient:
-        operation.fresh("d_weight", (first.shape[-1], extents["H"] * extents["D"]), first.dtype, "d_output")
-    _launch(operation, OutputProjectionBwd, layout, "d_output", first.shape[-1:] if has_bias else None, bias_dtype)
+        operation.fresh(
+            "d_weight", (first.shape[-1], extents["H"] * extents["D"]), first.dtype, "d_output"
+        )
+    _launch(
+        operation,
+        OutputProjectionBwd,
+        layout,
+        "d_output",
+        first.shape[-1:] if has_bias else None,
+        bias_dtype,
+    )
 
 
 def _needed(
@@ -162,7 +217,9 @@ def _needed(
 ) -> dict[str, Any]:
     """The operands that some gradient reads."""
     asked = (
-        flag("has_bias", has_bias), flag("input_gradient", input_gradient), flag("weight_gradient", weight_gradient)
+        flag("has_bias", has_bias),
+        flag("input_gradient", input_gradient),
+        flag("weight_gradient", weight_gradient),
     )
     if not any(asked):
         raise InvalidValue("input_gradient", False, "nothing is asked for", "Leave the call out")
@@ -170,7 +227,11 @@ def _needed(
 
 
 def _launch(
-    operation: Operation, descriptor: Any, layout: str, like: str, bias_shape: tuple[int, ...] | None,
+    operation: Operation,
+    descriptor: Any,
+    layout: str,
+    like: str,
+    bias_shape: tuple[int, ...] | None,
     bias_dtype: DType | str | None,
 ) -> None:
     infos = operation.infos
@@ -178,5 +239,9 @@ def _launch(
         dtype = infos[like].dtype if bias_dtype is None else DType.of(bias_dtype, "bias_dtype")
         operation.fresh("d_bias", bias_shape, dtype, like, "bias_dtype")
     elif bias_dtype is not None:
-        raise InvalidValue("bias_dtype", bias_dtype, "describes d_bias", "Say has_bias=True, or leave it out")
-    operation.launch(infos, lambda: descriptor.from_arrays(**cast(dict[str, Any], infos), layout=layout))
+        raise InvalidValue(
+            "bias_dtype", bias_dtype, "describes d_bias", "Say has_bias=True, or leave it out"
+        )
+    operation.launch(
+        infos, lambda: descriptor.from_arrays(**cast(dict[str, Any], infos), layout=layout)
+    )

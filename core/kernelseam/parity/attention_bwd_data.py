@@ -1,4 +1,5 @@
-"""A backward case's operands: those of its forward, what that gave, what a loss takes from it, and the gradients."""
+"""A backward case's operands: those of its forward, what that gave, what a loss takes from it, and
+the gradients."""
 
 from __future__ import annotations
 
@@ -28,14 +29,24 @@ def results(case: BackwardCase, x: Mapping[str, Array]) -> dict[str, Array]:
     found = oracle.attention(
         x["q"], x["k"], x["v"], f.causal, f.scale_used, None, attention_data.variant(f, x)
     )
-    return {"out": found.out.astype(f.dtype.numpy), "lse": found.lse.astype(f.dtype.accumulator.numpy)}
+    return {
+        "out": found.out.astype(f.dtype.numpy),
+        "lse": found.lse.astype(f.dtype.accumulator.numpy),
+    }
 
 
 def wanted(case: BackwardCase, x: Mapping[str, Array]) -> dict[str, Gradient]:
     """The oracle's gradients of the case's ``values``."""
     f = case.forward
     return attention_bwd(
-        x["q"], x["k"], x["v"], x["dout"], f.causal, f.scale_used, attention_data.variant(f, x), bias_shape(case)
+        x["q"],
+        x["k"],
+        x["v"],
+        x["dout"],
+        f.causal,
+        f.scale_used,
+        attention_data.variant(f, x),
+        bias_shape(case),
     )
 
 
@@ -52,20 +63,30 @@ def outputs(case: BackwardCase) -> tuple[str, ...]:
 
 
 def places(case: BackwardCase) -> dict[str, Place]:
-    """Where every operand lies. Gradients have room for all S_k keys, also where lengths leave some out."""
+    """Where every operand lies. Gradients have room for all S_k keys, also where lengths leave some
+    out."""
     f = case.forward
     found, lie = attention_data.places(f), attention_data.shapes(f)
     whole = replace(f, kv_lengths=None, page_size=0)
-    walks = {"dout": ("out", case.dout), "dq": ("q", case.dq), "dk": ("k", case.dk), "dv": ("v", case.dv)}
+    walks = {
+        "dout": ("out", case.dout),
+        "dq": ("q", case.dq),
+        "dk": ("k", case.dk),
+        "dv": ("v", case.dv),
+    }
     for name, (like, walk) in walks.items():
-        found[name] = replace(attention_data.rows(whole, like, walk, lie[like], case.dtype), block=name)
+        found[name] = replace(
+            attention_data.rows(whole, like, walk, lie[like], case.dtype), block=name
+        )
     if case.packed:
         slices = attention_data.places(replace(whole, packed=True))
         found |= {f"d{name}": replace(slices[name], block="dqkv") for name in "qkv"}
     if case.bias_gradient:
         assert f.bias is not None
         shape = bias_shape(case)
-        found["dbias"] = Place("dbias", f.bias, shape, case.dbias.plane(shape, f.bias.itemsize), case.dbias.offset)
+        found["dbias"] = Place(
+            "dbias", f.bias, shape, case.dbias.plane(shape, f.bias.itemsize), case.dbias.offset
+        )
     if case.sink_gradient:
         found["dsinks"] = Place("dsinks", DType.float32, (f.num_heads,), (1,))
     return found

@@ -1,4 +1,5 @@
-"""An attention case's operands: seeded values, where they lie, and what the oracle is told of them."""
+"""An attention case's operands: seeded values, where they lie, and what the oracle is told of
+them."""
 
 from __future__ import annotations
 
@@ -27,8 +28,10 @@ def shapes(case: AttentionCase) -> dict[str, tuple[int, int, int, int]]:
     """Of the operands with rows, entry by entry: S_q and S_k are the most that one has."""
     B, H, G = case.batch, case.num_heads, case.kv_heads
     return {
-        "q": (B, H, case.S_q, case.head_dim), "k": (B, G, case.S_k, case.head_dim),
-        "v": (B, G, case.S_k, case.value_dim), "out": (B, H, case.S_q, case.value_dim),
+        "q": (B, H, case.S_q, case.head_dim),
+        "k": (B, G, case.S_k, case.head_dim),
+        "v": (B, G, case.S_k, case.value_dim),
+        "out": (B, H, case.S_q, case.value_dim),
     }
 
 
@@ -44,7 +47,8 @@ def values(case: AttentionCase, rng: np.random.Generator) -> dict[str, Array]:
     if case.ramp:
         ramp(q, k)
     found: dict[str, Array] = {
-        name: repeated(x.astype(case.dtype.numpy), lie[name]) for name, x in zip(walks, (q, k, v), strict=True)
+        name: repeated(x.astype(case.dtype.numpy), lie[name])
+        for name, x in zip(walks, (q, k, v), strict=True)
     }
     plane = (case.batch, case.num_heads, case.S_q, case.S_k)
     if case.bias:
@@ -52,7 +56,9 @@ def values(case: AttentionCase, rng: np.random.Generator) -> dict[str, Array]:
     if case.mask:
         found["mask"] = repeated(_mask(case.mask, once(plane, case.mask_walk), rng), plane)
     if case.alibi:
-        steeper = np.arange(1, case.batch + 1)[:, None] if case.alibi_batch else np.ones((case.batch, 1))
+        steeper = (
+            np.arange(1, case.batch + 1)[:, None] if case.alibi_batch else np.ones((case.batch, 1))
+        )
         found["alibi_slopes"] = (steeper * case.alibi).astype(np.float32)
     if case.sinks:
         found["sinks"] = np.array(case.sinks, np.float32)
@@ -86,7 +92,8 @@ def shape_scores(q: Array, k: Array, kind: str) -> None:
 
 
 def step(q: Array, k: Array, steps: tuple[tuple[int, float], ...], every: int = 1) -> None:
-    """q[…,1] = √D for every so many-th query, else 0, and k[j,1] = the score of the last step at or before j."""
+    """q[…,1] = √D for every so many-th query, else 0, and k[j,1] = the score of the last step at or
+    before j."""
     q[..., 1] = 0
     q[..., ::every, 1] = math.sqrt(q.shape[-1])
     for first, score in steps:
@@ -147,7 +154,9 @@ def block_table(case: AttentionCase) -> npt.NDArray[np.int32]:
     used = [-(-n // size) for n in lengths]
     width = -(-case.S_k // size) + 2
     table = np.resize(np.array(NOWHERE, np.int32), (case.batch, width))
-    order = np.random.default_rng(zlib.crc32(case.name.encode()) + 1).permutation(sum(used) + SPARE_PAGES)
+    order = np.random.default_rng(zlib.crc32(case.name.encode()) + 1).permutation(
+        sum(used) + SPARE_PAGES
+    )
     for b, n in enumerate(used):
         table[b, :n], order = order[:n], order[n:]
     return table
@@ -162,7 +171,9 @@ def places(case: AttentionCase) -> dict[str, Place]:
     """Where every operand lies."""
     lie, found, plane = shapes(case), {}, (case.batch, case.num_heads, case.S_q, case.S_k)
     for name, walk in (("q", case.q), ("k", case.k), ("v", case.v), ("out", case.out)):
-        found[name] = rows(case, name, walk, lie[name], case.out_dtype if name == "out" else case.dtype)
+        found[name] = rows(
+            case, name, walk, lie[name], case.out_dtype if name == "out" else case.dtype
+        )
     if case.packed:
         H, G, D = case.num_heads, case.kv_heads, case.head_dim
         row = (H + 2 * G) * D
@@ -170,7 +181,10 @@ def places(case: AttentionCase) -> dict[str, Place]:
             found[name] = Place("qkv", case.dtype, lie[name], (case.S_q * row, D, row, 1), first)
     if case.lse:
         found["lse"] = _lse(case, lie["q"][:3])
-    planes = {"bias": (case.bias, case.bias_walk), "mask": (DType.boolean if case.mask else None, case.mask_walk)}
+    planes = {
+        "bias": (case.bias, case.bias_walk),
+        "mask": (DType.boolean if case.mask else None, case.mask_walk),
+    }
     for name, (kind, walk) in planes.items():
         if kind is not None:
             found[name] = Place(name, kind, plane, walk.plane(plane, kind.itemsize), walk.offset)
@@ -181,7 +195,8 @@ def places(case: AttentionCase) -> dict[str, Place]:
         found["sinks"] = Place("sinks", DType.float32, (case.num_heads,), (1,))
     one_each = {"prefix_lengths": case.prefix, "kv_lengths": case.kv_lengths}
     for name, count, given in (
-        *((n, case.batch, x) for n, x in one_each.items()), ("cu_seqlens_q", case.batch + 1, case.q_sequences),
+        *((n, case.batch, x) for n, x in one_each.items()),
+        ("cu_seqlens_q", case.batch + 1, case.q_sequences),
         ("cu_seqlens_k", case.batch + 1, case.k_sequences),
     ):
         if given is not None:
@@ -192,7 +207,9 @@ def places(case: AttentionCase) -> dict[str, Place]:
     return found
 
 
-def rows(case: AttentionCase, name: str, walk: Walk, shape: tuple[int, int, int, int], dtype: DType) -> Place:
+def rows(
+    case: AttentionCase, name: str, walk: Walk, shape: tuple[int, int, int, int], dtype: DType
+) -> Place:
     """q, k, v or out, in its view."""
     heads, width = shape[1], shape[3]
     sequences = case.k_sequences if name in "kv" else case.q_sequences
@@ -207,7 +224,8 @@ def rows(case: AttentionCase, name: str, walk: Walk, shape: tuple[int, int, int,
         page = walk.strides(whole, dtype.itemsize)[0]
         pieces = [
             Piece(b, first, min(size, n - first), int(table[b, first // size]) * page)
-            for b, n in enumerate(case.keys or ()) for first in range(0, n, size)
+            for b, n in enumerate(case.keys or ())
+            for first in range(0, n, size)
         ]
     elif name in "kv" and case.kv_lengths is not None:
         whole = shape
@@ -229,12 +247,21 @@ def _lse(case: AttentionCase, shape: tuple[int, ...]) -> Place:
     starts = offsets(case.q_sequences, case.margin)
     head = starts[-1] + case.margin + case.lse_gap
     pieces = tuple(Piece(b, 0, n, starts[b]) for b, n in enumerate(case.q_sequences))
-    return Place("lse", case.dtype.accumulator, shape, (0, head, 1), 0, None, pieces, case.num_heads * head)
+    return Place(
+        "lse", case.dtype.accumulator, shape, (0, head, 1), 0, None, pieces, case.num_heads * head
+    )
 
 
 def variant(case: AttentionCase, x: Mapping[str, Array]) -> Variant:
     """What the case does beside softmax(scale·q·kᵀ)·v, of its ``values``."""
     return Variant(
-        case.window or (None, None), case.prefix, case.softcap, x.get("alibi_slopes"), x.get("bias"), x.get("mask"),
-        x.get("sinks"), case.q_sequences, case.keys,
+        case.window or (None, None),
+        case.prefix,
+        case.softcap,
+        x.get("alibi_slopes"),
+        x.get("bias"),
+        x.get("mask"),
+        x.get("sinks"),
+        case.q_sequences,
+        case.keys,
     )

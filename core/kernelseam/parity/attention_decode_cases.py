@@ -1,5 +1,5 @@
-"""Attention cases of few queries, whose heads may share a block and whose keys may be split over blocks; wide heads;
-results in float32; batch invariance."""
+"""Attention cases of few queries, whose heads may share a block and whose keys may be split over
+blocks; wide heads; results in float32; batch invariance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ def few_queries() -> Iterator[AttentionCase]:
     yield case("f16-64-causal", "3-queries-gqa-8-2", S_q=3, num_heads=8)
     yield case("f16-64-causal", "3-queries-mqa-5", S_q=3, S_k=2, num_heads=5, kv_heads=1)
     yield case(
-        "f16-64-causal", "20-queries-mqa-6-bshd", S_q=20, S_k=40, num_heads=6, kv_heads=1, q=TOKENS, out=TOKENS,
+        "f16-64-causal",
+        "20-queries-mqa-6-bshd",
+        S_q=20,
+        S_k=40,
+        num_heads=6,
+        kv_heads=1,
+        q=TOKENS,
+        out=TOKENS,
         lse_gap=5,
     )
     few = {"S_q": 1, "S_k": 5000, "batch": 1, "num_heads": 4, "kv_heads": 1}
@@ -26,7 +33,9 @@ def few_queries() -> Iterator[AttentionCase]:
     for kind in ("f16-64", "bf16-128", "f32-64"):
         yield case(kind, "split", **few)
     yield case("f16-64", "split-no-lse", **few, lse=False)
-    yield case("f16-64", "split-batches", S_q=3, S_k=1500, batch=2, num_heads=4, kv_heads=2, lse_gap=3)
+    yield case(
+        "f16-64", "split-batches", S_q=3, S_k=1500, batch=2, num_heads=4, kv_heads=2, lse_gap=3
+    )
     yield case("f16-64", "split-value-dim-40", **few, value_dim=40, out=TOKENS)
     yield case("f16-64-causal", "split", **{**three, "S_q": 7})
     yield case("f16-64-causal", "split-sinks", **three, sinks=(3.0, -1.0, 1e3, -1e3))
@@ -35,10 +44,20 @@ def few_queries() -> Iterator[AttentionCase]:
     yield case("f16-64", "split-mask-all", **three, mask="all")
     for n in (0, 513):
         yield case("f16-64", f"split-lengths-{n}", **three, kv_lengths=(n,))
-    yield case("f16-64", "split-pages", **three, kv_lengths=(1490,), page_size=16, k=TOKENS, v=TOKENS)
     yield case(
-        "f16-64-causal", "split-sequences", **three, q_sequences=(3,), k_sequences=(1500,), margin=2, q=TOKENS,
-        k=TOKENS, v=TOKENS, out=TOKENS,
+        "f16-64", "split-pages", **three, kv_lengths=(1490,), page_size=16, k=TOKENS, v=TOKENS
+    )
+    yield case(
+        "f16-64-causal",
+        "split-sequences",
+        **three,
+        q_sequences=(3,),
+        k_sequences=(1500,),
+        margin=2,
+        q=TOKENS,
+        k=TOKENS,
+        v=TOKENS,
+        out=TOKENS,
     )
 
 
@@ -51,4 +70,6 @@ def options() -> Iterator[AttentionCase]:
     for kind in ("f16-64", "bf16-128-causal"):
         yield case(kind, "to-f32", dtype_out=F32)
     yield case("f16-64-causal", "batch-invariant", batch_invariant=True, S_q=7, num_heads=4)
-    yield case("f16-64", "split-to-f32", S_q=1, S_k=1500, batch=1, num_heads=1, kv_heads=1, dtype_out=F32)
+    yield case(
+        "f16-64", "split-to-f32", S_q=1, S_k=1500, batch=1, num_heads=1, kv_heads=1, dtype_out=F32
+    )

@@ -1,9 +1,11 @@
-"""How large the constants of ``tolerances`` must be: ``python -m kernelseam.parity.calibrate --problems 6000``.
+"""How large the constants of ``tolerances`` must be: ``python -m kernelseam.parity.calibrate
+--problems 6000``.
 
-Random problems go through the reference and through the tile model (probabilities rounded to 16 bits, exponentials
-off by up to 2 units in the last place, as hardware's are). For each the constant is found that would just do; the
-largest of each kind is printed beside the constant in force, with the largest error over tolerance. An error over 1 is
-a false alarm: they are counted, and any makes the exit status 1.
+Random problems go through the reference and through the tile model (probabilities rounded to 16
+bits, exponentials off by up to 2 units in the last place, as hardware's are). For each the constant
+is found that would just do; the largest of each kind is printed beside the constant in force, with
+the largest error over tolerance. An error over 1 is a false alarm: they are counted, and any makes
+the exit status 1.
 """
 
 from __future__ import annotations
@@ -45,7 +47,11 @@ class Sample:
 
 def attention_samples(rng: np.random.Generator) -> Iterator[Sample]:
     """One random attention head, through both implementations (the tile model has no float64)."""
-    dtype, kind, D = rng.choice(np.array(DTYPES, object)), str(rng.choice(KINDS)), int(rng.choice(HEAD_DIMS))
+    dtype, kind, D = (
+        rng.choice(np.array(DTYPES, object)),
+        str(rng.choice(KINDS)),
+        int(rng.choice(HEAD_DIMS)),
+    )
     S_q, S_k = int(rng.integers(1, 33)), int(2 ** rng.uniform(0, 12))
     causal = bool(rng.integers(2))
     q, k, v = (rng.standard_normal((n, D)) for n in (S_q, S_k, S_k))
@@ -65,7 +71,9 @@ def attention_samples(rng: np.random.Generator) -> Iterator[Sample]:
         return
     with np.errstate(all="ignore"):
         o, row = model.attention(q[0, 0], k[0, 0], v[0, 0], causal, D**-0.5, exp2=_hardware(rng))
-    yield _judge_attention(f"tile model {dtype}", want, o[None, None], row[None, None], S_k, D, dtype)
+    yield _judge_attention(
+        f"tile model {dtype}", want, o[None, None], row[None, None], S_k, D, dtype
+    )
 
 
 def _hardware(rng: np.random.Generator) -> Callable[[model.Single], model.Single]:
@@ -88,7 +96,8 @@ def variant_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def guarded_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """One random attention head of 16 bits through the model of the softmax that is guarded by its sums."""
+    """One random attention head of 16 bits through the model of the softmax that is guarded by its
+    sums."""
     x = outgrowing(rng)
     D, dtype = x.q.shape[1], DType.of(x.q.dtype)
     variant = oracle.Variant(x.window, softcap=x.softcap, sinks=np.array([x.sink]))
@@ -96,19 +105,36 @@ def guarded_samples(rng: np.random.Generator) -> Iterator[Sample]:
     want = oracle.attention(q, k, v, x.causal, D**-0.5, None, variant)
     with np.errstate(all="ignore"):
         o, row = model_guarded.attention(
-            x.q, x.k, x.v, x.causal, D**-0.5, exp2=_hardware(rng), window=x.window, softcap=x.softcap, sink=x.sink
+            x.q,
+            x.k,
+            x.v,
+            x.causal,
+            D**-0.5,
+            exp2=_hardware(rng),
+            window=x.window,
+            softcap=x.softcap,
+            sink=x.sink,
         )
-    yield _judge_attention(f"guarded tile model {dtype}", want, o[None, None], row[None, None], len(x.k), D, dtype)
+    yield _judge_attention(
+        f"guarded tile model {dtype}", want, o[None, None], row[None, None], len(x.k), D, dtype
+    )
 
 
 def _judge_attention(
     who: str, want: oracle.AttentionResult, out: Array, lse: Array, S_k: int, D: int, dtype: DType
 ) -> Sample:
-    growth = dtype.accumulator.unit_roundoff * (np.sqrt(S_k) + np.sqrt(D) * want.products + want.changes)
+    growth = dtype.accumulator.unit_roundoff * (
+        np.sqrt(S_k) + np.sqrt(D) * want.products + want.changes
+    )
     bound, lse_bound = tolerances.attention(want, S_k, D, dtype, dtype)
     constant = tolerances.ATTENTION_CONSTANT
     needed = max(
-        _needed(out, want.out, bound - constant * growth[..., None] * want.pv, growth[..., None] * want.pv),
+        _needed(
+            out,
+            want.out,
+            bound - constant * growth[..., None] * want.pv,
+            growth[..., None] * want.pv,
+        ),
         _needed(lse, want.lse, np.zeros_like(want.lse), lse_bound / constant),
     )
     verdict = check.attention_verdict(want, S_k, D, dtype, out, lse, out.shape[:-1], None)
@@ -116,13 +142,16 @@ def _judge_attention(
 
 
 def gradient_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """One random attention of two heads that share keys, its gradients through both implementations."""
+    """One random attention of two heads that share keys, its gradients through both
+    implementations."""
     x = differentiated(rng)
     dtype, arrays = DType.of(x.arrays["q"].dtype), x.arrays
     shape = None if x.variant.bias is None else x.variant.bias.shape
     q, k, v, dout = (arrays[n] for n in ("q", "k", "v", "dout"))
     want = attention_bwd(q, k, v, dout, x.causal, x.scale, x.variant, shape)
-    empty: dict[str, Any] = {n: np.empty_like(arrays[n[1:]] if n != "dsinks" else x.variant.sinks) for n in want}
+    empty: dict[str, Any] = {
+        n: np.empty_like(arrays[n[1:]] if n != "dsinks" else x.variant.sinks) for n in want
+    }
     plan(AttentionBwd(forward=x.forward, dout=dout, **empty), backend="numpy").bind()()
     changed = ", changed scores" if x.variant is not oracle.PLAIN else ""
     yield _judge_gradients(f"reference {dtype}{changed}", want, empty, dtype)
@@ -132,13 +161,17 @@ def gradient_samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield _judge_gradients(f"tile model {dtype}{changed}", want, found, dtype)
 
 
-def _judge_gradients(who: str, want: Mapping[str, Gradient], found: Mapping[str, Array], dtype: DType) -> Sample:
+def _judge_gradients(
+    who: str, want: Mapping[str, Gradient], found: Mapping[str, Array], dtype: DType
+) -> Sample:
     constant, needed = tolerances.ATTENTION_CONSTANT, 0.0
     for name, g in want.items():
         unit = dtype.accumulator.unit_roundoff * (g.single + g.lses)
         bound = tolerances.gradient(g, dtype, DType.of(found[name].dtype))
         needed = max(needed, _needed(found[name], g.value, bound - constant * unit, unit))
-    return Sample("attention gradients " + who, needed, check.attention_bwd(want, dtype, found).worst)
+    return Sample(
+        "attention gradients " + who, needed, check.attention_bwd(want, dtype, found).worst
+    )
 
 
 def gemm_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -156,30 +189,49 @@ def gemm_samples(rng: np.random.Generator) -> Iterator[Sample]:
         A=a[None, None], B=b[None, None], C=out[None, None], M=M, N=N, K=K, alpha=alpha, beta=beta
     )
     plan(descriptor, backend="numpy").bind()()
-    yield from _judge_gemm(want, K, dtype, positive, {
-        "reference": out, "tile model": model.gemm(a, b, dtype_c, alpha, c if beta else None, beta)
-    })
+    yield from _judge_gemm(
+        want,
+        K,
+        dtype,
+        positive,
+        {
+            "reference": out,
+            "tile model": model.gemm(a, b, dtype_c, alpha, c if beta else None, beta),
+        },
+    )
 
 
 def precision_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """One random GEMM of float32 with alpha, multiplied by way of TF32, through both implementations."""
+    """One random GEMM of float32 with alpha, multiplied by way of TF32, through both
+    implementations."""
     precision, positive = str(rng.choice(("tf32", "tf32x3"))), bool(rng.integers(2))
     M, N, K = int(rng.integers(1, 33)), int(rng.integers(1, 33)), int(2 ** rng.uniform(0, 12))
     draw, size = rng.random if positive else rng.standard_normal, float(10 ** rng.uniform(-3, 3))
     a, b = ((size * draw(s)).astype(np.float32) for s in ((M, K), (K, N)))
     alpha, out = rng.choice([1.0, -0.3, 2.5]), np.empty((M, N), np.float32)
     plan(
-        BatchedGemmStrided(A=a, B=b, C=out, M=M, N=N, K=K, alpha=alpha, precision=precision), backend="numpy"
+        BatchedGemmStrided(A=a, B=b, C=out, M=M, N=N, K=K, alpha=alpha, precision=precision),
+        backend="numpy",
     ).bind()()
     want = oracle.gemm(a[None, None], b[None, None], None, alpha)
-    yield from _judge_gemm(want, K, DType.float32, positive, {
-        f"reference, {precision}": out,
-        f"tile model, {precision}": model.gemm(a, b, DType.float32, alpha, None, 0, precision=precision),
-    }, precision)
+    yield from _judge_gemm(
+        want,
+        K,
+        DType.float32,
+        positive,
+        {
+            f"reference, {precision}": out,
+            f"tile model, {precision}": model.gemm(
+                a, b, DType.float32, alpha, None, 0, precision=precision
+            ),
+        },
+        precision,
+    )
 
 
 def sum_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """One random sum of up to 16 products, a bias and a residual of sizes up to 100, through both implementations."""
+    """One random sum of up to 16 products, a bias and a residual of sizes up to 100, through both
+    implementations."""
     dtype, positive = rng.choice(np.array(DTYPES, object)), bool(rng.integers(2))
     dtype_c = dtype if rng.integers(2) else dtype.accumulator
     M, N, summed = (int(rng.integers(1, n)) for n in (33, 33, 17))
@@ -189,54 +241,100 @@ def sum_samples(rng: np.random.Generator) -> Iterator[Sample]:
     bias, residual = ((size * draw(s)).astype(dtype.numpy) for s in (N, (M, N)))
     alpha, out = rng.choice([1.0, -0.3, 2.5]), np.empty((M, N), dtype_c.numpy)
     want = oracle.gemm(
-        a[:, None], b[:, None], None, alpha, bias=bias[None, None], residual=residual[None, None],
+        a[:, None],
+        b[:, None],
+        None,
+        alpha,
+        bias=bias[None, None],
+        residual=residual[None, None],
         batch_group=summed,
     )
-    plan(BatchedGemmStrided(
-        A=a, B=b, C=out, bias=bias, residual=residual, M=M, N=N, K=K, batch=summed, c_batch_group=summed, alpha=alpha
-    ), backend="numpy").bind()()
+    plan(
+        BatchedGemmStrided(
+            A=a,
+            B=b,
+            C=out,
+            bias=bias,
+            residual=residual,
+            M=M,
+            N=N,
+            K=K,
+            batch=summed,
+            c_batch_group=summed,
+            alpha=alpha,
+        ),
+        backend="numpy",
+    ).bind()()
     left, right = a.swapaxes(0, 1).reshape(M, -1), b.reshape(-1, N)
-    yield from _judge_gemm(want, K * summed, dtype, positive, {
-        "reference, sums": out,
-        "tile model, sums": model.gemm(left, right, dtype_c, alpha, None, 0, added=(bias[None], residual)),
-    })
+    yield from _judge_gemm(
+        want,
+        K * summed,
+        dtype,
+        positive,
+        {
+            "reference, sums": out,
+            "tile model, sums": model.gemm(
+                left, right, dtype_c, alpha, None, 0, added=(bias[None], residual)
+            ),
+        },
+    )
 
 
 def projection_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """One random projection to q, k and v with a bias of sizes up to 100, q and k turned, through the reference."""
+    """One random projection to q, k and v with a bias of sizes up to 100, q and k turned, through
+    the reference."""
     dtype, positive = rng.choice(np.array(DTYPES, object)), bool(rng.integers(2))
     dtype_out = dtype if rng.integers(2) else dtype.accumulator
     S, K, D = int(rng.integers(1, 33)), int(2 ** rng.uniform(0, 12)), int(rng.choice((16, 64)))
-    draw, style = rng.random if positive else rng.standard_normal, str(rng.choice(("halves", "pairs")))
+    draw, style = (
+        rng.random if positive else rng.standard_normal,
+        str(rng.choice(("halves", "pairs"))),
+    )
     x, weight = (draw(s).astype(dtype.numpy) for s in ((1, S, K), (4 * D, K)))
     bias = (10 ** rng.uniform(-2, 2) * draw(4 * D)).astype(np.float32)
     angle = rng.uniform(0, 100, (S, int(rng.integers(1, D // 2 + 1))))
     cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
-    out = {n: np.empty((1, heads, S, D), dtype_out.numpy) for n, heads in (("q", 2), ("k", 1), ("v", 1))}
-    plan(QkvProjection.from_arrays(
-        x, weight, out["q"], out["k"], out["v"], bias=bias, cos=cos, sin=sin, rotary_style=style
-    ), backend="numpy").bind()()
+    out = {
+        n: np.empty((1, heads, S, D), dtype_out.numpy)
+        for n, heads in (("q", 2), ("k", 1), ("v", 1))
+    }
+    plan(
+        QkvProjection.from_arrays(
+            x, weight, out["q"], out["k"], out["v"], bias=bias, cos=cos, sin=sin, rotary_style=style
+        ),
+        backend="numpy",
+    ).bind()()
     want = qkv_projection(x, weight, bias, 2, 1, D, cos, sin, style, np.arange(S)[None])
     for name, y in out.items():
         yield from _judge_gemm(want[name][0], K, dtype, positive, {"reference, projections": y})
 
 
 def _judge_gemm(
-    want: oracle.GemmResult, K: int, dtype: DType, positive: bool, results: Mapping[str, Array],
+    want: oracle.GemmResult,
+    K: int,
+    dtype: DType,
+    positive: bool,
+    results: Mapping[str, Array],
     precision: str | None = None,
 ) -> Iterator[Sample]:
-    unit = dtype.accumulator.unit_roundoff * (K + 4 if positive else np.sqrt(K + 4)) * want.magnitude
+    unit = (
+        dtype.accumulator.unit_roundoff * (K + 4 if positive else np.sqrt(K + 4)) * want.magnitude
+    )
     if precision == "tf32x3":
         unit *= tolerances.TF32X3
     for who, x in results.items():
         got, dtype_c = x.reshape(want.out.shape), DType.of(x.dtype)
-        bound = tolerances.gemm(want, K, dtype, dtype_c, zero_mean=not positive, precision=precision)
+        bound = tolerances.gemm(
+            want, K, dtype, dtype_c, zero_mean=not positive, precision=precision
+        )
         needed = _needed(got, want.out, bound - tolerances.GEMM_CONSTANT * unit, unit)
         verdict = check.gemm_verdict(
             want, K, dtype, got, got.shape[:-1], None, zero_mean=not positive, precision=precision
         )
         to = "" if dtype_c is dtype else f" to {dtype_c}"
-        yield Sample(f"gemm {'K+4' if positive else '√(K+4)'} {who} {dtype}{to}", needed, verdict.worst)
+        yield Sample(
+            f"gemm {'K+4' if positive else '√(K+4)'} {who} {dtype}{to}", needed, verdict.worst
+        )
 
 
 def _needed(got: Array, want: Floats, rest: Floats, unit: Floats) -> float:
@@ -262,19 +360,33 @@ def main(argv: list[str] | None = None) -> int:
     found: dict[str, list[Sample]] = defaultdict(list)
     for _ in range(arguments.problems):
         for sample in (
-            *attention_samples(rng), *variant_samples(others), *gradient_samples(gradients), *gemm_samples(rng),
-            *sum_samples(sums), *projection_samples(projections), *guarded_samples(guarded),
+            *attention_samples(rng),
+            *variant_samples(others),
+            *gradient_samples(gradients),
+            *gemm_samples(rng),
+            *sum_samples(sums),
+            *projection_samples(projections),
+            *guarded_samples(guarded),
             *precision_samples(precisions),
         ):
             found[sample.kind].append(sample)
     print(f"{'':48}{'problems':>9}{'constant needed':>17}{'in force':>10}{'error/tolerance':>17}")
     for kind in sorted(found):
-        force = tolerances.ATTENTION_CONSTANT if kind.startswith("attention") else tolerances.GEMM_CONSTANT
+        force = (
+            tolerances.ATTENTION_CONSTANT
+            if kind.startswith("attention")
+            else tolerances.GEMM_CONSTANT
+        )
         s = found[kind]
-        print(f"{kind:48}{len(s):9}{max(x.needed for x in s):17.2f}{force:10.0f}{max(x.ratio for x in s):17.3f}")
+        print(
+            f"{kind:48}{len(s):9}{max(x.needed for x in s):17.2f}{force:10.0f}"
+            f"{max(x.ratio for x in s):17.3f}"
+        )
     everything = [x for s in found.values() for x in s]
     alarms = sum(x.ratio > 1 for x in everything)
-    print(f"{8 * arguments.problems} problems, {len(everything)} comparisons, {alarms} false alarms")
+    print(
+        f"{8 * arguments.problems} problems, {len(everything)} comparisons, {alarms} false alarms"
+    )
     return int(alarms > 0)
 
 

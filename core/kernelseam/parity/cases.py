@@ -1,4 +1,5 @@
-"""Parity cases: problems with their data, written down as data. ``run`` executes one, ``matrix`` lists them all."""
+"""Parity cases: problems with their data, written down as data. ``run`` executes one, ``matrix``
+lists them all."""
 
 from __future__ import annotations
 
@@ -14,14 +15,22 @@ SHORT = {"f16": DType.float16, "bf16": DType.bfloat16, "f32": DType.float32, "f6
 TOKENS = Walk(order="brh")
 ODD = Walk(offset=1)
 UNFUSED = "gemm-softmax-gemm"
-LEAKS = ((UNFUSED, "a hidden value has weight 0 there, and 0·NaN and 0·inf are NaN: see Edges in docs/accuracy.md"),)
+LEAKS = (
+    (
+        UNFUSED,
+        (
+            "a hidden value has weight 0 there, and 0·NaN and 0·inf are NaN: see Edges in "
+            "docs/accuracy.md"
+        ),
+    ),
+)
 """For cases whose hidden values are not finite."""
 
 
 @dataclass(frozen=True)
 class Plant:
-    """A value put into an operand after its data were made: [batch, head, row, column], or whatever its axes are, None
-    meaning all of one."""
+    """A value put into an operand after its data were made: [batch, head, row, column], or whatever
+    its axes are, None meaning all of one."""
 
     operand: str
     value: float
@@ -63,12 +72,14 @@ class GemmCase:
     scattered: bool = False
     """Pointer lists: matrices in a random order with uneven gaps, else evenly spaced."""
     data: str = "normal"
-    """"normal" N(0,1), "positive" U(0,1), "integers" −3…3 (results must agree bit for bit), "tiny" or "huge" normal."""
+    """"normal" N(0,1), "positive" U(0,1), "integers" −3…3 (results must agree bit for bit), "tiny"
+    or "huge" normal."""
     plants: tuple[Plant, ...] = ()
     sample: int | None = None
     """Compare so many rows instead of all."""
     may_refuse: frozenset[str] = frozenset()
-    """Names of the core's own implementations that may refuse; a plugin's own always may, with a reason."""
+    """Names of the core's own implementations that may refuse; a plugin's own always may, with a
+    reason."""
     group: str = ""
     """What the case is about, a heading of the report."""
 
@@ -97,7 +108,8 @@ class GemmCase:
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """One attention. Field names are the descriptor's; q, k, v and out say how each lies in memory."""
+    """One attention. Field names are the descriptor's; q, k, v and out say how each lies in
+    memory."""
 
     name: str
     dtype: DType
@@ -135,11 +147,12 @@ class AttentionCase:
     bias: DType | None = None
     bias_walk: Walk = Walk()
     bias_data: str = "normal"
-    """"normal" N(0,1), "holes" (−inf for a third of the pairs), "voids" (−inf for every third query), "low" (−60000
-    for half of the pairs), "lowest" (the most negative number for a third of the pairs and for every third query)."""
+    """"normal" N(0,1), "holes" (−inf for a third of the pairs), "voids" (−inf for every third
+    query), "low" (−60000 for half of the pairs), "lowest" (the most negative number for a third of
+    the pairs and for every third query)."""
     mask: str = ""
-    """Hidden are: "random" a third of the pairs, "rows" all keys from every third query, "keys" the same third of the
-    keys from all queries, "all" all."""
+    """Hidden are: "random" a third of the pairs, "rows" all keys from every third query, "keys" the
+    same third of the keys from all queries, "all" all."""
     mask_walk: Walk = Walk()
     sinks: tuple[float, ...] = ()
     """One a head."""
@@ -151,14 +164,14 @@ class AttentionCase:
     """Rows of packed memory that are nobody's, before the first sequence and after the last."""
     kv_lengths: tuple[int, ...] | None = None
     page_size: int = 0
-    """k and v are paged: shuffled pages, some of them nobody's, and a table whose entries beyond the lengths name
-    none."""
+    """k and v are paged: shuffled pages, some of them nobody's, and a table whose entries beyond
+    the lengths name none."""
     dtype_out: DType | None = None
     batch_invariant: bool = False
     data: str = "normal"
-    """"normal" N(0,1); with scores made "extreme" (sd 256), "falling" (near −512), "climbing" (4 a key); or with keys
-    whose score is −inf: "holes" (every third), "voids" (all); or "faint": scores are the steps alone, values are not
-    negative, and 0 where the score is the highest."""
+    """"normal" N(0,1); with scores made "extreme" (sd 256), "falling" (near −512), "climbing" (4 a
+    key); or with keys whose score is −inf: "holes" (every third), "voids" (all); or "faint": scores
+    are the steps alone, values are not negative, and 0 where the score is the highest."""
     steps: tuple[tuple[int, float], ...] = ()
     """(first key, score): with the default scale, what keys from there to the next step gain."""
     steps_every: int = 1
@@ -169,7 +182,8 @@ class AttentionCase:
     sample: int | None = None
     may_refuse: frozenset[str] = frozenset()
     exempt: tuple[tuple[str, str], ...] = ()
-    """The core's own implementations that promise less than the case asks, each with the reason: not run there."""
+    """The core's own implementations that promise less than the case asks, each with the reason:
+    not run there."""
     group: str = ""
 
     operation = "attention"
@@ -192,7 +206,8 @@ class AttentionCase:
 
 @dataclass(frozen=True)
 class MergeCase:
-    """Partial attentions merged. Field names are the descriptor's; outs and out say how each lies in memory."""
+    """Partial attentions merged. Field names are the descriptor's; outs and out say how each lies
+    in memory."""
 
     name: str
     dtype: DType
@@ -208,8 +223,8 @@ class MergeCase:
     part_gap: int = 0
     """Elements left free after every part's results, and after every head's row of an LSE."""
     data: str = "normal"
-    """LSEs: "normal" N(0,4), "apart" (parts outweigh each other by up to e^200), "absent" (−inf for half of them, their
-    results NaN), "nothing" (−inf for all), "nan" or "inf" (one of them)."""
+    """LSEs: "normal" N(0,4), "apart" (parts outweigh each other by up to e^200), "absent" (−inf for
+    half of them, their results NaN), "nothing" (−inf for all), "nan" or "inf" (one of them)."""
     may_refuse: frozenset[str] = frozenset()
     group: str = ""
 
@@ -219,7 +234,8 @@ class MergeCase:
 
 @dataclass(frozen=True)
 class BackwardCase:
-    """The gradients of an attention. ``forward`` says what was computed and how its operands lie: q, k, v, out, lse."""
+    """The gradients of an attention. ``forward`` says what was computed and how its operands lie:
+    q, k, v, out, lse."""
 
     name: str
     forward: AttentionCase
@@ -269,12 +285,18 @@ def matrix(pattern: str = "", operation: str | None = None) -> list[Case]:
 
     parts = [p.strip() for p in pattern.split(",") if p.strip()]
     found: list[Case] = [
-        *gemm_cases(), *attention_cases(), *attention_bwd_cases(), *merge_cases(), *projection_cases(),
+        *gemm_cases(),
+        *attention_cases(),
+        *attention_bwd_cases(),
+        *merge_cases(),
+        *projection_cases(),
         *projection_bwd_cases(),
     ]
     return [
-        c for c in found
-        if (not parts or any(p in c.name for p in parts)) and (operation is None or c.operation == operation)
+        c
+        for c in found
+        if (not parts or any(p in c.name for p in parts))
+        and (operation is None or c.operation == operation)
     ]
 
 

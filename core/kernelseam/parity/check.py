@@ -1,4 +1,5 @@
-"""Verdicts: results held against the oracle within the bounds of ``tolerances``. Host arrays in, one verdict out."""
+"""Verdicts: results held against the oracle within the bounds of ``tolerances``. Host arrays in,
+one verdict out."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class Verdict:
 
     passed: bool
     worst: float
-    """Largest error over tolerance; inf where a non-finite value stands in the wrong place or is of the wrong kind."""
+    """Largest error over tolerance; inf where a non-finite value stands in the wrong place or is of
+    the wrong kind."""
     where: tuple[int, ...]
     """Index of the worst element in the array that ``message`` names."""
     checked: int
@@ -32,24 +34,44 @@ class Verdict:
 
 
 def attention(
-    q: Array, k: Array, v: Array, out: Array, lse: Array | None = None, *,
-    causal: bool, scale: float | None = None, rows: Rows | int = None, flushed: bool = False,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array | None = None,
+    *,
+    causal: bool,
+    scale: float | None = None,
+    rows: Rows | int = None,
+    flushed: bool = False,
     variant: oracle.Variant = oracle.PLAIN,
 ) -> Verdict:
-    """Hold out [B,H,S_q,D_v] and lse [B,H,S_q] against softmax(scale·q·kᵀ)·v, or against a variant of it.
+    """Hold out [B,H,S_q,D_v] and lse [B,H,S_q] against softmax(scale·q·kᵀ)·v, or against a variant
+    of it.
 
-    q [B,H,S_q,D_qk], k [B,H_kv,S_k,D_qk], v [B,H_kv,S_k,D_v] as the implementation read them, any float dtype;
-    ``scale`` None means 1/√D_qk. ``rows``: numbers (b·H + h)·S_q + i of the rows to compare, or how many to sample.
-    ``flushed``: subnormals count as lost.
+    q [B,H,S_q,D_qk], k [B,H_kv,S_k,D_qk], v [B,H_kv,S_k,D_v] as the implementation read them, any
+    float dtype; ``scale`` None means 1/√D_qk. ``rows``: numbers (b·H + h)·S_q + i of the rows to
+    compare, or how many to sample. ``flushed``: subnormals count as lost.
     """
     lead, numbers = q.shape[:3], _numbers(rows, math.prod(q.shape[:3]))
-    result = oracle.attention(q, k, v, causal, q.shape[3] ** -0.5 if scale is None else scale, numbers, variant)
-    return attention_verdict(result, k.shape[2], q.shape[3], DType.of(q.dtype), out, lse, lead, numbers, flushed)
+    result = oracle.attention(
+        q, k, v, causal, q.shape[3] ** -0.5 if scale is None else scale, numbers, variant
+    )
+    return attention_verdict(
+        result, k.shape[2], q.shape[3], DType.of(q.dtype), out, lse, lead, numbers, flushed
+    )
 
 
 def attention_verdict(
-    result: oracle.AttentionResult, S_k: int, head_dim: int, dtype: DType, out: Array, lse: Array | None,
-    lead: tuple[int, ...], numbers: Rows, flushed: bool = False,
+    result: oracle.AttentionResult,
+    S_k: int,
+    head_dim: int,
+    dtype: DType,
+    out: Array,
+    lse: Array | None,
+    lead: tuple[int, ...],
+    numbers: Rows,
+    flushed: bool = False,
 ) -> Verdict:
     """The same against a result of the oracle that is at hand."""
     tolerance, lse_tolerance = tolerances.attention(
@@ -61,8 +83,11 @@ def attention_verdict(
     return _verdict(parts, lead, numbers)
 
 
-def merge_states(outs: Array, lses: Array, out: Array, lse: Array | None = None, *, flushed: bool = False) -> Verdict:
-    """Hold out [B,H,rows,D_v] and lse [B,H,rows] against the merge of outs [N,B,H,rows,D_v] and lses [N,B,H,rows]."""
+def merge_states(
+    outs: Array, lses: Array, out: Array, lse: Array | None = None, *, flushed: bool = False
+) -> Verdict:
+    """Hold out [B,H,rows,D_v] and lse [B,H,rows] against the merge of outs [N,B,H,rows,D_v] and
+    lses [N,B,H,rows]."""
     result = oracle.merge_states(outs, lses)
     tolerance, lse_tolerance = tolerances.merge_states(
         result, len(outs), DType.of(outs.dtype), DType.of(out.dtype), flushed=flushed
@@ -74,22 +99,36 @@ def merge_states(outs: Array, lses: Array, out: Array, lse: Array | None = None,
 
 
 def attention_bwd(
-    want: Mapping[str, Gradient], dtype: DType, results: Mapping[str, Array], *, flushed: bool = False
+    want: Mapping[str, Gradient],
+    dtype: DType,
+    results: Mapping[str, Array],
+    *,
+    flushed: bool = False,
 ) -> Verdict:
     """Hold gradients by name against the oracle's; ``dtype`` is that of q, k and v."""
     parts = [
-        _part(name, x, want[name].value, tolerances.gradient(want[name], dtype, DType.of(x.dtype), flushed=flushed))
+        _part(
+            name,
+            x,
+            want[name].value,
+            tolerances.gradient(want[name], dtype, DType.of(x.dtype), flushed=flushed),
+        )
         for name, x in results.items()
     ]
     return _verdict(parts, (), None)
 
 
 def projection(
-    want: Mapping[str, tuple[oracle.GemmResult, int]], dtype: DType, results: Mapping[str, Array], *,
-    zero_mean: bool = True, exact: bool = False, flushed: bool = False,
+    want: Mapping[str, tuple[oracle.GemmResult, int]],
+    dtype: DType,
+    results: Mapping[str, Array],
+    *,
+    zero_mean: bool = True,
+    exact: bool = False,
+    flushed: bool = False,
 ) -> Verdict:
-    """Hold a projection's results by name against the oracle's, each given with how many products it is the sum of;
-    ``dtype`` is that of what is multiplied. The rest as in ``gemm``."""
+    """Hold a projection's results by name against the oracle's, each given with how many products
+    it is the sum of; ``dtype`` is that of what is multiplied. The rest as in ``gemm``."""
     parts = []
     for name, x in results.items():
         result, K = want[name]
@@ -97,46 +136,91 @@ def projection(
             rounded = result.out.astype(x.dtype).astype(np.float64)
             parts.append(_Part(name, x, rounded, np.zeros_like(rounded), math.inf))
         else:
-            bound = tolerances.gemm(result, K, dtype, DType.of(x.dtype), zero_mean=zero_mean, flushed=flushed)
+            bound = tolerances.gemm(
+                result, K, dtype, DType.of(x.dtype), zero_mean=zero_mean, flushed=flushed
+            )
             parts.append(_part(name, x, result.out, bound))
     return _verdict(parts, (), None)
 
 
 def gemm(
-    a: Array, b: Array, out: Array, c: Array | None = None, *, alpha: float = 1.0, beta: float = 0.0,
-    a_transposed: bool = False, b_transposed: bool = False, bias: Array | None = None, residual: Array | None = None,
-    batch_group: int = 1, head_group: int = 1, rows: Rows | int = None,
-    zero_mean: bool = True, exact: bool = False, flushed: bool = False, precision: str | None = None,
+    a: Array,
+    b: Array,
+    out: Array,
+    c: Array | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    a_transposed: bool = False,
+    b_transposed: bool = False,
+    bias: Array | None = None,
+    residual: Array | None = None,
+    batch_group: int = 1,
+    head_group: int = 1,
+    rows: Rows | int = None,
+    zero_mean: bool = True,
+    exact: bool = False,
+    flushed: bool = False,
+    precision: str | None = None,
 ) -> Verdict:
-    """Hold out [B,H,M,N] (or [B,M,N], [M,N]) against alpha·Σ op(A)·op(B) + beta·C + bias + residual, ``c`` being C as
-    it was before, bias [B,H,N] (or [B,N], [N]).
+    """Hold out [B,H,M,N] (or [B,M,N], [M,N]) against alpha·Σ op(A)·op(B) + beta·C + bias +
+    residual, ``c`` being C as it was before, bias [B,H,N] (or [B,N], [N]).
 
-    ``a``, ``b``: as they lie in memory, of as many axes; b's heads may be a divisor of a's, and so, where products of
-    groups of batches or heads are summed, out's batches and heads. ``rows``: numbers (b·H + h)·M + i, of out's batches
-    and heads, of the rows to compare, or how many to sample. ``zero_mean``: see ``tolerances``. ``exact``: the
-    oracle's value, rounded once, must be met bit for bit. ``flushed``: subnormals count as lost. ``precision``: how
-    float32 was multiplied.
+    ``a``, ``b``: as they lie in memory, of as many axes; b's heads may be a divisor of a's, and so,
+    where products of groups of batches or heads are summed, out's batches and heads. ``rows``:
+    numbers (b·H + h)·M + i, of out's batches and heads, of the rows to compare, or how many to
+    sample. ``zero_mean``: see ``tolerances``. ``exact``: the oracle's value, rounded once, must be
+    met bit for bit. ``flushed``: subnormals count as lost. ``precision``: how float32 was
+    multiplied.
     """
     a4, b4, c4, added = (None if x is None else _four(x) for x in (a, b, c, residual))
     assert a4 is not None and b4 is not None
     by_column = None if bias is None else _four(bias[..., None, :])[:, :, 0]
     lead, numbers = out.shape[:-1], _numbers(rows, math.prod(out.shape[:-1]))
     result = oracle.gemm(
-        a4, b4, c4, alpha, beta, a_transposed, b_transposed, numbers, bias=by_column, residual=added,
-        batch_group=batch_group, head_group=head_group,
+        a4,
+        b4,
+        c4,
+        alpha,
+        beta,
+        a_transposed,
+        b_transposed,
+        numbers,
+        bias=by_column,
+        residual=added,
+        batch_group=batch_group,
+        head_group=head_group,
     )
     K = a4.shape[2 if a_transposed else 3] * batch_group * head_group
     return gemm_verdict(
-        result, K, DType.of(a.dtype), out, lead, numbers, zero_mean=zero_mean, exact=exact, flushed=flushed,
+        result,
+        K,
+        DType.of(a.dtype),
+        out,
+        lead,
+        numbers,
+        zero_mean=zero_mean,
+        exact=exact,
+        flushed=flushed,
         precision=precision,
     )
 
 
 def gemm_verdict(
-    result: oracle.GemmResult, K: int, dtype: DType, out: Array, lead: tuple[int, ...], numbers: Rows, *,
-    zero_mean: bool = True, exact: bool = False, flushed: bool = False, precision: str | None = None,
+    result: oracle.GemmResult,
+    K: int,
+    dtype: DType,
+    out: Array,
+    lead: tuple[int, ...],
+    numbers: Rows,
+    *,
+    zero_mean: bool = True,
+    exact: bool = False,
+    flushed: bool = False,
+    precision: str | None = None,
 ) -> Verdict:
-    """The same against a result of the oracle that is at hand; ``K`` counts the terms of all products of an element."""
+    """The same against a result of the oracle that is at hand; ``K`` counts the terms of all
+    products of an element."""
     dtype_c = DType.of(out.dtype)
     if exact:
         want = result.out.astype(out.dtype).astype(np.float64)
@@ -150,14 +234,19 @@ def gemm_verdict(
 
 
 def ratios(got: Floats, want: Floats, tolerance: Floats, overflows: float) -> Floats:
-    """Error over tolerance of every element; ``overflows``: the magnitude that the dtype rounds to infinity.
+    """Error over tolerance of every element; ``overflows``: the magnitude that the dtype rounds to
+    infinity.
 
-    NaN answers NaN alone, an infinity itself alone. A finite value that may round past the largest finite number may
-    be infinite.
+    NaN answers NaN alone, an infinity itself alone. A finite value that may round past the largest
+    finite number may be infinite.
     """
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         ratio: Floats = np.abs(got - want) / tolerance
-        may_overflow = np.isinf(got) & (np.sign(got) == np.sign(want)) & (np.abs(want) + tolerance >= overflows)
+        may_overflow = (
+            np.isinf(got)
+            & (np.sign(got) == np.sign(want))
+            & (np.abs(want) + tolerance >= overflows)
+        )
     ratio[np.isnan(ratio) | ~np.isfinite(want)] = np.inf
     ratio[(got == want) | (np.isnan(got) & np.isnan(want)) | (may_overflow & np.isfinite(want))] = 0
     return ratio
@@ -165,7 +254,8 @@ def ratios(got: Floats, want: Floats, tolerance: Floats, overflows: float) -> Fl
 
 @dataclass(frozen=True)
 class _Part:
-    """One array of a result: what came, and what was wanted of its rows (all, or the sampled ones)."""
+    """One array of a result: what came, and what was wanted of its rows (all, or the sampled
+    ones)."""
 
     name: str
     got: Array
@@ -183,8 +273,10 @@ def _verdict(parts: list[_Part], lead: tuple[int, ...], numbers: Rows) -> Verdic
     where: tuple[int, ...] = ()
     for part in parts:
         if part.got.shape[: len(lead)] != lead:
-            raise ValueError(f"{part.name} has shape {part.got.shape}, the problem's rows are {lead}")
-        columns = part.got.shape[len(lead):]
+            raise ValueError(
+                f"{part.name} has shape {part.got.shape}, the problem's rows are {lead}"
+            )
+        columns = part.got.shape[len(lead) :]
         rows = part.got.reshape(math.prod(lead), *columns)
         got = (rows if numbers is None else rows[np.asarray(numbers)]).astype(np.float64)
         want, tolerance = part.want.reshape(got.shape), part.tolerance.reshape(got.shape)

@@ -18,7 +18,8 @@ __all__ = ["layout", "outputs", "ramp", "shape_scores", "values"]
 
 
 def values(case: Case) -> dict[str, Array]:
-    """Inputs by name, [batch, head, row, column] as they lie in memory; C too where it is read or planted."""
+    """Inputs by name, [batch, head, row, column] as they lie in memory; C too where it is read or
+    planted."""
     rng = np.random.default_rng(zlib.crc32(case.name.encode()))
     if isinstance(case, MergeCase):
         return merge_data.values(case, rng)
@@ -27,10 +28,18 @@ def values(case: Case) -> dict[str, Array]:
     elif isinstance(case, ProjectionCase):
         found = projection_data.values(case, rng)
     else:
-        found = _gemm_values(case, rng) if isinstance(case, GemmCase) else attention_data.values(case, rng)
+        found = (
+            _gemm_values(case, rng)
+            if isinstance(case, GemmCase)
+            else attention_data.values(case, rng)
+        )
     for plant in case.plants:
         _plant(found[plant.operand], plant)
-    return {**found, **attention_bwd_data.results(case, found)} if isinstance(case, BackwardCase) else found
+    return (
+        {**found, **attention_bwd_data.results(case, found)}
+        if isinstance(case, BackwardCase)
+        else found
+    )
 
 
 def layout(case: Case, separate: bool = False) -> Layout:
@@ -86,7 +95,8 @@ def _gemm_values(case: GemmCase, rng: np.random.Generator) -> dict[str, Array]:
     if case.beta != 0 or any(p.operand == "C" for p in case.plants):
         found["C"] = draw(shapes["C"], case.out_dtype, case.data)
     for name, walk, dtype in (
-        ("bias", case.bias_walk, case.bias), ("residual", case.residual_walk, case.residual)
+        ("bias", case.bias_walk, case.bias),
+        ("residual", case.residual_walk, case.residual),
     ):
         if dtype:
             walk = case.c if name == "residual" and case.in_place else walk
@@ -98,8 +108,11 @@ def _gemm_places(case: GemmCase) -> dict[str, Place]:
     shapes = _gemm_shapes(case)
     found: dict[str, Place] = {}
     walks = (
-        ("A", case.a, case.dtype), ("B", case.b, case.dtype), ("C", case.c, case.out_dtype),
-        ("bias", case.bias_walk, case.bias), ("residual", case.residual_walk, case.residual),
+        ("A", case.a, case.dtype),
+        ("B", case.b, case.dtype),
+        ("C", case.c, case.out_dtype),
+        ("bias", case.bias_walk, case.bias),
+        ("residual", case.residual_walk, case.residual),
     )
     for i, (name, walk, dtype) in enumerate(walks):
         if dtype is None:

@@ -24,12 +24,15 @@ from kernelseam.planning import Descriptor
 
 _MATRIX, _PLANE = ("batch", "head", "row"), ("batch", "head", "row", "column")
 _FIELDS = {
-    **{n: (n.lower(), _MATRIX) for n in (
-        "A", "B", "C", "residual", "q", "k", "v", "out", "dout", "dq", "dk", "dv"
-    )},
-    **{n: (n, _PLANE) for n in ("bias", "mask", "dbias")}, "lse": ("lse", ("batch", "head")),
+    **{
+        n: (n.lower(), _MATRIX)
+        for n in ("A", "B", "C", "residual", "q", "k", "v", "out", "dout", "dq", "dk", "dv")
+    },
+    **{n: (n, _PLANE) for n in ("bias", "mask", "dbias")},
+    "lse": ("lse", ("batch", "head")),
     "alibi_slopes": ("alibi", ("batch", "head")),
-    "block_table": ("table", ("row",)), "outs": ("outs", ("part", *_MATRIX)),
+    "block_table": ("table", ("row",)),
+    "outs": ("outs", ("part", *_MATRIX)),
     "lses": ("lses", ("part", "batch", "head")),
 }
 """Operand → how the descriptors' stride fields name it, and its axes that have one."""
@@ -41,13 +44,22 @@ def describe(
     """The descriptor of a case over addresses."""
     if isinstance(case, MergeCase):
         return MergeStates(
-            **addresses, **_strides(layout), parts=case.parts, batch=case.batch, num_heads=case.num_heads,
-            rows=case.rows, value_dim=case.value_dim, dtype=case.dtype, dtype_out=case.dtype_out,
+            **addresses,
+            **_strides(layout),
+            parts=case.parts,
+            batch=case.batch,
+            num_heads=case.num_heads,
+            rows=case.rows,
+            value_dim=case.value_dim,
+            dtype=case.dtype,
+            dtype_out=case.dtype_out,
         )
     if isinstance(case, BackwardCase):
         own = {n: p for n, p in layout.places.items() if n in _OWN}
         rest = {n: at for n, at in addresses.items() if n not in _OWN}
-        forward = _attention(case.forward, Layout({n: layout.places[n] for n in rest}), rest, runtime, device)
+        forward = _attention(
+            case.forward, Layout({n: layout.places[n] for n in rest}), rest, runtime, device
+        )
         assert isinstance(forward, Attention)
         given: dict[str, Any] = {n: addresses[n] for n in own}
         given |= _strides(Layout(own), {n for n in own if _OWN[n] in _packed(case.forward)})
@@ -57,13 +69,28 @@ def describe(
     if isinstance(case, ProjectionCase):
         return projection_data.describe(case, layout, addresses)
     options: dict[str, Any] = {
-        "M": case.M, "N": case.N, "K": case.K, "batch": case.batch, "num_heads": case.num_heads, "alpha": case.alpha,
-        "beta": case.beta, "a_transposed": case.a_transposed, "b_transposed": case.b_transposed, "dtype": case.dtype,
-        "dtype_c": case.out_dtype, "dtype_bias": case.bias, "dtype_residual": case.residual,
-        "c_batch_group": case.c_batch_group, "c_head_group": case.c_head_group,
+        "M": case.M,
+        "N": case.N,
+        "K": case.K,
+        "batch": case.batch,
+        "num_heads": case.num_heads,
+        "alpha": case.alpha,
+        "beta": case.beta,
+        "a_transposed": case.a_transposed,
+        "b_transposed": case.b_transposed,
+        "dtype": case.dtype,
+        "dtype_c": case.out_dtype,
+        "dtype_bias": case.bias,
+        "dtype_residual": case.residual,
+        "c_batch_group": case.c_batch_group,
+        "c_head_group": case.c_head_group,
         "precision": case.precision,
     }
-    strides = {n: s for n, s in _strides(layout).items() if n not in ("stride_bias_row", "stride_bias_column")}
+    strides = {
+        n: s
+        for n, s in _strides(layout).items()
+        if n not in ("stride_bias_row", "stride_bias_column")
+    }
     if case.view != "strided":
         rows: dict[str, Any] = {n: s for n, s in strides.items() if n.endswith("_row")}
         for name, at in addresses.items():
@@ -80,26 +107,52 @@ _OWN = {"dout": "out", "dq": "q", "dk": "k", "dv": "v", "dbias": "bias", "dsinks
 
 
 def _attention(
-    case: AttentionCase, layout: Layout, addresses: Mapping[str, Any], runtime: Runtime, device: Device
+    case: AttentionCase,
+    layout: Layout,
+    addresses: Mapping[str, Any],
+    runtime: Runtime,
+    device: Device,
 ) -> Attention | AttentionPointers:
     options: dict[str, Any] = {
-        n: getattr(case, n) for n in (
-            "batch", "num_heads", "kv_heads", "S_q", "S_k", "head_dim", "value_dim", "causal", "window", "scale",
-            "softcap", "dtype", "dtype_out", "batch_invariant",
+        n: getattr(case, n)
+        for n in (
+            "batch",
+            "num_heads",
+            "kv_heads",
+            "S_q",
+            "S_k",
+            "head_dim",
+            "value_dim",
+            "causal",
+            "window",
+            "scale",
+            "softcap",
+            "dtype",
+            "dtype_out",
+            "batch_invariant",
         )
     }
     options["dtype_bias"] = case.bias
     if case.view == "strided":
-        return Attention(**addresses, **_strides(layout, _packed(case)), **dict(_views(case)), **options)
+        return Attention(
+            **addresses, **_strides(layout, _packed(case)), **dict(_views(case)), **options
+        )
     listed = [n for n in addresses if n in ("q", "k", "v", "out")]
     strides = {
-        n: s for n, s in _strides(layout).items()
+        n: s
+        for n, s in _strides(layout).items()
         if n.endswith("_row") or not n.startswith(tuple(f"stride_{x}_" for x in listed))
     }
-    lists: dict[str, Any] = {f"{n}_ptrs": _list(case.view, layout, n, addresses[n], runtime, device) for n in listed}
+    lists: dict[str, Any] = {
+        f"{n}_ptrs": _list(case.view, layout, n, addresses[n], runtime, device) for n in listed
+    }
     if case.view == "device":
-        options["alignment"] = 16 if all(addresses[n] % 16 == 0 for n in listed) else case.dtype.itemsize
-    return AttentionPointers(**{n: at for n, at in addresses.items() if n not in listed}, **lists, **strides, **options)
+        options["alignment"] = (
+            16 if all(addresses[n] % 16 == 0 for n in listed) else case.dtype.itemsize
+        )
+    return AttentionPointers(
+        **{n: at for n, at in addresses.items() if n not in listed}, **lists, **strides, **options
+    )
 
 
 def _views(case: AttentionCase) -> Iterator[tuple[str, Any]]:
@@ -123,8 +176,10 @@ def _strides(layout: Layout, packed: Collection[str] = ()) -> dict[str, Any]:
     """The descriptors' stride arguments; what is packed has none of the batch."""
     return {
         f"stride_{_FIELDS[name][0]}_{axis}": stride
-        for name, p in layout.places.items() if name in _FIELDS
-        for axis, stride in zip(_FIELDS[name][1], p.strides, strict=False) if not (axis == "batch" and name in packed)
+        for name, p in layout.places.items()
+        if name in _FIELDS
+        for axis, stride in zip(_FIELDS[name][1], p.strides, strict=False)
+        if not (axis == "batch" and name in packed)
     }
 
 
@@ -139,8 +194,8 @@ class _DeviceList:
 def _list(
     view: str, layout: Layout, name: str, address: int, runtime: Runtime, device: Device
 ) -> object:
-    """The addresses of every matrix, batch-major: a host list, or an array where the runtime's say that they are on
-    a device."""
+    """The addresses of every matrix, batch-major: a host list, or an array where the runtime's say
+    that they are on a device."""
     p = layout.places[name]
     starts = p.starts or [b * p.strides[0] + h * p.strides[1] for b, h in np.ndindex(*p.shape[:2])]
     found = [address + s * p.dtype.itemsize for s in starts]

@@ -1,4 +1,5 @@
-"""A report in Markdown, compact enough to be kept with the sources: totals, groups, failures, refusals, worst cases."""
+"""A report in Markdown, compact enough to be kept with the sources: totals, groups, failures,
+refusals, worst cases."""
 
 from __future__ import annotations
 
@@ -19,14 +20,33 @@ def markdown(report: Report) -> str:
 def _lines(report: Report) -> Iterator[str]:
     yield from ("# Parity report", "")
     count = report.count()
-    yield f"{count['passed']} passed, {count['refused']} refused with a reason, {count['failed']} failed."
+    yield (
+        f"{count['passed']} passed, {count['refused']} refused with a reason, "
+        f"{count['failed']} failed."
+    )
     yield from (
-        "A number is the largest error over tolerance against the float64 oracle: at most 1 passes.", "",
+        (
+            "A number is the largest error over tolerance against the float64 oracle: at most 1 "
+            "passes."
+        ),
+        "",
         *(f"* {name}: {value}" for name, value in report.facts),
-        *([f"* command: `{report.command}`"] if report.command else []), "",
+        *([f"* command: `{report.command}`"] if report.command else []),
+        "",
     )
     yield from _table(
-        ("operation", "implementation", "device", "evidence", "cases", "passed", "refused", "failed", "worst", "in"),
+        (
+            "operation",
+            "implementation",
+            "device",
+            "evidence",
+            "cases",
+            "passed",
+            "refused",
+            "failed",
+            "worst",
+            "in",
+        ),
         _totals(report),
     )
     yield from (f"* {evidence}: {EVIDENCE[evidence]}" for evidence in _evidence(report.targets))
@@ -35,33 +55,74 @@ def _lines(report: Report) -> Iterator[str]:
         yield from (*report.not_covered, "")
     for operation in report.operations:
         columns = report.columns(operation)
-        yield from (f"## {operation}", "", "Of each group the worst, and how many were refused (r) or failed (f):", "")
-        yield from _table(("group", "cases", *map(str, columns)), [
-            (name, str(len(cases)), *(_summary([c[str(t)] for c in cases.values() if str(t) in c]) for t in columns))
-            for name, cases in report.groups(operation).items()
-        ])
+        yield from (
+            f"## {operation}",
+            "",
+            "Of each group the worst, and how many were refused (r) or failed (f):",
+            "",
+        )
+        yield from _table(
+            ("group", "cases", *map(str, columns)),
+            [
+                (
+                    name,
+                    str(len(cases)),
+                    *(
+                        _summary([c[str(t)] for c in cases.values() if str(t) in c])
+                        for t in columns
+                    ),
+                )
+                for name, cases in report.groups(operation).items()
+            ],
+        )
         nearest = [
-            (str(t), o.case.name, ratio(o.verdict.worst), o.detail.partition("]")[0] + "]" if o.verdict.where else "")
-            for t in columns for o in worst(report.of(t), WORST) if o.verdict is not None
+            (
+                str(t),
+                o.case.name,
+                ratio(o.verdict.worst),
+                o.detail.partition("]")[0] + "]" if o.verdict.where else "",
+            )
+            for t in columns
+            for o in worst(report.of(t), WORST)
+            if o.verdict is not None
         ]
         if nearest:
-            yield from _table(("implementation", "its worst cases", "error/tolerance", "where"), nearest)
+            yield from _table(
+                ("implementation", "its worst cases", "error/tolerance", "where"), nearest
+            )
     if refused := refusals(report.outcomes):
         yield from ("## Refused, with the reason given", "")
-        yield from (f"* {operation} on {who}, {n} case(s): {why}" for operation, who, why, n in refused)
+        yield from (
+            f"* {operation} on {who}, {n} case(s): {why}" for operation, who, why, n in refused
+        )
         yield ""
     if report.bad:
         yield from ("## Failed", "")
         for o in report.bad:
-            yield from (f"### {o.case.name} on {o.backend} {o.implementation}", "", "```", o.detail.rstrip(), "```", "")
+            yield from (
+                f"### {o.case.name} on {o.backend} {o.implementation}",
+                "",
+                "```",
+                o.detail.rstrip(),
+                "```",
+                "",
+            )
 
 
 def _totals(report: Report) -> Iterator[tuple[str, ...]]:
     for t in report.targets:
         for r in rows(report.of(t)):
             yield (
-                r.operation, str(t), str(t.device), t.device.evidence, str(r.cases), str(r.passed), str(r.refused),
-                str(r.failed), ratio(r.worst), r.worst_case,
+                r.operation,
+                str(t),
+                str(t.device),
+                t.device.evidence,
+                str(r.cases),
+                str(r.passed),
+                str(r.refused),
+                str(r.failed),
+                ratio(r.worst),
+                r.worst_case,
             )
 
 

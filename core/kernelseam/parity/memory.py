@@ -1,7 +1,7 @@
 """Where a case's operands lie, and the memory around them: every byte that is no input is a canary.
 
-All memory starts as 0xFF bytes, which are NaN in every dtype. So a result that was never written, a read beyond an
-end or in a gap, and a write outside the output each show.
+All memory starts as 0xFF bytes, which are NaN in every dtype. So a result that was never written, a
+read beyond an end or in a gap, and a write outside the output each show.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from kernelseam.dtypes import DType
 from kernelseam.parity.oracle import Array
 
 GUARD = 16384
-"""Canary bytes before and after every block: more than a tile of rows, so that a stray tile lands there."""
+"""Canary bytes before and after every block: more than a tile of rows, so that a stray tile lands
+there."""
 POISON = 0xFF
 
 
@@ -25,23 +26,27 @@ class Walk:
     """How rows of [batch, head, row, column] data follow each other in memory."""
 
     order: str = "bhr"
-    """Axes, outermost first: "bhr" head-major, "brh" token-major; columns are innermost unless "c" stands elsewhere."""
+    """Axes, outermost first: "bhr" head-major, "brh" token-major; columns are innermost unless "c"
+    stands elsewhere."""
     gaps: tuple[int, int, int] = (0, 0, 0)
     """Elements left free after every batch, head and row."""
     aligned: bool = True
-    """Each stride is rounded up so that every row starts at a multiple of 16 bytes; else as tight as it goes."""
+    """Each stride is rounded up so that every row starts at a multiple of 16 bytes; else as tight
+    as it goes."""
     offset: int = 0
     """Elements before the first."""
     broadcast: str = ""
     """Axes of stride 0."""
 
     def strides(self, shape: tuple[int, ...], itemsize: int) -> tuple[int, int, int]:
-        """(batch, head, row) strides in elements for data of ``shape`` [batch, head, row, column]."""
+        """(batch, head, row) strides in elements for data of ``shape`` [batch, head, row,
+        column]."""
         batch, head, row, _ = self.plane(shape, itemsize)
         return batch, head, row
 
     def plane(self, shape: tuple[int, ...], itemsize: int) -> tuple[int, int, int, int]:
-        """The same with the column's stride: 1, unless ``order`` names its axis, "c", elsewhere or it is repeated."""
+        """The same with the column's stride: 1, unless ``order`` names its axis, "c", elsewhere or
+        it is repeated."""
         unit = max(16 // itemsize, 1) if self.aligned else 1
         size, found = 0, dict.fromkeys(self.broadcast, 0)
         for axis in reversed(self.order if "c" in self.order else self.order + "c"):
@@ -55,7 +60,8 @@ class Walk:
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of one entry of the batch that lie in one stretch, of all its heads: a sequence, or its part in a page."""
+    """Rows of one entry of the batch that lie in one stretch, of all its heads: a sequence, or its
+    part in a page."""
 
     batch: int
     first: int
@@ -67,19 +73,21 @@ class Piece:
 
 @dataclass(frozen=True)
 class Place:
-    """One operand in memory: strided; matrix by matrix where ``starts`` says so; or in ``pieces``, which then are all
-    that there is of it. Counts are in elements."""
+    """One operand in memory: strided; matrix by matrix where ``starts`` says so; or in ``pieces``,
+    which then are all that there is of it. Counts are in elements."""
 
     block: str
     """Operands of one name share memory (packed q, k and v); others have their own."""
     dtype: DType
     shape: tuple[int, ...]
-    """[batch, head, row, column], [batch, head, row], or any where there are neither starts nor pieces."""
+    """[batch, head, row, column], [batch, head, row], or any where there are neither starts nor
+    pieces."""
     strides: tuple[int, ...]
     """One an axis; that of the batch has no meaning where there are pieces."""
     offset: int = 0
     starts: tuple[int, ...] | None = None
-    """First element of matrix (batch·heads + head), where the batch and head strides do not say it."""
+    """First element of matrix (batch·heads + head), where the batch and head strides do not say
+    it."""
     pieces: tuple[Piece, ...] | None = None
     room: int = 0
     """Elements that the block has at least: some may belong to no piece."""
@@ -87,8 +95,12 @@ class Place:
     @property
     def bytes(self) -> int:
         """From the block's start to the last byte touched."""
-        ends = [start + sum((n - 1) * s for n, s in zip(shape, self.strides[-len(shape):], strict=True)) + 1
-                for _, start, shape in self._parts()]
+        ends = [
+            start
+            + sum((n - 1) * s for n, s in zip(shape, self.strides[-len(shape) :], strict=True))
+            + 1
+            for _, start, shape in self._parts()
+        ]
         return (self.offset + max(self.room, *ends, 0)) * self.dtype.itemsize
 
     def _parts(self) -> Iterator[tuple[tuple[slice | int, ...], int, tuple[int, ...]]]:
@@ -107,12 +119,13 @@ class Place:
             yield (), 0, self.shape
 
     def views(self, memory: Array, start: int) -> Iterator[tuple[tuple[slice | int, ...], Array]]:
-        """(index into the logical array, view of memory) over a byte array; ``start``: byte where the block begins."""
+        """(index into the logical array, view of memory) over a byte array; ``start``: byte where
+        the block begins."""
         size = self.dtype.itemsize
         strides = tuple(s * size for s in self.strides)
         for index, first, shape in self._parts():
             at = start + (self.offset + first) * size
-            yield index, np.ndarray(shape, self.dtype.numpy, memory, at, strides[-len(shape):])
+            yield index, np.ndarray(shape, self.dtype.numpy, memory, at, strides[-len(shape) :])
 
 
 def once(shape: tuple[int, ...], walk: Walk) -> tuple[int, ...]:
@@ -145,8 +158,8 @@ def scattered(name: str, walk: Walk, shape: tuple[int, ...], dtype: DType, seed:
 class Layout:
     """Every operand's place, and where each block of memory begins in its buffer.
 
-    ``separate``: each block is a buffer of its own that ends with its last element, give or take 4 bytes (for memory
-    checkers); else one buffer holds them all between guards.
+    ``separate``: each block is a buffer of its own that ends with its last element, give or take 4
+    bytes (for memory checkers); else one buffer holds them all between guards.
     """
 
     places: Mapping[str, Place]
@@ -173,7 +186,9 @@ class Layout:
         if not self.separate:
             whole = GUARD + sum(-(-n // 16) * 16 + GUARD for n in sizes.values())
             sizes = {"all": whole}
-        return {name: np.full(max(-(-n // 4) * 4, 4), POISON, np.uint8) for name, n in sizes.items()}
+        return {
+            name: np.full(max(-(-n // 4) * 4, 4), POISON, np.uint8) for name, n in sizes.items()
+        }
 
     def write(self, buffers: Mapping[str, Array], values: Mapping[str, Array]) -> None:
         """Put logical arrays where they belong."""
@@ -192,7 +207,9 @@ class Layout:
             out[index] = view
         return out
 
-    def stray(self, before: Mapping[str, Array], after: Mapping[str, Array], outputs: tuple[str, ...]) -> str:
+    def stray(
+        self, before: Mapping[str, Array], after: Mapping[str, Array], outputs: tuple[str, ...]
+    ) -> str:
         """Where bytes changed that belong to no output; "" where none did."""
         blocks = self.blocks()
         for buffer in before:
@@ -201,12 +218,17 @@ class Layout:
                 p = self.places[name]
                 if blocks[p.block][0] == buffer:
                     for _, view in p.views(changed.view(np.uint8), blocks[p.block][1]):
-                        view[...] = 0  # its own bytes may have changed; a float zero is all zero bits
+                        # its own bytes may have changed; a float zero is all zero bits
+                        view[...] = 0
             if changed.any():
                 at = int(changed.argmax())
-                near = min((b for b in blocks if blocks[b][0] == buffer), key=lambda b: abs(at - blocks[b][1]))
+                near = min(
+                    (b for b in blocks if blocks[b][0] == buffer),
+                    key=lambda b: abs(at - blocks[b][1]),
+                )
                 return (
-                    f"{int(changed.sum())} bytes outside the output changed, the first {at - blocks[near][1]} bytes "
+                    f"{int(changed.sum())} bytes outside the output changed, the first "
+                    f"{at - blocks[near][1]} bytes "
                     f"from the start of {near}"
                 )
         return ""
@@ -220,7 +242,8 @@ def never_written(x: Array) -> npt.NDArray[np.bool_]:
 
 
 def workspace(size: int) -> Array:
-    """Bytes for a workspace of so many, canaries too, between guards of −0 in float32: there even adding 0 shows."""
+    """Bytes for a workspace of so many, canaries too, between guards of −0 in float32: there even
+    adding 0 shows."""
     found = np.full(2 * GUARD // 4 + -(-size // 4), -0.0, np.float32).view(np.uint8)
     found[GUARD:-GUARD] = POISON
     return found
@@ -233,5 +256,9 @@ def overrun(after: Array) -> str:
     if not changed.any():
         return ""
     at = int(changed.argmax())
-    where = f"{GUARD - at} bytes before its start" if at < GUARD else f"{at - len(after) + GUARD} bytes after its end"
+    where = (
+        f"{GUARD - at} bytes before its start"
+        if at < GUARD
+        else f"{at - len(after) + GUARD} bytes after its end"
+    )
     return f"{int(changed.sum())} bytes outside the workspace changed, the first {where}"

@@ -22,7 +22,10 @@ def values(case: MergeCase, rng: np.random.Generator) -> dict[str, Array]:
         lses[-1, 0, 0, 3] = float(case.data)
     elif case.data != "normal":
         raise ValueError(case.data)
-    return {"outs": outs.astype(case.dtype.numpy), "lses": lses.astype(case.dtype.accumulator.numpy)}
+    return {
+        "outs": outs.astype(case.dtype.numpy),
+        "lses": lses.astype(case.dtype.accumulator.numpy),
+    }
 
 
 def places(case: MergeCase) -> dict[str, Place]:
@@ -32,9 +35,15 @@ def places(case: MergeCase) -> dict[str, Place]:
     strides = case.outs.strides(shape, case.dtype.itemsize)
     part = max(n * s for n, s in zip(lead, strides, strict=True)) + case.part_gap
     found = {
-        "outs": Place("outs", case.dtype, (case.parts, *shape), (part, *strides, 1), case.outs.offset),
+        "outs": Place(
+            "outs", case.dtype, (case.parts, *shape), (part, *strides, 1), case.outs.offset
+        ),
         "out": Place(
-            "out", case.dtype_out, shape, (*case.out.strides(shape, case.dtype_out.itemsize), 1), case.out.offset
+            "out",
+            case.dtype_out,
+            shape,
+            (*case.out.strides(shape, case.dtype_out.itemsize), 1),
+            case.out.offset,
         ),
     }
     head = case.rows + case.part_gap

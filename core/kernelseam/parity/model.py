@@ -1,8 +1,8 @@
 """A tile kernel in NumPy: what a GPU does to the numbers, and faults that can be planted in it.
 
-It calibrates the constants in ``tolerances`` and shows that every kind of fault is caught by some case: only
-``calibrate`` and the tests use it, no plugin registers it. It is an implementation of the contract on host memory, so
-that faults of addressing can be planted too.
+It calibrates the constants in ``tolerances`` and shows that every kind of fault is caught by some
+case: only ``calibrate`` and the tests use it, no plugin registers it. It is an implementation of
+the contract on host memory, so that faults of addressing can be planted too.
 """
 
 from __future__ import annotations
@@ -56,12 +56,21 @@ class Changes:
 
 
 def attention(
-    q: Array, k: Array, v: Array, causal: bool, scale: float, *, fault: str = "",
-    exp2: Callable[[Single], Single] = np.exp2, changes: Changes | None = None,
+    q: Array,
+    k: Array,
+    v: Array,
+    causal: bool,
+    scale: float,
+    *,
+    fault: str = "",
+    exp2: Callable[[Single], Single] = np.exp2,
+    changes: Changes | None = None,
 ) -> tuple[Array, Single]:
-    """One head, q [S_q,D], k [S_k,D], v [S_k,D_v] → out [S_q,D_v] in q's dtype, LSE [S_q] in float32.
+    """One head, q [S_q,D], k [S_k,D], v [S_k,D_v] → out [S_q,D_v] in q's dtype, LSE [S_q] in
+    float32.
 
-    Online softmax over tiles of keys: scores, state and sums in float32, probabilities rounded to the dtype of V.
+    Online softmax over tiles of keys: scores, state and sums in float32, probabilities rounded to
+    the dtype of V.
     """
     (S_q, D), S_k = q.shape, k.shape[0]
     shift = 0 if fault == "causal-top-left" else S_k - S_q
@@ -85,7 +94,11 @@ def attention(
             s = _changed(s, changes, first, factor)
         if fault == "half-scores":
             s = s.astype(q.dtype).astype(np.float32)
-        visible = (i + shift >= np.arange(first, first + len(tile_k))) if causal else np.ones(s.shape, bool)
+        visible = (
+            (i + shift >= np.arange(first, first + len(tile_k)))
+            if causal
+            else np.ones(s.shape, bool)
+        )
         s = np.where(visible, s, np.float32(-np.inf))
         now = np.maximum(top, s.max(axis=1))
         base = np.where(np.isneginf(now), 0, 0 if fault == "no-maximum" else now).astype(np.float32)
@@ -111,7 +124,9 @@ def _changed(s: Single, changes: Changes, first: int, factor: np.float32) -> Sin
     if changes.cap is None:
         s = s * factor
     else:
-        s = np.float32(changes.cap * LOG2_E) * np.tanh(s * np.float32(factor / LOG2_E / changes.cap))
+        s = np.float32(changes.cap * LOG2_E) * np.tanh(
+            s * np.float32(factor / LOG2_E / changes.cap)
+        )
     s = s - changes.slopes[:, at] * np.float32(LOG2_E)
     return s + changes.bias[:, at] * np.float32(LOG2_E)
 
@@ -171,15 +186,25 @@ class _Step:
 
 
 def _attention(
-    p: AttentionProblem, at: Mapping[str, int], fault: str, head: Callable[..., tuple[Array, Single]]
+    p: AttentionProblem,
+    at: Mapping[str, int],
+    fault: str,
+    head: Callable[..., tuple[Array, Single]],
 ) -> None:
-    x = {r.name: host_array(at.get(r.name, 0), r.shape, r.strides, r.dtype or p.spec.dtype) for r in p.operands}
+    x = {
+        r.name: host_array(at.get(r.name, 0), r.shape, r.strides, r.dtype or p.spec.dtype)
+        for r in p.operands
+    }
     for b, h in np.ndindex(p.batch, p.num_heads):
         g = h % p.kv_heads if fault == "wrong-kv-head" else h // p.head_group
-        out, lse = head(x["q"][b, h], x["k"][b, g], x["v"][b, g], p.spec.causal, p.scale, fault=fault)
+        out, lse = head(
+            x["q"][b, h], x["k"][b, g], x["v"][b, g], p.spec.causal, p.scale, fault=fault
+        )
         x["out"][b, h] = out
         if p.spec.lse:
             x["lse"][b, h] = lse
         if fault == "writes-past-end" and p.S_q:
             past = b * p.out_strides[0] + h * p.out_strides[1] + p.S_q * p.out_strides[2]
-            host_array(at["out"] + past * p.spec.dtype.itemsize, (p.spec.value_dim,), (1,), p.spec.dtype)[...] = 0
+            host_array(
+                at["out"] + past * p.spec.dtype.itemsize, (p.spec.value_dim,), (1,), p.spec.dtype
+            )[...] = 0

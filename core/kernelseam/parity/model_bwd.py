@@ -1,4 +1,5 @@
-"""A tile kernel's gradients in NumPy: products and sums in float32, p and ds rounded to the inputs' dtype.
+"""A tile kernel's gradients in NumPy: products and sums in float32, p and ds rounded to the inputs'
+dtype.
 
 It calibrates the bounds, and faults planted in it show that each is caught by some case.
 """
@@ -31,7 +32,8 @@ FAULTS = {
     "cap-slope-in-dbias": "1 − tanh² is in dbias too",
     "no-slopes": "scores lack slope·|d|",
     "no-bias": "scores lack the bias",
-    "bias-not-summed": "dbias is that of the first entry, head, query or key where the bias repeats",
+    "bias-not-summed": "dbias is that of the first entry, head, query or key where the bias "
+    "repeats",
     "sinks-sign": "dsinks has the other sign",
     "sinks-without-lse": "dsinks lacks e^(−lse)",
     "last-key": "the last key is left out",
@@ -43,10 +45,17 @@ FAULTS = {
 
 
 def attention_bwd(
-    x: Mapping[str, Array], causal: bool, scale: float, variant: Variant = PLAIN,
-    bias_shape: tuple[int, ...] | None = None, *, fault: str = "", exp2: Callable[[Single], Single] = np.exp2,
+    x: Mapping[str, Array],
+    causal: bool,
+    scale: float,
+    variant: Variant = PLAIN,
+    bias_shape: tuple[int, ...] | None = None,
+    *,
+    fault: str = "",
+    exp2: Callable[[Single], Single] = np.exp2,
 ) -> dict[str, Array]:
-    """Gradients by name of q, k, v, dout, out and lse in ``x``, of their dtypes; dbias of the bias's."""
+    """Gradients by name of q, k, v, dout, out and lse in ``x``, of their dtypes; dbias of the
+    bias's."""
     q, k, v, dtype = x["q"], x["k"], x["v"], x["q"].dtype
     (B, H, S_q, _), G, S_k = q.shape, k.shape[1], k.shape[2]
     group = max(H // max(G, 1), 1)
@@ -63,8 +72,12 @@ def attention_bwd(
         s, seen, flat = _scores(Q @ K.T, b, h, n_q, n_k, causal, scale, variant, fault)
         if fault == "half-scores":
             s = s.astype(dtype).astype(np.float32)
-        base = np.where(np.isneginf(lse), np.inf, lse * np.float32(1 if fault == "lse-base-2" else LOG2_E))
-        p = np.where(seen, exp2((s * np.float32(LOG2_E) - base[:, None]).astype(np.float32)), 0).astype(np.float32)
+        base = np.where(
+            np.isneginf(lse), np.inf, lse * np.float32(1 if fault == "lse-base-2" else LOG2_E)
+        )
+        p = np.where(
+            seen, exp2((s * np.float32(LOG2_E) - base[:, None]).astype(np.float32)), 0
+        ).astype(np.float32)
         dots = (dO * out).sum(axis=1)
         if fault == "dots-of-the-first-row":
             dots = np.broadcast_to(dots[:1], dots.shape)
@@ -82,10 +95,18 @@ def attention_bwd(
             sink = np.float32(variant.sinks[h])
             over = np.where(np.isneginf(lse), np.inf, 0 if fault == "sinks-without-lse" else lse)
             weight = exp2((sink - over) * LOG2_E)
-            dsinks[h] += (1 if fault == "sinks-sign" else -1) * (weight.astype(np.float32) * dots).sum()
-    found: dict[str, Array] = {"dq": dq.astype(dtype), "dk": dk.astype(dtype), "dv": dv.astype(dtype)}
+            dsinks[h] += (1 if fault == "sinks-sign" else -1) * (
+                weight.astype(np.float32) * dots
+            ).sum()
+    found: dict[str, Array] = {
+        "dq": dq.astype(dtype),
+        "dk": dk.astype(dtype),
+        "dv": dv.astype(dtype),
+    }
     if bias_shape is not None:
-        axes = tuple(i for i, (n, m) in enumerate(zip(plane.shape, bias_shape, strict=True)) if m == 1 != n)
+        axes = tuple(
+            i for i, (n, m) in enumerate(zip(plane.shape, bias_shape, strict=True)) if m == 1 != n
+        )
         summed = plane.sum(axis=axes, keepdims=True)
         if fault == "bias-not-summed":
             summed = plane[tuple(slice(1) if i in axes else slice(None) for i in range(4))]
@@ -96,7 +117,15 @@ def attention_bwd(
 
 
 def _scores(
-    product: Single, b: int, h: int, n_q: int, n_k: int, causal: bool, scale: float, v: Variant, fault: str
+    product: Single,
+    b: int,
+    h: int,
+    n_q: int,
+    n_k: int,
+    causal: bool,
+    scale: float,
+    v: Variant,
+    fault: str,
 ) -> tuple[Single, Array, Single]:
     """Scores, which keys are seen, and 1 − tanh²."""
     i, j = np.arange(n_q)[:, None], np.arange(n_k)
@@ -123,4 +152,3 @@ def _scores(
     if v.bias is not None and fault != "no-bias":
         x = x + v.bias[b, h, :n_q, :n_k].astype(np.float32)
     return x.astype(np.float32), seen, flat
-

@@ -1,9 +1,11 @@
-"""The softmax that is guarded by its sums (that of a kernel for one arch, ``softmax.h``), in NumPy, and faults for it.
+"""The softmax that is guarded by its sums (that of a kernel for one arch, ``softmax.h``), in NumPy,
+and faults for it.
 
-The sibling of ``model.attention``, which takes the maximum of every tile of keys. Blocks of keys go from the last to
-the first. The first of a warpgroup's 64 rows and those that hide keys are online steps; the others' weights are
-exponentials over the reference of the rows, which is kept, and only a thread's own sum of them is looked at. A warp
-takes a new reference where one of its threads' sums is not below LIMIT.
+The sibling of ``model.attention``, which takes the maximum of every tile of keys. Blocks of keys go
+from the last to the first. The first of a warpgroup's 64 rows and those that hide keys are online
+steps; the others' weights are exponentials over the reference of the rows, which is kept, and only
+a thread's own sum of them is looked at. A warp takes a new reference where one of its threads' sums
+is not below LIMIT.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ GUARDED_FAULTS = {
     "limit-not-checked": "a block is never taken to a new reference",
     "nan-below-limit": "a sum that is NaN counts as below the limit",
     "one-row-checked": "a thread looks at the sum of the first of its two rows only",
-    "one-lane-checked": "the first of four lanes that share a row looks at its sum, and decides for all",
+    "one-lane-checked": "the first of four lanes that share a row looks at its sum, and decides "
+    "for all",
     "infinite-by-sums": "a block whose sums are infinite is scaled down by them",
     "masked-not-raised": "the reference stays in blocks that hide keys",
     "rare-keeps-p": "a block's own weights are not scaled down to the new reference",
@@ -36,18 +39,21 @@ GUARDED_FAULTS = {
     "rare-keeps-l": "the sum of earlier blocks is not scaled down to the new reference",
     "rare-first-row": "a thread scales its second row by what its first one needs",
     "rare-unscaled": "products that are made once more lack the scale",
-    "rare-by-sum": "the new reference is a thread's sum and not its mean: it can be 2^5 above the largest weight",
+    "rare-by-sum": "the new reference is a thread's sum and not its mean: it can be 2^5 above "
+    "the largest weight",
 }
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What of a kernel's tile its numbers depend on: ``groups`` of 64 queries, ``bn`` keys a block."""
+    """What of a kernel's tile its numbers depend on: ``groups`` of 64 queries, ``bn`` keys a
+    block."""
 
     groups: int
     bn: int
     turns: bool
-    """Whether a warpgroup also takes blocks behind its own rows' last key, which another one of its tile needs."""
+    """Whether a warpgroup also takes blocks behind its own rows' last key, which another one of its
+    tile needs."""
 
 
 def tile(head_dim: int, hides: bool) -> Tile:
@@ -97,10 +103,14 @@ class _Head:
             s = self.cap[0] * np.tanh(s * self.cap[1])
         return s
 
-    def weights(self, s: Single, m: Single, factor: np.float32 | None = None) -> tuple[Single, Single]:
+    def weights(
+        self, s: Single, m: Single, factor: np.float32 | None = None
+    ) -> tuple[Single, Single]:
         """2^(factor·s − m) by one rounding, and each lane's sums [64, 4]."""
         factor = self.factor if factor is None else factor
-        p = self.exp2((s.astype(np.float64) * factor - m.astype(np.float64)[:, None]).astype(np.float32))
+        p = self.exp2(
+            (s.astype(np.float64) * factor - m.astype(np.float64)[:, None]).astype(np.float32)
+        )
         return p, lane_sums(p)
 
     def add(self, state: _State, p: Single, block: int, visible: npt.NDArray[np.bool_]) -> None:
@@ -111,26 +121,42 @@ class _Head:
 def lane_sums(p: Single) -> Single:
     """Sums of a row's elements by the lane that has them, [64, BN] → [64, 4].
 
-    Element i of a thread's accumulator is in its row i/2 % 2 and in column 8·(i/4) + 2·(lane % 4) + i % 2.
+    Element i of a thread's accumulator is in its row i/2 % 2 and in column 8·(i/4) + 2·(lane % 4) +
+    i % 2.
     """
     sums: Single = p.reshape(len(p), -1, LANES, 2).sum(axis=(1, 3))
     return sums
 
 
 def attention(
-    q: Array, k: Array, v: Array, causal: bool, scale: float, *, fault: str = "",
-    exp2: Callable[[Single], Single] = np.exp2, window: tuple[int | None, int | None] = (None, None),
-    softcap: float | None = None, sink: float = -np.inf,
+    q: Array,
+    k: Array,
+    v: Array,
+    causal: bool,
+    scale: float,
+    *,
+    fault: str = "",
+    exp2: Callable[[Single], Single] = np.exp2,
+    window: tuple[int | None, int | None] = (None, None),
+    softcap: float | None = None,
+    sink: float = -np.inf,
 ) -> tuple[Array, Single]:
-    """One head, q [S_q,D], k [S_k,D], v [S_k,D_v] → out [S_q,D_v] in q's dtype, LSE [S_q] in float32."""
+    """One head, q [S_q,D], k [S_k,D], v [S_k,D_v] → out [S_q,D_v] in q's dtype, LSE [S_q] in
+    float32."""
     (S_q, D), S_k = q.shape, k.shape[0]
     left, right = window[0], 0 if causal else window[1]
     hides, size = left is not None or right is not None, tile(D, causal or window != (None, None))
     filled = ((q, ROWS), (k, size.bn), (v, size.bn))
     Q, K, V = (np.pad(np.asarray(x, np.float32), ((0, -len(x) % n), (0, 0))) for x, n in filled)
     head = _Head(
-        K, V, size.bn, q.dtype, np.float32(scale * np.log2(np.e) if softcap is None else 1),
-        None if softcap is None else (np.float32(softcap * LOG2_E), np.float32(scale / softcap)), exp2, fault,
+        K,
+        V,
+        size.bn,
+        q.dtype,
+        np.float32(scale * np.log2(np.e) if softcap is None else 1),
+        None if softcap is None else (np.float32(softcap * LOG2_E), np.float32(scale / softcap)),
+        exp2,
+        fault,
     )
     out, lse = np.zeros((len(Q), v.shape[1]), np.float32), np.zeros(len(Q), np.float32)
 
@@ -146,11 +172,16 @@ def attention(
         tile_low, tile_high = band(np.array([first, min(first + ROWS * size.groups, S_q) - 1]))
         begin, end = int(tile_low[0]) // size.bn, -(-int(tile_high[1]) // size.bn)
         begin, end = (begin, end) if begin < end else (0, 1)
-        last = end - 1 if size.turns or not hides else max(min(-(-int(high[-1]) // size.bn), end) - 1, begin)
+        last = (
+            end - 1
+            if size.turns or not hides
+            else max(min(-(-int(high[-1]) // size.bn), end) - 1, begin)
+        )
         # Blocks that all rows see whole, and before which each has seen a key.
         open_begin, open_end = -(-int(low[-1]) // size.bn), max(int(high[0]) - hides, 0) // size.bn
         state = _State(
-            np.full(ROWS, -np.inf, np.float32), np.zeros((ROWS, LANES), np.float32),
+            np.full(ROWS, -np.inf, np.float32),
+            np.zeros((ROWS, LANES), np.float32),
             np.zeros((ROWS, v.shape[1]), np.float32),
         )
         for block in range(last, begin - 1, -1):
@@ -185,7 +216,8 @@ def _online(head: _Head, state: _State, s: Single, first: bool) -> Single:
 
 
 def _guarded(head: _Head, state: _State, s: Single) -> Single:
-    """Weights of a block that hides nothing to the kept references, or to new ones in warps that need them."""
+    """Weights of a block that hides nothing to the kept references, or to new ones in warps that
+    need them."""
     p, sums = head.weights(s, state.m)
     # [warp, row % 8, lane]: a thread has two rows, eight apart.
     pairs = sums.reshape(-1, 2, WARP_ROWS // 2, LANES)
@@ -208,7 +240,8 @@ def _guarded(head: _Head, state: _State, s: Single) -> Single:
 
 
 def _rebase_by_sums(own: _State, p: Single, sums: Single, fault: str) -> tuple[Single, Single]:
-    """A warp's block over the largest mean of the four lanes of a row, which no weight's maximum is below."""
+    """A warp's block over the largest mean of the four lanes of a row, which no weight's maximum is
+    below."""
     elements = 1 if fault == "rare-by-sum" else p.shape[1] // LANES
     most = sums.max(axis=1) / np.float32(elements)
     to = np.where(most > 1, own.m + np.log2(most), own.m)

@@ -23,7 +23,8 @@ Rows = Sequence[int] | npt.NDArray[np.integer[Any]] | None
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """What an attention does beside softmax(scale·q·kᵀ)·v; what is None is not done. B and H as in q."""
+    """What an attention does beside softmax(scale·q·kᵀ)·v; what is None is not done. B and H as in
+    q."""
 
     window: tuple[int | None, int | None] = (None, None)
     """(left, right): how far from the diagonal keys are seen; None: as far as they go."""
@@ -58,12 +59,13 @@ class AttentionResult:
     pv: Floats
     """P|V|, […, D_v]: the probabilities times the values' magnitudes."""
     products: Floats
-    """max of |scale|·Σ_d|q_d·k_d| over the visible keys, […]; not counting keys whose score is −inf."""
+    """max of |scale|·Σ_d|q_d·k_d| over the visible keys, […]; not counting keys whose score is
+    −inf."""
     values: Floats
     """Σ_j|v_j| / ℓ over the visible keys, […, D_v], with ℓ = Σexp(score − largest score)."""
     changes: Floats
-    """max of |capped product| + |slope·d| + |bias| as far as a score has them, and |sink|, […], over what weighs
-    something in float32."""
+    """max of |capped product| + |slope·d| + |bias| as far as a score has them, and |sink|, […],
+    over what weighs something in float32."""
 
 
 @dataclass(frozen=True)
@@ -90,15 +92,23 @@ class GemmResult:
 
 
 def attention(
-    q: Array, k: Array, v: Array, causal: bool, scale: float, rows: Rows = None, variant: Variant = PLAIN
+    q: Array,
+    k: Array,
+    v: Array,
+    causal: bool,
+    scale: float,
+    rows: Rows = None,
+    variant: Variant = PLAIN,
 ) -> AttentionResult:
-    """softmax(scores)·v of q [B,H,S_q,D_qk], k [B,H_kv,S_k,D_qk], v [B,H_kv,S_k,D_v], any float dtype.
+    """softmax(scores)·v of q [B,H,S_q,D_qk], k [B,H_kv,S_k,D_qk], v [B,H_kv,S_k,D_v], any float
+    dtype.
 
-    Query head h uses KV head h // (H / H_kv). With d = j − i − (S_k − S_q), of the entry's own lengths, the score of
-    key j for query i is softcap·tanh(scale·q·k/softcap) − slope·|d| + bias, and the key is visible iff the mask allows
-    it and (j < prefix, or −left ≤ d ≤ right, and d ≤ 0 where causal). A sink is a key of value 0. A row that sees no
-    key, or whose every score is −inf, gives zeros and an LSE of −inf. What is not visible never contributes.
-    ``rows``: numbers (b·H + h)·S_q + i.
+    Query head h uses KV head h // (H / H_kv). With d = j − i − (S_k − S_q), of the entry's own
+    lengths, the score of key j for query i is softcap·tanh(scale·q·k/softcap) − slope·|d| + bias,
+    and the key is visible iff the mask allows it and (j < prefix, or −left ≤ d ≤ right, and d ≤ 0
+    where causal). A sink is a key of value 0. A row that sees no key, or whose every score is −inf,
+    gives zeros and an LSE of −inf. What is not visible never contributes. ``rows``: numbers (b·H +
+    h)·S_q + i.
     """
     B, H, S_q, _ = q.shape
     H_kv, S_k, D_v = v.shape[1:]
@@ -120,7 +130,11 @@ def attention(
         if variant.mask is not None:
             seen &= variant.mask[b, h, i, :n_k]
         slope = 0.0 if variant.alibi is None else float(variant.alibi[b, h])
-        bias = np.zeros(d.shape) if variant.bias is None else variant.bias[b, h, i, :n_k].astype(np.float64)
+        bias = (
+            np.zeros(d.shape)
+            if variant.bias is None
+            else variant.bias[b, h, i, :n_k].astype(np.float64)
+        )
         sink = -np.inf if variant.sinks is None else float(variant.sinks[h])
         K, V = (x[b, h // (H // H_kv), :n_k].astype(np.float64) for x in (k, v))
         alike, which = np.unique(seen, axis=0, return_inverse=True)
@@ -128,14 +142,23 @@ def attention(
             of = np.flatnonzero(which.reshape(-1) == pattern)
             Q, at = q[b, h, i[of]].astype(np.float64), here[of]
             o = _softmax_rows(
-                scale * (Q @ K[keys].T), abs(scale) * (np.abs(Q) @ np.abs(K[keys]).T), V[keys], variant.softcap,
-                slope * np.abs(d[of][:, keys]), bias[of][:, keys], sink,
+                scale * (Q @ K[keys].T),
+                abs(scale) * (np.abs(Q) @ np.abs(K[keys]).T),
+                V[keys],
+                variant.softcap,
+                slope * np.abs(d[of][:, keys]),
+                bias[of][:, keys],
+                sink,
             )
             out[at], lse[at], pv[at], products[at], values[at], changes[at] = o
     lead = (B, H, S_q) if rows is None else (n,)
     return AttentionResult(
-        out.reshape(*lead, D_v), lse.reshape(lead), pv.reshape(*lead, D_v), products.reshape(lead),
-        values.reshape(*lead, D_v), changes.reshape(lead),
+        out.reshape(*lead, D_v),
+        lse.reshape(lead),
+        pv.reshape(*lead, D_v),
+        products.reshape(lead),
+        values.reshape(*lead, D_v),
+        changes.reshape(lead),
     )
 
 
@@ -153,10 +176,16 @@ def visible(d: Array, causal: bool, window: tuple[int | None, int | None]) -> np
 
 
 def _softmax_rows(
-    x: Floats, magnitude: Floats, V: Floats, cap: float | None, slopes: Floats, bias: Floats, sink: float
+    x: Floats,
+    magnitude: Floats,
+    V: Floats,
+    cap: float | None,
+    slopes: Floats,
+    bias: Floats,
+    sink: float,
 ) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats]:
-    """The formula for queries that see all of V's keys, from x = scale·q·kᵀ and |scale|·|q||k|: out, LSE and the
-    bound's ingredients. The sink is the last column."""
+    """The formula for queries that see all of V's keys, from x = scale·q·kᵀ and |scale|·|q||k|:
+    out, LSE and the bound's ingredients. The sink is the last column."""
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         capped = x if cap is None else cap * np.tanh(x / cap)
         scores = _with_sink(capped - slopes + bias, sink)
@@ -170,7 +199,9 @@ def _softmax_rows(
         pv = weights @ np.abs(V) / total[:, None]
         products = np.where(np.isneginf(scores), 0, _with_sink(magnitude, 0)).max(axis=1)
         values = np.abs(V).sum(axis=0) / total[:, None]
-        sizes = _with_sink((0 if cap is None else np.abs(capped)) + np.abs(slopes) + np.abs(bias), abs(sink))
+        sizes = _with_sink(
+            (0 if cap is None else np.abs(capped)) + np.abs(slopes) + np.abs(bias), abs(sink)
+        )
         changes = np.where(weights >= WEIGHS, sizes, 0).max(axis=1)
     out[nothing], pv[nothing], values[nothing] = 0, 0, 0
     return out, lse, pv, products, values, changes
@@ -181,8 +212,8 @@ def _with_sink(x: Floats, value: float) -> Floats:
 
 
 def merge_states(outs: Array, lses: Array) -> MergeResult:
-    """Σ_n e^(s_n − s)·o_n with s = ln Σ_n e^(s_n), of outs [N,B,H,rows,D_v] and lses [N,B,H,rows]. What has an s_n of
-    −inf never contributes; where all have, out is 0 and s −inf."""
+    """Σ_n e^(s_n − s)·o_n with s = ln Σ_n e^(s_n), of outs [N,B,H,rows,D_v] and lses [N,B,H,rows].
+    What has an s_n of −inf never contributes; where all have, out is 0 and s −inf."""
     s = lses.astype(np.float64)
     o = np.where(np.isneginf(s)[..., None], 0, outs.astype(np.float64))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
@@ -197,16 +228,27 @@ def merge_states(outs: Array, lses: Array) -> MergeResult:
 
 
 def gemm(
-    a: Array, b: Array, c: Array | None = None, alpha: float = 1.0, beta: float = 0.0,
-    a_transposed: bool = False, b_transposed: bool = False, rows: Rows = None, *, bias: Array | None = None,
-    residual: Array | None = None, batch_group: int = 1, head_group: int = 1,
+    a: Array,
+    b: Array,
+    c: Array | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    a_transposed: bool = False,
+    b_transposed: bool = False,
+    rows: Rows = None,
+    *,
+    bias: Array | None = None,
+    residual: Array | None = None,
+    batch_group: int = 1,
+    head_group: int = 1,
 ) -> GemmResult:
-    """alpha·Σ op(A)·op(B) + beta·C + bias + residual of A [B,H,M,K], B [B,H/g,K,N] as they lie in memory, bias
-    [B',H',N], C and residual [B',H',M,N], any float dtype.
+    """alpha·Σ op(A)·op(B) + beta·C + bias + residual of A [B,H,M,K], B [B,H/g,K,N] as they lie in
+    memory, bias [B',H',N], C and residual [B',H',M,N], any float dtype.
 
-    op swaps the last two axes where the operand is transposed; matrix h of A meets matrix h // g of B. C of batch b'
-    and head h' sums the products of batches b and heads h with b // batch_group = b' and h // head_group = h'. beta = 0
-    does not read C; alpha = 0 or K = 0 does not read A and B. ``rows``: numbers (b'·H' + h')·M + i.
+    op swaps the last two axes where the operand is transposed; matrix h of A meets matrix h // g of
+    B. C of batch b' and head h' sums the products of batches b and heads h with b // batch_group =
+    b' and h // head_group = h'. beta = 0 does not read C; alpha = 0 or K = 0 does not read A and B.
+    ``rows``: numbers (b'·H' + h')·M + i.
     """
     A, B = (x.swapaxes(2, 3) if t else x for x, t in ((a, a_transposed), (b, b_transposed)))
     batch, heads, M, K = A.shape
@@ -225,7 +267,10 @@ def gemm(
             if alpha != 0 and K > 0:
                 for k, n in np.ndindex(batch_group, head_group):
                     entry, h = i * batch_group + k, j * head_group + n
-                    left, right = A[entry, h, at[here]].astype(np.float64), B[entry, h // shared].astype(np.float64)
+                    left, right = (
+                        A[entry, h, at[here]].astype(np.float64),
+                        B[entry, h // shared].astype(np.float64),
+                    )
                     out[here] += left @ right
                     magnitude[here] += np.abs(left) @ np.abs(right)
                 out[here] *= alpha
@@ -239,11 +284,14 @@ def gemm(
             if bias is not None:
                 out[here] += bias[i, j].astype(np.float64)
                 magnitude[here] += np.abs(bias[i, j].astype(np.float64))
-    return GemmResult(*(x.reshape(*lead, N) if rows is None else x for x in (out, magnitude, products)))
+    return GemmResult(
+        *(x.reshape(*lead, N) if rows is None else x for x in (out, magnitude, products))
+    )
 
 
 def sample_rows(total: int, limit: int, seed: int = 0) -> npt.NDArray[np.int64] | None:
-    """At most ``limit`` of ``total`` row numbers, sorted, the first and the last among them; None where all fit."""
+    """At most ``limit`` of ``total`` row numbers, sorted, the first and the last among them; None
+    where all fit."""
     if total <= limit:
         return None
     inner = np.random.default_rng(seed).choice(total - 2, max(limit - 2, 0), replace=False) + 1

@@ -1,7 +1,8 @@
-"""The oracle of an attention's gradients: the formulas in float64 or wider, from q, k, v and what a loss takes from the
-result.
+"""The oracle of an attention's gradients: the formulas in float64 or wider, from q, k, v and what a
+loss takes from the result.
 
-It computes its own result and LSE. Beside each gradient stands what its bound in ``tolerances`` is made of.
+It computes its own result and LSE. Beside each gradient stands what its bound in ``tolerances`` is
+made of.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ SPREAD = 3.0
 
 @dataclass(frozen=True)
 class Gradient:
-    """One gradient, and the sums of magnitudes that a relative error of one unit would move it by, all of one shape."""
+    """One gradient, and the sums of magnitudes that a relative error of one unit would move it by,
+    all of one shape."""
 
     value: Floats
     rounded: Floats
-    """of the factors that are rounded to the inputs' dtype before they are summed over: p and ds."""
+    """of the factors that are rounded to the inputs' dtype before they are summed over: p and
+    ds."""
     single: Floats
     """of scores, products and sums."""
     outs: Floats
@@ -42,14 +45,21 @@ Parts = dict[str, Floats]
 
 
 def attention_bwd(
-    q: Array, k: Array, v: Array, dout: Array, causal: bool, scale: float, variant: Variant = PLAIN,
+    q: Array,
+    k: Array,
+    v: Array,
+    dout: Array,
+    causal: bool,
+    scale: float,
+    variant: Variant = PLAIN,
     bias_shape: Shape | None = None,
 ) -> dict[str, Gradient]:
-    """dq, dk and dv of ``oracle.attention`` given dout [B,H,S_q,D_v], shaped as q, k and v; dbias of ``bias_shape``, 1
-    where it is summed over an axis, and dsinks [H] where the variant has them.
+    """dq, dk and dv of ``oracle.attention`` given dout [B,H,S_q,D_v], shaped as q, k and v; dbias
+    of ``bias_shape``, 1 where it is summed over an axis, and dsinks [H] where the variant has them.
 
-    dp = dout·vᵀ, dx = p·(dp − Σ dout·out), ds = dx·(1 − tanh²) under a softcap, dq = scale·ds·k, dk = scale·dsᵀ·q,
-    dv = pᵀ·dout, dbias = dx, dsinks = −Σ e^(sink − lse)·Σ dout·out. Rows behind q_lengths or kv_lengths get 0.
+    dp = dout·vᵀ, dx = p·(dp − Σ dout·out), ds = dx·(1 − tanh²) under a softcap, dq = scale·ds·k, dk
+    = scale·dsᵀ·q, dv = pᵀ·dout, dbias = dx, dsinks = −Σ e^(sink − lse)·Σ dout·out. Rows behind
+    q_lengths or kv_lengths get 0.
     """
     B, H, S_q, _ = q.shape
     G, S_k = k.shape[1:3]
@@ -78,7 +88,15 @@ def attention_bwd(
 
 
 def _pairs(
-    Q: Floats, K: Floats, V: Floats, dO: Floats, b: int, h: int, causal: bool, scale: float, variant: Variant
+    Q: Floats,
+    K: Floats,
+    V: Floats,
+    dO: Floats,
+    b: int,
+    h: int,
+    causal: bool,
+    scale: float,
+    variant: Variant,
 ) -> tuple[Parts, Parts, Parts, Parts]:
     """p, dx and ds of one head's queries and keys, and the sink's part of every row."""
     n_q, n_k = len(Q), len(K)
@@ -90,10 +108,17 @@ def _pairs(
     if variant.mask is not None:
         seen &= variant.mask[b, h, :n_q, :n_k]
     slope = 0.0 if variant.alibi is None else float(variant.alibi[b, h])
-    bias = np.zeros(d.shape) if variant.bias is None else variant.bias[b, h, :n_q, :n_k].astype(np.float64)
+    bias = (
+        np.zeros(d.shape)
+        if variant.bias is None
+        else variant.bias[b, h, :n_q, :n_k].astype(np.float64)
+    )
     given = -np.inf if variant.sinks is None else float(variant.sinks[h])
 
-    product, products = scale * (Q @ K.T), math.sqrt(Q.shape[1]) * abs(scale) * (np.abs(Q) @ np.abs(K).T)
+    product, products = (
+        scale * (Q @ K.T),
+        math.sqrt(Q.shape[1]) * abs(scale) * (np.abs(Q) @ np.abs(K).T),
+    )
     cap = variant.softcap
     capped = product if cap is None else cap * np.tanh(product / cap)
     flat = np.ones(d.shape) if cap is None else 1 - np.tanh(product / cap) ** 2
@@ -120,32 +145,51 @@ def _pairs(
     there, lost = (p > 0).astype(float), np.abs(dO).sum(axis=1)[:, None]
     single = score * np.abs(dx) + p * grown
     of_p = {
-        "value": p, "rounded": p, "single": score * p, "outs": np.zeros(p.shape), "lses": p * np.abs(lse)[:, None],
+        "value": p,
+        "rounded": p,
+        "single": score * p,
+        "outs": np.zeros(p.shape),
+        "lses": p * np.abs(lse)[:, None],
         "vanished": there,
     }
     of_dx = {
-        "value": dx, "rounded": np.abs(dx), "single": single, "outs": p * outs[:, None],
-        "lses": np.abs(dx) * np.abs(lse)[:, None], "vanished": there * (1 + np.abs(difference)) + p * lost,
+        "value": dx,
+        "rounded": np.abs(dx),
+        "single": single,
+        "outs": p * outs[:, None],
+        "lses": np.abs(dx) * np.abs(lse)[:, None],
+        "vanished": there * (1 + np.abs(difference)) + p * lost,
     }
     of_ds = {name: part * flat for name, part in of_dx.items()}
     of_ds["single"] = of_ds["single"] + np.abs(dx) * bent
     of_ds["vanished"] = of_dx["vanished"]
     of_sink = {
-        "value": -weight * dots, "rounded": weight * np.abs(dots),
-        "single": weight * (np.abs(dots) * (1 + abs(given) if given > -np.inf else 1) + math.sqrt(V.shape[1]) * sizes),
-        "outs": weight * outs, "lses": weight * np.abs(dots * lse), "vanished": np.abs(dots) + weight * lost[:, 0],
+        "value": -weight * dots,
+        "rounded": weight * np.abs(dots),
+        "single": weight
+        * (
+            np.abs(dots) * (1 + abs(given) if given > -np.inf else 1)
+            + math.sqrt(V.shape[1]) * sizes
+        ),
+        "outs": weight * outs,
+        "lses": weight * np.abs(dots * lse),
+        "vanished": np.abs(dots) + weight * lost[:, 0],
     }
     return _narrowed(of_p), _narrowed(of_dx), _narrowed(of_ds), _narrowed(of_sink)
 
 
 def _wide(x: Array) -> Array:
-    """In float64; float64 in what is wider, where the host has it, so that the oracle's own errors do not count."""
+    """In float64; float64 in what is wider, where the host has it, so that the oracle's own errors
+    do not count."""
     return x.astype(np.longdouble if x.dtype == np.float64 else np.float64)
 
 
 def _narrowed(parts: Parts) -> Parts:
     """What bounds are made of in float64, whose products are fast."""
-    return {name: x if name == "value" else x.astype(np.float64, copy=False) for name, x in parts.items()}
+    return {
+        name: x if name == "value" else x.astype(np.float64, copy=False)
+        for name, x in parts.items()
+    }
 
 
 def _times(x: Mapping[str, Floats], y: Floats, scale: float, count: int) -> Parts:
@@ -153,7 +197,8 @@ def _times(x: Mapping[str, Floats], y: Floats, scale: float, count: int) -> Part
     size = np.abs(y).astype(np.float64, copy=False)
     found = {name: abs(scale) * (x[name] @ size) for name in PARTS if name != "value"}
     found["value"] = scale * (x["value"] @ y)
-    found["vanished"] = max(abs(scale), 1) * (x["vanished"] @ size)  # scale·ds may be what is rounded
+    # scale·ds may be what is rounded
+    found["vanished"] = max(abs(scale), 1) * (x["vanished"] @ size)
     found["single"] = found["single"] + math.sqrt(count) * found["rounded"]
     return found
 
@@ -168,11 +213,14 @@ def _add(to: Parts, index: tuple[int | slice, ...], more: Mapping[str, Floats]) 
 
 
 def _summed(x: Parts, shape: Shape) -> Parts:
-    """Summed over the axes along which ``shape`` is 1: float32 terms, rounded once they are all added."""
+    """Summed over the axes along which ``shape`` is 1: float32 terms, rounded once they are all
+    added."""
     whole = x["value"].shape
     axes = tuple(i for i, (n, m) in enumerate(zip(whole, shape, strict=True)) if m == 1 != n)
     found = {name: part.sum(axis=axes, keepdims=True) for name, part in x.items()}
-    found["single"] = found["single"] + math.sqrt(math.prod(whole[i] for i in axes)) * found["rounded"]
+    found["single"] = (
+        found["single"] + math.sqrt(math.prod(whole[i] for i in axes)) * found["rounded"]
+    )
     found["rounded"] = np.zeros(shape)
     # A row's error is the same for all its keys, and each row has its own.
     of_rows = x["outs"].sum(axis=3, keepdims=True) if 3 in axes else x["outs"]

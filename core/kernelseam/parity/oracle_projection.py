@@ -1,6 +1,7 @@
 """The oracle of the projections: what they mean, in float64, written as plainly as their formulas.
 
-Beside each result stands its magnitude, and how many products it is the sum of: what the GEMM's bound is made of.
+Beside each result stands its magnitude, and how many products it is the sum of: what the GEMM's
+bound is made of.
 """
 
 from __future__ import annotations
@@ -13,11 +14,20 @@ Results = dict[str, tuple[GemmResult, int]]
 
 
 def qkv_projection(
-    x: Array, weight: Array, bias: Array | None, heads: int, kv_heads: int, dim: int, cos: Array | None = None,
-    sin: Array | None = None, style: str = "", positions: Array | None = None,
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    cos: Array | None = None,
+    sin: Array | None = None,
+    style: str = "",
+    positions: Array | None = None,
 ) -> Results:
-    """q [B, heads, S, dim], k and v [B, kv_heads, S, dim] of x [B, S, K] and weight [(heads + 2·kv_heads)·dim, K].
-    q and k are turned by the row of cos and sin [positions, n / 2] that stands in ``positions`` [B, S]."""
+    """q [B, heads, S, dim], k and v [B, kv_heads, S, dim] of x [B, S, K] and weight [(heads +
+    2·kv_heads)·dim, K]. q and k are turned by the row of cos and sin [positions, n / 2] that stands
+    in ``positions`` [B, S]."""
     x, weight = x.astype(np.float64), weight.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         y, size = x @ weight.T, np.abs(x) @ np.abs(weight).T
@@ -31,8 +41,19 @@ def qkv_projection(
             for i in range(n // 2):
                 first, second = (2 * i, 2 * i + 1) if style == "pairs" else (i, i + n // 2)
                 _turn(y[:, : heads + kv_heads], first, second, c[..., i], s[..., i], sign=-1)
-                _turn(size[:, : heads + kv_heads], first, second, np.abs(c[..., i]), np.abs(s[..., i]), sign=1)
-    parts = {"q": slice(heads), "k": slice(heads, heads + kv_heads), "v": slice(heads + kv_heads, None)}
+                _turn(
+                    size[:, : heads + kv_heads],
+                    first,
+                    second,
+                    np.abs(c[..., i]),
+                    np.abs(s[..., i]),
+                    sign=1,
+                )
+    parts = {
+        "q": slice(heads),
+        "k": slice(heads, heads + kv_heads),
+        "v": slice(heads + kv_heads, None),
+    }
     return {name: (GemmResult(y[:, of], size[:, of]), x.shape[2]) for name, of in parts.items()}
 
 
@@ -43,9 +64,11 @@ def _turn(y: Floats, i: int, j: int, cos: Floats, sin: Floats, sign: int) -> Non
     y[..., j] = second * cos + first * sin
 
 
-def output_projection(attn_out: Array, weight: Array, bias: Array | None, residual: Array | None) -> Results:
-    """out [B, 1, S, hidden] of attn_out [B, H, S, D], weight [hidden, H·D], bias [hidden] and residual
-    [B, 1, S, hidden]."""
+def output_projection(
+    attn_out: Array, weight: Array, bias: Array | None, residual: Array | None
+) -> Results:
+    """out [B, 1, S, hidden] of attn_out [B, H, S, D], weight [hidden, H·D], bias [hidden] and
+    residual [B, 1, S, hidden]."""
     rows, w = tokens(attn_out).astype(np.float64), weight.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         y, size = rows @ w.T, np.abs(rows) @ np.abs(w).T
@@ -55,9 +78,12 @@ def output_projection(attn_out: Array, weight: Array, bias: Array | None, residu
     return {"out": (GemmResult(y[:, None], size[:, None]), rows.shape[2])}
 
 
-def qkv_projection_bwd(dq: Array, dk: Array, dv: Array, x: Array | None, weight: Array | None) -> Results:
-    """d_input [B, 1, S, K], d_weight [1, 1, N, K] and d_bias [N] of dq [B, H, S, D], dk and dv [B, H_kv, S, D], x
-    [B, 1, S, K] and weight [1, 1, N, K]; without weight or x, without what is made of it."""
+def qkv_projection_bwd(
+    dq: Array, dk: Array, dv: Array, x: Array | None, weight: Array | None
+) -> Results:
+    """d_input [B, 1, S, K], d_weight [1, 1, N, K] and d_bias [N] of dq [B, H, S, D], dk and dv [B,
+    H_kv, S, D], x [B, 1, S, K] and weight [1, 1, N, K]; without weight or x, without what is made
+    of it."""
     d = tokens(dq, dk, dv).astype(np.float64)
     found: Results = {"d_bias": _sums(d)}
     if weight is not None:
@@ -68,9 +94,11 @@ def qkv_projection_bwd(dq: Array, dk: Array, dv: Array, x: Array | None, weight:
     return found
 
 
-def output_projection_bwd(d_output: Array, attn_out: Array | None, weight: Array | None, heads: int) -> Results:
-    """d_attn_out [B, H, S, D], d_weight [1, 1, hidden, H·D] and d_bias [hidden] of d_output [B, 1, S, hidden], attn_out
-    and weight; without weight or attn_out, without what is made of it."""
+def output_projection_bwd(
+    d_output: Array, attn_out: Array | None, weight: Array | None, heads: int
+) -> Results:
+    """d_attn_out [B, H, S, D], d_weight [1, 1, hidden, H·D] and d_bias [hidden] of d_output [B, 1,
+    S, hidden], attn_out and weight; without weight or attn_out, without what is made of it."""
     d = d_output[:, 0].astype(np.float64)
     found: Results = {"d_bias": _sums(d)}
     if weight is not None:
@@ -85,9 +113,10 @@ def output_projection_bwd(d_output: Array, attn_out: Array | None, weight: Array
 
 def tokens(*parts: Array) -> Array:
     """[B, H, S, D] of each part → [B, S, H·D of all]."""
-    return np.concatenate([
-        x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], x.shape[1] * x.shape[3]) for x in parts
-    ], axis=2)
+    return np.concatenate(
+        [x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], x.shape[1] * x.shape[3]) for x in parts],
+        axis=2,
+    )
 
 
 def _product(a: Floats, b: Floats) -> tuple[GemmResult, int]:

@@ -1,4 +1,5 @@
-"""Many parity cases: one after the other, or with processes that make data and judge results while the device computes.
+"""Many parity cases: one after the other, or with processes that make data and judge results while
+the device computes.
 
 Verdicts are the same either way. The device is used by this process alone.
 """
@@ -21,18 +22,18 @@ from kernelseam.containment import Contained, told
 from kernelseam.contract import Device
 from kernelseam.deadline import Hung, within
 from kernelseam.errors import DeviceError
+from kernelseam.parity import stages
 from kernelseam.parity.cases import Case
 from kernelseam.parity.check import Verdict
 from kernelseam.parity.run import Outcome, Ran, Target, attempt, guarded, outcome, run_case
-from kernelseam.parity import stages
 from kernelseam.parity.workers import Lost, Workers
 from kernelseam.plugins import plugins
 
 LIMIT = 300.0
 """Seconds for one stage of a case, compilation included."""
 AHEAD = 2
-"""Cases a worker whose data may wait for the device, and as many whose results may wait for a verdict: so much memory
-is in use at most."""
+"""Cases a worker whose data may wait for the device, and as many whose results may wait for a
+verdict: so much memory is in use at most."""
 
 Job = tuple[Case, list[Target]]
 Told = tuple[Outcome, str]
@@ -42,23 +43,33 @@ Judgement = tuple[Verdict | str, float]
 
 
 def run_all(
-    cases: Sequence[Case], wanted: Sequence[Target], *, separate: bool = False, workers: int = 0, limit: float = LIMIT
+    cases: Sequence[Case],
+    wanted: Sequence[Target],
+    *,
+    separate: bool = False,
+    workers: int = 0,
+    limit: float = LIMIT,
 ) -> Iterator[Outcome]:
-    """Every case on every target of its operation, case by case so that the oracle speaks once, outcomes in that order.
+    """Every case on every target of its operation, case by case so that the oracle speaks once,
+    outcomes in that order.
 
-    ``workers``: processes that make data and judge results; 0: this process does all of it. With workers no stage of a
-    case takes more than ``limit`` seconds: what takes longer is an error. Raises DeviceError, after all outcomes that
-    there are, where a device computes nothing any more: it names the case.
+    ``workers``: processes that make data and judge results; 0: this process does all of it. With
+    workers no stage of a case takes more than ``limit`` seconds: what takes longer is an error.
+    Raises DeviceError, after all outcomes that there are, where a device computes nothing any more:
+    it names the case.
     """
     jobs = [(c, here) for c in cases if (here := [t for t in wanted if t.operation == c.operation])]
     left = sum(len(here) for _, here in jobs)
-    with closing(_piped(jobs, separate, workers, limit) if workers else _serial(jobs, separate)) as found:
+    with closing(
+        _piped(jobs, separate, workers, limit) if workers else _serial(jobs, separate)
+    ) as found:
         for o, gone in found:
             left -= 1
             yield o
             if gone:
                 raise DeviceError(
-                    f"the device computes nothing any more since {o.case.name} on {o.backend}-{o.implementation}: "
+                    f"the device computes nothing any more since {o.case.name} on "
+                    f"{o.backend}-{o.implementation}: "
                     f"{gone}. Not run after it: {left}."
                 )
 
@@ -99,14 +110,18 @@ class _Run:
     gone: str
 
 
-def _piped(jobs: Sequence[Job], separate: bool, workers: int, limit: float) -> Generator[Told, None, None]:
+def _piped(
+    jobs: Sequence[Job], separate: bool, workers: int, limit: float
+) -> Generator[Told, None, None]:
     behind: deque[_Run] = deque()
     most = AHEAD * workers
     with closing(Workers(workers, limit)) as team:
         for (case, here), task in _ahead(jobs, team, separate, most):
             before, making = _made(task)
             ran, gone = _compute(case, here, before, limit)
-            judging = team.start(_judge, case, separate, [(r.computed, t.flushed) for t, r in ran if r.computed])
+            judging = team.start(
+                _judge, case, separate, [(r.computed, t.flushed) for t, r in ran if r.computed]
+            )
             behind.append(_Run(case, ran, making, judging, gone))
             while behind and (gone or len(behind) > most or behind[0].judging.done()):
                 yield from _outcomes(behind.popleft())
@@ -149,7 +164,9 @@ def _compute(
                 gone = within(limit, f"a copy to {target.device}", lost, target.device)
         except Hung as e:
             gone = f"no answer within {limit:g} s"
-            ran = Ran(error=f"{gone}. What waits for it:\n{e.stack}", seconds=time.perf_counter() - start)
+            ran = Ran(
+                error=f"{gone}. What waits for it:\n{e.stack}", seconds=time.perf_counter() - start
+            )
             atexit.register(_leave)
         found.append((target, ran))
         if gone:
@@ -166,7 +183,10 @@ def _outcomes(run: _Run) -> Iterator[Told]:
     for i, (target, ran) in enumerate(run.ran):
         verdict, judging = next(verdicts) if ran.computed else (None, 0.0)
         last = i == len(run.ran) - 1
-        yield outcome(run.case, target, ran, verdict, making + ran.seconds + judging), run.gone if last else ""
+        yield (
+            outcome(run.case, target, ran, verdict, making + ran.seconds + judging),
+            run.gone if last else "",
+        )
         making = 0.0
 
 
@@ -185,13 +205,19 @@ def _make(case: Case, separate: bool) -> tuple[stages.Made | str, float]:
     return guarded(stages.made, case, separate), time.perf_counter() - start
 
 
-def _judge(case: Case, separate: bool, ran: Sequence[tuple[stages.Computed, bool]]) -> list[Judgement]:
+def _judge(
+    case: Case, separate: bool, ran: Sequence[tuple[stages.Computed, bool]]
+) -> list[Judgement]:
     """Verdicts on results, each with whether subnormals count as lost there."""
     found: list[Judgement] = []
     start = time.perf_counter()
     before = guarded(stages.made, case, separate) if ran else ""
     for after, flushed in ran:
-        verdict = before if isinstance(before, str) else guarded(stages.judged, case, before, after, flushed)
+        verdict = (
+            before
+            if isinstance(before, str)
+            else guarded(stages.judged, case, before, after, flushed)
+        )
         found.append((verdict, time.perf_counter() - start))
         start = time.perf_counter()
     return found

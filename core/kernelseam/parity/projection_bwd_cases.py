@@ -15,9 +15,12 @@ QKV, OUT = "qkv_projection_bwd", "output_projection_bwd"
 
 def projection_bwd_cases() -> list[ProjectionCase]:
     """Every case of a projection's gradients."""
-    return grouped({
-        "gradients: projection to q, k and v": _qkv(), "gradients: projection of an attention's result": _output(),
-    })
+    return grouped(
+        {
+            "gradients: projection to q, k and v": _qkv(),
+            "gradients: projection of an attention's result": _output(),
+        }
+    )
 
 
 def of_gradients(walk: Walk) -> dict[str, Walk]:
@@ -26,8 +29,8 @@ def of_gradients(walk: Walk) -> dict[str, Walk]:
 
 
 def _both(operation: str, tokens: Mapping[str, Walk], rows: str) -> Iterator[ProjectionCase]:
-    """What the gradients of the two have in common. ``tokens``: heads as they lie token-major; ``rows``: the operand
-    [batch, row, column]."""
+    """What the gradients of the two have in common. ``tokens``: heads as they lie token-major;
+    ``rows``: the operand [batch, row, column]."""
     for kind in SHORT:
         bias = SHORT[kind] if kind == "f64" else F32
         yield case(operation, kind, "bias", bias=bias)
@@ -40,10 +43,18 @@ def _both(operation: str, tokens: Mapping[str, Walk], rows: str) -> Iterator[Pro
     yield case(operation, "f16", "d-bias-alone-token-major", tokens, gradients=(), bias=F32)
     for heads, kv_heads, dim in ((3, 3, 64), (8, 1, 80), (2, 1, 128), (5, 2, 33)):
         what = f"heads-{heads}-{kv_heads}-{dim}"
-        yield case(operation, "f16", what, num_heads=heads, kv_heads=kv_heads, head_dim=dim, bias=F32)
+        yield case(
+            operation, "f16", what, num_heads=heads, kv_heads=kv_heads, head_dim=dim, bias=F32
+        )
         if dim % 8 == 0:
             yield case(
-                operation, "f16", f"{what}-token-major", tokens, num_heads=heads, kv_heads=kv_heads, head_dim=dim,
+                operation,
+                "f16",
+                f"{what}-token-major",
+                tokens,
+                num_heads=heads,
+                kv_heads=kv_heads,
+                head_dim=dim,
                 bias=F32,
             )
     for S, hidden in ((1, 64), (65, 8), (129, 264)):
@@ -63,15 +74,43 @@ def _qkv() -> Iterator[ProjectionCase]:
     yield from _both(QKV, of_gradients(TOKENS), "input")
     for kind in ("f16", "f32"):
         yield case(QKV, kind, "packed", packed=True, bias=F32)
-    walks = {**of_gradients(GAPS), **dict.fromkeys(("input", "weight", "d_input", "d_weight"), GAPS)}
+    walks = {
+        **of_gradients(GAPS),
+        **dict.fromkeys(("input", "weight", "d_input", "d_weight"), GAPS),
+    }
     yield case(QKV, "f16", "gaps", walks, bias=F32)
     # So many small parts of d_weight that blocks compute several.
-    yield case(QKV, "f16", "heads-160-80-8", num_heads=160, kv_heads=80, head_dim=8, S=5, hidden=13, bias=F32)
-    yield case(QKV, "f16", "different-orders", {"dq": TOKENS, "dk": GAPS, "d_input": APART}, bias=F32)
-    yield case(QKV, "f16", "q-alone-side-by-side", {"dq": TOKENS, "dv": Walk(order="brh", gaps=(0, 8, 0))}, bias=F32)
-    tight = {**of_gradients(TIGHT), **dict.fromkeys(("input", "weight", "d_input", "d_weight"), TIGHT)}
+    yield case(
+        QKV,
+        "f16",
+        "heads-160-80-8",
+        num_heads=160,
+        kv_heads=80,
+        head_dim=8,
+        S=5,
+        hidden=13,
+        bias=F32,
+    )
+    yield case(
+        QKV, "f16", "different-orders", {"dq": TOKENS, "dk": GAPS, "d_input": APART}, bias=F32
+    )
+    yield case(
+        QKV,
+        "f16",
+        "q-alone-side-by-side",
+        {"dq": TOKENS, "dv": Walk(order="brh", gaps=(0, 8, 0))},
+        bias=F32,
+    )
+    tight = {
+        **of_gradients(TIGHT),
+        **dict.fromkeys(("input", "weight", "d_input", "d_weight"), TIGHT),
+    }
     yield case(QKV, "f16", "unaligned", tight, S=7, hidden=67, head_dim=9, bias=F32)
-    nan = (Plant("dq", NAN, (0, 1, 5, 6)), Plant("dv", INF, (1, 1, 32, 31)), Plant("input", NAN, (1, 0, 3, 4)))
+    nan = (
+        Plant("dq", NAN, (0, 1, 5, 6)),
+        Plant("dv", INF, (1, 1, 32, 31)),
+        Plant("input", NAN, (1, 0, 3, 4)),
+    )
     for kind in ("f16", "f32"):
         yield case(QKV, kind, "nan", plants=nan, bias=F32)
 
@@ -84,7 +123,9 @@ def _output() -> Iterator[ProjectionCase]:
     rows = dict.fromkeys(("d_output", "weight", "d_weight"), GAPS)
     for what, order in (("head-major", "bhr"), ("token-major", "brh")):
         lie = Walk(order=order, gaps=(64, 24, 8))
-        yield case(OUT, "f16", f"{what}-gaps", {**rows, "attn_out": lie, "d_attn_out": lie}, bias=F32)
+        yield case(
+            OUT, "f16", f"{what}-gaps", {**rows, "attn_out": lie, "d_attn_out": lie}, bias=F32
+        )
     tight = dict.fromkeys(("d_output", "attn_out", "weight", "d_attn_out", "d_weight"), TIGHT)
     yield case(OUT, "f16", "unaligned", tight, S=7, hidden=67, head_dim=9, bias=F32)
     yield case(OUT, "f16", "one-d-output", {"d_output": Walk(broadcast="br")}, bias=F32)

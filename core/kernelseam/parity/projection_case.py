@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProjectionCase:
-    """A projection before or after an attention, or its gradients. Field names are the descriptors'."""
+    """A projection before or after an attention, or its gradients. Field names are the
+    descriptors'."""
 
     name: str
     operation: str
@@ -42,7 +43,8 @@ class ProjectionCase:
     """In memory: shuffled ones, different for each entry, with gaps between them."""
     first_position: int = 0
     page_size: int = 0
-    """k and v are paged: shuffled pages, some of them nobody's, and a table whose entries behind them name none."""
+    """k and v are paged: shuffled pages, some of them nobody's, and a table whose entries behind
+    them name none."""
     gradients: tuple[str, ...] = ("d_input", "d_weight")
     """Those that are asked for, beside d_bias; d_input stands for d_attn_out, too."""
     data: str = "normal"

@@ -1,7 +1,8 @@
-"""The rows of the parity matrix about the projections themselves; their gradients are in ``projection_bwd_cases``.
+"""The rows of the parity matrix about the projections themselves; their gradients are in
+``projection_bwd_cases``.
 
-Extents, strides, positions and values vary freely; specs (dtypes, options, alignment) are few, for each is a
-compilation.
+Extents, strides, positions and values vary freely; specs (dtypes, options, alignment) are few, for
+each is a compilation.
 """
 
 from __future__ import annotations
@@ -22,11 +23,17 @@ QKV, OUT = "qkv_projection", "output_projection"
 
 
 def case(
-    operation: str, kind: str, what: str = "", walks: Mapping[str, Walk] | None = None, **fields: Any
+    operation: str,
+    kind: str,
+    what: str = "",
+    walks: Mapping[str, Walk] | None = None,
+    **fields: Any,
 ) -> ProjectionCase:
     """``kind`` abbreviates the dtype; ``walks``: how operands lie."""
     name = "-".join(filter(None, (operation.replace("_", "-"), kind, what)))
-    return ProjectionCase(name, operation, SHORT[kind], walks=tuple((walks or {}).items()), **fields)
+    return ProjectionCase(
+        name, operation, SHORT[kind], walks=tuple((walks or {}).items()), **fields
+    )
 
 
 def grouped(groups: Mapping[str, Iterator[ProjectionCase]]) -> list[ProjectionCase]:
@@ -38,10 +45,14 @@ def grouped(groups: Mapping[str, Iterator[ProjectionCase]]) -> list[ProjectionCa
 
 def projection_cases() -> list[ProjectionCase]:
     """Every case of a projection."""
-    return grouped({
-        "projection to q, k and v": _qkv(), "rotary embedding": _rotary(), "k and v into pages": _pages(),
-        "projection of an attention's result": _output(),
-    })
+    return grouped(
+        {
+            "projection to q, k and v": _qkv(),
+            "rotary embedding": _rotary(),
+            "k and v into pages": _pages(),
+            "projection of an attention's result": _output(),
+        }
+    )
 
 
 def of_qkv(walk: Walk) -> dict[str, Walk]:
@@ -56,7 +67,14 @@ def _qkv() -> Iterator[ProjectionCase]:
     yield case(QKV, "bf16", "bias-f32", bias=F32)
     yield case(QKV, "f16", "to-f32", dtype_out=F32)
     for heads, kv_heads, dim in ((3, 3, 64), (8, 1, 80), (2, 1, 128), (5, 2, 33)):
-        yield case(QKV, "f16", f"heads-{heads}-{kv_heads}-{dim}", num_heads=heads, kv_heads=kv_heads, head_dim=dim)
+        yield case(
+            QKV,
+            "f16",
+            f"heads-{heads}-{kv_heads}-{dim}",
+            num_heads=heads,
+            kv_heads=kv_heads,
+            head_dim=dim,
+        )
     for S, hidden in ((1, 64), (65, 8), (129, 264)):
         yield case(QKV, "f16", f"ragged-{S}x{hidden}", S=S, hidden=hidden)
     tight = {"input": TIGHT, "weight": TIGHT}
@@ -76,14 +94,24 @@ def _qkv() -> Iterator[ProjectionCase]:
     yield case(QKV, "f16", "no-hidden", hidden=0, bias=F16)
     yield case(QKV, "f16", "integers", data="integers", bias=F16, S=65)
     yield case(QKV, "f16", "positive", data="positive", hidden=1032, S=17)
-    nan = (Plant("input", NAN, (0, 0, 5, 6)), Plant("input", INF, (1, 0, 0, 71)), Plant("input", -INF, (1, 0, 32, 0)))
+    nan = (
+        Plant("input", NAN, (0, 0, 5, 6)),
+        Plant("input", INF, (1, 0, 0, 71)),
+        Plant("input", -INF, (1, 0, 32, 0)),
+    )
     for kind in ("f16", "f32"):
         yield case(QKV, kind, "nan-in-input", plants=nan)
     yield case(QKV, "f16", "nan-in-weight", plants=(Plant("weight", NAN, (0, 0, 33, 7)),))
 
 
 def _rotary() -> Iterator[ProjectionCase]:
-    for kind, style in (("f16", "halves"), ("f16", "pairs"), ("bf16", "halves"), ("f32", "pairs"), ("f64", "halves")):
+    for kind, style in (
+        ("f16", "halves"),
+        ("f16", "pairs"),
+        ("bf16", "halves"),
+        ("f32", "pairs"),
+        ("f64", "halves"),
+    ):
         yield case(QKV, kind, f"rotary-{style}", rotary=style, bias=F32)
     for style in ("halves", "pairs"):
         more: dict[str, Any] = {"rotary": style, "bias": F32}
@@ -91,14 +119,22 @@ def _rotary() -> Iterator[ProjectionCase]:
             what = f"rotary-{style}-{turned}-of-{dim}"
             yield case(QKV, "f16", what, head_dim=dim, rotary_dim=turned, S=20, **more)
         yield case(QKV, "f16", f"rotary-{style}-from-17", of_qkv(TOKENS), first_position=17, **more)
-        yield case(QKV, "f16", f"rotary-{style}-entries-apart", {"input": APART, **of_qkv(GAPS)}, **more)
-        nan = (Plant("input", NAN, (0, 0, 5, 6)), Plant("cos", INF, (4, 3)), Plant("sin", NAN, (9, 0)))
+        yield case(
+            QKV, "f16", f"rotary-{style}-entries-apart", {"input": APART, **of_qkv(GAPS)}, **more
+        )
+        nan = (
+            Plant("input", NAN, (0, 0, 5, 6)),
+            Plant("cos", INF, (4, 3)),
+            Plant("sin", NAN, (9, 0)),
+        )
         yield case(QKV, "f16", f"rotary-{style}-nan", plants=nan, **more)
     told: dict[str, Any] = {"rotary": "halves", "bias": F32, "positions": True}
     yield case(QKV, "f16", "rotary-halves-positions", **told)
     yield case(QKV, "f16", "rotary-halves-positions-apart", {"input": APART}, **told)
     yield case(QKV, "f16", "rotary-halves-odd", of_qkv(ODD), rotary="halves", bias=F32)
-    yield case(QKV, "f16", "rotary-halves-packed", rotary="halves", bias=F32, packed=True, head_dim=64)
+    yield case(
+        QKV, "f16", "rotary-halves-packed", rotary="halves", bias=F32, packed=True, head_dim=64
+    )
     yield case(QKV, "f16", "rotary-halves-decode", S=1, batch=7, **told)
 
 
@@ -139,11 +175,31 @@ def _output() -> Iterator[ProjectionCase]:
     gaps = {"weight": GAPS, "residual": GAPS, "out": GAPS}
     for what, order in (("head-major", "bhr"), ("token-major", "brh")):
         lie = {"attn_out": Walk(order=order)}
-        yield case(OUT, "f16", f"{what}-entries-apart", {"attn_out": Walk(order=order, gaps=(64, 0, 0))}, **both)
-        yield case(OUT, "f16", f"{what}-gaps", {**gaps, "attn_out": Walk(order=order, gaps=(64, 16, 8))}, **both)
+        yield case(
+            OUT,
+            "f16",
+            f"{what}-entries-apart",
+            {"attn_out": Walk(order=order, gaps=(64, 0, 0))},
+            **both,
+        )
+        yield case(
+            OUT,
+            "f16",
+            f"{what}-gaps",
+            {**gaps, "attn_out": Walk(order=order, gaps=(64, 16, 8))},
+            **both,
+        )
         yield case(OUT, "f16", f"{what}-out-apart", {**lie, "out": APART}, **both)
-        yield case(OUT, "f16", f"{what}-one-residual", {**lie, "residual": Walk(broadcast="b")}, **both)
-        yield case(OUT, "f16", f"{what}-one-residual-row", {**lie, "residual": Walk(broadcast="br")}, **both)
+        yield case(
+            OUT, "f16", f"{what}-one-residual", {**lie, "residual": Walk(broadcast="b")}, **both
+        )
+        yield case(
+            OUT,
+            "f16",
+            f"{what}-one-residual-row",
+            {**lie, "residual": Walk(broadcast="br")},
+            **both,
+        )
     yield case(OUT, "f16", "one-entry", batch=1, S=70, **both)
     yield case(OUT, "f16", "no-batch", batch=0, **both)
     yield case(OUT, "f16", "no-tokens", S=0, **both)
@@ -151,4 +207,6 @@ def _output() -> Iterator[ProjectionCase]:
     yield case(OUT, "f32", "positive", data="positive", head_dim=128)
     nan = (Plant("attn_out", NAN, (0, 1, 5, 6)), Plant("attn_out", INF, (1, 3, 32, 31)))
     yield case(OUT, "f16", "nan-in-attn-out", plants=nan, **both)
-    yield case(OUT, "f16", "nan-in-residual", plants=(Plant("residual", NAN, (0, 0, 5, 6)),), **both)
+    yield case(
+        OUT, "f16", "nan-in-residual", plants=(Plant("residual", NAN, (0, 0, 5, 6)),), **both
+    )

@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernelseam.descriptors import OutputProjection, OutputProjectionBwd, QkvProjection, QkvProjectionBwd
+from kernelseam.descriptors import (
+    OutputProjection,
+    OutputProjectionBwd,
+    QkvProjection,
+    QkvProjectionBwd,
+)
 from kernelseam.dtypes import DType
 from kernelseam.parity.attention_data import NOWHERE, SPARE_PAGES
 from kernelseam.parity.memory import Layout, Piece, Place, once, repeated
@@ -29,23 +34,40 @@ SPREAD = 3
 
 
 def shapes(case: ProjectionCase) -> dict[str, Shape]:
-    """Of the operands with rows, [batch, head, row, column]: those that are read, then those that are written."""
+    """Of the operands with rows, [batch, head, row, column]: those that are read, then those that
+    are written."""
     B, S, D = case.batch, case.S, case.head_dim
     rows, of_q, of_kv = (B, 1, S, case.hidden), (B, case.num_heads, S, D), (B, case.kv_heads, S, D)
     if case.operation == "qkv_projection":
-        return {"input": rows, "weight": (1, 1, case.width, case.hidden), "q": of_q, "k": of_kv, "v": of_kv}
+        return {
+            "input": rows,
+            "weight": (1, 1, case.width, case.hidden),
+            "q": of_q,
+            "k": of_kv,
+            "v": of_kv,
+        }
     if case.operation == "output_projection":
         added = {"residual": rows} if case.residual else {}
         return {"attn_out": of_q, "weight": (1, 1, case.hidden, case.width), **added, "out": rows}
     asked = set(case.gradients)
     if case.operation == "qkv_projection_bwd":
         weight: Shape = (1, 1, case.width, case.hidden)
-        found = {"dq": of_q, "dk": of_kv, "dv": of_kv, "input": rows, "weight": weight, "d_input": rows}
+        found = {
+            "dq": of_q,
+            "dk": of_kv,
+            "dv": of_kv,
+            "input": rows,
+            "weight": weight,
+            "d_input": rows,
+        }
     else:
         weight = (1, 1, case.hidden, case.width)
         found = {"d_output": rows, "attn_out": of_q, "weight": weight, "d_attn_out": of_q}
     found["d_weight"] = weight
-    without = {"d_weight": ("d_weight", "input", "attn_out"), "d_input": ("d_input", "d_attn_out", "weight")}
+    without = {
+        "d_weight": ("d_weight", "input", "attn_out"),
+        "d_input": ("d_input", "d_attn_out", "weight"),
+    }
     idle = {n for gradient, names in without.items() if gradient not in asked for n in names}
     return {n: shape for n, shape in found.items() if n not in idle}
 
@@ -56,7 +78,10 @@ def outputs(case: ProjectionCase) -> tuple[str, ...]:
         return ("q", "k", "v")
     if case.operation == "output_projection":
         return ("out",)
-    return (*(n for n in shapes(case) if n.startswith("d_") and n != "d_output"), *["d_bias"] * bool(case.bias))
+    return (
+        *(n for n in shapes(case) if n.startswith("d_") and n != "d_output"),
+        *["d_bias"] * bool(case.bias),
+    )
 
 
 def values(case: ProjectionCase, rng: np.random.Generator) -> dict[str, Array]:
@@ -66,13 +91,20 @@ def values(case: ProjectionCase, rng: np.random.Generator) -> dict[str, Array]:
         if name not in written:
             dtype = case.residual if name == "residual" and case.residual else case.dtype
             walk = case.walk(name)
-            found[name] = repeated(_draw(rng, once(shape, walk), case.data).astype(dtype.numpy), shape)
+            found[name] = repeated(
+                _draw(rng, once(shape, walk), case.data).astype(dtype.numpy), shape
+            )
     if case.bias and "d_bias" not in written:
         count = case.width if case.operation == "qkv_projection" else case.hidden
         found["bias"] = _draw(rng, (count,), case.data).astype(case.bias.numpy)
     if case.rotary:
-        angles = np.arange(ends(case))[:, None] / 50.0 ** (np.arange(case.turned // 2) / max(case.turned // 2, 1))
-        found |= {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)}
+        angles = np.arange(ends(case))[:, None] / 50.0 ** (
+            np.arange(case.turned // 2) / max(case.turned // 2, 1)
+        )
+        found |= {
+            "cos": np.cos(angles).astype(np.float32),
+            "sin": np.sin(angles).astype(np.float32),
+        }
     if case.positions:
         found["positions"] = positions(case).astype(np.int32)
     if case.page_size:
@@ -102,7 +134,8 @@ def positions(case: ProjectionCase) -> npt.NDArray[np.int64]:
 
 @lru_cache(maxsize=8)
 def block_table(case: ProjectionCase) -> npt.NDArray[np.int32]:
-    """[batch, pages that the positions need and two more]: shuffled pages where a token goes, else NOWHERE."""
+    """[batch, pages that the positions need and two more]: shuffled pages where a token goes, else
+    NOWHERE."""
     needed = -(-ends(case) // case.page_size)
     table = np.resize(np.array(NOWHERE, np.int32), (case.batch, needed + 2))
     order = list(np.random.default_rng(zlib.crc32(case.name.encode()) + 1).permutation(pages(case)))
@@ -148,7 +181,9 @@ def places(case: ProjectionCase) -> dict[str, Place]:
         found["positions"] = Place("positions", DType.int32, (case.batch, case.S), (case.S + 2, 1))
     if case.page_size:
         width = block_table(case).shape[1]
-        found["block_table"] = Place("block_table", DType.int32, (case.batch, width), (width + 3, 1))
+        found["block_table"] = Place(
+            "block_table", DType.int32, (case.batch, width), (width + 3, 1)
+        )
     return found
 
 
@@ -160,7 +195,13 @@ def _rows(case: ProjectionCase, name: str, shape: Shape, dtype: DType) -> Place:
     strides = (*walk.strides(whole, dtype.itemsize), 1)
     table = block_table(case)
     pieces = tuple(
-        Piece(b, s, 1, int(table[b, at // case.page_size]) * strides[0] + int(at % case.page_size) * strides[2])
+        Piece(
+            b,
+            s,
+            1,
+            int(table[b, at // case.page_size]) * strides[0]
+            + int(at % case.page_size) * strides[2],
+        )
         for (b, s), at in np.ndenumerate(positions(case))
     )
     room = 1 + sum((n - 1) * step for n, step in zip(whole, strides, strict=True))
@@ -169,7 +210,9 @@ def _rows(case: ProjectionCase, name: str, shape: Shape, dtype: DType) -> Place:
 
 Described = QkvProjection | OutputProjection | QkvProjectionBwd | OutputProjectionBwd
 KINDS: dict[str, type[Described]] = {
-    "qkv_projection": QkvProjection, "output_projection": OutputProjection, "qkv_projection_bwd": QkvProjectionBwd,
+    "qkv_projection": QkvProjection,
+    "output_projection": OutputProjection,
+    "qkv_projection_bwd": QkvProjectionBwd,
     "output_projection_bwd": OutputProjectionBwd,
 }
 TABLES = {"cos": "cos", "sin": "cos", "block_table": "table"}
@@ -179,12 +222,22 @@ TABLES = {"cos": "cos", "sin": "cos", "block_table": "table"}
 def describe(case: ProjectionCase, layout: Layout, addresses: Mapping[str, Any]) -> Described:
     """The descriptor over addresses."""
     kind = KINDS[case.operation]
-    fields: dict[str, Any] = {n: getattr(case, n) for n in ("batch", "S", "hidden", "num_heads", "head_dim", "dtype")}
+    fields: dict[str, Any] = {
+        n: getattr(case, n) for n in ("batch", "S", "hidden", "num_heads", "head_dim", "dtype")
+    }
     fields |= addresses
     for name, p in layout.places.items():
         steps = p.strides if len(p.strides) < 4 else p.strides[:3]
-        axes = ("batch", "head", "row") if len(steps) == 3 else ("row",) if name in TABLES else ("batch", "row")
-        by_axis = {f"stride_{TABLES.get(name, name)}_{a}": s for a, s in zip(axes, steps, strict=False)}
+        axes = (
+            ("batch", "head", "row")
+            if len(steps) == 3
+            else ("row",)
+            if name in TABLES
+            else ("batch", "row")
+        )
+        by_axis = {
+            f"stride_{TABLES.get(name, name)}_{a}": s for a, s in zip(axes, steps, strict=False)
+        }
         known = kind.stride_fields(name)
         fields |= {n: s for n, s in by_axis.items() if n in known}
     if case.operation.startswith("qkv"):
@@ -196,22 +249,37 @@ def describe(case: ProjectionCase, layout: Layout, addresses: Mapping[str, Any])
     if case.residual:
         fields["dtype_residual"] = case.residual
     if case.rotary:
-        fields |= {"rotary_style": case.rotary, "rotary_dim": case.turned, "max_position": ends(case)}
+        fields |= {
+            "rotary_style": case.rotary,
+            "rotary_dim": case.turned,
+            "max_position": ends(case),
+        }
     if case.operation == "qkv_projection":
         fields["first_position"] = case.first_position
     if case.page_size:
         fields |= {
-            "pages": pages(case), "page_size": case.page_size, "table_width": layout.places["block_table"].shape[1]
+            "pages": pages(case),
+            "page_size": case.page_size,
+            "table_width": layout.places["block_table"].shape[1],
         }
     return kind(**fields)
 
 
 def wanted(case: ProjectionCase, x: Mapping[str, Array]) -> dict[str, tuple[GemmResult, int]]:
-    """The oracle's results of the case's ``values``, each with how many products it is the sum of."""
+    """The oracle's results of the case's ``values``, each with how many products it is the sum
+    of."""
     if case.operation == "qkv_projection":
         return qkv_projection(
-            x["input"][:, 0], x["weight"][0, 0], x.get("bias"), case.num_heads, case.kv_heads, case.head_dim,
-            x.get("cos"), x.get("sin"), case.rotary, positions(case),
+            x["input"][:, 0],
+            x["weight"][0, 0],
+            x.get("bias"),
+            case.num_heads,
+            case.kv_heads,
+            case.head_dim,
+            x.get("cos"),
+            x.get("sin"),
+            case.rotary,
+            positions(case),
         )
     if case.operation == "output_projection":
         return output_projection(x["attn_out"], x["weight"][0, 0], x.get("bias"), x.get("residual"))

@@ -2,11 +2,13 @@
 
     pytest --pyargs kernelseam.parity --backend NAME
 
-runs it for every case and every implementation of a backend; without the option, of the one that KERNELSEAM_BACKEND
-names, or of all that have a device. A test is named CASE-on-BACKEND-IMPLEMENTATION, among which ``-k`` chooses. What
-an implementation refuses as it may is skipped with its reason. A table ends the run.
+runs it for every case and every implementation of a backend; without the option, of the one that
+KERNELSEAM_BACKEND names, or of all that have a device. A test is named
+CASE-on-BACKEND-IMPLEMENTATION, among which ``-k`` chooses. What an implementation refuses as it may
+is skipped with its reason. A table ends the run.
 
-To have the matrix among tests of one's own: in a conftest.py ``from kernelseam.parity.pytest_plugin import *``; then
+To have the matrix among tests of one's own: in a conftest.py ``from kernelseam.parity.pytest_plugin
+import *``; then
 
     def test_parity(parity_outcome):
         parity_outcome.require()
@@ -18,8 +20,10 @@ try:
     import pytest
 except ModuleNotFoundError as e:
     raise ModuleNotFoundError(
-        "the parity matrix as tests needs pytest, which kernelseam does not install: pip install pytest; or run "
-        "`kernelseam parity`, which needs nothing more", name="pytest",
+        "the parity matrix as tests needs pytest, which kernelseam does not install: pip install "
+        "pytest; or run "
+        "`kernelseam parity`, which needs nothing more",
+        name="pytest",
     ) from e
 
 from kernelseam.dispatch import preferred_backend
@@ -36,9 +40,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Every case on every implementation of its operation."""
     if "parity_outcome" not in metafunc.fixturenames:
         return
-    found = targets(backend=preferred_backend(metafunc.config.getoption("kernelseam_backend", None)))
+    found = targets(
+        backend=preferred_backend(metafunc.config.getoption("kernelseam_backend", None))
+    )
     pairs = [(c, t) for c in matrix() for t in found if t.operation == c.operation]
-    metafunc.parametrize("parity_outcome", pairs, ids=[f"{c.name}-on-{t}" for c, t in pairs], indirect=True)
+    metafunc.parametrize(
+        "parity_outcome", pairs, ids=[f"{c.name}-on-{t}" for c, t in pairs], indirect=True
+    )
 
 
 @pytest.fixture
@@ -52,7 +60,9 @@ def parity_outcome(request: pytest.FixtureRequest) -> Outcome:
     return outcome
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     """The table, once, however many conftests brought this hook."""
     outcomes = config.stash.get(OUTCOMES, [])
     if outcomes:

@@ -1,4 +1,5 @@
-"""What became of a run of the matrix: counts by implementation, by group of cases, and what it ran on.
+"""What became of a run of the matrix: counts by implementation, by group of cases, and what it ran
+on.
 
 ``markdown`` and ``html`` make pages of a Report; ``table`` is for a terminal.
 """
@@ -54,10 +55,12 @@ class Report:
     outcomes: Sequence[Outcome]
     targets: Sequence[Target]
     facts: Sequence[tuple[str, str]] = ()
-    """Names and values: versions, devices, compilers. No dates: the same run makes the same report."""
+    """Names and values: versions, devices, compilers. No dates: the same run makes the same
+    report."""
     command: str = ""
     not_covered: Sequence[str] = ()
-    """Sentences about what was not run: operations for which nothing is registered, what came after a lost device."""
+    """Sentences about what was not run: operations for which nothing is registered, what came after
+    a lost device."""
 
     @property
     def passed(self) -> bool:
@@ -105,45 +108,82 @@ def rows(outcomes: Iterable[Outcome]) -> list[Row]:
     found = []
     for key, group in groups.items():
         count = Counter(o.status for o in group)
-        judged = [(o.verdict.worst, o.case.name) for o in group if o.verdict is not None and o.verdict.worst > 0]
+        judged = [
+            (o.verdict.worst, o.case.name)
+            for o in group
+            if o.verdict is not None and o.verdict.worst > 0
+        ]
         worst, name = max(judged, default=(0.0, ""))
-        found.append(Row(
-            *key, len(group), count["passed"], count["refused"], count["failed"] + count["error"], worst, name,
-            sum(o.seconds for o in group),
-        ))
+        found.append(
+            Row(
+                *key,
+                len(group),
+                count["passed"],
+                count["refused"],
+                count["failed"] + count["error"],
+                worst,
+                name,
+                sum(o.seconds for o in group),
+            )
+        )
     return found
 
 
 HEAD = (
-    "operation", "backend", "implementation", "cases", "passed", "refused", "failed", "worst error/tolerance", "in",
+    "operation",
+    "backend",
+    "implementation",
+    "cases",
+    "passed",
+    "refused",
+    "failed",
+    "worst error/tolerance",
+    "in",
     "s",
 )
 
 
 def table(found: Sequence[Row]) -> str:
     """The rows in columns, for a terminal."""
-    lines = [HEAD, *(
-        (
-            row.operation, row.backend, row.implementation, str(row.cases), str(row.passed), str(row.refused),
-            str(row.failed), f"{row.worst:.3f}", row.worst_case, f"{row.seconds:.1f}",
-        )
-        for row in found
-    )]
+    lines = [
+        HEAD,
+        *(
+            (
+                row.operation,
+                row.backend,
+                row.implementation,
+                str(row.cases),
+                str(row.passed),
+                str(row.refused),
+                str(row.failed),
+                f"{row.worst:.3f}",
+                row.worst_case,
+                f"{row.seconds:.1f}",
+            )
+            for row in found
+        ),
+    ]
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return "\n".join(
+        "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
 
 
 def refusals(outcomes: Iterable[Outcome]) -> list[tuple[str, str, str, int]]:
     """(operation, implementation, reason, how many cases), for what was refused as it may be."""
     count = Counter(
-        (o.case.operation, f"{o.backend} {o.implementation}", o.detail) for o in outcomes if o.status == "refused"
+        (o.case.operation, f"{o.backend} {o.implementation}", o.detail)
+        for o in outcomes
+        if o.status == "refused"
     )
     return [(operation, who, why, n) for (operation, who, why), n in count.items()]
 
 
 def worst(outcomes: Iterable[Outcome], n: int) -> list[Outcome]:
     """The n outcomes with the largest error over tolerance, of those that have one above 0."""
-    judged = [(o.verdict.worst, o) for o in outcomes if o.verdict is not None and o.verdict.worst > 0]
+    judged = [
+        (o.verdict.worst, o) for o in outcomes if o.verdict is not None and o.verdict.worst > 0
+    ]
     return [o for _, o in sorted(judged, key=lambda pair: -pair[0])[:n]]
 
 
@@ -173,9 +213,14 @@ def ratio(value: float) -> str:
 def facts(known: Plugins, targets: Sequence[Target]) -> list[tuple[str, str]]:
     """Versions, the devices that ran and the compilers of their kernels."""
     found = [("kernelseam", f"{__version__}, contract {CONTRACT_VERSION}")]
-    found += [(f"plugin {name}", f"{info.version}: {info.summary}") for name, info in sorted(known.loaded.items())]
+    found += [
+        (f"plugin {name}", f"{info.version}: {info.summary}")
+        for name, info in sorted(known.loaded.items())
+    ]
     for d in dict.fromkeys(t.device for t in targets):
-        found.append((f"device {d.backend}:{d.index}", f"{d.arch}, {d.name or 'no name'}, {d.evidence}"))
+        found.append(
+            (f"device {d.backend}:{d.index}", f"{d.arch}, {d.name or 'no name'}, {d.evidence}")
+        )
         toolchain = known.backend(d.backend).toolchain
         if toolchain is not None:
             found.append((f"compiler of {d.backend}", _compiler(toolchain)))
@@ -194,11 +239,13 @@ def _compiler(toolchain: Toolchain) -> str:
 
 
 def not_covered(cases: Sequence[Case], wanted: Sequence[Target]) -> list[str]:
-    """A sentence for each operation of the cases that a backend of the run has no implementation of."""
+    """A sentence for each operation of the cases that a backend of the run has no implementation
+    of."""
     count = Counter(c.operation for c in cases)
     covered = {(t.device.backend, t.operation) for t in wanted}
     return [
         f"{backend} has no implementation of {operation}: its {n} case(s) were not run."
         for backend in dict.fromkeys(t.device.backend for t in wanted)
-        for operation, n in count.items() if (backend, operation) not in covered
+        for operation, n in count.items()
+        if (backend, operation) not in covered
     ]

@@ -32,8 +32,9 @@ class Target:
     implementation: str
     operation: str
     own: bool
-    """Whether it is the core's (the reference, a shared kernel): then it must take every case that does not say
-    otherwise. A plugin's own takes what it is made for, and gives a reason for the rest."""
+    """Whether it is the core's (the reference, a shared kernel): then it must take every case that
+    does not say otherwise. A plugin's own takes what it is made for, and gives a reason for the
+    rest."""
     flushed: bool = False
     """Whether the arch's row in the toolchain's table defines FLUSHES as 1."""
 
@@ -44,7 +45,8 @@ class Target:
 def targets(
     found: Plugins | None = None, backend: str | None = None, device: Device | None = None
 ) -> list[Target]:
-    """Every implementation registered for one device of each backend, or of one backend: its first, or ``device``.
+    """Every implementation registered for one device of each backend, or of one backend: its first,
+    or ``device``.
 
     An emulated device is taken only where it or its backend is named.
     """
@@ -52,7 +54,11 @@ def targets(
     if device is not None:
         here = [device]
     elif backend is not None:
-        here = list(known.devices_of(known.backend(backend))) if backend in known.registry.backends else []
+        here = (
+            list(known.devices_of(known.backend(backend)))
+            if backend in known.registry.backends
+            else []
+        )
     else:
         here = [d for d in known.devices() if d.evidence != EMULATED]
     first = {d.backend: d for d in reversed(here)}
@@ -60,25 +66,29 @@ def targets(
         Target(d, i.name, i.operation, _own(i), flushes(b, d))
         for b in sorted(known.registry.backends.values(), key=lambda b: b.priority)
         if (d := first.get(b.name)) is not None
-        for i in known.registry.implementations if i.backend == b.name
+        for i in known.registry.implementations
+        if i.backend == b.name
     ]
 
 
 def flushes(backend: Backend, device: Device) -> bool:
-    """Whether the row of the device's arch says that its matrix units lose subnormals. A toolchain that cannot be asked
-    says nothing: what is broken in it shows where it is needed."""
+    """Whether the row of the device's arch says that its matrix units lose subnormals. A toolchain
+    that cannot be asked says nothing: what is broken in it shows where it is needed."""
     try:
         with Contained(f"the toolchain of backend {backend.name}"):
             if backend.toolchain is None or device.arch not in backend.toolchain.archs:
                 return False
             return dict(backend.toolchain.arch_row(device.arch).defines).get(FLUSHES) == "1"
     except Exception:
-        _log.warning("backend %s does not tell of its arch %s", backend.name, device.arch, exc_info=True)
+        _log.warning(
+            "backend %s does not tell of its arch %s", backend.name, device.arch, exc_info=True
+        )
         return False
 
 
 def _own(implementation: Implementation) -> bool:
-    maker = getattr(implementation, "half", implementation)  # kernels of plugins are made implementations by the core
+    # kernels of plugins are made implementations by the core
+    maker = getattr(implementation, "half", implementation)
     return type(maker).__module__.partition(".")[0] == "kernelseam"
 
 
@@ -101,7 +111,7 @@ class Outcome:
 
     @property
     def status(self) -> str:
-        """"passed", "failed", "refused" (as it may) or "error"."""
+        """ "passed", "failed", "refused" (as it may) or "error"."""
         if self.verdict is not None:
             return "passed" if self.verdict.passed else "failed"
         return "refused" if self.refusal is not None and self.may_refuse else "error"
@@ -118,7 +128,9 @@ class Outcome:
     def require(self) -> None:
         """Raise AssertionError unless the case passed or was refused as it may be."""
         if self.status in ("failed", "error"):
-            raise AssertionError(f"{self.case.name} on {self.backend}-{self.implementation}: {self.detail}")
+            raise AssertionError(
+                f"{self.case.name} on {self.backend}-{self.implementation}: {self.detail}"
+            )
 
 
 @dataclass(frozen=True)
@@ -135,8 +147,9 @@ class Ran:
 def run_case(case: Case, target: Target, *, separate: bool = False) -> Outcome:
     """Run a case. Nothing is raised: whatever goes wrong is in the outcome.
 
-    ``separate``: each block of memory is an allocation that ends with its last element, for memory checkers; else one
-    allocation holds all of them between guards, and what is written outside the output is found here.
+    ``separate``: each block of memory is an allocation that ends with its last element, for memory
+    checkers; else one allocation holds all of them between guards, and what is written outside the
+    output is found here.
     """
     start = time.perf_counter()
     before = guarded(made, case, separate)
@@ -171,22 +184,43 @@ def attempt(case: Case, target: Target, before: Made) -> Ran:
     return Ran(found, refusal, error, time.perf_counter() - start)
 
 
-def outcome(case: Case, target: Target, ran: Ran, verdict: Verdict | str | None, seconds: float) -> Outcome:
+def outcome(
+    case: Case, target: Target, ran: Ran, verdict: Verdict | str | None, seconds: float
+) -> Outcome:
     """What became of a case; a verdict that is a text says why there is none."""
     error = verdict if isinstance(verdict, str) else ran.error
-    may_refuse = not target.own or target.implementation in case.may_refuse or _exemption(case, target) is not None
+    may_refuse = (
+        not target.own
+        or target.implementation in case.may_refuse
+        or _exemption(case, target) is not None
+    )
     return Outcome(
-        case, target.device.backend, target.implementation, None if isinstance(verdict, str) else verdict, ran.refusal,
-        error, seconds, may_refuse, ran.seconds,
+        case,
+        target.device.backend,
+        target.implementation,
+        None if isinstance(verdict, str) else verdict,
+        ran.refusal,
+        error,
+        seconds,
+        may_refuse,
+        ran.seconds,
     )
 
 
 def _exemption(case: Case, target: Target) -> str | None:
     """Why one of the core's own is not asked."""
-    return dict(case.exempt).get(target.implementation) if isinstance(case, AttentionCase) and target.own else None
+    return (
+        dict(case.exempt).get(target.implementation)
+        if isinstance(case, AttentionCase) and target.own
+        else None
+    )
 
 
 def _broken_check(refused: Unsupported, target: Target) -> str | None:
-    """The traceback of a check that raised: dispatch takes that for a refusal, and here it is an error."""
+    """The traceback of a check that raised: dispatch takes that for a refusal, and here it is an
+    error."""
     answers = consider(cast(Problem, refused.problem), target.device)
-    return next((a.error for a in answers if a.error and a.implementation.name == target.implementation), None)
+    return next(
+        (a.error for a in answers if a.error and a.implementation.name == target.implementation),
+        None,
+    )

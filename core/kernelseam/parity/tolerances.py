@@ -1,21 +1,29 @@
-"""How far a right result may be from the oracle, element by element. ``docs/accuracy.md`` derives these bounds.
+"""How far a right result may be from the oracle, element by element. ``docs/accuracy.md`` derives
+these bounds.
 
-With u the unit roundoff of a dtype (2⁻¹¹ float16, 2⁻⁸ bfloat16, 2⁻²⁴ float32, 2⁻⁵³ float64), η its smallest subnormal
-(smallest normal where subnormals are flushed), ref the oracle's value on the inputs as they were rounded:
+With u the unit roundoff of a dtype (2⁻¹¹ float16, 2⁻⁸ bfloat16, 2⁻²⁴ float32, 2⁻⁵³ float64), η its
+smallest subnormal (smallest normal where subnormals are flushed), ref the oracle's value on the
+inputs as they were rounded:
 
-* GEMM: 2·u_out·|ref| + 4·√(K+4)·u_acc·(|alpha|·Σ|A||B| + |beta·C| + |bias| + |residual|) + η_out, K being that of all
-  products that are summed. √(K+4) holds for data of zero mean, whose rounding errors cancel; for other data K+4 stands
-  in its place. With precision "tf32" 2·u_tf32·|alpha|·Σ|A||B| more, u_tf32 = 2⁻¹⁰; with "tf32x3" 8 for 4.
-* attention: 2·u_out·|ref| + [u_P + c·u_32·(√S_k + √D_qk·max scale·|q||k| + max t)]·(P|V|) + η_P·Σ_j|v_j|/ℓ + η_out,
-  t = |capped product| + |slope·d| + |bias| as far as a score has them (the product where it is capped), and |sink|.
+* GEMM: 2·u_out·|ref| + 4·√(K+4)·u_acc·(|alpha|·Σ|A||B| + |beta·C| + |bias| + |residual|) + η_out, K
+being that of all
+  products that are summed. √(K+4) holds for data of zero mean, whose rounding errors cancel; for
+  other data K+4 stands in its place. With precision "tf32" 2·u_tf32·|alpha|·Σ|A||B| more, u_tf32 =
+  2⁻¹⁰; with "tf32x3" 8 for 4.
+* attention: 2·u_out·|ref| + [u_P + c·u_32·(√S_k + √D_qk·max scale·|q||k| + max t)]·(P|V|) +
+η_P·Σ_j|v_j|/ℓ + η_out,
+  t = |capped product| + |slope·d| + |bias| as far as a score has them (the product where it is
+  capped), and |sink|.
 * its LSE: c·u_32·(√S_k + √D_qk·max scale·|q||k| + max t + |ref|).
 * N states merged: 2·u_out·|ref| + c·u_32·(√N + max|s_n|)·Σ_n e^(s_n − s)·|o_n| + η_out.
 * their LSE: c·u_32·(√N + max|s_n| + |ref|).
-* an attention's gradients: 2·u_out·|ref| + u_P·R + c·u_32·(E + L) + u_out·O + η·V + η_out, of the sums R, E, L, O and
+* an attention's gradients: 2·u_out·|ref| + u_P·R + c·u_32·(E + L) + u_out·O + η·V + η_out, of the
+sums R, E, L, O and
   V of magnitudes that ``oracle_bwd.Gradient`` holds.
 
-Probabilities are rounded to the dtype of V before the second product, hence u_P and η_P. Where the inputs are float64,
-float64 takes float32's place inside an attention and in a merge: u_64 for u_32, and LSEs are stored in it.
+Probabilities are rounded to the dtype of V before the second product, hence u_P and η_P. Where the
+inputs are float64, float64 takes float32's place inside an attention and in a merge: u_64 for u_32,
+and LSEs are stored in it.
 """
 
 from __future__ import annotations
@@ -31,7 +39,8 @@ from kernelseam.parity.oracle_bwd import Gradient
 
 GEMM_CONSTANT = 4.0
 TF32_UNIT = 2.0**-10
-"""What TF32, 10 bits behind the point, is off by at most: libraries leave it to the units, which cut off."""
+"""What TF32, 10 bits behind the point, is off by at most: libraries leave it to the units, which
+cut off."""
 TF32X3 = 2.0
 """How many times float32's bound products of split numbers keep to."""
 ATTENTION_CONSTANT = 8.0
@@ -44,7 +53,8 @@ def smallest(dtype: DType, flushed: bool = False) -> float:
 
 
 def smallest_weight(dtype: DType, flushed: bool = False) -> float:
-    """The size below which a probability of this dtype may vanish: fast exponentials may lose float32's subnormals."""
+    """The size below which a probability of this dtype may vanish: fast exponentials may lose
+    float32's subnormals."""
     return max(smallest(dtype, flushed), DType.float32.smallest_normal)
 
 
@@ -54,11 +64,17 @@ def overflows_at(dtype: DType) -> float:
 
 
 def gemm(
-    result: GemmResult, K: int, dtype: DType, dtype_c: DType, *, zero_mean: bool = True, flushed: bool = False,
+    result: GemmResult,
+    K: int,
+    dtype: DType,
+    dtype_c: DType,
+    *,
+    zero_mean: bool = True,
+    flushed: bool = False,
     precision: str | None = None,
 ) -> Floats:
-    """The bound of each element of C. ``K``: an element's terms, those of all products that it sums; ``dtype`` is that
-    of A and B, ``precision`` how they are multiplied."""
+    """The bound of each element of C. ``K``: an element's terms, those of all products that it
+    sums; ``dtype`` is that of A and B, ``precision`` how they are multiplied."""
     growth = (math.sqrt(K + 4) if zero_mean else K + 4) * (TF32X3 if precision == "tf32x3" else 1)
     with np.errstate(invalid="ignore", over="ignore"):
         bound: Floats = (
@@ -67,24 +83,37 @@ def gemm(
             + smallest(dtype_c, flushed)
         )
         if precision == "tf32":
-            bound += 2 * TF32_UNIT * (result.magnitude if result.products is None else result.products)
+            bound += (
+                2 * TF32_UNIT * (result.magnitude if result.products is None else result.products)
+            )
     return bound
 
 
 def attention(
-    result: AttentionResult, S_k: int, head_dim: int, dtype: DType, dtype_out: DType, *, flushed: bool = False
+    result: AttentionResult,
+    S_k: int,
+    head_dim: int,
+    dtype: DType,
+    dtype_out: DType,
+    *,
+    flushed: bool = False,
 ) -> tuple[Floats, Floats]:
     """The bounds of each element of out and of the LSE; ``dtype`` is that of q, k and v."""
     growth = math.sqrt(S_k) + math.sqrt(head_dim) * result.products + result.changes
     with np.errstate(invalid="ignore", over="ignore"):
-        inner = dtype.unit_roundoff + ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff * growth[..., None]
+        inner = (
+            dtype.unit_roundoff
+            + ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff * growth[..., None]
+        )
         out: Floats = (
             2 * dtype_out.unit_roundoff * np.abs(result.out)
             + inner * result.pv
             + smallest_weight(dtype, flushed) * result.values
             + smallest(dtype_out, flushed)
         )
-        lse: Floats = ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff * (growth + np.abs(result.lse))
+        lse: Floats = (
+            ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff * (growth + np.abs(result.lse))
+        )
     return out, lse
 
 

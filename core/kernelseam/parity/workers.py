@@ -28,7 +28,8 @@ QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def cores() -> int:
-    """How many this process may use: a container often sees all of the machine's, and is given a few."""
+    """How many this process may use: a container often sees all of the machine's, and is given a
+    few."""
     seen = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):
         time, period = QUOTA.read_text(encoding="ascii").split()
@@ -47,10 +48,10 @@ class _Gone(Exception):
 class Workers:
     """``count`` processes, each a new interpreter whose array library has one thread.
 
-    Each has a thread of this process and a pipe of its own, and nothing that it shares with others: in
-    ``ProcessPoolExecutor`` one that is killed while it sends leaves the pool waiting for the rest of its message. The
-    task of a process that ends, or is killed since it gave no answer within ``limit`` seconds, is given to a new one;
-    what ends that, too, is Lost.
+    Each has a thread of this process and a pipe of its own, and nothing that it shares with others:
+    in ``ProcessPoolExecutor`` one that is killed while it sends leaves the pool waiting for the
+    rest of its message. The task of a process that ends, or is killed since it gave no answer
+    within ``limit`` seconds, is given to a new one; what ends that, too, is Lost.
     """
 
     def __init__(self, count: int, limit: float) -> None:
@@ -58,8 +59,9 @@ class Workers:
         self._lock, self._processes, self._closed = new_lock(), list[SpawnProcess](), False
 
     def start(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Begin ``work(*arguments)``: a function of a module, and what can be pickled, as must be what it returns or
-        raises. The future's result is what it returned; it raises what the work raised, or Lost."""
+        """Begin ``work(*arguments)``: a function of a module, and what can be pickled, as must be
+        what it returns or raises. The future's result is what it returned; it raises what the work
+        raised, or Lost."""
         return self._threads.submit(self._do, work, arguments)
 
     def close(self) -> None:
@@ -107,7 +109,8 @@ class Workers:
         return result
 
     def _worker(self) -> tuple[SpawnProcess, Requests]:
-        """This thread's process, a new one where the last exchange failed, and the way to ask it."""
+        """This thread's process, a new one where the last exchange failed, and the way to ask
+        it."""
         if not hasattr(self._own, "worker") or self._own.worker[1].closed:
             with self._lock:
                 if self._closed:
@@ -126,8 +129,8 @@ class Workers:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Within the block, new processes find THREADS set to 1, but where the user chose: there are as many processes as
-    processors."""
+    """Within the block, new processes find THREADS set to 1, but where the user chose: there are as
+    many processes as processors."""
     missing = [name for name in THREADS if name not in os.environ]
     os.environ.update(dict.fromkeys(missing, "1"))
     try:
@@ -138,8 +141,8 @@ def _one_thread() -> Iterator[None]:
 
 
 def _serve(pipe: Connection) -> None:
-    """A worker's life. It ends with the pipe, which ends with the parent: an orphan would hold open the output that it
-    shares, and keep whoever reads that waiting."""
+    """A worker's life. It ends with the pipe, which ends with the parent: an orphan would hold open
+    the output that it shares, and keep whoever reads that waiting."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # that is for the parent to handle
     answers = Answers(pipe)
     while True:

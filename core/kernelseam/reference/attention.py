@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
-from kernelseam.descriptors.attention_problem import AttentionProblem
 from kernelseam.costs import roofline
+from kernelseam.descriptors.attention_problem import AttentionProblem
 from kernelseam.reference.attention_block import QUERIES, Head, in_place, scratch_sizes
 from kernelseam.reference.attention_scores import Array
 from kernelseam.reference.attention_views import Views
@@ -23,15 +23,30 @@ Task = tuple[int, int, int]
 """(batch, KV head, part of its queries)"""
 
 
-KNOWN = frozenset({
-    "causal", "window", "prefix", "alibi", "softcap", "bias", "mask", "sinks", "q_view", "kv_view", "lengths",
-    "dtype_out", "batch_invariant",
-})
-"""Options of a spec. All rows are batch-invariant: a row's work depends on its own sequence alone."""
+KNOWN = frozenset(
+    {
+        "causal",
+        "window",
+        "prefix",
+        "alibi",
+        "softcap",
+        "bias",
+        "mask",
+        "sinks",
+        "q_view",
+        "kv_view",
+        "lengths",
+        "dtype_out",
+        "batch_invariant",
+    }
+)
+"""Options of a spec. All rows are batch-invariant: a row's work depends on its own sequence
+alone."""
 
 
 class NumpyAttention:
-    """Every dtype (16 bits computed in float32, float64 in float64), any sizes, strides and views."""
+    """Every dtype (16 bits computed in float32, float64 in float64), any sizes, strides and
+    views."""
 
     name, backend, operation = "numpy", "numpy", "attention"
 
@@ -49,7 +64,8 @@ class NumpyAttention:
 
 
 class _AttentionStep:
-    """Each thread takes KV heads one after the other, or interleaved blocks of their queries where heads are few."""
+    """Each thread takes KV heads one after the other, or interleaved blocks of their queries where
+    heads are few."""
 
     def __init__(self, problem: AttentionProblem, device: Device) -> None:
         p = self.problem = problem
@@ -57,19 +73,25 @@ class _AttentionStep:
         self.keep = in_place(p)
         blocks = -(-p.S_q // QUERIES)
         written = p.num_heads and p.S_q and (p.spec.value_dim or p.spec.lse)
-        self.batch = p.batch if written else 0  # operands may be missing where there is nothing to write
+        # operands may be missing where there is nothing to write
+        self.batch = p.batch if written else 0
         heads = self.batch * p.kv_heads
         threads = min(device.limits.compute_units, _MOST_THREADS) if p.operations > _SERIAL else 1
-        wanted = 1 if threads == 1 else -(-2 * threads // max(heads, 1))  # two tasks a thread even out the end
+        # two tasks a thread even out the end
+        wanted = 1 if threads == 1 else -(-2 * threads // max(heads, 1))
         self.parts = min(wanted, blocks)
         self.threads = max(min(threads, heads * self.parts), 1)
         self.sizes = scratch_sizes(p, self.keep)
         self.bytes = scratch_bytes(self.sizes, self.dtype)
-        self.record = LaunchRecord("numpy_attention", (blocks, p.num_heads, p.batch), (1, 1, 1), 0, device.arch)
+        self.record = LaunchRecord(
+            "numpy_attention", (blocks, p.num_heads, p.batch), (1, 1, 1), 0, device.arch
+        )
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
         p, views = self.problem, Views(self.problem, pointers)
-        pieces = [carve(workspace + i * self.bytes, self.sizes, self.dtype) for i in range(self.threads)]
+        pieces = [
+            carve(workspace + i * self.bytes, self.sizes, self.dtype) for i in range(self.threads)
+        ]
 
         def work(scratch: list[Array], tasks: Iterator[Task]) -> None:
             head = Head(p, self.keep, scratch)
@@ -85,7 +107,9 @@ class _AttentionStep:
                         q, out = views.queries("q", b, h, own), views.queries("out", b, h, own)
                         for i in starts:
                             rows = slice(i, i + QUERIES)
-                            head.block(q[rows], i, scores, out[rows], None if lse is None else lse[rows])
+                            head.block(
+                                q[rows], i, scores, out[rows], None if lse is None else lse[rows]
+                            )
 
         def launch(stream: int) -> None:
             tasks = itertools.product(range(self.batch), range(p.kv_heads), range(self.parts))

@@ -1,12 +1,13 @@
 """One head's attention, a block of queries at a time: online softmax.
 
-The running maximum, sum and product of a row take each block of keys in turn, so that memory does not grow with
-S_q·S_k. Scores lie keys-first, [keys, queries]: reductions over keys then run along memory for all queries of the
-block at once.
+The running maximum, sum and product of a row take each block of keys in turn, so that memory does
+not grow with S_q·S_k. Scores lie keys-first, [keys, queries]: reductions over keys then run along
+memory for all queries of the block at once.
 
-Products are cut into stacks of small ones that BLAS computes on the calling thread. OpenBLAS shares out any product of
-more than 2¹⁸ multiply-adds, and callers on several threads then wait for one another; small ones also run in its
-kernels without packing. So threads over heads keep every core busy, and lose little where a core is shared.
+Products are cut into stacks of small ones that BLAS computes on the calling thread. OpenBLAS shares
+out any product of more than 2¹⁸ multiply-adds, and callers on several threads then wait for one
+another; small ones also run in its kernels without packing. So threads over heads keep every core
+busy, and lose little where a core is shared.
 """
 
 from __future__ import annotations
@@ -19,21 +20,27 @@ from kernelseam.descriptors.attention_problem import AttentionProblem
 from kernelseam.reference.attention_scores import Array, Scores
 from kernelseam.reference.scratch import shaped
 
-QUERIES, _KEYS = 256, 1024  # 1 MiB of float32 scores; the fastest of 64…256 × 512…2048 where that is a core's L2
+# 1 MiB of float32 scores; the fastest of 64…256 × 512…2048 where that is a core's L2
+QUERIES, _KEYS = 256, 1024
 _SMALL = 1 << 18  # multiply-adds
-_ROWS = 8  # queries in one small product with v: fewer would starve BLAS, more would shorten its sums
+# queries in one small product with v: fewer would starve BLAS, more would shorten its sums
+_ROWS = 8
 
 
 def in_place(p: AttentionProblem) -> tuple[bool, ...]:
-    """Of k and v, whether BLAS can walk them where they lie: else they are copied, one head at a time."""
+    """Of k and v, whether BLAS can walk them where they lie: else they are copied, one head at a
+    time."""
     return tuple(
-        p.spec.kv_view != "paged" and p.spec.dtype is p.spec.dtype.accumulator and strides[2] >= columns
+        p.spec.kv_view != "paged"
+        and p.spec.dtype is p.spec.dtype.accumulator
+        and strides[2] >= columns
         for strides, columns in ((p.k_strides, p.spec.head_dim), (p.v_strides, p.spec.value_dim))
     )
 
 
 def scratch_sizes(p: AttentionProblem, keep: tuple[bool, ...]) -> tuple[int, ...]:
-    """Elements of the scratch of one thread: scores, queries, result, partial products, copies of k and v."""
+    """Elements of the scratch of one thread: scores, queries, result, partial products, copies of k
+    and v."""
     n, d, d_v = _padded(min(p.S_q, QUERIES)), p.spec.head_dim, p.spec.value_dim
     keys = min(p.S_k, _KEYS)
     stacked = max(keys // _step(min(n, _ROWS), d_v), 1)
@@ -64,9 +71,12 @@ class Head:
         """Take k [S_k, D] and v [S_k, D_v], each in pieces that follow one another."""
         self.k, self.v = (
             x[0] if kept else joined(x, copy, width)
-            for x, kept, copy, width in zip((k, v), self.keep, self.copies, self.widths, strict=True)
+            for x, kept, copy, width in zip(
+                (k, v), self.keep, self.copies, self.widths, strict=True
+            )
         )
-        # A hidden value has weight 0, but 0·NaN is NaN: one sum tells whether that can happen at all.
+        # A hidden value has weight 0, but 0·NaN is NaN: one sum tells whether that can happen at
+        # all.
         self.finite = not self.hides or bool(np.isfinite(self.v.sum()))
 
     def block(self, q: Array, i: int, scores: Scores, out: Array, lse: Array | None) -> None:
@@ -102,7 +112,8 @@ class Head:
             lse[...] = ((log(total, dtype=np.float64) + top) * unit)[:n]
 
     def _weigh(self, p: Array, v: Array, seen: int, hidden: Array | None, acc: Array) -> None:
-        """Add pᵀ·v to the rows of acc; each query takes only what it sees where a hidden value is not finite."""
+        """Add pᵀ·v to the rows of acc; each query takes only what it sees where a hidden value is
+        not finite."""
         if self.finite or hidden is None:
             self._add_product(p, v)
             return
@@ -111,7 +122,8 @@ class Head:
             acc[row] += p[seen:, row][shown] @ v[seen:][shown]
 
     def _add_product(self, p: Array, v: Array) -> None:
-        """Add pᵀ·v, of p [keys, queries], to the accumulator: partial sums over equal runs of keys, then the rest."""
+        """Add pᵀ·v, of p [keys, queries], to the accumulator: partial sums over equal runs of keys,
+        then the rest."""
         keys, n = p.shape
         rows, d_v = min(n, _ROWS), v.shape[1]
         step = _step(rows, d_v)

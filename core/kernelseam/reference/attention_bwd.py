@@ -10,10 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
-from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem
 from kernelseam.costs import roofline
+from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem
 from kernelseam.reference.attention_block import in_place
-from kernelseam.reference.attention_bwd_block import QUERIES, BiasGradient, HeadGradients, scratch_sizes
+from kernelseam.reference.attention_bwd_block import (
+    QUERIES,
+    BiasGradient,
+    HeadGradients,
+    scratch_sizes,
+)
 from kernelseam.reference.attention_scores import Array
 from kernelseam.reference.attention_views import Views
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped
@@ -24,16 +29,29 @@ _MOST_THREADS = 16
 Task = tuple[range, range]
 """(batch, KV heads) that one thread takes in turn."""
 
-KNOWN = frozenset({
-    "causal", "window", "prefix", "alibi", "softcap", "bias", "mask", "sinks", "q_view", "kv_view", "lengths",
-    "dtype_out", "batch_invariant",
-})
+KNOWN = frozenset(
+    {
+        "causal",
+        "window",
+        "prefix",
+        "alibi",
+        "softcap",
+        "bias",
+        "mask",
+        "sinks",
+        "q_view",
+        "kv_view",
+        "lengths",
+        "dtype_out",
+        "batch_invariant",
+    }
+)
 """Options of the forward's spec."""
 
 
 class NumpyAttentionBwd:
-    """Every dtype (16 bits computed in float32, float64 in float64), any sizes and strides; strided and packed rows.
-    The same bits every time, on any number of threads."""
+    """Every dtype (16 bits computed in float32, float64 in float64), any sizes and strides; strided
+    and packed rows. The same bits every time, on any number of threads."""
 
     name, backend, operation = "numpy", "numpy", "attention_bwd"
 
@@ -55,7 +73,8 @@ class NumpyAttentionBwd:
 
 
 class _BackwardStep:
-    """Each thread takes KV heads one after the other; those that add to the same of a bias's gradient are one task."""
+    """Each thread takes KV heads one after the other; those that add to the same of a bias's
+    gradient are one task."""
 
     def __init__(self, problem: AttentionBwdProblem, device: Device) -> None:
         p, spec = problem.forward, problem.spec
@@ -63,26 +82,41 @@ class _BackwardStep:
         shape = problem.dbias_shape if spec.bias_gradient else (p.batch, p.num_heads, p.S_q, p.S_k)
         self.whole = shape == (p.batch, p.num_heads, p.S_q, p.S_k)
         batches, heads = range(p.batch), range(p.kv_heads)
-        self.tasks: list[Task] = list(itertools.product(
-            [batches] if shape[0] < p.batch else [batches[b : b + 1] for b in batches],
-            [heads] if shape[1] < p.num_heads else [heads[g : g + 1] for g in heads],
-        ))
-        threads = min(device.limits.compute_units, _MOST_THREADS) if problem.operations > _SERIAL else 1
+        self.tasks: list[Task] = list(
+            itertools.product(
+                [batches] if shape[0] < p.batch else [batches[b : b + 1] for b in batches],
+                [heads] if shape[1] < p.num_heads else [heads[g : g + 1] for g in heads],
+            )
+        )
+        threads = (
+            min(device.limits.compute_units, _MOST_THREADS) if problem.operations > _SERIAL else 1
+        )
         self.threads = max(min(threads, len(self.tasks)), 1)
         self.sizes = scratch_sizes(p, self.keep)
         self.bytes = scratch_bytes(self.sizes, self.dtype)
-        # What several heads add up to in another dtype is added up apart, and so is what a sink takes from each.
+        # What several heads add up to in another dtype is added up apart, and so is what a sink
+        # takes from each.
         apart = spec.bias_gradient and not self.whole and p.spec.bias is not self.dtype
-        self.shared = math.prod(shape) if apart else 0, p.batch * p.num_heads if spec.sink_gradient else 0
+        self.shared = (
+            math.prod(shape) if apart else 0,
+            p.batch * p.num_heads if spec.sink_gradient else 0,
+        )
         self.shared_bytes = scratch_bytes(self.shared, self.dtype)
         blocks = -(-p.S_q // QUERIES)
-        self.record = LaunchRecord("numpy_attention_bwd", (blocks, p.num_heads, p.batch), (1, 1, 1), 0, device.arch)
+        self.record = LaunchRecord(
+            "numpy_attention_bwd", (blocks, p.num_heads, p.batch), (1, 1, 1), 0, device.arch
+        )
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
-        p, views = self.problem.forward, Views(self.problem.forward, pointers, self.problem.operands)
+        p, views = (
+            self.problem.forward,
+            Views(self.problem.forward, pointers, self.problem.operands),
+        )
         apart, taken = carve(workspace, self.shared, self.dtype)
         first = workspace + self.shared_bytes
-        pieces = [carve(first + i * self.bytes, self.sizes, self.dtype) for i in range(self.threads)]
+        pieces = [
+            carve(first + i * self.bytes, self.sizes, self.dtype) for i in range(self.threads)
+        ]
         dbias: Array | None = views.arrays.get("dbias")
         sums = dbias if dbias is None or not self.shared[0] else shaped(apart, *dbias.shape)
         of_sinks = shaped(taken, p.batch, p.num_heads) if self.shared[1] else None
@@ -114,7 +148,13 @@ class _BackwardStep:
         return launch
 
     def _head(
-        self, head: HeadGradients, views: Views, b: int, g: int, sums: Array | None, of_sinks: Array | None
+        self,
+        head: HeadGradients,
+        views: Views,
+        b: int,
+        g: int,
+        sums: Array | None,
+        of_sinks: Array | None,
     ) -> None:
         """One KV head of one entry of the batch."""
         p, own = self.problem.forward, views.sequence(b)
@@ -123,8 +163,12 @@ class _BackwardStep:
             scores, lse = views.scores(b, h, own), views.lse(b, h, own)
             assert lse is not None
             q, dout, out, dq = (views.queries(n, b, h, own) for n in ("q", "dout", "out", "dq"))
-            dbias = None if sums is None else BiasGradient(
-                sums[min(b, sums.shape[0] - 1), min(h, sums.shape[1] - 1)], self.whole
+            dbias = (
+                None
+                if sums is None
+                else BiasGradient(
+                    sums[min(b, sums.shape[0] - 1), min(h, sums.shape[1] - 1)], self.whole
+                )
             )
             for i in range(0, own.S_q, QUERIES):
                 at = slice(i, i + QUERIES)
@@ -132,6 +176,7 @@ class _BackwardStep:
                 if of_sinks is not None:
                     of_sinks[b, h] += taken
         dk, dv = (
-            views.keys(n, b, g, own)[0] if p.spec.kv_view == "packed" else views.arrays[n][b, g] for n in ("dk", "dv")
+            views.keys(n, b, g, own)[0] if p.spec.kv_view == "packed" else views.arrays[n][b, g]
+            for n in ("dk", "dv")
         )
         head.store(dk, dv)

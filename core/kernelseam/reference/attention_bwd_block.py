@@ -1,7 +1,8 @@
 """One head's gradients, a block of queries at a time, and in it a block of keys.
 
-Scores are made again as the forward made them, keys-first; its LSE turns them into probabilities at once. dk and dv of
-a KV head grow in scratch over all queries of its group's heads, so that memory grows with S_k alone.
+Scores are made again as the forward made them, keys-first; its LSE turns them into probabilities at
+once. dk and dv of a KV head grow in scratch over all queries of its group's heads, so that memory
+grows with S_k alone.
 """
 
 from __future__ import annotations
@@ -16,24 +17,35 @@ from kernelseam.reference.attention_block import joined, product
 from kernelseam.reference.attention_scores import Array, Scores
 from kernelseam.reference.scratch import shaped
 
-QUERIES, KEYS = 256, 256  # products over keys then take as many rows at a time as those over queries
+# products over keys then take as many rows at a time as those over queries
+QUERIES, KEYS = 256, 256
 
 
 def scratch_sizes(p: AttentionProblem, keep: tuple[bool, ...]) -> tuple[int, ...]:
-    """Elements of the scratch of one thread: probabilities, their gradient and the cap's; queries, scaled ones, dout,
-    dq; a product; dk and dv; copies of k and v."""
+    """Elements of the scratch of one thread: probabilities, their gradient and the cap's; queries,
+    scaled ones, dout, dq; a product; dk and dv; copies of k and v."""
     n, keys, d, d_v = min(p.S_q, QUERIES), min(p.S_k, KEYS), p.spec.head_dim, p.spec.value_dim
     copies = (0 if kept else p.S_k * w for kept, w in zip(keep, (d, d_v), strict=True))
     plane = keys * n
     return (
-        plane, plane, plane if p.spec.softcap else 0, n * d, n * d, n * d_v, n * d, max(keys, n) * max(d, d_v),
-        p.S_k * d, p.S_k * d_v, *copies,
+        plane,
+        plane,
+        plane if p.spec.softcap else 0,
+        n * d,
+        n * d,
+        n * d_v,
+        n * d,
+        max(keys, n) * max(d, d_v),
+        p.S_k * d,
+        p.S_k * d_v,
+        *copies,
     )
 
 
 @dataclass(frozen=True)
 class BiasGradient:
-    """What one head adds to the bias's gradient: [S_q, S_k], with extent 1 where the bias repeats."""
+    """What one head adds to the bias's gradient: [S_q, S_k], with extent 1 where the bias
+    repeats."""
 
     to: Array
     whole: bool
@@ -53,20 +65,35 @@ class BiasGradient:
 
 
 class HeadGradients:
-    """The keys and values of one KV head, their gradients, and the scratch of one block of queries."""
+    """The keys and values of one KV head, their gradients, and the scratch of one block of
+    queries."""
 
     def __init__(self, p: AttentionProblem, keep: tuple[bool, ...], scratch: list[Array]) -> None:
         self.keep, self.scale = keep, p.scale
-        (self._p, self._dx, self._slope, self._queries, self._scaled, self._dout, self._dq, self._part, self._dk,
-         self._dv, *self._copies) = scratch
+        (
+            self._p,
+            self._dx,
+            self._slope,
+            self._queries,
+            self._scaled,
+            self._dout,
+            self._dq,
+            self._part,
+            self._dk,
+            self._dv,
+            *self._copies,
+        ) = scratch
         self.dtype = self._p.dtype
         self.widths = p.spec.head_dim, p.spec.value_dim
 
     def load(self, k: list[Array], v: list[Array]) -> None:
-        """Take k [S_k, D] and v [S_k, D_v], each in pieces that follow one another; dk and dv are zeros."""
+        """Take k [S_k, D] and v [S_k, D_v], each in pieces that follow one another; dk and dv are
+        zeros."""
         self.k, self.v = (
             x[0] if kept else joined(x, copy, width)
-            for x, kept, copy, width in zip((k, v), self.keep, self._copies, self.widths, strict=True)
+            for x, kept, copy, width in zip(
+                (k, v), self.keep, self._copies, self.widths, strict=True
+            )
         )
         self.dk, self.dv = shaped(self._dk, *self.k.shape), shaped(self._dv, *self.v.shape)
         self.dk[...] = 0
@@ -80,11 +107,19 @@ class HeadGradients:
             to[len(x) :] = 0
 
     def block(
-        self, q: Array, dout: Array, out: Array, lse: Array, i: int, scores: Scores, dq: Array,
+        self,
+        q: Array,
+        dout: Array,
+        out: Array,
+        lse: Array,
+        i: int,
+        scores: Scores,
+        dq: Array,
         dbias: BiasGradient | None,
     ) -> float:
-        """Gradients of queries q [n, D], the first of which is query ``i``, given dout and out [n, D_v] and lse [n]. dq
-        is written, dk, dv and dbias are added to. Returns what the sink takes."""
+        """Gradients of queries q [n, D], the first of which is query ``i``, given dout and out [n,
+        D_v] and lse [n]. dq is written, dk, dv and dbias are added to. Returns what the sink
+        takes."""
         n, (d, d_v) = len(q), self.widths
         queries, scaled, acc = (shaped(x, n, d) for x in (self._queries, self._scaled, self._dq))
         given, part = shaped(self._dout, n, d_v), shaped(self._part, n, d_v)
@@ -126,8 +161,8 @@ class HeadGradients:
         return -float((np.exp(scores.sink - total) * dots).sum(where=~empty))
 
     def _add_product(self, to: Array, a: Array, b: Array, hidden: Array | None) -> None:
-        """Add a·b, of a [rows, m], b [m, columns], to ``to``; a row takes nothing of b where ``hidden`` [rows, m] is
-        True: a is 0 there, but 0·NaN is NaN."""
+        """Add a·b, of a [rows, m], b [m, columns], to ``to``; a row takes nothing of b where
+        ``hidden`` [rows, m] is True: a is 0 there, but 0·NaN is NaN."""
         part = shaped(self._part, *to.shape)
         if hidden is None or np.isfinite(b.sum()):
             product(a, b, part)
@@ -142,8 +177,11 @@ class HeadGradients:
             to[shown] += a[shown, m, None] * b[m]
 
 
-def _hidden(scores: Scores, i: int, n: int, j: int, shape: tuple[int, ...], empty: Array) -> Array | None:
-    """Which keys of a block [keys, queries] weigh nothing for which queries; None where all may weigh something."""
+def _hidden(
+    scores: Scores, i: int, n: int, j: int, shape: tuple[int, ...], empty: Array
+) -> Array | None:
+    """Which keys of a block [keys, queries] weigh nothing for which queries; None where all may
+    weigh something."""
     seen, beyond = scores.hidden(i, n, j, shape)
     if beyond is None and not empty.any():
         return None

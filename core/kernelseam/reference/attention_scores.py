@@ -1,7 +1,7 @@
 """What the queries of one head see of its keys, and what is done to their scores.
 
-Blocks of scores lie keys-first, [keys, queries]. Query i meets key j at the distance d = j − i − offset, where the
-offset is S_k − S_q.
+Blocks of scores lie keys-first, [keys, queries]. Query i meets key j at the distance d = j − i −
+offset, where the offset is S_k − S_q.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ Array = npt.NDArray[Any]
 class Scores:
     """One head's scores for one entry of the batch.
 
-    They are x·log2(e) where x is but scale·q·k, else x itself: a bias near the largest float32, a common way to mask,
-    would overflow in base 2.
+    They are x·log2(e) where x is but scale·q·k, else x itself: a bias near the largest float32, a
+    common way to mask, would overflow in base 2.
     """
 
     S_q: int
     S_k: int
     scale: float
     left: int | None = None
-    """How far a query sees to the left and right of the diagonal; None: as far as there are keys."""
+    """How far a query sees to the left and right of the diagonal; None: as far as there are
+    keys."""
     right: int | None = None
     prefix: int = 0
     """Keys that are seen in any case, where a band hides others."""
@@ -55,7 +56,8 @@ class Scores:
         return self.scale * math.log2(math.e) if self.plain else self.scale
 
     def runs(self, i: int, n: int, most: int) -> Iterator[tuple[int, int]]:
-        """The keys [j, stop) that band and prefix show to any of the queries i … i + n − 1, ``most`` at a time."""
+        """The keys [j, stop) that band and prefix show to any of the queries i … i + n − 1,
+        ``most`` at a time."""
         begin = 0 if self.left is None else i + self.offset - self.left
         end = self.S_k if self.right is None else i + n + self.offset + self.right
         for start, last in ((0, self.prefix), (max(begin, self.prefix), min(end, self.S_k))):
@@ -63,11 +65,13 @@ class Scores:
                 yield j, min(j + most, last)
 
     def change(self, s: Array, i: int, n: int, j: int, slope: Array | None = None) -> None:
-        """Make scores of scale·q·k in place: s [keys, queries] from key j and query i on, ``n`` of them real. Under a
-        cap, ``slope`` takes 1 − tanh², what the score changes by as the product does."""
+        """Make scores of scale·q·k in place: s [keys, queries] from key j and query i on, ``n`` of
+        them real. Under a cap, ``slope`` takes 1 − tanh², what the score changes by as the product
+        does."""
         if self.cap:
             info = np.finfo(s.dtype)
-            cap = min(max(self.cap, float(info.tiny)), float(info.max))  # others round to 0 or infinity
+            # others round to 0 or infinity
+            cap = min(max(self.cap, float(info.tiny)), float(info.max))
             np.divide(s, cap, out=s)
             np.tanh(s, out=s)
             if slope is not None:
@@ -76,7 +80,9 @@ class Scores:
             np.multiply(s, cap, out=s)
         if self.slope:
             keys, queries = (np.arange(x) for x in s.shape)
-            distance = np.subtract.outer((keys + (j - i - self.offset)).astype(s.dtype), queries.astype(s.dtype))
+            distance = np.subtract.outer(
+                (keys + (j - i - self.offset)).astype(s.dtype), queries.astype(s.dtype)
+            )
             np.abs(distance, out=distance)
             distance *= self.slope
             s -= distance
@@ -84,8 +90,9 @@ class Scores:
             s[:, :n] += self.bias[i : i + n, j : j + len(s)].T
 
     def hidden(self, i: int, n: int, j: int, shape: tuple[int, ...]) -> tuple[int, Array | None]:
-        """Which keys of a block of scores are hidden from which queries, as (seen, hidden): all queries see the first
-        ``seen`` keys, and hidden is bool [keys − seen, queries]; None where all see all."""
+        """Which keys of a block of scores are hidden from which queries, as (seen, hidden): all
+        queries see the first ``seen`` keys, and hidden is bool [keys − seen, queries]; None where
+        all see all."""
         keys, wide = shape
         seen = 0 if self.mask is not None else self._seen_by_all(i, n, j, keys)
         if seen == keys:
@@ -107,4 +114,6 @@ class Scores:
             return keys
         if self.left is not None and j < i + n - 1 + self.offset - self.left:
             return 0
-        return keys if self.right is None else min(max(i + self.offset + self.right + 1 - j, 0), keys)
+        return (
+            keys if self.right is None else min(max(i + self.offset + self.right + 1 - j, 0), keys)
+        )

@@ -1,4 +1,5 @@
-"""The operands of an attention as the rows of one entry and head, whatever view they are given by."""
+"""The operands of an attention as the rows of one entry and head, whatever view they are given
+by."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Sequence:
-    """An entry of the batch: how many queries and keys it has, and where its first ones lie in packed memory."""
+    """An entry of the batch: how many queries and keys it has, and where its first ones lie in
+    packed memory."""
 
     S_q: int
     S_k: int
@@ -29,13 +31,18 @@ class Sequence:
 
 
 class Views:
-    """Bound operands. Lengths, offsets, tables and addresses are read when they are asked for, at each launch.
+    """Bound operands. Lengths, offsets, tables and addresses are read when they are asked for, at
+    each launch.
 
-    ``rules``: where there are more operands than the problem's own, gradients that lie as q, k, v and out do.
+    ``rules``: where there are more operands than the problem's own, gradients that lie as q, k, v
+    and out do.
     """
 
     def __init__(
-        self, problem: AttentionProblem, pointers: Mapping[str, int], rules: Iterable[OperandRule] | None = None
+        self,
+        problem: AttentionProblem,
+        pointers: Mapping[str, int],
+        rules: Iterable[OperandRule] | None = None,
     ) -> None:
         self.problem = problem
         rules = problem.operands if rules is None else rules
@@ -59,11 +66,14 @@ class Views:
         view, p = self.problem.spec.q_view, self.problem
         if view == "pointers":
             dtype, width, strides = {
-                "q": (p.spec.dtype, p.spec.head_dim, p.q_strides), "out": (p.spec.out, p.spec.value_dim, p.out_strides),
+                "q": (p.spec.dtype, p.spec.head_dim, p.q_strides),
+                "out": (p.spec.out, p.spec.value_dim, p.out_strides),
             }[name]
             return self._listed(name, b * p.num_heads + h, (own.S_q, width), strides[2], dtype)
         x: Array = self.arrays[name]
-        return x[0, h, own.q_first : own.q_first + own.S_q] if view == "packed" else x[b, h, : own.S_q]
+        return (
+            x[0, h, own.q_first : own.q_first + own.S_q] if view == "packed" else x[b, h, : own.S_q]
+        )
 
     def lse(self, b: int, h: int, own: Sequence) -> Array | None:
         """[S_q] of one query head."""
@@ -74,22 +84,32 @@ class Views:
         return rows
 
     def keys(self, name: str, b: int, g: int, own: Sequence) -> list[Array]:
-        """k [S_k, D] or v [S_k, D_v] of one KV head, or what lies as they do, in as many pieces as it lies in."""
+        """k [S_k, D] or v [S_k, D_v] of one KV head, or what lies as they do, in as many pieces as
+        it lies in."""
         view, p = self.problem.spec.kv_view, self.problem
         if view == "pointers":
-            width, strides = (p.spec.head_dim, p.k_strides) if name == "k" else (p.spec.value_dim, p.v_strides)
-            return [self._listed(name, b * p.kv_heads + g, (own.S_k, width), strides[2], p.spec.dtype)]
+            width, strides = (
+                (p.spec.head_dim, p.k_strides) if name == "k" else (p.spec.value_dim, p.v_strides)
+            )
+            return [
+                self._listed(name, b * p.kv_heads + g, (own.S_k, width), strides[2], p.spec.dtype)
+            ]
         x = self.arrays[name]
         if view == "paged":
             starts = range(0, own.S_k, p.page_size)
             table = self.arrays["block_table"][b, : len(starts)]
             return [x[page, g, : own.S_k - j] for page, j in zip(table, starts, strict=True)]
-        return [x[0, g, own.k_first : own.k_first + own.S_k] if view == "packed" else x[b, g, : own.S_k]]
+        return [
+            x[0, g, own.k_first : own.k_first + own.S_k] if view == "packed" else x[b, g, : own.S_k]
+        ]
 
     def scores(self, b: int, h: int, own: Sequence) -> Scores:
         p, s = self.problem, self.problem.spec
         return Scores(
-            own.S_q, own.S_k, p.scale, p.left if s.window else None,
+            own.S_q,
+            own.S_k,
+            p.scale,
+            p.left if s.window else None,
             0 if s.causal else p.right if s.window else None,
             min(max(int(self.arrays["prefix_lengths"][b]), 0), own.S_k) if s.prefix else 0,
             p.softcap if s.softcap else 0.0,
@@ -99,7 +119,9 @@ class Views:
             float(self.arrays["sinks"][h]) if s.sinks else -math.inf,
         )
 
-    def _listed(self, name: str, entry: int, shape: tuple[int, int], row: int, dtype: DType) -> Array:
+    def _listed(
+        self, name: str, entry: int, shape: tuple[int, int], row: int, dtype: DType
+    ) -> Array:
         return host_array(int(self.arrays[f"{name}_ptrs"][entry]), shape, (row, 1), dtype)
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam.contract import Cost, Device, LaunchRecord, OperandRule, PlanParts, host_array
-from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.costs import roofline
+from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.dtypes import DType
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped
 
@@ -24,16 +24,16 @@ Array = npt.NDArray[Any]
 
 
 def round_to_tf32(x: Array) -> None:
-    """Put the nearest numbers with 10 bits behind the point, ties away from zero, in the place of float32's, whose rows
-    are contiguous. What is not finite stays as it is."""
+    """Put the nearest numbers with 10 bits behind the point, ties away from zero, in the place of
+    float32's, whose rows are contiguous. What is not finite stays as it is."""
     bits, finite = x.view(np.uint32), np.isfinite(x)
     np.add(bits, np.uint32(0x1000), out=bits, where=finite)
     np.bitwise_and(bits, np.uint32(0xFFFFE000), out=bits, where=finite)
 
 
 class NumpyGemm:
-    """Strided and pointer lists, every dtype (16 bits computed in float32), any sizes and strides. "tf32" rounds A and
-    B; "tf32x3" is computed in float32, which is within its bound."""
+    """Strided and pointer lists, every dtype (16 bits computed in float32), any sizes and strides.
+    "tf32" rounds A and B; "tf32x3" is computed in float32, which is within its bound."""
 
     name, backend, operation = "numpy", "numpy", "gemm"
 
@@ -55,7 +55,8 @@ class NumpyGemm:
 
 @dataclass(frozen=True)
 class _Stack:
-    """C, [batch, group of heads that meet one B, head within it, row, column], and what lies over it."""
+    """C, [batch, group of heads that meet one B, head within it, row, column], and what lies over
+    it."""
 
     c: Array
     bias: Array | None
@@ -68,7 +69,9 @@ class _GemmStep:
     def __init__(self, problem: GemmProblem, device: Device) -> None:
         self.problem = problem
         self.blocks = _Blocks(problem)
-        self.record = LaunchRecord("numpy_gemm", (problem.matrices, 1, 1), (1, 1, 1), 0, device.arch)
+        self.record = LaunchRecord(
+            "numpy_gemm", (problem.matrices, 1, 1), (1, 1, 1), 0, device.arch
+        )
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
         p = self.problem
@@ -99,16 +102,27 @@ class _GemmStep:
                 first, last = h * summed, (h + 1) * summed - 1
                 of, of_b = slice(h, h + 1), slice(first // shared, last // shared + 1)
                 yield self._stack(
-                    a[:, :, first : last + 1], b[:, :, of_b], c[:, of], None if bias is None else bias[:, of],
-                    None if residual is None else residual[:, of], first % shared,
+                    a[:, :, first : last + 1],
+                    b[:, :, of_b],
+                    c[:, of],
+                    None if bias is None else bias[:, of],
+                    None if residual is None else residual[:, of],
+                    first % shared,
                 )
 
         return straddling
 
     def _stack(
-        self, a: Array, b: Array, c: Array, bias: Array | None, residual: Array | None, offset: int = 0
+        self,
+        a: Array,
+        b: Array,
+        c: Array,
+        bias: Array | None,
+        residual: Array | None,
+        offset: int = 0,
     ) -> _Stack:
-        """``a`` and ``b``: [batch of C, batch within it, head, …]. The first head of A is its B's ``offset``-th."""
+        """``a`` and ``b``: [batch of C, batch within it, head, …]. The first head of A is its B's
+        ``offset``-th."""
         p = self.problem
         summed, shared = p.c_head_group, p.b_head_group
         within = max(shared // summed, 1) if shared % summed == 0 else 1
@@ -129,13 +143,17 @@ class _GemmStep:
         """The matrices one by one, their addresses read at each launch."""
         p, spec = self.problem, self.problem.spec
         lists = {
-            r.name.removesuffix("_ptrs"): host_array(pointers.get(r.name, 0), r.shape, r.strides, DType.float64)
+            r.name.removesuffix("_ptrs"): host_array(
+                pointers.get(r.name, 0), r.shape, r.strides, DType.float64
+            )
             for r in p.operands
         }
         vector = ((1, p.N), 0)
         walks = {
-            "A": (spec.dtype, p.a_shape, p.a_strides[2]), "B": (spec.dtype, p.b_shape, p.b_strides[2]),
-            "C": (spec.dtype_c, (p.M, p.N), p.c_strides[2]), "bias": (spec.bias, *vector),
+            "A": (spec.dtype, p.a_shape, p.a_strides[2]),
+            "B": (spec.dtype, p.b_shape, p.b_strides[2]),
+            "C": (spec.dtype_c, (p.M, p.N), p.c_strides[2]),
+            "bias": (spec.bias, *vector),
             "residual": (spec.residual, (p.M, p.N), p.residual_strides[2]),
         }
 
@@ -146,9 +164,13 @@ class _GemmStep:
 
         def stacks() -> Iterator[_Stack]:
             for i in range(len(lists["C"])):
-                c, bias, residual = (matrix(n, i) if n in lists else None for n in ("C", "bias", "residual"))
+                c, bias, residual = (
+                    matrix(n, i) if n in lists else None for n in ("C", "bias", "residual")
+                )
                 assert c is not None
-                yield _Stack(c, bias, residual, partial(products, *divmod(i, p.num_heads // p.c_head_group)))
+                yield _Stack(
+                    c, bias, residual, partial(products, *divmod(i, p.num_heads // p.c_head_group))
+                )
 
         def products(b: int, h: int) -> Iterator[tuple[Array, Array]]:
             for j, k in itertools.product(range(p.c_batch_group), range(p.c_head_group)):
@@ -179,15 +201,20 @@ def _split(x: Array, axis: int, inner: int) -> Array:
 
 @dataclass(frozen=True)
 class _Operand:
-    """How blocks of A or B reach BLAS: where they lie, or through a copy in the accumulator's dtype."""
+    """How blocks of A or B reach BLAS: where they lie, or through a copy in the accumulator's
+    dtype."""
 
     transposed: bool
     copied: bool
     short: bool
     """Whether the copy is rounded to TF32."""
 
-    def take(self, memory: Array, stack: tuple[slice, ...], rows: slice, columns: slice, scratch: Array) -> Array:
-        block = memory[(*stack, columns, rows)] if self.transposed else memory[(*stack, rows, columns)]
+    def take(
+        self, memory: Array, stack: tuple[slice, ...], rows: slice, columns: slice, scratch: Array
+    ) -> Array:
+        block = (
+            memory[(*stack, columns, rows)] if self.transposed else memory[(*stack, rows, columns)]
+        )
         if self.copied:
             copy = shaped(scratch, *block.shape)
             np.copyto(copy, block)
@@ -198,7 +225,8 @@ class _Operand:
 
 
 class _Blocks:
-    """C = alpha·Σ op(A)·op(B) + beta·C + bias + residual over a stack of matrices, a bounded part of it at a time."""
+    """C = alpha·Σ op(A)·op(B) + beta·C + bias + residual over a stack of matrices, a bounded part
+    of it at a time."""
 
     def __init__(self, problem: GemmProblem) -> None:
         p = self.problem = problem
@@ -208,14 +236,22 @@ class _Blocks:
             return dtype is acc and (shape[0] <= 1 or row >= shape[1])
 
         short = p.spec.precision == "tf32"
-        self.a = _Operand(p.spec.a_transposed, short or not blas(p.spec.dtype, p.a_shape, p.a_strides[2]), short)
-        self.b = _Operand(p.spec.b_transposed, short or not blas(p.spec.dtype, p.b_shape, p.b_strides[2]), short)
+        self.a = _Operand(
+            p.spec.a_transposed, short or not blas(p.spec.dtype, p.a_shape, p.a_strides[2]), short
+        )
+        self.b = _Operand(
+            p.spec.b_transposed, short or not blas(p.spec.dtype, p.b_shape, p.b_strides[2]), short
+        )
         in_place = (
-            blas(p.spec.dtype_c, (p.M, p.N), p.c_strides[2]) and p.spec.plain and p.alpha == 1 and p.beta == 0
+            blas(p.spec.dtype_c, (p.M, p.N), p.c_strides[2])
+            and p.spec.plain
+            and p.alpha == 1
+            and p.beta == 0
         )
         m, n = min(p.M, _SIDE), min(p.N, _SIDE)
         k = min(p.K, _SIDE) if self.a.copied or self.b.copied or not in_place else p.K
-        # Half-open blocks of (batch, head of B, head of C within it), then of rows, columns and summands.
+        # Half-open blocks of (batch, head of B, head of C within it), then of rows, columns and
+        # summands.
         within = max(p.b_head_group // p.c_head_group, 1)
         heads = p.num_heads // p.c_head_group // within
         room = max(_BLOCK // max(m * n + (m + n) * k, 1), 1)
@@ -231,8 +267,12 @@ class _Blocks:
 
     def run(self, stack: _Stack, scratch: list[Array]) -> None:
         p, c = self.problem, stack.c
-        for starts in itertools.product(*(range(0, n, s or 1) for n, s in zip(c.shape, self.steps, strict=True))):
-            at = tuple(slice(i, min(i + s, n)) for i, s, n in zip(starts, self.steps, c.shape, strict=True))
+        for starts in itertools.product(
+            *(range(0, n, s or 1) for n, s in zip(c.shape, self.steps, strict=True))
+        ):
+            at = tuple(
+                slice(i, min(i + s, n)) for i, s, n in zip(starts, self.steps, c.shape, strict=True)
+            )
             out = c[at]
             part = out if self.in_place else shaped(scratch[0], *out.shape)
             more = part
@@ -251,9 +291,11 @@ class _Blocks:
             if not self.in_place:
                 self._store(part, out, stack, at, scratch[1])
 
-    def _store(self, part: Array, out: Array, stack: _Stack, at: tuple[slice, ...], scratch: Array) -> None:
-        """out = alpha·part + beta·out + bias + residual in the accumulator's dtype, rounded once; beta = 0 never reads
-        ``out``."""
+    def _store(
+        self, part: Array, out: Array, stack: _Stack, at: tuple[slice, ...], scratch: Array
+    ) -> None:
+        """out = alpha·part + beta·out + bias + residual in the accumulator's dtype, rounded once;
+        beta = 0 never reads ``out``."""
         p, old = self.problem, shaped(scratch, *out.shape)
         if p.alpha != 1 and p.reads_inputs:
             part *= p.alpha

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts, host_array
-from kernelseam.descriptors.merge_problem import MergeProblem
 from kernelseam.costs import roofline
+from kernelseam.descriptors.merge_problem import MergeProblem
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped
 
 _ELEMENTS = 1 << 16  # of the parts' LSEs and of the result's rows in one block
@@ -42,18 +42,23 @@ class _MergeStep:
         self.dtype = p.spec.dtype.accumulator
         self.rows = max(min(p.rows, _ELEMENTS // max(p.parts, p.spec.value_dim, 1)), 1)
         self.sizes = p.parts * self.rows, self.rows * p.spec.value_dim, self.rows * p.spec.value_dim
-        self.record = LaunchRecord("numpy_merge_states", (p.num_heads, p.batch, 1), (1, 1, 1), 0, device.arch)
+        self.record = LaunchRecord(
+            "numpy_merge_states", (p.num_heads, p.batch, 1), (1, 1, 1), 0, device.arch
+        )
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
         p = self.problem
         outs, lses, out, *rest = (
-            host_array(pointers.get(r.name, 0), r.shape, r.strides, r.dtype or self.dtype) for r in p.operands
+            host_array(pointers.get(r.name, 0), r.shape, r.strides, r.dtype or self.dtype)
+            for r in p.operands
         )
         scratch = carve(workspace, self.sizes, self.dtype)
 
         def launch(stream: int) -> None:
             with np.errstate(all="ignore"):
-                for b, h, i in itertools.product(range(p.batch), range(p.num_heads), range(0, p.rows, self.rows)):
+                for b, h, i in itertools.product(
+                    range(p.batch), range(p.num_heads), range(0, p.rows, self.rows)
+                ):
                     block = (b, h, slice(i, min(i + self.rows, p.rows)))
                     n = block[2].stop - i
                     weights = shaped(scratch[0], p.parts, n)

@@ -1,4 +1,5 @@
-"""The reference's hooks: the backend "numpy", there on every machine and first choice on none with a device."""
+"""The reference's hooks: the backend "numpy", there on every machine and first choice on none with
+a device."""
 
 from __future__ import annotations
 
@@ -23,16 +24,23 @@ _IMPLEMENTATIONS = (NumpyGemm(), NumpyAttention(), NumpyMerge(), NumpyAttentionB
 
 @hookimpl
 def kernelseam_info() -> PluginInfo:
-    return PluginInfo("reference", __version__, CONTRACT_VERSION, "NumPy on the host, in blocks over BLAS")
+    return PluginInfo(
+        "reference", __version__, CONTRACT_VERSION, "NumPy on the host, in blocks over BLAS"
+    )
 
 
 @hookimpl
 def kernelseam_register(registry: Registry) -> None:
-    registry.add_backend(Backend("numpy", HostRuntime(), implementations=_IMPLEMENTATIONS, priority=-100))
+    registry.add_backend(
+        Backend("numpy", HostRuntime(), implementations=_IMPLEMENTATIONS, priority=-100)
+    )
 
 
 @hookimpl
 def kernelseam_doctor() -> Mapping[str, Any]:
     config: Any = np.show_config(mode="dicts")  # type: ignore[call-overload,unused-ignore]
     blas = config.get("Build Dependencies", {}).get("blas", {})
-    return {"numpy": np.__version__, "blas": f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip()}
+    return {
+        "numpy": np.__version__,
+        "blas": f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip(),
+    }

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts, host_array
-from kernelseam.descriptors.projection_bwd_problem import OutputProjectionBwdProblem, QkvProjectionBwdProblem
-from kernelseam.descriptors.projection_problem import OutputProjectionProblem, QkvProjectionProblem
 from kernelseam.costs import roofline
+from kernelseam.descriptors.projection_bwd_problem import (
+    OutputProjectionBwdProblem,
+    QkvProjectionBwdProblem,
+)
+from kernelseam.descriptors.projection_problem import OutputProjectionProblem, QkvProjectionProblem
 from kernelseam.dtypes import DType
 from kernelseam.reference.rotary import Array, Rotation
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped
@@ -40,11 +43,20 @@ def qkv(p: QkvProjectionProblem, x: Views) -> Iterator[Task]:
     names = ["q"] * h.num_heads + ["k"] * h.kv_heads + ["v"] * h.kv_heads
     own = [*range(h.num_heads), *range(h.kv_heads), *range(h.kv_heads)]
     entries = range(p.batch if h.tokens else 0)
-    for b, (column, (name, head)) in itertools.product(entries, enumerate(zip(names, own, strict=True))):
+    for b, (column, (name, head)) in itertools.product(
+        entries, enumerate(zip(names, own, strict=True))
+    ):
         of_head = slice(column * h.head_dim, (column + 1) * h.head_dim)
 
-        def store(y: Array, rows: slice, columns: slice, b: int = b, name: str = name, head: int = head,
-                  of_head: slice = of_head) -> None:
+        def store(
+            y: Array,
+            rows: slice,
+            columns: slice,
+            b: int = b,
+            name: str = name,
+            head: int = head,
+            of_head: slice = of_head,
+        ) -> None:
             if "bias" in x:
                 y += x["bias"][of_head]
             if name != "v":
@@ -74,10 +86,17 @@ def output(p: OutputProjectionProblem, x: Views) -> Iterator[Task]:
 
 
 def qkv_bwd(p: QkvProjectionBwdProblem, x: Views) -> Iterator[Task]:
-    """d_input one an entry, summed over heads; d_weight and d_bias one a head, summed over entries."""
-    heads = [(n, h) for n, count in (("dq", p.num_heads), ("dk", p.kv_heads), ("dv", p.kv_heads)) for h in range(count)]
+    """d_input one an entry, summed over heads; d_weight and d_bias one a head, summed over
+    entries."""
+    heads = [
+        (n, h)
+        for n, count in (("dq", p.num_heads), ("dk", p.kv_heads), ("dv", p.kv_heads))
+        for h in range(count)
+    ]
     if "d_input" in x and p.batch and p.S:
-        weight = [x["weight"][0, 0, h * p.head_dim : (h + 1) * p.head_dim] for h in range(len(heads))]
+        weight = [
+            x["weight"][0, 0, h * p.head_dim : (h + 1) * p.head_dim] for h in range(len(heads))
+        ]
         for b in range(p.batch):
             terms = [(x[n][b, h], w) for (n, h), w in zip(heads, weight, strict=True)]
             yield Task(p.S, p.hidden, terms, _into(x["d_input"][b, 0]))
@@ -120,7 +139,9 @@ def _into(out: Array) -> Store:
 def _column_sums(terms: Sequence[Array], out: Array) -> Task:
     """The sums of the columns of all terms, as a product with ones."""
     ones = np.ones((1, 1), np.float32)
-    return Task(1, len(out), [(np.broadcast_to(ones, (1, len(x))), x) for x in terms], _into(out[None]))
+    return Task(
+        1, len(out), [(np.broadcast_to(ones, (1, len(x))), x) for x in terms], _into(out[None])
+    )
 
 
 class NumpyProjection:
@@ -143,15 +164,24 @@ class NumpyProjection:
 
 
 class _ProjectionStep:
-    def __init__(self, problem: Any, made_of: Callable[[Any, Views], Iterator[Task]], device: Device) -> None:
+    def __init__(
+        self, problem: Any, made_of: Callable[[Any, Views], Iterator[Task]], device: Device
+    ) -> None:
         self.problem, self.made_of = problem, made_of
         self.dtype: DType = problem.spec.dtype.accumulator
         # Columns that are turned together are in one block.
-        self.columns = problem.heads.head_dim if isinstance(problem, QkvProjectionProblem) else _COLUMNS
-        self.sizes = (
-            _ROWS * self.columns, _ROWS * self.columns, _ROWS * _SUMMANDS, _SUMMANDS * self.columns
+        self.columns = (
+            problem.heads.head_dim if isinstance(problem, QkvProjectionProblem) else _COLUMNS
         )
-        self.record = LaunchRecord(f"numpy_{problem.operation}", (1, 1, 1), (1, 1, 1), 0, device.arch)
+        self.sizes = (
+            _ROWS * self.columns,
+            _ROWS * self.columns,
+            _ROWS * _SUMMANDS,
+            _SUMMANDS * self.columns,
+        )
+        self.record = LaunchRecord(
+            f"numpy_{problem.operation}", (1, 1, 1), (1, 1, 1), 0, device.arch
+        )
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
         views = {
@@ -169,14 +199,20 @@ class _ProjectionStep:
 
     def _run(self, task: Task, scratch: list[Array]) -> None:
         for i, j in itertools.product(range(0, task.M, _ROWS), range(0, task.N, self.columns)):
-            rows, columns = slice(i, min(i + _ROWS, task.M)), slice(j, min(j + self.columns, task.N))
+            rows, columns = (
+                slice(i, min(i + _ROWS, task.M)),
+                slice(j, min(j + self.columns, task.N)),
+            )
             m, n = rows.stop - i, columns.stop - j
             total, part = shaped(scratch[0], m, n), shaped(scratch[1], m, n)
             total[...] = 0
             for left, right in task.terms:
                 for k in range(0, left.shape[1], _SUMMANDS):
                     inner = slice(k, min(k + _SUMMANDS, left.shape[1]))
-                    a, b = shaped(scratch[2], m, inner.stop - k), shaped(scratch[3], inner.stop - k, n)
+                    a, b = (
+                        shaped(scratch[2], m, inner.stop - k),
+                        shaped(scratch[3], inner.stop - k, n),
+                    )
                     np.copyto(a, left[rows, inner])
                     np.copyto(b, right[inner, columns])
                     np.matmul(a, b, out=part)
@@ -185,6 +221,8 @@ class _ProjectionStep:
 
 
 PROJECTIONS = (
-    NumpyProjection("qkv_projection", qkv), NumpyProjection("output_projection", output),
-    NumpyProjection("qkv_projection_bwd", qkv_bwd), NumpyProjection("output_projection_bwd", output_bwd),
+    NumpyProjection("qkv_projection", qkv),
+    NumpyProjection("output_projection", output),
+    NumpyProjection("qkv_projection_bwd", qkv_bwd),
+    NumpyProjection("output_projection_bwd", output_bwd),
 )

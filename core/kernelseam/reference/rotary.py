@@ -1,4 +1,5 @@
-"""Where the tokens of a projection are: their positions, the turn of their heads, their places in pages."""
+"""Where the tokens of a projection are: their positions, the turn of their heads, their places in
+pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The host as a device: NumPy arrays, torch's CPU tensors, and whatever hands out CPU memory by DLPack."""
+"""The host as a device: NumPy arrays, torch's CPU tensors, and whatever hands out CPU memory by
+DLPack."""
 
 from __future__ import annotations
 
@@ -32,14 +33,22 @@ class _Borrowed(ArrayInfo):
 
 
 def host_device() -> Device:
-    """The host. Rates are rough, for predictions: BLAS on 256-bit vectors, memory at 10 GB/s a core."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The host. Rates are rough, for predictions: BLAS on 256-bit vectors, memory at 10 GB/s a
+    core."""
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     single = 5e10 * cores
     limits = DeviceLimits(
         compute_units=cores,
         memory_bytes=_memory_bytes(),
         bytes_per_second=1e10 * cores,
-        operations_per_second={"float16": single, "bfloat16": single, "float32": single, "float64": single / 2},
+        operations_per_second={
+            "float16": single,
+            "bfloat16": single,
+            "float32": single,
+            "float64": single / 2,
+        },
         launch_seconds=2e-5,
     )
     return Device("numpy", 0, "cpu", platform.processor() or platform.machine(), limits, "host")
@@ -53,7 +62,8 @@ def _memory_bytes() -> int:
 
 
 class HostRuntime:
-    """contract.Runtime over host memory. There is one stream, 0, and all work is done when a call returns."""
+    """contract.Runtime over host memory. There is one stream, 0, and all work is done when a call
+    returns."""
 
     def __init__(self) -> None:
         self.device = host_device()
@@ -71,7 +81,9 @@ class HostRuntime:
         if torch_arrays.is_tensor(array):
             return torch_arrays.describe(array, self.device) if array.device.type == "cpu" else None  # type: ignore[attr-defined]
         if isinstance(array, np.ndarray):
-            return None if isinstance(array, np.ma.MaskedArray) else self._numpy(array, "numpy", array)
+            return (
+                None if isinstance(array, np.ma.MaskedArray) else self._numpy(array, "numpy", array)
+            )
         return self._stranger(array)
 
     def _numpy(self, array: npt.NDArray[Any], kind: str, owner: object) -> ArrayInfo:
@@ -80,14 +92,23 @@ class HostRuntime:
         strides = array.strides
         if any(s % size for s in strides):
             raise UnknownName(
-                "strides", strides, f"must be multiples of the {size}-byte element",
+                "strides",
+                strides,
+                f"must be multiples of the {size}-byte element",
                 "Copy the field into an array of its own",
             )
         flags = array.flags
         make, more = (ArrayInfo, ()) if owner is array else (_Borrowed, (array,))
         return make(
-            array.ctypes.data, array.shape, tuple([s // size for s in strides]), dtype, self.device, kind, owner,
-            flags.writeable, *more,
+            array.ctypes.data,
+            array.shape,
+            tuple([s // size for s in strides]),
+            dtype,
+            self.device,
+            kind,
+            owner,
+            flags.writeable,
+            *more,
         )
 
     def _stranger(self, array: Any) -> ArrayInfo | None:
@@ -96,7 +117,8 @@ class HostRuntime:
             return None
         try:
             view = np.from_dlpack(array)
-        except (BufferError, RuntimeError, TypeError):  # bfloat16 has no place in NumPy's reading of DLPack
+        # bfloat16 has no place in NumPy's reading of DLPack
+        except (BufferError, RuntimeError, TypeError):
             try:
                 view = np.asarray(array).view()
             except (TypeError, ValueError, RuntimeError):
@@ -106,13 +128,17 @@ class HostRuntime:
             view.flags.writeable = False  # it may be a copy
         return self._numpy(view, type(array).__module__.partition(".")[0], array)
 
-    def empty(self, shape: Sequence[int], dtype: DType, device: Device, like: ArrayInfo | None = None) -> object:
+    def empty(
+        self, shape: Sequence[int], dtype: DType, device: Device, like: ArrayInfo | None = None
+    ) -> object:
         if like is not None and like.kind == "torch":
             return torch_arrays.empty(shape, dtype, "cpu")
         try:
             return np.empty(tuple(shape), dtype.numpy)
         except MemoryError as e:
-            raise OutOfDeviceMemory(f"allocating {list(shape)} of {dtype} on {device} failed: {e}") from e
+            raise OutOfDeviceMemory(
+                f"allocating {list(shape)} of {dtype} on {device} failed: {e}"
+            ) from e
 
     def from_host(self, host: npt.NDArray[Any], device: Device) -> object:
         return np.array(host, order="C")
@@ -122,7 +148,12 @@ class HostRuntime:
             return np.array(array, order="C")
         info = self.describe(array)
         if info is None:
-            raise UnknownName("array", type(array).__name__, "must lie in host memory", "Ask the runtime of its device")
+            raise UnknownName(
+                "array",
+                type(array).__name__,
+                "must lie in host memory",
+                "Ask the runtime of its device",
+            )
         return np.array(host_array(info.pointer, info.shape, info.strides, info.dtype), order="C")
 
     def read(self, pointer: int, size: int, device: Device) -> npt.NDArray[np.uint8]:
@@ -134,7 +165,9 @@ class HostRuntime:
     def synchronize(self, device: Device) -> None:
         """Nothing is ever queued."""
 
-    def prepare_memset(self, pointer: int, value: int, size: int, device: Device) -> Callable[[int], None]:
+    def prepare_memset(
+        self, pointer: int, value: int, size: int, device: Device
+    ) -> Callable[[int], None]:
         def launch(stream: int) -> None:
             ctypes.memset(pointer, value, size)
 
@@ -155,7 +188,9 @@ class HostRuntime:
 def _native(dtype: np.dtype[Any]) -> DType:
     if not dtype.isnative:
         raise UnknownName(
-            "dtype", dtype.str, "must be in the machine's byte order",
+            "dtype",
+            dtype.str,
+            "must be in the machine's byte order",
             "Convert with array.astype(array.dtype.newbyteorder('='))",
         )
     return _dtypes.setdefault(dtype, DType.of(dtype, floating=False))

@@ -22,7 +22,9 @@ def scratch_bytes(sizes: tuple[int, ...], dtype: DType) -> int:
 def carve(workspace: int, sizes: tuple[int, ...], dtype: DType) -> list[npt.NDArray[Any]]:
     """One flat array for each size, one after the other from the address on, on cache lines."""
     size = dtype.itemsize
-    whole = host_array(_round(workspace), (sum(_round(n * size) for n in sizes) // size,), (1,), dtype)
+    whole = host_array(
+        _round(workspace), (sum(_round(n * size) for n in sizes) // size,), (1,), dtype
+    )
     pieces, at = [], 0
     for n in sizes:
         pieces.append(whole[at : at + n])

@@ -1,1 +1,2 @@
-"""Choices that were measured: ``tune`` times every way to compute a problem and keeps the fastest for its class."""
+"""Choices that were measured: ``tune`` times every way to compute a problem and keeps the fastest
+for its class."""

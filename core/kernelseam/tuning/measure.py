@@ -1,7 +1,8 @@
 """Timing every way to compute a problem, in turns, and keeping the fastest.
 
-Ways take turns, round after round, so that a device that grows warm slows them all: timing one to its end before the
-next misleads by more than the ways differ. Those that take much longer than the best are timed once.
+Ways take turns, round after round, so that a device that grows warm slows them all: timing one to
+its end before the next misleads by more than the ways differ. Those that take much longer than the
+best are timed once.
 """
 
 from __future__ import annotations
@@ -78,25 +79,32 @@ class Tuning:
 
 
 def tune(
-    descriptor: Descriptor, device: Device, operands: Mapping[str, object] | None = None,
+    descriptor: Descriptor,
+    device: Device,
+    operands: Mapping[str, object] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Tuning:
-    """Time every way to compute a descriptor's problem over its operands, and keep the fastest for the problem's class.
+    """Time every way to compute a descriptor's problem over its operands, and keep the fastest for
+    the problem's class.
 
-    ``operands``: those that are not in the descriptor, as ``Plan.bind`` takes them; results are overwritten.
-    ``progress(way, done, all)`` is called before each way is built and before each round.
-    Raises InvalidValue for an emulated device, Unsupported where nothing takes the problem, OSError or Untrusted where
-    the choice cannot be kept.
+    ``operands``: those that are not in the descriptor, as ``Plan.bind`` takes them; results are
+    overwritten. ``progress(way, done, all)`` is called before each way is built and before each
+    round. Raises InvalidValue for an emulated device, Unsupported where nothing takes the problem,
+    OSError or Untrusted where the choice cannot be kept.
     """
     if device.evidence == EMULATED:
         raise InvalidValue(
-            "device", device, "its times are those of a program on the host and say nothing of the hardware",
+            "device",
+            device,
+            "its times are those of a program on the host and say nothing of the hardware",
             "Tune on the hardware",
         )
     descriptor, note = descriptor.simplified()
     problem = descriptor.problem()
     candidates = consider(problem, device)
-    refused = tuple(Refusal(c.implementation.name, c.refusal) for c in candidates if c.refusal is not None)
+    refused = tuple(
+        Refusal(c.implementation.name, c.refusal) for c in candidates if c.refusal is not None
+    )
     ways = [w for c in candidates if c.refusal is None for w in _ways(c, problem, device)]
     if not ways:
         raise Unsupported(problem, refused)
@@ -114,7 +122,9 @@ def tune(
         note = "; ".join(filter(None, (note, NOT_KEPT)))
     else:
         times = tuple(Timed(w.implementation, w.variant, w.seconds or 0.0) for w in timed)
-        path = keep(problem, device, Tuned(chosen.implementation, chosen.variant, str(problem), times))
+        path = keep(
+            problem, device, Tuned(chosen.implementation, chosen.variant, str(problem), times)
+        )
         planning.forget()
     failed = [w for w in ways if not w.samples]
     return Tuning(problem, device, (*timed, *failed), refused, chosen, model, path, note)
@@ -134,8 +144,13 @@ def _ways(candidate: Candidate, problem: Problem, device: Device) -> Iterator[Wa
 
 
 def _time(
-    descriptor: Descriptor, device: Device, operands: Mapping[str, Any], candidates: tuple[Candidate, ...],
-    ways: list[Way], runtime: Runtime, say: Callable[[str, int, int], None],
+    descriptor: Descriptor,
+    device: Device,
+    operands: Mapping[str, Any],
+    candidates: tuple[Candidate, ...],
+    ways: list[Way],
+    runtime: Runtime,
+    say: Callable[[str, int, int], None],
 ) -> None:
     problem, launches = descriptor.problem(), {}
     for done, way in enumerate(ways):
@@ -146,9 +161,12 @@ def _time(
             way.parts = build_of(way.candidate.implementation, problem, device, way.variant)
         except Exception as e:  # a way that is broken must not stop the others
             way.failure = f"its build raised {type(e).__name__}: {e}"
-    # One serves all in turn, but for those that leave zeros in theirs for the next launch, or want it more aligned.
+    # One serves all in turn, but for those that leave zeros in theirs for the next launch, or want
+    # it more aligned.
     sharing = [
-        w.name for w in ways if w.parts and not w.parts.zeroed_bytes and w.parts.workspace_alignment <= ALIGNED
+        w.name
+        for w in ways
+        if w.parts and not w.parts.zeroed_bytes and w.parts.workspace_alignment <= ALIGNED
     ]
     need = max((w.parts.workspace_bytes for w in ways if w.parts and w.name in sharing), default=0)
     workspace = runtime.empty((-(-need // 4),), DType.float32, device) if need else None

@@ -1,7 +1,8 @@
-"""Tuned choices on disk: one file a class, device, driver, compiler and version, in the binary cache's folder.
+"""Tuned choices on disk: one file a class, device, driver, compiler and version, in the binary
+cache's folder.
 
-Files are entries of the cache: written whole, checked by digest, the user's own. One that is damaged, someone else's or
-of another place is not used, with a CacheWarning, and the model chooses.
+Files are entries of the cache: written whole, checked by digest, the user's own. One that is
+damaged, someone else's or of another place is not used, with a CacheWarning, and the model chooses.
 """
 
 from __future__ import annotations
@@ -48,11 +49,14 @@ class Tuned:
 
     def seconds_of(self, implementation: str) -> float | None:
         """The shortest time of an implementation's ways, if it was measured."""
-        return min((t.seconds for t in self.times if t.implementation == implementation), default=None)
+        return min(
+            (t.seconds for t in self.times if t.implementation == implementation), default=None
+        )
 
 
 def tuned_choice(problem: Problem, device: Device) -> Tuned | None:
-    """What was kept for the problem's class on this device; None where nothing was, or where it must not be used."""
+    """What was kept for the problem's class on this device; None where nothing was, or where it
+    must not be used."""
     if batch_invariant(problem) or device.evidence == EMULATED:
         return None
     folder = _folder(make=False)
@@ -64,7 +68,12 @@ def keep(problem: Problem, device: Device, choice: Tuned) -> Path:
     folder = _folder(make=True)
     assert folder is not None
     key = place(problem, device)
-    header = {"key": key, "name": problem_class(problem), "device": str(device), "backend": device.backend}
+    header = {
+        "key": key,
+        "name": problem_class(problem),
+        "device": str(device),
+        "backend": device.backend,
+    }
     path = folder / (key + SUFFIX)
     entry.write(path, header, json.dumps(asdict(choice)).encode())
     return path
@@ -86,15 +95,20 @@ def clear() -> int:
 def place(problem: Problem, device: Device) -> str:
     """The key: SHA-256 over the class and over what times depend on."""
     parts = [
-        SCHEMA, problem_class(problem), device.backend, device.name, device.arch, sorted(environment(device).items()),
+        SCHEMA,
+        problem_class(problem),
+        device.backend,
+        device.name,
+        device.arch,
+        sorted(environment(device).items()),
         __version__,
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def environment(device: Device) -> dict[str, str]:
-    """What times on a device depend on beside it: its compiler and, where its runtime tells them, driver and
-    libraries."""
+    """What times on a device depend on beside it: its compiler and, where its runtime tells them,
+    driver and libraries."""
     backend, found = plugins().backend(device.backend), dict[str, str]()
     with suppress(KernelSeamError):  # what is in the cache runs without a compiler
         found["compiler"] = backend.toolchain.compiler() if backend.toolchain is not None else ""
@@ -131,8 +145,13 @@ def _parsed(payload: bytes) -> Tuned:
     """Raises Damaged where the digest is right and the content is not."""
     try:
         found: dict[str, Any] = json.loads(payload)
-        times = tuple(Timed(str(t["implementation"]), str(t["variant"]), float(t["seconds"])) for t in found["times"])
-        return Tuned(str(found["implementation"]), str(found["variant"]), str(found["problem"]), times)
+        times = tuple(
+            Timed(str(t["implementation"]), str(t["variant"]), float(t["seconds"]))
+            for t in found["times"]
+        )
+        return Tuned(
+            str(found["implementation"]), str(found["variant"]), str(found["problem"]), times
+        )
     except (ValueError, KeyError, TypeError) as e:
         raise entry.Damaged(f"it is no tuned choice ({e})") from e
 

@@ -1,4 +1,5 @@
-"""The table of archs: what shared kernels and dispatch need to know of each. A new arch is a row here."""
+"""The table of archs: what shared kernels and dispatch need to know of each. A new arch is a row
+here."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from kernelseam.contract import ArchRow
 from kernelseam.costs import Coefficients, LibraryRate
 from kernelseam.dtypes import DType
 from kernelseam.errors import UnknownName
+
 from kernelseam_cuda.tiles import tiles
 
 _KIB = 1024
@@ -17,30 +19,44 @@ OPTIONS = ("-std=c++17", "-default-device")
 _HALVES = frozenset({DType.float16, DType.bfloat16})
 _HALF, _SINGLE = LibraryRate(128, 0.72, 3.3e-7), LibraryRate(32, 0.825, 2.4e-7, tf32=6.0)
 _LIBRARY = {
-    DType.float16: _HALF, DType.bfloat16: _HALF, DType.float32: _SINGLE,
+    DType.float16: _HALF,
+    DType.bfloat16: _HALF,
+    DType.float32: _SINGLE,
     DType.float64: LibraryRate(64, 0.8, 3.0e-7),  # not measured
 }
 _LISTS = _LIBRARY | dict.fromkeys((DType.float16, DType.bfloat16), LibraryRate(128, 0.72, 6.3e-7))
 _LIBRARIES = {"cublas": _LIBRARY, "cublaslt": _LIBRARY, "cublas-batched": _LISTS}
 HOPPER = Coefficients(
-    "H200", bandwidth=0.87, multiply={DType.float16: 0.62, DType.bfloat16: 0.62}, call_seconds=3e-6,
+    "H200",
+    bandwidth=0.87,
+    multiply={DType.float16: 0.62, DType.bfloat16: 0.62},
+    call_seconds=3e-6,
     libraries=_LIBRARIES,
 )
-"""A copy moves 4.27 of 4.92 TB/s. mma.sync issues at 0.62 of what wgmma reaches, so that a shared kernel's tile cannot
-do better; libraries have wgmma."""
-_ESTIMATED = Coefficients("estimated: the H200's parts", bandwidth=0.87, call_seconds=3e-6, libraries=_LIBRARIES)
+"""A copy moves 4.27 of 4.92 TB/s. mma.sync issues at 0.62 of what wgmma reaches, so that a shared
+kernel's tile cannot do better; libraries have wgmma."""
+_ESTIMATED = Coefficients(
+    "estimated: the H200's parts", bandwidth=0.87, call_seconds=3e-6, libraries=_LIBRARIES
+)
 """Where mma.sync is what there is, it issues at the peak; on sm_100a nobody has looked."""
 COSTS = {
-    "sm_80": _ESTIMATED, "sm_86": _ESTIMATED, "sm_89": _ESTIMATED, "sm_90a": HOPPER,
-    "sm_100a": replace(_ESTIMATED, multiply={DType.float16: 0.3, DType.bfloat16: 0.3}), "sm_120": _ESTIMATED,
+    "sm_80": _ESTIMATED,
+    "sm_86": _ESTIMATED,
+    "sm_89": _ESTIMATED,
+    "sm_90a": HOPPER,
+    "sm_100a": replace(_ESTIMATED, multiply={DType.float16: 0.3, DType.bfloat16: 0.3}),
+    "sm_120": _ESTIMATED,
 }
-"""What is left of each arch's peaks. The H200's are fitted to ``benchmarks/results``; tests hold them to it."""
+"""What is left of each arch's peaks. The H200's are fitted to ``benchmarks/results``; tests hold
+them to it."""
 
 
 MATRIX_DOUBLE = frozenset({"sm_80", "sm_90a", "sm_100a"})
-"""Archs whose matrix units multiply float64; others have the instruction, and next to no units for it."""
+"""Archs whose matrix units multiply float64; others have the instruction, and next to no units for
+it."""
 CLUSTERED = frozenset({"sm_90a", "sm_100a", "sm_120"})
-"""Archs with clusters, programmatic dependent launch and tensor maps: compute capability 9.0 and later."""
+"""Archs with clusters, programmatic dependent launch and tensor maps: compute capability 9.0 and
+later."""
 _CLUSTER_BLOCKS = 8
 """Of a cluster that every such device can launch."""
 
@@ -48,10 +64,17 @@ _CLUSTER_BLOCKS = 8
 def _row(arch: str, shared_kib: int) -> ArchRow:
     clustered, doubles = arch in CLUSTERED, arch in MATRIX_DOUBLE
     return ArchRow(
-        arch=arch, warp_size=32, shared_bytes_per_block=shared_kib * _KIB, registers_per_lane=255,
-        platform="platform_nvidia.h", defines=(("KS_MATRIX_DOUBLE", str(int(doubles))),),
-        matrix_dtypes=_HALVES | {DType.float64} if doubles else _HALVES, tiles=tiles(doubles), options=OPTIONS,
-        cluster_blocks=_CLUSTER_BLOCKS if clustered else 1, programmatic_launch=clustered,
+        arch=arch,
+        warp_size=32,
+        shared_bytes_per_block=shared_kib * _KIB,
+        registers_per_lane=255,
+        platform="platform_nvidia.h",
+        defines=(("KS_MATRIX_DOUBLE", str(int(doubles))),),
+        matrix_dtypes=_HALVES | {DType.float64} if doubles else _HALVES,
+        tiles=tiles(doubles),
+        options=OPTIONS,
+        cluster_blocks=_CLUSTER_BLOCKS if clustered else 1,
+        programmatic_launch=clustered,
         costs=COSTS[arch],
     )
 
@@ -59,17 +82,27 @@ def _row(arch: str, shared_kib: int) -> ArchRow:
 ROWS = {
     r.arch: r
     for r in (
-        _row("sm_80", 163), _row("sm_86", 99), _row("sm_89", 99), _row("sm_90a", 227), _row("sm_100a", 227),
+        _row("sm_80", 163),
+        _row("sm_86", 99),
+        _row("sm_89", 99),
+        _row("sm_90a", 227),
+        _row("sm_100a", 227),
         _row("sm_120", 99),
     )
 }
 
 BY_CAPABILITY = {
-    (8, 0): "sm_80", (8, 6): "sm_86", (8, 7): "sm_86", (8, 9): "sm_89", (9, 0): "sm_90a", (10, 0): "sm_100a",
-    (12, 0): "sm_120", (12, 1): "sm_120",
+    (8, 0): "sm_80",
+    (8, 6): "sm_86",
+    (8, 7): "sm_86",
+    (8, 9): "sm_89",
+    (9, 0): "sm_90a",
+    (10, 0): "sm_100a",
+    (12, 0): "sm_120",
+    (12, 1): "sm_120",
 }
-"""Compute capability → arch whose binaries it runs: its own, or an earlier one of the same major; but archs with a
-letter are compiled for that one chip."""
+"""Compute capability → arch whose binaries it runs: its own, or an earlier one of the same major;
+but archs with a letter are compiled for that one chip."""
 
 
 def _rates(half: int, single: int, double: int) -> dict[DType, int]:
@@ -84,10 +117,11 @@ RATES = {
     "sm_100a": _rates(8192, 256, 128),
     "sm_120": _rates(1024, 256, 4),
 }
-"""Dense operations of a multiprocessor in one clock: matrix units for the halves, and for float64 where
-they multiply it; plain units else.
+"""Dense operations of a multiprocessor in one clock: matrix units for the halves, and for float64
+where they multiply it; plain units else.
 
-Source: the throughput table of the CUDA C++ Programming Guide and NVIDIA's architecture white papers.
+Source: the throughput table of the CUDA C++ Programming Guide and NVIDIA's architecture white
+papers.
 """
 
 
@@ -97,6 +131,8 @@ def row(arch: str) -> ArchRow:
         return ROWS[arch]
     except KeyError:
         raise UnknownName(
-            "arch", arch, f"must be one of {', '.join(ROWS)}",
+            "arch",
+            arch,
+            f"must be one of {', '.join(ROWS)}",
             "Name one of these, or add a row to kernelseam_cuda.archs",
         ) from None

@@ -1,4 +1,5 @@
-"""Arrays on NVIDIA GPUs, of every library that is loaded, told apart by their types: no library is imported to ask."""
+"""Arrays on NVIDIA GPUs, of every library that is loaded, told apart by their types: no library is
+imported to ask."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-
 from kernelseam.contract import ArrayInfo, Device
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, InvalidValue, OutOfDeviceMemory, UnknownName
 from kernelseam.interop import torch as torch_arrays
+
 from kernelseam_cuda import bindings
 
 _DLPACK_CUDA = 2  # kDLCUDA
@@ -28,9 +29,11 @@ class _Borrowed(ArrayInfo):
 
 
 def describe(array: object, devices: Sequence[Device]) -> ArrayInfo | None:
-    """The array's view, or None if it is not on one of the devices (all there are, in order of their index).
+    """The array's view, or None if it is not on one of the devices (all there are, in order of
+    their index).
 
-    Raises UnknownName for element types and InvalidValue for layouts that the contract has no words for.
+    Raises UnknownName for element types and InvalidValue for layouts that the contract has no words
+    for.
     """
     if not devices:
         return None
@@ -67,9 +70,17 @@ def _is_hip(cupy: Any) -> bool:
 
 def _cupy(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
     memory, strides = array.data, array.strides
-    dtype = _dtypes.get(array.dtype) or _dtypes.setdefault(array.dtype, DType.of(array.dtype, floating=False))
+    dtype = _dtypes.get(array.dtype) or _dtypes.setdefault(
+        array.dtype, DType.of(array.dtype, floating=False)
+    )
     return ArrayInfo(
-        memory.ptr, array.shape, _elements(strides, dtype.itemsize), dtype, devices[memory.device_id], "cupy", array
+        memory.ptr,
+        array.shape,
+        _elements(strides, dtype.itemsize),
+        dtype,
+        devices[memory.device_id],
+        "cupy",
+        array,
     )
 
 
@@ -90,32 +101,55 @@ def _stranger(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
         found = _cupy(view, devices)
         assert found is not None
         return _Borrowed(
-            found.pointer, found.shape, found.strides, found.dtype, devices[int(index)], _library(kind), array,
+            found.pointer,
+            found.shape,
+            found.strides,
+            found.dtype,
+            devices[int(index)],
+            _library(kind),
+            array,
             view=view,
         )
     interface = getattr(array, "__cuda_array_interface__", None)
     return None if interface is None else _interface(array, interface, devices)
 
 
-def _interface(array: object, interface: dict[str, Any], devices: Sequence[Device]) -> ArrayInfo | None:
+def _interface(
+    array: object, interface: dict[str, Any], devices: Sequence[Device]
+) -> ArrayInfo | None:
     if interface.get("mask") is not None:
-        raise InvalidValue("mask", "an array", "masked elements have no meaning here", "Fill them, and pass the data")
+        raise InvalidValue(
+            "mask",
+            "an array",
+            "masked elements have no meaning here",
+            "Fill them, and pass the data",
+        )
     pointer, read_only = interface["data"]
     index = _device_of(pointer) if pointer else 0
     if index is None:
         return None
-    dtype, shape = DType.of(np.dtype(interface["typestr"]), floating=False), tuple(interface["shape"])
+    dtype, shape = (
+        DType.of(np.dtype(interface["typestr"]), floating=False),
+        tuple(interface["shape"]),
+    )
     strides = interface.get("strides")
     if (stream := interface.get("stream")) is not None:
         bindings.call("cuStreamSynchronize", stream)  # asked for by the interface's version 3
     return ArrayInfo(
-        pointer or 0, shape, row_major(shape) if strides is None else _elements(strides, dtype.itemsize), dtype,
-        devices[index], _library(type(array)), array, not read_only,
+        pointer or 0,
+        shape,
+        row_major(shape) if strides is None else _elements(strides, dtype.itemsize),
+        dtype,
+        devices[index],
+        _library(type(array)),
+        array,
+        not read_only,
     )
 
 
 def _device_of(pointer: int) -> int | None:
-    """The index of the device that holds an address, or None where the driver does not know the address."""
+    """The index of the device that holds an address, or None where the driver does not know the
+    address."""
     driver = bindings.driver()
     what = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
     status, index = driver.cuPointerGetAttribute(what, pointer)
@@ -130,7 +164,9 @@ def _elements(strides: Sequence[int], size: int) -> tuple[int, ...]:
     """Strides in bytes → in elements."""
     if any(s % size for s in strides):
         raise UnknownName(
-            "strides", tuple(strides), f"must be multiples of the {size}-byte element",
+            "strides",
+            tuple(strides),
+            f"must be multiples of the {size}-byte element",
             "Copy the field into an array of its own",
         )
     return tuple([s // size for s in strides])
@@ -156,21 +192,26 @@ def empty(shape: Sequence[int], dtype: DType, device: Device, kind: str | None) 
         return bindings.cupy().empty(tuple(shape), dtype.numpy)
     except DeviceError:
         raise
-    except (MemoryError, RuntimeError) as e:  # a context that is lost has its libraries raise errors of their own
-        full = isinstance(e, MemoryError) or type(e).__name__ == "OutOfMemoryError"  # cupy's, torch's
+    # a context that is lost has its libraries raise errors of their own
+    except (MemoryError, RuntimeError) as e:
+        # cupy's, torch's
+        full = isinstance(e, MemoryError) or type(e).__name__ == "OutOfMemoryError"
         error = OutOfDeviceMemory if full else DeviceError
         raise error(f"allocating {list(shape)} of {dtype} on {device} failed: {e}") from e
 
 
 def current_stream(device: Device, kind: str | None) -> int:
-    """The handle of the stream that the array's library uses now: torch's for its tensors, else cupy's.
+    """The handle of the stream that the array's library uses now: torch's for its tensors, else
+    cupy's.
 
     0, the default stream, where cupy is not loaded.
     """
     if kind == "torch":
         return stream_asker(device, kind)()
     cupy: Any = sys.modules.get("cupy")
-    return 0 if cupy is None or _is_hip(cupy) else int(cupy.cuda.get_current_stream(device.index).ptr)
+    return (
+        0 if cupy is None or _is_hip(cupy) else int(cupy.cuda.get_current_stream(device.index).ptr)
+    )
 
 
 def stream_asker(device: Device, kind: str | None) -> Callable[[], int]:
@@ -178,5 +219,10 @@ def stream_asker(device: Device, kind: str | None) -> Callable[[], int]:
     if kind != "torch":
         return partial(current_stream, device, kind)
     torch: Any = sys.modules["torch"]
-    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # what torch's own compiler calls; the other is slow
-    return partial(raw, device.index) if raw else lambda: int(torch.cuda.current_stream(device.index).cuda_stream)
+    # what torch's own compiler calls; the other is slow
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return (
+        partial(raw, device.index)
+        if raw
+        else lambda: int(torch.cuda.current_stream(device.index).cuda_stream)
+    )

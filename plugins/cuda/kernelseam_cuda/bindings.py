@@ -16,7 +16,8 @@ INSTALL = "install kernelseam-cuda[cu13] or kernelseam-cuda[cu12]"
 
 
 def module(name: str) -> Any:
-    """A module of CuPy or cuda.bindings. Raises NoDevice, with the remedy, where it cannot be imported."""
+    """A module of CuPy or cuda.bindings. Raises NoDevice, with the remedy, where it cannot be
+    imported."""
     try:
         return importlib.import_module(name)
     except (ImportError, RuntimeError, OSError) as e:
@@ -50,7 +51,8 @@ def cupy() -> Any:
 
 
 def call(name: str, *arguments: object) -> Any:
-    """A driver function by name; its results without the status. Raises DeviceError naming call, status and meaning."""
+    """A driver function by name; its results without the status. Raises DeviceError naming call,
+    status and meaning."""
     api = driver()
     try:
         status, *results = getattr(api, name)(*arguments)
@@ -67,4 +69,7 @@ def fail(name: str, status: Any, detail: str = "") -> NoReturn:
     meaning = text.decode() if isinstance(text, bytes) else "unknown"
     known = {_OUT_OF_MEMORY: OutOfDeviceMemory, **dict.fromkeys(_NO_DEVICE, NoDevice)}
     kind = known.get(int(status), DeviceError)
-    raise kind(f"{name} failed with {status.name} ({int(status)}): {meaning}{f' ({detail})' if detail else ''}")
+    raise kind(
+        f"{name} failed with {status.name} ({int(status)}): "
+        f"{meaning}{f' ({detail})' if detail else ''}"
+    )

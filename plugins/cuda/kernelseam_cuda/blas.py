@@ -1,7 +1,7 @@
 """cuBLAS as a second way to compute a batched GEMM: a partner for parity, and often the fastest.
 
-Its functions are called through ctypes: CuPy's wrappers replace the stream by CuPy's current one inside each call, and
-of the versions supported some refuse to be captured in a graph.
+Its functions are called through ctypes: CuPy's wrappers replace the stream by CuPy's current one
+inside each call, and of the versions supported some refuse to be captured in a graph.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from kernelseam.costs import Coefficients
 from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, OutOfDeviceMemory
+
 from kernelseam_cuda import archs
 
-# cudaDataType and cublasComputeType_t, library_types.h and cublas_api.h. PEDANTIC: IEEE float32, never TF32.
+# cudaDataType and cublasComputeType_t, library_types.h and cublas_api.h. PEDANTIC: IEEE float32,
+# never TF32.
 TYPES = {DType.float16: 2, DType.bfloat16: 14, DType.float32: 0, DType.float64: 1}
 COMPUTE = {DType.float16: 68, DType.bfloat16: 68, DType.float32: 69, DType.float64: 70}
 _FAST_TF32 = 77  # CUBLAS_COMPUTE_32F_FAST_TF32: operands in TF32, products summed in float32
 _ALGORITHM = -1
-_FULL_PRECISION_REDUCTION = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: partial sums stay float32
+# CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: partial sums stay float32
+_FULL_PRECISION_REDUCTION = 16
 _ALLOC_FAILED = 3
 _WIDEST = 16
 _INT, _WIDE, _POINTER = ctypes.c_int, ctypes.c_longlong, ctypes.c_void_p
@@ -40,8 +43,8 @@ def compute_type(dtype: DType, precision: str | None) -> int:
 
 
 class CublasGemm(BatchedGemm):
-    """kernelseam.contract.Implementation over cublasGemmStridedBatchedEx; of one matrix over cublasGemmEx, whose
-    heuristic knows more ways: it may split K or tiles among blocks."""
+    """kernelseam.contract.Implementation over cublasGemmStridedBatchedEx; of one matrix over
+    cublasGemmEx, whose heuristic knows more ways: it may split K or tiles among blocks."""
 
     name, backend, function = "cublas", "cuda", "cublasGemmStridedBatchedEx"
     precisions = PRECISIONS
@@ -57,7 +60,9 @@ class CublasGemm(BatchedGemm):
     def function_of(self, problem: GemmProblem) -> str:
         return self.single if self.single and problem.matrices == 1 else self.function
 
-    def bind(self, problem: GemmProblem, device: Device, pointers: Mapping[str, int]) -> Callable[[int], None]:
+    def bind(
+        self, problem: GemmProblem, device: Device, pointers: Mapping[str, int]
+    ) -> Callable[[int], None]:
         held, name = scalars(problem), self.function_of(problem)
         product = column_product(problem, pointers)
         packed = arguments(product, *map(ctypes.addressof, held), batched=name != self.single)
@@ -78,29 +83,35 @@ class CublasGemm(BatchedGemm):
 
 
 class CublasBatchedGemm(CublasGemm):
-    """kernelseam.contract.Implementation over cublasGemmBatchedEx: lists of addresses in device memory."""
+    """kernelseam.contract.Implementation over cublasGemmBatchedEx: lists of addresses in device
+    memory."""
 
     name, view, function, single = "cublas-batched", "pointers", "cublasGemmBatchedEx", ""
 
     def refuse(self, problem: GemmProblem) -> str | None:
-        """The library cannot look at addresses in device memory. Where a row stride allows wide accesses to 16-bit
-        elements it may use them, and on matrices that are less aligned they would be a fault of the device."""
+        """The library cannot look at addresses in device memory. Where a row stride allows wide
+        accesses to 16-bit elements it may use them, and on matrices that are less aligned they
+        would be a fault of the device."""
         spec, reads = problem.spec, problem.reads_inputs
         for name, vector, strides, used in (
-            ("A_ptrs", spec.vector_a, problem.a_strides, reads), ("B_ptrs", spec.vector_b, problem.b_strides, reads),
+            ("A_ptrs", spec.vector_a, problem.a_strides, reads),
+            ("B_ptrs", spec.vector_b, problem.b_strides, reads),
             ("C_ptrs", spec.vector_c, problem.c_strides, True),
         ):
             if used and spec.dtype.itemsize == 2 and vector < _WIDEST and strides[2] % 2 == 0:
                 return (
-                    f"takes {spec.dtype} products of matrices whose rows are known to keep {_WIDEST}-byte alignment or "
-                    f"have an odd stride, and {name} promises neither (alignment={_WIDEST} promises it of addresses)"
+                    f"takes {spec.dtype} products of matrices whose rows are known to keep "
+                    f"{_WIDEST}-byte alignment or "
+                    f"have an odd stride, and {name} promises neither (alignment={_WIDEST} "
+                    "promises it of addresses)"
                 )
         return None
 
 
 def arguments(x: ColumnProduct, alpha: int, beta: int, *, batched: bool = True) -> tuple[Any, ...]:
-    """The function's arguments after the handle; ``alpha`` and ``beta`` are host addresses. Where it is not
-    ``batched``, it takes one matrix, and neither strides between matrices nor their count."""
+    """The function's arguments after the handle; ``alpha`` and ``beta`` are host addresses. Where
+    it is not ``batched``, it takes one matrix, and neither strides between matrices nor their
+    count."""
 
     def matrix(f: Factor) -> tuple[Any, ...]:
         where = _POINTER(f.address), _INT(TYPES[f.dtype]), _INT(f.lead)
@@ -109,14 +120,26 @@ def arguments(x: ColumnProduct, alpha: int, beta: int, *, batched: bool = True) 
     count = (_INT(x.count),) if batched else ()
     first, second, result = map(matrix, (x.first, x.second, x.result))
     return (
-        _INT(x.first.transposed), _INT(x.second.transposed), _INT(x.m), _INT(x.n), _INT(x.k), _POINTER(alpha), *first,
-        *second, _POINTER(beta), *result, *count, _INT(compute_type(x.first.dtype, x.precision)), _INT(_ALGORITHM),
+        _INT(x.first.transposed),
+        _INT(x.second.transposed),
+        _INT(x.m),
+        _INT(x.n),
+        _INT(x.k),
+        _POINTER(alpha),
+        *first,
+        *second,
+        _POINTER(beta),
+        *result,
+        *count,
+        _INT(compute_type(x.first.dtype, x.precision)),
+        _INT(_ALGORITHM),
     )
 
 
 @cache
 def library() -> Any:
-    """cuBLAS, wherever a wheel, conda or the system put it. Raises DeviceError saying what to install."""
+    """cuBLAS, wherever a wheel, conda or the system put it. Raises DeviceError saying what to
+    install."""
     found = load("cublas", "cuBLAS")
     found.cublasGetStatusName.restype = ctypes.c_char_p
     return found
@@ -131,7 +154,8 @@ def load(name: str, title: str) -> Any:
     except (ImportError, RuntimeError, OSError) as e:
         reason = str(e).partition("\n")[0]
         raise DeviceError(
-            f"{title} cannot be loaded ({reason}): install nvidia-cublas, or nvidia-cublas-cu12 for CUDA 12"
+            f"{title} cannot be loaded ({reason}): install nvidia-cublas, or nvidia-cublas-cu12 "
+            "for CUDA 12"
         ) from e
 
 
@@ -171,4 +195,7 @@ def _failure(name: str, status: int) -> DeviceError:
 def failure(name: str, status: int, text: bytes | None) -> DeviceError:
     """The error for a status that is not success, whose name is ``text``."""
     kind = OutOfDeviceMemory if status == _ALLOC_FAILED else DeviceError
-    return kind(f"{name} failed with {text.decode(errors='replace') if text else 'an unknown status'} ({status})")
+    return kind(
+        f"{name} failed with {text.decode(errors='replace') if text else 'an unknown status'} "
+        f"({status})"
+    )

@@ -1,7 +1,9 @@
-"""cuBLASLt as a further way to compute a strided batched GEMM, and the vendor's way to add a bias or a residual.
+"""cuBLASLt as a further way to compute a strided batched GEMM, and the vendor's way to add a bias
+or a residual.
 
-Its algorithm is chosen when a problem is first looked at, by the library's heuristic: so a plan knows its workspace.
-The heuristic ranks several, and does not always rank the fastest first: they are the implementation's variants.
+Its algorithm is chosen when a problem is first looked at, by the library's heuristic: so a plan
+knows its workspace. The heuristic ranks several, and does not always rank the fastest first: they
+are the implementation's variants.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from kernelseam.costs import Coefficients
 from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.errors import DeviceError
 from kernelseam.variants import Variant
+
 from kernelseam_cuda import archs, cublaslt
 from kernelseam_cuda.blas import PRECISIONS, TYPES, compute_type
 from kernelseam_cuda.cublaslt import Attribute, Described
@@ -85,12 +88,16 @@ class CublasLtGemm(LibraryGemm):
         if not p.reads_inputs:
             return "always multiplies, and where alpha or K is 0 A and B are not to be read"
         for name, dtype, strides in (
-            ("bias", spec.bias, p.bias_strides), ("residual", spec.residual, p.residual_strides[:2]),
+            ("bias", spec.bias, p.bias_strides),
+            ("residual", spec.residual, p.residual_strides[:2]),
         ):
             if dtype and dtype is not spec.dtype_c:
                 return f"takes a {name} of C's dtype, {spec.dtype_c}, and it is {dtype}"
             if dtype and single_stride(p, *strides) is None:
-                return f"takes one stride over all of a {name}, and batch and head are not evenly spaced"
+                return (
+                    f"takes one stride over all of a {name}, and batch and head are not "
+                    "evenly spaced"
+                )
         if spec.bias and (spec.residual or p.beta != 0) and spec.dtype_c is not spec.dtype_acc:
             other = "a residual" if spec.residual else "beta·C"
             return f"rounds to {spec.dtype_c} between adding a bias and adding {other}"
@@ -117,7 +124,9 @@ class CublasLtGemm(LibraryGemm):
 
     def variants(self, problem: GemmProblem, device: Device) -> tuple[Variant, ...]:
         """The heuristic's first algorithms, all predicted to take what the library takes."""
-        return tuple(Variant(name, self.cost(problem, device)) for name in self._by_name(problem, device))
+        return tuple(
+            Variant(name, self.cost(problem, device)) for name in self._by_name(problem, device)
+        )
 
     def build_variant(self, problem: GemmProblem, device: Device, variant: str) -> PlanParts:
         return self._parts(problem, device, self._by_name(problem, device)[variant])
@@ -125,7 +134,8 @@ class CublasLtGemm(LibraryGemm):
     def _by_name(self, problem: GemmProblem, device: Device) -> dict[str, Algorithm]:
         if empty(problem):
             return {}
-        first, more = (self._found(problem, device, n) for n in (1, _VARIANTS))  # more may rank another first
+        # more may rank another first
+        first, more = (self._found(problem, device, n) for n in (1, _VARIANTS))
         return {a.name: a for found in (first, more) if not isinstance(found, str) for a in found}
 
     def _parts(self, problem: GemmProblem, device: Device, algorithm: Algorithm) -> PlanParts:
@@ -137,19 +147,30 @@ class CublasLtGemm(LibraryGemm):
         """The algorithms that the heuristic finds best, or why there is none."""
         p, spec = problem, problem.spec
         added = spec.vector_r if spec.residual else spec.vector_c
-        wanted = Described("MatmulPreference", attributes={
-            cublaslt.MOST_WORKSPACE: _MOST_WORKSPACE,
-            cublaslt.REDUCTIONS: cublaslt.CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE,
-            cublaslt.ALIGNMENT_A: spec.vector_b, cublaslt.ALIGNMENT_B: spec.vector_a, cublaslt.ALIGNMENT_C: added,
-            cublaslt.ALIGNMENT_D: spec.vector_c,
-        })
-        # Of a bias the heuristic looks at the address, for its alignment: a plan knows no more than its element size.
+        wanted = Described(
+            "MatmulPreference",
+            attributes={
+                cublaslt.MOST_WORKSPACE: _MOST_WORKSPACE,
+                cublaslt.REDUCTIONS: cublaslt.CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE,
+                cublaslt.ALIGNMENT_A: spec.vector_b,
+                cublaslt.ALIGNMENT_B: spec.vector_a,
+                cublaslt.ALIGNMENT_C: added,
+                cublaslt.ALIGNMENT_D: spec.vector_c,
+            },
+        )
+        # Of a bias the heuristic looks at the address, for its alignment: a plan knows no more than
+        # its element size.
         operation = _operation(p, spec.bias.itemsize if spec.bias else 0)
         layouts, found, count = _layouts(p), (cublaslt.Found * most)(), ctypes.c_int()
         with self._runtime.activate(device):
             handle, _ = _handles.of(device)
             status = cublaslt.library().cublasLtMatmulAlgoGetHeuristic(
-                handle, operation.handle, *[x.handle for x in layouts], wanted.handle, most, ctypes.byref(found),
+                handle,
+                operation.handle,
+                *[x.handle for x in layouts],
+                wanted.handle,
+                most,
+                ctypes.byref(found),
                 ctypes.byref(count),
             )
         status = status or (found[0].state if count.value else 0)
@@ -157,7 +178,10 @@ class CublasLtGemm(LibraryGemm):
             return f"has no algorithm for it ({cublaslt.status_name(status)})"
         cublaslt.check("cublasLtMatmulAlgoGetHeuristic", status)
         usable = [f for f in found[: count.value] if not f.state]
-        return tuple(Algorithm(tuple(f.algorithm), f.workspace_bytes) for f in usable) or "has no algorithm for it"
+        return (
+            tuple(Algorithm(tuple(f.algorithm), f.workspace_bytes) for f in usable)
+            or "has no algorithm for it"
+        )
 
 
 def _layouts(p: GemmProblem) -> tuple[Described, Described, Described, Described]:
@@ -168,30 +192,42 @@ def _layouts(p: GemmProblem) -> tuple[Described, Described, Described, Described
         assert stride is not None
         if f.transposed:
             rows, columns = columns, rows
-        return Described("MatrixLayout", TYPES[f.dtype], rows, columns, f.lead, attributes={
-            cublaslt.BATCH_COUNT: x.count, cublaslt.BATCH_STRIDE: stride,
-        })
+        return Described(
+            "MatrixLayout",
+            TYPES[f.dtype],
+            rows,
+            columns,
+            f.lead,
+            attributes={
+                cublaslt.BATCH_COUNT: x.count,
+                cublaslt.BATCH_STRIDE: stride,
+            },
+        )
 
     added, stride = x.result, x.result.stride
     if p.spec.residual:
         batch, head, row = p.residual_strides
         added, stride = Factor(0, p.spec.residual, False, row, None), single_stride(p, batch, head)
     return (
-        layout(x.first, x.m, x.k, x.first.stride), layout(x.second, x.k, x.n, x.second.stride),
-        layout(added, x.m, x.n, stride), layout(x.result, x.m, x.n, x.result.stride),
+        layout(x.first, x.m, x.k, x.first.stride),
+        layout(x.second, x.k, x.n, x.second.stride),
+        layout(added, x.m, x.n, stride),
+        layout(x.result, x.m, x.n, x.result.stride),
     )
 
 
 def _operation(p: GemmProblem, bias: int) -> Described:
     """The product, with the address of its bias. By rows of the library's D is by columns of C."""
     attributes: dict[Attribute, int] = {
-        cublaslt.TRANSPOSE_A: p.spec.b_transposed, cublaslt.TRANSPOSE_B: p.spec.a_transposed,
+        cublaslt.TRANSPOSE_A: p.spec.b_transposed,
+        cublaslt.TRANSPOSE_B: p.spec.a_transposed,
     }
     if p.spec.bias:
         stride = single_stride(p, *p.bias_strides)
         assert stride is not None
         attributes |= {
-            cublaslt.EPILOGUE: cublaslt.CUBLASLT_EPILOGUE_BIAS, cublaslt.BIAS_ADDRESS: bias,
+            cublaslt.EPILOGUE: cublaslt.CUBLASLT_EPILOGUE_BIAS,
+            cublaslt.BIAS_ADDRESS: bias,
             cublaslt.BIAS_STRIDE: stride,
         }
     compute = compute_type(p.spec.dtype, p.spec.precision)
@@ -223,12 +259,28 @@ class _Step:
         operation = self.operation or _operation(p, pointers["bias"])
         a, b, c, d = (layout.handle for layout in self.layouts)
         algorithm = (ctypes.c_uint64 * 8)(*self.algorithm.words)
-        aligned = -(-workspace // cublaslt.WORKSPACE_ALIGNMENT) * cublaslt.WORKSPACE_ALIGNMENT if need else None
+        aligned = (
+            -(-workspace // cublaslt.WORKSPACE_ALIGNMENT) * cublaslt.WORKSPACE_ALIGNMENT
+            if need
+            else None
+        )
         run = cublaslt.library().cublasLtMatmul
         arguments = (
-            _handles.of(self.device)[0], operation.handle, ctypes.addressof(alpha), x.first.address, a,
-            x.second.address, b, ctypes.addressof(beta), added, c, x.result.address, d, ctypes.addressof(algorithm),
-            aligned, need,
+            _handles.of(self.device)[0],
+            operation.handle,
+            ctypes.addressof(alpha),
+            x.first.address,
+            a,
+            x.second.address,
+            b,
+            ctypes.addressof(beta),
+            added,
+            c,
+            x.result.address,
+            d,
+            ctypes.addressof(algorithm),
+            aligned,
+            need,
         )
 
         def launch(stream: int, keep: object = (self, operation, alpha, beta, algorithm)) -> None:

@@ -1,7 +1,9 @@
-"""What a cubin says of its kernels, read in pure Python: the sections of its ELF and the attributes in .nv.info.
+"""What a cubin says of its kernels, read in pure Python: the sections of its ELF and the attributes
+in .nv.info.
 
-NVIDIA documents the names of the attributes (``cuobjdump -elf`` prints them), not their encoding. The encoding here was
-checked against cuobjdump and the compiler's own report, for nvrtc 12.9 and 13.5.
+NVIDIA documents the names of the attributes (``cuobjdump -elf`` prints them), not their encoding.
+The encoding here was checked against cuobjdump and the compiler's own report, for nvrtc 12.9 and
+13.5.
 """
 
 from __future__ import annotations
@@ -12,20 +14,31 @@ from dataclasses import dataclass
 
 from kernelseam.contract import KernelFacts
 from kernelseam.errors import DeviceError
+
 from kernelseam_cuda.disassembly import count
 
 _MACHINE = 190  # EM_CUDA
 _SYMTAB, _EMPTY, _NOBITS = 2, 0, 8  # SHT_…
 _FUNCTION, _ENTRY = 2, 0x10  # STT_FUNC; STO_CUDA_ENTRY, a bit of a symbol's "other"
-_SIZED = 4  # EIFMT_SVAL: a 16-bit size, then the value; the other formats hold the value in those 16 bits
-_FRAME_SIZE, _MIN_STACK_SIZE, _KPARAM_INFO, _REGCOUNT, _KPARAM_INFO_V2 = 0x11, 0x12, 0x17, 0x2F, 0x45  # EIATTR_…
+# EIFMT_SVAL: a 16-bit size, then the value; the other formats hold the value in those 16 bits
+_SIZED = 4
+# EIATTR_…
+_FRAME_SIZE, _MIN_STACK_SIZE, _KPARAM_INFO, _REGCOUNT, _KPARAM_INFO_V2 = (
+    0x11,
+    0x12,
+    0x17,
+    0x2F,
+    0x45,
+)
 _RESERVED = 1024
-"""Bytes that the system keeps of a block's shared memory from sm_90 on; a kernel's own section counts them too."""
+"""Bytes that the system keeps of a block's shared memory from sm_90 on; a kernel's own section
+counts them too."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A section's type, size in bytes, and bytes (none for memory that starts out uninitialised)."""
+    """A section's type, size in bytes, and bytes (none for memory that starts out
+    uninitialised)."""
 
     kind: int
     size: int
@@ -33,7 +46,8 @@ class Section:
 
 
 def facts(binary: bytes) -> dict[str, KernelFacts]:
-    """Facts of every kernel in a cubin, by name. ``spills`` counts the bytes that it stores to local memory.
+    """Facts of every kernel in a cubin, by name. ``spills`` counts the bytes that it stores to
+    local memory.
 
     Raises DeviceError for anything but a whole cubin.
     """
@@ -52,11 +66,14 @@ def _facts(binary: bytes) -> dict[str, KernelFacts]:
         counts = count(sections[f".text.{name}"].data)
         shared = sections.get(f".nv.shared.{name}")
         found[name] = KernelFacts(
-            name=name, registers=numbers[_REGCOUNT, number], spills=counts["local_store_bytes"],
+            name=name,
+            registers=numbers[_REGCOUNT, number],
+            spills=counts["local_store_bytes"],
             scratch_bytes=max(numbers.get((a, number), 0) for a in (_FRAME_SIZE, _MIN_STACK_SIZE)),
             shared_bytes=max(shared.size - reserved, 0) if shared else 0,
             matrix_instructions=counts["matrix_instructions"],
-            parameters=_parameters(sections[f".nv.info.{name}"].data), extra=counts,
+            parameters=_parameters(sections[f".nv.info.{name}"].data),
+            extra=counts,
         )
     return found
 
@@ -76,7 +93,9 @@ def _sections(binary: bytes) -> Mapping[str, Section]:
     headers = [struct.unpack_from("<IIQQQQIIQQ", binary, start + entry * i) for i in range(number)]
     strings = bytes(part(headers[names][4], headers[names][5]))
     return {
-        _text(strings, name): Section(kind, size, whole[:0] if kind in (_EMPTY, _NOBITS) else part(offset, size))
+        _text(strings, name): Section(
+            kind, size, whole[:0] if kind in (_EMPTY, _NOBITS) else part(offset, size)
+        )
         for name, kind, _, _, offset, size, *_ in headers
     }
 
@@ -120,8 +139,9 @@ def _numbers(data: memoryview) -> dict[tuple[int, int], int]:
 def _parameters(data: memoryview) -> tuple[tuple[int, int], ...]:
     """(offset, size) of each parameter, in order.
 
-    Offsets count from the start of the parameters in constant memory, itself aligned to 16 bytes only: a parameter of
-    wider alignment (a tensor map's 64) lies where its address there is aligned, not where a C structure would have it.
+    Offsets count from the start of the parameters in constant memory, itself aligned to 16 bytes
+    only: a parameter of wider alignment (a tensor map's 64) lies where its address there is
+    aligned, not where a C structure would have it.
     """
     found = {}
     for attribute, value in _attributes(data):

@@ -1,6 +1,7 @@
 """cuBLASLt through ctypes: its attributes by name and value, and the descriptors that carry them.
 
-Names, values and types are those of cublasLt.h. The library refuses a value of another size than it stores.
+Names, values and types are those of cublasLt.h. The library refuses a value of another size than it
+stores.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from typing import Any
 
 from kernelseam_cuda import blas
 
-_INT, _SIZE, _I64, _U64, _POINTER = ctypes.c_int, ctypes.c_size_t, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
+_INT, _SIZE, _I64, _U64, _POINTER = (
+    ctypes.c_int,
+    ctypes.c_size_t,
+    ctypes.c_int64,
+    ctypes.c_uint64,
+    ctypes.c_void_p,
+)
 
 
 @dataclass(frozen=True)
@@ -47,20 +54,24 @@ ALIGNMENT_D = Attribute("CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES", 8, ctypes.
 CUBLASLT_EPILOGUE_BIAS = 4
 """cublasLtEpilogue_t: a vector as long as D has rows is added to each of D's columns."""
 CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2
-"""cublasLtReductionScheme_t: where K is split, partial sums stay as wide as the accumulator and are added up in one
-order. A mask of it allows K whole too."""
+"""cublasLtReductionScheme_t: where K is split, partial sums stay as wide as the accumulator and are
+added up in one order. A mask of it allows K whole too."""
 WORKSPACE_ALIGNMENT = 256
 """Bytes that the address of a workspace must be a multiple of."""
 
 NO_ALGORITHM = (7, 8, 15)
-"""CUBLAS_STATUS_INVALID_VALUE, _ARCH_MISMATCH and _NOT_SUPPORTED: what the heuristic says of what it does not take."""
+"""CUBLAS_STATUS_INVALID_VALUE, _ARCH_MISMATCH and _NOT_SUPPORTED: what the heuristic says of what
+it does not take."""
 
 
 class Found(ctypes.Structure):
     """cublasLtMatmulHeuristicResult_t."""
 
     _fields_ = (
-        ("algorithm", _U64 * 8), ("workspace_bytes", _SIZE), ("state", _INT), ("waves", ctypes.c_float),
+        ("algorithm", _U64 * 8),
+        ("workspace_bytes", _SIZE),
+        ("state", _INT),
+        ("waves", ctypes.c_float),
         ("reserved", _INT * 4),
     )
 
@@ -74,8 +85,8 @@ _DESCRIPTORS = {
 _PROTOTYPES = {
     "cublasLtCreate": (_POINTER,),
     "cublasLtMatmulAlgoGetHeuristic": (*[_POINTER] * 7, _INT, _POINTER, _POINTER),
-    # handle, product, alpha, A, its layout, B, its layout, beta, C, its layout, D, its layout, algorithm, workspace,
-    # its bytes, stream
+    # handle, product, alpha, A, its layout, B, its layout, beta, C, its layout, D, its layout,
+    # algorithm, workspace, its bytes, stream
     "cublasLtMatmul": (*[_POINTER] * 14, _SIZE, _POINTER),
     **{f"cublasLt{kind}Create": (_POINTER, *types) for kind, types in _DESCRIPTORS.items()},
     **{f"cublasLt{kind}SetAttribute": (_POINTER, _INT, _POINTER, _SIZE) for kind in _DESCRIPTORS},
@@ -85,7 +96,8 @@ _PROTOTYPES = {
 
 @cache
 def library() -> Any:
-    """cuBLASLt, wherever a wheel, conda or the system put it. Raises DeviceError saying what to install."""
+    """cuBLASLt, wherever a wheel, conda or the system put it. Raises DeviceError saying what to
+    install."""
     found = blas.load("cublasLt", "cuBLASLt")
     for name, types in _PROTOTYPES.items():
         getattr(found, name).argtypes = types
@@ -112,12 +124,17 @@ def check(name: str, status: int) -> None:
 
 
 class Described:
-    """A descriptor in the library's memory, which goes with its last user. Never changed once it is made."""
+    """A descriptor in the library's memory, which goes with its last user. Never changed once it is
+    made."""
 
     def __init__(self, kind: str, *arguments: int, attributes: Mapping[Attribute, int]) -> None:
-        """``kind``: "MatrixLayout", "MatmulDesc" or "MatmulPreference", with what such a one is created with."""
+        """``kind``: "MatrixLayout", "MatmulDesc" or "MatmulPreference", with what such a one is
+        created with."""
         lt, made = library(), _POINTER()
-        check(f"cublasLt{kind}Create", getattr(lt, f"cublasLt{kind}Create")(ctypes.byref(made), *arguments))
+        check(
+            f"cublasLt{kind}Create",
+            getattr(lt, f"cublasLt{kind}Create")(ctypes.byref(made), *arguments),
+        )
         self.handle, self._destroy = made, getattr(lt, f"cublasLt{kind}Destroy")
         put = getattr(lt, f"cublasLt{kind}SetAttribute")
         for attribute, number in attributes.items():

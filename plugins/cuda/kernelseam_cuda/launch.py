@@ -9,6 +9,7 @@ from typing import Any
 from kernelseam.contract import NOT_KNOWN, TENSOR_MAP_BYTES, KernelFacts, LaunchConfig
 from kernelseam.errors import DeviceError
 from kernelseam.forking import new_lock
+
 from kernelseam_cuda import bindings
 
 _WITHOUT_OPT_IN = 48 * 1024
@@ -24,21 +25,27 @@ _END, _POINTER, _SIZE = 0, 1, 2
 
 
 def argument_list(arguments: bytes, size: ctypes.c_size_t) -> tuple[Any, Any]:
-    """The packed arguments in memory of their own, and the list that hands them to cuLaunchKernel as one buffer."""
+    """The packed arguments in memory of their own, and the list that hands them to cuLaunchKernel
+    as one buffer."""
     if len(arguments) != size.value:
-        raise DeviceError(f"{len(arguments)} bytes of arguments were packed, the kernel takes {size.value}")
+        raise DeviceError(
+            f"{len(arguments)} bytes of arguments were packed, the kernel takes {size.value}"
+        )
     buffer = ctypes.create_string_buffer(arguments, max(len(arguments), 1))
     place = ctypes.addressof(buffer)
     return buffer, (ctypes.c_void_p * 5)(_POINTER, place, _SIZE, ctypes.addressof(size), _END)
 
 
 def parameter_list(buffer: int, facts: KernelFacts) -> Any:
-    """The address of each packed parameter, in order: the driver puts them where the kernel has them.
+    """The address of each packed parameter, in order: the driver puts them where the kernel has
+    them.
 
-    For tensor maps. CUDA documents one buffer by C's rules of alignment alone, and a kernel may have its first tensor
-    map 48 bytes from the start.
+    For tensor maps. CUDA documents one buffer by C's rules of alignment alone, and a kernel may
+    have its first tensor map 48 bytes from the start.
     """
-    return (ctypes.c_void_p * len(facts.parameters))(*[buffer + offset for offset, _ in facts.parameters])
+    return (ctypes.c_void_p * len(facts.parameters))(
+        *[buffer + offset for offset, _ in facts.parameters]
+    )
 
 
 class CudaKernel:
@@ -47,7 +54,9 @@ class CudaKernel:
     def __init__(self, function: Any, facts: KernelFacts) -> None:
         self._function = function
         self.facts = facts
-        self._size = ctypes.c_size_t(max((offset + size for offset, size in facts.parameters), default=0))
+        self._size = ctypes.c_size_t(
+            max((offset + size for offset, size in facts.parameters), default=0)
+        )
         self._apart = any(size >= TENSOR_MAP_BYTES for _, size in facts.parameters)
         self._allowed = _WITHOUT_OPT_IN - facts.shared_bytes
         self._lock = new_lock()
@@ -62,9 +71,12 @@ class CudaKernel:
             given, keep = (ctypes.addressof(places), 0), (*keep, places)
         return self._launcher(config, given, keep)
 
-    def _launcher(self, config: LaunchConfig, given: tuple[int, int], keep: object) -> Callable[[int], None]:
-        """cuLaunchKernelEx for all: its four arguments are handed over in less time than cuLaunchKernel's eleven. The
-        structure holds the stream as well: there is one for each stream, which never changes."""
+    def _launcher(
+        self, config: LaunchConfig, given: tuple[int, int], keep: object
+    ) -> Callable[[int], None]:
+        """cuLaunchKernelEx for all: its four arguments are handed over in less time than
+        cuLaunchKernel's eleven. The structure holds the stream as well: there is one for each
+        stream, which never changes."""
         run, function, (places, extra) = bindings.driver().cuLaunchKernelEx, self._function, given
         structures: dict[int, Any] = {}
 
@@ -82,10 +94,12 @@ class CudaKernel:
         return launch
 
     def _allow(self, shared_bytes: int) -> None:
-        """Opt in to that much dynamic shared memory, never back to less: other plans share the function."""
+        """Opt in to that much dynamic shared memory, never back to less: other plans share the
+        function."""
         with self._lock:
             if shared_bytes > self._allowed:
-                which = bindings.driver().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                attributes = bindings.driver().CUfunction_attribute
+                which = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 bindings.call("cuFuncSetAttribute", self._function, which, shared_bytes)
                 self._allowed = shared_bytes
 
@@ -100,7 +114,9 @@ def _launch_structure(config: LaunchConfig, stream: int) -> Any:
     if config.cluster != (1, 1, 1):
         cluster = api.CUlaunchAttribute()
         cluster.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = config.cluster
+        cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = (
+            config.cluster
+        )
         attributes.append(cluster)
     if config.programmatic:
         early = api.CUlaunchAttribute()
@@ -112,19 +128,28 @@ def _launch_structure(config: LaunchConfig, stream: int) -> Any:
 
 
 def driver_facts(function: Any, name: str) -> KernelFacts:
-    """What the driver says of a function. It counts neither spills, which are part of a thread's local memory, nor
-    instructions."""
+    """What the driver says of a function. It counts neither spills, which are part of a thread's
+    local memory, nor instructions."""
     which = bindings.driver().CUfunction_attribute
 
     def attribute(what: str) -> int:
-        return int(bindings.call("cuFuncGetAttribute", getattr(which, f"CU_FUNC_ATTRIBUTE_{what}"), function))
+        return int(
+            bindings.call(
+                "cuFuncGetAttribute", getattr(which, f"CU_FUNC_ATTRIBUTE_{what}"), function
+            )
+        )
 
     parameters: list[tuple[int, int]] = []
     while (found := _parameter(function, len(parameters))) is not None:
         parameters.append(found)
     return KernelFacts(
-        name, attribute("NUM_REGS"), NOT_KNOWN, attribute("LOCAL_SIZE_BYTES"), attribute("SHARED_SIZE_BYTES"),
-        NOT_KNOWN, tuple(parameters),
+        name,
+        attribute("NUM_REGS"),
+        NOT_KNOWN,
+        attribute("LOCAL_SIZE_BYTES"),
+        attribute("SHARED_SIZE_BYTES"),
+        NOT_KNOWN,
+        tuple(parameters),
     )
 
 
@@ -142,11 +167,14 @@ def _parameter(function: Any, index: int) -> tuple[int, int] | None:
 def load(module: Any, name: str, read: Callable[[], KernelFacts]) -> CudaKernel:
     """The kernel of a module of the current context, on the device when this returns.
 
-    Loading at the first launch, as the driver does by default, would synchronise, and fail inside a graph's capture.
-    ``read`` reads the facts off the binary, for a driver that does not tell where parameters lie.
+    Loading at the first launch, as the driver does by default, would synchronise, and fail inside a
+    graph's capture. ``read`` reads the facts off the binary, for a driver that does not tell where
+    parameters lie.
     """
     function = bindings.call("cuModuleGetFunction", module, name.encode())
     version = bindings.call("cuDriverGetVersion")
     if version >= _LOADS:
         bindings.call("cuFuncLoad", function)
-    return CudaKernel(function, driver_facts(function, name) if version >= _TELLS_PARAMETERS else read())
+    return CudaKernel(
+        function, driver_facts(function, name) if version >= _TELLS_PARAMETERS else read()
+    )

@@ -10,6 +10,7 @@ from kernelseam.contract import CONTRACT_VERSION, Backend, PluginInfo
 from kernelseam.errors import CompileError
 from kernelseam.hookspecs import hookimpl
 from kernelseam.plugins import Registry
+
 from kernelseam_cuda import bindings, blas, cublaslt
 from kernelseam_cuda.blas_lt import CublasLtGemm
 from kernelseam_cuda.runtime import CudaRuntime
@@ -17,8 +18,14 @@ from kernelseam_cuda.sm90 import KERNELS
 from kernelseam_cuda.toolchain import CudaToolchain
 
 DISTRIBUTIONS = (
-    "cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "cuda-pathfinder", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12",
-    "nvidia-cublas", "nvidia-cublas-cu12",
+    "cupy-cuda13x",
+    "cupy-cuda12x",
+    "cuda-bindings",
+    "cuda-pathfinder",
+    "nvidia-cuda-nvrtc",
+    "nvidia-cuda-nvrtc-cu12",
+    "nvidia-cublas",
+    "nvidia-cublas-cu12",
 )
 
 
@@ -46,11 +53,13 @@ def kernelseam_doctor() -> Mapping[str, Any]:
     runtime, toolchain = backend().runtime, backend().toolchain
     assert isinstance(runtime, CudaRuntime) and toolchain is not None
     devices = [
-        f"{d} {d.name}, {d.limits.compute_units} multiprocessors, {d.limits.memory_bytes / 2**30:.0f} GiB"
+        f"{d} {d.name}, {d.limits.compute_units} multiprocessors, "
+        f"{d.limits.memory_bytes / 2**30:.0f} GiB"
         for d in runtime.devices()
     ]
     report: dict[str, Any] = {
-        "packages": {n: found for n in DISTRIBUTIONS if (found := bindings.version(n))} or f"none: {bindings.INSTALL}",
+        "packages": {n: found for n in DISTRIBUTIONS if (found := bindings.version(n))}
+        or f"none: {bindings.INSTALL}",
         "devices": devices,
         "archs": list(toolchain.archs),
     }
@@ -65,7 +74,9 @@ def kernelseam_doctor() -> Mapping[str, Any]:
         report["no device memory because"] = f"cupy is missing: {bindings.INSTALL}"
     if devices:
         report["driver"] = f"CUDA {_cuda_version(bindings.call('cuDriverGetVersion'))}"
-        report["mode"] = "compiles and runs" if can_compile else "runs what is in the cache; cannot compile"
+        report["mode"] = (
+            "compiles and runs" if can_compile else "runs what is in the cache; cannot compile"
+        )
     else:
         report["mode"] = "compile only" if can_compile else "neither compiles nor runs"
         report["no device because"] = runtime.absence or "the driver counts none"

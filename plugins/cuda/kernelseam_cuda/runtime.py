@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
 from kernelseam.contract import ArrayInfo, Device, DeviceLimits, Ready, host_copy
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, InvalidValue
 from kernelseam.forking import new_lock
+
 from kernelseam_cuda import archs, arrays, bindings
 
 _NOTHING = nullcontext()
@@ -26,8 +26,8 @@ _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for the contexts of all device
 
 
 class CudaRuntime:
-    """kernelseam.contract.Runtime over cuda-bindings and cupy. Where there is no device every call raises NoDevice,
-    but ``devices`` and ``describe``, which find none."""
+    """kernelseam.contract.Runtime over cuda-bindings and cupy. Where there is no device every call
+    raises NoDevice, but ``devices`` and ``describe``, which find none."""
 
     def __init__(self) -> None:
         self._devices: tuple[Device, ...] | None = None
@@ -46,9 +46,13 @@ class CudaRuntime:
         return self._devices
 
     def describe(self, array: object) -> ArrayInfo | None:
-        return arrays.describe(array, self._devices if self._devices is not None else self.devices())
+        return arrays.describe(
+            array, self._devices if self._devices is not None else self.devices()
+        )
 
-    def empty(self, shape: Sequence[int], dtype: DType, device: Device, like: ArrayInfo | None = None) -> object:
+    def empty(
+        self, shape: Sequence[int], dtype: DType, device: Device, like: ArrayInfo | None = None
+    ) -> object:
         with self.activate(device):
             return arrays.empty(shape, dtype, device, like.kind if like else None)
 
@@ -59,14 +63,20 @@ class CudaRuntime:
             info = self.describe(array)
             assert info is not None
             if host.nbytes:
-                # On cupy's stream: its pool hands out memory that earlier work on that stream may still use.
+                # On cupy's stream: its pool hands out memory that earlier work on that stream may
+                # still use.
                 self._pinned.copy(contiguous, info.pointer, arrays.current_stream(device, None))
         return array
 
     def to_host(self, array: object) -> npt.NDArray[Any]:
         info = self.describe(array)
         if info is None:
-            raise InvalidValue("array", type(array).__name__, "must lie on a device of backend cuda", "Move it there")
+            raise InvalidValue(
+                "array",
+                type(array).__name__,
+                "must lie on a device of backend cuda",
+                "Move it there",
+            )
         return host_copy(info, self)
 
     def read(self, pointer: int, size: int, device: Device) -> npt.NDArray[np.uint8]:
@@ -83,7 +93,9 @@ class CudaRuntime:
         with self.activate(device):
             bindings.call("cuCtxSynchronize")
 
-    def prepare_memset(self, pointer: int, value: int, size: int, device: Device) -> Callable[[int], None]:
+    def prepare_memset(
+        self, pointer: int, value: int, size: int, device: Device
+    ) -> Callable[[int], None]:
         run = bindings.driver().cuMemsetD8Async
 
         def launch(stream: int) -> None:
@@ -94,19 +106,22 @@ class CudaRuntime:
         return launch
 
     def versions(self) -> dict[str, str]:
-        """What times depend on beside the compiler: the driver and the vendor's library of products."""
+        """What times depend on beside the compiler: the driver and the vendor's library of
+        products."""
         libraries = {n: found for n in _LIBRARIES if (found := bindings.version(n))}
         return {"driver": str(bindings.call("cuDriverGetVersion")), **libraries}
 
     def activate(self, device: Device) -> AbstractContextManager[None]:
         if self._current is None:
-            self.devices()  # one that another process described may be used before anybody asks for this one's
+            # one that another process described may be used before anybody asks for this one's
+            self.devices()
             self._current = bindings.driver().cuCtxGetCurrent
         context = int(self._current()[1])
         wanted = _primary_context(device.index)
         if context == int(wanted):
             return _NOTHING
-        if not context:  # a thread's first work: nothing to restore, and its next calls find the device current
+        # a thread's first work: nothing to restore, and its next calls find the device current
+        if not context:
             bindings.call("cuCtxSetCurrent", wanted)
             return _NOTHING
         return _Activated(wanted)
@@ -129,13 +144,14 @@ class CudaRuntime:
                 bindings.call("cuEventRecord", events[2 * i + 1], stream)
             bindings.call("cuStreamSynchronize", stream)
             return [
-                bindings.call("cuEventElapsedTime", events[2 * i], events[2 * i + 1]) * 1e-3 for i in range(repeats)
+                bindings.call("cuEventElapsedTime", events[2 * i], events[2 * i + 1]) * 1e-3
+                for i in range(repeats)
             ]
 
 
 class _Pinned:
-    """Pinned host memory that copies to devices pass through, piece by piece. It is taken at the first copy, and
-    kept."""
+    """Pinned host memory that copies to devices pass through, piece by piece. It is taken at the
+    first copy, and kept."""
 
     def __init__(self) -> None:
         self._lock = new_lock()
@@ -154,7 +170,8 @@ class _Pinned:
 
 
 class _Activated:
-    """The device's primary context on top of the thread's stack: the one that cupy and torch use."""
+    """The device's primary context on top of the thread's stack: the one that cupy and torch
+    use."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -163,7 +180,10 @@ class _Activated:
         bindings.call("cuCtxPushCurrent", self._context)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         bindings.call("cuCtxPopCurrent")
 
@@ -187,7 +207,9 @@ def _events(count: int) -> Iterator[list[Any]]:
 
 def capability(index: int) -> tuple[int, int]:
     """The device's compute capability."""
-    return _attribute(index, "COMPUTE_CAPABILITY_MAJOR"), _attribute(index, "COMPUTE_CAPABILITY_MINOR")
+    return _attribute(index, "COMPUTE_CAPABILITY_MAJOR"), _attribute(
+        index, "COMPUTE_CAPABILITY_MINOR"
+    )
 
 
 def _attribute(index: int, name: str) -> int:
@@ -199,15 +221,24 @@ def _device(index: int) -> Device:
     major, minor = capability(index)
     arch = archs.BY_CAPABILITY.get((major, minor), f"sm_{major}{minor}")
     handle = bindings.call("cuDeviceGet", index)
-    units, clock = _attribute(index, "MULTIPROCESSOR_COUNT"), _attribute(index, "CLOCK_RATE") * 1e3  # given in kHz
+    # given in kHz
+    units, clock = _attribute(index, "MULTIPROCESSOR_COUNT"), _attribute(index, "CLOCK_RATE") * 1e3
     # Two transfers a clock over the bus, whose width is given in bits.
-    bandwidth = 2 * _attribute(index, "MEMORY_CLOCK_RATE") * 1e3 * _attribute(index, "GLOBAL_MEMORY_BUS_WIDTH") / 8
+    bandwidth = (
+        2
+        * _attribute(index, "MEMORY_CLOCK_RATE")
+        * 1e3
+        * _attribute(index, "GLOBAL_MEMORY_BUS_WIDTH")
+        / 8
+    )
     limits = DeviceLimits(
         compute_units=units,
         shared_bytes_per_block=_attribute(index, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
         memory_bytes=int(bindings.call("cuDeviceTotalMem", handle)),
         bytes_per_second=bandwidth or DeviceLimits.bytes_per_second,
-        operations_per_second={d.value: n * units * clock for d, n in archs.RATES.get(arch, {}).items()},
+        operations_per_second={
+            d.value: n * units * clock for d, n in archs.RATES.get(arch, {}).items()
+        },
     )
     name = bindings.call("cuDeviceGetName", 256, handle)
     return Device("cuda", index, arch, name.partition(b"\0")[0].decode(), limits)

@@ -1,6 +1,7 @@
 """Tensor maps for the TMA unit: what it refuses, and their encoding by the driver.
 
-Rules: the CUDA driver API's cuTensorMapEncodeTiled, with no interleave and every element of a box taken.
+Rules: the CUDA driver API's cuTensorMapEncodeTiled, with no interleave and every element of a box
+taken.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 from kernelseam.contract import TENSOR_MAP_BYTES, TensorMap
 from kernelseam.dtypes import DType
+
 from kernelseam_cuda import bindings
 
 MOST_AXES, MOST_BOX = 5, 256
@@ -17,12 +19,16 @@ MOST_EXTENT, STRIDE_BYTES_END = 2**32, 2**40
 ALIGNMENT = 16
 """Bytes: of the first element's address, of every stride, and of a row of the box."""
 _ONE_STEP = 16
-"""Bytes: the stride of an axis of extent 1, which is never taken, and may be anything in the operand."""
+"""Bytes: the stride of an axis of extent 1, which is never taken, and may be anything in the
+operand."""
 
 SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 PROMOTIONS = {0: "NONE", 64: "L2_64B", 128: "L2_128B", 256: "L2_256B"}
 DTYPES = {
-    DType.float16: "FLOAT16", DType.bfloat16: "BFLOAT16", DType.float32: "FLOAT32", DType.float64: "FLOAT64",
+    DType.float16: "FLOAT16",
+    DType.bfloat16: "BFLOAT16",
+    DType.float32: "FLOAT32",
+    DType.float64: "FLOAT64",
 }
 
 
@@ -31,7 +37,8 @@ _CHOICES = "swizzles of 0, 32, 64 and 128 bytes, promotions of 0, 64, 128 and 25
 
 @dataclass(frozen=True)
 class Tiled:
-    """The numbers that cuTensorMapEncodeTiled takes. ``strides``: bytes, the innermost axis left out."""
+    """The numbers that cuTensorMapEncodeTiled takes. ``strides``: bytes, the innermost axis left
+    out."""
 
     extents: tuple[int, ...]
     strides: tuple[int, ...]
@@ -41,29 +48,50 @@ class Tiled:
 def tiled(tensor_map: TensorMap) -> Tiled:
     """The numbers of a tensor map that is not refused."""
     m, size = tensor_map, tensor_map.dtype.itemsize
-    strides = tuple(_ONE_STEP if n == 1 else s * size for n, s in zip(m.extents[1:], m.strides[1:], strict=True))
+    strides = tuple(
+        _ONE_STEP if n == 1 else s * size for n, s in zip(m.extents[1:], m.strides[1:], strict=True)
+    )
     return Tiled(m.extents, strides, m.box)
 
 
 def refuse(tensor_map: TensorMap, alignment: int) -> str | None:
-    """Why the TMA unit cannot take it over an address that is a multiple of ``alignment`` bytes, or None."""
+    """Why the TMA unit cannot take it over an address that is a multiple of ``alignment`` bytes, or
+    None."""
     m, size = tensor_map, tensor_map.dtype.itemsize
     axes = len(m.extents)
     if not 1 <= axes <= MOST_AXES or len(m.strides) != axes or len(m.box) != axes:
-        return _says(m, f"{axes} extents, {len(m.strides)} strides, a box of {len(m.box)}: 1 to {MOST_AXES}, as many")
+        return _says(
+            m,
+            f"{axes} extents, {len(m.strides)} strides, a box of {len(m.box)}: 1 to {MOST_AXES}, "
+            "as many",
+        )
     if m.dtype not in DTYPES:
         return _says(m, f"elements of {m.dtype}: {', '.join(d.value for d in DTYPES)}")
     if m.swizzle not in SWIZZLES or m.l2_promotion not in PROMOTIONS:
-        return _says(m, f"a swizzle of {m.swizzle} and an L2 promotion of {m.l2_promotion}: {_CHOICES}")
+        return _says(
+            m, f"a swizzle of {m.swizzle} and an L2 promotion of {m.l2_promotion}: {_CHOICES}"
+        )
     if alignment % ALIGNMENT or m.offset % ALIGNMENT:
-        return _says(m, f"an address aligned to {alignment} bytes and {m.offset} more: multiples of {ALIGNMENT}")
+        return _says(
+            m,
+            f"an address aligned to {alignment} bytes and {m.offset} more: multiples of "
+            f"{ALIGNMENT}",
+        )
     for axis, (n, stride, box) in enumerate(zip(m.extents, m.strides, m.box, strict=True)):
         if not 1 <= n <= MOST_EXTENT:
             return _says(m, f"extent {n} of axis {axis}: 1 to 2^32")
         if not 1 <= box <= MOST_BOX:
             return _says(m, f"a box of {box} along axis {axis}: 1 to {MOST_BOX}")
-        if axis and n > 1 and (stride * size % ALIGNMENT or not 0 < stride * size < STRIDE_BYTES_END):
-            return _says(m, f"a stride of {stride * size} bytes of axis {axis}: a multiple of {ALIGNMENT}, 1 to 2^40")
+        if (
+            axis
+            and n > 1
+            and (stride * size % ALIGNMENT or not 0 < stride * size < STRIDE_BYTES_END)
+        ):
+            return _says(
+                m,
+                f"a stride of {stride * size} bytes of axis {axis}: a multiple of {ALIGNMENT}, 1 "
+                "to 2^40",
+            )
     if m.extents[0] > 1 and m.strides[0] != 1:
         return _says(m, f"a stride of {m.strides[0]} elements of the innermost axis: 1")
     row = m.box[0] * size
@@ -84,14 +112,22 @@ def encode(tensor_map: TensorMap, address: int) -> bytes:
     """The 128 bytes, over an operand's address. Raises DeviceError, NoDevice without a driver."""
     m, numbers, cu = tensor_map, tiled(tensor_map), bindings.driver()
     swizzle = getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{SWIZZLES[m.swizzle]}")
-    promotion = getattr(cu.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{PROMOTIONS[m.l2_promotion]}")
+    promotion = getattr(
+        cu.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{PROMOTIONS[m.l2_promotion]}"
+    )
     fill = "NAN_REQUEST_ZERO_FMA" if m.fill_nan else "NONE"
     encoded = bindings.call(
         "cuTensorMapEncodeTiled",
-        getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{DTYPES[m.dtype]}"), len(m.extents),
-        address + m.offset, [cu.cuuint64_t(n) for n in numbers.extents], [cu.cuuint64_t(s) for s in numbers.strides],
-        [cu.cuuint32_t(n) for n in numbers.box], [cu.cuuint32_t(1)] * len(m.box),
-        cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion,
+        getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{DTYPES[m.dtype]}"),
+        len(m.extents),
+        address + m.offset,
+        [cu.cuuint64_t(n) for n in numbers.extents],
+        [cu.cuuint64_t(s) for s in numbers.strides],
+        [cu.cuuint32_t(n) for n in numbers.box],
+        [cu.cuuint32_t(1)] * len(m.box),
+        cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        swizzle,
+        promotion,
         getattr(cu.CUtensorMapFloatOOBfill, f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{fill}"),
     )
     return ctypes.string_at(encoded.getPtr(), TENSOR_MAP_BYTES)

@@ -1,9 +1,9 @@
 """Tile shapes of the shared kernels by arch: measured choices, no code.
 
-Rows are tried against an arch's shared memory, so that one list serves archs that differ only in that. Every row
-compiles without spills for every covering spec; ``tools/kernel_table.py`` shows it. ``rate`` and ``block_seconds`` were
-fitted to what an H200 measured of a tile; a rate that stands without seconds was read off its neighbours, and one that
-is missing is estimated.
+Rows are tried against an arch's shared memory, so that one list serves archs that differ only in
+that. Every row compiles without spills for every covering spec; ``tools/kernel_table.py`` shows it.
+``rate`` and ``block_seconds`` were fitted to what an H200 measured of a tile; a rate that stands
+without seconds was read off its neighbours, and one that is missing is estimated.
 """
 
 from __future__ import annotations
@@ -19,37 +19,87 @@ _SINGLE = frozenset({DType.float32})
 _DOUBLE = frozenset({DType.float64})
 
 
-def _tf32(precision: str, bm: int, bn: int, warps_m: int, warps_n: int, stages: int, min_blocks: int, plain: bool,
-          rate: float) -> GemmTile:
-    """A tile of float32 multiplied in TF32. A slice's rows fill all banks, as the matrix engine wants it."""
+def _tf32(
+    precision: str,
+    bm: int,
+    bn: int,
+    warps_m: int,
+    warps_n: int,
+    stages: int,
+    min_blocks: int,
+    plain: bool,
+    rate: float,
+) -> GemmTile:
+    """A tile of float32 multiplied in TF32. A slice's rows fill all banks, as the matrix engine
+    wants it."""
     return GemmTile(
-        _SINGLE, bm, bn, 32, warps_m, warps_n, stages, min_blocks, persistent=False, plain=plain, precision=precision,
+        _SINGLE,
+        bm,
+        bn,
+        32,
+        warps_m,
+        warps_n,
+        stages,
+        min_blocks,
+        persistent=False,
+        plain=plain,
+        precision=precision,
         rate=rate,
     )
 
 
 _TF32 = {
     "tf32": (
-        (128, 128, 2, 2, 3, 2, True, 2.6), (128, 64, 2, 2, 3, 2, False, 2.2), (64, 64, 2, 2, 3, 3, False, 1.6),
+        (128, 128, 2, 2, 3, 2, True, 2.6),
+        (128, 64, 2, 2, 3, 2, False, 2.2),
+        (64, 64, 2, 2, 3, 3, False, 1.6),
         (32, 32, 1, 2, 2, 8, False, 0.6),
     ),
     "tf32x3": (
-        (128, 64, 4, 2, 3, 1, False, 0.54), (64, 64, 2, 2, 3, 2, False, 0.59), (32, 32, 1, 2, 2, 6, False, 0.48),
+        (128, 64, 4, 2, 3, 1, False, 0.54),
+        (64, 64, 2, 2, 3, 2, False, 0.59),
+        (32, 32, 1, 2, 2, 6, False, 0.48),
     ),
 }
-"""Rows, columns, warps, stages, blocks, plain, rate: of float32's plain units; the split's are an H200's, where TF32's
-are less than half of these, as mma.sync's are beside wgmma's."""
+"""Rows, columns, warps, stages, blocks, plain, rate: of float32's plain units; the split's are an
+H200's, where TF32's are less than half of these, as mma.sync's are beside wgmma's."""
 
 GEMM = (
     GemmTile(_HALVES, 128, 128, 64, 2, 2, stages=2, min_blocks=2, rate=0.60, block_seconds=4.0e-7),
     GemmTile(_HALVES, 128, 64, 64, 2, 2, stages=3, min_blocks=2, rate=0.42, block_seconds=1.3e-7),
     GemmTile(_HALVES, 64, 64, 64, 2, 2, stages=2, min_blocks=4, rate=0.40, block_seconds=2.5e-7),
     GemmTile(_HALVES, 32, 32, 32, 1, 2, stages=2, min_blocks=8, rate=0.25, block_seconds=0.7e-7),
-    GemmTile(_HALVES, 16, 16, 32, 1, 1, stages=2, min_blocks=4, teams=8, rate=0.10, block_seconds=3.2e-7),
-    GemmTile(_SINGLE, 128, 128, 16, 2, 2, stages=3, min_blocks=2, persistent=False, plain=True, rate=0.61,
-             block_seconds=1.0e-6),
-    GemmTile(_SINGLE, 128, 64, 16, 2, 2, stages=3, min_blocks=3, persistent=False, row_sums=False, rate=0.655,
-             block_seconds=1.4e-6),
+    GemmTile(
+        _HALVES, 16, 16, 32, 1, 1, stages=2, min_blocks=4, teams=8, rate=0.10, block_seconds=3.2e-7
+    ),
+    GemmTile(
+        _SINGLE,
+        128,
+        128,
+        16,
+        2,
+        2,
+        stages=3,
+        min_blocks=2,
+        persistent=False,
+        plain=True,
+        rate=0.61,
+        block_seconds=1.0e-6,
+    ),
+    GemmTile(
+        _SINGLE,
+        128,
+        64,
+        16,
+        2,
+        2,
+        stages=3,
+        min_blocks=3,
+        persistent=False,
+        row_sums=False,
+        rate=0.655,
+        block_seconds=1.4e-6,
+    ),
     GemmTile(_SINGLE, 64, 64, 16, 2, 2, stages=3, min_blocks=3, rate=0.55, block_seconds=6.2e-7),
     GemmTile(_SINGLE, 32, 32, 16, 2, 2, stages=3, min_blocks=5, rate=0.40, block_seconds=1e-7),
     GemmTile(_SINGLE, 16, 16, 16, 1, 1, stages=2, min_blocks=3, teams=8, rate=0.15),
@@ -61,7 +111,9 @@ _PLAIN_DOUBLE = (
 )
 _MATRIX_DOUBLE = (
     GemmTile(_DOUBLE, 128, 128, 16, 4, 2, stages=3, persistent=False, plain=True, rate=0.61),
-    GemmTile(_DOUBLE, 128, 64, 16, 2, 2, stages=3, min_blocks=2, persistent=False, plain=True, rate=0.66),
+    GemmTile(
+        _DOUBLE, 128, 64, 16, 2, 2, stages=3, min_blocks=2, persistent=False, plain=True, rate=0.66
+    ),
     GemmTile(_DOUBLE, 64, 64, 16, 2, 2, stages=3, min_blocks=2, persistent=False, rate=0.60),
     GemmTile(_DOUBLE, 32, 32, 16, 2, 2, stages=3, min_blocks=4, persistent=False, rate=0.48),
 )
@@ -72,8 +124,22 @@ ATTENTION = (
     AttentionTile(_HALVES, 64, 4, 32, 64, 2, plain=True, rate=0.52, block_seconds=_US),
     AttentionTile(_HALVES, 64, 4, 16, 64, 2, q_resident=True, min_blocks=2, plain=True, rate=0.44),
     AttentionTile(_HALVES, 64, 4, 16, 32, 2, q_resident=True, min_blocks=2, rate=0.40),
-    AttentionTile(_HALVES, 128, 4, 16, 64, 2, q_resident=True, min_blocks=2, plain=True, rate=0.50, block_seconds=_US),
-    AttentionTile(_HALVES, 128, 4, 16, 48, 2, q_resident=True, min_blocks=2, rate=0.47, block_seconds=_US),
+    AttentionTile(
+        _HALVES,
+        128,
+        4,
+        16,
+        64,
+        2,
+        q_resident=True,
+        min_blocks=2,
+        plain=True,
+        rate=0.50,
+        block_seconds=_US,
+    ),
+    AttentionTile(
+        _HALVES, 128, 4, 16, 48, 2, q_resident=True, min_blocks=2, rate=0.47, block_seconds=_US
+    ),
     AttentionTile(_HALVES, 192, 8, 16, 32, 2, rate=0.42),
     AttentionTile(_HALVES, 256, 8, 16, 32, 2, plain=True, rate=0.39, block_seconds=_US),
     AttentionTile(_HALVES, 256, 8, 16, 16, 2, rate=0.27),
@@ -85,21 +151,55 @@ ATTENTION = (
 )
 
 
-_BACKWARD_RATES = {(64, 0): 0.39, (128, 0): 0.44, (256, 0): 0.40, (64, 1): 0.37, (128, 1): 0.39, (256, 1): 0.335}
+_BACKWARD_RATES = {
+    (64, 0): 0.39,
+    (128, 0): 0.44,
+    (256, 0): 0.40,
+    (64, 1): 0.37,
+    (128, 1): 0.39,
+    (256, 1): 0.335,
+}
 """Of the first tile of a head dim in 16 bits, in order and with atomics."""
 
 
-def _backward(*rows: tuple[frozenset[DType], int, int, int, int, int, int, int, int, int, bool]) -> tuple[Any, ...]:
-    """Tiles of gradients, those in order with a kernel for keys and one for queries: they keep 64 rows a step in
-    registers where one for both does not. Where the seventh column, ``score_rows``, is not 0, scores are handed on, so
-    that no two warps of a block make the same."""
+def _backward(
+    *rows: tuple[frozenset[DType], int, int, int, int, int, int, int, int, int, bool],
+) -> tuple[Any, ...]:
+    """Tiles of gradients, those in order with a kernel for keys and one for queries: they keep 64
+    rows a step in registers where one for both does not. Where the seventh column, ``score_rows``,
+    is not 0, scores are handed on, so that no two warps of a block make the same."""
     return tuple(
         BackwardTile(
-            dtypes, max_dim, warps, own, step, 2, column_warps, plain=plain, apart=not query_rows,
-            score_rows=score_rows, query_rows=query_rows, unroll=unroll, min_blocks=min_blocks,
-            rate=_BACKWARD_RATES[max_dim, query_rows > 0] if dtypes is _HALVES and step == 64 else 0.0,
+            dtypes,
+            max_dim,
+            warps,
+            own,
+            step,
+            2,
+            column_warps,
+            plain=plain,
+            apart=not query_rows,
+            score_rows=score_rows,
+            query_rows=query_rows,
+            unroll=unroll,
+            min_blocks=min_blocks,
+            rate=_BACKWARD_RATES[max_dim, query_rows > 0]
+            if dtypes is _HALVES and step == 64
+            else 0.0,
         )
-        for dtypes, max_dim, warps, own, step, column_warps, score_rows, query_rows, unroll, min_blocks, plain in rows
+        for (
+            dtypes,
+            max_dim,
+            warps,
+            own,
+            step,
+            column_warps,
+            score_rows,
+            query_rows,
+            unroll,
+            min_blocks,
+            plain,
+        ) in rows
     )
 
 
@@ -116,9 +216,9 @@ ATTENTION_BWD = _backward(
     (_SINGLE, 64, 4, 8, 32, 1, 0, 0, 4, 1, False),
     (_SINGLE, 128, 4, 8, 16, 1, 0, 0, 4, 1, False),
     (_SINGLE, 256, 4, 8, 16, 2, 0, 0, 4, 1, False),
-    # With atomics: no score is made twice. Warps divide scores, dk and dv, and dq each in their own way, so that a
-    # fragment that is read from shared memory serves as many products as it can. Where 64 rows a step do not fit, or
-    # scores are changed, it is 32.
+    # With atomics: no score is made twice. Warps divide scores, dk and dv, and dq each in their own
+    # way, so that a fragment that is read from shared memory serves as many products as it can.
+    # Where 64 rows a step do not fit, or scores are changed, it is 32.
     (_HALVES, 64, 4, 32, 64, 2, 32, 32, 2, 3, True),
     (_HALVES, 64, 8, 32, 32, 2, 16, 16, 2, 1, False),
     (_HALVES, 128, 8, 32, 64, 2, 32, 32, 2, 1, True),

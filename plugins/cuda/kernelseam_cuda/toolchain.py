@@ -11,14 +11,24 @@ from functools import cache
 from typing import Any
 
 from kernelseam.compilation.sources import headers_below
-from kernelseam.contract import ArchRow, Device, KernelFacts, LoadedKernel, Runtime, SourceBundle, TensorMap
+from kernelseam.contract import (
+    ArchRow,
+    Device,
+    KernelFacts,
+    LoadedKernel,
+    Runtime,
+    SourceBundle,
+    TensorMap,
+)
 from kernelseam.errors import CompileError, DeviceError, SlowBinary
 from kernelseam.forking import ForkGate, new_lock
+
 from kernelseam_cuda import archs, bindings, cubin, launch, tensor_maps
 
 _LOST = re.compile(r"^.*(?:\(C75(?:08|1[0-5])\)|wgmma.* serialized).*$", re.MULTILINE)
-"""What the assembler says, and succeeds: C7508, a setmaxnreg is ignored; C7510 to C7515, wgmma are serialised. Either
-takes from a kernel the speed that it is written for, and nothing of its results."""
+"""What the assembler says, and succeeds: C7508, a setmaxnreg is ignored; C7510 to C7515, wgmma are
+serialised. Either takes from a kernel the speed that it is written for, and nothing of its
+results."""
 _UNCACHED = (13, 0)
 """The first nvrtc known to take --no-cache: a hit in its own cache has an empty log."""
 
@@ -55,9 +65,18 @@ class CudaToolchain:
         names, texts = [n.encode() for n, _ in bundle.files], [t.encode() for _, t in bundle.files]
         with _AT_WORK.work():
             uncached = ["--no-cache"] * (_nvrtc(bundle.name, arch, "nvrtcVersion") >= _UNCACHED)
-            options = [o.encode() for o in (f"--gpu-architecture={arch}", *bundle.options, *uncached)]
+            options = [
+                o.encode() for o in (f"--gpu-architecture={arch}", *bundle.options, *uncached)
+            ]
             program = _nvrtc(
-                bundle.name, arch, "nvrtcCreateProgram", bundle.text().encode(), b"unit.cu", len(names), texts, names
+                bundle.name,
+                arch,
+                "nvrtcCreateProgram",
+                bundle.text().encode(),
+                b"unit.cu",
+                len(names),
+                texts,
+                names,
             )
             try:
                 (status,) = bindings.nvrtc().nvrtcCompileProgram(program, len(options), options)
@@ -69,8 +88,11 @@ class CudaToolchain:
                 if lost := _LOST.findall(text):
                     said = "\n".join(lost)
                     warnings.warn(
-                        f"{bundle.name} compiles for {arch}, but not to what it is written for: its results are right, "
-                        f"and it is slow. {_version()} says:\n{said}", SlowBinary, stacklevel=2,
+                        f"{bundle.name} compiles for {arch}, but not to what it is written for: "
+                        "its results are right, "
+                        f"and it is slow. {_version()} says:\n{said}",
+                        SlowBinary,
+                        stacklevel=2,
                     )
                 binary = bytearray(_nvrtc(bundle.name, arch, "nvrtcGetCUBINSize", program))
                 _nvrtc(bundle.name, arch, "nvrtcGetCUBIN", program, binary)
@@ -116,19 +138,26 @@ _BUILD = re.compile(r"Compiler Build ID: (?P<build>\S+)|release .*, V(?P<version
 
 @cache
 def _version() -> str:
-    """nvrtc's version with its patch level, and its build, from what it writes of itself into its PTX."""
+    """nvrtc's version with its patch level, and its build, from what it writes of itself into its
+    PTX."""
     major, minor = _nvrtc("compiler", "any arch", "nvrtcVersion")
     program = _nvrtc("compiler", "any arch", "nvrtcCreateProgram", b"", b"version.cu", 0, [], [])
     _nvrtc("compiler", "any arch", "nvrtcCompileProgram", program, 0, [])
     ptx = bytearray(_nvrtc("compiler", "any arch", "nvrtcGetPTXSize", program))
     _nvrtc("compiler", "any arch", "nvrtcGetPTX", program, ptx)
     _nvrtc("compiler", "any arch", "nvrtcDestroyProgram", program)
-    said = {k: v for found in _BUILD.finditer(ptx.decode(errors="replace")) for k, v in found.groupdict().items() if v}
+    said = {
+        k: v
+        for found in _BUILD.finditer(ptx.decode(errors="replace"))
+        for k, v in found.groupdict().items()
+        if v
+    }
     return f"nvrtc {said.get('version', f'{major}.{minor}')} ({said.get('build', 'unknown build')})"
 
 
 def _nvrtc(name: str, arch: str, function: str, *arguments: object) -> Any:
-    """An nvrtc function by name; its results without the status. What goes wrong is a CompileError."""
+    """An nvrtc function by name; its results without the status. What goes wrong is a
+    CompileError."""
     try:
         status, *results = getattr(bindings.nvrtc(), function)(*arguments)
     except (DeviceError, RuntimeError) as e:
@@ -140,5 +169,6 @@ def _nvrtc(name: str, arch: str, function: str, *arguments: object) -> Any:
 
 @cache
 def sources() -> Mapping[str, str]:
-    """Include name → text of every device source of the plugin: the platform's, and those of kernels of its own."""
+    """Include name → text of every device source of the plugin: the platform's, and those of
+    kernels of its own."""
     return headers_below(importlib.resources.files("kernelseam_cuda") / "kernels")

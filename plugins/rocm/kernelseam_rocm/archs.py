@@ -1,4 +1,5 @@
-"""The table of archs: what shared kernels and dispatch need to know of each. A new arch is a row here."""
+"""The table of archs: what shared kernels and dispatch need to know of each. A new arch is a row
+here."""
 
 from __future__ import annotations
 
@@ -9,30 +10,52 @@ from kernelseam.contract import ArchRow
 from kernelseam.costs import Coefficients, LibraryRate
 from kernelseam.dtypes import DType
 from kernelseam.errors import UnknownName
+
 from kernelseam_rocm import tiles
 
 RESERVED = 128
-"""Bytes of a block's LDS that the platform takes for itself: block_any's word, and what aligns the rest."""
+"""Bytes of a block's LDS that the platform takes for itself: block_any's word, and what aligns the
+rest."""
 
 _HALF, _OTHER = LibraryRate(128, 0.8, 3e-7), LibraryRate(64, 0.8, 3e-7)
-_LIBRARY = {DType.float16: _HALF, DType.bfloat16: _HALF, DType.float32: _OTHER, DType.float64: _OTHER}
+_LIBRARY = {
+    DType.float16: _HALF,
+    DType.bfloat16: _HALF,
+    DType.float32: _OTHER,
+    DType.float64: _OTHER,
+}
 ESTIMATED = Coefficients(
-    "estimated: nobody has measured one", bandwidth=0.85, multiply=dict.fromkeys(DType, 0.8), call_seconds=3e-6,
+    "estimated: nobody has measured one",
+    bandwidth=0.85,
+    multiply=dict.fromkeys(DType, 0.8),
+    call_seconds=3e-6,
     libraries={"hipblas": _LIBRARY, "hipblas-batched": _LIBRARY},
 )
 """What is left of the peaks, of every arch alike; a library's blocks as NVIDIA's."""
 
 
 def _row(
-    arch: str, warp: int, simds: int, shared: int, registers: int, matrix: Mapping[str, str],
+    arch: str,
+    warp: int,
+    simds: int,
+    shared: int,
+    registers: int,
+    matrix: Mapping[str, str],
     shapes: Mapping[str, tuple[Any, ...]],
     options: tuple[str, ...] = (),
 ) -> ArchRow:
     defines = {"KS_WARP": str(warp), "KS_SIMDS": str(simds), **matrix}
     return ArchRow(
-        arch=arch, warp_size=warp, shared_bytes_per_block=shared - RESERVED, registers_per_lane=registers,
-        platform="platform_amd.h", defines=tuple(defines.items()), matrix_dtypes=tiles.HALVES, tiles=shapes,
-        options=(*_OPTIONS, *options), costs=ESTIMATED,
+        arch=arch,
+        warp_size=warp,
+        shared_bytes_per_block=shared - RESERVED,
+        registers_per_lane=registers,
+        platform="platform_amd.h",
+        defines=tuple(defines.items()),
+        matrix_dtypes=tiles.HALVES,
+        tiles=shapes,
+        options=(*_OPTIONS, *options),
+        costs=ESTIMATED,
     )
 
 
@@ -41,10 +64,26 @@ _MFMA32 = {"KS_MATRIX_HEADER": '"mfma.h"', "KS_MFMA_K": "32"}
 _FLUSHES = {"KS_FLUSHES_SUBNORMALS": "1"}  # in its MFMA: subnormal halves count as zeros
 _WMMA11 = {"KS_MATRIX_HEADER": '"wmma.h"', "KS_WMMA": "11"}
 _WMMA12 = {"KS_MATRIX_HEADER": '"wmma.h"', "KS_WMMA": "12"}
-_CDNA = {"gemm": tiles.CDNA_GEMM, "attention": tiles.CDNA_ATTENTION, "attention_bwd": tiles.CDNA_ATTENTION_BWD}
-_CDNA4 = {"gemm": tiles.CDNA_GEMM, "attention": tiles.CDNA4_ATTENTION, "attention_bwd": tiles.CDNA_ATTENTION_BWD}
-_RDNA3 = {"gemm": tiles.RDNA_GEMM, "attention": tiles.RDNA3_ATTENTION, "attention_bwd": tiles.RDNA3_ATTENTION_BWD}
-_RDNA4 = {"gemm": tiles.RDNA_GEMM, "attention": tiles.RDNA4_ATTENTION, "attention_bwd": tiles.RDNA4_ATTENTION_BWD}
+_CDNA = {
+    "gemm": tiles.CDNA_GEMM,
+    "attention": tiles.CDNA_ATTENTION,
+    "attention_bwd": tiles.CDNA_ATTENTION_BWD,
+}
+_CDNA4 = {
+    "gemm": tiles.CDNA_GEMM,
+    "attention": tiles.CDNA4_ATTENTION,
+    "attention_bwd": tiles.CDNA_ATTENTION_BWD,
+}
+_RDNA3 = {
+    "gemm": tiles.RDNA_GEMM,
+    "attention": tiles.RDNA3_ATTENTION,
+    "attention_bwd": tiles.RDNA3_ATTENTION_BWD,
+}
+_RDNA4 = {
+    "gemm": tiles.RDNA_GEMM,
+    "attention": tiles.RDNA4_ATTENTION,
+    "attention_bwd": tiles.RDNA4_ATTENTION_BWD,
+}
 _CU_MODE = ("-mcumode",)
 """On RDNA a block stays on one compute unit: its waves share that unit's LDS and caches."""
 _OPTIONS = ("-std=c++17", "-O3", "-fgpu-inline-threshold=1000000")
@@ -74,8 +113,8 @@ RATES = {
     "gfx1100": _rates(512, 256, 4),
     "gfx1201": _rates(1024, 256, 4),
 }
-"""Dense operations of a compute unit in one clock: matrix units for the halves, vector units for the others. Derived
-from the peak rates, clocks and unit counts of AMD's product sheets."""
+"""Dense operations of a compute unit in one clock: matrix units for the halves, vector units for
+the others. Derived from the peak rates, clocks and unit counts of AMD's product sheets."""
 
 
 def row(arch: str) -> ArchRow:
@@ -84,6 +123,8 @@ def row(arch: str) -> ArchRow:
         return ROWS[arch]
     except KeyError:
         raise UnknownName(
-            "arch", arch, f"must be one of {', '.join(ROWS)}",
+            "arch",
+            arch,
+            f"must be one of {', '.join(ROWS)}",
             "Name one of these, or add a row to kernelseam_rocm.archs",
         ) from None

@@ -1,4 +1,5 @@
-"""Arrays on AMD GPUs, of every library that is loaded, told apart by attributes: no library is imported to ask."""
+"""Arrays on AMD GPUs, of every library that is loaded, told apart by attributes: no library is
+imported to ask."""
 
 from __future__ import annotations
 
@@ -11,11 +12,13 @@ from kernelseam.contract import ArrayInfo, Device
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, OutOfDeviceMemory
 from kernelseam.interop import torch as torch_arrays
+
 from kernelseam_rocm import bindings, dlpack
 
 
 class DeviceArray:
-    """Row-major device memory of our own, freed with the object. Other libraries take it through DLPack."""
+    """Row-major device memory of our own, freed with the object. Other libraries take it through
+    DLPack."""
 
     def __init__(self, shape: Sequence[int], dtype: DType, device: Device) -> None:
         """Allocate on the current device. Raises OutOfDeviceMemory."""
@@ -27,7 +30,8 @@ class DeviceArray:
         self.pointer = int(self._memory) if self._memory is not None else 0
 
     def __del__(self) -> None:
-        # Freeing waits for what still uses the memory. At interpreter exit the bindings may be gone: so is the memory.
+        # Freeing waits for what still uses the memory. At interpreter exit the bindings may be
+        # gone: so is the memory.
         if getattr(self, "pointer", 0) and bindings is not None and not sys.is_finalizing():
             bindings.hip().hipFree(self._memory)
 
@@ -55,10 +59,13 @@ def cupy_module() -> Any | None:
 
 
 def describe(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
-    """The array's view, or None if it is not on one of the devices. Raises UnknownName for other element types."""
+    """The array's view, or None if it is not on one of the devices. Raises UnknownName for other
+    element types."""
     if isinstance(array, DeviceArray):
         strides = dlpack.row_major(array.shape)
-        return ArrayInfo(array.pointer, array.shape, strides, array.dtype, array.device, "kernelseam", array)
+        return ArrayInfo(
+            array.pointer, array.shape, strides, array.dtype, array.device, "kernelseam", array
+        )
     if not devices:
         return None
     if torch_arrays.is_tensor(array):
@@ -67,7 +74,15 @@ def describe(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
     if (cupy := cupy_module()) is not None and isinstance(array, cupy.ndarray):
         dtype = DType.of(array.dtype.name, floating=False)
         strides = tuple(s // dtype.itemsize for s in array.strides)
-        return ArrayInfo(array.data.ptr, tuple(array.shape), strides, dtype, devices[array.device.id], "cupy", array)
+        return ArrayInfo(
+            array.data.ptr,
+            tuple(array.shape),
+            strides,
+            dtype,
+            devices[array.device.id],
+            "cupy",
+            array,
+        )
     return _stranger(array, devices)
 
 
@@ -79,11 +94,14 @@ def _stranger(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
     view = dlpack.read(array.__dlpack__())
     kind = type(array).__module__.partition(".")[0]
     dtype = DType.of(view.dtype, floating=False)
-    return ArrayInfo(view.pointer, view.shape, view.strides, dtype, devices[int(place[1])], kind, array)
+    return ArrayInfo(
+        view.pointer, view.shape, view.strides, dtype, devices[int(place[1])], kind, array
+    )
 
 
 def empty(shape: Sequence[int], dtype: DType, device: Device, kind: str | None) -> object:
-    """A new row-major array on the current device, of that kind where we can make it, else a DeviceArray.
+    """A new row-major array on the current device, of that kind where we can make it, else a
+    DeviceArray.
 
     Raises OutOfDeviceMemory, DeviceError.
     """
@@ -94,15 +112,18 @@ def empty(shape: Sequence[int], dtype: DType, device: Device, kind: str | None) 
             return cupy.empty(tuple(shape), dtype=dtype.numpy)
     except DeviceError:
         raise
-    except (MemoryError, RuntimeError) as e:  # a context that is lost has its libraries raise errors of their own
-        full = isinstance(e, MemoryError) or type(e).__name__ == "OutOfMemoryError"  # cupy's, torch's
+    # a context that is lost has its libraries raise errors of their own
+    except (MemoryError, RuntimeError) as e:
+        # cupy's, torch's
+        full = isinstance(e, MemoryError) or type(e).__name__ == "OutOfMemoryError"
         error = OutOfDeviceMemory if full else DeviceError
         raise error(f"allocating {list(shape)} of {dtype} on {device} failed: {e}") from e
     return DeviceArray(shape, dtype, device)
 
 
 def current_stream(device: Device, kind: str | None) -> int:
-    """The handle of the stream that the array's library uses now; 0, the default stream, where it is not known."""
+    """The handle of the stream that the array's library uses now; 0, the default stream, where it
+    is not known."""
     if kind == "torch" and (torch := torch_module()) is not None:
         return _torch_stream(torch, device)()
     if kind == "cupy" and (cupy := cupy_module()) is not None:
@@ -120,4 +141,8 @@ def stream_asker(device: Device, kind: str | None) -> Callable[[], int]:
 def _torch_stream(torch: Any, device: Device) -> Callable[[], int]:
     # What torch's own compiler calls; the other is slow.
     raw = getattr(getattr(torch, "_C", None), "_cuda_getCurrentRawStream", None)
-    return partial(raw, device.index) if raw else lambda: int(torch.cuda.current_stream(device.index).cuda_stream)
+    return (
+        partial(raw, device.index)
+        if raw
+        else lambda: int(torch.cuda.current_stream(device.index).cuda_stream)
+    )

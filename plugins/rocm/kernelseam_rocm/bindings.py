@@ -1,4 +1,5 @@
-"""The one place that finds hip-python, in either of its layouts, and that checks what its calls return."""
+"""The one place that finds hip-python, in either of its layouts, and that checks what its calls
+return."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ OUT_OF_MEMORY, NO_DEVICE = 2, 100  # hipErrorOutOfMemory, hipErrorNoDevice
 
 @cache
 def module(name: str) -> Any:
-    """hip-python's module of that name: "hip", "hiprtc" or "hipblas". Loads no library of the vendor yet.
+    """hip-python's module of that name: "hip", "hiprtc" or "hipblas". Loads no library of the
+    vendor yet.
 
     Raises NoDevice, saying what was tried, where it cannot be imported.
     """
@@ -30,15 +32,18 @@ def module(name: str) -> Any:
             return importlib.import_module(f"{layout}.{name}")
         except ImportError as e:
             tried.append(f"{layout}.{name}: {e}")
-    raise NoDevice(f"hip-python's {name} cannot be imported ({'; '.join(tried)}); install hip-python")
+    raise NoDevice(
+        f"hip-python's {name} cannot be imported ({'; '.join(tried)}); install hip-python"
+    )
 
 
 @cache
 def hip() -> Any:
     """The module of the HIP runtime, with the compile server started before it.
 
-    Forking is only safe before the runtime starts its threads. Raises NoDevice where there is no driver: the runtime is
-    then left alone, for 6.4, asked from two threads on such a machine, takes the process down as it exits.
+    Forking is only safe before the runtime starts its threads. Raises NoDevice where there is no
+    driver: the runtime is then left alone, for 6.4, asked from two threads on such a machine, takes
+    the process down as it exits.
     """
     found = module("hip")
     if not any(os.path.exists(path) for path in DRIVERS):
@@ -52,8 +57,8 @@ def hip() -> Any:
 def call(name: str, *arguments: object) -> Any:
     """One call of the HIP runtime: its results without the status, a single one without its tuple.
 
-    Raises NoDevice where the library cannot be loaded or sees no device, OutOfDeviceMemory, else DeviceError,
-    each with the call's name, the code and its meaning.
+    Raises NoDevice where the library cannot be loaded or sees no device, OutOfDeviceMemory, else
+    DeviceError, each with the call's name, the code and its meaning.
     """
     runtime = hip()
     try:
@@ -70,7 +75,9 @@ def failure(name: str, status: Any) -> DeviceError:
     code = int(status)
     kinds: dict[int, type[DeviceError]] = {OUT_OF_MEMORY: OutOfDeviceMemory, NO_DEVICE: NoDevice}
     meaning = text(hip().hipGetErrorString(status))
-    return kinds.get(code, DeviceError)(f"{name} failed with {getattr(status, 'name', 'status')} ({code}): {meaning}")
+    return kinds.get(code, DeviceError)(
+        f"{name} failed with {getattr(status, 'name', 'status')} ({code}): {meaning}"
+    )
 
 
 def properties(index: int) -> Any:

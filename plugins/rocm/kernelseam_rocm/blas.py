@@ -1,4 +1,5 @@
-"""hipBLAS as a second way to compute a batched GEMM: a partner for parity, and often the fastest."""
+"""hipBLAS as a second way to compute a batched GEMM: a partner for parity, and often the
+fastest."""
 
 from __future__ import annotations
 
@@ -13,13 +14,18 @@ from kernelseam.costs import Coefficients
 from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, NoDevice, OutOfDeviceMemory
+
 from kernelseam_rocm import archs, bindings
 
 _TYPES = {
-    DType.float16: "HIP_R_16F", DType.bfloat16: "HIP_R_16BF", DType.float32: "HIP_R_32F", DType.float64: "HIP_R_64F",
+    DType.float16: "HIP_R_16F",
+    DType.bfloat16: "HIP_R_16BF",
+    DType.float32: "HIP_R_32F",
+    DType.float64: "HIP_R_64F",
 }
 _KINDS: dict[str, type[DeviceError]] = {
-    "HIPBLAS_STATUS_NOT_INITIALIZED": NoDevice, "HIPBLAS_STATUS_ALLOC_FAILED": OutOfDeviceMemory,
+    "HIPBLAS_STATUS_NOT_INITIALIZED": NoDevice,
+    "HIPBLAS_STATUS_ALLOC_FAILED": OutOfDeviceMemory,
 }
 _FIRST_VERSION = 7
 """Before ROCm 7 the same functions took other enumerations."""
@@ -36,7 +42,9 @@ class HipBlasGemm(BatchedGemm):
     def coefficients(self, arch: str) -> Coefficients | None:
         return archs.COSTS.get(arch)
 
-    def bind(self, problem: GemmProblem, device: Device, pointers: Mapping[str, int]) -> Callable[[int], None]:
+    def bind(
+        self, problem: GemmProblem, device: Device, pointers: Mapping[str, int]
+    ) -> Callable[[int], None]:
         blas, held = bindings.module("hipblas"), scalars(problem)
         packed = arguments(column_product(problem, pointers), *map(ctypes.addressof, held))
         handle, lock = _handles.of(device)
@@ -51,7 +59,8 @@ class HipBlasGemm(BatchedGemm):
 
 
 class HipBlasBatchedGemm(HipBlasGemm):
-    """kernelseam.contract.Implementation over hipblasGemmBatchedEx: lists of addresses in device memory."""
+    """kernelseam.contract.Implementation over hipblasGemmBatchedEx: lists of addresses in device
+    memory."""
 
     name, view, function = "hipblas-batched", "pointers", "hipblasGemmBatchedEx"
 
@@ -61,7 +70,11 @@ def arguments(x: ColumnProduct, alpha: int, beta: int) -> tuple[Any, ...]:
     blas, types = bindings.module("hipblas"), bindings.hip().hipDataType
     turn = {False: blas.hipblasOperation_t.HIPBLAS_OP_N, True: blas.hipblasOperation_t.HIPBLAS_OP_T}
     computes = blas.hipblasComputeType_t
-    compute = computes.HIPBLAS_COMPUTE_64F if x.summed_in is DType.float64 else computes.HIPBLAS_COMPUTE_32F
+    compute = (
+        computes.HIPBLAS_COMPUTE_64F
+        if x.summed_in is DType.float64
+        else computes.HIPBLAS_COMPUTE_32F
+    )
 
     def matrix(f: Factor) -> tuple[Any, ...]:
         where = f.address, getattr(types, _TYPES[f.dtype]), f.lead
@@ -69,8 +82,19 @@ def arguments(x: ColumnProduct, alpha: int, beta: int) -> tuple[Any, ...]:
 
     first, second, result = map(matrix, (x.first, x.second, x.result))
     return (
-        turn[x.first.transposed], turn[x.second.transposed], x.m, x.n, x.k, alpha, *first, *second, beta, *result,
-        x.count, compute, blas.hipblasGemmAlgo_t.HIPBLAS_GEMM_DEFAULT,
+        turn[x.first.transposed],
+        turn[x.second.transposed],
+        x.m,
+        x.n,
+        x.k,
+        alpha,
+        *first,
+        *second,
+        beta,
+        *result,
+        x.count,
+        compute,
+        blas.hipblasGemmAlgo_t.HIPBLAS_GEMM_DEFAULT,
     )
 
 
@@ -102,4 +126,6 @@ _handles = Handles(_create)
 def _check(name: str, result: tuple[Any, ...]) -> None:
     status = result[0]
     if int(status):
-        raise _KINDS.get(status.name, DeviceError)(f"{name} failed with {status.name} ({int(status)})")
+        raise _KINDS.get(status.name, DeviceError)(
+            f"{name} failed with {status.name} ({int(status)})"
+        )

@@ -1,4 +1,5 @@
-"""What an AMDGPU code object says of its kernels: the metadata note of its ELF, read in pure Python.
+"""What an AMDGPU code object says of its kernels: the metadata note of its ELF, read in pure
+Python.
 
 Format: LLVM's "User Guide for AMDGPU Backend", code object V4 and V5.
 """
@@ -11,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
-
 from kernelseam.contract import KernelFacts
 from kernelseam.errors import InvalidValue
 
@@ -51,7 +51,10 @@ def parse(elf: bytes) -> CodeObject:
         return _parse(elf)
     except (struct.error, IndexError, KeyError, ValueError, TypeError, StopIteration) as e:
         raise InvalidValue(
-            "binary", f"{len(elf)} bytes", "must be an AMDGPU code object in ELF form", "Compile it again"
+            "binary",
+            f"{len(elf)} bytes",
+            "must be an AMDGPU code object in ELF form",
+            "Compile it again",
         ) from e
 
 
@@ -68,7 +71,9 @@ def _parse(elf: bytes) -> CodeObject:
     code = {}
     for name in kernels:
         address, size = symbols[name]
-        load = next(h for h in headers if h.kind == LOAD and h.address <= address < h.address + h.file_bytes)
+        load = next(
+            h for h in headers if h.kind == LOAD and h.address <= address < h.address + h.file_bytes
+        )
         start = address - load.address + load.offset
         code[name] = address, elf[start : start + size]
     return CodeObject(metadata["amdhsa.target"], kernels, code, headers, symbols)
@@ -76,7 +81,9 @@ def _parse(elf: bytes) -> CodeObject:
 
 def _segment(elf: bytes, at: int) -> Segment:
     # Type, flags, offset, address, physical address, file size, memory size, alignment.
-    kind, _, offset, address, _, file_bytes, memory_bytes, _ = struct.unpack_from("<IIQQQQQQ", elf, at)
+    kind, _, offset, address, _, file_bytes, memory_bytes, _ = struct.unpack_from(
+        "<IIQQQQQQ", elf, at
+    )
     return Segment(kind, offset, address, file_bytes, memory_bytes)
 
 
@@ -97,7 +104,9 @@ def _symbols(elf: bytes, sections: list[int]) -> dict[str, tuple[int, int]]:
     """Address and size by name, from the dynamic symbol table."""
     found = {}
     for section in sections:
-        _, kind, _, _, offset, size, link, _, _, entry = struct.unpack_from("<IIQQQQIIQQ", elf, section)
+        _, kind, _, _, offset, size, link, _, _, entry = struct.unpack_from(
+            "<IIQQQQIIQQ", elf, section
+        )
         if kind != _DYNSYM:
             continue
         names = struct.unpack_from("<Q", elf, sections[link] + 24)[0]
@@ -109,8 +118,8 @@ def _symbols(elf: bytes, sections: list[int]) -> dict[str, tuple[int, int]]:
 
 
 def facts(code: CodeObject, name: str, counts: Mapping[str, int]) -> KernelFacts:
-    """A kernel's facts. ``counts`` (of `disassembly.count`) is empty where nothing could be disassembled; the matrix
-    instructions are -1 then."""
+    """A kernel's facts. ``counts`` (of `disassembly.count`) is empty where nothing could be
+    disassembled; the matrix instructions are -1 then."""
     k = code.kernels[name]
     explicit = [a for a in k.get(".args", ()) if not a[".value_kind"].startswith("hidden_")]
     extra = {

@@ -1,4 +1,5 @@
-"""Counting instructions of a code object, through the disassembler of the compiler library (comgr) that built it."""
+"""Counting instructions of a code object, through the disassembler of the compiler library (comgr)
+that built it."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from typing import Any
 
 from kernelseam_rocm.codeobject import CodeObject
 
-_READ = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p)
+_READ = ctypes.CFUNCTYPE(
+    ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p
+)
 _PRINT = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p)
 _ADDRESS = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_void_p)
 
@@ -29,15 +32,28 @@ _PATTERNS = {
 
 @cache
 def library() -> Any | None:
-    """comgr, by the path under which it is loaded already, else by name; None where there is none."""
-    for name in (*loaded_libraries("libamd_comgr.so"), "libamd_comgr.so", "libamd_comgr.so.3", "libamd_comgr.so.2"):
+    """comgr, by the path under which it is loaded already, else by name; None where there is
+    none."""
+    for name in (
+        *loaded_libraries("libamd_comgr.so"),
+        "libamd_comgr.so",
+        "libamd_comgr.so.3",
+        "libamd_comgr.so.2",
+    ):
         try:
             found = ctypes.CDLL(name)
             found.amd_comgr_create_disassembly_info.argtypes = [
-                ctypes.c_char_p, _READ, _PRINT, _ADDRESS, ctypes.POINTER(ctypes.c_uint64)
+                ctypes.c_char_p,
+                _READ,
+                _PRINT,
+                _ADDRESS,
+                ctypes.POINTER(ctypes.c_uint64),
             ]
             found.amd_comgr_disassemble_instruction.argtypes = [
-                ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64)
+                ctypes.c_uint64,
+                ctypes.c_uint64,
+                ctypes.c_void_p,
+                ctypes.POINTER(ctypes.c_uint64),
             ]
             found.amd_comgr_destroy_disassembly_info.argtypes = [ctypes.c_uint64]
             return found
@@ -68,9 +84,15 @@ def instructions(code: CodeObject, kernel: str, handle: Callable[[str], None]) -
         ctypes.memmove(into, text[address - start : address - start + n], n)
         return n
 
-    callbacks = _READ(read), _PRINT(lambda s, _: handle(s.decode().strip())), _ADDRESS(lambda a, _: None)
+    callbacks = (
+        _READ(read),
+        _PRINT(lambda s, _: handle(s.decode().strip())),
+        _ADDRESS(lambda a, _: None),
+    )
     info = ctypes.c_uint64()
-    if comgr.amd_comgr_create_disassembly_info(code.target.encode(), *callbacks, ctypes.byref(info)):
+    if comgr.amd_comgr_create_disassembly_info(
+        code.target.encode(), *callbacks, ctypes.byref(info)
+    ):
         return False
     try:
         at, size = start, ctypes.c_uint64()
@@ -83,7 +105,8 @@ def instructions(code: CodeObject, kernel: str, handle: Callable[[str], None]) -
 
 
 def count(code: CodeObject) -> Mapping[str, Mapping[str, int]]:
-    """By kernel, how many instructions of each kind of `_PATTERNS` it has; empty where nothing can disassemble."""
+    """By kernel, how many instructions of each kind of `_PATTERNS` it has; empty where nothing can
+    disassemble."""
     result: dict[str, Mapping[str, int]] = {}
     for kernel in code.code:
         seen: Counter[str] = Counter(dict.fromkeys(_PATTERNS, 0))

@@ -14,16 +14,28 @@ from kernelseam.dtypes import DType
 ROCM = 10
 """kDLROCM."""
 
-_CODES = {DType.float16: (2, 16), DType.bfloat16: (4, 16), DType.float32: (2, 32), DType.float64: (2, 64),
-          DType.int32: (0, 32), DType.boolean: (6, 8)}
+_CODES = {
+    DType.float16: (2, 16),
+    DType.bfloat16: (4, 16),
+    DType.float32: (2, 32),
+    DType.float64: (2, 64),
+    DType.int32: (0, 32),
+    DType.boolean: (6, 8),
+}
 _NAME, _USED = b"dltensor", b"used_dltensor"
 
 
 class _Tensor(ctypes.Structure):
     _fields_ = [
-        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
         ("byte_offset", ctypes.c_uint64),
     ]
 
@@ -40,16 +52,20 @@ _new = ctypes.pythonapi.PyCapsule_New
 _new.restype, _new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, _DESTRUCTOR]
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-# In a destructor the capsule is being destroyed: it must be passed as an address, without a new reference.
+# In a destructor the capsule is being destroyed: it must be passed as an address, without a new
+# reference.
 _address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
-_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
 
 
 @dataclass(frozen=True)
 class View:
-    """What a capsule says: address of the first element, shape, strides in elements, dtype's name, device index."""
+    """What a capsule says: address of the first element, shape, strides in elements, dtype's name,
+    device index."""
 
     pointer: int
     shape: tuple[int, ...]
@@ -59,8 +75,8 @@ class View:
 
 
 def read(capsule: Any) -> View:
-    """The view in a capsule. The capsule is not consumed: dropping it gives the export back, so the array that it
-    came from must be kept alive by the caller."""
+    """The view in a capsule. The capsule is not consumed: dropping it gives the export back, so the
+    array that it came from must be kept alive by the caller."""
     t = ctypes.cast(_pointer(capsule, _NAME), ctypes.POINTER(_Managed)).contents.tensor
     shape = tuple(t.shape[i] for i in range(t.ndim))
     strides = tuple(t.strides[i] for i in range(t.ndim)) if t.strides else row_major(shape)
@@ -86,7 +102,8 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 _exported: dict[int, tuple[object, ...]] = {}
-"""What each export keeps alive, by the address of its structure, until its consumer gives it back."""
+"""What each export keeps alive, by the address of its structure, until its consumer gives it
+back."""
 
 
 @_DELETER  # type: ignore[untyped-decorator]
@@ -105,7 +122,9 @@ def write(pointer: int, shape: tuple[int, ...], dtype: DType, index: int, owner:
     n = len(shape)
     extents, strides = (ctypes.c_int64 * n)(*shape), (ctypes.c_int64 * n)(*row_major(shape))
     code, bits = _CODES[dtype]
-    managed = _Managed(_Tensor(pointer, ROCM, index, n, code, bits, 1, extents, strides, 0), None, _release)
+    managed = _Managed(
+        _Tensor(pointer, ROCM, index, n, code, bits, 1, extents, strides, 0), None, _release
+    )
     address = ctypes.addressof(managed)
     _exported[address] = (managed, extents, strides, owner)
     return _new(address, _NAME, _destroy)

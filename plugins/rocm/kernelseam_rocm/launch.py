@@ -8,31 +8,43 @@ from dataclasses import replace
 
 from kernelseam.contract import KernelFacts, LaunchConfig
 from kernelseam.errors import InvalidValue
+
 from kernelseam_rocm import bindings
 
-_BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 3  # HIP_LAUNCH_PARAM_BUFFER_POINTER, …_BUFFER_SIZE, …_END
+# HIP_LAUNCH_PARAM_BUFFER_POINTER, …_BUFFER_SIZE, …_END
+_BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 3
 
 
 def check_arguments(arguments: bytes, facts: KernelFacts) -> int:
-    """The size of the kernel's arguments. Raises InvalidValue where the packed ones are not of that size."""
+    """The size of the kernel's arguments. Raises InvalidValue where the packed ones are not of that
+    size."""
     want = max((offset + size for offset, size in facts.parameters), default=0)
     if len(arguments) != want:
         raise InvalidValue(
-            "arguments", f"{len(arguments)} bytes", f"kernel {facts.name} takes {want}",
+            "arguments",
+            f"{len(arguments)} bytes",
+            f"kernel {facts.name} takes {want}",
             "Pack them by the kernel's signature",
         )
     return want
 
 
 def driver_facts(function: object, read: KernelFacts) -> KernelFacts:
-    """What the runtime says of a function; HIP tells of no parameters: they are those that were read off the binary."""
+    """What the runtime says of a function; HIP tells of no parameters: they are those that were
+    read off the binary."""
     which = bindings.hip().hipFunction_attribute
 
     def attribute(name: str) -> int:
-        return int(bindings.call("hipFuncGetAttribute", getattr(which, f"HIP_FUNC_ATTRIBUTE_{name}"), function))
+        return int(
+            bindings.call(
+                "hipFuncGetAttribute", getattr(which, f"HIP_FUNC_ATTRIBUTE_{name}"), function
+            )
+        )
 
     return replace(
-        read, registers=attribute("NUM_REGS"), scratch_bytes=attribute("LOCAL_SIZE_BYTES"),
+        read,
+        registers=attribute("NUM_REGS"),
+        scratch_bytes=attribute("LOCAL_SIZE_BYTES"),
         shared_bytes=attribute("SHARED_SIZE_BYTES"),
     )
 
@@ -45,11 +57,12 @@ class HipKernel:
         self.facts = facts
 
     def prepare(self, config: LaunchConfig, arguments: bytes) -> Callable[[int], None]:
-        """See the contract. Raises InvalidValue where the arguments' size is not the kernel's: the runtime would read
-        beyond them without a word."""
+        """See the contract. Raises InvalidValue where the arguments' size is not the kernel's: the
+        runtime would read beyond them without a word."""
         config.require_plain("rocm")
         want = check_arguments(arguments, self.facts)
-        # hip-python's own packing of a tuple mistakes the alignment of structures; an address it passes on as it is.
+        # hip-python's own packing of a tuple mistakes the alignment of structures; an address it
+        # passes on as it is.
         buffer = ctypes.create_string_buffer(arguments, max(want, 1))
         size = ctypes.c_size_t(want)
         places = ctypes.addressof(buffer), ctypes.addressof(size)

@@ -11,6 +11,7 @@ from kernelseam.contract import CONTRACT_VERSION, EMULATED, Backend, PluginInfo,
 from kernelseam.errors import CompileError, DeviceError
 from kernelseam.hookspecs import hookimpl
 from kernelseam.plugins import Registry
+
 from kernelseam_rocm.blas import HipBlasBatchedGemm, HipBlasGemm
 from kernelseam_rocm.emulation import VARIABLE
 from kernelseam_rocm.emulation import emulation as emulated
@@ -18,7 +19,12 @@ from kernelseam_rocm.emulation.devices import JoinedRuntime
 from kernelseam_rocm.runtime import HipRuntime
 from kernelseam_rocm.toolchain import HipToolchain
 
-VARIABLES = ((VARIABLE, "a checkout of tinygrad, whose emulator of AMD's instructions stands in for devices"),)
+VARIABLES = (
+    (
+        VARIABLE,
+        "a checkout of tinygrad, whose emulator of AMD's instructions stands in for devices",
+    ),
+)
 DISTRIBUTIONS = ("hip-python", "rocm-bindings-core", "rocm-bindings-hip", "rocm-bindings-libraries")
 
 
@@ -26,8 +32,12 @@ DISTRIBUTIONS = ("hip-python", "rocm-bindings-core", "rocm-bindings-hip", "rocm-
 def backend() -> Backend:
     """The backend "rocm": made at first use, loads nothing."""
     emulation = emulated()
-    runtime: Runtime = real() if isinstance(emulation, str) else JoinedRuntime(real(), emulation.arena)
-    return Backend("rocm", runtime, HipToolchain(runtime), (HipBlasGemm(), HipBlasBatchedGemm()), priority=10)
+    runtime: Runtime = (
+        real() if isinstance(emulation, str) else JoinedRuntime(real(), emulation.arena)
+    )
+    return Backend(
+        "rocm", runtime, HipToolchain(runtime), (HipBlasGemm(), HipBlasBatchedGemm()), priority=10
+    )
 
 
 @cache
@@ -39,7 +49,9 @@ def real() -> HipRuntime:
 @hookimpl
 def kernelseam_info() -> PluginInfo:
     version = _version("kernelseam-rocm") or "unknown"
-    return PluginInfo("rocm", version, CONTRACT_VERSION, "AMD GPUs through HIP and hiprtc", VARIABLES)
+    return PluginInfo(
+        "rocm", version, CONTRACT_VERSION, "AMD GPUs through HIP and hiprtc", VARIABLES
+    )
 
 
 @hookimpl
@@ -63,7 +75,9 @@ def kernelseam_doctor() -> Mapping[str, Any]:
     except CompileError as e:
         report["compiler"], can_compile = f"missing: {e.log}", False
     if devices:
-        report["mode"] = "compiles and runs" if can_compile else "runs what is in the cache; cannot compile"
+        report["mode"] = (
+            "compiles and runs" if can_compile else "runs what is in the cache; cannot compile"
+        )
     else:
         report["mode"] = "compile only" if can_compile else "neither compiles nor runs"
         report["no device because"] = runtime.absence or "the runtime counts none"

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
 from kernelseam.contract import ArrayInfo, Device, DeviceLimits, Ready, host_copy
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, InvalidValue
 from kernelseam.forking import new_lock
+
 from kernelseam_rocm import archs, arrays, bindings
 
 _NOTHING = nullcontext()
@@ -23,8 +23,8 @@ _PORTABLE = 1  # hipHostMallocPortable: pinned for all devices
 
 
 class HipRuntime:
-    """kernelseam.contract.Runtime over hip-python. Where there is no device every call raises NoDevice, but
-    ``devices`` and ``describe``, which find none."""
+    """kernelseam.contract.Runtime over hip-python. Where there is no device every call raises
+    NoDevice, but ``devices`` and ``describe``, which find none."""
 
     def __init__(self) -> None:
         self._devices: tuple[Device, ...] | None = None
@@ -41,9 +41,13 @@ class HipRuntime:
         return self._devices
 
     def describe(self, array: object) -> ArrayInfo | None:
-        return arrays.describe(array, self._devices if self._devices is not None else self.devices())
+        return arrays.describe(
+            array, self._devices if self._devices is not None else self.devices()
+        )
 
-    def empty(self, shape: Sequence[int], dtype: DType, device: Device, like: ArrayInfo | None = None) -> object:
+    def empty(
+        self, shape: Sequence[int], dtype: DType, device: Device, like: ArrayInfo | None = None
+    ) -> object:
         with self.activate(device):
             return arrays.empty(shape, dtype, device, like.kind if like else None)
 
@@ -57,7 +61,12 @@ class HipRuntime:
     def to_host(self, array: object) -> npt.NDArray[Any]:
         info = self.describe(array)
         if info is None:
-            raise InvalidValue("array", type(array).__name__, "must lie on a device of backend rocm", "Move it there")
+            raise InvalidValue(
+                "array",
+                type(array).__name__,
+                "must lie on a device of backend rocm",
+                "Move it there",
+            )
         return host_copy(info, self)
 
     def read(self, pointer: int, size: int, device: Device) -> npt.NDArray[np.uint8]:
@@ -75,7 +84,9 @@ class HipRuntime:
         with self.activate(device):
             bindings.call("hipDeviceSynchronize")
 
-    def prepare_memset(self, pointer: int, value: int, size: int, device: Device) -> Callable[[int], None]:
+    def prepare_memset(
+        self, pointer: int, value: int, size: int, device: Device
+    ) -> Callable[[int], None]:
         start = bindings.hip().hipMemsetAsync
 
         def launch(stream: int) -> None:
@@ -86,8 +97,11 @@ class HipRuntime:
         return launch
 
     def versions(self) -> dict[str, str]:
-        """What times depend on beside the compiler: the driver and the runtime, whose libraries have its version."""
-        return {n: str(bindings.call(f"hip{n.capitalize()}GetVersion")) for n in ("driver", "runtime")}
+        """What times depend on beside the compiler: the driver and the runtime, whose libraries
+        have its version."""
+        return {
+            n: str(bindings.call(f"hip{n.capitalize()}GetVersion")) for n in ("driver", "runtime")
+        }
 
     def activate(self, device: Device) -> AbstractContextManager[None]:
         before = bindings.call("hipGetDevice")
@@ -110,13 +124,14 @@ class HipRuntime:
                 bindings.call("hipEventRecord", events[2 * i + 1], stream)
             bindings.call("hipDeviceSynchronize")
             return [
-                bindings.call("hipEventElapsedTime", events[2 * i], events[2 * i + 1]) * 1e-3 for i in range(repeats)
+                bindings.call("hipEventElapsedTime", events[2 * i], events[2 * i + 1]) * 1e-3
+                for i in range(repeats)
             ]
 
 
 class _Pinned:
-    """Pinned host memory that copies to devices pass through, piece by piece. It is taken at the first copy, and kept:
-    freeing it waits for the device."""
+    """Pinned host memory that copies to devices pass through, piece by piece. It is taken at the
+    first copy, and kept: freeing it waits for the device."""
 
     def __init__(self) -> None:
         self._lock = new_lock()
@@ -164,7 +179,10 @@ def _device(index: int) -> Device:
         shared_bytes_per_block=p.sharedMemPerBlock,
         memory_bytes=p.totalGlobalMem,
         # Two transfers a clock over the bus; the clock is in kHz, the width in bits.
-        bytes_per_second=2 * p.memoryClockRate * 1e3 * p.memoryBusWidth / 8 or DeviceLimits.bytes_per_second,
-        operations_per_second={d.value: n * p.multiProcessorCount * clock for d, n in rates.items()},
+        bytes_per_second=2 * p.memoryClockRate * 1e3 * p.memoryBusWidth / 8
+        or DeviceLimits.bytes_per_second,
+        operations_per_second={
+            d.value: n * p.multiProcessorCount * clock for d, n in rates.items()
+        },
     )
     return Device("rocm", index, arch, bindings.text(p.name), limits)

@@ -1,6 +1,7 @@
 """Tile shapes of the shared kernels by family of archs.
 
-Chosen by what the compiler makes of them: none spills for any covering spec. None was timed on a device yet.
+Chosen by what the compiler makes of them: none spills for any covering spec. None was timed on a
+device yet.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from kernelseam.kernels import AttentionTile, BackwardTile, GemmTile
 HALVES = frozenset({DType.float16, DType.bfloat16})
 SINGLE, DOUBLE = frozenset({DType.float32}), frozenset({DType.float64})
 
-# Slices of K are short, because the copies in flight are registers; a block computes one tile, so that two share a
-# compute unit's LDS.
+# Slices of K are short, because the copies in flight are registers; a block computes one tile, so
+# that two share a compute unit's LDS.
 CDNA_GEMM = (
     GemmTile(HALVES, 128, 128, 32, 2, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(HALVES, 128, 64, 32, 2, 2, stages=2, min_blocks=2, persistent=False, row_sums=False),
@@ -40,7 +41,8 @@ RDNA_GEMM = (
     GemmTile(DOUBLE, 32, 32, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
 )
 
-# With 32 rows a wave every fragment that is read from LDS serves two matrix instructions: at 16 LDS would be the limit.
+# With 32 rows a wave every fragment that is read from LDS serves two matrix instructions: at 16 LDS
+# would be the limit.
 CDNA_SINGLE_ATTENTION = (
     AttentionTile(SINGLE, 64, 4, 16, 32, 1),
     AttentionTile(SINGLE, 128, 4, 16, 16, 1),
@@ -69,8 +71,9 @@ CDNA4_ATTENTION = (
     AttentionTile(HALVES, 576, 4, 16, 16, 1, column_warps=4),
     *CDNA_SINGLE_ATTENTION,
 )
-# Queries that stay in registers take twice as many on gfx11, where both halves of a wave hold them. A wave of 32 lanes
-# has registers for 128 columns of 16 rows and little more: wider heads, and scores with options, are shared by waves.
+# Queries that stay in registers take twice as many on gfx11, where both halves of a wave hold them.
+# A wave of 32 lanes has registers for 128 columns of 16 rows and little more: wider heads, and
+# scores with options, are shared by waves.
 RDNA3_ATTENTION = (
     AttentionTile(HALVES, 64, 8, 16, 32, 2, True),
     AttentionTile(HALVES, 64, 4, 16, 32, 2, True),
@@ -94,13 +97,27 @@ RDNA4_ATTENTION = (
 )
 
 
-def _atomic(*rows: tuple[frozenset[DType], int, int, int, int, int, int, int, str]) -> tuple[BackwardTile, ...]:
-    """With atomics: no score is made twice. What is owned is "resident" in registers where those suffice, so that LDS
-    holds more of it; "plain" rows would have too few scalar registers for scores with options."""
+def _atomic(
+    *rows: tuple[frozenset[DType], int, int, int, int, int, int, int, str],
+) -> tuple[BackwardTile, ...]:
+    """With atomics: no score is made twice. What is owned is "resident" in registers where those
+    suffice, so that LDS holds more of it; "plain" rows would have too few scalar registers for
+    scores with options."""
     return tuple(
         BackwardTile(
-            dtypes, max_dim, warps, own, step, 1, column_warps, plain="plain" in words, one_layout=dtypes is SINGLE,
-            score_rows=score_rows, query_rows=query_rows, resident="resident" in words, unroll=2,
+            dtypes,
+            max_dim,
+            warps,
+            own,
+            step,
+            1,
+            column_warps,
+            plain="plain" in words,
+            one_layout=dtypes is SINGLE,
+            score_rows=score_rows,
+            query_rows=query_rows,
+            resident="resident" in words,
+            unroll=2,
         )
         for dtypes, max_dim, warps, own, step, column_warps, score_rows, query_rows, words in rows
     )
@@ -139,5 +156,7 @@ _RDNA_ATTENTION_BWD = (
 RDNA3_ATTENTION_BWD = (*_RDNA_ATTENTION_BWD, *_atomic((HALVES, 64, 8, 32, 32, 4, 16, 16, "")))
 RDNA4_ATTENTION_BWD = (
     *_RDNA_ATTENTION_BWD,
-    *_atomic((HALVES, 64, 8, 32, 32, 2, 16, 16, "resident plain"), (HALVES, 64, 8, 32, 32, 4, 16, 16, "")),
+    *_atomic(
+        (HALVES, 64, 8, 32, 32, 2, 16, 16, "resident plain"), (HALVES, 64, 8, 32, 32, 4, 16, 16, "")
+    ),
 )

@@ -21,6 +21,7 @@ from kernelseam.contract import (
 )
 from kernelseam.errors import CompileError, KernelSeamError
 from kernelseam.forking import new_lock
+
 from kernelseam_rocm import archs, bindings, codeobject, compiler, emulation, launch, worker
 
 
@@ -56,7 +57,14 @@ class HipToolchain(WithoutTensorMaps):
         self.arch_row(arch)  # an arch that the compiler does not know would end its process
         options = (f"--offload-arch={arch}", *bundle.options)
         binary: bytes = in_child(
-            bundle.name, arch, compiler.compile_source, bundle.name, arch, bundle.text(), dict(bundle.files), options
+            bundle.name,
+            arch,
+            compiler.compile_source,
+            bundle.name,
+            arch,
+            bundle.text(),
+            dict(bundle.files),
+            options,
         )
         return binary
 
@@ -70,7 +78,9 @@ class HipToolchain(WithoutTensorMaps):
                 counts = in_child("disassembly", arch, compiler.instruction_counts, binary)
             except CompileError:  # without a disassembler the rest of the facts still stand
                 counts = {}
-            known = {name: codeobject.facts(code, name, counts.get(name, {})) for name in code.kernels}
+            known = {
+                name: codeobject.facts(code, name, counts.get(name, {})) for name in code.kernels
+            }
             with self._lock:
                 self._facts[digest] = known
         return known
@@ -91,7 +101,8 @@ class HipToolchain(WithoutTensorMaps):
 
 @cache
 def sources() -> Mapping[str, str]:
-    """Include name → text of every device source of the plugin: the platform's, and those of kernels of its own."""
+    """Include name → text of every device source of the plugin: the platform's, and those of
+    kernels of its own."""
     return headers_below(importlib.resources.files("kernelseam_rocm") / "kernels")
 
 

@@ -1,8 +1,9 @@
 """The compile server: runs the vendor's compiler where it can do no harm.
 
-The compiler can end its process (an arch or a builtin that it does not know). So a small server is forked while the
-process is still clean, and runs every request in a child of its own. A fork, and not a new interpreter, because the
-process may run under a C library other than the host's, which a program started anew would not get.
+The compiler can end its process (an arch or a builtin that it does not know). So a small server is
+forked while the process is still clean, and runs every request in a child of its own. A fork, and
+not a new interpreter, because the process may run under a C library other than the host's, which a
+program started anew would not get.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ TIME_LIMIT = 900
 
 
 class WorkerDied(KernelSeamError):
-    """The child that served a request ended without an answer. ``signal`` is the signal's name or "", ``log`` what
-    the child had written to its standard output and error."""
+    """The child that served a request ended without an answer. ``signal`` is the signal's name or
+    "", ``log`` what the child had written to its standard output and error."""
 
     def __init__(self, reason: str, signal: str, log: str) -> None:
         self.reason, self.signal, self.log = reason, signal, log
@@ -63,7 +64,8 @@ class CompileServer:
     def run(self, function: Callable[..., Any], *arguments: object) -> Any:
         """``function(*arguments)`` in a fresh child: its value, or the exception it raised.
 
-        Function, arguments and value travel by pickle. Raises WorkerDied where the child ended without an answer.
+        Function, arguments and value travel by pickle. Raises WorkerDied where the child ended
+        without an answer.
         """
         request = pickle.dumps((function, arguments))
         with self._lock:
@@ -84,12 +86,14 @@ class CompileServer:
         raise value
 
     def _started(self) -> Requests:
-        # A forked copy of this process must not share the connection: it starts a server of its own.
+        # A forked copy of this process must not share the connection: it starts a server of its
+        # own.
         if self._requests is None or self._requests.closed or self._owner != os.getpid():
             mine, theirs = Pipe()
             owner = os.getpid()
             with warnings.catch_warnings():
-                # Python warns of forking beside threads; the server takes no lock that one of them could hold.
+                # Python warns of forking beside threads; the server takes no lock that one of them
+                # could hold.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
             if pid == 0:
@@ -130,8 +134,8 @@ def _serve(connection: Connection[Any, Any], owner: int) -> NoReturn:
         detach(connection.fileno())
         answers = Answers(connection)
         while True:
-            # Another process may hold a copy of the owner's end, so that the end of file never comes: look at the
-            # parent.
+            # Another process may hold a copy of the owner's end, so that the end of file never
+            # comes: look at the parent.
             while not answers.waits(1.0):
                 if os.getppid() != owner:
                     os._exit(0)
@@ -141,8 +145,8 @@ def _serve(connection: Connection[Any, Any], owner: int) -> NoReturn:
 
 
 def detach(*keep: int) -> None:
-    """Let go of everything of the owner's that a forked server must not hold open or answer to. ``keep``: descriptors
-    of its own."""
+    """Let go of everything of the owner's that a forked server must not hold open or answer to.
+    ``keep``: descriptors of its own."""
     faulthandler.disable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD):
@@ -167,7 +171,9 @@ def _in_child(request: bytes, connection: Connection[Any, Any]) -> _Answer:
         output.seek(0)
         log.seek(0)
         answered = os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0
-        return _Answer(output.read() if answered else None, status, log.read().decode(errors="replace"))
+        return _Answer(
+            output.read() if answered else None, status, log.read().decode(errors="replace")
+        )
 
 
 def _child(request: bytes, output: int, log: int) -> NoReturn:

@@ -1,11 +1,11 @@
-"""The first NVIDIA GPU, and CuPy. A test module that imports this is skipped where one of them is missing."""
+"""The first NVIDIA GPU, and CuPy. A test module that imports this is skipped where one of them is
+missing."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-
 from kernelseam.contract import Device
 from kernelseam.plugins import plugins
 

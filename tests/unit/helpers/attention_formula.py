@@ -11,9 +11,11 @@ Array = np.ndarray[Any, Any]
 ROUNDING = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2**-24, "float64": 2**-53}
 
 
-def formula(q: Array, k: Array, v: Array, *, sink: float = -math.inf, **options: Any) -> tuple[Array, Array]:
-    """(out [S_q, D_v], lse [S_q]) of one head, row by row in float64: q [S_q, D], k [S_k, D], v [S_k, D_v]; the options
-    are those of ``scores``."""
+def formula(
+    q: Array, k: Array, v: Array, *, sink: float = -math.inf, **options: Any
+) -> tuple[Array, Array]:
+    """(out [S_q, D_v], lse [S_q]) of one head, row by row in float64: q [S_q, D], k [S_k, D], v
+    [S_k, D_v]; the options are those of ``scores``."""
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     out, lse = np.zeros((len(q), v.shape[1])), np.full(len(q), sink)
     for i in range(len(q)):
@@ -26,12 +28,21 @@ def formula(q: Array, k: Array, v: Array, *, sink: float = -math.inf, **options:
 
 
 def scores(
-    q: Array, k: Array, i: int, *, scale: float, causal: bool = False,
-    window: tuple[int | None, int | None] | None = None, prefix: int = 0, softcap: float | None = None,
-    slope: float = 0.0, bias: Array | None = None, mask: Array | None = None,
+    q: Array,
+    k: Array,
+    i: int,
+    *,
+    scale: float,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    prefix: int = 0,
+    softcap: float | None = None,
+    slope: float = 0.0,
+    bias: Array | None = None,
+    mask: Array | None = None,
 ) -> tuple[Array, Array, Array]:
-    """Of query i: the keys that it sees, as bools [S_k], their scores, and the scores' derivatives by scale·q·k. Bias
-    and mask are [S_q, S_k] or larger."""
+    """Of query i: the keys that it sees, as bools [S_k], their scores, and the scores' derivatives
+    by scale·q·k. Bias and mask are [S_q, S_k] or larger."""
     S_q, S_k = len(q), len(k)
     left, right = window or (None, None)
     d = np.arange(S_k) - i - (S_k - S_q)
@@ -57,13 +68,27 @@ def scores(
 
 
 def gradients(
-    q: Array, k: Array, v: Array, dout: Array, out: Array, lse: Array, *, scale: float, sink: float = -math.inf,
+    q: Array,
+    k: Array,
+    v: Array,
+    dout: Array,
+    out: Array,
+    lse: Array,
+    *,
+    scale: float,
+    sink: float = -math.inf,
     **options: Any,
 ) -> tuple[Array, Array, Array, Array, float]:
-    """(dq, dk, dv, dx [S_q, S_k], dsink) of one head, row by row in float64 over the keys that a row sees, from what
-    the forward left."""
+    """(dq, dk, dv, dx [S_q, S_k], dsink) of one head, row by row in float64 over the keys that a
+    row sees, from what the forward left."""
     q, k, v, dout, out, lse = (x.astype(np.float64) for x in (q, k, v, dout, out, lse))
-    dq, dk, dv, dx, dsink = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape), np.zeros((len(q), len(k))), 0.0
+    dq, dk, dv, dx, dsink = (
+        np.zeros(q.shape),
+        np.zeros(k.shape),
+        np.zeros(v.shape),
+        np.zeros((len(q), len(k))),
+        0.0,
+    )
     for i in range(len(q)):
         seen, x, derivative = scores(q, k, i, scale=scale, **options)
         if lse[i] == -math.inf:

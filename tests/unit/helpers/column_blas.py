@@ -1,4 +1,5 @@
-"""What a BLAS that stores columns computes, on host memory and in float64: the vendors' libraries in tests."""
+"""What a BLAS that stores columns computes, on host memory and in float64: the vendors' libraries
+in tests."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
 from kernelseam.blas import BatchedGemm
 from kernelseam.contract import Device, host_array
 from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
@@ -17,8 +17,9 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Columns:
-    """Matrices as such a library is told of them: ``lead`` elements from column to column, ``stride`` from matrix to
-    matrix. Where the stride is None, ``pointer`` is that of a list of addresses."""
+    """Matrices as such a library is told of them: ``lead`` elements from column to column,
+    ``stride`` from matrix to matrix. Where the stride is None, ``pointer`` is that of a list of
+    addresses."""
 
     pointer: int
     dtype: DType
@@ -27,7 +28,8 @@ class Columns:
     transposed: bool = False
 
     def matrix(self, i: int, rows: int, columns: int) -> Array:
-        """Matrix i, as it lies in memory; of ``transposed`` ones the rows and columns are those after it."""
+        """Matrix i, as it lies in memory; of ``transposed`` ones the rows and columns are those
+        after it."""
         if self.transposed:
             rows, columns = columns, rows
         if self.stride is None:
@@ -40,13 +42,25 @@ class Columns:
 
 
 def multiply(
-    m: int, n: int, k: int, count: int, first: Columns, second: Columns, result: Columns, alpha: float, beta: float,
-    added: Columns | None = None, bias: Columns | None = None,
+    m: int,
+    n: int,
+    k: int,
+    count: int,
+    first: Columns,
+    second: Columns,
+    result: Columns,
+    alpha: float,
+    beta: float,
+    added: Columns | None = None,
+    bias: Columns | None = None,
 ) -> None:
-    """result[m×n] = alpha·op(first)·op(second) + beta·added + bias, by rows. ``added`` is the result if None."""
+    """result[m×n] = alpha·op(first)·op(second) + beta·added + bias, by rows. ``added`` is the
+    result if None."""
     for i in range(count):
         out = result.matrix(i, m, n)
-        x = alpha * (first.matrix(i, m, k).astype(np.float64) @ second.matrix(i, k, n).astype(np.float64))
+        x = alpha * (
+            first.matrix(i, m, k).astype(np.float64) @ second.matrix(i, k, n).astype(np.float64)
+        )
         if beta != 0:
             x += beta * (added or result).matrix(i, m, n).astype(np.float64)
         if bias is not None:
@@ -60,7 +74,8 @@ def integers(dtype: DType, *shape: int) -> Any:
 
 
 def scattered(dtype: DType, count: int, rows: int, columns: int) -> tuple[list[Any], Any]:
-    """Matrices in any order in memory, of which one is nobody's, and the list of their addresses."""
+    """Matrices in any order in memory, of which one is nobody's, and the list of their
+    addresses."""
     made = integers(dtype, count + 1, rows, columns)
     found = [made[i] for i in np.random.default_rng(rows).permutation(count + 1)[:count]]
     return found, np.array([x.ctypes.data for x in found], np.uint64)
@@ -79,9 +94,16 @@ def check_lists_that_are_not_read(gemm: BatchedGemm, device: Device) -> None:
 
 
 def check_products_of_lists(
-    gemm: BatchedGemm, device: Device, kernel: str, dtype: DType, a_transposed: bool, b_transposed: bool, beta: float
+    gemm: BatchedGemm,
+    device: Device,
+    kernel: str,
+    dtype: DType,
+    a_transposed: bool,
+    b_transposed: bool,
+    beta: float,
 ) -> None:
-    """Four products of matrices with gaps between their rows, on stream 77: exact, and nothing else is written."""
+    """Four products of matrices with gaps between their rows, on stream 77: exact, and nothing else
+    is written."""
     batch, heads, M, N, K = 2, 2, 5, 7, 6
     a, a_list = scattered(dtype, 4, *((K, M + 2) if a_transposed else (M, K + 2)))  # rows with gaps
     b, b_list = scattered(dtype, 4, *((N, K) if b_transposed else (K, N)))
@@ -92,7 +114,10 @@ def check_products_of_lists(
     old = [x.astype(np.float64) for x in c]
     (step,) = gemm.build(problem, device).steps
     assert (step.record.kernel, step.record.kind) == (kernel, "library")
-    step.bind({"A_ptrs": a_list.ctypes.data, "B_ptrs": b_list.ctypes.data, "C_ptrs": c_list.ctypes.data}, 0)(77)
+    step.bind(
+        {"A_ptrs": a_list.ctypes.data, "B_ptrs": b_list.ctypes.data, "C_ptrs": c_list.ctypes.data},
+        0,
+    )(77)
     for A, B, C, before in zip(a, b, c, old, strict=True):
         left = (A[:, :M].T if a_transposed else A[:, :K]).astype(np.float64)
         right = (B.T if b_transposed else B).astype(np.float64)

@@ -1,6 +1,8 @@
-"""What stands in for the emulator in the tests of its worker: the same names, and a few instructions of one word.
+"""What stands in for the emulator in the tests of its worker: the same names, and a few
+instructions of one word.
 
-The low byte says what an instruction does; the others are its operand. ``write`` makes a checkout of it.
+The low byte says what an instruction does; the others are its operand. ``write`` makes a checkout
+of it.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from pathlib import Path
 
 END, STORE, HANG, ABORT, RAISE, BARRIER, SHARE = range(7)
 
-SOURCE = '''
+SOURCE = """
 import ctypes, enum, os, time
 
 ENDPGM_PC = 2**64 - 1
@@ -89,7 +91,7 @@ class Runtime:
 
 def _decode_at(pc, kind):
     return (Compiled, Runtime(pc)), None
-'''
+"""  # noqa: E501
 
 
 def write(folder: Path) -> Path:

@@ -1,4 +1,5 @@
-"""A compiler for tests of the binary cache: its binary is its input, and it notes each of its runs."""
+"""A compiler for tests of the binary cache: its binary is its input, and it notes each of its
+runs."""
 
 from __future__ import annotations
 
@@ -14,17 +15,24 @@ from kernelseam.compilation import compiled
 from kernelseam.contract import SourceBundle
 
 BUNDLE = SourceBundle(
-    "twice", "twice/main.h", (("platform.h", "// platform"), ("twice/main.h", "int twice;")), (("N", "2"),), ("-O3",)
+    "twice",
+    "twice/main.h",
+    (("platform.h", "// platform"), ("twice/main.h", "int twice;")),
+    (("N", "2"),),
+    ("-O3",),
 )
 
 
 def made(bundle: SourceBundle, arch: str, key: str) -> bytes:
     """The binary of a bundle that was compiled under a key."""
-    return (arch + replace(bundle, defines=(*bundle.defines, ("KS_KEY", f'"{key}"'))).text()).encode() * 100
+    return (
+        arch + replace(bundle, defines=(*bundle.defines, ("KS_KEY", f'"{key}"'))).text()
+    ).encode() * 100
 
 
 class Toolchain:
-    """contract.Toolchain as far as the cache knows it. Runs are noted in a file that processes share."""
+    """contract.Toolchain as far as the cache knows it. Runs are noted in a file that processes
+    share."""
 
     backend = "fake"
 
@@ -48,7 +56,9 @@ class Toolchain:
         raise AttributeError(name)
 
 
-def again(toolchain: Toolchain, bundle: SourceBundle = BUNDLE, arch: str = "arch1") -> compilation.Binary:
+def again(
+    toolchain: Toolchain, bundle: SourceBundle = BUNDLE, arch: str = "arch1"
+) -> compilation.Binary:
     """As a new process would ask: with nothing remembered."""
     compilation.forget()
     return compiled(toolchain, bundle, arch)

@@ -1,6 +1,7 @@
-"""Parity cases of which one operand spans more than 2³¹ elements, from batch to batch, head to head, row to row or page
-to page, over memory that is only reserved: a few pages of it are touched. What 32-bit offsets would reach is reserved
-as well, so that a wrong one reads zeros, or leaves them where a result belongs, and fails no process."""
+"""Parity cases of which one operand spans more than 2³¹ elements, from batch to batch, head to
+head, row to row or page to page, over memory that is only reserved: a few pages of it are touched.
+What 32-bit offsets would reach is reserved as well, so that a wrong one reads zeros, or leaves them
+where a result belongs, and fails no process."""
 
 from __future__ import annotations
 
@@ -11,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
 from kernelseam.contract import Device
 from kernelseam.dtypes import DType
 from kernelseam.parity import data
@@ -32,10 +32,15 @@ _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _BATCHES, _HEADS = Walk(gaps=(FAR, 0, 0)), Walk(gaps=(0, FAR, 0))
 _ROWS = Walk(gaps=(0, 0, FAR // 2))
 """Their stride is 32-bit: the third row is beyond 2³¹."""
-_TWO_BATCHES, _TWO_HEADS = {"batch": 2, "num_heads": 1, "kv_heads": 1}, {"batch": 1, "num_heads": 2, "kv_heads": 2}
+_TWO_BATCHES, _TWO_HEADS = (
+    {"batch": 2, "num_heads": 1, "kv_heads": 1},
+    {"batch": 1, "num_heads": 2, "kv_heads": 2},
+)
 _ONE = {"batch": 1, "num_heads": 1, "kv_heads": 1}
 _AXES: dict[str, tuple[Walk, dict[str, Any]]] = {
-    "batches": (_BATCHES, _TWO_BATCHES), "heads": (_HEADS, _TWO_HEADS), "rows": (_ROWS, _ONE),
+    "batches": (_BATCHES, _TWO_BATCHES),
+    "heads": (_HEADS, _TWO_HEADS),
+    "rows": (_ROWS, _ONE),
 }
 
 
@@ -43,11 +48,17 @@ def _attention(name: str, **fields: Any) -> AttentionCase:
     return AttentionCase(f"far-{name}", DType.float16, **{"S_q": 3, "S_k": 4, **fields})
 
 
-def _gradients(name: str, walks: Mapping[str, Walk], any_order: bool = False, **fields: Any) -> BackwardCase:
+def _gradients(
+    name: str, walks: Mapping[str, Walk], any_order: bool = False, **fields: Any
+) -> BackwardCase:
     """The walks of dq, dk, dv, dout and dbias; the rest are the forward's fields."""
     forward = _attention(name, **fields)
     return BackwardCase(
-        f"far-{name}", forward, **walks, bias_gradient=forward.bias is not None, deterministic=not any_order
+        f"far-{name}",
+        forward,
+        **walks,
+        bias_gradient=forward.bias is not None,
+        deterministic=not any_order,
     )
 
 
@@ -57,20 +68,32 @@ def _cases() -> Iterator[tuple[str, Case]]:
         for operand in ("q", "k", "v", "out"):
             yield operand, _attention(f"{operand}-{axis}", **{operand: walk}, **shape)
         for operand, more in (("bias", {"bias": f16}), ("mask", {"mask": "random"})):
-            yield operand, _attention(f"{operand}-{axis}", **{f"{operand}_walk": walk}, **more, **shape)
+            yield (
+                operand,
+                _attention(f"{operand}-{axis}", **{f"{operand}_walk": walk}, **more, **shape),
+            )
         for operand in ("dq", "dk", "dv", "dout"):
             yield operand, _gradients(f"bwd-{operand}-{axis}", {operand: walk}, **shape)
         for operand in ("q", "k", "v"):
             yield operand, _gradients(f"bwd-{operand}-{axis}", {}, **{operand: walk}, **shape)
         for short, dtype in (("", f16), ("-f32", f32)):  # the latter needs no sums in a workspace
-            yield "dbias", _gradients(f"bwd-dbias{short}-{axis}", {"dbias": walk}, bias=dtype, **shape)
+            yield (
+                "dbias",
+                _gradients(f"bwd-dbias{short}-{axis}", {"dbias": walk}, bias=dtype, **shape),
+            )
         yield "bias", _gradients(f"bwd-bias-{axis}", {}, bias=f16, bias_walk=walk, **shape)
         for operand in ("dq", "dk", "dout"):
-            yield operand, _gradients(f"bwd-any-order-{operand}-{axis}", {operand: walk}, any_order=True, **shape)
+            yield (
+                operand,
+                _gradients(
+                    f"bwd-any-order-{operand}-{axis}", {operand: walk}, any_order=True, **shape
+                ),
+            )
     for axis, shape in (("batches", _TWO_BATCHES), ("heads", _TWO_HEADS)):
         yield "lse", _attention(f"lse-{axis}", lse_gap=FAR, **shape)
         yield "lse", _gradients(f"bwd-lse-{axis}", {}, lse_gap=FAR, **shape)
-    # Pages as long as they are, several of them nobody's: each begins 2³¹ elements and more after the one before.
+    # Pages as long as they are, several of them nobody's: each begins 2³¹ elements and more after
+    # the one before.
     paged = {"kv_lengths": (4, 2), "page_size": 2, **_TWO_BATCHES}
     for operand in "kv":
         yield operand, _attention(f"{operand}-pages", **{operand: _BATCHES}, **paged)
@@ -81,16 +104,33 @@ def _cases() -> Iterator[tuple[str, Case]]:
     for name, walk, heads in (("batches", _BATCHES, 1), ("heads", _HEADS, 2)):
         merge: dict[str, Any] = {"batch": 3 - heads, "num_heads": heads, "rows": 3, "parts": 2}
         for operand in ("outs", "out"):
-            yield operand, MergeCase(f"far-merge-{operand}-{name}", f32, f16, **{operand: walk}, **merge)
-    yield "outs", MergeCase("far-merge-parts", f32, f16, parts=2, batch=1, num_heads=1, rows=3, part_gap=FAR)
+            yield (
+                operand,
+                MergeCase(f"far-merge-{operand}-{name}", f32, f16, **{operand: walk}, **merge),
+            )
+    yield (
+        "outs",
+        MergeCase("far-merge-parts", f32, f16, parts=2, batch=1, num_heads=1, rows=3, part_gap=FAR),
+    )
     for operand in "kv":
-        yield operand, ProjectionCase(
-            f"far-qkv-{operand}-pages", "qkv_projection", f16, batch=2, S=3, hidden=16, page_size=2,
-            walks=((operand, _BATCHES),),
+        yield (
+            operand,
+            ProjectionCase(
+                f"far-qkv-{operand}-pages",
+                "qkv_projection",
+                f16,
+                batch=2,
+                S=3,
+                hidden=16,
+                page_size=2,
+                walks=((operand, _BATCHES),),
+            ),
         )
 
 
-CASES: dict[str, tuple[str, Case]] = {c.name.removeprefix("far-"): (operand, c) for operand, c in _cases()}
+CASES: dict[str, tuple[str, Case]] = {
+    c.name.removeprefix("far-"): (operand, c) for operand, c in _cases()
+}
 """Name → the operand that is far, and the case."""
 
 
@@ -131,30 +171,46 @@ def memory(before: int, size: int) -> Iterator[Memory]:
 
 
 def held(
-    case: Case, operand: str, device: Device, implementation: str,
+    case: Case,
+    operand: str,
+    device: Device,
+    implementation: str,
     memory: Callable[[int, int], AbstractContextManager[Any]] = memory,
 ) -> Verdict:
-    """The oracle's verdict on a case that is computed over ``memory(bytes before, bytes)`` an operand."""
+    """The oracle's verdict on a case that is computed over ``memory(bytes before, bytes)`` an
+    operand."""
     runtime = plugins().backend(device.backend).runtime
     layout, values = data.layout(case, separate=True), data.values(case)
     assert _reach(layout.places[operand]) > FAR, f"{operand} is not far"
-    sizes = {p.block: max(q.bytes for q in layout.places.values() if q.block == p.block) for p in
-             layout.places.values()}
+    sizes = {
+        p.block: max(q.bytes for q in layout.places.values() if q.block == p.block)
+        for p in layout.places.values()
+    }
     with ExitStack() as stack, np.errstate(all="ignore"):
         blocks = {}
         for block, size in sizes.items():
             far = size > 2**30
             wide = max(p.dtype.itemsize for p in layout.places.values() if p.block == block)
-            blocks[block] = stack.enter_context(memory(FAR * wide if far else 0, -(-size // 16) * 16))
+            blocks[block] = stack.enter_context(
+                memory(FAR * wide if far else 0, -(-size // 16) * 16)
+            )
         for name, value in values.items():
             blocks[layout.places[name].block].write(layout.places[name], value)
-        addresses = {n: blocks[p.block].address + p.offset * p.dtype.itemsize for n, p in layout.places.items()}
+        addresses = {
+            n: blocks[p.block].address + p.offset * p.dtype.itemsize
+            for n, p in layout.places.items()
+        }
         call = plan(
-            describe(case, layout, addresses, runtime, device), device=device, implementation=implementation
+            describe(case, layout, addresses, runtime, device),
+            device=device,
+            implementation=implementation,
         ).bind()
         call()
         runtime.synchronize(device)
-        results = {name: blocks[layout.places[name].block].read(layout.places[name]) for name in data.outputs(case)}
+        results = {
+            name: blocks[layout.places[name].block].read(layout.places[name])
+            for name in data.outputs(case)
+        }
         return verdict(case, results)
 
 

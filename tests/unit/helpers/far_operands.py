@@ -1,5 +1,6 @@
-"""Products of which one operand spans more than 2³¹ elements, over memory that is only reserved: a few pages of it are
-touched. What 32-bit offsets would reach is reserved as well, so that a wrong one reads zeros and fails no process."""
+"""Products of which one operand spans more than 2³¹ elements, over memory that is only reserved: a
+few pages of it are touched. What 32-bit offsets would reach is reserved as well, so that a wrong
+one reads zeros and fails no process."""
 
 from __future__ import annotations
 
@@ -10,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
 from kernelseam import BatchedGemmStrided
 from kernelseam.contract import OperandRule
 
@@ -55,13 +55,19 @@ def memory(rule: OperandRule) -> Iterator[Array]:
     size = rule.dtype.itemsize
     far = rule.span * size > 2**31
     start = REACH if far else 0
-    with mmap.mmap(-1, start + rule.span * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE) as reserved:
-        yield np.ndarray(rule.shape, rule.dtype.numpy, reserved, start, [s * size for s in rule.strides])
+    with mmap.mmap(
+        -1, start + rule.span * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+    ) as reserved:
+        yield np.ndarray(
+            rule.shape, rule.dtype.numpy, reserved, start, [s * size for s in rule.strides]
+        )
 
 
 def hold(
-    name: str, bind: Callable[..., Callable[[], None]],
-    memory: Callable[[OperandRule], AbstractContextManager[Any]] = memory, to_host: Callable[[Any], Array] = np.array,
+    name: str,
+    bind: Callable[..., Callable[[], None]],
+    memory: Callable[[OperandRule], AbstractContextManager[Any]] = memory,
+    to_host: Callable[[Any], Array] = np.array,
     from_host: Callable[[Array], Any] = np.asarray,
 ) -> None:
     """Compute a product by ``bind(descriptor, **arrays)()`` over arrays in ``memory``."""
@@ -71,7 +77,11 @@ def hold(
     assert rules[operand].span > 2**31
     rng = np.random.default_rng(0)
     with ExitStack() as held:
-        x = {n: held.enter_context(memory(r)) for n, r in rules.items() if not (n == "residual" and operand == "C")}
+        x = {
+            n: held.enter_context(memory(r))
+            for n, r in rules.items()
+            if not (n == "residual" and operand == "C")
+        }
         for array in x.values():
             array[...] = from_host(rng.integers(-3, 4, array.shape).astype(array.dtype))
         x.setdefault("residual", x["C"])

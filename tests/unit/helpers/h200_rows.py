@@ -1,5 +1,5 @@
-"""What one H200 measured, in µs: rows of ``benchmarks/results`` and ``docs/strided-or-pointers.md`` that predictions
-are held to. Of figures that were measured several times the latest stands here."""
+"""What one H200 measured, in µs: rows of ``benchmarks/results`` and ``docs/strided-or-pointers.md``
+that predictions are held to. Of figures that were measured several times the latest stands here."""
 
 from __future__ import annotations
 
@@ -10,12 +10,22 @@ from kernelseam.contract import Device, DeviceLimits, Problem
 from kernelseam.descriptors.attention_problem import AttentionProblem
 
 GHZ, UNITS = 1.98e9, 132
-H200 = Device("cuda", 0, "sm_90a", "NVIDIA H200", DeviceLimits(
-    compute_units=UNITS, shared_bytes_per_block=227 << 10, memory_bytes=140 << 30, bytes_per_second=4.917e12,
-    operations_per_second={d: n * UNITS * GHZ for d, n in (
-        ("float16", 4096), ("bfloat16", 4096), ("float32", 256), ("float64", 256)
-    )},
-))
+H200 = Device(
+    "cuda",
+    0,
+    "sm_90a",
+    "NVIDIA H200",
+    DeviceLimits(
+        compute_units=UNITS,
+        shared_bytes_per_block=227 << 10,
+        memory_bytes=140 << 30,
+        bytes_per_second=4.917e12,
+        operations_per_second={
+            d: n * UNITS * GHZ
+            for d, n in (("float16", 4096), ("bfloat16", 4096), ("float32", 256), ("float64", 256))
+        },
+    ),
+)
 """As the driver describes it: 132 multiprocessors at up to 1.98 GHz, 6144 bits at 3.2 GHz."""
 
 
@@ -32,10 +42,24 @@ class Row:
 
 
 def product(
-    count: int, M: int, N: int, K: int, dtype: str, us: dict[str, float],
-    tiles: dict[tuple[int, int], float] | None = None, layout: str = "NT", view: str = "strided",
+    count: int,
+    M: int,
+    N: int,
+    K: int,
+    dtype: str,
+    us: dict[str, float],
+    tiles: dict[tuple[int, int], float] | None = None,
+    layout: str = "NT",
+    view: str = "strided",
 ) -> Row:
-    extents = {"M": M, "N": N, "K": K, "batch": count, "dtype": dtype, "b_transposed": layout == "NT"}
+    extents = {
+        "M": M,
+        "N": N,
+        "K": K,
+        "batch": count,
+        "dtype": dtype,
+        "b_transposed": layout == "NT",
+    }
     problem = BatchedGemmStrided(**extents).problem()  # type: ignore[arg-type]
     if view == "pointers":
         lists = {f"{n}_ptrs": 0 for n in "ABC"}
@@ -76,16 +100,27 @@ GEMM = (
     product(65536, 16, 16, 16, "float16", both(207.3, 44.0)),
     product(16384, 32, 32, 32, "float16", both(58.3, 33.5)),
 )
-HOPPER = (  # in turns: products by TMA and wgmma, the tile that the model chooses, beside the others
+# in turns: products by TMA and wgmma, the tile that the model chooses, beside the others
+HOPPER = (
     product(384, 512, 512, 64, "float16", {"cublas": 74.0, "sm90": 69.6}),
     product(384, 512, 64, 512, "float16", {"cublas": 64.0, "sm90": 62.8}, layout="NN"),
     product(256, 2048, 2048, 128, "float16", {"cublas": 706.3, "sm90": 654.3}),
     product(256, 2048, 128, 2048, "float16", {"cublas": 644.7, "sm90": 633.4}, layout="NN"),
-    product(64, 1024, 1024, 1024, "float16", {"cublas": 238.9, "sm90": 220.0, "shared": 466.9}, layout="NN"),
+    product(
+        64,
+        1024,
+        1024,
+        1024,
+        "float16",
+        {"cublas": 238.9, "sm90": 220.0, "shared": 466.9},
+        layout="NN",
+    ),
     product(1, 8192, 8192, 8192, "bfloat16", {"cublas": 1571.9, "sm90": 1533.1}),
     product(1, 16384, 6144, 4096, "bfloat16", {"cublas": 1208.5, "sm90": 1185.3}),
     product(1, 512, 6144, 4096, "bfloat16", {"cublas": 39.7, "sm90": 39.6}),
-    product(4096, 64, 64, 64, "float16", {"cublas": 37.2, "sm90": 29.2, "shared": 27.8}, layout="NN"),
+    product(
+        4096, 64, 64, 64, "float16", {"cublas": 37.2, "sm90": 29.2, "shared": 27.8}, layout="NN"
+    ),
     product(8192, 32, 32, 32, "float16", {"cublas": 29.9, "shared": 14.5}, layout="NN"),
     product(384, 1, 512, 64, "float16", {"cublas": 7.9, "sm90": 10.8}),
 )
@@ -99,13 +134,29 @@ LIBRARY = (  # PEERS of which the shared kernel was not measured, or long ago
 
 
 def attention(
-    batch: int, heads: int, S: int, dim: int, dtype: str, causal: bool, us: float, kv_heads: int | None = None,
+    batch: int,
+    heads: int,
+    S: int,
+    dim: int,
+    dtype: str,
+    causal: bool,
+    us: float,
+    kv_heads: int | None = None,
     way: str = "shared",
 ) -> Row:
     d = Attention(
-        batch=batch, num_heads=heads, kv_heads=kv_heads or heads, S_q=S, S_k=S, head_dim=dim, causal=causal, dtype=dtype
+        batch=batch,
+        num_heads=heads,
+        kv_heads=kv_heads or heads,
+        S_q=S,
+        S_k=S,
+        head_dim=dim,
+        causal=causal,
+        dtype=dtype,
     )
-    return Row(f"B{batch} H{heads} S{S} D{dim} {dtype}{' causal' * causal} {way}", d.problem(), {way: us})
+    return Row(
+        f"B{batch} H{heads} S{S} D{dim} {dtype}{' causal' * causal} {way}", d.problem(), {way: us}
+    )
 
 
 FORWARD = (
@@ -121,13 +172,21 @@ FORWARD = (
 
 def decode(batch: int, S_k: int, us: float) -> Row:
     """32 heads of queries over 8 of keys, 128 wide, in pages of 16."""
-    made = Attention(batch=batch, num_heads=32, kv_heads=8, S_q=1, S_k=S_k, head_dim=128, dtype="bfloat16").problem()
+    made = Attention(
+        batch=batch, num_heads=32, kv_heads=8, S_q=1, S_k=S_k, head_dim=128, dtype="bfloat16"
+    ).problem()
     assert isinstance(made, AttentionProblem)
     pages = S_k // 16
     walk = (8 * 16 * 128, 16 * 128, 128)
     problem = replace(
-        made, spec=replace(made.spec, kv_view="paged", lengths=True), k_strides=walk, v_strides=walk,
-        pages=batch * pages, page_size=16, table_width=pages, table_stride=pages,
+        made,
+        spec=replace(made.spec, kv_view="paged", lengths=True),
+        k_strides=walk,
+        v_strides=walk,
+        pages=batch * pages,
+        page_size=16,
+        table_width=pages,
+        table_stride=pages,
     )
     return Row(f"decode B{batch} × {S_k}", problem, {"shared": us})
 
@@ -139,16 +198,29 @@ def gradients(heads: int, dim: int, causal: bool, in_order: float, any_order: fl
     found = []
     for deterministic, us in ((True, in_order), (False, any_order)):
         forward = Attention(
-            batch=4, num_heads=heads, S_q=4096, S_k=4096, head_dim=dim, causal=causal, dtype="bfloat16", lse=0
+            batch=4,
+            num_heads=heads,
+            S_q=4096,
+            S_k=4096,
+            head_dim=dim,
+            causal=causal,
+            dtype="bfloat16",
+            lse=0,
         )
         d = AttentionBwd(forward=forward, deterministic=deterministic)
-        name = f"B4 H{heads} S4096 D{dim}{' causal' * causal}, {'in' if deterministic else 'any'} order"
+        name = (
+            f"B4 H{heads} S4096 D{dim}{' causal' * causal}, "
+            f"{'in' if deterministic else 'any'} order"
+        )
         found.append(Row(name, d.problem(), {"shared": us}))
     return found
 
 
 BACKWARD = (
-    *gradients(16, 128, False, 6724, 5426), *gradients(16, 128, True, 3766, 2920),
-    *gradients(32, 64, False, 7453, 5751), *gradients(32, 64, True, 4145, 3083),
-    *gradients(8, 256, False, 7260, 6177), *gradients(8, 256, True, 3907, 3481),
+    *gradients(16, 128, False, 6724, 5426),
+    *gradients(16, 128, True, 3766, 2920),
+    *gradients(32, 64, False, 7453, 5751),
+    *gradients(32, 64, True, 4145, 3083),
+    *gradients(8, 256, False, 7260, 6177),
+    *gradients(8, 256, True, 3907, 3481),
 )

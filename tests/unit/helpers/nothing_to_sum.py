@@ -1,5 +1,5 @@
-"""Calls of every operation in which some axis is empty, or every sequence, and what they give: where nothing is summed,
-zeros and what is added to them."""
+"""Calls of every operation in which some axis is empty, or every sequence, and what they give:
+where nothing is summed, zeros and what is added to them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import kernelseam
 import numpy as np
 from attention_formula import Array, formula, gradients
-
-import kernelseam
 
 Lay = Callable[[Array], Any]
 """From a NumPy array to one on the device that is tested."""
@@ -33,7 +32,8 @@ class Case:
         return self.name
 
     def check(self, got: Sequence[Array]) -> None:
-        """Hold results to what is wanted: shapes, every element, and nothing that was not written."""
+        """Hold results to what is wanted: shapes, every element, and nothing that was not
+        written."""
         assert [x.shape for x in got] == [x.shape for x in self.wanted]
         for x, want in zip(got, self.wanted, strict=True):
             np.testing.assert_allclose(x, want, rtol=1e-4, atol=1e-5)
@@ -52,24 +52,41 @@ def _products() -> Iterator[Case]:
         n = whole | dict.fromkeys(empty, 0)
         lead = n["B"], n["H"]
         a, b = normal(*lead, n["M"], n["K"]), normal(n["B"], n["H"] // 2, n["K"], n["N"])
-        out, bias, residual = normal(*lead, n["M"], n["N"]), normal(n["N"]), normal(*lead, n["M"], n["N"])
+        out, bias, residual = (
+            normal(*lead, n["M"], n["N"]),
+            normal(n["N"]),
+            normal(*lead, n["M"], n["N"]),
+        )
         each = np.repeat(b, 2, axis=1)
-        yield Case(f"bmm-{empty}", lambda lay, a=a, b=b: [kernelseam.bmm(lay(a), lay(b))], [a @ each])
+        yield Case(
+            f"bmm-{empty}", lambda lay, a=a, b=b: [kernelseam.bmm(lay(a), lay(b))], [a @ each]
+        )
         yield Case(
             f"bmm-added-{empty}",
-            lambda lay, a=a, b=b, out=out, bias=bias, residual=residual: [kernelseam.bmm(
-                lay(a), lay(b), alpha=2, beta=-1, out=lay(out.copy()), bias=lay(bias), residual=lay(residual)
-            )], [2 * (a @ each) - out + bias + residual],
+            lambda lay, a=a, b=b, out=out, bias=bias, residual=residual: [
+                kernelseam.bmm(
+                    lay(a),
+                    lay(b),
+                    alpha=2,
+                    beta=-1,
+                    out=lay(out.copy()),
+                    bias=lay(bias),
+                    residual=lay(residual),
+                )
+            ],
+            [2 * (a @ each) - out + bias + residual],
         )
         dc = normal(*lead, n["M"], n["N"])
-        for kept in ("", "b", "h", "m", "bh") if a.size else ("",):  # what is empty has its own shape
+        # what is empty has its own shape
+        for kept in ("", "b", "h", "m", "bh") if a.size else ("",):
             keep = tuple(slice(0, 1) if x in kept else slice(None) for x in "bhmk")
             da = (dc @ each.swapaxes(2, 3)).sum(tuple("bhmk".index(x) for x in kept), keepdims=True)
             other = np.broadcast_to(a[keep], a.shape)
             db = (other.swapaxes(2, 3) @ dc).reshape(n["B"], n["H"] // 2, 2, n["K"], n["N"]).sum(2)
             yield Case(
                 f"bmm-bwd-{empty}-{kept}",
-                lambda lay, dc=dc, a=other, b=b: kernelseam.bmm_bwd(lay(dc), lay(a), lay(b)), [da, db],
+                lambda lay, dc=dc, a=other, b=b: kernelseam.bmm_bwd(lay(dc), lay(a), lay(b)),
+                [da, db],
             )
 
 
@@ -80,9 +97,19 @@ def _attentions() -> Iterator[Case]:
     whole = {"B": 2, "H": 4, "G": 2, "S_q": 3, "S_k": 5, "D": 16, "D_v": 16}
     for empty in (("B",), ("H",), ("H", "G"), ("S_q",), ("S_k",), ("S_q", "S_k"), ("D",), ("D_v",)):
         n = whole | dict.fromkeys(empty, 0)
-        for name, repeats in (("", ""), ("b", "b"), ("h", "h"), ("q", "q"), ("k", "k"), ("bhqk", "bhqk"), ("bh", "BH")):
+        for name, repeats in (
+            ("", ""),
+            ("b", "b"),
+            ("h", "h"),
+            ("q", "q"),
+            ("k", "k"),
+            ("bhqk", "bhqk"),
+            ("bh", "BH"),
+        ):
             yield from _attention("-".join(empty), n, repeats, name)
-    yield from _attention("lengths-of-split-keys", whole | {"B": 1, "H": 1, "G": 1, "S_k": 600}, "", "", [0])
+    yield from _attention(
+        "lengths-of-split-keys", whole | {"B": 1, "H": 1, "G": 1, "S_k": 600}, "", "", [0]
+    )
     yield from _paged()
     for name, repeats in (("", ""), ("bhqk", "bhqk"), ("b", "b")):
         yield from _attention("lengths", whole, repeats, name, [0, 0])
@@ -91,11 +118,12 @@ def _attentions() -> Iterator[Case]:
 
 
 def _bias(n: dict[str, int], repeats: str) -> tuple[Array, Array]:
-    """A bias with extent 1 where it repeats, or without the axis (capitals); and as the plane that it stands for."""
+    """A bias with extent 1 where it repeats, or without the axis (capitals); and as the plane that
+    it stands for."""
     plane = tuple(n[x] for x in ("B", "H", "S_q", "S_k"))
     kept = tuple(1 if x in repeats.lower() else m for x, m in zip("bhqk", plane, strict=True))
     own = normal(*kept)
-    return own.reshape(kept[sum(x.isupper() for x in repeats):]), np.broadcast_to(own, plane)
+    return own.reshape(kept[sum(x.isupper() for x in repeats) :]), np.broadcast_to(own, plane)
 
 
 def _attention(
@@ -136,9 +164,15 @@ def _attention(
         yield Case(
             f"attention-bwd-{empty}-{of}{'' if deterministic else '-any-order'}",
             lambda lay, deterministic=deterministic: kernelseam.attention_bwd(
-                *(lay(x) for x in (dout, q, k, v, out, lse)), **{name: lay(x) for name, x in arrays.items()}, **more,
-                bias_gradient=True, sink_gradient=True, deterministic=deterministic,
-            ), [*found.values(), dbias, dsinks], {"D": "head_dim", "D_v": "value_dim"}.get(empty, ""),
+                *(lay(x) for x in (dout, q, k, v, out, lse)),
+                **{name: lay(x) for name, x in arrays.items()},
+                **more,
+                bias_gradient=True,
+                sink_gradient=True,
+                deterministic=deterministic,
+            ),
+            [*found.values(), dbias, dsinks],
+            {"D": "head_dim", "D_v": "value_dim"}.get(empty, ""),
         )
 
 
@@ -149,8 +183,15 @@ def _paged() -> Iterator[Case]:
         yield Case(
             f"paged-{pages}-{width}",
             lambda lay, k=k, table=table: kernelseam.attention_paged(
-                lay(q), lay(k), lay(k), lay(table), lay(np.zeros(2, np.int32)), sinks=lay(sinks), return_lse=True
-            ), [np.zeros(q.shape), np.broadcast_to(sinks[None, :, None], (2, 4, 3))],
+                lay(q),
+                lay(k),
+                lay(k),
+                lay(table),
+                lay(np.zeros(2, np.int32)),
+                sinks=lay(sinks),
+                return_lse=True,
+            ),
+            [np.zeros(q.shape), np.broadcast_to(sinks[None, :, None], (2, 4, 3))],
         )
 
 
@@ -166,23 +207,33 @@ def _sequences(of_q: str, of_k: str, repeats: str, of: str) -> Iterator[Case]:
     own, _ = _bias(n, repeats)
     out, lse = np.zeros(q.shape, F32), np.repeat(sinks[:, None], rows[of_q], axis=1)
     packed = {
-        "cu_seqlens_q": np.array(offsets[of_q], np.int32), "cu_seqlens_k": np.array(offsets[of_k], np.int32),
+        "cu_seqlens_q": np.array(offsets[of_q], np.int32),
+        "cu_seqlens_k": np.array(offsets[of_k], np.int32),
     }
     more = {"max_seqlen_q": 3, "max_seqlen_k": 5}
     arrays = {"bias": own, "sinks": sinks, **packed}
     yield Case(
         f"sequences-{of_q}-{of_k}-{of}",
         lambda lay: kernelseam.attention_varlen(
-            *(lay(x) for x in (q, k, v)), **{name: lay(x) for name, x in arrays.items()}, **more, return_lse=True
-        ), [out, lse],
+            *(lay(x) for x in (q, k, v)),
+            **{name: lay(x) for name, x in arrays.items()},
+            **more,
+            return_lse=True,
+        ),
+        [out, lse],
     )
     for deterministic in (True, False):
         yield Case(
             f"sequences-bwd-{of_q}-{of_k}-{of}{'' if deterministic else '-any-order'}",
             lambda lay, deterministic=deterministic: kernelseam.attention_bwd(
-                *(lay(x) for x in (dout, q, k, v, out, lse)), **{name: lay(x) for name, x in arrays.items()}, **more,
-                bias_gradient=True, sink_gradient=True, deterministic=deterministic,
-            ), [np.zeros(x.shape) for x in (q, k, v, own, sinks)],
+                *(lay(x) for x in (dout, q, k, v, out, lse)),
+                **{name: lay(x) for name, x in arrays.items()},
+                **more,
+                bias_gradient=True,
+                sink_gradient=True,
+                deterministic=deterministic,
+            ),
+            [np.zeros(x.shape) for x in (q, k, v, own, sinks)],
         )
 
 
@@ -206,29 +257,54 @@ def _projections() -> Iterator[Case]:
         ]
         yield Case(
             f"qkv-{name}",
-            lambda lay, x=x, weight=weight, bias=bias if has_bias else None: kernelseam.fused_qkv_projection(
-                lay(x), lay(weight), None if bias is None else lay(bias), num_heads=heads, num_kv_heads=kv_heads,
-                head_dim=dim,
-            ), made,
+            lambda lay, x=x, weight=weight, bias=bias if has_bias else None: (
+                kernelseam.fused_qkv_projection(
+                    lay(x),
+                    lay(weight),
+                    None if bias is None else lay(bias),
+                    num_heads=heads,
+                    num_kv_heads=kv_heads,
+                    head_dim=dim,
+                )
+            ),
+            made,
         )
         given = [normal(n["B"], c, n["S"], dim) for c in counts]
-        d = np.concatenate([g.swapaxes(1, 2).reshape(*lead, c * dim) for g, c in zip(given, counts, strict=True)], 2)
-        wanted = [d @ weight, np.einsum("bsc,bsh->ch", d, x), *([d.sum((0, 1))] if has_bias else [])]
+        d = np.concatenate(
+            [g.swapaxes(1, 2).reshape(*lead, c * dim) for g, c in zip(given, counts, strict=True)],
+            2,
+        )
+        wanted = [
+            d @ weight,
+            np.einsum("bsc,bsh->ch", d, x),
+            *([d.sum((0, 1))] if has_bias else []),
+        ]
         yield Case(
             f"qkv-bwd-{name}",
             lambda lay, given=given, x=x, weight=weight, has_bias=has_bias: [
-                y for y in kernelseam.fused_qkv_projection_bwd(
+                y
+                for y in kernelseam.fused_qkv_projection_bwd(
                     *(lay(g) for g in given), lay(x), lay(weight), has_bias, heads, kv_heads, dim
-                ) if y is not None
-            ], wanted,
+                )
+                if y is not None
+            ],
+            wanted,
         )
         if has_bias:
             yield Case(
                 f"qkv-bwd-alone-{name}",
                 lambda lay, given=given: kernelseam.fused_qkv_projection_bwd(
-                    *(lay(g) for g in given), None, None, True, heads, kv_heads, dim, input_gradient=False,
+                    *(lay(g) for g in given),
+                    None,
+                    None,
+                    True,
+                    heads,
+                    kv_heads,
+                    dim,
+                    input_gradient=False,
                     weight_gradient=False,
-                )[2:], [d.sum((0, 1))],
+                )[2:],
+                [d.sum((0, 1))],
             )
     for empty, has_bias in itertools.product(("B", "S", "hidden", "D"), (True, False)):
         n = {"B": 2, "S": 3, "hidden": 16, "H": 2, "D": 8, empty: 0}
@@ -237,13 +313,15 @@ def _projections() -> Iterator[Case]:
         attn, weight = normal(n["B"], n["H"], n["S"], n["D"]), normal(n["hidden"], wide)
         bias, residual = normal(n["hidden"]), normal(*lead, n["hidden"])
         rows = attn.swapaxes(1, 2).reshape(*lead, wide)
+        bias_or_none = bias if has_bias else None
         yield Case(
             f"output-{name}",
-            lambda lay, attn=attn, weight=weight, bias=bias if has_bias else None, residual=residual: [
+            lambda lay, attn=attn, weight=weight, bias=bias_or_none, residual=residual: [
                 kernelseam.fused_output_projection_residual(
                     lay(attn), lay(weight), None if bias is None else lay(bias), lay(residual)
                 )
-            ], [rows @ weight.T + (bias if has_bias else 0) + residual],
+            ],
+            [rows @ weight.T + (bias if has_bias else 0) + residual],
         )
         d = normal(*lead, n["hidden"])
         by_attn = (d @ weight).reshape(*lead, n["H"], n["D"]).swapaxes(1, 2)
@@ -251,9 +329,13 @@ def _projections() -> Iterator[Case]:
         yield Case(
             f"output-bwd-{name}",
             lambda lay, d=d, attn=attn, weight=weight, has_bias=has_bias: [
-                y for y in kernelseam.fused_output_projection_residual_bwd(lay(d), lay(attn), lay(weight), has_bias)[:3]
+                y
+                for y in kernelseam.fused_output_projection_residual_bwd(
+                    lay(d), lay(attn), lay(weight), has_bias
+                )[:3]
                 if y is not None
-            ], [by_attn, by_weight, *([d.sum((0, 1))] if has_bias else [])],
+            ],
+            [by_attn, by_weight, *([d.sum((0, 1))] if has_bias else [])],
         )
 
 
@@ -267,9 +349,13 @@ def _merges() -> Iterator[Case]:
         with np.errstate(all="ignore"):
             total = np.exp(lses.astype(np.float64)).sum(axis=0)
             lse = np.log(total)
-            out = (np.exp(lses)[..., None] * outs).sum(axis=0) / np.where(total == 0, 1, total)[..., None]
+            out = (np.exp(lses)[..., None] * outs).sum(axis=0) / np.where(total == 0, 1, total)[
+                ..., None
+            ]
         yield Case(
-            f"merge-{empty}", lambda lay, o=outs, x=lses: kernelseam.merge_states(lay(o), lay(x)), [out, lse],
+            f"merge-{empty}",
+            lambda lay, o=outs, x=lses: kernelseam.merge_states(lay(o), lay(x)),
+            [out, lse],
             "value_dim" if empty == "D_v" else "",
         )
 

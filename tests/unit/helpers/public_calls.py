@@ -8,10 +8,9 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
+import kernelseam as ks
 import numpy as np
 import numpy.typing as npt
-
-import kernelseam as ks
 
 Array = npt.NDArray[Any]
 Arguments = dict[str, Any]
@@ -50,7 +49,8 @@ def i32(*values: int) -> Array:
 
 def _defaults(call: Callable[..., Any]) -> Arguments:
     return {
-        n: None if p.default is p.empty else p.default for n, p in inspect.signature(call).parameters.items()
+        n: None if p.default is p.empty else p.default
+        for n, p in inspect.signature(call).parameters.items()
         if p.kind is not p.VAR_KEYWORD
     }
 
@@ -72,10 +72,15 @@ def _run(descriptor: Any) -> None:
     ks.plan(descriptor, backend="numpy").bind()()
 
 
-def _from_arrays(call: Callable[..., Any], make: Callable[[], Arguments], *names: str) -> PublicCall:
+def _from_arrays(
+    call: Callable[..., Any], make: Callable[[], Arguments], *names: str
+) -> PublicCall:
     kind = call.__self__  # type: ignore[attr-defined]  # the fields of what it makes are there to be given, too
     return PublicCall(
-        call, lambda: {**_defaults(call), **make()}, _run, frozenset([*names, *(f.name for f in fields(kind))])
+        call,
+        lambda: {**_defaults(call), **make()},
+        _run,
+        frozenset([*names, *(f.name for f in fields(kind))]),
     )
 
 
@@ -85,13 +90,26 @@ def q_k_v() -> Arguments:
 
 def scores() -> Arguments:
     return {
-        "causal": True, "window": (3, 2), "scale": 0.5, "softcap": 2.0, "bias": f32(B, H, S, T),
-        "mask": np.ones((B, H, S, T), bool), "alibi_slopes": f32(B, H), "sinks": f32(H), "prefix_lengths": i32(1, 2),
+        "causal": True,
+        "window": (3, 2),
+        "scale": 0.5,
+        "softcap": 2.0,
+        "bias": f32(B, H, S, T),
+        "mask": np.ones((B, H, S, T), bool),
+        "alibi_slopes": f32(B, H),
+        "sinks": f32(H),
+        "prefix_lengths": i32(1, 2),
     }
 
 
 def attention() -> Arguments:
-    return {**q_k_v(), **scores(), "kv_lengths": i32(6, 4), "out": f32(B, H, S, D), "return_lse": True}
+    return {
+        **q_k_v(),
+        **scores(),
+        "kv_lengths": i32(6, 4),
+        "out": f32(B, H, S, D),
+        "return_lse": True,
+    }
 
 
 def extents(heads: str = "num_heads") -> Arguments:
@@ -100,23 +118,42 @@ def extents(heads: str = "num_heads") -> Arguments:
 
 def varlen() -> Arguments:
     return {
-        "q": f32(7, H, D), "k": f32(9, G, D), "v": f32(9, G, D), "cu_seqlens_q": i32(0, 3, 7),
-        "cu_seqlens_k": i32(0, 5, 9), "max_seqlen_q": 4, "max_seqlen_k": 5, "causal": True, "out": f32(7, H, D),
-        "bias": f32(H, 4, 5), "return_lse": True,
+        "q": f32(7, H, D),
+        "k": f32(9, G, D),
+        "v": f32(9, G, D),
+        "cu_seqlens_q": i32(0, 3, 7),
+        "cu_seqlens_k": i32(0, 5, 9),
+        "max_seqlen_q": 4,
+        "max_seqlen_k": 5,
+        "causal": True,
+        "out": f32(7, H, D),
+        "bias": f32(H, 4, 5),
+        "return_lse": True,
     }
 
 
 def paged() -> Arguments:
     return {
-        "q": f32(B, S, H, D), "k_pages": f32(N, 4, G, D), "v_pages": f32(N, 4, G, D),
-        "block_table": np.array([[0, 1], [2, 0]], np.int32), "kv_lengths": i32(6, 4), "max_seqlen_k": 7,
-        "out": f32(B, S, H, D), "mask": np.ones((B, H, S, 7), bool),
+        "q": f32(B, S, H, D),
+        "k_pages": f32(N, 4, G, D),
+        "v_pages": f32(N, 4, G, D),
+        "block_table": np.array([[0, 1], [2, 0]], np.int32),
+        "kv_lengths": i32(6, 4),
+        "max_seqlen_k": 7,
+        "out": f32(B, S, H, D),
+        "mask": np.ones((B, H, S, 7), bool),
     }
 
 
 def paged_varlen() -> Arguments:
-    return {**paged(), "q": f32(7, H, D), "out": f32(7, H, D), "cu_seqlens_q": i32(0, 3, 7), "max_seqlen_q": 5,
-            "mask": None}
+    return {
+        **paged(),
+        "q": f32(7, H, D),
+        "out": f32(7, H, D),
+        "cu_seqlens_q": i32(0, 3, 7),
+        "max_seqlen_q": 5,
+        "mask": None,
+    }
 
 
 def forward_results() -> Arguments:
@@ -124,13 +161,25 @@ def forward_results() -> Arguments:
 
 
 def attention_bwd() -> Arguments:
-    return {"dout": f32(B, H, S, D), **q_k_v(), **forward_results(), **scores(), "bias_gradient": True,
-            "sink_gradient": True}
+    return {
+        "dout": f32(B, H, S, D),
+        **q_k_v(),
+        **forward_results(),
+        **scores(),
+        "bias_gradient": True,
+        "sink_gradient": True,
+    }
 
 
 def bmm() -> Arguments:
-    return {"a": f32(B, H, S, D), "b": f32(B, G, D, T), "bias": f32(T), "residual": f32(B, H, S, T),
-            "out": f32(B, H, S, T), "beta": 0.0}
+    return {
+        "a": f32(B, H, S, D),
+        "b": f32(B, G, D, T),
+        "bias": f32(T),
+        "residual": f32(B, H, S, T),
+        "out": f32(B, H, S, T),
+        "beta": 0.0,
+    }
 
 
 def matmul2d() -> Arguments:
@@ -138,8 +187,14 @@ def matmul2d() -> Arguments:
 
 
 def bmm_bwd() -> Arguments:
-    return {"dc": f32(B, S, T), "a": f32(B, S, D), "b": f32(B, D, T), "da": f32(B, S, D), "db": f32(B, D, T),
-            "beta": 1.0}
+    return {
+        "dc": f32(B, S, T),
+        "a": f32(B, S, D),
+        "b": f32(B, D, T),
+        "da": f32(B, S, D),
+        "db": f32(B, D, T),
+        "beta": 1.0,
+    }
 
 
 def matmul2d_bwd() -> Arguments:
@@ -160,37 +215,67 @@ def positions() -> Array:
 
 def qkv() -> Arguments:
     return {
-        "input": f32(B, S, HIDDEN), "weight": f32(WIDTH, HIDDEN), "bias": f32(WIDTH), "num_heads": H,
-        "num_kv_heads": G, "head_dim": D, "rotary": rotary(), "positions": positions(),
+        "input": f32(B, S, HIDDEN),
+        "weight": f32(WIDTH, HIDDEN),
+        "bias": f32(WIDTH),
+        "num_heads": H,
+        "num_kv_heads": G,
+        "head_dim": D,
+        "rotary": rotary(),
+        "positions": positions(),
         "out": (f32(B, H, S, D), f32(B, G, S, D), f32(B, G, S, D)),
     }
 
 
 def qkv_paged() -> Arguments:
-    return {**qkv(), "k_pages": f32(N, 6, G, D), "v_pages": f32(N, 6, G, D),
-            "block_table": np.array([[0, 1], [2, 0]], np.int32), "out": f32(B, H, S, D)}
+    return {
+        **qkv(),
+        "k_pages": f32(N, 6, G, D),
+        "v_pages": f32(N, 6, G, D),
+        "block_table": np.array([[0, 1], [2, 0]], np.int32),
+        "out": f32(B, H, S, D),
+    }
 
 
 def output() -> Arguments:
-    return {"attn_out": f32(B, H, S, D), "weight": f32(HIDDEN, H * D), "bias": f32(HIDDEN),
-            "residual": f32(B, S, HIDDEN), "out": f32(B, S, HIDDEN)}
+    return {
+        "attn_out": f32(B, H, S, D),
+        "weight": f32(HIDDEN, H * D),
+        "bias": f32(HIDDEN),
+        "residual": f32(B, S, HIDDEN),
+        "out": f32(B, S, HIDDEN),
+    }
 
 
 def qkv_bwd() -> Arguments:
     return {
-        "dq": f32(B, H, S, D), "dk": f32(B, G, S, D), "dv": f32(B, G, S, D), "input": f32(B, S, HIDDEN),
-        "weight": f32(WIDTH, HIDDEN), "has_bias": True, "num_heads": H, "num_kv_heads": G, "head_dim": D,
+        "dq": f32(B, H, S, D),
+        "dk": f32(B, G, S, D),
+        "dv": f32(B, G, S, D),
+        "input": f32(B, S, HIDDEN),
+        "weight": f32(WIDTH, HIDDEN),
+        "has_bias": True,
+        "num_heads": H,
+        "num_kv_heads": G,
+        "head_dim": D,
         "bias_dtype": "float32",
     }
 
 
 def output_bwd() -> Arguments:
-    return {"d_output": f32(B, S, HIDDEN), "attn_out": f32(B, H, S, D), "weight": f32(HIDDEN, H * D),
-            "has_bias": True, "bias_dtype": "float32"}
+    return {
+        "d_output": f32(B, S, HIDDEN),
+        "attn_out": f32(B, H, S, D),
+        "weight": f32(HIDDEN, H * D),
+        "has_bias": True,
+        "bias_dtype": "float32",
+    }
 
 
 def forward() -> ks.Attention:
-    return ks.Attention.from_arrays(**{**q_k_v(), **forward_results()}, bias=f32(B, H, S, T), sinks=f32(H))
+    return ks.Attention.from_arrays(
+        **{**q_k_v(), **forward_results()}, bias=f32(B, H, S, T), sinks=f32(H)
+    )
 
 
 def heads(count: int, rows: int, columns: int) -> list[Array]:
@@ -200,24 +285,47 @@ def heads(count: int, rows: int, columns: int) -> list[Array]:
 
 def attention_lists() -> Arguments:
     return {
-        **extents(), **scores(), "q_ptrs": heads(B * H, S, D), "k_ptrs": heads(B * G, T, D),
-        "v_ptrs": heads(B * G, T, D), "out_ptrs": heads(B * H, S, D), "lse": f32(B, H, S), "kv_lengths": i32(6, 4),
+        **extents(),
+        **scores(),
+        "q_ptrs": heads(B * H, S, D),
+        "k_ptrs": heads(B * G, T, D),
+        "v_ptrs": heads(B * G, T, D),
+        "out_ptrs": heads(B * H, S, D),
+        "lse": f32(B, H, S),
+        "kv_lengths": i32(6, 4),
         "dtype": "float32",
     }
 
 
 def gemm_lists() -> Arguments:
     return {
-        "M": S, "N": T, "K": D, "batch": B, "num_heads": H, "A_ptrs": heads(B * H, S, D),
-        "B_ptrs": heads(B * H, D, T), "C_ptrs": heads(B * H, S, T), "bias_ptrs": [f32(T) for _ in range(B * H)],
-        "residual_ptrs": heads(B * H, S, T), "dtype": "float32",
+        "M": S,
+        "N": T,
+        "K": D,
+        "batch": B,
+        "num_heads": H,
+        "A_ptrs": heads(B * H, S, D),
+        "B_ptrs": heads(B * H, D, T),
+        "C_ptrs": heads(B * H, S, T),
+        "bias_ptrs": [f32(T) for _ in range(B * H)],
+        "residual_ptrs": heads(B * H, S, T),
+        "dtype": "float32",
     }
 
 
 def gemm() -> Arguments:
     return {
-        "M": S, "N": T, "K": D, "batch": B, "num_heads": H, "A": f32(B, H, S, D), "B": f32(B, G, D, T),
-        "C": f32(B, H, S, T), "bias": f32(B, H, T), "residual": f32(B, H, S, T), "b_head_group": H // G,
+        "M": S,
+        "N": T,
+        "K": D,
+        "batch": B,
+        "num_heads": H,
+        "A": f32(B, H, S, D),
+        "B": f32(B, G, D, T),
+        "C": f32(B, H, S, T),
+        "bias": f32(B, H, T),
+        "residual": f32(B, H, S, T),
+        "b_head_group": H // G,
     }
 
 
@@ -228,11 +336,28 @@ def _arrays(**named: Any) -> Callable[[], Arguments]:
 def qkv_fields() -> Arguments:
     cos, sin = rotary()
     return {
-        "batch": B, "S": S, "hidden": HIDDEN, "num_heads": H, "kv_heads": G, "head_dim": D,
-        "input": f32(B, S, HIDDEN), "weight": f32(WIDTH, HIDDEN), "bias": f32(WIDTH), "cos": cos, "sin": sin,
-        "positions": positions(), "q": f32(B, H, S, D), "k": f32(N, 6, G, D), "v": f32(N, 6, G, D),
-        "block_table": np.array([[0, 1], [2, 0]], np.int32), "pages": N, "page_size": 6, "table_width": 2,
-        "rotary_dim": D, "max_position": 20, "rotary_style": "halves",
+        "batch": B,
+        "S": S,
+        "hidden": HIDDEN,
+        "num_heads": H,
+        "kv_heads": G,
+        "head_dim": D,
+        "input": f32(B, S, HIDDEN),
+        "weight": f32(WIDTH, HIDDEN),
+        "bias": f32(WIDTH),
+        "cos": cos,
+        "sin": sin,
+        "positions": positions(),
+        "q": f32(B, H, S, D),
+        "k": f32(N, 6, G, D),
+        "v": f32(N, 6, G, D),
+        "block_table": np.array([[0, 1], [2, 0]], np.int32),
+        "pages": N,
+        "page_size": 6,
+        "table_width": 2,
+        "rotary_dim": D,
+        "max_position": 20,
+        "rotary_style": "halves",
     }
 
 
@@ -247,60 +372,146 @@ FUNCTIONS = {
     "attention_paged": _function(ks.attention_paged, paged),
     "attention_paged packed": _function(ks.attention_paged, paged_varlen),
     "attention_bwd": _function(ks.attention_bwd, attention_bwd),
-    "bmm": _function(ks.bmm, bmm), "matmul2d": _function(ks.matmul2d, matmul2d),
-    "bmm_bwd": _function(ks.bmm_bwd, bmm_bwd), "matmul2d_bwd": _function(ks.matmul2d_bwd, matmul2d_bwd),
+    "bmm": _function(ks.bmm, bmm),
+    "matmul2d": _function(ks.matmul2d, matmul2d),
+    "bmm_bwd": _function(ks.bmm_bwd, bmm_bwd),
+    "matmul2d_bwd": _function(ks.matmul2d_bwd, matmul2d_bwd),
     "merge_states": _function(ks.merge_states, merge),
     "fused_qkv_projection": _function(ks.fused_qkv_projection, qkv),
     "fused_qkv_projection paged": _function(ks.fused_qkv_projection, qkv_paged),
     "fused_output_projection_residual": _function(ks.fused_output_projection_residual, output),
     "fused_qkv_projection_bwd": _function(ks.fused_qkv_projection_bwd, qkv_bwd),
-    "fused_output_projection_residual_bwd": _function(ks.fused_output_projection_residual_bwd, output_bwd),
+    "fused_output_projection_residual_bwd": _function(
+        ks.fused_output_projection_residual_bwd, output_bwd
+    ),
 }
 DESCRIPTORS = {
-    "Attention": _descriptor(ks.Attention, lambda: {**extents(), **attention(), "lse": f32(B, H, S)}),
-    "Attention packed": _descriptor(ks.Attention, lambda: {
-        **extents(), "S_q": 4, "S_k": 5, "q": f32(7, H, D), "k": f32(9, G, D), "v": f32(9, G, D),
-        "out": f32(7, H, D), "cu_seqlens_q": i32(0, 3, 7), "cu_seqlens_k": i32(0, 5, 9), "total_q": 7, "total_k": 9,
-    }),
-    "Attention paged": _descriptor(ks.Attention, lambda: {
-        **extents(), **q_k_v(), "k": f32(N, 4, G, D), "v": f32(N, 4, G, D), "out": f32(B, H, S, D),
-        "block_table": np.array([[0, 1], [2, 0]], np.int32), "kv_lengths": i32(6, 4), "pages": N, "page_size": 4,
-        "table_width": 2,
-    }),
-    "Attention.from_arrays": _from_arrays(ks.Attention.from_arrays, lambda: {
-        **attention(), "lse": f32(B, H, S)}, "dtype"),
-    "AttentionBwd": _descriptor(ks.AttentionBwd, lambda: {
-        "forward": forward(), "dout": f32(B, H, S, D), "dq": f32(B, H, S, D), "dk": f32(B, G, T, D),
-        "dv": f32(B, G, T, D), "dbias": f32(B, H, S, T), "dsinks": f32(H),
-    }),
+    "Attention": _descriptor(
+        ks.Attention, lambda: {**extents(), **attention(), "lse": f32(B, H, S)}
+    ),
+    "Attention packed": _descriptor(
+        ks.Attention,
+        lambda: {
+            **extents(),
+            "S_q": 4,
+            "S_k": 5,
+            "q": f32(7, H, D),
+            "k": f32(9, G, D),
+            "v": f32(9, G, D),
+            "out": f32(7, H, D),
+            "cu_seqlens_q": i32(0, 3, 7),
+            "cu_seqlens_k": i32(0, 5, 9),
+            "total_q": 7,
+            "total_k": 9,
+        },
+    ),
+    "Attention paged": _descriptor(
+        ks.Attention,
+        lambda: {
+            **extents(),
+            **q_k_v(),
+            "k": f32(N, 4, G, D),
+            "v": f32(N, 4, G, D),
+            "out": f32(B, H, S, D),
+            "block_table": np.array([[0, 1], [2, 0]], np.int32),
+            "kv_lengths": i32(6, 4),
+            "pages": N,
+            "page_size": 4,
+            "table_width": 2,
+        },
+    ),
+    "Attention.from_arrays": _from_arrays(
+        ks.Attention.from_arrays, lambda: {**attention(), "lse": f32(B, H, S)}, "dtype"
+    ),
+    "AttentionBwd": _descriptor(
+        ks.AttentionBwd,
+        lambda: {
+            "forward": forward(),
+            "dout": f32(B, H, S, D),
+            "dq": f32(B, H, S, D),
+            "dk": f32(B, G, T, D),
+            "dv": f32(B, G, T, D),
+            "dbias": f32(B, H, S, T),
+            "dsinks": f32(H),
+        },
+    ),
     "AttentionPointers": _descriptor(ks.AttentionPointers, attention_lists),
     "BatchedGemmStrided": _descriptor(ks.BatchedGemmStrided, gemm),
-    "BatchedGemmStrided.for_scores": _from_arrays(ks.BatchedGemmStrided.for_scores, lambda: {
-        "q": f32(B, H, S, D), "k": f32(B, G, T, D), "scores": f32(B, H, S, T)}),
-    "BatchedGemmStrided.for_output": _from_arrays(ks.BatchedGemmStrided.for_output, lambda: {
-        "scores": f32(B, H, S, T), "v": f32(B, G, T, D), "out": f32(B, H, S, D)}),
+    "BatchedGemmStrided.for_scores": _from_arrays(
+        ks.BatchedGemmStrided.for_scores,
+        lambda: {"q": f32(B, H, S, D), "k": f32(B, G, T, D), "scores": f32(B, H, S, T)},
+    ),
+    "BatchedGemmStrided.for_output": _from_arrays(
+        ks.BatchedGemmStrided.for_output,
+        lambda: {"scores": f32(B, H, S, T), "v": f32(B, G, T, D), "out": f32(B, H, S, D)},
+    ),
     "BatchedGemmPointers": _descriptor(ks.BatchedGemmPointers, gemm_lists),
-    "MergeStates": _descriptor(ks.MergeStates, lambda: {
-        **merge(), "parts": N, "batch": B, "num_heads": H, "rows": S, "value_dim": D, "lse": f32(B, H, S)}),
+    "MergeStates": _descriptor(
+        ks.MergeStates,
+        lambda: {
+            **merge(),
+            "parts": N,
+            "batch": B,
+            "num_heads": H,
+            "rows": S,
+            "value_dim": D,
+            "lse": f32(B, H, S),
+        },
+    ),
     "QkvProjection": _descriptor(ks.QkvProjection, qkv_fields),
     "QkvProjection.from_arrays": _from_arrays(ks.QkvProjection.from_arrays, qkv_arrays),
-    "OutputProjection": _descriptor(ks.OutputProjection, lambda: {
-        **output(), "batch": B, "S": S, "hidden": HIDDEN, "num_heads": H, "head_dim": D}),
+    "OutputProjection": _descriptor(
+        ks.OutputProjection,
+        lambda: {**output(), "batch": B, "S": S, "hidden": HIDDEN, "num_heads": H, "head_dim": D},
+    ),
     "OutputProjection.from_arrays": _from_arrays(ks.OutputProjection.from_arrays, output),
-    "QkvProjectionBwd": _descriptor(ks.QkvProjectionBwd, lambda: {
-        "batch": B, "S": S, "hidden": HIDDEN, "num_heads": H, "kv_heads": G, "head_dim": D,
-        **{n: x for n, x in qkv_bwd().items() if isinstance(x, np.ndarray)}, "d_input": f32(B, S, HIDDEN),
-        "d_weight": f32(WIDTH, HIDDEN), "d_bias": f32(WIDTH)}),
-    "QkvProjectionBwd.from_arrays": _from_arrays(ks.QkvProjectionBwd.from_arrays, lambda: {
-        **{n: x for n, x in qkv_bwd().items() if isinstance(x, np.ndarray)}, "d_input": f32(B, S, HIDDEN),
-        "d_weight": f32(WIDTH, HIDDEN), "d_bias": f32(WIDTH)}),
-    "OutputProjectionBwd": _descriptor(ks.OutputProjectionBwd, lambda: {
-        "batch": B, "S": S, "hidden": HIDDEN, "num_heads": H, "head_dim": D,
-        **{n: x for n, x in output_bwd().items() if isinstance(x, np.ndarray)}, "d_attn_out": f32(B, H, S, D),
-        "d_weight": f32(HIDDEN, H * D), "d_bias": f32(HIDDEN)}),
-    "OutputProjectionBwd.from_arrays": _from_arrays(ks.OutputProjectionBwd.from_arrays, lambda: {
-        **{n: x for n, x in output_bwd().items() if isinstance(x, np.ndarray)}, "d_attn_out": f32(B, H, S, D),
-        "d_weight": f32(HIDDEN, H * D), "d_bias": f32(HIDDEN)}),
+    "QkvProjectionBwd": _descriptor(
+        ks.QkvProjectionBwd,
+        lambda: {
+            "batch": B,
+            "S": S,
+            "hidden": HIDDEN,
+            "num_heads": H,
+            "kv_heads": G,
+            "head_dim": D,
+            **{n: x for n, x in qkv_bwd().items() if isinstance(x, np.ndarray)},
+            "d_input": f32(B, S, HIDDEN),
+            "d_weight": f32(WIDTH, HIDDEN),
+            "d_bias": f32(WIDTH),
+        },
+    ),
+    "QkvProjectionBwd.from_arrays": _from_arrays(
+        ks.QkvProjectionBwd.from_arrays,
+        lambda: {
+            **{n: x for n, x in qkv_bwd().items() if isinstance(x, np.ndarray)},
+            "d_input": f32(B, S, HIDDEN),
+            "d_weight": f32(WIDTH, HIDDEN),
+            "d_bias": f32(WIDTH),
+        },
+    ),
+    "OutputProjectionBwd": _descriptor(
+        ks.OutputProjectionBwd,
+        lambda: {
+            "batch": B,
+            "S": S,
+            "hidden": HIDDEN,
+            "num_heads": H,
+            "head_dim": D,
+            **{n: x for n, x in output_bwd().items() if isinstance(x, np.ndarray)},
+            "d_attn_out": f32(B, H, S, D),
+            "d_weight": f32(HIDDEN, H * D),
+            "d_bias": f32(HIDDEN),
+        },
+    ),
+    "OutputProjectionBwd.from_arrays": _from_arrays(
+        ks.OutputProjectionBwd.from_arrays,
+        lambda: {
+            **{n: x for n, x in output_bwd().items() if isinstance(x, np.ndarray)},
+            "d_attn_out": f32(B, H, S, D),
+            "d_weight": f32(HIDDEN, H * D),
+            "d_bias": f32(HIDDEN),
+        },
+    ),
 }
 
 
@@ -318,17 +529,34 @@ def _used(backend: Any) -> None:
 
 
 PLANS = {
-    "plan": PublicCall(ks.plan, lambda: {
-        "descriptor": ks.BatchedGemmStrided(**gemm()), "device": "numpy:0", "backend": "numpy",
-        "implementation": "numpy"}),
+    "plan": PublicCall(
+        ks.plan,
+        lambda: {
+            "descriptor": ks.BatchedGemmStrided(**gemm()),
+            "device": "numpy:0",
+            "backend": "numpy",
+            "implementation": "numpy",
+        },
+    ),
     "Plan.bind": PublicCall(
-        lambda **x: _bound().plan.bind(**x), lambda: {"workspace": np.zeros(1 << 16, np.float32), "check": False,
-                                                       **_operands()}, lambda call: call(), binds=True),
+        lambda **x: _bound().plan.bind(**x),
+        lambda: {"workspace": np.zeros(1 << 16, np.float32), "check": False, **_operands()},
+        lambda call: call(),
+        binds=True,
+    ),
     "Plan.bind of lists": PublicCall(
         lambda **x: ks.plan(ks.AttentionPointers(**attention_lists()), backend="numpy").bind(**x),
-        lambda: {n: x for n, x in attention_lists().items() if n.endswith("_ptrs") or n in ("lse", "kv_lengths")},
-        lambda call: call(), binds=True),
-    "Call.rebind": PublicCall(lambda **x: _bound().rebind(**x), _operands, lambda call: call(), binds=True),
+        lambda: {
+            n: x
+            for n, x in attention_lists().items()
+            if n.endswith("_ptrs") or n in ("lse", "kv_lengths")
+        },
+        lambda call: call(),
+        binds=True,
+    ),
+    "Call.rebind": PublicCall(
+        lambda **x: _bound().rebind(**x), _operands, lambda call: call(), binds=True
+    ),
     "Call": PublicCall(lambda **x: _bound()(**x), lambda: {"stream": 0}),
     "use_backend": PublicCall(_used, lambda: {"backend": "numpy"}),
     "DType.of": PublicCall(lambda dtype: ks.DType.of(dtype), lambda: {"dtype": "float32"}),

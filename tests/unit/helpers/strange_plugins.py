@@ -7,7 +7,9 @@ from pathlib import Path
 
 SOUND = '''
 import asyncio, os, sys, time
-from kernelseam.contract import CONTRACT_VERSION, Backend, Cost, Device, DeviceLimits, PlanParts, PluginInfo
+from kernelseam.contract import (
+    CONTRACT_VERSION, Backend, Cost, Device, DeviceLimits, PlanParts, PluginInfo,
+)
 from kernelseam.hookspecs import hookimpl
 from kernelseam.reference.gemm import NumpyGemm
 from kernelseam.reference.runtime import HostRuntime
@@ -63,16 +65,23 @@ def kernelseam_doctor():
     DOCTOR
 '''
 SOUND_LINES = {
-    "DEVICES": "return (DEVICE,)", "DESCRIBE": "return None", "ARCHS": 'return ("strange1",)',
-    "SUPPORTS": "return None", "COST": "return Cost(0, 0, 0.0)", "BUILD": "return super().build(problem, device)",
-    "IMPORT": "pass", "INFO": 'return PluginInfo("strange", "1", CONTRACT_VERSION)', "REGISTER": "pass",
+    "DEVICES": "return (DEVICE,)",
+    "DESCRIBE": "return None",
+    "ARCHS": 'return ("strange1",)',
+    "SUPPORTS": "return None",
+    "COST": "return Cost(0, 0, 0.0)",
+    "BUILD": "return super().build(problem, device)",
+    "IMPORT": "pass",
+    "INFO": 'return PluginInfo("strange", "1", CONTRACT_VERSION)',
+    "REGISTER": "pass",
     "DOCTOR": "return {}",
 }
 
 
 def write(folder: Path, name: str, **lines: str) -> EntryPoint:
-    """A plugin of that name in the folder, installed there, too, for a Python of its own. ``lines``: statements by the
-    name of their place in SOUND. It adds the cheapest GEMM to the reference, and a backend."""
+    """A plugin of that name in the folder, installed there, too, for a Python of its own.
+    ``lines``: statements by the name of their place in SOUND. It adds the cheapest GEMM to the
+    reference, and a backend."""
     source = SOUND
     for place, line in {**SOUND_LINES, **lines}.items():
         assert f" {place}\n" in source or f"\n{place}\n" in source, place

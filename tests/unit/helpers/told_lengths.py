@@ -1,4 +1,5 @@
-"""Lengths in device memory that say more keys than there are, or fewer than none, found when nobody looks at them."""
+"""Lengths in device memory that say more keys than there are, or fewer than none, found when nobody
+looks at them."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
 from kernelseam import Attention, AttentionBwd, plan
 from kernelseam.contract import Device
 
@@ -18,11 +18,14 @@ TOLD, MEANT = (2**31 - 1, KEYS + 1, -1), (KEYS, KEYS, 0)
 
 
 def hold(
-    there: Callable[[Array], Any], back: Callable[[Any], Array], into: Callable[[Any, Array], None],
+    there: Callable[[Array], Any],
+    back: Callable[[Any], Array],
+    into: Callable[[Any, Array], None],
     device: Device | None = None,
 ) -> None:
-    """Compute with both lengths, forward and backward, over arrays made by ``there``: the same bits, nothing of what
-    lies behind the keys, which is NaN. ``into(array, values)`` overwrites an array's memory."""
+    """Compute with both lengths, forward and backward, over arrays made by ``there``: the same
+    bits, nothing of what lies behind the keys, which is NaN. ``into(array, values)`` overwrites an
+    array's memory."""
     rng = np.random.default_rng(8)
     shape = (3, 2, QUERIES, 64)
 
@@ -37,7 +40,9 @@ def hold(
     lengths = there(np.array(MEANT, np.int32))
     out, lse = there(np.zeros(shape, np.float16)), there(np.zeros(shape[:3], np.float32))
     forward = Attention.from_arrays(q, k, v, out, lse, kv_lengths=lengths)
-    dq, dk, dv = (there(np.zeros(s, np.float16)) for s in (shape, (3, 2, KEYS, 64), (3, 2, KEYS, 64)))
+    dq, dk, dv = (
+        there(np.zeros(s, np.float16)) for s in (shape, (3, 2, KEYS, 64), (3, 2, KEYS, 64))
+    )
     backward = AttentionBwd(forward=forward, dout=dout, dq=dq, dk=dk, dv=dv)
     calls = [plan(x, device=device, implementation="shared").bind() for x in (forward, backward)]
     results: list[list[Array]] = []

@@ -1,4 +1,5 @@
-"""Host half of backward.h: the gradients of an attention in three launches, and one more for each that is reduced."""
+"""Host half of backward.h: the gradients of an attention in three launches, and one more for each
+that is reduced."""
 
 from __future__ import annotations
 
@@ -11,7 +12,11 @@ from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.backward_tile import BackwardTile, backward_tiles
 from kernelseam.kernels.attention.cost import backward_work
 from kernelseam.kernels.attention.host import VIEWS
-from kernelseam.kernels.attention.query_gradient import QUERY_GRADIENT, QueryGradientProblem, QueryGradientSpec
+from kernelseam.kernels.attention.query_gradient import (
+    QUERY_GRADIENT,
+    QueryGradientProblem,
+    QueryGradientSpec,
+)
 from kernelseam.kernels.attention.row_kernels import (
     ROW_DOTS,
     SINK_GRADIENT,
@@ -36,28 +41,71 @@ from kernelseam.kernels.kernel import HostHalf
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature
 
-KNOWN = frozenset({
-    "causal", "window", "prefix", "alibi", "softcap", "bias", "mask", "sinks", "q_view", "kv_view", "lengths",
-    "batch_invariant", "dtype_out",
-})
+KNOWN = frozenset(
+    {
+        "causal",
+        "window",
+        "prefix",
+        "alibi",
+        "softcap",
+        "bias",
+        "mask",
+        "sinks",
+        "q_view",
+        "kv_view",
+        "lengths",
+        "batch_invariant",
+        "dtype_out",
+    }
+)
 
 
 _POINTERS = (
-    "q", "k", "v", "dout", "lse", "dots", "dq", "dk", "dv", "sums", "dbias", "bias", "mask", "slopes", "prefixes",
-    "lengths", "q_offsets", "k_offsets",
+    "q",
+    "k",
+    "v",
+    "dout",
+    "lse",
+    "dots",
+    "dq",
+    "dk",
+    "dv",
+    "sums",
+    "dbias",
+    "bias",
+    "mask",
+    "slopes",
+    "prefixes",
+    "lengths",
+    "q_offsets",
+    "k_offsets",
 )
 _ROWS = ("q", "k", "v", "dout", "dq", "dk", "dv")
 _STRIDES = (
-    *(f"{n}_{a}" for n in (*_ROWS, "lse", "dots") for a in ("batch", "head")), "dbias_batch", "dbias_head", "dbias_row",
+    *(f"{n}_{a}" for n in (*_ROWS, "lse", "dots") for a in ("batch", "head")),
+    "dbias_batch",
+    "dbias_head",
+    "dbias_row",
     *SCORE_STRIDES,
 )
 _INTS = (
-    *(f"{n}_row" for n in _ROWS), "num_heads", "head_group", "S_q_most", "S_k_most", "key_tiles", "query_tiles",
-    "key_blocks", "left", "right",
+    *(f"{n}_row" for n in _ROWS),
+    "num_heads",
+    "head_group",
+    "S_q_most",
+    "S_k_most",
+    "key_tiles",
+    "query_tiles",
+    "key_blocks",
+    "left",
+    "right",
 )
 _FLOATS = ("scale", "scale_log2", "cap", "cap_inverse")
 _OPERANDS = {
-    **SCORE_OPERANDS, "lengths": "kv_lengths", "q_offsets": "cu_seqlens_q", "k_offsets": "cu_seqlens_k",
+    **SCORE_OPERANDS,
+    "lengths": "kv_lengths",
+    "q_offsets": "cu_seqlens_q",
+    "k_offsets": "cu_seqlens_k",
 }
 
 
@@ -84,13 +132,24 @@ class AttentionBwdHost(HostHalf):
             if dim < 1:
                 return f"{name} = {dim}: it takes 1 and more"
         if not self.tiles(problem.spec, row):
-            return f"no tile of {row.arch} takes {spec.dtype} with head dims {spec.head_dim} and {spec.value_dim}"
+            return (
+                f"no tile of {row.arch} takes {spec.dtype} with head dims {spec.head_dim} and "
+                f"{spec.value_dim}"
+            )
         if p.S_q + p.S_k >= 2**30:
             return f"S_q + S_k = {p.S_q + p.S_k}: it takes less than 2**30"
-        return refuse_dtype(spec.dtype, row) or refuse_scores(p) or refuse_row_strides(
-            stride_q_row=p.q_strides[2], stride_k_row=p.k_strides[2], stride_v_row=p.v_strides[2],
-            stride_dout_row=problem.dout_strides[2], stride_dq_row=problem.dq_strides[2],
-            stride_dk_row=problem.dk_strides[2], stride_dv_row=problem.dv_strides[2],
+        return (
+            refuse_dtype(spec.dtype, row)
+            or refuse_scores(p)
+            or refuse_row_strides(
+                stride_q_row=p.q_strides[2],
+                stride_k_row=p.k_strides[2],
+                stride_v_row=p.v_strides[2],
+                stride_dout_row=problem.dout_strides[2],
+                stride_dq_row=problem.dq_strides[2],
+                stride_dk_row=problem.dk_strides[2],
+                stride_dv_row=problem.dv_strides[2],
+            )
         )
 
     def tiles(self, spec: AttentionBwdSpec, row: ArchRow) -> tuple[BackwardTile, ...]:
@@ -102,9 +161,11 @@ class AttentionBwdHost(HostHalf):
     def tile(self, problem: AttentionBwdProblem, row: ArchRow, device: Device) -> BackwardTile:
         return self.tiles(problem.spec, row)[0]
 
-    def launches(self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> Launches:
-        """Row sums of dout·out; the gradients, with atomics dq's after the others; then what is reduced: the bias's,
-        where it repeats or is no row-major float32, and the sinks'."""
+    def launches(
+        self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device
+    ) -> Launches:
+        """Row sums of dout·out; the gradients, with atomics dq's after the others; then what is
+        reduced: the bias's, where it repeats or is no row-major float32, and the sinks'."""
         p, spec = problem.forward, problem.spec.forward
         packed = spec.q_view == "packed" and p.batch > 0  # else there are no offsets
         entries, rows = (1, p.total_q) if packed else (p.batch, p.S_q)
@@ -112,16 +173,28 @@ class AttentionBwdHost(HostHalf):
         size = _aligned(4 * entries * p.num_heads * rows)
         workspace, zeros, sum_bytes = {"dots": 0}, dict[str, int](), 0
         gradient = QueryGradientProblem(
-            QueryGradientSpec(spec.dtype, spec.head_dim, packed, spec.vector), p.batch, p.num_heads, p.S_q, p.total_q,
-            problem.dq_strides, p.scale,
+            QueryGradientSpec(spec.dtype, spec.head_dim, packed, spec.vector),
+            p.batch,
+            p.num_heads,
+            p.S_q,
+            p.total_q,
+            problem.dq_strides,
+            p.scale,
         )
         if tile.query_rows:
             sum_bytes = gradient.sum_bytes(tile)
             workspace["sums"] = zeros["zeros"] = size
             size += _aligned(sum_bytes)
         row_sums = DotsProblem(
-            DotsSpec(spec.dtype, spec.value_dim, packed), entries, p.num_heads, rows, problem.dout_strides,
-            p.out_strides, dots, p.batch, sum_bytes,
+            DotsSpec(spec.dtype, spec.value_dim, packed),
+            entries,
+            p.num_heads,
+            rows,
+            problem.dout_strides,
+            p.out_strides,
+            dots,
+            p.batch,
+            sum_bytes,
         )
         steps = [Launch(ROW_DOTS, row_sums, RowTile(), {"dots": 0, **zeros})]
         reduced = problem.spec.bias_gradient and not self._direct(problem)
@@ -136,11 +209,15 @@ class AttentionBwdHost(HostHalf):
             assert spec.bias is not None
             extents = (p.batch, p.num_heads, p.S_q, p.S_k)
             x = (p.num_heads * p.S_q * p.S_k, p.S_q * p.S_k, p.S_k, 1)
-            summed = SumProblem(SumSpec(spec.bias), extents, problem.dbias_shape, x, problem.dbias_strides)
+            summed = SumProblem(
+                SumSpec(spec.bias), extents, problem.dbias_shape, x, problem.dbias_strides
+            )
             steps.append(Launch(SUM_AXES, summed, RowTile(), {"x": size}))
             size += _aligned(4 * p.batch * p.num_heads * p.S_q * p.S_k)
         if problem.spec.sink_gradient:
-            sinks = SinkProblem(SinkSpec(packed), entries, p.num_heads, rows, p.lse_strides, dots, p.batch)
+            sinks = SinkProblem(
+                SinkSpec(packed), entries, p.num_heads, rows, p.lse_strides, dots, p.batch
+            )
             steps.append(Launch(SINK_GRADIENT, sinks, RowTile(), {"dots": 0}))
         return Launches(tuple(steps), size)
 
@@ -150,29 +227,50 @@ class AttentionBwdHost(HostHalf):
         whole = problem.dbias_shape == (p.batch, p.num_heads, p.S_q, p.S_k)
         return whole and p.spec.bias is DType.float32 and problem.dbias_strides[3] == 1
 
-    def defines(self, spec: AttentionBwdSpec, tile: BackwardTile, row: ArchRow) -> dict[str, object]:
+    def defines(
+        self, spec: AttentionBwdSpec, tile: BackwardTile, row: ArchRow
+    ) -> dict[str, object]:
         s = spec.forward
         return {
-            "T": DEVICE_TYPE[s.dtype], "DQK": s.head_dim, "DV": s.value_dim, **score_defines(s),
-            "Q_VIEW": VIEWS[s.q_view], "KV_VIEW": VIEWS[s.kv_view], "LENGTHS": s.lengths, "GROUPED": 0,
-            "VECTOR": s.vector, "BIAS_GRADIENT": spec.bias_gradient,
-            "ROLE": ("both", "keys", "queries").index(tile.role), "WARPS": tile.warps,
-            "COLUMN_WARPS": tile.column_warps, "ROWS": tile.rows, "STEP": tile.step, "STAGES": tile.stages,
-            "SCORE_ROWS": tile.score_rows, "QUERY_ROWS": tile.query_rows, "RESIDENT": tile.resident,
+            "T": DEVICE_TYPE[s.dtype],
+            "DQK": s.head_dim,
+            "DV": s.value_dim,
+            **score_defines(s),
+            "Q_VIEW": VIEWS[s.q_view],
+            "KV_VIEW": VIEWS[s.kv_view],
+            "LENGTHS": s.lengths,
+            "GROUPED": 0,
+            "VECTOR": s.vector,
+            "BIAS_GRADIENT": spec.bias_gradient,
+            "ROLE": ("both", "keys", "queries").index(tile.role),
+            "WARPS": tile.warps,
+            "COLUMN_WARPS": tile.column_warps,
+            "ROWS": tile.rows,
+            "STEP": tile.step,
+            "STAGES": tile.stages,
+            "SCORE_ROWS": tile.score_rows,
+            "QUERY_ROWS": tile.query_rows,
+            "RESIDENT": tile.resident,
             "UNROLL": tile.unroll,
-            "MIN_BLOCKS": tile.min_blocks, "SHARED_BYTES": tile.shared_bytes(spec),
+            "MIN_BLOCKS": tile.min_blocks,
+            "SHARED_BYTES": tile.shared_bytes(spec),
         }
 
     def signature(self, spec: AttentionBwdSpec) -> Signature:
-        return Signature((
-            *((p, "pointer") for p in _POINTERS), *((s, "i64") for s in _STRIDES), *((i, "i32") for i in _INTS),
-            *((f, "f32") for f in _FLOATS),
-        ))
+        return Signature(
+            (
+                *((p, "pointer") for p in _POINTERS),
+                *((s, "i64") for s in _STRIDES),
+                *((i, "i32") for i in _INTS),
+                *((f, "f32") for f in _FLOATS),
+            )
+        )
 
     def _blocks(self, problem: AttentionBwdProblem, tile: BackwardTile) -> tuple[int, int]:
         p = problem.forward
         return (
-            divide_up(p.S_k, tile.own) * p.kv_heads * p.batch, divide_up(p.S_q, tile.own) * p.num_heads * p.batch
+            divide_up(p.S_k, tile.own) * p.kv_heads * p.batch,
+            divide_up(p.S_q, tile.own) * p.num_heads * p.batch,
         )
 
     def grid(self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> int:
@@ -185,20 +283,41 @@ class AttentionBwdHost(HostHalf):
     def shared_bytes(self, spec: AttentionBwdSpec, tile: BackwardTile) -> int:
         return tile.shared_bytes(spec)
 
-    def values(self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> dict[str, int | float]:
+    def values(
+        self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device
+    ) -> dict[str, int | float]:
         p, packed = problem.forward, problem.forward.spec.q_view == "packed"
         rows = p.total_q if packed else p.S_q
-        dbias = problem.dbias_strides if problem.spec.bias_gradient and self._direct(problem) else (
-            p.num_heads * p.S_q * p.S_k, p.S_q * p.S_k, p.S_k, 1
+        dbias = (
+            problem.dbias_strides
+            if problem.spec.bias_gradient and self._direct(problem)
+            else (p.num_heads * p.S_q * p.S_k, p.S_q * p.S_k, p.S_k, 1)
         )
-        walks = (p.q_strides, p.k_strides, p.v_strides, problem.dout_strides, problem.dq_strides, problem.dk_strides,
-                 problem.dv_strides)
+        walks = (
+            p.q_strides,
+            p.k_strides,
+            p.v_strides,
+            problem.dout_strides,
+            problem.dq_strides,
+            problem.dk_strides,
+            problem.dv_strides,
+        )
         strides = (
-            *(x for w in walks for x in w[:2]), *p.lse_strides, 0 if packed else p.num_heads * rows, rows, *dbias[:3],
+            *(x for w in walks for x in w[:2]),
+            *p.lse_strides,
+            0 if packed else p.num_heads * rows,
+            rows,
+            *dbias[:3],
         )
         ints = (
-            *(w[2] for w in walks), p.num_heads, p.head_group, p.S_q, p.S_k, max(divide_up(p.S_k, tile.own), 1),
-            max(divide_up(p.S_q, tile.own), 1), self._blocks(problem, tile)[0],
+            *(w[2] for w in walks),
+            p.num_heads,
+            p.head_group,
+            p.S_q,
+            p.S_k,
+            max(divide_up(p.S_k, tile.own), 1),
+            max(divide_up(p.S_q, tile.own), 1),
+            self._blocks(problem, tile)[0],
         )
         scores = score_values(p)
         own = (n for n in (*_STRIDES, *_INTS) if n not in scores)
@@ -207,8 +326,11 @@ class AttentionBwdHost(HostHalf):
     def pointers(self, spec: AttentionBwdSpec) -> dict[str, str]:
         return {p: _OPERANDS.get(p, p) for p in _POINTERS}
 
-    def variants(self, problem: AttentionBwdProblem, row: ArchRow, device: Device) -> dict[str, BackwardTile]:
-        """Every tile that takes a problem, by name, that of ``tile`` first. A batch-invariant spec has one."""
+    def variants(
+        self, problem: AttentionBwdProblem, row: ArchRow, device: Device
+    ) -> dict[str, BackwardTile]:
+        """Every tile that takes a problem, by name, that of ``tile`` first. A batch-invariant spec
+        has one."""
         tiles = self.tiles(problem.spec, row)
         return {t.name: t for t in (tiles[:1] if problem.spec.forward.batch_invariant else tiles)}
 
@@ -217,9 +339,12 @@ class AttentionBwdHost(HostHalf):
 
 
 def _without_queries(problem: AttentionBwdProblem) -> AttentionBwdProblem:
-    """The same dk and dv, zeros, of KV heads that no head of queries belongs to: of as many without a row."""
+    """The same dk and dv, zeros, of KV heads that no head of queries belongs to: of as many without
+    a row."""
     p = problem.forward
-    forward = replace(p, spec=replace(p.spec, q_view="strided"), num_heads=p.kv_heads, S_q=0, total_q=0)
+    forward = replace(
+        p, spec=replace(p.spec, q_view="strided"), num_heads=p.kv_heads, S_q=0, total_q=0
+    )
     return replace(problem, spec=replace(problem.spec, forward=forward.spec), forward=forward)
 
 

@@ -13,8 +13,9 @@ from kernelseam.kernels.elements import pad
 
 @dataclass(frozen=True)
 class BackwardTile:
-    """A row of an arch's table, for head dims up to ``max_dim``: blocks own ``warps`` / ``column_warps`` · ``rows``
-    rows and take the other side ``step`` rows at a time; a ring of ``stages`` tiles."""
+    """A row of an arch's table, for head dims up to ``max_dim``: blocks own ``warps`` /
+    ``column_warps`` · ``rows`` rows and take the other side ``step`` rows at a time; a ring of
+    ``stages`` tiles."""
 
     dtypes: frozenset[DType]
     max_dim: int
@@ -27,17 +28,20 @@ class BackwardTile:
     plain: bool = False
     """As in AttentionTile, of keys of any view."""
     apart: bool = False
-    """Whether keys and queries have a launch each: both in one kernel take more scalar registers."""
+    """Whether keys and queries have a launch each: both in one kernel take more scalar
+    registers."""
     role: str = "both"
     """No column of the table: which of the two a launch is for."""
     one_layout: bool = True
     """Whether a tile lies the same as either factor of a product (the platform's E::ONE_LAYOUT)."""
     score_rows: int = 0
-    """Owned rows of the scores that a warp makes, of which it hands on what follows in shared memory; 0 where each warp
-    makes those of all its own rows, and so each of ``column_warps`` the same."""
+    """Owned rows of the scores that a warp makes, of which it hands on what follows in shared
+    memory; 0 where each warp makes those of all its own rows, and so each of ``column_warps`` the
+    same."""
     query_rows: int = 0
-    """Rows of dq that a warp makes at each step and adds up with atomics: blocks own keys alone, nothing is made twice,
-    and the order of the sums is nobody's. 0 where blocks that own queries make dq."""
+    """Rows of dq that a warp makes at each step and adds up with atomics: blocks own keys alone,
+    nothing is made twice, and the order of the sums is nobody's. 0 where blocks that own queries
+    make dq."""
     resident: bool = False
     """Whether what is owned stays in registers as a left factor."""
     unroll: int = 4
@@ -50,8 +54,13 @@ class BackwardTile:
     def name(self) -> str:
         """Owned×step, warps, stages; rows of scores and of dq a warp, where those are handed on."""
         shared = f"/{self.column_warps}" if self.column_warps > 1 else ""
-        rows = f"-scores{self.score_rows}" * (self.score_rows > 0) + f"-atomic{self.query_rows}" * (self.query_rows > 0)
-        return f"{self.own}x{self.step}-{self.warps}{shared}w-{self.stages}{rows}" + "-resident" * self.resident
+        rows = f"-scores{self.score_rows}" * (self.score_rows > 0) + f"-atomic{self.query_rows}" * (
+            self.query_rows > 0
+        )
+        return (
+            f"{self.own}x{self.step}-{self.warps}{shared}w-{self.stages}{rows}"
+            + "-resident" * self.resident
+        )
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -72,12 +81,14 @@ class BackwardTile:
         return pad(dim, max(self.column_warps, self.query_column_warps))
 
     def shared_bytes(self, spec: AttentionBwdSpec) -> int:
-        """What is owned, the ring, each row's LSE and dots, what is handed on of the scores, and in float32 scratch."""
+        """What is owned, the ring, each row's LSE and dots, what is handed on of the scores, and in
+        float32 scratch."""
         s = spec.forward
         size, one_layout = s.dtype.itemsize, self.one_layout or s.dtype.itemsize > 2
         dq, do, twice = self.width(s.head_dim), self.width(s.value_dim), 1 if one_layout else 2
         q, v = self.own * dq * size, self.own * do * size
-        kept = q if self.query_rows else 0  # as a right factor: the tile itself where that has one layout
+        # as a right factor: the tile itself where that has one layout
+        kept = q if self.query_rows else 0
         ring = self.stages * self.step * (dq + do) * size * twice
         lines, scores = 16 * self.step, self.own * self.step * size
         if not self.score_rows:
@@ -85,18 +96,24 @@ class BackwardTile:
         else:
             handed = scores * (1 + (twice if self.query_rows else 1))
         once = v + (0 if one_layout and kept else q)
-        return kept + (max(once, ring + lines + handed) if self.resident else once + ring + lines + handed)
+        return kept + (
+            max(once, ring + lines + handed) if self.resident else once + ring + lines + handed
+        )
 
 
 def backward_tiles(spec: AttentionBwdSpec, row: ArchRow) -> tuple[BackwardTile, ...]:
-    """An arch's tiles for a spec, the preferred first. Those with atomics are for a spec that lets the order of sums
-    vary, and then before the others."""
+    """An arch's tiles for a spec, the preferred first. Those with atomics are for a spec that lets
+    the order of sums vary, and then before the others."""
     s = spec.forward
     dim = max(pad(s.head_dim), pad(s.value_dim))
     free = not spec.deterministic and not s.batch_invariant
     fit = [
-        t for t in row.tiles.get("attention_bwd", ())
-        if s.dtype in t.dtypes and dim <= t.max_dim and (is_plain(s) or not t.plain) and (free or not t.query_rows)
+        t
+        for t in row.tiles.get("attention_bwd", ())
+        if s.dtype in t.dtypes
+        and dim <= t.max_dim
+        and (is_plain(s) or not t.plain)
+        and (free or not t.query_rows)
         and t.shared_bytes(spec) <= row.shared_bytes_per_block
     ]
     narrowest = min((t.max_dim for t in fit), default=0)

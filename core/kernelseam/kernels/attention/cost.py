@@ -18,18 +18,24 @@ NARROW = 0.6
 ESTIMATED_RATE, ESTIMATED_BACKWARD = 0.4, 0.3
 """Of tiles that nobody has measured."""
 PRODUCTS = {"both": 7, "keys": 4, "queries": 3}
-"""That a launch makes of the scores' size, of which five count: scores and dp are made by keys and by queries."""
+"""That a launch makes of the scores' size, of which five count: scores and dp are made by keys and
+by queries."""
 PRODUCTS_ONCE = 5
 """With atomics: nothing is made twice."""
 
 
 def forward_work(p: AttentionProblem, tile: AttentionTile, blocks: int) -> Work:
-    """A block's queries meet the keys that are visible to its middle one, and half a step and half a tile more."""
+    """A block's queries meet the keys that are visible to its middle one, and half a step and half
+    a tile more."""
     spec = p.spec
     keys, most = keys_met(p, tile.bm, tile.bn, p.S_q, p.S_k)
-    step = 2.0 * tile.bm * (pad(spec.head_dim) + pad(spec.value_dim, tile.column_warps)) / tile.splits
+    step = (
+        2.0 * tile.bm * (pad(spec.head_dim) + pad(spec.value_dim, tile.column_warps)) / tile.splits
+    )
     rate = (tile.rate or ESTIMATED_RATE) * (1.0 if spec.vector >= 16 else NARROW)
-    return Work(p.bytes_moved, blocks, step * keys, step * most, spec.dtype, rate, tile.block_seconds)
+    return Work(
+        p.bytes_moved, blocks, step * keys, step * most, spec.dtype, rate, tile.block_seconds
+    )
 
 
 def backward_work(problem: AttentionBwdProblem, tile: BackwardTile, blocks: int) -> Work:
@@ -37,7 +43,10 @@ def backward_work(problem: AttentionBwdProblem, tile: BackwardTile, blocks: int)
     p, spec = problem.forward, problem.spec.forward
     keys, most = keys_met(p, tile.own, tile.step, p.S_q, p.S_k)
     if tile.role == "keys":  # as many pairs, by the other side's rows
-        keys, most = keys * p.S_q * p.head_group / max(p.S_k, 1), float(divide_up(p.S_q, tile.step) * tile.step)
+        keys, most = (
+            keys * p.S_q * p.head_group / max(p.S_k, 1),
+            float(divide_up(p.S_q, tile.step) * tile.step),
+        )
         most *= p.head_group
     products = PRODUCTS_ONCE if tile.query_rows else PRODUCTS[tile.role]
     width = (3 * tile.width(spec.head_dim) + 2 * tile.width(spec.value_dim)) / 5
@@ -45,10 +54,14 @@ def backward_work(problem: AttentionBwdProblem, tile: BackwardTile, blocks: int)
     if tile.role == "both":
         step /= 2  # of its blocks half own keys and half queries
     rate = (tile.rate or ESTIMATED_BACKWARD) * (1.0 if spec.vector >= 16 else NARROW)
-    return Work(problem.bytes_moved, blocks, step * keys, step * most, spec.dtype, rate, tile.block_seconds)
+    return Work(
+        problem.bytes_moved, blocks, step * keys, step * most, spec.dtype, rate, tile.block_seconds
+    )
 
 
-def keys_met(p: AttentionProblem, own: int, step: int, rows: int, others: int) -> tuple[float, float]:
+def keys_met(
+    p: AttentionProblem, own: int, step: int, rows: int, others: int
+) -> tuple[float, float]:
     """Rows of the other side, in whole steps, that a block meets: on average, and at most."""
     if not rows or not others:
         return 0.0, 0.0

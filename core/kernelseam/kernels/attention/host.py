@@ -1,4 +1,5 @@
-"""Host half of forward.h: which tile, which constants, which arguments, and how the keys are split."""
+"""Host half of forward.h: which tile, which constants, which arguments, and how the keys are
+split."""
 
 from __future__ import annotations
 
@@ -17,15 +18,35 @@ from kernelseam.kernels.attention.scores import (
     score_defines,
     score_values,
 )
-from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, divider, pad, refuse_dtype, refuse_row_strides
+from kernelseam.kernels.elements import (
+    DEVICE_TYPE,
+    divide_up,
+    divider,
+    pad,
+    refuse_dtype,
+    refuse_row_strides,
+)
 from kernelseam.kernels.kernel import HostHalf
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature
 
-KNOWN = frozenset({
-    "causal", "window", "prefix", "alibi", "softcap", "bias", "mask", "sinks", "q_view", "kv_view", "lengths",
-    "dtype_out", "batch_invariant",
-})
+KNOWN = frozenset(
+    {
+        "causal",
+        "window",
+        "prefix",
+        "alibi",
+        "softcap",
+        "bias",
+        "mask",
+        "sinks",
+        "q_view",
+        "kv_view",
+        "lengths",
+        "dtype_out",
+        "batch_invariant",
+    }
+)
 """The options that forward.h has."""
 VIEWS = {"strided": 0, "packed": 1, "paged": 2, "pointers": 3}
 """As sequences.h counts them."""
@@ -36,8 +57,9 @@ MOST_SPLITS = 64
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """A row of an arch's table, for head dims up to ``max_dim``: ``warps`` of ``rows`` queries a block, ``bn`` keys a
-    step, a ring of ``stages`` tiles of keys and values; ``column_warps`` warps share their rows."""
+    """A row of an arch's table, for head dims up to ``max_dim``: ``warps`` of ``rows`` queries a
+    block, ``bn`` keys a step, a ring of ``stages`` tiles of keys and values; ``column_warps`` warps
+    share their rows."""
 
     dtypes: frozenset[DType]
     max_dim: int
@@ -50,18 +72,20 @@ class AttentionTile:
     min_blocks: int = 1
     column_warps: int = 1
     plain: bool = False
-    """Only for strided keys and scores that are scale·q·k, hidden by nothing but a causal mask: others take more
-    registers."""
+    """Only for strided keys and scores that are scale·q·k, hidden by nothing but a causal mask:
+    others take more registers."""
     rate: float = field(default=0.0, compare=False)
     """As in GemmTile; so ``block_seconds``."""
     block_seconds: float = field(default=0.0, compare=False)
     grouped: bool = False
-    """No column of the table: whether a block's rows are the heads of a group, chosen for a problem. So ``splits``."""
+    """No column of the table: whether a block's rows are the heads of a group, chosen for a
+    problem. So ``splits``."""
     splits: int = 1
 
     @property
     def name(self) -> str:
-        """Rows×keys, warps, stages; whether heads of a group share a block, and parts of the keys."""
+        """Rows×keys, warps, stages; whether heads of a group share a block, and parts of the
+        keys."""
         shared = f"/{self.column_warps}" if self.column_warps > 1 else ""
         more = "-resident" * self.q_resident + "-grouped" * self.grouped
         more += f"-{self.splits}parts" * (self.splits > 1)
@@ -73,7 +97,11 @@ class AttentionTile:
 
     def shared_bytes(self, spec: AttentionSpec) -> int:
         """Queries (later the output), the ring, and in float32 the probabilities."""
-        dq, do, size = pad(spec.head_dim), pad(spec.value_dim, self.column_warps), spec.dtype.itemsize
+        dq, do, size = (
+            pad(spec.head_dim),
+            pad(spec.value_dim, self.column_warps),
+            spec.dtype.itemsize,
+        )
         scratch = self.warps * self.rows * self.bn * size if spec.dtype.itemsize > 2 else 0
         first = self.bm * max(dq * size, do * spec.out.itemsize)
         return first + self.stages * self.bn * (dq + do) * size + scratch
@@ -81,22 +109,71 @@ class AttentionTile:
 
 def is_plain(spec: AttentionSpec) -> bool:
     """Whether scores are scale·q·k, and hidden by nothing but a causal mask."""
-    return spec.options <= {"causal", "q_view", "kv_view", "lengths", "dtype_out", "batch_invariant"}
+    return spec.options <= {
+        "causal",
+        "q_view",
+        "kv_view",
+        "lengths",
+        "dtype_out",
+        "batch_invariant",
+    }
 
 
 _ROWS = ("q", "k", "v", "out")
-_POINTERS = (*_ROWS, "lse", "bias", "mask", "slopes", "sinks", "prefixes", "lengths", "q_offsets", "k_offsets", "table")
+_POINTERS = (
+    *_ROWS,
+    "lse",
+    "bias",
+    "mask",
+    "slopes",
+    "sinks",
+    "prefixes",
+    "lengths",
+    "q_offsets",
+    "k_offsets",
+    "table",
+)
 _STRIDES = (
-    "q_batch", "q_head", "k_batch", "k_head", "v_batch", "v_head", "out_batch", "out_head", "out_split", "lse_batch",
-    "lse_head", "lse_split", *SCORE_STRIDES, "table_row",
+    "q_batch",
+    "q_head",
+    "k_batch",
+    "k_head",
+    "v_batch",
+    "v_head",
+    "out_batch",
+    "out_head",
+    "out_split",
+    "lse_batch",
+    "lse_head",
+    "lse_split",
+    *SCORE_STRIDES,
+    "table_row",
 )
 _INTS = (
-    "q_row", "k_row", "v_row", "out_row", "num_heads", "head_group", "group_magic", "group_shift", "S_q_most",
-    "S_k_most", "q_tiles", "splits", "left", "right", "page_size", "page_magic", "page_shift",
+    "q_row",
+    "k_row",
+    "v_row",
+    "out_row",
+    "num_heads",
+    "head_group",
+    "group_magic",
+    "group_shift",
+    "S_q_most",
+    "S_k_most",
+    "q_tiles",
+    "splits",
+    "left",
+    "right",
+    "page_size",
+    "page_magic",
+    "page_shift",
 )
 _FLOATS = ("scale_log2", "cap", "cap_inverse")
 _OPERANDS = {
-    **SCORE_OPERANDS, "lengths": "kv_lengths", "q_offsets": "cu_seqlens_q", "k_offsets": "cu_seqlens_k",
+    **SCORE_OPERANDS,
+    "lengths": "kv_lengths",
+    "q_offsets": "cu_seqlens_q",
+    "k_offsets": "cu_seqlens_k",
     "table": "block_table",
 }
 
@@ -119,20 +196,35 @@ class AttentionHost(HostHalf):
             if dim < 1:
                 return f"{name} = {dim}: it takes 1 and more"
         if not self.tiles(spec, row):
-            return f"no tile of {row.arch} takes {spec.dtype} with head dims {spec.head_dim} and {spec.value_dim}"
+            return (
+                f"no tile of {row.arch} takes {spec.dtype} with head dims {spec.head_dim} and "
+                f"{spec.value_dim}"
+            )
         reach = problem.S_q * problem.head_group + problem.S_k
         if reach >= 2**30 and (spec.options or problem.head_group > 1):
             return f"S_q·heads of a group + S_k = {reach}: it takes less than 2**30"
-        return refuse_dtype(spec.dtype, row) or refuse_scores(problem) or refuse_row_strides(
-            stride_q_row=problem.q_strides[2], stride_k_row=problem.k_strides[2], stride_v_row=problem.v_strides[2],
-            stride_out_row=problem.out_strides[2],
+        return (
+            refuse_dtype(spec.dtype, row)
+            or refuse_scores(problem)
+            or refuse_row_strides(
+                stride_q_row=problem.q_strides[2],
+                stride_k_row=problem.k_strides[2],
+                stride_v_row=problem.v_strides[2],
+                stride_out_row=problem.out_strides[2],
+            )
         )
 
     def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[AttentionTile, ...]:
-        dim, plain = max(pad(spec.head_dim), pad(spec.value_dim)), is_plain(spec) and spec.kv_view == "strided"
+        dim, plain = (
+            max(pad(spec.head_dim), pad(spec.value_dim)),
+            is_plain(spec) and spec.kv_view == "strided",
+        )
         fit = [
-            t for t in row.tiles.get("attention", ())
-            if spec.dtype in t.dtypes and dim <= t.max_dim and (plain or not t.plain)
+            t
+            for t in row.tiles.get("attention", ())
+            if spec.dtype in t.dtypes
+            and dim <= t.max_dim
+            and (plain or not t.plain)
             and t.shared_bytes(spec) <= row.shared_bytes_per_block
         ]
         narrowest = min((t.max_dim for t in fit), default=0)
@@ -141,8 +233,9 @@ class AttentionHost(HostHalf):
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> AttentionTile:
         """The first of the table, unless another leaves fewer rows of its blocks without work.
 
-        Heads of a group share a block where that makes fewer of them. Keys are split where blocks are fewer than what
-        the device runs at once. A batch-invariant spec has one tile, whatever the extents.
+        Heads of a group share a block where that makes fewer of them. Keys are split where blocks
+        are fewer than what the device runs at once. A batch-invariant spec has one tile, whatever
+        the extents.
         """
         tiles = self.tiles(problem.spec, row)
         if problem.spec.batch_invariant:
@@ -151,23 +244,34 @@ class AttentionHost(HostHalf):
         found = min(grouped, key=lambda t: self._blocks_of_a_group(problem, t) * t.bm)
         return self._split(problem, found, row, device)
 
-    def variants(self, problem: AttentionProblem, row: ArchRow, device: Device) -> dict[str, AttentionTile]:
-        """Every tile that takes a problem, its keys in as many parts as ``tile`` would have them, half as many and one;
-        that of ``tile`` first. A batch-invariant spec has one."""
+    def variants(
+        self, problem: AttentionProblem, row: ArchRow, device: Device
+    ) -> dict[str, AttentionTile]:
+        """Every tile that takes a problem, its keys in as many parts as ``tile`` would have them,
+        half as many and one; that of ``tile`` first. A batch-invariant spec has one."""
         first = self.tile(problem, row, device)
         found = {first.name: first}
         for tile in () if problem.spec.batch_invariant else self.tiles(problem.spec, row):
             whole = self._split(problem, self._grouped(problem, tile), row, device)
-            parted = [replace(whole, splits=n) for n in (whole.splits, max(whole.splits // 2, 1), 1)]
+            parted = [
+                replace(whole, splits=n) for n in (whole.splits, max(whole.splits // 2, 1), 1)
+            ]
             found |= {t.name: t for t in parted if t.name not in found}
         return found
 
     def _grouped(self, problem: AttentionProblem, tile: AttentionTile) -> AttentionTile:
         group = problem.head_group
-        apart, together = group * divide_up(problem.S_q, tile.bm), divide_up(problem.S_q * group, tile.bm)
-        return replace(tile, grouped=group > 1 and problem.spec.q_view != "pointers" and together < apart)
+        apart, together = (
+            group * divide_up(problem.S_q, tile.bm),
+            divide_up(problem.S_q * group, tile.bm),
+        )
+        return replace(
+            tile, grouped=group > 1 and problem.spec.q_view != "pointers" and together < apart
+        )
 
-    def _split(self, problem: AttentionProblem, tile: AttentionTile, row: ArchRow, device: Device) -> AttentionTile:
+    def _split(
+        self, problem: AttentionProblem, tile: AttentionTile, row: ArchRow, device: Device
+    ) -> AttentionTile:
         splits = self._splits(problem, tile, device)
         part = replace(problem.spec, dtype_out=DType.float32)
         fits = tile.shared_bytes(part) <= row.shared_bytes_per_block
@@ -186,8 +290,8 @@ class AttentionHost(HostHalf):
         return max(min(at_once // blocks, keys // FEWEST_KEYS, MOST_SPLITS), 1)
 
     def launches(self, problem: AttentionProblem, tile: AttentionTile, device: Device) -> Launches:
-        """The forward alone; or one that leaves a result and an LSE for each part of the keys in the workspace, all
-        float32, and the merge of those."""
+        """The forward alone; or one that leaves a result and an LSE for each part of the keys in
+        the workspace, all float32, and the merge of those."""
         if tile.splits == 1:
             return Launches((Launch(self, problem, tile),))
         spec, f32 = problem.spec, DType.float32
@@ -198,16 +302,31 @@ class AttentionHost(HostHalf):
         heads, width = problem.num_heads, pad(spec.value_dim)
         strides = (heads * each * width, each * width, width)
         part = replace(
-            problem, spec=replace(spec, lse=True, dtype_out=f32), out_strides=strides,
+            problem,
+            spec=replace(spec, lse=True, dtype_out=f32),
+            out_strides=strides,
             lse_strides=(0 if spec.q_view == "packed" else heads * each, each),
         )
         out_bytes = tile.splits * heads * rows * width * 4
         merged = MergeProblem(
             MergeSpec(
-                f32, spec.out, spec.value_dim, spec.lse, spec.vector, spec.q_view == "pointers", spec.q_view == "packed"
+                f32,
+                spec.out,
+                spec.value_dim,
+                spec.lse,
+                spec.vector,
+                spec.q_view == "pointers",
+                spec.q_view == "packed",
             ),
-            tile.splits, entries, heads, each, (rows * heads * width, *strides), (rows * heads, heads * each, each),
-            problem.out_strides, problem.lse_strides, problem.batch,
+            tile.splits,
+            entries,
+            heads,
+            each,
+            (rows * heads * width, *strides),
+            (rows * heads, heads * each, each),
+            problem.out_strides,
+            problem.lse_strides,
+            problem.batch,
         )
         return Launches(
             (
@@ -219,23 +338,44 @@ class AttentionHost(HostHalf):
 
     def defines(self, spec: AttentionSpec, tile: AttentionTile, row: ArchRow) -> dict[str, object]:
         return {
-            "T": DEVICE_TYPE[spec.dtype], "OUT": DEVICE_TYPE[spec.out], "DQK": spec.head_dim, "DV": spec.value_dim,
-            **score_defines(spec), "Q_VIEW": VIEWS[spec.q_view], "KV_VIEW": VIEWS[spec.kv_view],
+            "T": DEVICE_TYPE[spec.dtype],
+            "OUT": DEVICE_TYPE[spec.out],
+            "DQK": spec.head_dim,
+            "DV": spec.value_dim,
+            **score_defines(spec),
+            "Q_VIEW": VIEWS[spec.q_view],
+            "KV_VIEW": VIEWS[spec.kv_view],
             "LENGTHS": spec.lengths,
-            "OUT_VIEW": VIEWS["strided" if tile.splits > 1 and spec.q_view == "pointers" else spec.q_view],
-            "GROUPED": tile.grouped, "LSE": spec.lse or tile.splits > 1, "VECTOR": spec.vector, "WARPS": tile.warps,
-            "COLUMN_WARPS": tile.column_warps, "ROWS": tile.rows, "BN": tile.bn, "STAGES": tile.stages,
-            "Q_RESIDENT": tile.q_resident, "MIN_BLOCKS": tile.min_blocks, "SHARED_BYTES": tile.shared_bytes(spec),
+            "OUT_VIEW": VIEWS[
+                "strided" if tile.splits > 1 and spec.q_view == "pointers" else spec.q_view
+            ],
+            "GROUPED": tile.grouped,
+            "LSE": spec.lse or tile.splits > 1,
+            "VECTOR": spec.vector,
+            "WARPS": tile.warps,
+            "COLUMN_WARPS": tile.column_warps,
+            "ROWS": tile.rows,
+            "BN": tile.bn,
+            "STAGES": tile.stages,
+            "Q_RESIDENT": tile.q_resident,
+            "MIN_BLOCKS": tile.min_blocks,
+            "SHARED_BYTES": tile.shared_bytes(spec),
         }
 
     def signature(self, spec: AttentionSpec) -> Signature:
-        return Signature((
-            *((p, "pointer") for p in _POINTERS), *((s, "i64") for s in _STRIDES), *((i, "i32") for i in _INTS),
-            *((f, "f32") for f in _FLOATS),
-        ))
+        return Signature(
+            (
+                *((p, "pointer") for p in _POINTERS),
+                *((s, "i64") for s in _STRIDES),
+                *((i, "i32") for i in _INTS),
+                *((f, "f32") for f in _FLOATS),
+            )
+        )
 
     def grid(self, problem: AttentionProblem, tile: AttentionTile, device: Device) -> int:
-        return self._blocks_of_a_group(problem, tile) * problem.kv_heads * problem.batch * tile.splits
+        return (
+            self._blocks_of_a_group(problem, tile) * problem.kv_heads * problem.batch * tile.splits
+        )
 
     def threads(self, tile: AttentionTile, row: ArchRow) -> int:
         return row.warp_size * tile.warps
@@ -243,18 +383,37 @@ class AttentionHost(HostHalf):
     def shared_bytes(self, spec: AttentionSpec, tile: AttentionTile) -> int:
         return tile.shared_bytes(spec)
 
-    def values(self, problem: AttentionProblem, tile: AttentionTile, device: Device) -> dict[str, int | float]:
+    def values(
+        self, problem: AttentionProblem, tile: AttentionTile, device: Device
+    ) -> dict[str, int | float]:
         p, spec, group = problem, problem.spec, problem.head_group
         heads, rows = p.num_heads, p.out_strides[1] * p.num_heads  # of one part of a split result
         packed = spec.q_view == "packed"
         strides = (
-            *p.q_strides[:2], *p.k_strides[:2], *p.v_strides[:2], *p.out_strides[:2], rows * (1 if packed else p.batch),
-            *p.lse_strides, p.lse_strides[1] * heads * (1 if packed else p.batch), p.table_stride,
+            *p.q_strides[:2],
+            *p.k_strides[:2],
+            *p.v_strides[:2],
+            *p.out_strides[:2],
+            rows * (1 if packed else p.batch),
+            *p.lse_strides,
+            p.lse_strides[1] * heads * (1 if packed else p.batch),
+            p.table_stride,
         )
         queries = p.S_q * (group if tile.grouped else 1)
         ints = (
-            p.q_strides[2], p.k_strides[2], p.v_strides[2], p.out_strides[2], heads, group, *divider(group), p.S_q,
-            p.S_k, divide_up(queries, tile.bm), tile.splits, max(p.page_size, 1), *divider(max(p.page_size, 1)),
+            p.q_strides[2],
+            p.k_strides[2],
+            p.v_strides[2],
+            p.out_strides[2],
+            heads,
+            group,
+            *divider(group),
+            p.S_q,
+            p.S_k,
+            divide_up(queries, tile.bm),
+            tile.splits,
+            max(p.page_size, 1),
+            *divider(max(p.page_size, 1)),
         )
         scores = score_values(p)
         own = (n for n in (*_STRIDES, *_INTS) if n not in scores)

@@ -30,8 +30,16 @@ class MergeTile:
 MERGE_TILE = MergeTile(frozenset({DType.float16, DType.bfloat16, DType.float32}), 128)
 _POINTERS = ("outs", "lses", "out", "lse", "offsets")
 _STRIDES = (
-    "outs_part", "outs_batch", "outs_head", "lses_part", "lses_batch", "lses_head", "out_batch", "out_head",
-    "lse_batch", "lse_head",
+    "outs_part",
+    "outs_batch",
+    "outs_head",
+    "lses_part",
+    "lses_batch",
+    "lses_head",
+    "out_batch",
+    "out_head",
+    "lse_batch",
+    "lse_head",
 )
 _INTS = ("outs_row", "out_row", "parts", "num_heads", "rows", "total", "sequences")
 
@@ -51,7 +59,9 @@ class MergeHost(HostHalf):
             return f"value_dim = {problem.spec.value_dim}: it takes 1 and more"
         if (lines := problem.batch * problem.num_heads * problem.rows) >= 2**31:
             return f"it has {lines} rows, not fewer than 2^31"
-        return refuse_row_strides(stride_outs_row=problem.outs_strides[3], stride_out_row=problem.out_strides[2])
+        return refuse_row_strides(
+            stride_outs_row=problem.outs_strides[3], stride_out_row=problem.out_strides[2]
+        )
 
     def tiles(self, spec: MergeSpec, row: ArchRow) -> tuple[MergeTile, ...]:
         return (MERGE_TILE,)
@@ -64,17 +74,29 @@ class MergeHost(HostHalf):
 
     def defines(self, spec: MergeSpec, tile: MergeTile, row: ArchRow) -> dict[str, object]:
         return {
-            "T": DEVICE_TYPE[spec.dtype], "OUT": DEVICE_TYPE[spec.dtype_out], "DV": spec.value_dim, "LSE": spec.lse,
-            "VECTOR": spec.vector, "POINTERS": spec.pointers, "PACKED": spec.packed, "THREADS": tile.threads,
+            "T": DEVICE_TYPE[spec.dtype],
+            "OUT": DEVICE_TYPE[spec.dtype_out],
+            "DV": spec.value_dim,
+            "LSE": spec.lse,
+            "VECTOR": spec.vector,
+            "POINTERS": spec.pointers,
+            "PACKED": spec.packed,
+            "THREADS": tile.threads,
         }
 
     def signature(self, spec: MergeSpec) -> Signature:
-        return Signature((
-            *((p, "pointer") for p in _POINTERS), *((s, "i64") for s in _STRIDES), *((i, "i32") for i in _INTS)
-        ))
+        return Signature(
+            (
+                *((p, "pointer") for p in _POINTERS),
+                *((s, "i64") for s in _STRIDES),
+                *((i, "i32") for i in _INTS),
+            )
+        )
 
     def grid(self, problem: MergeProblem, tile: MergeTile, device: Device) -> int:
-        return divide_up(self._lines(problem) * divide_up(problem.spec.value_dim, COLUMNS), tile.threads)
+        return divide_up(
+            self._lines(problem) * divide_up(problem.spec.value_dim, COLUMNS), tile.threads
+        )
 
     def _lines(self, problem: MergeProblem) -> int:
         return problem.batch * problem.num_heads * problem.rows
@@ -85,14 +107,28 @@ class MergeHost(HostHalf):
     def shared_bytes(self, spec: MergeSpec, tile: MergeTile) -> int:
         return 0
 
-    def values(self, problem: MergeProblem, tile: MergeTile, device: Device) -> dict[str, int | float]:
+    def values(
+        self, problem: MergeProblem, tile: MergeTile, device: Device
+    ) -> dict[str, int | float]:
         p = problem
         strides = (*p.outs_strides[:3], *p.lses_strides, *p.out_strides[:2], *p.lse_strides)
-        ints = (p.outs_strides[3], p.out_strides[2], p.parts, p.num_heads, max(p.rows, 1), self._lines(p), p.sequences)
+        ints = (
+            p.outs_strides[3],
+            p.out_strides[2],
+            p.parts,
+            p.num_heads,
+            max(p.rows, 1),
+            self._lines(p),
+            p.sequences,
+        )
         return {**dict(zip(_STRIDES, strides, strict=True)), **dict(zip(_INTS, ints, strict=True))}
 
     def pointers(self, spec: MergeSpec) -> dict[str, str]:
-        return {**{p: p for p in _POINTERS}, "offsets": "cu_seqlens_q", "out": "out_ptrs" if spec.pointers else "out"}
+        return {
+            **{p: p for p in _POINTERS},
+            "offsets": "cu_seqlens_q",
+            "out": "out_ptrs" if spec.pointers else "out",
+        }
 
     def work(self, problem: MergeProblem, tile: MergeTile, device: Device) -> Work:
         return Work(problem.bytes_moved)

@@ -54,13 +54,23 @@ class QueryGradient(SmallKernel):
 
     def tiles(self, spec: QueryGradientSpec, row: ArchRow) -> tuple[BackwardTile, ...]:  # type: ignore[override]
         """Those with atomics of an attention with this head dim."""
-        whole = AttentionBwdSpec(AttentionSpec(spec.dtype, spec.head_dim, spec.head_dim), deterministic=False)
+        whole = AttentionBwdSpec(
+            AttentionSpec(spec.dtype, spec.head_dim, spec.head_dim), deterministic=False
+        )
         return tuple(t for t in backward_tiles(whole, row) if t.query_rows)
 
-    def defines(self, spec: QueryGradientSpec, tile: BackwardTile, row: ArchRow) -> dict[str, object]:
+    def defines(
+        self, spec: QueryGradientSpec, tile: BackwardTile, row: ArchRow
+    ) -> dict[str, object]:
         return {
-            "T": DEVICE_TYPE[spec.dtype], "DQK": spec.head_dim, "PACKED": spec.packed, "VECTOR": spec.vector,
-            "WARPS": tile.warps, "COLUMN_WARPS": tile.column_warps, "STEP": tile.step, "QUERY_ROWS": tile.query_rows,
+            "T": DEVICE_TYPE[spec.dtype],
+            "DQK": spec.head_dim,
+            "PACKED": spec.packed,
+            "VECTOR": spec.vector,
+            "WARPS": tile.warps,
+            "COLUMN_WARPS": tile.column_warps,
+            "STEP": tile.step,
+            "QUERY_ROWS": tile.query_rows,
         }
 
     def threads(self, tile: BackwardTile, row: ArchRow) -> int:  # type: ignore[override]
@@ -75,11 +85,14 @@ class QueryGradient(SmallKernel):
     def grid(self, problem: QueryGradientProblem, tile: BackwardTile, device: Device) -> int:
         return problem.batch * problem.num_heads * divide_up(problem.S_q, tile.step)
 
-    def values(self, problem: QueryGradientProblem, tile: BackwardTile, device: Device) -> dict[str, int | float]:
+    def values(
+        self, problem: QueryGradientProblem, tile: BackwardTile, device: Device
+    ) -> dict[str, int | float]:
         p = problem
         tiles = max(divide_up(p.S_q, tile.step), 1)
         return {
-            **self._values(p.dq_strides[:2], (p.dq_strides[2], p.num_heads, p.S_q, tiles)), "scale": p.scale
+            **self._values(p.dq_strides[:2], (p.dq_strides[2], p.num_heads, p.S_q, tiles)),
+            "scale": p.scale,
         }
 
 

@@ -1,4 +1,5 @@
-"""Host halves of the small kernels about an attention's gradients: row_dots.h, sink_gradient.h, sum_axes.h."""
+"""Host halves of the small kernels about an attention's gradients: row_dots.h, sink_gradient.h,
+sum_axes.h."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class RowTile:
 
 
 class SmallKernel(HostHalf):
-    """What the three have in common: one tile, no shared memory of a launch's own, whole problems in one grid.
+    """What the three have in common: one tile, no shared memory of a launch's own, whole problems
+    in one grid.
 
     Part of another operation's launches: nobody plans them by themselves.
     """
@@ -52,10 +54,14 @@ class SmallKernel(HostHalf):
         return Launches((Launch(self, problem, tile),))
 
     def signature(self, spec: Any) -> Signature:
-        return Signature((
-            *((p, "pointer") for p in self.pointer_names), *((s, "i64") for s in self.stride_names),
-            *((i, "i32") for i in self.int_names), *((f, "f32") for f in self.float_names),
-        ))
+        return Signature(
+            (
+                *((p, "pointer") for p in self.pointer_names),
+                *((s, "i64") for s in self.stride_names),
+                *((i, "i32") for i in self.int_names),
+                *((f, "f32") for f in self.float_names),
+            )
+        )
 
     def threads(self, tile: RowTile, row: ArchRow) -> int:
         return tile.warps * row.warp_size
@@ -76,7 +82,8 @@ class SmallKernel(HostHalf):
 
     def _values(self, strides: tuple[int, ...], ints: tuple[int, ...]) -> dict[str, int | float]:
         return {
-            **dict(zip(self.stride_names, strides, strict=True)), **dict(zip(self.int_names, ints, strict=True))
+            **dict(zip(self.stride_names, strides, strict=True)),
+            **dict(zip(self.int_names, ints, strict=True)),
         }
 
 
@@ -91,7 +98,8 @@ class DotsSpec:
 
 @dataclass(frozen=True)
 class DotsProblem:
-    """dots [batch, head, row] of dout and out [batch, head, row, value_dim]; strides (batch, head, row)."""
+    """dots [batch, head, row] of dout and out [batch, head, row, value_dim]; strides (batch, head,
+    row)."""
 
     spec: DotsSpec
     batch: int
@@ -110,7 +118,9 @@ class DotsProblem:
 
     @property
     def bytes_moved(self) -> int:
-        return self.lines * (2 * self.spec.value_dim * self.spec.dtype.itemsize + 4) + self.zero_bytes
+        return (
+            self.lines * (2 * self.spec.value_dim * self.spec.dtype.itemsize + 4) + self.zero_bytes
+        )
 
 
 class RowDots(SmallKernel):
@@ -118,11 +128,24 @@ class RowDots(SmallKernel):
 
     entry, source = "row_dots", "attention/row_dots.h"
     pointer_names = ("dout", "out", "dots", "zeros", "offsets")
-    stride_names = ("dout_batch", "dout_head", "out_batch", "out_head", "dots_batch", "dots_head", "zero_chunks")
+    stride_names = (
+        "dout_batch",
+        "dout_head",
+        "out_batch",
+        "out_head",
+        "dots_batch",
+        "dots_head",
+        "zero_chunks",
+    )
     int_names = ("dout_row", "out_row", "num_heads", "rows", "total", "sequences")
 
     def defines(self, spec: DotsSpec, tile: RowTile, row: ArchRow) -> dict[str, object]:
-        return {"T": DEVICE_TYPE[spec.dtype], "DV": spec.value_dim, "PACKED": spec.packed, "WARPS": tile.warps}
+        return {
+            "T": DEVICE_TYPE[spec.dtype],
+            "DV": spec.value_dim,
+            "PACKED": spec.packed,
+            "WARPS": tile.warps,
+        }
 
     def grid(self, problem: DotsProblem, tile: RowTile, device: Device) -> int:
         return divide_up(problem.lines, tile.warps)
@@ -131,7 +154,14 @@ class RowDots(SmallKernel):
         p = problem
         return self._values(
             (*p.dout_strides[:2], *p.out_strides[:2], *p.dots_strides, p.zero_bytes // 16),
-            (p.dout_strides[2], p.out_strides[2], p.num_heads, max(p.rows, 1), p.lines, p.sequences),
+            (
+                p.dout_strides[2],
+                p.out_strides[2],
+                p.num_heads,
+                max(p.rows, 1),
+                p.lines,
+                p.sequences,
+            ),
         )
 
 
@@ -222,7 +252,8 @@ class SumAxes(SmallKernel):
         p = problem
         total = math.prod(p.kept)
         return self._values(
-            (*p.x_strides, *p.out_strides, total, math.prod(p.extents) // max(total, 1)), (*p.kept, *p.extents)
+            (*p.x_strides, *p.out_strides, total, math.prod(p.extents) // max(total, 1)),
+            (*p.kept, *p.extents),
         )
 
 

@@ -9,8 +9,16 @@ from kernelseam.kernels.elements import DEVICE_TYPE, refuse_row_strides
 
 LOG2_E = math.log2(math.e)
 SCORE_STRIDES = (
-    "bias_batch", "bias_head", "bias_row", "bias_column", "mask_batch", "mask_head", "mask_row", "mask_column",
-    "slopes_batch", "slopes_head",
+    "bias_batch",
+    "bias_head",
+    "bias_row",
+    "bias_column",
+    "mask_batch",
+    "mask_head",
+    "mask_row",
+    "mask_column",
+    "slopes_batch",
+    "slopes_head",
 )
 SCORE_OPERANDS = {"slopes": "alibi_slopes", "prefixes": "prefix_lengths"}
 """Pointer parameter → operand, where they differ."""
@@ -19,16 +27,24 @@ SCORE_OPERANDS = {"slopes": "alibi_slopes", "prefixes": "prefix_lengths"}
 def score_defines(spec: AttentionSpec) -> dict[str, object]:
     """The constants."""
     return {
-        "CAUSAL": spec.causal, "WINDOW": spec.window, "PREFIX": spec.prefix, "MASK": spec.mask, "ALIBI": spec.alibi,
-        "SOFTCAP": spec.softcap, "BIAS": DEVICE_TYPE[spec.bias] if spec.bias else "void", "SINKS": spec.sinks,
+        "CAUSAL": spec.causal,
+        "WINDOW": spec.window,
+        "PREFIX": spec.prefix,
+        "MASK": spec.mask,
+        "ALIBI": spec.alibi,
+        "SOFTCAP": spec.softcap,
+        "BIAS": DEVICE_TYPE[spec.bias] if spec.bias else "void",
+        "SINKS": spec.sinks,
     }
 
 
 def refuse_scores(problem: AttentionProblem) -> str | None:
     """Why queries or keys of a bias or a mask lie too far apart."""
     return refuse_row_strides(
-        stride_bias_row=problem.bias_strides[2], stride_bias_column=problem.bias_strides[3],
-        stride_mask_row=problem.mask_strides[2], stride_mask_column=problem.mask_strides[3],
+        stride_bias_row=problem.bias_strides[2],
+        stride_bias_column=problem.bias_strides[3],
+        stride_mask_row=problem.mask_strides[2],
+        stride_mask_column=problem.mask_strides[3],
     )
 
 
@@ -40,5 +56,7 @@ def score_values(problem: AttentionProblem) -> dict[str, int | float]:
         **dict(zip(SCORE_STRIDES, strides, strict=True)),
         "left": widest if p.left is None else min(p.left, widest),
         "right": widest if p.right is None else min(p.right, widest),
-        "scale_log2": p.scale * LOG2_E, "cap": cap * LOG2_E, "cap_inverse": p.scale / cap,
+        "scale_log2": p.scale * LOG2_E,
+        "cap": cap * LOG2_E,
+        "cap_inverse": p.scale / cap,
     }

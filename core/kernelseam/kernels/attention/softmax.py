@@ -8,21 +8,26 @@ from kernelseam.contract import ArchRow, Device
 from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.row_kernels import RowTile, SmallKernel
-from kernelseam.kernels.attention.scores import SCORE_OPERANDS, SCORE_STRIDES, score_defines, score_values
+from kernelseam.kernels.attention.scores import (
+    SCORE_OPERANDS,
+    SCORE_STRIDES,
+    score_defines,
+    score_values,
+)
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up
 
 
-
 def factor(dtype: DType) -> int:
-    """What probabilities are multiplied with as they are rounded to a dtype. float16 would lose small ones among its
-    subnormals: they are raised to the top of its range."""
+    """What probabilities are multiplied with as they are rounded to a dtype. float16 would lose
+    small ones among its subnormals: they are raised to the top of its range."""
     return 2**15 if dtype is DType.float16 else 1
 
 
 @dataclass(frozen=True)
 class SoftmaxProblem:
-    """An attention's probabilities from its products q·kᵀ, both row-major [batch, head, query, key] with rows of
-    ``pitch`` elements. Operands that are not in the workspace are the attention's own."""
+    """An attention's probabilities from its products q·kᵀ, both row-major [batch, head, query, key]
+    with rows of ``pitch`` elements. Operands that are not in the workspace are the attention's
+    own."""
 
     attention: AttentionProblem
     pitch: int
@@ -44,7 +49,9 @@ class SoftmaxProblem:
     def bytes_moved(self) -> int:
         """Scores read and probabilities written once; and what else changes scores."""
         p = self.attention
-        size = self.rows * p.S_k * (4 + p.spec.dtype.itemsize) + (4 * self.rows if p.spec.lse else 0)
+        size = self.rows * p.S_k * (4 + p.spec.dtype.itemsize) + (
+            4 * self.rows if p.spec.lse else 0
+        )
         return size + p.plane_bytes
 
     @property
@@ -63,7 +70,10 @@ class Softmax(SmallKernel):
 
     def defines(self, spec: AttentionSpec, tile: RowTile, row: ArchRow) -> dict[str, object]:
         return {
-            **score_defines(spec), "T": DEVICE_TYPE[spec.dtype], "FACTOR": f"{factor(spec.dtype)}.f", "LSE": spec.lse,
+            **score_defines(spec),
+            "T": DEVICE_TYPE[spec.dtype],
+            "FACTOR": f"{factor(spec.dtype)}.f",
+            "LSE": spec.lse,
             "WARPS": tile.warps,
         }
 
@@ -73,11 +83,18 @@ class Softmax(SmallKernel):
     def grid(self, problem: SoftmaxProblem, tile: RowTile, device: Device) -> int:
         return divide_up(problem.rows, tile.warps)
 
-    def values(self, problem: SoftmaxProblem, tile: RowTile, device: Device) -> dict[str, int | float]:
+    def values(
+        self, problem: SoftmaxProblem, tile: RowTile, device: Device
+    ) -> dict[str, int | float]:
         p = problem.attention
         lse = dict(zip(("lse_batch", "lse_head"), p.lse_strides, strict=True))
         return {
-            **lse, **score_values(p), "num_heads": p.num_heads, "S_q": p.S_q, "S_k": p.S_k, "pitch": problem.pitch,
+            **lse,
+            **score_values(p),
+            "num_heads": p.num_heads,
+            "S_q": p.S_q,
+            "S_k": p.S_k,
+            "pitch": problem.pitch,
             "total": problem.rows,
         }
 

@@ -1,4 +1,5 @@
-"""The unfused attention: q·kᵀ as a GEMM, softmax.h over all rows, p·v as a GEMM. Three launches, scores in memory."""
+"""The unfused attention: q·kᵀ as a GEMM, softmax.h over all rows, p·v as a GEMM. Three launches,
+scores in memory."""
 
 from __future__ import annotations
 
@@ -17,12 +18,24 @@ from kernelseam.kernels.gemm.host import GemmHost, GemmTile
 from kernelseam.kernels.kernel import Composition, KernelImplementation
 from kernelseam.kernels.launches import Launch, Launches
 
-KNOWN = frozenset({
-    "causal", "window", "prefix", "alibi", "softcap", "bias", "mask", "sinks", "dtype_out", "batch_invariant",
-})
+KNOWN = frozenset(
+    {
+        "causal",
+        "window",
+        "prefix",
+        "alibi",
+        "softcap",
+        "bias",
+        "mask",
+        "sinks",
+        "dtype_out",
+        "batch_invariant",
+    }
+)
 """The options that it has beside views."""
 PITCH = 8
-"""Rows of scores and of probabilities begin at multiples of so many elements: of 16 bytes and more."""
+"""Rows of scores and of probabilities begin at multiples of so many elements: of 16 bytes and
+more."""
 _GEMM, _FUSED = GemmHost(), AttentionHost()
 
 
@@ -37,9 +50,9 @@ class UnfusedTile:
 class Unfused(Composition):
     """One GEMM, one softmax and one GEMM for all heads of all entries of the batch.
 
-    Scores are float32, [batch, head, query, key] in the workspace; probabilities, of q's dtype, lie behind them or,
-    where that is float32 too, in their place. A hidden value has weight 0 in the second product, where 0·NaN and 0·inf
-    are NaN: unlike with the fused kernel it must be finite.
+    Scores are float32, [batch, head, query, key] in the workspace; probabilities, of q's dtype, lie
+    behind them or, where that is float32 too, in their place. A hidden value has weight 0 in the
+    second product, where 0·NaN and 0·inf are NaN: unlike with the fused kernel it must be finite.
     """
 
     operation = "attention"
@@ -49,7 +62,8 @@ class Unfused(Composition):
         p, spec = problem, problem.spec
         if spec.kv_view == "paged":
             return (
-                "k and v are paged: it takes pages that lie end to end, as one matrix with one row stride; block "
+                "k and v are paged: it takes pages that lie end to end, as one matrix with one "
+                "row stride; block "
                 "tables and gapped pages are refused"
             )
         for name, view in (("q", spec.q_view), ("k and v", spec.kv_view)):
@@ -87,7 +101,9 @@ class Unfused(Composition):
         return Launches(
             (
                 Launch(_GEMM, scores, tile.scores, {"c": 0}, {"a": "q", "b": "k"}),
-                Launch(SOFTMAX, SoftmaxProblem(p, pitch(p)), RowTile(), {"products": 0, "weights": at}),
+                Launch(
+                    SOFTMAX, SoftmaxProblem(p, pitch(p)), RowTile(), {"products": 0, "weights": at}
+                ),
                 Launch(_GEMM, values, tile.values, {"a": at}, {"b": "v", "c": "out"}),
             ),
             at + elements * dtype.itemsize,
@@ -100,12 +116,30 @@ class Unfused(Composition):
         between = (p.num_heads * p.S_q * row, p.S_q * row, row)
         out_vector = 16 if spec.vector >= 16 else spec.out.itemsize
         scores = GemmProblem(
-            GemmSpec(spec.dtype, f32, f32, b_transposed=True, vector_a=spec.vector, vector_b=spec.vector),
-            p.S_q, p.S_k, spec.head_dim, p.batch, p.num_heads, p.q_strides, p.k_strides, between, p.head_group,
+            GemmSpec(
+                spec.dtype, f32, f32, b_transposed=True, vector_a=spec.vector, vector_b=spec.vector
+            ),
+            p.S_q,
+            p.S_k,
+            spec.head_dim,
+            p.batch,
+            p.num_heads,
+            p.q_strides,
+            p.k_strides,
+            between,
+            p.head_group,
         )
         values = GemmProblem(
             GemmSpec(spec.dtype, spec.out, f32, vector_b=spec.vector, vector_c=out_vector),
-            p.S_q, spec.value_dim, p.S_k, p.batch, p.num_heads, between, p.v_strides, p.out_strides, p.head_group,
+            p.S_q,
+            spec.value_dim,
+            p.S_k,
+            p.batch,
+            p.num_heads,
+            between,
+            p.v_strides,
+            p.out_strides,
+            p.head_group,
             1 / factor(spec.dtype),
         )
         return scores, values
@@ -124,8 +158,8 @@ class UnfusedAttention(KernelImplementation):
         self._fused = KernelImplementation(_FUSED, toolchain)
 
     def cost(self, problem: AttentionProblem, device: Device) -> Cost:
-        """No less than the fused kernel's time where that takes the problem: this one promises less, and is chosen only
-        by name or where the other refuses."""
+        """No less than the fused kernel's time where that takes the problem: this one promises
+        less, and is chosen only by name or where the other refuses."""
         own = super().cost(problem, device)
         if self._fused.supports(problem, device):
             return own

@@ -26,7 +26,8 @@ from kernelseam.kernels.signature import Signature, Structure
 
 @dataclass(frozen=True)
 class GemmTile:
-    """A row of an arch's table: a BM×BN tile of C a team of warps, slices of BK, a ring of ``stages`` slices."""
+    """A row of an arch's table: a BM×BN tile of C a team of warps, slices of BK, a ring of
+    ``stages`` slices."""
 
     dtypes: frozenset[DType]
     bm: int
@@ -36,9 +37,11 @@ class GemmTile:
     warps_n: int
     stages: int
     min_blocks: int = 1
-    """Blocks that share a compute unit; bounds the registers, and how many persistent blocks are started."""
+    """Blocks that share a compute unit; bounds the registers, and how many persistent blocks are
+    started."""
     persistent: bool = True
-    """Whether a block computes tile after tile, copying the next one's slices ahead; else one, in less memory."""
+    """Whether a block computes tile after tile, copying the next one's slices ahead; else one, in
+    less memory."""
     teams: int = 1
     """Tiles that a block computes at once; where there are several, each team is one warp."""
     row_sums: bool = True
@@ -48,8 +51,8 @@ class GemmTile:
     precision: str | None = None
     """That of the spec."""
     rate: float = field(default=0.0, compare=False)
-    """For its cost: the part of the instruction's rate that it reaches; 0: nobody has measured it. ``block_seconds`` is
-    what starting and ending a block takes."""
+    """For its cost: the part of the instruction's rate that it reaches; 0: nobody has measured it.
+    ``block_seconds`` is what starting and ending a block takes."""
     block_seconds: float = field(default=0.0, compare=False)
 
     @property
@@ -59,7 +62,8 @@ class GemmTile:
         return f"{self.bm}x{self.bn}x{self.bk}-{self.warps_m}x{self.warps_n}-{self.stages}{teams}"
 
     def shared_bytes(self, spec: GemmSpec) -> int:
-        """For each team the ring, and the tile of C: beside it where blocks are persistent, else in its place."""
+        """For each team the ring, and the tile of C: beside it where blocks are persistent, else in
+        its place."""
         ring = self.stages * (self.bm + self.bn) * self.bk * spec.dtype.itemsize
         result = self.bm * self.bn * spec.dtype_c.itemsize
         return self.teams * (ring + result if self.persistent else max(ring, result))
@@ -76,8 +80,21 @@ class GemmTile:
 _WALKED = ("a", "b", "c", "bias", "residual", "sums")
 _AXES = ("batch", "head", "row")
 _INTS = (
-    "a_row", "b_row", "c_row", "residual_row", "M", "N", "K", "num_heads", "batch_group", "head_group", "b_head_group",
-    "tiles_m", "tiles_n", "total", "blocks",
+    "a_row",
+    "b_row",
+    "c_row",
+    "residual_row",
+    "M",
+    "N",
+    "K",
+    "num_heads",
+    "batch_group",
+    "head_group",
+    "b_head_group",
+    "tiles_m",
+    "tiles_n",
+    "total",
+    "blocks",
 )
 _SEGMENTS, _HEADS = ("a", "a1", "a2"), ("c", "c1", "c2")
 """Parameters where A, or C, lies in three places."""
@@ -93,12 +110,22 @@ def _segments(names: tuple[str, str, str]) -> Structure:
 
 _HEADS_POINTERS = ("cosines", "sines", "positions", "table")
 _HEADS_INTS = ("positions_row", "table_row", "rotary_row", "first_position")
-_HEADS_STRUCTURE = Structure((
-    ("operands", _segments(_HEADS)), *((n, "pointer") for n in _HEADS_POINTERS),
-    ("positions_batch", "i64"), *((n, "i32") for n in _HEADS_INTS),
-    ("order", Structure((("head", divider_parameter("head")), ("turned_end", "i32"), ("rotary_dim", "i32")))),
-    ("tokens", divider_parameter("tokens")), ("page", divider_parameter("page")),
-))
+_HEADS_STRUCTURE = Structure(
+    (
+        ("operands", _segments(_HEADS)),
+        *((n, "pointer") for n in _HEADS_POINTERS),
+        ("positions_batch", "i64"),
+        *((n, "i32") for n in _HEADS_INTS),
+        (
+            "order",
+            Structure(
+                (("head", divider_parameter("head")), ("turned_end", "i32"), ("rotary_dim", "i32"))
+            ),
+        ),
+        ("tokens", divider_parameter("tokens")),
+        ("page", divider_parameter("page")),
+    )
+)
 _ROTARY = {"": 0, "halves": 1, "pairs": 2}
 TF32_PRODUCTS: Mapping[str | None, int] = {None: 0, "tf32": 1, "tf32x3": 3}
 """By precision: how many products of TF32 are made in the place of one of float32."""
@@ -115,7 +142,9 @@ class GemmHost(HostHalf):
     def refuse(self, problem: GemmProblem, row: ArchRow) -> str | None:
         p, spec = problem, problem.spec
         if not self.tiles(spec, row):
-            if spec.precision and spec.precision not in {t.precision for t in row.tiles.get("gemm", ())}:
+            if spec.precision and spec.precision not in {
+                t.precision for t in row.tiles.get("gemm", ())
+            }:
                 return f"has no {spec.precision} products on {row.arch}"
             return f"no tile of {row.arch} takes {spec.dtype} to {spec.dtype_c}"
         if (count := min(t.count(p) for t in self.tiles(spec, row))) >= INT32:
@@ -123,7 +152,9 @@ class GemmHost(HostHalf):
         if p.summed * max(p.K, 1) >= INT32:
             return f"it sums {p.summed} products of K = {p.K} into one C, 2^31 terms or more"
         rows = {"stride_b_row": p.b_strides[2], "stride_residual_row": p.residual_strides[2]}
-        rows |= {f"stride_a{i}_row": s.strides[2] for i, s in enumerate(p.segments)} or {"stride_a_row": p.a_strides[2]}
+        rows |= {f"stride_a{i}_row": s.strides[2] for i, s in enumerate(p.segments)} or {
+            "stride_a_row": p.a_strides[2]
+        }
         if p.heads is None:
             rows["stride_c_row"] = p.c_strides[2]
         else:
@@ -133,21 +164,30 @@ class GemmHost(HostHalf):
 
     def tiles(self, spec: GemmSpec, row: ArchRow) -> tuple[GemmTile, ...]:
         return tuple(
-            t for t in row.tiles.get("gemm", ())
-            if spec.dtype in t.dtypes and spec.precision == t.precision
-            and t.shared_bytes(spec) <= row.shared_bytes_per_block and (t.row_sums or not spec.row_sums)
+            t
+            for t in row.tiles.get("gemm", ())
+            if spec.dtype in t.dtypes
+            and spec.precision == t.precision
+            and t.shared_bytes(spec) <= row.shared_bytes_per_block
+            and (t.row_sums or not spec.row_sums)
             and (spec.plain or not t.plain)
         )
 
     def tile(self, problem: GemmProblem, row: ArchRow, device: Device) -> GemmTile:
         """The tile that should take the least time."""
-        return min(self.offered(problem, row), key=lambda t: predicted(gemm_work(problem, t), row.costs, device.limits))
+        return min(
+            self.offered(problem, row),
+            key=lambda t: predicted(gemm_work(problem, t), row.costs, device.limits),
+        )
 
     def offered(self, problem: GemmProblem, row: ArchRow) -> tuple[GemmTile, ...]:
-        """The tiles that take a problem. Teams, which share no loads, are for matrices of a tile or two."""
+        """The tiles that take a problem. Teams, which share no loads, are for matrices of a tile or
+        two."""
         return tuple(
-            t for t in self.tiles(problem.spec, row)
-            if t.count(problem) < INT32 and (t.teams == 1 or t.count(problem) <= 2 * problem.results)
+            t
+            for t in self.tiles(problem.spec, row)
+            if t.count(problem) < INT32
+            and (t.teams == 1 or t.count(problem) <= 2 * problem.results)
         )
 
     def variants(self, problem: GemmProblem, row: ArchRow, device: Device) -> dict[str, GemmTile]:
@@ -165,29 +205,52 @@ class GemmHost(HostHalf):
             return DEVICE_TYPE[dtype] if dtype else "void"
 
         return {
-            "T": DEVICE_TYPE[spec.dtype], "TC": DEVICE_TYPE[spec.dtype_c],
-            "A_TRANSPOSED": spec.a_transposed, "B_TRANSPOSED": spec.b_transposed, "POINTERS": spec.view == "pointers",
-            "VECTOR_A": spec.vector_a, "VECTOR_B": spec.vector_b, "VECTOR_C": spec.vector_c, "VECTOR_R": spec.vector_r,
-            "BIAS": kind(spec.bias), "RESIDUAL": kind(spec.residual), "ROW_SUMS": kind(spec.row_sums),
+            "T": DEVICE_TYPE[spec.dtype],
+            "TC": DEVICE_TYPE[spec.dtype_c],
+            "A_TRANSPOSED": spec.a_transposed,
+            "B_TRANSPOSED": spec.b_transposed,
+            "POINTERS": spec.view == "pointers",
+            "VECTOR_A": spec.vector_a,
+            "VECTOR_B": spec.vector_b,
+            "VECTOR_C": spec.vector_c,
+            "VECTOR_R": spec.vector_r,
+            "BIAS": kind(spec.bias),
+            "RESIDUAL": kind(spec.residual),
+            "ROW_SUMS": kind(spec.row_sums),
             "PRECISION": TF32_PRODUCTS[spec.precision],
-            "SUMMED": spec.summed, "SEGMENTED": spec.segmented, "HEADS": spec.heads is not None,
+            "SUMMED": spec.summed,
+            "SEGMENTED": spec.segmented,
+            "HEADS": spec.heads is not None,
             **(_heads_defines(spec.heads) if spec.heads else {}),
-            "BM": tile.bm, "BN": tile.bn, "BK": tile.bk, "WARPS_M": tile.warps_m, "WARPS_N": tile.warps_n,
-            "TEAMS": tile.teams, "STAGES": tile.stages, "PERSISTENT": tile.persistent, "MIN_BLOCKS": tile.min_blocks,
+            "BM": tile.bm,
+            "BN": tile.bn,
+            "BK": tile.bk,
+            "WARPS_M": tile.warps_m,
+            "WARPS_N": tile.warps_n,
+            "TEAMS": tile.teams,
+            "STAGES": tile.stages,
+            "PERSISTENT": tile.persistent,
+            "MIN_BLOCKS": tile.min_blocks,
             "SHARED_BYTES": tile.shared_bytes(spec),
         }
 
     def signature(self, spec: GemmSpec) -> Signature:
         scalar = "f64" if spec.dtype_acc is DType.float64 else "f32"
-        return Signature((
-            *((n, "pointer") for n in _WALKED), *((f"{n}_{axis}", "i64") for n in _WALKED for axis in _AXES[:2]),
-            *((n, "i32") for n in _INTS), ("alpha", scalar), ("beta", scalar),
-            *((("segments", _segments(_SEGMENTS)),) if spec.segmented else ()),
-            *((("heads", _HEADS_STRUCTURE),) if spec.heads else ()),
-        ))
+        return Signature(
+            (
+                *((n, "pointer") for n in _WALKED),
+                *((f"{n}_{axis}", "i64") for n in _WALKED for axis in _AXES[:2]),
+                *((n, "i32") for n in _INTS),
+                ("alpha", scalar),
+                ("beta", scalar),
+                *((("segments", _segments(_SEGMENTS)),) if spec.segmented else ()),
+                *((("heads", _HEADS_STRUCTURE),) if spec.heads else ()),
+            )
+        )
 
     def grid(self, problem: GemmProblem, tile: GemmTile, device: Device) -> int:
-        """As many blocks as the device holds at once, each taking every grid-th tile; or one a tile."""
+        """As many blocks as the device holds at once, each taking every grid-th tile; or one a
+        tile."""
         if not tile.persistent:
             return tile.blocks(problem)
         return min(tile.blocks(problem), max(device.limits.compute_units, 1) * tile.min_blocks)
@@ -198,23 +261,49 @@ class GemmHost(HostHalf):
     def shared_bytes(self, spec: GemmSpec, tile: GemmTile) -> int:
         return tile.shared_bytes(spec)
 
-    def values(self, problem: GemmProblem, tile: GemmTile, device: Device) -> dict[str, int | float]:
+    def values(
+        self, problem: GemmProblem, tile: GemmTile, device: Device
+    ) -> dict[str, int | float]:
         p, reads = problem, problem.reads_inputs
         walks = {
-            "a": p.a_strides, "b": p.b_strides, "c": p.c_strides, "residual": p.residual_strides,
-            "bias": p.bias_strides, "sums": p.sums_strides,
+            "a": p.a_strides,
+            "b": p.b_strides,
+            "c": p.c_strides,
+            "residual": p.residual_strides,
+            "bias": p.bias_strides,
+            "sums": p.sums_strides,
             **dict(zip(_SEGMENTS, (s.strides for s in p.segments), strict=False)),
-            **({"c": p.heads.q_strides, "c1": p.heads.k_strides, "c2": p.heads.v_strides} if p.heads else {}),
+            **(
+                {"c": p.heads.q_strides, "c1": p.heads.k_strides, "c2": p.heads.v_strides}
+                if p.heads
+                else {}
+            ),
         }
         return {
-            **{f"{n}_{axis}": s for n, walk in walks.items() for axis, s in zip(_AXES, walk, strict=False)},
-            **{f"{n}_first": sum(s.heads for s in p.segments[:i]) for i, n in enumerate(_SEGMENTS) if p.segments},
-            "M": p.M, "N": p.N, "K": p.K if reads else 0,
-            "num_heads": p.num_heads // p.c_head_group, "batch_group": p.c_batch_group, "head_group": p.c_head_group,
+            **{
+                f"{n}_{axis}": s
+                for n, walk in walks.items()
+                for axis, s in zip(_AXES, walk, strict=False)
+            },
+            **{
+                f"{n}_first": sum(s.heads for s in p.segments[:i])
+                for i, n in enumerate(_SEGMENTS)
+                if p.segments
+            },
+            "M": p.M,
+            "N": p.N,
+            "K": p.K if reads else 0,
+            "num_heads": p.num_heads // p.c_head_group,
+            "batch_group": p.c_batch_group,
+            "head_group": p.c_head_group,
             "b_head_group": p.b_head_group,
-            "tiles_m": divide_up(p.M, tile.bm), "tiles_n": divide_up(p.N, tile.bn),
-            "total": tile.count(p), "blocks": self.grid(p, tile, device),
-            "alpha": p.alpha if reads else 0.0, "beta": p.beta, **(_heads_values(p.heads) if p.heads else {}),
+            "tiles_m": divide_up(p.M, tile.bm),
+            "tiles_n": divide_up(p.N, tile.bn),
+            "total": tile.count(p),
+            "blocks": self.grid(p, tile, device),
+            "alpha": p.alpha if reads else 0.0,
+            "beta": p.beta,
+            **(_heads_values(p.heads) if p.heads else {}),
         }
 
     def pointers(self, spec: GemmSpec) -> dict[str, str]:
@@ -242,12 +331,21 @@ def _heads_defines(spec: HeadsSpec) -> dict[str, object]:
 def _heads_values(heads: HeadsProblem) -> dict[str, int | float]:
     """Arguments of heads.h."""
     found: dict[str, int | float] = {
-        "positions_batch": heads.positions_strides[0], "positions_row": heads.positions_strides[1],
-        "table_row": heads.table_stride, "c_first": 0, "c1_first": heads.num_heads,
+        "positions_batch": heads.positions_strides[0],
+        "positions_row": heads.positions_strides[1],
+        "table_row": heads.table_stride,
+        "c_first": 0,
+        "c1_first": heads.num_heads,
         "c2_first": heads.num_heads + heads.kv_heads,
-        "rotary_dim": heads.rotary_dim, "rotary_row": heads.rotary_stride,
-        "turned_end": (heads.num_heads + heads.kv_heads) * heads.head_dim, "first_position": heads.first_position,
+        "rotary_dim": heads.rotary_dim,
+        "rotary_row": heads.rotary_stride,
+        "turned_end": (heads.num_heads + heads.kv_heads) * heads.head_dim,
+        "first_position": heads.first_position,
     }
-    for name, d in (("head", heads.head_dim), ("tokens", max(heads.tokens, 1)), ("page", heads.page_size)):
+    for name, d in (
+        ("head", heads.head_dim),
+        ("tokens", max(heads.tokens, 1)),
+        ("page", heads.page_size),
+    ):
         found |= divider_values(name, d)
     return found

@@ -35,13 +35,18 @@ class Way:
 class Projection(Composition):
     """An operation whose launches are GEMMs that know nothing of each other.
 
-    ``halves``: kernels of the operation "gemm"; each product goes to that which should take the least time. By default
-    the shared one alone. A plugin that has a faster one gives both, with a name and the archs of its own.
+    ``halves``: kernels of the operation "gemm"; each product goes to that which should take the
+    least time. By default the shared one alone. A plugin that has a faster one gives both, with a
+    name and the archs of its own.
     """
 
     def __init__(
-        self, operation: str, made_of: Callable[[Any], Iterator[Product]], halves: tuple[HostHalf, ...] = (GemmHost(),),
-        name: str = Composition.name, archs: tuple[str, ...] = (),
+        self,
+        operation: str,
+        made_of: Callable[[Any], Iterator[Product]],
+        halves: tuple[HostHalf, ...] = (GemmHost(),),
+        name: str = Composition.name,
+        archs: tuple[str, ...] = (),
     ) -> None:
         self.operation, self.name, self.archs = operation, name, archs
         self._made_of, self._halves = made_of, halves
@@ -64,11 +69,15 @@ class Projection(Composition):
         """One a product."""
 
         def seconds(product: Product, way: Way) -> float:
-            return predicted(way.half.work(product.problem, way.tile, device), row.costs, device.limits)
+            return predicted(
+                way.half.work(product.problem, way.tile, device), row.costs, device.limits
+            )
 
         return tuple(
-            min((Way(half, half.tile(p.problem, row, device)) for half in self._takers(p, row)),
-                key=lambda w, p=p: seconds(p, w))  # type: ignore[misc]
+            min(
+                (Way(half, half.tile(p.problem, row, device)) for half in self._takers(p, row)),
+                key=lambda w, p=p: seconds(p, w),  # type: ignore[misc]
+            )
             for p in self._made_of(problem)
         )
 
@@ -76,9 +85,16 @@ class Projection(Composition):
         """Every way of each product beside every one of the others, that of ``tile`` first."""
         chosen = self.tile(problem, row, device)
         offered = [
-            dict.fromkeys((first, *(
-                Way(half, t) for half in self._takers(p, row) for t in half.variants(p.problem, row, device).values()
-            )))
+            dict.fromkeys(
+                (
+                    first,
+                    *(
+                        Way(half, t)
+                        for half in self._takers(p, row)
+                        for t in half.variants(p.problem, row, device).values()
+                    ),
+                )
+            )
             for first, p in zip(chosen, self._made_of(problem), strict=True)
         ]
         return {"+".join(w.name for w in ways): ways for ways in itertools.product(*offered)}
@@ -100,14 +116,20 @@ def _walked(product: Product, way: Way, device: Device) -> dict[str, str]:
 
 def _refuse_heads(p: QkvProjectionProblem) -> str | None:
     if p.spec.heads.rotary and p.heads.head_dim % 2:
-        return f"head_dim = {p.heads.head_dim} is odd: elements that are turned together lie in one pair of columns"
+        return (
+            f"head_dim = {p.heads.head_dim} is odd: elements that are turned together lie in "
+            "one pair of columns"
+        )
     return refuse_row_strides(
-        stride_cos_row=p.heads.rotary_stride, stride_positions_row=p.heads.positions_strides[1],
+        stride_cos_row=p.heads.rotary_stride,
+        stride_positions_row=p.heads.positions_strides[1],
         stride_table_row=p.heads.table_stride,
     )
 
 
 PROJECTIONS = (
-    Projection("qkv_projection", products.qkv), Projection("output_projection", products.output),
-    Projection("qkv_projection_bwd", products.qkv_bwd), Projection("output_projection_bwd", products.output_bwd),
+    Projection("qkv_projection", products.qkv),
+    Projection("output_projection", products.output),
+    Projection("qkv_projection_bwd", products.qkv_bwd),
+    Projection("output_projection_bwd", products.output_bwd),
 )

@@ -1,4 +1,5 @@
-"""Host halves of the kernels that are for Hopper alone: sm_90a, by TMA and wgmma; projections made of them."""
+"""Host halves of the kernels that are for Hopper alone: sm_90a, by TMA and wgmma; projections made
+of them."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,6 +8,7 @@ from kernelseam.kernels.gemm.host import GemmHost
 from kernelseam.kernels.projection import products
 from kernelseam.kernels.projection.host import Projection
 from kernelseam.kernels.projection.products import Product
+
 from kernelseam_cuda.sm90.attention import HopperAttention
 from kernelseam_cuda.sm90.gemm import HopperGemm
 
@@ -21,7 +23,9 @@ class HopperProjection(Projection):
 
 
 KERNELS = (
-    HopperAttention(), _GEMM, HopperProjection("output_projection", products.output),
+    HopperAttention(),
+    _GEMM,
+    HopperProjection("output_projection", products.output),
     HopperProjection("output_projection_bwd", products.output_bwd),
 )
 

@@ -1,4 +1,5 @@
-"""Host half of cuda_kernels/sm90/attention/forward.h: which tile, which constants, which tensor maps and arguments."""
+"""Host half of cuda_kernels/sm90/attention/forward.h: which tile, which constants, which tensor
+maps and arguments."""
 
 from __future__ import annotations
 
@@ -17,12 +18,23 @@ from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strid
 from kernelseam.kernels.kernel import HostHalf
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature
+
 from kernelseam_cuda.sm90.tiles import ATTENTION, REGISTERS, HopperAttentionTile
 from kernelseam_cuda.toolchain import sources
 
-KNOWN = frozenset({
-    "causal", "window", "softcap", "sinks", "q_view", "kv_view", "lengths", "dtype_out", "batch_invariant",
-})
+KNOWN = frozenset(
+    {
+        "causal",
+        "window",
+        "softcap",
+        "sinks",
+        "q_view",
+        "kv_view",
+        "lengths",
+        "dtype_out",
+        "batch_invariant",
+    }
+)
 """The options that the kernel has."""
 DIMS = tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in ATTENTION))
 SHORT = 2048
@@ -31,19 +43,44 @@ FURTHEST = 2**30
 """Queries and keys of one sequence, together."""
 _BOX_COLUMNS, _STORE_ROWS, _QUERY_ROWS = 64, 16, 64
 _SECTION_BYTES = 8 << 20
-"""Keys and values of heads whose tiles are handed out together: as much as stays in the L2 cache beside the rest."""
+"""Keys and values of heads whose tiles are handed out together: as much as stays in the L2 cache
+beside the rest."""
 _LAST_SECTION_TILES = 512
-"""Tiles of the last section, about four a multiprocessor: enough short ones to fill the launch's end."""
+"""Tiles of the last section, about four a multiprocessor: enough short ones to fill the launch's
+end."""
 _COUNTERS_BYTES = 8
 
 _MAPS = ("q_map", "k_map", "v_map", "out_map")
 _POINTERS = ("q", "k", "v", "out", "lse", "sinks", "lengths", "q_offsets", "k_offsets", "counter")
 _STRIDES = (
-    "q_batch", "q_head", "k_batch", "k_head", "v_batch", "v_head", "out_batch", "out_head", "lse_batch", "lse_head",
+    "q_batch",
+    "q_head",
+    "k_batch",
+    "k_head",
+    "v_batch",
+    "v_head",
+    "out_batch",
+    "out_head",
+    "lse_batch",
+    "lse_head",
 )
 _INTS = (
-    "q_row", "k_row", "v_row", "out_row", "num_heads", "head_group", "S_q", "S_k", "batch", "q_tiles", "total",
-    "section", "last_section", "left", "right", "zero",
+    "q_row",
+    "k_row",
+    "v_row",
+    "out_row",
+    "num_heads",
+    "head_group",
+    "S_q",
+    "S_k",
+    "batch",
+    "q_tiles",
+    "total",
+    "section",
+    "last_section",
+    "left",
+    "right",
+    "zero",
 )
 _FLOATS = ("scale_log2", "cap", "cap_inverse")
 _OPERANDS = {"lengths": "kv_lengths", "q_offsets": "cu_seqlens_q", "k_offsets": "cu_seqlens_k"}
@@ -81,9 +118,15 @@ class HopperAttention(HostHalf):
         if spec.out is not spec.dtype:
             return f"its result is of {spec.dtype}, not {spec.out}"
         if (spec.head_dim, spec.value_dim) not in DIMS:
-            return f"head dims {spec.dims}: it takes {', '.join(f'{a}/{b}' if a != b else str(a) for a, b in DIMS)}"
+            return (
+                f"head dims {spec.dims}: it takes "
+                f"{', '.join(f'{a}/{b}' if a != b else str(a) for a, b in DIMS)}"
+            )
         if (spec.q_view, spec.kv_view) not in (("strided", "strided"), ("packed", "packed")):
-            return f"queries {spec.q_view} with keys {spec.kv_view}: it takes both strided or both packed"
+            return (
+                f"queries {spec.q_view} with keys {spec.kv_view}: it takes both strided or "
+                "both packed"
+            )
         if spec.vector < 16:
             return f"rows at multiples of {spec.vector} bytes: TMA takes multiples of 16"
         if p.scale <= 0:
@@ -93,43 +136,75 @@ class HopperAttention(HostHalf):
         if (reach := p.S_q + p.S_k) >= FURTHEST:
             return f"S_q + S_k = {reach}: it takes less than 2**30"
         return refuse_row_strides(
-            stride_q_row=p.q_strides[2], stride_k_row=p.k_strides[2], stride_v_row=p.v_strides[2],
+            stride_q_row=p.q_strides[2],
+            stride_k_row=p.k_strides[2],
+            stride_v_row=p.v_strides[2],
             stride_out_row=p.out_strides[2],
         )
 
     def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[HopperAttentionTile, ...]:
         hides = spec.causal or spec.window
         dims = spec.head_dim, spec.value_dim
-        return tuple(t for t in ATTENTION if (t.head_dim, t.value_dim) == dims and t.hides in (None, hides))
+        return tuple(
+            t for t in ATTENTION if (t.head_dim, t.value_dim) == dims and t.hides in (None, hides)
+        )
 
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> HopperAttentionTile:
         tiles = self.tiles(problem.spec, row)
         short = problem.S_k < SHORT and not problem.spec.batch_invariant
         return next((t for t in tiles if t.short and short), tiles[0])
 
-    def launches(self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device) -> Launches:
-        """The kernel alone. Where tiles differ in length a counter in the workspace hands them out; the last block
-        leaves it 0."""
+    def launches(
+        self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device
+    ) -> Launches:
+        """The kernel alone. Where tiles differ in length a counter in the workspace hands them out;
+        the last block leaves it 0."""
         if not _counted(problem.spec):
             return Launches((Launch(self, problem, tile),))
-        return Launches((Launch(self, problem, tile, {"counter": 0}),), _COUNTERS_BYTES, zeroed_bytes=_COUNTERS_BYTES)
+        return Launches(
+            (Launch(self, problem, tile, {"counter": 0}),),
+            _COUNTERS_BYTES,
+            zeroed_bytes=_COUNTERS_BYTES,
+        )
 
-    def defines(self, spec: AttentionSpec, tile: HopperAttentionTile, row: ArchRow) -> dict[str, object]:
+    def defines(
+        self, spec: AttentionSpec, tile: HopperAttentionTile, row: ArchRow
+    ) -> dict[str, object]:
         producer, consumer = REGISTERS[tile.groups]
         return {
-            "T": DEVICE_TYPE[spec.dtype], "DQK": spec.head_dim, "DV": spec.value_dim, **score_defines(spec),
-            "Q_VIEW": VIEWS[spec.q_view], "KV_VIEW": VIEWS[spec.kv_view], "LENGTHS": spec.lengths, "LSE": spec.lse,
-            "BN": tile.bn, "GROUPS": tile.groups, "STAGES": tile.stages, "Q_STAGES": tile.q_stages,
-            "OUT_STAGES": tile.out_stages, "TURNS": tile.turns, "EARLY": tile.early, "AHEAD": tile.ahead,
-            "REMAKE": tile.remake, "DYNAMIC": _counted(spec), "PRODUCER_REGISTERS": producer,
-            "CONSUMER_REGISTERS": consumer, "SHARED_BYTES": tile.shared_bytes,
+            "T": DEVICE_TYPE[spec.dtype],
+            "DQK": spec.head_dim,
+            "DV": spec.value_dim,
+            **score_defines(spec),
+            "Q_VIEW": VIEWS[spec.q_view],
+            "KV_VIEW": VIEWS[spec.kv_view],
+            "LENGTHS": spec.lengths,
+            "LSE": spec.lse,
+            "BN": tile.bn,
+            "GROUPS": tile.groups,
+            "STAGES": tile.stages,
+            "Q_STAGES": tile.q_stages,
+            "OUT_STAGES": tile.out_stages,
+            "TURNS": tile.turns,
+            "EARLY": tile.early,
+            "AHEAD": tile.ahead,
+            "REMAKE": tile.remake,
+            "DYNAMIC": _counted(spec),
+            "PRODUCER_REGISTERS": producer,
+            "CONSUMER_REGISTERS": consumer,
+            "SHARED_BYTES": tile.shared_bytes,
         }
 
     def signature(self, spec: AttentionSpec) -> Signature:
-        return Signature((
-            *((m, "tensor_map") for m in _MAPS), *((p, "pointer") for p in _POINTERS), *((s, "i64") for s in _STRIDES),
-            *((i, "i32") for i in _INTS), *((f, "f32") for f in _FLOATS),
-        ))
+        return Signature(
+            (
+                *((m, "tensor_map") for m in _MAPS),
+                *((p, "pointer") for p in _POINTERS),
+                *((s, "i64") for s in _STRIDES),
+                *((i, "i32") for i in _INTS),
+                *((f, "f32") for f in _FLOATS),
+            )
+        )
 
     def grid(self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device) -> int:
         return min(_tiles(problem, tile).total, max(device.limits.compute_units, 1))
@@ -140,18 +215,40 @@ class HopperAttention(HostHalf):
     def shared_bytes(self, spec: AttentionSpec, tile: HopperAttentionTile) -> int:
         return tile.shared_bytes
 
-    def values(self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device) -> dict[str, int | float]:
+    def values(
+        self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device
+    ) -> dict[str, int | float]:
         p, count, scores = problem, _tiles(problem, tile), score_values(problem)
         strides = (
-            *p.q_strides[:2], *p.k_strides[:2], *p.v_strides[:2], *p.out_strides[:2], *p.lse_strides,
+            *p.q_strides[:2],
+            *p.k_strides[:2],
+            *p.v_strides[:2],
+            *p.out_strides[:2],
+            *p.lse_strides,
         )
         ints = (
-            p.q_strides[2], p.k_strides[2], p.v_strides[2], p.out_strides[2], p.num_heads, p.head_group, p.S_q, p.S_k,
-            p.batch, count.q_tiles, count.total, count.section, count.last_section, scores["left"], scores["right"], 0,
+            p.q_strides[2],
+            p.k_strides[2],
+            p.v_strides[2],
+            p.out_strides[2],
+            p.num_heads,
+            p.head_group,
+            p.S_q,
+            p.S_k,
+            p.batch,
+            count.q_tiles,
+            count.total,
+            count.section,
+            count.last_section,
+            scores["left"],
+            scores["right"],
+            0,
         )
         return {
-            **dict(zip(_STRIDES, strides, strict=True)), **dict(zip(_INTS, ints, strict=True)),
-            **{f: scores[f] for f in _FLOATS}, "counter": 0,
+            **dict(zip(_STRIDES, strides, strict=True)),
+            **dict(zip(_INTS, ints, strict=True)),
+            **{f: scores[f] for f in _FLOATS},
+            "counter": 0,
         }
 
     def pointers(self, spec: AttentionSpec) -> dict[str, str]:
@@ -160,7 +257,8 @@ class HopperAttention(HostHalf):
     def tensor_maps(
         self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device
     ) -> dict[str, TensorMap]:
-        """Axes column, row, head, batch; packed rows are of one entry. Boxes are panels of 64 columns."""
+        """Axes column, row, head, batch; packed rows are of one entry. Boxes are panels of 64
+        columns."""
         p, s = problem, problem.spec
         packed = s.q_view == "packed"
         batch = 1 if packed else p.batch
@@ -170,8 +268,13 @@ class HopperAttention(HostHalf):
             operand: str, width: int, rows: int, heads: int, strides: tuple[int, int, int], box: int
         ) -> TensorMap:
             return TensorMap(
-                operand, s.dtype, (width, rows, heads, batch), (1, *reversed(strides)),
-                (_BOX_COLUMNS, box, 1, 1), swizzle=128, l2_promotion=256,
+                operand,
+                s.dtype,
+                (width, rows, heads, batch),
+                (1, *reversed(strides)),
+                (_BOX_COLUMNS, box, 1, 1),
+                swizzle=128,
+                l2_promotion=256,
             )
 
         return {
@@ -188,15 +291,25 @@ class HopperAttention(HostHalf):
         return {t.name: t for t in (tiles[:1] if problem.spec.batch_invariant else tiles)}
 
     def work(self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device) -> Work:
-        """A tile's queries meet the keys visible to its middle one, and half a block and half a tile more."""
+        """A tile's queries meet the keys visible to its middle one, and half a block and half a
+        tile more."""
         p = problem
         keys, most = keys_met(p, tile.bm, tile.bn, p.S_q, p.S_k)
         step = 2.0 * tile.bm * (p.spec.head_dim + p.spec.value_dim)
         tiles = _tiles(p, tile).total
-        return Work(p.bytes_moved, tiles, step * keys, step * most, p.spec.dtype, tile.rate, tile.block_seconds)
+        return Work(
+            p.bytes_moved,
+            tiles,
+            step * keys,
+            step * most,
+            p.spec.dtype,
+            tile.rate,
+            tile.block_seconds,
+        )
 
     def covering(self) -> Iterable[Covered]:
-        """Every dtype and head dim with and without a causal mask; every option; packed sequences."""
+        """Every dtype and head dim with and without a causal mask; every option; packed
+        sequences."""
         f16, bf16 = DType.float16, DType.bfloat16
         for both in DIMS:
             yield Covered(self, AttentionSpec(bf16, *both, True, True))
@@ -205,12 +318,19 @@ class HopperAttention(HostHalf):
         packed = replace(plain, q_view="packed", kv_view="packed")
         yield Covered(self, replace(packed, causal=True))
         yield Covered(self, replace(plain, window=True, softcap=True, sinks=True, lengths=True))
-        yield Covered(self, AttentionSpec(f16, 64, 64, window=True, softcap=True, q_view="packed", kv_view="packed"))
+        yield Covered(
+            self,
+            AttentionSpec(
+                f16, 64, 64, window=True, softcap=True, q_view="packed", kv_view="packed"
+            ),
+        )
         yield Covered(self, replace(plain, window=True), often=False)
         yield Covered(self, replace(packed, window=True), often=False)
         yield Covered(self, replace(plain, softcap=True, sinks=True), often=False)
         yield Covered(self, replace(plain, lengths=True, causal=True), often=False)
-        yield Covered(self, AttentionSpec(bf16, 256, 256, window=True, softcap=True, lse=True), often=False)
+        yield Covered(
+            self, AttentionSpec(bf16, 256, 256, window=True, softcap=True, lse=True), often=False
+        )
 
 
 def _counted(spec: AttentionSpec) -> bool:
@@ -224,7 +344,8 @@ def _ragged(spec: AttentionSpec) -> bool:
 
 
 def _tiles(p: AttentionProblem, tile: HopperAttentionTile) -> _TileCount:
-    """Sections of heads whose keys and values fit into a part of L2, and no fewer than the tile's."""
+    """Sections of heads whose keys and values fit into a part of L2, and no fewer than the
+    tile's."""
     q_tiles, heads, group = divide_up(p.S_q, tile.bm), p.batch * p.num_heads, p.head_group
     head_bytes = p.S_k * (p.spec.head_dim + p.spec.value_dim) * p.spec.dtype.itemsize
     section = min(max(tile.fewest_heads, _SECTION_BYTES // head_bytes) * group, heads)

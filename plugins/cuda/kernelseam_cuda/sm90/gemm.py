@@ -1,4 +1,5 @@
-"""Host half of cuda_kernels/sm90/gemm/gemm.h: which tile, which constants, which tensor maps and arguments."""
+"""Host half of cuda_kernels/sm90/gemm/gemm.h: which tile, which constants, which tensor maps and
+arguments."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from kernelseam.kernels.elements import (
 from kernelseam.kernels.kernel import HostHalf
 from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature, Structure
+
 from kernelseam_cuda.sm90.tiles import GEMM, REGISTERS, HopperGemmTile
 from kernelseam_cuda.toolchain import sources
 
@@ -34,29 +36,43 @@ _GROUP_ROWS = 8
 _PANEL, _ROWS = 64, 64
 """Columns and rows of a box of the result."""
 _UNIT_BYTES, _UNITS_BITS, _REACH = 16, 31, 2**29
-"""Of a map that reaches every address: what its third axis counts, how far; how many such lengths its fourth has."""
+"""Of a map that reaches every address: what its third axis counts, how far; how many such lengths
+its fourth has."""
 _ORIGIN_BYTES = 256
-"""Of the workspace: where such maps begin. TMA touches a map's first bytes where a box lies wholly outside."""
+"""Of the workspace: where such maps begin. TMA touches a map's first bytes where a box lies wholly
+outside."""
 
 _MAPS = ("a_map", "b_map", "c_map", "residual_map")
 _POINTERS = ("a", "b", "c", "bias", "residual", "origin")
 _STRIDES = ("c_batch", "c_head", "bias_batch", "bias_head")
 _INTS = (
-    "c_row", "M", "N", "slices", "a_head_step", "a_batch_step", "b_head_step", "b_batch_step", "residual_head_step",
+    "c_row",
+    "M",
+    "N",
+    "slices",
+    "a_head_step",
+    "a_batch_step",
+    "b_head_step",
+    "b_batch_step",
+    "residual_head_step",
     "residual_batch_step",
 )
-_ORDER = Structure((
-    *((n, divider_parameter(n)) for n in ("matrix", "group", "last", "heads")), ("rows", "i32"), ("total", "i32"),
-))
+_ORDER = Structure(
+    (
+        *((n, divider_parameter(n)) for n in ("matrix", "group", "last", "heads")),
+        ("rows", "i32"),
+        ("total", "i32"),
+    )
+)
 _MOSTLY = 0.75
-"""Of the bytes moved. H200: 256 × 2048×2048×128, C 0.89 of them, gains 4 %; 256 × 2048×128×2048, 0.06, would lose
-8 %."""
+"""Of the bytes moved. H200: 256 × 2048×2048×128, C 0.89 of them, gains 4 %; 256 × 2048×128×2048,
+0.06, would lose 8 %."""
 _LINE, _LINE_OPERATIONS = 128, 7_000
-"""Bytes of a line of the L2 cache; what a block at full rate could do while one comes (H200: 1.4 ns). Where rows are
-not whole lines, a panel's row of 128 bytes lies in two."""
+"""Bytes of a line of the L2 cache; what a block at full rate could do while one comes (H200: 1.4
+ns). Where rows are not whole lines, a panel's row of 128 bytes lies in two."""
 _SHARED_OPERATIONS = 15_000
-"""That a block could do meanwhile, where another reads the same lines of A as it does: the cache serves them one after
-the other (H200: 3 ns). It bounds products of few rows with many columns."""
+"""That a block could do meanwhile, where another reads the same lines of A as it does: the cache
+serves them one after the other (H200: 3 ns). It bounds products of few rows with many columns."""
 
 
 class HopperGemm(HostHalf):
@@ -97,7 +113,9 @@ class HopperGemm(HostHalf):
         if not self._offered(p):
             return f"it needs {_MOST_TILES} tiles or more"
         return refuse_row_strides(
-            stride_a_row=p.a_strides[2], stride_b_row=p.b_strides[2], stride_c_row=p.c_strides[2],
+            stride_a_row=p.a_strides[2],
+            stride_b_row=p.b_strides[2],
+            stride_c_row=p.c_strides[2],
             stride_residual_row=p.residual_strides[2],
         )
 
@@ -109,49 +127,81 @@ class HopperGemm(HostHalf):
 
     def tile(self, problem: GemmProblem, row: ArchRow, device: Device) -> HopperGemmTile:
         """The tile that should take the least time."""
-        return min(self._offered(problem), key=lambda t: predicted(_work(problem, t), row.costs, device.limits))
+        return min(
+            self._offered(problem),
+            key=lambda t: predicted(_work(problem, t), row.costs, device.limits),
+        )
 
     def _offered(self, p: GemmProblem) -> tuple[HopperGemmTile, ...]:
-        """TMA stores chunks of 16 bytes whole: where C's last is not, tiles whose warps store. Where C is most of what
-        is moved, TMA's stores leave the L2 cache to A and B."""
+        """TMA stores chunks of 16 bytes whole: where C's last is not, tiles whose warps store.
+        Where C is most of what is moved, TMA's stores leave the L2 cache to A and B."""
         c = p.results * p.M * p.N * p.spec.dtype.itemsize
-        mostly_c, whole = c > _MOSTLY * p.bytes_moved, p.N * p.spec.dtype.itemsize % _UNIT_BYTES == 0
+        mostly_c, whole = (
+            c > _MOSTLY * p.bytes_moved,
+            p.N * p.spec.dtype.itemsize % _UNIT_BYTES == 0,
+        )
         return tuple(
-            replace(t, c_first=mostly_c and t.store == "tma") for t in GEMM
+            replace(t, c_first=mostly_c and t.store == "tma")
+            for t in GEMM
             if _tiles(p, t) < _MOST_TILES and (whole or t.store == "rows")
         )
 
-    def variants(self, problem: GemmProblem, row: ArchRow, device: Device) -> dict[str, HopperGemmTile]:
+    def variants(
+        self, problem: GemmProblem, row: ArchRow, device: Device
+    ) -> dict[str, HopperGemmTile]:
         return {t.name: t for t in (self.tile(problem, row, device), *self._offered(problem))}
 
     def launches(self, problem: GemmProblem, tile: HopperGemmTile, device: Device) -> Launches:
         if problem.spec.view != "pointers":
             return Launches((Launch(self, problem, tile),))
-        return Launches((Launch(self, problem, tile, dict.fromkeys((*_MAPS, "origin"), 0)),), _ORIGIN_BYTES)
+        return Launches(
+            (Launch(self, problem, tile, dict.fromkeys((*_MAPS, "origin"), 0)),), _ORIGIN_BYTES
+        )
 
     def defines(self, spec: GemmSpec, tile: HopperGemmTile, row: ArchRow) -> dict[str, object]:
         producer, consumer = REGISTERS[tile.groups]
         return {
-            "T": DEVICE_TYPE[spec.dtype], "A_TRANSPOSED": spec.a_transposed, "B_TRANSPOSED": spec.b_transposed,
-            "POINTERS": spec.view == "pointers", "BIAS": DEVICE_TYPE[spec.bias] if spec.bias else "void",
-            "RESIDUAL": spec.residual is not None, "BM": tile.bm, "BN": tile.bn, "GROUPS": tile.groups,
-            "STAGES": tile.stages, "CLUSTER": tile.cluster, "BLOCKS": tile.blocks, "BUFFERS": tile.buffers,
-            "STORE": int(tile.store == "tma"), "C_FIRST": tile.c_first, "PRODUCER_REGISTERS": producer,
-            "CONSUMER_REGISTERS": consumer, "SHARED_BYTES": self.shared_bytes(spec, tile),
+            "T": DEVICE_TYPE[spec.dtype],
+            "A_TRANSPOSED": spec.a_transposed,
+            "B_TRANSPOSED": spec.b_transposed,
+            "POINTERS": spec.view == "pointers",
+            "BIAS": DEVICE_TYPE[spec.bias] if spec.bias else "void",
+            "RESIDUAL": spec.residual is not None,
+            "BM": tile.bm,
+            "BN": tile.bn,
+            "GROUPS": tile.groups,
+            "STAGES": tile.stages,
+            "CLUSTER": tile.cluster,
+            "BLOCKS": tile.blocks,
+            "BUFFERS": tile.buffers,
+            "STORE": int(tile.store == "tma"),
+            "C_FIRST": tile.c_first,
+            "PRODUCER_REGISTERS": producer,
+            "CONSUMER_REGISTERS": consumer,
+            "SHARED_BYTES": self.shared_bytes(spec, tile),
         }
 
     def signature(self, spec: GemmSpec) -> Signature:
-        return Signature((
-            *((m, "tensor_map") for m in _MAPS), *((p, "pointer") for p in _POINTERS), *((s, "i64") for s in _STRIDES),
-            *((i, "i32") for i in _INTS), ("alpha", "f32"), ("beta", "f32"), ("order", _ORDER),
-            ("b_heads", divider_parameter("b_heads")),
-        ))
+        return Signature(
+            (
+                *((m, "tensor_map") for m in _MAPS),
+                *((p, "pointer") for p in _POINTERS),
+                *((s, "i64") for s in _STRIDES),
+                *((i, "i32") for i in _INTS),
+                ("alpha", "f32"),
+                ("beta", "f32"),
+                ("order", _ORDER),
+                ("b_heads", divider_parameter("b_heads")),
+            )
+        )
 
     def grid(self, problem: GemmProblem, tile: HopperGemmTile, device: Device) -> int:
         clusters = max(device.limits.compute_units, tile.cluster) // tile.cluster * tile.blocks
         return min(_tiles(problem, tile), clusters) * tile.cluster
 
-    def config(self, problem: GemmProblem, tile: HopperGemmTile, row: ArchRow, device: Device) -> LaunchConfig:
+    def config(
+        self, problem: GemmProblem, tile: HopperGemmTile, row: ArchRow, device: Device
+    ) -> LaunchConfig:
         return replace(super().config(problem, tile, row, device), cluster=(tile.cluster, 1, 1))
 
     def threads(self, tile: HopperGemmTile, row: ArchRow) -> int:
@@ -160,17 +210,27 @@ class HopperGemm(HostHalf):
     def shared_bytes(self, spec: GemmSpec, tile: HopperGemmTile) -> int:
         return tile.shared_bytes(spec.bias is not None)
 
-    def values(self, problem: GemmProblem, tile: HopperGemmTile, device: Device) -> dict[str, int | float]:
+    def values(
+        self, problem: GemmProblem, tile: HopperGemmTile, device: Device
+    ) -> dict[str, int | float]:
         p = problem
         rows, columns = _grid_of_tiles(p, tile)
         strides = (*p.c_strides[:2], *p.bias_strides)
         ints = (
-            p.c_strides[2], p.M, p.N, divide_up(p.K, SLICE), *_steps(p, p.num_heads, p.a_strides),
-            *_steps(p, p.num_heads // p.b_head_group, p.b_strides), *_steps(p, p.num_heads, p.residual_strides),
+            p.c_strides[2],
+            p.M,
+            p.N,
+            divide_up(p.K, SLICE),
+            *_steps(p, p.num_heads, p.a_strides),
+            *_steps(p, p.num_heads // p.b_head_group, p.b_strides),
+            *_steps(p, p.num_heads, p.residual_strides),
         )
         dividers = {
-            "matrix": rows * columns, "group": _GROUP_ROWS * columns, "last": rows % _GROUP_ROWS or 1,
-            "heads": p.num_heads, "b_heads": p.b_head_group,
+            "matrix": rows * columns,
+            "group": _GROUP_ROWS * columns,
+            "last": rows % _GROUP_ROWS or 1,
+            "heads": p.num_heads,
+            "b_heads": p.b_head_group,
         }
         found = dict(zip(_STRIDES, strides, strict=True)) | dict(zip(_INTS, ints, strict=True))
         for name, d in dividers.items():
@@ -182,19 +242,27 @@ class HopperGemm(HostHalf):
         added = {n: f"{n}{suffix}" if getattr(spec, n) else "" for n in ("bias", "residual")}
         return {"a": f"A{suffix}", "b": f"B{suffix}", "c": f"C{suffix}", **added, "origin": ""}
 
-    def tensor_maps(self, problem: GemmProblem, tile: HopperGemmTile, device: Device) -> dict[str, TensorMap]:
+    def tensor_maps(
+        self, problem: GemmProblem, tile: HopperGemmTile, device: Device
+    ) -> dict[str, TensorMap]:
         """Axes column, row, head, batch; of lists column, row, and two that reach any address."""
         p, s = problem, problem.spec
         b_heads = p.num_heads // p.b_head_group
-        # Where what is summed over comes first, a box holds a tile's whole side; else it is a panel, and a cluster's
-        # blocks share its rows.
+        # Where what is summed over comes first, a box holds a tile's whole side; else it is a
+        # panel, and a cluster's blocks share its rows.
         a_box = (SLICE, SLICE) if s.a_transposed else (SLICE, tile.bm)
-        b_box = (SLICE, tile.bn // tile.cluster) if s.b_transposed else (SLICE, SLICE // tile.cluster)
+        b_box = (
+            (SLICE, tile.bn // tile.cluster) if s.b_transposed else (SLICE, SLICE // tile.cluster)
+        )
         c_shape, c_box = (p.M, p.N), (_PANEL, _ROWS)
         a = _map(p, "A", p.a_shape, p.num_heads, p.a_strides, a_box)
         b = _map(p, "B", p.b_shape, b_heads, p.b_strides, b_box)
         c = _map(p, "C", c_shape, p.num_heads, p.c_strides, c_box)
-        residual = _map(p, "residual", c_shape, p.num_heads, p.residual_strides, c_box) if s.residual else c
+        residual = (
+            _map(p, "residual", c_shape, p.num_heads, p.residual_strides, c_box)
+            if s.residual
+            else c
+        )
         return {"a_map": a, "b_map": b, "c_map": c, "residual_map": residual}
 
     def work(self, problem: GemmProblem, tile: HopperGemmTile, device: Device) -> Work:
@@ -208,7 +276,9 @@ class HopperGemm(HostHalf):
         yield Covered(self, GemmSpec(f16, f16, f32, a_transposed=True, view="pointers"))
         yield Covered(self, plain, often=False)
         yield Covered(self, GemmSpec(f16, f16, f32, b_transposed=True), often=False)
-        yield Covered(self, replace(plain, a_transposed=True, b_transposed=True, bias=f32), often=False)
+        yield Covered(
+            self, replace(plain, a_transposed=True, b_transposed=True, bias=f32), often=False
+        )
         yield Covered(self, replace(plain, view="pointers", bias=bf16, residual=bf16), often=False)
 
 
@@ -224,13 +294,19 @@ def _tiles(p: GemmProblem, tile: HopperGemmTile) -> int:
 
 
 def _steps(p: GemmProblem, heads: int, strides: tuple[int, int, int]) -> tuple[int, int]:
-    """What a head and an entry of the batch count in a map's coordinates: 0 where all share one matrix."""
+    """What a head and an entry of the batch count in a map's coordinates: 0 where all share one
+    matrix."""
     batch, head, _ = strides
     return int(heads > 1 and head != 0), int(p.batch > 1 and batch != 0)
 
 
 def _map(
-    p: GemmProblem, name: str, shape: tuple[int, int], heads: int, strides: tuple[int, int, int], box: tuple[int, int]
+    p: GemmProblem,
+    name: str,
+    shape: tuple[int, int],
+    heads: int,
+    strides: tuple[int, int, int],
+    box: tuple[int, int],
 ) -> TensorMap:
     batch_stride, head_stride, row = strides
     dtype = p.spec.dtype
@@ -240,9 +316,18 @@ def _map(
         name = f"{name}_ptrs"
     else:
         by_head, by_batch = _steps(p, heads, strides)
-        extents, apart = (heads if by_head else 1, p.batch if by_batch else 1), (head_stride, batch_stride)
+        extents, apart = (
+            (heads if by_head else 1, p.batch if by_batch else 1),
+            (head_stride, batch_stride),
+        )
     return TensorMap(
-        name, dtype, (shape[1], shape[0], *extents), (1, row, *apart), (*box, 1, 1), swizzle=128, l2_promotion=256
+        name,
+        dtype,
+        (shape[1], shape[0], *extents),
+        (1, row, *apart),
+        (*box, 1, 1),
+        swizzle=128,
+        l2_promotion=256,
     )
 
 
@@ -254,9 +339,15 @@ def _work(p: GemmProblem, tile: HopperGemmTile) -> Work:
         for n, row in ((tile.bm, p.a_strides[2]), (tile.bn // tile.cluster, p.b_strides[2]))
     )
     slice_operations = max(
-        2.0 * tile.bm * tile.bn * SLICE, _LINE_OPERATIONS * tile.rate * lines, _SHARED_OPERATIONS * columns
+        2.0 * tile.bm * tile.bn * SLICE,
+        _LINE_OPERATIONS * tile.rate * lines,
+        _SHARED_OPERATIONS * columns,
     )
     return Work(
-        p.bytes_moved, rows * tile.cluster * columns * p.results, slice_operations * divide_up(p.K, SLICE),
-        dtype=p.spec.dtype, rate=tile.rate, block_seconds=tile.block_seconds,
+        p.bytes_moved,
+        rows * tile.cluster * columns * p.results,
+        slice_operations * divide_up(p.K, SLICE),
+        dtype=p.spec.dtype,
+        rate=tile.rate,
+        block_seconds=tile.block_seconds,
     )

@@ -13,8 +13,8 @@ _PANEL = 64
 _WARP_PANEL_BYTES = 16 * 128
 """A warp's rows of one panel of the result."""
 REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160), 4: (32, 112)}
-"""Of a thread of the loading warpgroup and of a consumer's, by consumers: no more in all than a launch starts with. 0:
-as launched."""
+"""Of a thread of the loading warpgroup and of a consumer's, by consumers: no more in all than a
+launch starts with. 0: as launched."""
 
 
 def _panels(dim: int) -> int:
@@ -23,11 +23,12 @@ def _panels(dim: int) -> int:
 
 @dataclass(frozen=True)
 class HopperGemmTile:
-    """``groups`` consumers that make ``bm``×``bn`` of a result, through a ring of ``stages`` slices of 64.
+    """``groups`` consumers that make ``bm``×``bn`` of a result, through a ring of ``stages`` slices
+    of 64.
 
-    ``cluster``: blocks that share their columns of B; ``blocks``: that share a multiprocessor; ``buffers``: of 64×64
-    through which a consumer's results leave; ``store``: who writes them, each warp its "rows", or the "tma" unit;
-    ``c_first``: C is the first to leave the L2 cache.
+    ``cluster``: blocks that share their columns of B; ``blocks``: that share a multiprocessor;
+    ``buffers``: of 64×64 through which a consumer's results leave; ``store``: who writes them, each
+    warp its "rows", or the "tma" unit; ``c_first``: C is the first to leave the L2 cache.
     """
 
     bm: int
@@ -46,12 +47,16 @@ class HopperGemmTile:
     @property
     def name(self) -> str:
         """Rows×columns, slices, who stores, cluster."""
-        more = f"-{self.cluster}together" * (self.cluster > 1) + f"-{self.blocks}blocks" * (self.blocks > 1)
+        more = f"-{self.cluster}together" * (self.cluster > 1) + f"-{self.blocks}blocks" * (
+            self.blocks > 1
+        )
         return f"{self.bm}x{self.bn}-{self.stages}-{self.store}{more}" + "-cfirst" * self.c_first
 
     def shared_bytes(self, bias: bool) -> int:
         """Ring, buffers, the bias of each consumer, control; in whole KiB."""
-        size = self.stages * (self.bm + self.bn) * 128 + self.groups * (self.buffers * 8192 + bias * self.bn * 4)
+        size = self.stages * (self.bm + self.bn) * 128 + self.groups * (
+            self.buffers * 8192 + bias * self.bn * 4
+        )
         size += 16 * (self.stages + self.groups * self.buffers)
         assert size * self.blocks <= _SHARED_BYTES
         return -(-size // 1024) * 1024
@@ -73,10 +78,10 @@ GEMM = (
 class HopperAttentionTile:
     """``groups`` consumers of 64 queries and ``bn`` keys a step, for these head dims.
 
-    ``stages`` of keys and of values, ``q_stages`` of queries; ``out_stages`` panels a warp through which results leave;
-    ``turns``: two consumers alternate in issuing products; ``early``: the next tile's first product starts before this
-    one's last; ``ahead``: elements of a thread's part of the scores, of ``bn``/2, whose exponentials come before the
-    wait for P·V.
+    ``stages`` of keys and of values, ``q_stages`` of queries; ``out_stages`` panels a warp through
+    which results leave; ``turns``: two consumers alternate in issuing products; ``early``: the next
+    tile's first product starts before this one's last; ``ahead``: elements of a thread's part of
+    the scores, of ``bn``/2, whose exponentials come before the wait for P·V.
     """
 
     head_dim: int
@@ -90,7 +95,8 @@ class HopperAttentionTile:
     early: bool
     ahead: int
     remake: bool = False
-    """Rows into which a hidden NaN came are made again, in place of a search of V ahead of its use."""
+    """Rows into which a hidden NaN came are made again, in place of a search of V ahead of its
+    use."""
     fewest_heads: int = 2
     """Of a section, whose tiles are handed out together."""
     hides: bool | None = None
@@ -124,12 +130,20 @@ class HopperAttentionTile:
 
 ATTENTION = (
     HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 32, hides=False, rate=0.98),
-    HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 16, hides=False, short=True, rate=0.98),
-    HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, True, 16, remake=True, hides=True, rate=0.95),
+    HopperAttentionTile(
+        64, 64, 4, 64, 4, 2, 1, False, True, 16, hides=False, short=True, rate=0.98
+    ),
+    HopperAttentionTile(
+        64, 64, 4, 64, 4, 2, 1, False, True, 16, remake=True, hides=True, rate=0.95
+    ),
     HopperAttentionTile(96, 96, 2, 128, 2, 2, 2, True, True, 24, rate=1.1),
     HopperAttentionTile(128, 128, 2, 128, 2, 2, 2, True, True, 24, rate=1.22),
     HopperAttentionTile(192, 128, 2, 128, 2, 1, 1, True, False, 24, rate=1.15),
-    HopperAttentionTile(256, 256, 2, 64, 2, 1, 2, True, False, 32, fewest_heads=4, hides=False, rate=1.2),
-    HopperAttentionTile(256, 256, 2, 64, 2, 1, 2, False, False, 32, remake=True, hides=True, rate=1.2),
+    HopperAttentionTile(
+        256, 256, 2, 64, 2, 1, 2, True, False, 32, fewest_heads=4, hides=False, rate=1.2
+    ),
+    HopperAttentionTile(
+        256, 256, 2, 64, 2, 1, 2, False, False, 32, remake=True, hides=True, rate=1.2
+    ),
 )
 """The preferred of a spec first."""

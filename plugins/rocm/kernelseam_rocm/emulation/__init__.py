@@ -1,7 +1,9 @@
-"""Emulated devices: they run the very code objects that hiprtc made, through an emulator of AMD's instructions.
+"""Emulated devices: they run the very code objects that hiprtc made, through an emulator of AMD's
+instructions.
 
-The emulator is that of tinygrad's test tree, named by KERNELSEAM_TINYGRAD; none of its code is here. It runs in a
-process of its own. Loader, launches, memory with guards and mends for what the emulator lacks are ours.
+The emulator is that of tinygrad's test tree, named by KERNELSEAM_TINYGRAD; none of its code is
+here. It runs in a process of its own. Loader, launches, memory with guards and mends for what the
+emulator lacks are ours.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from kernelseam.compilation import cache_folder
 from kernelseam.compilation.folder import private
 from kernelseam.contract import KernelFacts, LaunchConfig, Toolchain
 from kernelseam.errors import DeviceError, NoDevice
+
 from kernelseam_rocm.emulation.checkout import VARIABLE, Checkout, find
 from kernelseam_rocm.emulation.loader import Launch
 from kernelseam_rocm.emulation.memory import Arena
@@ -36,8 +39,11 @@ class Emulation:
         self.used: set[tuple[str, str]] = set()
         """Arch and digest of every code object so far."""
 
-    def kernel(self, binary: bytes, digest: str, facts: KernelFacts, arch: str, toolchain: Toolchain) -> EmulatedKernel:
-        """A kernel of a code object, once the self-test of its arch has passed. Raises DeviceError, CompileError."""
+    def kernel(
+        self, binary: bytes, digest: str, facts: KernelFacts, arch: str, toolchain: Toolchain
+    ) -> EmulatedKernel:
+        """A kernel of a code object, once the self-test of its arch has passed. Raises DeviceError,
+        CompileError."""
         if arch not in self._tested:
             from kernelseam_rocm.emulation import selftest
 
@@ -50,12 +56,15 @@ class Emulation:
 class EmulatedKernel:
     """kernelseam.contract.LoadedKernel: a kernel in the emulator's process."""
 
-    def __init__(self, emulator: Emulator, binary: bytes, digest: str, facts: KernelFacts, arch: str) -> None:
+    def __init__(
+        self, emulator: Emulator, binary: bytes, digest: str, facts: KernelFacts, arch: str
+    ) -> None:
         self._emulator, self._binary, self._digest, self._arch = emulator, binary, digest, arch
         self.facts = facts
 
     def prepare(self, config: LaunchConfig, arguments: bytes) -> Callable[[int], None]:
-        """See the contract. A launch returns when it is over; it raises DeviceError for what the kernel did wrong.
+        """See the contract. A launch returns when it is over; it raises DeviceError for what the
+        kernel did wrong.
 
         Raises InvalidValue where the arguments' size is not the kernel's."""
         from kernelseam_rocm.launch import check_arguments
@@ -65,13 +74,16 @@ class EmulatedKernel:
         extents = Launch(config.grid, config.block, config.shared_bytes)
 
         def launch(stream: int) -> None:
-            self._emulator.launch(self._digest, self._binary, self._arch, self.facts.name, extents, arguments)
+            self._emulator.launch(
+                self._digest, self._binary, self._arch, self.facts.name, extents, arguments
+            )
 
         return launch
 
 
 def folder() -> Path:
-    """The folder for what emulation keeps between processes, made where it is missing. Raises DeviceError."""
+    """The folder for what emulation keeps between processes, made where it is missing. Raises
+    DeviceError."""
     found = cache_folder() / "emulation"
     try:
         private(found.parent, make=True)

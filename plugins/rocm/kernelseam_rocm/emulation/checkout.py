@@ -1,4 +1,5 @@
-"""The emulator: where it is, what it needs, and what names its version. Nothing of it is imported here."""
+"""The emulator: where it is, what it needs, and what names its version. Nothing of it is imported
+here."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 VARIABLE = "KERNELSEAM_TINYGRAD"
-"""Names a checkout of tinygrad's repository: its test tree holds the emulator, which no package carries."""
+"""Names a checkout of tinygrad's repository: its test tree holds the emulator, which no package
+carries."""
 
 _EMULATOR = Path("test/mockgpu/amd/emu.py")
 
@@ -26,7 +28,8 @@ class Checkout:
     """The command of clang, with which the emulator compiles each instruction's meaning."""
 
     def version(self) -> str:
-        """A digest of what shapes results: the emulator's sources by name, size and time, and our own mends."""
+        """A digest of what shapes results: the emulator's sources by name, size and time, and our
+        own mends."""
         digest = hashlib.sha256()
         sources = [self.folder / "tinygrad", self.folder / "test/mockgpu", Path(__file__).parent]
         for root in sources:
@@ -37,21 +40,29 @@ class Checkout:
 
 
 def find() -> Checkout | str:
-    """The checkout that the variable names, or why there is none: "" where the variable is not set."""
+    """The checkout that the variable names, or why there is none: "" where the variable is not
+    set."""
     named = os.environ.get(VARIABLE, "")
     if not named:
         return ""
     try:
         folder = Path(named).expanduser().absolute()
     except (RuntimeError, OSError) as e:  # nobody's home; no current folder
-        return f"{VARIABLE} = {named}: means no folder ({e}). Name it by its whole path, or unset the variable"
+        return (
+            f"{VARIABLE} = {named}: means no folder ({e}). Name it by its whole path, or "
+            "unset the variable"
+        )
     if not (folder / _EMULATOR).is_file():
         return (
-            f"{VARIABLE} = {named}: must be a checkout of tinygrad's repository, and there is no {_EMULATOR} in it. "
+            f"{VARIABLE} = {named}: must be a checkout of tinygrad's repository, and there is no "
+            f"{_EMULATOR} in it. "
             "Clone the repository (its packages do not hold the emulator), or unset the variable"
         )
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        return f"{VARIABLE} is set, but emulation needs Linux on x86_64, not {sys.platform} on {platform.machine()}"
+        return (
+            f"{VARIABLE} is set, but emulation needs Linux on x86_64, not {sys.platform} on "
+            f"{platform.machine()}"
+        )
     compiler = _compiler()
     if compiler is None:
         return (
@@ -65,6 +76,10 @@ def _compiler() -> tuple[str, ...] | None:
     if path := shutil.which("clang"):
         return (path,)
     zig = importlib.util.find_spec("ziglang")  # its wheel holds the program beside the module
-    if zig is not None and zig.origin and os.access(program := Path(zig.origin).with_name("zig"), os.X_OK):
+    if (
+        zig is not None
+        and zig.origin
+        and os.access(program := Path(zig.origin).with_name("zig"), os.X_OK)
+    ):
         return (str(program), "clang")
     return None

@@ -1,4 +1,5 @@
-"""The emulated devices, their memory and arrays: a Runtime, and one that joins it to the real devices'."""
+"""The emulated devices, their memory and arrays: a Runtime, and one that joins it to the real
+devices'."""
 
 from __future__ import annotations
 
@@ -11,17 +12,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
 from kernelseam.contract import EMULATED, ArrayInfo, Device, DeviceLimits, Runtime, host_array
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, InvalidValue
+
 from kernelseam_rocm import archs
 from kernelseam_rocm.dlpack import row_major
 from kernelseam_rocm.emulation.memory import Arena
 
 UNITS = {"gfx942": (304, 2100), "gfx950": (256, 2400), "gfx1100": (96, 2500), "gfx1201": (64, 2970)}
-"""The archs that can be emulated. By arch, compute units and clock in MHz of the largest product: from them follows
-which tiles are chosen, and so they must be those of a device."""
+"""The archs that can be emulated. By arch, compute units and clock in MHz of the largest product:
+from them follows which tiles are chosen, and so they must be those of a device."""
 
 _BYTES_PER_SECOND = {"gfx942": 5.3e12, "gfx950": 8e12, "gfx1100": 9.6e11, "gfx1201": 6.4e11}
 _NOTHING = nullcontext()
@@ -36,7 +37,9 @@ def devices(first: int, memory_bytes: int) -> tuple[Device, ...]:
             shared_bytes_per_block=archs.row(arch).shared_bytes_per_block + archs.RESERVED,
             memory_bytes=memory_bytes,
             bytes_per_second=_BYTES_PER_SECOND[arch],
-            operations_per_second={d.value: n * units * megahertz * 1e6 for d, n in archs.RATES[arch].items()},
+            operations_per_second={
+                d.value: n * units * megahertz * 1e6 for d, n in archs.RATES[arch].items()
+            },
         )
         found.append(Device("rocm", first + i, arch, f"{arch} (emulated)", limits, EMULATED))
     return tuple(found)
@@ -64,7 +67,8 @@ class EmulatedArray:
 
 
 class EmulatedRuntime:
-    """kernelseam.contract.Runtime of the emulated devices. A launch is over when it returns: there is one stream, 0."""
+    """kernelseam.contract.Runtime of the emulated devices. A launch is over when it returns: there
+    is one stream, 0."""
 
     def __init__(self, arena: Arena, first: int) -> None:
         """``first``: the index of the first device."""
@@ -78,9 +82,13 @@ class EmulatedRuntime:
         if not isinstance(array, EmulatedArray):
             return None
         strides = row_major(array.shape)
-        return ArrayInfo(array.pointer, array.shape, strides, array.dtype, array.device, EMULATED, array)
+        return ArrayInfo(
+            array.pointer, array.shape, strides, array.dtype, array.device, EMULATED, array
+        )
 
-    def empty(self, shape: Sequence[int], dtype: DType, device: Device, like: ArrayInfo | None = None) -> object:
+    def empty(
+        self, shape: Sequence[int], dtype: DType, device: Device, like: ArrayInfo | None = None
+    ) -> object:
         return EmulatedArray(shape, dtype, device, self._arena)
 
     def from_host(self, host: npt.NDArray[Any], device: Device) -> object:
@@ -90,7 +98,9 @@ class EmulatedRuntime:
 
     def to_host(self, array: object) -> npt.NDArray[Any]:
         if not isinstance(array, EmulatedArray):
-            raise InvalidValue("array", type(array).__name__, "must lie on an emulated device", "Move it there")
+            raise InvalidValue(
+                "array", type(array).__name__, "must lie on an emulated device", "Move it there"
+            )
         return array.host().copy()
 
     def read(self, pointer: int, size: int, device: Device) -> npt.NDArray[np.uint8]:
@@ -105,7 +115,9 @@ class EmulatedRuntime:
     def synchronize(self, device: Device) -> None:
         """Nothing is ever queued."""
 
-    def prepare_memset(self, pointer: int, value: int, size: int, device: Device) -> Callable[[int], None]:
+    def prepare_memset(
+        self, pointer: int, value: int, size: int, device: Device
+    ) -> Callable[[int], None]:
         """See the contract. Raises DeviceError where that is not all in one allocation."""
         if not self._arena.holds(pointer, size):
             raise DeviceError(f"{size} bytes from {pointer:#x} on are not memory of {device}")
@@ -149,7 +161,9 @@ class JoinedRuntime:
     def describe(self, array: object) -> ArrayInfo | None:
         return self._second().describe(array) or self._real.describe(array)
 
-    def empty(self, shape: Sequence[int], dtype: DType, device: Device, like: ArrayInfo | None = None) -> object:
+    def empty(
+        self, shape: Sequence[int], dtype: DType, device: Device, like: ArrayInfo | None = None
+    ) -> object:
         return self._of(device).empty(shape, dtype, device, like)
 
     def from_host(self, host: npt.NDArray[Any], device: Device) -> object:
@@ -167,7 +181,9 @@ class JoinedRuntime:
     def synchronize(self, device: Device) -> None:
         self._of(device).synchronize(device)
 
-    def prepare_memset(self, pointer: int, value: int, size: int, device: Device) -> Callable[[int], None]:
+    def prepare_memset(
+        self, pointer: int, value: int, size: int, device: Device
+    ) -> Callable[[int], None]:
         return self._of(device).prepare_memset(pointer, value, size, device)
 
     def activate(self, device: Device) -> AbstractContextManager[None]:

@@ -22,7 +22,10 @@ class _Action(ctypes.Structure):
     """struct sigaction of Linux on x86_64, as the C library takes it."""
 
     _fields_ = [
-        ("handler", _ON_FAULT), ("mask", ctypes.c_char * 128), ("flags", ctypes.c_int), ("restorer", ctypes.c_void_p),
+        ("handler", _ON_FAULT),
+        ("mask", ctypes.c_char * 128),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_void_p),
     ]
 
 
@@ -30,7 +33,8 @@ _installed: list[_Action] = []
 
 
 def on_fault(tell: Callable[[int], None]) -> None:
-    """Call ``tell(address)`` for an access to memory that is not there; the process ends afterwards."""
+    """Call ``tell(address)`` for an access to memory that is not there; the process ends
+    afterwards."""
 
     def handle(number: int, information: int, context: int) -> None:
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)
@@ -47,13 +51,20 @@ def on_fault(tell: Callable[[int], None]) -> None:
 
 
 def describe(address: int, places: Iterable[Place], guards: Sequence[Place] = ()) -> str:
-    """Where an address is: in the guards of something, else by the nearest place. ``places`` may not be empty."""
+    """Where an address is: in the guards of something, else by the nearest place. ``places`` may
+    not be empty."""
     for what, start, end in guards:
         if start <= address < end:
             return f"outside {what}"
     if address < 1 << 16:
         return "a null pointer" if not address else f"near the null pointer ({address:#x})"
-    what, start, end = min(places, key=lambda p: p[1] - address if address < p[1] else address - p[2])
+    what, start, end = min(
+        places, key=lambda p: p[1] - address if address < p[1] else address - p[2]
+    )
     if address < start:
         return f"{start - address} bytes before {what}"
-    return f"{address - end} bytes behind the end of {what}" if address >= end else f"inside {what}, yet unreadable"
+    return (
+        f"{address - end} bytes behind the end of {what}"
+        if address >= end
+        else f"inside {what}, yet unreadable"
+    )

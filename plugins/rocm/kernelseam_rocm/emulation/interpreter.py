@@ -1,4 +1,5 @@
-"""The emulator in its own process: imports it, and runs kernels wave by wave. Only the worker's child uses this.
+"""The emulator in its own process: imports it, and runs kernels wave by wave. Only the worker's
+child uses this.
 
 The emulator gives each instruction its meaning; blocks, waves, barriers, LDS and scratch are ours.
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelseam.errors import DeviceError
+
 from kernelseam_rocm import codeobject
 from kernelseam_rocm.emulation import loader, mends
 from kernelseam_rocm.emulation.loader import Descriptor, Launch
@@ -36,11 +38,13 @@ _MXCSR_AT = 28  # in fenv_t of Linux on x86_64
 _INVERSE_TWO_PI_BITS = 0x3E22F983
 
 Instruction = tuple[Callable[..., object], tuple[int, ...] | None, int, bool]
-"""What to call, with which of a wave's arguments (None: a mend, which takes the wave), its size, whether it waits."""
+"""What to call, with which of a wave's arguments (None: a mend, which takes the wave), its size,
+whether it waits."""
 
 
 def family(arch: str) -> str:
-    """The emulator's name for an arch's instruction set. Raises DeviceError for one that it does not have."""
+    """The emulator's name for an arch's instruction set. Raises DeviceError for one that it does
+    not have."""
     for prefix, name in _FAMILIES.items():
         if arch.startswith(prefix):
             return name
@@ -71,7 +75,9 @@ class Where:
     regions: dict[str, Region] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        at = f"block {self.block}, wave {self.wave}, {self.pc - self.entry:#x} bytes after its entry"
+        at = (
+            f"block {self.block}, wave {self.wave}, {self.pc - self.entry:#x} bytes after its entry"
+        )
         return f"kernel {self.kernel} ({self.arch}), {at}"
 
 
@@ -80,7 +86,9 @@ class Interpreter:
 
     def __init__(self, folder: str) -> None:
         # The repository's packages have names that others have too.
-        for name in [n for n in sys.modules if n.partition(".")[0] in ("test", "tinygrad", "extra")]:
+        for name in [
+            n for n in sys.modules if n.partition(".")[0] in ("test", "tinygrad", "extra")
+        ]:
             del sys.modules[name]
         sys.path.insert(0, folder)
         self._emulator: Any = importlib.import_module("test.mockgpu.amd.emu")
@@ -105,15 +113,22 @@ class Interpreter:
         d = Descriptor.read(module.bytes, offset)
         threads = launch.block[0] * launch.block[1] * launch.block[2]
         if threads > facts[".max_flat_workgroup_size"]:
-            raise DeviceError(f"kernel {kernel} takes {facts['.max_flat_workgroup_size']} threads a block: {threads}")
+            raise DeviceError(
+                f"kernel {kernel} takes {facts['.max_flat_workgroup_size']} threads a block: "
+                f"{threads}"
+            )
         segment = loader.kernarg(facts, d, arguments, launch)
-        kernarg, packet = Region(len(segment) + 256), Region(64)  # scalar loads may fetch more than they need
+        # scalar loads may fetch more than they need
+        kernarg, packet = Region(len(segment) + 256), Region(64)
         kernarg.write(segment)
-        packet.write(loader.dispatch_packet(d, launch, module.memory.address + offset, kernarg.address))
+        packet.write(
+            loader.dispatch_packet(d, launch, module.memory.address + offset, kernarg.address)
+        )
         registers = loader.user_registers(d, segment, kernarg.address, packet.address)
         lanes = 64 if family(module.arch) == "cdna" else 32
         waves = -(-threads // lanes)
-        # The emulator loads for lanes that take no part as well, from wherever their registers point to.
+        # The emulator loads for lanes that take no part as well, from wherever their registers
+        # point to.
         shared = Region(d.shared_bytes + launch.dynamic_shared_bytes, _SHARED_GUARD, readable=True)
         scratch = [Region(d.scratch_bytes * lanes) for _ in range(waves)]
         entry = module.memory.address + offset + d.entry
@@ -130,19 +145,32 @@ class Interpreter:
                         for i, private in enumerate(scratch):
                             private.fill(GARBAGE)
                             state = self._emulator._init_wave(
-                                entry, i * lanes, threads, *launch.block, kernarg.address, d.rsrc2, d.scratch_bytes,
-                                family(module.arch), x, y, z, registers, lanes,
+                                entry,
+                                i * lanes,
+                                threads,
+                                *launch.block,
+                                kernarg.address,
+                                d.rsrc2,
+                                d.scratch_bytes,
+                                family(module.arch),
+                                x,
+                                y,
+                                z,
+                                registers,
+                                lanes,
                             )
                             states.append((self._wave(state, lanes, shared, private), state))
                         self._block(module, states)
 
     def _wave(self, state: Any, lanes: int, shared: Region, scratch: Region) -> Wave:
-        """The emulator's wave as mends see it. Its registers are the emulator's, and live as long as ``state``."""
+        """The emulator's wave as mends see it. Its registers are the emulator's, and live as long
+        as ``state``."""
         scalars, vectors, accumulators = (
             b._buf.va_addr for b in (state.sgpr_buf, state.vgpr_buf, state.accvgpr_buf)
         )
         wave = Wave(lanes, scalars, vectors, accumulators, shared.address, scratch.address)
-        wave.scalars[INVERSE_TWO_PI] = _INVERSE_TWO_PI_BITS  # where the emulator keeps an identity of the hardware
+        # where the emulator keeps an identity of the hardware
+        wave.scalars[INVERSE_TWO_PI] = _INVERSE_TWO_PI_BITS
         return wave
 
     def _block(self, module: Module, states: list[tuple[Wave, Any]]) -> None:
@@ -207,7 +235,9 @@ class Interpreter:
             self._libm.fesetenv(before)
 
 
-def _either(mend: mends.Mend, call: Callable[..., object], takes: tuple[int, ...]) -> Callable[[Wave], None]:
+def _either(
+    mend: mends.Mend, call: Callable[..., object], takes: tuple[int, ...]
+) -> Callable[[Wave], None]:
     """The mend's step where it does not decline, else the emulator's."""
 
     def step(wave: Wave) -> None:
@@ -220,7 +250,8 @@ def _either(mend: mends.Mend, call: Callable[..., object], takes: tuple[int, ...
 
 
 def prepare(compiler: Sequence[str], cache: Path) -> None:
-    """Set the environment that the emulator reads when it is imported. ``cache``: a folder for what it compiles."""
+    """Set the environment that the emulator reads when it is imported. ``cache``: a folder for what
+    it compiles."""
     for name in ("DEBUG", "PROFILE", "BEAM", "NOOPT", "CACHELEVEL", "SPEC", "VIZ"):
         os.environ.pop(name, None)
     program = cache / "clang"  # one word, as the emulator wants it
@@ -229,5 +260,8 @@ def prepare(compiler: Sequence[str], cache: Path) -> None:
     os.chmod(file.name, 0o700)
     os.replace(file.name, program)  # another process may be running it
     os.environ.update(
-        DEV="CPU", CC=str(program), CACHEDB=str(cache / "instructions.db"), ZIG_GLOBAL_CACHE_DIR=str(cache / "zig")
+        DEV="CPU",
+        CC=str(program),
+        CACHEDB=str(cache / "instructions.db"),
+        ZIG_GLOBAL_CACHE_DIR=str(cache / "zig"),
     )

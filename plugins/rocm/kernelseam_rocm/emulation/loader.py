@@ -1,7 +1,8 @@
-"""What a driver does with a code object: its image in memory, its kernels' descriptors, and the state they start from.
+"""What a driver does with a code object: its image in memory, its kernels' descriptors, and the
+state they start from.
 
-Formats: LLVM's "User Guide for AMDGPU Backend" (ELF relocations, kernel descriptor, initial register state, kernarg and
-hidden arguments of code object V5) and HSA's dispatch packet.
+Formats: LLVM's "User Guide for AMDGPU Backend" (ELF relocations, kernel descriptor, initial
+register state, kernarg and hidden arguments of code object V5) and HSA's dispatch packet.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelseam.errors import DeviceError
+
 from kernelseam_rocm.codeobject import DYNAMIC, LOAD, CodeObject
 
 Extents = tuple[int, int, int]
@@ -19,8 +21,15 @@ Extents = tuple[int, int, int]
 _RELA, _RELA_SIZE, _SYMBOLS = 7, 8, 6  # DT_RELA, DT_RELASZ, DT_SYMTAB
 _ABS32_LO, _ABS32_HI, _ABS64, _RELATIVE64 = 1, 2, 3, 13  # R_AMDGPU_…
 _DESCRIPTOR = struct.Struct("<III4xq20xIIIHH4x")
-_PROPERTIES = ("private_segment_buffer", "dispatch_ptr", "queue_ptr", "kernarg_segment_ptr", "dispatch_id",
-               "flat_scratch_init", "private_segment_size")
+_PROPERTIES = (
+    "private_segment_buffer",
+    "dispatch_ptr",
+    "queue_ptr",
+    "kernarg_segment_ptr",
+    "dispatch_id",
+    "flat_scratch_init",
+    "private_segment_size",
+)
 
 
 def image_bytes(code: CodeObject) -> int:
@@ -29,7 +38,8 @@ def image_bytes(code: CodeObject) -> int:
 
 
 def image(elf: bytes, code: CodeObject, base: int) -> bytes:
-    """The code object as it lies in memory from ``base`` on, relocated. Raises DeviceError where that cannot be."""
+    """The code object as it lies in memory from ``base`` on, relocated. Raises DeviceError where
+    that cannot be."""
     memory = bytearray(image_bytes(code))
     for s in code.segments:
         if s.kind == LOAD:
@@ -53,16 +63,22 @@ def _relocate(memory: bytearray, dynamic: int, size: int, base: int) -> None:
         kind, symbol = info & 0xFFFFFFFF, info >> 32
         target = base + addend
         if symbol:
-            _, _, _, section, value, _ = struct.unpack_from("<IBBHQQ", memory, tags[_SYMBOLS] + 24 * symbol)
+            _, _, _, section, value, _ = struct.unpack_from(
+                "<IBBHQQ", memory, tags[_SYMBOLS] + 24 * symbol
+            )
             if not section:
-                raise DeviceError(f"the code object needs symbol {symbol} of its table, which it does not define")
+                raise DeviceError(
+                    f"the code object needs symbol {symbol} of its table, which it does not define"
+                )
             target += value
         if kind in (_ABS64, _RELATIVE64):
             struct.pack_into("<Q", memory, place, target)
         elif kind in (_ABS32_LO, _ABS32_HI):
             struct.pack_into("<I", memory, place, (target >> 32 * (kind == _ABS32_HI)) & 0xFFFFFFFF)
         else:
-            raise DeviceError(f"the code object has a relocation of type {kind}, which the loader does not know")
+            raise DeviceError(
+                f"the code object has a relocation of type {kind}, which the loader does not know"
+            )
 
 
 @dataclass(frozen=True)
@@ -82,12 +98,15 @@ class Descriptor:
 
     @classmethod
     def read(cls, memory: bytes, at: int) -> Descriptor:
-        shared, scratch, kernarg, entry, _, rsrc1, rsrc2, properties, preload = _DESCRIPTOR.unpack_from(memory, at)
+        shared, scratch, kernarg, entry, _, rsrc1, rsrc2, properties, preload = (
+            _DESCRIPTOR.unpack_from(memory, at)
+        )
         return cls(shared, scratch, kernarg, entry, rsrc1, rsrc2, properties, preload)
 
     @property
     def flushes_single(self) -> bool:
-        """Whether float32 subnormals are lost, on input or output (FLOAT_DENORM_MODE_32 is not "allow both")."""
+        """Whether float32 subnormals are lost, on input or output (FLOAT_DENORM_MODE_32 is not
+        "allow both")."""
         return self.rsrc1 >> 16 & 3 != 3
 
     @property
@@ -107,17 +126,24 @@ class Launch:
     dynamic_shared_bytes: int
 
     def hidden(self) -> dict[str, int]:
-        """The hidden arguments that a launch determines; the others (printf's buffer, the heap, …) are null."""
+        """The hidden arguments that a launch determines; the others (printf's buffer, the heap, …)
+        are null."""
         dimensions = max((i + 1 for i in range(3) if self.grid[i] * self.block[i] > 1), default=1)
-        values = {"hidden_grid_dims": dimensions, "hidden_dynamic_lds_size": self.dynamic_shared_bytes}
+        values = {
+            "hidden_grid_dims": dimensions,
+            "hidden_dynamic_lds_size": self.dynamic_shared_bytes,
+        }
         for i, axis in enumerate("xyz"):
             values[f"hidden_block_count_{axis}"] = self.grid[i]
             values[f"hidden_group_size_{axis}"] = self.block[i]
         return values
 
 
-def kernarg(kernel: Mapping[str, Any], descriptor: Descriptor, arguments: bytes, launch: Launch) -> bytes:
-    """The segment of arguments: the packed ones as they are, then the hidden ones where the metadata say."""
+def kernarg(
+    kernel: Mapping[str, Any], descriptor: Descriptor, arguments: bytes, launch: Launch
+) -> bytes:
+    """The segment of arguments: the packed ones as they are, then the hidden ones where the
+    metadata say."""
     segment = bytearray(max(kernel[".kernarg_segment_size"], descriptor.kernarg_bytes, 16))
     segment[: len(arguments)] = arguments
     hidden = launch.hidden()
@@ -129,23 +155,43 @@ def kernarg(kernel: Mapping[str, Any], descriptor: Descriptor, arguments: bytes,
 
 
 def dispatch_packet(descriptor: Descriptor, launch: Launch, kernel: int, arguments: int) -> bytes:
-    """hsa_kernel_dispatch_packet_t, for kernels that ask for its address. ``kernel``, ``arguments``: addresses."""
+    """hsa_kernel_dispatch_packet_t, for kernels that ask for its address. ``kernel``,
+    ``arguments``: addresses."""
     grid, block = launch.grid, launch.block
     threads = [g * b for g, b in zip(grid, block, strict=True)]
     shared = descriptor.shared_bytes + launch.dynamic_shared_bytes
     return struct.pack(
-        "<HHHHHHIIIIIQQQQ", 2, 3, *block, 0, *threads, descriptor.scratch_bytes, shared, kernel, arguments, 0, 0
+        "<HHHHHHIIIIIQQQQ",
+        2,
+        3,
+        *block,
+        0,
+        *threads,
+        descriptor.scratch_bytes,
+        shared,
+        kernel,
+        arguments,
+        0,
+        0,
     )
 
 
-def user_registers(descriptor: Descriptor, arguments: bytes, arguments_at: int, packet_at: int) -> list[int]:
-    """The scalar registers that a wave finds filled in, in the order of the descriptor's properties.
+def user_registers(
+    descriptor: Descriptor, arguments: bytes, arguments_at: int, packet_at: int
+) -> list[int]:
+    """The scalar registers that a wave finds filled in, in the order of the descriptor's
+    properties.
 
-    ``arguments``: the kernarg segment, parts of which may be preloaded. Raises DeviceError where they are too many.
+    ``arguments``: the kernarg segment, parts of which may be preloaded. Raises DeviceError where
+    they are too many.
     """
     halves = {
-        "private_segment_buffer": (0, 0, 0, 0), "dispatch_ptr": _halves(packet_at), "queue_ptr": (0, 0),
-        "kernarg_segment_ptr": _halves(arguments_at), "dispatch_id": (0, 0), "flat_scratch_init": (0, 0),
+        "private_segment_buffer": (0, 0, 0, 0),
+        "dispatch_ptr": _halves(packet_at),
+        "queue_ptr": (0, 0),
+        "kernarg_segment_ptr": _halves(arguments_at),
+        "dispatch_id": (0, 0),
+        "flat_scratch_init": (0, 0),
         "private_segment_size": (descriptor.scratch_bytes,),
     }
     found: list[int] = []
@@ -157,7 +203,8 @@ def user_registers(descriptor: Descriptor, arguments: bytes, arguments_at: int, 
     found.extend(struct.unpack_from(f"<{count}I", padded, 4 * first))
     if len(found) > descriptor.user_registers:
         raise DeviceError(
-            f"the kernel's descriptor asks for {len(found)} user registers and has {descriptor.user_registers}"
+            f"the kernel's descriptor asks for {len(found)} user registers and has "
+            f"{descriptor.user_registers}"
         )
     return found + [0] * (descriptor.user_registers - len(found))
 

@@ -1,7 +1,7 @@
 """Memory with guards: what lies outside an allocation cannot be touched by the emulated device.
 
-The arena is shared between this process and the emulator's, at the same addresses. Guards hold in the emulator's
-process alone: there everything but the live allocations is protected.
+The arena is shared between this process and the emulator's, at the same addresses. Guards hold in
+the emulator's process alone: there everything but the live allocations is protected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 def protect(start: int, size: int, accessible: bool) -> None:
     """Allow or forbid every access to whole pages, in this process."""
     if size and _libc.mprotect(start, size, _READ_WRITE if accessible else _NONE):
-        raise DeviceError(f"mprotect of {size} bytes at {start:#x} failed with error {ctypes.get_errno()}")
+        raise DeviceError(
+            f"mprotect of {size} bytes at {start:#x} failed with error {ctypes.get_errno()}"
+        )
 
 
 def pages(size: int) -> int:
@@ -37,38 +39,48 @@ def pages(size: int) -> int:
 
 
 class Arena:
-    """Device memory of every emulated device, which are one host's: allocations end where a guard begins."""
+    """Device memory of every emulated device, which are one host's: allocations end where a guard
+    begins."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = pages(capacity)
-        self._map = mmap.mmap(-1, self.capacity, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+        self._map = mmap.mmap(
+            -1, self.capacity, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _NO_RESERVE
+        )
         self.start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._free = [(0, self.capacity)]  # (offset, bytes), in order, never adjacent
-        self._live: dict[int, tuple[int, int]] = {}  # by address: offset and bytes of its pages, guard included
+        # by address: offset and bytes of its pages, guard included
+        self._live: dict[int, tuple[int, int]] = {}
         self._lock = new_lock()
         self._owner = os.getpid()
 
     def allocate(self, size: int) -> int:
-        """The address of new memory, a multiple of 16 bytes, as near to the guard behind it as that allows.
+        """The address of new memory, a multiple of 16 bytes, as near to the guard behind it as that
+        allows.
 
-        Raises OutOfDeviceMemory, and DeviceError in a forked copy of the process, which shares this memory.
+        Raises OutOfDeviceMemory, and DeviceError in a forked copy of the process, which shares this
+        memory.
         """
         if os.getpid() != self._owner:
             raise DeviceError(
-                f"emulated memory belongs to process {self._owner}, of which this is a forked copy: start a new process"
+                f"emulated memory belongs to process {self._owner}, of which this is a forked "
+                "copy: start a new process"
             )
         need = pages(size) + PAGE
         with self._lock:
-            place = next((i for i, (_, available) in enumerate(self._free) if available >= need + PAGE), None)
+            place = next(
+                (i for i, (_, available) in enumerate(self._free) if available >= need + PAGE), None
+            )
             if place is None:
                 raise OutOfDeviceMemory(
-                    f"{size} bytes do not fit into what is left of the {self.capacity} bytes of emulated memory"
+                    f"{size} bytes do not fit into what is left of the {self.capacity} bytes of "
+                    "emulated memory"
                 )
             offset, available = self._free[place]
             # The page before the block stays free: it guards its beginning.
-            self._free[place : place + 1] = [(offset, PAGE)] + [(offset + PAGE + need, available - PAGE - need)] * (
-                available > PAGE + need
-            )
+            self._free[place : place + 1] = [(offset, PAGE)] + [
+                (offset + PAGE + need, available - PAGE - need)
+            ] * (available > PAGE + need)
             offset += PAGE
             address = self.start + offset + pages(size) - -(-size // ALIGNMENT) * ALIGNMENT
             self._live[address] = (offset, need)
@@ -86,7 +98,9 @@ class Arena:
             self._free.insert(at, (offset, size))
             for i in (at, at - 1):
                 if 0 <= i < len(self._free) - 1 and sum(self._free[i]) == self._free[i + 1][0]:
-                    self._free[i : i + 2] = [(self._free[i][0], self._free[i][1] + self._free[i + 1][1])]
+                    self._free[i : i + 2] = [
+                        (self._free[i][0], self._free[i][1] + self._free[i + 1][1])
+                    ]
 
     def holds(self, start: int, size: int) -> bool:
         """Whether bytes lie in one allocation's pages."""
@@ -102,11 +116,14 @@ class Region:
     """Private memory in the midst of guards, ending at one."""
 
     def __init__(self, size: int, guard: int = PAGE, readable: bool = False) -> None:
-        """``guard``: bytes on either side that cannot be touched, or with ``readable`` read as zeros. They are
-        reserved, not used."""
+        """``guard``: bytes on either side that cannot be touched, or with ``readable`` read as
+        zeros. They are reserved, not used."""
         self.size, inner = size, pages(size)
         self._map = mmap.mmap(
-            -1, inner + 2 * guard, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE, prot=mmap.PROT_READ
+            -1,
+            inner + 2 * guard,
+            flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE,
+            prot=mmap.PROT_READ,
         )
         base = _address(self._map)
         self.guards = (base, base + inner + 2 * guard)

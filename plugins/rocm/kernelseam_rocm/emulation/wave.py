@@ -21,14 +21,19 @@ INVERSE_TWO_PI = 248
 class Wave:
     """One wave's state. Register files are [register, lane]; addresses are the host's."""
 
-    def __init__(self, lanes: int, scalars: int, vectors: int, accumulators: int, shared: int, scratch: int) -> None:
+    def __init__(
+        self, lanes: int, scalars: int, vectors: int, accumulators: int, shared: int, scratch: int
+    ) -> None:
         self.lanes = lanes
         self.scalars: Words = _array(scalars, SCALARS)
         self.vectors: Words = _array(vectors, REGISTERS * lanes).reshape(REGISTERS, lanes)
         self.accumulators: Words = _array(accumulators, REGISTERS * lanes).reshape(REGISTERS, lanes)
         self.shared = shared
-        self.arguments = [ctypes.c_uint64(x) for x in (scalars, vectors, 0, shared, scratch, accumulators)]
-        """What the emulator's own instructions take: the register files, memory from 0 on, LDS, scratch."""
+        self.arguments = [
+            ctypes.c_uint64(x) for x in (scalars, vectors, 0, shared, scratch, accumulators)
+        ]
+        """What the emulator's own instructions take: the register files, memory from 0 on, LDS,
+        scratch."""
         self._pc = ctypes.c_uint64.from_address(scalars + 4 * PC)
 
     @property
@@ -41,7 +46,9 @@ class Wave:
 
     def active(self) -> Mask:
         """Which lanes take part."""
-        mask = int(self.scalars[EXEC]) | (int(self.scalars[EXEC + 1]) << 32 if self.lanes == 64 else 0)
+        mask = int(self.scalars[EXEC]) | (
+            int(self.scalars[EXEC + 1]) << 32 if self.lanes == 64 else 0
+        )
         bits = np.frombuffer(mask.to_bytes(8, "little"), np.uint8)
         return np.unpackbits(bits, count=self.lanes, bitorder="little").astype(bool)
 

@@ -1,7 +1,8 @@
-"""The emulator's process: forked, so that it shares the arena and the C library; ended by a crash or its time limit.
+"""The emulator's process: forked, so that it shares the arena and the C library; ended by a crash
+or its time limit.
 
-One process serves every emulated device, one launch at a time. After its death the next launch starts another: device
-memory outlives it.
+One process serves every emulated device, one launch at a time. After its death the next launch
+starts another: device memory outlives it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, NoReturn
 from kernelseam.errors import DeviceError
 from kernelseam.exchange import Answers, Requests
 from kernelseam.forking import new_lock
+
 from kernelseam_rocm import worker
 from kernelseam_rocm.emulation import faults
 from kernelseam_rocm.emulation.checkout import Checkout
@@ -33,7 +35,8 @@ TIME_LIMIT = 900
 
 _LOG_LINES = 40
 DONE, FAILED, FAULT = "done", "failed", "fault"
-"""What an answer is: a value; an error in words, after which the process goes on; or one that it ends with."""
+"""What an answer is: a value; an error in words, after which the process goes on; or one that it
+ends with."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,9 @@ class TestRequest:
 class Emulator:
     """The worker's owner: starts it, hands it launches, and says what became of it."""
 
-    def __init__(self, checkout: Checkout, arena: Arena, folder: Callable[[], Path], limit: int = TIME_LIMIT) -> None:
+    def __init__(
+        self, checkout: Checkout, arena: Arena, folder: Callable[[], Path], limit: int = TIME_LIMIT
+    ) -> None:
         """``folder``: makes and returns the folder for what the emulator keeps."""
         self.checkout, self.arena, self.limit = checkout, arena, limit
         self.folder = folder
@@ -71,7 +76,9 @@ class Emulator:
         self._log = -1
         self._sent: set[str] = set()
 
-    def launch(self, digest: str, elf: bytes, arch: str, kernel: str, launch: Launch, arguments: bytes) -> int:
+    def launch(
+        self, digest: str, elf: bytes, arch: str, kernel: str, launch: Launch, arguments: bytes
+    ) -> int:
         """Run a kernel to its end; how many instructions its waves executed. Raises DeviceError."""
         with self._lock:
             self._start()
@@ -85,7 +92,9 @@ class Emulator:
         """Run the self-test; what failed, in words. Raises DeviceError."""
         with self._lock:
             self._start()
-            failures: list[str] = self._ask(TestRequest(elf, arch), f"the self-test of the emulator for {arch}")
+            failures: list[str] = self._ask(
+                TestRequest(elf, arch), f"the self-test of the emulator for {arch}"
+            )
             return failures
 
     def _ask(self, request: object, what: str) -> Any:
@@ -104,14 +113,16 @@ class Emulator:
         raise DeviceError(f"{what} failed: {value}")
 
     def _start(self) -> None:
-        # A forked copy of this process must not share the connection, nor does it share new memory with the worker.
+        # A forked copy of this process must not share the connection, nor does it share new memory
+        # with the worker.
         if self._alive():
             return
         mine, theirs = Pipe()
         self._log = os.memfd_create("emulation")
         owner, cache = os.getpid(), self.folder()
         with warnings.catch_warnings():
-            # Python warns of forking beside threads; the child takes no lock that one of them could hold.
+            # Python warns of forking beside threads; the child takes no lock that one of them could
+            # hold.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
@@ -121,7 +132,9 @@ class Emulator:
 
     def _alive(self) -> bool:
         """Whether this process has one to ask."""
-        return self._requests is not None and not self._requests.closed and self._owner == os.getpid()
+        return (
+            self._requests is not None and not self._requests.closed and self._owner == os.getpid()
+        )
 
     def _bury(self) -> str:
         """End the process where it has not ended: why it is gone, and the end of what it wrote."""
@@ -136,7 +149,8 @@ class Emulator:
         if not os.WIFSIGNALED(status):
             return f"exit status {os.WEXITSTATUS(status)}.{output}"
         name = signal.Signals(os.WTERMSIG(status)).name
-        return f"{name}{f' after its time limit of {self.limit} s' if name == 'SIGALRM' else ''}.{output}"
+        limit = f" after its time limit of {self.limit} s" if name == "SIGALRM" else ""
+        return f"{name}{limit}.{output}"
 
     def stop(self) -> None:
         """End the process, if there is one."""
@@ -146,7 +160,12 @@ class Emulator:
 
 
 def _serve(
-    connection: Connection[Any, Any], owner: int, checkout: Checkout, arena: Arena, cache: Path, log: int,
+    connection: Connection[Any, Any],
+    owner: int,
+    checkout: Checkout,
+    arena: Arena,
+    cache: Path,
+    log: int,
     limit: int,
 ) -> NoReturn:
     """The process's life: until its owner is gone."""
@@ -213,13 +232,19 @@ class _Service:
         if request.elf is not None:
             self._modules[request.digest] = self._interpreter.load(request.elf, request.arch)
         before = self._interpreter.executed
-        self._interpreter.run(self._modules[request.digest], request.kernel, request.launch, request.arguments)
+        self._interpreter.run(
+            self._modules[request.digest], request.kernel, request.launch, request.arguments
+        )
         return self._interpreter.executed - before
 
     def _fault(self, address: int) -> None:
-        """Tell the owner what was touched; the process ends then, for nobody knows what state it is in."""
+        """Tell the owner what was touched; the process ends then, for nobody knows what state it is
+        in."""
         where = self._interpreter.where
-        places = [(f"an allocation of device memory ({size} bytes of pages)", s, s + size) for s, size in self._live]
+        places = [
+            (f"an allocation of device memory ({size} bytes of pages)", s, s + size)
+            for s, size in self._live
+        ]
         places += [(what, r.address, r.address + r.size) for what, r in where.regions.items()]
         guards = [(f"{what} of {r.size} bytes", *r.guards) for what, r in where.regions.items()]
         message = f"access out of bounds, {faults.describe(address, places, guards)} ({where})"

@@ -1,4 +1,5 @@
-"""What the broken ones share: an answer to ``kernelseam_info`` that is right, and a place to hang."""
+"""What the broken ones share: an answer to ``kernelseam_info`` that is right, and a place to
+hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Registers a backend of the highest priority whose driver does not answer: neither about devices nor about arrays."""
+"""Registers a backend of the highest priority whose driver does not answer: neither about devices
+nor about arrays."""
 
 from collections.abc import Sequence
 
@@ -6,6 +7,7 @@ from kernelseam.contract import ArrayInfo, Backend, Device, PluginInfo
 from kernelseam.hookspecs import hookimpl
 from kernelseam.plugins import Registry
 from kernelseam.reference.runtime import HostRuntime
+
 from kernelseam_broken.good import hang, info
 
 

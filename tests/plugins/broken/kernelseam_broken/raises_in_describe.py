@@ -6,6 +6,7 @@ from kernelseam.contract import ArrayInfo, Backend, Device, PluginInfo
 from kernelseam.hookspecs import hookimpl
 from kernelseam.plugins import Registry
 from kernelseam.reference.runtime import HostRuntime
+
 from kernelseam_broken.good import info
 
 

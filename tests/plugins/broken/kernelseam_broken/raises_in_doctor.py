@@ -5,6 +5,7 @@ from typing import Any
 
 from kernelseam.contract import PluginInfo
 from kernelseam.hookspecs import hookimpl
+
 from kernelseam_broken.good import info
 
 

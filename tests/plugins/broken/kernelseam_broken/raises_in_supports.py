@@ -6,6 +6,7 @@ from kernelseam.contract import Cost, Device, PluginInfo
 from kernelseam.hookspecs import hookimpl
 from kernelseam.plugins import Registry
 from kernelseam.reference.gemm import NumpyGemm
+
 from kernelseam_broken.good import info
 
 

@@ -2,6 +2,7 @@
 
 from kernelseam.contract import PluginInfo
 from kernelseam.hookspecs import hookimpl
+
 from kernelseam_broken.good import info
 
 

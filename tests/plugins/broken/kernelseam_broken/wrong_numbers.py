@@ -6,6 +6,7 @@ from kernelseam.contract import Cost, Device, PluginInfo
 from kernelseam.hookspecs import hookimpl
 from kernelseam.parity.model import TileModel
 from kernelseam.plugins import Registry
+
 from kernelseam_broken.good import info
 
 

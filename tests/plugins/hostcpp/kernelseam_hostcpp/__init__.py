@@ -1,4 +1,5 @@
-"""The backend "hostcpp": shared kernels through the system's C++ compiler, run on the host in threads and fibers."""
+"""The backend "hostcpp": shared kernels through the system's C++ compiler, run on the host in
+threads and fibers."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from kernelseam.contract import CONTRACT_VERSION, Backend, PluginInfo
 from kernelseam.errors import CompileError
 from kernelseam.hookspecs import hookimpl
 from kernelseam.plugins import Registry
+
 from kernelseam_hostcpp.runtime import HostArray, HostCppRuntime
 from kernelseam_hostcpp.toolchain import HostToolchain
 
@@ -17,7 +19,9 @@ __all__ = ["HostArray", "HostCppRuntime", "HostToolchain"]
 
 @hookimpl
 def kernelseam_info() -> PluginInfo:
-    return PluginInfo("hostcpp", "0.1.0", CONTRACT_VERSION, "Shared kernels in C++ on the host, for tests")
+    return PluginInfo(
+        "hostcpp", "0.1.0", CONTRACT_VERSION, "Shared kernels in C++ on the host, for tests"
+    )
 
 
 @hookimpl

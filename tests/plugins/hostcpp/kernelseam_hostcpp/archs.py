@@ -1,4 +1,5 @@
-"""The two archs of the host: copies that write shared memory by themselves, and copies through registers."""
+"""The two archs of the host: copies that write shared memory by themselves, and copies through
+registers."""
 
 from __future__ import annotations
 
@@ -13,10 +14,17 @@ from kernelseam.kernels import AttentionTile, BackwardTile, GemmTile
 
 WARP = 16
 OPTIONS = (
-    "-std=c++17", "-pthread", "-fno-strict-aliasing", "-ffp-contract=off", "-fvisibility=hidden", "-U_FORTIFY_SOURCE",
-    "-Wall", "-Wno-unknown-pragmas",
+    "-std=c++17",
+    "-pthread",
+    "-fno-strict-aliasing",
+    "-ffp-contract=off",
+    "-fvisibility=hidden",
+    "-U_FORTIFY_SOURCE",
+    "-Wall",
+    "-Wno-unknown-pragmas",
 )
-"""Device memory has no types, products and sums are each rounded, and jumps between stacks are meant."""
+"""Device memory has no types, products and sums are each rounded, and jumps between stacks are
+meant."""
 LIBRARY = ("-O1", "-fPIC", "-shared")
 """A second's optimisation more would take longer than all the launches of a kernel."""
 
@@ -25,7 +33,9 @@ _SINGLE, _DOUBLE = frozenset({DType.float32}), frozenset({DType.float64})
 
 
 def _gemm(dtypes: frozenset[DType], bm: int, bk: int, stages: int, persistent: bool) -> GemmTile:
-    return GemmTile(dtypes, bm=bm, bn=32, bk=bk, warps_m=2, warps_n=2, stages=stages, persistent=persistent)
+    return GemmTile(
+        dtypes, bm=bm, bn=32, bk=bk, warps_m=2, warps_n=2, stages=stages, persistent=persistent
+    )
 
 
 def _teams(dtypes: frozenset[DType], stages: int, persistent: bool) -> GemmTile:
@@ -33,29 +43,44 @@ def _teams(dtypes: frozenset[DType], stages: int, persistent: bool) -> GemmTile:
 
 
 def _attention(
-    dtypes: frozenset[DType], max_dim: int, stages: int, *, warps: int = 2, rows: int = 16, bn: int = 32,
-    q_resident: bool = False, column_warps: int = 1,
+    dtypes: frozenset[DType],
+    max_dim: int,
+    stages: int,
+    *,
+    warps: int = 2,
+    rows: int = 16,
+    bn: int = 32,
+    q_resident: bool = False,
+    column_warps: int = 1,
 ) -> AttentionTile:
-    return AttentionTile(dtypes, max_dim, warps, rows, bn, stages, q_resident, column_warps=column_warps)
+    return AttentionTile(
+        dtypes, max_dim, warps, rows, bn, stages, q_resident, column_warps=column_warps
+    )
 
 
-# Small tiles, so that small problems have several of them. Between them: rings of every length that an arch can have,
-# blocks that stay and blocks that do not, one team of warps and several, queries that stay in registers and queries
-# that do not.
+# Small tiles, so that small problems have several of them. Between them: rings of every length that
+# an arch can have, blocks that stay and blocks that do not, one team of warps and several, queries
+# that stay in registers and queries that do not.
 TILES = {
     "gemm": (
-        _gemm(_F16, 32, 32, 3, True), _gemm(_BF16, 32, 16, 2, False), _gemm(_SINGLE, 32, 16, 3, True),
+        _gemm(_F16, 32, 32, 3, True),
+        _gemm(_BF16, 32, 16, 2, False),
+        _gemm(_SINGLE, 32, 16, 3, True),
         _gemm(_DOUBLE, 16, 16, 2, False),
-        _teams(_F16 | _SINGLE, 3, True), _teams(_BF16, 2, False),
+        _teams(_F16 | _SINGLE, 3, True),
+        _teams(_BF16, 2, False),
         *(replace(_gemm(_SINGLE, 32, 16, 2, False), precision=p) for p in PRECISIONS),
     ),
     "attention": (
-        _attention(_F16, 256, 3), _attention(_BF16, 256, 2, q_resident=True), _attention(_SINGLE, 128, 2),
+        _attention(_F16, 256, 3),
+        _attention(_BF16, 256, 2, q_resident=True),
+        _attention(_SINGLE, 128, 2),
         _attention(_SINGLE, 256, 3, warps=4, rows=8, bn=16),
         _attention(_F16 | _BF16, 576, 2, warps=8, bn=16, column_warps=8),
     ),
     "attention_bwd": (
-        BackwardTile(_F16, 256, 2, 16, 32, 3), BackwardTile(_BF16, 256, 2, 32, 16, 2, score_rows=32, resident=True),
+        BackwardTile(_F16, 256, 2, 16, 32, 3),
+        BackwardTile(_BF16, 256, 2, 32, 16, 2, score_rows=32, resident=True),
         BackwardTile(_SINGLE, 256, 4, 16, 16, 2),
         BackwardTile(_F16, 256, 4, 16, 32, 3, column_warps=2, score_rows=16, query_rows=16),
         BackwardTile(_BF16, 256, 2, 32, 16, 2, score_rows=32, query_rows=16, resident=True),
@@ -64,13 +89,18 @@ TILES = {
 }
 TILES_THROUGH_REGISTERS = {
     "gemm": (
-        _gemm(_F16, 32, 32, 1, False), _gemm(_BF16, 32, 16, 2, True), _gemm(_SINGLE, 32, 16, 1, True),
+        _gemm(_F16, 32, 32, 1, False),
+        _gemm(_BF16, 32, 16, 2, True),
+        _gemm(_SINGLE, 32, 16, 1, True),
         _gemm(_DOUBLE, 16, 16, 2, False),
-        _teams(_F16 | _SINGLE, 1, False), _teams(_BF16, 2, True),
+        _teams(_F16 | _SINGLE, 1, False),
+        _teams(_BF16, 2, True),
         *(replace(_gemm(_SINGLE, 32, 16, 1, True), precision=p) for p in PRECISIONS),
     ),
     "attention": (
-        _attention(_F16, 256, 1), _attention(_BF16, 256, 2, q_resident=True), _attention(_SINGLE, 128, 1),
+        _attention(_F16, 256, 1),
+        _attention(_BF16, 256, 2, q_resident=True),
+        _attention(_SINGLE, 128, 1),
         _attention(_SINGLE, 256, 2, warps=4, rows=8, bn=16),
         _attention(_F16 | _BF16, 576, 1, warps=8, bn=16, column_warps=4),
     ),
@@ -79,9 +109,22 @@ TILES_THROUGH_REGISTERS = {
         BackwardTile(_BF16, 128, 4, 16, 16, 2, one_layout=False),
         BackwardTile(_BF16, 256, 4, 32, 16, 2, column_warps=2, one_layout=False, score_rows=16),
         BackwardTile(_SINGLE, 256, 4, 16, 16, 1),
-        BackwardTile(_F16, 256, 4, 32, 32, 1, column_warps=2, one_layout=False, score_rows=16, query_rows=32,
-                     resident=True),
-        BackwardTile(_BF16, 128, 4, 32, 16, 2, column_warps=2, one_layout=False, score_rows=16, query_rows=16),
+        BackwardTile(
+            _F16,
+            256,
+            4,
+            32,
+            32,
+            1,
+            column_warps=2,
+            one_layout=False,
+            score_rows=16,
+            query_rows=32,
+            resident=True,
+        ),
+        BackwardTile(
+            _BF16, 128, 4, 32, 16, 2, column_warps=2, one_layout=False, score_rows=16, query_rows=16
+        ),
         BackwardTile(_SINGLE, 256, 4, 16, 16, 1, score_rows=16, query_rows=8),
     ),
 }
@@ -89,8 +132,14 @@ TILES_THROUGH_REGISTERS = {
 
 def _row(arch: str, through_registers: bool, tiles: Mapping[str, tuple[object, ...]]) -> ArchRow:
     return ArchRow(
-        arch=arch, warp_size=WARP, shared_bytes_per_block=1 << 20, registers_per_lane=0, platform="platform_host.h",
-        defines=(("KS_THROUGH_REGISTERS", str(int(through_registers))),), matrix_dtypes=_F16 | _BF16, tiles=tiles,
+        arch=arch,
+        warp_size=WARP,
+        shared_bytes_per_block=1 << 20,
+        registers_per_lane=0,
+        platform="platform_host.h",
+        defines=(("KS_THROUGH_REGISTERS", str(int(through_registers))),),
+        matrix_dtypes=_F16 | _BF16,
+        tiles=tiles,
         options=(*OPTIONS, *LIBRARY),
     )
 
@@ -109,4 +158,6 @@ def row(arch: str) -> ArchRow:
     try:
         return ROWS[arch]
     except KeyError:
-        raise UnknownName("arch", arch, f"must be one of {', '.join(ROWS)}", "Name one of these") from None
+        raise UnknownName(
+            "arch", arch, f"must be one of {', '.join(ROWS)}", "Name one of these"
+        ) from None

@@ -1,4 +1,5 @@
-"""The system's C++ compiler: a bundle's files written to a folder, compiled, the result read back."""
+"""The system's C++ compiler: a bundle's files written to a folder, compiled, the result read
+back."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from kernelseam.contract import SourceBundle
 from kernelseam.errors import CompileError
+
 from kernelseam_hostcpp.sources import sources
 
 SECONDS = 300.0
@@ -33,7 +35,8 @@ def version() -> str:
 
 
 def compile_bundle(bundle: SourceBundle, arch: str, more: str = "") -> bytes:
-    """What the compiler makes of a bundle whose kernel is ``bundle.name``, with ``more`` source after it.
+    """What the compiler makes of a bundle whose kernel is ``bundle.name``, with ``more`` source
+    after it.
 
     Raises CompileError with the command and its log.
     """

@@ -1,7 +1,9 @@
-"""A parity case as executables, one a launch, as sanitizers want it: the kernel, its launch and its memory, no Python.
+"""A parity case as executables, one a launch, as sanitizers want it: the kernel, its launch and its
+memory, no Python.
 
-Under a sanitizer every operand is an allocation that ends with its last element; without one memory lies as in the
-matrix, between guards. Launches hand their memory on through files. Each place in the workspace is a buffer of its own.
+Under a sanitizer every operand is an allocation that ends with its last element; without one memory
+lies as in the matrix, between guards. Launches hand their memory on through files. Each place in
+the workspace is a buffer of its own.
 """
 
 from __future__ import annotations
@@ -17,20 +19,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from kernelseam.contract import Device, SourceBundle
 from kernelseam.kernels import WAYS
 from kernelseam.kernels.attention.unfused import Unfused
-from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.kernel import bundle
+from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.parity import data
 from kernelseam.parity.cases import UNFUSED, AttentionCase, Case, GemmCase
 from kernelseam.parity.check import Verdict
+from kernelseam.parity.description import describe
 from kernelseam.parity.memory import POISON, Layout
 from kernelseam.parity.oracle import Array
-from kernelseam.parity.description import describe
 from kernelseam.parity.stages import judge
 from kernelseam.planning import Descriptor
+
 from kernelseam_hostcpp import compiler
 from kernelseam_hostcpp.archs import OPTIONS
 from kernelseam_hostcpp.runtime import HostCppRuntime
@@ -40,16 +42,22 @@ SANITIZERS = {
     "thread": ("-O1", "-g1", "-fsanitize=thread"),
     "address": ("-O0", "-g1", "-fsanitize=address,undefined"),
 }
-"""Compiler options by name; "address" looks for undefined behaviour too, and compiles far longer when optimised."""
+"""Compiler options by name; "address" looks for undefined behaviour too, and compiles far longer
+when optimised."""
 BUILDS = {"plain": ("-O1",), "contracted": ("-O1", "-DKS_CONTRACTED"), **SANITIZERS}
-"""All the ways to compile a case: "plain" as in the matrix, "contracted" with products and sums of float32 fused."""
+"""All the ways to compile a case: "plain" as in the matrix, "contracted" with products and sums of
+float32 fused."""
 _ENVIRONMENT = {
-    "TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=0",
+    "TSAN_OPTIONS": "halt_on_error=1",
+    "ASAN_OPTIONS": "detect_leaks=1",
+    "UBSAN_OPTIONS": "print_stacktrace=0",
 }
 _SPACE = 1 << 40
 _FINDINGS = (
-    re.compile(r"WARNING: ThreadSanitizer: ([\w -]+?) \("), re.compile(r"ERROR: AddressSanitizer: ([\w-]+)"),
-    re.compile(r"ERROR: LeakSanitizer: ([\w ]+)"), re.compile(r"runtime error: (.+)"),
+    re.compile(r"WARNING: ThreadSanitizer: ([\w -]+?) \("),
+    re.compile(r"ERROR: AddressSanitizer: ([\w-]+)"),
+    re.compile(r"ERROR: LeakSanitizer: ([\w ]+)"),
+    re.compile(r"runtime error: (.+)"),
     re.compile(r"launch failed: (.+)"),
 )
 
@@ -58,7 +66,8 @@ Change = Callable[[SourceBundle], SourceBundle]
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a run: what sanitizers or the launch found, in words and order; the verdict if it ended well."""
+    """What became of a run: what sanitizers or the launch found, in words and order; the verdict if
+    it ended well."""
 
     findings: tuple[str, ...]
     verdict: Verdict | None
@@ -80,13 +89,16 @@ class Prepared:
 
 
 def prepared(case: Case, device: Device, separate: bool = True) -> Prepared:
-    """The case's layout, every operand's block a buffer of its own or all in one, and its descriptor; lists are the
-    host's."""
+    """The case's layout, every operand's block a buffer of its own or all in one, and its
+    descriptor; lists are the host's."""
     if isinstance(case, GemmCase | AttentionCase) and case.view == "device":
         case = replace(case, view="host")
     layout = data.layout(case, separate)
     blocks = layout.blocks()
-    space = {name: (i + 1) * _SPACE for i, name in enumerate(dict.fromkeys(buffer for buffer, _ in blocks.values()))}
+    space = {
+        name: (i + 1) * _SPACE
+        for i, name in enumerate(dict.fromkeys(buffer for buffer, _ in blocks.values()))
+    }
     addresses = {
         name: space[blocks[p.block][0]] + blocks[p.block][1] + p.offset * p.dtype.itemsize
         for name, p in layout.places.items()
@@ -95,21 +107,27 @@ def prepared(case: Case, device: Device, separate: bool = True) -> Prepared:
 
 
 def run(
-    case: Case, device: Device, build: str = "plain", change: Change | None = None, seconds: float = 120,
+    case: Case,
+    device: Device,
+    build: str = "plain",
+    change: Change | None = None,
+    seconds: float = 120,
     implementation: str = "shared",
 ) -> Report:
-    """Compile a case's kernels for a device's arch in one of the BUILDS, run them in order while nothing is found, and
-    hold the results against the oracle.
+    """Compile a case's kernels for a device's arch in one of the BUILDS, run them in order while
+    nothing is found, and hold the results against the oracle.
 
-    ``change`` plants a fault in their sources. ``implementation``: "shared" or UNFUSED. Raises CompileError,
-    subprocess.TimeoutExpired.
+    ``change`` plants a fault in their sources. ``implementation``: "shared" or UNFUSED. Raises
+    CompileError, subprocess.TimeoutExpired.
     """
     toolchain, made = HostToolchain(), prepared(case, device, separate=build in SANITIZERS)
     before = made.layout.buffers()
     made.layout.write(before, data.values(case))
     problem = made.problem
     way = Unfused() if implementation == UNFUSED else WAYS[problem.operation]
-    launches = way.launches(problem, way.tile(problem, toolchain.arch_row(device.arch), device), device)
+    launches = way.launches(
+        problem, way.tile(problem, toolchain.arch_row(device.arch), device), device
+    )
     memory = {**before, **_workspace(launches)}
     addresses, lists = dict(made.addresses), dict[str, Array]()
     for name, value in made.descriptor.operands().items():
@@ -130,7 +148,9 @@ def run(
         memory = after
         if findings:
             break
-    return Report(findings, judge(case, made.layout, before, {name: memory[name] for name in before}), log)
+    return Report(
+        findings, judge(case, made.layout, before, {name: memory[name] for name in before}), log
+    )
 
 
 def _place(offset: int) -> str:
@@ -145,21 +165,32 @@ def _workspace(launches: Launches) -> dict[str, Array]:
 
 
 def _content(
-    launch: Launch, device: Device, toolchain: HostToolchain, addresses: Mapping[str, int],
-    memory: Mapping[str, Array], lists: Mapping[str, Array],
+    launch: Launch,
+    device: Device,
+    toolchain: HostToolchain,
+    addresses: Mapping[str, int],
+    memory: Mapping[str, Array],
+    lists: Mapping[str, Array],
 ) -> bytes:
     """A launch as kernels/executable.h reads it."""
     half, problem, tile, spec = launch.half, launch.problem, launch.tile, launch.problem.spec
     names = {**half.pointers(spec), **launch.operands}
     pointers = {p: addresses.get(n, 0) for p, n in names.items()}
     buffers = list(memory)
-    pointers.update((p, (buffers.index(_place(offset)) + 1) * _SPACE) for p, offset in launch.workspace.items())
+    pointers.update(
+        (p, (buffers.index(_place(offset)) + 1) * _SPACE) for p, offset in launch.workspace.items()
+    )
     signature = half.signature(spec)
     arguments = signature.pack({**half.values(problem, tile, device), **pointers})
     offsets = [offset for _, kind, offset in signature.scalars if kind == "pointer"]
     words = (
-        half.grid(problem, tile, device), half.threads(tile, toolchain.arch_row(device.arch)),
-        half.shared_bytes(spec, tile), len(arguments), len(offsets), len(memory) + len(lists), *offsets,
+        half.grid(problem, tile, device),
+        half.threads(tile, toolchain.arch_row(device.arch)),
+        half.shared_bytes(spec, tile),
+        len(arguments),
+        len(offsets),
+        len(memory) + len(lists),
+        *offsets,
     )
     content = struct.pack(f"<{len(words)}Q", *words) + _padded(arguments)
     for name, buffer in (*memory.items(), *lists.items()):
@@ -181,7 +212,9 @@ def _run(
         (folder / "program").chmod(0o700)
         (folder / "input").write_bytes(content)
         done = subprocess.run(
-            [folder / "program", folder / "input", folder / "output"], capture_output=True, timeout=seconds,
+            [folder / "program", folder / "input", folder / "output"],
+            capture_output=True,
+            timeout=seconds,
             env={**os.environ, **_ENVIRONMENT},
         )
         log = done.stderr.decode(errors="replace")

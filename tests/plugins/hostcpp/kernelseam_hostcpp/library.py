@@ -27,7 +27,12 @@ class Library:
             self._library = ctypes.CDLL(str(place))  # what is mapped stays when the file is gone
         self._run = self._library.kernelseam_launch
         self._run.argtypes = (
-            ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint, ctypes.c_uint, ctypes.c_size_t, ctypes.c_char_p,
+            ctypes.c_char_p,
+            ctypes.c_size_t,
+            ctypes.c_uint,
+            ctypes.c_uint,
+            ctypes.c_size_t,
+            ctypes.c_char_p,
             ctypes.c_size_t,
         )
 
@@ -41,7 +46,8 @@ class Library:
 
     @property
     def parameters(self) -> tuple[tuple[int, int], ...]:
-        """(offset, size) of each parameter, as the compiler laid them out from the kernel's type."""
+        """(offset, size) of each parameter, as the compiler laid them out from the kernel's
+        type."""
         offset, size = ctypes.c_int(), ctypes.c_int()
         found = []
         for i in range(self._library.kernelseam_parameter_count()):
@@ -62,7 +68,9 @@ class Library:
 
         def launch(stream: int) -> None:
             message = ctypes.create_string_buffer(_MESSAGE)
-            if self._run(arguments, len(arguments), grid[0], block[0], shared_bytes, message, _MESSAGE):
+            if self._run(
+                arguments, len(arguments), grid[0], block[0], shared_bytes, message, _MESSAGE
+            ):
                 raise DeviceError(message.value.decode(errors="replace"))
 
         return launch

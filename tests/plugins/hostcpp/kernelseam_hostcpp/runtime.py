@@ -1,4 +1,5 @@
-"""Devices and arrays: host memory under another name, so that only this backend takes it for its own."""
+"""Devices and arrays: host memory under another name, so that only this backend takes it for its
+own."""
 
 from __future__ import annotations
 
@@ -10,20 +11,23 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
 from kernelseam.contract import ArrayInfo, Device, DeviceLimits
 from kernelseam.dtypes import DType
 from kernelseam.errors import OutOfDeviceMemory
 from kernelseam.reference.runtime import HostRuntime
+
 from kernelseam_hostcpp.archs import ROWS
 
 _LIMITS = DeviceLimits(
     compute_units=3,  # few blocks, so that each takes several tiles
-    shared_bytes_per_block=1 << 20, bytes_per_second=1e9,
-    operations_per_second={d.value: 1e9 for d in DType}, launch_seconds=1e-3,
+    shared_bytes_per_block=1 << 20,
+    bytes_per_second=1e9,
+    operations_per_second={d.value: 1e9 for d in DType},
+    launch_seconds=1e-3,
 )
 DEVICES = tuple(
-    Device("hostcpp", i, arch, f"C++ on {os.uname().machine}", _LIMITS, "host") for i, arch in enumerate(ROWS)
+    Device("hostcpp", i, arch, f"C++ on {os.uname().machine}", _LIMITS, "host")
+    for i, arch in enumerate(ROWS)
 )
 
 
@@ -60,13 +64,19 @@ class HostCppRuntime:
             return None
         info = self._host.describe(_host_view(array, interface))
         assert info is not None
-        return dataclasses.replace(info, device=DEVICES[interface["hostcpp"]], kind="hostcpp", owner=array)
+        return dataclasses.replace(
+            info, device=DEVICES[interface["hostcpp"]], kind="hostcpp", owner=array
+        )
 
-    def empty(self, shape: Sequence[int], dtype: DType, device: Device, like: ArrayInfo | None = None) -> object:
+    def empty(
+        self, shape: Sequence[int], dtype: DType, device: Device, like: ArrayInfo | None = None
+    ) -> object:
         try:
             return HostArray(np.full(tuple(shape), np.nan, dtype.numpy), device.index)
         except MemoryError as e:
-            raise OutOfDeviceMemory(f"allocating {list(shape)} of {dtype} on {device} failed: {e}") from e
+            raise OutOfDeviceMemory(
+                f"allocating {list(shape)} of {dtype} on {device} failed: {e}"
+            ) from e
 
     def from_host(self, host: npt.NDArray[Any], device: Device) -> object:
         return HostArray(np.array(host, order="C"), device.index)
@@ -84,7 +94,9 @@ class HostCppRuntime:
     def synchronize(self, device: Device) -> None:
         """A launch has ended when it returns."""
 
-    def prepare_memset(self, pointer: int, value: int, size: int, device: Device) -> Callable[[int], None]:
+    def prepare_memset(
+        self, pointer: int, value: int, size: int, device: Device
+    ) -> Callable[[int], None]:
         return self._host.prepare_memset(pointer, value, size, device)
 
     def activate(self, device: Device) -> AbstractContextManager[None]:

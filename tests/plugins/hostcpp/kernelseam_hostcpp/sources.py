@@ -19,5 +19,6 @@ def sources() -> Mapping[str, str]:
 
 @cache
 def digest() -> str:
-    """Of them all: a part of the compiler's version, for entry.h is in every binary and in no bundle."""
+    """Of them all: a part of the compiler's version, for entry.h is in every binary and in no
+    bundle."""
     return hashlib.sha256(json.dumps(sources()).encode()).hexdigest()[:16]

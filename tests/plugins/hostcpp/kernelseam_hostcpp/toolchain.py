@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from kernelseam.contract import ArchRow, Device, KernelFacts, LoadedKernel, SourceBundle, WithoutTensorMaps
+from kernelseam.contract import (
+    ArchRow,
+    Device,
+    KernelFacts,
+    LoadedKernel,
+    SourceBundle,
+    WithoutTensorMaps,
+)
+
 from kernelseam_hostcpp import archs, compiler
 from kernelseam_hostcpp.library import library
 from kernelseam_hostcpp.sources import digest, sources

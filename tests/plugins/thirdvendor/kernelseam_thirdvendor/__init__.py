@@ -8,6 +8,7 @@ from typing import Any
 from kernelseam.contract import CONTRACT_VERSION, Backend, PluginInfo
 from kernelseam.hookspecs import hookimpl
 from kernelseam.plugins import Registry
+
 from kernelseam_thirdvendor.gemm import AcmeGemm
 from kernelseam_thirdvendor.runtime import AcmeArray, AcmeRuntime
 
@@ -21,7 +22,9 @@ def kernelseam_info() -> PluginInfo:
 
 @hookimpl
 def kernelseam_register(registry: Registry) -> None:
-    registry.add_backend(Backend("acme", AcmeRuntime(), implementations=(AcmeGemm(),), priority=-200))
+    registry.add_backend(
+        Backend("acme", AcmeRuntime(), implementations=(AcmeGemm(),), priority=-200)
+    )
 
 
 @hookimpl

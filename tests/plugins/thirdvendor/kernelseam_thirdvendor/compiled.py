@@ -1,4 +1,5 @@
-"""The vendor Acme with a compiler, and a kernel of its own that it registers through Backend.kernels.
+"""The vendor Acme with a compiler, and a kernel of its own that it registers through
+Backend.kernels.
 
 Its language is Python, its "binary" the program with every include and constant in place.
 """
@@ -34,6 +35,7 @@ from kernelseam.kernels.kernel import HostHalf
 from kernelseam.kernels.launches import Launch, Launches, Memset
 from kernelseam.kernels.signature import Signature
 from kernelseam.plugins import Registry
+
 from kernelseam_thirdvendor.runtime import AcmeRuntime
 
 PROGRAM = "<acme>"
@@ -46,7 +48,8 @@ def sources() -> Mapping[str, str]:
 
 
 class AcmeToolchain:
-    """kernelseam.contract.Toolchain: includes are put in their place, constants become variables."""
+    """kernelseam.contract.Toolchain: includes are put in their place, constants become
+    variables."""
 
     backend = "acme"
     archs = ("acme1",)
@@ -68,9 +71,13 @@ class AcmeToolchain:
         files = dict(bundle.files)
 
         def whole(text: str) -> str:
-            return re.sub(r'^#include "(.*)"$', lambda found: whole(files[found[1]]), text, flags=re.MULTILINE)
+            return re.sub(
+                r'^#include "(.*)"$', lambda found: whole(files[found[1]]), text, flags=re.MULTILINE
+            )
 
-        return re.sub(r"^#define (\w+) (.*)$", r"\1 = \2", whole(bundle.text()), flags=re.MULTILINE).encode()
+        return re.sub(
+            r"^#define (\w+) (.*)$", r"\1 = \2", whole(bundle.text()), flags=re.MULTILINE
+        ).encode()
 
     def inspect(self, binary: bytes, arch: str) -> Mapping[str, KernelFacts]:
         found = {}
@@ -88,7 +95,11 @@ class AcmeToolchain:
         return AcmeKernel(binary, self.inspect(binary, device.arch)[kernel])
 
     def refuse_tensor_map(self, tensor_map: TensorMap, arch: str, alignment: int) -> str | None:
-        return None if len(tensor_map.extents) == 2 else f"Acme's tensor maps have two axes, {tensor_map.operand} more"
+        return (
+            None
+            if len(tensor_map.extents) == 2
+            else f"Acme's tensor maps have two axes, {tensor_map.operand} more"
+        )
 
     def encode_tensor_map(self, tensor_map: TensorMap, address: int) -> bytes:
         self.encoded.append((tensor_map.operand, address))
@@ -137,7 +148,13 @@ class Rows(HostHalf):
         spec = problem.spec
         if problem.batch * problem.num_heads != 1 or spec.view == "pointers":
             return "it multiplies one matrix by another, not a batch"
-        if not spec.plain or spec.a_transposed or spec.b_transposed or problem.beta or not problem.reads_inputs:
+        if (
+            not spec.plain
+            or spec.a_transposed
+            or spec.b_transposed
+            or problem.beta
+            or not problem.reads_inputs
+        ):
             return "it multiplies, and does nothing else"
         return None if spec.dtype is spec.dtype_c is DType.float32 else "it has float32 alone"
 
@@ -154,10 +171,20 @@ class Rows(HostHalf):
         return {"ROWS": tile.rows}
 
     def signature(self, spec: GemmSpec) -> Signature:
-        return Signature((
-            ("a", "tensor_map"), ("b", "pointer"), ("c", "pointer"), ("counter", "pointer"), ("b_row", "i64"),
-            ("c_row", "i64"), ("M", "i32"), ("N", "i32"), ("K", "i32"), ("alpha", "f32"),
-        ))
+        return Signature(
+            (
+                ("a", "tensor_map"),
+                ("b", "pointer"),
+                ("c", "pointer"),
+                ("counter", "pointer"),
+                ("b_row", "i64"),
+                ("c_row", "i64"),
+                ("M", "i32"),
+                ("N", "i32"),
+                ("K", "i32"),
+                ("alpha", "f32"),
+            )
+        )
 
     def grid(self, problem: GemmProblem, tile: RowsTile, device: Device) -> int:
         return -(-problem.M // tile.rows)
@@ -168,7 +195,9 @@ class Rows(HostHalf):
     def shared_bytes(self, spec: GemmSpec, tile: RowsTile) -> int:
         return 0
 
-    def values(self, problem: GemmProblem, tile: RowsTile, device: Device) -> dict[str, int | float]:
+    def values(
+        self, problem: GemmProblem, tile: RowsTile, device: Device
+    ) -> dict[str, int | float]:
         p = problem
         rows = {"b_row": p.b_strides[2], "c_row": p.c_strides[2]}
         return {**rows, "M": p.M, "N": p.N, "K": p.K, "alpha": p.alpha}
@@ -176,9 +205,13 @@ class Rows(HostHalf):
     def pointers(self, spec: GemmSpec) -> dict[str, str]:
         return {"b": "B", "c": "C", "counter": ""}
 
-    def tensor_maps(self, problem: GemmProblem, tile: RowsTile, device: Device) -> dict[str, TensorMap]:
+    def tensor_maps(
+        self, problem: GemmProblem, tile: RowsTile, device: Device
+    ) -> dict[str, TensorMap]:
         p = problem
-        return {"a": TensorMap("A", p.spec.dtype, (p.K, p.M), (1, p.a_strides[2]), (p.K, tile.rows))}
+        return {
+            "a": TensorMap("A", p.spec.dtype, (p.K, p.M), (1, p.a_strides[2]), (p.K, tile.rows))
+        }
 
     def work(self, problem: GemmProblem, tile: RowsTile, device: Device) -> Work:
         return Work(problem.bytes_moved)
@@ -186,9 +219,13 @@ class Rows(HostHalf):
 
 @hookimpl
 def kernelseam_info() -> PluginInfo:
-    return PluginInfo("thirdvendor-compiled", "0.1.0", CONTRACT_VERSION, "Acme devices, with a compiler")
+    return PluginInfo(
+        "thirdvendor-compiled", "0.1.0", CONTRACT_VERSION, "Acme devices, with a compiler"
+    )
 
 
 @hookimpl
 def kernelseam_register(registry: Registry) -> None:
-    registry.add_backend(Backend("acme", AcmeRuntime(), AcmeToolchain(), kernels=(Rows(),), priority=-200))
+    registry.add_backend(
+        Backend("acme", AcmeRuntime(), AcmeToolchain(), kernels=(Rows(),), priority=-200)
+    )

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
 from kernelseam.contract import ArrayInfo, Device, DeviceLimits
 from kernelseam.dtypes import DType
 
-DEVICES = tuple(Device("acme", i, "acme1", "Acme One", DeviceLimits(launch_seconds=1e-6)) for i in range(2))
+DEVICES = tuple(
+    Device("acme", i, "acme1", "Acme One", DeviceLimits(launch_seconds=1e-6)) for i in range(2)
+)
 
 
 class AcmeArray:
@@ -34,7 +35,8 @@ class _Host:
 
 
 class AcmeRuntime:
-    """contract.Runtime. ``current`` is the current device, ``stream`` the current stream of every library.
+    """contract.Runtime. ``current`` is the current device, ``stream`` the current stream of every
+    library.
 
     ``asked`` is the array by which the library was last told.
     """
@@ -53,11 +55,19 @@ class AcmeRuntime:
         host = array.host if isinstance(array, AcmeArray) else np.asarray(_Host(interface))
         size = host.itemsize
         return ArrayInfo(
-            host.ctypes.data, host.shape, tuple(s // size for s in host.strides), DType.of(host.dtype, floating=False),
-            DEVICES[interface["acme"]], "acme", array, host.flags.writeable,
+            host.ctypes.data,
+            host.shape,
+            tuple(s // size for s in host.strides),
+            DType.of(host.dtype, floating=False),
+            DEVICES[interface["acme"]],
+            "acme",
+            array,
+            host.flags.writeable,
         )
 
-    def empty(self, shape: Sequence[int], dtype: DType, device: Device, like: ArrayInfo | None = None) -> object:
+    def empty(
+        self, shape: Sequence[int], dtype: DType, device: Device, like: ArrayInfo | None = None
+    ) -> object:
         return AcmeArray(np.empty(tuple(shape), dtype.numpy), device.index)
 
     def from_host(self, host: npt.NDArray[Any], device: Device) -> object:
@@ -79,7 +89,9 @@ class AcmeRuntime:
     def synchronize(self, device: Device) -> None:
         """Nothing is ever queued."""
 
-    def prepare_memset(self, pointer: int, value: int, size: int, device: Device) -> Callable[[int], None]:
+    def prepare_memset(
+        self, pointer: int, value: int, size: int, device: Device
+    ) -> Callable[[int], None]:
         def launch(stream: int) -> None:
             ctypes.memset(pointer, value, size)
 

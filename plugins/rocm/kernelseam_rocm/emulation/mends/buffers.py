@@ -1,4 +1,5 @@
-"""Memory: loads that go straight to LDS (CDNA), buffer instructions (gfx11), and the cache control of barriers."""
+"""Memory: loads that go straight to LDS (CDNA), buffer instructions (gfx11), and the cache control
+of barriers."""
 
 from __future__ import annotations
 
@@ -45,7 +46,11 @@ def _load_to_lds(word: int, words: int) -> Callable[[Wave], None]:
         target = wave.shared + (int(wave.scalars[M0]) & 0xFFFF) + offset
         for lane in wave.active().nonzero()[0].tolist():
             low = int(wave.vectors[address, lane])
-            source = low | int(wave.vectors[address + 1, lane]) << 32 if base == 0x7F else wave.pair(base) + low
+            source = (
+                low | int(wave.vectors[address + 1, lane]) << 32
+                if base == 0x7F
+                else wave.pair(base) + low
+            )
             ctypes.memmove(target + 4 * words * lane, source + offset, 4 * words)
 
     return step
@@ -58,12 +63,19 @@ def _buffer(word: int, stores: bool, words: int) -> Callable[[Wave], None]:
 
     def step(wave: Wave) -> None:
         base = wave.pair(resource) & (1 << 48) - 1
-        records, more = int(wave.scalars[resource + 2]), 0 if scalar == _NULL else int(wave.scalars[scalar])
+        records, more = (
+            int(wave.scalars[resource + 2]),
+            0 if scalar == _NULL else int(wave.scalars[scalar]),
+        )
         for lane in wave.active().nonzero()[0].tolist():
             at = offset + (int(wave.vectors[register, lane]) if has_register else 0)
             for i in range(words):
                 inside = at + 4 * i + 4 <= records
-                place = ctypes.c_uint32.from_address(base + more + at + 4 * i) if inside else ctypes.c_uint32(0)
+                place = (
+                    ctypes.c_uint32.from_address(base + more + at + 4 * i)
+                    if inside
+                    else ctypes.c_uint32(0)
+                )
                 if stores:
                     place.value = int(wave.vectors[data + i, lane])
                 else:

@@ -1,5 +1,5 @@
-"""Mends of what the emulator compiles itself: 24-bit operands, the newer patterns of DPP, and CDNA's registers from 128
-on in instructions of 16 bits."""
+"""Mends of what the emulator compiles itself: 24-bit operands, the newer patterns of DPP, and
+CDNA's registers from 128 on in instructions of 16 bits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def install(emulator: Any) -> None:
     meaning, pattern = emulator.get_pcode, emulator._dpp16_ctrl
 
     def get_pcode(op: Any) -> str:
-        """The meaning of an instruction in AMD's own words; operands of 24 bits are cut to 24 bits."""
+        """The meaning of an instruction in AMD's own words; operands of 24 bits are cut to 24
+        bits."""
         text: str = meaning(op)
         if "24" in op.name:
             text = re.sub(r"(S[01])\.u24", r"(\1.u32 & 16777215U)", text)
@@ -27,7 +28,8 @@ def install(emulator: Any) -> None:
         return text
 
     def dpp16(lane: Any, code: int, row_mask: int, bank_mask: int, wave_size: int) -> Any:
-        """Lane to read from, enabled, in bounds: row_share (row_newbcast on CDNA) and row_xmask as well."""
+        """Lane to read from, enabled, in bounds: row_share (row_newbcast on CDNA) and row_xmask as
+        well."""
         shares, share = code < 0x160, code & 15
         if code not in _NEW_PATTERNS or (wave_size == 64 and not shares):
             return pattern(lane, code, row_mask, bank_mask, wave_size)
@@ -44,7 +46,8 @@ def install(emulator: Any) -> None:
 
 
 def _whole_registers(emulator: Any) -> None:
-    """CDNA has no names for upper halves: there an operand from v128 on is a whole register, as any other."""
+    """CDNA has no names for upper halves: there an operand from v128 on is a whole register, as any
+    other."""
     constant = emulator._c
 
     def never(value: Any, *more: Any) -> Any:

@@ -13,7 +13,10 @@ from kernelseam_rocm.emulation.wave import Words
 Numbers = npt.NDArray[Any]
 
 TYPES: dict[str, Any] = {
-    "F16": np.float16, "BF16": ml_dtypes.bfloat16, "FP8": ml_dtypes.float8_e4m3fn, "BF8": ml_dtypes.float8_e5m2,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "FP8": ml_dtypes.float8_e4m3fn,
+    "BF8": ml_dtypes.float8_e5m2,
     "F32": np.float32,
 }
 BITS = {"F16": 16, "BF16": 16, "IU8": 8, "FP8": 8, "BF8": 8, "IU4": 4}

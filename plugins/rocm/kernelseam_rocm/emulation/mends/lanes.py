@@ -1,4 +1,5 @@
-"""Exchange between lanes: ds_swizzle, the swaps of gfx950, and RDNA's permutations of 16 lanes by a literal."""
+"""Exchange between lanes: ds_swizzle, the swaps of gfx950, and RDNA's permutations of 16 lanes by a
+literal."""
 
 from __future__ import annotations
 
@@ -43,8 +44,9 @@ def _swizzle(pattern: int, source: int, destination: int) -> Callable[[Wave], No
 
 
 def _permute(word: int, crosswise: bool) -> Callable[[Wave], None]:
-    """Each lane of a row of 16 takes the value of the lane that its four bits of two scalars name, in the same row or,
-    ``crosswise``, in the other one. The emulator misreads a literal among the scalars."""
+    """Each lane of a row of 16 takes the value of the lane that its four bits of two scalars name,
+    in the same row or, ``crosswise``, in the other one. The emulator misreads a literal among the
+    scalars."""
     destination, source, literal = bits(word, 0, 8), bits(word, 32, 9) - 256, bits(word, 64, 32)
     from_inactive, zero = bits(word, 11, 1), bits(word, 12, 1)
     selectors = bits(word, 41, 9), bits(word, 50, 9)
@@ -63,7 +65,8 @@ def _permute(word: int, crosswise: bool) -> Callable[[Wave], None]:
 
 
 def _swap(source: int, destination: int, width: int) -> Callable[[Wave], None]:
-    """Odd groups of ``width`` lanes of the destination change places with even ones of the source."""
+    """Odd groups of ``width`` lanes of the destination change places with even ones of the
+    source."""
     odd = np.arange(64) // width % 2 == 1
 
     def step(wave: Wave) -> None:

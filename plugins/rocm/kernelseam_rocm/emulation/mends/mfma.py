@@ -1,4 +1,5 @@
-"""CDNA's products of halves: the emulator mistakes the rows of the large ones, and inf, NaN and subnormals in all."""
+"""CDNA's products of halves: the emulator mistakes the rows of the large ones, and inf, NaN and
+subnormals in all."""
 
 from __future__ import annotations
 
@@ -22,9 +23,14 @@ def find(word: int, name: str, family: str) -> Callable[[Wave], None] | None:
 
 
 def _product(word: int, side: int, depth: int, kind: str) -> Callable[[Wave], None]:
-    """D = A·Bᵀ + C of side × depth matrices. A lane holds consecutive elements of one row of A and of B; lane
-    groups of ``side`` follow each other along K. Of D it holds four consecutive rows of one column at a time."""
-    destination, to_accumulators, from_accumulators = bits(word, 0, 8), bits(word, 15, 1), bits(word, 59, 2)
+    """D = A·Bᵀ + C of side × depth matrices. A lane holds consecutive elements of one row of A and
+    of B; lane groups of ``side`` follow each other along K. Of D it holds four consecutive rows of
+    one column at a time."""
+    destination, to_accumulators, from_accumulators = (
+        bits(word, 0, 8),
+        bits(word, 15, 1),
+        bits(word, 59, 2),
+    )
     a, b, c = (bits(word, at, 9) for at in (32, 41, 50))
     if a < 256 or b < 256:
         return _refuse(f"an MFMA whose operand is no vector register (codes {a} and {b})")

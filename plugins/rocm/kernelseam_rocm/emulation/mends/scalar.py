@@ -1,4 +1,5 @@
-"""Jumps through registers: s_getpc, s_setpc and s_swappc, which calls are made of. They set the program counter."""
+"""Jumps through registers: s_getpc, s_setpc and s_swappc, which calls are made of. They set the
+program counter."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Global memory: words at addresses that are no multiple of four bytes, which the emulator rounds down.
+"""Global memory: words at addresses that are no multiple of four bytes, which the emulator rounds
+down.
 
-The compiler joins neighbouring halves into words wherever they lie. Aligned accesses are left to the emulator.
+The compiler joins neighbouring halves into words wherever they lie. Aligned accesses are left to
+the emulator.
 """
 
 from __future__ import annotations
@@ -25,10 +27,18 @@ def find(word: int, name: str, family: str) -> Callable[[Wave], bool] | None:
     words, stores = _WORDS[match[3] or name.rpartition("_")[2]], match[2] == "STORE"
     accumulate = False
     if family == "rdna4":
-        base, data, address = bits(word, 0, 7), bits(word, 55, 8) if stores else bits(word, 32, 8), bits(word, 64, 8)
+        base, data, address = (
+            bits(word, 0, 7),
+            bits(word, 55, 8) if stores else bits(word, 32, 8),
+            bits(word, 64, 8),
+        )
         offset = bits(word, 72, 23) - (bits(word, 95, 1) << 23)
     else:
-        base, data, address = bits(word, 48, 7), bits(word, 40 if stores else 56, 8), bits(word, 32, 8)
+        base, data, address = (
+            bits(word, 48, 7),
+            bits(word, 40 if stores else 56, 8),
+            bits(word, 32, 8),
+        )
         offset = bits(word, 0, 12) - (bits(word, 12, 1) << 12)
         accumulate = family == "cdna" and bits(word, 55, 1) == 1
     scalar = match[1] == "GLOBAL" and base < 124

@@ -1,5 +1,5 @@
-"""RDNA's products. The emulator misreads a constant C, mixes up signs and op_sel, and on gfx11 never looks at the
-second half of the lanes, which must hold a copy of the first."""
+"""RDNA's products. The emulator misreads a constant C, mixes up signs and op_sel, and on gfx11
+never looks at the second half of the lanes, which must hold a copy of the first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from kernelseam_rocm.emulation.mends.elements import BITS, Numbers, halves, unpa
 from kernelseam_rocm.emulation.wave import Wave, Words, bits
 
 _NAME = re.compile(
-    r"V_WMMA_(F32|F16|BF16|I32)_16X16X(16|32)_(F16|BF16|IU8|IU4|FP8|BF8)(?:_(FP8|BF8))?(?:_W32)?$", re.IGNORECASE
+    r"V_WMMA_(F32|F16|BF16|I32)_16X16X(16|32)_(F16|BF16|IU8|IU4|FP8|BF8)(?:_(FP8|BF8))?(?:_W32)?$",
+    re.IGNORECASE,
 )
 
 
@@ -30,10 +31,15 @@ class _Product:
     def __init__(
         self, word: int, name: str, out: str, depth: int, kinds: tuple[str, str], spread: bool
     ) -> None:
-        """``spread``: gfx12, where the two halves of the lanes hold different parts of K and packed results."""
+        """``spread``: gfx12, where the two halves of the lanes hold different parts of K and packed
+        results."""
         self.name, self.out, self.depth, self.kinds, self.spread = name, out, depth, kinds, spread
         self.destination, self.clamp = bits(word, 0, 8), bits(word, 15, 1)
-        self.negate_high, self.select, self.negate = bits(word, 8, 3), bits(word, 11, 3), bits(word, 61, 3)
+        self.negate_high, self.select, self.negate = (
+            bits(word, 8, 3),
+            bits(word, 11, 3),
+            bits(word, 61, 3),
+        )
         self.sources = tuple(bits(word, at, 9) for at in (32, 41, 50))
         lane, r = np.arange(32), np.arange(8)[:, None]
         self.rows = 8 * (lane // 16) + r if spread else 2 * r + lane // 16
@@ -66,7 +72,8 @@ class _Product:
             return np.concatenate([values[:16], values[16:]], 1)
         if not np.array_equal(words[:16], words[16:]):
             raise RuntimeError(
-                f"{self.name}: lanes 16 to 31 of operand {'AB'[i]} (v{source - 256}) are not a copy of lanes 0 to 15"
+                f"{self.name}: lanes 16 to 31 of operand {'AB'[i]} (v{source - 256}) are not a "
+                "copy of lanes 0 to 15"
             )
         return values[:16]
 

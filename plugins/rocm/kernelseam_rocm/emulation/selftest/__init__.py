@@ -1,7 +1,8 @@
-"""The self-test: a kernel for each thing that an emulator was found to get wrong, held against NumPy.
+"""The self-test: a kernel for each thing that an emulator was found to get wrong, held against
+NumPy.
 
-Emulated devices of an arch are used once it has passed: it guards against another version of the emulator, in which a
-fault is back that our mends do not know.
+Emulated devices of an arch are used once it has passed: it guards against another version of the
+emulator, in which a fault is back that our mends do not know.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-
 from kernelseam.compilation import compiled
 from kernelseam.contract import SourceBundle, Toolchain
 from kernelseam.errors import DeviceError
+
 from kernelseam_rocm.emulation.loader import Extents, Launch
 from kernelseam_rocm.emulation.selftest import lines, matrix, narrow, vector, whole
 from kernelseam_rocm.emulation.selftest.lines import Line, Words
@@ -75,7 +76,9 @@ def run(interpreter: Interpreter, elf: bytes, arch: str) -> list[str]:
     return failures
 
 
-def _line(interpreter: Interpreter, module: Module, name: str, line: Line, rng: np.random.Generator) -> str:
+def _line(
+    interpreter: Interpreter, module: Module, name: str, line: Line, rng: np.random.Generator
+) -> str:
     lanes = 64 if module.arch in lines.CDNA else 32
     operands = [lines.operand(kind, lanes, rng) for kind in line.kinds]
     got: Words = np.zeros(lanes, np.uint32)
@@ -97,11 +100,14 @@ class _Launcher:
 def bundle(arch: str, toolchain: Toolchain) -> SourceBundle:
     """What is compiled for an arch."""
     files = (("selftest.h", source(arch)),)
-    return SourceBundle("emulation_selftest", "selftest.h", files, (), toolchain.arch_row(arch).options)
+    return SourceBundle(
+        "emulation_selftest", "selftest.h", files, (), toolchain.arch_row(arch).options
+    )
 
 
 def require(emulator: Emulator, arch: str, toolchain: Toolchain) -> None:
-    """Run an arch's self-test, unless it has passed with this emulator before. Raises DeviceError with what failed."""
+    """Run an arch's self-test, unless it has passed with this emulator before. Raises DeviceError
+    with what failed."""
     binary = compiled(toolchain, bundle(arch, toolchain), arch)
     digest = hashlib.sha256(f"{binary.key} {emulator.checkout.version()}".encode()).hexdigest()
     passed = emulator.folder() / f"passed-{arch}"
@@ -111,8 +117,10 @@ def require(emulator: Emulator, arch: str, toolchain: Toolchain) -> None:
     if failures:
         more = f"; and {len(failures) - _NAMED} more" if len(failures) > _NAMED else ""
         raise DeviceError(
-            f"the emulator in {emulator.checkout.folder} fails {len(failures)} self-tests for {arch}, so its results "
-            f"mean nothing: {'; '.join(failures[:_NAMED])}{more}. Take the commit of tinygrad that the documentation "
+            f"the emulator in {emulator.checkout.folder} fails {len(failures)} self-tests for "
+            f"{arch}, so its results "
+            f"mean nothing: {'; '.join(failures[:_NAMED])}{more}. Take the commit of tinygrad "
+            "that the documentation "
             "names, or unset the variable"
         )
     passed.write_text(digest)

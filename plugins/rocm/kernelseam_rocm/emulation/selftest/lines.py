@@ -20,8 +20,8 @@ U = np.uint32
 
 @dataclass(frozen=True)
 class Line:
-    """One test. In ``assembly`` %0 is the result d, %1 to %3 are a, b and c, %4 is the address of a's lane in global
-    memory and %5 that of a word of LDS for each lane; WAIT waits for memory."""
+    """One test. In ``assembly`` %0 is the result d, %1 to %3 are a, b and c, %4 is the address of
+    a's lane in global memory and %5 that of a word of LDS for each lane; WAIT waits for memory."""
 
     name: str
     archs: tuple[str, ...]
@@ -29,7 +29,8 @@ class Line:
     expected: Expected
     """The words that d must hold, of a, b, c and d's first value."""
     kinds: str = "hhhh"
-    """What a, b, c and d are: h two halves, f a float, g a float that a half can hold, i an integer, s selectors."""
+    """What a, b, c and d are: h two halves, f a float, g a float that a half can hold, i an
+    integer, s selectors."""
     compare: str = ""
     """"": bit for bit; else "f" or "h", as floats or pairs of halves, nearly."""
     tolerance: float = 1e-5
@@ -41,7 +42,8 @@ def kernel(line: Line, name: str, arch: str) -> str:
     used = ("memory", "s20", "s21", "vcc", *(f"v{i}" for i in (50, *range(60, 66), 128, 129)))
     registers = ", ".join(f'"{r}"' for r in used)
     return (
-        f'extern "C" __global__ void {name}(const u32* A, const u32* B, const u32* C, const u32* D, u32* out) {{\n'
+        f'extern "C" __global__ void {name}(const u32* A, const u32* B, const u32* C, const u32* '
+        "D, u32* out) {\n"
         "  __shared__ u32 words[64]; int l = threadIdx.x; words[l] = 0;\n"
         "  u32 a = A[l], b = B[l], c = C[l], d = D[l];\n"
         f'  asm volatile("{text}" : "+v"(d) : "v"(a), "v"(b), "v"(c), "v"(A + l),\n'
@@ -54,10 +56,16 @@ def kernel(line: Line, name: str, arch: str) -> str:
 def assembly(text: str, arch: str) -> str:
     """What archs call differently, filled in."""
     old = arch in CDNA
-    wait = "s_wait_dscnt 0x0\ns_wait_loadcnt 0x0" if arch == "gfx1201" else "s_waitcnt vmcnt(0) lgkmcnt(0)"
+    wait = (
+        "s_wait_dscnt 0x0\ns_wait_loadcnt 0x0"
+        if arch == "gfx1201"
+        else "s_waitcnt vmcnt(0) lgkmcnt(0)"
+    )
     store_a = "v_mov_b32 v50, %5\nDS_STORE_b32 v50, %1\nWAIT"
     words = {
-        "STORE_A": store_a, "DS_LOAD": "ds_read" if old else "ds_load", "DS_STORE": "ds_write" if old else "ds_store",
+        "STORE_A": store_a,
+        "DS_LOAD": "ds_read" if old else "ds_load",
+        "DS_STORE": "ds_write" if old else "ds_store",
         "WAIT": wait,
     }
     for word, meaning in words.items():
@@ -89,7 +97,10 @@ def difference(line: Line, got: Words, want: Words) -> str:
     if right.all():
         return ""
     lane = int((~right).argmax())
-    return f"{int((~right).sum())} lanes differ, lane {lane} is {got[lane]:08x} and must be {want[lane]:08x}"
+    return (
+        f"{int((~right).sum())} lanes differ, lane {lane} is {got[lane]:08x} and must be "
+        f"{want[lane]:08x}"
+    )
 
 
 # ---------------------------------------------------------------- registers as numbers

@@ -1,5 +1,5 @@
-"""Self-tests of the matrix instructions, by the lane maps of AMD's ISA documents: D = A·Bᵀ + C with numbers of every
-class, in A's last row inf and NaN, in its first ones subnormals of the halves."""
+"""Self-tests of the matrix instructions, by the lane maps of AMD's ISA documents: D = A·Bᵀ + C with
+numbers of every class, in A's last row inf and NaN, in its first ones subnormals of the halves."""
 
 from __future__ import annotations
 
@@ -49,17 +49,38 @@ def products(arch: str) -> Iterator[Product]:
         for side, depth in shapes:
             new = depth * side == 512
             for kind, element in (("F16", "_Float16"), ("BF16", "__bf16" if new else "short")):
-                ending = ("_" if new else "") + kind.lower() + ("_1k" if kind == "BF16" and not new else "")
+                ending = (
+                    ("_" if new else "")
+                    + kind.lower()
+                    + ("_1k" if kind == "BF16" and not new else "")
+                )
                 yield Product(
-                    f"mfma_f32_{side}x{side}x{depth}{ending}", arch, kind, element, side, depth, "float",
-                    depth * side // 64, "x, y, c, 0, 0, 0",
+                    f"mfma_f32_{side}x{side}x{depth}{ending}",
+                    arch,
+                    kind,
+                    element,
+                    side,
+                    depth,
+                    "float",
+                    depth * side // 64,
+                    "x, y, c, 0, 0, 0",
                 )
         return
     tail = "_w32_gfx12" if arch == "gfx1201" else "_w32"
     each = 8 if arch == "gfx1201" else 16
     bf16 = "short"
     for kind, element in (("F16", "_Float16"), ("BF16", bf16)):
-        yield Product(f"wmma_f32_16x16x16_{kind.lower()}{tail}", arch, kind, element, 16, 16, "float", each, "x, y, c")
+        yield Product(
+            f"wmma_f32_16x16x16_{kind.lower()}{tail}",
+            arch,
+            kind,
+            element,
+            16,
+            16,
+            "float",
+            each,
+            "x, y, c",
+        )
     call = "true, x, false, y, c, false"
     yield Product(f"wmma_i32_16x16x16_iu8{tail}", arch, "IU8", "int", 16, 16, "int", each, call)
 
@@ -68,7 +89,9 @@ def tests(arch: str) -> Iterator[Whole]:
     for p in products(arch):
         yield Whole(p.builtin, _source(p), _check(p))
         if p.lanes == 32 and p.kind == "F16" and arch != "gfx1201":
-            yield Whole(f"{p.builtin} without its copy of A", _source(p, copied=False), _must_refuse(p))
+            yield Whole(
+                f"{p.builtin} without its copy of A", _source(p, copied=False), _must_refuse(p)
+            )
 
 
 def _source(p: Product, copied: bool = True) -> str:
@@ -78,8 +101,10 @@ def _source(p: Product, copied: bool = True) -> str:
     group = f"l / {p.side}" if p.lanes == 64 or p.each == 8 else "0"
     count = p.side * p.side // p.lanes
     rows = {
-        ("gfx9", 16): "4 * (l / 16) + i", ("gfx9", 32): "8 * (i / 4) + 4 * (l / 32) + i % 4",
-        ("gfx11", 16): "2 * i + l / 16", ("gfx12", 16): "8 * (l / 16) + i",
+        ("gfx9", 16): "4 * (l / 16) + i",
+        ("gfx9", 32): "8 * (i / 4) + 4 * (l / 32) + i % 4",
+        ("gfx11", 16): "2 * i + l / 16",
+        ("gfx12", 16): "8 * (l / 16) + i",
     }[p.arch[: 4 if p.lanes == 64 else 5], p.side]
     first = "x = __builtin_bit_cast(vec<{t}, {n}>, *(const raw*)(a + at));"
     if not copied:
@@ -96,7 +121,7 @@ def _source(p: Product, copied: bool = True) -> str:
   c = __builtin_amdgcn_{p.builtin}({p.call});
   for (int i = 0; i < {count}; i++) out[({rows}) * {p.side} + l % {p.side}] = c[i];
 }}
-"""
+"""  # noqa: E501
 
 
 def prelude() -> str:
@@ -104,10 +129,15 @@ def prelude() -> str:
     return _PRELUDE
 
 
-def _operands(p: Product, rng: np.random.Generator) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+def _operands(
+    p: Product, rng: np.random.Generator
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
     shape = (p.side, p.depth)
     if p.kind == "IU8":
-        a, b = rng.integers(-128, 128, shape).astype(np.int8), rng.integers(0, 256, shape).astype(np.uint8)
+        a, b = (
+            rng.integers(-128, 128, shape).astype(np.int8),
+            rng.integers(0, 256, shape).astype(np.uint8),
+        )
         return a, b, rng.integers(-1000, 1000, (p.side, p.side)).astype(np.int32)
     a, b = (rng.standard_normal(shape).astype(TYPES[p.kind]) for _ in "ab")
     a[0] = rng.integers(1, 100, p.depth).astype(np.uint16).view(TYPES[p.kind])  # subnormal
@@ -116,7 +146,9 @@ def _operands(p: Product, rng: np.random.Generator) -> tuple[npt.NDArray[Any], n
     return a, b, rng.standard_normal((p.side, p.side)).astype(np.float32)
 
 
-def _run(p: Product, launch: Launcher, rng: np.random.Generator) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def _run(
+    p: Product, launch: Launcher, rng: np.random.Generator
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     a, b, c = _operands(p, rng)
     out = np.zeros_like(c)
     launch((1, 1, 1), (p.lanes, 1, 1), a, b, c, out)
@@ -128,8 +160,13 @@ def _run(p: Product, launch: Launcher, rng: np.random.Generator) -> tuple[npt.ND
 def _check(p: Product) -> Any:
     def check(launch: Launcher, rng: np.random.Generator) -> str:
         got, want = _run(p, launch, rng)
-        right = got == want if p.kind == "IU8" else np.isclose(got, want, rtol=1e-5, atol=1e-5, equal_nan=True)
-        if p.kind != "IU8":  # the row of subnormals is small: C hides it, so that it is compared on its own
+        right = (
+            got == want
+            if p.kind == "IU8"
+            else np.isclose(got, want, rtol=1e-5, atol=1e-5, equal_nan=True)
+        )
+        # the row of subnormals is small: C hides it, so that it is compared on its own
+        if p.kind != "IU8":
             right[0] = got[0] == want[0].astype(np.float32)
         if right.all():
             return ""

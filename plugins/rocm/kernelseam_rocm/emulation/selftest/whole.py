@@ -1,4 +1,5 @@
-"""Self-tests of whole kernels: what blocks, waves, LDS, scratch, calls, arguments and memory must do."""
+"""Self-tests of whole kernels: what blocks, waves, LDS, scratch, calls, arguments and memory must
+do."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def _same(got: npt.NDArray[Any], want: npt.NDArray[Any]) -> str:
     if not wrong.any():
         return ""
     at = int(wrong.argmax())
-    return f"{int(wrong.sum())} elements differ, [{at}] is {got.flat[at]} and must be {want.flat[at]}"
+    return (
+        f"{int(wrong.sum())} elements differ, [{at}] is {got.flat[at]} and must be {want.flat[at]}"
+    )
 
 
 _SCRATCH = """extern "C" __global__ void NAME(const int* index, int* out) {
@@ -65,7 +68,9 @@ _SCRATCH = """extern "C" __global__ void NAME(const int* index, int* out) {
 def _scratch(launch: Launcher, rng: np.random.Generator) -> str:
     index, out, t = rng.permutation(16).astype(np.int32), np.zeros(256, np.int32), np.arange(256)
     launch((1, 1, 1), (256, 1, 1), index, out)
-    terms = [(t * 100 + 3 * j + 5 * (3 * j == index[0] + 17)) * (i + 1) for i, j in enumerate(index)]
+    terms = [
+        (t * 100 + 3 * j + 5 * (3 * j == index[0] + 17)) * (i + 1) for i, j in enumerate(index)
+    ]
     return _same(out, np.sum(terms, 0))
 
 
@@ -94,7 +99,7 @@ extern "C" __global__ void NAME(int* out) {
   int t = threadIdx.x;
   out[t] = NAME_callee(NAME_callee(t, 3), t);
 }
-"""
+"""  # noqa: E501
 
 
 def _call(launch: Launcher, rng: np.random.Generator) -> str:
@@ -155,7 +160,7 @@ _ADDED = """extern "C" __global__ void NAME(const float* x, float* out) {
   int t = threadIdx.x;
   __builtin_amdgcn_global_atomic_fadd_f32((__attribute__((address_space(1))) float*)(out + t % 16), x[t]);
 }
-"""
+"""  # noqa: E501
 
 _ADDED_ACC = """extern "C" __global__ void NAME(const float* x, float* out) {
   int t = threadIdx.x;
@@ -183,7 +188,7 @@ _TO_LDS = """extern "C" __global__ void NAME(const unsigned* x, unsigned* out) {
   __syncthreads();
   out[t] = s[63 - t];
 }
-"""
+"""  # noqa: E501
 
 
 def _to_lds(launch: Launcher, rng: np.random.Generator) -> str:
