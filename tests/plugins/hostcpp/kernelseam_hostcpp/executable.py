@@ -8,11 +8,13 @@ the workspace is a buffer of its own.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import struct
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -202,6 +204,20 @@ def _padded(x: bytes) -> bytes:
     return x + bytes(-len(x) % 8)
 
 
+def _started(line: list[Path], seconds: float) -> subprocess.CompletedProcess[bytes]:
+    """A program that was just written, run to its end. A process that another thread forked
+    meanwhile holds the file open for writing until its own exec: execve then fails with ETXTBSY."""
+    environment = {**os.environ, **_ENVIRONMENT}
+    for attempt in range(200):
+        try:
+            return subprocess.run(line, capture_output=True, timeout=seconds, env=environment)
+        except OSError as e:
+            if e.errno != errno.ETXTBSY or attempt == 199:
+                raise
+            time.sleep(0.01)
+    raise AssertionError
+
+
 def _run(
     program: bytes, content: bytes, before: Mapping[str, Array], seconds: float
 ) -> tuple[tuple[str, ...], str, dict[str, Array] | None]:
@@ -211,12 +227,7 @@ def _run(
         (folder / "program").write_bytes(program)
         (folder / "program").chmod(0o700)
         (folder / "input").write_bytes(content)
-        done = subprocess.run(
-            [folder / "program", folder / "input", folder / "output"],
-            capture_output=True,
-            timeout=seconds,
-            env={**os.environ, **_ENVIRONMENT},
-        )
+        done = _started([folder / "program", folder / "input", folder / "output"], seconds)
         log = done.stderr.decode(errors="replace")
         findings = tuple(m for line in log.splitlines() for f in _FINDINGS for m in f.findall(line))
         if done.returncode and not findings:
