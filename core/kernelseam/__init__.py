@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelseam import errors
 from kernelseam._version import __version__
+from kernelseam.ops import traced
 from kernelseam.trace import trace  # at once: later, its module's name would stand in its place
 
 if TYPE_CHECKING:
@@ -108,6 +109,15 @@ _HOMES = {
     ),
 }
 
+
+
+def _torch_operators() -> Any:
+    from kernelseam.interop.torch_library.handover import OPERATORS
+
+    return OPERATORS
+
+
+traced.register(_torch_operators)
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 

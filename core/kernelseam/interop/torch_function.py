@@ -128,3 +128,12 @@ def with_rows(gradient: Tensor) -> Tensor:
     return (
         gradient.contiguous() if gradient.shape[-1] > 1 and gradient.stride(-1) != 1 else gradient
     )
+
+
+def with_matrices(gradient: Tensor) -> Tensor:
+    """A gradient one of whose last two axes is contiguous; that of sum() repeats one number."""
+    contiguous = any(
+        n == 1 or s == 1
+        for n, s in zip(gradient.shape[-2:], gradient.stride()[-2:], strict=True)
+    )
+    return gradient if contiguous else gradient.contiguous()

@@ -132,11 +132,8 @@ def _gradients(ctx: Any, dc: Tensor) -> Gradients:
     dresidual = dc.to(residual[1]) if wanted[3] else None
     da = db = None
     if wanted[0] or wanted[1]:
-        dc = dc.to(a.dtype)
-        if not any(n == 1 or s == 1 for n, s in zip(dc.shape[-2:], dc.stride()[-2:], strict=True)):
-            dc = dc.contiguous()  # that of sum() repeats one number
         da, db = operation(
-            dc, a, b, a_gradient=wanted[0], b_gradient=wanted[1], sum_repeats=False, **options
+            with_matrices(dc.to(a.dtype)), a, b, a_gradient=wanted[0], b_gradient=wanted[1], sum_repeats=False, **options
         )
     return None, None, da, db, dbias, dresidual
 

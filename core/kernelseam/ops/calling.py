@@ -21,6 +21,7 @@ from kernelseam.dispatch import check_backend, name_of, preferred_backend
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.interop import torch as torch_arrays
+from kernelseam.ops.traced import hand_over, stands_for_others
 from kernelseam.planning import Call, Plan, plan, proven_overlap, stream_handle, when_forgotten
 from kernelseam.plugins import Plugins, plugins
 from kernelseam.trace import active
@@ -94,6 +95,11 @@ def operate(
         raise wording.told(e) from None
 
 
+# What torch's Dynamo follows in its place when it compiles a caller: asking at each call whether
+# something compiles would cost all calls.
+operate._torchdynamo_inline = hand_over  # type: ignore[attr-defined]
+
+
 def _operated(
     work: Callable[..., None],
     arrays: Mapping[str, object],
@@ -103,6 +109,8 @@ def _operated(
     stream: object,
 ) -> dict[str, Any]:
     global _remembered
+    if stands_for_others(arrays.values()):
+        return hand_over(work, arrays, options, wanted, implementation, stream)
     found = plugins()
     if wanted is not None:
         found.backend(wanted)

@@ -1,0 +1,91 @@
+"""How an operator is defined: its schema, what computes it, its results' shapes, its gradients, its
+batches.
+
+Library.define and Library.impl, not torch.library.custom_op: a kernel that is registered directly
+is called without the wrapper that custom_op puts around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kernelseam.errors import InvalidValue
+
+Tensor = Any
+LIBRARY = torch.library.Library("kernelseam", "DEF")
+
+
+def define(
+    schema: str,
+    compute: Callable[..., Any],
+    fake: Callable[..., Any],
+    *,
+    setup: Callable[..., None] | None = None,
+    backward: Callable[..., Any] | None = None,
+    batched: Callable[..., Any] | None = None,
+) -> Any:
+    """Define ``kernelseam::schema`` and return it as torch calls it.
+
+    ``compute`` runs on tensors with memory, ``fake`` makes empty results of the same shapes,
+    strides and dtypes. ``setup(ctx, inputs, keyword_only_inputs, output)`` and ``backward(ctx,
+    *gradients)`` as torch.library.register_autograd takes them, ``batched(info, in_dims, *args,
+    **kwargs)`` as register_vmap does; without it torch.vmap calls the operator once an element.
+    """
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))
+    LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
+    qualified = f"kernelseam::{name}"
+    torch.library.register_fake(qualified, fake, lib=LIBRARY)
+    if backward is not None:
+        torch.library.register_autograd(qualified, backward, setup_context=setup, lib=LIBRARY)
+    if batched is not None:
+        torch.library.register_vmap(qualified, batched, lib=LIBRARY)
+    return getattr(torch.ops.kernelseam, name).default
+
+
+def once_only(function: str) -> Callable[..., Any]:
+    """The ``backward`` of an operator that computes gradients of ``function``: it refuses."""
+
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise InvalidValue(
+            "create_graph",
+            True,
+            f"gradients of {function} cannot be differentiated",
+            "Use torch's own operations where second derivatives are wanted",
+        )
+
+    return backward
+
+
+def refuse_gradients(ctx: Any, names: tuple[str, ...], differentiable: tuple[str, ...]) -> None:
+    """Raise InvalidValue for an operand that wants a gradient and can have none."""
+    for name, wanted in zip(names, ctx.needs_input_grad, strict=False):
+        if wanted and name not in differentiable:
+            raise InvalidValue(
+                f"{name}.requires_grad", True, "gradients do not flow to it", "Pass tensor.detach()"
+            )
+
+
+def none(like: Tensor) -> Tensor:
+    """What stands for a result that was not asked for: operators return all of theirs."""
+    return like.new_empty(0)
+
+
+def accumulator(dtype: Any) -> Any:
+    """The dtype that products are summed in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def of_rank(name: str, x: Tensor, *ranks: int) -> Tensor:
+    """Refuse a tensor whose number of axes is none of these, before shapes are read off it."""
+    if x.dim() not in ranks:
+        raise InvalidValue(
+            name,
+            f"an array of shape {list(x.shape)}",
+            f"must have {' or '.join(map(str, ranks))} axes",
+            "Add or remove axes with reshape",
+        )
+    return x
