@@ -110,7 +110,6 @@ _HOMES = {
 }
 
 
-
 def _torch_operators() -> Any:
     from kernelseam.interop.torch_library.handover import OPERATORS
 

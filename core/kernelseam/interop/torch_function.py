@@ -19,21 +19,57 @@ Tensor = Any
 Gradients = tuple[Tensor | None, ...]
 
 
-def tensors(given: Mapping[str, Tensor | None], needed: Sequence[str]) -> dict[str, Tensor]:
-    """Those that are given. Raises InvalidValue for what is no tensor, where one of ``needed`` is
-    None, and where forward-mode differentiation is asked for."""
+def tensors(
+    given: Mapping[str, Tensor | None], needed: Sequence[str]
+) -> tuple[dict[str, Tensor], bool]:
+    """Those that are given, and whether torch traces the call: compiles, exports or transforms the
+    caller, or has a mode that looks on. Operators then take the part of what needs memory.
+
+    Raises InvalidValue for what is no tensor, where one of ``needed`` is None, and where
+    forward-mode differentiation is asked for.
+    """
+    found: dict[str, Tensor] = {}
+    traced = torch.compiler.is_compiling() or _modes() > 0 or _interpreter() is not None
     for name, x in given.items():
-        if x is None and name in needed:
+        kind = type(x)
+        if kind is torch.Tensor or kind is torch.nn.Parameter:
+            found[name] = x
+        elif x is not None:
+            if not isinstance(x, torch.Tensor):
+                raise InvalidValue(
+                    name, kind.__name__, "must be a torch tensor", "Pass torch.as_tensor(…)"
+                )
+            found[name] = x
+            traced = traced or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+        elif name in needed:
             raise InvalidValue(name, None, "must be a torch tensor", "Give it")
-        if x is not None and not isinstance(x, torch.Tensor):
-            raise InvalidValue(
-                name, type(x).__name__, "must be a torch tensor", "Pass torch.as_tensor(…)"
-            )
-    found = {name: x for name, x in given.items() if x is not None}
     if forward_ad._current_level >= 0:
         for name, x in found.items():
             refuse_tangent(f"{name}.tangent", x)
-    return found
+    return found, traced or found[needed[0]].is_meta
+
+
+_modes, _interpreter = (
+    torch._C._len_torch_dispatch_stack,
+    torch._C._functorch.peek_interpreter_stack,
+)
+
+
+def autocast(given: dict[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
+    """The tensors with those of ``names`` in the dtype of torch.autocast, where it is enabled for
+    their device. As in torch's own products, what is float64 stays as it is."""
+    if not torch._C._is_any_autocast_enabled():  # one call, where the next asks by device
+        return given
+    device = given[names[0]].device.type
+    if not torch.is_autocast_enabled(device):
+        return given
+    dtype = torch.get_autocast_dtype(device)
+    cast = {
+        n: x.to(dtype)
+        for n, x in given.items()
+        if n in names and x.is_floating_point() and x.dtype != torch.float64
+    }
+    return {**given, **cast}
 
 
 def wanted(given: Mapping[str, Tensor], differentiable: Sequence[str]) -> list[str]:
@@ -133,7 +169,6 @@ def with_rows(gradient: Tensor) -> Tensor:
 def with_matrices(gradient: Tensor) -> Tensor:
     """A gradient one of whose last two axes is contiguous; that of sum() repeats one number."""
     contiguous = any(
-        n == 1 or s == 1
-        for n, s in zip(gradient.shape[-2:], gradient.stride()[-2:], strict=True)
+        n == 1 or s == 1 for n, s in zip(gradient.shape[-2:], gradient.stride()[-2:], strict=True)
     )
     return gradient if contiguous else gradient.contiguous()

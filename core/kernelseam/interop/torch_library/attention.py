@@ -13,31 +13,37 @@ from kernelseam.interop import torch_attention
 from kernelseam.interop.torch_function import check_bwd_implementation
 from kernelseam.interop.torch_library.batches import Batched, each, fold, repeats, unfold
 from kernelseam.interop.torch_library.define import (
-    accumulator,
     define,
     none,
     of_rank,
     once_only,
     refuse_gradients,
 )
+from kernelseam.interop.torch_library.dtypes import accumulator, dtype_name
 from kernelseam.ops.attention import attention_paged as paged_forward
 
 Tensor = Any
 
-_ADDED = "Tensor? bias=None, Tensor? mask=None, Tensor? alibi_slopes=None, Tensor? sinks=None, " \
+_ADDED = (
+    "Tensor? bias=None, Tensor? mask=None, Tensor? alibi_slopes=None, Tensor? sinks=None, "
     "Tensor? prefix_lengths=None"
-_DENSE = f"Tensor q, Tensor k, Tensor v, {_ADDED}, Tensor? kv_lengths=None"
-_VARLEN = (
-    f"Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, {_ADDED}"
 )
-_SCORES = "bool causal=False, SymInt? window_left=None, SymInt? window_right=None, " \
+_DENSE = f"Tensor q, Tensor k, Tensor v, {_ADDED}, Tensor? kv_lengths=None"
+_VARLEN = f"Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, {_ADDED}"
+_SCORES = (
+    "bool causal=False, SymInt? window_left=None, SymInt? window_right=None, "
     "float? scale=None, float? softcap=None"
+)
 _LENGTHS = "SymInt max_seqlen_q, SymInt max_seqlen_k"
-_FORWARD = "ScalarType? out_dtype=None, bool return_lse=True, bool batch_invariant=False, " \
-    "bool deterministic=True, str? backend=None, str? implementation=None, " \
+_FORWARD = (
+    "ScalarType? out_dtype=None, bool return_lse=True, bool batch_invariant=False, "
+    "bool deterministic=True, str? backend=None, str? implementation=None, "
     "str? bwd_implementation=None"
-_BACKWARD = "bool bias_gradient, bool sink_gradient, bool deterministic=True, " \
+)
+_BACKWARD = (
+    "bool bias_gradient, bool sink_gradient, bool deterministic=True, "
     "str? backend=None, str? implementation=None"
+)
 _LAYOUT = 'str layout="bhsd"'
 DENSE = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sinks", "prefix_lengths", "kv_lengths")
 VARLEN = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", *DENSE[3:8])
@@ -60,7 +66,7 @@ def _computed(names: tuple[str, ...]) -> Any:
         )
         options.pop("deterministic", None)
         if "out_dtype" in options:
-            options["out_dtype"] = named(options["out_dtype"])
+            options["out_dtype"] = dtype_name(options["out_dtype"])
         with torch.no_grad():
             if names is PAGED:
                 made = paged_forward(**operands, **options)
@@ -71,18 +77,9 @@ def _computed(names: tuple[str, ...]) -> Any:
     return compute
 
 
-def named(dtype: Any) -> str | None:
-    """torch's dtype by its name."""
-    return None if dtype is None else str(dtype).removeprefix("torch.")
-
-
-def _shapes(
-    q: Tensor, v: Tensor, packed: bool, given: Mapping[str, Any]
-) -> tuple[Tensor, Tensor]:
+def _shapes(q: Tensor, v: Tensor, packed: bool, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     of_rank("q", q, 3 if packed else 4)
-    out = q.new_empty(
-        (*q.shape[:-1], v.shape[-1]), dtype=given.get("out_dtype") or q.dtype
-    )
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=given.get("out_dtype") or q.dtype)
     if not given.get("return_lse", True):
         return out, none(q)
     rows = q.shape[:-1]
@@ -138,6 +135,8 @@ def _setup(names: tuple[str, ...]) -> Any:
 def _backward(names: tuple[str, ...], operator: Any) -> Any:
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
         *tensors, out, lse = ctx.saved_tensors
+        if dout is None and dlse is None:
+            return (None,) * len(tensors)
         wanted = dict(zip(names, ctx.needs_input_grad, strict=False))
         made = operator(
             dout,
@@ -269,7 +268,7 @@ def _paged_setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -
 ATTENTION_PAGED = define(
     "attention_paged(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, "
     f"Tensor kv_lengths, Tensor? cu_seqlens_q=None, {_ADDED}, *, SymInt? max_seqlen_q=None, "
-    f"SymInt? max_seqlen_k=None, {_SCORES}, str layout=\"bshd\", str kv_layout=\"nhd\", "
+    f'SymInt? max_seqlen_k=None, {_SCORES}, str layout="bshd", str kv_layout="nhd", '
     "ScalarType? out_dtype=None, bool return_lse=True, bool batch_invariant=False, "
     "str? backend=None, str? implementation=None) -> (Tensor, Tensor)",
     _computed(PAGED),

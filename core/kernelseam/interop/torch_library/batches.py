@@ -46,9 +46,7 @@ def unfold(results: Any, count: int, axis: int = 0) -> Batched:
     nothing repeat."""
     if not isinstance(results, tuple):
         return results.unflatten(axis, (count, results.shape[axis] // count)), axis
-    apart = [
-        (x.expand(count, 0), 0) if x.dim() == 1 else unfold(x, count, axis) for x in results
-    ]
+    apart = [(x.expand(count, 0), 0) if x.dim() == 1 else unfold(x, count, axis) for x in results]
     return tuple(x for x, _ in apart), tuple(d for _, d in apart)
 
 

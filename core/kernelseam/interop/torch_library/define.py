@@ -74,11 +74,6 @@ def none(like: Tensor) -> Tensor:
     return like.new_empty(0)
 
 
-def accumulator(dtype: Any) -> Any:
-    """The dtype that products are summed in."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def of_rank(name: str, x: Tensor, *ranks: int) -> Tensor:
     """Refuse a tensor whose number of axes is none of these, before shapes are read off it."""
     if x.dim() not in ranks:

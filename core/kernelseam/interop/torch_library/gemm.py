@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from kernelseam.interop.torch_function import check_bwd_implementation, with_matrices
-from kernelseam.interop.torch_library.attention import named
 from kernelseam.interop.torch_library.batches import Batched, each, fold, repeats, unfold
-from kernelseam.interop.torch_library.define import accumulator, define, none, of_rank, once_only
+from kernelseam.interop.torch_library.define import define, none, of_rank, once_only
+from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.ops import gemm, gemm_bwd
 
 Tensor = Any
@@ -33,7 +33,7 @@ def _computed(function: Callable[..., Any]) -> Callable[..., Any]:
         check_bwd_implementation(bwd_implementation, "gemm", "a", {"a": a})
         with torch.no_grad():
             return function(
-                a, b, bias=bias, residual=residual, out_dtype=named(out_dtype), **options
+                a, b, bias=bias, residual=residual, out_dtype=dtype_name(out_dtype), **options
             )
 
     return compute
@@ -88,9 +88,7 @@ def _backward(operator: Any) -> Callable[..., Any]:
         of_a, of_b, *rest = ctx.needs_input_grad
         da = db = None
         if of_a or of_b:
-            da, db = operator(
-                dc.to(a.dtype), a, b, a_gradient=of_a, b_gradient=of_b, **ctx.options
-            )
+            da, db = operator(dc.to(a.dtype), a, b, a_gradient=of_a, b_gradient=of_b, **ctx.options)
         return da if of_a else None, db if of_b else None, *added_gradients(dc, ctx.added, rest)
 
     return backward
@@ -146,9 +144,7 @@ def _matmul2d_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Ba
 def _matmul2d_bwd_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batched:
     whole = [_rows(x, d, info.batch_size) for x, d in zip(args, in_dims, strict=True)]
     da, db = BMM_BWD(*whole, **options)
-    return tuple(
-        x if x.dim() > 1 else x.expand(info.batch_size, 0) for x in (da, db)
-    ), (0, 0)
+    return tuple(x if x.dim() > 1 else x.expand(info.batch_size, 0) for x in (da, db)), (0, 0)
 
 
 def _defined(name: str, function: Any, gradients: Any, ranks: Any, batched: Any) -> Any:
@@ -173,9 +169,7 @@ def _defined(name: str, function: Any, gradients: Any, ranks: Any, batched: Any)
     return of_results, of_gradients
 
 
-BMM, BMM_BWD = _defined(
-    "bmm", gemm.bmm, gemm_bwd.bmm_bwd, (3, 4), (_bmm_batched, _bmm_bwd_batched)
-)
+BMM, BMM_BWD = _defined("bmm", gemm.bmm, gemm_bwd.bmm_bwd, (3, 4), (_bmm_batched, _bmm_bwd_batched))
 MATMUL2D, MATMUL2D_BWD = _defined(
     "matmul2d",
     gemm.matmul2d,

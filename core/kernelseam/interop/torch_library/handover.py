@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from kernelseam.dtypes import DType
 from kernelseam.interop.torch_library import attention, gemm, merge, projection
+from kernelseam.interop.torch_library.dtypes import accumulator, torch_dtype
 from kernelseam.ops import attention as attention_ops
 from kernelseam.ops import gemm as gemm_ops
 from kernelseam.ops import merge as merge_ops
@@ -17,13 +17,6 @@ from kernelseam.ops import projection as projection_ops
 Tensor = Any
 Arrays = Mapping[str, Tensor]
 Made = dict[str, Any]
-
-
-def torch_dtype(dtype: Any) -> Any:
-    """A dtype by any of its names as torch's own. Raises UnknownName."""
-    if dtype is None or isinstance(dtype, torch.dtype):
-        return dtype
-    return getattr(torch, DType.of(dtype, "out_dtype").value)
 
 
 def _out_dtype(asked: Any, arrays: Arrays) -> Any:
@@ -132,7 +125,7 @@ def _product(arrays: Arrays, options: Any, backend: Any, implementation: Any) ->
     batched, a_transposed, b_transposed, alpha, beta, out_dtype, precision = options
     residual = arrays.get("residual")
     if beta != 0 and "out" in arrays:  # summed as wide as the product is
-        added = beta * arrays["out"].to(gemm.accumulator(arrays["a"].dtype))
+        added = beta * arrays["out"].to(accumulator(arrays["a"].dtype))
         residual = added if residual is None else added + residual
     operator = gemm.BMM if batched else gemm.MATMUL2D
     out = operator(

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from kernelseam.interop.torch_library.attention import named
 from kernelseam.interop.torch_library.batches import Batched, fold, unfold
-from kernelseam.interop.torch_library.define import accumulator, define, of_rank
+from kernelseam.interop.torch_library.define import define, of_rank
+from kernelseam.interop.torch_library.dtypes import accumulator, dtype_name
 from kernelseam.ops.merge import merge_states
 
 Tensor = Any
@@ -16,7 +16,7 @@ Tensor = Any
 
 def _compute(outs: Tensor, lses: Tensor, *, out_dtype: Any = None, **options: Any) -> Any:
     with torch.no_grad():
-        return merge_states(outs, lses, out_dtype=named(out_dtype), **options)
+        return merge_states(outs, lses, out_dtype=dtype_name(out_dtype), **options)
 
 
 def _fake(outs: Tensor, lses: Tensor, *, out_dtype: Any = None, **options: Any) -> Any:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from kernelseam.interop.torch_function import check_bwd_implementation, with_rows
-from kernelseam.interop.torch_library.attention import named
 from kernelseam.interop.torch_library.batches import Batched, each, fold, unfold
 from kernelseam.interop.torch_library.define import (
     define,
@@ -17,6 +16,7 @@ from kernelseam.interop.torch_library.define import (
     once_only,
     refuse_gradients,
 )
+from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.interop.torch_rotary import turned_back
 from kernelseam.ops import projection, projection_bwd
 
@@ -47,7 +47,7 @@ def _qkv_compute(
     given = _qkv_given(tensors)
     check_bwd_implementation(bwd_implementation, "qkv_projection_bwd", "input", given)
     with torch.no_grad():
-        return projection.fused_qkv_projection(**given, **options, out_dtype=named(out_dtype))
+        return projection.fused_qkv_projection(**given, **options, out_dtype=dtype_name(out_dtype))
 
 
 def _heads(weight: Tensor, options: dict[str, Any]) -> tuple[Any, Any, Any]:
@@ -79,9 +79,7 @@ def _qkv_setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> 
     of_input, of_weight, *_ = ctx.needs_input_grad
     ctx.dtype, ctx.bias_dtype = input.dtype, None if bias is None else bias.dtype
     ctx.heads = _heads(weight, options)
-    ctx.save_for_backward(
-        input if of_weight else None, weight if of_input else None, *turning
-    )
+    ctx.save_for_backward(input if of_weight else None, weight if of_input else None, *turning)
 
 
 def _qkv_backward(operator: Any) -> Any:
@@ -129,7 +127,7 @@ def _qkv_bwd_compute(
     rows = [with_rows(x) for x in (dq, dk, dv)]
     with torch.no_grad():
         made = projection_bwd.fused_qkv_projection_bwd(
-            *rows, input, weight, bias_dtype=named(bias_dtype), **options
+            *rows, input, weight, bias_dtype=dtype_name(bias_dtype), **options
         )
     return tuple(none(dq) if x is None else x for x in made)
 
@@ -211,7 +209,7 @@ def _paged_compute(
         k_pages=k_pages,
         v_pages=v_pages,
         block_table=block_table,
-        out_dtype=named(out_dtype),
+        out_dtype=dtype_name(out_dtype),
         **options,
     )
 
@@ -242,7 +240,7 @@ def _output_compute(
     check_bwd_implementation(bwd_implementation, "output_projection_bwd", "attn_out", given)
     with torch.no_grad():
         return projection.fused_output_projection_residual(
-            **given, **options, out_dtype=named(out_dtype)
+            **given, **options, out_dtype=dtype_name(out_dtype)
         )
 
 
@@ -252,9 +250,7 @@ def _output_fake(attn_out: Tensor, weight: Tensor, *rest: Tensor, **options: Any
     if len(lead) == 3:
         lead = (lead[0], lead[2 if options.get("layout", "bhsd") == "bhsd" else 1])
     hidden = of_rank("weight", weight, 2).shape[0]
-    return attn_out.new_empty(
-        (*lead, hidden), dtype=options.get("out_dtype") or attn_out.dtype
-    )
+    return attn_out.new_empty((*lead, hidden), dtype=options.get("out_dtype") or attn_out.dtype)
 
 
 def _output_setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
@@ -301,7 +297,7 @@ def _output_bwd_compute(
 ) -> Any:
     with torch.no_grad():
         made = projection_bwd.fused_output_projection_residual_bwd(
-            with_rows(d_output), attn_out, weight, bias_dtype=named(bias_dtype), **options
+            with_rows(d_output), attn_out, weight, bias_dtype=dtype_name(bias_dtype), **options
         )
     return tuple(none(d_output) if x is None else x for x in made[:3])
 
