@@ -31,7 +31,7 @@ def tensors(
     found: dict[str, Tensor] = {}
     traced = torch.compiler.is_compiling() or _modes() > 0 or _interpreter() is not None
     for name, x in given.items():
-        kind = type(x)
+        kind: Any = type(x)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
             found[name] = x
         elif x is not None:

@@ -189,8 +189,9 @@ def _qkv_gradients(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> Gradients:
     saved = dict(zip(ctx.kept, ctx.saved_tensors, strict=True))
     dq, dk, dv = (x.to(ctx.dtype) for x in (dq, dk, dv))
     if _ROTARY[0] in saved:
-        tables = *(saved[n] for n in _ROTARY), saved.get("positions")
-        dq, dk = (turned_back(x, *tables, ctx.options) for x in (dq, dk))
+        cos, sin = (saved[n] for n in _ROTARY)
+        positions = saved.get("positions")
+        dq, dk = (turned_back(x, cos, sin, positions, ctx.options) for x in (dq, dk))
     dq, dk, dv = (with_rows(x) for x in (dq, dk, dv))
     asked = {n for n, w in zip(ctx.names, ctx.needs_input_grad[3:], strict=True) if w}
     heads = -3 if ctx.options["layout"] == "bhsd" else -2

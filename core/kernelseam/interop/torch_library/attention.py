@@ -111,6 +111,7 @@ def _paged_fake(
     **given: Any,
 ) -> Any:
     of_rank("k_pages", k_pages, 4)
+    given = {"layout": "bshd", **given}
     return _shapes(q, of_rank("v_pages", v_pages, 4), cu_seqlens_q is not None, given)
 
 
@@ -137,7 +138,7 @@ def _backward(names: tuple[str, ...], operator: Any) -> Any:
         *tensors, out, lse = ctx.saved_tensors
         if dout is None and dlse is None:
             return (None,) * len(tensors)
-        wanted = dict(zip(names, ctx.needs_input_grad, strict=False))
+        wanted = dict(zip(names, ctx.wanted, strict=False))
         made = operator(
             dout,
             dlse,

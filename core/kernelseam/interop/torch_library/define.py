@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from kernelseam.errors import InvalidValue
+from kernelseam.interop.torch_library.transforms import transformed
 
 Tensor = Any
 LIBRARY = torch.library.Library("kernelseam", "DEF")
@@ -26,13 +27,15 @@ def define(
     setup: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
     batched: Callable[..., Any] | None = None,
-) -> Any:
-    """Define ``kernelseam::schema`` and return it as torch calls it.
+) -> Callable[..., Any]:
+    """Define ``kernelseam::schema``, and return a function that calls it.
 
     ``compute`` runs on tensors with memory, ``fake`` makes empty results of the same shapes,
     strides and dtypes. ``setup(ctx, inputs, keyword_only_inputs, output)`` and ``backward(ctx,
-    *gradients)`` as torch.library.register_autograd takes them, ``batched(info, in_dims, *args,
-    **kwargs)`` as register_vmap does; without it torch.vmap calls the operator once an element.
+    *gradients)`` as torch.library.register_autograd takes them, but that ``ctx.wanted`` says of
+    every input whether it has a gradient, and the gradients are of every input.
+    ``batched(info, in_dims, *args, **kwargs)`` as register_vmap takes it; without it torch.vmap
+    calls the operator once an element.
     """
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))
@@ -40,10 +43,47 @@ def define(
     qualified = f"kernelseam::{name}"
     torch.library.register_fake(qualified, fake, lib=LIBRARY)
     if backward is not None:
-        torch.library.register_autograd(qualified, backward, setup_context=setup, lib=LIBRARY)
+        torch.library.register_autograd(
+            qualified, _cut(backward), setup_context=setup and _told(setup), lib=LIBRARY
+        )
     if batched is not None:
         torch.library.register_vmap(qualified, batched, lib=LIBRARY)
-    return getattr(torch.ops.kernelseam, name).default
+    operator = getattr(torch.ops.kernelseam, name).default
+    if backward is None:
+        return operator
+    under_transforms = transformed(operator, setup, backward, batched)
+
+    def call(*tensors: Tensor | None, **options: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            transform = _interpreter()
+            if transform is not None and transform.key() != _FUNCTIONALIZE:
+                return under_transforms(*tensors, **options)
+        return operator(*tensors, **options)
+
+    return call
+
+
+_interpreter = torch._C._functorch.peek_interpreter_stack
+_FUNCTIONALIZE = torch._C._functorch.TransformType.Functionalize
+
+
+def _told(setup: Callable[..., None]) -> Callable[..., None]:
+    """torch leaves inputs at their defaults out of ``needs_input_grad``, where its own comes
+    last."""
+
+    def told(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+        given = ctx.needs_input_grad[:-1]
+        ctx.wanted = (*given, *[False] * (len(inputs) - len(given)))
+        setup(ctx, inputs, keyword_only_inputs, output)
+
+    return told
+
+
+def _cut(backward: Callable[..., Any]) -> Callable[..., Any]:
+    def cut(ctx: Any, *gradients: Tensor | None) -> Any:
+        return backward(ctx, *gradients)[: len(ctx.needs_input_grad)]
+
+    return cut
 
 
 def once_only(function: str) -> Callable[..., Any]:
@@ -62,7 +102,7 @@ def once_only(function: str) -> Callable[..., Any]:
 
 def refuse_gradients(ctx: Any, names: tuple[str, ...], differentiable: tuple[str, ...]) -> None:
     """Raise InvalidValue for an operand that wants a gradient and can have none."""
-    for name, wanted in zip(names, ctx.needs_input_grad, strict=False):
+    for name, wanted in zip(names, ctx.wanted, strict=True):
         if wanted and name not in differentiable:
             raise InvalidValue(
                 f"{name}.requires_grad", True, "gradients do not flow to it", "Pass tensor.detach()"

@@ -85,7 +85,7 @@ def added_gradients(dc: Tensor, added: Any, wanted: Any) -> tuple[Tensor | None,
 def _backward(operator: Any) -> Callable[..., Any]:
     def backward(ctx: Any, dc: Tensor) -> Any:
         a, b = ctx.saved_tensors
-        of_a, of_b, *rest = ctx.needs_input_grad
+        of_a, of_b, *rest = ctx.wanted
         da = db = None
         if of_a or of_b:
             da, db = operator(dc.to(a.dtype), a, b, a_gradient=of_a, b_gradient=of_b, **ctx.options)

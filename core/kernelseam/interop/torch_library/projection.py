@@ -76,7 +76,7 @@ def _qkv_setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> 
     refuse_gradients(ctx, QKV, ("input", "weight", "bias"))
     options = ctx.options = dict(keyword_only_inputs)
     input, weight, bias, *turning = inputs
-    of_input, of_weight, *_ = ctx.needs_input_grad
+    of_input, of_weight, *_ = ctx.wanted
     ctx.dtype, ctx.bias_dtype = input.dtype, None if bias is None else bias.dtype
     ctx.heads = _heads(weight, options)
     ctx.save_for_backward(input if of_weight else None, weight if of_input else None, *turning)
@@ -89,7 +89,7 @@ def _qkv_backward(operator: Any) -> Any:
         dq, dk, dv = (x.to(ctx.dtype) for x in (dq, dk, dv))
         if cos is not None:
             dq, dk = (turned_back(x, cos, sin, positions, options) for x in (dq, dk))
-        of_input, of_weight, of_bias, *_ = ctx.needs_input_grad
+        of_input, of_weight, of_bias, *_ = ctx.wanted
         heads, kv_heads, dim = ctx.heads
         made = operator(
             dq,
@@ -124,10 +124,10 @@ def _qkv_bwd_compute(
     bias_dtype: Any = None,
     **options: Any,
 ) -> Any:
-    rows = [with_rows(x) for x in (dq, dk, dv)]
+    dq, dk, dv = (with_rows(x) for x in (dq, dk, dv))
     with torch.no_grad():
         made = projection_bwd.fused_qkv_projection_bwd(
-            *rows, input, weight, bias_dtype=dtype_name(bias_dtype), **options
+            dq, dk, dv, input, weight, bias_dtype=dtype_name(bias_dtype), **options
         )
     return tuple(none(dq) if x is None else x for x in made)
 
@@ -255,7 +255,7 @@ def _output_fake(attn_out: Tensor, weight: Tensor, *rest: Tensor, **options: Any
 
 def _output_setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
     attn_out, weight, bias, residual = inputs
-    of_attn_out, of_weight, of_bias, _ = ctx.needs_input_grad
+    of_attn_out, of_weight, of_bias, _ = ctx.wanted
     ctx.options = keyword_only_inputs
     ctx.dtypes = [None if x is None else x.dtype for x in inputs]
     ctx.save_for_backward(
@@ -266,7 +266,7 @@ def _output_setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) 
 def _output_backward(operator: Any) -> Any:
     def backward(ctx: Any, d_output: Tensor) -> Any:
         attn_out, weight = ctx.saved_tensors
-        of_attn_out, of_weight, of_bias, of_residual = wanted = ctx.needs_input_grad
+        of_attn_out, of_weight, of_bias, of_residual = wanted = ctx.wanted
         made: Any = None, None, None
         if any(wanted[:3]):
             made = operator(
