@@ -108,11 +108,7 @@ def _t5() -> Any:
         pad_token_id=0,
         eos_token_id=None,
     )
-    model = hf.T5ForConditionalGeneration(config)
-    for module in model.modules():
-        if getattr(module, "has_relative_attention_bias", False):
-            torch.nn.init.normal_(module.relative_attention_bias.weight)
-    return model
+    return hf.T5ForConditionalGeneration(config)
 
 
 MODELS = {
@@ -137,6 +133,10 @@ def made(name: str, implementation: str) -> Any:
     for parameter in model.parameters():  # larger than their own: attention that is not uniform
         if parameter.ndim == 2:
             torch.nn.init.normal_(parameter, std=0.2)
+    for module in model.modules() if name == "t5" else ():
+        if hasattr(module, "key_value_proj_dim"):
+            with torch.no_grad():
+                module.q.weight *= 32**-0.5  # its scores are not scaled
     model.set_attn_implementation(implementation)
     return model.eval()
 
@@ -167,4 +167,7 @@ def compared(name: str, given: dict[str, Tensor]) -> Tensor:
     """Which rows of the logits are compared: those of no padding."""
     if name == "t5":
         return torch.ones_like(given["decoder_input_ids"], dtype=torch.bool)
-    return given.get("attention_mask", torch.ones_like(given["input_ids"])).bool()
+    mask = given.get("attention_mask")
+    if mask is None or mask.dim() != 2:
+        return torch.ones_like(given["input_ids"], dtype=torch.bool)
+    return mask.bool()
