@@ -109,14 +109,17 @@ def _operated(
     stream: object,
 ) -> dict[str, Any]:
     global _remembered
-    if stands_for_others(arrays.values()):
-        return hand_over(work, arrays, options, wanted, implementation, stream)
     found = plugins()
     if wanted is not None:
         found.backend(wanted)
     if implementation is not None:
         name_of("implementation", implementation)
-    infos = {name: describe(x, name, wanted) for name, x in arrays.items()}
+    try:
+        infos = {name: describe(x, name, wanted) for name, x in arrays.items()}
+    except InvalidValue:
+        if stands_for_others(arrays.values()):
+            return hand_over(work, arrays, options, wanted, implementation, stream)
+        raise
     if _remembered is None or _remembered.found is not found:
         _remembered = _Remembered(found)
     memory = _remembered
