@@ -9,11 +9,11 @@ import pytest
 from kernelseam.contract import SourceBundle
 from kernelseam.errors import CompileError, DeviceError
 
-pytest.importorskip("kernelseam_rocm", reason="kernelseam-rocm is not installed")
+pytest.importorskip("kernelseam_rocm_emulator", reason="kernelseam-rocm-emulator is not installed")
 import amdelf  # noqa: E402
 from kernelseam_rocm import codeobject  # noqa: E402
-from kernelseam_rocm.emulation import loader  # noqa: E402
-from kernelseam_rocm.emulation.loader import Descriptor, Launch  # noqa: E402
+from kernelseam_rocm_emulator import loader  # noqa: E402
+from kernelseam_rocm_emulator.loader import Descriptor, Launch  # noqa: E402
 
 BASE = 0x7F0123456000
 RELATIVE64, ABS64, ABS32_LO, ABS32_HI, REL32 = 13, 3, 1, 2, 4

@@ -1,4 +1,4 @@
-"""Mends: instructions encoded here, on a wave of this process, against NumPy."""
+"""Patches: instructions encoded here, on a wave of this process, against NumPy."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("kernelseam_rocm", reason="kernelseam-rocm is not installed")
-from kernelseam_rocm.emulation import mends  # noqa: E402
-from kernelseam_rocm.emulation.selftest import tests as selftests  # noqa: E402
-from kernelseam_rocm.emulation.wave import EXEC, M0, Wave  # noqa: E402
+pytest.importorskip("kernelseam_rocm_emulator", reason="kernelseam-rocm-emulator is not installed")
+from kernelseam_rocm_emulator import patches  # noqa: E402
+from kernelseam_rocm_emulator.selftest import tests as selftests  # noqa: E402
+from kernelseam_rocm_emulator.wave import EXEC, M0, Wave  # noqa: E402
 
 RNG = np.random.default_rng(7)
 
@@ -29,17 +29,17 @@ class Host(Wave):
 
 
 def step(name: str, family: str, *fields: tuple[int, int]) -> Callable[[Wave], object]:
-    """The mend's step of an instruction whose fields are (lowest bit, value)."""
+    """The patch's step of an instruction whose fields are (lowest bit, value)."""
     word = sum(value << at for at, value in fields)
-    mend = mends.find(word, name, family, 8)
-    assert mend is not None
-    return mend.step
+    patch = patches.find(word, name, family, 8)
+    assert patch is not None
+    return patch.step
 
 
 def test_what_the_emulator_does_right_is_left_to_it() -> None:
-    assert mends.find(0, "V_ADD_F32_E32", "cdna", 4) is None
-    assert mends.find(0, "", "rdna4", 4) is None
-    assert mends.find(0, "V_MFMA_F32_16X16X4_F32", "cdna", 8) is None
+    assert patches.find(0, "V_ADD_F32_E32", "cdna", 4) is None
+    assert patches.find(0, "", "rdna4", 4) is None
+    assert patches.find(0, "V_MFMA_F32_16X16X4_F32", "cdna", 8) is None
 
 
 def vop3p(d: int, a: int, b: int, c: int) -> tuple[tuple[int, int], ...]:
@@ -199,8 +199,8 @@ def test_floats_are_added_out_of_accumulators(base: int) -> None:
 @pytest.mark.parametrize("fields", [((48, 20),), ((48, 20), (55, 1), (16, 1))])
 def test_other_atomics_are_the_emulators(fields: tuple[tuple[int, int], ...]) -> None:
     word = sum(value << at for at, value in fields)
-    assert mends.find(word, "GLOBAL_ATOMIC_ADD_F32", "cdna", 8) is None
-    assert mends.find(word, "GLOBAL_ATOMIC_ADD_F32", "rdna3", 8) is None
+    assert patches.find(word, "GLOBAL_ATOMIC_ADD_F32", "cdna", 8) is None
+    assert patches.find(word, "GLOBAL_ATOMIC_ADD_F32", "rdna3", 8) is None
 
 
 def test_calls() -> None:
@@ -227,7 +227,7 @@ def test_buffers_end_at_their_records() -> None:
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950", "gfx1100", "gfx1201"])
 def test_the_selftest_has_a_kernel_for_each_test(arch: str) -> None:
-    from kernelseam_rocm.emulation import selftest
+    from kernelseam_rocm_emulator import selftest
 
     found = list(selftests(arch))
     text = selftest.source(arch)

@@ -22,7 +22,7 @@ from kernelseam.contract import (
 from kernelseam.errors import CompileError, KernelSeamError
 from kernelseam.forking import new_lock
 
-from kernelseam_rocm import archs, bindings, codeobject, compiler, emulation, launch, worker
+from kernelseam_rocm import archs, bindings, codeobject, compiler, emulator, launch, worker
 
 
 class HipToolchain(WithoutTensorMaps):
@@ -90,7 +90,7 @@ class HipToolchain(WithoutTensorMaps):
         code = codeobject.parse(binary)
         if device.evidence == EMULATED:
             facts = codeobject.facts(code, kernel, {})
-            return emulation.required().kernel(binary, key[0], facts, device.arch, self)
+            return emulator.required().kernel(binary, key[0], facts, device.arch, self)
         with self._lock, self._runtime.activate(device):
             if key not in self._modules:
                 self._modules[key] = bindings.call("hipModuleLoadData", binary)

@@ -1,9 +1,8 @@
-"""Emulated devices: they run the very code objects that hiprtc made, through an emulator of AMD's
-instructions.
+"""Emulated AMD devices: they run hiprtc's code objects through an emulator of AMD's instructions.
 
 The emulator is that of tinygrad's test tree, named by KERNELSEAM_TINYGRAD; none of its code is
-here. It runs in a process of its own. Loader, launches, memory with guards and mends for what the
-emulator lacks are ours.
+here. It runs in a process of its own. Loader, launches, guarded memory and patches for what the
+emulator lacks are this package's. `kernelseam_rocm.emulator` calls `start`.
 """
 
 from __future__ import annotations
@@ -15,21 +14,23 @@ from pathlib import Path
 from kernelseam.compilation import cache_folder
 from kernelseam.compilation.folder import private
 from kernelseam.contract import KernelFacts, LaunchConfig, Toolchain
-from kernelseam.errors import DeviceError, NoDevice
+from kernelseam.errors import DeviceError
+from kernelseam_rocm.launch import check_arguments
 
-from kernelseam_rocm.emulation.checkout import VARIABLE, Checkout, find
-from kernelseam_rocm.emulation.loader import Launch
-from kernelseam_rocm.emulation.memory import Arena
-from kernelseam_rocm.emulation.worker import Emulator
+from kernelseam_rocm_emulator.checkout import Checkout, find
+from kernelseam_rocm_emulator.devices import EmulatedRuntime
+from kernelseam_rocm_emulator.loader import Launch
+from kernelseam_rocm_emulator.memory import Arena
+from kernelseam_rocm_emulator.worker import Emulator
 
-__all__ = ["VARIABLE", "Emulation", "emulation", "required"]
+__all__ = ["EmulatedKernel", "Emulation", "start"]
 
 CAPACITY = 16 << 30
 """Bytes of memory that the emulated devices share: reserved, not used."""
 
 
 class Emulation:
-    """The emulator behind every emulated device of this process."""
+    """kernelseam_rocm.emulator.Emulator: behind every emulated device of this process."""
 
     def __init__(self, checkout: Checkout) -> None:
         self.checkout = checkout
@@ -39,13 +40,21 @@ class Emulation:
         self.used: set[tuple[str, str]] = set()
         """Arch and digest of every code object so far."""
 
+    @property
+    def source(self) -> str:
+        return str(self.checkout.folder)
+
+    def runtime(self, first: int) -> EmulatedRuntime:
+        """The runtime of the emulated devices, whose indices begin with ``first``."""
+        return EmulatedRuntime(self.arena, first)
+
     def kernel(
         self, binary: bytes, digest: str, facts: KernelFacts, arch: str, toolchain: Toolchain
     ) -> EmulatedKernel:
         """A kernel of a code object, once the self-test of its arch has passed. Raises DeviceError,
         CompileError."""
         if arch not in self._tested:
-            from kernelseam_rocm.emulation import selftest
+            from kernelseam_rocm_emulator import selftest
 
             selftest.require(self.emulator, arch, toolchain)
             self._tested.add(arch)
@@ -67,8 +76,6 @@ class EmulatedKernel:
         kernel did wrong.
 
         Raises InvalidValue where the arguments' size is not the kernel's."""
-        from kernelseam_rocm.launch import check_arguments
-
         config.require_plain("rocm")
         check_arguments(arguments, self.facts)
         extents = Launch(config.grid, config.block, config.shared_bytes)
@@ -82,15 +89,15 @@ class EmulatedKernel:
 
 
 def folder() -> Path:
-    """The folder for what emulation keeps between processes, made where it is missing. Raises
-    DeviceError."""
-    found = cache_folder() / "emulation"
+    """The folder for what emulation keeps between processes, created where it is missing: in the
+    binary cache's. Raises DeviceError."""
+    place = cache_folder() / "emulation"
     try:
-        private(found.parent, make=True)
-        private(found, make=True)
+        private(place.parent, make=True)
+        private(place, make=True)
     except (OSError, ValueError) as e:
         raise DeviceError(f"emulation needs a folder of its own: {e}") from e
-    return found
+    return place
 
 
 @cache
@@ -98,15 +105,7 @@ def _started(checkout: Checkout) -> Emulation:
     return Emulation(checkout)
 
 
-def emulation() -> Emulation | str:
-    """The process's emulation, or why there is none: "" where the variable is not set."""
-    found = find()
-    return _started(found) if isinstance(found, Checkout) else found
-
-
-def required() -> Emulation:
-    """The process's emulation. Raises NoDevice, saying why there is none."""
-    found = emulation()
-    if isinstance(found, str):
-        raise NoDevice(found or f"an emulated device needs {VARIABLE}, which is not set")
-    return found
+def start() -> Emulation | str:
+    """The process's emulation, or what it lacks."""
+    checkout = find()
+    return _started(checkout) if isinstance(checkout, Checkout) else checkout

@@ -12,9 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-VARIABLE = "KERNELSEAM_TINYGRAD"
-"""Names a checkout of tinygrad's repository: its test tree holds the emulator, which no package
-carries."""
+from kernelseam_rocm.emulator import VARIABLE
 
 _EMULATOR = Path("test/mockgpu/amd/emu.py")
 
@@ -29,7 +27,7 @@ class Checkout:
 
     def version(self) -> str:
         """A digest of what shapes results: the emulator's sources by name, size and time, and our
-        own mends."""
+        own patches."""
         digest = hashlib.sha256()
         sources = [self.folder / "tinygrad", self.folder / "test/mockgpu", Path(__file__).parent]
         for root in sources:
@@ -40,14 +38,13 @@ class Checkout:
 
 
 def find() -> Checkout | str:
-    """The checkout that the variable names, or why there is none: "" where the variable is not
-    set."""
+    """The checkout that the variable names, or why there is none."""
     named = os.environ.get(VARIABLE, "")
     if not named:
-        return ""
+        return f"{VARIABLE} is not set"
     try:
         folder = Path(named).expanduser().absolute()
-    except (RuntimeError, OSError) as e:  # nobody's home; no current folder
+    except (RuntimeError, OSError) as e:  # ~ of an unknown user; no current folder
         return (
             f"{VARIABLE} = {named}: means no folder ({e}). Name it by its whole path, or "
             "unset the variable"

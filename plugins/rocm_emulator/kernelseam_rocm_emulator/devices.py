@@ -1,5 +1,4 @@
-"""The emulated devices, their memory and arrays: a Runtime, and one that joins it to the real
-devices'."""
+"""The emulated devices, their memory and arrays."""
 
 from __future__ import annotations
 
@@ -12,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from kernelseam.contract import EMULATED, ArrayInfo, Device, DeviceLimits, Runtime, host_array
+from kernelseam.contract import EMULATED, ArrayInfo, Device, DeviceLimits, host_array
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, InvalidValue
-
 from kernelseam_rocm import archs
 from kernelseam_rocm.dlpack import row_major
-from kernelseam_rocm.emulation.memory import Arena
+
+from kernelseam_rocm_emulator.memory import Arena
 
 UNITS = {"gfx942": (304, 2100), "gfx950": (256, 2400), "gfx1100": (96, 2500), "gfx1201": (64, 2970)}
 """The archs that can be emulated. By arch, compute units and clock in MHz of the largest product:
@@ -138,56 +137,3 @@ class EmulatedRuntime:
             launch(0)
             seconds.append(time.perf_counter() - start)
         return seconds
-
-
-class JoinedRuntime:
-    """The real devices, if any, and after them the emulated ones."""
-
-    def __init__(self, real: Runtime, arena: Arena) -> None:
-        self._real, self._arena = real, arena
-        self._emulated: EmulatedRuntime | None = None
-
-    def _second(self) -> EmulatedRuntime:
-        if self._emulated is None:
-            self._emulated = EmulatedRuntime(self._arena, len(self._real.devices()))
-        return self._emulated
-
-    def _of(self, device: Device) -> Runtime:
-        return self._second() if device.evidence == EMULATED else self._real
-
-    def devices(self) -> Sequence[Device]:
-        return (*self._real.devices(), *self._second().devices())
-
-    def describe(self, array: object) -> ArrayInfo | None:
-        return self._second().describe(array) or self._real.describe(array)
-
-    def empty(
-        self, shape: Sequence[int], dtype: DType, device: Device, like: ArrayInfo | None = None
-    ) -> object:
-        return self._of(device).empty(shape, dtype, device, like)
-
-    def from_host(self, host: npt.NDArray[Any], device: Device) -> object:
-        return self._of(device).from_host(host, device)
-
-    def to_host(self, array: object) -> npt.NDArray[Any]:
-        return (self._second() if isinstance(array, EmulatedArray) else self._real).to_host(array)
-
-    def read(self, pointer: int, size: int, device: Device) -> npt.NDArray[np.uint8]:
-        return self._of(device).read(pointer, size, device)
-
-    def current_stream(self, device: Device, array: ArrayInfo | None = None) -> int:
-        return self._of(device).current_stream(device, array)
-
-    def synchronize(self, device: Device) -> None:
-        self._of(device).synchronize(device)
-
-    def prepare_memset(
-        self, pointer: int, value: int, size: int, device: Device
-    ) -> Callable[[int], None]:
-        return self._of(device).prepare_memset(pointer, value, size, device)
-
-    def activate(self, device: Device) -> AbstractContextManager[None]:
-        return self._of(device).activate(device)
-
-    def time(self, launch: Callable[[int], None], device: Device, repeats: int) -> list[float]:
-        return self._of(device).time(launch, device, repeats)

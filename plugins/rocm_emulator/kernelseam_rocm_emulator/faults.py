@@ -1,4 +1,4 @@
-"""Access outside every allocation, told in words: what was touched, and by which instruction.
+"""Access outside every allocation, described: the address, and the nearest allocation.
 
 The emulated device's loads and stores are the host's, so a wrong one ends in a SIGSEGV at a guard.
 """
@@ -32,14 +32,14 @@ class _Action(ctypes.Structure):
 _installed: list[_Action] = []
 
 
-def on_fault(tell: Callable[[int], None]) -> None:
-    """Call ``tell(address)`` for an access to memory that is not there; the process ends
+def on_fault(report: Callable[[int], None]) -> None:
+    """Call ``report(address)`` for an access to memory that is not there; the process ends
     afterwards."""
 
     def handle(number: int, information: int, context: int) -> None:
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)
         try:
-            tell(ctypes.c_uint64.from_address(information + _ADDRESS_AT).value)
+            report(ctypes.c_uint64.from_address(information + _ADDRESS_AT).value)
         finally:
             os._exit(1)
 

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from kernelseam.errors import DeviceError
-
 from kernelseam_rocm import codeobject
-from kernelseam_rocm.emulation import loader, mends
-from kernelseam_rocm.emulation.loader import Descriptor, Launch
-from kernelseam_rocm.emulation.memory import Region
-from kernelseam_rocm.emulation.wave import INVERSE_TWO_PI, Wave
+
+from kernelseam_rocm_emulator import loader, patches
+from kernelseam_rocm_emulator.loader import Descriptor, Launch
+from kernelseam_rocm_emulator.memory import Region
+from kernelseam_rocm_emulator.wave import INVERSE_TWO_PI, Wave
 
 GARBAGE = 0xA5
 """What LDS and scratch start with."""
@@ -38,7 +38,7 @@ _MXCSR_AT = 28  # in fenv_t of Linux on x86_64
 _INVERSE_TWO_PI_BITS = 0x3E22F983
 
 Instruction = tuple[Callable[..., object], tuple[int, ...] | None, int, bool]
-"""What to call, with which of a wave's arguments (None: a mend, which takes the wave), its size,
+"""What to call, with which of a wave's arguments (None: a patch, which takes the wave), its size,
 whether it waits."""
 
 
@@ -64,7 +64,7 @@ class Module:
 
 @dataclass
 class Where:
-    """What runs now, for the account of a fault."""
+    """The wave that runs now, for the message of a fault."""
 
     kernel: str = ""
     arch: str = ""
@@ -82,7 +82,7 @@ class Where:
 
 
 class Interpreter:
-    """The emulator's module with our mends, and the modules loaded so far."""
+    """The emulator's module with our patches, and the modules loaded so far."""
 
     def __init__(self, folder: str) -> None:
         # The repository's packages have names that others have too.
@@ -92,7 +92,7 @@ class Interpreter:
             del sys.modules[name]
         sys.path.insert(0, folder)
         self._emulator: Any = importlib.import_module("test.mockgpu.amd.emu")
-        mends.compiled.install(self._emulator)
+        patches.compiled.install(self._emulator)
         self._libm = ctypes.CDLL("libm.so.6")
         self.where = Where()
         self.executed = 0
@@ -163,7 +163,7 @@ class Interpreter:
                         self._block(module, states)
 
     def _wave(self, state: Any, lanes: int, shared: Region, scratch: Region) -> Wave:
-        """The emulator's wave as mends see it. Its registers are the emulator's, and live as long
+        """The emulator's wave as patches see it. Its registers are the emulator's, and live as long
         as ``state``."""
         scalars, vectors, accumulators = (
             b._buf.va_addr for b in (state.sgpr_buf, state.vgpr_buf, state.accvgpr_buf)
@@ -204,16 +204,16 @@ class Interpreter:
             op, size = getattr(instruction, "op", None), instruction.size()
         except ValueError:  # an encoding that it does not know
             op, size = None, 8
-        mend = mends.find(int.from_bytes(code, "little"), getattr(op, "name", ""), kind, size)
-        if mend is not None and not mend.may_decline:
-            found: Instruction = (mend.step, None, mend.size, False)
+        patch = patches.find(int.from_bytes(code, "little"), getattr(op, "name", ""), kind, size)
+        if patch is not None and not patch.may_decline:
+            found: Instruction = (patch.step, None, patch.size, False)
         else:
             (compiled, runtime), _ = emulator._decode_at(pc, kind)
             waits = any(op is b for b in (*emulator._BARRIER_OPS, *emulator._BARRIER_SOP1_OPS))
             takes = tuple(compiled.arg.globals)
             found = (runtime.fxn, takes, 0, waits)
-            if mend is not None:
-                found = (_either(mend, runtime.fxn, takes), None, 0, False)
+            if patch is not None:
+                found = (_either(patch, runtime.fxn, takes), None, 0, False)
         module.program[pc] = found
         return found
 
@@ -236,13 +236,13 @@ class Interpreter:
 
 
 def _either(
-    mend: mends.Mend, call: Callable[..., object], takes: tuple[int, ...]
+    patch: patches.Patch, call: Callable[..., object], takes: tuple[int, ...]
 ) -> Callable[[Wave], None]:
-    """The mend's step where it does not decline, else the emulator's."""
+    """The patch's step where it does not decline, else the emulator's."""
 
     def step(wave: Wave) -> None:
-        if mend.step(wave):
-            wave.pc += mend.size
+        if patch.step(wave):
+            wave.pc += patch.size
         else:
             call(*[wave.arguments[i] for i in takes])
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelseam.errors import DeviceError
-
 from kernelseam_rocm.codeobject import DYNAMIC, LOAD, CodeObject
 
 Extents = tuple[int, int, int]
@@ -83,7 +82,7 @@ def _relocate(memory: bytearray, dynamic: int, size: int, base: int) -> None:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """A kernel descriptor: what the hardware is told of a kernel."""
+    """A kernel descriptor (kernel_descriptor_t): what the hardware reads before a launch."""
 
     shared_bytes: int
     scratch_bytes: int

@@ -1,4 +1,4 @@
-"""A wave as mends see it: the emulator's register files as NumPy arrays over the same memory."""
+"""A wave as patches see it: the emulator's register files as NumPy arrays over the same memory."""
 
 from __future__ import annotations
 

@@ -23,12 +23,12 @@ from typing import Any, NoReturn
 from kernelseam.errors import DeviceError
 from kernelseam.exchange import Answers, Requests
 from kernelseam.forking import new_lock
-
 from kernelseam_rocm import worker
-from kernelseam_rocm.emulation import faults
-from kernelseam_rocm.emulation.checkout import Checkout
-from kernelseam_rocm.emulation.loader import Launch
-from kernelseam_rocm.emulation.memory import Arena, protect
+
+from kernelseam_rocm_emulator import faults
+from kernelseam_rocm_emulator.checkout import Checkout
+from kernelseam_rocm_emulator.loader import Launch
+from kernelseam_rocm_emulator.memory import Arena, protect
 
 TIME_LIMIT = 900
 """Seconds that one launch may take; the process ends itself then (SIGALRM)."""
@@ -62,7 +62,7 @@ class TestRequest:
 
 
 class Emulator:
-    """The worker's owner: starts it, hands it launches, and says what became of it."""
+    """The worker's owner: starts it, sends it launches, and reports how it ended."""
 
     def __init__(
         self, checkout: Checkout, arena: Arena, folder: Callable[[], Path], limit: int = TIME_LIMIT
@@ -103,7 +103,7 @@ class Emulator:
             kind, value = pickle.loads(self._requests.ask(pickle.dumps(request)))
         except (EOFError, OSError):
             raise DeviceError(f"{what} ended the emulator's process: {self._bury()}") from None
-        except BaseException:  # interrupted: nobody wants the answer any more
+        except BaseException:  # interrupted: the answer is not read any more
             self._bury()
             raise
         if kind == DONE:
@@ -200,7 +200,7 @@ class _Service:
 
     def __init__(self, checkout: Checkout, arena: Arena, cache: Path, answers: Answers) -> None:
         # Imported here and nowhere else: it takes the emulator in.
-        from kernelseam_rocm.emulation import interpreter
+        from kernelseam_rocm_emulator import interpreter
 
         protect(arena.start, arena.capacity, False)
         interpreter.prepare(checkout.compiler, cache)
@@ -213,7 +213,7 @@ class _Service:
     def answer(self, request: Request | TestRequest) -> tuple[str, Any]:
         try:
             if isinstance(request, TestRequest):
-                from kernelseam_rocm.emulation import selftest
+                from kernelseam_rocm_emulator import selftest
 
                 return DONE, selftest.run(self._interpreter, request.elf, request.arch)
             return DONE, self._launch(request)
@@ -238,8 +238,7 @@ class _Service:
         return self._interpreter.executed - before
 
     def _fault(self, address: int) -> None:
-        """Tell the owner what was touched; the process ends then, for nobody knows what state it is
-        in."""
+        """Report a fault's address to the owner. The process ends then: its state is undefined."""
         where = self._interpreter.where
         places = [
             (f"an allocation of device memory ({size} bytes of pages)", s, s + size)

@@ -1,9 +1,9 @@
-"""Mends: what the emulator lacks or gets wrong, done by us on a wave's registers. One module a
-family of instructions.
+"""Patches: instructions that the emulator lacks or gets wrong, executed here on a wave's registers.
+One module a family of instructions.
 
-An instruction that a family knows is carried out by its mend instead of by the emulator.
-`compiled.install` mends what the emulator compiles itself. The self-test has a kernel for every one
-of them.
+An instruction that a family's ``find`` knows is executed by its patch instead of by the emulator.
+`compiled.install` patches functions of the emulator's own compiler. The self-test has a kernel for
+each patch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kernelseam_rocm.emulation.mends import (
+from kernelseam_rocm_emulator.patches import (
     atomics,
     buffers,
     compiled,
@@ -22,15 +22,15 @@ from kernelseam_rocm.emulation.mends import (
     unaligned,
     wmma,
 )
-from kernelseam_rocm.emulation.wave import Wave
+from kernelseam_rocm_emulator.wave import Wave
 
-__all__ = ["Mend", "compiled", "find"]
+__all__ = ["Patch", "compiled", "find"]
 
 Step = Callable[[Wave], bool | None]
 
 
 @dataclass(frozen=True)
-class Mend:
+class Patch:
     """One decoded instruction: what it does to a wave, and by how many bytes it moves the program
     counter.
 
@@ -42,8 +42,8 @@ class Mend:
     may_decline: bool = False
 
 
-def find(word: int, name: str, family: str, size: int) -> Mend | None:
-    """The mend of an instruction, or None where the emulator does it right.
+def find(word: int, name: str, family: str, size: int) -> Patch | None:
+    """The patch of an instruction, or None where the emulator executes it right.
 
     ``word``: 16 bytes from its first on, little-endian; ``name``: AMD's mnemonic in capitals, ""
     where the emulator knows none; ``family``: "cdna", "rdna3" or "rdna4"; ``size``: in bytes.
@@ -51,5 +51,5 @@ def find(word: int, name: str, family: str, size: int) -> Mend | None:
     for module in (mfma, wmma, shared, buffers, atomics, lanes, scalar, unaligned):
         step: Step | None = module.find(word, name, family)
         if step is not None:
-            return Mend(step, 0 if module is scalar else size, module is unaligned)
+            return Patch(step, 0 if module is scalar else size, module is unaligned)
     return None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kernelseam_rocm.emulation.wave import Wave, bits
+from kernelseam_rocm_emulator.wave import Wave, bits
 
 
 def find(word: int, name: str, family: str) -> Callable[[Wave], None] | None:

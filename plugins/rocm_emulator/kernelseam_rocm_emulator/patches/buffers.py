@@ -7,7 +7,7 @@ import ctypes
 import re
 from collections.abc import Callable
 
-from kernelseam_rocm.emulation.wave import M0, Wave, bits
+from kernelseam_rocm_emulator.wave import M0, Wave, bits
 
 _CACHE = re.compile(r"(GLOBAL_(INV|WB|WBINV)|BUFFER_(INV|WBL2))$")
 _TO_LDS = re.compile(r"GLOBAL_LOAD_LDS_DWORD(X3|X4)?$")

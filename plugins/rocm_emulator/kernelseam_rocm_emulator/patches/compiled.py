@@ -1,4 +1,4 @@
-"""Mends of what the emulator compiles itself: 24-bit operands, the newer patterns of DPP, and
+"""Patches of the emulator's own compiler: 24-bit operands, the newer patterns of DPP, and
 CDNA's registers from 128 on in instructions of 16 bits."""
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from kernelseam_rocm.emulation.wave import Words
+from kernelseam_rocm_emulator.wave import Words
 
 Numbers = npt.NDArray[Any]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kernelseam_rocm.emulation.wave import Wave, bits
+from kernelseam_rocm_emulator.wave import Wave, bits
 
 _LITERAL = 255
 _SWAPS = {"V_PERMLANE16_SWAP_B32": 16, "V_PERMLANE32_SWAP_B32": 32}

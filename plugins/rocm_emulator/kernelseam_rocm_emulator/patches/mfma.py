@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kernelseam_rocm.emulation.mends.elements import unpack
-from kernelseam_rocm.emulation.wave import Wave, bits
+from kernelseam_rocm_emulator.patches.elements import unpack
+from kernelseam_rocm_emulator.wave import Wave, bits
 
 _NAME = re.compile(r"V_MFMA_F32_(16X16X(?:16|32)|32X32X(?:8|16))_?(F16|BF16)(?:_1K)?$")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kernelseam_rocm.emulation.wave import Wave, bits
+from kernelseam_rocm_emulator.wave import Wave, bits
 
 _NAMES = ("S_GETPC_B64", "S_SETPC_B64", "S_SWAPPC_B64")
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from kernelseam_rocm.emulation.wave import Wave, bits
+from kernelseam_rocm_emulator.wave import Wave, bits
 
 _NAME = re.compile(r"DS_(?:LOAD|READ)_(U8|I8|U16)_D16(_HI)?$")
 _TYPES: dict[str, Any] = {"U8": ctypes.c_uint8, "I8": ctypes.c_int8, "U16": ctypes.c_uint16}

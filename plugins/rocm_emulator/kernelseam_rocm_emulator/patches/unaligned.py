@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kernelseam_rocm.emulation.wave import Wave, bits
+from kernelseam_rocm_emulator.wave import Wave, bits
 
 _NAME = re.compile(r"(GLOBAL|FLAT)_(LOAD|STORE)_(?:DWORD|B32|B64|B96|B128)(X2|X3|X4)?$")
 _WORDS = {"B32": 1, "B64": 2, "B96": 3, "B128": 4, "DWORD": 1, "X2": 2, "X3": 3, "X4": 4}

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kernelseam_rocm.emulation.mends.elements import BITS, Numbers, halves, unpack
-from kernelseam_rocm.emulation.wave import Wave, Words, bits
+from kernelseam_rocm_emulator.patches.elements import BITS, Numbers, halves, unpack
+from kernelseam_rocm_emulator.wave import Wave, Words, bits
 
 _NAME = re.compile(
     r"V_WMMA_(F32|F16|BF16|I32)_16X16X(16|32)_(F16|BF16|IU8|IU4|FP8|BF8)(?:_(FP8|BF8))?(?:_W32)?$",

@@ -2,7 +2,7 @@
 NumPy.
 
 Emulated devices of an arch are used once it has passed: it guards against another version of the
-emulator, in which a fault is back that our mends do not know.
+emulator that has a fault which our patches do not cover.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from kernelseam.compilation import compiled
 from kernelseam.contract import SourceBundle, Toolchain
 from kernelseam.errors import DeviceError
 
-from kernelseam_rocm.emulation.loader import Extents, Launch
-from kernelseam_rocm.emulation.selftest import lines, matrix, narrow, vector, whole
-from kernelseam_rocm.emulation.selftest.lines import Line, Words
-from kernelseam_rocm.emulation.selftest.whole import Whole
+from kernelseam_rocm_emulator.loader import Extents, Launch
+from kernelseam_rocm_emulator.selftest import lines, matrix, narrow, vector, whole
+from kernelseam_rocm_emulator.selftest.lines import Line, Words
+from kernelseam_rocm_emulator.selftest.whole import Whole
 
 if TYPE_CHECKING:
-    from kernelseam_rocm.emulation.interpreter import Interpreter, Module
-    from kernelseam_rocm.emulation.worker import Emulator
+    from kernelseam_rocm_emulator.interpreter import Interpreter, Module
+    from kernelseam_rocm_emulator.worker import Emulator
 
 _BUFFER_FLAGS = {"gfx9": "0x27000", "gfx11": "0x31014000"}
 """Word 3 of a raw buffer's descriptor."""
@@ -65,14 +65,14 @@ def run(interpreter: Interpreter, elf: bytes, arch: str) -> list[str]:
         rng = np.random.default_rng(3)
         try:
             if isinstance(test, Line):
-                said = _line(interpreter, module, name, test, rng)
+                failure = _line(interpreter, module, name, test, rng)
             else:
-                said = test.check(_Launcher(interpreter, module, name), rng)
+                failure = test.check(_Launcher(interpreter, module, name), rng)
         except Exception as e:
             traceback.print_exc()
-            said = f"{type(e).__name__}: {e}"
-        if said:
-            failures.append(f"{test.name}: {said}")
+            failure = f"{type(e).__name__}: {e}"
+        if failure:
+            failures.append(f"{test.name}: {failure}")
     return failures
 
 

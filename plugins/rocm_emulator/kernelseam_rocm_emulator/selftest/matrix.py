@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernelseam_rocm.emulation.mends.elements import TYPES
-from kernelseam_rocm.emulation.selftest.whole import Launcher, Whole
+from kernelseam_rocm_emulator.patches.elements import TYPES
+from kernelseam_rocm_emulator.selftest.whole import Launcher, Whole
 
 _PRELUDE = r"""
 template <class T, int N> using vec = T __attribute__((ext_vector_type(N)));
@@ -183,6 +183,6 @@ def _must_refuse(p: Product) -> Any:
             _run(p, launch, rng)
         except RuntimeError as e:
             return "" if "not a copy" in str(e) else str(e)
-        return "lanes 16 to 31 differ from lanes 0 to 15, and nothing said so"
+        return "lanes 16 to 31 differ from lanes 0 to 15, without an error"
 
     return check

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kernelseam_rocm.emulation.selftest.lines import ALL, CDNA, RDNA, Line, U, Words, as_bytes, into
+from kernelseam_rocm_emulator.selftest.lines import ALL, CDNA, RDNA, Line, U, Words, as_bytes, into
 
 _OFFSETS = {"u8": (0, 1, 3), "i8": (0, 1, 3), "u16": (0, 2)}
 _GLOBAL = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelseam_rocm.emulation.selftest.lines import (
+from kernelseam_rocm_emulator.selftest.lines import (
     ALL,
     CDNA,
     RDNA,

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kernelseam_rocm.emulation.loader import Extents
+from kernelseam_rocm_emulator.loader import Extents
 
 
 class Launcher(Protocol):
