@@ -10,13 +10,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping
 from io import BytesIO
+from typing import TYPE_CHECKING, Any
 
-from elftools.elf.elffile import ELFFile
-from elftools.elf.sections import Section, SymbolTableSection
 from kernelseam.contract import KernelFacts
 from kernelseam.errors import DeviceError
 
 from kernelseam_cuda.disassembly import count
+
+if TYPE_CHECKING:
+    from elftools.elf.sections import Section
 
 _HEADER, _SYMBOL = 64, 24  # bytes of a section header and of a symbol
 _OTHER, _ENTRY = 5, 0x10  # where a symbol's st_other is; its bit STO_CUDA_ENTRY
@@ -70,6 +72,8 @@ def _facts(binary: bytes) -> dict[str, KernelFacts]:
 
 def _sections(binary: bytes) -> Mapping[str, Section]:
     """By name. Raises ValueError where one is not whole."""
+    from elftools.elf.elffile import ELFFile  # 30 ms, which not every process needs to spend
+
     file = ELFFile(BytesIO(binary))
     if (file.elfclass, file["e_machine"], file["e_shentsize"]) != (64, "EM_CUDA", _HEADER):
         raise ValueError("no 64-bit ELF for NVIDIA GPUs")
@@ -83,8 +87,8 @@ def _sections(binary: bytes) -> Mapping[str, Section]:
 
 def _kernels(sections: Mapping[str, Section]) -> Iterator[tuple[int, str]]:
     """(symbol number, name) of each kernel."""
-    symbols = sections[".symtab"]
-    if not isinstance(symbols, SymbolTableSection) or symbols["sh_entsize"] != _SYMBOL:
+    symbols: Any = sections[".symtab"]
+    if (symbols["sh_type"], symbols["sh_entsize"]) != ("SHT_SYMTAB", _SYMBOL):
         raise ValueError("the symbols are missing")
     for number, other in enumerate(symbols.data()[_OTHER::_SYMBOL]):  # pyelftools drops that bit
         if other & _ENTRY:

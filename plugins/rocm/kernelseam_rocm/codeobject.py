@@ -6,17 +6,17 @@ Format: LLVM's "User Guide for AMDGPU Backend", code object V4 and V5.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
-from elftools.elf.elffile import ELFFile
-from elftools.elf.sections import SymbolTableSection
-from elftools.elf.segments import NoteSegment
 from kernelseam.contract import KernelFacts
 from kernelseam.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from elftools.elf.elffile import ELFFile
 
 _HEADERS = (56, 64)  # bytes of a program header and a section header
 _SYMBOL = 24
@@ -51,6 +51,8 @@ def parse(elf: bytes) -> CodeObject:
 
 
 def _parse(elf: bytes) -> CodeObject:
+    from elftools.elf.elffile import ELFFile  # 30 ms, which not every process needs to spend
+
     file = ELFFile(BytesIO(elf))
     if (file.elfclass, file["e_machine"]) != (64, "EM_AMDGPU"):
         raise ValueError("not an AMDGPU ELF")
@@ -72,8 +74,8 @@ def _parse(elf: bytes) -> CodeObject:
 
 
 def _metadata(file: ELFFile) -> Mapping[str, Any]:
-    for segment in file.iter_segments("PT_NOTE"):
-        assert isinstance(segment, NoteSegment)
+    segments: Iterable[Any] = file.iter_segments("PT_NOTE")
+    for segment in segments:
         for note in segment.iter_notes():
             if note["n_name"] == "AMDGPU" and note["n_type"] == _METADATA:
                 metadata: Mapping[str, Any] = msgpack.unpackb(note["n_descdata"])
@@ -83,8 +85,8 @@ def _metadata(file: ELFFile) -> Mapping[str, Any]:
 
 def _symbols(file: ELFFile) -> dict[str, tuple[int, int]]:
     """Address and size by name, from the dynamic symbol table."""
-    (table,) = file.iter_sections("SHT_DYNSYM")
-    assert isinstance(table, SymbolTableSection)
+    tables: Iterable[Any] = file.iter_sections("SHT_DYNSYM")
+    (table,) = tables
     if table["sh_entsize"] != _SYMBOL:
         raise ValueError("symbols of another size")
     return {s.name: (s["st_value"], s["st_size"]) for s in table.iter_symbols()}
