@@ -1,5 +1,5 @@
-r"""Minutes of everything at once: random problems by the ten thousand, threads and streams, launches
-by the million, memory that runs out, an error that sticks.
+r"""Minutes of everything at once: random problems by the ten thousand, threads and streams,
+launches by the million, memory that runs out, an error that sticks.
 
     python -m benchmarks.soak --device cuda:0 --out soak
     python -m benchmarks.soak --device numpy:0 --problems 200 --specs 20 --launches 1000 \
