@@ -18,8 +18,25 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [
+    str(ROOT / folder)
+    for folder in (
+        "tests/plugins/thirdvendor",
+        "tests/plugins/broken",
+        "tests/plugins/hostcpp",
+        "tests/unit/helpers",
+        "tests/host/helpers",
+        "tests/gpu/helpers",
+        "tests/crosscompile/helpers",
+        "tools",
+    )
+]
+sys.path.append(str(ROOT))  # the package ``benchmarks``
 
 REQUIRED = tuple(
     name for name in re.split(r"[,\s]+", os.environ.get("KERNELSEAM_REQUIRE", "").lower()) if name

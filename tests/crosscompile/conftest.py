@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
+import kernel_table
 import pytest
 from kernelseam.contract import Toolchain
 from kernelseam.kernels import Covered, build_binary, covering
-
-sys.path.append(str(Path(__file__).parents[2] / "tools"))
-
-import kernel_table  # noqa: E402
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
