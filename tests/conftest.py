@@ -67,6 +67,13 @@ def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
         )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for mark in item.iter_markers("slow"):
+            if not mark.args:
+                raise pytest.UsageError(f"{item.nodeid}: say why: pytest.mark.slow(reason)")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
