@@ -78,6 +78,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     _refuse_skip(report)
+    # A worker of ``pytest -n`` sends its reports as UTF-8: no lone surrogates in captured output.
+    report.sections = [
+        (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
+    ]
     return report
 
 
