@@ -22,7 +22,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                     arch,
                     c,
                     id=f"{str(c).replace(' ', '-')}-{arch}",
-                    marks=[pytest.mark.slow] * kernel_table.rare(arch, i, c),
+                    marks=[pytest.mark.slow("an arch whose turn it is not")]
+                    * kernel_table.rare(arch, i, c),
                 )
                 for arch in metafunc.module.TOOLCHAIN.archs
                 for i, c in known

@@ -76,7 +76,7 @@ def order_of(made: SourceBundle, tile: Any) -> list[str]:
             c,
             t,
             id=f"{str(c).replace(' ', '-')}-{t.name}",
-            marks=[pytest.mark.slow] * (not c.often),
+            marks=[pytest.mark.slow("a kernel of the same kind")] * (not c.often),
         )
         for c, t in binaries.kernels("sm_90a", "sm90")
     ],
