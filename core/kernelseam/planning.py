@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from kernelseam.contract import (
     Runtime,
     Step,
 )
+from kernelseam.descriptors.protocol import Descriptor, Resolved
 from kernelseam.dispatch import (
     Choice,
     build,
@@ -39,37 +40,12 @@ from kernelseam.errors import CallInUse, InvalidValue, UnknownName, not_copied
 from kernelseam.forking import cached_property, new_lock
 from kernelseam.interop import torch as torch_arrays
 from kernelseam.memset import MemsetStep
+from kernelseam.overlap import proven_overlap
 from kernelseam.plugins import plugins
 from kernelseam.trace import active
 
 if TYPE_CHECKING:
     from kernelseam.verification import Verification
-
-
-class Descriptor(Protocol):
-    """What ``plan`` wants of a descriptor."""
-
-    def problem(self) -> Problem:
-        """The hashable part, without pointers."""
-
-    def operands(self) -> dict[str, object]:
-        """Pointers or arrays by operand name; those not given are absent."""
-
-    def simplified(self) -> tuple[Descriptor, str]:
-        """An equal descriptor that is cheaper to serve, and a note saying so; itself and "" where
-        there is none."""
-
-    def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
-        """Operands as a person gave them → addresses, and whatever must stay alive with them."""
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """Addresses by operand name, and what keeps them valid."""
-
-    pointers: dict[str, int]
-    keep: tuple[object, ...]
-    arrays: tuple[ArrayInfo, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -506,35 +482,6 @@ def check_workspace(plan: Plan, address: int, resolved: Resolved, runtime: Runti
                 f"overlaps the matrix of {e.field}",
                 "Give it memory of its own",
             ) from None
-
-
-class _Memory:
-    """Strided memory as NumPy's overlap solver takes it; never read."""
-
-    def __init__(self, pointer: int, rule: OperandRule) -> None:
-        assert rule.dtype is not None
-        size = rule.dtype.itemsize
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (pointer, True),
-            "typestr": f"|V{size}",
-            "shape": rule.shape,
-            "strides": tuple(s * size for s in rule.strides),
-        }
-
-
-def proven_overlap(x: int, a: OperandRule, y: int, b: OperandRule) -> bool:
-    """Whether two strided memories provably share an element; interleaved ones do not."""
-    if (
-        x + a.span * (a.dtype.itemsize if a.dtype else 8) <= y
-        or y + b.span * (b.dtype.itemsize if b.dtype else 8) <= x
-    ):
-        return False
-    try:
-        solve: Any = np.shares_memory  # its stub knows only the two special values of max_work
-        return bool(solve(np.asarray(_Memory(x, a)), np.asarray(_Memory(y, b)), max_work=100_000))
-    except np.exceptions.TooHardError:
-        return False
 
 
 _plans: OrderedDict[Any, PlanParts] = OrderedDict()

@@ -22,8 +22,9 @@ from kernelseam.cli.output import duration, emit_json, facts, heading, table
 from kernelseam.cli.running import device_for, execute, normal
 from kernelseam.compilation import cache_folder
 from kernelseam.contract import Device
+from kernelseam.descriptors.protocol import Descriptor
 from kernelseam.errors import InvalidValue
-from kernelseam.planning import Descriptor, plan
+from kernelseam.planning import plan
 from kernelseam.plugins import plugins
 from kernelseam.tuning import store
 from kernelseam.tuning.classes import problem_class

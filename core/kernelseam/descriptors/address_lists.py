@@ -17,7 +17,7 @@ from kernelseam.descriptors.validation import address
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, shown
 from kernelseam.interop import torch as torch_arrays
-from kernelseam.planning import proven_overlap
+from kernelseam.overlap import proven_overlap
 
 Addresses = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]

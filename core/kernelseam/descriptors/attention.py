@@ -18,6 +18,7 @@ from kernelseam.descriptors.operands import (
     required,
     resolve,
 )
+from kernelseam.descriptors.protocol import Resolved
 from kernelseam.descriptors.validation import (
     MAX_EXTENT,
     extent,
@@ -32,7 +33,6 @@ from kernelseam.descriptors.validation import (
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.forking import cached_property
-from kernelseam.planning import Resolved
 
 ROWS = ("q", "k", "v", "out")
 OPTIONAL = (

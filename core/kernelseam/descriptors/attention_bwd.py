@@ -12,11 +12,11 @@ from kernelseam.descriptors.attention import Attention
 from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.descriptors.attention_problem import AttentionProblem
 from kernelseam.descriptors.operands import check_layout, describe_all, pointer, resolve
+from kernelseam.descriptors.protocol import Resolved
 from kernelseam.descriptors.validation import flag, packed, stride, vector_bytes
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.forking import cached_property
-from kernelseam.planning import Resolved
 
 _MODELS = {"dout": "out", "dq": "q", "dk": "k", "dv": "v"}
 NAMES = ("dout", "dq", "dk", "dv", "dbias", "dsinks")

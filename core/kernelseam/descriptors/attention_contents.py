@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from kernelseam.contract import ArrayInfo, Device, Runtime, host_copy
 from kernelseam.descriptors.attention_problem import AttentionProblem
+from kernelseam.descriptors.protocol import Resolved
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.planning import Resolved
 
 Ints = npt.NDArray[np.int64]
 

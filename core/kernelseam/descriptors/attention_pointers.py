@@ -26,10 +26,10 @@ from kernelseam.descriptors.lists import (
     vector_of,
 )
 from kernelseam.descriptors.operands import dtype_of, known_names, required, resolve
+from kernelseam.descriptors.protocol import Descriptor, Resolved
 from kernelseam.descriptors.validation import extent
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.planning import Descriptor, Resolved
 
 NAMES = ("q_ptrs", "k_ptrs", "v_ptrs", "out_ptrs")
 OTHERS = ("lse", "bias", "mask", "alibi_slopes", "sinks", "prefix_lengths", "kv_lengths")

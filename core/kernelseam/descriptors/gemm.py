@@ -20,6 +20,7 @@ from kernelseam.descriptors.operands import (
     required,
     resolve,
 )
+from kernelseam.descriptors.protocol import Resolved
 from kernelseam.descriptors.validation import (
     AXES,
     MAX_EXTENT,
@@ -39,7 +40,6 @@ from kernelseam.descriptors.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.forking import cached_property
-from kernelseam.planning import Resolved
 
 _STRIDES = {
     **{

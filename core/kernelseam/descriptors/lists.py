@@ -19,6 +19,7 @@ from kernelseam.descriptors.address_lists import (
     spacing,
     stage,
 )
+from kernelseam.descriptors.protocol import Descriptor, Resolved
 from kernelseam.descriptors.validation import (
     MAX_BYTES,
     WIDE,
@@ -29,7 +30,6 @@ from kernelseam.descriptors.validation import (
 )
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.planning import Descriptor, Resolved
 
 SPACED = "addresses are evenly spaced: the strided way is taken"
 

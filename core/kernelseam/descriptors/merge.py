@@ -16,9 +16,9 @@ from kernelseam.descriptors.operands import (
     required,
     resolve,
 )
+from kernelseam.descriptors.protocol import Resolved
 from kernelseam.descriptors.validation import extent, flag, packed, stride, three, vector_bytes
 from kernelseam.dtypes import DType
-from kernelseam.planning import Resolved
 
 _AXES = {
     "outs": ("part", "batch", "head", "row"),

@@ -9,10 +9,10 @@ import numpy as np
 
 from kernelseam import arrays
 from kernelseam.contract import ArrayInfo, Device, OperandRule
+from kernelseam.descriptors.protocol import Resolved
 from kernelseam.descriptors.validation import AXES, address, check_walk, packed
 from kernelseam.dtypes import OF_OPERANDS, DType
 from kernelseam.errors import InvalidValue
-from kernelseam.planning import Resolved
 
 
 def is_address(value: object) -> bool:

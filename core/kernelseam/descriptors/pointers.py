@@ -32,10 +32,10 @@ from kernelseam.descriptors.lists import (
     vector_of,
 )
 from kernelseam.descriptors.operands import is_address, known_names
+from kernelseam.descriptors.protocol import Descriptor, Resolved
 from kernelseam.descriptors.validation import WIDE
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.planning import Descriptor, Resolved
 
 NAMES = ("A_ptrs", "B_ptrs", "C_ptrs", "bias_ptrs", "residual_ptrs")
 

@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Self
 
 from kernelseam.contract import ArrayInfo, Device, Problem, Runtime
 from kernelseam.descriptors.operands import dtype_of, pointer, resolve
+from kernelseam.descriptors.protocol import Resolved
 from kernelseam.descriptors.validation import packed, stride, vector_bytes
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.forking import cached_property
-from kernelseam.planning import Resolved
 
 
 class Projecting:

@@ -8,9 +8,9 @@ import numpy.typing as npt
 
 from kernelseam.contract import ArrayInfo, Device, Runtime, host_copy
 from kernelseam.descriptors.projection_problem import QkvProjectionProblem
+from kernelseam.descriptors.protocol import Resolved
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.planning import Resolved
 
 Ints = npt.NDArray[np.int64]
 

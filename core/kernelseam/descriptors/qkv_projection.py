@@ -14,10 +14,10 @@ from kernelseam.descriptors.operands import check_layout, describe_all, dtype_of
 from kernelseam.descriptors.projecting import Projecting
 from kernelseam.descriptors.projection_arrays import OPTIONAL, qkv_fields
 from kernelseam.descriptors.projection_problem import QkvProjectionProblem, QkvProjectionSpec
+from kernelseam.descriptors.protocol import Resolved
 from kernelseam.descriptors.validation import WIDE, extent, three, two
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.planning import Resolved
 
 STYLES = ("halves", "pairs")
 

@@ -11,7 +11,7 @@ import numpy as np
 from kernelseam.contract import OperandRule
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, shown
-from kernelseam.planning import proven_overlap
+from kernelseam.overlap import proven_overlap
 
 MAX_EXTENT = 2**31 - 1
 """Kernels count rows, columns and matrices in 32 bits."""

@@ -21,7 +21,8 @@ from kernelseam.dispatch import check_backend, name_of, preferred_backend
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.interop import torch as torch_arrays
-from kernelseam.planning import Call, Plan, plan, proven_overlap, stream_handle, when_forgotten
+from kernelseam.overlap import proven_overlap
+from kernelseam.planning import Call, Plan, plan, stream_handle, when_forgotten
 from kernelseam.plugins import Plugins, plugins
 from kernelseam.trace import active
 

@@ -15,10 +15,11 @@ from typing import Any
 
 from kernelseam import planning
 from kernelseam.contract import EMULATED, Cost, Device, PlanParts, Problem, Runtime
+from kernelseam.descriptors.protocol import Descriptor
 from kernelseam.dispatch import Candidate, Choice, consider
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, Refusal, Unsupported
-from kernelseam.planning import Descriptor, Plan
+from kernelseam.planning import Plan
 from kernelseam.plugins import plugins
 from kernelseam.tuning.classes import batch_invariant
 from kernelseam.tuning.store import Timed, Tuned, keep

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from kernelseam.contract import Device, SourceBundle
+from kernelseam.descriptors.protocol import Descriptor
 from kernelseam.kernels import WAYS
 from kernelseam.kernels.attention.unfused import Unfused
 from kernelseam.kernels.kernel import bundle
@@ -33,7 +34,6 @@ from kernelseam.parity.description import describe
 from kernelseam.parity.memory import POISON, Layout
 from kernelseam.parity.oracle import Array
 from kernelseam.parity.stages import judge
-from kernelseam.planning import Descriptor
 
 from kernelseam_hostcpp import compiler
 from kernelseam_hostcpp.archs import OPTIONS
