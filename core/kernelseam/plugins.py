@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import pluggy
 
@@ -32,6 +32,7 @@ from kernelseam.forking import new_lock
 
 GROUP = "kernelseam"
 _log = logging.getLogger("kernelseam")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,21 @@ class Plugins:
     _listed: dict[str, tuple[Device, ...] | Hung] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _remembered: dict[type, object] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def remembered(self, kind: type[T]) -> T:
+        """What of a kind is remembered of these plugins, empty at first: it goes with them, and at
+        ``forget``."""
+        found = self._remembered.get(kind)
+        if found is None:
+            found = self._remembered.setdefault(kind, kind())
+        return cast(T, found)
+
+    def forget(self) -> None:
+        """Drop what is remembered: plans, and what the functions on arrays bound of them."""
+        self._remembered.clear()
 
     def backend(self, name: str) -> Backend:
         """The backend of that name; raises UnknownName with those there are."""
@@ -381,10 +397,14 @@ def _discovered() -> Plugins:
 
 
 def reset() -> None:
-    """Forget what was discovered; the next use looks again."""
+    """Forget what was discovered, and what is remembered of it; the next use looks again."""
     global _plugins, _running
     with _lock:
         _plugins, _running = None, None
-    from kernelseam import planning
 
-    planning.forget()
+
+def forget() -> None:
+    """Drop every remembered plan, and what the functions on arrays remember of them."""
+    found = _plugins
+    if found is not None:
+        found.forget()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
@@ -17,6 +17,7 @@ from kernelseam.descriptors.operands import (
     pointer,
     required,
     resolve,
+    without_arrays,
 )
 from kernelseam.descriptors.protocol import Resolved
 from kernelseam.descriptors.validation import (
@@ -451,12 +452,11 @@ class Attention:
         """q, k, v, out, lse and the optional ones, as far as they are given."""
         return {n: v for n in (*ROWS, "lse", *OPTIONAL) if (v := getattr(self, n)) is not None}
 
-    def over(self, addresses: Mapping[str, int]) -> Attention:
-        """The same over addresses in place of arrays: it keeps no memory alive."""
+    def without_arrays(self) -> Attention:
+        """The same over the addresses of its arrays: it keeps no memory alive."""
         spec = self._problem.spec
-        given: dict[str, Any] = dict(addresses)
-        return replace(
-            self, **given, dtype=spec.dtype, dtype_out=spec.dtype_out, dtype_bias=spec.bias
+        return without_arrays(
+            self, self._arrays, dtype=spec.dtype, dtype_out=spec.dtype_out, dtype_bias=spec.bias
         )
 
     def simplified(self) -> tuple[Attention, str]:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime
 from kernelseam.descriptors import attention_contents
 from kernelseam.descriptors.attention import Attention
 from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.descriptors.attention_problem import AttentionProblem
-from kernelseam.descriptors.operands import check_layout, describe_all, pointer, resolve
+from kernelseam.descriptors.operands import (
+    check_layout,
+    describe_all,
+    pointer,
+    resolve,
+    without_arrays,
+)
 from kernelseam.descriptors.protocol import Resolved
 from kernelseam.descriptors.validation import flag, packed, stride, vector_bytes
 from kernelseam.dtypes import DType
@@ -202,11 +207,10 @@ class AttentionBwd:
         """The forward's operands and the gradients, as far as they are given."""
         return {**self.forward.operands(), **self._own()}
 
-    def over(self, addresses: Mapping[str, int]) -> AttentionBwd:
-        """The same over addresses in place of arrays: it keeps no memory alive."""
-        own: dict[str, Any] = {n: x for n, x in addresses.items() if n in NAMES}
-        rest = {n: x for n, x in addresses.items() if n not in NAMES}
-        return replace(self, forward=self.forward.over(rest), **own)
+    def without_arrays(self) -> AttentionBwd:
+        """The same over the addresses of its arrays: it keeps no memory alive."""
+        own = {n: x for n, x in self._arrays.items() if n in NAMES}
+        return without_arrays(self, own, forward=self.forward.without_arrays())
 
     def simplified(self) -> tuple[AttentionBwd, str]:
         """Itself: there is no simpler way."""

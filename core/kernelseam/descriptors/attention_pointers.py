@@ -3,7 +3,7 @@ own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
@@ -188,18 +188,6 @@ class AttentionPointers:
     def operands(self) -> dict[str, object]:
         """The lists, lse and the optional ones, as far as they are given."""
         return {n: v for n in (*NAMES, *OTHERS) if (v := getattr(self, n)) is not None}
-
-    def over(self, addresses: Mapping[str, int | Sequence[int]]) -> AttentionPointers:
-        """The same over addresses in place of arrays: it keeps no memory alive. Lists stand for
-        lists; host lists that are not named keep the addresses that they have, and lists on the
-        device are left to ``bind``."""
-        spec = self._problem.spec
-        changed: dict[str, Any] = {n: found.addresses for n, found in self._lists.given.items()}
-        changed.update({row_field(n): m.row_stride for n, m in self._lists.matrices.items()})
-        changed.update(addresses)
-        return replace(
-            self, **changed, dtype=spec.dtype, dtype_out=spec.dtype_out, dtype_bias=spec.bias
-        )
 
     def matrix(self, name: str) -> Matrix:
         """What every matrix of a list is."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
@@ -19,6 +19,7 @@ from kernelseam.descriptors.operands import (
     pointer,
     required,
     resolve,
+    without_arrays,
 )
 from kernelseam.descriptors.protocol import Resolved
 from kernelseam.descriptors.validation import (
@@ -223,13 +224,12 @@ class BatchedGemmStrided:
         """A, B, C, bias and residual, as far as they are given."""
         return {n: v for n in ("A", "B", "C", *ADDED) if (v := getattr(self, n)) is not None}
 
-    def over(self, addresses: Mapping[str, int]) -> BatchedGemmStrided:
-        """The same over addresses in place of arrays: it keeps no memory alive."""
+    def without_arrays(self) -> BatchedGemmStrided:
+        """The same over the addresses of its arrays: it keeps no memory alive."""
         spec = self._problem.spec
-        given: dict[str, Any] = dict(addresses)
-        return replace(
+        return without_arrays(
             self,
-            **given,
+            self._arrays,
             dtype=spec.dtype,
             dtype_c=spec.dtype_c,
             dtype_bias=spec.bias,

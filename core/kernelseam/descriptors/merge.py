@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
 from kernelseam.descriptors.merge_problem import MergeProblem, MergeSpec
@@ -15,6 +14,7 @@ from kernelseam.descriptors.operands import (
     pointer,
     required,
     resolve,
+    without_arrays,
 )
 from kernelseam.descriptors.protocol import Resolved
 from kernelseam.descriptors.validation import extent, flag, packed, stride, three, vector_bytes
@@ -132,11 +132,10 @@ class MergeStates:
         """outs, lses, out and lse, as far as they are given."""
         return {n: v for n in _AXES if (v := getattr(self, n)) is not None}
 
-    def over(self, addresses: Mapping[str, int]) -> MergeStates:
-        """The same over addresses in place of arrays: it keeps no memory alive."""
+    def without_arrays(self) -> MergeStates:
+        """The same over the addresses of its arrays: it keeps no memory alive."""
         spec = self._problem.spec
-        given: dict[str, Any] = dict(addresses)
-        return replace(self, **given, dtype=spec.dtype, dtype_out=spec.dtype_out)
+        return without_arrays(self, self._arrays, dtype=spec.dtype, dtype_out=spec.dtype_out)
 
     def simplified(self) -> tuple[MergeStates, str]:
         """Itself: there is no simpler way."""

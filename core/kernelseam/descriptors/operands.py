@@ -4,6 +4,7 @@ launched."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from kernelseam.descriptors.protocol import Resolved
 from kernelseam.descriptors.validation import AXES, address, check_walk, packed
 from kernelseam.dtypes import OF_OPERANDS, DType
 from kernelseam.errors import InvalidValue
+
+T = TypeVar("T")
 
 
 def is_address(value: object) -> bool:
@@ -49,6 +52,15 @@ def describe_all(operands: Mapping[str, object]) -> dict[str, ArrayInfo]:
     """The arrays among operands that may also be addresses; they must lie on one device."""
     given = {n: v for n, v in operands.items() if v is not None and not is_address(v)}
     return dict(zip(given, describe_arrays(**given), strict=True))
+
+
+def without_arrays(descriptor: T, infos: Mapping[str, ArrayInfo], **fields: object) -> T:
+    """The same descriptor over the addresses of its arrays: it keeps no memory alive. It was
+    validated, and nothing of its problem changes. ``fields``: others that the arrays told."""
+    bare = object.__new__(type(descriptor))
+    pointers = {name: info.pointer for name, info in infos.items()}
+    vars(bare).update(vars(descriptor), **fields, **pointers, _arrays={})
+    return bare
 
 
 def pointer(field: str, value: object, infos: Mapping[str, ArrayInfo]) -> int | None:

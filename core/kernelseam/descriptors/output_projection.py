@@ -4,11 +4,18 @@ product."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from kernelseam.contract import ArrayInfo
-from kernelseam.descriptors.operands import check_layout, describe_all, dtype_of, pointer, required
+from kernelseam.descriptors.operands import (
+    check_layout,
+    describe_all,
+    dtype_of,
+    pointer,
+    required,
+    without_arrays,
+)
 from kernelseam.descriptors.projecting import Projecting
 from kernelseam.descriptors.projection_arrays import output_fields
 from kernelseam.descriptors.projection_problem import OutputProjectionProblem, OutputProjectionSpec
@@ -129,13 +136,12 @@ class OutputProjection(Projecting):
         object.__setattr__(self, "_problem", problem)
         object.__setattr__(self, "_arrays", infos)
 
-    def over(self, addresses: Mapping[str, int]) -> OutputProjection:
-        """The same over addresses in place of arrays: it keeps no memory alive."""
+    def without_arrays(self) -> OutputProjection:
+        """The same over the addresses of its arrays: it keeps no memory alive."""
         spec = self._problem.spec
-        given: dict[str, Any] = dict(addresses)
-        return replace(
+        return without_arrays(
             self,
-            **given,
+            self._arrays,
             dtype=spec.dtype,
             dtype_out=spec.dtype_out,
             dtype_bias=spec.bias,

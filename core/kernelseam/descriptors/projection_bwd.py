@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from kernelseam.contract import ArrayInfo
-from kernelseam.descriptors.operands import check_layout, describe_all, dtype_of, pointer, required
+from kernelseam.descriptors.operands import (
+    check_layout,
+    describe_all,
+    dtype_of,
+    pointer,
+    required,
+    without_arrays,
+)
 from kernelseam.descriptors.projecting import Projecting
 from kernelseam.descriptors.projection_arrays import output_bwd_fields, qkv_bwd_fields
 from kernelseam.descriptors.projection_bwd_problem import (
@@ -137,11 +144,10 @@ class QkvProjectionBwd(Projecting):
         object.__setattr__(self, "_problem", problem)
         object.__setattr__(self, "_arrays", infos)
 
-    def over(self, addresses: Mapping[str, int]) -> QkvProjectionBwd:
-        """The same over addresses in place of arrays: it keeps no memory alive."""
+    def without_arrays(self) -> QkvProjectionBwd:
+        """The same over the addresses of its arrays: it keeps no memory alive."""
         spec = self._problem.spec
-        given: dict[str, Any] = dict(addresses)
-        return replace(self, **given, dtype=spec.dtype, dtype_bias=spec.d_bias)
+        return without_arrays(self, self._arrays, dtype=spec.dtype, dtype_bias=spec.d_bias)
 
     @classmethod
     def from_arrays(
@@ -264,11 +270,10 @@ class OutputProjectionBwd(Projecting):
         object.__setattr__(self, "_problem", problem)
         object.__setattr__(self, "_arrays", infos)
 
-    def over(self, addresses: Mapping[str, int]) -> OutputProjectionBwd:
-        """The same over addresses in place of arrays: it keeps no memory alive."""
+    def without_arrays(self) -> OutputProjectionBwd:
+        """The same over the addresses of its arrays: it keeps no memory alive."""
         spec = self._problem.spec
-        given: dict[str, Any] = dict(addresses)
-        return replace(self, **given, dtype=spec.dtype, dtype_bias=spec.d_bias)
+        return without_arrays(self, self._arrays, dtype=spec.dtype, dtype_bias=spec.d_bias)
 
     @classmethod
     def from_arrays(

@@ -4,13 +4,20 @@ product."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
 from kernelseam.descriptors import projection_contents
 from kernelseam.descriptors.gemm_problem import HeadsProblem, HeadsSpec
-from kernelseam.descriptors.operands import check_layout, describe_all, dtype_of, pointer, required
+from kernelseam.descriptors.operands import (
+    check_layout,
+    describe_all,
+    dtype_of,
+    pointer,
+    required,
+    without_arrays,
+)
 from kernelseam.descriptors.projecting import Projecting
 from kernelseam.descriptors.projection_arrays import OPTIONAL, qkv_fields
 from kernelseam.descriptors.projection_problem import QkvProjectionProblem, QkvProjectionSpec
@@ -255,12 +262,11 @@ class QkvProjection(Projecting):
                 )
         return first
 
-    def over(self, addresses: Mapping[str, int]) -> QkvProjection:
-        """The same over addresses in place of arrays: it keeps no memory alive."""
+    def without_arrays(self) -> QkvProjection:
+        """The same over the addresses of its arrays: it keeps no memory alive."""
         spec = self._problem.spec
-        given: dict[str, Any] = dict(addresses)
-        return replace(
-            self, **given, dtype=spec.dtype, dtype_out=spec.dtype_out, dtype_bias=spec.bias
+        return without_arrays(
+            self, self._arrays, dtype=spec.dtype, dtype_out=spec.dtype_out, dtype_bias=spec.bias
         )
 
     def check_device(self, found: Resolved, runtime: Runtime, device: Device) -> None:

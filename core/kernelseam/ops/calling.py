@@ -15,47 +15,40 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelseam.arrays import describe, runtime_of, same_device, tell_written
-from kernelseam.contract import HOST, ArrayInfo, Device, OperandRule, QuickRuntime, Runtime
+from kernelseam.contract import ArrayInfo, Device, OperandRule, QuickRuntime, Runtime
+from kernelseam.descriptors.protocol import Resolved
 from kernelseam.descriptors.wording import Wording
 from kernelseam.dispatch import check_backend, name_of, preferred_backend
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.interop import torch as torch_arrays
 from kernelseam.overlap import proven_overlap
-from kernelseam.planning import Call, Plan, plan, stream_handle, when_forgotten
-from kernelseam.plugins import Plugins, plugins
+from kernelseam.planning import Call, Plan, plan
+from kernelseam.planning.binding import Bound, bind, joined
+from kernelseam.planning.streams import stream_handle
+from kernelseam.planning.workspace import allocate
+from kernelseam.plugins import plugins
 from kernelseam.trace import active
 
 Infos = dict[str, ArrayInfo]
-_Launches = tuple[Callable[[int], None], ...]
-_Bound = dict[Hashable, tuple[_Launches, ...]]
+_BoundBy = dict[Hashable, Bound]
 
 
-class _Remembered:
-    """What calls came to, by everything of them but memory, and bound launches by addresses. They
-    hold no array: a workspace is each call's own, of whichever thread and stream."""
+class Signatures:
+    """Planned calls by their signature, which is everything of them but memory, and bound launches
+    by addresses. No array is kept: a workspace is each call's own, of whichever thread and
+    stream."""
 
-    def __init__(self, found: Plugins) -> None:
-        self.found = found
-        self.plans: dict[Hashable, _Known] = {}
-        self.bound: _Bound = {}
+    def __init__(self) -> None:
+        self.plans: dict[Hashable, _PlannedCall] = {}
+        self.bound: _BoundBy = {}
         self.shortcuts: dict[Hashable, _Shortcut] = {}
         self.read: torch_arrays.Reader | None = None
         """How tensors are read; None before the first shortcut."""
 
 
 _KEPT = 1024
-"""Entries of either; where there are as many, all are dropped."""
-_remembered: _Remembered | None = None
-
-
-def _forget() -> None:
-    global _remembered
-    _remembered = None
-
-
-when_forgotten(_forget)
-
+"""Entries of each; where there are as many, all are dropped."""
 
 _AS_IT_IS = Wording()
 
@@ -78,24 +71,25 @@ def operate(
     in the caller's ``wording``.
     """
     try:
-        memory, wanted = _remembered, preferred_backend(backend)
-        if memory is not None and memory.read is not None:
+        wanted, memory = preferred_backend(backend), plugins().remembered(Signatures)
+        if memory.read is not None:
             key = _key(work, arrays, options, wanted, implementation)
             if (pointers := memory.read(arrays.values(), key)) is not None:
                 try:
                     shortcut = memory.shortcuts.get(tuple(key))
                 except Exception:  # an option that cannot be hashed, which the work refuses
                     shortcut = None
-                if shortcut is not None and memory.found is plugins():
+                if shortcut is not None:
                     made = shortcut.taken(pointers, arrays, stream, memory.bound)
                     if made is not None:
                         return made
-        return _operated(work, arrays, options, wanted, implementation, stream)
+        return _operated(memory, work, arrays, options, wanted, implementation, stream)
     except InvalidValue as e:
         raise wording.told(e) from None
 
 
 def _operated(
+    memory: Signatures,
     work: Callable[..., None],
     arrays: Mapping[str, object],
     options: tuple[Any, ...],
@@ -103,16 +97,11 @@ def _operated(
     implementation: str | None,
     stream: object,
 ) -> dict[str, Any]:
-    global _remembered
-    found = plugins()
     if wanted is not None:
-        found.backend(wanted)
+        plugins().backend(wanted)
     if implementation is not None:
         name_of("implementation", implementation)
     infos = {name: describe(x, name, wanted) for name, x in arrays.items()}
-    if _remembered is None or _remembered.found is not found:
-        _remembered = _Remembered(found)
-    memory = _remembered
     # Types count: what takes 1 may refuse True, which equals it.
     key: Hashable = (
         work,
@@ -163,8 +152,8 @@ def _key(
 
 
 def _keep(
-    memory: _Remembered,
-    known: _Known,
+    memory: Signatures,
+    known: _PlannedCall,
     infos: Infos,
     own: ArrayInfo | None,
     key: list[object],
@@ -229,7 +218,7 @@ class Operation:
         addresses, in the caller's words.
         """
         # A remembered plan must not keep anyone's memory alive.
-        bare = descriptor().over({name: i.pointer for name, i in operands.items()})
+        bare = descriptor().without_arrays()
         made = plan(
             bare, device=next(iter(operands.values())).device, implementation=self.implementation
         )
@@ -266,7 +255,7 @@ class Operation:
             option, self.infos[error.field].dtype, error.rule, "Name another, or leave it out"
         )
 
-    def known(self) -> _Known:
+    def known(self) -> _PlannedCall:
         """What is to be remembered of it."""
         device = next(iter(self.infos.values())).device
         runtime, planned = (
@@ -280,7 +269,7 @@ class Operation:
             for rule, n in zip(x.rules, x.arrays, strict=True)
             if rule.written
         ]
-        return _Known(
+        return _PlannedCall(
             tuple(self._results),
             tuple(self._launches),
             device,
@@ -313,15 +302,21 @@ class _Launch:
     call: Call | None = None
     """Where the plan takes lists of addresses: bound to them."""
 
-    def bind(self, addresses: Mapping[str, int], workspace: int) -> _Launches:
+    def bind(self, addresses: Mapping[str, int], workspace: int, runtime: Runtime) -> Bound:
         """Its launches over the arrays' addresses, by name, which are checked."""
         if self.call is not None:
-            return (self.call.launcher(),)
+            return Bound(self.plan.parts.steps, (self.call.launcher(),))
         pointers = {
             rule.name: addresses[name] for rule, name in zip(self.rules, self.arrays, strict=True)
         }
         try:
-            return self.plan.over(pointers, self.plan.workspace_in(workspace))
+            return bind(
+                self.plan,
+                Resolved(pointers, ()),
+                runtime,
+                lambda: self.plan.workspace_in(workspace),
+                shared=True,
+            )
         except InvalidValue as e:
             if self.told is None:
                 raise
@@ -329,7 +324,7 @@ class _Launch:
 
 
 @dataclass(frozen=True, eq=False)
-class _Known:
+class _PlannedCall:
     """What a call came to."""
 
     results: tuple[_Result, ...]
@@ -353,24 +348,23 @@ class _Known:
                 return False
         return True
 
-    def run(self, infos: Infos, stream: object, bound: _Bound) -> ArrayInfo | None:
+    def run(self, infos: Infos, stream: object, bound: _BoundBy) -> ArrayInfo | None:
         """Launch everything, once all of it is bound and checked. Returns the workspace, where
         there was one."""
         device, runtime, first = self.device, self.runtime, next(iter(infos.values()))
         need = self.workspace_bytes
-        # Of the operands' library, so that its streams and graphs know of it.
-        own = _fresh("workspace", (-(-need // 4),), DType.float32, first) if need else None
+        own = allocate(need, device, runtime, first) if need else None
         key: tuple[Any, ...] = (
             self,
             own.pointer if own else 0,
             *[info.pointer for info in infos.values()],
         )
         with runtime.activate(device):
-            launches = bound.get(key) or self.bound_to(
+            found = bound.get(key) or self.bound_to(
                 {n: i.pointer for n, i in infos.items()}, key, bound
             )
             handle = stream_handle(stream, runtime, device, first)
-            self.launch(launches, handle)
+            found.launch(handle)
         # The library, which takes the workspace back, knows nothing of another stream; nor does
         # anyone of lists.
         if self.waits or (
@@ -380,33 +374,25 @@ class _Known:
         return own
 
     def bound_to(
-        self, addresses: Mapping[str, int], key: tuple[Any, ...], bound: _Bound
-    ) -> tuple[_Launches, ...]:
+        self, addresses: Mapping[str, int], key: tuple[Any, ...], bound: _BoundBy
+    ) -> Bound:
         """The launches over these addresses, checked, and remembered by a key whose second is the
         workspace's."""
-        launches = tuple([x.bind(addresses, key[1]) for x in self.launches])
-        if len(launches) > 1:
+        found = joined([x.bind(addresses, key[1], self.runtime) for x in self.launches])
+        if len(self.launches) > 1:
             _check_apart(self.launches, addresses)
         # On the host lengths and tables are looked at, too, and may change; lists are this call's
         # alone.
         if self.repeats:
             if len(bound) >= _KEPT:
                 bound.clear()
-            bound[key] = launches
-        return launches
-
-    def launch(self, launches: tuple[_Launches, ...], handle: int) -> None:
-        """On a stream of the device, which is current."""
-        for made, steps in zip(self.launches, launches, strict=True):
-            for launch in steps:
-                launch(handle)
-            for records in active():
-                records.extend(made.plan.launches_over if made.call is None else made.plan.launches)
+            bound[key] = found
+        return found
 
     @property
     def repeats(self) -> bool:
         """Whether bound launches serve the next call over the same memory."""
-        return self.device.evidence != HOST and not self.waits
+        return not self.device.is_host and not self.waits
 
     def quick(self, infos: Infos, own: ArrayInfo | None) -> bool:
         """Whether calls on tensors that lie as these do can take a shortcut: no memory is looked
@@ -422,7 +408,7 @@ class _Shortcut:
 
     __slots__ = ("_is_current", "_known", "_makers", "_names", "_stream", "_tell", "_workspace")
 
-    def __init__(self, known: _Known, infos: Infos, own: ArrayInfo | None) -> None:
+    def __init__(self, known: _PlannedCall, infos: Infos, own: ArrayInfo | None) -> None:
         assert isinstance(known.runtime, QuickRuntime)
         self._known, self._names = known, tuple(infos)
         ready = known.runtime.ready(known.device, "torch")
@@ -437,7 +423,7 @@ class _Shortcut:
         self._tell = torch_arrays.teller()
 
     def taken(
-        self, pointers: list[int], arrays: Mapping[str, object], stream: object, bound: _Bound
+        self, pointers: list[int], arrays: Mapping[str, object], stream: object, bound: _BoundBy
     ) -> dict[str, Any] | None:
         """The results that were made; None, with nothing launched, where the call must be worked
         out: memory ran out, or lies otherwise. ``pointers``: those of the arrays, in order."""
@@ -461,18 +447,16 @@ class _Shortcut:
         else:
             handle = stream_handle(stream, known.runtime, known.device)
         key = (known, place, *pointers)
-        launches = bound.get(key)
-        if launches is not None and self._is_current() and not active():
-            for steps in launches:
-                for launch in steps:
-                    launch(handle)
+        found = bound.get(key)
+        if found is not None and self._is_current() and not active():
+            for launch in found.launches:
+                launch(handle)
         else:
             with known.runtime.activate(known.device):
-                if launches is None:
-                    launches = known.bound_to(
-                        dict(zip(self._names, pointers, strict=True)), key, bound
-                    )
-                known.launch(launches, handle)
+                if found is None:
+                    addresses = dict(zip(self._names, pointers, strict=True))
+                    found = known.bound_to(addresses, key, bound)
+                found.launch(handle)
         # The library, which takes the workspace back, knows nothing of another stream.
         if own is not None and stream is not None and handle != self._stream():
             known.runtime.synchronize(known.device)

@@ -175,7 +175,7 @@ def _time(
         if way.parts is None:
             continue
         choice = Choice(way.candidate.implementation, candidates, way.variant)
-        made = Plan(descriptor, problem, device, choice, way.parts)
+        made = Plan(descriptor, problem, device, way.parts, choice)
         space = workspace if way.parts.workspace_bytes and way.name in sharing else None
         try:
             launch = made.bind(workspace=space, **operands).launcher()
