@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import pluggy
 
@@ -120,21 +120,18 @@ class Plugins:
     _listed: dict[str, tuple[Device, ...] | Hung] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _remembered: dict[type, object] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    memory: dict[type, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """By its kind, what is remembered of these plugins: see ``remembered``."""
 
     def remembered(self, kind: type[T]) -> T:
         """What of a kind is remembered of these plugins, empty at first: it goes with them, and at
         ``forget``."""
-        found = self._remembered.get(kind)
-        if found is None:
-            found = self._remembered.setdefault(kind, kind())
-        return cast(T, found)
+        found: T | None = self.memory.get(kind)
+        return self.memory.setdefault(kind, kind()) if found is None else found
 
     def forget(self) -> None:
         """Drop what is remembered: plans, and what the functions on arrays bound of them."""
-        self._remembered.clear()
+        self.memory.clear()
 
     def backend(self, name: str) -> Backend:
         """The backend of that name; raises UnknownName with those there are."""

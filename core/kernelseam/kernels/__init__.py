@@ -34,10 +34,8 @@ WAYS: Mapping[str, Composition] = {**HALVES, **{p.operation: p for p in PROJECTI
 
 def shared_implementations(toolchain: Toolchain) -> tuple[Implementation, ...]:
     """Every shared kernel on a toolchain, and what is composed of several."""
-    return (
-        *(KernelImplementation(way, toolchain) for way in WAYS.values()),
-        UnfusedAttention(toolchain),
-    )
+    shared = {name: KernelImplementation(way, toolchain) for name, way in WAYS.items()}
+    return (*shared.values(), UnfusedAttention(toolchain, shared["attention"]))
 
 
 def operation_of(spec: Any) -> str:

@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Any
 
@@ -22,6 +22,7 @@ from kernelseam.contract import (
     ArchRow,
     Cost,
     Device,
+    DeviceLimits,
     KernelFacts,
     LaunchConfig,
     LaunchRecord,
@@ -42,6 +43,9 @@ from kernelseam.variants import Variant
 
 MAX_BLOCKS = 2**31 - 1
 """Blocks along the one axis of a grid."""
+_CHOICES = 64
+"""Problems of an implementation whose tiles are remembered, from the question whether it takes one
+to its build."""
 
 
 class Composition(ABC):
@@ -235,6 +239,8 @@ class KernelImplementation:
     def __init__(self, half: Composition, toolchain: Toolchain) -> None:
         self.half, self._toolchain = half, toolchain
         self.name, self.operation, self.backend = half.name, half.operation, toolchain.backend
+        # The limits are a key of their own: devices are equal without them.
+        self._chosen = lru_cache(_CHOICES)(self._choose)
 
     def supports(self, problem: Any, device: Device) -> str | None:
         archs = self.half.archs or self._toolchain.archs
@@ -288,7 +294,11 @@ class KernelImplementation:
         return None
 
     def launches(self, problem: Any, device: Device) -> Launches:
-        """Its kernels for a problem that it supports."""
+        """Its kernels for a problem that it supports: of ``supports``, ``cost`` and ``build`` the
+        first chooses their tiles."""
+        return self._chosen(problem, device, device.limits)
+
+    def _choose(self, problem: Any, device: Device, limits: DeviceLimits) -> Launches:
         row = self._toolchain.arch_row(device.arch)
         return self.half.launches(problem, self.half.tile(problem, row, device), device)
 

@@ -71,8 +71,9 @@ def operate(
     in the caller's ``wording``.
     """
     try:
-        wanted, memory = preferred_backend(backend), plugins().remembered(Signatures)
-        if memory.read is not None:
+        wanted = preferred_backend(backend)
+        memory: Signatures | None = plugins().memory.get(Signatures)
+        if memory is not None and memory.read is not None:
             key = _key(work, arrays, options, wanted, implementation)
             if (pointers := memory.read(arrays.values(), key)) is not None:
                 try:
@@ -83,13 +84,12 @@ def operate(
                     made = shortcut.taken(pointers, arrays, stream, memory.bound)
                     if made is not None:
                         return made
-        return _operated(memory, work, arrays, options, wanted, implementation, stream)
+        return _operated(work, arrays, options, wanted, implementation, stream)
     except InvalidValue as e:
         raise wording.told(e) from None
 
 
 def _operated(
-    memory: Signatures,
     work: Callable[..., None],
     arrays: Mapping[str, object],
     options: tuple[Any, ...],
@@ -97,8 +97,10 @@ def _operated(
     implementation: str | None,
     stream: object,
 ) -> dict[str, Any]:
+    found = plugins()
+    memory = found.remembered(Signatures)
     if wanted is not None:
-        plugins().backend(wanted)
+        found.backend(wanted)
     if implementation is not None:
         name_of("implementation", implementation)
     infos = {name: describe(x, name, wanted) for name, x in arrays.items()}

@@ -153,9 +153,10 @@ def pitch(problem: AttentionProblem) -> int:
 class UnfusedAttention(KernelImplementation):
     """The unfused attention on one vendor's toolchain."""
 
-    def __init__(self, toolchain: Toolchain) -> None:
+    def __init__(self, toolchain: Toolchain, fused: KernelImplementation | None = None) -> None:
+        """``fused``: the fused kernel's implementation, which has chosen its tile already."""
         super().__init__(Unfused(), toolchain)
-        self._fused = KernelImplementation(_FUSED, toolchain)
+        self._fused = fused or KernelImplementation(_FUSED, toolchain)
 
     def cost(self, problem: AttentionProblem, device: Device) -> Cost:
         """No less than the fused kernel's time where that takes the problem: this one promises
