@@ -19,15 +19,8 @@ from kernelseam.plugins import Plugins, plugins
 _log = logging.getLogger("kernelseam")
 
 
-class _Memory:
+class _Runtimes(dict[tuple[str | None, type], Runtime]):
     """By (backend asked for, type): the runtime that knew the last array of the type."""
-
-    def __init__(self, found: Plugins) -> None:
-        self.found = found
-        self.known: dict[tuple[str | None, type], Runtime] = {}
-
-
-_memory: _Memory | None = None
 
 
 def describe(array: object, field: str = "array", backend: str | None = None) -> ArrayInfo:
@@ -37,11 +30,8 @@ def describe(array: object, field: str = "array", backend: str | None = None) ->
     asked first. Raises InvalidValue for what no runtime knows, and for a dtype or layout that none
     takes.
     """
-    global _memory
     found = plugins()
-    if _memory is None or _memory.found is not found:
-        _memory = _Memory(found)
-    known = _memory.known
+    known = found.remembered(_Runtimes)
     key = (backend, type(array))
     broken = ""
     try:
