@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kernelseam.contract import CONTRACT_VERSION, Device, Runtime, SourceBundle
-from kernelseam.descriptors.gemm_problem import GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import FLOATING, DType
 from kernelseam.errors import DeviceError, NoDevice, UnknownName
 from kernelseam.kernels import HALVES, tiles_of

@@ -17,8 +17,8 @@ from kernelseam.contract import (
     LaunchConfig,
     SourceBundle,
 )
-from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, InvalidValue, Unsupported
 from kernelseam.kernels import (

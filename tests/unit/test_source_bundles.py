@@ -11,7 +11,7 @@ import pytest
 from kernelseam.compilation.build import binary_key
 from kernelseam.compilation.sources import headers_below, included
 from kernelseam.contract import SourceBundle
-from kernelseam.descriptors.gemm_problem import GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import PluginError
 from kernelseam.kernels import HALVES, covering

@@ -8,11 +8,11 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from kernelseam.descriptors.attention_bwd_problem import AttentionBwdSpec
-from kernelseam.descriptors.attention_problem import AttentionSpec
-from kernelseam.descriptors.gemm import PRECISIONS
-from kernelseam.descriptors.gemm_problem import GemmSpec, HeadsSpec
-from kernelseam.descriptors.merge_problem import MergeSpec
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdSpec
+from kernelseam.descriptors.attention.merge_problem import MergeSpec
+from kernelseam.descriptors.attention.problem import AttentionSpec
+from kernelseam.descriptors.gemm.problem import GemmSpec, HeadsSpec
+from kernelseam.descriptors.gemm.strided import PRECISIONS
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.backward import AttentionBwdHost
 from kernelseam.kernels.attention.host import AttentionHost

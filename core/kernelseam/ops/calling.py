@@ -16,7 +16,7 @@ from typing import Any
 
 from kernelseam.arrays import describe, runtime_of, same_device, tell_written
 from kernelseam.contract import HOST, ArrayInfo, Device, OperandRule, QuickRuntime, Runtime
-from kernelseam.descriptors.wording import Wording
+from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dispatch import check_backend, name_of, preferred_backend
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue

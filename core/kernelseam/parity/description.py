@@ -15,7 +15,7 @@ from kernelseam.descriptors import (
     BatchedGemmPointers,
     BatchedGemmStrided,
 )
-from kernelseam.descriptors.merge import MergeStates
+from kernelseam.descriptors.attention.merge import MergeStates
 from kernelseam.parity import attention_data, projection_data
 from kernelseam.parity.cases import AttentionCase, BackwardCase, Case, MergeCase
 from kernelseam.parity.memory import Layout

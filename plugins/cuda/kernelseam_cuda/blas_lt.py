@@ -27,7 +27,7 @@ from kernelseam.blas import (
 )
 from kernelseam.contract import Device, LaunchRecord, PlanParts, Runtime
 from kernelseam.costs import Coefficients
-from kernelseam.descriptors.gemm_problem import GemmProblem
+from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.errors import DeviceError
 from kernelseam.variants import Variant
 

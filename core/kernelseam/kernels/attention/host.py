@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from kernelseam.contract import ArchRow, Device
 from kernelseam.costs import Work
-from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.cost import forward_work
 from kernelseam.kernels.attention.merge import MERGE, MERGE_TILE, MergeProblem, MergeSpec

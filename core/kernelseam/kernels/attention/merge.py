@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kernelseam.contract import ArchRow, Device
 from kernelseam.costs import Work
-from kernelseam.descriptors.merge_problem import MergeProblem, MergeSpec
+from kernelseam.descriptors.attention.merge_problem import MergeProblem, MergeSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
 from kernelseam.kernels.kernel import HostHalf

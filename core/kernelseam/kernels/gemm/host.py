@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kernelseam.contract import ArchRow, Device
 from kernelseam.costs import Work, predicted
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec, HeadsProblem, HeadsSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsProblem, HeadsSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,

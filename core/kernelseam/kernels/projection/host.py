@@ -9,7 +9,7 @@ from typing import Any
 
 from kernelseam.contract import ArchRow, Device
 from kernelseam.costs import predicted
-from kernelseam.descriptors.projection_problem import QkvProjectionProblem
+from kernelseam.descriptors.projection.problem import QkvProjectionProblem
 from kernelseam.kernels.elements import refuse_row_strides
 from kernelseam.kernels.gemm.host import GemmHost
 from kernelseam.kernels.kernel import Composition, HostHalf

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from kernelseam.contract import ArchRow, Device, TensorMap
 from kernelseam.costs import Work
-from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.cost import keys_met
 from kernelseam.kernels.attention.host import VIEWS

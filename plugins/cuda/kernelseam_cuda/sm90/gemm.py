@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from kernelseam.contract import ArchRow, Device, LaunchConfig, TensorMap
 from kernelseam.costs import Work, predicted
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.elements import (

@@ -27,7 +27,7 @@ from kernelseam.contract import (
     TensorMap,
 )
 from kernelseam.costs import Work
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.hookspecs import hookimpl
 from kernelseam.kernels import Covered

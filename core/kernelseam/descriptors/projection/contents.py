@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam.contract import ArrayInfo, Device, Runtime, host_copy
-from kernelseam.descriptors.projection_problem import QkvProjectionProblem
+from kernelseam.descriptors.projection.problem import QkvProjectionProblem
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.planning import Resolved

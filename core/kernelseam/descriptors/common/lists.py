@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
 from kernelseam.contract import ArrayInfo, Device, OperandRule, Problem, Runtime
-from kernelseam.descriptors.address_lists import (
+from kernelseam.descriptors.common.address_lists import (
     Addresses,
     AddressList,
     Matrix,
@@ -19,7 +19,7 @@ from kernelseam.descriptors.address_lists import (
     spacing,
     stage,
 )
-from kernelseam.descriptors.validation import (
+from kernelseam.descriptors.common.validation import (
     MAX_BYTES,
     WIDE,
     check_walk,

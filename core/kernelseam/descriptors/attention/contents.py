@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam.contract import ArrayInfo, Device, Runtime, host_copy
-from kernelseam.descriptors.attention_problem import AttentionProblem
+from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.planning import Resolved

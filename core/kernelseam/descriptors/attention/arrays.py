@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelseam.contract import ArrayInfo
-from kernelseam.descriptors.operands import axes, canonical, describe_arrays
-from kernelseam.descriptors.validation import extent, packed
+from kernelseam.descriptors.common.operands import axes, canonical, describe_arrays
+from kernelseam.descriptors.common.validation import extent, packed
 from kernelseam.errors import InvalidValue
 
 LAYOUTS = {"bhsd": "B H S D", "bshd": "B S H D"}

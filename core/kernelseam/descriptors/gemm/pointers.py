@@ -7,18 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from kernelseam.contract import Device, OperandRule, Runtime
-from kernelseam.descriptors.address_lists import AddressList, Matrix
-from kernelseam.descriptors.gemm import (
-    ADDED,
-    BatchedGemmStrided,
-    added_dtype,
-    check_numbers,
-    gemm_dtypes,
-    precision_of,
-    refuse_idle,
-)
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
-from kernelseam.descriptors.lists import (
+from kernelseam.descriptors.common.address_lists import AddressList, Matrix
+from kernelseam.descriptors.common.lists import (
     SPACED,
     EvenlySpaced,
     Lists,
@@ -31,8 +21,18 @@ from kernelseam.descriptors.lists import (
     row_field,
     vector_of,
 )
-from kernelseam.descriptors.operands import is_address, known_names
-from kernelseam.descriptors.validation import WIDE
+from kernelseam.descriptors.common.operands import is_address, known_names
+from kernelseam.descriptors.common.validation import WIDE
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm.strided import (
+    ADDED,
+    BatchedGemmStrided,
+    added_dtype,
+    check_numbers,
+    gemm_dtypes,
+    precision_of,
+    refuse_idle,
+)
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.planning import Descriptor, Resolved

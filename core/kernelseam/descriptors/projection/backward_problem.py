@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernelseam.contract import OperandRule
-from kernelseam.descriptors.projection_problem import matrix
+from kernelseam.descriptors.projection.problem import matrix
 from kernelseam.dtypes import DType
 from kernelseam.forking import cached_property
 

@@ -8,13 +8,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
-from kernelseam.descriptors import projection_contents
-from kernelseam.descriptors.gemm_problem import HeadsProblem, HeadsSpec
-from kernelseam.descriptors.operands import check_layout, describe_all, dtype_of, pointer, required
-from kernelseam.descriptors.projecting import Projecting
-from kernelseam.descriptors.projection_arrays import OPTIONAL, qkv_fields
-from kernelseam.descriptors.projection_problem import QkvProjectionProblem, QkvProjectionSpec
-from kernelseam.descriptors.validation import WIDE, extent, three, two
+from kernelseam.descriptors.common.operands import (
+    check_layout,
+    describe_all,
+    dtype_of,
+    pointer,
+    required,
+)
+from kernelseam.descriptors.common.validation import WIDE, extent, three, two
+from kernelseam.descriptors.gemm.problem import HeadsProblem, HeadsSpec
+from kernelseam.descriptors.projection import contents
+from kernelseam.descriptors.projection.arrays import OPTIONAL, qkv_fields
+from kernelseam.descriptors.projection.base import Projecting
+from kernelseam.descriptors.projection.problem import QkvProjectionProblem, QkvProjectionSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.planning import Resolved
@@ -266,7 +272,7 @@ class QkvProjection(Projecting):
     def check_device(self, found: Resolved, runtime: Runtime, device: Device) -> None:
         """Hold positions and the block table against the memory that they point into;
         synchronises."""
-        projection_contents.check(self._problem, found, runtime, device)
+        contents.check(self._problem, found, runtime, device)
 
     @classmethod
     def from_arrays(

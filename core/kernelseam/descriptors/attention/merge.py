@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
-from kernelseam.descriptors.merge_problem import MergeProblem, MergeSpec
-from kernelseam.descriptors.operands import (
+from kernelseam.descriptors.attention.merge_problem import MergeProblem, MergeSpec
+from kernelseam.descriptors.common.operands import (
     check_layout,
     describe_all,
     dtype_of,
@@ -16,7 +16,14 @@ from kernelseam.descriptors.operands import (
     required,
     resolve,
 )
-from kernelseam.descriptors.validation import extent, flag, packed, stride, three, vector_bytes
+from kernelseam.descriptors.common.validation import (
+    extent,
+    flag,
+    packed,
+    stride,
+    three,
+    vector_bytes,
+)
 from kernelseam.dtypes import DType
 from kernelseam.planning import Resolved
 

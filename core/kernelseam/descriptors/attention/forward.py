@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
-from kernelseam.descriptors import attention_contents
-from kernelseam.descriptors.attention_arrays import fields_of
-from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec, default_scale
-from kernelseam.descriptors.operands import (
+from kernelseam.descriptors.attention import contents
+from kernelseam.descriptors.attention.arrays import fields_of
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec, default_scale
+from kernelseam.descriptors.common.operands import (
     check_layout,
     describe_all,
     dtype_of,
@@ -18,7 +18,7 @@ from kernelseam.descriptors.operands import (
     required,
     resolve,
 )
-from kernelseam.descriptors.validation import (
+from kernelseam.descriptors.common.validation import (
     MAX_EXTENT,
     extent,
     finite,
@@ -471,7 +471,7 @@ class Attention:
     def check_device(self, found: Resolved, runtime: Runtime, device: Device) -> None:
         """Hold lengths, offsets and the block table against the memory that they point into;
         synchronises."""
-        attention_contents.check(self._problem, found, runtime, device)
+        contents.check(self._problem, found, runtime, device)
 
     @classmethod
     def from_arrays(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kernelseam.contract import OperandRule
-from kernelseam.descriptors.gemm_problem import HeadsProblem, HeadsSpec
+from kernelseam.descriptors.gemm.problem import HeadsProblem, HeadsSpec
 from kernelseam.dtypes import DType
 from kernelseam.forking import cached_property
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from kernelseam import arrays
 from kernelseam.contract import ArrayInfo, Device, OperandRule
-from kernelseam.descriptors.validation import AXES, address, check_walk, packed
+from kernelseam.descriptors.common.validation import AXES, address, check_walk, packed
 from kernelseam.dtypes import OF_OPERANDS, DType
 from kernelseam.errors import InvalidValue
 from kernelseam.planning import Resolved

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from kernelseam.contract import ArrayInfo, Device, Problem, Runtime
-from kernelseam.descriptors.operands import dtype_of, pointer, resolve
-from kernelseam.descriptors.validation import packed, stride, vector_bytes
+from kernelseam.descriptors.common.operands import dtype_of, pointer, resolve
+from kernelseam.descriptors.common.validation import packed, stride, vector_bytes
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.forking import cached_property

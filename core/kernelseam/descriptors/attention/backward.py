@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime
-from kernelseam.descriptors import attention_contents
-from kernelseam.descriptors.attention import Attention
-from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem, AttentionBwdSpec
-from kernelseam.descriptors.attention_problem import AttentionProblem
-from kernelseam.descriptors.operands import check_layout, describe_all, pointer, resolve
-from kernelseam.descriptors.validation import flag, packed, stride, vector_bytes
+from kernelseam.descriptors.attention import contents
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
+from kernelseam.descriptors.attention.forward import Attention
+from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.common.operands import check_layout, describe_all, pointer, resolve
+from kernelseam.descriptors.common.validation import flag, packed, stride, vector_bytes
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.forking import cached_property
@@ -225,4 +225,4 @@ class AttentionBwd:
 
     def check_device(self, found: Resolved, runtime: Runtime, device: Device) -> None:
         """Hold lengths and offsets against the memory that they point into; synchronises."""
-        attention_contents.check(self._problem.forward, found, runtime, device)
+        contents.check(self._problem.forward, found, runtime, device)

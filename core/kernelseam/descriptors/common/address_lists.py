@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime
-from kernelseam.descriptors.operands import check_rows, describe, is_address
-from kernelseam.descriptors.validation import address
+from kernelseam.descriptors.common.operands import check_rows, describe, is_address
+from kernelseam.descriptors.common.validation import address
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, shown
 from kernelseam.interop import torch as torch_arrays

@@ -8,11 +8,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from kernelseam.contract import ArrayInfo
-from kernelseam.descriptors.operands import check_layout, describe_all, dtype_of, pointer, required
-from kernelseam.descriptors.projecting import Projecting
-from kernelseam.descriptors.projection_arrays import output_fields
-from kernelseam.descriptors.projection_problem import OutputProjectionProblem, OutputProjectionSpec
-from kernelseam.descriptors.validation import extent, three, two
+from kernelseam.descriptors.common.operands import (
+    check_layout,
+    describe_all,
+    dtype_of,
+    pointer,
+    required,
+)
+from kernelseam.descriptors.common.validation import extent, three, two
+from kernelseam.descriptors.projection.arrays import output_fields
+from kernelseam.descriptors.projection.base import Projecting
+from kernelseam.descriptors.projection.problem import OutputProjectionProblem, OutputProjectionSpec
 from kernelseam.dtypes import DType
 
 

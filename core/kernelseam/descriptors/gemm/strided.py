@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
-from kernelseam.descriptors.attention_problem import default_scale
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
-from kernelseam.descriptors.operands import (
+from kernelseam.descriptors.attention.problem import default_scale
+from kernelseam.descriptors.common.operands import (
     axes,
     canonical,
     check_layout,
@@ -20,7 +19,7 @@ from kernelseam.descriptors.operands import (
     required,
     resolve,
 )
-from kernelseam.descriptors.validation import (
+from kernelseam.descriptors.common.validation import (
     AXES,
     MAX_EXTENT,
     WIDE,
@@ -35,7 +34,8 @@ from kernelseam.descriptors.validation import (
     two,
     vector_bytes,
 )
-from kernelseam.descriptors.wording import Wording
+from kernelseam.descriptors.common.wording import Wording
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.forking import cached_property

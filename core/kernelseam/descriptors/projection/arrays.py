@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelseam.contract import ArrayInfo
-from kernelseam.descriptors.attention_arrays import KV_LAYOUTS, LAYOUTS, order
-from kernelseam.descriptors.operands import axes, canonical, describe_arrays
+from kernelseam.descriptors.attention.arrays import KV_LAYOUTS, LAYOUTS, order
+from kernelseam.descriptors.common.operands import axes, canonical, describe_arrays
 from kernelseam.errors import InvalidValue
 
 OPTIONAL = ("bias", "cos", "sin", "positions", "block_table")

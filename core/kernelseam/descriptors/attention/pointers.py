@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
 from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime
-from kernelseam.descriptors import attention_contents
-from kernelseam.descriptors.address_lists import AddressList, Matrix
-from kernelseam.descriptors.attention import Attention
-from kernelseam.descriptors.attention_problem import AttentionProblem
-from kernelseam.descriptors.lists import (
+from kernelseam.descriptors.attention import contents
+from kernelseam.descriptors.attention.forward import Attention
+from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.common.address_lists import AddressList, Matrix
+from kernelseam.descriptors.common.lists import (
     SPACED,
     EvenlySpaced,
     Lists,
@@ -25,8 +25,8 @@ from kernelseam.descriptors.lists import (
     row_field,
     vector_of,
 )
-from kernelseam.descriptors.operands import dtype_of, known_names, required, resolve
-from kernelseam.descriptors.validation import extent
+from kernelseam.descriptors.common.operands import dtype_of, known_names, required, resolve
+from kernelseam.descriptors.common.validation import extent
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.planning import Descriptor, Resolved
@@ -235,7 +235,7 @@ class AttentionPointers:
             for n in ("k_ptrs", "v_ptrs")
             if n in lists and (x := lists[n]).rows is not None
         }
-        attention_contents.check(self._problem, found, runtime, device, rows)
+        contents.check(self._problem, found, runtime, device, rows)
 
     def check_beside(
         self, found: Resolved, rule: OperandRule, address: int, runtime: Runtime | None
