@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 
 from kernelseam.arrays import describe
+from kernelseam.arrays import torch as torch_arrays
 from kernelseam.contract import (
     HOST,
     WORKSPACE_ALIGNMENT,
@@ -37,7 +38,6 @@ from kernelseam.dispatch import (
 from kernelseam.dtypes import DType
 from kernelseam.errors import CallInUse, InvalidValue, UnknownName, not_copied
 from kernelseam.forking import cached_property, new_lock
-from kernelseam.interop import torch as torch_arrays
 from kernelseam.memset import MemsetStep
 from kernelseam.plugins import plugins
 from kernelseam.trace import active

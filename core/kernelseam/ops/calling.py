@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelseam.arrays import describe, runtime_of, same_device, tell_written
+from kernelseam.arrays import torch as torch_arrays
 from kernelseam.contract import HOST, ArrayInfo, Device, OperandRule, QuickRuntime, Runtime
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dispatch import check_backend, name_of, preferred_backend
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.interop import torch as torch_arrays
 from kernelseam.planning import Call, Plan, plan, proven_overlap, stream_handle, when_forgotten
 from kernelseam.plugins import Plugins, plugins
 from kernelseam.trace import active

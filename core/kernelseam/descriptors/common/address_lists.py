@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kernelseam.arrays import torch as torch_arrays
 from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime
 from kernelseam.descriptors.common.operands import check_rows, describe, is_address
 from kernelseam.descriptors.common.validation import address
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, shown
-from kernelseam.interop import torch as torch_arrays
 from kernelseam.planning import proven_overlap
 
 Addresses = npt.NDArray[np.uint64]

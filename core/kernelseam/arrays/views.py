@@ -8,12 +8,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from kernelseam.arrays import torch as torch_arrays
 from kernelseam.containment import Contained, told
 from kernelseam.contract import ArrayInfo, Backend, Device, Runtime
 from kernelseam.contract_values import held_view
 from kernelseam.dtypes import OF_OPERANDS, one_of
 from kernelseam.errors import InvalidValue
-from kernelseam.interop import torch as torch_arrays
 from kernelseam.plugins import Plugins, plugins
 
 _log = logging.getLogger("kernelseam")
