@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kernelseam.contract import EMULATED, Cost, Device, LaunchRecord, PlanParts
-from kernelseam.costs import Coefficients, Work, predicted, roofline
+from kernelseam.contract import EMULATED, Coefficients, Cost, Device, LaunchRecord, PlanParts
+from kernelseam.costs import Work, predicted, roofline
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import DType
 from kernelseam.forking import new_lock

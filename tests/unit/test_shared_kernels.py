@@ -29,8 +29,9 @@ from kernelseam.kernels import (
     covering_specs,
     shared_implementations,
 )
-from kernelseam.kernels.kernel import bundle, shared_sources
+from kernelseam.kernels.kernel import bundle
 from kernelseam.kernels.signature import Signature
+from kernelseam.kernels.sources import shared_sources
 from kernelseam.plugins import plugins
 
 HALF = frozenset({DType.float16, DType.bfloat16})

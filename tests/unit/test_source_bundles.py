@@ -16,7 +16,8 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import PluginError
 from kernelseam.kernels import HALVES, covering
 from kernelseam.kernels.gemm.host import GemmHost
-from kernelseam.kernels.kernel import bundle, shared_sources
+from kernelseam.kernels.kernel import bundle
+from kernelseam.kernels.sources import shared_sources
 
 SPEC = GemmSpec(DType.float16, DType.float16, DType.float32)
 

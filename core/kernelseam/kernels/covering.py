@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from kernelseam.contract import Composition
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdSpec
 from kernelseam.descriptors.attention.merge_problem import MergeSpec
 from kernelseam.descriptors.attention.problem import AttentionSpec
@@ -28,7 +29,6 @@ from kernelseam.kernels.attention.row_kernels import (
 )
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.gemm.host import GemmHost
-from kernelseam.kernels.kernel import Composition
 
 F16, BF16, F32, F64 = DType.float16, DType.bfloat16, DType.float32, DType.float64
 GEMM, FORWARD, BACKWARD = GemmHost(), AttentionHost(), AttentionBwdHost()

@@ -21,7 +21,10 @@ from kernelseam.contract import (
     Backend,
     Device,
     KernelFacts,
+    Launch,
     LaunchConfig,
+    Launches,
+    Memset,
     PluginInfo,
     SourceBundle,
     TensorMap,
@@ -31,8 +34,7 @@ from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.hookspecs import hookimpl
 from kernelseam.kernels import Covered
-from kernelseam.kernels.kernel import HostHalf
-from kernelseam.kernels.launches import Launch, Launches, Memset
+from kernelseam.kernels.host_half import HostHalf
 from kernelseam.kernels.signature import Signature
 from kernelseam.plugins import Registry
 
