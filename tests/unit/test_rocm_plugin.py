@@ -61,7 +61,7 @@ def python(code: str, **environment: str) -> str:
 
 def test_hooks_import_nothing_of_the_vendors() -> None:
     code = (
-        "import sys; from kernelseam_rocm import plugin; from kernelseam.plugins import Registry; "
+        "import sys; from kernelseam_rocm import plugin; from kernelseam.registry import Registry; "
         "plugin.kernelseam_info(); registry = Registry(); plugin.kernelseam_register(registry); "
         "print(sorted(registry.backends), [m for m in sys.modules if m.split('.')[0] in ('hip', "
         "'rocm', 'torch', 'cupy')])"  # noqa: E501

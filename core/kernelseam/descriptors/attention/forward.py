@@ -9,7 +9,8 @@ from typing import Any
 from kernelseam.contract import ArrayInfo, Device, Runtime
 from kernelseam.descriptors.attention import contents
 from kernelseam.descriptors.attention.arrays import fields_of
-from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec, default_scale
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.common.extents import default_scale
 from kernelseam.descriptors.common.operands import (
     check_layout,
     describe_all,

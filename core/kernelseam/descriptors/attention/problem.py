@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from kernelseam.contract import OperandRule
+from kernelseam.descriptors.common.extents import distinct
 from kernelseam.dtypes import DType
 from kernelseam.forking import cached_property
 
@@ -291,13 +292,3 @@ class AttentionProblem:
             f"attention {s.dtype}{options}{views} batch={self.batch} heads={heads} "
             f"S_q={self.S_q} S_k={self.S_k} dim={s.dims}"
         )
-
-
-def distinct(extent: int, stride: int) -> int:
-    """How many different matrices an axis walks over: one where its stride is 0."""
-    return min(extent, 1) if stride == 0 else extent
-
-
-def default_scale(head_dim: int) -> float:
-    """1/√D_qk."""
-    return 1.0 / math.sqrt(head_dim) if head_dim else 1.0

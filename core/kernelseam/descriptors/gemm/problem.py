@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kernelseam.contract import OperandRule
-from kernelseam.descriptors.attention.problem import distinct
+from kernelseam.descriptors.common.extents import distinct
 from kernelseam.dtypes import DType
 from kernelseam.forking import cached_property
 

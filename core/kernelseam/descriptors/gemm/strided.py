@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
-from kernelseam.descriptors.attention.problem import default_scale
+from kernelseam.descriptors.common.extents import default_scale
 from kernelseam.descriptors.common.operands import (
     axes,
     canonical,

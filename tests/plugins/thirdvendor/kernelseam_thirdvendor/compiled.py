@@ -36,7 +36,7 @@ from kernelseam.hookspecs import hookimpl
 from kernelseam.kernels import Covered
 from kernelseam.kernels.host_half import HostHalf
 from kernelseam.kernels.signature import Signature
-from kernelseam.plugins import Registry
+from kernelseam.registry import Registry
 
 from kernelseam_thirdvendor.runtime import AcmeRuntime
 

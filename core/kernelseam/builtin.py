@@ -1,23 +1,23 @@
-"""The reference's hooks: the backend "numpy", there on every machine and first choice on none with
-a device."""
+"""What the core brings itself, by the hooks that a vendor has: the backend "numpy", there on every
+machine and first choice on none with a device, and the kernels that each toolchain compiles."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from kernelseam._version import __version__
-from kernelseam.contract import CONTRACT_VERSION, Backend, PluginInfo
+from kernelseam.contract import CONTRACT_VERSION, Backend, Implementation, PluginInfo
 from kernelseam.hookspecs import hookimpl
-from kernelseam.plugins import Registry
 from kernelseam.reference.attention import NumpyAttention
 from kernelseam.reference.attention_bwd import NumpyAttentionBwd
 from kernelseam.reference.gemm import NumpyGemm
 from kernelseam.reference.merge import NumpyMerge
 from kernelseam.reference.projection import PROJECTIONS
 from kernelseam.reference.runtime import HostRuntime
+from kernelseam.registry import Registry
 
 _IMPLEMENTATIONS = (NumpyGemm(), NumpyAttention(), NumpyMerge(), NumpyAttentionBwd(), *PROJECTIONS)
 
@@ -44,3 +44,14 @@ def kernelseam_doctor() -> Mapping[str, Any]:
         "numpy": np.__version__,
         "blas": f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip(),
     }
+
+
+def kernels_of(backend: Backend) -> Iterable[Implementation]:
+    """The shared kernels and a backend's own, on its toolchain; none where it has no toolchain."""
+    if backend.toolchain is None:
+        return ()
+    # not before a backend compiles: with the host alone nobody waits for their import
+    from kernelseam.kernels import KernelImplementation, shared_implementations
+
+    own = (KernelImplementation(k, backend.toolchain) for k in backend.kernels)
+    return (*shared_implementations(backend.toolchain), *own)
