@@ -16,7 +16,7 @@ from kernelseam.dispatch import Choice, consider, find_device, select
 from kernelseam.errors import Unsupported
 from kernelseam.planning import Descriptor
 from kernelseam.plugins import plugins
-from kernelseam.tuning.store import Tuned, tuned_choice
+from kernelseam.tuned.store import Tuned, tuned_choice
 from kernelseam.variants import SEPARATOR
 
 app = typer.Typer(

@@ -25,9 +25,9 @@ from kernelseam.contract import Device
 from kernelseam.errors import InvalidValue
 from kernelseam.planning import Descriptor, plan
 from kernelseam.plugins import plugins
-from kernelseam.tuning import store
-from kernelseam.tuning.classes import problem_class
-from kernelseam.tuning.measure import Tuning, Way, tune
+from kernelseam.tuned import store
+from kernelseam.tuned.classes import problem_class
+from kernelseam.tuning import Tuning, Way, tune
 
 app = typer.Typer(
     no_args_is_help=True,

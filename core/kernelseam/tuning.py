@@ -20,8 +20,8 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, Refusal, Unsupported
 from kernelseam.planning import Descriptor, Plan
 from kernelseam.plugins import plugins
-from kernelseam.tuning.classes import batch_invariant
-from kernelseam.tuning.store import Timed, Tuned, keep
+from kernelseam.tuned.classes import batch_invariant
+from kernelseam.tuned.store import Timed, Tuned, keep
 from kernelseam.variants import SEPARATOR, Variant, build_of, variants_of
 
 ROUNDS, ROUND_SECONDS, MOST_RUNS = 6, 0.03, 200

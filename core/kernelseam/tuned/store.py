@@ -21,7 +21,7 @@ from kernelseam.compilation.folder import CacheWarning, Untrusted, cache_folder,
 from kernelseam.contract import EMULATED, Device, Problem
 from kernelseam.errors import KernelSeamError
 from kernelseam.plugins import plugins
-from kernelseam.tuning.classes import batch_invariant, problem_class
+from kernelseam.tuned.classes import batch_invariant, problem_class
 
 SCHEMA = 1
 """Part of every key: raised when the meaning of a class or of a file changes."""
