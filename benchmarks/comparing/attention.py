@@ -20,7 +20,7 @@ import kernelseam as ks
 import numpy as np
 import torch
 import torch.nn.functional as functional
-from kernelseam.descriptors.protocol import Descriptor
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dtypes import DType
 from kernelseam.parity import check, oracle
 from torch.nn.attention import SDPBackend, sdpa_kernel

@@ -12,7 +12,7 @@ from typing import Any
 
 from kernelseam import compilation
 from kernelseam.compilation.folder import VARIABLE
-from kernelseam.descriptors.protocol import Descriptor
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.kernels import Covered
 from kernelseam.plugins import plugins
 

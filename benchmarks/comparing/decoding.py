@@ -10,7 +10,7 @@ from typing import Any
 import kernelseam as ks
 import numpy as np
 import torch
-from kernelseam.descriptors.protocol import Descriptor
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dtypes import DType
 from kernelseam.parity import check, oracle
 

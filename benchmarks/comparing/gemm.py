@@ -11,7 +11,7 @@ import kernelseam as ks
 import numpy as np
 import torch
 import torch.nn.functional as functional
-from kernelseam.descriptors.protocol import Descriptor
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dtypes import DType
 from kernelseam.errors import KernelSeamError
 from kernelseam.parity import check, oracle

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import kernelseam as ks
 import torch
 import torch.nn.functional as functional
-from kernelseam.descriptors.protocol import Descriptor
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.planning import Call
 
 from benchmarks.comparing.pretending import pretending

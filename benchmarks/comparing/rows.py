@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import torch
 from kernelseam.contract import ArrayInfo, Device
-from kernelseam.descriptors.protocol import Descriptor
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dispatch import find_device
 from kernelseam.dtypes import DType
 from kernelseam.errors import KernelSeamError

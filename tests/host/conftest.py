@@ -18,7 +18,7 @@ import pytest
 from kernelseam import planning, plugins
 from kernelseam.contract import LaunchConfig, SourceBundle
 from kernelseam.errors import CompileError
-from kernelseam.kernels.kernel import shared_sources
+from kernelseam.kernels.sources import shared_sources
 
 DISTRIBUTION = Path(__file__).parents[1] / "plugins" / "hostcpp"
 HELPERS = Path(__file__).parents[1] / "unit" / "helpers"

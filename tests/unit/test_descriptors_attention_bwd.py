@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kernelseam import Attention, AttentionBwd, plan
 from kernelseam.descriptors import AttentionPointers
-from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, Unsupported
 from kernelseam_thirdvendor import AcmeArray

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from kernelseam import OutputProjection, QkvProjection, plan
 from kernelseam.descriptors import OutputProjectionProblem, QkvProjectionProblem
-from kernelseam.descriptors.gemm_problem import HeadsSpec
+from kernelseam.descriptors.gemm.problem import HeadsSpec
 from kernelseam.dtypes import DType
 
 Refused = Callable[[str, Callable[[], object]], None]

@@ -18,10 +18,10 @@ from typing import Any
 import kernelseam
 import pytest
 from kernelseam import planning
+from kernelseam.arrays import torch as torch_arrays
 from kernelseam.contract import ArrayInfo, Backend, Device, DeviceLimits, Ready
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, OutOfDeviceMemory, UnknownName
-from kernelseam.interop import torch as torch_arrays
 from kernelseam.ops import calling
 from kernelseam.planning import planner
 from kernelseam.plugins import plugins

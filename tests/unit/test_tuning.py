@@ -22,9 +22,9 @@ from kernelseam.contract import EMULATED, Cost, Device, LaunchRecord, PlanParts,
 from kernelseam.dispatch import select
 from kernelseam.errors import BrokenImplementation, InvalidValue, UnknownName, Unsupported
 from kernelseam.plugins import Plugins, plugins
-from kernelseam.tuning import store
-from kernelseam.tuning.classes import about, batch_invariant, problem_class
-from kernelseam.tuning.measure import HOPELESS, NOT_KEPT, ROUNDS, Tuning, tune
+from kernelseam.tuned import store
+from kernelseam.tuned.classes import about, batch_invariant, problem_class
+from kernelseam.tuning import HOPELESS, NOT_KEPT, ROUNDS, Tuning, tune
 from kernelseam.variants import Variant
 from kernelseam_thirdvendor import AcmeArray
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from kernelseam.containment import Contained
 from kernelseam.contract import EMULATED, Backend, Device, Implementation, Problem
-from kernelseam.descriptors.protocol import Descriptor
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dispatch import ask
 from kernelseam.dtypes import DType
 from kernelseam.errors import WrongResult

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelseam.arrays import describe, runtime_of, same_device, tell_written
+from kernelseam.arrays import torch as torch_arrays
 from kernelseam.contract import ArrayInfo, Device, OperandRule, QuickRuntime, Runtime
-from kernelseam.descriptors.protocol import Resolved
-from kernelseam.descriptors.wording import Wording
+from kernelseam.descriptors.common.protocol import Resolved
+from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dispatch import check_backend, name_of, preferred_backend
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.interop import torch as torch_arrays
 from kernelseam.overlap import proven_overlap
 from kernelseam.planning import Call, Plan, plan
 from kernelseam.planning.binding import Bound, bind, joined

@@ -15,8 +15,8 @@ from kernelseam.descriptors import (
     BatchedGemmPointers,
     BatchedGemmStrided,
 )
-from kernelseam.descriptors.merge import MergeStates
-from kernelseam.descriptors.protocol import Descriptor
+from kernelseam.descriptors.attention.merge import MergeStates
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.parity import attention_data, projection_data
 from kernelseam.parity.cases import AttentionCase, BackwardCase, Case, MergeCase
 from kernelseam.parity.memory import Layout

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from kernelseam.contract import LaunchRecord, Runtime, Step
-from kernelseam.descriptors.protocol import Resolved
+from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.planning.checks import check_operands
 from kernelseam.planning.planned import Planned
 from kernelseam.planning.workspace import check_workspace_address

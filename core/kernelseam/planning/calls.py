@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import numpy as np
 
+from kernelseam.arrays import torch as torch_arrays
 from kernelseam.contract import ArrayInfo, LaunchRecord
-from kernelseam.descriptors.protocol import Resolved
+from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.dispatch import Choice
 from kernelseam.errors import CallInUse, InvalidValue, not_copied
-from kernelseam.interop import torch as torch_arrays
 from kernelseam.planning.binding import bind
 from kernelseam.planning.planned import Planned
 from kernelseam.planning.streams import ready_of, stream_handle

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernelseam.contract import OperandRule
-from kernelseam.descriptors.protocol import Resolved
+from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.errors import InvalidValue
 from kernelseam.overlap import proven_overlap
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from kernelseam.contract import WORKSPACE_ALIGNMENT, Device, PlanParts, Problem, Runtime, Step
-from kernelseam.descriptors.protocol import Descriptor, Resolved
+from kernelseam.descriptors.common.protocol import Descriptor, Resolved
 from kernelseam.memset import MemsetStep
 
 

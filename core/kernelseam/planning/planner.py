@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 
 from kernelseam.contract import Device, PlanParts
-from kernelseam.descriptors.protocol import Descriptor
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dispatch import (
     Choice,
     build,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kernelseam.arrays import describe
 from kernelseam.contract import ArrayInfo, Device, OperandRule, PlanParts, Runtime
-from kernelseam.descriptors.protocol import Resolved
+from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.overlap import proven_overlap

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kernelseam.contract import ArchRow, Cost, Device, Toolchain
-from kernelseam.descriptors.attention_problem import AttentionProblem
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.contract import ArchRow, Composition, Cost, Device, Launch, Launches, Toolchain
+from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.host import AttentionHost
 from kernelseam.kernels.attention.row_kernels import RowTile
 from kernelseam.kernels.attention.scores import refuse_scores
 from kernelseam.kernels.attention.softmax import SOFTMAX, SoftmaxProblem, factor
 from kernelseam.kernels.elements import INT32, divide_up
-from kernelseam.kernels.gemm.host import GemmHost, GemmTile
-from kernelseam.kernels.kernel import Composition, KernelImplementation
-from kernelseam.kernels.launches import Launch, Launches
+from kernelseam.kernels.gemm.host import GemmHost
+from kernelseam.kernels.gemm.tile import GemmTile
+from kernelseam.kernels.kernel import KernelImplementation
 
 KNOWN = frozenset(
     {

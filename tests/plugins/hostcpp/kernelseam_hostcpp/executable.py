@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kernelseam.contract import Device, SourceBundle
-from kernelseam.descriptors.protocol import Descriptor
+from kernelseam.contract import Device, Launch, Launches, SourceBundle
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.kernels import WAYS
 from kernelseam.kernels.attention.unfused import Unfused
 from kernelseam.kernels.kernel import bundle
-from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.parity import data
 from kernelseam.parity.cases import UNFUSED, AttentionCase, Case, GemmCase
 from kernelseam.parity.check import Verdict
