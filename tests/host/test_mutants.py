@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from kernelseam.contract import Device
-from kernelseam.kernels.kernel import shared_sources
+from kernelseam.kernels.sources import shared_sources
 from kernelseam.parity.cases import UNFUSED, named
 from kernelseam.parity.run import Target, run_case
 from kernelseam.plugins import Plugins
