@@ -9,8 +9,8 @@ from typing import Any
 
 from kernelseam.contract import ArchRow, Composition, Device, LaunchConfig, TensorMap
 from kernelseam.costs import Work
+from kernelseam.kernels import sources
 from kernelseam.kernels.signature import Signature
-from kernelseam.kernels.sources import shared_sources
 
 
 class HostHalf(Composition):
@@ -29,7 +29,7 @@ class HostHalf(Composition):
         """Include name → text of the device sources that are its own: ``source``, and what that may
         include beside the core's and the platform's. A plugin's half gives those of its plugin
         (``headers_below``)."""
-        return shared_sources()
+        return sources.shared_sources()
 
     @abstractmethod
     def tiles(self, spec: Any, row: ArchRow) -> tuple[Any, ...]:

@@ -32,9 +32,9 @@ from kernelseam.contract import (
 )
 from kernelseam.costs import Work, predicted, roofline
 from kernelseam.errors import PluginError, Refusal, Unsupported
+from kernelseam.kernels import sources
 from kernelseam.kernels.host_half import HostHalf
 from kernelseam.kernels.signature import Signature, Value
-from kernelseam.kernels.sources import shared_sources
 from kernelseam.memset import MemsetStep
 from kernelseam.variants import Variant
 
@@ -50,7 +50,7 @@ def bundle(half: HostHalf, spec: Any, tile: Any, toolchain: Toolchain, arch: str
     that a change elsewhere does not change its key. Raises PluginError for a missing include."""
     row = toolchain.arch_row(arch)
     platform = dict(toolchain.platform_files(arch))
-    files = {**shared_sources(), **platform, "platform.h": platform[row.platform]}
+    files = {**sources.shared_sources(), **platform, "platform.h": platform[row.platform]}
     for name, text in half.sources().items():
         if files.setdefault(name, text) != text:
             raise PluginError(
