@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from kernelseam.descriptors.attention import band
-from kernelseam.descriptors.validation import flag
+from kernelseam.descriptors.attention.forward import band
+from kernelseam.descriptors.common.validation import flag
 from kernelseam.errors import InvalidValue
 from kernelseam.interop import torch_attention, torch_nested
 from kernelseam.interop.torch_attention import DIFFERENTIABLE

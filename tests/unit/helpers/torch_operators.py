@@ -185,14 +185,15 @@ def functions() -> dict[str, Function]:
     def output(home: Any) -> Callable[..., Any]:
         return lambda *x: home.fused_output_projection_residual(x[0], x[1], residual=x[2])
 
-    both = kernelseam, ks
     return {
-        "attention": Function(*map(attention, both), (q, k, v)),
-        "attention_varlen": Function(*map(varlen, both), rows),
+        "attention": Function(attention(kernelseam), attention(ks), (q, k, v)),
+        "attention_varlen": Function(varlen(kernelseam), varlen(ks), rows),
         "attention_paged": Function(kernelseam.attention_paged, None, pages()),
         "bmm": Function(kernelseam.bmm, ks.bmm, (cells(B, 5, 7), cells(B, 7, 4))),
         "matmul2d": Function(kernelseam.matmul2d, ks.matmul2d, (cells(5, 7), cells(7, 4))),
-        "fused_qkv_projection": Function(*map(qkv_projection, both), (x, w, b)),
-        "fused_output_projection_residual": Function(*map(output, both), (heads, out_w, tokens)),
+        "fused_qkv_projection": Function(qkv_projection(kernelseam), qkv_projection(ks), (x, w, b)),
+        "fused_output_projection_residual": Function(
+            output(kernelseam), output(ks), (heads, out_w, tokens)
+        ),
         "merge_states": Function(kernelseam.merge_states, ks.merge_states, states()),
     }
