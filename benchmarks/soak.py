@@ -41,8 +41,8 @@ import numpy as np
 from drawing import FAMILIES
 from kernelseam.contract import Device
 from kernelseam.dispatch import find_device
-from kernelseam.parity.cases import Case
-from kernelseam.parity.workers import cores
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.running.workers import cores
 from kernelseam.plugins import plugins
 from random_problems import draw
 from soaking import (

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 from kernelseam.dtypes import DType
-from kernelseam.parity import check
-from kernelseam.parity import oracle_projection as oracle
+from kernelseam.oracle import check
+from kernelseam.oracle import projections as oracle
 from kernelseam.planning import Descriptor
 
 from benchmarks.comparing.results import Record

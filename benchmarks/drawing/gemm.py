@@ -9,8 +9,8 @@ from typing import Any
 
 from drawing.common import BF16, F16, F32, F64, Random, extent, gaps, narrowed, one, planted
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases import GemmCase
-from kernelseam.parity.memory import Walk
+from kernelseam.parity.cases.gemm_case import GemmCase
+from kernelseam.parity.cases.walk import Walk
 
 DTYPES = (F16, BF16, F32, F16, F64)
 RESULTS = {

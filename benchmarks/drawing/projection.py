@@ -8,8 +8,8 @@ from typing import Any
 
 from drawing.common import BF16, F16, F32, F64, Random, extent, gaps, narrowed, one, planted
 from kernelseam.dtypes import DType
-from kernelseam.parity.memory import Walk
-from kernelseam.parity.projection_case import ProjectionCase
+from kernelseam.parity.cases.projection_case import ProjectionCase
+from kernelseam.parity.cases.walk import Walk
 
 QKV, OUT, QKV_BWD, OUT_BWD = (
     "qkv_projection",

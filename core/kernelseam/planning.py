@@ -43,7 +43,7 @@ from kernelseam.plugins import plugins
 from kernelseam.trace import active
 
 if TYPE_CHECKING:
-    from kernelseam.verification import Verification
+    from kernelseam.oracle.verification import Verification
 
 
 class Descriptor(Protocol):
@@ -339,7 +339,7 @@ class Call:
             records.extend(self._records)
 
     def _verification(self) -> Verification:
-        from kernelseam.verification import Verification
+        from kernelseam.oracle.verification import Verification
 
         return Verification(self.plan, self._pointers, self._runtime)
 

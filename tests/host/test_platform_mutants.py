@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 from kernelseam.contract import Device
-from kernelseam.parity.cases import Case, named
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.matrix import named
 from kernelseam.plugins import Plugins
 from mutant import Mutant
 

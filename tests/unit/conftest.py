@@ -15,8 +15,10 @@ from kernelseam import compilation, planning, plugins
 from kernelseam.cli.main import main
 from kernelseam.errors import InvalidValue
 
-PLUGINS = Path(__file__).parents[1] / "plugins"
+ROOT = Path(__file__).parents[2]
+PLUGINS = ROOT / "tests" / "plugins"
 sys.path[:0] = [
+    str(ROOT),  # tools.calibration
     str(PLUGINS / "thirdvendor"),
     str(PLUGINS / "broken"),
     str(Path(__file__).parent / "helpers"),

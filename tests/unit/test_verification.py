@@ -16,12 +16,13 @@ from kernelseam import (
     BatchedGemmStrided,
     MergeStates,
     plan,
-    verification,
 )
 from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.errors import WrongResult
-from kernelseam.parity.model import TileModel
+from kernelseam.oracle import sampling, verification
 from kernelseam_thirdvendor import AcmeArray
+
+from tools.calibration.tile_model import TileModel
 
 Discovered = Callable[..., Any]
 RNG = np.random.default_rng(0)
@@ -481,7 +482,7 @@ def test_large_results_are_sampled(discovered: Discovered, monkeypatch: pytest.M
     discovered()
     asked: list[Any] = []
     real = verification.check.gemm
-    monkeypatch.setattr(verification, "ORACLE_OPERATIONS", 1e6)
+    monkeypatch.setattr(sampling, "ORACLE_OPERATIONS", 1e6)
     monkeypatch.setattr(
         verification.check, "gemm", lambda *a, **k: asked.append(real(*a, **k)) or asked[-1]
     )

@@ -1,5 +1,5 @@
 """Random attentions whose scores are changed, such as outgrow a kept reference, and such as are
-differentiated, for ``calibrate``."""
+differentiated, for ``samples``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
 from kernelseam.descriptors import Attention
 from kernelseam.dtypes import DType
-from kernelseam.parity import data, oracle
-from kernelseam.parity.model import Changes
-from kernelseam.parity.oracle import Array, Variant
+from kernelseam.oracle import formulas
+from kernelseam.oracle.formulas import Array, Variant
+from kernelseam.parity.data import attention as attention_data
+
+from tools.calibration.tile_model import Changes
 
 DTYPES = (DType.float16, DType.bfloat16, DType.float32)
 
@@ -99,7 +100,7 @@ def outgrowing(rng: np.random.Generator) -> Outgrowing:
         profile[: int(rng.integers(first + 1))] -= rng.uniform(8, 18)
         v = np.where(profile[:, None] == profile.max(), 0, np.abs(v))
     if kind == "extreme":
-        data.shape_scores(q, k, kind)
+        attention_data.shape_scores(q, k, kind)
     else:
         q[:, 1], k[:, 1] = 0, profile
         q[::every, 1] = np.sqrt(D)
@@ -137,7 +138,7 @@ def differentiated(rng: np.random.Generator) -> Differentiated:
     S_q, S_k, causal = int(rng.integers(1, 65)), int(2 ** rng.uniform(0, 10)), bool(rng.integers(2))
     q, k, v, dout = (rng.standard_normal(s) for s in ((2, S_q, D), (S_k, D), (S_k, D), (2, S_q, D)))
     options: dict[str, Any] = {}
-    variant = oracle.PLAIN
+    variant = formulas.PLAIN
     if kind == "changed":
         dtype, (S_q, D), S_k, causal = DType.of(x.q.dtype), x.q.shape, len(x.k), False
         q, k, v = np.stack([x.q, x.q[::-1]]), x.k, x.v
@@ -153,14 +154,14 @@ def differentiated(rng: np.random.Generator) -> Differentiated:
             sinks=options["sinks"],
         )
     elif kind == "ramp":
-        data.ramp(q, k)
+        attention_data.ramp(q, k)
     else:
-        data.shape_scores(q, k, kind)
+        attention_data.shape_scores(q, k, kind)
     found: dict[str, Array] = {
         n: y.reshape(1, -1, *y.shape[-2:]).astype(dtype.numpy)
         for n, y in (("q", q), ("k", k), ("v", v), ("dout", dout))
     }
-    want = oracle.attention(found["q"], found["k"], found["v"], causal, D**-0.5, None, variant)
+    want = formulas.attention(found["q"], found["k"], found["v"], causal, D**-0.5, None, variant)
     found["out"], found["lse"] = (
         want.out.astype(dtype.numpy),
         want.lse.astype(dtype.accumulator.numpy),

@@ -1,31 +1,24 @@
-"""How large the constants of ``tolerances`` must be: ``python -m kernelseam.parity.calibrate
---problems 6000``.
-
-Random problems go through the reference and through the tile model (probabilities rounded to 16
-bits, exponentials off by up to 2 units in the last place, as hardware's are). For each the constant
-is found that would just do; the largest of each kind is printed beside the constant in force, with
-the largest error over tolerance. An error over 1 is a false alarm: they are counted, and any makes
-the exit status 1.
-"""
+"""Random problems through the reference and through the tile model: which constant of
+``tolerances`` each would need."""
 
 from __future__ import annotations
 
-import argparse
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
 from kernelseam.descriptors import Attention, AttentionBwd, BatchedGemmStrided, QkvProjection
 from kernelseam.dtypes import DType
-from kernelseam.parity import check, data, model, model_bwd, model_guarded, oracle, tolerances
-from kernelseam.parity.calibration_data import differentiated, outgrowing, scored
-from kernelseam.parity.oracle import Array, Floats
-from kernelseam.parity.oracle_bwd import Gradient, attention_bwd
-from kernelseam.parity.oracle_projection import qkv_projection
+from kernelseam.oracle import check, formulas, tolerances
+from kernelseam.oracle.formulas import Array, Floats
+from kernelseam.oracle.gradients import Gradient, attention_bwd
+from kernelseam.oracle.projections import qkv_projection
+from kernelseam.parity.data import attention as attention_data
 from kernelseam.planning import plan
+
+from tools.calibration import guarded_softmax, tile_model, tile_model_bwd
+from tools.calibration.data import differentiated, outgrowing, scored
 
 DTYPES = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 HEAD_DIMS = (16, 40, 64, 128, 256)
@@ -58,11 +51,11 @@ def attention_samples(rng: np.random.Generator) -> Iterator[Sample]:
     if kind == "positive":
         q, k, v = np.abs(q), np.abs(k), np.abs(v)
     elif kind == "ramp":
-        data.ramp(q, k)
+        attention_data.ramp(q, k)
     else:
-        data.shape_scores(q, k, kind)
+        attention_data.shape_scores(q, k, kind)
     q, k, v = (x.astype(dtype.numpy)[None, None] for x in (q, k, v))
-    want = oracle.attention(q, k, v, causal, D**-0.5)
+    want = formulas.attention(q, k, v, causal, D**-0.5)
     out, lse = np.empty_like(q), np.empty((1, 1, S_q), dtype.accumulator.numpy)
     descriptor = Attention.from_arrays(q, k, v, out, lse, causal=causal)
     plan(descriptor, backend="numpy").bind()()
@@ -70,13 +63,15 @@ def attention_samples(rng: np.random.Generator) -> Iterator[Sample]:
     if dtype is DType.float64:
         return
     with np.errstate(all="ignore"):
-        o, row = model.attention(q[0, 0], k[0, 0], v[0, 0], causal, D**-0.5, exp2=_hardware(rng))
+        o, row = tile_model.attention(
+            q[0, 0], k[0, 0], v[0, 0], causal, D**-0.5, exp2=_hardware(rng)
+        )
     yield _judge_attention(
         f"tile model {dtype}", want, o[None, None], row[None, None], S_k, D, dtype
     )
 
 
-def _hardware(rng: np.random.Generator) -> Callable[[model.Single], model.Single]:
+def _hardware(rng: np.random.Generator) -> Callable[[tile_model.Single], tile_model.Single]:
     return lambda x: np.exp2(x) * (1 + rng.uniform(-1, 1, x.shape) * 2.0**-22).astype(np.float32)
 
 
@@ -85,12 +80,12 @@ def variant_samples(rng: np.random.Generator) -> Iterator[Sample]:
     x = scored(rng)
     S_q, D = x.q.shape
     dtype, (q, k, v) = DType.of(x.q.dtype), (y[None, None] for y in (x.q, x.k, x.v))
-    want = oracle.attention(q, k, v, False, D**-0.5, None, x.variant)
+    want = formulas.attention(q, k, v, False, D**-0.5, None, x.variant)
     out, lse = np.empty_like(q), np.empty((1, 1, S_q), np.float32)
     plan(Attention.from_arrays(q, k, v, out, lse, **x.options), backend="numpy").bind()()
     yield _judge_attention(f"reference {dtype}, changed scores", want, out, lse, len(x.k), D, dtype)
     with np.errstate(all="ignore"):
-        o, row = model.attention(x.q, x.k, x.v, False, D**-0.5, changes=x.changes)
+        o, row = tile_model.attention(x.q, x.k, x.v, False, D**-0.5, changes=x.changes)
     result = o[None, None], row[None, None]
     yield _judge_attention(f"tile model {dtype}, changed scores", want, *result, len(x.k), D, dtype)
 
@@ -100,11 +95,11 @@ def guarded_samples(rng: np.random.Generator) -> Iterator[Sample]:
     sums."""
     x = outgrowing(rng)
     D, dtype = x.q.shape[1], DType.of(x.q.dtype)
-    variant = oracle.Variant(x.window, softcap=x.softcap, sinks=np.array([x.sink]))
+    variant = formulas.Variant(x.window, softcap=x.softcap, sinks=np.array([x.sink]))
     q, k, v = (y[None, None] for y in (x.q, x.k, x.v))
-    want = oracle.attention(q, k, v, x.causal, D**-0.5, None, variant)
+    want = formulas.attention(q, k, v, x.causal, D**-0.5, None, variant)
     with np.errstate(all="ignore"):
-        o, row = model_guarded.attention(
+        o, row = guarded_softmax.attention(
             x.q,
             x.k,
             x.v,
@@ -121,7 +116,7 @@ def guarded_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _judge_attention(
-    who: str, want: oracle.AttentionResult, out: Array, lse: Array, S_k: int, D: int, dtype: DType
+    who: str, want: formulas.AttentionResult, out: Array, lse: Array, S_k: int, D: int, dtype: DType
 ) -> Sample:
     growth = dtype.accumulator.unit_roundoff * (
         np.sqrt(S_k) + np.sqrt(D) * want.products + want.changes
@@ -153,11 +148,11 @@ def gradient_samples(rng: np.random.Generator) -> Iterator[Sample]:
         n: np.empty_like(arrays[n[1:]] if n != "dsinks" else x.variant.sinks) for n in want
     }
     plan(AttentionBwd(forward=x.forward, dout=dout, **empty), backend="numpy").bind()()
-    changed = ", changed scores" if x.variant is not oracle.PLAIN else ""
+    changed = ", changed scores" if x.variant is not formulas.PLAIN else ""
     yield _judge_gradients(f"reference {dtype}{changed}", want, empty, dtype)
     if dtype is not DType.float64:
         with np.errstate(all="ignore"):
-            found = model_bwd.attention_bwd(arrays, x.causal, x.scale, x.variant, shape)
+            found = tile_model_bwd.attention_bwd(arrays, x.causal, x.scale, x.variant, shape)
         yield _judge_gradients(f"tile model {dtype}{changed}", want, found, dtype)
 
 
@@ -183,7 +178,7 @@ def gemm_samples(rng: np.random.Generator) -> Iterator[Sample]:
     a, b = ((size * draw(s)).astype(dtype.numpy) for s in ((M, K), (K, N)))
     c = (size * draw((M, N))).astype(dtype_c.numpy)
     alpha, beta = rng.choice([1.0, -0.3, 2.5]), rng.choice([0.0, 1.0, -0.7])
-    want = oracle.gemm(a[None, None], b[None, None], c[None, None], alpha, beta)
+    want = formulas.gemm(a[None, None], b[None, None], c[None, None], alpha, beta)
     out = c.copy()
     descriptor = BatchedGemmStrided(
         A=a[None, None], B=b[None, None], C=out[None, None], M=M, N=N, K=K, alpha=alpha, beta=beta
@@ -196,7 +191,7 @@ def gemm_samples(rng: np.random.Generator) -> Iterator[Sample]:
         positive,
         {
             "reference": out,
-            "tile model": model.gemm(a, b, dtype_c, alpha, c if beta else None, beta),
+            "tile model": tile_model.gemm(a, b, dtype_c, alpha, c if beta else None, beta),
         },
     )
 
@@ -213,7 +208,7 @@ def precision_samples(rng: np.random.Generator) -> Iterator[Sample]:
         BatchedGemmStrided(A=a, B=b, C=out, M=M, N=N, K=K, alpha=alpha, precision=precision),
         backend="numpy",
     ).bind()()
-    want = oracle.gemm(a[None, None], b[None, None], None, alpha)
+    want = formulas.gemm(a[None, None], b[None, None], None, alpha)
     yield from _judge_gemm(
         want,
         K,
@@ -221,7 +216,7 @@ def precision_samples(rng: np.random.Generator) -> Iterator[Sample]:
         positive,
         {
             f"reference, {precision}": out,
-            f"tile model, {precision}": model.gemm(
+            f"tile model, {precision}": tile_model.gemm(
                 a, b, DType.float32, alpha, None, 0, precision=precision
             ),
         },
@@ -240,7 +235,7 @@ def sum_samples(rng: np.random.Generator) -> Iterator[Sample]:
     a, b = (draw(s).astype(dtype.numpy) for s in ((summed, M, K), (summed, K, N)))
     bias, residual = ((size * draw(s)).astype(dtype.numpy) for s in (N, (M, N)))
     alpha, out = rng.choice([1.0, -0.3, 2.5]), np.empty((M, N), dtype_c.numpy)
-    want = oracle.gemm(
+    want = formulas.gemm(
         a[:, None],
         b[:, None],
         None,
@@ -273,7 +268,7 @@ def sum_samples(rng: np.random.Generator) -> Iterator[Sample]:
         positive,
         {
             "reference, sums": out,
-            "tile model, sums": model.gemm(
+            "tile model, sums": tile_model.gemm(
                 left, right, dtype_c, alpha, None, 0, added=(bias[None], residual)
             ),
         },
@@ -310,7 +305,7 @@ def projection_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _judge_gemm(
-    want: oracle.GemmResult,
+    want: formulas.GemmResult,
     K: int,
     dtype: DType,
     positive: bool,
@@ -344,51 +339,3 @@ def _needed(got: Array, want: Floats, rest: Floats, unit: Floats) -> float:
         return 0.0
     error = np.abs(got.astype(np.float64)[finite] - want[finite]) - rest[finite]
     return max(float((error / np.maximum(unit[finite], 1e-300)).max()), 0.0)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Print the table; 1 where there was a false alarm."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--problems", type=int, default=1000, help="of each operation")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args(argv)
-    seed = arguments.seed
-    rng = np.random.default_rng(seed)
-    others, gradients, sums, projections, guarded, precisions = (
-        np.random.default_rng((seed, i)) for i in range(1, 7)
-    )
-    found: dict[str, list[Sample]] = defaultdict(list)
-    for _ in range(arguments.problems):
-        for sample in (
-            *attention_samples(rng),
-            *variant_samples(others),
-            *gradient_samples(gradients),
-            *gemm_samples(rng),
-            *sum_samples(sums),
-            *projection_samples(projections),
-            *guarded_samples(guarded),
-            *precision_samples(precisions),
-        ):
-            found[sample.kind].append(sample)
-    print(f"{'':48}{'problems':>9}{'constant needed':>17}{'in force':>10}{'error/tolerance':>17}")
-    for kind in sorted(found):
-        force = (
-            tolerances.ATTENTION_CONSTANT
-            if kind.startswith("attention")
-            else tolerances.GEMM_CONSTANT
-        )
-        s = found[kind]
-        print(
-            f"{kind:48}{len(s):9}{max(x.needed for x in s):17.2f}{force:10.0f}"
-            f"{max(x.ratio for x in s):17.3f}"
-        )
-    everything = [x for s in found.values() for x in s]
-    alarms = sum(x.ratio > 1 for x in everything)
-    print(
-        f"{8 * arguments.problems} problems, {len(everything)} comparisons, {alarms} false alarms"
-    )
-    return int(alarms > 0)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,7 +1,7 @@
 """A tile kernel in NumPy: what a GPU does to the numbers, and faults that can be planted in it.
 
 It calibrates the constants in ``tolerances`` and shows that every kind of fault is caught by some
-case: only ``calibrate`` and the tests use it, no plugin registers it. It is an implementation of
+case: only the calibration and the tests use it, no plugin registers it. It is an implementation of
 the contract on host memory, so that faults of addressing can be planted too.
 """
 
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts, host_array
 from kernelseam.descriptors.attention_problem import AttentionProblem
 from kernelseam.descriptors.gemm_problem import GemmProblem
-from kernelseam.parity.model_gemm import GEMM_FAULTS as GEMM_FAULTS
-from kernelseam.parity.model_gemm import compute
-from kernelseam.parity.model_gemm import gemm as gemm
-from kernelseam.parity.oracle import Array
+from kernelseam.oracle.formulas import Array
+
+from tools.calibration.tile_model_gemm import GEMM_FAULTS as GEMM_FAULTS
+from tools.calibration.tile_model_gemm import compute
+from tools.calibration.tile_model_gemm import gemm as gemm
 
 BLOCK = 64
 """Keys of one tile."""

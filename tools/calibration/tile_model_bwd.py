@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
+from kernelseam.oracle.formulas import PLAIN, Array, Variant
 
-from kernelseam.parity.model import LOG2_E, Single
-from kernelseam.parity.oracle import PLAIN, Array, Variant
+from tools.calibration.tile_model import LOG2_E, Single
 
 FAULTS = {
     "no-dots": "Σ dout·out is not subtracted",

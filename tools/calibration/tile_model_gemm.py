@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
-
 from kernelseam.contract import host_array
 from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.dtypes import DType
-from kernelseam.parity.oracle import Array
+from kernelseam.oracle.formulas import Array
 
 K_STEP = 16
 """Summands of one matrix instruction."""

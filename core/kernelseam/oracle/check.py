@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernelseam.dtypes import DType
-from kernelseam.parity import oracle, tolerances
-from kernelseam.parity.oracle import Array, Floats, Rows
-from kernelseam.parity.oracle_bwd import Gradient
+from kernelseam.oracle import formulas, tolerances
+from kernelseam.oracle.formulas import Array, Floats, Rows
+from kernelseam.oracle.gradients import Gradient
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def attention(
     scale: float | None = None,
     rows: Rows | int = None,
     flushed: bool = False,
-    variant: oracle.Variant = oracle.PLAIN,
+    variant: formulas.Variant = formulas.PLAIN,
 ) -> Verdict:
     """Hold out [B,H,S_q,D_v] and lse [B,H,S_q] against softmax(scale·q·kᵀ)·v, or against a variant
     of it.
@@ -54,7 +54,7 @@ def attention(
     compare, or how many to sample. ``flushed``: subnormals count as lost.
     """
     lead, numbers = q.shape[:3], _numbers(rows, math.prod(q.shape[:3]))
-    result = oracle.attention(
+    result = formulas.attention(
         q, k, v, causal, q.shape[3] ** -0.5 if scale is None else scale, numbers, variant
     )
     return attention_verdict(
@@ -63,7 +63,7 @@ def attention(
 
 
 def attention_verdict(
-    result: oracle.AttentionResult,
+    result: formulas.AttentionResult,
     S_k: int,
     head_dim: int,
     dtype: DType,
@@ -88,14 +88,27 @@ def merge_states(
 ) -> Verdict:
     """Hold out [B,H,rows,D_v] and lse [B,H,rows] against the merge of outs [N,B,H,rows,D_v] and
     lses [N,B,H,rows]."""
-    result = oracle.merge_states(outs, lses)
+    result = formulas.merge_states(outs, lses)
+    return merge_verdict(result, len(outs), DType.of(outs.dtype), out, lse, flushed=flushed)
+
+
+def merge_verdict(
+    result: formulas.MergeResult,
+    parts: int,
+    dtype: DType,
+    out: Array,
+    lse: Array | None = None,
+    *,
+    flushed: bool = False,
+) -> Verdict:
+    """The same against a result of the oracle that is at hand; ``dtype`` is that of the parts."""
     tolerance, lse_tolerance = tolerances.merge_states(
-        result, len(outs), DType.of(outs.dtype), DType.of(out.dtype), flushed=flushed
+        result, parts, dtype, DType.of(out.dtype), flushed=flushed
     )
-    parts = [_part("out", out, result.out, tolerance)]
+    found = [_part("out", out, result.out, tolerance)]
     if lse is not None:
-        parts.append(_part("lse", lse, result.lse, lse_tolerance))
-    return _verdict(parts, out.shape[:-1], None)
+        found.append(_part("lse", lse, result.lse, lse_tolerance))
+    return _verdict(found, out.shape[:-1], None)
 
 
 def attention_bwd(
@@ -119,7 +132,7 @@ def attention_bwd(
 
 
 def projection(
-    want: Mapping[str, tuple[oracle.GemmResult, int]],
+    want: Mapping[str, tuple[formulas.GemmResult, int]],
     dtype: DType,
     results: Mapping[str, Array],
     *,
@@ -177,7 +190,7 @@ def gemm(
     assert a4 is not None and b4 is not None
     by_column = None if bias is None else _four(bias[..., None, :])[:, :, 0]
     lead, numbers = out.shape[:-1], _numbers(rows, math.prod(out.shape[:-1]))
-    result = oracle.gemm(
+    result = formulas.gemm(
         a4,
         b4,
         c4,
@@ -207,7 +220,7 @@ def gemm(
 
 
 def gemm_verdict(
-    result: oracle.GemmResult,
+    result: formulas.GemmResult,
     K: int,
     dtype: DType,
     out: Array,
@@ -296,7 +309,7 @@ def _verdict(parts: list[_Part], lead: tuple[int, ...], numbers: Rows) -> Verdic
 
 
 def _numbers(rows: Rows | int, total: int) -> Rows:
-    return oracle.sample_rows(total, rows) if isinstance(rows, int) else rows
+    return formulas.sample_rows(total, rows) if isinstance(rows, int) else rows
 
 
 def _four(x: Array) -> Array:

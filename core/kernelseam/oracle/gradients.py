@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from kernelseam.parity import oracle
-from kernelseam.parity.oracle import PLAIN, Array, Floats, Variant
+from kernelseam.oracle import formulas
+from kernelseam.oracle.formulas import PLAIN, Array, Floats, Variant
 
 Shape = tuple[int, ...]
 SPREAD = 3.0
@@ -54,7 +54,7 @@ def attention_bwd(
     variant: Variant = PLAIN,
     bias_shape: Shape | None = None,
 ) -> dict[str, Gradient]:
-    """dq, dk and dv of ``oracle.attention`` given dout [B,H,S_q,D_v], shaped as q, k and v; dbias
+    """dq, dk and dv of ``formulas.attention`` given dout [B,H,S_q,D_v], shaped as q, k and v; dbias
     of ``bias_shape``, 1 where it is summed over an axis, and dsinks [H] where the variant has them.
 
     dp = dout·vᵀ, dx = p·(dp − Σ dout·out), ds = dx·(1 − tanh²) under a softcap, dq = scale·ds·k, dk
@@ -102,7 +102,7 @@ def _pairs(
     n_q, n_k = len(Q), len(K)
     i, j = np.arange(n_q), np.arange(n_k)
     d = j - i[:, None] - (n_k - n_q)
-    seen = oracle.visible(d, causal, variant.window)
+    seen = formulas.visible(d, causal, variant.window)
     if variant.prefix is not None:
         seen |= j < variant.prefix[b]
     if variant.mask is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelseam.parity.oracle import Array, Floats, GemmResult
+from kernelseam.oracle.formulas import Array, Floats, GemmResult
 
 Results = dict[str, tuple[GemmResult, int]]
 

@@ -19,7 +19,7 @@ being that of all
 * their LSE: c·u_32·(√N + max|s_n| + |ref|).
 * an attention's gradients: 2·u_out·|ref| + u_P·R + c·u_32·(E + L) + u_out·O + η·V + η_out, of the
 sums R, E, L, O and
-  V of magnitudes that ``oracle_bwd.Gradient`` holds.
+  V of magnitudes that ``gradients.Gradient`` holds.
 
 Probabilities are rounded to the dtype of V before the second product, hence u_P and η_P. Where the
 inputs are float64, float64 takes float32's place inside an attention and in a merge: u_64 for u_32,
@@ -34,8 +34,8 @@ import ml_dtypes
 import numpy as np
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.oracle import AttentionResult, Floats, GemmResult, MergeResult
-from kernelseam.parity.oracle_bwd import Gradient
+from kernelseam.oracle.formulas import AttentionResult, Floats, GemmResult, MergeResult
+from kernelseam.oracle.gradients import Gradient
 
 GEMM_CONSTANT = 4.0
 TF32_UNIT = 2.0**-10

@@ -14,24 +14,15 @@ from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.descriptors.merge_problem import MergeProblem
 from kernelseam.dtypes import DType
 from kernelseam.errors import WrongResult
-from kernelseam.parity import check
-from kernelseam.parity.oracle import Variant
-from kernelseam.parity.run import flushes
+from kernelseam.oracle import check
+from kernelseam.oracle.formulas import Variant
+from kernelseam.oracle.sampling import sampled
+from kernelseam.oracle.subnormals import flushes
+from kernelseam.oracle.verification_projection import Projection, projection
 from kernelseam.planning import Plan
 from kernelseam.plugins import plugins
-from kernelseam.verification_projection import Projection, projection
-
-ORACLE_OPERATIONS = 2e9
-"""How much the oracle computes; of a larger problem it computes some rows."""
-
-ORACLE_ROWS = 20_000
 
 Array = npt.NDArray[Any]
-
-
-def sampled(operations_per_row: int) -> int:
-    """How many rows the oracle may compute."""
-    return int(min(max(ORACLE_OPERATIONS / max(operations_per_row, 1), 64), ORACLE_ROWS))
 
 
 class Verification:

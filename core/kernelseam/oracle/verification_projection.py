@@ -13,9 +13,9 @@ from kernelseam.descriptors.projection_bwd_problem import (
     QkvProjectionBwdProblem,
 )
 from kernelseam.descriptors.projection_problem import OutputProjectionProblem, QkvProjectionProblem
-from kernelseam.parity import check, oracle, oracle_projection
-from kernelseam.parity.oracle import Array
-from kernelseam.parity.oracle_projection import Results, tokens
+from kernelseam.oracle import check, formulas, projections
+from kernelseam.oracle.formulas import Array
+from kernelseam.oracle.projections import Results, tokens
 
 Projection = (
     QkvProjectionProblem
@@ -39,7 +39,7 @@ def projection(
             sampled(4 * problem.hidden * problem.num_heads * problem.head_dim),
         )
         residual = of(x["residual"]) if "residual" in x else None
-        wanted = oracle_projection.output_projection(
+        wanted = projections.output_projection(
             of(x["attn_out"]), x["weight"][0, 0], x.get("bias"), residual
         )
         got = {"out": of(x["out"])}
@@ -50,7 +50,7 @@ def projection(
 
 def _some(batch: int, S: int, limit: int) -> Callable[[Array], Array]:
     """[B, heads, S, columns] → the same of some tokens, as one entry; all where there are few."""
-    numbers = oracle.sample_rows(batch * S, limit)
+    numbers = formulas.sample_rows(batch * S, limit)
     if numbers is None:
         return lambda x: x
     entry, token = np.divmod(numbers, max(S, 1))
@@ -70,7 +70,7 @@ def _qkv(
         page = np.take_along_axis(x["block_table"], page, axis=1)
         results |= {n: x[n][page, :, row].swapaxes(1, 2) for n in ("k", "v")}
     of = _some(p.batch, h.tokens, sampled(4 * p.hidden * h.columns))
-    wanted = oracle_projection.qkv_projection(
+    wanted = projections.qkv_projection(
         of(x["input"])[:, 0],
         x["weight"][0, 0],
         x.get("bias"),
@@ -100,28 +100,24 @@ def _gradients(
         if "d_input" in x:
             dq, dk, dv = (of(x[n]) for n in ("dq", "dk", "dv"))
             wanted |= {
-                "d_input": oracle_projection.qkv_projection_bwd(dq, dk, dv, None, x["weight"])[
-                    "d_input"
-                ]
+                "d_input": projections.qkv_projection_bwd(dq, dk, dv, None, x["weight"])["d_input"]
             }
             got |= {"d_input": of(x["d_input"])}
     else:
         d, read = x["d_output"], x["attn_out"]
         if "d_attn_out" in x:
-            made = oracle_projection.output_projection_bwd(of(d), None, x["weight"], p.num_heads)
+            made = projections.output_projection_bwd(of(d), None, x["weight"], p.num_heads)
             wanted |= {"d_attn_out": made["d_attn_out"]}
             got |= {"d_attn_out": of(x["d_attn_out"])}
     if "d_weight" in x:
         columns = x["d_weight"].shape[3]
-        rows = oracle.sample_rows(d.shape[3], sampled(4 * p.batch * p.S * columns))
+        rows = formulas.sample_rows(d.shape[3], sampled(4 * p.batch * p.S * columns))
         some = slice(None) if rows is None else rows
         wanted |= {
-            "d_weight": oracle_projection.output_projection_bwd(d[..., some], read, None, 1)[
-                "d_weight"
-            ]
+            "d_weight": projections.output_projection_bwd(d[..., some], read, None, 1)["d_weight"]
         }
         got |= {"d_weight": x["d_weight"][:, :, some]}
     if "d_bias" in x:
-        wanted |= {"d_bias": oracle_projection.output_projection_bwd(d, None, None, 1)["d_bias"]}
+        wanted |= {"d_bias": projections.output_projection_bwd(d, None, None, 1)["d_bias"]}
         got |= {"d_bias": x["d_bias"]}
     return wanted, got

@@ -7,40 +7,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases import (
-    INF,
-    LEAKS,
-    NAN,
-    ODD,
-    SHORT,
-    TOKENS,
-    UNFUSED,
-    AttentionCase,
-    Plant,
-)
-from kernelseam.parity.memory import Walk
+from kernelseam.parity.cases.attention_case import AttentionCase, case
+from kernelseam.parity.cases.attention_decode import few_queries, options
+from kernelseam.parity.cases.attention_guards import guards
+from kernelseam.parity.cases.attention_scores import biases, masks, together, windows
+from kernelseam.parity.cases.attention_sequences import lengths, packed, paged, pointers
+from kernelseam.parity.cases.common import INF, LEAKS, NAN, ODD, TOKENS, UNFUSED, Plant
+from kernelseam.parity.cases.walk import Walk
 
 MAIN = ("f16-64", "f16-64-causal")
 
 
-def case(kind: str, what: str = "", **fields: object) -> AttentionCase:
-    """``kind`` is DTYPE-D[/D_v][-causal]."""
-    dtype, dims, *mask = kind.split("-")
-    head_dim, _, value_dim = dims.partition("/")
-    name = "attention-" + kind.replace("/", "v") + ("-" + what if what else "")
-    found = AttentionCase(
-        name, SHORT[dtype], int(head_dim), int(value_dim or head_dim), causal=bool(mask)
-    )
-    return replace(found, **fields)  # type: ignore[arg-type]
-
-
 def attention_cases() -> list[AttentionCase]:
     """Every attention case."""
-    from kernelseam.parity.attention_decode_cases import few_queries, options
-    from kernelseam.parity.attention_guard_cases import guards
-    from kernelseam.parity.attention_score_cases import biases, masks, together, windows
-    from kernelseam.parity.attention_sequence_cases import lengths, packed, paged, pointers
-
     groups = {
         "dtypes and shapes": _shapes,
         "strides and layouts": _walks,

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from kernelseam.dtypes import DType
-from kernelseam.parity import attention_cases
-from kernelseam.parity.cases import INF, NAN, ODD, SHORT, TOKENS, AttentionCase, BackwardCase, Plant
-from kernelseam.parity.memory import Walk
+from kernelseam.parity.cases.attention_bwd_case import BackwardCase, case
+from kernelseam.parity.cases.common import INF, NAN, ODD, SHORT, TOKENS, Plant
+from kernelseam.parity.cases.walk import Walk
 
 F16, F32 = SHORT["f16"], DType.float32
-FORWARD = {f.name for f in fields(AttentionCase)} - {f.name for f in fields(BackwardCase)}
-"""Fields that are the forward's alone."""
 EVERY = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
 MAIN = ("f16-64", "f16-64-causal")
 RAMPED = frozenset(
@@ -30,16 +28,6 @@ RAMPED = frozenset(
     }
 )
 """Those that run also on the ramp, where the last keys weigh most."""
-
-
-def case(kind: str, what: str = "", **given: object) -> BackwardCase:
-    """``kind`` is DTYPE-D[/D_v][-causal]; the fields are the backward's own, and else its
-    forward's."""
-    forward = attention_cases.case(
-        kind, what, **{"S_q": 40, "S_k": 70, **{n: x for n, x in given.items() if n in FORWARD}}
-    )
-    found = BackwardCase(forward.name.replace("attention", "attention-bwd", 1), forward)
-    return replace(found, **{n: x for n, x in given.items() if n not in FORWARD})  # type: ignore[arg-type]
 
 
 def attention_bwd_cases() -> list[BackwardCase]:

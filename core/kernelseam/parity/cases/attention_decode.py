@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.attention_cases import case
-from kernelseam.parity.cases import NAN, TOKENS, AttentionCase, Plant
+from kernelseam.parity.cases.attention_case import AttentionCase, case
+from kernelseam.parity.cases.common import NAN, TOKENS, Plant
 
 F32 = DType.float32
 

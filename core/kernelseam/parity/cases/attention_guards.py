@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kernelseam.parity.attention_cases import case
-from kernelseam.parity.cases import INF, NAN, AttentionCase, Plant
+from kernelseam.parity.cases.attention_case import AttentionCase, case
+from kernelseam.parity.cases.common import INF, NAN, Plant
 
 KINDS = ("f16-64", "f16-128", "bf16-64", "bf16-128")
 HIDING = ("f16-64-causal", "bf16-128-causal")

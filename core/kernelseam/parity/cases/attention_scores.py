@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.attention_cases import case
-from kernelseam.parity.cases import INF, LEAKS, NAN, SHORT, AttentionCase, Plant
-from kernelseam.parity.memory import Walk
+from kernelseam.parity.cases.attention_case import AttentionCase, case
+from kernelseam.parity.cases.common import INF, LEAKS, NAN, SHORT, Plant
+from kernelseam.parity.cases.walk import Walk
 
 F32 = DType.float32
 SLOPES = (0.5, 0.0625)

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from kernelseam.parity.attention_cases import case
-from kernelseam.parity.cases import INF, NAN, ODD, SHORT, TOKENS, AttentionCase, Plant
-from kernelseam.parity.memory import Walk
+from kernelseam.parity.cases.attention_case import AttentionCase, case
+from kernelseam.parity.cases.common import INF, NAN, ODD, SHORT, TOKENS, Plant
+from kernelseam.parity.cases.walk import Walk
 
 DECODED = (1, 16, 17, 0, 100)
 """Keys of entries that ask a query or a few."""

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases import INF, NAN, ODD, SHORT, TOKENS, GemmCase, Plant
-from kernelseam.parity.memory import Walk
+from kernelseam.parity.cases.common import INF, NAN, ODD, SHORT, TOKENS, Plant
+from kernelseam.parity.cases.gemm_case import GemmCase, case
+from kernelseam.parity.cases.walk import Walk
 
 TIGHT = Walk(aligned=False)
 RAGGED = (
@@ -23,14 +24,6 @@ RAGGED = (
     (1, 129, 64),
     (17, 65, 257),
 )
-
-
-def case(kind: str, what: str = "", **fields: object) -> GemmCase:
-    """``kind`` is DTYPE-XY, X and Y being n or t for A and B."""
-    dtype, ops = kind.split("-")
-    name = "gemm-" + kind + ("-" + what if what else "")
-    found = GemmCase(name, SHORT[dtype], ops[0] == "t", ops[1] == "t")
-    return replace(found, **fields)  # type: ignore[arg-type]
 
 
 def gemm_cases() -> list[GemmCase]:

@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from kernelseam.parity.cases import ODD, SHORT, TOKENS, MergeCase
-from kernelseam.parity.memory import Walk
-
-
-def case(kind: str, what: str = "", **fields: object) -> MergeCase:
-    """``kind`` is DTYPE-DTYPE_OUT."""
-    dtype, _, dtype_out = kind.partition("-")
-    name = "merge-states-" + kind + ("-" + what if what else "")
-    return replace(MergeCase(name, SHORT[dtype], SHORT[dtype_out]), **fields)  # type: ignore[arg-type]
+from kernelseam.parity.cases.common import ODD, TOKENS
+from kernelseam.parity.cases.merge_case import MergeCase, case
+from kernelseam.parity.cases.walk import Walk
 
 
 def merge_cases() -> list[MergeCase]:

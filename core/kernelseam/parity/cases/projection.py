@@ -11,29 +11,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kernelseam.parity.cases import INF, NAN, ODD, SHORT, TOKENS, Plant
-from kernelseam.parity.memory import Walk
-from kernelseam.parity.projection_case import ProjectionCase
+from kernelseam.parity.cases.common import INF, NAN, ODD, SHORT, TOKENS, Plant
+from kernelseam.parity.cases.projection_case import ProjectionCase, case
+from kernelseam.parity.cases.walk import Walk
 
 F16, F32 = SHORT["f16"], SHORT["f32"]
 GAPS, TIGHT = Walk(gaps=(64, 24, 8)), Walk(aligned=False)
 APART = Walk(gaps=(32, 0, 0))
 """Entries with a gap between them: their tokens are not the rows of one matrix."""
 QKV, OUT = "qkv_projection", "output_projection"
-
-
-def case(
-    operation: str,
-    kind: str,
-    what: str = "",
-    walks: Mapping[str, Walk] | None = None,
-    **fields: Any,
-) -> ProjectionCase:
-    """``kind`` abbreviates the dtype; ``walks``: how operands lie."""
-    name = "-".join(filter(None, (operation.replace("_", "-"), kind, what)))
-    return ProjectionCase(
-        name, operation, SHORT[kind], walks=tuple((walks or {}).items()), **fields
-    )
 
 
 def grouped(groups: Mapping[str, Iterator[ProjectionCase]]) -> list[ProjectionCase]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kernelseam.parity.cases import INF, NAN, SHORT, TOKENS, Plant
-from kernelseam.parity.memory import Walk
-from kernelseam.parity.projection_case import ProjectionCase
-from kernelseam.parity.projection_cases import APART, F16, F32, GAPS, TIGHT, case, grouped
+from kernelseam.parity.cases.common import INF, NAN, SHORT, TOKENS, Plant
+from kernelseam.parity.cases.projection import APART, F16, F32, GAPS, TIGHT, grouped
+from kernelseam.parity.cases.projection_case import ProjectionCase, case
+from kernelseam.parity.cases.walk import Walk
 
 QKV, OUT = "qkv_projection_bwd", "output_projection_bwd"
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, ClassVar
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.memory import Walk
-
-if TYPE_CHECKING:
-    from kernelseam.parity.cases import Plant
+from kernelseam.parity.cases.common import SHORT, Exemptions, Plant
+from kernelseam.parity.cases.walk import Walk
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,8 @@ class ProjectionCase:
     may_refuse: frozenset[str] = frozenset()
     group: str = ""
 
-    sample = None
+    sample: ClassVar[int | None] = None
+    exempt: ClassVar[Exemptions] = ()
 
     @property
     def out_dtype(self) -> DType:
@@ -79,3 +79,17 @@ class ProjectionCase:
     def walk(self, name: str) -> Walk:
         """How an operand lies."""
         return dict(self.walks).get(name, Walk())
+
+
+def case(
+    operation: str,
+    kind: str,
+    what: str = "",
+    walks: Mapping[str, Walk] | None = None,
+    **fields: Any,
+) -> ProjectionCase:
+    """``kind`` abbreviates the dtype; ``walks``: how operands lie."""
+    name = "-".join(filter(None, (operation.replace("_", "-"), kind, what)))
+    return ProjectionCase(
+        name, operation, SHORT[kind], walks=tuple((walks or {}).items()), **fields
+    )

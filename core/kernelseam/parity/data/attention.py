@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases import AttentionCase
-from kernelseam.parity.memory import Piece, Place, Walk, once, repeated, scattered
-from kernelseam.parity.oracle import Array, Variant
+from kernelseam.oracle.formulas import Array, Variant
+from kernelseam.parity.cases.attention_case import AttentionCase
+from kernelseam.parity.cases.walk import Walk
+from kernelseam.parity.data.memory import Piece, Place, once, repeated, scattered
 
 NOWHERE = (-1, 2**31 - 1)
 """What stands in a block table behind the pages of an entry."""

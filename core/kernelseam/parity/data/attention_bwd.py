@@ -9,11 +9,12 @@ from dataclasses import replace
 import numpy as np
 
 from kernelseam.dtypes import DType
-from kernelseam.parity import attention_data, oracle
-from kernelseam.parity.cases import BackwardCase
-from kernelseam.parity.memory import Place, once
-from kernelseam.parity.oracle import Array
-from kernelseam.parity.oracle_bwd import Gradient, attention_bwd
+from kernelseam.oracle import formulas
+from kernelseam.oracle.formulas import Array
+from kernelseam.oracle.gradients import Gradient, attention_bwd
+from kernelseam.parity.cases.attention_bwd_case import BackwardCase
+from kernelseam.parity.data import attention as attention_data
+from kernelseam.parity.data.memory import Place, once
 
 
 def inputs(case: BackwardCase, rng: np.random.Generator) -> dict[str, Array]:
@@ -26,7 +27,7 @@ def inputs(case: BackwardCase, rng: np.random.Generator) -> dict[str, Array]:
 def results(case: BackwardCase, x: Mapping[str, Array]) -> dict[str, Array]:
     """The forward's out and lse as an exact one would leave them: the oracle's, rounded."""
     f = case.forward
-    found = oracle.attention(
+    found = formulas.attention(
         x["q"], x["k"], x["v"], f.causal, f.scale_used, None, attention_data.variant(f, x)
     )
     return {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelseam.parity.cases import MergeCase
-from kernelseam.parity.memory import Place
-from kernelseam.parity.oracle import Array
+from kernelseam.oracle.formulas import Array
+from kernelseam.parity.cases.merge_case import MergeCase
+from kernelseam.parity.data.memory import Place
 
 
 def values(case: MergeCase, rng: np.random.Generator) -> dict[str, Array]:

@@ -17,16 +17,16 @@ from kernelseam.descriptors import (
     QkvProjectionBwd,
 )
 from kernelseam.dtypes import DType
-from kernelseam.parity.attention_data import NOWHERE, SPARE_PAGES
-from kernelseam.parity.memory import Layout, Piece, Place, once, repeated
-from kernelseam.parity.oracle import Array, GemmResult
-from kernelseam.parity.oracle_projection import (
+from kernelseam.oracle.formulas import Array, GemmResult
+from kernelseam.oracle.projections import (
     output_projection,
     output_projection_bwd,
     qkv_projection,
     qkv_projection_bwd,
 )
-from kernelseam.parity.projection_case import ProjectionCase
+from kernelseam.parity.cases.projection_case import ProjectionCase
+from kernelseam.parity.data.attention import NOWHERE, SPARE_PAGES
+from kernelseam.parity.data.memory import Layout, Piece, Place, once, repeated
 
 Shape = tuple[int, int, int, int]
 SPREAD = 3

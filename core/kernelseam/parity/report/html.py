@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib import resources
 
-from kernelseam.parity.report import BAD, EVIDENCE, Report, last_line, ratio, refusals, rows
-from kernelseam.parity.run import Outcome, Target
+from kernelseam.parity.report.summary import BAD, EVIDENCE, Report, last_line, ratio, refusals, rows
+from kernelseam.parity.running.run import Outcome, Target
 
 BINS = (
     ("zero", 0.0, "exact"),
@@ -29,7 +29,7 @@ STATES = {**{name: text for name, _, text in BINS}, "failed": "failed", "refused
 
 def html(report: Report) -> str:
     """The page."""
-    folder = resources.files("kernelseam.parity")
+    folder = resources.files("kernelseam.parity.report")
     style, script = ((folder / f"page.{end}").read_text("utf-8") for end in ("css", "js"))
     title = f"Parity: {', '.join(dict.fromkeys(t.device.backend for t in report.targets))}"
     matrix = (line for operation in report.operations for line in _operation(report, operation))

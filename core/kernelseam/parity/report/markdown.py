@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from kernelseam.parity.report import EVIDENCE, Report, ratio, refusals, rows, worst
-from kernelseam.parity.run import Outcome, Target
+from kernelseam.parity.report.summary import EVIDENCE, Report, ratio, refusals, rows, worst
+from kernelseam.parity.running.run import Outcome, Target
 
 WORST = 3
 """How many cases of each implementation are named."""

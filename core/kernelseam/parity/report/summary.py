@@ -18,8 +18,8 @@ from kernelseam.containment import Contained, told
 from kernelseam.contract import CONTRACT_VERSION, Toolchain
 from kernelseam.errors import KernelSeamError
 from kernelseam.forking import cached_property
-from kernelseam.parity.cases import Case
-from kernelseam.parity.run import Outcome, Target
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.running.run import Outcome, Target
 from kernelseam.plugins import Plugins
 
 BAD = ("failed", "error")

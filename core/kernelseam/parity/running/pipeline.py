@@ -22,11 +22,11 @@ from kernelseam.containment import Contained, told
 from kernelseam.contract import Device
 from kernelseam.deadline import Hung, within
 from kernelseam.errors import DeviceError
-from kernelseam.parity import stages
-from kernelseam.parity.cases import Case
-from kernelseam.parity.check import Verdict
-from kernelseam.parity.run import Outcome, Ran, Target, attempt, guarded, outcome, run_case
-from kernelseam.parity.workers import Lost, Workers
+from kernelseam.oracle.check import Verdict
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.running import stages
+from kernelseam.parity.running.run import Outcome, Ran, Target, attempt, guarded, outcome, run_case
+from kernelseam.parity.running.workers import Lost, Workers
 from kernelseam.plugins import plugins
 
 LIMIT = 300.0

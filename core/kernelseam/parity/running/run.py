@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from kernelseam.containment import Contained, traceback_of
-from kernelseam.contract import EMULATED, Backend, Device, Implementation, Problem
+from kernelseam.contract import EMULATED, Device, Implementation, Problem
 from kernelseam.dispatch import consider
 from kernelseam.errors import Unsupported
-from kernelseam.parity.cases import AttentionCase, Case
-from kernelseam.parity.check import Verdict
-from kernelseam.parity.stages import Computed, Made, computed, judged, made
+from kernelseam.oracle.check import Verdict
+from kernelseam.oracle.subnormals import flushes
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.running.stages import Computed, Made, computed, judged, made
 from kernelseam.plugins import Plugins, plugins
 
 T = TypeVar("T")
-_log = logging.getLogger("kernelseam")
-
-FLUSHES = "KS_FLUSHES_SUBNORMALS"
-"""The constant of an arch's row that says that its matrix units lose subnormals."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ class Target:
     does not say otherwise. A plugin's own takes what it is made for, and gives a reason for the
     rest."""
     flushed: bool = False
-    """Whether the arch's row in the toolchain's table defines FLUSHES as 1."""
+    """Whether the device's matrix units lose subnormals."""
 
     def __str__(self) -> str:
         return f"{self.device.backend}-{self.implementation}"
@@ -69,21 +65,6 @@ def targets(
         for i in known.registry.implementations
         if i.backend == b.name
     ]
-
-
-def flushes(backend: Backend, device: Device) -> bool:
-    """Whether the row of the device's arch says that its matrix units lose subnormals. A toolchain
-    that cannot be asked says nothing: what is broken in it shows where it is needed."""
-    try:
-        with Contained(f"the toolchain of backend {backend.name}"):
-            if backend.toolchain is None or device.arch not in backend.toolchain.archs:
-                return False
-            return dict(backend.toolchain.arch_row(device.arch).defines).get(FLUSHES) == "1"
-    except Exception:
-        _log.warning(
-            "backend %s does not tell of its arch %s", backend.name, device.arch, exc_info=True
-        )
-        return False
 
 
 def _own(implementation: Implementation) -> bool:
@@ -209,11 +190,7 @@ def outcome(
 
 def _exemption(case: Case, target: Target) -> str | None:
     """Why one of the core's own is not asked."""
-    return (
-        dict(case.exempt).get(target.implementation)
-        if isinstance(case, AttentionCase) and target.own
-        else None
-    )
+    return dict(case.exempt).get(target.implementation) if target.own else None
 
 
 def _broken_check(refused: Unsupported, target: Target) -> str | None:

@@ -7,25 +7,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from kernelseam.contract import Device, Runtime
-from kernelseam.parity import (
-    attention_bwd_data,
-    attention_data,
-    check,
-    data,
-    oracle,
-    projection_data,
-)
-from kernelseam.parity.cases import AttentionCase, BackwardCase, Case, GemmCase, MergeCase
-from kernelseam.parity.check import Verdict
-from kernelseam.parity.description import describe
-from kernelseam.parity.memory import GUARD, Layout, never_written, overrun, workspace
-from kernelseam.parity.oracle import Array
-from kernelseam.parity.oracle_bwd import Gradient
-from kernelseam.parity.projection_case import ProjectionCase
+from kernelseam.oracle.check import Verdict
+from kernelseam.oracle.formulas import Array
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.data.memory import GUARD, Layout, never_written, overrun, workspace
+from kernelseam.parity.operations import operands
+from kernelseam.parity.operations.operands import describe
+from kernelseam.parity.operations.table import operation_of
 from kernelseam.planning import plan
 from kernelseam.plugins import plugins
 
@@ -52,7 +45,7 @@ class Computed:
 
 def made(case: Case, separate: bool = False) -> Made:
     """The first stage. It depends on the case alone: another process makes the same."""
-    layout = data.layout(case, separate)
+    layout = operands.layout(case, separate)
     buffers = layout.buffers()
     layout.write(buffers, _values(case))
     return Made(layout, buffers)
@@ -75,7 +68,7 @@ def computed(case: Case, device: Device, implementation: str, before: Made) -> C
             room = runtime.from_host(workspace(chosen.workspace_bytes).view(np.float32), device)
             address = _pointer(runtime, room) + GUARD
         call, fetched = chosen.bind(workspace=address), []
-        for _ in range(2 if repeatable(case) else 1):
+        for _ in range(2 if operands.repeatable(case) else 1):
             call()
             runtime.synchronize(device)
             fetched.append({name: _bytes(runtime, x) for name, x in held.items()})
@@ -97,18 +90,6 @@ def judged(case: Case, before: Made, after: Computed, flushed: bool = False) -> 
             f"{after.changed} bytes differ after a second launch on the same inputs",
         )
     return judge(case, before.layout, before.buffers, after.buffers, flushed)
-
-
-def repeatable(case: Case) -> bool:
-    """Whether a second launch has the same inputs, so that it must give the same bits; the largest
-    cases run once."""
-    if isinstance(case, BackwardCase) and not case.deterministic:
-        return False
-    if isinstance(case, ProjectionCase):
-        return not case.in_place
-    return case.sample is None and not (
-        isinstance(case, GemmCase) and (case.beta != 0 or case.in_place)
-    )
 
 
 def _bytes(runtime: Runtime, array: object) -> Array:
@@ -142,7 +123,7 @@ def judge(
     flushed: bool = False,
 ) -> Verdict:
     """Hold memory after a run against the oracle, and against itself before the run."""
-    written = data.outputs(case)
+    written = operands.outputs(case)
     stray = layout.stray(before, after, written)
     if stray:
         return Verdict(False, math.inf, (), 0, stray)
@@ -165,104 +146,16 @@ def judge(
 
 def verdict(case: Case, results: Mapping[str, Array], flushed: bool = False) -> Verdict:
     """Hold results by name, [batch, head, row, column], against the oracle."""
-    numbers = _rows(case)
-    if isinstance(case, GemmCase):
-        return check.gemm_verdict(
-            _gemm_oracle(case),
-            case.terms,
-            case.dtype,
-            results["C"],
-            results["C"].shape[:-1],
-            numbers,
-            zero_mean=case.data != "positive",
-            exact=case.exact,
-            flushed=flushed,
-            precision=case.precision,
-        )
-    if isinstance(case, MergeCase):
-        x = _values(case)
-        return check.merge_states(
-            x["outs"], x["lses"], results["out"], results.get("lse"), flushed=flushed
-        )
-    if isinstance(case, BackwardCase):
-        return check.attention_bwd(_backward_oracle(case), case.dtype, results, flushed=flushed)
-    if isinstance(case, ProjectionCase):
-        return check.projection(
-            _projection_oracle(case),
-            case.dtype,
-            results,
-            zero_mean=case.data != "positive",
-            exact=case.exact,
-            flushed=flushed,
-        )
-    return check.attention_verdict(
-        _attention_oracle(case),
-        case.S_k,
-        case.head_dim,
-        case.dtype,
-        results["out"],
-        results.get("lse"),
-        results["out"].shape[:-1],
-        numbers,
-        flushed,
-    )
-
-
-def _rows(case: Case) -> oracle.Rows:
-    if case.sample is None or isinstance(case, MergeCase | BackwardCase | ProjectionCase):
-        return None
-    lead = (
-        (*case.lead, case.M)
-        if isinstance(case, GemmCase)
-        else (case.batch, case.num_heads, case.S_q)
-    )
-    return oracle.sample_rows(math.prod(lead), case.sample)
+    return operation_of(case).verdict(case, _expected(case), results, flushed=flushed)
 
 
 @lru_cache(maxsize=1)
 def _values(case: Case) -> Mapping[str, Array]:
     """A case's inputs, kept from its first stage to its last; nobody writes to them."""
-    return data.values(case)
+    return operation_of(case).values(case)
 
 
 @lru_cache(maxsize=1)
-def _gemm_oracle(case: GemmCase) -> oracle.GemmResult:
-    x = _values(case)
-    return oracle.gemm(
-        x["A"],
-        x["B"],
-        x.get("C"),
-        case.alpha,
-        case.beta,
-        case.a_transposed,
-        case.b_transposed,
-        _rows(case),
-        bias=x["bias"][:, :, 0] if case.bias else None,
-        residual=x.get("residual"),
-        batch_group=case.c_batch_group,
-        head_group=case.c_head_group,
-    )
-
-
-@lru_cache(maxsize=1)
-def _attention_oracle(case: AttentionCase) -> oracle.AttentionResult:
-    x = _values(case)
-    return oracle.attention(
-        x["q"],
-        x["k"],
-        x["v"],
-        case.causal,
-        case.scale_used,
-        _rows(case),
-        attention_data.variant(case, x),
-    )
-
-
-@lru_cache(maxsize=1)
-def _backward_oracle(case: BackwardCase) -> dict[str, Gradient]:
-    return attention_bwd_data.wanted(case, _values(case))
-
-
-@lru_cache(maxsize=1)
-def _projection_oracle(case: ProjectionCase) -> Mapping[str, tuple[oracle.GemmResult, int]]:
-    return projection_data.wanted(case, _values(case))
+def _expected(case: Case) -> Any:
+    """What the oracle gives, once for all implementations."""
+    return operation_of(case).expected(case, _values(case))
