@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from kernelseam import OutputProjection, OutputProjectionBwd, QkvProjection, QkvProjectionBwd, plan
 from kernelseam.errors import WrongResult
+from kernelseam.oracle import sampling
 from kernelseam.planning import Call
 
 Discovered = Callable[..., Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from kernelseam.dtypes import DType
 from kernelseam.oracle import formulas, tolerances
 from kernelseam.oracle.formulas import Array, Floats, Rows
 from kernelseam.oracle.gradients import Gradient
+from kernelseam.oracle.sampled_gradients import SampledGradient
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,23 @@ def attention_bwd(
         )
         for name, x in results.items()
     ]
+    return _verdict(parts, (), None)
+
+
+def sampled_gradients(
+    want: Mapping[str, SampledGradient],
+    dtype: DType,
+    results: Mapping[str, Array],
+    *,
+    flushed: bool = False,
+) -> Verdict:
+    """The same of some elements of each gradient; what is undefined may be anything."""
+    parts = []
+    for name, x in results.items():
+        some, value = want[name], want[name].gradient.value
+        bound = tolerances.gradient(some.gradient, dtype, DType.of(x.dtype), flushed=flushed)
+        value = np.where(some.undefined, x[some.index].astype(value.dtype), value)
+        parts.append(replace(_part(name, x, value, bound), index=some.index))
     return _verdict(parts, (), None)
 
 
@@ -275,6 +293,8 @@ class _Part:
     want: Floats
     tolerance: Floats
     overflows: float
+    index: tuple[Array, ...] | None = None
+    """Which elements of ``got`` are compared, where rows do not say it."""
 
 
 def _part(name: str, got: Array, want: Floats, tolerance: Floats) -> _Part:
@@ -289,9 +309,11 @@ def _verdict(parts: list[_Part], lead: tuple[int, ...], numbers: Rows) -> Verdic
             raise ValueError(
                 f"{part.name} has shape {part.got.shape}, the problem's rows are {lead}"
             )
-        columns = part.got.shape[len(lead) :]
-        rows = part.got.reshape(math.prod(lead), *columns)
-        got = (rows if numbers is None else rows[np.asarray(numbers)]).astype(np.float64)
+        if part.index is not None:
+            got = part.got[part.index].astype(np.float64)
+        else:
+            rows = part.got.reshape(math.prod(lead), *part.got.shape[len(lead) :])
+            got = (rows if numbers is None else rows[np.asarray(numbers)]).astype(np.float64)
         want, tolerance = part.want.reshape(got.shape), part.tolerance.reshape(got.shape)
         ratio = ratios(got, want, tolerance, part.overflows)
         checked += ratio.size
@@ -299,8 +321,11 @@ def _verdict(parts: list[_Part], lead: tuple[int, ...], numbers: Rows) -> Verdic
             continue
         at = np.unravel_index(int(ratio.argmax()), ratio.shape)
         worst = float(ratio[at])
-        row = int(at[0]) if numbers is None else int(np.asarray(numbers)[at[0]])
-        where = tuple(int(i) for i in (*np.unravel_index(row, lead), *at[1:]))
+        if part.index is not None:
+            where = tuple(int(np.broadcast_to(n, got.shape)[at]) for n in part.index)
+        else:
+            row = int(at[0]) if numbers is None else int(np.asarray(numbers)[at[0]])
+            where = tuple(int(i) for i in (*np.unravel_index(row, lead), *at[1:]))
         message = (
             f"{part.name}{list(where)} is {got[at]:.9g}, the oracle says {want[at]:.9g}, "
             f"tolerance {tolerance[at]:.3g}: error/tolerance {worst:.3g}"

@@ -69,15 +69,16 @@ def attention_bwd(
     for b, h in np.ndindex(B, H):
         n_q = S_q if variant.q_lengths is None else variant.q_lengths[b]
         n_k = S_k if variant.kv_lengths is None else variant.kv_lengths[b]
-        Q, dO = (_wide(x[b, h, :n_q]) for x in (q, dout))
-        K, V = (_wide(x[b, h // group, :n_k]) for x in (k, v))
+        Q, dO = (wide(x[b, h, :n_q]) for x in (q, dout))
+        K, V = (wide(x[b, h // group, :n_k]) for x in (k, v))
+        i, j = np.arange(n_q), np.arange(n_k)
         with np.errstate(all="ignore"):
-            p, dx, ds, sink = _pairs(Q, K, V, dO, b, h, causal, scale, variant)
-            _add(found["dq"], (b, h, slice(n_q)), _times(ds, K, scale, n_k))
+            p, dx, ds, sink = pairs(Q, K, V, dO, Head(b, h, n_q, n_k, i, j), causal, scale, variant)
+            _add(found["dq"], (b, h, slice(n_q)), times(ds, K, scale, n_k))
             across = {name: x.T for name, x in ds.items()}
-            _add(found["dk"], (b, h // group, slice(n_k)), _times(across, Q, scale, n_q * group))
+            _add(found["dk"], (b, h // group, slice(n_k)), times(across, Q, scale, n_q * group))
             across = {name: x.T for name, x in p.items()}
-            _add(found["dv"], (b, h // group, slice(n_k)), _times(across, dO, 1.0, n_q * group))
+            _add(found["dv"], (b, h // group, slice(n_k)), times(across, dO, 1.0, n_q * group))
         _add(plane, (b, h, slice(n_q), slice(n_k)), dx)
         _add(sinks, (b, h, slice(n_q), 0), sink)
     if bias_shape is not None:
@@ -87,31 +88,46 @@ def attention_bwd(
     return {name: Gradient(**parts) for name, parts in found.items()}
 
 
-def _pairs(
+@dataclass(frozen=True, eq=False)
+class Head:
+    """Which queries and keys of one head are looked at: all that there are, or some."""
+
+    batch: int
+    head: int
+    n_q: int
+    """How many queries there are."""
+    n_k: int
+    i: Array
+    """Numbers of the queries that are looked at."""
+    j: Array
+
+
+def pairs(
     Q: Floats,
     K: Floats,
     V: Floats,
     dO: Floats,
-    b: int,
-    h: int,
+    at: Head,
     causal: bool,
     scale: float,
     variant: Variant,
+    forward: tuple[Floats, Floats] | None = None,
 ) -> tuple[Parts, Parts, Parts, Parts]:
-    """p, dx and ds of one head's queries and keys, and the sink's part of every row."""
-    n_q, n_k = len(Q), len(K)
-    i, j = np.arange(n_q), np.arange(n_k)
-    d = j - i[:, None] - (n_k - n_q)
+    """p, dx and ds of one head's queries and keys, and the sink's part of every row. ``forward``:
+    the result and the LSE of these queries as a forward left them; None: they are computed, and K
+    and V are all keys."""
+    b, h, i, j = at.batch, at.head, at.i, at.j
+    d = j - i[:, None] - (at.n_k - at.n_q)
     seen = formulas.visible(d, causal, variant.window)
     if variant.prefix is not None:
         seen |= j < variant.prefix[b]
     if variant.mask is not None:
-        seen &= variant.mask[b, h, :n_q, :n_k]
+        seen &= variant.mask[b, h][np.ix_(i, j)]
     slope = 0.0 if variant.alibi is None else float(variant.alibi[b, h])
     bias = (
         np.zeros(d.shape)
         if variant.bias is None
-        else variant.bias[b, h, :n_q, :n_k].astype(np.float64)
+        else variant.bias[b, h][np.ix_(i, j)].astype(np.float64)
     )
     given = -np.inf if variant.sinks is None else float(variant.sinks[h])
 
@@ -123,14 +139,22 @@ def _pairs(
     capped = product if cap is None else cap * np.tanh(product / cap)
     flat = np.ones(d.shape) if cap is None else 1 - np.tanh(product / cap) ** 2
     x = np.where(seen, capped - slope * np.abs(d) + bias, -np.inf)
-    top = np.maximum(x.max(axis=1, initial=-np.inf), given)
-    nothing = np.isneginf(top)
-    weights, sink = np.exp(x - top[:, None]), np.exp(given - top)
-    total = weights.sum(axis=1) + sink
-    p = np.where(nothing[:, None] | np.isneginf(x), 0, weights / total[:, None])
-    lse, weight = np.where(nothing, 0, top + np.log(total)), np.where(nothing, 0, sink / total)
+    if forward is None:
+        top = np.maximum(x.max(axis=1, initial=-np.inf), given)
+        nothing = np.isneginf(top)
+        weights, sink = np.exp(x - top[:, None]), np.exp(given - top)
+        total = weights.sum(axis=1) + sink
+        p = np.where(nothing[:, None] | np.isneginf(x), 0, weights / total[:, None])
+        lse, weight = np.where(nothing, 0, top + np.log(total)), np.where(nothing, 0, sink / total)
+        out = p @ V
+    else:
+        out, lse = forward
+        nothing = np.isneginf(lse)
+        lse = np.where(nothing, 0, lse)
+        p = np.where(nothing[:, None] | np.isneginf(x), 0, np.exp(x - lse[:, None]))
+        weight = np.where(nothing, 0, np.exp(given - lse))
 
-    moved = dO * (p @ V)
+    moved = dO * out
     dots, sizes = moved.sum(axis=1), np.abs(moved).sum(axis=1)
     # Roundings of a row's elements know nothing of each other: their sum has the root of as many.
     outs = np.minimum(sizes, SPREAD * np.sqrt((moved**2).sum(axis=1)))
@@ -178,7 +202,7 @@ def _pairs(
     return _narrowed(of_p), _narrowed(of_dx), _narrowed(of_ds), _narrowed(of_sink)
 
 
-def _wide(x: Array) -> Array:
+def wide(x: Array) -> Array:
     """In float64; float64 in what is wider, where the host has it, so that the oracle's own errors
     do not count."""
     return x.astype(np.longdouble if x.dtype == np.float64 else np.float64)
@@ -192,7 +216,7 @@ def _narrowed(parts: Parts) -> Parts:
     }
 
 
-def _times(x: Mapping[str, Floats], y: Floats, scale: float, count: int) -> Parts:
+def times(x: Mapping[str, Floats], y: Floats, scale: float, count: int) -> Parts:
     """scale·x·y, a sum of ``count`` terms once all are added."""
     size = np.abs(y).astype(np.float64, copy=False)
     found = {name: abs(scale) * (x[name] @ size) for name in PARTS if name != "value"}
