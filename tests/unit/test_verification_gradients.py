@@ -242,8 +242,7 @@ def test_sampled_elements_are_those_of_the_whole_oracle() -> None:
         columns = np.arange(0, shape[3], 2)
         found = {
             "dq": of_queries(forward, sample),
-            "dk": of_keys(forward, sample, of_values=False),
-            "dv": of_keys(forward, sample, of_values=True),
+            **dict(zip(("dk", "dv"), of_keys(forward, sample), strict=True)),
             "dbias": of_bias(forward, shape, np.arange(0, int(np.prod(shape[:3])), 2), columns),
             "dsinks": of_sinks(forward),
         }

@@ -97,23 +97,27 @@ def of_queries(x: Forward, sample: Sample) -> SampledGradient:
     return SampledGradient(Gradient(**found), _index(numbers, x.q.shape), undefined)
 
 
-def of_keys(x: Forward, sample: Sample, of_values: bool) -> SampledGradient:
-    """Rows of dk, or of dv."""
-    shape = (x.v if of_values else x.k).shape
-    numbers = sample(math.prod(shape[:3]), x.q.shape[2] * x.group)
-    lead = (len(numbers), shape[3])
-    found, undefined = _blank(lead), np.zeros(lead, np.bool_)
-    for (b, g), here, j in _by_head(numbers, shape[:3]):
+def of_keys(x: Forward, sample: Sample) -> tuple[SampledGradient, SampledGradient]:
+    """The same rows of dk and of dv."""
+    shapes = x.k.shape, x.v.shape
+    numbers = sample(math.prod(shapes[0][:3]), x.q.shape[2] * x.group)
+    found = [_blank((len(numbers), s[3])) for s in shapes]
+    undefined = [np.zeros((len(numbers), s[3]), np.bool_) for s in shapes]
+    for (b, g), here, j in _by_head(numbers, shapes[0][:3]):
         n_q, n_k = x.lengths(b)
         here, j = here[j < n_k], j[j < n_k]
         for h in range(g * x.group, (g + 1) * x.group if x.q.shape[1] else 0):
             p, _, ds, _ = x.pairs(b, h, None, j)
-            across = {name: part.T for name, part in (p if of_values else ds).items()}
-            by = wide((x.dout if of_values else x.q)[b, h, :n_q])
-            scale = 1.0 if of_values else x.scale
-            _add(found, here, times(across, by, scale, n_q * x.group))
-            undefined[here] |= _meets(across, by)
-    return SampledGradient(Gradient(**found), _index(numbers, shape), undefined)
+            products = (ds, x.q, x.scale), (p, x.dout, 1.0)
+            for i, (pair, rows, scale) in enumerate(products):
+                across, by = {n: part.T for n, part in pair.items()}, wide(rows[b, h, :n_q])
+                _add(found[i], here, times(across, by, scale, n_q * x.group))
+                undefined[i][here] |= _meets(across, by)
+    dk, dv = (
+        SampledGradient(Gradient(**f), _index(numbers, s), u)
+        for f, s, u in zip(found, shapes, undefined, strict=True)
+    )
+    return dk, dv
 
 
 def of_bias(x: Forward, shape: tuple[int, ...], rows: Numbers, columns: Numbers) -> SampledGradient:

@@ -122,11 +122,8 @@ class AttentionBwdVerifier(Verifier[AttentionBwdProblem]):
         results = {f"d{n}": memory.rows(operands, p, f"d{n}", n) for n in ("q", "k", "v")}
         results |= {n: arrays[n] for n in ("dbias", "dsinks") if n in arrays}
         with np.errstate(all="ignore"):
-            wanted = {
-                "dq": sampled_gradients.of_queries(x, sample),
-                "dk": sampled_gradients.of_keys(x, sample, of_values=False),
-                "dv": sampled_gradients.of_keys(x, sample, of_values=True),
-            }
+            dk, dv = sampled_gradients.of_keys(x, sample)
+            wanted = {"dq": sampled_gradients.of_queries(x, sample), "dk": dk, "dv": dv}
             if "dbias" in results:
                 wanted["dbias"] = _dbias(problem, x)
             if "dsinks" in results:
