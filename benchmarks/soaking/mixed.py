@@ -16,8 +16,9 @@ from kernelseam.parity.operations.operands import describe, repeatable
 from kernelseam.parity.running.run import attempt
 from kernelseam.parity.running.stages import Made, judged, made
 from kernelseam.planning import Call, plan
-from random_problems import chosen
-from soaking import Clock, Soaked, free_bytes, runtime_of, streams
+
+from benchmarks.random_problems import chosen
+from benchmarks.soaking import Clock, Soaked, free_bytes, runtime_of, streams
 
 LAUNCHES = 8
 """Of every call before its results are looked at."""

@@ -9,6 +9,7 @@ from typing import Any
 import kernelseam
 import numpy as np
 import pytest
+from calibration import samples as calibration
 from kernelseam import BatchedGemmPointers, BatchedGemmStrided
 from kernelseam.contract import ArchRow
 from kernelseam.dtypes import DType
@@ -17,8 +18,6 @@ from kernelseam.kernels import GemmTile
 from kernelseam.kernels.gemm.host import GemmHost
 from kernelseam.oracle import check, formulas, tolerances
 from kernelseam.reference.gemm import round_to_tf32
-
-from tools.calibration import samples as calibration
 
 FIELDS: dict[str, Any] = {"M": 8, "N": 12, "K": 4}
 SINGLE = frozenset({DType.float32})

@@ -7,11 +7,10 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
+from calibration import samples as calibration
 from kernelseam.dtypes import DType
 from kernelseam.oracle import check, formulas, tolerances
 from kernelseam.parity.data import attention as attention_data
-
-from tools.calibration import samples as calibration
 
 NAN, INF = math.nan, math.inf
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from calibration import tile_model
 from kernelseam.contract import Device
 from kernelseam.parity.matrix import named
 from kernelseam.parity.running.run import Outcome, Target, run_case
 from kernelseam.planning import forget
 from kernelseam.plugins import plugins
-
-from tools.calibration import tile_model
 
 ATTENTION = {
     "dropped-last-key": "attention-f16-64-no-lse-ramp",

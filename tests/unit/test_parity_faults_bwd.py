@@ -7,6 +7,8 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
+from calibration import samples as calibration
+from calibration import tile_model_bwd
 from kernelseam.oracle import tolerances
 from kernelseam.oracle.formulas import Array
 from kernelseam.parity.cases.attention_bwd_case import BackwardCase
@@ -15,9 +17,6 @@ from kernelseam.parity.data import attention_bwd as attention_bwd_data
 from kernelseam.parity.matrix import named
 from kernelseam.parity.operations import operands
 from kernelseam.parity.running import stages
-
-from tools.calibration import samples as calibration
-from tools.calibration import tile_model_bwd
 
 CAUGHT = {
     "no-dots": "f16-64",

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from calibration import guarded_softmax, tile_model
+from calibration import samples as calibration
 from kernelseam.contract import Device
 from kernelseam.dtypes import DType
 from kernelseam.oracle import tolerances
@@ -17,9 +19,6 @@ from kernelseam.parity.matrix import named
 from kernelseam.parity.running.run import Outcome, Target, run_case
 from kernelseam.planning import forget
 from kernelseam.plugins import plugins
-
-from tools.calibration import guarded_softmax, tile_model
-from tools.calibration import samples as calibration
 
 BFLOAT16 = DType.bfloat16.numpy
 FAULTS = {

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calibration import samples as calibration
 from kernelseam import planning
 from kernelseam.contract import (
     ArrayInfo,
@@ -31,8 +32,6 @@ from kernelseam.planning import forget
 from kernelseam.plugins import plugins
 from kernelseam.reference.gemm import NumpyGemm
 from kernelseam.reference.runtime import HostRuntime
-
-from tools.calibration import samples as calibration
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from calibration import samples as calibration
 from kernelseam.oracle import formulas, tolerances
 from kernelseam.oracle.formulas import Variant
 from kernelseam.parity.cases.attention_case import AttentionCase
@@ -15,8 +16,6 @@ from kernelseam.parity.data import attention as attention_data
 from kernelseam.parity.matrix import named
 from kernelseam.parity.operations import operands
 from kernelseam.parity.running.stages import verdict
-
-from tools.calibration import samples as calibration
 
 Change = Callable[[Variant], Variant]
 

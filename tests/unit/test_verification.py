@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calibration.tile_model import TileModel
 from kernelseam import (
     Attention,
     AttentionPointers,
@@ -20,8 +21,6 @@ from kernelseam import (
 from kernelseam.errors import WrongResult
 from kernelseam.oracle import check, sampling
 from kernelseam_thirdvendor import AcmeArray
-
-from tools.calibration.tile_model import TileModel
 
 Discovered = Callable[..., Any]
 RNG = np.random.default_rng(0)

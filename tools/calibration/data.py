@@ -13,7 +13,7 @@ from kernelseam.oracle import formulas
 from kernelseam.oracle.formulas import Array, Variant
 from kernelseam.parity.data import attention as attention_data
 
-from tools.calibration.tile_model import Changes
+from calibration.tile_model import Changes
 
 DTYPES = (DType.float16, DType.bfloat16, DType.float32)
 

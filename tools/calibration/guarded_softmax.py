@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from kernelseam.oracle.formulas import Array
 
-from tools.calibration.tile_model import LOG2_E, Single, TileModel, weigh
+from calibration.tile_model import LOG2_E, Single, TileModel, weigh
 
 LIMIT = np.float32(2**15)
 LARGEST_SUM = np.float32(1e30)

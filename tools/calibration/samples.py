@@ -17,8 +17,8 @@ from kernelseam.oracle.projections import qkv_projection
 from kernelseam.parity.data import attention as attention_data
 from kernelseam.planning import plan
 
-from tools.calibration import guarded_softmax, tile_model, tile_model_bwd
-from tools.calibration.data import differentiated, outgrowing, scored
+from calibration import guarded_softmax, tile_model, tile_model_bwd
+from calibration.data import differentiated, outgrowing, scored
 
 DTYPES = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 HEAD_DIMS = (16, 40, 64, 128, 256)

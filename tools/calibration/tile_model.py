@@ -17,9 +17,9 @@ from kernelseam.descriptors.attention_problem import AttentionProblem
 from kernelseam.descriptors.gemm_problem import GemmProblem
 from kernelseam.oracle.formulas import Array
 
-from tools.calibration.tile_model_gemm import GEMM_FAULTS as GEMM_FAULTS
-from tools.calibration.tile_model_gemm import compute
-from tools.calibration.tile_model_gemm import gemm as gemm
+from calibration.tile_model_gemm import GEMM_FAULTS as GEMM_FAULTS
+from calibration.tile_model_gemm import compute
+from calibration.tile_model_gemm import gemm as gemm
 
 BLOCK = 64
 """Keys of one tile."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from kernelseam.oracle.formulas import PLAIN, Array, Variant
 
-from tools.calibration.tile_model import LOG2_E, Single
+from calibration.tile_model import LOG2_E, Single
 
 FAULTS = {
     "no-dots": "Σ dout·out is not subtracted",

@@ -2,12 +2,12 @@
 
 from typing import Any
 
+from calibration.tile_model import TileModel
 from kernelseam.contract import Cost, Device, PluginInfo
 from kernelseam.hookspecs import hookimpl
 from kernelseam.plugins import Registry
 
 from kernelseam_broken.good import info
-from tools.calibration.tile_model import TileModel
 
 
 class Careless(TileModel):

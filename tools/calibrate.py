@@ -1,4 +1,4 @@
-"""How large the constants of ``tolerances`` must be: ``python -m tools.calibration``.
+"""How large the constants of ``tolerances`` must be: ``python tools/calibrate.py``.
 
 Random problems go through the reference and through the tile model (probabilities rounded to 16
 bits, exponentials off by up to 2 units in the last place, as hardware's are). For each the constant
@@ -13,9 +13,8 @@ import argparse
 from collections import defaultdict
 
 import numpy as np
+from calibration import samples
 from kernelseam.oracle import tolerances
-
-from tools.calibration import samples
 
 
 def main(argv: list[str] | None = None) -> int:

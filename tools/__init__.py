@@ -1,1 +1,0 @@
-"""Scripts for those who work on kernelseam."""
