@@ -37,7 +37,8 @@ from typing import Any
 from kernelseam.contract import Device, DeviceLimits
 from kernelseam.dispatch import find_device
 from kernelseam.errors import CompileError, DeviceError, SlowBinary, Unsupported
-from kernelseam.kernels.kernel import HostHalf, build, bundle
+from kernelseam.kernels.host_half import HostHalf
+from kernelseam.kernels.kernel import build, bundle
 from kernelseam.parity.cases.case import Case
 from kernelseam.parity.matrix import matrix, named
 from kernelseam.parity.report import summary

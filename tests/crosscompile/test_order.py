@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kernelseam.compilation.build import KEY
 from kernelseam.contract import Device, DeviceLimits, SourceBundle
-from kernelseam.descriptors.gemm_problem import GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import CompileError, SlowBinary
 from kernelseam.kernels import Covered

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from kernelseam.contract import Device
-from kernelseam.kernels.kernel import shared_sources
+from kernelseam.kernels.sources import shared_sources
 from kernelseam.parity.cases.common import UNFUSED
 from kernelseam.parity.matrix import named
 from kernelseam.parity.running.run import Target, run_case

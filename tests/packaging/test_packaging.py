@@ -1,4 +1,4 @@
-"""The three distributions, from a wheel, from an sdist and editable: each in an environment of its
+"""The four distributions, from a wheel, from an sdist and editable: each in an environment of its
 own.
 
 Nothing is downloaded: the fresh environments see the libraries of this one, but none of its
@@ -27,6 +27,7 @@ PROJECTS = {
     "kernelseam": ROOT,
     "kernelseam_cuda": ROOT / "plugins" / "cuda",
     "kernelseam_rocm": ROOT / "plugins" / "rocm",
+    "kernelseam_rocm_emulator": ROOT / "plugins" / "rocm_emulator",
 }
 PACKAGES = {n: (p / "core" if p == ROOT else p) / n for n, p in PROJECTS.items()}
 LOOK = """
@@ -40,7 +41,7 @@ def texts(folder, prefix=""):
             yield prefix + entry.name, entry.read_text(encoding="utf-8")
 
 found = {}
-for package in ("kernelseam", "kernelseam_cuda", "kernelseam_rocm"):
+for package in ("kernelseam", "kernelseam_cuda", "kernelseam_rocm", "kernelseam_rocm_emulator"):
     module = importlib.import_module(package)
     found[package] = {
         "place": str(pathlib.Path(module.__file__).parent),
@@ -52,7 +53,7 @@ found["platforms"] = {
     f"{b.name} {arch}": sorted(b.toolchain.platform_files(arch))
     for b in backends.values() if b.toolchain for arch in b.toolchain.archs
 }
-from kernelseam.kernels.kernel import shared_sources
+from kernelseam.kernels.sources import shared_sources
 found["shared"] = sorted(shared_sources())
 print(json.dumps(found))
 """
@@ -137,7 +138,9 @@ def test_device_sources_are_found(installed: tuple[str, Path], tmp_path: Path) -
             assert Path(found[package]["place"]).is_relative_to(programs.parent)
         expected = _device_sources(checkout)
         assert found[package]["texts"] == expected
-        assert "py.typed" in expected and any(n.endswith(".h") for n in expected)
+        assert "py.typed" in expected
+        # the emulator brings no device sources
+        assert any(n.endswith(".h") for n in expected) is not package.endswith("emulator")
     assert {"gemm/gemm.h", "attention/forward.h", "tile/tile.h"} <= set(found["shared"])
     archs = set(found["platforms"])
     assert {
@@ -159,9 +162,14 @@ def test_the_command_works(installed: tuple[str, Path], tmp_path: Path) -> None:
     )
     found = json.loads(said)
     assert found["failures"] == []
+    assert "off (KERNELSEAM_TINYGRAD is not set)" in said  # the ROCm plugin sees the emulator
     assert {p["plugin"] for p in found["plugins"]} == {"reference", "cuda", "rocm"}
     assert set(found["backends"]) == {"numpy", "cuda", "rocm"}
     assert not cache.exists()
+    said = _run(
+        programs / "kernelseam", "doctor", "--json", cwd=tmp_path, KERNELSEAM_TINYGRAD=str(tmp_path)
+    )
+    assert "must be a checkout of tinygrad's repository" in said  # by the emulator's package
     answer = json.loads(
         _run(
             programs / "python",
@@ -205,7 +213,7 @@ def test_extras_name_the_vendors_distributions(built: Path) -> None:
         with zipfile.ZipFile(_one(built, f"{name}-*.whl")) as wheel:
             text = wheel.read(f"{name}-0.1.0.dist-info/METADATA").decode()
         metadata[name] = email.message_from_string(text)
-    core, cuda, rocm = metadata.values()
+    core, cuda, rocm, emulator = metadata.values()
     requires = core.get_all("Requires-Dist", [])
     assert {"cuda", "rocm", "test"} <= set(core.get_all("Provides-Extra", []))
     assert (
@@ -213,10 +221,14 @@ def test_extras_name_the_vendors_distributions(built: Path) -> None:
         and "kernelseam-rocm; extra == 'rocm'" in requires
     )
     assert {"cu12", "cu13"} <= set(cuda.get_all("Provides-Extra", []))
-    for plugin in (cuda, rocm):
+    for plugin in (cuda, rocm, emulator):
         assert any(
             r.split(";")[0].strip().startswith("kernelseam")
             for r in plugin.get_all("Requires-Dist", [])
         )
+    assert "kernelseam-rocm<0.2,>=0.1" in emulator.get_all("Requires-Dist", [])
+    assert "kernelseam-rocm-emulator<0.2,>=0.1; extra == 'emulator'" in rocm.get_all(
+        "Requires-Dist", []
+    )
     for found in metadata.values():
         assert found["Requires-Python"] == ">=3.11" and found["License-Expression"] == "Apache-2.0"

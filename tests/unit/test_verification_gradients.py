@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from kernelseam import Attention, AttentionBwd, AttentionPointers, BatchedGemmStrided, plan
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts, host_array
-from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem
-from kernelseam.descriptors.gemm_problem import GemmProblem
-from kernelseam.descriptors.merge_problem import MergeProblem, MergeSpec
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
+from kernelseam.descriptors.attention.merge_problem import MergeProblem, MergeSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, WrongResult
 from kernelseam.oracle import check, formulas, sampling, verification_attention

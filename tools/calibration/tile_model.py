@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts, host_array
-from kernelseam.descriptors.attention_problem import AttentionProblem
-from kernelseam.descriptors.gemm_problem import GemmProblem
+from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.oracle.formulas import Array
 
 from calibration.tile_model_gemm import GEMM_FAULTS as GEMM_FAULTS

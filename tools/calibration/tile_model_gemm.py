@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 from kernelseam.contract import host_array
-from kernelseam.descriptors.gemm_problem import GemmProblem
+from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import DType
 from kernelseam.oracle.formulas import Array
 

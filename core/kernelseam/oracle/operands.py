@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam.contract import Device, OperandRule, Runtime
-from kernelseam.descriptors.attention_problem import AttentionProblem
-from kernelseam.descriptors.gemm_problem import GemmProblem
+from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import DType
 
 Array = npt.NDArray[Any]

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from kernelseam.contract import Problem, Runtime
-from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem
-from kernelseam.descriptors.attention_problem import AttentionProblem
-from kernelseam.descriptors.gemm_problem import GemmProblem
-from kernelseam.descriptors.merge_problem import MergeProblem
-from kernelseam.descriptors.projection_bwd_problem import (
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
+from kernelseam.descriptors.attention.merge_problem import MergeProblem
+from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.gemm.problem import GemmProblem
+from kernelseam.descriptors.projection.backward_problem import (
     OutputProjectionBwdProblem,
     QkvProjectionBwdProblem,
 )
-from kernelseam.descriptors.projection_problem import OutputProjectionProblem, QkvProjectionProblem
+from kernelseam.descriptors.projection.problem import OutputProjectionProblem, QkvProjectionProblem
 from kernelseam.errors import InvalidValue, WrongResult
 from kernelseam.oracle import verification_projection as projection
 from kernelseam.oracle.operands import Operands

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem
-from kernelseam.descriptors.attention_problem import AttentionProblem
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
+from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.oracle import check, formulas, sampled_gradients
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.formulas import Variant

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernelseam.descriptors.gemm_problem import GemmProblem
+from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.oracle import check
 from kernelseam.oracle.operands import Array, Operands
 from kernelseam.oracle.sampling import sampled

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernelseam.descriptors.merge_problem import MergeProblem
+from kernelseam.descriptors.attention.merge_problem import MergeProblem
 from kernelseam.oracle import check
 from kernelseam.oracle.operands import Array, Operands
 from kernelseam.oracle.verifier import Verifier

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from kernelseam.descriptors.projection_bwd_problem import (
+from kernelseam.descriptors.projection.backward_problem import (
     OutputProjectionBwdProblem,
     QkvProjectionBwdProblem,
 )
-from kernelseam.descriptors.projection_problem import OutputProjectionProblem, QkvProjectionProblem
+from kernelseam.descriptors.projection.problem import OutputProjectionProblem, QkvProjectionProblem
 from kernelseam.oracle import check, formulas, projections
 from kernelseam.oracle.formulas import Array
 from kernelseam.oracle.operands import Operands

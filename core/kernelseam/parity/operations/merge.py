@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kernelseam.contract import Device, Runtime
-from kernelseam.descriptors.merge import MergeStates
+from kernelseam.descriptors.attention.merge import MergeStates
 from kernelseam.oracle import check, formulas
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.formulas import Array, MergeResult

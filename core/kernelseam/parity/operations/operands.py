@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernelseam.contract import Device, Runtime
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.oracle.formulas import Array
 from kernelseam.parity.cases.case import Case
 from kernelseam.parity.data.memory import Layout
 from kernelseam.parity.operations.table import operation_of
-from kernelseam.planning import Descriptor
 
 
 def values(case: Case) -> dict[str, Array]:

@@ -11,12 +11,12 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from kernelseam.contract import Device, Runtime
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.formulas import Array, Rows, sample_rows
 from kernelseam.parity.cases.case import Case
 from kernelseam.parity.cases.common import Plant
 from kernelseam.parity.data.memory import Layout, Place
-from kernelseam.planning import Descriptor
 
 C = TypeVar("C", bound=Case)
 E = TypeVar("E")

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kernelseam.contract import Device, SourceBundle
+from kernelseam.contract import Device, Launch, Launches, SourceBundle
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.kernels import WAYS
 from kernelseam.kernels.attention.unfused import Unfused
 from kernelseam.kernels.kernel import bundle
-from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.formulas import Array
 from kernelseam.parity.cases.attention_case import AttentionCase
@@ -36,7 +36,6 @@ from kernelseam.parity.data.memory import POISON, Layout
 from kernelseam.parity.operations import operands
 from kernelseam.parity.operations.operands import describe
 from kernelseam.parity.running.stages import judge
-from kernelseam.planning import Descriptor
 
 from kernelseam_hostcpp import compiler
 from kernelseam_hostcpp.archs import OPTIONS
