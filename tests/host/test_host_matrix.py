@@ -20,9 +20,10 @@ import pytest
 from kernelseam.contract import Device
 from kernelseam.kernels import WAYS
 from kernelseam.kernels.kernel import build
-from kernelseam.parity.cases import Case, matrix
-from kernelseam.parity.covering import covering
-from kernelseam.parity.run import Target, run_case
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.cases.covering import covering
+from kernelseam.parity.matrix import matrix
+from kernelseam.parity.running.run import Target, run_case
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp import HostToolchain
 from kernelseam_hostcpp.executable import prepared

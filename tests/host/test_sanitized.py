@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 from kernelseam.contract import Device
-from kernelseam.parity.cases import UNFUSED, named
+from kernelseam.parity.cases.common import UNFUSED
+from kernelseam.parity.matrix import named
 from kernelseam_hostcpp.executable import Report, run
 from kernelseam_hostcpp.runtime import DEVICES
 from mutant import SANITIZED, SANITIZED_UNFUSED
