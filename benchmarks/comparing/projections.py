@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as functional
 from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dtypes import DType
-from kernelseam.parity import check
-from kernelseam.parity import oracle_projection as oracle
+from kernelseam.oracle import check
+from kernelseam.oracle import projections as oracle
 
 from benchmarks.comparing.results import Record
 from benchmarks.comparing.rows import Judged, Prepared, Session, compared, host, relative

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
         fused_output_projection_residual_bwd,
         fused_qkv_projection_bwd,
     )
+    from kernelseam.oracle.verification import Verification
     from kernelseam.planning import Call, Plan, plan
-    from kernelseam.verification import Verification
 
 __all__ = [
     "Attention",
@@ -143,7 +143,7 @@ def devices() -> list[Device]:
 
 
 def _verification(plan: Plan, pointers: dict[str, int], runtime: Runtime) -> Verification:
-    from kernelseam.verification import Verification
+    from kernelseam.oracle.verification import Verification
 
     return Verification(plan, pointers, runtime)
 

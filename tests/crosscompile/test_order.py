@@ -16,7 +16,7 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import CompileError, SlowBinary
 from kernelseam.kernels import Covered
 from kernelseam.kernels.kernel import bundle
-from kernelseam.parity.cases import named
+from kernelseam.parity.matrix import named
 from kernelseam.plugins import plugins
 
 pytest.importorskip("kernelseam_cuda", reason="nvrtc is missing: kernelseam-cuda is not installed")

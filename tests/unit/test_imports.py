@@ -21,13 +21,6 @@ ROOT = "kernelseam"
 CORE = Path(kernelseam.__file__).parent
 ARCHITECTURE = Path(__file__).parents[2] / "docs/architecture.md"
 
-AWAITED: dict[tuple[str, str], str] = {
-    ("verification", "parity"): "the oracle becomes a room of its own, below the operations",
-    ("verification_projection", "parity"): "the oracle becomes a room of its own",
-    ("parity", "parity"): "matrix() and case() leave the files of cases",
-}
-"""Room → room: arrows that still go up, or a circle within a room, and what takes them away."""
-
 BY_NAME = {
     "__init__": "the public names, at their first use; TYPE_CHECKING imports the same",
     "plugins": "entry points, and the core's own plugin among them: kernelseam.builtin",
@@ -125,32 +118,16 @@ def levels() -> dict[str, int]:
     return order(ARCHITECTURE.read_text(encoding="utf-8"))
 
 
-def without_awaited(graph: Graph) -> Graph:
-    return {m: {t for t in ts if (room(m), room(t)) not in AWAITED} for m, ts in graph.items()}
-
-
 def test_every_room_has_its_place(graph: Graph, levels: dict[str, int]) -> None:
     assert sorted(levels) == sorted({room(m) for m in graph})
 
 
 def test_no_circle(graph: Graph) -> None:
-    assert circles(without_awaited(graph)) == []
+    assert circles(graph) == []
 
 
 def test_no_import_goes_up(graph: Graph, levels: dict[str, int]) -> None:
-    assert up(without_awaited(graph), levels) == []
-
-
-@pytest.mark.parametrize("pair", AWAITED)
-def test_what_is_awaited_has_not_come(
-    pair: tuple[str, str], graph: Graph, levels: dict[str, int]
-) -> None:
-    if pair[0] == pair[1]:
-        inside = {m: {t for t in ts if room(t) == pair[0]} for m, ts in graph.items()}
-        there = [c for c in circles(inside) if room(c[0]) == pair[0]]
-    else:
-        there = [list(e) for e in up(graph, levels) if (room(e[0]), room(e[1])) == pair]
-    assert there, f"{pair} is no longer needed: take it out of AWAITED"
+    assert up(graph, levels) == []
 
 
 def test_imports_by_name_are_known(graph: Graph) -> None:
