@@ -1,7 +1,7 @@
 """The parity matrix on a GPU: all binaries compiled in parallel, then every case, then a report.
 
-    python benchmarks/parity_h200.py --report docs/parity/h200.md --report docs/parity/h200.html
-    compute-sanitizer --tool memcheck python benchmarks/parity_h200.py --separate --covering
+    python -m benchmarks.parity_h200 --report docs/parity/h200.md --report docs/parity/h200.html
+    compute-sanitizer --tool memcheck python -m benchmarks.parity_h200 --separate --covering
     --implementation shared
 
 The first compiles, and hands over to ``kernelseam parity``; ``--workers`` processes make data and
@@ -13,8 +13,8 @@ ends with its last element, taken from the driver and not from a pool, so that e
 end is seen. It has no workers, and compiles nothing ahead, since a checker would slow that down:
 run it with ``--compile-only`` and the same cases first. ``--covering`` takes the first case of
 every spec of a choice that has every value of every option with each dtype. ``--many-tiles``, with
-``--separate``, takes those of tests/gpu/fast_cases.py instead of the matrix's: for kernels whose
-blocks stay, of which each then meets several tiles. Exit status 1 where a case failed.
+``--separate``, takes those of tests/gpu/helpers/fast_cases.py instead of the matrix's: for kernels
+whose blocks stay, of which each then meets several tiles. Exit status 1 where a case failed.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import ahead
 from kernelseam.cli.main import main as kernelseam
 from kernelseam.contract import Device
 from kernelseam.dispatch import find_device
 from kernelseam.errors import DeviceError
-from kernelseam.parity import report
-from kernelseam.parity.cases import Case, matrix
-from kernelseam.parity.pipeline import LIMIT, run_all
-from kernelseam.parity.run import Outcome, targets
-from kernelseam.parity.workers import cores
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.matrix import matrix
+from kernelseam.parity.report import summary
+from kernelseam.parity.running.pipeline import LIMIT, run_all
+from kernelseam.parity.running.run import Outcome, targets
+from kernelseam.parity.running.workers import cores
 from kernelseam.plugins import plugins
+
+from benchmarks import ahead
 
 OPERATIONS = tuple(dict.fromkeys(c.operation for c in matrix()))
 
@@ -119,8 +121,8 @@ def main(given: list[str] | None = None) -> int:
 
 
 def many_tiles(pattern: str) -> list[Case]:
-    """The cases of tests/gpu/fast_cases.py, chosen as ``matrix`` chooses."""
-    sys.path.append(str(Path(__file__).parents[1] / "tests" / "gpu"))
+    """The cases of tests/gpu/helpers/fast_cases.py, chosen as ``matrix`` chooses."""
+    sys.path.append(str(Path(__file__).parents[1] / "tests" / "gpu" / "helpers"))
     from fast_cases import CASES
 
     parts = [p.strip() for p in pattern.split(",") if p.strip()]
@@ -141,7 +143,7 @@ def separate(cases: list[Case], device: Device, implementation: str | None, verb
                 print(case.name, flush=True)
             for outcome in run_all([case], wanted, separate=True):
                 outcomes.append(outcome)
-                if outcome.status in report.BAD:
+                if outcome.status in summary.BAD:
                     print(
                         f"{outcome.status}: {case.name} on {outcome.implementation}: "
                         f"{outcome.detail}",
@@ -149,7 +151,7 @@ def separate(cases: list[Case], device: Device, implementation: str | None, verb
                     )
     except DeviceError as e:
         print(e)
-    print(report.table(report.rows(outcomes)))
+    print(summary.table(summary.rows(outcomes)))
     count = Counter(o.status for o in outcomes)
     print(f"{dict(count)} in {time.perf_counter() - start:.0f} s")
     return int(count["failed"] + count["error"] > 0 or not outcomes)

@@ -3,18 +3,19 @@ same bits, graphs."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import kernelseam
 import pytest
 from kernelseam.contract import Device
-from kernelseam.parity.cases import AttentionCase, Case, GemmCase, named
-from kernelseam.parity.run import Target, run_case, targets
-from kernelseam.parity.stages import judged, made
+from kernelseam.parity.cases.attention_case import AttentionCase
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.cases.gemm_case import GemmCase
+from kernelseam.parity.matrix import named
+from kernelseam.parity.running.run import Target, run_case, targets
+from kernelseam.parity.running.stages import judged, made
 from kernelseam.plugins import plugins
 
 pytestmark = pytest.mark.gpu
@@ -24,8 +25,6 @@ if BACKEND is None or not BACKEND.runtime.devices():
     pytest.skip("gpu is missing: no NVIDIA device here", allow_module_level=True)
 DEVICE: Device = BACKEND.runtime.devices()[0]
 cupy = pytest.importorskip("cupy")
-
-sys.path.append(str(Path(__file__).parent))
 
 from fast_cases import CASES  # noqa: E402
 from held import Held, ahead, unlike, ways  # noqa: E402

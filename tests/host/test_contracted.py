@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from kernelseam.contract import Device
-from kernelseam.parity.cases import named
+from kernelseam.parity.matrix import named
 from kernelseam_hostcpp.executable import Report, run
 from kernelseam_hostcpp.runtime import DEVICES
 from mutant import CONTRACTED, Mutant
@@ -56,7 +56,9 @@ def reports(
 
 def _on(device: Device) -> object:
     return pytest.param(
-        device, id=device.arch, marks=[] if device is DEVICES[0] else [pytest.mark.slow]
+        device,
+        id=device.arch,
+        marks=[] if device is DEVICES[0] else [pytest.mark.slow("another way to copy")],
     )
 
 

@@ -12,9 +12,12 @@ from kernelseam.interop import torch as ks
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch_operators import cells, functions, ints, packed, pages, projected, qkv  # noqa: E402
 
 FUNCTIONS = tuple(functions())
+INDUCTOR = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+"""torch's own, where inductor looks for oneDNN."""
 
 
 @pytest.fixture(autouse=True)
@@ -76,17 +79,24 @@ def block(x: Any, w: Any, b: Any, out: Any) -> Any:
     return torch.relu(ks.fused_output_projection_residual(y, out, residual=x)).square().mean()
 
 
+@INDUCTOR
+@pytest.mark.slow("inductor compiles C++ for half a minute")
 def test_a_layer_by_inductor_with_its_gradients() -> None:
     operands = (*projected(), cells(12, 32, seed=7))
     got = compiled(block, backend="inductor")(*operands)
     want = block(*operands)
     torch.testing.assert_close(got, want)
     for a, b in zip(*(torch.autograd.grad(x, operands) for x in (got, want)), strict=True):
-        torch.testing.assert_close(a, b)
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow("inductor compiles C++ for each function")
-@pytest.mark.parametrize("name", FUNCTIONS)
+SLOW = pytest.mark.slow("inductor compiles C++ for each function")
+
+
+@INDUCTOR
+@pytest.mark.parametrize(
+    "name", [n if n == "bmm" else pytest.param(n, marks=SLOW) for n in FUNCTIONS]
+)
 def test_plain_functions_by_inductor(name: str) -> None:
     function = functions()[name]
     operands = [x.detach() for x in function.operands]
@@ -100,9 +110,9 @@ def test_plain_functions_by_inductor(name: str) -> None:
 
 def lengths(call: Any, made: Callable[[int], tuple[Any, ...]], options: Any = None) -> int:
     """How often a call over operands of many lengths is compiled."""
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
     run = torch.compile(call, fullgraph=True, backend=counter, **(options or {}))
-    for n in (5, 8, 17, 33, 64, 65):
+    for n in (6, 10, 17, 33, 64, 65):  # none that is another extent's too, which torch joins
         operands = made(n)
         got, want = run(*operands), call(*operands)
         for a, b in zip(several(got), several(want), strict=True):
@@ -223,7 +233,7 @@ def test_activation_checkpointing(use_reentrant: bool, mode: str) -> None:
         if got is None:
             loss.backward()
             got = tuple(x.grad for x in operands)
-    assert [x.kernel for x in launches].count("attention") == 1  # computed again
+    assert [x.kernel for x in launches].count("numpy_attention") == 1  # computed again
     for a, b in zip(got, torch.autograd.grad(block(*operands), operands), strict=True):
         torch.testing.assert_close(a, b)
 
@@ -241,7 +251,8 @@ def test_selective_checkpointing_keeps_what_it_is_told_to() -> None:
     loss = checkpoint(block, *operands, use_reentrant=False, context_fn=contexts)
     with kernelseam.trace() as launches:
         got = torch.autograd.grad(loss, operands)
-    assert "attention" not in [x.kernel for x in launches]
+    again = [x.kernel for x in launches]
+    assert "numpy_attention" not in again and "numpy_qkv_projection" in again
     for a, b in zip(got, torch.autograd.grad(block(*operands), operands), strict=True):
         torch.testing.assert_close(a, b)
 
@@ -263,10 +274,25 @@ def test_autocast_in_what_is_compiled() -> None:
 
 def test_pages_are_decoded_at_growing_lengths_without_compiling() -> None:
     q, k, v, table, _ = pages()
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
     run = torch.compile(kernelseam.attention_paged, fullgraph=True, backend=counter)
     for n in range(1, 9):
         now = ints(n, n)
         want = kernelseam.attention_paged(q, k, v, table, now)
         torch.testing.assert_close(run(q, k, v, table, now), want)
     assert counter.frame_count == 1
+
+
+def test_a_plain_function_that_is_compiled_has_gradients() -> None:
+    """Uncompiled it refuses what would be lost; its operator loses nothing."""
+    q, k, v = qkv()
+    got = compiled(lambda *x: kernelseam.attention(*x, causal=True).square().sum())(q, k, v)
+    want = ks.attention(q, k, v, causal=True).square().sum()
+    for a, b in zip(*(torch.autograd.grad(y, (q, k, v)) for y in (got, want)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_what_fits_together_no_way_is_said_when_it_compiles() -> None:
+    q, k, v = (x.detach() for x in qkv())
+    with pytest.raises(Exception, match=r"q = an array of shape \[4, 6, 8\]: must have 4 axes"):
+        compiled(kernelseam.attention)(q[0], k, v)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from kernelseam.descriptors.attention import band
-from kernelseam.descriptors.validation import flag
+from kernelseam.descriptors.attention.forward import band
+from kernelseam.descriptors.common.validation import flag
 from kernelseam.errors import InvalidValue
 from kernelseam.interop import torch_attention, torch_nested
 from kernelseam.interop.torch_attention import DIFFERENTIABLE
@@ -208,16 +208,19 @@ def _apply(
 ) -> Any:
     operands, traced = tensors(given, needed)
     deterministic = flag("deterministic", deterministic)
-    options["out_dtype"] = dtype_name(options["out_dtype"])
+    if options["out_dtype"] is not None:
+        options["out_dtype"] = dtype_name(options["out_dtype"])
     operands = autocast(operands, ("q", "k", "v"))
-    if traced:
+    nested = operands["q"].is_nested
+    if traced or nested:
         chosen = {
             "deterministic": deterministic,
             "implementation": implementation,
             "bwd_implementation": bwd_implementation,
         }
-        if torch_nested.is_jagged(operands["q"]):
-            return torch_nested.attention(operands, options, chosen, attention_varlen)
+    if nested and "layout" in options and torch_nested.is_jagged(operands["q"]):
+        return torch_nested.attention(operands, options, chosen, attention_varlen)
+    if traced:
         return _traced(operands, options, chosen)
     check_bwd_implementation(bwd_implementation, "attention_bwd", "q", operands)
     forward = {**options, "implementation": implementation}

@@ -11,8 +11,9 @@ import torch
 from torch.autograd import forward_ad
 
 from kernelseam.arrays import describe
+from kernelseam.arrays.torch import refuse_tangent
 from kernelseam.errors import InvalidValue, UnknownName
-from kernelseam.interop.torch import refuse_tangent
+from kernelseam.ops.traced import stands_for_others
 from kernelseam.plugins import plugins
 
 Tensor = Any
@@ -29,7 +30,7 @@ def tensors(
     forward-mode differentiation is asked for.
     """
     found: dict[str, Tensor] = {}
-    traced = torch.compiler.is_compiling() or _modes() > 0 or _interpreter() is not None
+    odd = False
     for name, x in given.items():
         kind: Any = type(x)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
@@ -40,25 +41,42 @@ def tensors(
                     name, kind.__name__, "must be a torch tensor", "Pass torch.as_tensor(…)"
                 )
             found[name] = x
-            traced = traced or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+            odd = True
         elif name in needed:
             raise InvalidValue(name, None, "must be a torch tensor", "Give it")
     if forward_ad._current_level >= 0:
         for name, x in found.items():
             refuse_tangent(f"{name}.tangent", x)
-    return found, traced or found[needed[0]].is_meta
+    if odd or found[needed[0]].is_meta:
+        return found, stands_for_others(found.values())
+    return found, _modes() > 0 or _interpreter() is not None
 
 
-_modes, _interpreter = (
-    torch._C._len_torch_dispatch_stack,
-    torch._C._functorch.peek_interpreter_stack,
-)
+def _compiled(
+    given: Mapping[str, Tensor | None], needed: Sequence[str]
+) -> tuple[dict[str, Tensor], bool]:
+    """``tensors`` as Dynamo follows it."""
+    for name, x in given.items():
+        if x is None and name in needed:
+            raise InvalidValue(name, None, "must be a torch tensor", "Give it")
+        if x is not None and not isinstance(x, torch.Tensor):
+            raise InvalidValue(
+                name, type(x).__name__, "must be a torch tensor", "Pass torch.as_tensor(…)"
+            )
+    return {name: x for name, x in given.items() if x is not None}, True
+
+
+# As in ops.calling: asking at each call whether something compiles would cost all calls.
+tensors._torchdynamo_inline = _compiled  # type: ignore[attr-defined]
+_modes = torch._C._len_torch_dispatch_stack
+_interpreter = torch._C._functorch.peek_interpreter_stack
+_autocasts = torch._C._is_any_autocast_enabled
 
 
 def autocast(given: dict[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
     """The tensors with those of ``names`` in the dtype of torch.autocast, where it is enabled for
     their device. As in torch's own products, what is float64 stays as it is."""
-    if not torch._C._is_any_autocast_enabled():  # one call, where the next asks by device
+    if not _autocasts():  # by no device
         return given
     device = given[names[0]].device.type
     if not torch.is_autocast_enabled(device):

@@ -57,19 +57,18 @@ def hand_over(
 
 
 def stands_for_others(arrays: Iterable[object]) -> bool:
-    """Whether some array is a tensor without memory of its own: of a class that dispatches for
-    itself (fake, functional, distributed ones) or of a transform of torch.func; or whether all are
-    on torch's device "meta"."""
+    """Whether tensors have no memory because torch traces the call: under a transform of
+    torch.func, with all of them on torch's device "meta", or of classes that dispatch for
+    themselves (fake and functional tensors), all of them or under a mode that takes care of the
+    rest. Nested tensors stand for themselves."""
     torch: Any = sys.modules.get("torch")
     plain: Any = getattr(torch, "Tensor", None)
-    if plain is None:
+    tensors: list[Any] = [x for x in arrays if plain is not None and isinstance(x, plain)]
+    if not tensors or any(x.is_nested for x in tensors):
         return False
-    meta = True
-    for x in arrays:
-        if not isinstance(x, plain):
-            meta = False
-            continue
-        if type(x).__torch_dispatch__ is not plain.__torch_dispatch__:
-            return True
-        meta = meta and x.is_meta
-    return meta or torch._C._functorch.peek_interpreter_stack() is not None
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    if all(x.is_meta for x in tensors):
+        return True
+    dispatching = [type(x).__torch_dispatch__ is not plain.__torch_dispatch__ for x in tensors]
+    return all(dispatching) or (any(dispatching) and torch._C._len_torch_dispatch_stack() > 0)

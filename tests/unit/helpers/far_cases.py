@@ -14,13 +14,17 @@ import numpy as np
 import numpy.typing as npt
 from kernelseam.contract import Device
 from kernelseam.dtypes import DType
-from kernelseam.parity import data
-from kernelseam.parity.cases import AttentionCase, BackwardCase, Case, MergeCase
-from kernelseam.parity.check import Verdict
-from kernelseam.parity.description import describe
-from kernelseam.parity.memory import Place, Walk
-from kernelseam.parity.projection_case import ProjectionCase
-from kernelseam.parity.stages import verdict
+from kernelseam.oracle.check import Verdict
+from kernelseam.parity.cases.attention_bwd_case import BackwardCase
+from kernelseam.parity.cases.attention_case import AttentionCase
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.cases.merge_case import MergeCase
+from kernelseam.parity.cases.projection_case import ProjectionCase
+from kernelseam.parity.cases.walk import Walk
+from kernelseam.parity.data.memory import Place
+from kernelseam.parity.operations import operands
+from kernelseam.parity.operations.operands import describe
+from kernelseam.parity.running.stages import verdict
 from kernelseam.planning import plan
 from kernelseam.plugins import plugins
 
@@ -32,11 +36,9 @@ _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _BATCHES, _HEADS = Walk(gaps=(FAR, 0, 0)), Walk(gaps=(0, FAR, 0))
 _ROWS = Walk(gaps=(0, 0, FAR // 2))
 """Their stride is 32-bit: the third row is beyond 2³¹."""
-_TWO_BATCHES, _TWO_HEADS = (
-    {"batch": 2, "num_heads": 1, "kv_heads": 1},
-    {"batch": 1, "num_heads": 2, "kv_heads": 2},
-)
-_ONE = {"batch": 1, "num_heads": 1, "kv_heads": 1}
+_TWO_BATCHES: dict[str, Any] = {"batch": 2, "num_heads": 1, "kv_heads": 1}
+_TWO_HEADS: dict[str, Any] = {"batch": 1, "num_heads": 2, "kv_heads": 2}
+_ONE: dict[str, Any] = {"batch": 1, "num_heads": 1, "kv_heads": 1}
 _AXES: dict[str, tuple[Walk, dict[str, Any]]] = {
     "batches": (_BATCHES, _TWO_BATCHES),
     "heads": (_HEADS, _TWO_HEADS),
@@ -49,7 +51,7 @@ def _attention(name: str, **fields: Any) -> AttentionCase:
 
 
 def _gradients(
-    name: str, walks: Mapping[str, Walk], any_order: bool = False, **fields: Any
+    name: str, walks: Mapping[str, Any], any_order: bool = False, **fields: Any
 ) -> BackwardCase:
     """The walks of dq, dk, dv, dout and dbias; the rest are the forward's fields."""
     forward = _attention(name, **fields)
@@ -75,7 +77,7 @@ def _cases() -> Iterator[tuple[str, Case]]:
         for operand in ("dq", "dk", "dv", "dout"):
             yield operand, _gradients(f"bwd-{operand}-{axis}", {operand: walk}, **shape)
         for operand in ("q", "k", "v"):
-            yield operand, _gradients(f"bwd-{operand}-{axis}", {}, **{operand: walk}, **shape)
+            yield operand, _gradients(f"bwd-{operand}-{axis}", {}, **shape | {operand: walk})
         for short, dtype in (("", f16), ("-f32", f32)):  # the latter needs no sums in a workspace
             yield (
                 "dbias",
@@ -106,7 +108,7 @@ def _cases() -> Iterator[tuple[str, Case]]:
         for operand in ("outs", "out"):
             yield (
                 operand,
-                MergeCase(f"far-merge-{operand}-{name}", f32, f16, **{operand: walk}, **merge),
+                MergeCase(f"far-merge-{operand}-{name}", f32, f16, **merge | {operand: walk}),
             )
     yield (
         "outs",
@@ -180,7 +182,7 @@ def held(
     """The oracle's verdict on a case that is computed over ``memory(bytes before, bytes)`` an
     operand."""
     runtime = plugins().backend(device.backend).runtime
-    layout, values = data.layout(case, separate=True), data.values(case)
+    layout, values = operands.layout(case, separate=True), operands.values(case)
     assert _reach(layout.places[operand]) > FAR, f"{operand} is not far"
     sizes = {
         p.block: max(q.bytes for q in layout.places.values() if q.block == p.block)
@@ -209,7 +211,7 @@ def held(
         runtime.synchronize(device)
         results = {
             name: blocks[layout.places[name].block].read(layout.places[name])
-            for name in data.outputs(case)
+            for name in operands.outputs(case)
         }
         return verdict(case, results)
 

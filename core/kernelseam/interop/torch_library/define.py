@@ -48,7 +48,7 @@ def define(
         )
     if batched is not None:
         torch.library.register_vmap(qualified, batched, lib=LIBRARY)
-    operator = getattr(torch.ops.kernelseam, name).default
+    operator: Callable[..., Any] = getattr(torch.ops.kernelseam, name).default
     if backward is None:
         return operator
     under_transforms = transformed(operator, setup, backward, batched)
