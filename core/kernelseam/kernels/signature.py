@@ -46,9 +46,13 @@ Member = tuple[str, "str | Structure"]
 @dataclass(frozen=True)
 class Structure:
     """Members that are passed by value together, laid out as C does: each at the next multiple of
-    its own alignment."""
+    its own alignment.
+
+    ``fields``: what the device source calls them; none given: as they are called here.
+    """
 
     members: tuple[Member, ...]
+    fields: tuple[str, ...] = ()
 
     @property
     def alignment(self) -> int:
@@ -61,6 +65,19 @@ class Structure:
         for (name, kind), at in zip(self.members, self._offsets[:-1], strict=True):
             inner = kind.scalars if isinstance(kind, Structure) else ((name, kind, 0),)
             found += [(n, k, at + offset) for n, k, offset in inner]
+        return tuple(found)
+
+    @cached_property
+    def places(self) -> tuple[tuple[str, int], ...]:
+        """Each scalar as the device source calls it, an inner structure's behind a dot, and its
+        offset."""
+        found: list[tuple[str, int]] = []
+        fields = self.fields or tuple(name for name, _ in self.members)
+        for field, (_, kind), at in zip(fields, self.members, self._offsets[:-1], strict=True):
+            if isinstance(kind, Structure):
+                found += [(f"{field}.{inner}", at + offset) for inner, offset in kind.places]
+            else:
+                found.append((field, at))
         return tuple(found)
 
     @property

@@ -13,7 +13,7 @@ from kernelseam.dtypes import DType
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up
 from kernelseam.kernels.kernel import HostHalf
 from kernelseam.kernels.launches import Launch, Launches
-from kernelseam.kernels.signature import Signature
+from kernelseam.kernels.signature import Signature, Structure
 
 WARPS = 4
 
@@ -39,6 +39,8 @@ class SmallKernel(HostHalf):
     stride_names: tuple[str, ...]
     int_names: tuple[str, ...]
     float_names: tuple[str, ...] = ()
+    structures: tuple[tuple[str, Structure], ...] = ()
+    """After the others."""
     shared = 0
 
     def refuse(self, problem: Any, row: ArchRow) -> str | None:
@@ -60,6 +62,7 @@ class SmallKernel(HostHalf):
                 *((s, "i64") for s in self.stride_names),
                 *((i, "i32") for i in self.int_names),
                 *((f, "f32") for f in self.float_names),
+                *self.structures,
             )
         )
 
