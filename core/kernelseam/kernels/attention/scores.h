@@ -93,6 +93,8 @@ template<class T> struct Planes {
   const T* base;
   i64 batch, head, row, column;
   KS_DEVICE Plane<T> from(int b, int h) const { return {base + b * batch + h * head, head, (int)row, (int)column}; }
+  // One head's, where `base` is its entry's.
+  KS_DEVICE Plane<T> of(int h) const { return {base + h * head, 0, (int)row, (int)column}; }
 };
 
 // ALiBi's, over [batch, head].

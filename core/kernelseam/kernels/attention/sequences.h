@@ -41,6 +41,8 @@ template<class T> struct Matrices {
   template<int VIEW> KS_DEVICE T* at(int b, int h, int heads, int first) const {
     return matrix<VIEW>(base, b, h, heads, first, batch, head, row);
   }
+  // The rows of a head, where `base` is its entry's.
+  KS_DEVICE StridedView<T> rows(int h) const { return {base + h * head, row}; }
 };
 
 // A number for each row of queries, as the log-sum-exp.
