@@ -19,12 +19,12 @@ KS_DEVICE float fade(float from, float to) { return from == -infinity() ? 0.f : 
 
 KS_KERNEL(WARP * KS_WARPS, 1)
 softmax(const float* products, T* weights, float* lse, const float* sinks, i64 lse_batch, i64 lse_head, int num_heads,
-        int S_q, int S_k, int pitch, int total, ScoreArguments score) {
+        int S_q, int S_k, int pitch, int total, ScoreArguments arguments) {
   const i64 index = (i64)block_index() * KS_WARPS + warp_index();
   if (index >= total) return;
   const int line = (int)index, i = line % S_q, head = line / S_q % num_heads, batch = line / S_q / num_heads;
 
-  const Scores scores = score.of(batch, 0, S_q, S_k);
+  const Scores scores = arguments.of(batch, 0, S_q, S_k);
 
   const float* const from = products + index * pitch;
   T* const to = weights + index * pitch;
