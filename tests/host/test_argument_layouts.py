@@ -71,7 +71,12 @@ def test_members_lie_where_they_are_packed(name: str) -> None:
             "i64 head, batch;\n  int row;",
             "batch",
         ),
-        ("attention/forward.h", "i64 out, lse;", "i64 lse, out;", "out"),
+        (
+            "attention/sequences.h",
+            "const int* table;\n  i64 table_row;",
+            "i64 table_row;\n  const int* table;",
+            "table",
+        ),
         (
             "attention/sequences.h",
             "  int S_q, S_k;\n  KS_DEVICE Sequence at",

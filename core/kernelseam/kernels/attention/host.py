@@ -38,7 +38,7 @@ from kernelseam.kernels.elements import (
 )
 from kernelseam.kernels.kernel import HostHalf
 from kernelseam.kernels.launches import Launch, Launches
-from kernelseam.kernels.signature import Signature, Structure
+from kernelseam.kernels.signature import Signature
 
 KNOWN = frozenset(
     {
@@ -141,13 +141,10 @@ _SIGNATURE = Signature(
         ("pages", PAGES),
         ("num_heads", "i32"),
         ("group", divider_parameter("head_group")),
-        (
-            "parts",
-            Structure(
-                (("out_split", "i64"), ("lse_split", "i64"), ("q_tiles", "i32"), ("splits", "i32")),
-                ("out", "lse", "q_tiles", "splits"),
-            ),
-        ),
+        ("out_split", "i64"),
+        ("lse_split", "i64"),
+        ("q_tiles", "i32"),
+        ("splits", "i32"),
     )
 )
 _OPERANDS = {
