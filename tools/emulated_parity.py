@@ -27,6 +27,7 @@ from kernelseam.parity.cases import Case, matrix
 from kernelseam.parity.report import last_line
 from kernelseam.parity.run import Outcome, Target, run_case, targets
 from kernelseam.plugins import plugins
+from kernelseam_rocm_emulator import Emulation, start
 
 PAGE = Path(__file__).parent.parent / "docs" / "parity" / "amd-emulated.md"
 
@@ -49,7 +50,7 @@ LIMITS = """\
 * **Waits and races.** Waves of a block run one after another, each up to the next barrier, and every load is complete
   at once. A missing wait, and nearly every missing barrier, has no effect here.
 * **Timing.** Seconds are those of a program on the host. They say nothing of the hardware.
-* **Inside a matrix instruction.** Products of halves are computed by our own mends: exactly, with one rounding at the
+* **Inside a matrix instruction.** Products of halves are computed by our own patches: exactly, with one rounding at the
   end, and by IEEE's rules for inf, NaN and subnormals. The hardware's order of summation and its roundings are not
   shown. That inf and NaN agree here shows what the kernels do with them; what the instructions do with them is taken
   from the documents, not from a device.
@@ -60,7 +61,7 @@ LIMITS = """\
 * **Some instructions** are missing: atomics that return a value (CDNA), generic pointers to private memory, and on
   gfx11 to shared memory, sparse products, buffer instructions on gfx12. A kernel that has one fails its test.
 * **Faults nobody has found yet.** The emulator gave wrong results for instructions of these kernels before they were
-  mended, and may do so for others. The self-test holds what is known.
+  patched, and may do so for others. The self-test holds what is known.
 * **gfx90a** is compiled only."""  # noqa: E501
 
 
@@ -109,6 +110,13 @@ HEAD = (
 )
 
 
+def emulation() -> Emulation:
+    """What runs the kernels."""
+    found = start()
+    assert isinstance(found, Emulation), found
+    return found
+
+
 @cache
 def cases() -> dict[str, Case]:
     """Every parity case by its name."""
@@ -131,18 +139,16 @@ def by_operation(groups: Sequence[Group]) -> dict[str, list[Group]]:
 
 def run(device: Device, groups: Sequence[Group]) -> Iterator[Part]:
     """Every case of the groups on a device, an operation at a time."""
-    from kernelseam_rocm import emulation
-
-    used = emulation.required().used
+    used = emulation().used
     found = {(t.operation, t.implementation): t for t in targets(device=device)}
     for what, its in by_operation(groups).items():
         before = len(used)
         wanted = [(cases()[name], group.implementation) for group in its for name in group.cases]
-        outcomes = tuple(_told(case, found[case.operation, name]) for case, name in wanted)
+        outcomes = tuple(_reported(case, found[case.operation, name]) for case, name in wanted)
         yield Part(device, what, outcomes, len(used) - before)
 
 
-def _told(case: Case, target: Target) -> Outcome:
+def _reported(case: Case, target: Target) -> Outcome:
     outcome = run_case(case, target)
     why = "" if outcome.status == "passed" else f": {last_line(outcome.detail)}"
     print(
@@ -190,11 +196,9 @@ def covered(groups: Sequence[Group]) -> Iterator[str]:
 
 def versions(device: Device) -> list[tuple[str, str]]:
     """What the results came from."""
-    from kernelseam_rocm import emulation
-
     toolchain = plugins().backend(device.backend).toolchain
     assert toolchain is not None
-    folder = emulation.required().checkout.folder
+    folder = emulation().checkout.folder
     commit = subprocess.run(
         ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True
     )
@@ -204,7 +208,7 @@ def versions(device: Device) -> list[tuple[str, str]]:
             "emulator",
             (
                 f"tinygrad's test tree, commit {commit.stdout.strip()[:10] or 'unknown'}, with our "
-                "mends"
+                "patches"
             ),
         ),
         ("Python", platform.python_version()),

@@ -20,9 +20,9 @@ import kernelseam as ks
 import numpy as np
 import torch
 import torch.nn.functional as functional
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dtypes import DType
 from kernelseam.parity import check, oracle
-from kernelseam.planning import Descriptor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.comparing.results import WITHOUT, Record

@@ -10,9 +10,9 @@ from typing import Any
 import kernelseam as ks
 import numpy as np
 import torch
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dtypes import DType
 from kernelseam.parity import check, oracle
-from kernelseam.planning import Descriptor
 
 from benchmarks.comparing.attention import flash_attention_3
 from benchmarks.comparing.results import COPY, Record

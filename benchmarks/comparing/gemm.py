@@ -11,10 +11,10 @@ import kernelseam as ks
 import numpy as np
 import torch
 import torch.nn.functional as functional
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dtypes import DType
 from kernelseam.errors import KernelSeamError
 from kernelseam.parity import check, oracle
-from kernelseam.planning import Descriptor
 
 from benchmarks.comparing.results import COPY, PEER, WITHOUT, Record
 from benchmarks.comparing.rows import (

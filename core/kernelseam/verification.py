@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam.contract import Device, OperandRule, Runtime
-from kernelseam.descriptors.attention_problem import AttentionProblem
-from kernelseam.descriptors.gemm_problem import GemmProblem
-from kernelseam.descriptors.merge_problem import MergeProblem
+from kernelseam.descriptors.attention.merge_problem import MergeProblem
+from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import DType
 from kernelseam.errors import WrongResult
 from kernelseam.parity import check

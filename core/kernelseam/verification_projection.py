@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from kernelseam.descriptors.projection_bwd_problem import (
+from kernelseam.descriptors.projection.backward_problem import (
     OutputProjectionBwdProblem,
     QkvProjectionBwdProblem,
 )
-from kernelseam.descriptors.projection_problem import OutputProjectionProblem, QkvProjectionProblem
+from kernelseam.descriptors.projection.problem import OutputProjectionProblem, QkvProjectionProblem
 from kernelseam.parity import check, oracle, oracle_projection
 from kernelseam.parity.oracle import Array
 from kernelseam.parity.oracle_projection import Results, tokens

@@ -1,4 +1,4 @@
-"""The three distributions, from a wheel, from an sdist and editable: each in an environment of its
+"""The four distributions, from a wheel, from an sdist and editable: each in an environment of its
 own.
 
 Nothing is downloaded: the fresh environments see the libraries of this one, but none of its
@@ -15,16 +15,19 @@ import sys
 import tarfile
 import venv
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+MadeOnce = Callable[[str, Callable[[Path], None]], Path]
 PROJECTS = {
     "kernelseam": ROOT,
     "kernelseam_cuda": ROOT / "plugins" / "cuda",
     "kernelseam_rocm": ROOT / "plugins" / "rocm",
+    "kernelseam_rocm_emulator": ROOT / "plugins" / "rocm_emulator",
 }
 PACKAGES = {n: (p / "core" if p == ROOT else p) / n for n, p in PROJECTS.items()}
 LOOK = """
@@ -38,7 +41,7 @@ def texts(folder, prefix=""):
             yield prefix + entry.name, entry.read_text(encoding="utf-8")
 
 found = {}
-for package in ("kernelseam", "kernelseam_cuda", "kernelseam_rocm"):
+for package in ("kernelseam", "kernelseam_cuda", "kernelseam_rocm", "kernelseam_rocm_emulator"):
     module = importlib.import_module(package)
     found[package] = {
         "place": str(pathlib.Path(module.__file__).parent),
@@ -50,7 +53,7 @@ found["platforms"] = {
     f"{b.name} {arch}": sorted(b.toolchain.platform_files(arch))
     for b in backends.values() if b.toolchain for arch in b.toolchain.archs
 }
-from kernelseam.kernels.kernel import shared_sources
+from kernelseam.kernels.sources import shared_sources
 found["shared"] = sorted(shared_sources())
 print(json.dumps(found))
 """
@@ -85,12 +88,14 @@ def _device_sources(package: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(made_once: MadeOnce) -> Path:
     """A folder with the wheel and the sdist of each."""
-    folder = tmp_path_factory.mktemp("dist")
-    for project in PROJECTS.values():
-        _run(sys.executable, "-m", "hatchling", "build", "-d", folder, cwd=project)
-    return folder
+
+    def build(folder: Path) -> None:
+        for project in PROJECTS.values():
+            _run(sys.executable, "-m", "hatchling", "build", "-d", folder, cwd=project)
+
+    return made_once("distributions", build)
 
 
 def _one(folder: Path, pattern: str) -> Path:
@@ -100,40 +105,27 @@ def _one(folder: Path, pattern: str) -> Path:
 
 @pytest.fixture(scope="session", params=["wheel", "sdist", "editable"])
 def installed(
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-    built: Path,
-    libraries: Path,
+    request: pytest.FixtureRequest, made_once: MadeOnce, built: Path, libraries: Path
 ) -> tuple[str, Path]:
     """How it was installed, and the environment's folder of programs."""
     mode: str = request.param
-    folder = tmp_path_factory.mktemp(mode)
-    venv.create(folder, with_pip=False, symlinks=True)
-    programs = folder / "bin"
-    (site,) = folder.glob("lib/python*/site-packages")
-    (site / "zzz_libraries.pth").write_text(f"{libraries}\n")
-    targets: list[object] = []
-    for name, project in PROJECTS.items():
-        if mode == "editable":
-            targets += ["-e", project]
-        else:
-            targets.append(_one(built, f"{name}-*.whl" if mode == "wheel" else f"{name}-*.tar.gz"))
-    _run(
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        programs / "python",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--no-build-isolation",
-        "--disable-pip-version-check",
-        *targets,
-        cwd=folder,
-    )
-    return mode, programs
+
+    def install(folder: Path) -> None:
+        venv.create(folder, with_pip=False, symlinks=True)
+        (site,) = folder.glob("lib/python*/site-packages")
+        (site / "zzz_libraries.pth").write_text(f"{libraries}\n")
+        targets: list[object] = []
+        for name, project in PROJECTS.items():
+            if mode == "editable":
+                targets += ["-e", project]
+            else:
+                suffix = "-*.whl" if mode == "wheel" else "-*.tar.gz"
+                targets.append(_one(built, f"{name}{suffix}"))
+        pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install"]
+        options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
+        _run(*pip, *options, "--disable-pip-version-check", *targets, cwd=folder)
+
+    return mode, made_once(mode, install) / "bin"
 
 
 def test_device_sources_are_found(installed: tuple[str, Path], tmp_path: Path) -> None:
@@ -146,7 +138,9 @@ def test_device_sources_are_found(installed: tuple[str, Path], tmp_path: Path) -
             assert Path(found[package]["place"]).is_relative_to(programs.parent)
         expected = _device_sources(checkout)
         assert found[package]["texts"] == expected
-        assert "py.typed" in expected and any(n.endswith(".h") for n in expected)
+        assert "py.typed" in expected
+        # the emulator brings no device sources
+        assert any(n.endswith(".h") for n in expected) is not package.endswith("emulator")
     assert {"gemm/gemm.h", "attention/forward.h", "tile/tile.h"} <= set(found["shared"])
     archs = set(found["platforms"])
     assert {
@@ -168,9 +162,14 @@ def test_the_command_works(installed: tuple[str, Path], tmp_path: Path) -> None:
     )
     found = json.loads(said)
     assert found["failures"] == []
+    assert "off (KERNELSEAM_TINYGRAD is not set)" in said  # the ROCm plugin sees the emulator
     assert {p["plugin"] for p in found["plugins"]} == {"reference", "cuda", "rocm"}
     assert set(found["backends"]) == {"numpy", "cuda", "rocm"}
     assert not cache.exists()
+    said = _run(
+        programs / "kernelseam", "doctor", "--json", cwd=tmp_path, KERNELSEAM_TINYGRAD=str(tmp_path)
+    )
+    assert "must be a checkout of tinygrad's repository" in said  # by the emulator's package
     answer = json.loads(
         _run(
             programs / "python",
@@ -214,7 +213,7 @@ def test_extras_name_the_vendors_distributions(built: Path) -> None:
         with zipfile.ZipFile(_one(built, f"{name}-*.whl")) as wheel:
             text = wheel.read(f"{name}-0.1.0.dist-info/METADATA").decode()
         metadata[name] = email.message_from_string(text)
-    core, cuda, rocm = metadata.values()
+    core, cuda, rocm, emulator = metadata.values()
     requires = core.get_all("Requires-Dist", [])
     assert {"cuda", "rocm", "test"} <= set(core.get_all("Provides-Extra", []))
     assert (
@@ -222,10 +221,14 @@ def test_extras_name_the_vendors_distributions(built: Path) -> None:
         and "kernelseam-rocm; extra == 'rocm'" in requires
     )
     assert {"cu12", "cu13"} <= set(cuda.get_all("Provides-Extra", []))
-    for plugin in (cuda, rocm):
+    for plugin in (cuda, rocm, emulator):
         assert any(
             r.split(";")[0].strip().startswith("kernelseam")
             for r in plugin.get_all("Requires-Dist", [])
         )
+    assert "kernelseam-rocm<0.2,>=0.1" in emulator.get_all("Requires-Dist", [])
+    assert "kernelseam-rocm-emulator<0.2,>=0.1; extra == 'emulator'" in rocm.get_all(
+        "Requires-Dist", []
+    )
     for found in metadata.values():
         assert found["Requires-Python"] == ">=3.11" and found["License-Expression"] == "Apache-2.0"

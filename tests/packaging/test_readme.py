@@ -28,7 +28,8 @@ def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs", "plugins/cuda/README.md", "plugins/rocm/README.md"]
+    "page",
+    ["README.md", "docs", *(f"plugins/{p}/README.md" for p in ("cuda", "rocm", "rocm_emulator"))],
 )
 def test_links_lead_somewhere(page: str) -> None:
     place = ROOT / page

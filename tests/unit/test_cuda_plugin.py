@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from kernelseam.compilation import build
 from kernelseam.contract import CONTRACT_VERSION, Device, KernelFacts, LaunchConfig
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import CompileError, DeviceError, NoDevice, OutOfDeviceMemory, UnknownName
 from kernelseam.kernels import HALVES, tiles_of
@@ -32,7 +32,7 @@ def test_importing_the_plugin_imports_no_runtime(python_command: list[str]) -> N
         # .pth files may import cuda
         "import sys; before = set(sys.modules); import kernelseam_cuda.plugin; "
         "print([m for m in set(sys.modules) - before if m.split('.')[0] in ('cuda', 'cupy', "
-        "'torch')])"
+        "'elftools', 'torch')])"
     )
     done = subprocess.run([*python_command, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -221,7 +221,7 @@ def _held_over_forks(source: str) -> list[str]:
 
 
 CACHED = ("functools", "cached_property")
-PACKAGES = ("kernelseam", "kernelseam_cuda", "kernelseam_rocm")
+PACKAGES = ("kernelseam", "kernelseam_cuda", "kernelseam_rocm", "kernelseam_rocm_emulator")
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -1,5 +1,5 @@
-"""The emulator's process, with a fake emulator in it: results come back, and whatever goes wrong is
-told by name."""
+"""The emulator's process, with a fake emulator in it: results come back, and every failure is
+reported by name."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from kernelseam.contract import Device
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, OutOfDeviceMemory
 
-pytest.importorskip("kernelseam_rocm", reason="kernelseam-rocm is not installed")
+pytest.importorskip("kernelseam_rocm_emulator", reason="kernelseam-rocm-emulator is not installed")
 import amdelf  # noqa: E402
 import fake_emulator as fake  # noqa: E402
 from interruption import interrupted  # noqa: E402
-from kernelseam_rocm.emulation import worker  # noqa: E402
-from kernelseam_rocm.emulation.checkout import Checkout  # noqa: E402
-from kernelseam_rocm.emulation.devices import EmulatedArray, devices  # noqa: E402
-from kernelseam_rocm.emulation.loader import Launch  # noqa: E402
-from kernelseam_rocm.emulation.memory import PAGE, Arena  # noqa: E402
-from kernelseam_rocm.emulation.worker import Emulator  # noqa: E402
+from kernelseam_rocm_emulator import worker  # noqa: E402
+from kernelseam_rocm_emulator.checkout import Checkout  # noqa: E402
+from kernelseam_rocm_emulator.devices import EmulatedArray, devices  # noqa: E402
+from kernelseam_rocm_emulator.loader import Launch  # noqa: E402
+from kernelseam_rocm_emulator.memory import PAGE, Arena  # noqa: E402
+from kernelseam_rocm_emulator.worker import Emulator  # noqa: E402
 
 DEVICE = devices(0, 1 << 20)[2]
 

@@ -18,7 +18,7 @@ from kernelseam import (
     plan,
     verification,
 )
-from kernelseam.descriptors.gemm_problem import GemmProblem
+from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.errors import WrongResult
 from kernelseam.parity.model import TileModel
 from kernelseam_thirdvendor import AcmeArray

@@ -12,7 +12,7 @@ import typer
 
 from kernelseam.cli import shapes
 from kernelseam.descriptors import Attention, AttentionBwd
-from kernelseam.descriptors.attention_problem import AttentionProblem
+from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.parity import data

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from kernelseam.containment import Contained
 from kernelseam.contract import EMULATED, Backend, Device, Implementation, Problem
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dispatch import ask
 from kernelseam.dtypes import DType
 from kernelseam.errors import WrongResult
@@ -16,7 +17,7 @@ from kernelseam.parity.cases import AttentionCase, BackwardCase, Case, GemmCase,
 from kernelseam.parity.description import describe
 from kernelseam.parity.projection_case import ProjectionCase
 from kernelseam.parity.run import Target, flushes, run_case
-from kernelseam.planning import Descriptor, plan
+from kernelseam.planning import plan
 from kernelseam.plugins import Failure, Plugins, failure
 
 F16, F32 = DType.float16, DType.float32

@@ -15,12 +15,12 @@ from kernelseam.descriptors import (
     BatchedGemmPointers,
     BatchedGemmStrided,
 )
-from kernelseam.descriptors.merge import MergeStates
+from kernelseam.descriptors.attention.merge import MergeStates
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.parity import attention_data, projection_data
 from kernelseam.parity.cases import AttentionCase, BackwardCase, Case, MergeCase
 from kernelseam.parity.memory import Layout
 from kernelseam.parity.projection_case import ProjectionCase
-from kernelseam.planning import Descriptor
 
 _MATRIX, _PLANE = ("batch", "head", "row"), ("batch", "head", "row", "column")
 _FIELDS = {

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts, host_array
-from kernelseam.descriptors.attention_problem import AttentionProblem
-from kernelseam.descriptors.gemm_problem import GemmProblem
+from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.parity.model_gemm import GEMM_FAULTS as GEMM_FAULTS
 from kernelseam.parity.model_gemm import compute
 from kernelseam.parity.model_gemm import gemm as gemm

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam.contract import host_array
-from kernelseam.descriptors.gemm_problem import GemmProblem
+from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import DType
 from kernelseam.parity.oracle import Array
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernelseam import __version__
+from kernelseam._version import __version__
 from kernelseam.containment import Contained, told
 from kernelseam.contract import CONTRACT_VERSION, Toolchain
 from kernelseam.errors import KernelSeamError

@@ -10,20 +10,16 @@ from typing import Any
 from kernelseam.contract import CONTRACT_VERSION, EMULATED, Backend, PluginInfo, Runtime
 from kernelseam.errors import CompileError, DeviceError
 from kernelseam.hookspecs import hookimpl
-from kernelseam.plugins import Registry
+from kernelseam.registry import Registry
 
+from kernelseam_rocm import emulator
 from kernelseam_rocm.blas import HipBlasBatchedGemm, HipBlasGemm
-from kernelseam_rocm.emulation import VARIABLE
-from kernelseam_rocm.emulation import emulation as emulated
-from kernelseam_rocm.emulation.devices import JoinedRuntime
+from kernelseam_rocm.joined import JoinedRuntime
 from kernelseam_rocm.runtime import HipRuntime
 from kernelseam_rocm.toolchain import HipToolchain
 
 VARIABLES = (
-    (
-        VARIABLE,
-        "a checkout of tinygrad, whose emulator of AMD's instructions stands in for devices",
-    ),
+    (emulator.VARIABLE, f"a checkout of tinygrad, for {emulator.DISTRIBUTION}'s emulated devices"),
 )
 DISTRIBUTIONS = ("hip-python", "rocm-bindings-core", "rocm-bindings-hip", "rocm-bindings-libraries")
 
@@ -31,10 +27,8 @@ DISTRIBUTIONS = ("hip-python", "rocm-bindings-core", "rocm-bindings-hip", "rocm-
 @cache
 def backend() -> Backend:
     """The backend "rocm": made at first use, loads nothing."""
-    emulation = emulated()
-    runtime: Runtime = (
-        real() if isinstance(emulation, str) else JoinedRuntime(real(), emulation.arena)
-    )
+    emulated = emulator.find()
+    runtime: Runtime = real() if isinstance(emulated, str) else JoinedRuntime(real(), emulated)
     return Backend(
         "rocm", runtime, HipToolchain(runtime), (HipBlasGemm(), HipBlasBatchedGemm()), priority=10
     )
@@ -87,11 +81,11 @@ def kernelseam_doctor() -> Mapping[str, Any]:
 
 
 def _emulation() -> str:
-    found = emulated()
-    if isinstance(found, str):
-        return found or f"off ({VARIABLE} is not set)"
-    archs = ", ".join(str(d) for d in backend().runtime.devices() if d.evidence == EMULATED)
-    return f"{archs}, by {found.checkout.folder}"
+    emulated = emulator.find()
+    if isinstance(emulated, str):
+        return emulated
+    devices = ", ".join(str(d) for d in backend().runtime.devices() if d.evidence == EMULATED)
+    return f"{devices}, by {emulated.source}"
 
 
 def _blas(devices: bool) -> str:

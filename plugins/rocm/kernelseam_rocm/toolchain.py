@@ -22,7 +22,16 @@ from kernelseam.contract import (
 from kernelseam.errors import CompileError, KernelSeamError
 from kernelseam.forking import new_lock
 
-from kernelseam_rocm import archs, bindings, codeobject, compiler, emulation, launch, worker
+from kernelseam_rocm import (
+    archs,
+    bindings,
+    codeobject,
+    compiler,
+    disassembly,
+    emulator,
+    launch,
+    worker,
+)
 
 
 class HipToolchain(WithoutTensorMaps):
@@ -75,7 +84,7 @@ class HipToolchain(WithoutTensorMaps):
         if known is None:
             code = codeobject.parse(binary)
             try:
-                counts = in_child("disassembly", arch, compiler.instruction_counts, binary)
+                counts = in_child("disassembly", arch, disassembly.count, code)
             except CompileError:  # without a disassembler the rest of the facts still stand
                 counts = {}
             known = {
@@ -90,7 +99,7 @@ class HipToolchain(WithoutTensorMaps):
         code = codeobject.parse(binary)
         if device.evidence == EMULATED:
             facts = codeobject.facts(code, kernel, {})
-            return emulation.required().kernel(binary, key[0], facts, device.arch, self)
+            return emulator.required().kernel(binary, key[0], facts, device.arch, self)
         with self._lock, self._runtime.activate(device):
             if key not in self._modules:
                 self._modules[key] = bindings.call("hipModuleLoadData", binary)

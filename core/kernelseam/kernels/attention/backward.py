@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kernelseam.contract import ArchRow, Device
+from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work
-from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem, AttentionBwdSpec
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.arguments import (
     SCORE_POINTERS,
@@ -45,8 +45,7 @@ from kernelseam.kernels.attention.scores import (
     score_values,
 )
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_dtype, refuse_row_strides
-from kernelseam.kernels.kernel import HostHalf
-from kernelseam.kernels.launches import Launch, Launches
+from kernelseam.kernels.host_half import HostHalf
 from kernelseam.kernels.signature import Signature, Structure
 
 KNOWN = frozenset(

@@ -5,7 +5,7 @@ from typing import Any
 from kernelseam.contract import Cost, Device, PluginInfo
 from kernelseam.hookspecs import hookimpl
 from kernelseam.parity.model import TileModel
-from kernelseam.plugins import Registry
+from kernelseam.registry import Registry
 
 from kernelseam_broken.good import info
 

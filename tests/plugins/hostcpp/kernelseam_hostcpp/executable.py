@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kernelseam.contract import Device, SourceBundle
+from kernelseam.contract import Device, Launch, Launches, SourceBundle
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.kernels import WAYS
 from kernelseam.kernels.attention.unfused import Unfused
 from kernelseam.kernels.kernel import bundle
-from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.parity import data
 from kernelseam.parity.cases import UNFUSED, AttentionCase, Case, GemmCase
 from kernelseam.parity.check import Verdict
@@ -33,7 +33,6 @@ from kernelseam.parity.description import describe
 from kernelseam.parity.memory import POISON, Layout
 from kernelseam.parity.oracle import Array
 from kernelseam.parity.stages import judge
-from kernelseam.planning import Descriptor
 
 from kernelseam_hostcpp import compiler
 from kernelseam_hostcpp.archs import OPTIONS

@@ -1,0 +1,123 @@
+"""Parity cases for kernels whose blocks stay: so many tiles that each block of the largest GPUs
+meets several.
+
+In the matrix's own cases such a block meets one tile: its rings of barriers hardly wrap, what it
+knows of a tile is not overwritten by another's, no counter hands anything out. Here they do, with
+few and with many blocks of keys a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from kernelseam.dtypes import DType
+from kernelseam.parity.attention_cases import case as attention
+from kernelseam.parity.cases import NAN, TOKENS, AttentionCase, Case, GemmCase, Plant
+from kernelseam.parity.gemm_cases import case as gemm
+from kernelseam.parity.memory import Walk
+
+HEADS = 132
+"""The multiprocessors of an H200; the other sizes are in these."""
+ROWS = 600
+"""Of the result, held against the oracle; whether all were written is asked of every element."""
+
+
+def _heads(batch: int, heads: int = HEADS) -> dict[str, int]:
+    return {"batch": batch, "num_heads": heads, "kv_heads": heads}
+
+
+def _attention() -> Iterator[AttentionCase]:
+    # About six tiles a block; three blocks of keys each, then a single one, then many.
+    for kind in ("f16-64", "bf16-128"):
+        yield attention(kind, "many-tiles", **_heads(6))
+        yield attention(kind, "many-tiles-one-block", S_q=70, S_k=50, **_heads(10))
+        yield attention(kind, "many-tiles-long", S_q=33, S_k=600, **_heads(2))
+    for dims in ("96", "192/128", "256"):
+        yield attention(f"f16-{dims}", "many-tiles", **_heads(3))
+    # Tiles by a counter: of two lengths, of which one sees nothing, with values that only some rows
+    # see.
+    yield attention("f16-64-causal", "many-tiles", S_q=300, S_k=310, **_heads(3))
+    yield attention("bf16-128-causal", "many-tiles", S_q=200, S_k=200, **_heads(4))
+    yield attention("bf16-256-causal", "many-tiles", S_q=140, S_k=150, **_heads(2))
+    yield attention("f16-64-causal", "many-tiles-masked", S_q=300, S_k=33, **_heads(3))
+    hidden = Plant("v", NAN, (None, None, 100, 3)), Plant("v", NAN, (0, None, 40, None))
+    for kind in ("f16-64-causal", "bf16-128-causal", "bf16-256-causal"):
+        yield attention(kind, "many-tiles-nan-in-v", S_q=129, S_k=129, plants=hidden, **_heads(3))
+    sinks = tuple(0.1 * h for h in range(HEADS))
+    both = {"softcap": 2.0, "sinks": sinks}
+    yield attention(
+        "f16-64-causal",
+        "many-tiles-nan-in-v-capped",
+        S_q=129,
+        S_k=129,
+        plants=hidden,
+        **both,
+        **_heads(3),
+    )
+    grouped = {"batch": 7, "num_heads": HEADS, "kv_heads": HEADS // 4}
+    yield attention("bf16-128-causal", "many-tiles-gqa", S_q=130, S_k=130, **grouped)
+    yield attention("f16-64", "many-tiles-window", S_q=140, S_k=300, window=(33, 12), **_heads(3))
+    yield attention("f16-64", "many-tiles-softcap", softcap=5.0, **_heads(4))
+    lengths = tuple(37 * i % 170 for i in range(6))
+    yield attention(
+        "bf16-128",
+        "many-tiles-lengths",
+        S_k=170,
+        kv_lengths=lengths,
+        window=(100, 0),
+        softcap=20.0,
+        sinks=sinks,
+        **_heads(6),
+    )
+    q, k = (tuple(a * i % b for i in range(90)) for a, b in ((37, 151), (53, 203)))
+    walks = dict.fromkeys(("q", "k", "v", "out"), TOKENS)
+    packed = {
+        "q_sequences": q,
+        "k_sequences": k,
+        "batch": len(q),
+        "S_q": max(q),
+        "S_k": max(k),
+        **walks,
+    }
+    yield attention("f16-64-causal", "many-tiles-sequences", num_heads=8, **packed)
+    yield attention("bf16-128", "many-tiles-sequences", num_heads=4, **packed)
+
+
+def _gemm() -> Iterator[GemmCase]:
+    # Tiles that end within the matrix, and sums of more blocks than a ring has stages, the last of
+    # them short.
+    shape = {"M": 520, "N": 392, "K": 584, "batch": 3, "num_heads": 11}
+    for kind in ("f16-nt", "bf16-nn", "f16-tn", "bf16-tt"):
+        yield gemm(kind, "many-tiles", **shape)
+    yield gemm("bf16-nt", "many-tiles-integers", data="integers", **shape)
+    yield gemm("f16-nt", "many-tiles-beta", alpha=2.5, beta=-0.5, **shape)
+    yield gemm("f16-nt", "many-tiles-to-f32", dtype_c=DType.float32, **shape)
+    yield gemm("bf16-nt", "many-tiles-added", bias=DType.bfloat16, residual=DType.bfloat16, **shape)
+    yield gemm("bf16-nt", "many-tiles-one-block", M=264, N=136, K=40, batch=10, num_heads=66)
+    yield gemm(
+        "f16-nt",
+        "many-tiles-pointers",
+        M=264,
+        N=136,
+        K=72,
+        batch=6,
+        num_heads=66,
+        view="host",
+        scattered=True,
+    )
+    one = {"batch": 1, "num_heads": 1, "data": "integers"}
+    yield gemm("bf16-nt", "many-tiles-one-matrix", M=2056, N=4104, K=520, **one)  # by clusters
+    yield gemm("f16-nn", "many-tiles-few-rows", M=72, N=20488, K=520, **one)
+    odd = Walk(gaps=(64, 8, 16))
+    yield gemm("f16-nt", "many-tiles-gaps", a=odd, b=odd, c=odd, **shape)
+
+
+def _all() -> dict[str, Case]:
+    cases: list[AttentionCase | GemmCase] = [*_attention(), *_gemm()]
+    found = [replace(c, group="many tiles a block", sample=ROWS) for c in cases]
+    assert len({c.name for c in found}) == len(found)
+    return {c.name: c for c in found}
+
+
+CASES = _all()
