@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
+import struct
 from typing import Any
 
 import pytest
@@ -151,6 +153,41 @@ def test_a_cut_or_foreign_binary_is_refused() -> None:
     ):
         with pytest.raises(DeviceError, match="the binary is not a cubin"):
             cubin.facts(bad)
+
+
+def test_headers_that_claim_too_much_are_refused() -> None:
+    binary, _ = compiled("sm_80")
+    (headers,) = struct.unpack_from("<Q", binary, 40)
+    no_count = struct.pack("<H", 0), 60  # e_shnum: section 0 holds it
+    huge = struct.pack("<Q", 2**62), headers + 32  # its sh_size
+    for patches in (
+        [no_count, huge],
+        [(b"\0\0", 58)],  # e_shentsize
+        [(struct.pack("<Q", 2**63), 40)],  # e_shoff
+        [(struct.pack("<Q", len(binary)), headers + 64 + 24)],  # sh_offset of section 1
+        [(struct.pack("<Q", 2**62), headers + 64 + 32)],
+    ):
+        bad = bytearray(binary)
+        for data, at in patches:
+            bad[at : at + len(data)] = data
+        with pytest.raises(DeviceError, match="the binary is not a cubin"):
+            cubin.facts(bytes(bad))
+
+
+def test_damage_is_refused_by_name_or_does_not_matter() -> None:
+    binary, _ = compiled("sm_80")
+    (headers,) = struct.unpack_from("<Q", binary, 40)
+    rng, refused = random.Random(3), 0
+    for _ in range(200):
+        bad = bytearray(binary)
+        for _ in range(4):
+            first, last = rng.choice([(0, 64), (headers, len(binary)), (64, headers)])
+            bad[rng.randrange(first, last)] ^= 1 << rng.randrange(8)
+        try:
+            cubin.facts(bytes(bad))
+        except DeviceError:
+            refused += 1
+    assert refused > 50
 
 
 def test_instructions_are_counted_by_their_low_bits() -> None:

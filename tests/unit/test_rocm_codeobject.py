@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from typing import Any
 
@@ -110,6 +111,53 @@ def test_what_is_no_code_object_is_refused(data: bytes) -> None:
     assert str(caught.value) == (
         f"binary = {len(data)} bytes: must be an AMDGPU code object in ELF form. Compile it again."
     )
+
+
+HUGE = struct.pack("<Q", 2**62)
+SECTIONS = len(elf()) - 3 * 64
+
+
+@pytest.mark.parametrize(
+    ("data", "at"),
+    [
+        (b"\0\0", 54),
+        (b"\0\0", 58),
+        (HUGE, 40),
+        (HUGE, SECTIONS + 64 + 24),
+        (b"\1", SECTIONS + 64 + 56),
+        (HUGE, 64 + 8),
+        (HUGE, 64 + 56 + 8),
+        (HUGE, 64 + 56 + 32),
+    ],
+    ids=[
+        "size of program headers",
+        "size of section headers",
+        "section headers",
+        "symbols",
+        "size of a symbol",
+        "notes",
+        "code's place",
+        "code's size",
+    ],
+)
+def test_headers_that_claim_too_much(data: bytes, at: int) -> None:
+    bad = bytearray(elf())
+    bad[at : at + len(data)] = data
+    with pytest.raises(InvalidValue, match="must be an AMDGPU code object in ELF form"):
+        codeobject.parse(bytes(bad))
+
+
+def test_damage_is_refused_by_name_or_does_not_matter() -> None:
+    rng, whole, refused = random.Random(3), elf(), 0
+    for _ in range(500):
+        bad = bytearray(whole)
+        for _ in range(3):
+            bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
+        try:
+            codeobject.parse(bytes(bad))
+        except InvalidValue:
+            refused += 1
+    assert 100 < refused < 500
 
 
 def test_without_the_library_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def test_hooks_import_nothing_of_the_vendors() -> None:
         "import sys; from kernelseam_rocm import plugin; from kernelseam.plugins import Registry; "
         "plugin.kernelseam_info(); registry = Registry(); plugin.kernelseam_register(registry); "
         "print(sorted(registry.backends), [m for m in sys.modules if m.split('.')[0] in ('hip', "
-        "'rocm', 'torch', 'cupy')])"  # noqa: E501
+        "'rocm', 'torch', 'cupy', 'elftools')])"  # noqa: E501
     )
     assert python(code) == "['rocm'] []"
 

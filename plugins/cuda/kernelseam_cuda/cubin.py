@@ -1,5 +1,4 @@
-"""What a cubin says of its kernels, read in pure Python: the sections of its ELF and the attributes
-in .nv.info.
+"""What a cubin says of its kernels: the sections of its ELF and the attributes in .nv.info.
 
 NVIDIA documents the names of the attributes (``cuobjdump -elf`` prints them), not their encoding.
 The encoding here was checked against cuobjdump and the compiler's own report, for nvrtc 12.9 and
@@ -10,16 +9,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
 
 from kernelseam.contract import KernelFacts
 from kernelseam.errors import DeviceError
 
 from kernelseam_cuda.disassembly import count
 
-_MACHINE = 190  # EM_CUDA
-_SYMTAB, _EMPTY, _NOBITS = 2, 0, 8  # SHT_…
-_FUNCTION, _ENTRY = 2, 0x10  # STT_FUNC; STO_CUDA_ENTRY, a bit of a symbol's "other"
+if TYPE_CHECKING:
+    from elftools.elf.sections import Section
+
+_HEADER, _SYMBOL = 64, 24  # bytes of a section header and of a symbol
+_OTHER, _ENTRY = 5, 0x10  # where a symbol's st_other is; its bit STO_CUDA_ENTRY
 # EIFMT_SVAL: a 16-bit size, then the value; the other formats hold the value in those 16 bits
 _SIZED = 4
 # EIATTR_…
@@ -35,16 +37,6 @@ _RESERVED = 1024
 counts them too."""
 
 
-@dataclass(frozen=True)
-class Section:
-    """A section's type, size in bytes, and bytes (none for memory that starts out
-    uninitialised)."""
-
-    kind: int
-    size: int
-    data: memoryview
-
-
 def facts(binary: bytes) -> dict[str, KernelFacts]:
     """Facts of every kernel in a cubin, by name. ``spills`` counts the bytes that it stores to
     local memory.
@@ -53,69 +45,59 @@ def facts(binary: bytes) -> dict[str, KernelFacts]:
     """
     try:
         return _facts(binary)
-    except (struct.error, IndexError, KeyError, UnicodeDecodeError) as e:
+    except Exception as e:  # pyelftools raises of many types for a damaged file
         raise DeviceError(f"the binary is not a cubin, or a damaged one: {e!r}") from e
 
 
 def _facts(binary: bytes) -> dict[str, KernelFacts]:
     sections = _sections(binary)
-    numbers = _numbers(sections[".nv.info"].data)
+    numbers = _numbers(sections[".nv.info"].data())
     reserved = _RESERVED if ".nv.shared.reserved.0" in sections else 0
     found = {}
     for number, name in _kernels(sections):
-        counts = count(sections[f".text.{name}"].data)
+        counts = count(sections[f".text.{name}"].data())
         shared = sections.get(f".nv.shared.{name}")
         found[name] = KernelFacts(
             name=name,
             registers=numbers[_REGCOUNT, number],
             spills=counts["local_store_bytes"],
             scratch_bytes=max(numbers.get((a, number), 0) for a in (_FRAME_SIZE, _MIN_STACK_SIZE)),
-            shared_bytes=max(shared.size - reserved, 0) if shared else 0,
+            shared_bytes=max(shared["sh_size"] - reserved, 0) if shared else 0,
             matrix_instructions=counts["matrix_instructions"],
-            parameters=_parameters(sections[f".nv.info.{name}"].data),
+            parameters=_parameters(sections[f".nv.info.{name}"].data()),
             extra=counts,
         )
     return found
 
 
 def _sections(binary: bytes) -> Mapping[str, Section]:
-    if binary[:5] != b"\x7fELF\x02" or struct.unpack_from("<H", binary, 18)[0] != _MACHINE:
-        raise IndexError("no 64-bit ELF for NVIDIA GPUs")
-    whole = memoryview(binary)
+    """By name. Raises ValueError where one is not whole."""
+    from elftools.elf.elffile import ELFFile  # 30 ms, which not every process needs to spend
 
-    def part(offset: int, size: int) -> memoryview:
-        if offset + size > len(whole):
-            raise IndexError(f"a section ends at byte {offset + size}")
-        return whole[offset : offset + size]
-
-    (start,) = struct.unpack_from("<Q", binary, 40)
-    entry, number, names = struct.unpack_from("<HHH", binary, 58)
-    headers = [struct.unpack_from("<IIQQQQIIQQ", binary, start + entry * i) for i in range(number)]
-    strings = bytes(part(headers[names][4], headers[names][5]))
-    return {
-        _text(strings, name): Section(
-            kind, size, whole[:0] if kind in (_EMPTY, _NOBITS) else part(offset, size)
-        )
-        for name, kind, _, _, offset, size, *_ in headers
-    }
-
-
-def _text(strings: bytes, at: int) -> str:
-    return strings[at:].partition(b"\0")[0].decode()
+    file = ELFFile(BytesIO(binary))
+    if (file.elfclass, file["e_machine"], file["e_shentsize"]) != (64, "EM_CUDA", _HEADER):
+        raise ValueError("no 64-bit ELF for NVIDIA GPUs")
+    sections = {s.name: s for s in file.iter_sections()}
+    for name, s in sections.items():
+        inside = s["sh_type"] == "SHT_NOBITS" or s["sh_offset"] + s["sh_size"] <= len(binary)
+        if not inside or s.compressed:
+            raise ValueError(f"section {name} is compressed or ends at no byte of the file")
+    return sections
 
 
 def _kernels(sections: Mapping[str, Section]) -> Iterator[tuple[int, str]]:
     """(symbol number, name) of each kernel."""
-    strings, symbols = bytes(sections[".strtab"].data), sections[".symtab"]
-    if symbols.kind != _SYMTAB:
-        raise IndexError("the symbols are missing")
-    for number in range(symbols.size // 24):
-        name, info, other = struct.unpack_from("<IBB", symbols.data, 24 * number)
-        if info & 15 == _FUNCTION and other & _ENTRY:
-            yield number, _text(strings, name)
+    symbols: Any = sections[".symtab"]
+    if (symbols["sh_type"], symbols["sh_entsize"]) != ("SHT_SYMTAB", _SYMBOL):
+        raise ValueError("the symbols are missing")
+    for number, other in enumerate(symbols.data()[_OTHER::_SYMBOL]):  # pyelftools drops that bit
+        if other & _ENTRY:
+            symbol = symbols.get_symbol(number)
+            if symbol["st_info"]["type"] == "STT_FUNC":
+                yield number, symbol.name
 
 
-def _attributes(data: memoryview) -> Iterator[tuple[int, memoryview]]:
+def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
     """(attribute, value) of each entry of a .nv.info section that has a value of its own size."""
     at = 0
     while at < len(data):
@@ -126,7 +108,7 @@ def _attributes(data: memoryview) -> Iterator[tuple[int, memoryview]]:
             at += size
 
 
-def _numbers(data: memoryview) -> dict[tuple[int, int], int]:
+def _numbers(data: bytes) -> dict[tuple[int, int], int]:
     """(attribute, symbol number) → value, for the attributes that hold one number a function."""
     found = {}
     for attribute, value in _attributes(data):
@@ -136,7 +118,7 @@ def _numbers(data: memoryview) -> dict[tuple[int, int], int]:
     return found
 
 
-def _parameters(data: memoryview) -> tuple[tuple[int, int], ...]:
+def _parameters(data: bytes) -> tuple[tuple[int, int], ...]:
     """(offset, size) of each parameter, in order.
 
     Offsets count from the start of the parameters in constant memory, itself aligned to 16 bytes

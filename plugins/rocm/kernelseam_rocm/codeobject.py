@@ -1,33 +1,26 @@
-"""What an AMDGPU code object says of its kernels: the metadata note of its ELF, read in pure
-Python.
+"""What an AMDGPU code object says of its kernels: the metadata note of its ELF, and their machine
+code.
 
 Format: LLVM's "User Guide for AMDGPU Backend", code object V4 and V5.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 from kernelseam.contract import KernelFacts
 from kernelseam.errors import InvalidValue
 
-LOAD, DYNAMIC, _NOTE = 1, 2, 4  # PT_LOAD, PT_DYNAMIC, PT_NOTE
-_MACHINE, _DYNSYM, _METADATA = 224, 11, 32  # EM_AMDGPU, SHT_DYNSYM, NT_AMDGPU_METADATA
+if TYPE_CHECKING:
+    from elftools.elf.elffile import ELFFile
 
-
-@dataclass(frozen=True)
-class Segment:
-    """A program header: where its bytes are in the file, and where in memory they belong."""
-
-    kind: int
-    offset: int
-    address: int
-    file_bytes: int
-    memory_bytes: int
+_HEADERS = (56, 64)  # bytes of a program header and a section header
+_SYMBOL = 24
+_METADATA: object = 32  # NT_AMDGPU_METADATA
 
 
 @dataclass(frozen=True)
@@ -40,7 +33,6 @@ class CodeObject:
     """By name, the kernel's metadata."""
     code: Mapping[str, tuple[int, bytes]]
     """By name, the kernel's virtual address and its machine code."""
-    segments: tuple[Segment, ...] = ()
     symbols: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """By name, virtual address and size of everything in the dynamic symbol table."""
 
@@ -49,7 +41,7 @@ def parse(elf: bytes) -> CodeObject:
     """Read a code object. Raises InvalidValue where the bytes are none."""
     try:
         return _parse(elf)
-    except (struct.error, IndexError, KeyError, ValueError, TypeError, StopIteration) as e:
+    except Exception as e:  # the libraries raise of many types for a damaged file
         raise InvalidValue(
             "binary",
             f"{len(elf)} bytes",
@@ -59,62 +51,45 @@ def parse(elf: bytes) -> CodeObject:
 
 
 def _parse(elf: bytes) -> CodeObject:
-    machine = struct.unpack_from("<H", elf, 18)[0]
-    if elf[:5] != b"\x7fELF\x02" or machine != _MACHINE:
+    from elftools.elf.elffile import ELFFile  # 30 ms, which not every process needs to spend
+
+    file = ELFFile(BytesIO(elf))
+    if (file.elfclass, file["e_machine"]) != (64, "EM_AMDGPU"):
         raise ValueError("not an AMDGPU ELF")
-    segments_at, sections_at = struct.unpack_from("<QQ", elf, 32)
-    _, segments, section_size, sections = struct.unpack_from("<HHHH", elf, 54)
-    headers = tuple(_segment(elf, segments_at + 56 * i) for i in range(segments))
-    metadata = next(_metadata(elf, h.offset, h.file_bytes) for h in headers if h.kind == _NOTE)
-    symbols = _symbols(elf, [sections_at + section_size * i for i in range(sections)])
+    if (file["e_phentsize"], file["e_shentsize"]) != _HEADERS:
+        raise ValueError("headers of another size")
+    metadata = _metadata(file)
+    symbols = _symbols(file)
+    loads = list(file.iter_segments("PT_LOAD"))
+    if any(s["p_offset"] + s["p_filesz"] > len(elf) for s in loads):
+        raise ValueError("a segment ends behind the file's end")
     kernels = {k[".name"]: k for k in metadata["amdhsa.kernels"]}
     code = {}
     for name in kernels:
         address, size = symbols[name]
-        load = next(
-            h for h in headers if h.kind == LOAD and h.address <= address < h.address + h.file_bytes
-        )
-        start = address - load.address + load.offset
+        load = next(s for s in loads if 0 <= address - s["p_vaddr"] <= s["p_filesz"] - size)
+        start = address - load["p_vaddr"] + load["p_offset"]
         code[name] = address, elf[start : start + size]
-    return CodeObject(metadata["amdhsa.target"], kernels, code, headers, symbols)
+    return CodeObject(metadata["amdhsa.target"], kernels, code, symbols)
 
 
-def _segment(elf: bytes, at: int) -> Segment:
-    # Type, flags, offset, address, physical address, file size, memory size, alignment.
-    kind, _, offset, address, _, file_bytes, memory_bytes, _ = struct.unpack_from(
-        "<IIQQQQQQ", elf, at
-    )
-    return Segment(kind, offset, address, file_bytes, memory_bytes)
-
-
-def _metadata(elf: bytes, start: int, size: int) -> dict[str, Any]:
-    at = start
-    while at < start + size:
-        name_size, size_, kind = struct.unpack_from("<III", elf, at)
-        name = elf[at + 12 : at + 12 + name_size].rstrip(b"\0")
-        body = at + 12 + (name_size + 3 & ~3)
-        if name == b"AMDGPU" and kind == _METADATA:
-            found: dict[str, Any] = msgpack.unpackb(elf[body : body + size_])
-            return found
-        at = body + (size_ + 3 & ~3)
+def _metadata(file: ELFFile) -> Mapping[str, Any]:
+    segments: Iterable[Any] = file.iter_segments("PT_NOTE")
+    for segment in segments:
+        for note in segment.iter_notes():
+            if note["n_name"] == "AMDGPU" and note["n_type"] == _METADATA:
+                metadata: Mapping[str, Any] = msgpack.unpackb(note["n_descdata"])
+                return metadata
     raise ValueError("no metadata note")
 
 
-def _symbols(elf: bytes, sections: list[int]) -> dict[str, tuple[int, int]]:
+def _symbols(file: ELFFile) -> dict[str, tuple[int, int]]:
     """Address and size by name, from the dynamic symbol table."""
-    found = {}
-    for section in sections:
-        _, kind, _, _, offset, size, link, _, _, entry = struct.unpack_from(
-            "<IIQQQQIIQQ", elf, section
-        )
-        if kind != _DYNSYM:
-            continue
-        names = struct.unpack_from("<Q", elf, sections[link] + 24)[0]
-        for at in range(offset, offset + size, entry):
-            name, _, _, _, address, length = struct.unpack_from("<IBBHQQ", elf, at)
-            end = elf.index(b"\0", names + name)
-            found[elf[names + name : end].decode()] = (address, length)
-    return found
+    tables: Iterable[Any] = file.iter_sections("SHT_DYNSYM")
+    (table,) = tables
+    if table["sh_entsize"] != _SYMBOL:
+        raise ValueError("symbols of another size")
+    return {s.name: (s["st_value"], s["st_size"]) for s in table.iter_symbols()}
 
 
 def facts(code: CodeObject, name: str, counts: Mapping[str, int]) -> KernelFacts:

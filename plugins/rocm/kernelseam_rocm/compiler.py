@@ -10,7 +10,7 @@ from typing import Any
 
 from kernelseam.errors import CompileError
 
-from kernelseam_rocm import bindings, codeobject, disassembly
+from kernelseam_rocm import bindings, disassembly
 
 _LIBRARIES = ("libhiprtc.so", "libamd_comgr.so")
 
@@ -60,11 +60,6 @@ def compile_source(
     code = bytearray(_checked(hiprtc, "hiprtcGetCodeSize", program))
     _checked(hiprtc, "hiprtcGetCode", program, code)
     return bytes(code)  # the program ends with the process
-
-
-def instruction_counts(binary: bytes) -> Mapping[str, Mapping[str, int]]:
-    """`disassembly.count` of a code object."""
-    return disassembly.count(codeobject.parse(binary))
 
 
 def _checked(hiprtc: Any, name: str, *arguments: object) -> Any:

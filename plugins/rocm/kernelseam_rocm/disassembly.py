@@ -107,7 +107,7 @@ def instructions(code: CodeObject, kernel: str, handle: Callable[[int, str], Non
 
 def count(code: CodeObject) -> Mapping[str, Mapping[str, int]]:
     """By kernel, how many instructions of each kind of `_PATTERNS` it has; empty where nothing can
-    disassemble."""
+    disassemble. comgr may end the process: see `compiler`."""
     result: dict[str, Mapping[str, int]] = {}
     for kernel in code.code:
         seen: Counter[str] = Counter(dict.fromkeys(_PATTERNS, 0))

@@ -22,7 +22,16 @@ from kernelseam.contract import (
 from kernelseam.errors import CompileError, KernelSeamError
 from kernelseam.forking import new_lock
 
-from kernelseam_rocm import archs, bindings, codeobject, compiler, emulator, launch, worker
+from kernelseam_rocm import (
+    archs,
+    bindings,
+    codeobject,
+    compiler,
+    disassembly,
+    emulator,
+    launch,
+    worker,
+)
 
 
 class HipToolchain(WithoutTensorMaps):
@@ -75,7 +84,7 @@ class HipToolchain(WithoutTensorMaps):
         if known is None:
             code = codeobject.parse(binary)
             try:
-                counts = in_child("disassembly", arch, compiler.instruction_counts, binary)
+                counts = in_child("disassembly", arch, disassembly.count, code)
             except CompileError:  # without a disassembler the rest of the facts still stand
                 counts = {}
             known = {

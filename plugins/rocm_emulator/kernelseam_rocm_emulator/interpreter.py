@@ -15,9 +15,11 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from elftools.elf.elffile import ELFFile
 from kernelseam.errors import DeviceError
 from kernelseam_rocm import codeobject
 
@@ -105,8 +107,9 @@ class Interpreter:
     def load(self, elf: bytes, arch: str) -> Module:
         """Put a code object into memory."""
         code = codeobject.parse(elf)
-        region = Region(loader.image_bytes(code) + 64)  # the decoder looks ahead
-        image = loader.image(elf, code, region.address)
+        file = ELFFile(BytesIO(elf))
+        region = Region(loader.image_bytes(file) + 64)  # the decoder looks ahead
+        image = loader.image(file, region.address)
         region.write(image)
         return Module(code, arch, region, image)
 

@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from elftools.elf.dynamic import DynamicSegment
+from elftools.elf.elffile import ELFFile
+from elftools.elf.relocation import Relocation
 from kernelseam.errors import DeviceError
-from kernelseam_rocm.codeobject import DYNAMIC, LOAD, CodeObject
 
 Extents = tuple[int, int, int]
 
-_RELA, _RELA_SIZE, _SYMBOLS = 7, 8, 6  # DT_RELA, DT_RELASZ, DT_SYMTAB
 _ABS32_LO, _ABS32_HI, _ABS64, _RELATIVE64 = 1, 2, 3, 13  # R_AMDGPU_…
 _DESCRIPTOR = struct.Struct("<III4xq20xIIIHH4x")
 _PROPERTIES = (
@@ -31,53 +32,46 @@ _PROPERTIES = (
 )
 
 
-def image_bytes(code: CodeObject) -> int:
+def image_bytes(file: ELFFile) -> int:
     """The size of a code object in memory."""
-    return max(s.address + s.memory_bytes for s in code.segments if s.kind == LOAD)
+    return max(int(s["p_vaddr"] + s["p_memsz"]) for s in file.iter_segments("PT_LOAD"))
 
 
-def image(elf: bytes, code: CodeObject, base: int) -> bytes:
+def image(file: ELFFile, base: int) -> bytes:
     """The code object as it lies in memory from ``base`` on, relocated. Raises DeviceError where
     that cannot be."""
-    memory = bytearray(image_bytes(code))
-    for s in code.segments:
-        if s.kind == LOAD:
-            memory[s.address : s.address + s.file_bytes] = elf[s.offset : s.offset + s.file_bytes]
-    for s in code.segments:
-        if s.kind == DYNAMIC:
-            _relocate(memory, s.address, s.file_bytes, base)
+    memory = bytearray(image_bytes(file))
+    for segment in file.iter_segments("PT_LOAD"):
+        start = segment["p_vaddr"]
+        memory[start : start + segment["p_filesz"]] = segment.data()
+    for segment in file.iter_segments("PT_DYNAMIC"):
+        assert isinstance(segment, DynamicSegment)
+        table = segment.get_relocation_tables().get("RELA")
+        for relocation in table.iter_relocations() if table else ():
+            _relocate(memory, segment, relocation, base)
     return bytes(memory)
 
 
-def _relocate(memory: bytearray, dynamic: int, size: int, base: int) -> None:
-    tags: dict[int, int] = {}
-    for at in range(dynamic, dynamic + size, 16):
-        tag, value = struct.unpack_from("<QQ", memory, at)
-        if not tag:
-            break
-        tags[tag] = value
-    first = tags.get(_RELA, 0)
-    for at in range(first, first + tags.get(_RELA_SIZE, 0), 24):
-        place, info, addend = struct.unpack_from("<QQq", memory, at)
-        kind, symbol = info & 0xFFFFFFFF, info >> 32
-        target = base + addend
-        if symbol:
-            _, _, _, section, value, _ = struct.unpack_from(
-                "<IBBHQQ", memory, tags[_SYMBOLS] + 24 * symbol
-            )
-            if not section:
-                raise DeviceError(
-                    f"the code object needs symbol {symbol} of its table, which it does not define"
-                )
-            target += value
-        if kind in (_ABS64, _RELATIVE64):
-            struct.pack_into("<Q", memory, place, target)
-        elif kind in (_ABS32_LO, _ABS32_HI):
-            struct.pack_into("<I", memory, place, (target >> 32 * (kind == _ABS32_HI)) & 0xFFFFFFFF)
-        else:
+def _relocate(
+    memory: bytearray, dynamic: DynamicSegment, relocation: Relocation, base: int
+) -> None:
+    place, kind, number = (relocation[f"r_{n}"] for n in ("offset", "info_type", "info_sym"))
+    target = base + relocation["r_addend"]
+    if number:
+        symbol = dynamic.get_symbol(number)
+        if symbol["st_shndx"] == "SHN_UNDEF":
             raise DeviceError(
-                f"the code object has a relocation of type {kind}, which the loader does not know"
+                f"the code object needs symbol {symbol.name}, which it does not define"
             )
+        target += symbol["st_value"]
+    if kind in (_ABS64, _RELATIVE64):
+        struct.pack_into("<Q", memory, place, target)
+    elif kind in (_ABS32_LO, _ABS32_HI):
+        struct.pack_into("<I", memory, place, (target >> 32 * (kind == _ABS32_HI)) & 0xFFFFFFFF)
+    else:
+        raise DeviceError(
+            f"the code object has a relocation of type {kind}, which the loader does not know"
+        )
 
 
 @dataclass(frozen=True)

@@ -83,8 +83,9 @@ def elf(
     at_note, at_symbols = at, at + len(note)
     at_names = at_symbols + len(symbols)
     at_dynamic = -(-(at_names + len(names)) // 8) * 8
-    at_rela = at_dynamic + 64
-    dynamic = struct.pack("<8Q", 7, at_rela, 8, len(rela), 6, at_symbols, 0, 0)
+    at_rela = at_dynamic + 96
+    tags = (7, at_rela, 8, len(rela), 9, 24, 6, at_symbols, 5, at_names, 0, 0)
+    dynamic = struct.pack("<12Q", *tags)  # DT_RELA, RELASZ, RELAENT, SYMTAB, STRTAB, NULL
     at_sections = CODE_AT + len(code)
     memory = bytearray(at_sections)
     for place, data in (
