@@ -7,7 +7,7 @@ without one (`compiled`).
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -111,7 +111,7 @@ def _iteration(
     times: float,
     unit: ComputeUnit,
 ) -> Iteration:
-    classes, names = Counter[Class](), Counter[str]()
+    classes, names = defaultdict[Class, float](float), defaultdict[str, float](float)
     lds: dict[Class, tuple[float, float]] = {}
     cycles = Cycles()
     for x in instructions:
@@ -119,13 +119,13 @@ def _iteration(
         if tally is None:
             continue
         n = tally.count / times
-        classes[x.kind] += n  # type: ignore[assignment]
-        names[shape(x.name) if x.kind is Class.MATRIX else x.name] += n  # type: ignore[assignment]
-        taken, fewest = lds.get(x.kind, (0.0, 0.0))
-        lds[x.kind] = taken + tally.lds_clocks / times, fewest + tally.lds_fewest / times
+        classes[x.kind] += n
+        names[shape(x.name) if x.kind is Class.MATRIX else x.name] += n
+        if x.kind in (Class.LDS_READ, Class.LDS_WRITE):
+            taken, fewest = lds.get(x.kind, (0.0, 0.0))
+            lds[x.kind] = taken + tally.lds_clocks / times, fewest + tally.lds_fewest / times
         cycles = _added(cycles, _cycles(x, tally, unit), 1 / times)
-    conflicts = {c: lds[c] for c in (Class.LDS_READ, Class.LDS_WRITE) if c in lds}
-    return Iteration(loop.header, times, dict(classes), dict(names), cycles, conflicts)
+    return Iteration(loop.header, times, dict(classes), dict(names), cycles, lds)
 
 
 def _cycles(instruction: Instruction, tally: Tally, unit: ComputeUnit) -> Cycles:

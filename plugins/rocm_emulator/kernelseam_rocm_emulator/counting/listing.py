@@ -32,9 +32,11 @@ def _texts(binary: bytes) -> Mapping[str, tuple[tuple[int, str], ...]]:
     found: dict[str, tuple[tuple[int, str], ...]] = {}
     for kernel in code.code:
         texts: list[tuple[int, str]] = []
-        if not disassembly.instructions(
-            code, kernel, lambda at, text, t=texts: t.append((at, text))
-        ):  # type: ignore[misc]
+
+        def add(address: int, text: str, texts: list[tuple[int, str]] = texts) -> None:
+            texts.append((address, text))
+
+        if not disassembly.instructions(code, kernel, add):
             raise CompileError(kernel, code.target, "comgr, which disassembles, cannot be loaded")
         found[kernel] = tuple(texts)
     return found

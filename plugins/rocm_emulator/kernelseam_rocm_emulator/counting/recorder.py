@@ -91,6 +91,8 @@ def _addresses(access: Access, wave: Wave) -> Addresses:
     else:
         low = wave.vectors[access.register].astype(np.int64)
     if access.base >= 0:
-        return low + ((wave.pair(access.base) & _ADDRESS_BITS) + offset)
-    high = wave.vectors[access.register + 1].astype(np.int64)
-    return (low | high << 32) + offset
+        start = wave.pair(access.base) & _ADDRESS_BITS
+    else:
+        low, start = low | wave.vectors[access.register + 1].astype(np.int64) << 32, 0
+    addresses: Addresses = low + (start + offset)
+    return addresses
