@@ -175,6 +175,10 @@ def test_the_command_works(installed: tuple[str, Path], tmp_path: Path) -> None:
     assert {p["plugin"] for p in found["plugins"]} == {"reference", "cuda", "rocm"}
     assert set(found["backends"]) == {"numpy", "cuda", "rocm"}
     assert not cache.exists()
+    said = _run(
+        programs / "kernelseam", "doctor", "--json", cwd=tmp_path, KERNELSEAM_TINYGRAD=str(tmp_path)
+    )
+    assert "must be a checkout of tinygrad's repository" in said  # by the emulator's package
     answer = json.loads(
         _run(
             programs / "python",

@@ -131,7 +131,7 @@ def test_swizzle_leaves_inactive_lanes() -> None:
     assert (wave.vectors[9, 16:] == before[9, 16:]).all()
 
 
-def test_loads_of_halves_keep_the_other_half() -> None:
+def test_loads_of_16_bits_keep_the_other_16() -> None:
     wave = Host(64)
     wave.keep[3][:64] = RNG.integers(0, 1 << 32, 64, np.uint32)
     wave.vectors[7] = 4 * np.arange(64)

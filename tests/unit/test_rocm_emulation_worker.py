@@ -1,5 +1,5 @@
-"""The emulator's process, with a fake emulator in it: results come back, and whatever goes wrong is
-told by name."""
+"""The emulator's process, with a fake emulator in it: results come back, and every failure is
+reported by name."""
 
 from __future__ import annotations
 

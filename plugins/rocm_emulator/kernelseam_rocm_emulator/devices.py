@@ -29,7 +29,7 @@ _NOTHING = nullcontext()
 
 def devices(first: int, memory_bytes: int) -> tuple[Device, ...]:
     """One device an arch; the first has index ``first``."""
-    found = []
+    emulated = []
     for i, (arch, (units, megahertz)) in enumerate(UNITS.items()):
         limits = DeviceLimits(
             compute_units=units,
@@ -40,8 +40,8 @@ def devices(first: int, memory_bytes: int) -> tuple[Device, ...]:
                 d.value: n * units * megahertz * 1e6 for d, n in archs.RATES[arch].items()
             },
         )
-        found.append(Device("rocm", first + i, arch, f"{arch} (emulated)", limits, EMULATED))
-    return tuple(found)
+        emulated.append(Device("rocm", first + i, arch, f"{arch} (emulated)", limits, EMULATED))
+    return tuple(emulated)
 
 
 class EmulatedArray:

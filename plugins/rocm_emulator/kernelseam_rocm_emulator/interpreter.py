@@ -226,16 +226,16 @@ class Interpreter:
             op, size = None, 8
         patch = patches.find(int.from_bytes(code, "little"), getattr(op, "name", ""), kind, size)
         if patch is not None and not patch.may_decline:
-            found: Instruction = (patch.step, None, patch.size, False)
+            decoded: Instruction = (patch.step, None, patch.size, False)
         else:
             (compiled, runtime), _ = emulator._decode_at(pc, kind)
             waits = any(op is b for b in (*emulator._BARRIER_OPS, *emulator._BARRIER_SOP1_OPS))
             takes = tuple(compiled.arg.globals)
-            found = (runtime.fxn, takes, 0, waits)
+            decoded = (runtime.fxn, takes, 0, waits)
             if patch is not None:
-                found = (_either(patch, runtime.fxn, takes), None, 0, False)
-        module.program[pc] = found
-        return found
+                decoded = (_either(patch, runtime.fxn, takes), None, 0, False)
+        module.program[pc] = decoded
+        return decoded
 
     @contextmanager
     def _floats(self, flush: bool) -> Iterator[None]:

@@ -178,29 +178,29 @@ def user_registers(
     ``arguments``: the kernarg segment, parts of which may be preloaded. Raises DeviceError where
     they are too many.
     """
-    halves = {
+    values = {
         "private_segment_buffer": (0, 0, 0, 0),
-        "dispatch_ptr": _halves(packet_at),
+        "dispatch_ptr": _words(packet_at),
         "queue_ptr": (0, 0),
-        "kernarg_segment_ptr": _halves(arguments_at),
+        "kernarg_segment_ptr": _words(arguments_at),
         "dispatch_id": (0, 0),
         "flat_scratch_init": (0, 0),
         "private_segment_size": (descriptor.scratch_bytes,),
     }
-    found: list[int] = []
+    registers: list[int] = []
     for bit, name in enumerate(_PROPERTIES):
         if descriptor.properties >> bit & 1:
-            found.extend(halves[name])
+            registers.extend(values[name])
     count, first = descriptor.preload & 0x7F, descriptor.preload >> 7  # in words
     padded = arguments + bytes(4 * (first + count))
-    found.extend(struct.unpack_from(f"<{count}I", padded, 4 * first))
-    if len(found) > descriptor.user_registers:
+    registers.extend(struct.unpack_from(f"<{count}I", padded, 4 * first))
+    if len(registers) > descriptor.user_registers:
         raise DeviceError(
-            f"the kernel's descriptor asks for {len(found)} user registers and has "
+            f"the kernel's descriptor asks for {len(registers)} user registers and has "
             f"{descriptor.user_registers}"
         )
-    return found + [0] * (descriptor.user_registers - len(found))
+    return registers + [0] * (descriptor.user_registers - len(registers))
 
 
-def _halves(address: int) -> tuple[int, int]:
+def _words(address: int) -> tuple[int, int]:
     return address & 0xFFFFFFFF, address >> 32

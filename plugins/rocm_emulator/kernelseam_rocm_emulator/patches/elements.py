@@ -35,6 +35,6 @@ def unpack(words: Words, kind: str, signed: bool) -> Numbers:
     return floats
 
 
-def halves(values: Numbers, kind: str) -> Words:
-    """16-bit patterns of numbers."""
+def half_bits(values: Numbers, kind: str) -> Words:
+    """Numbers as the 16-bit patterns of a half-precision dtype."""
     return values.astype(TYPES[kind]).view(np.uint16).astype(np.uint32)

@@ -37,8 +37,8 @@ def _swizzle(pattern: int, source: int, destination: int) -> Callable[[Wave], No
     def step(wave: Wave) -> None:
         active, values = wave.active(), wave.vectors[source]
         from_ = origin[: wave.lanes]
-        found = np.where(active[from_], values[from_], 0)
-        wave.vectors[destination] = np.where(active, found, wave.vectors[destination])
+        moved = np.where(active[from_], values[from_], 0)
+        wave.vectors[destination] = np.where(active, moved, wave.vectors[destination])
 
     return step
 
@@ -58,8 +58,8 @@ def _permute(word: int, crosswise: bool) -> Callable[[Wave], None]:
         chosen = np.array([both >> 4 * i & 15 for i in range(16)])
         origin = (lane & 16 ^ 16 * crosswise) + chosen[lane & 15]
         active, values, old = wave.active(), wave.vectors[source], wave.vectors[destination]
-        found = np.where(active[origin] | bool(from_inactive), values[origin], 0 if zero else old)
-        wave.vectors[destination] = np.where(active, found, old)
+        moved = np.where(active[origin] | bool(from_inactive), values[origin], 0 if zero else old)
+        wave.vectors[destination] = np.where(active, moved, old)
 
     return step
 

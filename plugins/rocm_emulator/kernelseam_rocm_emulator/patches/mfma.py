@@ -1,5 +1,5 @@
-"""CDNA's products of halves: the emulator mistakes the rows of the large ones, and inf, NaN and
-subnormals in all."""
+"""CDNA's MFMA of half-precision operands: the emulator mixes up the rows of the large ones, and
+treats inf, NaN and subnormals wrongly in all."""
 
 from __future__ import annotations
 

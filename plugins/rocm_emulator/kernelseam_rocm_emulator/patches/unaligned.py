@@ -1,8 +1,8 @@
 """Global memory: words at addresses that are no multiple of four bytes, which the emulator rounds
 down.
 
-The compiler joins neighbouring halves into words wherever they lie. Aligned accesses are left to
-the emulator.
+The compiler joins neighbouring 16-bit elements into words wherever they lie. Aligned accesses are
+left to the emulator.
 """
 
 from __future__ import annotations

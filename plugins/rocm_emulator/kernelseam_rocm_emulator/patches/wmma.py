@@ -1,4 +1,4 @@
-"""RDNA's products. The emulator misreads a constant C, mixes up signs and op_sel, and on gfx11
+"""RDNA's WMMA. The emulator misreads a constant C, mixes up signs and op_sel, and on gfx11
 never looks at the second half of the lanes, which must hold a copy of the first."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kernelseam_rocm_emulator.patches.elements import BITS, Numbers, halves, unpack
+from kernelseam_rocm_emulator.patches.elements import BITS, Numbers, half_bits, unpack
 from kernelseam_rocm_emulator.wave import Wave, Words, bits
 
 _NAME = re.compile(
@@ -55,7 +55,7 @@ class _Product:
             kept = np.clip(result, -(2**31), 2**31 - 1) if self.clamp else result
             v[d : d + 8] = (kept & 0xFFFFFFFF).astype(np.uint32)
         else:
-            self._store_halves(v, halves(result, self.out))
+            self._store_half_bits(v, half_bits(result, self.out))
 
     def _operand(self, wave: Wave, i: int) -> Numbers:
         source, kind = self.sources[i], self.kinds[i]
@@ -83,19 +83,19 @@ class _Product:
             held = v[c - 256 : c - 248] if c >= 256 else wave.scalars[c : c + 1]
             return held.view(np.int32).astype(np.int64)
         if c < 256:
-            found: Numbers = wave.scalars[c : c + 1].view(np.float32).astype(np.float64)
+            addend: Numbers = wave.scalars[c : c + 1].view(np.float32).astype(np.float64)
         elif self.out == "F32":
-            found = v[c - 256 : c - 248].view(np.float32).astype(np.float64)
+            addend = v[c - 256 : c - 248].view(np.float32).astype(np.float64)
         else:
             if self.spread:
                 words = np.stack([v[c - 256 + r // 2] >> np.uint32(16 * (r % 2)) for r in range(8)])
             else:
                 words = v[c - 256 : c - 248] >> np.uint32(16 * (self.select >> 2 & 1))
-            found = unpack((words & np.uint32(0xFFFF)).astype(np.uint16), self.out, False)
-        found = np.abs(found) if self.negate_high >> 2 & 1 else found
-        return -found if self.negate >> 2 & 1 else found
+            addend = unpack((words & np.uint32(0xFFFF)).astype(np.uint16), self.out, False)
+        addend = np.abs(addend) if self.negate_high >> 2 & 1 else addend
+        return -addend if self.negate >> 2 & 1 else addend
 
-    def _store_halves(self, v: Words, patterns: Words) -> None:
+    def _store_half_bits(self, v: Words, patterns: Words) -> None:
         for r in range(8):
             register, high = (r // 2, r % 2) if self.spread else (r, self.select >> 2 & 1)
             at, old = self.destination + register, v[self.destination + register]

@@ -1,4 +1,4 @@
-"""The self-test: a kernel for each thing that an emulator was found to get wrong, held against
+"""The self-test: a kernel for each instruction or rule that an emulator got wrong, compared with
 NumPy.
 
 Emulated devices of an arch are used once it has passed: it guards against another version of the
@@ -19,9 +19,9 @@ from kernelseam.contract import SourceBundle, Toolchain
 from kernelseam.errors import DeviceError
 
 from kernelseam_rocm_emulator.loader import Extents, Launch
-from kernelseam_rocm_emulator.selftest import lines, matrix, narrow, vector, whole
-from kernelseam_rocm_emulator.selftest.lines import Line, Words
-from kernelseam_rocm_emulator.selftest.whole import Whole
+from kernelseam_rocm_emulator.selftest import instruction, kernels, matrix, narrow, vector
+from kernelseam_rocm_emulator.selftest.instruction import InstructionTest, Words
+from kernelseam_rocm_emulator.selftest.kernels import KernelTest
 
 if TYPE_CHECKING:
     from kernelseam_rocm_emulator.interpreter import Interpreter, Module
@@ -33,13 +33,13 @@ _BUFFER_FLAGS = {"gfx9": "0x27000", "gfx11": "0x31014000"}
 _NAMED = 8
 
 
-def tests(arch: str) -> Iterator[tuple[str, Line | Whole]]:
-    """Every test of an arch with the name of its kernel."""
-    for i, line in enumerate((*vector.lines(), *narrow.lines())):
-        if arch in line.archs:
-            yield f"line{i}", line
-    for i, test in enumerate((*matrix.tests(arch), *whole.tests(arch))):
-        yield f"whole{i}", test
+def tests(arch: str) -> Iterator[tuple[str, InstructionTest | KernelTest]]:
+    """The tests of an arch by the names of their kernels."""
+    for i, test in enumerate((*vector.tests(), *narrow.tests())):
+        if arch in test.archs:
+            yield f"instruction{i}", test
+    for i, whole in enumerate((*matrix.tests(arch), *kernels.tests(arch))):
+        yield f"kernel{i}", whole
 
 
 _KEY = '#ifdef KS_KEY\nextern "C" __constant__ char kernelseam_key[] = KS_KEY;\n#endif\n'
@@ -51,21 +51,21 @@ def source(arch: str) -> str:
     parts = [_KEY, "typedef unsigned u32;\n", matrix.prelude()]
     flags = next((f for prefix, f in _BUFFER_FLAGS.items() if arch.startswith(prefix)), "0")
     for name, test in tests(arch):
-        if isinstance(test, Line):
-            parts.append(lines.kernel(test, name, arch))
+        if isinstance(test, InstructionTest):
+            parts.append(instruction.kernel(test, name, arch))
         else:
             parts.append(test.source.replace("NAME", name).replace("FLAGS", flags))
     return "".join(parts)
 
 
 def run(interpreter: Interpreter, elf: bytes, arch: str) -> list[str]:
-    """Run every test in the emulator's process; what failed, in words."""
+    """Run every test in the emulator's process; the failures."""
     module, failures = interpreter.load(elf, arch), []
     for name, test in tests(arch):
         rng = np.random.default_rng(3)
         try:
-            if isinstance(test, Line):
-                failure = _line(interpreter, module, name, test, rng)
+            if isinstance(test, InstructionTest):
+                failure = _instruction(interpreter, module, name, test, rng)
             else:
                 failure = test.check(_Launcher(interpreter, module, name), rng)
         except Exception as e:
@@ -76,18 +76,22 @@ def run(interpreter: Interpreter, elf: bytes, arch: str) -> list[str]:
     return failures
 
 
-def _line(
-    interpreter: Interpreter, module: Module, name: str, line: Line, rng: np.random.Generator
+def _instruction(
+    interpreter: Interpreter,
+    module: Module,
+    name: str,
+    test: InstructionTest,
+    rng: np.random.Generator,
 ) -> str:
-    lanes = 64 if module.arch in lines.CDNA else 32
-    operands = [lines.operand(kind, lanes, rng) for kind in line.kinds]
+    lanes = 64 if module.arch in instruction.CDNA else 32
+    operands = [instruction.operand(kind, lanes, rng) for kind in test.kinds]
     got: Words = np.zeros(lanes, np.uint32)
     _Launcher(interpreter, module, name)((1, 1, 1), (lanes, 1, 1), *operands, got)
-    return lines.difference(line, got, np.asarray(line.expected(*operands)).astype(np.uint32))
+    return instruction.difference(test, got, np.asarray(test.expected(*operands)).astype(np.uint32))
 
 
 class _Launcher:
-    """whole.Launcher of one kernel."""
+    """kernels.Launcher of one kernel."""
 
     def __init__(self, interpreter: Interpreter, module: Module, kernel: str) -> None:
         self._interpreter, self._module, self._kernel = interpreter, module, kernel

@@ -1,5 +1,5 @@
 """Self-tests of the matrix instructions, by the lane maps of AMD's ISA documents: D = A·Bᵀ + C with
-numbers of every class, in A's last row inf and NaN, in its first ones subnormals of the halves."""
+numbers of every class, in A's last row inf and NaN, in its first rows subnormals of its dtype."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam_rocm_emulator.patches.elements import TYPES
-from kernelseam_rocm_emulator.selftest.whole import Launcher, Whole
+from kernelseam_rocm_emulator.selftest.kernels import KernelTest, Launcher
 
 _PRELUDE = r"""
 template <class T, int N> using vec = T __attribute__((ext_vector_type(N)));
@@ -85,11 +85,11 @@ def products(arch: str) -> Iterator[Product]:
     yield Product(f"wmma_i32_16x16x16_iu8{tail}", arch, "IU8", "int", 16, 16, "int", each, call)
 
 
-def tests(arch: str) -> Iterator[Whole]:
+def tests(arch: str) -> Iterator[KernelTest]:
     for p in products(arch):
-        yield Whole(p.builtin, _source(p), _check(p))
+        yield KernelTest(p.builtin, _source(p), _check(p))
         if p.lanes == 32 and p.kind == "F16" and arch != "gfx1201":
-            yield Whole(
+            yield KernelTest(
                 f"{p.builtin} without its copy of A", _source(p, copied=False), _must_refuse(p)
             )
 

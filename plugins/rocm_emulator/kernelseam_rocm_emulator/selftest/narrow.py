@@ -1,4 +1,4 @@
-"""Lines of loads and stores narrower than a register: half of it must stay."""
+"""Self-tests of loads and stores narrower than a register: the other bits must stay."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kernelseam_rocm_emulator.selftest.lines import ALL, CDNA, RDNA, Line, U, Words, as_bytes, into
+from kernelseam_rocm_emulator.selftest.instruction import (
+    ALL,
+    CDNA,
+    RDNA,
+    InstructionTest,
+    U,
+    Words,
+    as_bytes,
+    into,
+)
 
 _OFFSETS = {"u8": (0, 1, 3), "i8": (0, 1, 3), "u16": (0, 2)}
 _GLOBAL = (
@@ -18,7 +27,7 @@ _GLOBAL = (
 )
 
 
-def lines() -> Iterator[Line]:
+def tests() -> Iterator[InstructionTest]:
     for kind, offsets in _OFFSETS.items():
         for upper in (False, True):
             for offset in offsets:
@@ -35,14 +44,14 @@ def lines() -> Iterator[Line]:
         for name, archs in ((new, RDNA), (old, CDNA)):
             text = f"global_load_{name} %0, %4, off offset:{offset}\nWAIT"
             yield _load(f"global_load_{name}", archs, text, kind, offset, "_hi" in name)
-    yield Line(
+    yield InstructionTest(
         "ds store b16_d16_hi",
         ALL,
         "STORE_A\nDS_STORE_b16_d16_hi v50, %2\nWAIT\nDS_LOAD_b32 %0, v50\nWAIT",
         lambda a, b, c, d: a & U(0xFFFF0000) | b >> U(16),
         "iiii",
     )
-    yield Line(
+    yield InstructionTest(
         "ds store b8_d16_hi",
         ALL,
         "STORE_A\nDS_STORE_b8_d16_hi v50, %2 offset:1\nWAIT\nDS_LOAD_b32 %0, v50\nWAIT",
@@ -53,14 +62,16 @@ def lines() -> Iterator[Line]:
 
 def _load(
     name: str, archs: tuple[str, ...], text: str, kind: str, offset: int, upper: bool
-) -> Line:
+) -> InstructionTest:
     def expected(a: Words, b: Words, c: Words, d: Words) -> Words:
         if kind == "u16":
-            found = np.ascontiguousarray(a).view(np.uint16).reshape(-1, 2)[:, offset // 2].astype(U)
+            loaded = (
+                np.ascontiguousarray(a).view(np.uint16).reshape(-1, 2)[:, offset // 2].astype(U)
+            )
         elif kind == "u8":
-            found = as_bytes(a)[:, offset].astype(U)
+            loaded = as_bytes(a)[:, offset].astype(U)
         else:
-            found = as_bytes(a, np.int8)[:, offset].astype(np.int32).view(U) & U(0xFFFF)
-        return into(d, found, upper)
+            loaded = as_bytes(a, np.int8)[:, offset].astype(np.int32).view(U) & U(0xFFFF)
+        return into(d, loaded, upper)
 
-    return Line(name, archs, text, expected, "iiii")
+    return InstructionTest(name, archs, text, expected, "iiii")

@@ -1,4 +1,4 @@
-"""Lines of vector arithmetic: packed halves, mixed precision, integers, and exchange between
+"""Self-tests of vector arithmetic: packed float16, mixed precision, integers, and exchange between
 lanes."""
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from kernelseam_rocm_emulator.selftest.lines import (
+from kernelseam_rocm_emulator.selftest.instruction import (
     ALL,
     CDNA,
     RDNA,
-    Line,
+    InstructionTest,
     U,
     Words,
     as_bytes,
@@ -30,7 +30,7 @@ from kernelseam_rocm_emulator.selftest.lines import (
 OLD = ("gfx1100", *CDNA)  # gfx12 has other names for these
 
 
-def lines() -> Iterator[Line]:
+def tests() -> Iterator[InstructionTest]:
     yield from _packed()
     yield from _mixed()
     yield from _floats()
@@ -38,7 +38,7 @@ def lines() -> Iterator[Line]:
     yield from _lanes()
 
 
-def _packed() -> Iterator[Line]:
+def _packed() -> Iterator[InstructionTest]:
     for op, f in (("add", np.add), ("mul", np.multiply)):
 
         def straight(a: Words, b: Words, c: Words, d: Words, f: Any = f) -> Words:
@@ -47,48 +47,48 @@ def _packed() -> Iterator[Line]:
         def crossed(a: Words, b: Words, c: Words, d: Words, f: Any = f) -> Words:
             return pair(f(high(a), low(b)), f(low(a), high(b)))
 
-        yield Line(f"v_pk_{op}_f16", ALL, f"v_pk_{op}_f16 %0, %1, %2", straight)
-        yield Line(
+        yield InstructionTest(f"v_pk_{op}_f16", ALL, f"v_pk_{op}_f16 %0, %1, %2", straight)
+        yield InstructionTest(
             f"v_pk_{op}_f16 op_sel",
             ALL,
             f"v_pk_{op}_f16 %0, %1, %2 op_sel:[1,0] op_sel_hi:[0,1]",
             crossed,
         )
-    yield Line(
+    yield InstructionTest(
         "v_pk_fma_f16 neg_lo",
         ALL,
         "v_pk_fma_f16 %0, %1, %2, %3 neg_lo:[1,0,0]",
         lambda a, b, c, d: pair(fma(-low(a), low(b), low(c)), fma(high(a), high(b), high(c))),
         compare="h",
     )
-    yield Line(
+    yield InstructionTest(
         "v_pk_add_f16 with a constant",
         ALL,
         "v_pk_add_f16 %0, %1, 1.0 op_sel_hi:[1,0]",
         lambda a, b, c, d: pair(low(a) + np.float16(1), high(a) + np.float16(1)),
     )
     for name, archs in (("v_pk_max_f16", OLD), ("v_pk_max_num_f16", ("gfx1201",))):
-        yield Line(
+        yield InstructionTest(
             name,
             archs,
             f"{name} %0, %1, %2",
             lambda a, b, c, d: pair(np.maximum(low(a), low(b)), np.maximum(high(a), high(b))),
         )
-    yield Line(
+    yield InstructionTest(
         "v_cvt_f16_f32 to the upper half",
         ("gfx1100",),
         "v_cvt_f16_f32 %0.h, %1",
         lambda a, b, c, d: into(d, half(floats(a)), True),
         "gggg",
     )
-    yield Line(
+    yield InstructionTest(
         "v_add_f16 of halves",
         ("gfx1100",),
         "v_add_f16 %0.h, %1.h, %2.l",
         lambda a, b, c, d: into(d, half(high(a) + low(b)), True),
     )
     yield from _high_registers()
-    yield Line(
+    yield InstructionTest(
         "v_fma_f16 op_sel",
         RDNA,
         "v_fma_f16 %0, %1, %2, %3 op_sel:[1,0,0,1]",
@@ -97,30 +97,30 @@ def _packed() -> Iterator[Line]:
     )
 
 
-def _high_registers() -> Iterator[Line]:
+def _high_registers() -> Iterator[InstructionTest]:
     """Registers from 128 on in 16-bit instructions, which are whole ones on CDNA."""
-    yield Line(
+    yield InstructionTest(
         "v_cvt_f16_f32 into v128",
         CDNA,
         "v_cvt_f16_f32_e32 v128, %1\nv_mov_b32 %0, v128",
         lambda a, b, c, d: half(floats(a)),
         "gggg",
     )
-    yield Line(
+    yield InstructionTest(
         "v_cvt_f32_f16 from v128",
         CDNA,
         "v_mov_b32 v128, %1\nv_cvt_f32_f16_e32 %0, v128",
         lambda a, b, c, d: words(low(a)),
         "hhhh",
     )
-    yield Line(
+    yield InstructionTest(
         "v_add_f16 of v128 and v129",
         CDNA,
         "v_mov_b32 v128, %1\nv_mov_b32 v129, %2\nv_add_f16_e32 v128, v128, v129\nv_mov_b32 %0, "
         "v128",
         lambda a, b, c, d: half(low(a) + low(b)),
     )
-    yield Line(
+    yield InstructionTest(
         "v_cmp_lt_f16 of v128 and v129",
         CDNA,
         "v_mov_b32 v128, %1\nv_mov_b32 v129, %2\nv_cmp_lt_f16_e32 vcc, v128, v129\ns_nop 1\n"
@@ -129,8 +129,8 @@ def _high_registers() -> Iterator[Line]:
     )
 
 
-def _mixed() -> Iterator[Line]:
-    yield Line(
+def _mixed() -> Iterator[InstructionTest]:
+    yield InstructionTest(
         "v_fma_mix_f32",
         RDNA,
         "v_fma_mix_f32 %0, %1, %2, %3 op_sel:[1,0,0] op_sel_hi:[1,1,0]",
@@ -140,14 +140,14 @@ def _mixed() -> Iterator[Line]:
         1e-6,
     )
     for name, upper in (("v_fma_mixlo_f16", False), ("v_fma_mixhi_f16", True)):
-        yield Line(
+        yield InstructionTest(
             name,
             RDNA,
             f"{name} %0, %1, %2, %3 op_sel_hi:[1,1,1]",
             lambda a, b, c, d, upper=upper: into(d, half(fma(low(a), low(b), low(c))), upper),  # type: ignore[misc]
             compare="h",
         )
-    yield Line(
+    yield InstructionTest(
         "v_dot2_f32_f16",
         ALL,
         "v_dot2_f32_f16 %0, %1, %2, %3",
@@ -155,7 +155,7 @@ def _mixed() -> Iterator[Line]:
         "hhff",
         "f",
     )
-    yield Line(
+    yield InstructionTest(
         "v_dot2acc_f32_f16",
         ("gfx1100",),
         "v_dot2acc_f32_f16 %0, %1, %2",
@@ -163,14 +163,16 @@ def _mixed() -> Iterator[Line]:
         "hhff",
         "f",
     )
-    yield Line(
+    yield InstructionTest(
         "v_cvt_pk_rtz_f16_f32",
         RDNA,
         "v_cvt_pk_rtz_f16_f32 %0, %1, %2",
         lambda a, b, c, d: pair(floats(a), floats(b)),
         "gggg",
     )
-    yield Line("v_cvt_pk_bf16_f32", ("gfx950",), "v_cvt_pk_bf16_f32 %0, %1, %2", _bfloat16, "ffff")
+    yield InstructionTest(
+        "v_cvt_pk_bf16_f32", ("gfx950",), "v_cvt_pk_bf16_f32 %0, %1, %2", _bfloat16, "ffff"
+    )
 
 
 def _bfloat16(a: Words, b: Words, c: Words, d: Words) -> Words:
@@ -180,8 +182,8 @@ def _bfloat16(a: Words, b: Words, c: Words, d: Words) -> Words:
     return rounded(a) | rounded(b) << U(16)
 
 
-def _floats() -> Iterator[Line]:
-    yield Line(
+def _floats() -> Iterator[InstructionTest]:
+    yield InstructionTest(
         "1/(2π) as a constant",
         ALL,
         "v_mul_f32 %0, 0.15915494, %1",
@@ -191,24 +193,24 @@ def _floats() -> Iterator[Line]:
         1e-6,
     )
     for name, archs in (("v_max3_f32", OLD), ("v_max3_num_f32", ("gfx1201",))):
-        yield Line(
+        yield InstructionTest(
             name,
             archs,
             f"{name} %0, %1, %2, %3",
             lambda a, b, c, d: words(np.maximum(np.maximum(floats(a), floats(b)), floats(c))),
             "ffff",
         )
-    yield Line(
+    yield InstructionTest(
         "v_med3_f32",
         OLD,
         "v_med3_f32 %0, %1, %2, %3",
         lambda a, b, c, d: words(np.median([floats(a), floats(b), floats(c)], 0)),
         "ffff",
     )
-    yield Line(
+    yield InstructionTest(
         "v_ldexp_f32", ALL, "v_ldexp_f32 %0, %1, 3", lambda a, b, c, d: words(floats(a) * 8), "ffff"
     )
-    yield Line(
+    yield InstructionTest(
         "v_maximum_f32",
         ("gfx1201",),
         "v_maximum_f32 %0, %1, %2",
@@ -216,7 +218,7 @@ def _floats() -> Iterator[Line]:
         "ffff",
     )
     moves = "\n".join(f"v_mov_b32 v{60 + i}, %{1 + i % 3}" for i in range(4))
-    yield Line(
+    yield InstructionTest(
         "v_pk_fma_f32 op_sel",
         CDNA,
         f"{moves}\nv_pk_fma_f32 v[64:65], v[60:61], v[62:63], v[60:61] op_sel:[1,0,0] "
@@ -228,7 +230,7 @@ def _floats() -> Iterator[Line]:
     )
 
 
-def _integers() -> Iterator[Line]:
+def _integers() -> Iterator[InstructionTest]:
     def permuted(a: Words, b: Words, c: Words, d: Words) -> Any:
         both, select = wide(a) << np.uint64(32) | wide(b), wide(c)
         shifts = [(select >> np.uint64(8 * i) & np.uint64(7)) * np.uint64(8) for i in range(4)]
@@ -237,60 +239,60 @@ def _integers() -> Iterator[Line]:
 
     def products(a: Words, b: Words, c: Words, d: Words) -> Words:
         sums = (as_bytes(a, np.int8).astype(np.int64) * as_bytes(b, np.int8)).sum(1)
-        found: Words = ((sums + c) & 0xFFFFFFFF).astype(U)
-        return found
+        total: Words = ((sums + c) & 0xFFFFFFFF).astype(U)
+        return total
 
     def signed(x: Words) -> Any:
         return (x << U(8)).view(np.int32).astype(np.int64) >> 8
 
     cut = U(0xFFFFFF)
-    yield Line("v_perm_b32", ALL, "v_perm_b32 %0, %1, %2, %3", permuted, "iisi")
-    yield Line(
+    yield InstructionTest("v_perm_b32", ALL, "v_perm_b32 %0, %1, %2, %3", permuted, "iisi")
+    yield InstructionTest(
         "v_alignbit_b32",
         ALL,
         "v_alignbit_b32 %0, %1, %2, 8",
         lambda a, b, c, d: ((wide(a) << np.uint64(32) | wide(b)) >> np.uint64(8)).astype(U),
         "iiii",
     )
-    yield Line(
+    yield InstructionTest(
         "v_dot4_i32_iu8", RDNA, "v_dot4_i32_iu8 %0, %1, %2, %3 neg_lo:[1,1,0]", products, "iiii"
     )
-    yield Line("v_dot4_i32_i8", CDNA, "v_dot4_i32_i8 %0, %1, %2, %3", products, "iiii")
-    yield Line(
+    yield InstructionTest("v_dot4_i32_i8", CDNA, "v_dot4_i32_i8 %0, %1, %2, %3", products, "iiii")
+    yield InstructionTest(
         "v_mul_u32_u24",
         ALL,
         "v_mul_u32_u24 %0, %1, %2",
         lambda a, b, c, d: (a & cut) * (b & cut),
         "iiii",
     )
-    yield Line(
+    yield InstructionTest(
         "v_mul_i32_i24",
         ALL,
         "v_mul_i32_i24 %0, %1, %2",
         lambda a, b, c, d: (signed(a) * signed(b) & 0xFFFFFFFF).astype(U),
         "iiii",
     )
-    yield Line(
+    yield InstructionTest(
         "v_mad_u32_u24",
         ALL,
         "v_mad_u32_u24 %0, %1, %2, %3",
         lambda a, b, c, d: (a & cut) * (b & cut) + c,
         "iiii",
     )
-    yield Line(
+    yield InstructionTest(
         "v_bfi_b32", ALL, "v_bfi_b32 %0, %1, %2, %3", lambda a, b, c, d: a & b | ~a & c, "iiii"
     )
 
 
-def _lanes() -> Iterator[Line]:
-    def moved(name: str, archs: tuple[str, ...], control: str, expected: Any) -> Line:
+def _lanes() -> Iterator[InstructionTest]:
+    def moved(name: str, archs: tuple[str, ...], control: str, expected: Any) -> InstructionTest:
         text = f"v_mov_b32_dpp %0, %1 {control} row_mask:0xf bank_mask:0xf"
-        return Line(f"DPP {name}", archs, text, expected, "iiii")
+        return InstructionTest(f"DPP {name}", archs, text, expected, "iiii")
 
-    def swapped(width: int) -> Line:
+    def swapped(width: int) -> InstructionTest:
         name = f"v_permlane{width}_swap_b32"
         lane = np.arange(64)
-        return Line(
+        return InstructionTest(
             name,
             ("gfx950",),
             f"v_mov_b32 %0, %1\nv_mov_b32 v60, %2\ns_nop 4\n{name} %0, v60",
@@ -314,7 +316,7 @@ def _lanes() -> Iterator[Line]:
     yield moved("row_newbcast", CDNA, "row_newbcast:3", lambda a, b, c, d: a[lane(a) & ~15 | 3])
     for name, other in (("v_permlane16_b32", 0), ("v_permlanex16_b32", 16)):
         for what, last in (("", "s21"), (" by a literal", "0x89abcdef")):
-            yield Line(
+            yield InstructionTest(
                 name + what,
                 RDNA,
                 f"s_mov_b32 s20, 0x76543210\ns_mov_b32 s21, 0x89abcdef\n{name} %0, %1, s20, {last}",
@@ -327,7 +329,7 @@ def _lanes() -> Iterator[Line]:
     yield swapped(32)
     for m in (1, 16):
         mask = "".join("i" if 16 >> i == m else "p" for i in range(5))
-        yield Line(
+        yield InstructionTest(
             f"ds_swizzle_b32 xor {m}",
             ALL,
             f'ds_swizzle_b32 %0, %1 offset:swizzle(BITMASK_PERM,"{mask}")\nWAIT',

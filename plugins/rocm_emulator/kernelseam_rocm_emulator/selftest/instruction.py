@@ -1,4 +1,4 @@
-"""Self-tests of one line of assembly: what it makes of a lane's registers, against NumPy."""
+"""Self-tests of one instruction: the registers that it writes, against NumPy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ U = np.uint32
 
 
 @dataclass(frozen=True)
-class Line:
+class InstructionTest:
     """One test. In ``assembly`` %0 is the result d, %1 to %3 are a, b and c, %4 is the address of
     a's lane in global memory and %5 that of a word of LDS for each lane; WAIT waits for memory."""
 
@@ -29,16 +29,16 @@ class Line:
     expected: Expected
     """The words that d must hold, of a, b, c and d's first value."""
     kinds: str = "hhhh"
-    """What a, b, c and d are: h two halves, f a float, g a float that a half can hold, i an
+    """What a, b, c and d are: h two float16, f a float32, g a float32 that float16 represents, i an
     integer, s selectors."""
     compare: str = ""
-    """"": bit for bit; else "f" or "h", as floats or pairs of halves, nearly."""
+    """"": bit for bit; else "f" or "h", as float32 or pairs of float16, within the tolerance."""
     tolerance: float = 1e-5
 
 
-def kernel(line: Line, name: str, arch: str) -> str:
-    """A kernel of one wave that runs the line on every lane."""
-    text = assembly(line.assembly, arch).replace('"', '\\"').replace("\n", "\\n")
+def kernel(test: InstructionTest, name: str, arch: str) -> str:
+    """A kernel of one wave that executes the instruction in every lane."""
+    text = assembly(test.assembly, arch).replace('"', '\\"').replace("\n", "\\n")
     used = ("memory", "s20", "s21", "vcc", *(f"v{i}" for i in (50, *range(60, 66), 128, 129)))
     registers = ", ".join(f'"{r}"' for r in used)
     return (
@@ -85,11 +85,11 @@ def operand(kind: str, lanes: int, rng: np.random.Generator) -> Words:
     return rng.integers(0, 1 << 32, lanes, dtype=U)
 
 
-def difference(line: Line, got: Words, want: Words) -> str:
-    """Where a result is wrong, in words; "" where it is not."""
-    if line.compare == "f":
-        right = np.isclose(floats(got), floats(want), rtol=line.tolerance, atol=line.tolerance)
-    elif line.compare == "h":
+def difference(test: InstructionTest, got: Words, want: Words) -> str:
+    """Which lanes are wrong and how; "" where none is."""
+    if test.compare == "f":
+        right = np.isclose(floats(got), floats(want), rtol=test.tolerance, atol=test.tolerance)
+    elif test.compare == "h":
         right = np.isclose(low(got), low(want), rtol=2e-3, atol=2e-3)
         right &= np.isclose(high(got), high(want), rtol=2e-3, atol=2e-3)
     else:
@@ -116,9 +116,9 @@ def words(x: Any) -> Words:
 
 
 def low(x: Words) -> Floats:
-    """The half in the low bits."""
-    found: Floats = np.ascontiguousarray(x & U(0xFFFF)).astype(np.uint16).view(np.float16)
-    return found
+    """The float16 in the low bits."""
+    values: Floats = np.ascontiguousarray(x & U(0xFFFF)).astype(np.uint16).view(np.float16)
+    return values
 
 
 def high(x: Words) -> Floats:
@@ -126,17 +126,17 @@ def high(x: Words) -> Floats:
 
 
 def half(x: Any) -> Words:
-    """A half's bits."""
+    """A float16's bits."""
     return np.asarray(x, np.float16).view(np.uint16).astype(U)
 
 
 def pair(first: Any, second: Any) -> Words:
-    """Two halves in one register, the first in the low bits."""
+    """Two float16 in one register, the first in the low bits."""
     return half(first) | half(second) << U(16)
 
 
 def into(old: Words, bits: Words, upper: bool) -> Words:
-    """A register of which one half is replaced."""
+    """A register of which 16 bits are replaced."""
     return old & U(0xFFFF) | bits << U(16) if upper else old & U(0xFFFF0000) | bits
 
 
@@ -150,5 +150,5 @@ def wide(x: Words) -> npt.NDArray[np.uint64]:
 
 def as_bytes(x: Words, dtype: Any = np.uint8) -> npt.NDArray[Any]:
     """[lane, byte]"""
-    found: npt.NDArray[Any] = np.ascontiguousarray(x).view(dtype).reshape(len(x), 4)
-    return found
+    values: npt.NDArray[Any] = np.ascontiguousarray(x).view(dtype).reshape(len(x), 4)
+    return values

@@ -20,27 +20,27 @@ class Launcher(Protocol):
 
 
 @dataclass(frozen=True)
-class Whole:
-    """A kernel, NAME in ``source``, and what says where its result is wrong ("": nowhere)."""
+class KernelTest:
+    """A kernel, NAME in ``source``, and a check that returns what is wrong ("": nothing)."""
 
     name: str
     source: str
     check: Callable[[Launcher, np.random.Generator], str]
 
 
-def tests(arch: str) -> Iterator[Whole]:
-    yield Whole("private arrays across a barrier", _SCRATCH, _scratch)
-    yield Whole("LDS across barriers", _BARRIERS, _barriers)
-    yield Whole("a call", _CALL, _call)
-    yield Whole("the launch's extents", _EXTENTS, _extents)
-    yield Whole("subnormal floats", _SUBNORMAL, _subnormal)
-    yield Whole("words at any address", _UNALIGNED, _unaligned)
-    yield Whole("floats added to memory", _ADDED, _added)
+def tests(arch: str) -> Iterator[KernelTest]:
+    yield KernelTest("private arrays across a barrier", _SCRATCH, _scratch)
+    yield KernelTest("LDS across barriers", _BARRIERS, _barriers)
+    yield KernelTest("a call", _CALL, _call)
+    yield KernelTest("the launch's extents", _EXTENTS, _extents)
+    yield KernelTest("subnormal floats", _SUBNORMAL, _subnormal)
+    yield KernelTest("words at any address", _UNALIGNED, _unaligned)
+    yield KernelTest("floats added to memory", _ADDED, _added)
     if arch.startswith("gfx9"):
-        yield Whole("a load straight to LDS", _TO_LDS, _to_lds)
-        yield Whole("floats added out of accumulation registers", _ADDED_ACC, _added)
+        yield KernelTest("a load straight to LDS", _TO_LDS, _to_lds)
+        yield KernelTest("floats added out of accumulation registers", _ADDED_ACC, _added)
     if not arch.startswith("gfx12"):
-        yield Whole("buffers and their bounds", _BUFFER, _buffer)
+        yield KernelTest("buffers and their bounds", _BUFFER, _buffer)
 
 
 def _same(got: npt.NDArray[Any], want: npt.NDArray[Any]) -> str:
