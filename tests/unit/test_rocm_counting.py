@@ -451,7 +451,7 @@ BEFORE = {
             {("gfx950", "attention", "rows=32"): row(32.0, 145)},
             [
                 "gfx950 | attention | rows=32: "
-                + "145 registers move to the other file in an iteration, not 144"
+                 "145 registers move to the other file in an iteration, not 144"
             ],
         ),
         (
