@@ -141,9 +141,9 @@ bytes that were touched over as few as hold those bytes [C].
 MODEL = """
 ## The model
 
-By arch; what stands in no row costs a cycle of issue as any other instruction. LDS serves a
-phase's lanes in one clock, each bank one word of 4 bytes; its clocks are shared by the SIMDs of a
-compute unit.
+An instruction without a row of its own takes the cycles of its issue. LDS serves the lanes of a
+phase in one clock, if each bank has one word of 4 bytes to give; its clocks are shared by the SIMDs
+of a compute unit.
 """
 
 LIMITS = """

@@ -184,7 +184,7 @@ def test_a_nest_of_loops() -> None:
 
 def test_a_loop_of_its_own_block_and_straight_code() -> None:
     graph = flow(lines("v_nop\ns_cbranch_vccnz @0\ns_branch @3\ns_endpgm"))
-    assert [(x.header, x.blocks) for x in loops(graph)] == [(0, {0})]
+    assert [(x.header, x.blocks) for x in loops(graph)] == [(0, frozenset({0}))]
     assert graph.follows == {0: (0, 8), 8: (12,), 12: ()}
 
 
@@ -278,31 +278,32 @@ def test_a_stride_is_a_conflict_of_as_many_ways(
     arch: str, lanes: int, ways: int, width: int
 ) -> None:
     addresses = np.arange(lanes, dtype=np.int64) * width * ways
-    for side in (unit(arch).reads, unit(arch).writes):
-        taken, fewest = banks.clocks(side, width, addresses, EVERY[:lanes])
-        assert (taken, fewest) == (ways * len(side.of(width)), len(side.of(width)))
-        assert fewest == -(-lanes * width // (4 * side.count.value))
+    for reads in (True, False):
+        served = unit(arch).banks(reads, width)
+        taken, fewest = banks.clocks(served, width, addresses, EVERY[:lanes])
+        assert (taken, fewest) == (ways * len(served.phases), len(served.phases))
+        assert fewest == -(-lanes * width // (4 * served.count))
 
 
 def test_lanes_that_read_one_word_share_it_and_idle_phases_take_no_clock() -> None:
-    reads = unit("gfx942").reads
+    words, quads = (unit("gfx942").banks(True, width) for width in (4, 16))
     one = np.zeros(64, np.int64)
-    assert banks.clocks(reads, 4, one, EVERY) == (2, 2)
-    assert banks.clocks(reads, 4, one, np.arange(64) < 32) == (1, 1)
-    assert banks.clocks(reads, 4, one, ~EVERY) == (0, 0)
+    assert banks.clocks(words, 4, one, EVERY) == (2, 2)
+    assert banks.clocks(words, 4, one, np.arange(64) < 32) == (1, 1)
+    assert banks.clocks(words, 4, one, ~EVERY) == (0, 0)
     # Lanes 0 and 20 are of one phase, 0 and 8 are not.
     for other, clocks in ((20, (2, 1)), (8, (2, 2))):
         chosen = np.isin(np.arange(64), (0, other))
-        assert banks.clocks(reads, 16, np.arange(64) * 128, chosen) == clocks
+        assert banks.clocks(quads, 16, np.arange(64) * 128, chosen) == clocks
 
 
 def test_every_lane_is_served_once() -> None:
     for found in model.UNITS.values():
-        for side in (found.reads, found.writes):
-            for size, phases in side.phases.items():
-                lanes = [lane for phase in phases.value for lane in phase]
+        for widths in (found.reads, found.writes):
+            for size, served in widths.items():
+                lanes = [lane for phase in served.value.phases for lane in phase]
                 assert sorted(lanes) == list(range(found.lanes))
-                assert all(len(p) * size <= 4 * side.count.value for p in phases.value)
+                assert all(len(p) * size <= 4 * served.value.count for p in served.value.phases)
 
 
 def test_segments_of_strided_loads() -> None:
@@ -321,7 +322,8 @@ class Lanes(Wave):
 
     def __init__(self, lanes: int) -> None:
         self.keep = [np.zeros(n, np.uint32) for n in (260, 256 * lanes, 256 * lanes, 64)]
-        super().__init__(lanes, *(x.ctypes.data for x in self.keep), 0)
+        scalars, vectors, accumulators, shared = (x.ctypes.data for x in self.keep)
+        super().__init__(lanes, scalars, vectors, accumulators, shared, 0)
         self.scalars[EXEC : EXEC + 2] = 0xFFFFFFFF
 
 
@@ -404,12 +406,11 @@ def test_every_entry_has_a_source() -> None:
     rows = list(report.model_rows())
     assert {row[3] for row in rows} == {Mark.MODELLED.value, Mark.GUESSED.value}
     assert all(len(row[4]) > 8 for row in rows)
-    shown = [row[:3] for row in rows if row[1] == "lanes of a phase, reads of 16 bytes"]
-    assert (
-        "gfx950",
-        "lanes of a phase, reads of 16 bytes",
-        "0–3, 12–15, 20–27; 4–11, 16–19, 28–31; the same + 32",
-    ) in shown
+    shown = {row[0]: row[2] for row in rows if row[1] == "LDS reads of 16 bytes, a phase"}
+    assert shown["gfx950"] == (
+        "64 banks, lanes 0–3, 12–15, 20–27; 4–11, 16–19, 28–31; the same + 32"
+    )
+    assert shown["gfx1100, gfx1201"] == "32 banks, lanes 8 in order"
 
 
 def test_an_unknown_arch_is_refused() -> None:
@@ -450,8 +451,8 @@ BEFORE = {
         (
             {("gfx950", "attention", "rows=32"): row(32.0, 145)},
             [
-                "gfx950 | attention | rows=32: "
-                 "145 registers move to the other file in an iteration, not 144"
+                " | ".join(("gfx950", "attention", "rows=32"))
+                + ": 145 registers move to the other file in an iteration, not 144"
             ],
         ),
         (

@@ -19,11 +19,11 @@ def clocks(banks: Banks, width: int, addresses: Addresses, active: Mask) -> tupl
     an active lane take none.
     """
     taken = fewest = 0
-    for phase in banks.of(width):
+    for phase in banks.phases:
         group = list(phase)
         first = addresses[group][active[group]] // 4
         if first.size:
             words = np.unique(first[:, None] + np.arange(max(1, width // 4)))
-            taken += int(np.bincount(words % banks.count.value).max())
+            taken += int(np.bincount(words % banks.count).max())
             fewest += 1
     return taken, fewest

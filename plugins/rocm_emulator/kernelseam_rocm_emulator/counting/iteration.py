@@ -162,8 +162,8 @@ def _tally(instruction: Instruction, unit: ComputeUnit, times: int) -> Tally:
     found = access(instruction)
     clocks = 0
     if found is not None and found.kind in LDS:
-        side = unit.reads if found.kind is Class.LDS_READ else unit.writes
-        clocks = len(side.of(found.width)) * len(found.offsets) * times
+        served = unit.banks(found.kind is Class.LDS_READ, found.width)
+        clocks = len(served.phases) * len(found.offsets) * times
     return Tally(times, clocks, clocks)
 
 

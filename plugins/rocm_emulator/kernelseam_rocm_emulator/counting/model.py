@@ -44,15 +44,15 @@ Phases = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Banks:
-    """LDS as reads, or as writes, meet it."""
+    """How LDS serves accesses of a width."""
 
-    count: Entry[int]
-    """Banks of 4 bytes that serve a phase."""
-    phases: Mapping[int, Entry[Phases]]
-    """By the bytes a lane of an access. Narrower ones are served as those of 4 bytes."""
+    count: int
+    """Banks of 4 bytes."""
+    phases: Phases
 
-    def of(self, width: int) -> Phases:
-        return self.phases[max(width, 4)].value
+
+Widths = Mapping[int, Entry[Banks]]
+"""By the bytes a lane of an access; narrower ones are served as those of 4 bytes."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class ComputeUnit:
     """Cycles of a SIMD's matrix unit by shape, of half-precision operands."""
     overlaps: Entry[bool]
     """Whether vector instructions of one wave run beside matrix instructions of another."""
-    reads: Banks
-    writes: Banks
+    reads: Widths
+    writes: Widths
     cross_lane: Entry[int]
     """LDS clocks of a permutation of lanes."""
     registers: Entry[int]
@@ -81,6 +81,10 @@ class ComputeUnit:
     most_waves: Entry[int]
     """Of a SIMD."""
     lds_bytes: Entry[int]
+
+    def banks(self, reads: bool, width: int) -> Banks:
+        """How LDS serves reads, or writes, of a width."""
+        return (self.reads if reads else self.writes)[max(width, 4)].value
 
     def matrix_cycles(self, shape: str) -> int:
         """Of a shape with or without its types. Raises UnknownName for one the table lacks."""
@@ -99,10 +103,13 @@ class ComputeUnit:
 
 _LLVM = "LLVM's SISchedule.td: passes of 4 cycles"
 _FLOPS = "AMD's FLOPS/clock/CU, of two SIMDs: 512 of RDNA 3, 1024 of RDNA 4 (GPUOpen, matrix cores)"
-_CDNA_ISSUE = "CDNA 3 ISA guide: 16 lanes a cycle, waves of 64"
-_RDNA_ISSUE = "RDNA 3 ISA guide: waves of 32 on 32 lanes"
-_KITTENS = "HipKittens (arXiv 2511.08083), measured on MI355X: phases and banks by instruction"
-_GROUPS = "published code that quotes AMD for these groups of lanes; no document of AMD's was found"
+_CDNA_ISSUE = "ROCm Compute Profiler's documentation: SIMDs of 16 lanes, waves of 64"
+_RDNA_ISSUE = "RDNA 3 ISA guide: SIMDs of 32 lanes, waves of 32"
+_KITTENS = "HipKittens (arXiv 2511.08083): phases and banks of ds_ instructions, measured on MI355X"
+_GROUPS = (
+    "published code that quotes AMD for gfx942, no document of AMD's was found; HipKittens measured "
+    "the same for 12 bytes on MI355X"
+)
 _CK = "Composable Kernel's documentation, LDS bank conflicts: 8 lanes in order, 32 banks"
 _PRODUCT = "AMD's ISA guide and LLVM's AMDGPU usage: register file and occupancy"
 
@@ -138,39 +145,22 @@ _SIXTEENS = _twice((_four(0, 12, 20, 24), _four(4, 8, 16, 28)))
 _ANALOGY = "as many lanes, in order, as fill the banks"
 
 
-def _in_order(lanes: int, banks: int) -> dict[int, Entry[Phases]]:
+def _in_order(lanes: int, banks: int) -> dict[int, Entry[Banks]]:
     """As many lanes a phase as fill the banks; of 12 bytes as of 16."""
-    return {
-        width: _guessed(_runs(lanes, min(lanes, banks * 4 // (16 if width == 12 else width))), why)
-        for width, why in ((4, _ANALOGY), (8, _ANALOGY), (12, "as of 16 bytes"), (16, _ANALOGY))
-    }
+    runs = {w: min(lanes, banks * 4 // (16 if w == 12 else w)) for w in (4, 8, 12, 16)}
+    return {w: _guessed(Banks(banks, _runs(lanes, n)), _ANALOGY) for w, n in runs.items()}
 
 
-_CDNA_BANKS = _modelled(32, _CK)
-_CDNA_WRITES = Banks(
-    _CDNA_BANKS,
-    {**_in_order(64, 32), 16: _modelled(_runs(64, 8), _CK)},
-)
-_CDNA3_READS = Banks(
-    _CDNA_BANKS, {**_in_order(64, 32), 16: _guessed(_EIGHTS, f"gfx942: {_GROUPS}")}
-)
-_CDNA4_READS = Banks(
-    _modelled(64, _KITTENS),
-    {
-        **_in_order(64, 64),
-        8: _modelled(_runs(64, 32), _KITTENS),
-        16: _modelled(_SIXTEENS, _KITTENS),
-    },
-)
-_CDNA4_WRITES = Banks(
-    _modelled(32, _KITTENS),
-    {
-        **_in_order(64, 32),
-        8: _modelled(_runs(64, 16), _KITTENS),
-        16: _modelled(_runs(64, 8), _CK),
-    },
-)
-_RDNA_BANKS = Banks(_guessed(32, "a compute unit's half of a WGP's 64 banks"), _in_order(32, 32))
+_CDNA_WRITES: Widths = {**_in_order(64, 32), 16: _modelled(Banks(32, _runs(64, 8)), _CK)}
+_CDNA3_READS: Widths = {**_in_order(64, 32), 16: _guessed(Banks(32, _EIGHTS), _GROUPS)}
+_CDNA4_READS: Widths = {
+    **_in_order(64, 64),
+    8: _modelled(Banks(64, _runs(64, 32)), _KITTENS),
+    12: _modelled(Banks(32, _EIGHTS), _KITTENS),
+    16: _modelled(Banks(64, _SIXTEENS), _KITTENS),
+}
+_CDNA4_WRITES: Widths = {**_CDNA_WRITES, 8: _modelled(Banks(32, _runs(64, 16)), _KITTENS)}
+_RDNA_LDS = _in_order(32, 32)
 
 # ---------------------------------------------------------------- the archs
 
@@ -179,8 +169,8 @@ def _cdna(
     *,
     matrix: Mapping[str, int],
     transcendental: Entry[int],
-    reads: Banks,
-    writes: Banks,
+    reads: Widths,
+    writes: Widths,
     lds_bytes: int,
 ) -> ComputeUnit:
     return ComputeUnit(
@@ -189,7 +179,7 @@ def _cdna(
         issue=_modelled(4, _CDNA_ISSUE),
         transcendental=transcendental,
         matrix={shape: _modelled(cycles, _LLVM) for shape, cycles in matrix.items()},
-        overlaps=_modelled(True, "AMD's lab notes on matrix cores: MFMA runs beside the VALU"),
+        overlaps=_modelled(True, "LLVM's SISchedule.td: MFMA has a unit beside the VALU"),
         reads=reads,
         writes=writes,
         cross_lane=_guessed(2, "64 lanes of 4 bytes through 32 banks"),
@@ -205,11 +195,11 @@ def _rdna(matrix: int) -> ComputeUnit:
         lanes=32,
         simds=_modelled(2, _PRODUCT),
         issue=_modelled(1, _RDNA_ISSUE),
-        transcendental=_modelled(4, "RDNA 3 ISA guide: a quarter of the rate"),
+        transcendental=_guessed(4, "memory of AMD's RDNA white paper: a quarter of the rate"),
         matrix={"16x16x16": _modelled(matrix, _FLOPS)},
         overlaps=_guessed(False, "forum posts: WMMA issues through the VALU"),
-        reads=_RDNA_BANKS,
-        writes=_RDNA_BANKS,
+        reads=_RDNA_LDS,
+        writes=_RDNA_LDS,
         cross_lane=_guessed(1, "32 lanes of 4 bytes through 32 banks"),
         registers=_modelled(1536, _PRODUCT),
         granule=_modelled(24, _PRODUCT),
@@ -223,7 +213,7 @@ UNITS: Mapping[str, ComputeUnit] = {
     "gfx90a": _cdna(
         matrix={"16x16x16": 32, "32x32x8": 64},
         transcendental=_QUARTER,
-        reads=Banks(_CDNA_BANKS, {**_in_order(64, 32), 16: _guessed(_EIGHTS, "as of gfx942")}),
+        reads=_CDNA3_READS,
         writes=_CDNA_WRITES,
         lds_bytes=65536,
     ),

@@ -60,8 +60,8 @@ class Recorder:
             key = (reads, access.width, addresses[active].tobytes(), active.tobytes())
             found = self._clocks.get(key)
             if found is None:
-                side = self._unit.reads if reads else self._unit.writes
-                found = self._clocks[key] = banks.clocks(side, access.width, addresses, active)
+                served = self._unit.banks(reads, access.width)
+                found = self._clocks[key] = banks.clocks(served, access.width, addresses, active)
             tally.lds_clocks += found[0]
             tally.lds_fewest += found[1]
         tally.bytes += int(active.sum()) * access.width * len(access.offsets)

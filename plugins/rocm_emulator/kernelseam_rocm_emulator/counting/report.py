@@ -197,14 +197,13 @@ def _entries(unit: ComputeUnit) -> Iterator[tuple[str, str, Entry[object]]]:
         yield f"cycles of a {shape} product of halves", str(entry.value), _any(entry)
     overlap = "beside each other" if unit.overlaps.value else "one after another"
     yield "matrix and vector instructions of two waves", overlap, _any(unit.overlaps)
-    sides: tuple[tuple[str, Banks], ...] = (("reads", unit.reads), ("writes", unit.writes))
-    for side, banks in sides:
-        yield f"LDS banks of {side}", str(banks.count.value), _any(banks.count)
-        for size, phases in sorted(banks.phases.items()):
-            yield f"lanes of a phase, {side} of {size} bytes", _lanes(phases.value), _any(phases)
+    for side, widths in (("reads", unit.reads), ("writes", unit.writes)):
+        for size, served in sorted(widths.items()):
+            value = f"{served.value.count} banks, lanes {_lanes(served.value.phases)}"
+            yield f"LDS {side} of {size} bytes, a phase", value, _any(served)
 
 
-def _any(entry: Entry[int] | Entry[bool] | Entry[model.Phases]) -> Entry[object]:
+def _any(entry: Entry[int] | Entry[bool] | Entry[Banks]) -> Entry[object]:
     return Entry(entry.value, entry.mark, entry.source)
 
 

@@ -98,9 +98,9 @@ def _strides(run: _Runner, kernel: str, width: int) -> Iterator[_Check]:
     unit = model.unit(run.device.arch)
     for stride in STRIDES:
         counted = run(kernel, stride)
-        for kind, side in ((Class.LDS_READ, unit.reads), (Class.LDS_WRITE, unit.writes)):
+        for kind in (Class.LDS_READ, Class.LDS_WRITE):
             name, tally = f"{kernel} at stride {stride}: {kind.value}", _of(counted, kind)
-            phases = len(side.of(width))
+            phases = len(unit.banks(kind is Class.LDS_READ, width).phases)
             yield f"{name}, executions", tally.count, 1
             yield f"{name}, clocks without conflicts", tally.lds_fewest, phases
             yield f"{name}, clocks", tally.lds_clocks, phases * stride
