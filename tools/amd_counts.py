@@ -8,7 +8,8 @@ docs/parity/amd-counts.md, of what ran on emulated devices.
     python tools/amd_counts.py --run       launches alone, to the screen
     python tools/amd_counts.py --run --case 'gemm-f16-nt*' --arch gfx950 --loop
                                            some of them, or of the parity matrix's cases; and what
-                                           their hot loops are made of
+                                           their hot loops are made of; --implementation names
+                                           another than the shared kernels
     python tools/amd_counts.py --self-test count kernels whose counts are known
     python tools/amd_counts.py --run -- attention --heads 1 --seq-len 256 --causal
                                            whatever the command line can say
@@ -78,8 +79,6 @@ def launches(cases: Mapping[str, Sequence[str]], archs: Sequence[str]) -> Iterat
     """Rows of what each command launched on each emulated arch."""
     from kernelseam.cli.main import app
 
-    # A device of one compute unit takes a large problem's tiles for a small one.
-    devices.UNITS.update({a: (1, clock) for a, (_, clock) in devices.UNITS.items()})
     indices = {d.arch: d.index for d in plugins().backend("rocm").runtime.devices()}
     for case, command in cases.items():
         for arch in archs:
@@ -93,18 +92,22 @@ def split(commands: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
     return {name: command.split() for name, command in commands.items()}
 
 
-def parity_launches(globs: Sequence[str], archs: Sequence[str]) -> Iterator[report.Row]:
-    """Rows of what cases of the parity matrix launched, their own shapes on their own tiles."""
+def parity_launches(
+    globs: Sequence[str], archs: Sequence[str], implementation: str
+) -> Iterator[report.Row]:
+    """Rows of what cases of the parity matrix launched on an implementation: their own shapes, on
+    the tiles of a device of one compute unit."""
     from kernelseam.parity.cases import matrix
     from kernelseam.parity.run import run_case, targets
 
     cases = [c for c in matrix() if any(fnmatchcase(c.name, g) for g in globs)]
     found = [d for d in plugins().backend("rocm").runtime.devices() if d.arch in archs]
     for device in found:
-        shared = {t.operation: t for t in targets(device=device) if t.implementation == "shared"}
-        for case in cases:
+        every = targets(device=device)
+        named = {t.operation: t for t in every if t.implementation == implementation}
+        for case in (c for c in cases if c.operation in named):
             with recorded() as recording:
-                outcome = run_case(case, shared[case.operation])
+                outcome = run_case(case, named[case.operation])
             if outcome.status != "passed":
                 print(f"{case.name} on {device.arch}: {outcome.status}", file=sys.stderr)
             yield from (report.Row(case.name, counted) for counted in recording.launches)
@@ -201,10 +204,13 @@ def main() -> int:
     parser.add_argument("--run", action="store_true")
     parser.add_argument("--arch", action="append", choices=list(model.UNITS))
     parser.add_argument("--case", action="append", metavar="GLOB")
+    parser.add_argument("--implementation", default="shared", metavar="NAME")
     parser.add_argument("--loop", action="store_true")
     parser.add_argument("--self-test", action="store_true")
     options = parser.parse_args(own)
     emulated = [a for a in options.arch or model.UNITS if a in devices.UNITS]
+    # A device of one compute unit takes a large problem's tiles for a small one.
+    devices.UNITS.update({a: (1, clock) for a, (_, clock) in devices.UNITS.items()})
     if options.self_test:
         failures = [f for arch in emulated for f in selftest.failures(arch)]
         print("\n".join(failures) or f"passed on {', '.join(emulated)}")
@@ -214,15 +220,16 @@ def main() -> int:
         presets = {n: c for n, c in PRESETS.items() if any(fnmatchcase(n, g) for g in globs)}
         show(launches({"given": other} if other else split(presets), emulated), options.loop)
         if options.case and not other:
-            show(parity_launches(options.case, emulated), options.loop)
+            rows = parity_launches(options.case, emulated, options.implementation)
+            show(rows, options.loop)
         return 0
     said = compare(options.arch or model.UNITS, options.all, options.write)
     print("\n".join(said))
     if options.write and not options.arch:
-        rows = list(launches(split(PRESETS), emulated))
+        found = list(launches(split(PRESETS), emulated))
         toolchain = plugins().backend("rocm").toolchain
         assert toolchain is not None
-        PAGE.write_text(page(rows, toolchain.compiler()), encoding="utf-8")
+        PAGE.write_text(page(found, toolchain.compiler()), encoding="utf-8")
     return int(bool(said) and not options.write)
 
 

@@ -254,6 +254,8 @@ def test_narrow_loads_beside_wide_ones_are_the_ragged_ends() -> None:
         ("s_mov_b32 s1, 0", "s_add_i32 s1, s1, 1", "s_cmp_lg_u32 s1, 4", "scc1", 4),
         ("s_movk_i32 s1, 0x20", "s_sub_i32 s1, s1, 8", "s_cmp_gt_i32 s1, 0", "scc1", 4),
         ("s_mov_b32 s1, -3", "s_addk_i32 s1, 0x1", "s_cmp_eq_u32 s1, 0", "scc0", 3),
+        ("s_movk_i32 s1, 0xff80", "s_addk_i32 s1, 0x40", "s_cmpk_lt_i32 s1, 0xffc1", "scc1", 2),
+        ("s_mov_b64 s[0:1], 0", "s_add_i32 s1, s1, 1", "s_cmp_lg_u32 s1, 4", "scc1", None),
         ("s_mov_b32 s1, s5", "s_add_i32 s1, s1, 1", "s_cmp_lg_u32 s1, 4", "scc1", None),
         ("s_mov_b32 s1, 0", "s_add_i32 s1, s1, s2", "s_cmp_lg_u32 s1, 4", "scc1", None),
         ("s_mov_b32 s1, 0", "s_add_i32 s1, s1, 1", "s_cmp_lg_u32 s1, s6", "scc1", None),

@@ -105,10 +105,10 @@ _LLVM = "LLVM's SISchedule.td: passes of 4 cycles"
 _FLOPS = "AMD's FLOPS/clock/CU, of two SIMDs: 512 of RDNA 3, 1024 of RDNA 4 (GPUOpen, matrix cores)"
 _CDNA_ISSUE = "ROCm Compute Profiler's documentation: SIMDs of 16 lanes, waves of 64"
 _RDNA_ISSUE = "RDNA 3 ISA guide: SIMDs of 32 lanes, waves of 32"
-_KITTENS = "HipKittens (arXiv 2511.08083): phases and banks of ds_ instructions, measured on MI355X"
+_KITTENS = "HipKittens (arXiv 2511.08083): phases and banks by instruction, measured on MI355X"
 _GROUPS = (
-    "published code that quotes AMD for gfx942, no document of AMD's was found; HipKittens measured "
-    "the same for 12 bytes on MI355X"
+    "published code that quotes AMD for gfx942, no document of AMD's was found; HipKittens "
+    "measured the same for 12 bytes on MI355X"
 )
 _CK = "Composable Kernel's documentation, LDS bank conflicts: 8 lanes in order, 32 banks"
 _PRODUCT = "AMD's ISA guide and LLVM's AMDGPU usage: register file and occupancy"

@@ -34,7 +34,11 @@ def trips(graph: Flow, loop: Loop) -> int | None:
     if compared is None:
         return None
     counter, bound = compared.operands[0], _constant(compared.operands[1])
-    steps = [x for x in body if x.operands[:1] == (counter,) and not _COMPARE.match(x.name)]
+    if not re.match(r"s\d+$", counter):
+        return None
+    if bound is not None and compared.name.startswith("s_cmpk") and compared.name.endswith("i32"):
+        bound = _signed16(bound)
+    steps = [x for x in body if _writes(x, counter)]
     step = _step(steps[0], counter) if len(steps) == 1 else None
     start = _start(graph, loop, counter)
     if bound is None or step is None or start is None:
@@ -57,26 +61,37 @@ def _start(graph: Flow, loop: Loop, counter: str) -> int | None:
     found: Instruction | None = None
     for block, instructions in sorted(graph.blocks.items()):
         if block < loop.header:
-            for x in instructions:
-                if x.operands[:1] == (counter,) and not x.name.startswith("s_cmp"):
-                    found = x
+            found = next((x for x in reversed(instructions) if _writes(x, counter)), found)
     if found is None or not re.match(r"s_movk?_[bi]32$", found.name):
         return None
-    return _constant(found.operands[1])
+    value = _constant(found.operands[1])
+    return _signed16(value) if value is not None and found.name == "s_movk_i32" else value
+
+
+def _writes(instruction: Instruction, counter: str) -> bool:
+    """Whether an instruction's first operand, which is its result, holds the counter."""
+    if instruction.name.startswith(("s_cmp", "s_bitcmp", "s_cbranch", "s_store")):
+        return False
+    operand = instruction.operands[:1]
+    if operand == (counter,):
+        return True
+    pair = re.match(r"s\[(\d+):(\d+)\]$", operand[0]) if operand else None
+    return pair is not None and int(pair[1]) <= int(counter.lstrip("s")) <= int(pair[2])
 
 
 def _step(instruction: Instruction, counter: str) -> int | None:
     operands, name = instruction.operands, instruction.name
-    if name == "s_addk_i32" or name == "s_addk_co_i32":
-        return _signed16(_constant(operands[1]))
+    if name in ("s_addk_i32", "s_addk_co_i32"):
+        value = _constant(operands[1])
+        return None if value is None else _signed16(value)
     if re.match(r"s_(add|sub)_(co_)?[iu]32$", name) and operands[1] == counter:
         value = _constant(operands[2])
         return -value if value is not None and name.startswith("s_sub") else value
     return None
 
 
-def _signed16(value: int | None) -> int | None:
-    return None if value is None else ((value & 0xFFFF) ^ 0x8000) - 0x8000
+def _signed16(value: int) -> int:
+    return ((value & 0xFFFF) ^ 0x8000) - 0x8000
 
 
 def _constant(operand: str) -> int | None:
