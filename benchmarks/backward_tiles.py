@@ -6,8 +6,8 @@ operations, a causal mask half. A head dim's first line is the deterministic way
 tile. `error` is the largest |x − y| / |y| of dq, dk and dv against that; more than 1e-2 means that
 a tile computes something else.
 
-    python benchmarks/backward_tiles.py [--dim 128] [--causal] [--report FILE.md] [--repeat-ms 60]
-    python benchmarks/backward_tiles.py --compile sm_90a     registers and spills; no GPU needed
+    python -m benchmarks.backward_tiles [--dim 128] [--causal] [--report FILE.md] [--repeat-ms 60]
+    python -m benchmarks.backward_tiles --compile sm_90a     registers and spills; no GPU needed
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _tile(
     step: int,
     column_warps: int,
     score_rows: int,
-    query_rows: int,
+    query_rows: int = 0,
     stages: int = 2,
     **more: Any,
 ) -> BackwardTile:
@@ -58,7 +58,7 @@ def _tile(
 
 def _in_order(*shape: int, **more: Any) -> BackwardTile:
     """Deterministic, the scores handed on as well: none is made by two warps of a block."""
-    return replace(_tile(*shape, 0, **more), apart=True)
+    return replace(_tile(*shape, **more), apart=True)
 
 
 # The first of each head dim is the row with atomics that NVIDIA's table has. What the others try:
@@ -172,8 +172,9 @@ def compiled(arch: str, dims: list[int], causal: bool) -> Iterator[str]:
 def timed(dims: list[int], causal: bool, repeat_ms: int, device: str = "cuda") -> Iterator[str]:
     """Each tile's time and error beside those of the deterministic way."""
     import kernelseam as ks
-    import peers
     import torch
+
+    from benchmarks import peers
 
     yield "| D | tile | µs | TFLOP/s | first / this | error | registers | spills | shared KiB |"
     yield "|" + "---|" * 9
@@ -199,7 +200,7 @@ def timed(dims: list[int], causal: bool, repeat_ms: int, device: str = "cuda") -
         )
         free = ks.plan(ks.AttentionBwd(forward=forward, dout=dout, **given, deterministic=False))
         toolchain = plugins().backend(free.device.backend).toolchain
-        assert toolchain is not None
+        assert toolchain is not None and isinstance(free.problem.spec, AttentionBwdSpec)
         for tile in CANDIDATES[dim]:
             cells = facts(toolchain, free.device.arch, free.problem.spec, tile)
             if cells.startswith("does not fit"):
@@ -232,7 +233,7 @@ def main() -> None:
         for line in compiled(arguments.compile, dims, arguments.causal):
             print(line, flush=True)
     else:
-        import peers
+        from benchmarks import peers
 
         peers.write(timed(dims, arguments.causal, arguments.repeat_ms), arguments.report)
 

@@ -4,8 +4,8 @@ chosen by.
 Times are medians of device events. `error` is |x − y| / |y| against torch's product; more than 1e-2
 means that a tile computes something else.
 
-    python benchmarks/gemm_tiles.py [--kind bfloat16] [--report FILE.md] [--repeat-ms 30]
-    python benchmarks/gemm_tiles.py --compile sm_90a     registers and spills alone; no GPU needed
+    python -m benchmarks.gemm_tiles [--kind bfloat16] [--report FILE.md] [--repeat-ms 30]
+    python -m benchmarks.gemm_tiles --compile sm_90a     registers and spills alone; no GPU needed
 
 Kinds: bfloat16, float32, float64, and float32 in tf32 or tf32x3, beside cuBLAS's TF32 or float32.
 """
@@ -220,8 +220,9 @@ def compiled(arch: str, name: str, kind: Kind) -> Iterator[str]:
 def timed(kind: Kind, repeat_ms: int) -> Iterator[str]:
     """Each tile's time and error beside cuBLAS."""
     import kernelseam as ks
-    import peers
     import torch
+
+    from benchmarks import peers
 
     torch.backends.cuda.matmul.allow_tf32 = kind.precision == "tf32"
     dtype = getattr(torch, kind.dtype.value)
@@ -250,7 +251,7 @@ def timed(kind: Kind, repeat_ms: int) -> Iterator[str]:
         )
         plan = ks.plan(gemm, implementation="shared")
         toolchain = plugins().backend(plan.device.backend).toolchain
-        assert toolchain is not None
+        assert toolchain is not None and isinstance(plan.problem.spec, GemmSpec)
         for t in kind.tiles:
             cells = facts(toolchain, plan.device.arch, plan.problem.spec, t)
             if cells.startswith("does not fit"):
@@ -279,7 +280,7 @@ def main() -> None:
         for line in compiled(arguments.compile, arguments.kind, KINDS[arguments.kind]):
             print(line, flush=True)
     else:
-        import peers
+        from benchmarks import peers
 
         peers.write(timed(KINDS[arguments.kind], arguments.repeat_ms), arguments.report)
 

@@ -1,7 +1,7 @@
 """The parity matrix on a GPU: all binaries compiled in parallel, then every case, then a report.
 
-    python benchmarks/parity_h200.py --report docs/parity/h200.md --report docs/parity/h200.html
-    compute-sanitizer --tool memcheck python benchmarks/parity_h200.py --separate --covering
+    python -m benchmarks.parity_h200 --report docs/parity/h200.md --report docs/parity/h200.html
+    compute-sanitizer --tool memcheck python -m benchmarks.parity_h200 --separate --covering
     --implementation shared
 
 The first compiles, and hands over to ``kernelseam parity``; ``--workers`` processes make data and
@@ -13,8 +13,8 @@ ends with its last element, taken from the driver and not from a pool, so that e
 end is seen. It has no workers, and compiles nothing ahead, since a checker would slow that down:
 run it with ``--compile-only`` and the same cases first. ``--covering`` takes the first case of
 every spec of a choice that has every value of every option with each dtype. ``--many-tiles``, with
-``--separate``, takes those of tests/gpu/fast_cases.py instead of the matrix's: for kernels whose
-blocks stay, of which each then meets several tiles. Exit status 1 where a case failed.
+``--separate``, takes those of tests/gpu/helpers/fast_cases.py instead of the matrix's: for kernels
+whose blocks stay, of which each then meets several tiles. Exit status 1 where a case failed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import ahead
 from kernelseam.cli.main import main as kernelseam
 from kernelseam.contract import Device
 from kernelseam.dispatch import find_device
@@ -36,6 +35,8 @@ from kernelseam.parity.pipeline import LIMIT, run_all
 from kernelseam.parity.run import Outcome, targets
 from kernelseam.parity.workers import cores
 from kernelseam.plugins import plugins
+
+from benchmarks import ahead
 
 OPERATIONS = tuple(dict.fromkeys(c.operation for c in matrix()))
 
@@ -119,8 +120,8 @@ def main(given: list[str] | None = None) -> int:
 
 
 def many_tiles(pattern: str) -> list[Case]:
-    """The cases of tests/gpu/fast_cases.py, chosen as ``matrix`` chooses."""
-    sys.path.append(str(Path(__file__).parents[1] / "tests" / "gpu"))
+    """The cases of tests/gpu/helpers/fast_cases.py, chosen as ``matrix`` chooses."""
+    sys.path.append(str(Path(__file__).parents[1] / "tests" / "gpu" / "helpers"))
     from fast_cases import CASES
 
     parts = [p.strip() for p in pattern.split(",") if p.strip()]

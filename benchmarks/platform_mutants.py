@@ -1,11 +1,11 @@
 """Bugs planted in NVIDIA's device sources, each run on a GPU until a parity case shows it.
 
-    python benchmarks/platform_mutants.py --device cuda:0 --report docs/parity/h200-mutants.md
-    python benchmarks/platform_mutants.py --place sm90/ --seconds 120
-    python benchmarks/platform_mutants.py --compile-only --arch sm_90a
+    python -m benchmarks.platform_mutants --device cuda:0 --report docs/parity/h200-mutants.md
+    python -m benchmarks.platform_mutants --place sm90/ --seconds 120
+    python -m benchmarks.platform_mutants --compile-only --arch sm_90a
 
-The bugs are in tests/gpu/*_mutants.py, with the case that each is tried on first; then come the
-other bugs' cases, then those of tests/gpu/fast_cases.py with their bits over REPEATS launches on
+The bugs are in tests/gpu/helpers/*_mutants.py, with the case that each is tried on first; then come
+the other bugs' cases, then those of fast_cases.py there with their bits over REPEATS launches on
 two streams, for kernels of one arch; then the first case of every spec of a covering choice. Every
 bug is compiled and run by a process of its own, so that none can harm another: ``--workers`` of
 them at once. What a case needs is compiled before its time counts: a process in which a case then
@@ -34,7 +34,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ahead
 from kernelseam.contract import Device, DeviceLimits
 from kernelseam.dispatch import find_device
 from kernelseam.errors import CompileError, DeviceError, SlowBinary, Unsupported
@@ -45,8 +44,10 @@ from kernelseam.parity.run import Target, run_case
 from kernelseam.parity.workers import cores
 from kernelseam.plugins import plugins
 
+from benchmarks import ahead
+
 TESTS = Path(__file__).parents[1] / "tests"
-sys.path += [str(TESTS / "host"), str(TESTS / "gpu")]
+sys.path += [str(TESTS / "host" / "helpers"), str(TESTS / "gpu" / "helpers")]
 
 import fast_cases  # noqa: E402
 import nvidia_mutants  # noqa: E402
@@ -261,7 +262,8 @@ def ask(
         return Seen(name, 0, trouble="there was no time to try it")
     line = [
         sys.executable,
-        __file__,
+        "-m",
+        "benchmarks.platform_mutants",
         "--child",
         name,
         "--device",
@@ -433,7 +435,7 @@ def main(given: list[str] | None = None) -> int:
                 found[0] = again
     if arguments.report:
         command = (
-            "python benchmarks/platform_mutants.py "
+            "python -m benchmarks.platform_mutants "
             f"{' '.join(given if given is not None else sys.argv[1:])}"
         )
         arguments.report.write_text(page(found, device, command), encoding="utf-8")

@@ -1,7 +1,7 @@
 """Random problems against the oracle: options × layouts × dtypes × ragged sizes × strides.
 
-    python benchmarks/random_problems.py --family attention --device cuda:0 --problems 2000 --seed 1
-    python benchmarks/random_problems.py --family products --device cuda:0
+    python -m benchmarks.random_problems --family attention --device cuda:0 --problems 2000 --seed 1
+    python -m benchmarks.random_problems --family products --device cuda:0
 
 Of attentions, gradients and merges, or of batched GEMMs, projections and their gradients
 (``drawing``). Draws ``--specs`` specs, compiles all that they need in parallel, then runs problems
@@ -27,9 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import ahead
 import numpy as np
-from drawing import FAMILIES, Family, Kind
 from kernelseam.contract import Device
 from kernelseam.dispatch import find_device
 from kernelseam.errors import DeviceError
@@ -39,6 +37,9 @@ from kernelseam.parity.pipeline import run_all
 from kernelseam.parity.run import Outcome, Target, targets
 from kernelseam.parity.workers import cores
 from kernelseam.plugins import plugins
+
+from benchmarks import ahead
+from benchmarks.drawing import FAMILIES, Family, Kind
 
 
 @dataclass(frozen=True)

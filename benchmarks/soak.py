@@ -1,8 +1,9 @@
-"""Minutes of everything at once: random problems by the ten thousand, threads and streams, launches
-by the million, memory that runs out, an error that sticks.
+r"""Minutes of everything at once: random problems by the ten thousand, threads and streams,
+launches by the million, memory that runs out, an error that sticks.
 
-    python benchmarks/soak.py --device cuda:0 --out soak python benchmarks/soak.py --device numpy:0
-    --problems 200 --specs 20 --launches 1000 --seconds 60 --out soak
+    python -m benchmarks.soak --device cuda:0 --out soak
+    python -m benchmarks.soak --device numpy:0 --problems 200 --specs 20 --launches 1000 \
+        --seconds 60 --out soak
 
 Stages, each with its part of ``--seconds``, what is left over going to the last:
 
@@ -36,16 +37,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import ahead
 import numpy as np
-from drawing import FAMILIES
 from kernelseam.contract import Device
 from kernelseam.dispatch import find_device
 from kernelseam.parity.cases import Case
 from kernelseam.parity.workers import cores
 from kernelseam.plugins import plugins
-from random_problems import draw
-from soaking import (
+
+from benchmarks import ahead
+from benchmarks.drawing import FAMILIES
+from benchmarks.random_problems import draw
+from benchmarks.soaking import (
     MODULES,
     PIECE,
     Clock,

@@ -1,7 +1,7 @@
 """Batched GEMM by strides and by lists of addresses, over memory that lies in several ways, on
 every implementation.
 
-    python benchmarks/strided_or_pointers.py [--device cuda:0] [--markdown FILE] [--small]
+    python -m benchmarks.strided_or_pointers [--device cuda:0] [--markdown FILE] [--small]
 
 Each row is one product over one kind of memory: contiguous; gapped (unused memory between rows and
 between matrices); tokens first ([B, T, H, D]: rows of a head H·D apart); scattered (any order,
@@ -148,7 +148,7 @@ class Bench:
     def descriptor(self, way: str) -> Any:
         """What is planned; None where memory has no strides."""
         p, places = self.product, self.places
-        rows = {f"stride_{n.lower()}_row": m.row for n, m in places.items()}
+        rows: dict[str, Any] = {f"stride_{n.lower()}_row": m.row for n, m in places.items()}
         shape: dict[str, Any] = {
             "M": p.M,
             "N": p.N,
@@ -159,10 +159,10 @@ class Bench:
         }
         if way == POINTERS:  # lists that come with bind are not looked at
             return BatchedGemmPointers(**shape, batch=p.batch, num_heads=p.heads, alignment=16)
-        first = {n: int(a[0]) for n, a in self.addresses.items()}
+        first: dict[str, Any] = {n: int(a[0]) for n, a in self.addresses.items()}
         if way == EACH:
             return BatchedGemmStrided(**shape, **first)
-        strides = {
+        strides: dict[str, Any] = {
             f"stride_{n.lower()}_{axis}": s
             for n, m in places.items()
             for axis, s in zip(("batch", "head"), m.strides or (), strict=False)
@@ -175,13 +175,14 @@ class Bench:
         """Bound: one, or one a matrix."""
         made = plan(self.descriptor(way), device=self.device, implementation=implementation)
         if way == POINTERS:
-            return (made.bind(**{f"{n}_ptrs": a for n, a in self.addresses.items()}),)
+            lists: dict[str, Any] = {f"{n}_ptrs": a for n, a in self.addresses.items()}
+            return (made.bind(**lists),)
         if way == STRIDED:
             return (made.bind(),)
-        return tuple(
-            made.bind(**{n: int(a[i]) for n, a in self.addresses.items()})
-            for i in range(self.product.count)
+        each: Iterator[dict[str, Any]] = (
+            {n: int(a[i]) for n, a in self.addresses.items()} for i in range(self.product.count)
         )
+        return tuple(made.bind(**addresses) for addresses in each)
 
     def seconds(self, calls: tuple[Call, ...]) -> float:
         """The median of all calls together, warmed up."""

@@ -14,12 +14,32 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from filelock import FileLock
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [
+    str(ROOT / folder)
+    for folder in (
+        "tests/plugins/thirdvendor",
+        "tests/plugins/broken",
+        "tests/plugins/hostcpp",
+        "tests/unit/helpers",
+        "tests/host/helpers",
+        "tests/gpu/helpers",
+        "tests/crosscompile/helpers",
+        "tools",
+    )
+]
+sys.path.append(str(ROOT))  # the package ``benchmarks``
 
 REQUIRED = tuple(
     name for name in re.split(r"[,\s]+", os.environ.get("KERNELSEAM_REQUIRE", "").lower()) if name
@@ -63,10 +83,21 @@ def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
         )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for mark in item.iter_markers("slow"):
+            if not mark.args:
+                raise pytest.UsageError(f"{item.nodeid}: say why: pytest.mark.slow(reason)")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     _refuse_skip(report)
+    # A worker of ``pytest -n`` sends its reports as UTF-8: no lone surrogates in captured output.
+    report.sections = [
+        (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
+    ]
     return report
 
 
@@ -77,9 +108,43 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return report
 
 
+def _python() -> list[str]:
+    run = os.environ.get("KERNELSEAM_HIP_RUN")
+    return [run, sys.executable] if run else [sys.executable]
+
+
 @pytest.fixture(scope="session")
 def python_command() -> list[str]:
     """The start of a command line that runs this Python under the loader that this process runs
     under."""
-    run = os.environ.get("KERNELSEAM_HIP_RUN")
-    return [run, sys.executable] if run else [sys.executable]
+    return _python()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """``pytest -n``: workers start under the same loader, too."""
+    for spec in specs:
+        spec.python = spec.python or shlex.join(_python())
+
+
+MadeOnce = Callable[[str, Callable[[Path], None]], Path]
+
+
+@pytest.fixture(scope="session")
+def made_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
+    """``made_once(name, make)``: the folder ``name``, filled by ``make(folder)`` in one process of
+    a run: the other workers of ``pytest -n`` wait for it."""
+    base = tmp_path_factory.getbasetemp()
+    if hasattr(request.config, "workerinput"):
+        base = base.parent
+
+    def once(name: str, make: Callable[[Path], None]) -> Path:
+        folder = base / f"once-{name}"
+        with FileLock(base / f"once-{name}.lock"):
+            if not (folder / ".complete").exists():
+                folder.mkdir()
+                make(folder)
+                (folder / ".complete").touch()
+        return folder
+
+    return once

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from drawing import attention, products
-from drawing.common import Kind, Random
+from benchmarks.drawing import attention, products
+from benchmarks.drawing.common import Kind, Random
 
 __all__ = ["FAMILIES", "Family", "Kind"]
 

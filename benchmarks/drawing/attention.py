@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from drawing.common import BF16, F16, F32, Random, gaps, one
 from kernelseam.dtypes import DType
 from kernelseam.parity.cases import AttentionCase, BackwardCase, Case, MergeCase
 from kernelseam.parity.memory import Walk
+
+from benchmarks.drawing.common import BF16, F16, F32, Random, gaps, one
 
 VIEWS = (
     ("strided", "strided"),

@@ -7,10 +7,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from drawing.common import BF16, F16, F32, F64, Random, extent, gaps, narrowed, one, planted
 from kernelseam.dtypes import DType
 from kernelseam.parity.cases import GemmCase
 from kernelseam.parity.memory import Walk
+
+from benchmarks.drawing.common import (
+    BF16,
+    F16,
+    F32,
+    F64,
+    Random,
+    extent,
+    gaps,
+    narrowed,
+    one,
+    planted,
+)
 
 DTYPES = (F16, BF16, F32, F16, F64)
 RESULTS = {

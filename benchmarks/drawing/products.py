@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from drawing import gemm, projection
-from drawing.common import Kind, Random
-from drawing.projection import OUT, OUT_BWD, QKV, QKV_BWD
+from benchmarks.drawing import gemm, projection
+from benchmarks.drawing.common import Kind, Random
+from benchmarks.drawing.projection import OUT, OUT_BWD, QKV, QKV_BWD
 
 ORDER = ("gemm", QKV, "gemm", OUT, "gemm", QKV_BWD, "gemm", QKV, "gemm", OUT_BWD)
 

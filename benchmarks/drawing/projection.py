@@ -6,10 +6,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from drawing.common import BF16, F16, F32, F64, Random, extent, gaps, narrowed, one, planted
 from kernelseam.dtypes import DType
 from kernelseam.parity.memory import Walk
 from kernelseam.parity.projection_case import ProjectionCase
+
+from benchmarks.drawing.common import (
+    BF16,
+    F16,
+    F32,
+    F64,
+    Random,
+    extent,
+    gaps,
+    narrowed,
+    one,
+    planted,
+)
 
 QKV, OUT, QKV_BWD, OUT_BWD = (
     "qkv_projection",

@@ -11,7 +11,8 @@ import numpy as np
 from kernelseam.contract import Device
 from kernelseam.dtypes import DType
 from kernelseam.errors import OutOfDeviceMemory
-from soaking import Clock, Soaked, free_bytes, is_host, runtime_of
+
+from benchmarks.soaking import Clock, Soaked, free_bytes, is_host, runtime_of
 
 ROUNDS = 3
 _PEBIBYTE = (1 << 24, 1 << 24)

@@ -16,8 +16,9 @@ from kernelseam.parity.oracle import Array
 from kernelseam.parity.run import attempt
 from kernelseam.parity.stages import Made, judged, made, repeatable
 from kernelseam.planning import Call, plan
-from random_problems import chosen
-from soaking import Clock, Soaked, free_bytes, runtime_of, streams
+
+from benchmarks.random_problems import chosen
+from benchmarks.soaking import Clock, Soaked, free_bytes, runtime_of, streams
 
 LAUNCHES = 8
 """Of every call before its results are looked at."""

@@ -11,15 +11,16 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-import ahead
-from drawing import FAMILIES
 from kernelseam.contract import Device
 from kernelseam.parity import report
 from kernelseam.parity.pipeline import lost
 from kernelseam.parity.run import run_case
 from kernelseam.parity.workers import Workers
-from random_problems import chosen, draw
-from soaking import Clock, Soaked
+
+from benchmarks import ahead
+from benchmarks.drawing import FAMILIES
+from benchmarks.random_problems import chosen, draw
+from benchmarks.soaking import Clock, Soaked
 
 BATCH = 25
 """Problems that a process is given at once."""

@@ -7,11 +7,13 @@ import gc
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import kernelseam as ks
 import numpy as np
 from kernelseam.contract import Device
-from soaking import Clock, Soaked, free_bytes, runtime_of
+
+from benchmarks.soaking import Clock, Soaked, free_bytes, runtime_of
 
 BETWEEN = 10_000
 """Launches from one synchronisation to the next."""
@@ -24,7 +26,7 @@ def launches(soaked: Soaked, device: Device, implementation: str, count: int, cl
     """One bound product, launched again and again."""
     runtime, rng = runtime_of(device), np.random.default_rng(0)
     a, b = (rng.standard_normal((1, 16, 16)).astype(np.float32) for _ in "ab")
-    x = {
+    x: dict[str, Any] = {
         "A": runtime.from_host(a, device),
         "B": runtime.from_host(b, device),
         "C": runtime.from_host(a * 0, device),

@@ -1,7 +1,7 @@
 """An error that a device never recovers from, provoked in a process of its own: everything
 afterwards must say so.
 
-    python benchmarks/soaking/sticky.py --device cuda:0
+    python -m benchmarks.soaking.sticky --device cuda:0
 
 A product is launched over an address that nobody has. From then on the process's context is lost.
 Prints what each of our calls says about it, as JSON.
@@ -80,7 +80,8 @@ def ask(device: Device, implementation: str) -> dict[str, Any]:
     done = subprocess.run(
         [
             sys.executable,
-            __file__,
+            "-m",
+            "benchmarks.soaking.sticky",
             "--device",
             f"{device.backend}:{device.index}",
             "--implementation",

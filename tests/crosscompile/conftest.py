@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
+import kernel_table
 import pytest
 from kernelseam.contract import Toolchain
 from kernelseam.kernels import Covered, build_binary, covering
-
-sys.path.append(str(Path(__file__).parents[2] / "tools"))
-
-import kernel_table  # noqa: E402
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -27,7 +22,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                     arch,
                     c,
                     id=f"{str(c).replace(' ', '-')}-{arch}",
-                    marks=[pytest.mark.slow] * kernel_table.rare(arch, i, c),
+                    marks=[pytest.mark.slow("an arch whose turn it is not")]
+                    * kernel_table.rare(arch, i, c),
                 )
                 for arch in metafunc.module.TOOLCHAIN.archs
                 for i, c in known

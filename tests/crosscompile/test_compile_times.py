@@ -7,7 +7,6 @@ budget on idle cores.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,8 +20,6 @@ try:
     TOOLCHAIN.compiler()
 except CompileError as e:
     pytest.skip(f"nvrtc is missing: {e.log}", allow_module_level=True)
-
-sys.path.append(str(Path(__file__).parents[2]))
 
 from benchmarks.comparing import binaries  # noqa: E402
 

@@ -3,7 +3,6 @@ show are found there, without one."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -31,15 +30,11 @@ from kernelseam_cuda.sm90 import HopperGemm  # noqa: E402
 from kernelseam_cuda.sm90.tiles import GEMM, HopperGemmTile  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
-sys.path += [
-    str(ROOT / x) for x in ("", "benchmarks", "tests/gpu", "tests/host", "tests/crosscompile")
-]
-
-import ahead  # noqa: E402
 from mutant import Mutant  # noqa: E402
 from order import ptx, violations  # noqa: E402
 from sm90_mutants import CLEANERS, LUCK, MUTANTS  # noqa: E402
 
+from benchmarks import ahead  # noqa: E402
 from benchmarks.comparing import binaries  # noqa: E402
 
 H200 = Device("cuda", 0, "sm_90a", limits=DeviceLimits(132, 232_448, 1 << 36))
@@ -81,7 +76,7 @@ def order_of(made: SourceBundle, tile: Any) -> list[str]:
             c,
             t,
             id=f"{str(c).replace(' ', '-')}-{t.name}",
-            marks=[pytest.mark.slow] * (not c.often),
+            marks=[pytest.mark.slow("a kernel of the same kind")] * (not c.often),
         )
         for c, t in binaries.kernels("sm_90a", "sm90")
     ],

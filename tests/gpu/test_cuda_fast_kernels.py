@@ -3,10 +3,8 @@ same bits, graphs."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import kernelseam
@@ -24,8 +22,6 @@ if BACKEND is None or not BACKEND.runtime.devices():
     pytest.skip("gpu is missing: no NVIDIA device here", allow_module_level=True)
 DEVICE: Device = BACKEND.runtime.devices()[0]
 cupy = pytest.importorskip("cupy")
-
-sys.path.append(str(Path(__file__).parent))
 
 from fast_cases import CASES  # noqa: E402
 from held import Held, ahead, unlike, ways  # noqa: E402

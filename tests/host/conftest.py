@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import struct
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import EntryPoint
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,14 +17,9 @@ from kernelseam import planning, plugins
 from kernelseam.contract import LaunchConfig, SourceBundle
 from kernelseam.errors import CompileError
 from kernelseam.kernels.kernel import shared_sources
-
-DISTRIBUTION = Path(__file__).parents[1] / "plugins" / "hostcpp"
-HELPERS = Path(__file__).parents[1] / "unit" / "helpers"
-sys.path[:0] = [str(DISTRIBUTION), str(Path(__file__).parent), str(HELPERS)]
-
-from kernelseam_hostcpp import HostToolchain, compiler  # noqa: E402
-from kernelseam_hostcpp.executable import BUILDS, SANITIZERS  # noqa: E402
-from kernelseam_hostcpp.library import library  # noqa: E402
+from kernelseam_hostcpp import HostToolchain, compiler
+from kernelseam_hostcpp.executable import BUILDS, SANITIZERS
+from kernelseam_hostcpp.library import library
 
 Probe = Callable[..., None]
 CORES = len(os.sched_getaffinity(0))

@@ -56,7 +56,9 @@ def reports(
 
 def _on(device: Device) -> object:
     return pytest.param(
-        device, id=device.arch, marks=[] if device is DEVICES[0] else [pytest.mark.slow]
+        device,
+        id=device.arch,
+        marks=[] if device is DEVICES[0] else [pytest.mark.slow("another way to copy")],
     )
 
 

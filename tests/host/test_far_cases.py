@@ -21,7 +21,9 @@ def test_one_operand_spans_more_than_2_31_elements(hostcpp: Plugins, name: str) 
 @pytest.mark.parametrize(
     "mutant",
     [
-        pytest.param(m, id=m.name, marks=[pytest.mark.slow] * (i >= OFTEN))
+        pytest.param(
+            m, id=m.name, marks=[pytest.mark.slow("seconds each: gigabytes")] * (i >= OFTEN)
+        )
         for i, m in enumerate(FAR_MUTANTS)
     ],
 )

@@ -46,7 +46,7 @@ def _parameters() -> Iterator[object]:
             )
             slow |= device.arch == "host-registers" and spec in seen
             seen.add(spec)
-            marks = [pytest.mark.slow] if slow else []
+            marks = [pytest.mark.slow("a spec without a new value")] if slow else []
             yield pytest.param(case, device, id=f"{case.name}-on-{device.arch}", marks=marks)
 
 

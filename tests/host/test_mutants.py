@@ -67,7 +67,9 @@ def test_white_space_is_any_white_space() -> None:
 def _planted() -> Iterator[object]:
     for mutant in MUTANTS:
         for device in DEVICES:
-            marks = [] if device.arch == mutant.archs[0] else [pytest.mark.slow]
+            marks = (
+                [] if device.arch == mutant.archs[0] else [pytest.mark.slow("another way to copy")]
+            )
             yield pytest.param(mutant, device, id=f"{mutant.name}-on-{device.arch}", marks=marks)
 
 

@@ -9,24 +9,19 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import fast_cases
+import nvidia_mutants
 import pytest
+import sm90_mutants
 from kernelseam.contract import Device
 from kernelseam.parity.cases import Case, named
 from kernelseam.plugins import Plugins
 from mutant import Mutant
-
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "tests" / "gpu"))
-
-import fast_cases  # noqa: E402
-import nvidia_mutants  # noqa: E402
-import sm90_mutants  # noqa: E402
 
 BUG = Mutant(
     "half-of-the-columns",
@@ -40,13 +35,11 @@ BUG = Mutant(
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    import platform_mutants
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    from benchmarks import platform_mutants
 
     monkeypatch.setattr(platform_mutants, "MUTANTS", (BUG,))
-    yield platform_mutants
-    sys.path.remove(str(ROOT / "benchmarks"))
+    return platform_mutants
 
 
 @pytest.fixture
@@ -190,8 +183,7 @@ def test_each_has_a_process_of_its_own(
 
 HANGS = """
 import sys, time
-sys.path[:0] = {paths!r}
-import platform_mutants as script
+from benchmarks import platform_mutants as script
 from kernelseam.contract import Device
 
 script._compiled_ahead = lambda *given: ""
@@ -202,11 +194,10 @@ script.hunt(None, Device("hostcpp", 0, "host"), time.monotonic() + 60, 0.3, scri
 
 def test_a_case_that_hangs_ends_its_process(script: Any, python_command: list[str]) -> None:
     """By a thread of faulthandler's, which needs no lock of Python's."""
-    text = HANGS.format(paths=[str(ROOT / "benchmarks")])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     start = time.monotonic()
     done = subprocess.run(
-        [*python_command, "-c", text], capture_output=True, text=True, env=environment, timeout=60
+        [*python_command, "-c", HANGS], capture_output=True, text=True, env=environment, timeout=60
     )
     assert time.monotonic() - start < 30 and done.returncode == 1 and script.HUNG in done.stderr, (
         done.stderr

@@ -74,7 +74,11 @@ def reports(
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.arch)
 @pytest.mark.parametrize(
-    "name", [*SANITIZED, *(pytest.param(n, marks=pytest.mark.slow) for n in MORE)]
+    "name",
+    [
+        *SANITIZED,
+        *(pytest.param(n, marks=pytest.mark.slow("more of the same views")) for n in MORE),
+    ],
 )
 def test_nothing_is_found(
     request: pytest.FixtureRequest,
@@ -103,7 +107,12 @@ def unfused_reports(
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
 @pytest.mark.parametrize(
     "device",
-    [pytest.param(d, marks=[pytest.mark.slow] * (d is not DEVICES[0]), id=d.arch) for d in DEVICES],
+    [
+        pytest.param(
+            d, marks=[pytest.mark.slow("another way to copy")] * (d is not DEVICES[0]), id=d.arch
+        )
+        for d in DEVICES
+    ],
 )
 @pytest.mark.parametrize("name", SANITIZED_UNFUSED)
 def test_nothing_is_found_in_the_unfused_attention(

@@ -2,16 +2,14 @@
 operands, the walk of tiles.
 
 Each is held against its meaning in Python, and bugs planted there are found
-(tests/gpu/sm90_mutants.py, "words").
+(tests/gpu/helpers/sm90_mutants.py, "words").
 """
 
 from __future__ import annotations
 
 import struct
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +23,6 @@ from mutant import Mutant
 toolchain_module = pytest.importorskip(
     "kernelseam_cuda.toolchain", reason="kernelseam-cuda is not installed"
 )
-sys.path.append(str(Path(__file__).parents[1] / "gpu"))
-
 from sm90_mutants import GEMM_BLOCK, MUTANTS  # noqa: E402
 
 Ints = npt.NDArray[np.int64]

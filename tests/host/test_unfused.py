@@ -120,7 +120,7 @@ def _parameters() -> Iterator[object]:
                 case,
                 device,
                 id=f"{case.name}-on-{device.arch}",
-                marks=[pytest.mark.slow] if slow else [],
+                marks=[pytest.mark.slow("no value of the spec is new")] if slow else [],
             )
 
 

@@ -15,13 +15,17 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+MadeOnce = Callable[[str, Callable[[Path], None]], Path]
 
 
 @pytest.fixture(scope="session")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def libraries(made_once: MadeOnce) -> Path:
     """A folder of links to what is installed here, our own distributions and start-up files left
     out."""
-    folder = tmp_path_factory.mktemp("libraries")
+    return made_once("libraries", _link)
+
+
+def _link(folder: Path) -> None:
     for site in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
         for entry in Path(site).iterdir():
             left_out = (
@@ -29,16 +33,17 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
             )
             if not left_out and not (folder / entry.name).exists():
                 (folder / entry.name).symlink_to(entry)
-    return folder
 
 
 @pytest.fixture(scope="session")
-def core_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def core_wheel(made_once: MadeOnce) -> Path:
     """The wheel of the core."""
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=200)
-    (wheel,) = folder.glob("*.whl")
+
+    def build(folder: Path) -> None:
+        command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=200)
+
+    (wheel,) = made_once("core-wheel", build).glob("*.whl")
     return wheel
 
 

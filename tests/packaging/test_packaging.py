@@ -15,12 +15,14 @@ import sys
 import tarfile
 import venv
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+MadeOnce = Callable[[str, Callable[[Path], None]], Path]
 PROJECTS = {
     "kernelseam": ROOT,
     "kernelseam_cuda": ROOT / "plugins" / "cuda",
@@ -86,12 +88,14 @@ def _device_sources(package: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(made_once: MadeOnce) -> Path:
     """A folder with the wheel and the sdist of each."""
-    folder = tmp_path_factory.mktemp("dist")
-    for project in PROJECTS.values():
-        _run(sys.executable, "-m", "hatchling", "build", "-d", folder, cwd=project)
-    return folder
+
+    def build(folder: Path) -> None:
+        for project in PROJECTS.values():
+            _run(sys.executable, "-m", "hatchling", "build", "-d", folder, cwd=project)
+
+    return made_once("distributions", build)
 
 
 def _one(folder: Path, pattern: str) -> Path:
@@ -101,40 +105,27 @@ def _one(folder: Path, pattern: str) -> Path:
 
 @pytest.fixture(scope="session", params=["wheel", "sdist", "editable"])
 def installed(
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-    built: Path,
-    libraries: Path,
+    request: pytest.FixtureRequest, made_once: MadeOnce, built: Path, libraries: Path
 ) -> tuple[str, Path]:
     """How it was installed, and the environment's folder of programs."""
     mode: str = request.param
-    folder = tmp_path_factory.mktemp(mode)
-    venv.create(folder, with_pip=False, symlinks=True)
-    programs = folder / "bin"
-    (site,) = folder.glob("lib/python*/site-packages")
-    (site / "zzz_libraries.pth").write_text(f"{libraries}\n")
-    targets: list[object] = []
-    for name, project in PROJECTS.items():
-        if mode == "editable":
-            targets += ["-e", project]
-        else:
-            targets.append(_one(built, f"{name}-*.whl" if mode == "wheel" else f"{name}-*.tar.gz"))
-    _run(
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        programs / "python",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--no-build-isolation",
-        "--disable-pip-version-check",
-        *targets,
-        cwd=folder,
-    )
-    return mode, programs
+
+    def install(folder: Path) -> None:
+        venv.create(folder, with_pip=False, symlinks=True)
+        (site,) = folder.glob("lib/python*/site-packages")
+        (site / "zzz_libraries.pth").write_text(f"{libraries}\n")
+        targets: list[object] = []
+        for name, project in PROJECTS.items():
+            if mode == "editable":
+                targets += ["-e", project]
+            else:
+                suffix = "-*.whl" if mode == "wheel" else "-*.tar.gz"
+                targets.append(_one(built, f"{name}{suffix}"))
+        pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install"]
+        options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
+        _run(*pip, *options, "--disable-pip-version-check", *targets, cwd=folder)
+
+    return mode, made_once(mode, install) / "bin"
 
 
 def test_device_sources_are_found(installed: tuple[str, Path], tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_the_matrix_of_a_backend(run_installed: Run, tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("the whole matrix: tests/parity runs it too, in a checkout")
 def test_the_whole_matrix_of_numpy(run_installed: Run, tmp_path: Path) -> None:
     done = run_installed(f"{MATRIX} --backend numpy", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

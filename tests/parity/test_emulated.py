@@ -4,8 +4,6 @@ row ends the launch."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +28,6 @@ try:
 except CompileError as e:
     pytest.skip(f"hiprtc is missing: {e.log}", allow_module_level=True)
 
-sys.path.append(str(Path(__file__).parents[1] / "host"))
 from mutant import Mutant  # noqa: E402
 
 DEVICES = [d for d in plugins().backend("rocm").runtime.devices() if d.evidence == EMULATED]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
@@ -11,18 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakecc import Toolchain
 from kernelseam import compilation, planning, plugins
 from kernelseam.cli.main import main
 from kernelseam.errors import InvalidValue
-
-PLUGINS = Path(__file__).parents[1] / "plugins"
-sys.path[:0] = [
-    str(PLUGINS / "thirdvendor"),
-    str(PLUGINS / "broken"),
-    str(Path(__file__).parent / "helpers"),
-]
-
-from fakecc import Toolchain  # noqa: E402
 
 
 @pytest.fixture

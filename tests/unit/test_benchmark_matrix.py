@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +10,10 @@ from kernelseam.parity.cases import matrix
 
 
 @pytest.fixture(scope="module")
-def script() -> Iterator[Any]:
-    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-    import parity_h200
+def script() -> Any:
+    from benchmarks import parity_h200
 
-    yield parity_h200
-    sys.path.pop(0)
+    return parity_h200
 
 
 def test_the_matrix_by_processes(

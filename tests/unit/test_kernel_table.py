@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from pathlib import Path
 
+import kernel_table
 import pytest
 from kernelseam.kernels import covering
 from kernelseam.plugins import plugins
-
-sys.path.append(str(Path(__file__).parents[2] / "tools"))
-
-import kernel_table  # noqa: E402
 
 ROWS = {
     ("sm_90a", "gemm float16", "bm=64"): ("100", "0", "0", "4096", "64"),

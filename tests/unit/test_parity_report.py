@@ -301,6 +301,20 @@ def test_a_page_needs_nothing_but_itself() -> None:
     assert "prefers-color-scheme: dark" in text and 'lang="en"' in text
 
 
+def test_no_name_closes_a_tag_or_an_attribute() -> None:
+    device = Device("x", 0, '"><script>', "<!--", evidence='it\'s "so"')
+    strange = Target(device, "'><b", "gemm", own=False)
+    found = [outcome("gemm-f16-nn", strange, 0.5), outcome("gemm-f16-nt", strange, refusal="</td>")]
+    text = html(Report(found, (strange,), [("<i>", "</dd>")], "a && b", ["<hr>"]))
+    page = Page(text)
+    assert text.count("<script>") == 1 and "<!--" not in text and "<hr>" not in text
+    assert ("refused", "refused: </td>") in page.row("gemm-f16-nt")
+    assert [r[1][1] for r in page.rows if len(r) == 8 and r[0][1] == "gemm"] == [
+        '\'><b x it\'s "so" "><script>, <!--'
+    ]
+    assert {a.get("title") for a in page.attributes} >= {"", found[0].detail}
+
+
 def test_a_case_that_one_implementation_did_not_run_has_a_cell() -> None:
     page = Page(html(Report(OUTCOMES[:3], (GOOD, BAD))))
     assert page.row("gemm-f16-nt") == [("zero", "0"), ("nothing", "not run")]

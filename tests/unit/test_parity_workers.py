@@ -68,6 +68,15 @@ def test_what_a_process_was_at_when_it_was_killed_is_done_again(team: Workers) -
     assert not {team.start(os.getpid).result()} & pids
 
 
+def test_a_process_that_was_killed_at_rest_is_replaced(team: Workers) -> None:
+    pid = team._ask(os.getpid, ())
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(workers._Gone, match="^its process ended with status -9$"):
+        team._ask(math.factorial, (5,))
+    assert team._ask(math.factorial, (5,)) == 120
+    assert team.start(math.factorial, 6).result() == 720
+
+
 def test_a_process_that_hangs_costs_its_task_alone() -> None:
     team = Workers(1, limit=4)
     try:

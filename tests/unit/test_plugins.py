@@ -20,6 +20,7 @@ from kernelseam.contract import CONTRACT_VERSION, PluginInfo
 from kernelseam.hookspecs import hookimpl
 from kernelseam.plugins import Failure, Plugins, discover
 
+MadeOnce = Callable[[str, Callable[[Path], None]], Path]
 DISTRIBUTIONS = Path(__file__).parents[1] / "plugins"
 GOOD = EntryPoint("thirdvendor", "kernelseam_thirdvendor", plugins.GROUP)
 
@@ -231,31 +232,22 @@ print(json.dumps({
 
 
 @pytest.fixture(scope="session")
-def installed(tmp_path_factory: pytest.TempPathFactory, python_command: list[str]) -> Path:
+def installed(made_once: MadeOnce, python_command: list[str]) -> Path:
     """A folder with the third vendor and the broken plugins, installed by pip as anyone would."""
     for tool in ("hatchling", "pip"):
         pytest.importorskip(
             tool, reason=f"{tool} is missing: it builds or installs the distributions of this test"
         )
-    target = tmp_path_factory.mktemp("installed")
-    for name in ("thirdvendor", "broken"):
-        command = [
-            *python_command,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--no-build-isolation",
-            "--no-index",
-            "--disable-pip-version-check",
-            "--target",
-            str(target),
-            str(DISTRIBUTIONS / name),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=target, timeout=120)
-        assert done.returncode == 0, done.stdout + done.stderr
-    return target
+
+    def install(target: Path) -> None:
+        pip = [*python_command, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        options = ["--no-deps", "--no-build-isolation", "--no-index", "--target", str(target)]
+        for name in ("thirdvendor", "broken"):
+            command = [*pip, *options, str(DISTRIBUTIONS / name)]
+            done = subprocess.run(command, capture_output=True, text=True, cwd=target, timeout=120)
+            assert done.returncode == 0, done.stdout + done.stderr
+
+    return made_once("plugins", install)
 
 
 @pytest.fixture

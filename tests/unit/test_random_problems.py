@@ -4,8 +4,6 @@ computes it."""
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,23 +22,16 @@ from kernelseam.reference.runtime import HostRuntime
 
 
 @pytest.fixture(scope="module")
-def benchmarks() -> Iterator[None]:
-    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-    yield
-    sys.path.pop(0)
-
-
-@pytest.fixture(scope="module")
-def drawing(benchmarks: None) -> Any:
-    import drawing
+def drawing() -> Any:
+    from benchmarks import drawing
 
     return drawing
 
 
 @pytest.fixture
-def random_problems(benchmarks: None, monkeypatch: pytest.MonkeyPatch) -> Any:
+def random_problems(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script; workers find it, too."""
-    import random_problems
+    from benchmarks import random_problems
 
     return random_problems
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,12 +34,10 @@ STAGES = [
 
 
 @pytest.fixture(scope="module")
-def soak() -> Iterator[Any]:
-    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-    import soak
+def soak() -> Any:
+    from benchmarks import soak
 
-    yield soak
-    sys.path.pop(0)
+    return soak
 
 
 @pytest.fixture
@@ -258,7 +255,7 @@ def test_memory_that_is_gone_is_said(
     soak: Any, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = iter([100 << 20, 97 << 20])
-    monkeypatch.setattr(sys.modules["soaking"], "free_bytes", lambda device: next(free))
+    monkeypatch.setattr(sys.modules["benchmarks.soaking"], "free_bytes", lambda device: next(free))
     soaked = soak.stage("some stage", device, lambda s: None)
     assert soaked.wrong == ["3145728 bytes of device memory are gone"]
     assert soak.stage("some stage", device, lambda s: 1 / 0).wrong[0].startswith("StopIteration")

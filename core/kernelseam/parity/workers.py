@@ -49,8 +49,10 @@ class Workers:
     """``count`` processes, each a new interpreter whose array library has one thread.
 
     Each has a thread of this process and a pipe of its own, and nothing that it shares with others:
-    in ``ProcessPoolExecutor`` one that is killed while it sends leaves the pool waiting for the
-    rest of its message. The task of a process that ends, or is killed since it gave no answer
+    in ``ProcessPoolExecutor`` and in pebble's ``ProcessPool`` one that is killed while it sends
+    leaves the pool waiting for the rest of its message. (Pools of pebble's with one process each
+    lose the status of one that ends at once, and have no time limit for one that is stopped before
+    it takes its task.) The task of a process that ends, or is killed since it gave no answer
     within ``limit`` seconds, is given to a new one; what ends that, too, is Lost.
     """
 

@@ -109,8 +109,10 @@ def check_products_of_lists(
     b, b_list = scattered(dtype, 4, *((N, K) if b_transposed else (K, N)))
     c, c_list = scattered(dtype, 4, M, N + 1)
     spec = GemmSpec(dtype, dtype, dtype.accumulator, a_transposed, b_transposed, "pointers")
-    steps = [(0, 0, x[0].shape[1]) for x in (a, b, c)]
-    problem = GemmProblem(spec, M, N, K, batch, heads, *steps, alpha=0.5, beta=beta)
+    steps_a, steps_b, steps_c = ((0, 0, x[0].shape[1]) for x in (a, b, c))
+    problem = GemmProblem(
+        spec, M, N, K, batch, heads, steps_a, steps_b, steps_c, alpha=0.5, beta=beta
+    )
     old = [x.astype(np.float64) for x in c]
     (step,) = gemm.build(problem, device).steps
     assert (step.record.kernel, step.record.kind) == (kernel, "library")

@@ -32,11 +32,9 @@ _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _BATCHES, _HEADS = Walk(gaps=(FAR, 0, 0)), Walk(gaps=(0, FAR, 0))
 _ROWS = Walk(gaps=(0, 0, FAR // 2))
 """Their stride is 32-bit: the third row is beyond 2³¹."""
-_TWO_BATCHES, _TWO_HEADS = (
-    {"batch": 2, "num_heads": 1, "kv_heads": 1},
-    {"batch": 1, "num_heads": 2, "kv_heads": 2},
-)
-_ONE = {"batch": 1, "num_heads": 1, "kv_heads": 1}
+_TWO_BATCHES: dict[str, Any] = {"batch": 2, "num_heads": 1, "kv_heads": 1}
+_TWO_HEADS: dict[str, Any] = {"batch": 1, "num_heads": 2, "kv_heads": 2}
+_ONE: dict[str, Any] = {"batch": 1, "num_heads": 1, "kv_heads": 1}
 _AXES: dict[str, tuple[Walk, dict[str, Any]]] = {
     "batches": (_BATCHES, _TWO_BATCHES),
     "heads": (_HEADS, _TWO_HEADS),
@@ -49,7 +47,7 @@ def _attention(name: str, **fields: Any) -> AttentionCase:
 
 
 def _gradients(
-    name: str, walks: Mapping[str, Walk], any_order: bool = False, **fields: Any
+    name: str, walks: Mapping[str, Any], any_order: bool = False, **fields: Any
 ) -> BackwardCase:
     """The walks of dq, dk, dv, dout and dbias; the rest are the forward's fields."""
     forward = _attention(name, **fields)
@@ -75,7 +73,7 @@ def _cases() -> Iterator[tuple[str, Case]]:
         for operand in ("dq", "dk", "dv", "dout"):
             yield operand, _gradients(f"bwd-{operand}-{axis}", {operand: walk}, **shape)
         for operand in ("q", "k", "v"):
-            yield operand, _gradients(f"bwd-{operand}-{axis}", {}, **{operand: walk}, **shape)
+            yield operand, _gradients(f"bwd-{operand}-{axis}", {}, **shape | {operand: walk})
         for short, dtype in (("", f16), ("-f32", f32)):  # the latter needs no sums in a workspace
             yield (
                 "dbias",
@@ -106,7 +104,7 @@ def _cases() -> Iterator[tuple[str, Case]]:
         for operand in ("outs", "out"):
             yield (
                 operand,
-                MergeCase(f"far-merge-{operand}-{name}", f32, f16, **{operand: walk}, **merge),
+                MergeCase(f"far-merge-{operand}-{name}", f32, f16, **merge | {operand: walk}),
             )
     yield (
         "outs",

@@ -96,7 +96,7 @@ def hold(
 def _formula(d: BatchedGemmStrided, x: dict[str, Array]) -> Array:
     a = x["A"].swapaxes(2, 3) if d.a_transposed else x["A"]
     product = a @ np.repeat(x["B"], d.b_head_group, axis=1)
-    want = product.reshape(-1, d.c_batch_group, *product.shape[1:]).sum(1) + d.beta * x["C"]
+    want: Array = product.reshape(-1, d.c_batch_group, *product.shape[1:]).sum(1) + d.beta * x["C"]
     if d.bias is not None:
         want = want + x["bias"][:, :, None]
     return want + (x["residual"] if d.residual is not None else 0)

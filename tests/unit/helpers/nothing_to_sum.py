@@ -39,6 +39,23 @@ class Case:
             np.testing.assert_allclose(x, want, rtol=1e-4, atol=1e-5)
 
 
+def calling(
+    function: Callable[..., Any], *given: Any, **options: Any
+) -> Callable[[Lay], Sequence[Any]]:
+    """The call with the arrays among its arguments laid, ``out`` as a copy: its results but those
+    that are None."""
+
+    def call(lay: Lay) -> Sequence[Any]:
+        def laid(x: Any) -> Any:
+            return lay(x) if isinstance(x, np.ndarray) else x
+
+        named = {n: laid(x.copy() if n == "out" else x) for n, x in options.items()}
+        found = function(*map(laid, given), **named)
+        return [x for x in (found if isinstance(found, tuple) else (found,)) if x is not None]
+
+    return call
+
+
 def normal(*shape: int) -> Array:
     return RNG.standard_normal(shape).astype(F32)
 
@@ -58,22 +75,10 @@ def _products() -> Iterator[Case]:
             normal(*lead, n["M"], n["N"]),
         )
         each = np.repeat(b, 2, axis=1)
-        yield Case(
-            f"bmm-{empty}", lambda lay, a=a, b=b: [kernelseam.bmm(lay(a), lay(b))], [a @ each]
-        )
+        yield Case(f"bmm-{empty}", calling(kernelseam.bmm, a, b), [a @ each])
         yield Case(
             f"bmm-added-{empty}",
-            lambda lay, a=a, b=b, out=out, bias=bias, residual=residual: [
-                kernelseam.bmm(
-                    lay(a),
-                    lay(b),
-                    alpha=2,
-                    beta=-1,
-                    out=lay(out.copy()),
-                    bias=lay(bias),
-                    residual=lay(residual),
-                )
-            ],
+            calling(kernelseam.bmm, a, b, alpha=2, beta=-1, out=out, bias=bias, residual=residual),
             [2 * (a @ each) - out + bias + residual],
         )
         dc = normal(*lead, n["M"], n["N"])
@@ -85,7 +90,7 @@ def _products() -> Iterator[Case]:
             db = (other.swapaxes(2, 3) @ dc).reshape(n["B"], n["H"] // 2, 2, n["K"], n["N"]).sum(2)
             yield Case(
                 f"bmm-bwd-{empty}-{kept}",
-                lambda lay, dc=dc, a=other, b=b: kernelseam.bmm_bwd(lay(dc), lay(a), lay(b)),
+                calling(kernelseam.bmm_bwd, dc, other, b),
                 [da, db],
             )
 
@@ -137,7 +142,7 @@ def _attention(
     out, lse = np.zeros(dout.shape, F32), np.zeros(dout.shape[:3], F32)
     found = {x: np.zeros(y.shape) for x, y in (("q", q), ("k", k), ("v", v))}
     dx, dsinks = np.zeros(plane.shape), np.zeros(n["H"])
-    more = {"scale": 0.5}
+    more: dict[str, Any] = {"scale": 0.5}
     for b, h in np.ndindex(n["B"], n["H"]):
         keys = slice(None) if kv_lengths is None else slice(kv_lengths[b])
         head = (q[b, h], k[b, h // group, keys], v[b, h // group, keys])
@@ -155,17 +160,18 @@ def _attention(
     if kv_lengths is not None:
         arrays["kv_lengths"] = np.array(kv_lengths, np.int32)
 
-    def forward(lay: Lay) -> Sequence[Any]:
-        given = {name: lay(x) for name, x in arrays.items()}
-        return kernelseam.attention(lay(q), lay(k), lay(v), **given, **more, return_lse=True)
-
-    yield Case(f"attention-{empty}-{of}", forward, [out, lse])
+    yield Case(
+        f"attention-{empty}-{of}",
+        calling(kernelseam.attention, q, k, v, **arrays, **more, return_lse=True),
+        [out, lse],
+    )
     for deterministic in (True, False):
         yield Case(
             f"attention-bwd-{empty}-{of}{'' if deterministic else '-any-order'}",
-            lambda lay, deterministic=deterministic: kernelseam.attention_bwd(
-                *(lay(x) for x in (dout, q, k, v, out, lse)),
-                **{name: lay(x) for name, x in arrays.items()},
+            calling(
+                kernelseam.attention_bwd,
+                *(dout, q, k, v, out, lse),
+                **arrays,
                 **more,
                 bias_gradient=True,
                 sink_gradient=True,
@@ -182,13 +188,10 @@ def _paged() -> Iterator[Case]:
         k, table = normal(pages, 4, 2, 16), np.full((2, width), 99, np.int32)
         yield Case(
             f"paged-{pages}-{width}",
-            lambda lay, k=k, table=table: kernelseam.attention_paged(
-                lay(q),
-                lay(k),
-                lay(k),
-                lay(table),
-                lay(np.zeros(2, np.int32)),
-                sinks=lay(sinks),
+            calling(
+                kernelseam.attention_paged,
+                *(q, k, k, table, np.zeros(2, np.int32)),
+                sinks=sinks,
                 return_lse=True,
             ),
             [np.zeros(q.shape), np.broadcast_to(sinks[None, :, None], (2, 4, 3))],
@@ -214,20 +217,16 @@ def _sequences(of_q: str, of_k: str, repeats: str, of: str) -> Iterator[Case]:
     arrays = {"bias": own, "sinks": sinks, **packed}
     yield Case(
         f"sequences-{of_q}-{of_k}-{of}",
-        lambda lay: kernelseam.attention_varlen(
-            *(lay(x) for x in (q, k, v)),
-            **{name: lay(x) for name, x in arrays.items()},
-            **more,
-            return_lse=True,
-        ),
+        calling(kernelseam.attention_varlen, q, k, v, **arrays, **more, return_lse=True),
         [out, lse],
     )
     for deterministic in (True, False):
         yield Case(
             f"sequences-bwd-{of_q}-{of_k}-{of}{'' if deterministic else '-any-order'}",
-            lambda lay, deterministic=deterministic: kernelseam.attention_bwd(
-                *(lay(x) for x in (dout, q, k, v, out, lse)),
-                **{name: lay(x) for name, x in arrays.items()},
+            calling(
+                kernelseam.attention_bwd,
+                *(dout, q, k, v, out, lse),
+                **arrays,
                 **more,
                 bias_gradient=True,
                 sink_gradient=True,
@@ -257,15 +256,12 @@ def _projections() -> Iterator[Case]:
         ]
         yield Case(
             f"qkv-{name}",
-            lambda lay, x=x, weight=weight, bias=bias if has_bias else None: (
-                kernelseam.fused_qkv_projection(
-                    lay(x),
-                    lay(weight),
-                    None if bias is None else lay(bias),
-                    num_heads=heads,
-                    num_kv_heads=kv_heads,
-                    head_dim=dim,
-                )
+            calling(
+                kernelseam.fused_qkv_projection,
+                *(x, weight, bias if has_bias else None),
+                num_heads=heads,
+                num_kv_heads=kv_heads,
+                head_dim=dim,
             ),
             made,
         )
@@ -281,29 +277,21 @@ def _projections() -> Iterator[Case]:
         ]
         yield Case(
             f"qkv-bwd-{name}",
-            lambda lay, given=given, x=x, weight=weight, has_bias=has_bias: [
-                y
-                for y in kernelseam.fused_qkv_projection_bwd(
-                    *(lay(g) for g in given), lay(x), lay(weight), has_bias, heads, kv_heads, dim
-                )
-                if y is not None
-            ],
+            calling(
+                kernelseam.fused_qkv_projection_bwd,
+                *(*given, x, weight, has_bias, heads, kv_heads, dim),
+            ),
             wanted,
         )
         if has_bias:
             yield Case(
                 f"qkv-bwd-alone-{name}",
-                lambda lay, given=given: kernelseam.fused_qkv_projection_bwd(
-                    *(lay(g) for g in given),
-                    None,
-                    None,
-                    True,
-                    heads,
-                    kv_heads,
-                    dim,
+                calling(
+                    kernelseam.fused_qkv_projection_bwd,
+                    *(*given, None, None, True, heads, kv_heads, dim),
                     input_gradient=False,
                     weight_gradient=False,
-                )[2:],
+                ),
                 [d.sum((0, 1))],
             )
     for empty, has_bias in itertools.product(("B", "S", "hidden", "D"), (True, False)):
@@ -313,14 +301,12 @@ def _projections() -> Iterator[Case]:
         attn, weight = normal(n["B"], n["H"], n["S"], n["D"]), normal(n["hidden"], wide)
         bias, residual = normal(n["hidden"]), normal(*lead, n["hidden"])
         rows = attn.swapaxes(1, 2).reshape(*lead, wide)
-        bias_or_none = bias if has_bias else None
         yield Case(
             f"output-{name}",
-            lambda lay, attn=attn, weight=weight, bias=bias_or_none, residual=residual: [
-                kernelseam.fused_output_projection_residual(
-                    lay(attn), lay(weight), None if bias is None else lay(bias), lay(residual)
-                )
-            ],
+            calling(
+                kernelseam.fused_output_projection_residual,
+                *(attn, weight, bias if has_bias else None, residual),
+            ),
             [rows @ weight.T + (bias if has_bias else 0) + residual],
         )
         d = normal(*lead, n["hidden"])
@@ -328,14 +314,8 @@ def _projections() -> Iterator[Case]:
         by_weight = np.einsum("bsh,bsc->hc", d, rows)
         yield Case(
             f"output-bwd-{name}",
-            lambda lay, d=d, attn=attn, weight=weight, has_bias=has_bias: [
-                y
-                for y in kernelseam.fused_output_projection_residual_bwd(
-                    lay(d), lay(attn), lay(weight), has_bias
-                )[:3]
-                if y is not None
-            ],
-            [by_attn, by_weight, *([d.sum((0, 1))] if has_bias else [])],
+            calling(kernelseam.fused_output_projection_residual_bwd, d, attn, weight, has_bias),
+            [by_attn, by_weight, *([d.sum((0, 1))] if has_bias else []), d],
         )
 
 
@@ -354,7 +334,7 @@ def _merges() -> Iterator[Case]:
             ]
         yield Case(
             f"merge-{empty}",
-            lambda lay, o=outs, x=lses: kernelseam.merge_states(lay(o), lay(x)),
+            calling(kernelseam.merge_states, outs, lses),
             [out, lse],
             "value_dim" if empty == "D_v" else "",
         )

@@ -6,6 +6,8 @@ from __future__ import annotations
 import decimal
 import fractions
 from collections.abc import Callable
+from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,10 @@ class Unprintable:
         raise RuntimeError("no words")
 
     __str__ = __repr__
+
+
+def _giving(value: Any) -> Callable[[], Any]:
+    return lambda: value
 
 
 def f32(*shape: int) -> Any:
@@ -79,13 +85,10 @@ SELDOM: Makers = {
     "a dtype": lambda: np.dtype("f2"),
     "a type": lambda: float,
     # integers
-    **{str(n): (lambda n=n: n) for n in (0, 1, -1, 2**31 - 1, 2**31, 2**63, 2**70, -(2**70))},
+    **{str(n): _giving(n) for n in (0, 1, -1, 2**31 - 1, 2**31, 2**63, 2**70, -(2**70))},
     "an int too long to print": lambda: 10**5000,
     # other numbers
-    **{
-        str(x): (lambda x=x: x)
-        for x in (0.0, 2.5, 1e300, float("nan"), float("inf"), float("-inf"))
-    },
+    **{str(x): _giving(x) for x in (0.0, 2.5, 1e300, float("nan"), float("inf"), float("-inf"))},
     "np.int64": lambda: np.int64(2),
     "np.float32": lambda: np.float32(2),
     "np.float16 inf": lambda: np.float16("inf"),
@@ -139,7 +142,7 @@ SPOILED: dict[str, Callable[[Any], Any]] = {
     "read-only": _read_only,
     "masked": np.ma.masked_array,
     "a list": lambda x: x.tolist(),
-    **{f"of {t}": (lambda x, t=t: x.astype(t)) for t in ("O", "U", "c8", "f2", "f8", "i8", "?")},
+    **{f"of {t}": methodcaller("astype", t) for t in ("O", "U", "c8", "f2", "f8", "i8", "?")},
     "of the other byte order": lambda x: x.astype(x.dtype.newbyteorder()),
     "with one axis more": lambda x: x[None],
     "with one axis less": lambda x: x[0],
@@ -162,7 +165,7 @@ SPOILED: dict[str, Callable[[Any], Any]] = {
 def spoiled(value: Any) -> Makers:
     """What a right value may be made into: an array, or a list or tuple of them."""
     if isinstance(value, np.ndarray):
-        return {name: (lambda make=make: make(value)) for name, make in SPOILED.items()}
+        return {name: partial(make, value) for name, make in SPOILED.items()}
     if not isinstance(value, list | tuple) or not value or not isinstance(value[0], np.ndarray):
         return {}
     found: Makers = {
@@ -171,10 +174,12 @@ def spoiled(value: Any) -> Makers:
     }
     for i in (0, len(value) - 1):
         for name, make in {**spoiled(value[i]), **NEVER, **SELDOM}.items():
-            found[f"entry {i} {name}"] = lambda i=i, make=make: type(value)(
-                [*value[:i], make(), *value[i + 1 :]]
-            )
+            found[f"entry {i} {name}"] = partial(_with_entry, value, i, make)
     return found
+
+
+def _with_entry(value: Any, i: int, make: Callable[[], Any]) -> Any:
+    return type(value)([*value[:i], make(), *value[i + 1 :]])
 
 
 def wrong(value: Any) -> Makers:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +14,7 @@ from kernelseam.planning import Call, plan
 from kernelseam.plugins import plugins
 from kernelseam.variants import SEPARATOR
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
-import ahead  # noqa: E402
+from benchmarks import ahead
 
 
 class Held:

@@ -114,9 +114,8 @@ def _gemm() -> Iterator[GemmCase]:
 
 
 def _all() -> dict[str, Case]:
-    found: list[Case] = [
-        replace(c, group="many tiles a block", sample=ROWS) for c in (*_attention(), *_gemm())
-    ]
+    cases: list[AttentionCase | GemmCase] = [*_attention(), *_gemm()]
+    found = [replace(c, group="many tiles a block", sample=ROWS) for c in cases]
     assert len({c.name for c in found}) == len(found)
     return {c.name: c for c in found}
 
