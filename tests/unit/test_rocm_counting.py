@@ -415,6 +415,11 @@ def test_every_entry_has_a_source() -> None:
     assert shown["gfx1100, gfx1201"] == "32 banks, lanes 8 in order"
 
 
+def test_the_page_has_the_model() -> None:
+    page = (table.TABLE.parent / "parity" / "amd-counts.md").read_text(encoding="utf-8")
+    assert "\n".join(report.table(report.MODEL_HEAD, report.model_rows())) in page
+
+
 def test_an_unknown_arch_is_refused() -> None:
     with pytest.raises(UnknownName, match="arch = gfx803: must be one of gfx90a, gfx942"):
         unit("gfx803")
