@@ -146,7 +146,8 @@ MODEL = """
 
 An instruction without a row of its own takes the cycles of its issue. LDS serves the lanes of a
 phase in one clock, if each bank has one word of 4 bytes to give; its clocks are shared by the SIMDs
-of a compute unit.
+of a compute unit. A load straight to LDS takes the clocks of writes without conflicts, too (a
+guess).
 """
 
 LIMITS = """

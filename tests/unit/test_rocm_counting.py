@@ -114,7 +114,8 @@ def test_an_unknown_mnemonic_is_not_counted_as_something_else() -> None:
         ("global_load_dwordx2 v[0:1], v[8:9], off", Access(Class.LOAD, 8, 8)),
         ("global_store_b64 v[2:3], v[0:1], off offset:8", Access(Class.STORE, 8, 2, offsets=(8,))),
         ("global_store_short_d16_hi v5, v6, s[2:3]", Access(Class.STORE, 2, 5, 2)),
-        ("global_load_lds_dwordx4 v3, s[0:1]", Access(Class.LOAD, 16, 3, 0)),
+        ("global_load_lds_dwordx4 v3, s[0:1]", Access(Class.LOAD, 16, 3, 0, to_lds=True)),
+        ("global_load_dword v1, v2, vcc", Access(Class.LOAD, 4, 2, 106)),
         ("global_load_d16_b16 v1, v2, s[6:7]", Access(Class.LOAD, 2, 2, 6)),
         (
             "buffer_load_dwordx4 v[0:3], v4, s[8:11], 0 offen offset:32",
@@ -123,7 +124,7 @@ def test_an_unknown_mnemonic_is_not_counted_as_something_else() -> None:
         ("buffer_load_ushort v0, off, s[8:11], 0", Access(Class.LOAD, 2, -1, 8)),
         (
             "buffer_load_dword v4, s[8:11], 0 offen lds",
-            Access(Class.LOAD, 4, 4, 8),
+            Access(Class.LOAD, 4, 4, 8, to_lds=True),
         ),
         ("global_atomic_add_f32 v1, v2, s[0:1]", Access(Class.ATOMIC, 4, 1, 0)),
         ("global_atomic_add_f32 v9, v1, v2, s[0:1] sc0", Access(Class.ATOMIC, 4, 1, 0)),
@@ -354,6 +355,15 @@ def test_the_recorder_reads_addresses_from_registers() -> None:
     wave.scalars[EXEC : EXEC + 2] = 0
     record(0, wave)
     assert (first.count, first.bytes) == (3, 1024)
+
+
+def test_loads_straight_to_lds_take_its_clocks() -> None:
+    found = lines(f"{MFMA}\nglobal_load_lds_dwordx4 v2, s[4:5]\ns_cbranch_scc1 @0\ns_endpgm")
+    record = Recorder("gfx950", accesses(found))
+    record(4, Lanes(64))
+    assert (record.tallies[4].lds_clocks, record.tallies[4].bytes) == (8, 1024)
+    hot = iteration.compiled(found, "gfx950")
+    assert hot is not None and hot.cycles.lds == 8 and hot.conflicts(Class.LDS_WRITE) is None
 
 
 def test_an_iteration_of_what_ran() -> None:

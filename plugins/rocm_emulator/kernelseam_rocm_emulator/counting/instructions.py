@@ -66,6 +66,8 @@ _CLASSES = tuple(
         (r"s_", Class.SCALAR),
     )
 )
+VCC = 106
+"""The scalar register that this name is for."""
 _ENCODING = re.compile(r"(_e32|_e64|_dpp8?|_sdwa|_e64_dpp8?)+$")
 _NAMED_WIDTHS = {"dwordx4": 16, "dwordx3": 12, "dwordx2": 8, "dword": 4} | {
     f"{sign}{name}": width for sign in ("", "s", "u") for name, width in (("short", 2), ("byte", 1))
@@ -153,6 +155,8 @@ class Access:
     """The first of the scalar registers with a 64-bit base; -1: the address is the vectors'."""
     offsets: tuple[int, ...] = (0,)
     """Constants in bytes: one access each."""
+    to_lds: bool = False
+    """Whether what is loaded goes to LDS, lane after lane, and not to registers."""
 
 
 def access(instruction: Instruction) -> Access | None:
@@ -197,12 +201,14 @@ def _memory(instruction: Instruction, kind: Class) -> Access:
         # vdata, vaddr, srsrc, soffset; loads to LDS have no vdata.
         at = 0 if to_lds else 1
         vector = _register(operands[at]) if "offen" in instruction.text else -1
-        return Access(kind, size, vector, _register(operands[at + 1]), offsets)
-    base = _register(operands[-1]) if operands[-1].startswith("s[") else -1
-    return Access(kind, size, _register(operands[first]), base, offsets)
+        return Access(kind, size, vector, _register(operands[at + 1]), offsets, to_lds)
+    base = _register(operands[-1]) if re.match(r"s\[|vcc", operands[-1]) else -1
+    return Access(kind, size, _register(operands[first]), base, offsets, to_lds)
 
 
 def _register(operand: str) -> int:
-    """The number of a register, of a range the first."""
+    """The number of a register, of a range the first; -1 of what is none."""
+    if operand == "vcc":
+        return VCC
     found = re.search(r"\d+", operand)
     return int(found[0]) if found else -1

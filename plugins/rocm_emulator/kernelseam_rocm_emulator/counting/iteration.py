@@ -161,7 +161,7 @@ def _tally(instruction: Instruction, unit: ComputeUnit, times: int) -> Tally:
     """Executions by all lanes, without bank conflicts."""
     found = access(instruction)
     clocks = 0
-    if found is not None and found.kind in LDS:
+    if found is not None and (found.kind in LDS or found.to_lds):
         served = unit.banks(found.kind is Class.LDS_READ, found.width)
         clocks = len(served.phases) * len(found.offsets) * times
     return Tally(times, clocks, clocks)

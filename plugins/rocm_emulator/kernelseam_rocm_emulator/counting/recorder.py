@@ -77,6 +77,10 @@ class Recorder:
         found = self._segments.get(key)
         if found is None:
             found = self._segments[key] = segments(access.width, relative)
+        if access.to_lds:  # lane after lane: no conflicts
+            clocks = len(self._unit.banks(False, access.width).phases)
+            tally.lds_clocks += clocks
+            tally.lds_fewest += clocks
         tally.bytes += found.bytes
         for i in range(len(SIZES)):
             tally.touched[i] += found.touched[i]
