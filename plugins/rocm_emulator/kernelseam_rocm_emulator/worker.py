@@ -191,6 +191,7 @@ def _serve(
             os.dup2(log, standard)
         # The owner's own streams may write anywhere.
         sys.stdout, sys.stderr = (open(n, "w", buffering=1, closefd=False) for n in (1, 2))  # noqa: SIM115
+        warnings.resetwarnings()  # the owner may raise them; NaN from inf - inf is a result here
         answers = Answers(connection)
         service = _Service(checkout, arena, cache, answers)
         while True:
