@@ -13,11 +13,13 @@ from typing import Any
 from kernelseam.contract import Device
 from kernelseam.errors import SlowBinary
 from kernelseam.kernels.kernel import KernelImplementation, build, bundle
-from kernelseam.parity import data
-from kernelseam.parity.cases import AttentionCase, Case, GemmCase
-from kernelseam.parity.covering import covering
-from kernelseam.parity.description import describe
-from kernelseam.parity.workers import Workers, cores
+from kernelseam.parity.cases.attention_case import AttentionCase
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.cases.covering import covering
+from kernelseam.parity.cases.gemm_case import GemmCase
+from kernelseam.parity.operations import operands
+from kernelseam.parity.operations.operands import describe
+from kernelseam.parity.running.workers import Workers, cores
 from kernelseam.plugins import plugins
 
 BASE = 1 << 40
@@ -32,7 +34,7 @@ def problem_of(case: Case, device: Device) -> Any:
     """What is planned for a case, over memory that is not there."""
     if isinstance(case, GemmCase | AttentionCase) and case.view == "device":
         case = replace(case, view="host")
-    layout = data.layout(case)
+    layout = operands.layout(case)
     blocks = layout.blocks()
     addresses = {
         n: BASE + blocks[p.block][1] + p.offset * p.dtype.itemsize for n, p in layout.places.items()

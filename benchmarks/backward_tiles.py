@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from kernelseam.contract import ArchRow, Device, Toolchain
-from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem, AttentionBwdSpec
-from kernelseam.descriptors.attention_problem import AttentionSpec
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
+from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels import BackwardTile, KernelImplementation, build_binary
 from kernelseam.kernels.attention.backward import AttentionBwdHost

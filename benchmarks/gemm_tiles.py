@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from kernelseam.contract import ArchRow, Device, Toolchain
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels import GemmTile, KernelImplementation, build_binary
 from kernelseam.kernels.gemm.host import GemmHost

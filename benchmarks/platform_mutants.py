@@ -37,11 +37,13 @@ from typing import Any
 from kernelseam.contract import Device, DeviceLimits
 from kernelseam.dispatch import find_device
 from kernelseam.errors import CompileError, DeviceError, SlowBinary, Unsupported
-from kernelseam.kernels.kernel import HostHalf, build, bundle
-from kernelseam.parity import report
-from kernelseam.parity.cases import Case, matrix, named
-from kernelseam.parity.run import Target, run_case
-from kernelseam.parity.workers import cores
+from kernelseam.kernels.host_half import HostHalf
+from kernelseam.kernels.kernel import build, bundle
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.matrix import matrix, named
+from kernelseam.parity.report import summary
+from kernelseam.parity.running.run import Target, run_case
+from kernelseam.parity.running.workers import cores
 from kernelseam.plugins import plugins
 
 from benchmarks import ahead
@@ -220,7 +222,7 @@ def _verdict(case: Case, device: Device, implementation: str) -> str | None:
     o = run_case(
         case, Target(device, implementation, case.operation, own=implementation == "shared")
     )
-    if o.status in report.BAD:
+    if o.status in summary.BAD:
         return o.detail.strip().splitlines()[-1]
     return "" if o.status == "passed" else None
 

@@ -46,10 +46,10 @@ ALIKE = {"sm_89": "sm_86", "sm_120": "sm_86", "sm_100a": "sm_90a", "gfx90a": "gf
 """Archs with the tiles of another: every run of the tests compiles one of PART of their binaries,
 the slow ones all."""
 PART = 8
-SHARED = (("sm_80", "sm_86"), ("gfx942", "gfx1100", "gfx950", "gfx1201"))
-"""Archs that every run of the tests compiles each binary for one of, and the slow ones for all:
-there is no time for more. A run sees half of what is particular to sm_80, and a quarter of what is
-to gfx950."""
+SHARED = (("sm_80", "sm_86", "sm_90a"), ("gfx942", "gfx1100", "gfx950", "gfx1201"))
+"""Archs that every run of the tests compiles each shared binary for one of, and the slow ones for
+all: there is no time for more. A run sees a third of what is particular to sm_80, and a quarter of
+what is to gfx950. A kernel of one arch takes no turns."""
 MANY = 12
 """Binaries of a kernel that takes turns: of fewer each arch has all, or a kind of arch might have
 none."""
@@ -81,6 +81,7 @@ def rare(arch: str, number: int, covered: Covered) -> bool:
     arch."""
     turns = any(
         arch in archs
+        and not covered.half.archs
         and archs[_turn(number + 1, len(archs))] != arch
         and _count()[covered.half.entry] >= MANY
         for archs in SHARED

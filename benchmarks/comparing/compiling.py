@@ -12,8 +12,8 @@ from typing import Any
 
 from kernelseam import compilation
 from kernelseam.compilation.folder import VARIABLE
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.kernels import Covered
-from kernelseam.planning import Descriptor
 from kernelseam.plugins import plugins
 
 from benchmarks.comparing.binaries import BUDGET, DISK_HIT, kernels, measured, warm_up

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from kernelseam.compilation.build import KEY
 from kernelseam.contract import Device, DeviceLimits, SourceBundle
-from kernelseam.descriptors.gemm_problem import GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import CompileError, SlowBinary
 from kernelseam.kernels import Covered
 from kernelseam.kernels.kernel import bundle
-from kernelseam.parity.cases import named
+from kernelseam.parity.matrix import named
 from kernelseam.plugins import plugins
 
 pytest.importorskip("kernelseam_cuda", reason="nvrtc is missing: kernelseam-cuda is not installed")

@@ -10,9 +10,12 @@ from typing import Any
 import kernelseam
 import pytest
 from kernelseam.contract import Device
-from kernelseam.parity.cases import AttentionCase, Case, GemmCase, named
-from kernelseam.parity.run import Target, run_case, targets
-from kernelseam.parity.stages import judged, made
+from kernelseam.parity.cases.attention_case import AttentionCase
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.cases.gemm_case import GemmCase
+from kernelseam.parity.matrix import named
+from kernelseam.parity.running.run import Target, run_case, targets
+from kernelseam.parity.running.stages import judged, made
 from kernelseam.plugins import plugins
 
 pytestmark = pytest.mark.gpu

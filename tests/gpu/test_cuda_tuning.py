@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from kernelseam import planning
 from kernelseam.dispatch import consider
-from kernelseam.tuning import store
-from kernelseam.tuning.measure import tune
+from kernelseam.tuned import store
+from kernelseam.tuning import tune
 from kernelseam.variants import SEPARATOR, variants_of
 from nvidia_gpu import DEVICE, cupy
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from kernelseam.contract import LaunchConfig
-from kernelseam.descriptors.gemm_problem import GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import CompileError, DeviceError
 from kernelseam.kernels import HALVES, build_binary, covering_specs

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from kernelseam.contract import Device
-from kernelseam.kernels.kernel import shared_sources
-from kernelseam.parity.cases import UNFUSED, named
-from kernelseam.parity.run import Target, run_case
+from kernelseam.kernels.sources import shared_sources
+from kernelseam.parity.cases.common import UNFUSED
+from kernelseam.parity.matrix import named
+from kernelseam.parity.running.run import Target, run_case
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp.executable import BUILDS, SANITIZERS, Report, run
 from kernelseam_hostcpp.runtime import DEVICES

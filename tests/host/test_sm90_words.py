@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from kernelseam.contract import LaunchConfig, SourceBundle
-from kernelseam.kernels.kernel import shared_sources
+from kernelseam.kernels.sources import shared_sources
 from kernelseam_hostcpp import HostToolchain
 from kernelseam_hostcpp.library import library
 from mutant import Mutant

@@ -10,8 +10,8 @@ import pytest
 from kernelseam import trace
 from kernelseam.kernels.attention.host import AttentionHost
 from kernelseam.kernels.attention.merge import MergeHost
-from kernelseam.parity.cases import named
-from kernelseam.parity.run import Outcome, Target, run_case
+from kernelseam.parity.matrix import named
+from kernelseam.parity.running.run import Outcome, Target, run_case
 from kernelseam.plugins import Plugins
 
 CASE = named("attention-f16-64-split-batches")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from kernelseam.contract import ArchRow, Device
-from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem, AttentionBwdSpec
-from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels import HALVES, BackwardTile
 from kernelseam.kernels.attention.query_gradient import QUERY_GRADIENT, QueryGradientSpec

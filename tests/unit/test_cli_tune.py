@@ -22,9 +22,9 @@ def _own_cache(cache: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kernelseam.tuning import measure
+    from kernelseam import tuning
 
-    monkeypatch.setattr(measure, "ROUND_SECONDS", 1e-5)
+    monkeypatch.setattr(tuning, "ROUND_SECONDS", 1e-5)
 
 
 def parsed(result: tuple[int, str, str]) -> Any:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from kernelseam.contract import Cost, Device, DeviceLimits
-from kernelseam.costs import Coefficients, LibraryRate, Work, predicted, roofline
+from kernelseam.contract import Coefficients, Cost, Device, DeviceLimits, LibraryRate
+from kernelseam.costs import Work, predicted, roofline
 from kernelseam.dtypes import DType
 from kernelseam.kernels import KernelImplementation, shared_implementations
 from kernelseam.kernels.gemm.host import GemmHost

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from kernelseam.compilation import build
 from kernelseam.contract import CONTRACT_VERSION, Device, KernelFacts, LaunchConfig
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import CompileError, DeviceError, NoDevice, OutOfDeviceMemory, UnknownName
 from kernelseam.kernels import HALVES, tiles_of

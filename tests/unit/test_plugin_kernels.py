@@ -17,7 +17,8 @@ from kernelseam.contract import Backend, LaunchConfig
 from kernelseam.descriptors import BatchedGemmStrided
 from kernelseam.errors import PluginError, Unsupported
 from kernelseam.kernels import build_binary, covering
-from kernelseam.plugins import Registry, plugins
+from kernelseam.plugins import plugins
+from kernelseam.registry import Registry
 
 Discovered = Callable[..., Any]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kernelseam import OutputProjection, OutputProjectionBwd, QkvProjection, QkvProjectionBwd
 from kernelseam.contract import ArchRow, Device, DeviceLimits
-from kernelseam.descriptors.gemm_problem import GemmProblem, HeadsSpec, Segment
+from kernelseam.descriptors.gemm.problem import GemmProblem, HeadsSpec, Segment
 from kernelseam.dtypes import DType
 from kernelseam.kernels import GemmTile, shared_implementations
 from kernelseam.kernels.projection import products

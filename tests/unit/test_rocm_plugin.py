@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kernelseam.contract import CONTRACT_VERSION, Device, Runtime, SourceBundle
-from kernelseam.descriptors.gemm_problem import GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import FLOATING, DType
 from kernelseam.errors import DeviceError, NoDevice, UnknownName
 from kernelseam.kernels import HALVES, tiles_of
@@ -61,7 +61,7 @@ def python(code: str, **environment: str) -> str:
 
 def test_hooks_import_nothing_of_the_vendors() -> None:
     code = (
-        "import sys; from kernelseam_rocm import plugin; from kernelseam.plugins import Registry; "
+        "import sys; from kernelseam_rocm import plugin; from kernelseam.registry import Registry; "
         "plugin.kernelseam_info(); registry = Registry(); plugin.kernelseam_register(registry); "
         "print(sorted(registry.backends), [m for m in sys.modules if m.split('.')[0] in ('hip', "
         "'rocm', 'torch', 'cupy', 'elftools')])"  # noqa: E501

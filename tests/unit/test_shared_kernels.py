@@ -17,8 +17,8 @@ from kernelseam.contract import (
     LaunchConfig,
     SourceBundle,
 )
-from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, InvalidValue, Unsupported
 from kernelseam.kernels import (
@@ -29,8 +29,9 @@ from kernelseam.kernels import (
     covering_specs,
     shared_implementations,
 )
-from kernelseam.kernels.kernel import bundle, shared_sources
+from kernelseam.kernels.kernel import bundle
 from kernelseam.kernels.signature import Signature
+from kernelseam.kernels.sources import shared_sources
 from kernelseam.plugins import plugins
 
 HALF = frozenset({DType.float16, DType.bfloat16})

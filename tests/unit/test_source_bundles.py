@@ -11,12 +11,13 @@ import pytest
 from kernelseam.compilation.build import binary_key
 from kernelseam.compilation.sources import headers_below, included
 from kernelseam.contract import SourceBundle
-from kernelseam.descriptors.gemm_problem import GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import PluginError
 from kernelseam.kernels import HALVES, covering
 from kernelseam.kernels.gemm.host import GemmHost
-from kernelseam.kernels.kernel import bundle, shared_sources
+from kernelseam.kernels.kernel import bundle
+from kernelseam.kernels.sources import shared_sources
 
 SPEC = GemmSpec(DType.float16, DType.float16, DType.float32)
 

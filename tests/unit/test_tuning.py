@@ -21,10 +21,10 @@ from kernelseam.compilation import CacheWarning, entry
 from kernelseam.contract import EMULATED, Cost, Device, LaunchRecord, PlanParts, Problem
 from kernelseam.dispatch import select
 from kernelseam.errors import BrokenImplementation, InvalidValue, UnknownName, Unsupported
-from kernelseam.plugins import Plugins
-from kernelseam.tuning import store
-from kernelseam.tuning.classes import about, batch_invariant, problem_class
-from kernelseam.tuning.measure import HOPELESS, NOT_KEPT, ROUNDS, Tuning, tune
+from kernelseam.plugins import Plugins, plugins
+from kernelseam.tuned import store
+from kernelseam.tuned.classes import about, batch_invariant, problem_class
+from kernelseam.tuning import HOPELESS, NOT_KEPT, ROUNDS, Tuning, tune
 from kernelseam.variants import Variant
 from kernelseam_thirdvendor import AcmeArray
 
@@ -502,7 +502,7 @@ def test_other_drivers_compilers_and_versions_have_choices_of_their_own(
     ways: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = ways(tiles(), quick())
-    runtime: Any = planning.plugins().backend("acme").runtime
+    runtime: Any = plugins().backend("acme").runtime
     key, problem = store.place(gemm().problem(), device), gemm().problem()
     assert store.environment(device) == {"compiler": ""}
     monkeypatch.setattr(runtime, "versions", lambda: {"driver": "2"}, raising=False)

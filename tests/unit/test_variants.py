@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from kernelseam import Attention, AttentionBwd, BatchedGemmStrided, OutputProjection, QkvProjection
-from kernelseam.contract import ArchRow, Device, DeviceLimits
+from kernelseam.contract import ArchRow, Device, DeviceLimits, Launches
 from kernelseam.kernels import KernelImplementation, shared_implementations
-from kernelseam.kernels.launches import Launches
 from kernelseam.variants import variants_of
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import kernelseam as ks
 import numpy as np
 import pytest
-from kernelseam.descriptors.wording import Wording
+from kernelseam.descriptors.common.wording import Wording
 from kernelseam.errors import InvalidValue, shown
 from public_calls import (
     B,

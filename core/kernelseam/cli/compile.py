@@ -14,9 +14,9 @@ from kernelseam.cli.attention_options import Asked, asking
 from kernelseam.cli.output import emit_json, heading, table
 from kernelseam.containment import Contained
 from kernelseam.contract import Backend, Toolchain
-from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem
-from kernelseam.descriptors.attention_problem import AttentionProblem
-from kernelseam.descriptors.gemm_problem import GemmProblem
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
+from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.errors import UnknownName
 from kernelseam.kernels import HALVES, build_binary, ways
 from kernelseam.plugins import plugins

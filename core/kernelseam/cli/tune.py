@@ -22,12 +22,13 @@ from kernelseam.cli.output import duration, emit_json, facts, heading, table
 from kernelseam.cli.running import device_for, execute, normal
 from kernelseam.compilation import cache_folder
 from kernelseam.contract import Device
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.errors import InvalidValue
-from kernelseam.planning import Descriptor, plan
+from kernelseam.planning import plan
 from kernelseam.plugins import plugins
-from kernelseam.tuning import store
-from kernelseam.tuning.classes import problem_class
-from kernelseam.tuning.measure import Tuning, Way, tune
+from kernelseam.tuned import store
+from kernelseam.tuned.classes import problem_class
+from kernelseam.tuning import Tuning, Way, tune
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -40,6 +40,12 @@ class Device:
     arch. An emulated device is used only where its backend or the device itself is named, and its
     times say nothing."""
 
+    @property
+    def is_host(self) -> bool:
+        """Whether it is the host's processor: then its memory is read like any of Python's, without
+        waiting for anything, and what stands there is checked at every launch."""
+        return self.evidence == HOST
+
     def __str__(self) -> str:
         emulated = ", emulated" if self.evidence == EMULATED else ""
         return f"{self.backend}:{self.index} ({self.arch}{emulated})"

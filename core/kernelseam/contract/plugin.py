@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kernelseam.contract.arrays import Runtime
+from kernelseam.contract.launches import Composition
 from kernelseam.contract.plans import Implementation
 from kernelseam.contract.toolchain import Toolchain
-
-if TYPE_CHECKING:
-    from kernelseam.kernels.kernel import Composition
 
 
 @dataclass(frozen=True)

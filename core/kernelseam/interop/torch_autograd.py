@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kernelseam.descriptors.validation import flag
+from kernelseam.descriptors.common.validation import flag
 from kernelseam.interop.torch_function import (
     Gradients,
     check_bwd_implementation,

@@ -11,8 +11,8 @@ import torch
 from torch.autograd import forward_ad
 
 from kernelseam.arrays import describe
+from kernelseam.arrays.torch import refuse_tangent
 from kernelseam.errors import InvalidValue, UnknownName
-from kernelseam.interop.torch import refuse_tangent
 from kernelseam.plugins import plugins
 
 Tensor = Any

@@ -7,18 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 from kernelseam.compilation import Binary
-from kernelseam.contract import Device, Implementation, KernelFacts, Toolchain
+from kernelseam.contract import Composition, Device, Implementation, KernelFacts, Launch, Toolchain
 from kernelseam.errors import InvalidValue
 from kernelseam.kernels.attention.backward import AttentionBwdHost
 from kernelseam.kernels.attention.backward_tile import BackwardTile
-from kernelseam.kernels.attention.host import AttentionHost, AttentionTile
+from kernelseam.kernels.attention.host import AttentionHost
 from kernelseam.kernels.attention.merge import MERGE
+from kernelseam.kernels.attention.tile import AttentionTile
 from kernelseam.kernels.attention.unfused import UnfusedAttention
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.covering import covering, covering_specs
-from kernelseam.kernels.gemm.host import GemmHost, GemmTile
-from kernelseam.kernels.kernel import Composition, HostHalf, KernelImplementation, build
-from kernelseam.kernels.launches import Launch
+from kernelseam.kernels.gemm.host import GemmHost
+from kernelseam.kernels.gemm.tile import GemmTile
+from kernelseam.kernels.host_half import HostHalf
+from kernelseam.kernels.kernel import KernelImplementation, build
 from kernelseam.kernels.projection.host import PROJECTIONS
 
 HALVES: Mapping[str, HostHalf] = {
@@ -34,10 +36,8 @@ WAYS: Mapping[str, Composition] = {**HALVES, **{p.operation: p for p in PROJECTI
 
 def shared_implementations(toolchain: Toolchain) -> tuple[Implementation, ...]:
     """Every shared kernel on a toolchain, and what is composed of several."""
-    return (
-        *(KernelImplementation(way, toolchain) for way in WAYS.values()),
-        UnfusedAttention(toolchain),
-    )
+    shared = {name: KernelImplementation(way, toolchain) for name, way in WAYS.items()}
+    return (*shared.values(), UnfusedAttention(toolchain, shared["attention"]))
 
 
 def operation_of(spec: Any) -> str:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernelseam.contract import ArchRow
-from kernelseam.descriptors.gemm_problem import GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
-
-if TYPE_CHECKING:
-    from kernelseam.kernels.kernel import HostHalf
+from kernelseam.kernels.host_half import HostHalf
 
 
 @dataclass(frozen=True)

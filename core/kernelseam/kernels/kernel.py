@@ -1,31 +1,29 @@
-"""The door for kernels, those of the core and those of a plugin: what a host half says, and what is
-made of it.
-
-A host half stands beside a device source and says everything about it that is not the vendor's
-compiler's. The same class makes an implementation of each: spec and tile to binary, problem to
-launches, on any toolchain.
-"""
+"""What is made of a host half, of the core's or of a plugin's own: spec and tile to binary, problem
+to launches, on any toolchain. One class makes an implementation of each."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
+from functools import lru_cache
 from typing import Any
 
 from kernelseam.compilation import Binary, compiled, compiled_together
-from kernelseam.compilation.sources import headers_below, included
+from kernelseam.compilation.sources import included
 from kernelseam.contract import (
     ArchRow,
+    Composition,
     Cost,
     Device,
+    DeviceLimits,
     KernelFacts,
+    Launch,
     LaunchConfig,
+    Launches,
     LaunchRecord,
     LoadedKernel,
+    Memset,
     PlanParts,
     SourceBundle,
     Step,
@@ -34,126 +32,17 @@ from kernelseam.contract import (
 )
 from kernelseam.costs import Work, predicted, roofline
 from kernelseam.errors import PluginError, Refusal, Unsupported
-from kernelseam.kernels.covered import Covered
-from kernelseam.kernels.launches import Launch, Launches, Memset
+from kernelseam.kernels import sources
+from kernelseam.kernels.host_half import HostHalf
 from kernelseam.kernels.signature import Signature, Value
 from kernelseam.memset import MemsetStep
 from kernelseam.variants import Variant
 
 MAX_BLOCKS = 2**31 - 1
 """Blocks along the one axis of a grid."""
-
-
-class Composition(ABC):
-    """A way to compute an operation's problems by kernels. Inherit from it: what has a body is a
-    default."""
-
-    operation: str
-    name: str = "shared"
-    """The implementation's. Kernels that the core shares among vendors are called "shared"."""
-    archs: tuple[str, ...] = ()
-    """Those that it is for; none named: all of the toolchain."""
-
-    @abstractmethod
-    def refuse(self, problem: Any, row: ArchRow) -> str | None:
-        """Why it does not take the problem on that arch, or None."""
-
-    @abstractmethod
-    def tile(self, problem: Any, row: ArchRow, device: Device) -> Any:
-        """The tile configuration for a problem, or those of its kernels."""
-
-    @abstractmethod
-    def launches(self, problem: Any, tile: Any, device: Device) -> Launches:
-        """What computes the problem: one kernel or several."""
-
-    def variants(self, problem: Any, row: ArchRow, device: Device) -> Mapping[str, Any]:
-        """Tiles that take the problem, by names that stay, what ``tile`` chooses first: for tuning
-        to measure. None: there is nothing to choose among."""
-        return {}
-
-    def covering(self) -> Iterable[Covered]:
-        """Kernels of its own that the tests compile for its archs: between them they touch every
-        way through it."""
-        return ()
-
-
-class HostHalf(Composition):
-    """What stands beside a device source: everything about it that is not the vendor's. Its
-    launches are that kernel, or that one and others."""
-
-    entry: str
-    """The kernel's name in the device source."""
-    source: str
-    """Its file, by include name."""
-    multiplies: bool = False
-    """Whether it multiplies matrices: of halves by matrix instructions, which the tests then look
-    for."""
-
-    def sources(self) -> Mapping[str, str]:
-        """Include name → text of the device sources that are its own: ``source``, and what that may
-        include beside the core's and the platform's. A plugin's half gives those of its plugin
-        (``headers_below``)."""
-        return shared_sources()
-
-    @abstractmethod
-    def tiles(self, spec: Any, row: ArchRow) -> tuple[Any, ...]:
-        """The arch's tile configurations for a spec, the preferred first."""
-
-    def as_launched(self, tile: Any) -> tuple[Any, ...]:
-        """The tile as launches use it, each a binary of its own."""
-        return (tile,)
-
-    @abstractmethod
-    def defines(self, spec: Any, tile: Any, row: ArchRow) -> dict[str, object]:
-        """Constants of the binary."""
-
-    @abstractmethod
-    def signature(self, spec: Any) -> Signature:
-        """The parameters of the binary."""
-
-    @abstractmethod
-    def grid(self, problem: Any, tile: Any, device: Device) -> int:
-        """Blocks."""
-
-    @abstractmethod
-    def threads(self, tile: Any, row: ArchRow) -> int:
-        """Threads of a block."""
-
-    @abstractmethod
-    def shared_bytes(self, spec: Any, tile: Any) -> int:
-        """Dynamic shared memory of a block."""
-
-    def config(self, problem: Any, tile: Any, row: ArchRow, device: Device) -> LaunchConfig:
-        """What it is started with. Override it for clusters or a programmatic launch."""
-        blocks, threads = self.grid(problem, tile, device), self.threads(tile, row)
-        return LaunchConfig((blocks, 1, 1), (threads, 1, 1), self.shared_bytes(problem.spec, tile))
-
-    @abstractmethod
-    def values(self, problem: Any, tile: Any, device: Device) -> dict[str, int | float]:
-        """Arguments by parameter name, pointers and tensor maps left out."""
-
-    @abstractmethod
-    def pointers(self, spec: Any) -> dict[str, str]:
-        """Pointer parameter → operand name."""
-
-    def tensor_maps(self, problem: Any, tile: Any, device: Device) -> dict[str, TensorMap]:
-        """Tensor map parameter → what it walks."""
-        return {}
-
-    @abstractmethod
-    def work(self, problem: Any, tile: Any, device: Device) -> Work:
-        """What its launch asks of a device."""
-
-
-@cache
-def shared_sources() -> dict[str, str]:
-    """Include name → text of every device source of this package."""
-    found = headers_below(resources.files("kernelseam.kernels"))
-    if not found:
-        raise PluginError(
-            "the shared device sources are missing from this installation: install kernelseam again"
-        )
-    return found
+_CHOICES = 64
+"""Problems of an implementation whose tiles are remembered, from the question whether it takes one
+to its build."""
 
 
 def bundle(half: HostHalf, spec: Any, tile: Any, toolchain: Toolchain, arch: str) -> SourceBundle:
@@ -161,7 +50,7 @@ def bundle(half: HostHalf, spec: Any, tile: Any, toolchain: Toolchain, arch: str
     that a change elsewhere does not change its key. Raises PluginError for a missing include."""
     row = toolchain.arch_row(arch)
     platform = dict(toolchain.platform_files(arch))
-    files = {**shared_sources(), **platform, "platform.h": platform[row.platform]}
+    files = {**sources.shared_sources(), **platform, "platform.h": platform[row.platform]}
     for name, text in half.sources().items():
         if files.setdefault(name, text) != text:
             raise PluginError(
@@ -235,6 +124,8 @@ class KernelImplementation:
     def __init__(self, half: Composition, toolchain: Toolchain) -> None:
         self.half, self._toolchain = half, toolchain
         self.name, self.operation, self.backend = half.name, half.operation, toolchain.backend
+        # The limits are a key of their own: devices are equal without them.
+        self._chosen = lru_cache(_CHOICES)(self._choose)
 
     def supports(self, problem: Any, device: Device) -> str | None:
         archs = self.half.archs or self._toolchain.archs
@@ -288,7 +179,11 @@ class KernelImplementation:
         return None
 
     def launches(self, problem: Any, device: Device) -> Launches:
-        """Its kernels for a problem that it supports."""
+        """Its kernels for a problem that it supports: of ``supports``, ``cost`` and ``build`` the
+        first chooses their tiles."""
+        return self._chosen(problem, device, device.limits)
+
+    def _choose(self, problem: Any, device: Device, limits: DeviceLimits) -> Launches:
         row = self._toolchain.arch_row(device.arch)
         return self.half.launches(problem, self.half.tile(problem, row, device), device)
 

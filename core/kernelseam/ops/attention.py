@@ -8,10 +8,10 @@ from typing import Any
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import Attention
-from kernelseam.descriptors.attention import OPTIONAL, band
-from kernelseam.descriptors.attention_arrays import KV_LAYOUTS, LAYOUTS, PACKED, order
-from kernelseam.descriptors.validation import extent, finite, flag
-from kernelseam.descriptors.wording import Wording
+from kernelseam.descriptors.attention.arrays import KV_LAYOUTS, LAYOUTS, PACKED, order
+from kernelseam.descriptors.attention.forward import OPTIONAL, band
+from kernelseam.descriptors.common.validation import extent, finite, flag
+from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation, given, operate, rank

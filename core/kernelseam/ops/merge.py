@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kernelseam.contract import ArrayInfo
-from kernelseam.descriptors.merge import MergeStates
-from kernelseam.descriptors.operands import axes, canonical
+from kernelseam.descriptors.attention.merge import MergeStates
+from kernelseam.descriptors.common.operands import axes, canonical
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation, given, operate, rank

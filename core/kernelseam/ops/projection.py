@@ -7,10 +7,10 @@ from typing import Any, cast
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import OutputProjection, QkvProjection
-from kernelseam.descriptors.attention_arrays import KV_LAYOUTS, LAYOUTS
-from kernelseam.descriptors.projection_arrays import one_of
-from kernelseam.descriptors.validation import extent
-from kernelseam.descriptors.wording import Wording
+from kernelseam.descriptors.attention.arrays import KV_LAYOUTS, LAYOUTS
+from kernelseam.descriptors.common.validation import extent
+from kernelseam.descriptors.common.wording import Wording
+from kernelseam.descriptors.projection.arrays import one_of
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation, given, operate, rank

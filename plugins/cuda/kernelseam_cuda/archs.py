@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kernelseam.contract import ArchRow
-from kernelseam.costs import Coefficients, LibraryRate
+from kernelseam.contract import ArchRow, Coefficients, LibraryRate
 from kernelseam.dtypes import DType
 from kernelseam.errors import UnknownName
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kernelseam.contract import ArchRow
-from kernelseam.costs import Coefficients, LibraryRate
+from kernelseam.contract import ArchRow, Coefficients, LibraryRate
 from kernelseam.dtypes import DType
 from kernelseam.errors import UnknownName
 

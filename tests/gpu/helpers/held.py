@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from kernelseam.contract import Device
 from kernelseam.kernels.kernel import KernelImplementation
-from kernelseam.parity.cases import Case
-from kernelseam.parity.description import describe
-from kernelseam.parity.stages import Computed, Made, made
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.operations.operands import describe
+from kernelseam.parity.running.stages import Computed, Made, made
 from kernelseam.planning import Call, plan
 from kernelseam.plugins import plugins
 from kernelseam.variants import SEPARATOR

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from kernelseam import Attention, AttentionBwd, BatchedGemmPointers, BatchedGemmStrided
 from kernelseam.contract import Device, DeviceLimits, Problem
-from kernelseam.descriptors.attention_problem import AttentionProblem
+from kernelseam.descriptors.attention.problem import AttentionProblem
 
 GHZ, UNITS = 1.98e9, 132
 H200 = Device(

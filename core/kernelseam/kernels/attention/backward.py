@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kernelseam.contract import ArchRow, Device
+from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work
-from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem, AttentionBwdSpec
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.backward_tile import BackwardTile, backward_tiles
 from kernelseam.kernels.attention.cost import backward_work
@@ -37,8 +37,7 @@ from kernelseam.kernels.attention.scores import (
     score_values,
 )
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_dtype, refuse_row_strides
-from kernelseam.kernels.kernel import HostHalf
-from kernelseam.kernels.launches import Launch, Launches
+from kernelseam.kernels.host_half import HostHalf
 from kernelseam.kernels.signature import Signature
 
 KNOWN = frozenset(

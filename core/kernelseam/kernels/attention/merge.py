@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernelseam.contract import ArchRow, Device
+from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work
-from kernelseam.descriptors.merge_problem import MergeProblem, MergeSpec
+from kernelseam.descriptors.attention.merge_problem import MergeProblem, MergeSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
-from kernelseam.kernels.kernel import HostHalf
-from kernelseam.kernels.launches import Launch, Launches
+from kernelseam.kernels.host_half import HostHalf
 from kernelseam.kernels.signature import Signature
 
 __all__ = ["MERGE", "MERGE_TILE", "MergeHost", "MergeProblem", "MergeSpec", "MergeTile"]

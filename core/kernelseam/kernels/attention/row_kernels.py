@@ -7,12 +7,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from kernelseam.contract import ArchRow, Device
+from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work
 from kernelseam.dtypes import DType
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up
-from kernelseam.kernels.kernel import HostHalf
-from kernelseam.kernels.launches import Launch, Launches
+from kernelseam.kernels.host_half import HostHalf
 from kernelseam.kernels.signature import Signature
 
 WARPS = 4

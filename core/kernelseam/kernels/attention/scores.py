@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.kernels.elements import DEVICE_TYPE, refuse_row_strides
 
 LOG2_E = math.log2(math.e)

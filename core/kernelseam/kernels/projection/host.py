@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kernelseam.contract import ArchRow, Device
+from kernelseam.contract import ArchRow, Composition, Device, Launch, Launches
 from kernelseam.costs import predicted
-from kernelseam.descriptors.projection_problem import QkvProjectionProblem
+from kernelseam.descriptors.projection.problem import QkvProjectionProblem
 from kernelseam.kernels.elements import refuse_row_strides
 from kernelseam.kernels.gemm.host import GemmHost
-from kernelseam.kernels.kernel import Composition, HostHalf
-from kernelseam.kernels.launches import Launch, Launches
+from kernelseam.kernels.host_half import HostHalf
 from kernelseam.kernels.projection import products
 from kernelseam.kernels.projection.products import Product
 

@@ -6,17 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from kernelseam.contract import ArchRow, Device, TensorMap
+from kernelseam.contract import ArchRow, Device, Launch, Launches, TensorMap
 from kernelseam.costs import Work
-from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.cost import keys_met
 from kernelseam.kernels.attention.host import VIEWS
 from kernelseam.kernels.attention.scores import score_defines, score_values
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
-from kernelseam.kernels.kernel import HostHalf
-from kernelseam.kernels.launches import Launch, Launches
+from kernelseam.kernels.host_half import HostHalf
 from kernelseam.kernels.signature import Signature
 
 from kernelseam_cuda.sm90.tiles import ATTENTION, REGISTERS, HopperAttentionTile

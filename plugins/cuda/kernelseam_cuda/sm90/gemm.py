@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from kernelseam.contract import ArchRow, Device, LaunchConfig, TensorMap
+from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches, TensorMap
 from kernelseam.costs import Work, predicted
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.elements import (
@@ -18,8 +18,7 @@ from kernelseam.kernels.elements import (
     divider_values,
     refuse_row_strides,
 )
-from kernelseam.kernels.kernel import HostHalf
-from kernelseam.kernels.launches import Launch, Launches
+from kernelseam.kernels.host_half import HostHalf
 from kernelseam.kernels.signature import Signature, Structure
 
 from kernelseam_cuda.sm90.tiles import GEMM, REGISTERS, HopperGemmTile

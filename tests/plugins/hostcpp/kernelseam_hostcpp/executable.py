@@ -21,19 +21,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kernelseam.contract import Device, SourceBundle
+from kernelseam.contract import Device, Launch, Launches, SourceBundle
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.kernels import WAYS
 from kernelseam.kernels.attention.unfused import Unfused
 from kernelseam.kernels.kernel import bundle
-from kernelseam.kernels.launches import Launch, Launches
-from kernelseam.parity import data
-from kernelseam.parity.cases import UNFUSED, AttentionCase, Case, GemmCase
-from kernelseam.parity.check import Verdict
-from kernelseam.parity.description import describe
-from kernelseam.parity.memory import POISON, Layout
-from kernelseam.parity.oracle import Array
-from kernelseam.parity.stages import judge
-from kernelseam.planning import Descriptor
+from kernelseam.oracle.check import Verdict
+from kernelseam.oracle.formulas import Array
+from kernelseam.parity.cases.attention_case import AttentionCase
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.cases.common import UNFUSED
+from kernelseam.parity.cases.gemm_case import GemmCase
+from kernelseam.parity.data.memory import POISON, Layout
+from kernelseam.parity.operations import operands
+from kernelseam.parity.operations.operands import describe
+from kernelseam.parity.running.stages import judge
 
 from kernelseam_hostcpp import compiler
 from kernelseam_hostcpp.archs import OPTIONS
@@ -95,7 +97,7 @@ def prepared(case: Case, device: Device, separate: bool = True) -> Prepared:
     descriptor; lists are the host's."""
     if isinstance(case, GemmCase | AttentionCase) and case.view == "device":
         case = replace(case, view="host")
-    layout = data.layout(case, separate)
+    layout = operands.layout(case, separate)
     blocks = layout.blocks()
     space = {
         name: (i + 1) * _SPACE
@@ -124,7 +126,7 @@ def run(
     """
     toolchain, made = HostToolchain(), prepared(case, device, separate=build in SANITIZERS)
     before = made.layout.buffers()
-    made.layout.write(before, data.values(case))
+    made.layout.write(before, operands.values(case))
     problem = made.problem
     way = Unfused() if implementation == UNFUSED else WAYS[problem.operation]
     launches = way.launches(
