@@ -97,8 +97,8 @@ def parity_launches(
 ) -> Iterator[report.Row]:
     """Rows of what cases of the parity matrix launched on an implementation: their own shapes, on
     the tiles of a device of one compute unit."""
-    from kernelseam.parity.cases import matrix
-    from kernelseam.parity.run import run_case, targets
+    from kernelseam.parity.matrix import matrix
+    from kernelseam.parity.running.run import run_case, targets
 
     cases = [c for c in matrix() if any(fnmatchcase(c.name, g) for g in globs)]
     found = [d for d in plugins().backend("rocm").runtime.devices() if d.arch in archs]
