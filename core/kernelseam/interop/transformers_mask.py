@@ -124,12 +124,15 @@ def _packed(mask_function: Any, local_size: int | None) -> tuple[Tensor, int] | 
     else, or the caller is compiled."""
     if _traced():
         return None
-    match _parts(mask_function, "and_masks"):
-        case {"mask_functions": (first, second)}:
-            sequences = _parts(first, "packed_sequence_mask_function").get("packed_sequence_mask")
-            inner = _parts(second, "remap_positions_for_packed_sequence").get("mask_function")
-        case _:
-            return None
+    sequences, inner = None, None
+    parts = _parts(mask_function, "and_masks").get("mask_functions", ())
+    for part in parts if len(parts) == 2 else ():
+        held = _parts(part, "packed_sequence_mask_function")
+        if held:
+            sequences = held.get("packed_sequence_mask")
+        else:  # positions within a sequence, or, before 5.23, those of the row
+            remapped = _parts(part, "remap_positions_for_packed_sequence")
+            inner = remapped.get("mask_function", part)
     if sequences is None:
         return None
     if inner is causal_mask_function:
