@@ -392,6 +392,22 @@ def test_probabilities_are_refused(name: str) -> None:
         made(name, "kernelseam")(**inputs(name, "none"), output_attentions=True)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", ["Bloom", "Mpt"])
+def test_a_model_with_an_attention_of_its_own_is_refused(name: str, compiled: bool) -> None:
+    """Transformers does not refuse it when the model is made. ALiBi's models are among them."""
+    sizes = {
+        "Bloom": {"hidden_size": 32, "n_head": 2, "n_layer": 1},
+        "Mpt": {"d_model": 32, "n_heads": 2, "n_layers": 1},
+    }
+    config = getattr(hf, f"{name}Config")(vocab_size=9, **sizes[name])
+    model = getattr(hf, f"{name}ForCausalLM")._from_config(config, attn_implementation="kernelseam")
+    call = torch.compile(model, backend="eager") if compiled else model
+    refused = pytest.raises(Exception, match=rf"{name}Config's model has an attention of its own")
+    with refused, torch.no_grad():
+        call(torch.ones(1, 3, dtype=torch.int64))
+
+
 @pytest.mark.skipif(
     not hasattr(hf.GenerationMixin, "generate_batch")
     or tuple(map(int, hf.__version__.split(".")[:2])) < (5, 23),

@@ -13,11 +13,14 @@ What a query may see is told in few elements where it follows a pattern:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+
+from kernelseam.errors import InvalidValue
 
 Tensor = Any
 
@@ -42,7 +45,12 @@ def attention_mask(
     Queries are at ``q_offset`` + i, an int or, with a cache of fixed length, a tensor; keys at
     ``kv_offset`` + j. ``attention_mask`` is [batch, positions], False where one is padding, or what
     this function made before, which is returned.
+
+    Raises InvalidValue for a model whose attention is its own code: Transformers takes any name
+    where such a model is made, and the model would misread the mask.
     """
+    if config is not None:
+        _refuse_own_attention(config)
     if attention_mask is not None and attention_mask.dim() != 2:
         return attention_mask
     lengths = {"q_length": q_length, "kv_length": kv_length, "kv_offset": kv_offset}
@@ -72,6 +80,27 @@ def attention_mask(
         **lengths,
         **options,
     )
+
+
+def _refuse_own_attention(config: Any) -> None:
+    text = getattr(config, "get_text_config", None)
+    if text is not None and text() is not config:
+        return  # the parts have their own
+    home = type(config).__module__.replace(".configuration_", ".modeling_")
+    if not _asks_for_attentions(home):
+        raise InvalidValue(
+            "attn_implementation",
+            "kernelseam",
+            f"{type(config).__name__}'s model has an attention of its own in Transformers",
+            "Leave it out",
+        )
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _asks_for_attentions(module: str) -> bool:
+    """Whether a model's module knows the table of attentions; one that is not loaded may."""
+    loaded = sys.modules.get(module)
+    return loaded is None or hasattr(loaded, "ALL_ATTENTION_FUNCTIONS")
 
 
 def _window(
