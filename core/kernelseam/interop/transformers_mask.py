@@ -86,8 +86,8 @@ def _refuse_own_attention(config: Any) -> None:
     text = getattr(config, "get_text_config", None)
     if text is not None and text() is not config:
         return  # the parts have their own
-    home = type(config).__module__.replace(".configuration_", ".modeling_")
-    if not _asks_for_attentions(home):
+    home = type(config).__module__
+    if not _asks_for_attentions(home.replace(".configuration_", ".modeling_"), home):
         raise InvalidValue(
             "attn_implementation",
             "kernelseam",
@@ -97,9 +97,9 @@ def _refuse_own_attention(config: Any) -> None:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _asks_for_attentions(module: str) -> bool:
-    """Whether a model's module knows the table of attentions; one that is not loaded may."""
-    loaded = sys.modules.get(module)
+def _asks_for_attentions(module: str, of_config: str) -> bool:
+    """Whether a model's module has the table of attentions; one that is not found may."""
+    loaded = None if module == of_config else sys.modules.get(module)
     return loaded is None or hasattr(loaded, "ALL_ATTENTION_FUNCTIONS")
 
 
