@@ -442,10 +442,10 @@ def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
         door.register()
 
 
-@pytest.mark.parametrize("version", ["4.57.1", "5.15.1", "strange"])
+@pytest.mark.parametrize("version", ["4.57.1", "5.19.0", "strange"])
 def test_an_older_transformers_is_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     old = ModuleType("transformers")
     old.__version__ = version  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "transformers", old)
-    with pytest.raises(InvalidValue, match=rf"{version}.*: must be 5\.16 or later.*pip install"):
+    with pytest.raises(InvalidValue, match=rf"{version}.*: must be 5\.20 or later.*pip install"):
         door.register()
