@@ -75,7 +75,7 @@ def counts_of(toolchain: Toolchain, arch: str, covered: Covered) -> dict[Key, Co
     without matrix instructions in a loop."""
     found: dict[Key, Counts] = {}
     for tile in covered.tiles(toolchain.arch_row(arch)):
-        binary, _ = build_binary(toolchain, covered.spec, arch, tile, covered.half)
+        binary, _ = build_binary(toolchain, covered.spec, arch, tile, covered.kernel)
         (listing,) = listings(binary.data, arch).values()
         hot = iteration.compiled(listing, arch)
         if hot is not None:

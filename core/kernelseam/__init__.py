@@ -10,9 +10,8 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from kernelseam import errors, verifier
+from kernelseam import errors, traced, verifier
 from kernelseam._version import __version__
-from kernelseam.ops import traced
 from kernelseam.trace import trace  # at once: later, its module's name would stand in its place
 
 if TYPE_CHECKING:

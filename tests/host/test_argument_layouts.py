@@ -21,7 +21,7 @@ TOOLCHAIN = HostToolchain()
 
 
 def _structures(covered: Covered) -> tuple[str, ...]:
-    parameters = covered.half.signature(covered.spec).parameters
+    parameters = covered.kernel.signature(covered.spec).parameters
     return tuple(name for name, kind in parameters if isinstance(kind, Structure))
 
 
@@ -32,7 +32,7 @@ def _one_each() -> dict[str, Covered]:
     chosen: dict[str, Covered] = {}
     for covered in (*covering(), Covered(SOFTMAX, spec)):
         if names := _structures(covered):
-            chosen.setdefault(f"{covered.half.entry}-{'-'.join(names)}", covered)
+            chosen.setdefault(f"{covered.kernel.entry}-{'-'.join(names)}", covered)
     return chosen
 
 
@@ -42,14 +42,14 @@ CHOSEN = _one_each()
 def compile_with_assertions(
     covered: Covered, change: Callable[[dict[str, str]], dict[str, str]] = lambda x: x
 ) -> bytes:
-    half, spec = covered.half, covered.spec
+    kernel, spec = covered.kernel, covered.spec
     tile: Any = covered.tiles(TOOLCHAIN.arch_row("host"))[0]
-    made: SourceBundle = bundle(half, spec, tile, TOOLCHAIN, "host")
+    made: SourceBundle = bundle(kernel, spec, tile, TOOLCHAIN, "host")
     files = change(dict(made.files))
     made = replace(
         made, files=tuple(files.items()), options=(*made.options, "-O0", "-fPIC", "-shared")
     )
-    return compiler.compile_bundle(made, "host", half.signature(spec).assertions(half.entry))
+    return compiler.compile_bundle(made, "host", kernel.signature(spec).assertions(kernel.entry))
 
 
 def test_every_kernel_with_structures_is_there() -> None:

@@ -149,7 +149,7 @@ def test_what_is_refused(refused: Refused) -> None:
 @pytest.fixture
 def flash() -> Iterator[None]:
     """Ours for tensors of the host, where torch has no flash attention by these operators."""
-    activated = torch_flash.activate("CPU")
+    activated = torch_flash.activate("cpu")
     yield
     activated.remove()
 
@@ -206,10 +206,17 @@ def test_flash_attention_over_pages_by_ours(flash: None) -> None:
     assert torch.equal(out, kernelseam.attention_paged(q, k, v, table, now, batch_invariant=True))
 
 
-def test_registration_under_its_name() -> None:
+def test_registration_under_its_name(monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
     attention = torch.nn.attention
     ks.register_flash_attention()
     assert "kernelseam" in attention.list_flash_attention_impls()
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
+    refused(
+        "device = None: torch sees no accelerator here. Call "
+        "kernelseam.interop.torch.scaled_dot_product_attention, which needs none.",
+        lambda: attention.activate_flash_attention_impl("kernelseam"),
+    )
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     attention.activate_flash_attention_impl("kernelseam")
     try:
         assert attention.current_flash_attention_impl() == "kernelseam"

@@ -251,7 +251,7 @@ def test_what_operators_refuse(refused: Refused) -> None:
     )
     refused(
         "stream = given: a traced call runs on the stream that is current when it runs. Leave it "
-        "out, and use torch.cuda.stream(…).",
+        "out, and make the stream torch's current one.",
         lambda: kernelseam.attention(*meta, stream=0),
     )
     refused(

@@ -19,9 +19,9 @@ NAME = "kernelseam"
 def register_flash_attention() -> None:
     """Register ours with torch.nn.attention under the name "kernelseam".
 
-    ``torch.nn.attention.activate_flash_attention_impl("kernelseam")`` then puts it in place on
-    CUDA devices (AMD's too, which torch names so), ``restore_flash_attention_impl()`` torch's own
-    again. Raises InvalidValue where this torch has no such registry.
+    ``torch.nn.attention.activate_flash_attention_impl("kernelseam")`` then puts it in place for the
+    accelerator that torch sees, ``restore_flash_attention_impl()`` torch's own again. Raises
+    InvalidValue where this torch has no such registry.
     """
     register = getattr(torch.nn.attention, "register_flash_attention_impl", None)
     if register is None:
@@ -46,9 +46,20 @@ class Activated:
         self.library = None
 
 
-def activate(dispatch_key: str = "CUDA") -> Activated:
-    """Put our kernels in the place of torch's for tensors of a dispatch key."""
-    library = torch.library.Library("aten", "IMPL")
+def activate(device: str | None = None) -> Activated:
+    """Put our kernels in the place of torch's for tensors of a type of device, by default the
+    accelerator that torch sees. Raises InvalidValue where there is none."""
+    if device is None:
+        accelerator = torch.accelerator.current_accelerator()
+        if accelerator is None:
+            raise InvalidValue(
+                "device",
+                None,
+                "torch sees no accelerator here",
+                "Call kernelseam.interop.torch.scaled_dot_product_attention, which needs none",
+            )
+        device = accelerator.type
+    library, key = torch.library.Library("aten", "IMPL"), torch._C._dispatch_key_for_device(device)
     for name, kernel in {
         "_scaled_dot_product_flash_attention": _dense_forward,
         "_scaled_dot_product_flash_attention_backward": _dense_backward,
@@ -56,7 +67,7 @@ def activate(dispatch_key: str = "CUDA") -> Activated:
         "_flash_attention_forward_no_dropout_inplace": _forward_into,
         "_flash_attention_backward": _backward,
     }.items():
-        library.impl(name, kernel, dispatch_key)
+        library.impl(name, kernel, key)
     return Activated(library)
 
 

@@ -13,8 +13,8 @@ from torch.autograd import forward_ad
 from kernelseam.arrays import describe
 from kernelseam.arrays.torch import refuse_tangent
 from kernelseam.errors import InvalidValue, UnknownName
-from kernelseam.ops.traced import stands_for_others
 from kernelseam.plugins import plugins
+from kernelseam.traced import stands_for_others
 
 Tensor = Any
 Gradients = tuple[Tensor | None, ...]

@@ -155,7 +155,7 @@ class Signature:
             raise DeviceError(
                 f"kernel {facts.name} takes parameters at {facts.parameters}, the host packs "
                 f"{self.layout}: "
-                f"its device source and its host half disagree"
+                f"its device source and its kernel definition disagree"
             )
         return replace(self, offsets=offsets)
 

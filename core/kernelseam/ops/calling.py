@@ -30,9 +30,9 @@ from kernelseam.ops.planned_call import (
     new_array,
 )
 from kernelseam.ops.shortcut import Shortcut
-from kernelseam.ops.traced import hand_over, stands_for_others
 from kernelseam.planning import plan
 from kernelseam.plugins import plugins
+from kernelseam.traced import hand_over, stands_for_others
 
 
 class Signatures:

@@ -12,7 +12,7 @@
 // put zeros in place of what is not finite, in blocks that hide keys, and of rows beyond a sequence's end; rows that see a
 // value that was taken out are given it at the end.
 //
-// Constants (from the host half): those of scores.h and sequences.h; KS_T, KS_DQK, KS_DV, KS_LSE, KS_BN, KS_GROUPS, KS_STAGES,
+// Constants (from the kernel definition): those of scores.h and sequences.h; KS_T, KS_DQK, KS_DV, KS_LSE, KS_BN, KS_GROUPS, KS_STAGES,
 // KS_Q_STAGES, KS_OUT_STAGES (panels of 16×64 a warp through which O is stored), KS_TURNS, KS_EARLY, KS_DYNAMIC (tiles by a
 // counter), KS_REMAKE, KS_AHEAD (elements of S, of BN/2 a thread, whose exponentials come before the wait for P·V; the others'
 // run while P is rounded), KS_PRODUCER_REGISTERS, KS_CONSUMER_REGISTERS, KS_SHARED_BYTES.

@@ -16,7 +16,7 @@
 // they are 1.25 TB/s, at OWN = 64 (D = 256) 2.5 TB/s, of which L2 takes some 2 to 3 when a warp adds to whole lines.
 // Would each warp add what its own rows give, it were WARPS times that.
 //
-// Constants (from the host half): those of scores.h, sequences.h and query_sums.h; KS_T, KS_DV, KS_VECTOR,
+// Constants (from the kernel definition): those of scores.h, sequences.h and query_sums.h; KS_T, KS_DV, KS_VECTOR,
 // KS_BIAS_GRADIENT, KS_ROLE (which of the two blocks there are: one kernel for each needs fewer registers), KS_ROWS (owned
 // rows a warp), KS_SCORE_ROWS (the same of the scores; or 0), KS_RESIDENT (what is owned stays in registers as a left
 // factor), KS_UNROLL (of loops over K), KS_STAGES, KS_MIN_BLOCKS, KS_SHARED_BYTES.

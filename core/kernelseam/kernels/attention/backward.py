@@ -1,5 +1,5 @@
-"""Host half of backward.h: the gradients of an attention in three launches, and one more for each
-that is reduced."""
+"""Kernel definition of backward.h: the gradients of an attention in three launches, and one more
+for each that is reduced."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from kernelseam.kernels.attention.scores import (
     score_defines,
     score_values,
 )
+from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_dtype, refuse_row_strides
-from kernelseam.kernels.host_half import HostHalf
 from kernelseam.kernels.signature import Signature, Structure
 
 KNOWN = frozenset(
@@ -110,7 +110,7 @@ _OPERANDS = {
 }
 
 
-class AttentionBwdHost(HostHalf):
+class AttentionBwdHost(KernelDefinition):
     """Keys and queries, ``own`` at a time, a block; with atomics keys alone."""
 
     operation = "attention_bwd"

@@ -12,7 +12,7 @@
 // COLUMN_WARPS warps share the same rows, each making its part of the output's columns (a wide head fits no warp alone).
 // `splits` blocks share the same queries: each walks over a part of the keys and writes its own out and lse.
 //
-// Constants (from the host half): those of scores.h and sequences.h; KS_T, KS_OUT (element types), KS_DQK, KS_DV, KS_LSE,
+// Constants (from the kernel definition): those of scores.h and sequences.h; KS_T, KS_OUT (element types), KS_DQK, KS_DV, KS_LSE,
 // KS_VECTOR, KS_WARPS, KS_COLUMN_WARPS, KS_ROWS (queries a warp), KS_BN, KS_STAGES, KS_Q_RESIDENT (the queries stay in
 // registers), KS_MIN_BLOCKS, KS_SHARED_BYTES.
 // Shared memory: BM·max(DQ·size, DO·size_out) + STAGES·BN·(DQ + DO)·size, DQ and DO being the head dims rounded up to

@@ -1,5 +1,5 @@
-"""Host half of forward.h: which tile, which constants, which arguments, and how the keys are
-split."""
+"""Kernel definition of forward.h: which tile, which constants, which arguments, and how the keys
+are split."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from kernelseam.kernels.attention.scores import (
     score_values,
 )
 from kernelseam.kernels.attention.tile import AttentionTile, is_plain
+from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
     divide_up,
@@ -37,7 +38,6 @@ from kernelseam.kernels.elements import (
     refuse_dtype,
     refuse_row_strides,
 )
-from kernelseam.kernels.host_half import HostHalf
 from kernelseam.kernels.signature import Signature
 
 KNOWN = frozenset(
@@ -91,7 +91,7 @@ _OPERANDS = {
 }
 
 
-class AttentionHost(HostHalf):
+class AttentionHost(KernelDefinition):
     """One head's queries, ``bm`` at a time, a block; all heads of a batch in one grid."""
 
     operation = "attention"

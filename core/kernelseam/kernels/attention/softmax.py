@@ -1,4 +1,4 @@
-"""Host half of softmax.h: the second of three launches of an unfused attention."""
+"""Kernel definition of softmax.h: the second of three launches of an unfused attention."""
 
 from __future__ import annotations
 

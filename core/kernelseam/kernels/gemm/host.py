@@ -1,4 +1,4 @@
-"""Host half of gemm.h: which tile, which constants, which arguments."""
+"""Kernel definition of gemm.h: which tile, which constants, which arguments."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work, predicted
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsProblem, HeadsSpec
 from kernelseam.dtypes import DType
+from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
     INT32,
@@ -19,7 +20,6 @@ from kernelseam.kernels.elements import (
 )
 from kernelseam.kernels.gemm.cost import gemm_work
 from kernelseam.kernels.gemm.tile import GemmTile
-from kernelseam.kernels.host_half import HostHalf
 from kernelseam.kernels.signature import Signature, Structure
 
 _WALKED = ("a", "b", "c", "bias", "residual", "sums")
@@ -77,7 +77,7 @@ TF32_PRODUCTS: Mapping[str | None, int] = {None: 0, "tf32": 1, "tf32x3": 3}
 """By precision: how many products of TF32 are made in the place of one of float32."""
 
 
-class GemmHost(HostHalf):
+class GemmHost(KernelDefinition):
     """Tiles of C of all matrices of a batch, dealt to one grid."""
 
     operation = "gemm"

@@ -1,5 +1,5 @@
-"""Host half of cuda_kernels/sm90/attention/forward.h: which tile, which constants, which tensor
-maps and arguments."""
+"""Kernel definition of cuda_kernels/sm90/attention/forward.h: which tile, which constants, which
+tensor maps and arguments."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from kernelseam.kernels.attention.cost import keys_met
 from kernelseam.kernels.attention.host import VIEWS
 from kernelseam.kernels.attention.scores import score_defines, score_values
 from kernelseam.kernels.covered import Covered
+from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
-from kernelseam.kernels.host_half import HostHalf
 from kernelseam.kernels.signature import Signature, Structure
 
 from kernelseam_cuda.sm90.tiles import ATTENTION, REGISTERS, HopperAttentionTile
@@ -102,8 +102,8 @@ class _TileCount:
     last_section: int
 
 
-class HopperAttention(HostHalf):
-    """Attention forward of halves, a persistent block a multiprocessor."""
+class HopperAttention(KernelDefinition):
+    """Attention forward in half precision, a persistent block a multiprocessor."""
 
     operation = "attention"
     name = "sm90"

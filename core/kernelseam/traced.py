@@ -51,7 +51,7 @@ def hand_over(
             "stream",
             "given",
             "a traced call runs on the stream that is current when it runs",
-            "Leave it out, and use torch.cuda.stream(…)",
+            "Leave it out, and make the stream torch's current one",
         )
     return operator(arrays, options, backend, implementation)
 
