@@ -1,59 +1,59 @@
-// Three warps that look after blocks of V which hold what some row may not see: 0 · NaN is NaN, so that a weight of 0 hides
-// nothing. They put zeros in place of what is not finite, and of rows beyond a sequence's end, before the block counts as full.
+// Three warps that filter blocks of V with masked keys: 0 · NaN is NaN, so a weight of 0 does not mask a non-finite value. They
+// set non-finite values and rows beyond a sequence's end to zero, and only then mark the stage as full.
 #pragma once
-#include "sm90/attention/not_finite.h"
+#include "sm90/attention/non_finite.h"
 
-constexpr int CLEANING = 96;  // threads
+constexpr int FILTER_THREADS = 96;
 
-struct Cleaner {
+struct ValueFilter {
   uint4* block;
-  int me;
+  int thread;
 
-  // Whether all of the block is finite, as far as this thread has looked.
+  // Whether this thread's part of the block is finite.
   KS_DEVICE bool finite() const {
     u32 most = 0;
 #pragma unroll 8
-    for (int i = me; i < V_BYTES / 16; i += CLEANING) {
-      most = largest(most, block[i]);
+    for (int i = thread; i < V_BYTES / 16; i += FILTER_THREADS) {
+      most = max_magnitude(most, block[i]);
     }
     return finite_part(most) == most;
   }
-  // Rows from `rows` on become zeros.
-  KS_DEVICE void cut(int rows) const {
+  // Sets rows from `rows` on to zero.
+  KS_DEVICE void zero_rows_from(int rows) const {
 #pragma unroll 1
-    for (int i = me; i < V_BYTES / 16; i += CLEANING)
+    for (int i = thread; i < V_BYTES / 16; i += FILTER_THREADS)
       if (i / 8 % BN >= rows) block[i] = uint4{0, 0, 0, 0};
   }
-  KS_DEVICE void take_out() const {
+  KS_DEVICE void zero_non_finite() const {
 #pragma unroll 1
-    for (int i = me; i < V_BYTES / 16; i += CLEANING) {
+    for (int i = thread; i < V_BYTES / 16; i += FILTER_THREADS) {
       uint4& x = block[i];
       x = uint4{finite_part(x.x), finite_part(x.y), finite_part(x.z), finite_part(x.w)};
     }
   }
 };
 
-KS_DEVICE void clean(Shared& at, const Rings& rings, int me) {
+KS_DEVICE void filter_values(SharedStorage& storage, const Rings& rings, int thread) {
 #pragma unroll 1
-  for (Cursor<STAGES> v{0, 0};; v.advance()) {
-    barrier_wait(shared_address(&at.v_landed[v.stage]), v.parity);
-    const auto told = at.v_block[v.stage];
-    if (told.tile < 0) return;
-    const Cleaner cleaner{(uint4*)at.v[v.stage], me};
-    bool odd = false;
-    if (told.hides) {
-      if (RAGGED && told.rows < BN) cleaner.cut(told.rows), async_proxy_fence();
-      odd = !cleaner.finite();
+  for (PipelineState<STAGES> v{0, 0};; v.advance()) {
+    barrier_wait(shared_address(&storage.v_loaded[v.stage]), v.parity);
+    const auto block = storage.v_block[v.stage];
+    if (block.tile < 0) return;
+    const ValueFilter filter{(uint4*)storage.v[v.stage], thread};
+    bool non_finite = false;
+    if (block.masked) {
+      if (RAGGED && block.rows < BN) filter.zero_rows_from(block.rows), async_proxy_fence();
+      non_finite = !filter.finite();
     }
-    if (named_barrier_any(CLEANERS, CLEANING, odd)) {
-      cleaner.take_out();
-      at.removed[told.tile] = 1;
+    if (named_barrier_any(FILTER, FILTER_THREADS, non_finite)) {
+      filter.zero_non_finite();
+      storage.v_filtered[block.tile] = 1;
       async_proxy_fence();
-      named_barrier_sync(CLEANERS, CLEANING);
+      named_barrier_sync(FILTER, FILTER_THREADS);
     }
-    if (me == 0) {
-      if (told.hides) barrier_arrive(rings.v.full(v));
-      barrier_arrive(rings.v.empty(v));  // what is told of the stage has been read
+    if (thread == 0) {
+      if (block.masked) barrier_arrive(rings.v.full(v));
+      barrier_arrive(rings.v.empty(v));  // v_block has been read
     }
   }
 }
