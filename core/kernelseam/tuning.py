@@ -1,8 +1,8 @@
-"""Timing every way to compute a problem, in turns, and keeping the fastest.
+"""Timing every configuration to compute a problem, in turns, and keeping the fastest.
 
-Ways take turns, round after round, so that a device that grows warm slows them all: timing one to
-its end before the next misleads by more than the ways differ. Those that take much longer than the
-best are timed once.
+Configurations take turns, round after round, so that a device that grows warm slows them all:
+timing one to its end before the next misleads by more than the configurations differ. Those that
+take much longer than the best are timed once.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from kernelseam.tuned.store import Timed, Tuned, keep
 from kernelseam.variants import SEPARATOR, Variant, build_of, variants_of
 
 ROUNDS, ROUND_SECONDS, MOST_RUNS = 6, 0.03, 200
-"""Of each way that stays: about 0.2 s in all."""
+"""Of each configuration that stays: about 0.2 s in all."""
 HOPELESS = 1.5
-"""Times the best, beyond which a way is not timed again."""
+"""Times the best, beyond which a configuration is not timed again."""
 ALIGNED = 16
 """Bytes that every allocation is a multiple of."""
 EQUAL = 1.01
-"""Times the best, up to which a way counts as equal: then the model's own is kept."""
+"""Times the best, up to which a configuration counts as equal: then the model's own is kept."""
 NOT_KEPT = "not kept: a batch-invariant problem is computed in one way in every batch"
 
 
 @dataclass
-class Way:
+class Configuration:
     """One implementation, or one of its variants, and what became of it."""
 
     candidate: Candidate
@@ -68,11 +68,11 @@ class Tuning:
 
     problem: Problem
     device: Device
-    ways: tuple[Way, ...]
+    configurations: tuple[Configuration, ...]
     """The fastest first, then those that failed."""
     refused: tuple[Refusal, ...]
-    chosen: Way
-    model: Way
+    chosen: Configuration
+    model: Configuration
     """What is taken without tuning."""
     path: Path | None
     """Where the choice was kept."""
@@ -85,13 +85,13 @@ def tune(
     operands: Mapping[str, object] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Tuning:
-    """Time every way to compute a descriptor's problem over its operands, and keep the fastest for
-    the problem's class.
+    """Time every configuration to compute a descriptor's problem over its operands, and keep the
+    fastest for the problem's class.
 
     ``operands``: those that are not in the descriptor, as ``Plan.bind`` takes them; results are
-    overwritten. ``progress(way, done, all)`` is called before each way is built and before each
-    round. Raises InvalidValue for an emulated device, Unsupported where nothing takes the problem,
-    OSError or Untrusted where the choice cannot be kept.
+    overwritten. ``progress(configuration, done, all)`` is called before each configuration is built
+    and before each round. Raises InvalidValue for an emulated device, Unsupported where nothing
+    takes the problem, OSError or Untrusted where the choice cannot be kept.
     """
     if device.evidence == EMULATED:
         raise InvalidValue(
@@ -106,17 +106,21 @@ def tune(
     refused = tuple(
         Refusal(c.implementation.name, c.refusal) for c in candidates if c.refusal is not None
     )
-    ways = [w for c in candidates if c.refusal is None for w in _ways(c, problem, device)]
-    if not ways:
+    configurations = [
+        w for c in candidates if c.refusal is None for w in _configurations(c, problem, device)
+    ]
+    if not configurations:
         raise Unsupported(problem, refused)
-    say = progress or (lambda way, done, all: None)
+    say = progress or (lambda configuration, done, all: None)
     runtime = plugins().backend(device.backend).runtime
     with runtime.activate(device):
-        _time(descriptor, device, operands or {}, candidates, ways, runtime, say)
-    timed = sorted((w for w in ways if w.samples), key=lambda w: w.seconds or 0.0)
+        _time(descriptor, device, operands or {}, candidates, configurations, runtime, say)
+    timed = sorted((w for w in configurations if w.samples), key=lambda w: w.seconds or 0.0)
     if not timed:
-        raise Unsupported(problem, (*refused, *(Refusal(w.name, w.failure) for w in ways)))
-    best, model = timed[0].seconds or 0.0, ways[0]
+        raise Unsupported(
+            problem, (*refused, *(Refusal(w.name, w.failure) for w in configurations))
+        )
+    best, model = timed[0].seconds or 0.0, configurations[0]
     chosen = model if model.samples and (model.seconds or 0.0) <= EQUAL * best else timed[0]
     path = None
     if batch_invariant(problem):
@@ -127,11 +131,13 @@ def tune(
             problem, device, Tuned(chosen.implementation, chosen.variant, str(problem), times)
         )
         planning.forget()
-    failed = [w for w in ways if not w.samples]
+    failed = [w for w in configurations if not w.samples]
     return Tuning(problem, device, (*timed, *failed), refused, chosen, model, path, note)
 
 
-def _ways(candidate: Candidate, problem: Problem, device: Device) -> Iterator[Way]:
+def _configurations(
+    candidate: Candidate, problem: Problem, device: Device
+) -> Iterator[Configuration]:
     """A candidate's, its own choice first."""
     failure, found = "", tuple[Variant, ...]()
     try:
@@ -139,9 +145,9 @@ def _ways(candidate: Candidate, problem: Problem, device: Device) -> Iterator[Wa
     except Exception as e:
         failure = f"its variants raised {type(e).__name__}: {e}"
     if not found:
-        yield Way(candidate, "", candidate.cost, failure=failure)
+        yield Configuration(candidate, "", candidate.cost, failure=failure)
     for v in found:
-        yield Way(candidate, v.name, v.cost)
+        yield Configuration(candidate, v.name, v.cost)
 
 
 def _time(
@@ -149,49 +155,58 @@ def _time(
     device: Device,
     operands: Mapping[str, Any],
     candidates: tuple[Candidate, ...],
-    ways: list[Way],
+    configurations: list[Configuration],
     runtime: Runtime,
     say: Callable[[str, int, int], None],
 ) -> None:
     problem, launches = descriptor.problem(), {}
-    for done, way in enumerate(ways):
-        say(way.name, done, len(ways) + ROUNDS)
-        if way.failure:
+    for done, configuration in enumerate(configurations):
+        say(configuration.name, done, len(configurations) + ROUNDS)
+        if configuration.failure:
             continue
         try:
-            way.parts = build_of(way.candidate.implementation, problem, device, way.variant)
-        except Exception as e:  # a way that is broken must not stop the others
-            way.failure = f"its build raised {type(e).__name__}: {e}"
+            configuration.parts = build_of(
+                configuration.candidate.implementation, problem, device, configuration.variant
+            )
+        except Exception as e:  # a configuration that is broken must not stop the others
+            configuration.failure = f"its build raised {type(e).__name__}: {e}"
     # One serves all in turn, but for those that leave zeros in theirs for the next launch, or want
     # it more aligned.
     sharing = [
         w.name
-        for w in ways
+        for w in configurations
         if w.parts and not w.parts.zeroed_bytes and w.parts.workspace_alignment <= ALIGNED
     ]
-    need = max((w.parts.workspace_bytes for w in ways if w.parts and w.name in sharing), default=0)
+    need = max(
+        (w.parts.workspace_bytes for w in configurations if w.parts and w.name in sharing),
+        default=0,
+    )
     workspace = runtime.empty((-(-need // 4),), DType.float32, device) if need else None
-    for way in ways:
-        if way.parts is None:
+    for configuration in configurations:
+        if configuration.parts is None:
             continue
-        choice = Choice(way.candidate.implementation, candidates, way.variant)
-        made = Plan(descriptor, problem, device, way.parts, choice)
-        space = workspace if way.parts.workspace_bytes and way.name in sharing else None
+        choice = Choice(configuration.candidate.implementation, candidates, configuration.variant)
+        made = Plan(descriptor, problem, device, configuration.parts, choice)
+        space = (
+            workspace
+            if configuration.parts.workspace_bytes and configuration.name in sharing
+            else None
+        )
         try:
             launch = made.bind(workspace=space, **operands).launcher()
             runtime.time(launch, device, 1)
-            launches[way.name] = launch, min(runtime.time(launch, device, 3))
+            launches[configuration.name] = launch, min(runtime.time(launch, device, 3))
         except Exception as e:
-            way.failure = f"its call raised {type(e).__name__}: {e}"
+            configuration.failure = f"its call raised {type(e).__name__}: {e}"
     fastest = min((once for _, once in launches.values()), default=0.0)
     for turn in range(ROUNDS):
-        say(f"round {turn + 1}", len(ways) + turn, len(ways) + ROUNDS)
-        for way in ways:
-            if way.name not in launches:
+        say(f"round {turn + 1}", len(configurations) + turn, len(configurations) + ROUNDS)
+        for configuration in configurations:
+            if configuration.name not in launches:
                 continue
-            launch, once = launches[way.name]
+            launch, once = launches[configuration.name]
             if once > HOPELESS * fastest:
-                way.samples = way.samples or [once]
+                configuration.samples = configuration.samples or [once]
                 continue
             runs = int(min(max(ROUND_SECONDS / max(once, 1e-9), 1), MOST_RUNS))
-            way.samples += runtime.time(launch, device, runs)
+            configuration.samples += runtime.time(launch, device, runs)

@@ -43,10 +43,10 @@ class Coefficients:
 
 @dataclass(frozen=True)
 class ArchRow:
-    """One arch's row in its vendor's table: what shared kernels and their host halves need to know.
+    """One arch's row in its vendor's table: what shared kernels and their definitions need to know.
 
     ``tiles`` maps an operation ("gemm", "attention") to its rows of tile shapes; each operation's
-    host half documents the columns it reads.
+    kernel definition documents the columns it reads.
     """
 
     arch: str

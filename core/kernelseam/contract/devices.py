@@ -1,4 +1,4 @@
-"""Devices: what dispatch and the host halves of kernels ask of them."""
+"""Devices: what dispatch and the kernel definitions ask of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOST = "host"
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """What dispatch and the host halves of kernels ask of a device. Rates are peaks, in SI
+    """What dispatch and the kernel definitions ask of a device. Rates are peaks, in SI
     units."""
 
     compute_units: int = 1

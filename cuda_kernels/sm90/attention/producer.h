@@ -54,7 +54,7 @@ struct Producer {
   }
 
   // Per step K of a block, then V of the previous one. With EARLY a tile's first K precedes the previous tile's last V.
-  KS_DEVICE void run(TileScheduler<BM, BN>& scheduler, const Arguments& a) {
+  KS_DEVICE void run(TileScheduler<BM, BN>& scheduler, const Operands& a) {
     // Coordinates are read from shared memory: this thread has few registers.
     auto work_tile = [&](int index) -> const WorkTile& { return storage.work_tiles[index % WORK_SLOTS]; };
     auto load_first_k = [&](int index) { load_k(work_tile(index), work_tile(index).end - 1); };
