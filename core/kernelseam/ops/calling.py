@@ -83,7 +83,7 @@ def operate(
                         return results
         return _planned(work, arrays, options, wanted, implementation, stream)
     except InvalidValue as e:
-        raise wording.told(e) from None
+        raise wording.reworded(e) from None
 
 
 def _planned(

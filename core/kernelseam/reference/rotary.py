@@ -19,7 +19,7 @@ class Rotation:
     def __init__(self, problem: QkvProjectionProblem, operands: Mapping[str, Array]) -> None:
         self._problem, self._operands = problem, operands
         h, half = problem.heads, problem.heads.rotary_dim // 2
-        interleaved = problem.spec.heads.rotary == "interleaved"
+        interleaved = problem.spec.heads.rotary == "pairs"
         self._first = slice(0, h.rotary_dim, 2) if interleaved else slice(0, half)
         self._second = slice(1, h.rotary_dim, 2) if interleaved else slice(half, h.rotary_dim)
 
