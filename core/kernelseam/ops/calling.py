@@ -32,6 +32,7 @@ from kernelseam.ops.planned_call import (
 from kernelseam.ops.shortcut import Shortcut
 from kernelseam.planning import plan
 from kernelseam.plugins import plugins
+from kernelseam.traced import hand_over, stands_for_others
 
 
 class Signatures:
@@ -86,6 +87,11 @@ def operate(
         raise wording.reworded(e) from None
 
 
+# What torch's Dynamo follows in its place when it compiles a caller: asking at each call whether
+# something compiles would cost all calls.
+operate._torchdynamo_inline = hand_over  # type: ignore[attr-defined]
+
+
 def _planned(
     work: Callable[..., None],
     arrays: Mapping[str, object],
@@ -100,7 +106,12 @@ def _planned(
         found.backend(wanted)
     if implementation is not None:
         name_of("implementation", implementation)
-    infos = {name: describe(x, name, wanted) for name, x in arrays.items()}
+    try:
+        infos = {name: describe(x, name, wanted) for name, x in arrays.items()}
+    except InvalidValue:
+        if stands_for_others(arrays.values()):
+            return hand_over(work, arrays, options, wanted, implementation, stream)
+        raise
     # Types count: what takes 1 may refuse True, which equals it.
     key: Hashable = (
         work,

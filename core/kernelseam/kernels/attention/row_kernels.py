@@ -12,7 +12,7 @@ from kernelseam.costs import Work
 from kernelseam.dtypes import DType
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up
-from kernelseam.kernels.signature import Signature
+from kernelseam.kernels.signature import Signature, Structure
 
 WARPS = 4
 
@@ -38,6 +38,8 @@ class SmallKernel(KernelDefinition):
     stride_names: tuple[str, ...]
     int_names: tuple[str, ...]
     float_names: tuple[str, ...] = ()
+    structures: tuple[tuple[str, Structure], ...] = ()
+    """After the others."""
     shared = 0
 
     def refuse(self, problem: Any, row: ArchRow) -> str | None:
@@ -59,6 +61,7 @@ class SmallKernel(KernelDefinition):
                 *((s, "i64") for s in self.stride_names),
                 *((i, "i32") for i in self.int_names),
                 *((f, "f32") for f in self.float_names),
+                *self.structures,
             )
         )
 

@@ -48,9 +48,10 @@ _SEGMENTS, _HEADS = ("a", "a1", "a2"), ("c", "c1", "c2")
 def _segments(names: tuple[str, str, str]) -> Structure:
     def one(n: str) -> Structure:
         strides = ((f"{n}_batch", "i64"), (f"{n}_head", "i64"), (f"{n}_row", "i32"))
-        return Structure(((n, "pointer"), *strides, (f"{n}_first", "i32")))
+        members = ((n, "pointer"), *strides, (f"{n}_first", "i32"))
+        return Structure(members, ("base", *_AXES, "first"))
 
-    return Structure(tuple((n, one(n)) for n in names))
+    return Structure(tuple((n, one(n)) for n in names), ("of[0]", "of[1]", "of[2]"))
 
 
 _HEADS_POINTERS = ("cosines", "sines", "positions", "table")
