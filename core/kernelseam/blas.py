@@ -23,7 +23,7 @@ from kernelseam.kernels.elements import divide_up
 LIMIT = 2**31 - 1
 """Extents and row strides are 32-bit integers there."""
 
-BEYOND = {
+EXTRAS = {
     "bias": "a bias",
     "residual": "a residual",
     "summed": "products summed into one C",
@@ -39,7 +39,7 @@ units."""
 
 
 @dataclass(frozen=True)
-class Factor:
+class BlasMatrix:
     """A matrix of each product as the library sees it: ``lead`` elements from column to column,
     ``stride`` from matrix to matrix. Where the stride is None, ``address`` is that of a list of
     their addresses."""
@@ -52,7 +52,7 @@ class Factor:
 
 
 @dataclass(frozen=True)
-class ColumnProduct:
+class ColumnMajorGemm:
     """``count`` products of column-major matrices: result[m×n] =
     alpha·op(first)[m×k]·op(second)[k×n] + beta·result."""
 
@@ -60,15 +60,15 @@ class ColumnProduct:
     n: int
     k: int
     count: int
-    first: Factor
-    second: Factor
-    result: Factor
-    summed_in: DType
+    first: BlasMatrix
+    second: BlasMatrix
+    result: BlasMatrix
+    accumulator_dtype: DType
     precision: str | None = None
     """The spec's."""
 
 
-def column_product(p: GemmProblem, pointers: Mapping[str, int]) -> ColumnProduct:
+def column_major_gemm(p: GemmProblem, pointers: Mapping[str, int]) -> ColumnMajorGemm:
     """The problem over addresses by operand name, in the library's order. Where A and B are never
     read, k is 0 and their addresses are C's."""
     s, listed = p.spec, p.spec.view == "pointers"
@@ -80,10 +80,10 @@ def column_product(p: GemmProblem, pointers: Mapping[str, int]) -> ColumnProduct
     a, b = (pointers.get(name + suffix) or c for name in "AB")
     kinds = ((a, s.dtype, s.a_transposed), (b, s.dtype, s.b_transposed), (c, s.dtype_c, False))
     A, B, C = (
-        Factor(*kind, lead, stride)
+        BlasMatrix(*kind, lead, stride)
         for kind, lead, stride in zip(kinds, leads, strides, strict=True)
     )
-    return ColumnProduct(
+    return ColumnMajorGemm(
         p.N, p.M, p.K if p.reads_inputs else 0, p.matrices, B, A, C, s.dtype_acc, s.precision
     )
 
@@ -120,7 +120,7 @@ class LibraryGemm(ABC):
     operation = "gemm"
     view = "strided"
     """How its matrices lie: "strided", one stride over all of them, or "pointers"."""
-    beyond: frozenset[str] = frozenset()
+    extras: frozenset[str] = frozenset()
     """What it takes of ``BEYOND``."""
     precisions: frozenset[str] = frozenset()
     """In which it multiplies float32, beside float32's own."""
@@ -153,8 +153,8 @@ class LibraryGemm(ABC):
             return f"takes {view} only"
         if more := [
             words
-            for name, words in BEYOND.items()
-            if getattr(spec, name) and name not in self.beyond
+            for name, words in EXTRAS.items()
+            if getattr(spec, name) and name not in self.extras
         ]:
             return f"does not take {', '.join(more)}"
         if spec.precision and spec.precision not in self.precisions:

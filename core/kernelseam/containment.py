@@ -76,7 +76,7 @@ class Contained:
         escaped = None
         try:
             if error is not None and not isinstance(error, Exception):
-                escaped = Escaped(f"{self._whose} raised {_said(error)}")
+                escaped = Escaped(f"{self._whose} raised {_error_text(error)}")
         finally:
             watch = _watching if threading.current_thread() is threading.main_thread() else None
             if self._watch is not None:  # else it is of a block around this one
@@ -125,15 +125,15 @@ _watching: _Watch | None = None
 """That of the main thread, while it runs a plugin's code."""
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """``Type: message`` of what a plugin's code raised: printable, whatever its message does."""
     if isinstance(error, Escaped) and error.__cause__ is not None:
         error = error.__cause__
     with Contained("an exception's message"):
-        return _said(error)
+        return _error_text(error)
 
 
-def traceback_of(error: BaseException) -> str:
+def traceback_text(error: BaseException) -> str:
     """The traceback of what a plugin's code raised, as text: kept as it is, it keeps every caller's
     arrays alive."""
     if isinstance(error, Escaped) and error.__cause__ is not None:
@@ -143,10 +143,10 @@ def traceback_of(error: BaseException) -> str:
             return _printable("".join(traceback.format_exception(error)))
         except BaseException:
             where = "".join(traceback.format_tb(error.__traceback__))
-            return _printable(f"Traceback (most recent call last):\n{where}{_said(error)}\n")
+            return _printable(f"Traceback (most recent call last):\n{where}{_error_text(error)}\n")
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """Within a Contained block: its message is the plugin's code, too."""
     name = type(error).__name__
     try:

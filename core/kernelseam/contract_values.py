@@ -32,7 +32,7 @@ T = TypeVar("T")
 class Rule:
     """What must hold of a value, in words and as a test."""
 
-    says: str
+    text: str
     holds: Callable[[Any], bool]
 
 
@@ -65,7 +65,7 @@ INTEGER = Rule("must be an int", _integer)
 COUNT = Rule("must be an int of at least 0", lambda v: _integer(v) and v >= 0)
 DURATION = Rule("must be a number of at least 0", lambda v: _number(v) and v >= 0)
 RATE = Rule("must be a number above 0", lambda v: _number(v) and v > 0)
-CALLED = Rule("must be a method", callable)
+METHOD = Rule("must be a method", callable)
 RATES = Rule(
     "must map names of dtypes to numbers above 0",
     lambda v: (
@@ -76,7 +76,7 @@ VARIABLES = Rule(
     "must be pairs of a variable's name and its meaning",
     lambda v: isinstance(v, (tuple, list)) and all(_texts(pair, 2) for pair in v),
 )
-SEVERAL = Rule("must be a tuple", lambda v: isinstance(v, (tuple, list)))
+TUPLE = Rule("must be a tuple", lambda v: isinstance(v, (tuple, list)))
 
 FIELDS: Mapping[type, Mapping[str, Rule]] = {
     PluginInfo: {
@@ -86,14 +86,14 @@ FIELDS: Mapping[type, Mapping[str, Rule]] = {
         "summary": TEXT,
         "variables": VARIABLES,
     },
-    Backend: {"name": BACKEND, "implementations": SEVERAL, "kernels": SEVERAL, "priority": INTEGER},
+    Backend: {"name": BACKEND, "implementations": TUPLE, "kernels": TUPLE, "priority": INTEGER},
     Implementation: {
         "name": NAME,
         "backend": NAME,
         "operation": NAME,
-        "supports": CALLED,
-        "cost": CALLED,
-        "build": CALLED,
+        "supports": METHOD,
+        "cost": METHOD,
+        "build": METHOD,
     },
     Runtime: dict.fromkeys(
         (
@@ -109,12 +109,12 @@ FIELDS: Mapping[type, Mapping[str, Rule]] = {
             "time",
             "prepare_memset",
         ),
-        CALLED,
+        METHOD,
     ),
     Toolchain: {
         "backend": NAME,
         **dict.fromkeys(
-            ("arch_row", "platform_files", "compiler", "compile", "inspect", "load"), CALLED
+            ("arch_row", "platform_files", "compiler", "compile", "inspect", "load"), METHOD
         ),
     },
     Device: {"backend": NAME, "index": COUNT, "arch": NAME, "name": TEXT, "evidence": NAME},
@@ -128,7 +128,7 @@ FIELDS: Mapping[type, Mapping[str, Rule]] = {
     },
     Cost: {"bytes": DURATION, "operations": DURATION, "seconds": DURATION},
     PlanParts: {
-        "steps": SEVERAL,
+        "steps": TUPLE,
         "workspace_bytes": COUNT,
         "workspace_alignment": COUNT,
         "zeroed_bytes": COUNT,
@@ -137,57 +137,59 @@ FIELDS: Mapping[type, Mapping[str, Rule]] = {
 """By class or protocol, its fields."""
 
 
-def held(whose: str, value: Any, kind: type[T]) -> T:
+def validated(subject: str, value: Any, kind: type[T]) -> T:
     """The value, where it is one of that class and its fields are as FIELDS has them. ``whose``:
     for the message. Raises PluginError."""
     if not isinstance(value, kind):
-        raise PluginError(f"{whose} must be a {kind.__name__}, got {reprlib.repr(value)}")
-    _hold_fields(whose, value, kind)
+        raise PluginError(f"{subject} must be a {kind.__name__}, got {reprlib.repr(value)}")
+    _check_fields(subject, value, kind)
     return value
 
 
-def _hold_fields(whose: str, value: object, kind: type[Any]) -> None:
+def _check_fields(subject: str, value: object, kind: type[Any]) -> None:
     for name, rule in FIELDS.get(kind, {}).items():
         given = getattr(value, name, None)
         if not rule.holds(given):
             raise PluginError(
-                f"{whose}: {kind.__name__}.{name} = {reprlib.repr(given)}: {rule.says}"
+                f"{subject}: {kind.__name__}.{name} = {reprlib.repr(given)}: {rule.text}"
             )
 
 
-def hold_implementation(value: Any) -> None:
+def check_implementation(value: Any) -> None:
     """Raises PluginError for what is none."""
-    _hold_fields(
+    _check_fields(
         f"implementation {reprlib.repr(getattr(value, 'name', value))}", value, Implementation
     )
 
 
-def held_backend(value: Any) -> Backend:
+def validated_backend(value: Any) -> Backend:
     """A backend with what it brings. Raises PluginError."""
-    backend = held("a backend", value, Backend)
-    whose = f"backend {backend.name!r}"
-    _hold_fields(whose, backend.runtime, Runtime)
+    backend = validated("a backend", value, Backend)
+    subject = f"backend {backend.name!r}"
+    _check_fields(subject, backend.runtime, Runtime)
     if backend.toolchain is not None:
-        _hold_fields(whose, backend.toolchain, Toolchain)
+        _check_fields(subject, backend.toolchain, Toolchain)
     for i in backend.implementations:
-        hold_implementation(i)
+        check_implementation(i)
     return backend
 
 
-def held_devices(backend: str, value: Any) -> tuple[Device, ...]:
+def validated_devices(backend: str, value: Any) -> tuple[Device, ...]:
     """What a backend's runtime lists. Raises PluginError."""
-    whose = f"devices() of backend {backend!r}"
+    subject = f"devices() of backend {backend!r}"
     if not isinstance(value, Sequence):
-        raise PluginError(f"{whose} must be a sequence of Device, got {reprlib.repr(value)}")
+        raise PluginError(f"{subject} must be a sequence of Device, got {reprlib.repr(value)}")
     for device in value:
-        held(whose, device, Device)
-        held(whose, device.limits, DeviceLimits)
+        validated(subject, device, Device)
+        validated(subject, device.limits, DeviceLimits)
         if device.backend != backend:
-            raise PluginError(f"{whose}: Device.backend = {device.backend!r}: must be {backend!r}")
+            raise PluginError(
+                f"{subject}: Device.backend = {device.backend!r}: must be {backend!r}"
+            )
     return tuple(value)
 
 
-def held_archs(backend: str, value: Any) -> tuple[str, ...]:
+def validated_archs(backend: str, value: Any) -> tuple[str, ...]:
     """What a backend's toolchain compiles for. Raises PluginError."""
     if not _texts(value):
         raise PluginError(
@@ -196,12 +198,14 @@ def held_archs(backend: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def held_view(backend: str, value: Any) -> ArrayInfo | None:
+def validated_view(backend: str, value: Any) -> ArrayInfo | None:
     """What a runtime says of an array. Raises PluginError."""
-    return None if value is None else held(f"describe() of backend {backend!r}", value, ArrayInfo)
+    return (
+        None if value is None else validated(f"describe() of backend {backend!r}", value, ArrayInfo)
+    )
 
 
-def held_refusal(name: str, value: Any) -> str | None:
+def validated_refusal(name: str, value: Any) -> str | None:
     """What an implementation says to a problem; "" is no reason. Raises PluginError."""
     if value is not None and not isinstance(value, str):
         raise PluginError(
@@ -211,12 +215,12 @@ def held_refusal(name: str, value: Any) -> str | None:
     return value or None
 
 
-def held_parts(name: str, value: Any) -> PlanParts:
+def validated_parts(name: str, value: Any) -> PlanParts:
     """What an implementation builds. Raises PluginError."""
-    whose = f"build() of {name!r}"
-    parts = held(whose, value, PlanParts)
+    subject = f"build() of {name!r}"
+    parts = validated(subject, value, PlanParts)
     for step in parts.steps:
-        held(f"{whose}: a step's record", getattr(step, "record", None), LaunchRecord)
+        validated(f"{subject}: a step's record", getattr(step, "record", None), LaunchRecord)
         if not callable(getattr(step, "bind", None)):
-            raise PluginError(f"{whose}: {reprlib.repr(step)} has no method bind")
+            raise PluginError(f"{subject}: {reprlib.repr(step)} has no method bind")
     return parts

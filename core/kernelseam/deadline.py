@@ -30,7 +30,7 @@ many."""
 T = TypeVar("T")
 
 
-class Hung(PluginError):
+class PluginTimeout(PluginError):
     """A plugin's code that did not come back in time. ``stack``: where its thread was left
     behind."""
 
@@ -62,7 +62,9 @@ def probe_seconds() -> float:
     return seconds
 
 
-def within(seconds: float, what: str, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
+def run_with_timeout(
+    seconds: float, what: str, call: Callable[..., T], *arguments: Any, **named: Any
+) -> T:
     """``call(*arguments, **named)``, or the Exception that it raises; for anything else that it
     raises, Escaped.
 
@@ -90,17 +92,17 @@ def within(seconds: float, what: str, call: Callable[..., T], *arguments: Any, *
     try:
         results, error = answers.get(timeout=min(seconds, threading.TIMEOUT_MAX))
     except Empty:
-        raise _hung(thread, what, seconds) from None
+        raise _timeout(thread, what, seconds) from None
     if error is not None:
         raise error
     return results[0]
 
 
-def _hung(thread: threading.Thread, what: str, seconds: float) -> Hung:
+def _timeout(thread: threading.Thread, what: str, seconds: float) -> PluginTimeout:
     frame = sys._current_frames().get(thread.ident or 0)
     stack = traceback.extract_stack(frame) if frame else traceback.StackSummary()
     at = f" It hangs in {stack[-1].name}, {stack[-1].filename}:{stack[-1].lineno}." if stack else ""
-    return Hung(
+    return PluginTimeout(
         f"{what} did not come back within {seconds:g} s ({VARIABLE}).{at}",
         "".join(stack.format()).rstrip(),
     )

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
-from kernelseam.containment import Contained, told, traceback_of
+from kernelseam.containment import Contained, error_text, traceback_text
 from kernelseam.contract import EMULATED, Cost, Device, Implementation, PlanParts, Problem
-from kernelseam.contract_values import held, held_parts, held_refusal
+from kernelseam.contract_values import validated, validated_parts, validated_refusal
 from kernelseam.errors import BrokenImplementation, InvalidValue, Refusal, UnknownName, Unsupported
 from kernelseam.plugins import Plugins, plugins
 from kernelseam.variants import SEPARATOR, build_of, variants_of
@@ -24,7 +24,7 @@ _backend: ContextVar[str | None] = ContextVar("kernelseam_backend", default=None
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
     """Within the block, ``name`` is the backend wherever a call names none."""
-    plugins().backend(name_of("backend", name))
+    plugins().backend(check_name("backend", name))
     token = _backend.set(name)
     try:
         yield
@@ -39,7 +39,7 @@ def preferred_backend(backend: str | None = None) -> str | None:
     Raises UnknownName for an argument that is no name.
     """
     if backend is not None:
-        return name_of("backend", backend)
+        return check_name("backend", backend)
     return _backend.get() or _in_environment() or None
 
 
@@ -58,7 +58,7 @@ def _variable() -> Callable[[], str | None]:
 _in_environment = _variable()
 
 
-def name_of(field: str, value: object) -> str:
+def check_name(field: str, value: object) -> str:
     """A name as it is asked for. Raises UnknownName for anything else, which tables of names could
     not be asked for."""
     if not isinstance(value, str):
@@ -165,13 +165,17 @@ def ask(implementation: Implementation, problem: Problem, device: Device) -> Can
     refusal, cost = None, None
     try:
         with Contained(f"the check of {implementation.name!r}"):
-            refusal = held_refusal(implementation.name, implementation.supports(problem, device))
-            cost = held(
+            refusal = validated_refusal(
+                implementation.name, implementation.supports(problem, device)
+            )
+            cost = validated(
                 f"cost() of {implementation.name!r}", implementation.cost(problem, device), Cost
             )
     except Exception as e:
         if refusal is None:
-            return Candidate(implementation, f"its check raised {told(e)}", None, traceback_of(e))
+            return Candidate(
+                implementation, f"its check raised {error_text(e)}", None, traceback_text(e)
+            )
         cost = None  # nobody promised one for a problem that is refused
     return Candidate(implementation, refusal, cost)
 
@@ -211,7 +215,7 @@ def build(
         except Exception as e:
             first = first or e
             answers[place] = replace(
-                candidate, refusal=f"its build raised {told(e)}", error=traceback_of(e)
+                candidate, refusal=f"its build raised {error_text(e)}", error=traceback_text(e)
             )
             continue
         if first is not None:
@@ -226,7 +230,9 @@ def _built(
     implementation: Implementation, problem: Problem, device: Device, variant: str
 ) -> PlanParts:
     with Contained(f"the build of {implementation.name!r}, {problem.operation} on {device},"):
-        return held_parts(implementation.name, build_of(implementation, problem, device, variant))
+        return validated_parts(
+            implementation.name, build_of(implementation, problem, device, variant)
+        )
 
 
 def _warn_of(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernelseam.errors import UnknownName, shown
+from kernelseam.errors import UnknownName, format_value
 
 
 class DType(enum.Enum):
@@ -34,7 +34,7 @@ class DType(enum.Enum):
         found = value if isinstance(value, cls) else _NAMED.get(name)
         if found is None or (floating and not found.floating):
             raise UnknownName(
-                field, name, one_of(floating), "Convert the array or name one of these"
+                field, name, dtype_rule(floating), "Convert the array or name one of these"
             )
         return found
 
@@ -80,7 +80,7 @@ class DType(enum.Enum):
         return self.value
 
 
-def one_of(floating: bool = True) -> str:
+def dtype_rule(floating: bool = True) -> str:
     """The rule that a dtype breaks which is none of these: ``floating``, of those of data."""
     return f"must be one of {', '.join(d.value for d in DType if d.floating or not floating)}"
 
@@ -91,7 +91,7 @@ def _name(value: object) -> str:
     name = value.__name__ if isinstance(value, type) else None
     if isinstance(value, np.dtype):
         name = value.name
-    return name if isinstance(name, str) else shown(value).removeprefix("torch.")
+    return name if isinstance(name, str) else format_value(value).removeprefix("torch.")
 
 
 _FACTS = {
@@ -105,7 +105,7 @@ _FACTS = {
 _NAMED = {d.value: d for d in DType}
 FLOATING = tuple(d for d in DType if d.floating)
 """The element types of data."""
-OF_OPERANDS = {
+OPERAND_DTYPES = {
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "prefix_lengths"), DType.int32),
     **dict.fromkeys(("block_table", "positions"), DType.int32),
     "mask": DType.boolean,

@@ -14,7 +14,7 @@ _LONGEST = 160
 """Characters of a value in a message."""
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value as a message shows it, on one short line: arrays, and what has no such text, by their
     type's name."""
     kind = type(value).__name__
@@ -48,7 +48,7 @@ class InvalidValue(KernelSeamError, ValueError):
 
     def __init__(self, field: str, value: object, rule: str, remedy: str) -> None:
         self.field, self.value, self.rule, self.remedy = field, value, rule, remedy
-        super().__init__(f"{field} = {shown(value)}: {rule}. {remedy}.")
+        super().__init__(f"{field} = {format_value(value)}: {rule}. {remedy}.")
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.field, self.value, self.rule, self.remedy)
@@ -154,7 +154,7 @@ class WrongResult(KernelSeamError):
         return type(self), (self.implementation, self.device, self.problem, self.finding)
 
 
-def not_copied(what: str, remedy: str) -> TypeError:
+def copy_error(what: str, remedy: str) -> TypeError:
     """The refusal to deep-copy or pickle what holds addresses: a copy would go on with the
     original's memory."""
     return TypeError(

@@ -17,7 +17,7 @@ class Requests:
     """
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
-        self._connection, self._asked = connection, 0
+        self._connection, self._count = connection, 0
 
     @property
     def closed(self) -> bool:
@@ -26,13 +26,13 @@ class Requests:
     def ask(self, request: bytes) -> bytes:
         """The helper's answer. Raises EOFError or OSError where it ended or answers something
         else."""
-        self._asked += 1
-        number = _NUMBER.pack(self._asked)
+        self._count += 1
+        number = _NUMBER.pack(self._count)
         try:
             self._connection.send_bytes(number + request)
             answer = self._connection.recv_bytes()
             if answer[: _NUMBER.size] != number:
-                raise OSError(f"request {self._asked} got the answer to another")
+                raise OSError(f"request {self._count} got the answer to another")
         except BaseException:
             self.close()
             raise
@@ -49,7 +49,7 @@ class Answers:
     def __init__(self, connection: Connection[Any, Any]) -> None:
         self._connection, self._number = connection, b""
 
-    def waits(self, seconds: float) -> bool:
+    def poll(self, seconds: float) -> bool:
         """Whether a request, or the end, comes within that time."""
         return self._connection.poll(seconds)
 

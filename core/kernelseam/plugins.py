@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 import pluggy
 
 from kernelseam import hookspecs
-from kernelseam.containment import Contained, told, traceback_of
+from kernelseam.containment import Contained, error_text, traceback_text
 from kernelseam.contract import CONTRACT_VERSION, Backend, Device, PluginInfo
-from kernelseam.contract_values import held, held_archs, held_devices
-from kernelseam.deadline import Hung, probe_seconds, within
-from kernelseam.errors import PluginError, UnknownName, shown
+from kernelseam.contract_values import validated, validated_archs, validated_devices
+from kernelseam.deadline import PluginTimeout, probe_seconds, run_with_timeout
+from kernelseam.errors import PluginError, UnknownName, format_value
 from kernelseam.forking import new_lock
-from kernelseam.registry import KernelsOf, Registry
+from kernelseam.registry import KernelFactory, Registry
 
 GROUP = "kernelseam"
 BUILT_IN = metadata.EntryPoint("reference", "kernelseam.builtin", GROUP)
@@ -55,21 +55,21 @@ class Plugins:
     failures: tuple[Failure, ...]
     seconds: float = math.inf
     """The time limit of a plugin's code where it runs for the first time."""
-    _listed: dict[str, tuple[Device, ...] | Hung] = field(
+    _listed: dict[str, tuple[Device, ...] | PluginTimeout] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    memory: dict[type, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    caches: dict[type, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """By its kind, what is remembered of these plugins: see ``remembered``."""
 
-    def remembered(self, kind: type[T]) -> T:
+    def cache_of(self, kind: type[T]) -> T:
         """What of a kind is remembered of these plugins, empty at first: it goes with them, and at
         ``forget``."""
-        found: T | None = self.memory.get(kind)
-        return self.memory.setdefault(kind, kind()) if found is None else found
+        found: T | None = self.caches.get(kind)
+        return self.caches.setdefault(kind, kind()) if found is None else found
 
     def forget(self) -> None:
         """Drop what is remembered: plans, and what the functions on arrays bound of them."""
-        self.memory.clear()
+        self.caches.clear()
 
     def backend(self, name: str) -> Backend:
         """The backend of that name; raises UnknownName with those there are."""
@@ -80,7 +80,7 @@ class Plugins:
                 "backend",
                 name,
                 f"must be one of {', '.join(sorted(self.registry.backends))}",
-                f"Install kernelseam[{shown(name)}], or see `kernelseam doctor` for a plugin "
+                f"Install kernelseam[{format_value(name)}], or see `kernelseam doctor` for a plugin "
                 "that was kept out",
             ) from None
 
@@ -91,18 +91,18 @@ class Plugins:
         found = self._listed.get(backend.name)
         if found is None:
             try:
-                found = within(
+                found = run_with_timeout(
                     self.seconds,
                     f"listing the devices of backend {backend.name}",
                     _devices,
                     backend,
                 )
-            except Hung as e:
-                found = Hung(str(e), e.stack)
+            except PluginTimeout as e:
+                found = PluginTimeout(str(e), e.stack)
             self._listed[backend.name] = found
-        if isinstance(found, Hung):
+        if isinstance(found, PluginTimeout):
             # a new one: the first would keep its caller's frames
-            raise Hung(str(found), found.stack)
+            raise PluginTimeout(str(found), found.stack)
         return found
 
     def devices(self) -> list[Device]:
@@ -122,21 +122,21 @@ class Plugins:
         if backend.toolchain is None:
             return ()
         with Contained(f"listing the archs of backend {backend.name}"):
-            return held_archs(backend.name, backend.toolchain.archs)
+            return validated_archs(backend.name, backend.toolchain.archs)
 
     def doctor(self) -> dict[str, Any]:
         """Each plugin's own report; one that raises or hangs is reported in its place."""
         report: dict[str, Any] = {}
         for name, module in self.modules.items():
             try:
-                report[name] = within(self.seconds, "kernelseam_doctor", _report, module)
+                report[name] = run_with_timeout(self.seconds, "kernelseam_doctor", _report, module)
             except Exception as e:
                 report[name] = failure(name, "kernelseam_doctor", e)
         return report
 
 
 def _devices(backend: Backend) -> tuple[Device, ...]:
-    return held_devices(backend.name, backend.runtime.devices())
+    return validated_devices(backend.name, backend.runtime.devices())
 
 
 def _report(module: object) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def _plain(value: Any) -> Any:
 
 def failure(name: str, stage: str, error: BaseException) -> Failure:
     """What an exception of a plugin's code says."""
-    return Failure(name, stage, told(error), traceback_of(error))
+    return Failure(name, stage, error_text(error), traceback_text(error))
 
 
 def _info(module: object, manager: pluggy.PluginManager, name: str) -> PluginInfo:
@@ -168,10 +168,10 @@ def _info(module: object, manager: pluggy.PluginManager, name: str) -> PluginInf
     info = manager.hook.kernelseam_info()
     if len(info) != 1:
         raise PluginError(f"kernelseam_info of {name!r} must return one PluginInfo, got {info!r}")
-    return held(f"kernelseam_info of {name!r}", info[0], PluginInfo)
+    return validated(f"kernelseam_info of {name!r}", info[0], PluginInfo)
 
 
-def _registered(manager: pluggy.PluginManager, kernels_of: KernelsOf) -> Registry:
+def _registered(manager: pluggy.PluginManager, kernels_of: KernelFactory) -> Registry:
     scratch = Registry(kernels_of=kernels_of)
     manager.hook.kernelseam_register(registry=scratch)
     return scratch
@@ -239,9 +239,9 @@ def discover(
                     f"two plugins are named {name!r}: {_place(places[name])} is loaded, "
                     f"{_place(entry)} is kept out"
                 )
-            module: object = within(seconds, "its import", entry.load)
+            module: object = run_with_timeout(seconds, "its import", entry.load)
             stage = "kernelseam_info"
-            info = within(seconds, stage, _info, module, manager, name)
+            info = run_with_timeout(seconds, stage, _info, module, manager, name)
             stage = "contract"
             if info.contract_version != CONTRACT_VERSION:
                 raise PluginError(
@@ -250,7 +250,7 @@ def discover(
                     f"install versions of both that agree"
                 )
             stage = "kernelseam_register"
-            scratch = within(seconds, stage, _registered, manager, registry.kernels_of)
+            scratch = run_with_timeout(seconds, stage, _registered, manager, registry.kernels_of)
             with Contained(f"what {name!r} registers"):
                 registry.merge(scratch, name)
         except Exception as e:

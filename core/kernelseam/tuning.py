@@ -27,13 +27,13 @@ from kernelseam.variants import SEPARATOR, Variant, build_of, variants_of
 
 ROUNDS, ROUND_SECONDS, MOST_RUNS = 6, 0.03, 200
 """Of each way that stays: about 0.2 s in all."""
-HOPELESS = 1.5
+SLOW_FACTOR = 1.5
 """Times the best, beyond which a way is not timed again."""
 ALIGNED = 16
 """Bytes that every allocation is a multiple of."""
-EQUAL = 1.01
+TIE_FACTOR = 1.01
 """Times the best, up to which a way counts as equal: then the model's own is kept."""
-NOT_KEPT = "not kept: a batch-invariant problem is computed in one way in every batch"
+NOT_STORED = "not kept: a batch-invariant problem is computed in one way in every batch"
 
 
 @dataclass
@@ -117,10 +117,10 @@ def tune(
     if not timed:
         raise Unsupported(problem, (*refused, *(Refusal(w.name, w.failure) for w in ways)))
     best, model = timed[0].seconds or 0.0, ways[0]
-    chosen = model if model.samples and (model.seconds or 0.0) <= EQUAL * best else timed[0]
+    chosen = model if model.samples and (model.seconds or 0.0) <= TIE_FACTOR * best else timed[0]
     path = None
     if batch_invariant(problem):
-        note = "; ".join(filter(None, (note, NOT_KEPT)))
+        note = "; ".join(filter(None, (note, NOT_STORED)))
     else:
         times = tuple(Timed(w.implementation, w.variant, w.seconds or 0.0) for w in timed)
         path = keep(
@@ -190,7 +190,7 @@ def _time(
             if way.name not in launches:
                 continue
             launch, once = launches[way.name]
-            if once > HOPELESS * fastest:
+            if once > SLOW_FACTOR * fastest:
                 way.samples = way.samples or [once]
                 continue
             runs = int(min(max(ROUND_SECONDS / max(once, 1e-9), 1), MOST_RUNS))

@@ -19,7 +19,7 @@ import kernelseam
 import pytest
 from kernelseam import planning
 from kernelseam.arrays import torch as torch_arrays
-from kernelseam.contract import ArrayInfo, Backend, Device, DeviceLimits, Ready
+from kernelseam.contract import ArrayInfo, Backend, CallState, Device, DeviceLimits
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, OutOfDeviceMemory, UnknownName
 from kernelseam.ops import calling, planned_call
@@ -58,9 +58,9 @@ class CardRuntime(AcmeRuntime):
     def synchronize(self, device: Device) -> None:
         self.waits += 1
 
-    def ready(self, device: Device, kind: str | None) -> Ready:
+    def call_state(self, device: Device, kind: str | None) -> CallState:
         assert (device, kind) == (CARD, "torch")
-        return Ready(lambda: self.current == 0, lambda: self.stream)
+        return CallState(lambda: self.current == 0, lambda: self.stream)
 
     @contextmanager
     def activate(self, device: Device) -> Iterator[None]:
@@ -80,8 +80,8 @@ def card(discovered: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Car
     return runtime
 
 
-def signatures() -> calling.Signatures:
-    return plugins().remembered(calling.Signatures)
+def signatures() -> calling.CallCache:
+    return plugins().cache_of(calling.CallCache)
 
 
 def close(x: Any, want: Any) -> None:
@@ -263,7 +263,7 @@ def test_no_array_is_kept_and_what_is_kept_is_bounded(
         card.asked = None  # the vendor notes which array it was last asked about
         gc.collect()
         assert [ref() for ref in there] == [None] * 4
-    monkeypatch.setattr(planned_call, "KEPT", 3)
+    monkeypatch.setattr(planned_call, "MAX_ENTRIES", 3)
     a, b = torch.randn(4, 4), torch.randn(4, 4)
     outs = [torch.empty(4, 4) for _ in range(9)]
     for i, out in enumerate(outs):
@@ -372,8 +372,8 @@ def test_no_shortcut_is_made_where_none_can_be_taken(
 ) -> None:
     """Tensors that do not lie at 16 bytes: their vectors are found out at every call."""
     made = list[object]()
-    ready = CardRuntime.ready
-    monkeypatch.setattr(CardRuntime, "ready", lambda *x: (made.append(x), ready(*x))[1])
+    call_state = CardRuntime.call_state
+    monkeypatch.setattr(CardRuntime, "call_state", lambda *x: (made.append(x), call_state(*x))[1])
     memory = torch.randn(2 * 8 * 8 + 4)
     a = memory[1 : 1 + 128].reshape(2, 8, 8)
     for _ in range(4):

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from kernelseam import BatchedGemmStrided, deadline, plan, plugins
 from kernelseam.containment import Escaped
-from kernelseam.deadline import Hung, probe_seconds, within
+from kernelseam.deadline import PluginTimeout, probe_seconds, run_with_timeout
 from kernelseam.errors import InvalidValue
 from kernelseam.plugins import Failure, discover
 
@@ -92,7 +92,8 @@ def test_a_probe_that_hangs(
             str(plan(BatchedGemmStrided(M=3, N=5, K=4, dtype="float32")).device) == "numpy:0 (cpu)"
         )
         with pytest.raises(
-            Hung, match="listing the devices of backend deaf did not come back within 0.3 s"
+            PluginTimeout,
+            match="listing the devices of backend deaf did not come back within 0.3 s",
         ) as caught:
             plan(BatchedGemmStrided(M=3, N=5, K=4, dtype="float32"), backend="deaf")
         assert "hangs_in_devices.py" in caught.value.stack
@@ -161,12 +162,12 @@ def test_doctor_names_what_hangs(
 
 
 def test_what_is_raised_under_the_limit_is_raised() -> None:
-    assert within(5, "adding", lambda x, y: x + y, 1, y=2) == 3
+    assert run_with_timeout(5, "adding", lambda x, y: x + y, 1, y=2) == 3
     with pytest.raises(ZeroDivisionError):
-        within(5, "dividing", lambda: 1 // 0)
+        run_with_timeout(5, "dividing", lambda: 1 // 0)
     with pytest.raises(Escaped, match="^leaving raised SystemExit: 3$"):
-        within(5, "leaving", lambda: (_ for _ in ()).throw(SystemExit(3)))
-    assert within(float("inf"), "waiting for ever", lambda: "back") == "back"
+        run_with_timeout(5, "leaving", lambda: (_ for _ in ()).throw(SystemExit(3)))
+    assert run_with_timeout(float("inf"), "waiting for ever", lambda: "back") == "back"
 
 
 def test_the_thread_sees_its_callers_context(discovered: Callable[..., Any]) -> None:
@@ -174,7 +175,7 @@ def test_the_thread_sees_its_callers_context(discovered: Callable[..., Any]) -> 
     from kernelseam.dispatch import preferred_backend
 
     with kernelseam.use_backend("acme"):
-        assert within(5, "asking", preferred_backend) == "acme"
+        assert run_with_timeout(5, "asking", preferred_backend) == "acme"
 
 
 @pytest.mark.parametrize("value", ["soon", "0", "-1", "nan"])

@@ -24,7 +24,7 @@ from kernelseam.errors import BrokenImplementation, InvalidValue, UnknownName, U
 from kernelseam.plugins import Plugins, plugins
 from kernelseam.tuned import store
 from kernelseam.tuned.classes import about, batch_invariant, problem_class
-from kernelseam.tuning import HOPELESS, NOT_KEPT, ROUNDS, Tuning, tune
+from kernelseam.tuning import NOT_STORED, ROUNDS, SLOW_FACTOR, Tuning, tune
 from kernelseam.variants import Variant
 from kernelseam_thirdvendor import AcmeArray
 
@@ -149,13 +149,13 @@ def test_every_way_is_timed_in_turns_and_the_fastest_kept(ways: Callable[..., De
         "",
     )
     assert found.path is not None and found.path.parent.name == "tuned"
-    assert 90 * US > HOPELESS * 20 * US and len(found.ways[3].samples) == 1, (
+    assert 90 * US > SLOW_FACTOR * 20 * US and len(found.ways[3].samples) == 1, (
         "what is hopeless is not timed again"
     )
     assert mine.ran.count("odd") == 4 and min(len(w.samples) for w in found.ways[:2]) >= ROUNDS
     order = [x for x in mine.ran if x != "odd"][8:]  # after a warm-up and a first look at each
     changes = sum(x != y for x, y in zip(order, order[1:], strict=False))
-    assert 30 * US <= HOPELESS * 20 * US and changes == 2 * ROUNDS - 1, (
+    assert 30 * US <= SLOW_FACTOR * 20 * US and changes == 2 * ROUNDS - 1, (
         "round after round, not one after the other"
     )
     assert [t[0] for t in told] == [
@@ -347,7 +347,7 @@ def test_a_batch_invariant_problem_has_no_tuned_choice(
     free = Attention(**extents, **arrays)
     bound = Attention(**extents, **arrays, batch_invariant=True)
     found = tuned(device, bound)
-    assert (found.path, found.note, found.chosen.name) == (None, NOT_KEPT, "tiles:small")
+    assert (found.path, found.note, found.chosen.name) == (None, NOT_STORED, "tiles:small")
     assert not (cache / "tuned").exists()
     assert [batch_invariant(d.problem()) for d in (free, bound)] == [False, True]
     forged = store.Tuned("tiles", "small", "", ())

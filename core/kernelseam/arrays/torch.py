@@ -89,10 +89,10 @@ def refuse_tangent(field: str, tensor: Any) -> None:
         )
 
 
-Reader = Callable[[Iterable[object], list[object]], list[int] | None]
+TensorReader = Callable[[Iterable[object], list[object]], list[int] | None]
 
 
-def reader() -> Reader | None:
+def tensor_reader() -> TensorReader | None:
     """``read(arrays, lies)``: the addresses of tensors; all else of them that shapes a plan is
     appended to a list, to be part of a key.
 
@@ -133,7 +133,7 @@ def reader() -> Reader | None:
     return read
 
 
-def maker(shape: tuple[int, ...], dtype: DType, like: Any) -> Callable[[], Any]:
+def allocator(shape: tuple[int, ...], dtype: DType, like: Any) -> Callable[[], Any]:
     """``make()``: a tensor as ``empty`` makes it, on the device of the tensor ``like``."""
     torch = sys.modules["torch"]
     strides = [1] * len(shape)
@@ -148,25 +148,25 @@ def maker(shape: tuple[int, ...], dtype: DType, like: Any) -> Callable[[], Any]:
     )
 
 
-def teller() -> Callable[[tuple[Any, ...]], None]:
+def version_incrementer() -> Callable[[tuple[Any, ...]], None]:
     """``tell_written`` without what torch puts around it, where this torch takes several tensors
     there."""
     quick: Any = getattr(sys.modules["torch"]._C, "_increment_version", None)
     try:
         quick(())
     except TypeError:
-        return tell_written
+        return increment_versions
     return cast(Callable[[tuple[Any, ...]], None], quick)
 
 
-def tell_written(tensors: Sequence[Any]) -> None:
+def increment_versions(tensors: Sequence[Any]) -> None:
     """Count a write in the version of each tensor, as torch's own operations in place do."""
     increment = sys.modules["torch"].autograd.graph.increment_version
     for tensor in tensors:
         increment(tensor)
 
 
-def words(tensor: Any) -> object | None:
+def int64_as_float64(tensor: Any) -> object | None:
     """A tensor of 64-bit integers seen as float64, in the same memory; None for one of other
     elements."""
     torch = sys.modules["torch"]

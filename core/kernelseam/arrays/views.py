@@ -9,10 +9,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from kernelseam.arrays import torch as torch_arrays
-from kernelseam.containment import Contained, told
+from kernelseam.containment import Contained, error_text
 from kernelseam.contract import ArrayInfo, Backend, Device, Runtime
-from kernelseam.contract_values import held_view
-from kernelseam.dtypes import OF_OPERANDS, one_of
+from kernelseam.contract_values import validated_view
+from kernelseam.dtypes import OPERAND_DTYPES, dtype_rule
 from kernelseam.errors import InvalidValue
 from kernelseam.plugins import Plugins, plugins
 
@@ -31,7 +31,7 @@ def describe(array: object, field: str = "array", backend: str | None = None) ->
     takes.
     """
     found = plugins()
-    known = found.remembered(_Runtimes)
+    known = found.cache_of(_Runtimes)
     key = (backend, type(array))
     broken = ""
     try:
@@ -49,7 +49,7 @@ def describe(array: object, field: str = "array", backend: str | None = None) ->
             try:
                 found.devices_of(asked)  # one whose driver hangs is given up there
                 with Contained(f"describe of backend {asked.name}"):
-                    info = held_view(asked.name, asked.runtime.describe(array))
+                    info = validated_view(asked.name, asked.runtime.describe(array))
             except InvalidValue:
                 raise
             # one that is broken must not stand before the one that knows the array
@@ -57,7 +57,7 @@ def describe(array: object, field: str = "array", backend: str | None = None) ->
                 _log.warning(
                     "backend %s cannot tell whether an array is its own", asked.name, exc_info=True
                 )
-                broken += f"; {asked.name} could not be asked: {told(e)}"
+                broken += f"; {asked.name} could not be asked: {error_text(e)}"
                 continue
             if info is not None:
                 known[key] = asked.runtime
@@ -65,9 +65,9 @@ def describe(array: object, field: str = "array", backend: str | None = None) ->
     except InvalidValue as e:
         rule, remedy = e.rule, e.remedy
         # a runtime knows no operand, and names all that some operand takes
-        if rule == one_of(floating=False):
-            only = OF_OPERANDS.get(field.partition("[")[0])
-            rule, remedy = one_of() if only is None else f"must be {only}", "Convert the array"
+        if rule == dtype_rule(floating=False):
+            only = OPERAND_DTYPES.get(field.partition("[")[0])
+            rule, remedy = dtype_rule() if only is None else f"must be {only}", "Convert the array"
         raise type(e)(f"{field}.{e.field}", e.value, rule, remedy) from None
     raise InvalidValue(
         field,
@@ -90,11 +90,11 @@ def runtime_of(info: ArrayInfo) -> Runtime:
     return plugins().backend(info.device.backend).runtime
 
 
-def tell_written(info: ArrayInfo) -> None:
+def mark_written(info: ArrayInfo) -> None:
     """Tell an array's library that its elements were written, where it keeps count: torch refuses
     gradients that need what stood there before."""
     if info.kind == "torch":
-        torch_arrays.tell_written((info.owner,))
+        torch_arrays.increment_versions((info.owner,))
 
 
 def same_device(infos: Mapping[str, ArrayInfo]) -> Device:

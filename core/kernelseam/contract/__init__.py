@@ -8,8 +8,8 @@ streams, arrays), may bring a *toolchain* (compile and load kernels), and may br
 from kernelseam.contract.archs import ArchRow, Coefficients, LibraryRate
 from kernelseam.contract.arrays import (
     ArrayInfo,
-    QuickRuntime,
-    Ready,
+    CallState,
+    FastRuntime,
     Runtime,
     host_array,
     host_copy,
@@ -63,8 +63,8 @@ __all__ = [
     "PlanParts",
     "PluginInfo",
     "Problem",
-    "QuickRuntime",
-    "Ready",
+    "FastRuntime",
+    "CallState",
     "Runtime",
     "SourceBundle",
     "Step",

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kernelseam.contract.devices import Device
 from kernelseam.dtypes import DType
-from kernelseam.errors import not_copied
+from kernelseam.errors import copy_error
 
 
 @dataclass(frozen=True, init=False)
@@ -53,7 +53,7 @@ class ArrayInfo:
         return self
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        raise not_copied(
+        raise copy_error(
             "a view of an array", "Copy the array, and describe that: a descriptor is made anew"
         )
 
@@ -106,7 +106,7 @@ class Runtime(Protocol):
 
 
 @dataclass(frozen=True)
-class Ready:
+class CallState:
     """What every call asks of a runtime, as closures of one device and one library of arrays."""
 
     is_current: Callable[[], bool]
@@ -116,11 +116,11 @@ class Ready:
 
 
 @runtime_checkable
-class QuickRuntime(Protocol):
+class FastRuntime(Protocol):
     """What a Runtime may have beside: calls that repeat then ask it neither for a context manager
     nor by an array."""
 
-    def ready(self, device: Device, kind: str | None) -> Ready:
+    def call_state(self, device: Device, kind: str | None) -> CallState:
         """Of a device, for arrays of a kind as ``ArrayInfo.kind`` names it; None where there are
         only addresses."""
 

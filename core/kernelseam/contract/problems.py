@@ -24,7 +24,7 @@ class OperandRule:
     """Bytes that the address must be a multiple of."""
     written: bool = False
     optional: bool = False
-    may_be: str = ""
+    may_alias: str = ""
     """A written operand that it may be: of the same address, dtype, shape and strides. Else they
     must not overlap."""
 
@@ -35,7 +35,7 @@ class OperandRule:
             return 0
         return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
 
-    def walks_as(self, other: OperandRule) -> bool:
+    def same_layout_as(self, other: OperandRule) -> bool:
         """Whether it visits the same elements as another of the same address, in the same order."""
         steps = (
             zip(self.shape, self.strides, other.strides, strict=True)

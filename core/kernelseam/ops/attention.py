@@ -14,7 +14,7 @@ from kernelseam.descriptors.common.validation import extent, finite, flag
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation, given, operate, rank
+from kernelseam.ops.calling import Operation, check_rank, not_none, operate
 
 
 def attention(
@@ -69,7 +69,7 @@ def attention(
     """
     arrays = {"q": q, "k": k, "v": v}
     if not (bias is mask is alibi_slopes is sinks is prefix_lengths is kv_lengths is None):
-        arrays |= given(
+        arrays |= not_none(
             bias=bias,
             mask=mask,
             alibi_slopes=alibi_slopes,
@@ -82,9 +82,9 @@ def attention(
     if window is not None:
         window = band("window", window)
     options = (out_dtype, return_lse, causal, window, scale, softcap, layout, batch_invariant)
-    made = operate(_DENSE, arrays, options, backend, implementation, stream, _DENSE_WORDING)
-    result = made["out"] if out is None else out
-    return (result, made["lse"]) if return_lse else result
+    results = operate(_DENSE, arrays, options, backend, implementation, stream, _DENSE_WORDING)
+    result = results["out"] if out is None else out
+    return (result, results["lse"]) if return_lse else result
 
 
 def attention_varlen(
@@ -131,7 +131,7 @@ def attention_varlen(
         "v": v,
         "cu_seqlens_q": cu_seqlens_q,
         "cu_seqlens_k": cu_seqlens_k,
-        **given(
+        **not_none(
             bias=bias,
             mask=mask,
             alibi_slopes=alibi_slopes,
@@ -153,9 +153,9 @@ def attention_varlen(
         max_seqlen_k,
         batch_invariant,
     )
-    made = operate(_PACKED, arrays, options, backend, implementation, stream, _DENSE_WORDING)
-    result = made["out"] if out is None else out
-    return (result, made["lse"]) if return_lse else result
+    results = operate(_PACKED, arrays, options, backend, implementation, stream, _DENSE_WORDING)
+    result = results["out"] if out is None else out
+    return (result, results["lse"]) if return_lse else result
 
 
 def attention_paged(
@@ -205,7 +205,7 @@ def attention_paged(
         "v": v_pages,
         "block_table": block_table,
         "kv_lengths": kv_lengths,
-        **given(
+        **not_none(
             cu_seqlens_q=cu_seqlens_q,
             bias=bias,
             mask=mask,
@@ -230,9 +230,9 @@ def attention_paged(
         max_seqlen_k,
         batch_invariant,
     )
-    made = operate(_PAGED, arrays, options, backend, implementation, stream, _PAGED_WORDING)
-    result = made["out"] if out is None else out
-    return (result, made["lse"]) if return_lse else result
+    results = operate(_PAGED, arrays, options, backend, implementation, stream, _PAGED_WORDING)
+    result = results["out"] if out is None else out
+    return (result, results["lse"]) if return_lse else result
 
 
 def checked(options: dict[str, Any]) -> dict[str, Any]:
@@ -283,9 +283,9 @@ def _work(
     options, infos = checked(dict(zip(names, values, strict=True))), operation.infos
     labels = (PACKED if "cu_seqlens_q" in infos else LAYOUTS[options["layout"]]).split()
     first = infos["q"]
-    rank("q", first, labels)
+    check_rank("q", first, labels)
     if "out" in infos:
-        rank("out", infos["out"], labels)
+        check_rank("out", infos["out"], labels)
         if out_dtype is not None and DType.of(out_dtype, "out_dtype") is not infos["out"].dtype:
             raise InvalidValue(
                 "out_dtype",
@@ -296,9 +296,9 @@ def _work(
     else:
         dtype = first.dtype if out_dtype is None else DType.of(out_dtype, "out_dtype")
         value_dim = infos["v"].shape[-1] if infos["v"].shape else 0
-        operation.fresh("out", (*first.shape[:-1], value_dim), dtype, "q", "out_dtype")
+        operation.new_result("out", (*first.shape[:-1], value_dim), dtype, "q", "out_dtype")
     if flag("return_lse", return_lse):
-        operation.fresh("lse", _lse_shape(first, labels), first.dtype.accumulator, "q")
+        operation.new_result("lse", _lse_shape(first, labels), first.dtype.accumulator, "q")
     ordered: dict[str, Any] = {
         n: infos[n] for n in ("q", "k", "v", "out", "lse", *OPTIONAL) if n in infos
     }

@@ -14,7 +14,7 @@ from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.attention import EXTENTS, checked
-from kernelseam.ops.calling import Operation, given, once, operate
+from kernelseam.ops.calling import Operation, not_none, operate, unexpanded_shape
 
 
 class AttentionGradients(NamedTuple):
@@ -81,7 +81,7 @@ def attention_bwd(
         "v": v,
         "out": out,
         "lse": lse,
-        **given(
+        **not_none(
             bias=bias,
             mask=mask,
             alibi_slopes=alibi_slopes,
@@ -105,8 +105,8 @@ def attention_bwd(
         max_seqlen_q,
         max_seqlen_k,
     )
-    made = operate(_work, arrays, options, backend, implementation, stream, _WORDING)
-    return AttentionGradients(*map(made.get, ("dq", "dk", "dv", "dbias", "dsinks")))
+    results = operate(_work, arrays, options, backend, implementation, stream, _WORDING)
+    return AttentionGradients(*map(results.get, ("dq", "dk", "dv", "dbias", "dsinks")))
 
 
 def _work(
@@ -132,11 +132,11 @@ def _work(
                 name, True, f"the attention has no {operand}", f"Give {operand}, or leave it out"
             )
     for name, model in (("dq", "q"), ("dk", "k"), ("dv", "v")):
-        operation.fresh(name, infos[model].shape, infos[model].dtype, "q")
+        operation.new_result(name, infos[model].shape, infos[model].dtype, "q")
     if bias_gradient:
-        operation.fresh("dbias", once(infos["bias"]), infos["bias"].dtype, "q")
+        operation.new_result("dbias", unexpanded_shape(infos["bias"]), infos["bias"].dtype, "q")
     if sink_gradient:
-        operation.fresh("dsinks", infos["sinks"].shape, DType.float32, "q")
+        operation.new_result("dsinks", infos["sinks"].shape, DType.float32, "q")
     options = checked(
         {
             "causal": causal,

@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from kernelseam.arrays import describe, runtime_of, same_device, tell_written
+from kernelseam.arrays import describe, mark_written, runtime_of, same_device
 from kernelseam.arrays import torch as torch_arrays
 from kernelseam.contract import ArrayInfo, OperandRule
 from kernelseam.descriptors.common.wording import Wording
-from kernelseam.dispatch import check_backend, name_of, preferred_backend
+from kernelseam.dispatch import check_backend, check_name, preferred_backend
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops import planned_call
 from kernelseam.ops.planned_call import (
-    BoundBy,
+    BoundLaunches,
     Infos,
     PlannedCall,
     PlannedLaunch,
@@ -34,20 +34,20 @@ from kernelseam.planning import plan
 from kernelseam.plugins import plugins
 
 
-class Signatures:
+class CallCache:
     """Planned calls by their signature, which is everything of them but memory, and bound launches
     by addresses. No array is kept: a workspace is each call's own, of whichever thread and
     stream."""
 
     def __init__(self) -> None:
         self.plans: dict[Hashable, PlannedCall] = {}
-        self.bound: BoundBy = {}
+        self.bound: BoundLaunches = {}
         self.shortcuts: dict[Hashable, Shortcut] = {}
-        self.read: torch_arrays.Reader | None = None
+        self.read: torch_arrays.TensorReader | None = None
         """How tensors are read; None before the first shortcut."""
 
 
-_AS_IT_IS = Wording()
+_DEFAULT_WORDING = Wording()
 
 
 def operate(
@@ -57,7 +57,7 @@ def operate(
     backend: str | None,
     implementation: str | None,
     stream: object,
-    wording: Wording = _AS_IT_IS,
+    wording: Wording = _DEFAULT_WORDING,
 ) -> dict[str, Any]:
     """Do what ``work(operation, *options)`` says with arrays, which are on one device of the
     backend asked for.
@@ -69,7 +69,7 @@ def operate(
     """
     try:
         wanted = preferred_backend(backend)
-        memory: Signatures | None = plugins().memory.get(Signatures)
+        memory: CallCache | None = plugins().caches.get(CallCache)
         if memory is not None and memory.read is not None:
             key = _key(work, arrays, options, wanted, implementation)
             if (pointers := memory.read(arrays.values(), key)) is not None:
@@ -95,11 +95,11 @@ def _planned(
     stream: object,
 ) -> dict[str, Any]:
     found = plugins()
-    memory = found.remembered(Signatures)
+    memory = found.cache_of(CallCache)
     if wanted is not None:
         found.backend(wanted)
     if implementation is not None:
-        name_of("implementation", implementation)
+        check_name("implementation", implementation)
     infos = {name: describe(x, name, wanted) for name, x in arrays.items()}
     # Types count: what takes 1 may refuse True, which equals it.
     key: Hashable = (
@@ -124,18 +124,18 @@ def _planned(
             raise operation.told(e) from None
         known = operation.planned()
         if operation.repeatable and key is not None:
-            if len(memory.plans) >= planned_call.KEPT:
+            if len(memory.plans) >= planned_call.MAX_ENTRIES:
                 memory.plans.clear()
                 memory.bound.clear()
             memory.plans[key] = known
     own = known.run(infos, stream, memory.bound)
     for name in known.written:
-        tell_written(infos[name])
-    if key is not None and known.quick(infos, own):
-        _keep(
+        mark_written(infos[name])
+    if key is not None and known.allows_shortcut(infos, own):
+        _remember_shortcut(
             memory, known, infos, own, _key(work, arrays, options, wanted, implementation), arrays
         )
-    return {r.name: handed_back(infos[r.name], infos[r.like], stream) for r in known.results}
+    return {r.name: to_callers_library(infos[r.name], infos[r.like], stream) for r in known.results}
 
 
 def _key(
@@ -150,17 +150,17 @@ def _key(
     return [work, wanted, implementation, options, *map(type, options), *arrays]
 
 
-def _keep(
-    memory: Signatures,
+def _remember_shortcut(
+    memory: CallCache,
     known: PlannedCall,
     infos: Infos,
     own: ArrayInfo | None,
     key: list[object],
     arrays: Mapping[str, object],
 ) -> None:
-    memory.read = read = memory.read or torch_arrays.reader()
+    memory.read = read = memory.read or torch_arrays.tensor_reader()
     if read is not None and read(arrays.values(), key) is not None:
-        if len(memory.shortcuts) >= planned_call.KEPT:
+        if len(memory.shortcuts) >= planned_call.MAX_ENTRIES:
             memory.shortcuts.clear()
         memory.shortcuts[tuple(key)] = Shortcut(known, infos, own)
 
@@ -189,7 +189,7 @@ class Operation:
         self._launches: list[PlannedLaunch] = []
         self._options: dict[str, str] = {}
 
-    def fresh(
+    def new_result(
         self, name: str, shape: Sequence[int], dtype: DType, like: str, option: str = ""
     ) -> None:
         """Make an array for a result, on the device of the one named ``like`` and, where its
@@ -268,13 +268,13 @@ class Operation:
             tuple(self._launches),
             device,
             runtime,
-            max((x.plan.workspace_room for x in planned), default=0),
+            max((x.plan.allocation_bytes for x in planned), default=0),
             len(planned) < len(self._launches),
             tuple(n for n in dict.fromkeys(outputs) if n not in made),
         )
 
 
-def rank(name: str, info: ArrayInfo, axes: Sequence[str]) -> None:
+def check_rank(name: str, info: ArrayInfo, axes: Sequence[str]) -> None:
     """Refuse an array whose number of axes is not that of ``axes`` (names, for the message)."""
     if len(info.shape) != len(axes):
         raise InvalidValue(
@@ -285,19 +285,19 @@ def rank(name: str, info: ArrayInfo, axes: Sequence[str]) -> None:
         )
 
 
-def once(info: ArrayInfo) -> tuple[int, ...]:
+def unexpanded_shape(info: ArrayInfo) -> tuple[int, ...]:
     """An array's shape with extent 1 where it repeats; the strides of an empty one say nothing."""
     if 0 in info.shape:
         return info.shape
     return tuple(1 if s == 0 else n for n, s in zip(info.shape, info.strides, strict=True))
 
 
-def given(**arrays: object) -> dict[str, object]:
+def not_none(**arrays: object) -> dict[str, object]:
     """Those that are not None."""
     return {name: x for name, x in arrays.items() if x is not None}
 
 
-def handed_back(made: ArrayInfo, like: ArrayInfo, stream: object) -> object:
+def to_callers_library(made: ArrayInfo, like: ArrayInfo, stream: object) -> object:
     """The result as an array of ``like``'s library, where it can take one; else as its runtime made
     it."""
     if made.kind == like.kind:

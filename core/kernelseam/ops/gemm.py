@@ -11,7 +11,7 @@ from kernelseam.descriptors.common.validation import flag, number
 from kernelseam.descriptors.gemm.strided import group_of
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation, operate, rank
+from kernelseam.ops.calling import Operation, check_rank, operate
 from kernelseam.ops.products import check_matrices, matrices, multiply
 
 
@@ -102,8 +102,8 @@ def _multiplied(
         arrays["bias"] = bias
     if residual is not None:
         arrays["residual"] = residual
-    made = operate(_gemm, arrays, options, backend, implementation, stream)
-    return made["out"] if out is None else out
+    results = operate(_gemm, arrays, options, backend, implementation, stream)
+    return results["out"] if out is None else out
 
 
 def _gemm(
@@ -151,8 +151,8 @@ def result_shape(
     first, second = infos["a"], infos["b"]
     lead = () if not batched else ("B", "H") if len(first.shape) == 4 else ("B",)
     lead_b = ("B", "H_b")[: len(lead)]
-    rank("a", first, (*lead, "K", "M") if a_transposed else (*lead, "M", "K"))
-    rank("b", second, (*lead_b, "N", "K") if b_transposed else (*lead_b, "K", "N"))
+    check_rank("a", first, (*lead, "K", "M") if a_transposed else (*lead, "M", "K"))
+    check_rank("b", second, (*lead_b, "N", "K") if b_transposed else (*lead_b, "K", "N"))
     M, K = first.shape[:-3:-1] if a_transposed else first.shape[-2:]
     K_b, N = second.shape[:-3:-1] if b_transposed else second.shape[-2:]
     if K_b != K:
@@ -188,7 +188,7 @@ def result(
     """Hold an array for a result to its shape, or make one, of a's dtype where none is named."""
     kind, infos = None if dtype is None else DType.of(dtype, "out_dtype"), operation.infos
     if name not in infos:
-        operation.fresh(name, shape, kind or infos["a"].dtype, "a", "out_dtype")
+        operation.new_result(name, shape, kind or infos["a"].dtype, "a", "out_dtype")
         return
     check_shape(name, infos[name], shape)
     if kind not in (None, infos[name].dtype):

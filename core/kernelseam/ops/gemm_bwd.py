@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from kernelseam.descriptors.common.validation import flag, number
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation, given, once, operate
+from kernelseam.ops.calling import Operation, not_none, operate, unexpanded_shape
 from kernelseam.ops.gemm import check_shape, result, result_shape
-from kernelseam.ops.products import check_matrices, matrices, multiply, swapped
+from kernelseam.ops.products import check_matrices, matrices, multiply, transpose
 
 
 class ProductGradients(NamedTuple):
@@ -58,7 +58,7 @@ def bmm_bwd(
     (float64 where a is), always in the same order. All else is as in ``bmm``. Raises InvalidValue,
     Unsupported; nothing is then launched.
     """
-    arrays = {"dc": dc, "a": a, "b": b, **given(da=da, db=db)}
+    arrays = {"dc": dc, "a": a, "b": b, **not_none(da=da, db=db)}
     options = (
         True,
         a_transposed,
@@ -94,7 +94,7 @@ def matmul2d_bwd(
 ) -> ProductGradients:
     """The gradients of ``matmul2d(a, b, …)`` with the same options; everything else as in
     ``bmm_bwd``."""
-    arrays = {"dc": dc, "a": a, "b": b, **given(da=da, db=db)}
+    arrays = {"dc": dc, "a": a, "b": b, **not_none(da=da, db=db)}
     options = (
         False,
         a_transposed,
@@ -147,12 +147,12 @@ def _gradients(
         check_matrices(name, infos[name])
     op_a, op_b, product = matrices(a, turned["da"]), matrices(b, turned["db"]), matrices(dc)
     for name, of, first, second in (
-        ("da", a, product, swapped(op_b)),
-        ("db", b, swapped(op_a), product),
+        ("da", a, product, transpose(op_b)),
+        ("db", b, transpose(op_a), product),
     ):
         if not wanted[name]:
             continue
-        result(operation, name, once(of) if sums else of.shape, out_dtype)
+        result(operation, name, unexpanded_shape(of) if sums else of.shape, out_dtype)
         check_matrices(name, infos[name])
         names = (
             {"A": "dc", "B": "b", "C": name} if name == "da" else {"A": "a", "B": "dc", "C": name}
@@ -161,7 +161,7 @@ def _gradients(
         multiply(operation, operands, names, alpha, beta)
 
 
-def _results(arrays: dict[str, Any], made: dict[str, Any]) -> ProductGradients:
+def _results(arrays: dict[str, Any], results: dict[str, Any]) -> ProductGradients:
     """The arrays that were given for results, and those that were made; None for what was not asked
     for."""
-    return ProductGradients(*(arrays[n] if n in arrays else made.get(n) for n in ("da", "db")))
+    return ProductGradients(*(arrays[n] if n in arrays else results.get(n) for n in ("da", "db")))

@@ -9,7 +9,7 @@ from kernelseam.descriptors.attention.merge import MergeStates
 from kernelseam.descriptors.common.operands import axes, canonical
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation, given, operate, rank
+from kernelseam.ops.calling import Operation, check_rank, not_none, operate
 
 
 def merge_states(
@@ -33,23 +33,23 @@ def merge_states(
     Returns (result [B, H, S, D_v] of ``out_dtype``, by default that of outs, and its LSE [B, H,
     S]). Raises InvalidValue for what does not fit together.
     """
-    arrays = {"outs": outs, "lses": lses, **given(out=out)}
-    made = operate(_work, arrays, (out_dtype,), backend, implementation, stream)
-    return made["out"] if out is None else out, made["lse"]
+    arrays = {"outs": outs, "lses": lses, **not_none(out=out)}
+    results = operate(_work, arrays, (out_dtype,), backend, implementation, stream)
+    return results["out"] if out is None else out, results["lse"]
 
 
 def _work(operation: Operation, out_dtype: DType | str | None) -> None:
     infos = operation.infos
-    rank("outs", infos["outs"], ("N", "B", "H", "S", "D_v"))
+    check_rank("outs", infos["outs"], ("N", "B", "H", "S", "D_v"))
     shape = infos["outs"].shape
     dtype = None if out_dtype is None else DType.of(out_dtype, "out_dtype")
     if "out" not in infos:
-        operation.fresh("out", shape[1:], dtype or infos["outs"].dtype, "outs", "out_dtype")
+        operation.new_result("out", shape[1:], dtype or infos["outs"].dtype, "outs", "out_dtype")
     elif dtype not in (None, infos["out"].dtype):
         raise InvalidValue(
             "out_dtype", dtype, f"out is an array of {infos['out'].dtype}", "Give one of the two"
         )
-    operation.fresh("lse", shape[1:4], infos["outs"].dtype.accumulator, "outs")
+    operation.new_result("lse", shape[1:4], infos["outs"].dtype.accumulator, "outs")
     operation.launch(infos, lambda: _described(infos))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelseam.arrays import describe, runtime_of
-from kernelseam.contract import ArrayInfo, Device, OperandRule, QuickRuntime, Runtime
+from kernelseam.contract import ArrayInfo, Device, FastRuntime, OperandRule, Runtime
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
@@ -19,9 +19,9 @@ from kernelseam.planning.streams import stream_handle
 from kernelseam.planning.workspace import allocate
 
 Infos = dict[str, ArrayInfo]
-BoundBy = dict[Hashable, Bound]
+BoundLaunches = dict[Hashable, Bound]
 """Bound launches by a planned call, its workspace and the addresses of its arrays."""
-KEPT = 1024
+MAX_ENTRIES = 1024
 """Entries of each table that is remembered; where there are as many, all are dropped."""
 
 
@@ -59,7 +59,7 @@ class PlannedLaunch:
                 self.plan,
                 Resolved(pointers, ()),
                 runtime,
-                lambda: self.plan.workspace_in(workspace),
+                lambda: self.plan.align_workspace(workspace),
                 shared=True,
             )
         except InvalidValue as e:
@@ -78,7 +78,7 @@ class PlannedCall:
     runtime: Runtime
     workspace_bytes: int
     """Of the workspace that the launches use one after the other."""
-    waits: bool
+    synchronizes: bool
     """Whether a launch uses what goes when the call returns."""
     written: tuple[str, ...]
     """The caller's arrays that take results."""
@@ -94,7 +94,7 @@ class PlannedCall:
                 return False
         return True
 
-    def run(self, infos: Infos, stream: object, bound: BoundBy) -> ArrayInfo | None:
+    def run(self, infos: Infos, stream: object, bound: BoundLaunches) -> ArrayInfo | None:
         """Launch everything, once all of it is bound and checked. Returns the workspace, where
         there was one."""
         device, runtime, first = self.device, self.runtime, next(iter(infos.values()))
@@ -106,29 +106,31 @@ class PlannedCall:
             *[info.pointer for info in infos.values()],
         )
         with runtime.activate(device):
-            launches = bound.get(key) or self.bound_to(
+            launches = bound.get(key) or self.bind_addresses(
                 {n: i.pointer for n, i in infos.items()}, key, bound
             )
             handle = stream_handle(stream, runtime, device, first)
             launches.launch(handle)
         # The library, which takes the workspace back, knows nothing of another stream; nor does
         # anyone of lists.
-        if self.waits or (
+        if self.synchronizes or (
             own and stream is not None and handle != runtime.current_stream(device, first)
         ):
             runtime.synchronize(device)
         return own
 
-    def bound_to(self, addresses: Mapping[str, int], key: tuple[Any, ...], bound: BoundBy) -> Bound:
+    def bind_addresses(
+        self, addresses: Mapping[str, int], key: tuple[Any, ...], bound: BoundLaunches
+    ) -> Bound:
         """The launches over these addresses, checked, and remembered by a key whose second is the
         workspace's."""
         launches = joined([x.bind(addresses, key[1], self.runtime) for x in self.launches])
         if len(self.launches) > 1:
-            check_apart(self.launches, addresses)
+            check_disjoint(self.launches, addresses)
         # On the host lengths and tables are looked at, too, and may change; lists are this call's
         # alone.
         if self.repeats:
-            if len(bound) >= KEPT:
+            if len(bound) >= MAX_ENTRIES:
                 bound.clear()
             bound[key] = launches
         return launches
@@ -136,16 +138,16 @@ class PlannedCall:
     @property
     def repeats(self) -> bool:
         """Whether bound launches serve the next call over the same memory."""
-        return not self.device.is_host and not self.waits
+        return not self.device.is_host and not self.synchronizes
 
-    def quick(self, infos: Infos, own: ArrayInfo | None) -> bool:
+    def allows_shortcut(self, infos: Infos, own: ArrayInfo | None) -> bool:
         """Whether calls on tensors of these layouts can take a shortcut: no memory is looked at."""
         every = (*infos.values(), *([] if own is None else [own]))
-        quick = self.repeats and all(x.kind == "torch" and x.pointer for x in every)
-        return quick and isinstance(self.runtime, QuickRuntime)
+        allows_shortcut = self.repeats and all(x.kind == "torch" and x.pointer for x in every)
+        return allows_shortcut and isinstance(self.runtime, FastRuntime)
 
 
-def check_apart(launches: Sequence[PlannedLaunch], addresses: Mapping[str, int]) -> None:
+def check_disjoint(launches: Sequence[PlannedLaunch], addresses: Mapping[str, int]) -> None:
     """Refuse a result in memory that a later launch reads or writes as another array; what one
     launch does with its own operands is checked with them."""
     for i, earlier in enumerate(launches):

@@ -17,7 +17,7 @@ from kernelseam.ops.folding import SUMMED, Axis, fold, offsets
 Operands = Mapping[str, ArrayInfo]
 
 
-class _Uneven(Exception):
+class _IrregularStrides(Exception):
     """Axes that no batch and head strides walk, and the descriptor's other fields."""
 
     def __init__(self, axes: Sequence[Axis], fields: Mapping[str, Any]) -> None:
@@ -26,7 +26,7 @@ class _Uneven(Exception):
 
 def check_matrices(name: str, info: ArrayInfo) -> None:
     """Refuse an array of which no matrix axis is contiguous."""
-    if _apart(info) and _apart(swapped(info)):
+    if _is_strided(info) and _is_strided(transpose(info)):
         raise InvalidValue(
             name,
             _strides(info),
@@ -45,10 +45,10 @@ def matrices(info: ArrayInfo, transposed: bool = False) -> ArrayInfo:
     elif lead == 2:
         shape, strides = (1, 1, *shape), (0, 0, *strides)
     found = replace(info, shape=shape, strides=strides) if lead else info
-    return swapped(found) if transposed else found
+    return transpose(found) if transposed else found
 
 
-def swapped(info: ArrayInfo) -> ArrayInfo:
+def transpose(info: ArrayInfo) -> ArrayInfo:
     """The matrices' transposes, in the same memory."""
     return replace(
         info,
@@ -76,7 +76,7 @@ def multiply(
     of addresses, which synchronises.
     """
     given = operation.infos
-    if _apart(operands["C"]) and not _apart(swapped(operands["C"])):  # Cᵀ = Bᵀ·Aᵀ
+    if _is_strided(operands["C"]) and not _is_strided(transpose(operands["C"])):  # Cᵀ = Bᵀ·Aᵀ
         if "bias" in operands:
             raise InvalidValue(
                 names["C"],
@@ -85,7 +85,7 @@ def multiply(
                 "Give a row-major array",
             )
         turned = {"A": "B", "B": "A"}
-        operands = {turned.get(n, n): swapped(x) for n, x in operands.items()}
+        operands = {turned.get(n, n): transpose(x) for n, x in operands.items()}
         names = {turned.get(n, n): x for n, x in names.items()}
     ordered = {n: operands[n] for n in ("A", "B", "C", "bias", "residual") if n in operands}
     told = Wording(names).told
@@ -97,13 +97,13 @@ def multiply(
                 names,
                 told,
             )
-        except _Uneven as e:
-            operation.launch_lists(ordered, _by_lists(ordered, e.axes, e.fields), names)
+        except _IrregularStrides as e:
+            operation.launch_lists(ordered, _pointer_descriptor(ordered, e.axes, e.fields), names)
     except InvalidValue as e:
         raise told(e) from None
 
 
-def _by_lists(
+def _pointer_descriptor(
     operands: Operands, axes: Sequence[Axis], fields: Mapping[str, Any]
 ) -> BatchedGemmPointers:
     """The same products, each matrix by its address; those that are summed come one after the
@@ -153,7 +153,7 @@ def _descriptor(
     for name, info in {**operands, "A": a, "B": b}.items():
         if name == "bias":
             continue
-        transposed = _apart(info)
+        transposed = _is_strided(info)
         if transposed and name == "residual":
             raise InvalidValue(
                 name,
@@ -161,7 +161,7 @@ def _descriptor(
                 f"must be contiguous along the axis that {names['C']} is",
                 f"Copy it, or give {names['C']} in its order",
             )
-        lies = swapped(info) if transposed else info
+        lies = transpose(info) if transposed else info
         fields[f"stride_{name.lower()}_row"] = lies.strides[2] if lies.shape[2] > 1 else None
         if name in "AB":
             fields[f"{name.lower()}_transposed"] = transposed
@@ -174,7 +174,7 @@ def _descriptor(
         ]
         folded = fold(axes)
     if folded is None:
-        raise _Uneven(axes, fields)
+        raise _IrregularStrides(axes, fields)
     return BatchedGemmStrided(**fields, **folded, **dict[str, Any](operands))
 
 
@@ -194,7 +194,7 @@ def _lead(operands: Operands) -> tuple[Axis, Axis, Axis]:
     return Axis(batch, found[0]), Axis(few, found[1]), Axis(within, found[2])
 
 
-def _apart(info: ArrayInfo) -> bool:
+def _is_strided(info: ArrayInfo) -> bool:
     """Whether the entries of a row do not lie side by side."""
     return info.strides[-1] != 1 and info.shape[-1] > 1 and 0 not in info.shape
 

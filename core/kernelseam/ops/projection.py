@@ -13,7 +13,7 @@ from kernelseam.descriptors.common.wording import Wording
 from kernelseam.descriptors.projection.arrays import one_of
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation, given, operate, rank
+from kernelseam.ops.calling import Operation, check_rank, not_none, operate
 
 
 def fused_qkv_projection(
@@ -78,7 +78,7 @@ def fused_qkv_projection(
     arrays = {
         "input": input,
         "weight": weight,
-        **given(bias=bias, positions=positions, **_tables(rotary, rotary_style)),
+        **not_none(bias=bias, positions=positions, **_tables(rotary, rotary_style)),
         **({"k": k_pages, "v": v_pages, "block_table": block_table} if paged else {}),
         **_results(out, paged),
     }
@@ -92,10 +92,10 @@ def fused_qkv_projection(
         first_position,
         out_dtype,
     )
-    made = operate(_qkv, arrays, options, backend, implementation, stream, _wording(paged, out))
+    results = operate(_qkv, arrays, options, backend, implementation, stream, _wording(paged, out))
     if out is not None:
         return out
-    return made["q"] if paged else (made["q"], made["k"], made["v"])
+    return results["q"] if paged else (results["q"], results["k"], results["v"])
 
 
 def _qkv(
@@ -116,8 +116,8 @@ def _qkv(
     if len(first.shape) == 2:
         labels = labels.replace("B ", "")
     else:
-        rank("input", first, ("B", "S", "hidden"))
-    rank("weight", infos["weight"], ("columns", "hidden"))
+        check_rank("input", first, ("B", "S", "hidden"))
+    check_rank("weight", infos["weight"], ("columns", "hidden"))
     heads, kv_heads, dim = head_counts(num_heads, num_kv_heads, head_dim, infos["weight"].shape[0])
     dtype = _out_dtype(out_dtype, infos, "k" if paged else "q", first.dtype)
     for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
@@ -130,7 +130,7 @@ def _qkv(
                 )
             )
             extents |= {"H": count, "D": dim}
-            operation.fresh(
+            operation.new_result(
                 name, [extents[label] for label in labels.split()], dtype, "input", "out_dtype"
             )
         else:
@@ -181,25 +181,27 @@ def fused_output_projection_residual(
     arrays = {
         "attn_out": attn_out,
         "weight": weight,
-        **given(bias=bias, residual=residual, out=out),
+        **not_none(bias=bias, residual=residual, out=out),
     }
-    made = operate(_output, arrays, (layout, out_dtype), backend, implementation, stream)
-    return made["out"] if out is None else out
+    results = operate(_output, arrays, (layout, out_dtype), backend, implementation, stream)
+    return results["out"] if out is None else out
 
 
 def _output(operation: Operation, layout: str, out_dtype: DType | str | None) -> None:
     labels, infos = one_of("layout", layout, LAYOUTS).split(), operation.infos
     first = infos["attn_out"]
-    rank("weight", infos["weight"], ("hidden", "columns"))
+    check_rank("weight", infos["weight"], ("hidden", "columns"))
     if len(first.shape) not in (2, 3):
-        rank("attn_out", first, labels)
+        check_rank("attn_out", first, labels)
     dtype = _out_dtype(out_dtype, infos, "out", first.dtype)
     if "out" not in infos:
         lead = first.shape[:-1]
         if len(first.shape) == 4:
             extents = dict(zip(labels, first.shape, strict=True))
             lead = (extents["B"], extents["S"])
-        operation.fresh("out", (*lead, infos["weight"].shape[0]), dtype, "attn_out", "out_dtype")
+        operation.new_result(
+            "out", (*lead, infos["weight"].shape[0]), dtype, "attn_out", "out_dtype"
+        )
     operation.launch(
         infos, lambda: OutputProjection.from_arrays(**cast(dict[str, Any], infos), layout=layout)
     )
@@ -230,7 +232,7 @@ def head_counts(
 def _check_heads(name: str, info: ArrayInfo, labels: str, heads: int, dim: int) -> None:
     """Refuse an array for a result with other heads than were asked for."""
     axes = labels.split()
-    rank(name, info, axes)
+    check_rank(name, info, axes)
     for field, label, wanted in (
         ("num_heads" if name == "q" else "num_kv_heads", "H", heads),
         ("head_dim", "D", dim),
@@ -242,9 +244,9 @@ def _check_heads(name: str, info: ArrayInfo, labels: str, heads: int, dim: int) 
 
 
 def _paged(k_pages: object, v_pages: object, block_table: object) -> bool:
-    given = {"k_pages": k_pages, "v_pages": v_pages, "block_table": block_table}
-    there = [n for n, x in given.items() if x is not None]
-    for name, x in given.items():
+    arrays = {"k_pages": k_pages, "v_pages": v_pages, "block_table": block_table}
+    there = [n for n, x in arrays.items() if x is not None]
+    for name, x in arrays.items():
         if there and x is None:
             raise InvalidValue(
                 name, None, f"belongs to {' and '.join(there)}", "Give all three, or none"

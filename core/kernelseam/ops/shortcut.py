@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernelseam.arrays import torch as torch_arrays
-from kernelseam.contract import ArrayInfo, QuickRuntime
-from kernelseam.ops.planned_call import BoundBy, Infos, PlannedCall
+from kernelseam.contract import ArrayInfo, FastRuntime
+from kernelseam.ops.planned_call import BoundLaunches, Infos, PlannedCall
 from kernelseam.planning.streams import stream_handle
 from kernelseam.trace import active
 
@@ -19,21 +19,25 @@ class Shortcut:
     __slots__ = ("_is_current", "_known", "_makers", "_names", "_stream", "_tell", "_workspace")
 
     def __init__(self, known: PlannedCall, infos: Infos, own: ArrayInfo | None) -> None:
-        assert isinstance(known.runtime, QuickRuntime)
+        assert isinstance(known.runtime, FastRuntime)
         self._known, self._names = known, tuple(infos)
-        ready = known.runtime.ready(known.device, "torch")
-        self._is_current, self._stream = ready.is_current, ready.current_stream
+        call_state = known.runtime.call_state(known.device, "torch")
+        self._is_current, self._stream = call_state.is_current, call_state.current_stream
         self._makers = [
-            (r.name, torch_arrays.maker(r.shape, r.dtype, infos[r.like].owner))
+            (r.name, torch_arrays.allocator(r.shape, r.dtype, infos[r.like].owner))
             for r in known.results
         ]
         self._workspace = (
-            None if own is None else torch_arrays.maker(own.shape, own.dtype, own.owner)
+            None if own is None else torch_arrays.allocator(own.shape, own.dtype, own.owner)
         )
-        self._tell = torch_arrays.teller()
+        self._tell = torch_arrays.version_incrementer()
 
     def call(
-        self, pointers: list[int], arrays: Mapping[str, object], stream: object, bound: BoundBy
+        self,
+        pointers: list[int],
+        arrays: Mapping[str, object],
+        stream: object,
+        bound: BoundLaunches,
     ) -> dict[str, Any] | None:
         """Its results; None, with nothing launched, where a result could not be allocated or has
         another layout, so that the call must be planned. ``pointers``: those of the arrays, in
@@ -66,7 +70,7 @@ class Shortcut:
             with known.runtime.activate(known.device):
                 if launches is None:
                     addresses = dict(zip(self._names, pointers, strict=True))
-                    launches = known.bound_to(addresses, key, bound)
+                    launches = known.bind_addresses(addresses, key, bound)
                 launches.launch(handle)
         # The library, which takes the workspace back, knows nothing of another stream.
         if own is not None and stream is not None and handle != self._stream():

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from kernelseam.contract import LaunchRecord, Runtime, Step
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.planning.checks import check_operands
-from kernelseam.planning.planned import Planned
+from kernelseam.planning.planned import BindablePlan
 from kernelseam.planning.workspace import check_workspace_address
 from kernelseam.trace import active
 
@@ -57,7 +57,7 @@ def joined(several: Iterable[Bound]) -> Bound:
 
 
 def bind(
-    planned: Planned,
+    planned: BindablePlan,
     resolved: Resolved,
     runtime: Runtime,
     workspace: Callable[[], int],

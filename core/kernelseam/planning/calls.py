@@ -12,18 +12,18 @@ from kernelseam.arrays import torch as torch_arrays
 from kernelseam.contract import ArrayInfo, LaunchRecord
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.dispatch import Choice
-from kernelseam.errors import CallInUse, InvalidValue, not_copied
+from kernelseam.errors import CallInUse, InvalidValue, copy_error
 from kernelseam.planning.binding import bind
-from kernelseam.planning.planned import Planned
-from kernelseam.planning.streams import ready_of, stream_handle
-from kernelseam.planning.workspace import allocate, check_workspace, given_workspace
+from kernelseam.planning.planned import BindablePlan
+from kernelseam.planning.streams import call_state, stream_handle
+from kernelseam.planning.workspace import allocate, check_workspace, workspace_address
 from kernelseam.plugins import plugins
 from kernelseam.trace import active
 from kernelseam.verifier import verifier
 
 
 @dataclass(frozen=True)
-class Plan(Planned):
+class Plan(BindablePlan):
     """A list of launches over one workspace, for one problem on one device. Immutable and
     thread-safe."""
 
@@ -63,7 +63,7 @@ class Plan(Planned):
         return self  # nothing of it changes
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        raise not_copied(
+        raise copy_error(
             "a plan", "Plan the descriptor again, which is cheap where it was planned before"
         )
 
@@ -110,8 +110,8 @@ class Call:
             resolved = plan.descriptor.resolve(self._given, runtime, plan.device)
             self._arrays = resolved.arrays
             first = self._arrays[0] if self._arrays else None
-            ready = ready_of(runtime, plan.device, first)
-            self._is_current, self._stream = ready.is_current, ready.current_stream
+            call_state = call_state(runtime, plan.device, first)
+            self._is_current, self._stream = call_state.is_current, call_state.current_stream
             bound = bind(plan, resolved, runtime, lambda: self._workspace_of(resolved), check=check)
             # once: what this call's launches find there they leave there
             if (zeroing := plan.zeroing) is not None:
@@ -121,7 +121,7 @@ class Call:
         self._only_launches = self._check_device is None and not check
         self._launches: list[Callable[[int], object]] = [*bound.launches]
         if tensors := _written_tensors(plan, self._given):
-            tell = torch_arrays.teller()
+            tell = torch_arrays.version_incrementer()
             self._launches.append(lambda handle: tell(tensors))
         self._records = bound.records
         self._keep, self._pointers = resolved.keep, resolved.pointers
@@ -133,10 +133,10 @@ class Call:
             if not plan.workspace_bytes:
                 return 0
             first = self._arrays[0] if self._arrays else None
-            room = allocate(plan.workspace_room, plan.device, self._runtime, first)
+            room = allocate(plan.allocation_bytes, plan.device, self._runtime, first)
             self._owned_workspace = room.owner
-            return plan.workspace_in(room.pointer)
-        address = given_workspace(given, plan.workspace_bytes, plan.device)
+            return plan.align_workspace(room.pointer)
+        address = workspace_address(given, plan.workspace_bytes, plan.device)
         if plan.workspace_bytes:
             runtime = self._runtime if self._check else None
             check_workspace(plan, address, resolved, runtime)
@@ -221,7 +221,7 @@ class Call:
         return self  # a second one would share its workspace
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        raise not_copied("a call", "Bind its plan to other memory with call.rebind(…)")
+        raise copy_error("a call", "Bind its plan to other memory with call.rebind(…)")
 
 
 def _written_tensors(plan: Plan, given: Mapping[str, object]) -> tuple[object, ...]:

@@ -49,7 +49,7 @@ def check_operands(rules: tuple[OperandRule, ...], resolved: Resolved) -> None:
             ):
                 continue
             same = resolved.pointers[out.name] == resolved.pointers[other.name]
-            if same and other.may_be == out.name and other.walks_as(out):
+            if same and other.may_alias == out.name and other.same_layout_as(out):
                 continue
             if proven_overlap(
                 resolved.pointers[out.name], out, resolved.pointers[other.name], other

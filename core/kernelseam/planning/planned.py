@@ -12,7 +12,7 @@ from kernelseam.memset import MemsetStep
 
 
 @dataclass(frozen=True)
-class Planned:
+class BindablePlan:
     """Launches in order over one workspace, for one problem on one device."""
 
     descriptor: Descriptor
@@ -26,13 +26,13 @@ class Planned:
         return self.parts.workspace_bytes
 
     @property
-    def workspace_room(self) -> int:
+    def allocation_bytes(self) -> int:
         """Bytes to allocate, aligned to 16, so that an aligned workspace lies among them: see
         ``workspace_in``."""
         need, alignment = self.parts.workspace_bytes, self.parts.workspace_alignment
         return need + alignment - WORKSPACE_ALIGNMENT if need else 0
 
-    def workspace_in(self, address: int) -> int:
+    def align_workspace(self, address: int) -> int:
         """The workspace's address in ``workspace_room`` bytes from an address on."""
         alignment = self.parts.workspace_alignment
         return -(-address // alignment) * alignment

@@ -12,8 +12,8 @@ from kernelseam.dispatch import (
     Choice,
     build,
     check_backend,
+    check_name,
     find_device,
-    name_of,
     preferred_backend,
     select,
 )
@@ -22,9 +22,9 @@ from kernelseam.forking import new_lock
 from kernelseam.planning.calls import Plan
 from kernelseam.plugins import forget, plugins
 
-__all__ = ["KEPT", "Plans", "forget", "plan"]
+__all__ = ["MAX_PLANS", "Plans", "forget", "plan"]
 
-KEPT = 1024
+MAX_PLANS = 1024
 """Plans that are remembered; then the oldest go."""
 
 
@@ -33,18 +33,18 @@ class Plans:
     implementation. No array is kept with it."""
 
     def __init__(self) -> None:
-        self.kept: OrderedDict[Hashable, tuple[Choice, PlanParts]] = OrderedDict()
+        self.entries: OrderedDict[Hashable, tuple[Choice, PlanParts]] = OrderedDict()
         self._lock = new_lock()
 
     def get(self, key: Hashable) -> tuple[Choice, PlanParts] | None:
         with self._lock:
-            return self.kept.get(key)
+            return self.entries.get(key)
 
     def put(self, key: Hashable, built: tuple[Choice, PlanParts]) -> None:
         with self._lock:
-            self.kept[key] = built
-            while len(self.kept) > KEPT:
-                self.kept.popitem(last=False)
+            self.entries[key] = built
+            while len(self.entries) > MAX_PLANS:
+                self.entries.popitem(last=False)
 
 
 def plan(
@@ -71,7 +71,7 @@ def plan(
             "Fill in one: BatchedGemmStrided, Attention, QkvProjection or another",
         )
     backend, implementation = (
-        None if x is None else name_of(n, x)
+        None if x is None else check_name(n, x)
         for n, x in (("backend", backend), ("implementation", implementation))
     )
     where: Device | None = getattr(descriptor, "device", None) if device is None else None
@@ -87,12 +87,12 @@ def plan(
         check_backend(preferred_backend(backend), where)
     elif backend is not None and target.backend != backend:
         raise InvalidValue("backend", backend, f"the device is {target}", "Name one of the two")
-    plans = plugins().remembered(Plans)
+    plans = plugins().cache_of(Plans)
     key = (problem, target, implementation)
-    remembered = plans.get(key)
-    if remembered is None:
+    built = plans.get(key)
+    if built is None:
         choice = select(problem, target, implementation)
-        remembered = build(choice, problem, target, named=implementation is not None)
-        plans.put(key, remembered)
-    choice, parts = remembered
+        built = build(choice, problem, target, named=implementation is not None)
+        plans.put(key, built)
+    choice, parts = built
     return Plan(descriptor, problem, target, parts, choice, note)

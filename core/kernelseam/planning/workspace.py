@@ -11,7 +11,7 @@ from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.overlap import proven_overlap
-from kernelseam.planning.planned import Planned
+from kernelseam.planning.planned import BindablePlan
 
 
 def allocate(size: int, device: Device, runtime: Runtime, like: ArrayInfo | None) -> ArrayInfo:
@@ -23,7 +23,7 @@ def allocate(size: int, device: Device, runtime: Runtime, like: ArrayInfo | None
     return info
 
 
-def given_workspace(workspace: object, size: int, device: Device) -> int:
+def workspace_address(workspace: object, size: int, device: Device) -> int:
     """The address of a caller's workspace: of an array of ``size`` bytes or more on the device, or
     the address itself. Raises InvalidValue for any other."""
     if isinstance(workspace, int):
@@ -68,7 +68,7 @@ def check_workspace_address(address: int, parts: PlanParts) -> None:
 
 
 def check_workspace(
-    planned: Planned, address: int, resolved: Resolved, runtime: Runtime | None
+    planned: BindablePlan, address: int, resolved: Resolved, runtime: Runtime | None
 ) -> None:
     """Refuse a workspace that provably shares memory with an operand, or with a matrix of a list
     that the host knows; given a runtime, also of one on the device."""

@@ -17,10 +17,10 @@ from functools import lru_cache
 
 from kernelseam.blas import (
     LIMIT,
-    Factor,
+    BlasMatrix,
     Handles,
     LibraryGemm,
-    column_product,
+    column_major_gemm,
     empty,
     scalars,
     single_stride,
@@ -68,7 +68,7 @@ class CublasLtGemm(LibraryGemm):
     """kernelseam.contract.Implementation over cublasLtMatmul."""
 
     name, backend, function = "cublaslt", "cuda", "cublasLtMatmul"
-    beyond = frozenset({"bias", "residual"})
+    extras = frozenset({"bias", "residual"})
     precisions = PRECISIONS
 
     def __init__(self, runtime: Runtime) -> None:
@@ -185,9 +185,9 @@ class CublasLtGemm(LibraryGemm):
 
 def _layouts(p: GemmProblem) -> tuple[Described, Described, Described, Described]:
     """How the library's A, B, C (what is added) and D (the result) lie."""
-    x = column_product(p, dict.fromkeys("ABC", 0))
+    x = column_major_gemm(p, dict.fromkeys("ABC", 0))
 
-    def layout(f: Factor, rows: int, columns: int, stride: int | None) -> Described:
+    def layout(f: BlasMatrix, rows: int, columns: int, stride: int | None) -> Described:
         assert stride is not None
         if f.transposed:
             rows, columns = columns, rows
@@ -206,7 +206,10 @@ def _layouts(p: GemmProblem) -> tuple[Described, Described, Described, Described
     added, stride = x.result, x.result.stride
     if p.spec.residual:
         batch, head, row = p.residual_strides
-        added, stride = Factor(0, p.spec.residual, False, row, None), single_stride(p, batch, head)
+        added, stride = (
+            BlasMatrix(0, p.spec.residual, False, row, None),
+            single_stride(p, batch, head),
+        )
     return (
         layout(x.first, x.m, x.k, x.first.stride),
         layout(x.second, x.k, x.n, x.second.stride),
@@ -251,7 +254,7 @@ class _Step:
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
         p, need = self.problem, self.algorithm.workspace_bytes
-        x, (alpha, beta) = column_product(p, pointers), scalars(p)
+        x, (alpha, beta) = column_major_gemm(p, pointers), scalars(p)
         added = x.result.address
         if p.spec.residual:
             added, beta.value = pointers["residual"], 1

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from kernelseam.contract import ArrayInfo, Device, DeviceLimits, Ready, host_copy
+from kernelseam.contract import ArrayInfo, CallState, Device, DeviceLimits, host_copy
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, InvalidValue
 from kernelseam.forking import new_lock
@@ -126,14 +126,14 @@ class CudaRuntime:
             return _NOTHING
         return _Activated(wanted)
 
-    def ready(self, device: Device, kind: str | None) -> Ready:
+    def call_state(self, device: Device, kind: str | None) -> CallState:
         with self.activate(device):
             current, wanted = bindings.driver().cuCtxGetCurrent, int(_primary_context(device.index))
 
         def is_current() -> bool:
             return int(current()[1]) == wanted
 
-        return Ready(is_current, arrays.stream_asker(device, kind))
+        return CallState(is_current, arrays.stream_asker(device, kind))
 
     def time(self, launch: Callable[[int], None], device: Device, repeats: int) -> list[float]:
         with self.activate(device), _events(2 * repeats) as events:

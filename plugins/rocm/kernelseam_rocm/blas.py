@@ -8,7 +8,14 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from kernelseam.blas import BatchedGemm, ColumnProduct, Factor, Handles, column_product, scalars
+from kernelseam.blas import (
+    BatchedGemm,
+    BlasMatrix,
+    ColumnMajorGemm,
+    Handles,
+    column_major_gemm,
+    scalars,
+)
 from kernelseam.contract import Coefficients, Device
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import DType
@@ -45,7 +52,7 @@ class HipBlasGemm(BatchedGemm):
         self, problem: GemmProblem, device: Device, pointers: Mapping[str, int]
     ) -> Callable[[int], None]:
         blas, held = bindings.module("hipblas"), scalars(problem)
-        packed = arguments(column_product(problem, pointers), *map(ctypes.addressof, held))
+        packed = arguments(column_major_gemm(problem, pointers), *map(ctypes.addressof, held))
         handle, lock = _handles.of(device)
         name, gemm, set_stream = self.function, getattr(blas, self.function), blas.hipblasSetStream
 
@@ -64,18 +71,18 @@ class HipBlasBatchedGemm(HipBlasGemm):
     name, view, function = "hipblas-batched", "pointers", "hipblasGemmBatchedEx"
 
 
-def arguments(x: ColumnProduct, alpha: int, beta: int) -> tuple[Any, ...]:
+def arguments(x: ColumnMajorGemm, alpha: int, beta: int) -> tuple[Any, ...]:
     """The function's arguments after the handle; ``alpha`` and ``beta`` are host addresses."""
     blas, types = bindings.module("hipblas"), bindings.hip().hipDataType
     turn = {False: blas.hipblasOperation_t.HIPBLAS_OP_N, True: blas.hipblasOperation_t.HIPBLAS_OP_T}
     computes = blas.hipblasComputeType_t
     compute = (
         computes.HIPBLAS_COMPUTE_64F
-        if x.summed_in is DType.float64
+        if x.accumulator_dtype is DType.float64
         else computes.HIPBLAS_COMPUTE_32F
     )
 
-    def matrix(f: Factor) -> tuple[Any, ...]:
+    def matrix(f: BlasMatrix) -> tuple[Any, ...]:
         where = f.address, getattr(types, _TYPES[f.dtype]), f.lead
         return where if f.stride is None else (*where, f.stride)
 

@@ -173,7 +173,12 @@ class BatchedGemmPointers:
             "C_ptrs": Matrix(*c, rows["C_ptrs"], None, results, told, written=True),
             "bias_ptrs": Matrix(1, self.N, None, None, results, told, vector=True),
             "residual_ptrs": Matrix(
-                *c, rows["residual_ptrs"], None, results, told, may_be="" if self.beta else "C_ptrs"
+                *c,
+                rows["residual_ptrs"],
+                None,
+                results,
+                told,
+                may_alias="" if self.beta else "C_ptrs",
             ),
         }
 
