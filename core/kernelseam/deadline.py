@@ -68,7 +68,7 @@ def run_with_timeout(
     """``call(*arguments, **named)``, or the Exception that it raises; for anything else that it
     raises, Escaped.
 
-    Raises Hung after so many seconds, naming ``what`` and the line where it hangs.
+    Raises PluginTimeout after so many seconds, naming ``what`` and the line where it hangs.
     """
     # An interrupted wait must leave nothing behind: Thread.join of 3.11 takes the thread for ended
     # then.

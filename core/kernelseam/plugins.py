@@ -80,12 +80,12 @@ class Plugins:
                 "backend",
                 name,
                 f"must be one of {', '.join(sorted(self.registry.backends))}",
-                f"Install kernelseam[{format_value(name)}], or see `kernelseam doctor` for a plugin "
-                "that was kept out",
+                f"Install kernelseam[{format_value(name)}], or see `kernelseam doctor` for a "
+                "plugin that was kept out",
             ) from None
 
     def devices_of(self, backend: Backend) -> Sequence[Device]:
-        """The backend's devices, listed once, within the time limit. Raises Hung, from then on at
+        """The backend's devices, listed once, within the time limit. Raises PluginTimeout, from then on at
         once, where it does not come back; PluginError for what are no devices; and whatever it
         raises itself."""
         found = self._listed.get(backend.name)

@@ -381,7 +381,7 @@ def test_plugins_share_no_plans(discovered: Discovered) -> None:
     first = discovered("kernelseam_thirdvendor")
     made = ks.plan(ks.BatchedGemmStrided(A=x, B=x, M=2, N=2, K=2))
     second = discovered("kernelseam_thirdvendor")
-    assert first.cache_of(planner.Plans) is not second.cache(planner.Plans)
+    assert first.cache_of(planner.Plans) is not second.cache_of(planner.Plans)
     again = ks.plan(ks.BatchedGemmStrided(A=x, B=x, M=2, N=2, K=2))
     assert again.problem == made.problem and again.parts is not made.parts
     assert again.choice.implementation is not made.choice.implementation

@@ -288,7 +288,7 @@ def test_memory_that_runs_out_is_told_by_the_runtime(
         monkeypatch.context() as patch,
         pytest.raises(OutOfDeviceMemory, match="^card:0 has 12 bytes left$"),
     ):
-        patch.setattr(shortcut, "_workspace", full)
+        patch.setattr(shortcut, "_allocate_workspace", full)
         patch.setattr(card, "empty", full)
         kernelseam.matmul2d(a, b)
     close(kernelseam.matmul2d(a, b), a @ b)
@@ -298,7 +298,7 @@ def test_results_that_lie_otherwise_are_worked_out(card: CardRuntime) -> None:
     a, b = torch.randn(4, 4), torch.randn(4, 4)
     kernelseam.matmul2d(a, b)
     (shortcut,) = signatures().shortcuts.values()
-    shortcut._makers = [("out", lambda: torch.empty(17)[1:].view(4, 4))]
+    shortcut._allocators = [("out", lambda: torch.empty(17)[1:].view(4, 4))]
     card.described = 0
     close(kernelseam.matmul2d(a, b), a @ b)
     assert card.described > 0

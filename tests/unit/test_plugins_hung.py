@@ -60,7 +60,7 @@ def test_a_plugin_that_hangs_is_kept_out(name: str, stage: str, what: str) -> No
     (failure,) = found.failures
     assert (failure.plugin, failure.stage) == (name, stage)
     assert failure.message.startswith(
-        f"Hung: {what} did not come back within 0.3 s (KERNELSEAM_PROBE_SECONDS). It hangs in "
+        f"PluginTimeout: {what} did not come back within 0.3 s (KERNELSEAM_PROBE_SECONDS). It hangs in "
         "wait, "
     )
     assert failure.traceback.startswith("Traceback (most recent call last):\n")
@@ -110,7 +110,8 @@ def test_a_probe_that_hangs_does_not_stand_before_an_array(discovered: Callable[
     assert np.array_equal(kernelseam.bmm(AcmeArray(a), AcmeArray(b)).host, a @ b)
     assert SECONDS <= time.monotonic() - start < SECONDS + 5
     with pytest.raises(
-        InvalidValue, match="deaf could not be asked: Hung: listing the devices of backend deaf"
+        InvalidValue,
+        match="deaf could not be asked: PluginTimeout: listing the devices of backend deaf",
     ):
         kernelseam.bmm(object(), object())
 
@@ -136,7 +137,9 @@ def test_a_report_that_hangs(discovered: Callable[..., Any]) -> None:
     assert report["kernelseam-thirdvendor"] == {"devices": ["acme:0 (acme1)", "acme:1 (acme1)"]}
     failure = report["hangs-in-doctor"]
     assert isinstance(failure, Failure) and failure.stage == "kernelseam_doctor"
-    assert failure.message.startswith("Hung: kernelseam_doctor did not come back within 0.3 s")
+    assert failure.message.startswith(
+        "PluginTimeout: kernelseam_doctor did not come back within 0.3 s"
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,8 +160,10 @@ def test_doctor_names_what_hangs(
     assert (status, err) == (0, "")
     (failure,) = json.loads(out)["failures"]
     assert (failure["plugin"], failure["stage"]) == (module.replace("_", "-"), stage)
-    assert failure["message"].startswith("Hung: ") and f"{module}.py" in failure["traceback"]
-    assert f"{module.replace('_', '-')} failed at {stage}: Hung: " in command("doctor")[1]
+    assert (
+        failure["message"].startswith("PluginTimeout: ") and f"{module}.py" in failure["traceback"]
+    )
+    assert f"{module.replace('_', '-')} failed at {stage}: PluginTimeout: " in command("doctor")[1]
 
 
 def test_what_is_raised_under_the_limit_is_raised() -> None:

@@ -1,4 +1,4 @@
-"""Attention on arrays: dense, packed by offsets, paged; and the join of partial results."""
+"""Attention on arrays: dense, variable-length (packed) and paged."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def attention_varlen(
     implementation: str | None = None,
     stream: object = None,
 ) -> Any:
-    """Attention of sequences that lie one after the other: q [T, H, D], k [T_k, H_kv, D], v [T_k,
+    """Attention over packed sequences of different lengths: q [T, H, D], k [T_k, H_kv, D], v [T_k,
     H_kv, D_v].
 
     Sequence b has rows cu_seqlens_q[b] … cu_seqlens_q[b+1] − 1 of q and likewise of k and v; the
@@ -124,7 +124,7 @@ def attention_varlen(
     Returns the result [T, H, D_v], or (result, lse [H, T]). Rows that belong to no sequence are not
     written.
     """
-    _needed(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    _require(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     arrays = {
         "q": q,
         "k": k,
@@ -198,7 +198,7 @@ def attention_paged(
     repeat to [B, H, S_q, max_seqlen_k], of which each entry has the first rows and columns. The
     rest is as in ``attention``; ``causal`` is True here: the last query is the entry's last token.
     """
-    _needed(block_table=block_table, kv_lengths=kv_lengths)
+    _require(block_table=block_table, kv_lengths=kv_lengths)
     arrays = {
         "q": q,
         "k": k_pages,
@@ -236,12 +236,12 @@ def attention_paged(
 
 
 def checked(options: dict[str, Any]) -> dict[str, Any]:
-    """Options as the descriptor takes them."""
-    return {n: x if x is None and n in _LEFT_OUT else _RULES[n](n, x) for n, x in options.items()}
+    """Options checked and converted as the descriptor takes them."""
+    return {n: x if x is None and n in _OPTIONAL else _RULES[n](n, x) for n, x in options.items()}
 
 
 _FLAGS = ("causal", "batch_invariant")
-_LEFT_OUT = ("window", "scale", "softcap", "max_seqlen_q", "max_seqlen_k")
+_OPTIONAL = ("window", "scale", "softcap", "max_seqlen_q", "max_seqlen_k")
 """Options that may be None."""
 _RULES: dict[str, Callable[[str, Any], object]] = {
     **dict.fromkeys(_FLAGS, flag),
@@ -261,14 +261,14 @@ EXTENTS = {
     "value_dim": "v",
     "table_width": "block_table",
 }
-"""Of a descriptor's fields those that are read off arrays, and the operands that show them."""
+"""Descriptor fields that follow from an array's shape, and the operand that they follow from."""
 
 
-def _needed(**arrays: Any) -> None:
+def _require(**arrays: Any) -> None:
     for name, x in arrays.items():
         if x is None:
             raise InvalidValue(
-                name, None, "must be given", "Give it, or call attention, which does without"
+                name, None, "must be given", "Give it, or call attention, which needs none"
             )
 
 

@@ -18,8 +18,7 @@ from kernelseam.ops.calling import Operation, not_none, operate, unexpanded_shap
 
 
 class AttentionGradients(NamedTuple):
-    """What a loss takes from an attention's inputs: shaped as they are; None for what was not asked
-    for."""
+    """Gradients of an attention's inputs, of their shapes; None for one that was not requested."""
 
     dq: Any
     dk: Any
@@ -64,8 +63,9 @@ def attention_bwd(
     ``out`` and ``lse`` are what it returned with ``return_lse=True``; ``dout`` is shaped as out.
     Gradients are new row-major arrays of the inputs' dtypes (dsinks float32), of q's kind; dbias
     has the bias's own shape, with extent 1 where the bias repeats by a stride of 0. They are summed
-    in float32 (float64 where q is); ``deterministic=False`` allows a way whose order of summation
-    varies, where one is faster. Rows that belong to no sequence are not written.
+    in float32 (float64 where q is); ``deterministic=False`` allows an implementation whose order of
+    summation varies (atomics), where one is faster. Rows that belong to no sequence are not
+    written.
 
     Raises InvalidValue for what does not fit together, Unsupported with each implementation's
     reason.
@@ -73,7 +73,7 @@ def attention_bwd(
     for name, x in (("out", out), ("lse", lse)):
         if x is None:
             raise InvalidValue(
-                name, None, "must be what attention gave", "Call it with return_lse=True"
+                name, None, "must be what attention returned", "Call it with return_lse=True"
             )
     arrays = {
         "q": q,
@@ -156,8 +156,8 @@ def describe(
     infos: dict[str, ArrayInfo], options: dict[str, Any], deterministic: bool = True
 ) -> AttentionBwd:
     """The descriptor over the views of all operands, by their names."""
-    own = ("dout", "dq", "dk", "dv", "dbias", "dsinks")
-    arrays: dict[str, Any] = {n: i for n, i in infos.items() if n not in own}
+    names = ("dout", "dq", "dk", "dv", "dbias", "dsinks")
+    arrays: dict[str, Any] = {n: i for n, i in infos.items() if n not in names}
     forward = Attention.from_arrays(**arrays, **options)
     layout = options.get("layout", "bhsd")
     of_rows = f"{PACKED if 'cu_seqlens_q' in infos else LAYOUTS[layout]}_v"
@@ -175,7 +175,7 @@ def describe(
         for label, stride in zip(labels, canonical(infos[name]), strict=False):
             axis = {"b": "batch", "h": "head", "r": "row"}[label]
             strides[f"stride_{name}_{axis}"] = stride
-    gradients: dict[str, Any] = {n: infos[n] for n in own if n in infos}
+    gradients: dict[str, Any] = {n: infos[n] for n in names if n in infos}
     return AttentionBwd(forward=forward, **gradients, **strides, deterministic=deterministic)
 
 

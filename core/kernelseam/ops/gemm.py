@@ -185,7 +185,8 @@ def result_shape(
 def result(
     operation: Operation, name: str, shape: tuple[int, ...], dtype: DType | str | None
 ) -> None:
-    """Hold an array for a result to its shape, or make one, of a's dtype where none is named."""
+    """Check the caller's array for a result, or allocate one (of a's dtype unless ``dtype`` names
+    another)."""
     kind, infos = None if dtype is None else DType.of(dtype, "out_dtype"), operation.infos
     if name not in infos:
         operation.new_result(name, shape, kind or infos["a"].dtype, "a", "out_dtype")
@@ -198,7 +199,7 @@ def result(
 
 
 def check_shape(name: str, info: ArrayInfo, shape: tuple[int, ...]) -> None:
-    """Refuse an array of another shape."""
+    """Raise InvalidValue for an array of another shape."""
     if info.shape != shape:
         raise InvalidValue(
             name, _shape(info), f"must have shape {list(shape)}", "Check the order of the axes"
@@ -206,7 +207,7 @@ def check_shape(name: str, info: ArrayInfo, shape: tuple[int, ...]) -> None:
 
 
 def _bias(info: ArrayInfo, shape: tuple[int, ...]) -> ArrayInfo:
-    """A bias as [batch, head, column] of a result of this shape, with extent 1 where it repeats."""
+    """A bias viewed as [batch, head, column] for a result of this shape; extent 1 broadcasts."""
     wanted = (*shape[:-2], shape[-1])
     fits = (
         0 < len(info.shape) <= len(wanted)
@@ -217,8 +218,8 @@ def _bias(info: ArrayInfo, shape: tuple[int, ...]) -> ArrayInfo:
         raise InvalidValue(
             "bias",
             _shape(info),
-            f"must be [N={wanted[-1]}], or repeat to {list(wanted)}",
-            "A bias has no axis of rows: add those of batches or heads with reshape",
+            f"must be [N={wanted[-1]}], or broadcast to {list(wanted)}",
+            "A bias has no row axis: add batch or head axes with reshape",
         )
     check_rows("bias", info)
     missing = len(wanted) - len(info.shape)

@@ -1,4 +1,4 @@
-"""Partial attentions joined, on arrays."""
+"""Merging partial attentions (split-KV) on arrays."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def merge_states(
     implementation: str | None = None,
     stream: object = None,
 ) -> tuple[Any, Any]:
-    """What attention over all keys would have given, from attentions of the same queries over parts
-    of them.
+    """Merge attentions of the same queries over disjoint parts of the keys into the attention over
+    all of them.
 
     ``outs`` [N, B, H, S, D_v] and ``lses`` [N, B, H, S] (float32, float64 where outs are) are the
     parts' results and log-sum-exps, stacked; keep them float32 (``out_dtype`` of ``attention``)
-    where their rounding matters. A part whose LSE is −inf saw no key. Page after page: stack what
-    there is with what the next page gives.
+    where their rounding matters. A part whose LSE is −inf saw no key. To merge incrementally, stack
+    the merged state with the next part's.
 
     Returns (result [B, H, S, D_v] of ``out_dtype``, by default that of outs, and its LSE [B, H,
     S]). Raises InvalidValue for what does not fit together.
@@ -50,10 +50,10 @@ def _work(operation: Operation, out_dtype: DType | str | None) -> None:
             "out_dtype", dtype, f"out is an array of {infos['out'].dtype}", "Give one of the two"
         )
     operation.new_result("lse", shape[1:4], infos["outs"].dtype.accumulator, "outs")
-    operation.launch(infos, lambda: _described(infos))
+    operation.launch(infos, lambda: _descriptor(infos))
 
 
-def _described(infos: dict[str, ArrayInfo]) -> MergeStates:
+def _descriptor(infos: dict[str, ArrayInfo]) -> MergeStates:
     parts, batch, heads, rows, dim = axes("outs", infos["outs"], "N B H S D_v", {})
     known = {"N": parts, "B": batch, "H": heads, "S": rows, "D_v": dim}
     axes("lses", infos["lses"], "N B H S", known)

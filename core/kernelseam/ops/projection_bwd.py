@@ -15,8 +15,7 @@ from kernelseam.ops.projection import head_counts
 
 
 class QkvProjectionGradients(NamedTuple):
-    """What a loss takes from the operands of ``fused_qkv_projection``; None for what was not asked
-    for."""
+    """Gradients of ``fused_qkv_projection``'s operands; None for one that was not requested."""
 
     d_input: Any
     d_weight: Any
@@ -24,8 +23,8 @@ class QkvProjectionGradients(NamedTuple):
 
 
 class OutputProjectionGradients(NamedTuple):
-    """What a loss takes from the operands of ``fused_output_projection_residual``; None for what
-    was not asked for."""
+    """Gradients of ``fused_output_projection_residual``'s operands; None for one that was not
+    requested."""
 
     d_attn_out: Any
     d_weight: Any
@@ -54,21 +53,20 @@ def fused_qkv_projection_bwd(
     stream: object = None,
 ) -> QkvProjectionGradients:
     """d_input [B, S, hidden], d_weight [(num_heads + 2·num_kv_heads)·head_dim, hidden] and, where
-    there is a bias, d_bias of ``fused_qkv_projection``, given what a loss takes from its q, k and
-    v.
+    there is a bias, d_bias of ``fused_qkv_projection``, from the gradients of its q, k and v.
 
     dq [B, num_heads, S, head_dim], dk and dv [B, num_kv_heads, S, head_dim] (``layout`` "bshd": the
-    head after the token), each with strides of its own and of input's dtype, by q and k as they are
-    before any rotation. One launch for d_input and one for d_weight and d_bias; dq, dk and dv are
-    never copied. Sums are float32 (float64 of float64) in an order that is fixed: the same bits
-    every time. Gradients are new arrays of input's dtype, d_bias of ``bias_dtype`` where that is
-    given.
+    head after the token), each with its own strides and of input's dtype. dq and dk are those of q
+    and k before the rotary embedding. One launch for d_input and one for d_weight and d_bias; dq,
+    dk and dv are never copied. Sums are float32 (float64 of float64) in a fixed order: results are
+    bitwise reproducible. Gradients are new arrays of input's dtype, d_bias of ``bias_dtype`` where
+    that is given.
 
     ``input_gradient=False`` and ``weight_gradient=False`` leave one out: ``weight`` may then be
     None, or ``input``. Raises InvalidValue for what does not fit together, Unsupported with each
     implementation's reason.
     """
-    needed = _needed(
+    needed = _operands_read(
         has_bias,
         {"input": (input, weight_gradient), "weight": (weight, input_gradient)},
         input_gradient,
@@ -161,7 +159,7 @@ def fused_output_projection_residual_bwd(
     stream: object = None,
 ) -> OutputProjectionGradients:
     """d_attn_out, d_weight [hidden, columns], d_bias [hidden] where there is a bias, and d_residual
-    of ``fused_output_projection_residual``, given what a loss takes from its result.
+    of ``fused_output_projection_residual``, from the gradient of its result.
 
     ``d_output`` [B, S, hidden]; ``attn_out`` as there, [B, S, columns] or [B, H, S, D]
     (``layout``), and d_attn_out is shaped as it is. d_residual is d_output, the same array. One
@@ -169,7 +167,7 @@ def fused_output_projection_residual_bwd(
     ``fused_qkv_projection_bwd``: ``input_gradient=False`` leaves out d_attn_out (``weight`` may
     then be None).
     """
-    needed = _needed(
+    needed = _operands_read(
         has_bias, {"weight": (weight, input_gradient)}, input_gradient, weight_gradient
     )
     arrays = {"d_output": d_output, "attn_out": attn_out, **needed}
@@ -214,17 +212,19 @@ def _output(
     )
 
 
-def _needed(
+def _operands_read(
     has_bias: bool, read: dict[str, tuple[Any, bool]], input_gradient: bool, weight_gradient: bool
 ) -> dict[str, Any]:
-    """The operands that some gradient reads."""
-    asked = (
+    """The operands that the requested gradients read."""
+    requested = (
         flag("has_bias", has_bias),
         flag("input_gradient", input_gradient),
         flag("weight_gradient", weight_gradient),
     )
-    if not any(asked):
-        raise InvalidValue("input_gradient", False, "nothing is asked for", "Leave the call out")
+    if not any(requested):
+        raise InvalidValue(
+            "input_gradient", False, "no gradient is requested", "Leave the call out"
+        )
     return {name: x for name, (x, reads) in read.items() if reads}
 
 

@@ -1,4 +1,4 @@
-"""Streams as callers hand them over, and what a runtime has ready for calls that repeat."""
+"""Streams as callers pass them, and a runtime's queries for repeated calls."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from kernelseam.errors import InvalidValue
 
 
 def call_state(runtime: Runtime, device: Device, array: ArrayInfo | None) -> CallState:
-    """What a runtime has ready for calls on a device; where it has nothing, ``activate`` is always
-    asked for."""
+    """The runtime's queries for calls on a device. Without a FastRuntime, ``activate`` is called
+    every time."""
     if isinstance(runtime, FastRuntime):
         return runtime.call_state(device, array.kind if array else None)
     return CallState(lambda: False, partial(runtime.current_stream, device, array))

@@ -29,7 +29,7 @@ def describe(field: str, value: object) -> ArrayInfo:
     info = value if isinstance(value, ArrayInfo) else arrays.describe(value, field)
     if min(info.strides, default=0) < 0 and 0 not in info.shape:
         raise InvalidValue(
-            field, f"strides {info.strides}", "must not walk backwards", "Copy the array first"
+            field, f"strides {info.strides}", "must not be negative", "Copy the array first"
         )
     return info
 
