@@ -1,5 +1,4 @@
-"""The contract's rules on values: what a plugin hands over is held against them where it comes in,
-and not again."""
+"""The contract's rules for values from plugins, checked once where they enter the core."""
 
 from __future__ import annotations
 
@@ -30,10 +29,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Rule:
-    """What must hold of a value, in words and as a test."""
+    """A rule as text and as a predicate."""
 
     text: str
-    holds: Callable[[Any], bool]
+    test: Callable[[Any], bool]
 
 
 def _integer(value: object) -> bool:
@@ -51,14 +50,14 @@ def _number(value: object) -> bool:
 
 
 def _texts(value: object, length: int | None = None) -> bool:
-    right = isinstance(value, (tuple, list)) and all(isinstance(x, str) for x in value)
-    return right and (length is None or len(value) == length)  # type: ignore[arg-type]
+    valid = isinstance(value, (tuple, list)) and all(isinstance(x, str) for x in value)
+    return valid and (length is None or len(value) == length)  # type: ignore[arg-type]
 
 
 TEXT = Rule("must be a str", lambda v: isinstance(v, str))
-NAME = Rule("must be a str that is not empty", lambda v: isinstance(v, str) and v != "")
+NAME = Rule("must be a non-empty str", lambda v: isinstance(v, str) and v != "")
 BACKEND = Rule(
-    "must be a str that is not empty and has no colon, which stands before a device's index",
+    "must be a non-empty str without a colon, which separates a device's index",
     lambda v: isinstance(v, str) and v != "" and ":" not in v,
 )
 INTEGER = Rule("must be an int", _integer)
@@ -69,7 +68,7 @@ METHOD = Rule("must be a method", callable)
 RATES = Rule(
     "must map names of dtypes to numbers above 0",
     lambda v: (
-        isinstance(v, Mapping) and all(isinstance(k, str) and RATE.holds(x) for k, x in v.items())
+        isinstance(v, Mapping) and all(isinstance(k, str) and RATE.test(x) for k, x in v.items())
     ),
 )
 VARIABLES = Rule(
@@ -138,8 +137,8 @@ FIELDS: Mapping[type, Mapping[str, Rule]] = {
 
 
 def validated(subject: str, value: Any, kind: type[T]) -> T:
-    """The value, where it is one of that class and its fields are as FIELDS has them. ``whose``:
-    for the message. Raises PluginError."""
+    """Return the value if it is an instance of ``kind`` whose fields satisfy FIELDS, else raise
+    PluginError. ``subject`` begins the message."""
     if not isinstance(value, kind):
         raise PluginError(f"{subject} must be a {kind.__name__}, got {reprlib.repr(value)}")
     _check_fields(subject, value, kind)
@@ -148,22 +147,22 @@ def validated(subject: str, value: Any, kind: type[T]) -> T:
 
 def _check_fields(subject: str, value: object, kind: type[Any]) -> None:
     for name, rule in FIELDS.get(kind, {}).items():
-        given = getattr(value, name, None)
-        if not rule.holds(given):
+        actual = getattr(value, name, None)
+        if not rule.test(actual):
             raise PluginError(
-                f"{subject}: {kind.__name__}.{name} = {reprlib.repr(given)}: {rule.text}"
+                f"{subject}: {kind.__name__}.{name} = {reprlib.repr(actual)}: {rule.text}"
             )
 
 
 def check_implementation(value: Any) -> None:
-    """Raises PluginError for what is none."""
+    """Raise PluginError for a value that is no Implementation."""
     _check_fields(
         f"implementation {reprlib.repr(getattr(value, 'name', value))}", value, Implementation
     )
 
 
 def validated_backend(value: Any) -> Backend:
-    """A backend with what it brings. Raises PluginError."""
+    """A backend with its runtime, toolchain and implementations. Raises PluginError."""
     backend = validated("a backend", value, Backend)
     subject = f"backend {backend.name!r}"
     _check_fields(subject, backend.runtime, Runtime)
@@ -175,7 +174,7 @@ def validated_backend(value: Any) -> Backend:
 
 
 def validated_devices(backend: str, value: Any) -> tuple[Device, ...]:
-    """What a backend's runtime lists. Raises PluginError."""
+    """The devices that a backend's runtime lists. Raises PluginError."""
     subject = f"devices() of backend {backend!r}"
     if not isinstance(value, Sequence):
         raise PluginError(f"{subject} must be a sequence of Device, got {reprlib.repr(value)}")
@@ -190,7 +189,7 @@ def validated_devices(backend: str, value: Any) -> tuple[Device, ...]:
 
 
 def validated_archs(backend: str, value: Any) -> tuple[str, ...]:
-    """What a backend's toolchain compiles for. Raises PluginError."""
+    """The archs that a backend's toolchain compiles for. Raises PluginError."""
     if not _texts(value):
         raise PluginError(
             f"archs of backend {backend!r} must be a tuple of str, got {reprlib.repr(value)}"
@@ -199,24 +198,24 @@ def validated_archs(backend: str, value: Any) -> tuple[str, ...]:
 
 
 def validated_view(backend: str, value: Any) -> ArrayInfo | None:
-    """What a runtime says of an array. Raises PluginError."""
+    """A runtime's description of an array. Raises PluginError."""
     return (
         None if value is None else validated(f"describe() of backend {backend!r}", value, ArrayInfo)
     )
 
 
 def validated_refusal(name: str, value: Any) -> str | None:
-    """What an implementation says to a problem; "" is no reason. Raises PluginError."""
+    """The result of ``supports``; "" counts as None. Raises PluginError."""
     if value is not None and not isinstance(value, str):
         raise PluginError(
-            f"supports() of {name!r} must be None or a str that says why not, got "
+            f"supports() of {name!r} must be None or a str with the reason, got "
             f"{reprlib.repr(value)}"
         )
     return value or None
 
 
 def validated_parts(name: str, value: Any) -> PlanParts:
-    """What an implementation builds. Raises PluginError."""
+    """The result of ``build``. Raises PluginError."""
     subject = f"build() of {name!r}"
     parts = validated(subject, value, PlanParts)
     for step in parts.steps:

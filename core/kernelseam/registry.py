@@ -1,4 +1,4 @@
-"""What the plugins register: backends and implementations, each with its owner."""
+"""The registry of backends and implementations, each with the plugin that owns it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def _none(backend: Backend) -> Iterable[Implementation]:
 
 @dataclass
 class Registry:
-    """What the plugins registered. A plugin fills in a scratch registry, merged only when it
-    succeeds."""
+    """Backends and implementations. A plugin fills in a scratch registry, which is merged only when
+    the plugin succeeds."""
 
     backends: dict[str, Backend] = field(default_factory=dict)
     implementations: list[Implementation] = field(default_factory=list)
     owners: dict[tuple[str, ...], str] = field(default_factory=dict)
-    """Which plugin a backend (name,) and an implementation (backend, operation, name) came from."""
+    """The plugin of a backend (name,) or an implementation (backend, operation, name)."""
     kernels_of: KernelFactory = _none
-    """Implementations by the kernels that a backend's toolchain compiles, shared ones and its own:
-    given by discovery, and none without it."""
+    """Makes implementations of the kernels that a backend's toolchain compiles, shared ones and its
+    own; set by discovery."""
 
     def add_backend(self, backend: Backend) -> None:
         """Register devices, toolchain and implementations; shared kernels follow from the
-        toolchain. Raises PluginError for a field that is not as the contract has it."""
+        toolchain. Raises PluginError for a field that violates the contract."""
         validated_backend(backend)
         if backend.name in self.backends:
             raise PluginError(f"backend {backend.name!r} is registered twice")
@@ -44,13 +44,13 @@ class Registry:
         self.implementations.extend(backend.implementations)
 
     def add_implementation(self, implementation: Implementation) -> None:
-        """Register one more way to compute, for a backend of one's own or of another plugin. Raises
+        """Register another implementation, for a backend of this or another plugin. Raises
         PluginError."""
         check_implementation(implementation)
         self.implementations.append(implementation)
 
     def merge(self, other: Registry, plugin: str) -> None:
-        """Take over what a plugin registered, all of it or, where a name is taken, nothing. Raises
+        """Add everything that a plugin registered, or nothing where a name is taken. Raises
         PluginError."""
         owners: dict[tuple[str, ...], str] = {}
         for backend in other.backends.values():  # it may have been filled in by hand

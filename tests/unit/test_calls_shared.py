@@ -70,7 +70,7 @@ def test_a_second_thread_is_refused(acme: Any, monkeypatch: pytest.MonkeyPatch) 
             call()
         assert launches == []
         assert str(caught.value) == (
-            f"another thread is in this call ({call.plan.problem} on acme:0 (acme1)), whose "
+            f"another thread is running this call ({call.plan.problem} on acme:0 (acme1)), whose "
             "launches share one "
             "workspace. Give each thread a call of its own: call.rebind(), with another "
             "workspace where this one was "

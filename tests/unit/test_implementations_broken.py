@@ -163,7 +163,8 @@ def test_one_that_computes_wrongly(discovered: Discovered) -> None:
         "5×4×8 wrongly: C["
     )
     assert str(e).endswith(
-        ", the worst of 20 elements. Name another implementation, and tell whoever made this one."
+        ", the worst of 20 elements. Name another implementation, and "
+        "report this to the plugin's authors."
     )
     plan(gemm(x), implementation="numpy").bind(check=True)()
     assert error(x) < 1e-12

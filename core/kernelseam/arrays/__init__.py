@@ -1,4 +1,4 @@
-"""Arrays of any library as views, and torch's tensors read without importing torch."""
+"""Arrays of any library as ``ArrayInfo`` views; torch tensors are read without importing torch."""
 
 from kernelseam.arrays.views import describe, mark_written, runtime_of, same_device
 
