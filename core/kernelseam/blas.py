@@ -121,7 +121,7 @@ class LibraryGemm(ABC):
     view = "strided"
     """How it takes batches: "strided", by one stride, or "pointers", by lists of addresses."""
     extras: frozenset[str] = frozenset()
-    """What it takes of ``BEYOND``."""
+    """The features of ``EXTRAS`` that it supports."""
     precisions: frozenset[str] = frozenset()
     """Precisions of float32 products that it supports, other than IEEE."""
     function: str

@@ -1,8 +1,7 @@
-"""Timing every way to compute a problem, in turns, and keeping the fastest.
+"""Tuning: time all implementations and variants of a problem, and store the fastest.
 
-Ways take turns, round after round, so that a device that grows warm slows them all: timing one to
-its end before the next misleads by more than the ways differ. Those that take much longer than the
-best are timed once.
+They are timed in interleaved rounds, so that a device that warms up and slows down affects all
+alike. Those that are much slower than the best are timed once.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from kernelseam.tuned.store import Timed, Tuned, keep
 from kernelseam.variants import SEPARATOR, Variant, build_of, variants_of
 
 ROUNDS, ROUND_SECONDS, MOST_RUNS = 6, 0.03, 200
-"""Of each way that stays: about 0.2 s in all."""
+"""Rounds, seconds per round and most runs per round of each variant: about 0.2 s in all."""
 SLOW_FACTOR = 1.5
-"""Times the best, beyond which a way is not timed again."""
-ALIGNED = 16
-"""Bytes that every allocation is a multiple of."""
+"""Variants slower than the best by more than this factor are timed once."""
+ALLOCATION_ALIGNMENT = 16
+"""Bytes: the alignment of every allocation."""
 TIE_FACTOR = 1.01
-"""Times the best, up to which a way counts as equal: then the model's own is kept."""
+"""Within this factor of the best, the cost model's choice is kept."""
 NOT_STORED = "not kept: a batch-invariant problem is computed in one way in every batch"
 
 
 @dataclass
 class Way:
-    """One implementation, or one of its variants, and what became of it."""
+    """An implementation or variant with its measurements."""
 
     candidate: Candidate
     variant: str
@@ -53,7 +52,7 @@ class Way:
 
     @property
     def name(self) -> str:
-        """As a caller may name it."""
+        """NAME or NAME:VARIANT, as a caller may name it."""
         return self.implementation + (SEPARATOR + self.variant if self.variant else "")
 
     @property
@@ -64,7 +63,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What was measured of one problem."""
+    """The measurements of one problem."""
 
     problem: Problem
     device: Device
@@ -73,9 +72,9 @@ class Tuning:
     refused: tuple[Refusal, ...]
     chosen: Way
     model: Way
-    """What is taken without tuning."""
+    """The cost model's choice, used without tuning."""
     path: Path | None
-    """Where the choice was kept."""
+    """Where the choice was stored."""
     note: str = ""
 
 
@@ -85,13 +84,13 @@ def tune(
     operands: Mapping[str, object] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Tuning:
-    """Time every way to compute a descriptor's problem over its operands, and keep the fastest for
-    the problem's class.
+    """Time all implementations and variants of a descriptor's problem over its operands, and store
+    the fastest for the problem's class.
 
     ``operands``: those that are not in the descriptor, as ``Plan.bind`` takes them; results are
-    overwritten. ``progress(way, done, all)`` is called before each way is built and before each
-    round. Raises InvalidValue for an emulated device, Unsupported where nothing takes the problem,
-    OSError or Untrusted where the choice cannot be kept.
+    overwritten. ``progress(way, done, all)`` is called before each build and each round. Raises
+    InvalidValue for an emulated device, Unsupported where no implementation supports the problem,
+    OSError or Untrusted where the choice cannot be stored.
     """
     if device.evidence == EMULATED:
         raise InvalidValue(
@@ -132,15 +131,15 @@ def tune(
 
 
 def _ways(candidate: Candidate, problem: Problem, device: Device) -> Iterator[Way]:
-    """A candidate's, its own choice first."""
-    failure, found = "", tuple[Variant, ...]()
+    """A candidate's variants, its default first."""
+    failure, variants = "", tuple[Variant, ...]()
     try:
-        found = variants_of(candidate.implementation, problem, device)
+        variants = variants_of(candidate.implementation, problem, device)
     except Exception as e:
         failure = f"its variants raised {type(e).__name__}: {e}"
-    if not found:
+    if not variants:
         yield Way(candidate, "", candidate.cost, failure=failure)
-    for v in found:
+    for v in variants:
         yield Way(candidate, v.name, v.cost)
 
 
@@ -160,14 +159,15 @@ def _time(
             continue
         try:
             way.parts = build_of(way.candidate.implementation, problem, device, way.variant)
-        except Exception as e:  # a way that is broken must not stop the others
+        except Exception as e:  # the others are still timed
             way.failure = f"its build raised {type(e).__name__}: {e}"
-    # One serves all in turn, but for those that leave zeros in theirs for the next launch, or want
-    # it more aligned.
+    # They share one workspace, unless they keep zeroed bytes there or need more alignment.
     sharing = [
         w.name
         for w in ways
-        if w.parts and not w.parts.zeroed_bytes and w.parts.workspace_alignment <= ALIGNED
+        if w.parts
+        and not w.parts.zeroed_bytes
+        and w.parts.workspace_alignment <= ALLOCATION_ALIGNMENT
     ]
     need = max((w.parts.workspace_bytes for w in ways if w.parts and w.name in sharing), default=0)
     workspace = runtime.empty((-(-need // 4),), DType.float32, device) if need else None
@@ -175,10 +175,10 @@ def _time(
         if way.parts is None:
             continue
         choice = Choice(way.candidate.implementation, candidates, way.variant)
-        made = Plan(descriptor, problem, device, way.parts, choice)
+        plan = Plan(descriptor, problem, device, way.parts, choice)
         space = workspace if way.parts.workspace_bytes and way.name in sharing else None
         try:
-            launch = made.bind(workspace=space, **operands).launcher()
+            launch = plan.bind(workspace=space, **operands).launcher()
             runtime.time(launch, device, 1)
             launches[way.name] = launch, min(runtime.time(launch, device, 3))
         except Exception as e:

@@ -148,7 +148,8 @@ def test_what_is_refused_is_refused_after_a_call_that_was_not(
     negative = torch.view_as_complex(torch.randn(4, 4, 2)).conj().imag
     assert negative.is_neg()
     refused(
-        "b.is_neg = True: its memory holds the negated values (a lazy negation). Pass tensor.resolve_neg().",
+        "b.is_neg = True: its memory holds the negated values (a lazy negation). "
+        "Pass tensor.resolve_neg().",
         lambda: kernelseam.matmul2d(a, negative),
     )
     with torch.autograd.forward_ad.dual_level():

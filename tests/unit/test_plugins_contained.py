@@ -129,7 +129,7 @@ def test_another_is_built(strange: Strange, raised: str, said: str) -> None:
     strange(BUILD=f"raise {raised}")
     with pytest.warns(BrokenImplementation) as warned:
         assert multiply() == "numpy"
-    assert str(warned[0].message).endswith(f"is broken. strange: its build raised {said}")
+    assert str(warned[0].message).endswith(f"are broken. strange: its build raised {said}")
     try:
         plan(GEMM, device="numpy", implementation="strange")
     except Escaped as e:  # whoever asks for it is told whose it is

@@ -503,12 +503,16 @@ def test_other_drivers_compilers_and_versions_have_choices_of_their_own(
 ) -> None:
     device = ways(tiles(), quick())
     runtime: Any = plugins().backend("acme").runtime
-    key, problem = store.place(gemm().problem(), device), gemm().problem()
+    key, problem = store.choice_key(gemm().problem(), device), gemm().problem()
     assert store.environment(device) == {"compiler": ""}
     monkeypatch.setattr(runtime, "versions", lambda: {"driver": "2"}, raising=False)
-    keys = {key, store.place(problem, device), store.place(problem, replace(device, arch="acme2"))}
+    keys = {
+        key,
+        store.choice_key(problem, device),
+        store.choice_key(problem, replace(device, arch="acme2")),
+    }
     monkeypatch.setattr(store, "__version__", "9")
-    keys.add(store.place(problem, device))
+    keys.add(store.choice_key(problem, device))
     assert len(keys) == 4
 
 
