@@ -27,7 +27,7 @@ FEW = 2000
 """Heads of all entries of the batch: what a checker that slows a launch down a hundred times still
 takes."""
 Unit = tuple[Any, Any, Any]
-"""Host half, spec, tile: one binary."""
+"""Kernel definition, spec, tile: one binary."""
 
 
 def problem_of(case: Case, device: Device) -> Any:
@@ -79,8 +79,8 @@ def units_of(
     assert toolchain is not None
     found: dict[Hashable, Unit] = {}
     for x in implementation.launches(problem, device).kernels:
-        made = bundle(x.half, x.problem.spec, x.tile, toolchain, device.arch)
-        found[made.name, made.defines] = x.half, x.problem.spec, x.tile
+        made = bundle(x.kernel, x.problem.spec, x.tile, toolchain, device.arch)
+        found[made.name, made.defines] = x.kernel, x.problem.spec, x.tile
     return found
 
 
@@ -97,7 +97,7 @@ def compile_all(
     end = None if seconds is None else time.monotonic() + seconds
     with closing(Workers(min(processes or cores(), max(len(found), 1)), limit)) as team:
         tasks = [team.start(_compile, unit, device) for unit in found]
-        for done, ((half, spec, tile), task) in enumerate(zip(found, tasks, strict=True)):
+        for done, ((kernel, spec, tile), task) in enumerate(zip(found, tasks, strict=True)):
             try:
                 task.result(None if end is None else max(end - time.monotonic(), 0))
             except TimeoutError:
@@ -106,16 +106,16 @@ def compile_all(
                 )
                 break
             except Exception as e:
-                wrong.append(f"{half.entry} of {spec} in {tile}: {e}")
+                wrong.append(f"{kernel.entry} of {spec} in {tile}: {e}")
     return wrong
 
 
 def _compile(unit: Unit, device: Device) -> None:
-    half, spec, tile = unit
+    kernel, spec, tile = unit
     toolchain = plugins().backend(device.backend).toolchain
     assert toolchain is not None
     warnings.simplefilter("error", SlowBinary)
-    build(half, spec, tile, toolchain, device.arch)
+    build(kernel, spec, tile, toolchain, device.arch)
 
 
 def choice(cases: Iterable[Case], device: Device) -> list[Case]:

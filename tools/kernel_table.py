@@ -81,9 +81,9 @@ def rare(arch: str, number: int, covered: Covered) -> bool:
     arch."""
     turns = any(
         arch in archs
-        and not covered.half.archs
+        and not covered.kernel.archs
         and archs[_turn(number + 1, len(archs))] != arch
-        and _count()[covered.half.entry] >= MANY
+        and _count()[covered.kernel.entry] >= MANY
         for archs in SHARED
     )
     return not covered.often or (arch in ALIKE and number % PART > 0) or turns
@@ -92,7 +92,7 @@ def rare(arch: str, number: int, covered: Covered) -> bool:
 @cache
 def _count() -> Counter[str]:
     """Binaries of each kernel that every run compiles."""
-    return Counter(c.half.entry for c in covering() if c.often)
+    return Counter(c.kernel.entry for c in covering() if c.often)
 
 
 def _turn(number: int, of: int) -> int:
@@ -112,7 +112,7 @@ def facts_of(backend: Backend, arch: str, chosen: Iterable[Covered]) -> dict[Key
     found: dict[Key, KernelFacts] = {}
     for covered in chosen:
         for tile in covered.tiles(toolchain.arch_row(arch)):
-            _, kernels = build_binary(toolchain, covered.spec, arch, tile, covered.half)
+            _, kernels = build_binary(toolchain, covered.spec, arch, tile, covered.kernel)
             for facts in kernels.values():
                 found[arch, str(covered), tile_name(tile)] = facts
     return found

@@ -10,7 +10,7 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from kernelseam import errors, verifier
+from kernelseam import errors, traced, verifier
 from kernelseam._version import __version__
 from kernelseam.trace import trace  # at once: later, its module's name would stand in its place
 
@@ -109,6 +109,14 @@ _HOMES = {
     ),
 }
 
+
+def _torch_operators() -> Any:
+    from kernelseam.interop.torch_library.handover import OPERATORS
+
+    return OPERATORS
+
+
+traced.register(_torch_operators)
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 

@@ -1,4 +1,5 @@
-"""Tuning: time all implementations and variants of a problem, and store the fastest.
+"""Tuning: time all configurations (implementations and variants) of a problem, and store the
+fastest.
 
 They are timed in interleaved rounds, so that a device that warms up and slows down affects all
 alike. Those that are much slower than the best are timed once.
@@ -25,9 +26,9 @@ from kernelseam.tuned.store import Timed, Tuned, keep
 from kernelseam.variants import SEPARATOR, Variant, build_of, variants_of
 
 ROUNDS, ROUND_SECONDS, MOST_RUNS = 6, 0.03, 200
-"""Rounds, seconds per round and most runs per round of each variant: about 0.2 s in all."""
+"""Rounds, seconds per round and most runs per round of a configuration: about 0.2 s in all."""
 SLOW_FACTOR = 1.5
-"""Variants slower than the best by more than this factor are timed once."""
+"""Configurations slower than the best by more than this factor are timed once."""
 ALLOCATION_ALIGNMENT = 16
 """Bytes: the alignment of every allocation."""
 TIE_FACTOR = 1.01
@@ -36,7 +37,7 @@ NOT_STORED = "not kept: a batch-invariant problem is computed in one way in ever
 
 
 @dataclass
-class Way:
+class Configuration:
     """An implementation or variant with its measurements."""
 
     candidate: Candidate
@@ -67,11 +68,11 @@ class Tuning:
 
     problem: Problem
     device: Device
-    ways: tuple[Way, ...]
+    configurations: tuple[Configuration, ...]
     """The fastest first, then those that failed."""
     refused: tuple[Refusal, ...]
-    chosen: Way
-    model: Way
+    chosen: Configuration
+    model: Configuration
     """The cost model's choice, used without tuning."""
     path: Path | None
     """Where the choice was stored."""
@@ -84,13 +85,13 @@ def tune(
     operands: Mapping[str, object] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Tuning:
-    """Time all implementations and variants of a descriptor's problem over its operands, and store
-    the fastest for the problem's class.
+    """Time all configurations of a descriptor's problem over its operands, and store the fastest
+    for the problem's class.
 
     ``operands``: those that are not in the descriptor, as ``Plan.bind`` takes them; results are
-    overwritten. ``progress(way, done, all)`` is called before each build and each round. Raises
-    InvalidValue for an emulated device, Unsupported where no implementation supports the problem,
-    OSError or Untrusted where the choice cannot be stored.
+    overwritten. ``progress(configuration, done, all)`` is called before each configuration is built
+    and before each round. Raises InvalidValue for an emulated device, Unsupported where no
+    implementation supports the problem, OSError or Untrusted where the choice cannot be stored.
     """
     if device.evidence == EMULATED:
         raise InvalidValue(
@@ -105,17 +106,21 @@ def tune(
     refused = tuple(
         Refusal(c.implementation.name, c.refusal) for c in candidates if c.refusal is not None
     )
-    ways = [w for c in candidates if c.refusal is None for w in _ways(c, problem, device)]
-    if not ways:
+    configurations = [
+        w for c in candidates if c.refusal is None for w in _configurations(c, problem, device)
+    ]
+    if not configurations:
         raise Unsupported(problem, refused)
-    say = progress or (lambda way, done, all: None)
+    say = progress or (lambda configuration, done, all: None)
     runtime = plugins().backend(device.backend).runtime
     with runtime.activate(device):
-        _time(descriptor, device, operands or {}, candidates, ways, runtime, say)
-    timed = sorted((w for w in ways if w.samples), key=lambda w: w.seconds or 0.0)
+        _time(descriptor, device, operands or {}, candidates, configurations, runtime, say)
+    timed = sorted((w for w in configurations if w.samples), key=lambda w: w.seconds or 0.0)
     if not timed:
-        raise Unsupported(problem, (*refused, *(Refusal(w.name, w.failure) for w in ways)))
-    best, model = timed[0].seconds or 0.0, ways[0]
+        raise Unsupported(
+            problem, (*refused, *(Refusal(w.name, w.failure) for w in configurations))
+        )
+    best, model = timed[0].seconds or 0.0, configurations[0]
     chosen = model if model.samples and (model.seconds or 0.0) <= TIE_FACTOR * best else timed[0]
     path = None
     if batch_invariant(problem):
@@ -126,21 +131,23 @@ def tune(
             problem, device, Tuned(chosen.implementation, chosen.variant, str(problem), times)
         )
         planning.forget()
-    failed = [w for w in ways if not w.samples]
+    failed = [w for w in configurations if not w.samples]
     return Tuning(problem, device, (*timed, *failed), refused, chosen, model, path, note)
 
 
-def _ways(candidate: Candidate, problem: Problem, device: Device) -> Iterator[Way]:
-    """A candidate's variants, its default first."""
+def _configurations(
+    candidate: Candidate, problem: Problem, device: Device
+) -> Iterator[Configuration]:
+    """A candidate's configurations, its default first."""
     failure, variants = "", tuple[Variant, ...]()
     try:
         variants = variants_of(candidate.implementation, problem, device)
     except Exception as e:
         failure = f"its variants raised {type(e).__name__}: {e}"
     if not variants:
-        yield Way(candidate, "", candidate.cost, failure=failure)
+        yield Configuration(candidate, "", candidate.cost, failure=failure)
     for v in variants:
-        yield Way(candidate, v.name, v.cost)
+        yield Configuration(candidate, v.name, v.cost)
 
 
 def _time(
@@ -148,50 +155,59 @@ def _time(
     device: Device,
     operands: Mapping[str, Any],
     candidates: tuple[Candidate, ...],
-    ways: list[Way],
+    configurations: list[Configuration],
     runtime: Runtime,
     say: Callable[[str, int, int], None],
 ) -> None:
     problem, launches = descriptor.problem(), {}
-    for done, way in enumerate(ways):
-        say(way.name, done, len(ways) + ROUNDS)
-        if way.failure:
+    for done, configuration in enumerate(configurations):
+        say(configuration.name, done, len(configurations) + ROUNDS)
+        if configuration.failure:
             continue
         try:
-            way.parts = build_of(way.candidate.implementation, problem, device, way.variant)
+            configuration.parts = build_of(
+                configuration.candidate.implementation, problem, device, configuration.variant
+            )
         except Exception as e:  # the others are still timed
-            way.failure = f"its build raised {type(e).__name__}: {e}"
+            configuration.failure = f"its build raised {type(e).__name__}: {e}"
     # They share one workspace, unless they keep zeroed bytes there or need more alignment.
     sharing = [
         w.name
-        for w in ways
+        for w in configurations
         if w.parts
         and not w.parts.zeroed_bytes
         and w.parts.workspace_alignment <= ALLOCATION_ALIGNMENT
     ]
-    need = max((w.parts.workspace_bytes for w in ways if w.parts and w.name in sharing), default=0)
+    need = max(
+        (w.parts.workspace_bytes for w in configurations if w.parts and w.name in sharing),
+        default=0,
+    )
     workspace = runtime.empty((-(-need // 4),), DType.float32, device) if need else None
-    for way in ways:
-        if way.parts is None:
+    for configuration in configurations:
+        if configuration.parts is None:
             continue
-        choice = Choice(way.candidate.implementation, candidates, way.variant)
-        plan = Plan(descriptor, problem, device, way.parts, choice)
-        space = workspace if way.parts.workspace_bytes and way.name in sharing else None
+        choice = Choice(configuration.candidate.implementation, candidates, configuration.variant)
+        plan = Plan(descriptor, problem, device, configuration.parts, choice)
+        space = (
+            workspace
+            if configuration.parts.workspace_bytes and configuration.name in sharing
+            else None
+        )
         try:
             launch = plan.bind(workspace=space, **operands).launcher()
             runtime.time(launch, device, 1)
-            launches[way.name] = launch, min(runtime.time(launch, device, 3))
+            launches[configuration.name] = launch, min(runtime.time(launch, device, 3))
         except Exception as e:
-            way.failure = f"its call raised {type(e).__name__}: {e}"
+            configuration.failure = f"its call raised {type(e).__name__}: {e}"
     fastest = min((once for _, once in launches.values()), default=0.0)
     for turn in range(ROUNDS):
-        say(f"round {turn + 1}", len(ways) + turn, len(ways) + ROUNDS)
-        for way in ways:
-            if way.name not in launches:
+        say(f"round {turn + 1}", len(configurations) + turn, len(configurations) + ROUNDS)
+        for configuration in configurations:
+            if configuration.name not in launches:
                 continue
-            launch, once = launches[way.name]
+            launch, once = launches[configuration.name]
             if once > SLOW_FACTOR * fastest:
-                way.samples = way.samples or [once]
+                configuration.samples = configuration.samples or [once]
                 continue
             runs = int(min(max(ROUND_SECONDS / max(once, 1e-9), 1), MOST_RUNS))
-            way.samples += runtime.time(launch, device, runs)
+            configuration.samples += runtime.time(launch, device, runs)

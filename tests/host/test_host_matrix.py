@@ -18,7 +18,7 @@ from pathlib import Path
 import kernelseam
 import pytest
 from kernelseam.contract import Device
-from kernelseam.kernels import WAYS
+from kernelseam.kernels import COMPOSITIONS
 from kernelseam.kernels.kernel import build
 from kernelseam.parity.cases.case import Case
 from kernelseam.parity.cases.covering import covering
@@ -54,10 +54,12 @@ def _parameters() -> Iterator[object]:
 
 def _compile(case: Case, device: Device) -> None:
     toolchain, problem = HostToolchain(), prepared(case, device).problem
-    way, row = WAYS[problem.operation], toolchain.arch_row(device.arch)
-    if way.refuse(problem, row) is None:
-        for launch in way.launches(problem, way.tile(problem, row, device), device).steps:
-            build(launch.half, launch.problem.spec, launch.tile, toolchain, device.arch)
+    composition, row = COMPOSITIONS[problem.operation], toolchain.arch_row(device.arch)
+    if composition.refuse(problem, row) is None:
+        for launch in composition.launches(
+            problem, composition.tile(problem, row, device), device
+        ).steps:
+            build(launch.kernel, launch.problem.spec, launch.tile, toolchain, device.arch)
 
 
 @pytest.fixture(scope="module")

@@ -66,11 +66,13 @@ def test_white_space_is_any_white_space() -> None:
 
 
 def _planted() -> Iterator[object]:
-    for mutant in MUTANTS:
+    for i, mutant in enumerate(MUTANTS):
         for device in DEVICES:
-            marks = (
-                [] if device.arch == mutant.archs[0] else [pytest.mark.slow("another way to copy")]
-            )
+            marks = []
+            if device.arch != mutant.archs[0]:
+                marks = [pytest.mark.slow("another way to copy")]
+            elif i % 2:
+                marks = [pytest.mark.slow("every other fault: a compilation each")]
             yield pytest.param(mutant, device, id=f"{mutant.name}-on-{device.arch}", marks=marks)
 
 

@@ -327,9 +327,9 @@ def test_a_tile_is_chosen_once(
     assert len(chosen) == 2
 
 
-@pytest.mark.parametrize("half", [AttentionHost, GemmHost])
+@pytest.mark.parametrize("kernel", [AttentionHost, GemmHost])
 def test_shared_kernels_choose_a_tile_once_for_all_who_ask(
-    half: Any, monkeypatch: pytest.MonkeyPatch
+    kernel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The unfused attention asks what the fused one costs."""
     from kernelseam.kernels import shared_implementations
@@ -337,8 +337,10 @@ def test_shared_kernels_choose_a_tile_once_for_all_who_ask(
     from kernelseam_cuda.toolchain import CudaToolchain
 
     chosen: list[Any] = []
-    tile = half.tile
-    monkeypatch.setattr(half, "tile", lambda self, p, *x: (chosen.append(p), tile(self, p, *x))[1])
+    tile = kernel.tile
+    monkeypatch.setattr(
+        kernel, "tile", lambda self, p, *x: (chosen.append(p), tile(self, p, *x))[1]
+    )
     device = Device("cuda", 0, "sm_80")
     problem = ks.Attention(
         batch=1, num_heads=2, S_q=64, S_k=64, head_dim=64, dtype="float16"
@@ -353,7 +355,7 @@ def test_shared_kernels_choose_a_tile_once_for_all_who_ask(
         assert i.supports(problem, device) is None
         i.cost(problem, device)
         i.records(problem, device)  # type: ignore[attr-defined]
-    assert len(chosen) == len(set(chosen)) == (1 if half is AttentionHost else 2)
+    assert len(chosen) == len(set(chosen)) == (1 if kernel is AttentionHost else 2)
 
 
 # ---------------------------------------------------------------- what is remembered

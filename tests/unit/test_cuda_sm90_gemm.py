@@ -1,5 +1,5 @@
-"""The host half of Hopper's GEMM: what it takes, what it is launched with. Nothing here needs a
-GPU."""
+"""The kernel definition of Hopper's GEMM: what it takes, what it is launched with. Nothing here
+needs a GPU."""
 
 from __future__ import annotations
 

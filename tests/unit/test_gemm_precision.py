@@ -154,19 +154,19 @@ def test_an_arch_without_tiles_for_it_refuses_by_name() -> None:
         )
     }
     row = ArchRow("fake1", 32, 1 << 17, 255, "fake.h", (), frozenset(), tiles)
-    half = GemmHost()
+    kernel = GemmHost()
 
     def problem(precision: str | None) -> Any:
         return BatchedGemmStrided(**FIELDS, dtype="float32", precision=precision).problem()
 
-    assert half.refuse(problem("tf32x3"), row) == "has no tf32x3 products on fake1"
+    assert kernel.refuse(problem("tf32x3"), row) == "has no tf32x3 products on fake1"
     for precision, bk in ((None, 16), ("tf32", 32)):
-        assert half.refuse(problem(precision), row) is None
-        (tile,) = half.tiles(problem(precision).spec, row)
+        assert kernel.refuse(problem(precision), row) is None
+        (tile,) = kernel.tiles(problem(precision).spec, row)
         assert tile.bk == bk
     spec = problem("tf32").spec
-    assert half.defines(spec, tiles["gemm"][1], row)["PRECISION"] == 1
-    assert half.defines(problem(None).spec, tiles["gemm"][0], row)["PRECISION"] == 0
+    assert kernel.defines(spec, tiles["gemm"][1], row)["PRECISION"] == 1
+    assert kernel.defines(problem(None).spec, tiles["gemm"][0], row)["PRECISION"] == 0
 
 
 def test_a_plain_tile_is_for_plain_products() -> None:

@@ -450,7 +450,7 @@ def test_what_the_page_covers_of_products(page: Any) -> None:
 
 @pytest.mark.parametrize("device", devices(0, 2**30), ids=str)
 def test_the_page_covers_blocks_of_several_tiles(page: Any, device: Device) -> None:
-    from kernelseam.kernels import WAYS
+    from kernelseam.kernels import COMPOSITIONS
     from kernelseam.parity.operations.operands import describe, layout
 
     host, row = page.plugins().backend("numpy").runtime, archs.row(device.arch)
@@ -463,8 +463,10 @@ def test_the_page_covers_blocks_of_several_tiles(page: Any, device: Device) -> N
                 for n, p in lay.places.items()
             }
             made, _ = describe(case, lay, at, host, host.devices()[0]).simplified()
-            problem, way = made.problem(), WAYS[case.operation]
-            for launch in way.launches(problem, way.tile(problem, row, device), device).steps:
+            problem, composition = made.problem(), COMPOSITIONS[case.operation]
+            for launch in composition.launches(
+                problem, composition.tile(problem, row, device), device
+            ).steps:
                 spec = launch.problem.spec
                 if launch.tile.teams > 1:
                     found.add(

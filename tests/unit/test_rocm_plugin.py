@@ -17,7 +17,7 @@ from kernelseam.contract import CONTRACT_VERSION, Device, Runtime, SourceBundle
 from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import FLOATING, DType
 from kernelseam.errors import DeviceError, NoDevice, UnknownName
-from kernelseam.kernels import HALVES, tiles_of
+from kernelseam.kernels import KERNELS, tiles_of
 from kernelseam.kernels.kernel import bundle
 
 pytest.importorskip("kernelseam_rocm", reason="kernelseam-rocm is not installed")
@@ -246,7 +246,7 @@ def test_rows_of_the_table(arch: str) -> None:
     assert chain is not None
     header = dict(row.defines)["KS_MATRIX_HEADER"].strip('"')
     spec = GemmSpec(DType.float16, DType.float16, DType.float32)
-    files = dict(bundle(HALVES["gemm"], spec, tiles_of(chain, spec, arch)[0], chain, arch).files)
+    files = dict(bundle(KERNELS["gemm"], spec, tiles_of(chain, spec, arch)[0], chain, arch).files)
     shared = {"gemm/gemm.h", "gemm/heads.h", "tile/base.h", "tile/simt.h", "tile/tile.h"}
     assert set(files) - shared == {"platform.h", "copy.h", "engine.h", header}
     assert all("#include <" not in text for text in chain.platform_files(arch).values())

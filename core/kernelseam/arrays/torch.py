@@ -54,7 +54,10 @@ def describe(tensor: Any, device: Device) -> ArrayInfo:
         forward := sys.modules.get("torch.autograd.forward_ad")
     ) is not None and forward._current_level >= 0:
         refuse_tangent("tangent", tensor)
+    kind = type(tensor)
     try:
+        if kind is not torch.Tensor and issubclass(kind, torch._subclasses.FakeTensor):
+            raise RuntimeError("a fake tensor, of which torch warns when its address is asked for")
         pointer, shape, strides = tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
     except RuntimeError:
         _refuse_nested(tensor)

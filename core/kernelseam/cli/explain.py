@@ -151,8 +151,8 @@ def _explain(
     heading(str(problem))
     shown: list[tuple[str, object]] = [("  device", f"{device} {device.name}".rstrip())]
     if choice:
-        way = choice.implementation.name + (SEPARATOR + choice.variant if choice.variant else "")
-        shown.append(("  chosen", f"{way}, {_BY[choice.by]}"))
+        name = choice.implementation.name + (SEPARATOR + choice.variant if choice.variant else "")
+        shown.append(("  chosen", f"{name}, {_BY[choice.by]}"))
     facts([*shown, *([("  note", note)] if note else [])])
     print()
     columns = (

@@ -42,10 +42,10 @@ class Coefficients:
 
 @dataclass(frozen=True)
 class ArchRow:
-    """One arch's row in its vendor's table, with what shared kernels and their host halves use.
+    """One arch's row in its vendor's table, with what shared kernels and their definitions use.
 
     ``tiles`` maps an operation ("gemm", "attention") to its rows of tile shapes; each operation's
-    host half documents the columns it reads.
+    kernel definition documents the columns it reads.
     """
 
     arch: str

@@ -13,7 +13,7 @@ HOST = "host"
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """A device's limits, as dispatch and kernels' host halves use them. Rates are peaks, in SI
+    """A device's limits, as dispatch and kernel definitions use them. Rates are peaks, in SI
     units."""
 
     compute_units: int = 1

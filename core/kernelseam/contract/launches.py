@@ -19,7 +19,7 @@ class Launch:
     another operand than the kernel's own operation would give them, with its name. A tensor map is
     such a parameter, too."""
 
-    half: Any
+    kernel: Any
     problem: Any
     tile: Any
     workspace: Mapping[str, int] = field(default_factory=dict)

@@ -31,7 +31,7 @@ class Backend:
     toolchain: Toolchain | None = None
     implementations: tuple[Implementation, ...] = ()
     kernels: tuple[Composition, ...] = ()
-    """Host halves of kernels that the plugin owns, and compositions of kernels; compiled by
+    """Definitions of kernels that the plugin owns, and compositions of kernels; compiled by
     ``toolchain``."""
     priority: int = 0
     """Where no device is named, the backend with devices and the highest priority is the

@@ -1,4 +1,4 @@
-"""Tensor maps (TMA descriptors) as a host half declares them, without an address."""
+"""Tensor maps (TMA descriptors) as a kernel definition declares them, without an address."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What torch differentiates: ``attention``, ``attention_varlen``, ``bmm``, ``matmul2d``,
-``fused_qkv_projection`` and ``fused_output_projection_residual`` on its tensors.
+"""The functions on torch tensors, with gradients where there are any, torch's
+scaled_dot_product_attention by ours, and ours as torch's flash attention.
 
 The first use of one imports torch.
 """
@@ -10,27 +10,38 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kernelseam.interop.torch_autograd import attention, attention_varlen
+    from kernelseam.interop.torch_autograd import attention, attention_paged, attention_varlen
+    from kernelseam.interop.torch_flash import register_flash_attention
     from kernelseam.interop.torch_gemm import bmm, matmul2d
+    from kernelseam.interop.torch_merge import merge_states
     from kernelseam.interop.torch_projection import (
         fused_output_projection_residual,
         fused_qkv_projection,
     )
+    from kernelseam.interop.torch_sdpa import scaled_dot_product_attention
 
 __all__ = [
     "attention",
+    "attention_paged",
     "attention_varlen",
     "bmm",
     "fused_output_projection_residual",
     "fused_qkv_projection",
     "matmul2d",
+    "merge_states",
+    "register_flash_attention",
+    "scaled_dot_product_attention",
 ]
 
 _HOMES = {
     "attention": "torch_autograd",
+    "attention_paged": "torch_autograd",
     "attention_varlen": "torch_autograd",
     "bmm": "torch_gemm",
     "matmul2d": "torch_gemm",
+    "merge_states": "torch_merge",
+    "register_flash_attention": "torch_flash",
+    "scaled_dot_product_attention": "torch_sdpa",
     "fused_output_projection_residual": "torch_projection",
     "fused_qkv_projection": "torch_projection",
 }

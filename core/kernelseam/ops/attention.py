@@ -82,7 +82,7 @@ def attention(
     if window is not None:
         window = band("window", window)
     options = (out_dtype, return_lse, causal, window, scale, softcap, layout, batch_invariant)
-    results = operate(_DENSE, arrays, options, backend, implementation, stream, _DENSE_WORDING)
+    results = operate(DENSE_WORK, arrays, options, backend, implementation, stream, _DENSE_WORDING)
     result = results["out"] if out is None else out
     return (result, results["lse"]) if return_lse else result
 
@@ -153,7 +153,7 @@ def attention_varlen(
         max_seqlen_k,
         batch_invariant,
     )
-    results = operate(_PACKED, arrays, options, backend, implementation, stream, _DENSE_WORDING)
+    results = operate(PACKED_WORK, arrays, options, backend, implementation, stream, _DENSE_WORDING)
     result = results["out"] if out is None else out
     return (result, results["lse"]) if return_lse else result
 
@@ -230,7 +230,7 @@ def attention_paged(
         max_seqlen_k,
         batch_invariant,
     )
-    results = operate(_PAGED, arrays, options, backend, implementation, stream, _PAGED_WORDING)
+    results = operate(PAGED_WORK, arrays, options, backend, implementation, stream, _PAGED_WORDING)
     result = results["out"] if out is None else out
     return (result, results["lse"]) if return_lse else result
 
@@ -310,12 +310,12 @@ def _lse_shape(q: ArrayInfo, names: list[str]) -> tuple[int, ...]:
     return tuple(by_name[n] for n in ("B", "H", "S", "T") if n in by_name)
 
 
-_DENSE = partial(_work, ("causal", "window", "scale", "softcap", "layout", "batch_invariant"))
-_PACKED = partial(
+DENSE_WORK = partial(_work, ("causal", "window", "scale", "softcap", "layout", "batch_invariant"))
+PACKED_WORK = partial(
     _work,
     ("causal", "window", "scale", "softcap", "max_seqlen_q", "max_seqlen_k", "batch_invariant"),
 )
-_PAGED = partial(
+PAGED_WORK = partial(
     _work,
     (
         "causal",

@@ -31,6 +31,7 @@ from kernelseam.ops.planned_call import (
 from kernelseam.ops.shortcut import Shortcut
 from kernelseam.planning import plan
 from kernelseam.plugins import plugins
+from kernelseam.traced import hand_over, stands_for_others
 
 
 class CallCache:
@@ -87,6 +88,11 @@ def operate(
         raise wording.told(e) from None
 
 
+# What torch's Dynamo follows in its place when it compiles a caller: asking at each call whether
+# something compiles would cost all calls.
+operate._torchdynamo_inline = hand_over  # type: ignore[attr-defined]
+
+
 def _run_planned(
     compute: Callable[..., None],
     arrays: Mapping[str, object],
@@ -101,7 +107,12 @@ def _run_planned(
         current.backend(backend_name)
     if implementation is not None:
         check_name("implementation", implementation)
-    infos = {name: describe(x, name, backend_name) for name, x in arrays.items()}
+    try:
+        infos = {name: describe(x, name, backend_name) for name, x in arrays.items()}
+    except InvalidValue:
+        if stands_for_others(arrays.values()):
+            return hand_over(compute, arrays, options, backend_name, implementation, stream)
+        raise
     # The options' types are part of the key, as 1 == True.
     key: Hashable = (
         compute,

@@ -102,11 +102,11 @@ def _multiplied(
         arrays["bias"] = bias
     if residual is not None:
         arrays["residual"] = residual
-    results = operate(_gemm, arrays, options, backend, implementation, stream)
+    results = operate(gemm_work, arrays, options, backend, implementation, stream)
     return results["out"] if out is None else out
 
 
-def _gemm(
+def gemm_work(
     operation: Operation,
     batched: bool,
     a_transposed: bool,

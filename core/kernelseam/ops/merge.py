@@ -34,11 +34,11 @@ def merge_states(
     S]). Raises InvalidValue for what does not fit together.
     """
     arrays = {"outs": outs, "lses": lses, **not_none(out=out)}
-    results = operate(_work, arrays, (out_dtype,), backend, implementation, stream)
+    results = operate(merge_work, arrays, (out_dtype,), backend, implementation, stream)
     return results["out"] if out is None else out, results["lse"]
 
 
-def _work(operation: Operation, out_dtype: DType | str | None) -> None:
+def merge_work(operation: Operation, out_dtype: DType | str | None) -> None:
     infos = operation.infos
     check_rank("outs", infos["outs"], ("N", "B", "H", "S", "D_v"))
     shape = infos["outs"].shape

@@ -91,13 +91,15 @@ def fused_qkv_projection(
         first_position,
         out_dtype,
     )
-    results = operate(_qkv, arrays, options, backend, implementation, stream, _wording(paged, out))
+    results = operate(
+        qkv_work, arrays, options, backend, implementation, stream, _wording(paged, out)
+    )
     if out is not None:
         return out
     return results["q"] if paged else (results["q"], results["k"], results["v"])
 
 
-def _qkv(
+def qkv_work(
     operation: Operation,
     num_heads: int | None,
     num_kv_heads: int | None,
@@ -181,11 +183,11 @@ def fused_output_projection_residual(
         "weight": weight,
         **not_none(bias=bias, residual=residual, out=out),
     }
-    results = operate(_output, arrays, (layout, out_dtype), backend, implementation, stream)
+    results = operate(output_work, arrays, (layout, out_dtype), backend, implementation, stream)
     return results["out"] if out is None else out
 
 
-def _output(operation: Operation, layout: str, out_dtype: DType | str | None) -> None:
+def output_work(operation: Operation, layout: str, out_dtype: DType | str | None) -> None:
     labels, infos = one_of("layout", layout, LAYOUTS).split(), operation.infos
     first = infos["attn_out"]
     check_rank("weight", infos["weight"], ("hidden", "columns"))

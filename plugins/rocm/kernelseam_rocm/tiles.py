@@ -9,17 +9,19 @@ from __future__ import annotations
 from kernelseam.dtypes import DType
 from kernelseam.kernels import AttentionTile, BackwardTile, GemmTile
 
-HALVES = frozenset({DType.float16, DType.bfloat16})
+HALF_PRECISION = frozenset({DType.float16, DType.bfloat16})
 SINGLE, DOUBLE = frozenset({DType.float32}), frozenset({DType.float64})
 
 # Slices of K are short, because the copies in flight are registers; a block computes one tile, so
 # that two share a compute unit's LDS.
 CDNA_GEMM = (
-    GemmTile(HALVES, 128, 128, 32, 2, 2, stages=2, min_blocks=2, persistent=False),
-    GemmTile(HALVES, 128, 64, 32, 2, 2, stages=2, min_blocks=2, persistent=False, row_sums=False),
-    GemmTile(HALVES, 64, 64, 64, 2, 2, stages=2, min_blocks=2, persistent=False),
-    GemmTile(HALVES, 32, 32, 64, 2, 2, stages=2, min_blocks=4, persistent=False),
-    GemmTile(HALVES, 16, 16, 32, 1, 1, stages=2, min_blocks=2, persistent=False, teams=4),
+    GemmTile(HALF_PRECISION, 128, 128, 32, 2, 2, stages=2, min_blocks=2, persistent=False),
+    GemmTile(
+        HALF_PRECISION, 128, 64, 32, 2, 2, stages=2, min_blocks=2, persistent=False, row_sums=False
+    ),
+    GemmTile(HALF_PRECISION, 64, 64, 64, 2, 2, stages=2, min_blocks=2, persistent=False),
+    GemmTile(HALF_PRECISION, 32, 32, 64, 2, 2, stages=2, min_blocks=4, persistent=False),
+    GemmTile(HALF_PRECISION, 16, 16, 32, 1, 1, stages=2, min_blocks=2, persistent=False, teams=4),
     GemmTile(SINGLE, 128, 64, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(SINGLE, 64, 64, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(SINGLE, 32, 32, 16, 2, 2, stages=2, min_blocks=4, persistent=False),
@@ -28,11 +30,13 @@ CDNA_GEMM = (
     GemmTile(DOUBLE, 32, 32, 16, 2, 2, stages=2, min_blocks=4, persistent=False),
 )
 RDNA_GEMM = (
-    GemmTile(HALVES, 128, 128, 32, 4, 2, stages=2, min_blocks=2, persistent=False, row_sums=False),
-    GemmTile(HALVES, 128, 64, 32, 4, 2, stages=2, min_blocks=2, persistent=False),
-    GemmTile(HALVES, 64, 64, 32, 2, 2, stages=2, min_blocks=2, persistent=False),
-    GemmTile(HALVES, 32, 32, 64, 2, 2, stages=2, min_blocks=2, persistent=False),
-    GemmTile(HALVES, 16, 16, 32, 1, 1, stages=2, min_blocks=2, persistent=False, teams=4),
+    GemmTile(
+        HALF_PRECISION, 128, 128, 32, 4, 2, stages=2, min_blocks=2, persistent=False, row_sums=False
+    ),
+    GemmTile(HALF_PRECISION, 128, 64, 32, 4, 2, stages=2, min_blocks=2, persistent=False),
+    GemmTile(HALF_PRECISION, 64, 64, 32, 2, 2, stages=2, min_blocks=2, persistent=False),
+    GemmTile(HALF_PRECISION, 32, 32, 64, 2, 2, stages=2, min_blocks=2, persistent=False),
+    GemmTile(HALF_PRECISION, 16, 16, 32, 1, 1, stages=2, min_blocks=2, persistent=False, teams=4),
     GemmTile(SINGLE, 128, 64, 16, 4, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(SINGLE, 64, 64, 16, 4, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(SINGLE, 32, 32, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
@@ -54,45 +58,45 @@ RDNA_SINGLE_ATTENTION = (
     AttentionTile(SINGLE, 256, 8, 8, 16, 1, column_warps=4),
 )
 CDNA_ATTENTION = (
-    AttentionTile(HALVES, 64, 4, 32, 32, 2, True, 2),
-    AttentionTile(HALVES, 64, 4, 16, 64, 1, True, 2, plain=True),
-    AttentionTile(HALVES, 128, 4, 32, 32, 1, True),
-    AttentionTile(HALVES, 128, 4, 16, 32, 2, True),
-    AttentionTile(HALVES, 256, 4, 16, 16, 1, True),
-    AttentionTile(HALVES, 576, 4, 16, 16, 1, column_warps=4),
+    AttentionTile(HALF_PRECISION, 64, 4, 32, 32, 2, True, 2),
+    AttentionTile(HALF_PRECISION, 64, 4, 16, 64, 1, True, 2, plain=True),
+    AttentionTile(HALF_PRECISION, 128, 4, 32, 32, 1, True),
+    AttentionTile(HALF_PRECISION, 128, 4, 16, 32, 2, True),
+    AttentionTile(HALF_PRECISION, 256, 4, 16, 16, 1, True),
+    AttentionTile(HALF_PRECISION, 576, 4, 16, 16, 1, column_warps=4),
     *CDNA_SINGLE_ATTENTION,
 )
 CDNA4_ATTENTION = (
-    AttentionTile(HALVES, 64, 4, 32, 64, 2, True, 2),
-    AttentionTile(HALVES, 64, 4, 16, 64, 2, True, 2, plain=True),
-    AttentionTile(HALVES, 128, 4, 32, 32, 2, True),
-    AttentionTile(HALVES, 128, 4, 16, 32, 2, True, 2),
-    AttentionTile(HALVES, 256, 4, 16, 32, 2, True),
-    AttentionTile(HALVES, 576, 4, 16, 16, 1, column_warps=4),
+    AttentionTile(HALF_PRECISION, 64, 4, 32, 64, 2, True, 2),
+    AttentionTile(HALF_PRECISION, 64, 4, 16, 64, 2, True, 2, plain=True),
+    AttentionTile(HALF_PRECISION, 128, 4, 32, 32, 2, True),
+    AttentionTile(HALF_PRECISION, 128, 4, 16, 32, 2, True, 2),
+    AttentionTile(HALF_PRECISION, 256, 4, 16, 32, 2, True),
+    AttentionTile(HALF_PRECISION, 576, 4, 16, 16, 1, column_warps=4),
     *CDNA_SINGLE_ATTENTION,
 )
 # Queries that stay in registers take twice as many on gfx11, where both halves of a wave hold them.
 # A wave of 32 lanes has registers for 128 columns of 16 rows and little more: wider heads, and
 # scores with options, are shared by waves.
 RDNA3_ATTENTION = (
-    AttentionTile(HALVES, 64, 8, 16, 32, 2, True),
-    AttentionTile(HALVES, 64, 4, 16, 32, 2, True),
-    AttentionTile(HALVES, 128, 8, 16, 32, 1, plain=True),
-    AttentionTile(HALVES, 128, 4, 16, 32, 1, plain=True),
-    AttentionTile(HALVES, 128, 8, 16, 32, 1, column_warps=4),
-    AttentionTile(HALVES, 256, 8, 16, 16, 1, plain=True, column_warps=2),
-    AttentionTile(HALVES, 256, 8, 16, 16, 1, column_warps=4),
-    AttentionTile(HALVES, 576, 8, 16, 16, 1, column_warps=8),
+    AttentionTile(HALF_PRECISION, 64, 8, 16, 32, 2, True),
+    AttentionTile(HALF_PRECISION, 64, 4, 16, 32, 2, True),
+    AttentionTile(HALF_PRECISION, 128, 8, 16, 32, 1, plain=True),
+    AttentionTile(HALF_PRECISION, 128, 4, 16, 32, 1, plain=True),
+    AttentionTile(HALF_PRECISION, 128, 8, 16, 32, 1, column_warps=4),
+    AttentionTile(HALF_PRECISION, 256, 8, 16, 16, 1, plain=True, column_warps=2),
+    AttentionTile(HALF_PRECISION, 256, 8, 16, 16, 1, column_warps=4),
+    AttentionTile(HALF_PRECISION, 576, 8, 16, 16, 1, column_warps=8),
     *RDNA_SINGLE_ATTENTION,
 )
 RDNA4_ATTENTION = (
-    AttentionTile(HALVES, 64, 8, 16, 32, 2, True),
-    AttentionTile(HALVES, 64, 4, 16, 32, 2, True),
-    AttentionTile(HALVES, 128, 8, 16, 32, 1, plain=True),
-    AttentionTile(HALVES, 128, 8, 16, 32, 1, column_warps=2),
-    AttentionTile(HALVES, 256, 8, 16, 16, 1, plain=True, column_warps=2),
-    AttentionTile(HALVES, 256, 8, 16, 16, 1, column_warps=4),
-    AttentionTile(HALVES, 576, 8, 16, 16, 1, column_warps=8),
+    AttentionTile(HALF_PRECISION, 64, 8, 16, 32, 2, True),
+    AttentionTile(HALF_PRECISION, 64, 4, 16, 32, 2, True),
+    AttentionTile(HALF_PRECISION, 128, 8, 16, 32, 1, plain=True),
+    AttentionTile(HALF_PRECISION, 128, 8, 16, 32, 1, column_warps=2),
+    AttentionTile(HALF_PRECISION, 256, 8, 16, 16, 1, plain=True, column_warps=2),
+    AttentionTile(HALF_PRECISION, 256, 8, 16, 16, 1, column_warps=4),
+    AttentionTile(HALF_PRECISION, 576, 8, 16, 16, 1, column_warps=8),
     *RDNA_SINGLE_ATTENTION,
 )
 
@@ -125,38 +129,42 @@ def _atomic(
 
 # What is owned and what is walked over lie in LDS, the latter as either factor of a product.
 CDNA_ATTENTION_BWD = (
-    BackwardTile(HALVES, 64, 4, 16, 32, 1, apart=True, one_layout=False),
-    BackwardTile(HALVES, 128, 4, 16, 16, 1, apart=True, one_layout=False),
-    BackwardTile(HALVES, 256, 4, 16, 16, 1, column_warps=4, apart=True, one_layout=False),
+    BackwardTile(HALF_PRECISION, 64, 4, 16, 32, 1, apart=True, one_layout=False),
+    BackwardTile(HALF_PRECISION, 128, 4, 16, 16, 1, apart=True, one_layout=False),
+    BackwardTile(HALF_PRECISION, 256, 4, 16, 16, 1, column_warps=4, apart=True, one_layout=False),
     BackwardTile(SINGLE, 64, 4, 16, 16, 1, apart=True),
     BackwardTile(SINGLE, 128, 4, 8, 16, 1, column_warps=2, apart=True),
     BackwardTile(SINGLE, 256, 4, 8, 16, 1, column_warps=4, apart=True),
     *_atomic(
-        (HALVES, 64, 4, 64, 32, 2, 32, 16, "resident plain"),
-        (HALVES, 128, 4, 64, 32, 2, 32, 16, "resident plain"),
-        (HALVES, 128, 4, 32, 32, 2, 16, 16, "resident plain"),
-        (HALVES, 256, 4, 64, 16, 4, 16, 16, "resident"),
+        (HALF_PRECISION, 64, 4, 64, 32, 2, 32, 16, "resident plain"),
+        (HALF_PRECISION, 128, 4, 64, 32, 2, 32, 16, "resident plain"),
+        (HALF_PRECISION, 128, 4, 32, 32, 2, 16, 16, "resident plain"),
+        (HALF_PRECISION, 256, 4, 64, 16, 4, 16, 16, "resident"),
         (SINGLE, 64, 4, 32, 16, 2, 16, 8, "plain"),
         (SINGLE, 128, 4, 16, 16, 2, 8, 8, ""),
     ),
 )
 _RDNA_ATTENTION_BWD = (
-    BackwardTile(HALVES, 64, 8, 16, 16, 1, column_warps=2, apart=True, one_layout=False),
-    BackwardTile(HALVES, 128, 8, 16, 16, 1, column_warps=4, apart=True, one_layout=False),
-    BackwardTile(HALVES, 256, 8, 16, 16, 1, column_warps=8, apart=True, one_layout=False),
+    BackwardTile(HALF_PRECISION, 64, 8, 16, 16, 1, column_warps=2, apart=True, one_layout=False),
+    BackwardTile(HALF_PRECISION, 128, 8, 16, 16, 1, column_warps=4, apart=True, one_layout=False),
+    BackwardTile(HALF_PRECISION, 256, 8, 16, 16, 1, column_warps=8, apart=True, one_layout=False),
     BackwardTile(SINGLE, 64, 4, 8, 16, 1, apart=True),
     BackwardTile(SINGLE, 128, 4, 8, 16, 1, column_warps=2, apart=True),
     BackwardTile(SINGLE, 256, 4, 8, 16, 1, column_warps=4, apart=True),
     *_atomic(
-        (HALVES, 128, 4, 16, 32, 2, 16, 16, ""),
+        (HALF_PRECISION, 128, 4, 16, 32, 2, 16, 16, ""),
         (SINGLE, 64, 8, 16, 16, 2, 8, 8, ""),
         (SINGLE, 128, 4, 16, 16, 2, 8, 8, ""),
     ),
 )
-RDNA3_ATTENTION_BWD = (*_RDNA_ATTENTION_BWD, *_atomic((HALVES, 64, 8, 32, 32, 4, 16, 16, "")))
+RDNA3_ATTENTION_BWD = (
+    *_RDNA_ATTENTION_BWD,
+    *_atomic((HALF_PRECISION, 64, 8, 32, 32, 4, 16, 16, "")),
+)
 RDNA4_ATTENTION_BWD = (
     *_RDNA_ATTENTION_BWD,
     *_atomic(
-        (HALVES, 64, 8, 32, 32, 2, 16, 16, "resident plain"), (HALVES, 64, 8, 32, 32, 4, 16, 16, "")
+        (HALF_PRECISION, 64, 8, 32, 32, 2, 16, 16, "resident plain"),
+        (HALF_PRECISION, 64, 8, 32, 32, 4, 16, 16, ""),
     ),
 )

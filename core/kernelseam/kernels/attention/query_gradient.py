@@ -1,4 +1,4 @@
-"""Host half of query_gradient.h: dq from the float32 sums that blocks of keys add to."""
+"""Kernel definition of query_gradient.h: dq from the float32 sums that blocks of keys add to."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Host halves of the small kernels about an attention's gradients: row_dots.h, sink_gradient.h,
-sum_axes.h."""
+"""Kernel definitions of the small kernels about an attention's gradients: row_dots.h,
+sink_gradient.h, sum_axes.h."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work
 from kernelseam.dtypes import DType
+from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up
-from kernelseam.kernels.host_half import HostHalf
-from kernelseam.kernels.signature import Signature
+from kernelseam.kernels.signature import Signature, Structure
 
 WARPS = 4
 
@@ -24,7 +24,7 @@ class RowTile:
     warps: int = WARPS
 
 
-class SmallKernel(HostHalf):
+class SmallKernel(KernelDefinition):
     """What the three have in common: one tile, no shared memory of a launch's own, whole problems
     in one grid.
 
@@ -38,6 +38,8 @@ class SmallKernel(HostHalf):
     stride_names: tuple[str, ...]
     int_names: tuple[str, ...]
     float_names: tuple[str, ...] = ()
+    structures: tuple[tuple[str, Structure], ...] = ()
+    """After the others."""
     shared = 0
 
     def refuse(self, problem: Any, row: ArchRow) -> str | None:
@@ -59,6 +61,7 @@ class SmallKernel(HostHalf):
                 *((s, "i64") for s in self.stride_names),
                 *((i, "i32") for i in self.int_names),
                 *((f, "f32") for f in self.float_names),
+                *self.structures,
             )
         )
 

@@ -1,4 +1,4 @@
-"""Host half of scores.h: its constants, and what kernels hand to it."""
+"""Kernel definition of scores.h: its constants, and what kernels hand to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host half of gemm.h: which tile, which constants, which arguments."""
+"""Kernel definition of gemm.h: which tile, which constants, which arguments."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work, predicted
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsProblem, HeadsSpec
 from kernelseam.dtypes import DType
+from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
     INT32,
@@ -19,7 +20,6 @@ from kernelseam.kernels.elements import (
 )
 from kernelseam.kernels.gemm.cost import gemm_work
 from kernelseam.kernels.gemm.tile import GemmTile
-from kernelseam.kernels.host_half import HostHalf
 from kernelseam.kernels.signature import Signature, Structure
 
 _WALKED = ("a", "b", "c", "bias", "residual", "sums")
@@ -48,9 +48,10 @@ _SEGMENTS, _HEADS = ("a", "a1", "a2"), ("c", "c1", "c2")
 def _segments(names: tuple[str, str, str]) -> Structure:
     def one(n: str) -> Structure:
         strides = ((f"{n}_batch", "i64"), (f"{n}_head", "i64"), (f"{n}_row", "i32"))
-        return Structure(((n, "pointer"), *strides, (f"{n}_first", "i32")))
+        members = ((n, "pointer"), *strides, (f"{n}_first", "i32"))
+        return Structure(members, ("base", *_AXES, "first"))
 
-    return Structure(tuple((n, one(n)) for n in names))
+    return Structure(tuple((n, one(n)) for n in names), ("of[0]", "of[1]", "of[2]"))
 
 
 _HEADS_POINTERS = ("cosines", "sines", "positions", "table")
@@ -76,7 +77,7 @@ TF32_PRODUCTS: Mapping[str | None, int] = {None: 0, "tf32": 1, "tf32x3": 3}
 """By precision: how many products of TF32 are made in the place of one of float32."""
 
 
-class GemmHost(HostHalf):
+class GemmHost(KernelDefinition):
     """Tiles of C of all matrices of a batch, dealt to one grid."""
 
     operation = "gemm"

@@ -69,7 +69,7 @@ def targets(
 
 def _own(implementation: Implementation) -> bool:
     # kernels of plugins are made implementations by the core
-    maker = getattr(implementation, "half", implementation)
+    maker = getattr(implementation, "composition", implementation)
     return type(maker).__module__.partition(".")[0] == "kernelseam"
 
 

@@ -1,5 +1,5 @@
-"""Host half of cuda_kernels/sm90/gemm/gemm.h: which tile, which constants, which tensor maps and
-arguments."""
+"""Kernel definition of cuda_kernels/sm90/gemm/gemm.h: which tile, which constants, which tensor
+maps and arguments."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from kernelseam.costs import Work, predicted
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.covered import Covered
+from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
     divide_up,
@@ -18,7 +19,6 @@ from kernelseam.kernels.elements import (
     divider_values,
     refuse_row_strides,
 )
-from kernelseam.kernels.host_half import HostHalf
 from kernelseam.kernels.signature import Signature, Structure
 
 from kernelseam_cuda.sm90.tiles import GEMM, REGISTERS, HopperGemmTile
@@ -74,8 +74,8 @@ _SHARED_OPERATIONS = 15_000
 serves them one after the other (H200: 3 ns). It bounds products of few rows with many columns."""
 
 
-class HopperGemm(HostHalf):
-    """Products of halves, a persistent block or cluster a multiprocessor or two."""
+class HopperGemm(KernelDefinition):
+    """Half-precision products, a persistent block or cluster a multiprocessor or two."""
 
     operation = "gemm"
     name = "sm90"

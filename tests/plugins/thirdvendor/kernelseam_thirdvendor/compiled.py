@@ -34,7 +34,7 @@ from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.hookspecs import hookimpl
 from kernelseam.kernels import Covered
-from kernelseam.kernels.host_half import HostHalf
+from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.signature import Signature
 from kernelseam.registry import Registry
 
@@ -134,8 +134,8 @@ class RowsTile:
     rows: int
 
 
-class Rows(HostHalf):
-    """Host half of rows.h."""
+class Rows(KernelDefinition):
+    """Kernel definition of rows.h."""
 
     operation, name, entry, source = "gemm", "acme-rows", "rows", "acme/rows.h"
     archs = ("acme1",)

@@ -1,5 +1,5 @@
-"""What a host half says: everything about a device source that is not the vendor's compiler's. One
-stands beside each device source, of the core's and of a plugin's own."""
+"""What the host knows of a kernel. A definition stands beside each device source, the core's and a
+plugin's own."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from kernelseam.kernels import sources
 from kernelseam.kernels.signature import Signature
 
 
-class HostHalf(Composition):
-    """What stands beside a device source: everything about it that is not the vendor's. Its
-    launches are that kernel, or that one and others."""
+class KernelDefinition(Composition):
+    """What the host knows of a kernel: its entry and source, tiles, constants, signature, grid,
+    shared bytes and launch arguments. ``launches`` has that kernel, or that one and others."""
 
     entry: str
     """The kernel's name in the device source."""
     source: str
     """Its file, by include name."""
     multiplies: bool = False
-    """Whether it multiplies matrices: of halves by matrix instructions, which the tests then look
-    for."""
+    """Whether it multiplies matrices: in half precision by matrix instructions, which the tests
+    then look for."""
 
     def sources(self) -> Mapping[str, str]:
         """Include name → text of the device sources that are its own: ``source``, and what that may
-        include beside the core's and the platform's. A plugin's half gives those of its plugin
-        (``headers_below``)."""
+        include beside the core's and the platform's. A plugin's definition gives those of its
+        plugin (``headers_below``)."""
         return sources.shared_sources()
 
     @abstractmethod
