@@ -61,8 +61,8 @@ def test_one_that_raises_in_build(discovered: Discovered) -> None:
     x = operands()
     message = (
         r"^numpy computes gemm float64→float64 NN strided batch=1 heads=1 5×4×8 on numpy:0 "
-        r"\(cpu\), for what would be "
-        r"faster is broken\. raises-in-build: its build raised RuntimeError: the second wing is "
+        r"\(cpu\), as faster "
+        r"implementations are broken\. raises-in-build: its build raised RuntimeError: the second wing is "
         r"missing$"
     )
     with pytest.warns(BrokenImplementation, match=message) as warned:

@@ -545,7 +545,7 @@ def test_nothing_is_asked_where_nothing_was_tuned(
     implementations: Callable[..., Device], monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
     device = implementations(tiles())
-    monkeypatch.setattr(store, "place", lambda *_: 1 // 0)
+    monkeypatch.setattr(store, "choice_key", lambda *_: 1 // 0)
     assert plan(gemm(), device=device).choice.by == "model" and not cache.exists()
 
 
