@@ -93,7 +93,7 @@ def compile_all(
 ) -> list[str]:
     """Compile binaries into the cache, each in ``limit`` seconds and all in ``seconds``; what
     failed, in words."""
-    wrong = []
+    failures = []
     end = None if seconds is None else time.monotonic() + seconds
     with closing(Workers(min(processes or cores(), max(len(found), 1)), limit)) as team:
         tasks = [team.start(_compile, unit, device) for unit in found]
@@ -101,13 +101,13 @@ def compile_all(
             try:
                 task.result(None if end is None else max(end - time.monotonic(), 0))
             except TimeoutError:
-                wrong.append(
+                failures.append(
                     f"only {done} of {len(found)} binaries were compiled within {seconds:.0f} s"
                 )
                 break
             except Exception as e:
-                wrong.append(f"{kernel.entry} of {spec} in {tile}: {e}")
-    return wrong
+                failures.append(f"{kernel.entry} of {spec} in {tile}: {e}")
+    return failures
 
 
 def _compile(unit: Unit, device: Device) -> None:

@@ -42,7 +42,7 @@ from benchmarks import ahead
 OPERATIONS = tuple(dict.fromkeys(c.operation for c in matrix()))
 
 
-def main(given: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -82,7 +82,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument(
         "--limit", type=float, default=LIMIT, metavar="SECONDS", help="of a case's stage. [300]"
     )
-    arguments = parser.parse_args(given)
+    arguments = parser.parse_args(argv)
 
     start = time.perf_counter()
     device = find_device(arguments.device)

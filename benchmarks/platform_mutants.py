@@ -366,7 +366,7 @@ def _cell(text: str) -> str:
     return " ".join(text.replace("|", "/").split())[:200]
 
 
-def main(given: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -394,7 +394,7 @@ def main(given: list[str] | None = None) -> int:
     )
     parser.add_argument("--arch", default="sm_90a", help="for --compile-only. [sm_90a]")
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    arguments = parser.parse_args(given)
+    arguments = parser.parse_args(argv)
     start = time.monotonic()
     end = start + arguments.seconds
     chosen = [
@@ -440,7 +440,7 @@ def main(given: list[str] | None = None) -> int:
     if arguments.report:
         command = (
             "python -m benchmarks.platform_mutants "
-            f"{' '.join(given if given is not None else sys.argv[1:])}"
+            f"{' '.join(argv if argv is not None else sys.argv[1:])}"
         )
         arguments.report.write_text(page(found, device, command), encoding="utf-8")
     good, lucky = (

@@ -98,7 +98,7 @@ def run(
         yield Result(known[o.case.name], o)
 
 
-def main(given: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -121,7 +121,7 @@ def main(given: list[str] | None = None) -> int:
         "--limit", type=float, default=120.0, metavar="SECONDS", help="of a problem's stage. [120]"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results here")
-    arguments = parser.parse_args(given)
+    arguments = parser.parse_args(argv)
 
     start = time.perf_counter()
     device = find_device(arguments.device)

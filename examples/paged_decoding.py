@@ -71,10 +71,10 @@ def next_tokens(rows: np.ndarray) -> np.ndarray:
 
 def main() -> None:
     cache = Cache(len(PROMPTS))
-    told = [rng.integers(0, VOCABULARY, n) for n in PROMPTS]
+    prompts = [rng.integers(0, VOCABULARY, n) for n in PROMPTS]
 
     # All prompts in one launch: their rows one after the other, their keys already in pages.
-    parts = [project(tokens) for tokens in told]
+    parts = [project(tokens) for tokens in prompts]
     for b, (_, k, v) in enumerate(parts):
         cache.append(b, k, v)
     offsets = np.cumsum([0, *PROMPTS]).astype(np.int32)
@@ -89,7 +89,8 @@ def main() -> None:
         causal=True,
     )
     worst = max(
-        abs(out[a:b] - dense(t)).max() for a, b, t in zip(offsets, offsets[1:], told, strict=False)
+        abs(out[a:b] - dense(t)).max()
+        for a, b, t in zip(offsets, offsets[1:], prompts, strict=False)
     )
     print(
         f"prompts of {', '.join(map(str, PROMPTS))} tokens in {(cache.table >= 0).sum()} pages: "
@@ -103,15 +104,17 @@ def main() -> None:
         drawn = next_tokens(last)
         q, k, v = project(drawn)
         for b, token in enumerate(drawn):
-            told[b] = np.append(told[b], token)
+            prompts[b] = np.append(prompts[b], token)
             cache.append(b, k[b : b + 1], v[b : b + 1])
         with kernelseam.trace() as records:
             last = kernelseam.attention_paged(
                 q[:, None], cache.k, cache.v, cache.table, cache.lengths
             )[:, 0]
         launches += len(records)
-        worst = max(worst, *(abs(last[b] - dense(told[b])[-1]).max() for b in range(len(told))))
-    again = [list(next_tokens(dense(t[:-1])[-1:])) == [t[-1]] for t in told]
+        worst = max(
+            worst, *(abs(last[b] - dense(prompts[b])[-1]).max() for b in range(len(prompts)))
+        )
+    again = [list(next_tokens(dense(t[:-1])[-1:])) == [t[-1]] for t in prompts]
     print(
         f"{STEPS} tokens each in {launches} launches, {', '.join(map(str, cache.lengths))} keys in "
         f"{(cache.table >= 0).sum()} pages: off by {worst:.1e} at most from dense attention"

@@ -43,15 +43,15 @@ def main() -> None:
     losses = []
     for step in range(STEPS):
         tokens = torch.randint(0, TOKENS, (BATCH, LENGTH), device=DEVICE)
-        said = model(tokens)[:, BACK:]
-        loss = torch.nn.functional.cross_entropy(said.flatten(0, 1), tokens[:, :-BACK].flatten())
+        logits = model(tokens)[:, BACK:]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, :-BACK].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
         if step % 10 == 0 or step == STEPS - 1:
             print(f"step {step:2}: loss {losses[-1]:.3f}")
-    right = (said.argmax(-1) == tokens[:, :-BACK]).float().mean().item()
+    right = (logits.argmax(-1) == tokens[:, :-BACK]).float().mean().item()
     print(f"on {DEVICE}: loss {losses[0]:.3f} → {losses[-1]:.3f}, {right:.0%} of the tokens right")
     assert losses[-1] < losses[0] / 4 and right > 0.9
     grown = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]

@@ -137,10 +137,10 @@ def differentiated(values: dict[str, Tensor], ops: Ops, dtype: torch.dtype) -> d
     return {"result": y.detach().double()} | {f"d {name}": g.double() for name, g in grown.items()}
 
 
-def units_off(found: Tensor, exact: Tensor) -> tuple[float, float]:
+def units_off(actual: Tensor, exact: Tensor) -> tuple[float, float]:
     """The error's norm beside the norm, and its largest element beside the largest, in units of
     bfloat16's rounding."""
-    error = found - exact
+    error = actual - exact
     return (error.norm() / exact.norm()).item() / UNIT, (
         error.abs().max() / exact.abs().max()
     ).item() / UNIT
@@ -151,7 +151,7 @@ def main() -> None:
     exact = differentiated(values, TORCH, torch.float64)
     plain = differentiated(values, TORCH, torch.bfloat16)
     with kernelseam.trace() as launches:
-        found = differentiated(values, KERNELSEAM, torch.bfloat16)
+        ours = differentiated(values, KERNELSEAM, torch.bfloat16)
     print(
         f"on {DEVICE}: {HEADS} heads on {KV_HEADS}, dim {HEAD_DIM}, {BATCH} × {LENGTH} tokens of "
         f"{WIDTH}, "
@@ -165,7 +165,7 @@ def main() -> None:
     worst_norm = worst_element = 0.0
     for name, reference in exact.items():
         (norm, element), (torch_norm, torch_element) = (
-            units_off(x[name], reference) for x in (found, plain)
+            units_off(x[name], reference) for x in (ours, plain)
         )
         print(f"{name:28}{norm:6.2f}{element:9.2f}{torch_norm:24.2f}{torch_element:9.2f}")
         worst_norm, worst_element = max(worst_norm, norm), max(worst_element, element)

@@ -191,38 +191,41 @@ class AttentionRow:
         )
         hardened(self.scores, arrays["q"], arrays["k"])
         shapes = self.shapes()
-        found = Prepared(dtype=self.dtype)
-        found.judge = Judge(self, arrays)
+        prepared = Prepared(dtype=self.dtype)
+        prepared.judge = Judge(self, arrays)
 
         def results() -> tuple[torch.Tensor, torch.Tensor]:
             return session.poisoned(shapes["out"], self.dtype), session.poisoned(
                 shapes["lse"], "float32"
             )
 
-        found.ours(
-            session, lambda made: self.descriptor(arrays, *made), results, lambda made: made[0]
+        prepared.ours(
+            session,
+            lambda outputs: self.descriptor(arrays, *outputs),
+            results,
+            lambda outputs: outputs[0],
         )
         if self.without is not None:
-            found.add(
+            prepared.add(
                 session,
-                lambda made: self.plain.descriptor({n: arrays[n] for n in "qkv"}, *made),
+                lambda outputs: self.plain.descriptor({n: arrays[n] for n in "qkv"}, *outputs),
                 results,
-                lambda made: made[0],
+                lambda outputs: outputs[0],
                 "ours without",
                 WITHOUT,
             )
-            found.contestants[-1].result = None  # it computes something else
-        self._flash_attention_3(found, arrays, session)
+            prepared.contestants[-1].result = None  # it computes something else
+        self._flash_attention_3(prepared, arrays, session)
         if not self.scores:  # those are held to FlashAttention-3 alone
-            self._torch_peers(found, arrays)
-        return found
+            self._torch_peers(prepared, arrays)
+        return prepared
 
     def _flash_attention_3(
-        self, found: Prepared, arrays: Mapping[str, Any], session: Session
+        self, prepared: Prepared, arrays: Mapping[str, Any], session: Session
     ) -> None:
         module = flash_attention_3()
         if isinstance(module, str) or self.sinks:
-            found.refused["FA3"] = module if isinstance(module, str) else "it has no sinks"
+            prepared.refused["FA3"] = module if isinstance(module, str) else "it has no sinks"
             return
         out = session.poisoned(self.shapes()["out"], self.dtype)
         options: dict[str, Any] = {"causal": self.causal, "out": out}
@@ -236,11 +239,11 @@ class AttentionRow:
             options |= {n: arrays[n] for n in ("cu_seqlens_q", "cu_seqlens_k")}
             options |= {"max_seqlen_q": max(self.packed), "max_seqlen_k": max(self.packed)}
         forward, q, k, v = module.fa3_fwd, arrays["q"], arrays["k"], arrays["v"]
-        found.peer("FA3", lambda: forward(q, k, v, **options), lambda x: x[0])
+        prepared.peer("FA3", lambda: forward(q, k, v, **options), lambda x: x[0])
 
-    def _torch_peers(self, found: Prepared, arrays: Mapping[str, Any]) -> None:
+    def _torch_peers(self, prepared: Prepared, arrays: Mapping[str, Any]) -> None:
         if self.plain != self:
-            found.refused |= dict.fromkeys(TORCH_PEERS, "torch's SDPA has no such option")
+            prepared.refused |= dict.fromkeys(TORCH_PEERS, "torch's SDPA has no such option")
             return
         q, k, v = (arrays[n].transpose(1, 2) for n in "qkv")
         grouped = {"enable_gqa": True} if self.of_keys != self.heads else {}
@@ -256,7 +259,7 @@ class AttentionRow:
                 selected: AbstractContextManager[None] = sdpa_kernel(backend)
                 return selected
 
-            found.peer(name, run, lambda x: x.transpose(1, 2), around=only)
+            prepared.peer(name, run, lambda x: x.transpose(1, 2), around=only)
 
 
 def visible_pairs(
@@ -327,18 +330,20 @@ class Judge:
             self._parts.append((place, h, numbers, len(k), want))
 
     def __call__(self, result: Any) -> Judged:
-        row, got, wanted, worst, message = self._row, [], [], 0.0, ""
+        row, actual, expected, worst, message = self._row, [], [], 0.0, ""
         for place, h, numbers, keys, want in self._parts:
             out = host(result[place, h] if row.packed else result[place, :, h])[None, None]
             verdict = check.attention_verdict(
                 want, keys, row.D, DType.of(row.dtype), out, None, out.shape[:3], numbers
             )
-            got.append((out[0, 0] if numbers is None else out[0, 0][numbers]).reshape(-1))
-            wanted.append(want.out.reshape(-1))
+            actual.append((out[0, 0] if numbers is None else out[0, 0][numbers]).reshape(-1))
+            expected.append(want.out.reshape(-1))
             if verdict.worst >= worst:
                 worst, message = verdict.worst, verdict.message
         return Judged(
-            relative(np.concatenate(got).astype(np.float64), np.concatenate(wanted)), worst, message
+            relative(np.concatenate(actual).astype(np.float64), np.concatenate(expected)),
+            worst,
+            message,
         )
 
 

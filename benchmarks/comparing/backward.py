@@ -99,41 +99,43 @@ class BackwardRow:
         arrays["lse"] = session.poisoned(self.shape[:3], "float32")
         ks.plan(self.forward(arrays), device=session.target()).bind()()
         session.synchronize()
-        found = Prepared(dtype=self.dtype, judge=Judge(self, arrays))
+        prepared = Prepared(dtype=self.dtype, judge=Judge(self, arrays))
 
         def result() -> torch.Tensor:
             return session.poisoned((len(GRADIENTS), *self.shape), self.dtype)
 
         def way(deterministic: bool) -> Any:
-            return lambda made: self.descriptor(
-                arrays, dict(zip(GRADIENTS, made, strict=True)), deterministic
+            return lambda outputs: self.descriptor(
+                arrays, dict(zip(GRADIENTS, outputs, strict=True)), deterministic
             )
 
-        found.ours(session, way(True), result)
-        found.add(session, way(False), result, lambda made: made, ANY_ORDER, OURS).repeats = False
-        self._torch_peers(found, arrays)
-        self._flash_attention_3(found, arrays)
-        return found
+        prepared.ours(session, way(True), result)
+        prepared.add(
+            session, way(False), result, lambda outputs: outputs, ANY_ORDER, OURS
+        ).repeats = False
+        self._torch_peers(prepared, arrays)
+        self._flash_attention_3(prepared, arrays)
+        return prepared
 
-    def _torch_peers(self, found: Prepared, arrays: Mapping[str, Any]) -> None:
+    def _torch_peers(self, prepared: Prepared, arrays: Mapping[str, Any]) -> None:
         for name, backend in TORCH_PEERS.items():
             q, k, v = inputs = tuple(arrays[n].detach().clone().requires_grad_() for n in "qkv")
             try:
                 with sdpa_kernel(backend), torch.enable_grad():
                     out = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
             except RuntimeError as e:  # no kernel
-                found.refused[name] = str(e).strip().splitlines()[0][:200]
+                prepared.refused[name] = str(e).strip().splitlines()[0][:200]
                 continue
 
             def run(out: Any = out, inputs: Any = inputs) -> Any:
                 return torch.autograd.grad(out, inputs, arrays["dout"], retain_graph=True)
 
-            found.peer(name, run, torch.stack)
+            prepared.peer(name, run, torch.stack)
 
-    def _flash_attention_3(self, found: Prepared, arrays: Mapping[str, Any]) -> None:
+    def _flash_attention_3(self, prepared: Prepared, arrays: Mapping[str, Any]) -> None:
         module = flash_attention_3()
         if isinstance(module, str) or not hasattr(module, "fa3_bwd"):
-            found.refused["FA3"] = (
+            prepared.refused["FA3"] = (
                 module if isinstance(module, str) else "flash_attn_interface has no fa3_bwd"
             )
             return
@@ -149,7 +151,7 @@ class BackwardRow:
             )
             return gradients
 
-        found.peer("FA3", run)
+        prepared.peer("FA3", run)
 
 
 class Judge:

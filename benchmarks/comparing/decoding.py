@@ -98,20 +98,20 @@ class DecodeRow:
         arrays["lengths"] = torch.full(
             (self.batch,), self.keys, dtype=torch.int32, device=session.device
         )
-        found = Prepared(dtype=self.dtype, judge=Judge(self, arrays))
+        prepared = Prepared(dtype=self.dtype, judge=Judge(self, arrays))
         shape = self.shapes()["q"]
-        found.ours(
+        prepared.ours(
             session,
             lambda out: self.descriptor(arrays, out),
             lambda: session.poisoned(shape, self.dtype),
         )
         module = flash_attention_3()
         if isinstance(module, str) or not hasattr(module, "fa3_decode"):
-            found.refused["FA3"] = (
+            prepared.refused["FA3"] = (
                 module if isinstance(module, str) else "flash_attn_interface has no fa3_decode"
             )
         else:
-            found.peer(
+            prepared.peer(
                 "FA3",
                 lambda: module.fa3_decode(
                     arrays["q"],
@@ -124,8 +124,8 @@ class DecodeRow:
             )
         k, v = arrays["k"], torch.empty_like(arrays["k"])
         # as much is read as written
-        found.contestants.append(Contestant("copy", COPY, lambda: v.copy_(k)))
-        return found
+        prepared.contestants.append(Contestant("copy", COPY, lambda: v.copy_(k)))
+        return prepared
 
 
 class Judge:
@@ -144,7 +144,7 @@ class Judge:
             self._parts.append((b, h, formulas.attention(q, k, v, False, row.D**-0.5)))
 
     def __call__(self, result: Any) -> Judged:
-        got, wanted, worst, message = [], [], 0.0, ""
+        actual, expected, worst, message = [], [], 0.0, ""
         for b, h, want in self._parts:
             out = host(result[b, :, h])[None, None]
             verdict = check.attention_verdict(
@@ -157,12 +157,14 @@ class Judge:
                 out.shape[:3],
                 None,
             )
-            got.append(out.reshape(-1))
-            wanted.append(want.out.reshape(-1))
+            actual.append(out.reshape(-1))
+            expected.append(want.out.reshape(-1))
             if verdict.worst >= worst:
                 worst, message = verdict.worst, verdict.message
         return Judged(
-            relative(np.concatenate(got).astype(np.float64), np.concatenate(wanted)), worst, message
+            relative(np.concatenate(actual).astype(np.float64), np.concatenate(expected)),
+            worst,
+            message,
         )
 
 

@@ -134,25 +134,25 @@ class GemmRow:
 
     def prepare(self, session: Session) -> Prepared:
         arrays, shape = self.arrays(session.random), self.shapes()["C"]
-        found = Prepared(dtype=self.dtype, judge=Judge(self, arrays))
+        prepared = Prepared(dtype=self.dtype, judge=Judge(self, arrays))
         if self.lists:
-            self._by_lists(found, arrays, session)
+            self._by_lists(prepared, arrays, session)
         else:
-            found.ours(
+            prepared.ours(
                 session,
                 lambda c: self.descriptor(arrays, c),
                 lambda: session.poisoned(shape, self.dtype),
             )
-        self._cublas(found, arrays, session)
+        self._cublas(prepared, arrays, session)
         if self.moves:
             x = torch.randint(
                 0, 255, (int(self.bytes) // 2,), dtype=torch.uint8, device=session.device
             )
             y = torch.empty_like(x)
-            found.contestants.append(Contestant("copy", COPY, lambda: y.copy_(x)))
-        return found
+            prepared.contestants.append(Contestant("copy", COPY, lambda: y.copy_(x)))
+        return prepared
 
-    def _by_lists(self, found: Prepared, arrays: Mapping[str, Any], session: Session) -> None:
+    def _by_lists(self, prepared: Prepared, arrays: Mapping[str, Any], session: Session) -> None:
         """Beside them ours by strides."""
         make = LISTS[self.lists]
         scattered = {
@@ -161,7 +161,7 @@ class GemmRow:
         }
         for n, memory in scattered.items():
             memory.write(arrays[n])
-        found.keep = scattered
+        prepared.keep = scattered
 
         def lists(c: Scattered) -> Descriptor:
             whole = {**scattered, "C": c}
@@ -172,8 +172,8 @@ class GemmRow:
         def result() -> Scattered:
             return make(session, shape[1:], self.dtype, self.count, 2)
 
-        found.ours(session, lists, result, Scattered.read)
-        found.add(
+        prepared.ours(session, lists, result, Scattered.read)
+        prepared.add(
             session,
             lambda c: self.descriptor(arrays, c),
             lambda: session.poisoned(shape, self.dtype),
@@ -182,31 +182,31 @@ class GemmRow:
             WITHOUT,
         )
         try:
-            found.add(session, lists, result, Scattered.read, "cuBLAS", PEER, "cublas-batched")
+            prepared.add(session, lists, result, Scattered.read, "cuBLAS", PEER, "cublas-batched")
         except KernelSeamError as e:
-            found.refused["cuBLAS"] = str(e)
+            prepared.refused["cuBLAS"] = str(e)
 
-    def _cublas(self, found: Prepared, arrays: Mapping[str, Any], session: Session) -> None:
+    def _cublas(self, prepared: Prepared, arrays: Mapping[str, Any], session: Session) -> None:
         a, b = arrays["A"], arrays["B"]
         right = b.transpose(1, 2) if self.b_transposed else b
         c = session.poisoned(self.shapes()["C"], self.dtype)
         if self.count > 1:
             name, role = ("cuBLAS by strides", WITHOUT) if self.lists else ("cuBLAS", PEER)
-            found.peer(name, lambda: torch.bmm(a, right, out=c), role=role)
+            prepared.peer(name, lambda: torch.bmm(a, right, out=c), role=role)
             return
         x, w, out = a[0], right[0], c[0]
         bias = arrays["bias"][0] if self.bias else None
         residual = arrays["residual"][0] if self.residual else None
         if residual is not None and bias is not None:
-            found.peer(
+            prepared.peer(
                 "cuBLAS",
                 lambda: torch.add(functional.linear(x, w.T, bias), residual, out=out)[None],
             )
         elif bias is not None or residual is not None:
             added = residual if bias is None else bias
-            found.peer("cuBLAS", lambda: torch.addmm(added, x, w, out=out)[None])
+            prepared.peer("cuBLAS", lambda: torch.addmm(added, x, w, out=out)[None])
         else:
-            found.peer("cuBLAS", lambda: torch.mm(x, w, out=out)[None])
+            prepared.peer("cuBLAS", lambda: torch.mm(x, w, out=out)[None])
 
 
 class Scattered:

@@ -13,7 +13,7 @@ from benchmarks.comparing.results import BACK_TO_BACK, FLUSHED, OURS, PEER, Reco
 OURS_COLOUR, PEER_COLOUR, BELOW_COLOUR, GRID = "#1f6f8b", "#c9a227", "#b23a48", "#dddddd"
 
 
-def draw(found: dict[str, Any], records: Sequence[Record], folder: Path) -> list[Path]:
+def draw(head: dict[str, Any], records: Sequence[Record], folder: Path) -> list[Path]:
     """Write what the records have into a folder; the files."""
     import matplotlib
 
@@ -23,21 +23,21 @@ def draw(found: dict[str, Any], records: Sequence[Record], folder: Path) -> list
     whole = [r for r in records if not r.failure]
     for suite, rows in groupby(whole, key=lambda r: r.suite):
         if bars := [r for r in rows if any(r.counted(t) is not None for t in r.of(OURS))]:
-            written.append(_ratios(suite, bars, found, folder / f"ratios-{suite}.svg"))
+            written.append(_ratios(suite, bars, head, folder / f"ratios-{suite}.svg"))
     points = [r for r in whole if r.operations and r.of(OURS)]
     if points:
-        written.append(_roofline(points, found, folder / "roofline.svg"))
+        written.append(_roofline(points, head, folder / "roofline.svg"))
     return written
 
 
-def _ratios(suite: str, rows: Sequence[Record], found: dict[str, Any], path: Path) -> Path:
+def _ratios(suite: str, rows: Sequence[Record], head: dict[str, Any], path: Path) -> Path:
     """A bar a row, the ratio that counts; beside it each peer's, back to back and flushed."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 0.8 + 0.3 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     marks = {BACK_TO_BACK: "o", FLUSHED: "s"}
-    said: set[str] = set()
+    labelled: set[str] = set()
     for y, row in enumerate(rows):
         ours = row.of(OURS)[0]
         counted = row.counted(ours) or 0.0
@@ -62,15 +62,15 @@ def _ratios(suite: str, rows: Sequence[Record], found: dict[str, Any], path: Pat
                     color=f"C{i + 1}",
                     markersize=4,
                     fillstyle="none",
-                    label=None if label in said else label,
+                    label=None if label in labelled else label,
                 )
-                said.add(label)
+                labelled.add(label)
     axes.axvline(1, color="black", linewidth=1)
     axes.set_yticks(range(len(rows)), [r.name for r in rows], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(0)
     axes.set_xlabel("peer's time over ours; bars: the best peer in the way in which it is closer")
-    axes.set_title(f"{suite}, {found.get('device', {}).get('name', '')}", fontsize=10)
+    axes.set_title(f"{suite}, {head.get('device', {}).get('name', '')}", fontsize=10)
     axes.grid(axis="x", color=GRID)
     axes.set_axisbelow(True)
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
@@ -78,14 +78,14 @@ def _ratios(suite: str, rows: Sequence[Record], found: dict[str, Any], path: Pat
     return path
 
 
-def _roofline(rows: Sequence[Record], found: dict[str, Any], path: Path) -> Path:
+def _roofline(rows: Sequence[Record], head: dict[str, Any], path: Path) -> Path:
     """Operations a byte against TFLOP/s, each row's best peer a hollow mark under or over ours."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5.5), layout="constrained")
     axes = figure.add_subplot()
     marks = dict(zip(dict.fromkeys(r.suite for r in rows), "osD^vP*", strict=False))
-    said: set[str] = set()
+    labelled: set[str] = set()
 
     def point(row: Record, timed: Timed, colour: str, fill: str, label: str) -> None:
         us = timed.median(BACK_TO_BACK)
@@ -98,9 +98,9 @@ def _roofline(rows: Sequence[Record], found: dict[str, Any], path: Path) -> Path
                 fillstyle=fill,
                 markersize=5,
                 linestyle="none",
-                label=None if label in said else label,
+                label=None if label in labelled else label,
             )
-            said.add(label)
+            labelled.add(label)
 
     for row in rows:
         timed = [t for t in row.of(PEER) if t.median(BACK_TO_BACK)]
@@ -113,7 +113,7 @@ def _roofline(rows: Sequence[Record], found: dict[str, Any], path: Path) -> Path
                 "best peer",
             )
         point(row, row.of(OURS)[0], OURS_COLOUR, "full", f"ours, {row.suite}")
-    if ceilings := found.get("ceilings"):
+    if ceilings := head.get("ceilings"):
         low = min(r.operations / r.bytes for r in rows) / 2
         high = max(r.operations / r.bytes for r in rows) * 2
         ridge = ceilings["cublas_tflops"] * 1e3 / ceilings["copy_gbs"]
@@ -133,7 +133,7 @@ def _roofline(rows: Sequence[Record], found: dict[str, Any], path: Path) -> Path
     axes.set_yscale("log")
     axes.set_xlabel("operations a byte (each input read once, each result written once)")
     axes.set_ylabel("TFLOP/s, back to back")
-    axes.set_title(f"Roofline, {found.get('device', {}).get('name', '')}", fontsize=10)
+    axes.set_title(f"Roofline, {head.get('device', {}).get('name', '')}", fontsize=10)
     axes.grid(color=GRID)
     axes.set_axisbelow(True)
     axes.legend(fontsize=7)

@@ -132,16 +132,16 @@ class ProjectionRow:
         if self.kind == "qkv turned":
             angles = 6.28 * torch.rand(self.tokens, self.D // 2, device=session.device)
             arrays |= {"cos": angles.cos(), "sin": angles.sin()}
-        found = Prepared(dtype=self.dtype, judge=Judge(self, arrays))
+        prepared = Prepared(dtype=self.dtype, judge=Judge(self, arrays))
         size = sum(map(math.prod, made.values()))
-        found.ours(
+        prepared.ours(
             session,
             lambda flat: self.descriptor(arrays, self.split(flat)),
             lambda: session.poisoned((size,), self.dtype),
         )
         run, flat = PEERS[self.kind](self, arrays)
-        found.peer(TORCH, run, lambda x: torch.cat([t.reshape(-1) for t in flat(x)]))
-        return found
+        prepared.peer(TORCH, run, lambda x: torch.cat([t.reshape(-1) for t in flat(x)]))
+        return prepared
 
     def split(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """One memory as results by name."""

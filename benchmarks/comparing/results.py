@@ -69,8 +69,8 @@ class Record:
     """Why the row says nothing: a wrong result, an exception."""
 
     @classmethod
-    def read(cls, found: dict[str, Any]) -> Record:
-        return cls(**{**found, "timed": [Timed(**t) for t in found["timed"]]})
+    def read(cls, fields: dict[str, Any]) -> Record:
+        return cls(**{**fields, "timed": [Timed(**t) for t in fields["timed"]]})
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,12 +1,12 @@
-// A pipeline of tiles from global to shared memory: a ring of stages, each with a barrier that says it is full and one that
-// says it is empty. A producer waits for empty and loads; every consumer waits for full, uses, and hands the stage back.
-// Both walk the ring in the same order, each with a cursor of its own. Blocks of a cluster that load for each other have a ring
-// each, walk them in the same order, and hand a stage back to all.
+// A pipeline of tiles from global to shared memory: a ring of stages, each with a full and an empty mbarrier. A producer waits
+// for empty and loads; every consumer waits for full, reads, and releases the stage. Both visit the stages in the same order,
+// each with a PipelineState of its own. Blocks of a cluster that multicast to each other have a ring each, visit the stages in
+// the same order, and release a stage to all blocks.
 #pragma once
 #include "sm90/ptx.h"
 
-// A place in a ring, and the parity of the turn that it is in. A producer starts with parity 1: all stages are empty.
-template<int STAGES> struct Cursor {
+// A stage of a ring, and the phase parity to wait for. A producer starts with parity 1, as all stages are empty.
+template<int STAGES> struct PipelineState {
   int stage;
   u32 parity;
   KS_DEVICE void advance() {
@@ -14,18 +14,19 @@ template<int STAGES> struct Cursor {
   }
 };
 
-// The barriers of a ring, in shared memory at `barriers`: STAGES of them say full, then STAGES say empty.
+// The mbarriers of a ring, in shared memory at `barriers`: STAGES full ones, then STAGES empty ones.
 template<int STAGES> struct Ring {
-  typedef Cursor<STAGES> Place;
+  typedef PipelineState<STAGES> State;
   u32 barriers;
-  KS_DEVICE u32 full(const Place& at) const { return barriers + 8 * at.stage; }
-  KS_DEVICE u32 empty(const Place& at) const { return barriers + 8 * (STAGES + at.stage); }
-  // `returns`: arrivals that make a stage empty.
-  KS_DEVICE void init(int returns) const {
-    for (int i = 0; i < STAGES; i++) barrier_init(barriers + 8 * i, 1), barrier_init(barriers + 8 * (STAGES + i), returns);
+  KS_DEVICE u32 full(const State& state) const { return barriers + 8 * state.stage; }
+  KS_DEVICE u32 empty(const State& state) const { return barriers + 8 * (STAGES + state.stage); }
+  // `consumers`: arrivals that make a stage empty; `producers`: arrivals that make it full, TMA's bytes aside.
+  KS_DEVICE void init(int consumers, int producers = 1) const {
+    for (int i = 0; i < STAGES; i++)
+      barrier_init(barriers + 8 * i, producers), barrier_init(barriers + 8 * (STAGES + i), consumers);
   }
-  KS_DEVICE void wait_full(const Place& at) const { barrier_wait(full(at), at.parity); }
-  KS_DEVICE void wait_empty(const Place& at) const { barrier_wait(empty(at), at.parity); }
+  KS_DEVICE void wait_full(const State& state) const { barrier_wait(full(state), state.parity); }
+  KS_DEVICE void wait_empty(const State& state) const { barrier_wait(empty(state), state.parity); }
 };
 
 // Loads rows row … row + ROWS − 1 and COLUMNS columns of a matrix into a tile: panels of 64 columns, one box each. Signals

@@ -1,6 +1,5 @@
-// Hopper's instructions by name: barriers in shared memory, the tensor memory accelerator (TMA), named barriers, registers
-// that warpgroups hand to each other. One function an instruction; what they mean is in the PTX ISA under the same words.
-// Addresses are those of the shared window, 32 bits.
+// Hopper's instructions by name: mbarriers, the tensor memory accelerator (TMA), named barriers, reallocation of
+// registers among warpgroups. One function an instruction; the PTX ISA defines them. Shared addresses are 32 bits.
 #pragma once
 #include "tile/tile.h"
 
@@ -12,13 +11,13 @@ typedef unsigned u32;
 KS_DEVICE void barrier_init(u32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
 }
-// After all barriers are made, before the block's first meeting.
+// After all mbarriers are initialised, before the block's first barrier.
 KS_DEVICE void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 KS_DEVICE void barrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
 }
-// Arrive, and announce what a copy will write.
-KS_DEVICE void barrier_expect(u32 barrier, int bytes) {
+// Arrive, and add the bytes that a copy will write to the expected transaction count.
+KS_DEVICE void barrier_arrive_expect_tx(u32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
 }
 KS_DEVICE void barrier_wait(u32 barrier, u32 parity) {
@@ -34,7 +33,7 @@ KS_DEVICE int cluster_rank() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-// All threads of all blocks: after barriers are made, and before a block ends, whose memory others reach until then.
+// All threads of all blocks: after mbarriers are initialised, and before a block exits, whose memory others access until then.
 KS_DEVICE void cluster_barrier() {
   warp_barrier();
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -46,7 +45,7 @@ KS_DEVICE void barrier_arrive_at(u32 barrier, int rank) {
                "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" :: "r"(barrier), "r"(rank) : "memory");
 }
 
-// ---- meetings of some of a block's warps: 1 to 15, `threads` of them in all
+// ---- named barriers 1 to 15 of some of a block's warps, `threads` threads in all
 
 KS_DEVICE void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
@@ -54,7 +53,7 @@ KS_DEVICE void named_barrier_sync(int id, int threads) {
 KS_DEVICE void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
-// Whether any of the threads says so.
+// The OR of x over the threads.
 KS_DEVICE bool named_barrier_any(int id, int threads, bool x) {
   int any;
   asm volatile("{\n.reg .pred p, q;\nsetp.ne.b32 p, %3, 0;\nbarrier.cta.red.or.pred q, %1, %2, p;\nselp.b32 %0, 1, 0, q;\n}"
@@ -62,29 +61,29 @@ KS_DEVICE bool named_barrier_any(int id, int threads, bool x) {
   return any;
 }
 
-// ---- registers of a warpgroup's threads. Asking for more than others have given back waits for ever.
+// ---- registers of a warpgroup's threads (setmaxnreg). registers_alloc blocks until other warps have deallocated enough.
 
-template<int N> KS_DEVICE void registers_give_back() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
-template<int N> KS_DEVICE void registers_take() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); }
+template<int N> KS_DEVICE void registers_dealloc() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
+template<int N> KS_DEVICE void registers_alloc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); }
 
 // ---- TMA: tiles of a tensor that a map describes, by coordinates, the contiguous axis first
 
 struct alignas(64) TensorMap { u64 opaque[16]; };
 
-// What lies outside the tensor arrives as zeros, and counts.
+// Elements outside the tensor are filled with zeros; their bytes count as transferred.
 KS_DEVICE void tma_load(u32 to, const TensorMap& map, u32 barrier, int x0, int x1, int x2, int x3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
       :: "r"(to), "l"(&map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3) : "memory");
 }
-// To the same place of every block of the cluster that `blocks` has a bit for, and counted by the barrier that lies there.
+// To the same shared address in every block of the cluster whose bit is set in `blocks`; signals that block's own mbarrier.
 KS_DEVICE void tma_load_multicast(u32 to, const TensorMap& map, u32 barrier, int x0, int x1, int x2, int x3, int blocks) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
       " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;"
       :: "r"(to), "l"(&map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "h"((unsigned short)blocks) : "memory");
 }
-// What lies outside the tensor is not written.
+// Elements outside the tensor are not written.
 KS_DEVICE void tma_store(const TensorMap& map, u32 from, int x0, int x1, int x2, int x3) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
                :: "l"(&map), "r"(from), "r"(x0), "r"(x1), "r"(x2), "r"(x3) : "memory");
@@ -94,15 +93,15 @@ KS_DEVICE void tma_store(const TensorMap& map, u32 from, int x0, int x1, int x2,
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%2, %3, %4, %5}], [%1], %6;"
                :: "l"(&map), "r"(from), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "l"(policy) : "memory");
 }
-KS_DEVICE void tma_stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+KS_DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until all but N groups of this thread's stores have been read out of shared memory.
-template<int N> KS_DEVICE void tma_stores_read() { asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(N) : "memory"); }
-template<int N> KS_DEVICE void tma_stores_wait() { asm volatile("cp.async.bulk.wait_group %0;" :: "n"(N) : "memory"); }
-// Between this thread's ordinary stores to shared memory and what TMA or wgmma reads of them.
+template<int N> KS_DEVICE void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(N) : "memory"); }
+template<int N> KS_DEVICE void tma_store_wait() { asm volatile("cp.async.bulk.wait_group %0;" :: "n"(N) : "memory"); }
+// Orders this thread's generic-proxy stores to shared memory before reads by TMA or wgmma (the async proxy).
 KS_DEVICE void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// A policy for lines of the L2 cache: they are the first to go, so that others stay. To name the normal one is not the same as
-// to name none: products with few columns took 8 % longer.
+// An L2 cache policy: these lines are evicted first. Naming the normal policy differs from naming none: GEMMs with few columns
+// took 8 % longer.
 KS_DEVICE u64 evict_first() {
   u64 policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -122,14 +121,14 @@ KS_DEVICE void ldmatrix(u32 from, u32 (&x)[4]) {
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from) : "memory");
 }
 
-// ---- what the compiler may not move or know
+// ---- optimisation barriers
 
-// Values, all of them, exist at this place.
+// All values are in registers at this point; the compiler moves no computation of them past it.
 template<int N> KS_DEVICE void pin(float (&x)[N]) {
 #pragma unroll
   for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i]) :: "memory");
 }
-// The same number, of which the compiler knows nothing: an address made of it is made here and nowhere sooner.
+// Returns x, whose value is hidden from the compiler: addresses that depend on it are computed here and no earlier.
 KS_DEVICE int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;

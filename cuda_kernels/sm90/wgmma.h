@@ -1,8 +1,8 @@
-// Products of a warpgroup (wgmma): 64 rows of A by n columns of B, 16 deep, in 16-bit elements, summed in float32. B lies in
-// shared memory, A there or in registers. They run beside the warpgroup's other work, from their commit to a wait.
+// Warpgroup matrix multiplication (wgmma): m64nNk16, half-precision operands, float32 accumulators. Operand B is in shared
+// memory, A in shared memory or registers. It is asynchronous, from the commit to a wait.
 //
-// An accumulator of 64×n is n/2 registers a thread: those of 8 columns after another, each as mma.sync's m16n8 lies, with
-// rows lane/4 and lane/4 + 8 of the warp's 16. So accumulators 8i … 8i + 7, rounded to 16 bits, are the A of 16 more deep.
+// An accumulator of 64×n is n/2 registers a thread: per 8 columns the fragment of mma.sync's m16n8, with
+// rows lane/4 and lane/4 + 8 of the warp's 16. So accumulators 8i … 8i + 7, rounded to 16 bits, are the A fragment of k16 step i.
 //
 // Tiles in shared memory are panels of 64 columns, rows of 128 bytes, in the 128-byte swizzle of TMA: the 16-byte chunk c of
 // row r lies at c ^ (r % 8). They start at multiples of 1024 bytes.
@@ -10,21 +10,21 @@
 #include "sm90/ptx.h"
 
 // Descriptor of an operand, 64 bits: address/16 | leading offset/16 << 16 | stride offset/16 << 32 | 128-byte swizzle. Stride
-// offset: 1024 bytes, from 8 rows to the next 8. The high half is the same for all, so a descriptor is its low half, and what
-// lies some bytes further is an addition of 32 bits. In a cluster an address has the block's rank from bit 24 on, which is not
+// offset: 1024 bytes, from 8 rows to the next 8. The high half is a constant, so a descriptor is kept as its low half, and
+// advancing it is one 32-bit addition. In a cluster an address has the block's rank from bit 24 on, which is not
 // part of it.
 #define KS_DESCRIPTOR_HIGH "0x40000040"
 
-// Contiguous along what is summed over (Q, K): 16 deeper is 32 bytes on, in a panel.
+// K-major (Q, K): the next k16 step is 32 bytes on, in a panel.
 KS_DEVICE u32 descriptor_k_major(u32 address) { return 1u << 16 | (address & 0x3ffff) >> 4; }
-// Contiguous along m or n (V): 16 deeper is 16 rows on. `panel`: bytes from 64 columns to the next 64.
+// MN-major (V): the next k16 step is 16 rows on. `panel`: bytes between panels of 64 columns.
 KS_DEVICE u32 descriptor_mn_major(u32 address, int panel) { return panel >> 4 << 16 | (address & 0x3ffff) >> 4; }
-KS_DEVICE u32 further(u32 descriptor, int bytes) { return descriptor + (bytes >> 4); }
+KS_DEVICE u32 advanced(u32 descriptor, int bytes) { return descriptor + (bytes >> 4); }
 
-// Before the first product, and after registers that it uses were written.
+// Before the first wgmma, and after writes to registers that it uses.
 KS_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 KS_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Until all but N of the groups committed are done.
+// Waits until at most N committed groups are pending.
 template<int N> KS_DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"); }
 
 // The instruction names each register of the accumulator. KS_R(n): the first n/2 of d by place, KS_D(n): the operands.
@@ -72,7 +72,7 @@ template<int N> KS_DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.syn
 
 template<class T, int N> struct Wgmma;
 
-// ss: A and B in shared memory; A_M, B_N: 1 where contiguous along m, n, 0 along what is summed over. rs: A in registers, B
+// ss: A and B in shared memory; A_M, B_N: 1 where MN-major, 0 where K-major. rs: A in registers, B
 // contiguous along n.
 #define KS_WGMMA_SHAPE(T, type, n, o0, o1, o2, o3, o4, o5) \
   template<> struct Wgmma<T, n> { \

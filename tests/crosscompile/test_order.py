@@ -32,7 +32,7 @@ from kernelseam_cuda.sm90.tiles import GEMM, HopperGemmTile  # noqa: E402
 ROOT = Path(__file__).parents[2]
 from mutant import Mutant  # noqa: E402
 from order import ptx, violations  # noqa: E402
-from sm90_mutants import CLEANERS, LUCK, MUTANTS  # noqa: E402
+from sm90_mutants import LUCK, MUTANTS, VALUE_FILTER  # noqa: E402
 
 from benchmarks import ahead  # noqa: E402
 from benchmarks.comparing import binaries  # noqa: E402
@@ -47,7 +47,7 @@ SAID = {
     "products-fence": "no fence between registers written and the products that use them",
     "first-products-fence": "no fence between registers written and the products that use them",
     "store-fence": "no proxy fence between stores to shared memory and TMA's reading of it",
-    "cleaners-fence": "no proxy fence between stores to shared memory and the meeting of those "
+    "filter-fence": "no proxy fence between stores to shared memory and the meeting of those "
     "who made them",
     "staging-not-read": "a panel is written while stores from it have not been read",
     "stores-not-waited": "a block ends with stores on their way",
@@ -114,7 +114,7 @@ def test_a_bug_of_order_is_found(mutant: Mutant) -> None:
     """Where only kernels that search V have the code, in such a one."""
     gemm = mutant.place.startswith("sm90/gemm/")
     made, tile, before = clean(
-        "gemm" if gemm else "cleans" if mutant.place == CLEANERS else "plain"
+        "gemm" if gemm else "cleans" if mutant.place == VALUE_FILTER else "plain"
     )
     assert SAID[mutant.name] in order_of(mutant(made), tile)
     assert SAID[mutant.name] not in before

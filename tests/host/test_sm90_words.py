@@ -35,14 +35,14 @@ CURSORS = """
 #include "sm90/pipeline.h"
 KS_KERNEL(16, 1) probe(const i64* addresses, i64* turns, i64* descriptors) {
   if (thread_index() != 0) return;
-  Cursor<3> at{0, 1};
+  PipelineState<3> at{0, 1};
   for (int i = 0; i < 12; i++, at.advance()) turns[2 * i] = at.stage, turns[2 * i + 1] = at.parity;
   u64 high = 0;
   for (const char* x = KS_DESCRIPTOR_HIGH + 2; *x; x++) high = 16 * high + (*x <= '9' ? *x - '0' : *x - 'a' + 10);
   for (int i = 0; i < 5; i++) {
     descriptors[3 * i] = high << 32 | descriptor_k_major((u32)addresses[i]);
     descriptors[3 * i + 1] = high << 32 | descriptor_mn_major((u32)addresses[i], 128 * 128);
-    descriptors[3 * i + 2] = high << 32 | further(descriptor_k_major((u32)addresses[i]), 96);
+    descriptors[3 * i + 2] = high << 32 | advanced(descriptor_k_major((u32)addresses[i]), 96);
   }
 }"""  # noqa: E501
 
@@ -61,12 +61,12 @@ TILES = """
 KS_KERNEL(16, 1) probe(const i64* n, const int* q_offsets, const int* k_offsets, i64* out) {
   if (thread_index() != 0) return;
   const Scores scores{(int)n[7], (int)n[8], (int)n[9], (int)n[10], 0, 1.f, 0.f, 0.f};
-  TileOrder<64, 32> order{{(int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6]},
+  TileScheduler<64, 32> scheduler{{(int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6]},
                           {nullptr, q_offsets, k_offsets, (int)n[7], (int)n[8]}, scores, 0, 0};
   for (int t = 0; t < (int)n[11]; t++) {
-    Work w{};
-    if (!order.find(t, w)) return;
-    const int found[] = {w.batch, w.head, w.kv_head, w.row, w.begin, w.end, w.open_begin, w.open_end, w.S_q, w.S_k,
+    WorkTile w{};
+    if (!scheduler.next(t, w)) return;
+    const int found[] = {w.batch, w.head, w.kv_head, w.row, w.begin, w.end, w.unmasked_begin, w.unmasked_end, w.S_q, w.S_k,
                          w.q_first, w.k_first};
     for (int i = 0; i < 12; i++) out[12 * t + i] = found[i];
   }
@@ -147,7 +147,7 @@ def check_matrices(change: Change) -> None:
 
 @dataclass(frozen=True)
 class Walk:
-    """A launch: what is asked of TileOrder, and how keys are hidden."""
+    """A launch: what is asked of TileScheduler, and how keys are hidden."""
 
     batch: int
     heads: int

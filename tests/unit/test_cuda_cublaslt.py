@@ -22,7 +22,7 @@ from kernelseam.errors import DeviceError, OutOfDeviceMemory
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
 from kernelseam_cuda import blas, blas_lt, cublaslt  # noqa: E402
-from kernelseam_cuda.cublaslt import Attribute, Described  # noqa: E402
+from kernelseam_cuda.cublaslt import Attribute, LtDescriptor  # noqa: E402
 
 DEVICE = Device("cuda", 0, "sm_90a")
 F16, F32 = DType.float16, DType.float32
@@ -456,7 +456,7 @@ def test_a_failure_names_the_call_and_the_status(
         gemm.build(PROBLEM, DEVICE)
     library.refused = ""
     with pytest.raises(DeviceError, match="^cublasLtMatmulDescSetAttribute of WRONG failed with"):
-        Described("MatmulDesc", 68, 0, attributes={Attribute("WRONG", 3, ctypes.c_int64): 1})
+        LtDescriptor("MatmulDesc", 68, 0, attributes={Attribute("WRONG", 3, ctypes.c_int64): 1})
 
 
 def test_descriptors_go_with_what_uses_them(gemm: blas_lt.CublasLtGemm, library: Library) -> None:

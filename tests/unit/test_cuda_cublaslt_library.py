@@ -20,7 +20,7 @@ from kernelseam.errors import DeviceError
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
 from kernelseam_cuda import blas, blas_lt, cublaslt  # noqa: E402
-from kernelseam_cuda.cublaslt import Attribute, Described  # noqa: E402
+from kernelseam_cuda.cublaslt import Attribute, LtDescriptor  # noqa: E402
 
 ATTRIBUTES = [x for x in vars(cublaslt).values() if isinstance(x, Attribute)]
 CREATED = {"MatrixLayout": (2, 4, 5, 6), "MatmulDesc": (68, 0), "MatmulPreference": ()}
@@ -33,7 +33,7 @@ def real() -> Any:
     return cublaslt.library()
 
 
-def value(library: Any, kind: str, described: Described, attribute: Attribute) -> Any:
+def value(library: Any, kind: str, described: LtDescriptor, attribute: Attribute) -> Any:
     """What the library holds, read with the size that it says it has."""
     get, size = getattr(library, f"cublasLt{kind}GetAttribute"), ctypes.c_size_t()
     get.argtypes = (
@@ -67,12 +67,12 @@ def kind_of(attribute: Attribute) -> str:
 def test_the_library_takes_and_returns_each_attribute(real: Any, attribute: Attribute) -> None:
     kind = kind_of(attribute)
     wanted = 2**40 if ctypes.sizeof(attribute.type) == 8 else 1 if "TRANS" in attribute.name else 4
-    described = Described(kind, *CREATED[kind], attributes={attribute: wanted})
+    described = LtDescriptor(kind, *CREATED[kind], attributes={attribute: wanted})
     assert value(real, kind, described, attribute) == wanted
     with pytest.raises(
         DeviceError, match=r"SetAttribute of \w+ failed with CUBLAS_STATUS_INVALID_VALUE \(7\)$"
     ):
-        Described(kind, *CREATED[kind], attributes={replace(attribute, type=ctypes.c_int8): 1})
+        LtDescriptor(kind, *CREATED[kind], attributes={replace(attribute, type=ctypes.c_int8): 1})
 
 
 def test_the_library_holds_the_products_layouts(real: Any) -> None:
@@ -153,7 +153,7 @@ def test_numbers_are_those_of_the_librarys_header(real: Any) -> None:
 
 
 def test_the_heuristics_answer_is_as_large_as_the_header_says() -> None:
-    found = cublaslt.Found
+    found = cublaslt.HeuristicResult
     assert ctypes.sizeof(found) == 96
     assert [
         getattr(found, n).offset for n in ("workspace_bytes", "state", "waves", "reserved")

@@ -171,7 +171,7 @@ def test_the_log_of_a_success_is_read(
         assert str(caught[0].message) == "\n".join(
             [
                 (
-                    "k compiles for sm_90a, but not to what it is written for: its results are "
+                    "k compiles for sm_90a, but not as intended: its results are "
                     "right, and it is slow. "
                     "nvrtc 13.0.88 (some build) says:"
                 ),

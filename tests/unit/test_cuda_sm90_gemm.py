@@ -175,7 +175,7 @@ def divided(values: dict[str, int | float], name: str, n: int) -> int:
     st.sampled_from(range(len(GEMM))),
 )
 def test_every_tile_is_walked_once(M: int, N: int, batch: int, heads: int, index: int) -> None:
-    """TileOrder of tiles.h in Python."""
+    """TileScheduler of tiles.h in Python."""
     tile, p = GEMM[index], problem(M=M, N=N, K=64, batch=batch, heads=heads)
     v = HALF.values(p, tile, H200)
     rows = -(-M // (tile.bm * tile.cluster))

@@ -1,10 +1,8 @@
-"""Hopper's attention as its roles wait for each other, in Python: producer.h and consumer.h without
-arithmetic.
+"""The synchronisation of Hopper's attention in Python: producer.h, consumer.h without arithmetic.
 
-A block's loading thread and each of its consumers is a generator that yields what it waits for;
-which one goes on, and when a copy or an arrival lands, is drawn at random. Found are waits without
-end, a stage that is read with another block's keys in it, and one that is written while somebody
-reads it.
+The producer thread and each consumer is a generator that yields the condition it waits for; which
+one continues, and when a copy or an arrival completes, is random. The model detects deadlocks, a
+stage that is read with another block's keys in it, and one that is written while it is read.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ class Barrier:
         if not self.pending and not self.bytes:
             self.phase, self.pending = self.phase + 1, self.arrivals
 
-    def passed(self, parity: int) -> Callable[[], bool]:
+    def completed(self, parity: int) -> Callable[[], bool]:
         return lambda: self.phase % 2 != parity
 
 
@@ -54,7 +52,7 @@ class Ring:
 
 
 @dataclass
-class Cursor:
+class PipelineState:
     stages: int
     parity: int
     stage: int = 0
@@ -76,27 +74,27 @@ class Kernel:
     groups: int = 2
     q_stages: int = 2
     random: random.Random = field(default_factory=lambda: random.Random(0))
-    known: int = 8
-    """Tiles whose coordinates are kept: block.h."""
+    work_slots: int = 8
+    """Work tiles kept in shared memory: block.h."""
     returns: int = 0
-    """Consumers that make a stage empty; 0: all."""
+    """Arrivals that make a stage empty; 0: one a consumer."""
     first_parity: int = 1
-    """Of the loading thread's cursors."""
+    """Of the producer's pipeline states."""
 
     def __post_init__(self) -> None:
         returns = self.returns or self.groups
         self.k, self.v = Ring(self.stages, returns), Ring(self.stages, returns)
         self.q = [Ring(self.q_stages, 1) for _ in range(self.groups)]
-        self.works: list[int | None] = [None] * self.known
+        self.work_tiles: list[int | None] = [None] * self.work_slots
         self.turn = [0] * self.groups
         self.flying: list[Callable[[], None]] = []
         self.seen: list[list[tuple[int, int]]] = [[] for _ in range(self.groups)]
 
-    # ---- the loading thread
+    # ---- the producer thread
 
-    def load(self, ring: Ring, at: Cursor, what: object) -> Waits:
+    def load(self, ring: Ring, at: PipelineState, what: object) -> Waits:
         stage = at.stage
-        yield ring.empty[stage].passed(at.parity)
+        yield ring.empty[stage].completed(at.parity)
         ring.full[stage].arrive(1)
         self.flying.append(lambda: self.land(ring, stage, what))
         at.advance()
@@ -107,8 +105,12 @@ class Kernel:
         ring.full[stage].landed(1)
 
     def producer(self) -> Waits:
-        k, v, t = Cursor(self.stages, self.first_parity), Cursor(self.stages, self.first_parity), 0
-        q = [Cursor(self.q_stages, 1) for _ in range(self.groups)]
+        k, v, t = (
+            PipelineState(self.stages, self.first_parity),
+            PipelineState(self.stages, self.first_parity),
+            0,
+        )
+        q = [PipelineState(self.q_stages, 1) for _ in range(self.groups)]
 
         def load_q(tile: int) -> Waits:
             for ring, at in zip(self.q, q, strict=True):
@@ -120,17 +122,17 @@ class Kernel:
         def load_v(tile: int, block: int) -> Waits:
             yield from self.load(self.v, v, (tile, block))
 
-        found = 0
+        count = 0
 
-        def find() -> bool:
-            nonlocal found
+        def next_tile() -> bool:
+            nonlocal count
             if t >= len(self.tiles):
                 return False
-            self.works[found % self.known] = t
-            found += 1
+            self.work_tiles[count % self.work_slots] = t
+            count += 1
             return True
 
-        more = find()
+        more = next_tile()
         if more:
             yield from load_k(t, self.tiles[t][0] - 1)
             yield from load_q(t)
@@ -146,7 +148,7 @@ class Kernel:
                 if block > 0:
                     yield from step(tile, block)
                     block -= 1
-                more = find()
+                more = next_tile()
                 if more:
                     yield from load_q(t)
             while block > 0:
@@ -156,29 +158,33 @@ class Kernel:
                 yield from load_k(t, self.tiles[t][0] - 1)
             yield from load_v(tile, block)
             if not self.early:
-                more = find()
+                more = next_tile()
                 if more:
                     yield from load_k(t, self.tiles[t][0] - 1)
                     yield from load_q(t)
-        self.works[found % self.known] = None
+        self.work_tiles[count % self.work_slots] = None
         for ring, at in zip(self.q, q, strict=True):
-            yield ring.empty[at.stage].passed(at.parity)
+            yield ring.empty[at.stage].completed(at.parity)
             ring.full[at.stage].arrive()
 
     # ---- a consumer
 
     def consumer(self, g: int) -> Waits:
-        k, v, q = Cursor(self.stages, 0), Cursor(self.stages, 0), Cursor(self.q_stages, 0)
+        k, v, q = (
+            PipelineState(self.stages, 0),
+            PipelineState(self.stages, 0),
+            PipelineState(self.q_stages, 0),
+        )
         rings = {"k": self.k, "v": self.v}
 
-        def full(name: str, at: Cursor, what: object) -> Waits:
+        def full(name: str, at: PipelineState, what: object) -> Waits:
             ring = rings[name]
-            yield ring.full[at.stage].passed(at.parity)
+            yield ring.full[at.stage].completed(at.parity)
             assert ring.holds[at.stage] == what, (
                 f"{name}: {ring.holds[at.stage]} in place of {what}"
             )
 
-        def read(name: str, at: Cursor, what: object) -> Waits:
+        def read(name: str, at: PipelineState, what: object) -> Waits:
             """A product runs: the stage must not change meanwhile."""
             ring, stage = rings[name], at.stage
             ring.readers[stage] += 1
@@ -186,25 +192,35 @@ class Kernel:
             assert ring.holds[stage] == what, f"{name}: {ring.holds[stage]} in place of {what}"
             ring.readers[stage] -= 1
 
-        def release(name: str, at: Cursor) -> None:
+        def release(name: str, at: PipelineState) -> None:
             self.flying.append(rings[name].empty[at.stage].arrive)
             at.advance()
 
-        def my_turn() -> Waits:
+        def scores(tile: int, block: int) -> Waits:
+            """Q·Kᵀ of a block whose keys are full, then the wait for the next block's."""
+            yield from read("k", k, (tile, block))
+            self.seen[g].append((tile, block))
+            release("k", k)
+            if block == 0:
+                self.flying.append(own_q.empty[q.stage].arrive)
+            else:
+                yield from full("k", k, (tile, block - 1))
+
+        def scheduler_barrier_sync() -> Waits:
             if self.turns:
                 yield lambda: self.turn[g] > 0
                 self.turn[g] -= 1
 
-        def next_turn() -> None:
+        def scheduler_barrier_arrive() -> None:
             if self.turns:
                 self.turn[1 - g] += 1
 
         own_q = self.q[g]
         if self.turns and g == 0:
             self.turn[0] += 1
-        started, block, index, works = False, 0, 0, self.works
-        yield own_q.full[0].passed(0)
-        while (tile := works[index % self.known]) is not None:
+        started, block, index, work_tiles = False, 0, 0, self.work_tiles
+        yield own_q.full[0].completed(0)
+        while (tile := work_tiles[index % self.work_slots]) is not None:
             end, own = self.tiles[tile]
             first = own[g] - 1
             if not started:
@@ -215,32 +231,20 @@ class Kernel:
                         release(name, at)
                     block -= 1
                 yield from full("k", k, (tile, block))
-                yield from read("k", k, (tile, block))
-                self.seen[g].append((tile, block))
-                release("k", k)
-                if block == 0:
-                    self.flying.append(own_q.empty[q.stage].arrive)
+                yield from scores(tile, block)
                 block -= 1
-                if block >= 0:
-                    yield from full("k", k, (tile, block))
             while block >= 0:
-                yield from my_turn()
+                yield from scheduler_barrier_sync()
                 yield from full("v", v, (tile, block + 1))
-                next_turn()
-                yield from read("k", k, (tile, block))
-                self.seen[g].append((tile, block))
-                release("k", k)
-                if block == 0:
-                    self.flying.append(own_q.empty[q.stage].arrive)
-                if block > 0:
-                    yield from full("k", k, (tile, block - 1))
+                scheduler_barrier_arrive()
+                yield from scores(tile, block)
                 yield from read("v", v, (tile, block + 1))
                 release("v", v)
                 block -= 1
             q.advance()
             if self.early:
-                yield own_q.full[q.stage].passed(q.parity)
-                following = works[(index + 1) % self.known]
+                yield own_q.full[q.stage].completed(q.parity)
+                following = work_tiles[(index + 1) % self.work_slots]
                 started = (
                     following is not None
                     and self.tiles[following][1][g] == self.tiles[following][0]
@@ -248,17 +252,11 @@ class Kernel:
                 if started:
                     block = self.tiles[following][0] - 1
                     yield from full("k", k, (following, block))
-                    yield from my_turn()
+                    yield from scheduler_barrier_sync()
                     yield from full("v", v, (tile, 0))
-                    next_turn()
-                    yield from read("k", k, (following, block))
-                    self.seen[g].append((following, block))
-                    release("k", k)
-                    if block == 0:
-                        self.flying.append(own_q.empty[q.stage].arrive)
+                    scheduler_barrier_arrive()
+                    yield from scores(following, block)
                     block -= 1
-                    if block >= 0:
-                        yield from full("k", k, (following, block))
                     yield from read("v", v, (tile, 0))
                     release("v", v)
                     index += 1
@@ -268,13 +266,13 @@ class Kernel:
             release("v", v)
             index += 1
             if not self.early:
-                yield own_q.full[q.stage].passed(q.parity)
+                yield own_q.full[q.stage].completed(q.parity)
 
     def run(self) -> None:
         roles = [self.producer(), *(self.consumer(g) for g in range(self.groups))]
         waiting: dict[int, Callable[[], bool]] = {i: (lambda: True) for i in range(len(roles))}
         while waiting:
-            ready = [i for i, passed in waiting.items() if passed()]
+            ready = [i for i, condition in waiting.items() if condition()]
             choice = (
                 self.random.randrange(len(ready) + len(self.flying)) if ready or self.flying else -1
             )
@@ -294,7 +292,7 @@ def tiles(
 ) -> list[tuple[int, list[int]]]:
     """Each consumer's number of blocks: under a causal mask at most that of the one after, alike
     where they take turns."""
-    found = []
+    drawn = []
     for _ in range(draw.randrange(1, 20)):
         end = draw.randrange(1, 7)
         own, most = [end] * groups, end
@@ -302,8 +300,8 @@ def tiles(
             for i in reversed(range(groups)):
                 own[i] = most
                 most = max(most - draw.randrange(3), 1)
-        found.append((end, own))
-    return found
+        drawn.append((end, own))
+    return drawn
 
 
 def run(
@@ -314,13 +312,12 @@ def run(
     groups: int,
     q_stages: int,
     stages: int,
-    **planted: int,
+    **bug: int,
 ) -> None:
-    """A launch by chance: it ends, and every consumer saw its own blocks, from the last to the
-    first."""
+    """A random launch: it ends, and every consumer reads its blocks, the last first."""
     draw = random.Random(seed)
     work = tiles(draw, groups, turns, causal)
-    kernel = Kernel(work, early, turns, stages, groups, q_stages, draw, **planted)
+    kernel = Kernel(work, early, turns, stages, groups, q_stages, draw, **bug)
     kernel.run()
     for g, seen in enumerate(kernel.seen):
         assert seen == [(t, b) for t, (_, own) in enumerate(work) for b in reversed(range(own[g]))]
@@ -338,7 +335,7 @@ def run(
     ids=lambda way: "early{:d}-turns{:d}-{}groups-{}queries-{}stages".format(*way),
 )
 @pytest.mark.parametrize("causal", [False, True])
-def test_no_role_waits_for_ever_and_none_reads_anothers_keys(
+def test_no_role_deadlocks_and_none_reads_other_keys(
     way: tuple[bool, bool, int, int, int], causal: bool
 ) -> None:
     for seed in range(40):
@@ -346,19 +343,19 @@ def test_no_role_waits_for_ever_and_none_reads_anothers_keys(
 
 
 @pytest.mark.parametrize(
-    ("planted", "said"),
+    ("bug", "message"),
     [
         ({"returns": 1}, r"which is being read|in place of|^all wait: roles \[0, 1, 2\] of 3"),
         ({"first_parity": 0}, r"^all wait: roles \[0, 1, 2\] of 3"),
-        ({"known": 2}, r"^v: \(\d+, \d+\) in place of"),
+        ({"work_slots": 2}, r"^v: \(\d+, \d+\) in place of"),
     ],
     ids=[
         "one consumer empties a stage",
-        "loads wait for a turn that never was",
-        "coordinates of two tiles",
+        "the producer waits for a phase before the first",
+        "two work tiles are kept",
     ],
 )
-def test_the_model_finds_a_bug(planted: dict[str, int], said: str) -> None:
-    with pytest.raises(AssertionError, match=said):
+def test_the_model_finds_a_bug(bug: dict[str, int], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
         for seed in range(40):
-            run(seed, False, True, True, 2, 2, 2, **planted)
+            run(seed, False, True, True, 2, 2, 2, **bug)

@@ -25,6 +25,7 @@ BY_NAME = {
     "__init__": "the public names, at their first use; TYPE_CHECKING imports the same",
     "plugins": "entry points, and the core's own plugin among them: kernelseam.builtin",
     "interop.torch": "functions that import torch; TYPE_CHECKING imports the same",
+    "interop.transformers": "what imports torch and Transformers, by register()",
 }
 """Modules that import others by a name that is a string, which no walk over imports sees."""
 

@@ -297,7 +297,7 @@ def test_refusals_name_the_product() -> None:
         )
     turned: dict[str, Any] = {"cos": 0, "sin": 0, "rotary_dim": 8, "max_position": 5}
     assert qkv.refuse(QkvProjection(**{**QKV, **turned, "head_dim": 9}).problem(), ROW) == (
-        "head_dim = 9 is odd: elements that are turned together lie in one pair of columns"
+        "head_dim = 9 is odd: elements that are rotated together lie in one pair of columns"
     )
     assert qkv.refuse(QkvProjection(**QKV, **turned, stride_cos_row=1 << 31).problem(), ROW) == (
         "stride_cos_row = 2147483648 elements: shared kernels take row strides below 2^31"

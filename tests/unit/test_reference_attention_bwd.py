@@ -170,7 +170,7 @@ def test_the_mixtures_mix() -> None:
     assert {(c.q_view, c.kv_view) for c in cases} == {(q, k) for q in VIEWS for k in VIEWS}
     specs = [c.descriptor().problem().spec for c in cases]
     options = frozenset().union(*(s.forward.options for s in specs))
-    assert options == reference.KNOWN
+    assert options == reference.SUPPORTED
     assert {s.dtype for s in specs} == {DType.of(k) for k in KINDS}
     assert {(s.bias_gradient, s.sink_gradient) for s in specs} == {
         (x, y) for x in (True, False) for y in (True, False)
@@ -698,9 +698,9 @@ def problem_of(spec: AttentionSpec) -> AttentionBwdProblem:
     return AttentionBwdProblem(AttentionBwdSpec(spec), forward, zeros, zeros, zeros, zeros)
 
 
-@pytest.mark.parametrize("option", sorted(reference.KNOWN))
+@pytest.mark.parametrize("option", sorted(reference.SUPPORTED))
 def test_an_unknown_option_is_refused(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "KNOWN", reference.KNOWN - {option})
+    monkeypatch.setattr(reference, "SUPPORTED", reference.SUPPORTED - {option})
     values: dict[str, Any] = {
         "bias": DType.float16,
         "dtype_out": DType.float32,

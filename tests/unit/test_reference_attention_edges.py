@@ -338,9 +338,9 @@ def test_memory_does_not_grow_with_the_square() -> None:
     close(out[0, 0, -1:], want)
 
 
-@pytest.mark.parametrize("option", sorted(reference.KNOWN))
+@pytest.mark.parametrize("option", sorted(reference.SUPPORTED))
 def test_an_unknown_option_is_refused(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "KNOWN", reference.KNOWN - {option})
+    monkeypatch.setattr(reference, "SUPPORTED", reference.SUPPORTED - {option})
     spec = AttentionSpec(DType.float16, 8, 8)
     values = {
         "bias": DType.float16,
@@ -359,7 +359,7 @@ def test_an_unknown_option_is_refused(option: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_refusal_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "KNOWN", frozenset({"causal"}))
+    monkeypatch.setattr(reference, "SUPPORTED", frozenset({"causal"}))
     planning.forget()
     with pytest.raises(Unsupported, match=r"numpy: it does not know sinks, window\.$"):
         plan(

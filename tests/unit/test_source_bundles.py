@@ -127,7 +127,7 @@ def test_two_sources_of_one_name_are_refused(cuda: Any) -> None:
     kernel, toolchain = OneArch(files), cuda({})
     with pytest.raises(
         PluginError,
-        match=r"^gemm_sm90 brings a device source tile/base.h, of which there is another",
+        match=r"^gemm_sm90 brings a device source tile/base.h, and there is another of that name",
     ):
         bundle(
             kernel, SPEC, kernel.tiles(SPEC, toolchain.arch_row("sm_90a"))[0], toolchain, "sm_90a"

@@ -337,8 +337,8 @@ def test_an_operation_without_an_oracle_is_refused(
     other = type("Other", (GemmProblem,), {"operation": "softmax"})
     problem = other(**{n: getattr(made_plan.problem, n) for n in GemmProblem.__dataclass_fields__})
     assert refused(problem) == (
-        f"check = True for {problem}: cannot be kept: the oracle knows nothing of softmax. "
-        "Bind without check, and hold the results against your own."
+        f"check = True for {problem}: cannot be kept: the oracle has no formula of softmax. "
+        "Bind without check, and compare the results with your own."
     )
 
 

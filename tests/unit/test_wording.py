@@ -206,13 +206,13 @@ def test_words_are_replaced_whole() -> None:
     error = InvalidValue(
         "stride_k_row", 3, "k and v as S_k and stride_v_head say", "Mend k, not q_k"
     )
-    told = Wording({"k": "k_pages", "v": "v_pages"}).told(error)
+    told = Wording({"k": "k_pages", "v": "v_pages"}).reworded(error)
     assert str(told) == (
         "k_pages = row stride 3: k_pages and v_pages as S_k and the head stride of v_pages say. "
         "Mend k_pages, not q_k."
     )
-    assert Wording({"A": "dc"}).told(InvalidValue("A_ptrs[3]", "null", "A", "B")).field == "dc"
-    read_off = Wording({"k": "k_pages"}, {"page_size": "k"}).told(
+    assert Wording({"A": "dc"}).reworded(InvalidValue("A_ptrs[3]", "null", "A", "B")).field == "dc"
+    read_off = Wording({"k": "k_pages"}, {"page_size": "k"}).reworded(
         InvalidValue("page_size", 0, "", "")
     )
     assert (read_off.field, read_off.value) == ("k_pages", "page_size 0")

@@ -13,7 +13,7 @@ import typer
 
 from kernelseam.cli import shapes
 from kernelseam.cli.attention_files import Inputs, check_output, read_inputs, save
-from kernelseam.cli.attention_options import Asked, asking
+from kernelseam.cli.attention_options import AttentionOptions, with_attention_options
 from kernelseam.cli.running import Run, device_for, execute, measure, report
 from kernelseam.contract import Device
 from kernelseam.descriptors import Attention
@@ -40,9 +40,9 @@ ROWS = ("out", "dq", "dk", "dv")
 FULL_LENGTHS = "the rate counts every entry of the batch at its full length"
 
 
-@asking
+@with_attention_options
 def run(
-    asked: Asked,
+    request: AttentionOptions,
     backend: shapes.Backend = None,
     implementation: shapes.Implementation = None,
     input: Annotated[
@@ -65,26 +65,27 @@ def run(
     if output is not None:
         check_output(output)
     found: list[tuple[AttentionCase, Inputs | None]] = (
-        [(asked.case(seed), None)]
+        [(request.case(seed), None)]
         if input is None
         else [
             (
-                asked.case_of(
+                request.case_of(
                     Attention.from_arrays(
-                        i.q, i.k, i.v, i.empty_out(asked.layout), layout=asked.layout
+                        i.q, i.k, i.v, i.empty_out(request.layout), layout=request.layout
                     ).problem(),
                     seed,
                 ),
                 i,
             )
-            for i in _read(asked, input)
+            for i in _read(request, input)
         ]
     )
     problems = [
-        asked.over(asked.backward_case(c) if asked.backward else c).problem() for c, _ in found
+        request.over(request.backward_case(c) if request.backward else c).problem()
+        for c, _ in found
     ]
     largest = max(problems, key=lambda p: p.bytes_moved)
-    if asked.backward and verify and largest.operations > MOST_VERIFIED:
+    if request.backward and verify and largest.operations > MOST_VERIFIED:
         raise InvalidValue(
             "--verify",
             f"{largest.operations:.2g} operations",
@@ -95,14 +96,14 @@ def run(
     runs, results = [], {}
     for case, inputs in found:
         done, made = compute(
-            asked, case, inputs, device, implementation, seed, verify=verify, timed=time
+            request, case, inputs, device, implementation, seed, verify=verify, timed=time
         )
         runs.append(done)
         results.update(made)
     if output is not None:
         save(output, results)
     report(
-        "attention_bwd" if asked.backward else "attention",
+        "attention_bwd" if request.backward else "attention",
         device,
         runs,
         verify=verify,
@@ -110,15 +111,15 @@ def run(
     )
 
 
-def _read(asked: Asked, path: Path) -> list[Inputs]:
-    asked.refuse_for_file()
+def _read(request: AttentionOptions, path: Path) -> list[Inputs]:
+    request.refuse_for_file()
     return read_inputs(
-        path, None if asked.dtype is None else DType.of(asked.dtype, "dtype"), asked.changes
+        path, None if request.dtype is None else DType.of(request.dtype, "dtype"), request.changes
     )
 
 
 def compute(
-    asked: Asked,
+    request: AttentionOptions,
     case: AttentionCase,
     inputs: Inputs | None,
     device: Device,
@@ -129,13 +130,16 @@ def compute(
     timed: bool,
 ) -> tuple[Run, dict[str, Array]]:
     """Run one attention, or its gradients; the report and the results on the host, by name."""
-    whole = asked.backward_case(case) if asked.backward else case
-    values, name = random_values(asked, whole, inputs, seed), "" if inputs is None else inputs.name
+    whole = request.backward_case(case) if request.backward else case
+    values, name = (
+        random_values(request, whole, inputs, seed),
+        "" if inputs is None else inputs.name,
+    )
     memory = Memory(whole, values, device)
     forward = plan(
         memory.descriptor(case),
         device=device,
-        implementation=None if asked.backward else implementation,
+        implementation=None if request.backward else implementation,
     ).bind()
     launches = execute(forward)
     call, written = forward, ("out", *(("lse",) if case.lse else ()))
@@ -150,14 +154,20 @@ def compute(
         verdicts["oracle"] = check.attention_bwd(wanted, case.dtype, found, flushed=flushed)
     elif verify:
         verdicts = _verify(
-            case, values, found, None if inputs is None else _logical(inputs.stored, asked), flushed
+            case,
+            values,
+            found,
+            None if inputs is None else _logical(inputs.stored, request),
+            flushed,
         )
     notes = [inputs.note] if inputs is not None and verify and inputs.note else []
     if timed and (case.keys or case.q_sequences):
         notes.append(FULL_LENGTHS)
     elements = sum(x.size for x in found.values())
     timing = measure(call) if timed else None
-    results = {_saved_as(name, n): _logical(x, asked) if n in ROWS else x for n, x in found.items()}
+    results = {
+        _saved_as(name, n): _logical(x, request) if n in ROWS else x for n, x in found.items()
+    }
     return Run(name, call.plan, launches, elements, verdicts, timing, tuple(notes)), results
 
 
@@ -168,13 +178,13 @@ def _saved_as(name: str, operand: str) -> str:
     return f"{name}_{operand}" if name else operand
 
 
-def _logical(x: Array | None, asked: Asked) -> Any:
+def _logical(x: Array | None, request: AttentionOptions) -> Any:
     """[batch, head, row, column] ↔ the order of the axes that is asked for."""
-    return x if x is None or asked.layout == "bhsd" else x.swapaxes(1, 2)
+    return x if x is None or request.layout == "bhsd" else x.swapaxes(1, 2)
 
 
 def random_values(
-    asked: Asked, whole: AttentionCase | BackwardCase, inputs: Inputs | None, seed: int
+    request: AttentionOptions, whole: AttentionCase | BackwardCase, inputs: Inputs | None, seed: int
 ) -> dict[str, Array]:
     """Operands by name, [batch, head, row, column]: random ones, and a file's in the place of
     theirs."""
@@ -185,13 +195,13 @@ def random_values(
         found["dout"] = rng.standard_normal(attention_data.shapes(case)["out"]).astype(
             case.dtype.numpy
         )
-    if asked.mask_density is not None:
+    if request.mask_density is not None:
         plane = (case.batch, case.num_heads, case.S_q, case.S_k)
         found["mask"] = repeated(
-            rng.random(once(plane, case.mask_walk)) < asked.mask_density, plane
+            rng.random(once(plane, case.mask_walk)) < request.mask_density, plane
         )
     if inputs is not None:
-        found.update({n: _logical(getattr(inputs, n), asked) for n in "qkv"})
+        found.update({n: _logical(getattr(inputs, n), request) for n in "qkv"})
     return found
 
 

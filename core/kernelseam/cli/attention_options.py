@@ -27,7 +27,7 @@ PAGE_SIZE = 16
 
 
 @dataclass(frozen=True)
-class Asked:
+class AttentionOptions:
     """What the command line says of an attention."""
 
     batch: shapes.Batch = None
@@ -311,20 +311,23 @@ def _window(text: str | None) -> tuple[int | None, int | None] | None:
     return left, right
 
 
-def asking(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first parameter is an Asked, with an option for every field of it in its
-    place."""
+def with_attention_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose first parameter is an AttentionOptions, with an option for every field of it
+    in its place."""
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    hints = get_type_hints(Asked, include_extras=True)
+    hints = get_type_hints(AttentionOptions, include_extras=True)
     shared = [
         inspect.Parameter(
             f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name]
         )
-        for f in fields(Asked)
+        for f in fields(AttentionOptions)
     ]
 
     def run(**given: Any) -> None:
-        command(Asked(**{f.name: given.pop(f.name) for f in fields(Asked)}), **given)
+        command(
+            AttentionOptions(**{f.name: given.pop(f.name) for f in fields(AttentionOptions)}),
+            **given,
+        )
 
     parameters = [*shared, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own)]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

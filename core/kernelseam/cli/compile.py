@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from kernelseam.cli import shapes
-from kernelseam.cli.attention_options import Asked, asking
+from kernelseam.cli.attention_options import AttentionOptions, with_attention_options
 from kernelseam.cli.output import emit_json, heading, table
 from kernelseam.containment import Contained
 from kernelseam.contract import Backend, Toolchain
@@ -33,11 +33,11 @@ Archs = Annotated[
 
 
 @app.command("attention")
-@asking
-def attention(asked: Asked, arch: Archs, json: shapes.Json = False) -> None:
+@with_attention_options
+def attention(request: AttentionOptions, arch: Archs, json: shapes.Json = False) -> None:
     """Compile an attention; batch, heads and lengths do not shape the binary and may be left
     out."""
-    _compile(asked.descriptor().problem(), arch, json)
+    _compile(request.descriptor().problem(), arch, json)
 
 
 @app.command("gemm")

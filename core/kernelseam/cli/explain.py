@@ -9,7 +9,7 @@ import typer
 
 from kernelseam.cli import projection as projections
 from kernelseam.cli import shapes
-from kernelseam.cli.attention_options import Asked, asking
+from kernelseam.cli.attention_options import AttentionOptions, with_attention_options
 from kernelseam.cli.output import duration, emit_json, facts, heading, scaled, table
 from kernelseam.contract import Cost, Device, LaunchRecord, Problem
 from kernelseam.descriptors.common.protocol import Descriptor
@@ -25,15 +25,15 @@ app = typer.Typer(
 
 
 @app.command("attention")
-@asking
+@with_attention_options
 def attention(
-    asked: Asked,
+    request: AttentionOptions,
     backend: shapes.Backend = None,
     implementation: shapes.Implementation = None,
     json: shapes.Json = False,
 ) -> None:
     """Explain an attention."""
-    _explain(asked.descriptor(), backend, implementation, json)
+    _explain(request.descriptor(), backend, implementation, json)
 
 
 @app.command("gemm")

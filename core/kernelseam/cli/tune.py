@@ -16,7 +16,7 @@ import typer
 from kernelseam.cli import projection as projections
 from kernelseam.cli import shapes
 from kernelseam.cli.attention import Memory, random_values
-from kernelseam.cli.attention_options import Asked, asking
+from kernelseam.cli.attention_options import AttentionOptions, with_attention_options
 from kernelseam.cli.operands import random_operands
 from kernelseam.cli.output import duration, emit_json, facts, heading, table
 from kernelseam.cli.running import device_for, execute, normal
@@ -90,10 +90,12 @@ def every(
 
 
 @app.command("attention")
-@asking
-def attention(asked: Asked, backend: shapes.Backend = None, json: shapes.Json = False) -> None:
+@with_attention_options
+def attention(
+    request: AttentionOptions, backend: shapes.Backend = None, json: shapes.Json = False
+) -> None:
     """Tune an attention, or its gradients."""
-    _run([_attention(asked)], backend, json)
+    _run([_attention(request)], backend, json)
 
 
 @app.command("gemm")
@@ -171,16 +173,16 @@ def projection(
 # ---------------------------------------------------------------- problems with memory
 
 
-def _attention(asked: Asked) -> Target:
+def _attention(request: AttentionOptions) -> Target:
     def prepare(device: Device) -> tuple[Descriptor, Mapping[str, object], object]:
-        case = asked.case()
-        whole = asked.backward_case(case) if asked.backward else case
-        memory = Memory(whole, random_values(asked, whole, None, 0), device)
-        if asked.backward:  # whose results its gradients read
+        case = request.case()
+        whole = request.backward_case(case) if request.backward else case
+        memory = Memory(whole, random_values(request, whole, None, 0), device)
+        if request.backward:  # whose results its gradients read
             execute(plan(memory.descriptor(case), device=device).bind())
         return memory.descriptor(whole), {}, memory
 
-    return Target(asked.descriptor(), prepare)
+    return Target(request.descriptor(), prepare)
 
 
 def _gemm(shape: shapes.GemmShape) -> Target:
@@ -221,7 +223,9 @@ def _plain(descriptor: Descriptor) -> Target:
 def _from_options(operation: str, options: Mapping[str, Any]) -> Target:
     """The problem that a command line with these options would tune."""
     if operation == "attention":
-        return _attention(Asked(**{f.name: options[f.name] for f in fields(Asked)}))
+        return _attention(
+            AttentionOptions(**{f.name: options[f.name] for f in fields(AttentionOptions)})
+        )
     given = {n: x for n, x in options.items() if n not in ("backend", "json")}
     if operation == "gemm":
         return _gemm(shapes.GemmShape.of(**given))

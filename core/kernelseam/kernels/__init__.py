@@ -31,17 +31,17 @@ KERNELS: Mapping[str, KernelDefinition] = {
 }
 
 COMPOSITIONS: Mapping[str, Composition] = {**KERNELS, **{p.operation: p for p in PROJECTIONS}}
-"""By operation, the one that is named "shared"."""
+"""Operation → the composition that is named "shared"."""
 
 
 def shared_implementations(toolchain: Toolchain) -> tuple[Implementation, ...]:
-    """Every shared kernel on a toolchain, and what is composed of several."""
+    """Implementations of every shared kernel and composition on a toolchain."""
     shared = {name: KernelImplementation(c, toolchain) for name, c in COMPOSITIONS.items()}
     return (*shared.values(), UnfusedAttention(toolchain, shared["attention"]))
 
 
 def operation_of(spec: Any) -> str:
-    """The operation whose spec this is."""
+    """The operation of a spec."""
     operation: str = spec.operation
     return operation
 
@@ -65,12 +65,12 @@ def build_binary(
         raise _no_tile(spec, arch)
     tile = tile or tiles[0]
     binary, facts = build(kernel, spec, tile, toolchain, arch)
-    # Where the launch asks for shared memory, the binary does not know of it.
+    # Dynamic shared memory is part of the launch, not of the binary's facts.
     shared = max(facts.shared_bytes, kernel.shared_bytes(spec, tile))
     return binary, {kernel.entry: replace(facts, shared_bytes=shared)}
 
 
-def launched(
+def launches_of(
     toolchain: Toolchain, problem: Any, arch: str, kernel: Composition | None = None
 ) -> tuple[Launch, ...]:
     """The kernels of a problem on an arch in order, of a kernel definition with its preferred tile;
@@ -93,23 +93,23 @@ def launched(
 def launches_by_implementation(
     toolchain: Toolchain, problem: Any, arch: str, kernels: Iterable[Composition] = ()
 ) -> tuple[tuple[str, tuple[Launch, ...]], ...]:
-    """By implementation, what ``launched`` says of the shared kernel and of those of a plugin's own
-    that take the problem. Raises as ``launched`` does where that is none."""
-    row, found = toolchain.arch_row(arch), list[tuple[str, tuple[Launch, ...]]]()
+    """(implementation, ``launches_of``) for the shared kernel and for those of a plugin's own that
+    take the problem. Raises as ``launches_of`` does where none takes it."""
+    row, launches = toolchain.arch_row(arch), list[tuple[str, tuple[Launch, ...]]]()
     for k in kernels:
         if (
             k.operation == problem.operation
             and arch in (k.archs or toolchain.archs)
             and not k.refuse(problem, row)
         ):
-            found.append((k.name, launched(toolchain, problem, arch, k)))
+            launches.append((k.name, launches_of(toolchain, problem, arch, k)))
     try:
-        shared = ("shared", launched(toolchain, problem, arch))
+        shared = ("shared", launches_of(toolchain, problem, arch))
     except InvalidValue:
-        if not found:
+        if not launches:
             raise
-        return tuple(found)
-    return (shared, *found)
+        return tuple(launches)
+    return (shared, *launches)
 
 
 def _no_tile(spec: Any, arch: str) -> InvalidValue:
@@ -136,7 +136,7 @@ __all__ = [
     "build_binary",
     "covering",
     "covering_specs",
-    "launched",
+    "launches_of",
     "operation_of",
     "shared_implementations",
     "tiles_of",

@@ -1,4 +1,4 @@
-"""A kernel for a spec, as the tests of compilation and the table of facts take it."""
+"""A kernel for a spec, as the tests of compilation and the table of kernel facts use it."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ class Covered:
         return self.kernel.multiplies
 
     def tiles(self, row: ArchRow) -> tuple[Any, ...]:
-        """The arch's tiles as launches use them; none where the kernel is for others."""
+        """The arch's tiles as launches use them; none where the kernel is for other archs."""
         if self.kernel.archs and row.arch not in self.kernel.archs:
             return ()
-        found = tuple(
+        tiles = tuple(
             v for t in self.kernel.tiles(self.spec, row) for v in self.kernel.as_launched(t)
         )
-        return tuple(replace(t, grouped=True) for t in found) if self.grouped else found
+        return tuple(replace(t, grouped=True) for t in tiles) if self.grouped else tiles
 
     def __str__(self) -> str:
         return " ".join((self.kernel.entry, *_words(self.spec), *["grouped"] * self.grouped))
 
 
 def _words(spec: Any) -> Iterator[str]:
-    """A spec's own values; of options only those in force."""
+    """A spec's own values; options only where they are set."""
     for field in fields(spec):
         value = getattr(spec, field.name)
         if hasattr(value, "__dataclass_fields__"):

@@ -1,5 +1,5 @@
-"""Binaries that between them touch every way through the shared kernels: what is compiled for every
-arch in tests."""
+"""Specs that together cover every code path of the shared kernels: what the tests compile for every
+arch."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ GEMM, FORWARD, BACKWARD = GemmHost(), AttentionHost(), AttentionBwdHost()
 EVERY: dict[str, Any] = dict.fromkeys(
     ("window", "prefix", "alibi", "softcap", "mask", "sinks"), True
 )
-"""Whatever changes scores, but for a bias."""
+"""All options that change scores, except a bias."""
 
 
 def covering(kernels: Iterable[Composition] = ()) -> tuple[Covered, ...]:
-    """Those of the shared kernels, and those that ``kernels``, a plugin's own, name themselves.
+    """Those of the shared kernels, and those of ``kernels``, a plugin's own.
 
     GEMM: every dtype with every transpose case, every precision that an arch has, pointer lists,
-    narrow rows, float32 results, sums, what is added to a product, heads.
+    narrow rows, float32 results, sums, bias and residual, heads.
 
     Attention: every dtype with head dims from 32 to 576, different ones for keys and values, odd
     ones, causal or not, with LSE or not; every option alone or with those that models give it;
@@ -61,8 +61,10 @@ def covering_specs() -> tuple[Any, ...]:
 
 
 def _gemms() -> Iterator[Covered]:
-    turns, dtypes = (False, True), (F16, BF16, F32, F64)
-    specs = [GemmSpec(d, d, d.accumulator, a, b) for d, a, b in product(dtypes, turns, turns)]
+    transposed, dtypes = (False, True), (F16, BF16, F32, F64)
+    specs = [
+        GemmSpec(d, d, d.accumulator, a, b) for d, a, b in product(dtypes, transposed, transposed)
+    ]
     for dtype in (F16, BF16):
         specs.append(GemmSpec(dtype, F32, F32, False, True))
         specs.append(GemmSpec(dtype, dtype, F32, False, False, "pointers"))
@@ -70,7 +72,7 @@ def _gemms() -> Iterator[Covered]:
     specs.append(GemmSpec(F32, F32, F32, True, False, "pointers", 4, 4, 4))
     specs.append(GemmSpec(F64, F64, F64, False, True, "strided", 8, 8, 8))
     yield from (Covered(GEMM, s) for s in specs)
-    # What is added to a product, sums of several, and the products of projections.
+    # Bias and residual, sums of products, and the products of projections.
     yield Covered(
         GEMM, GemmSpec(F16, F32, F32, bias=F16, residual=F32, view="pointers", summed=True)
     )
@@ -90,12 +92,12 @@ def _gemms() -> Iterator[Covered]:
         )
     for dtype in (F16, F32):
         acc = dtype.accumulator
-        halves, pairs = HeadsSpec("halves", True, True), HeadsSpec("pairs")
+        half_split, interleaved = HeadsSpec("halves", True, True), HeadsSpec("pairs")
         yield Covered(
-            GEMM, GemmSpec(dtype, dtype, acc, b_transposed=True, bias=dtype, heads=halves)
+            GEMM, GemmSpec(dtype, dtype, acc, b_transposed=True, bias=dtype, heads=half_split)
         )
         narrow = GemmSpec(
-            dtype, dtype, acc, b_transposed=True, vector_c=dtype.itemsize, heads=pairs
+            dtype, dtype, acc, b_transposed=True, vector_c=dtype.itemsize, heads=interleaved
         )
         yield Covered(GEMM, narrow, often=False)
         yield Covered(GEMM, GemmSpec(dtype, dtype, acc, summed=True, segmented=True))

@@ -37,7 +37,7 @@ class KernelDefinition(Composition):
         """The arch's tile configurations for a spec, the preferred first."""
 
     def as_launched(self, tile: Any) -> tuple[Any, ...]:
-        """The tile as launches use it, each a binary of its own."""
+        """The forms of a tile that launches use, each with a binary of its own."""
         return (tile,)
 
     @abstractmethod
@@ -61,7 +61,7 @@ class KernelDefinition(Composition):
         """Dynamic shared memory of a block."""
 
     def config(self, problem: Any, tile: Any, row: ArchRow, device: Device) -> LaunchConfig:
-        """What it is started with. Override it for clusters or a programmatic launch."""
+        """The launch configuration. Override it for clusters or a programmatic launch."""
         blocks, threads = self.grid(problem, tile, device), self.threads(tile, row)
         return LaunchConfig((blocks, 1, 1), (threads, 1, 1), self.shared_bytes(problem.spec, tile))
 
@@ -74,9 +74,9 @@ class KernelDefinition(Composition):
         """Pointer parameter → operand name."""
 
     def tensor_maps(self, problem: Any, tile: Any, device: Device) -> dict[str, TensorMap]:
-        """Tensor map parameter → what it walks."""
+        """Tensor map parameter → the map."""
         return {}
 
     @abstractmethod
     def work(self, problem: Any, tile: Any, device: Device) -> Work:
-        """What its launch asks of a device."""
+        """The work of its launch, for predicting its time."""

@@ -43,8 +43,7 @@ def divider_values(name: str, d: int) -> dict[str, int]:
 
 
 def pad(dim: int, column_warps: int = 1) -> int:
-    """A head dim as tiles hold it: rounded up to 16 columns for each warp that makes a part of
-    them."""
+    """A head dim as tiles hold it: rounded up to 16 columns for each of ``column_warps`` warps."""
     return divide_up(dim, 16 * column_warps) * 16 * column_warps
 
 

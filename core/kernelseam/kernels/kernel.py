@@ -42,22 +42,21 @@ from kernelseam.variants import Variant
 MAX_BLOCKS = 2**31 - 1
 """Blocks along the one axis of a grid."""
 _CHOICES = 64
-"""Problems of an implementation whose tiles are remembered, from the question whether it takes one
-to its build."""
+"""Problems of an implementation whose tiles are cached from ``supports`` to ``build``."""
 
 
 def bundle(
     kernel: KernelDefinition, spec: Any, tile: Any, toolchain: Toolchain, arch: str
 ) -> SourceBundle:
-    """The sources and constants of one binary: what its main file includes, and nothing else, so
-    that a change elsewhere does not change its key. Raises PluginError for a missing include."""
+    """The sources and constants of one binary: the files that its main file includes, so that a
+    change elsewhere does not change its key. Raises PluginError for a missing include."""
     row = toolchain.arch_row(arch)
     platform = dict(toolchain.platform_files(arch))
     files = {**sources.shared_sources(), **platform, "platform.h": platform[row.platform]}
     for name, text in kernel.sources().items():
         if files.setdefault(name, text) != text:
             raise PluginError(
-                f"{kernel.entry} brings a device source {name}, of which there is another"
+                f"{kernel.entry} brings a device source {name}, and there is another of that name"
             )
     defines = {
         **dict(row.defines),
@@ -105,8 +104,8 @@ class KernelStep:
     _encoded: dict[str, tuple[int, bytes]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """Of each tensor map the last address and its bytes: encoded again only where the address is
-    another."""
+    """By tensor map parameter, the last address and the encoded bytes; encoded again only for
+    another address."""
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
         addresses = {p: pointers.get(name, 0) for p, name in self.pointers.items()}
@@ -118,11 +117,11 @@ class KernelStep:
         return self.kernel.prepare(self.config, self.signature.pack(arguments))
 
     def _tensor_map(self, parameter: str, tensor_map: TensorMap, address: int) -> bytes:
-        known = self._encoded.get(parameter)
-        if known is None or known[0] != address:
+        encoded = self._encoded.get(parameter)
+        if encoded is None or encoded[0] != address:
             assert self.encode is not None
-            self._encoded[parameter] = known = (address, self.encode(tensor_map, address))
-        return known[1]
+            self._encoded[parameter] = encoded = (address, self.encode(tensor_map, address))
+        return encoded[1]
 
 
 class KernelImplementation:
@@ -187,8 +186,8 @@ class KernelImplementation:
         return None
 
     def launches(self, problem: Any, device: Device) -> Launches:
-        """Its kernels for a problem that it supports: of ``supports``, ``cost`` and ``build`` the
-        first chooses their tiles."""
+        """Its kernels for a problem that it supports. The first of ``supports``, ``cost`` and
+        ``build`` chooses their tiles."""
         return self._chosen(problem, device, device.limits)
 
     def _choose(self, problem: Any, device: Device, limits: DeviceLimits) -> Launches:
@@ -202,21 +201,23 @@ class KernelImplementation:
         return self.cost_of(problem, self.launches(problem, device), device)
 
     def cost_of(self, problem: Any, launches: Launches, device: Device) -> Cost:
-        """By the model of the arch's row; where that knows nothing, the problem's roofline."""
-        known = self._toolchain.arch_row(device.arch).costs
-        if known is None:
+        """By the arch's cost model; without one, by the problem's roofline."""
+        coefficients = self._toolchain.arch_row(device.arch).costs
+        if coefficients is None:
             return roofline(problem, device.limits)
         works = [
             Work(x.size) if isinstance(x, Memset) else x.kernel.work(x.problem, x.tile, device)
             for x in launches.steps
         ]
-        seconds = sum(predicted(w, known, device.limits) for w in works if w.blocks or w.bytes)
+        seconds = sum(
+            predicted(w, coefficients, device.limits) for w in works if w.blocks or w.bytes
+        )
         return Cost(
             sum(w.bytes for w in works), problem.operations, seconds or device.limits.launch_seconds
         )
 
     def records(self, problem: Any, device: Device, variant: str = "") -> tuple[LaunchRecord, ...]:
-        """What it launches for a problem that it supports; nothing is compiled."""
+        """The launches of a problem that it supports; nothing is compiled."""
         tile = self._tiles(problem, device).get(variant) if variant else None
         launches = (
             self.composition.launches(problem, tile, device)
@@ -257,13 +258,13 @@ class KernelImplementation:
 
     def variants(self, problem: Any, device: Device) -> tuple[Variant, ...]:
         """Its tiles, by the names that its kernel definition gives them."""
-        found = {
+        launches_by_name = {
             n: self.composition.launches(problem, t, device)
             for n, t in self._tiles(problem, device).items()
         }
         return tuple(
             Variant(n, self.cost_of(problem, x, device))
-            for n, x in found.items()
+            for n, x in launches_by_name.items()
             if self._refuse_launches(problem, x, device) is None
         )
 
@@ -291,8 +292,8 @@ class KernelImplementation:
         )
 
     def _compile(self, launches: Launches, row: ArchRow, device: Device) -> None:
-        """Have the binaries at hand that the steps ask for one after the other, up to the first
-        step that is refused, or broken, and says so itself."""
+        """Compile the steps' binaries together, up to the first step that is refused or broken:
+        that one raises when it is built."""
         if len(launches.kernels) < 2:
             return
         bundles = []
@@ -340,13 +341,15 @@ class KernelImplementation:
         )
         loaded = self._toolchain.load(binary.data, kernel.entry, device)
         tensor_maps = kernel.tensor_maps(problem, tile, device)
-        walked = {parameter: tensor_map.operand for parameter, tensor_map in tensor_maps.items()}
+        map_operands = {
+            parameter: tensor_map.operand for parameter, tensor_map in tensor_maps.items()
+        }
         return KernelStep(
             loaded,
             kernel.signature(problem.spec).placed(loaded.facts),
             config,
             kernel.values(problem, tile, device),
-            {**kernel.pointers(problem.spec), **walked, **launch.operands},
+            {**kernel.pointers(problem.spec), **map_operands, **launch.operands},
             record,
             launch.workspace,
             tensor_maps,

@@ -61,11 +61,11 @@ class Structure:
     @cached_property
     def scalars(self) -> tuple[tuple[str, str, int], ...]:
         """Name, type and offset of each scalar, those of inner structures among them."""
-        found: list[tuple[str, str, int]] = []
+        flat: list[tuple[str, str, int]] = []
         for (name, kind), at in zip(self.members, self._offsets[:-1], strict=True):
             inner = kind.scalars if isinstance(kind, Structure) else ((name, kind, 0),)
-            found += [(n, k, at + offset) for n, k, offset in inner]
-        return tuple(found)
+            flat += [(n, k, at + offset) for n, k, offset in inner]
+        return tuple(flat)
 
     @cached_property
     def places(self) -> tuple[tuple[str, int, int], ...]:
@@ -166,11 +166,11 @@ class Signature:
     @cached_property
     def scalars(self) -> tuple[tuple[str, str, int], ...]:
         """Name, type and offset of everything that is given, members of structures among them."""
-        found: list[tuple[str, str, int]] = []
+        flat: list[tuple[str, str, int]] = []
         for (name, kind), at in zip(self.passed, self._places, strict=True):
             inner = kind.scalars if isinstance(kind, Structure) else ((name, kind, 0),)
-            found += [(n, k, at + offset) for n, k, offset in inner]
-        return tuple(found)
+            flat += [(n, k, at + offset) for n, k, offset in inner]
+        return tuple(flat)
 
     @cached_property
     def _opaque(self) -> tuple[str, ...]:
@@ -190,9 +190,9 @@ class Signature:
         an infinity."""
         scalars = self.scalars
         for name in self._opaque:  # struct would pad or cut them
-            if not isinstance(found := values[name], bytes) or len(found) != TENSOR_MAP_BYTES:
+            if not isinstance(value := values[name], bytes) or len(value) != TENSOR_MAP_BYTES:
                 raise DeviceError(
-                    f"argument {name} = {found!r} is not a tensor_map of {TENSOR_MAP_BYTES} bytes"
+                    f"argument {name} = {value!r} is not a tensor_map of {TENSOR_MAP_BYTES} bytes"
                 )
         try:
             return self._packer.pack(*[values[name] for name, _, _ in scalars])

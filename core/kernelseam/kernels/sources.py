@@ -12,9 +12,9 @@ from kernelseam.errors import PluginError
 @cache
 def shared_sources() -> dict[str, str]:
     """Include name → text of every device source of this package."""
-    found = headers_below(resources.files("kernelseam.kernels"))
-    if not found:
+    files = headers_below(resources.files("kernelseam.kernels"))
+    if not files:
         raise PluginError(
             "the shared device sources are missing from this installation: install kernelseam again"
         )
-    return found
+    return files

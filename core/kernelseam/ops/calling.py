@@ -84,7 +84,7 @@ def operate(
                         return results
         return _planned(work, arrays, options, wanted, implementation, stream)
     except InvalidValue as e:
-        raise wording.told(e) from None
+        raise wording.reworded(e) from None
 
 
 # What torch's Dynamo follows in its place when it compiles a caller: asking at each call whether

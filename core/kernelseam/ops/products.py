@@ -88,7 +88,7 @@ def multiply(
         operands = {turned.get(n, n): swapped(x) for n, x in operands.items()}
         names = {turned.get(n, n): x for n, x in names.items()}
     ordered = {n: operands[n] for n in ("A", "B", "C", "bias", "residual") if n in operands}
-    told = Wording(names).told
+    told = Wording(names).reworded
     try:
         try:
             operation.launch(

@@ -10,7 +10,7 @@ from kernelseam.descriptors import OutputProjection, QkvProjection
 from kernelseam.descriptors.attention.arrays import KV_LAYOUTS, LAYOUTS
 from kernelseam.descriptors.common.validation import extent
 from kernelseam.descriptors.common.wording import Wording
-from kernelseam.descriptors.projection.arrays import one_of
+from kernelseam.descriptors.projection.arrays import labels_of
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation, given, operate, rank
@@ -109,8 +109,8 @@ def qkv_work(
     first_position: int,
     out_dtype: DType | str | None,
 ) -> None:
-    labels = one_of("layout", layout, LAYOUTS)
-    pages = one_of("kv_layout", kv_layout, KV_LAYOUTS)
+    labels = labels_of("layout", layout, LAYOUTS)
+    pages = labels_of("kv_layout", kv_layout, KV_LAYOUTS)
     infos = operation.infos
     paged, first = "block_table" in infos, infos["input"]
     if len(first.shape) == 2:
@@ -188,7 +188,7 @@ def fused_output_projection_residual(
 
 
 def output_work(operation: Operation, layout: str, out_dtype: DType | str | None) -> None:
-    labels, infos = one_of("layout", layout, LAYOUTS).split(), operation.infos
+    labels, infos = labels_of("layout", layout, LAYOUTS).split(), operation.infos
     first = infos["attn_out"]
     rank("weight", infos["weight"], ("hidden", "columns"))
     if len(first.shape) not in (2, 3):

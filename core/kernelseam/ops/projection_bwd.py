@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 from kernelseam.descriptors import OutputProjectionBwd, QkvProjectionBwd
 from kernelseam.descriptors.attention.arrays import LAYOUTS
 from kernelseam.descriptors.common.validation import flag
-from kernelseam.descriptors.projection.arrays import one_of
+from kernelseam.descriptors.projection.arrays import labels_of
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation, operate, rank
@@ -101,7 +101,7 @@ def _qkv(
     weight_gradient: bool,
     bias_dtype: DType | str | None,
 ) -> None:
-    labels, infos = one_of("layout", layout, LAYOUTS), operation.infos
+    labels, infos = labels_of("layout", layout, LAYOUTS), operation.infos
     first = infos["dq"]
     if len(first.shape) == 3:
         labels = labels.replace("B ", "")
@@ -186,7 +186,7 @@ def _output(
     weight_gradient: bool,
     bias_dtype: DType | str | None,
 ) -> None:
-    labels, infos = one_of("layout", layout, LAYOUTS).split(), operation.infos
+    labels, infos = labels_of("layout", layout, LAYOUTS).split(), operation.infos
     first, of = infos["d_output"], infos["attn_out"]
     if len(of.shape) not in (2, 3):
         rank("attn_out", of, labels)

@@ -1,4 +1,4 @@
-"""Verdicts: results held against the oracle within the bounds of ``tolerances``. Host arrays in,
+"""Verdicts: results compared with the oracle within the bounds of ``tolerances``. Host arrays in,
 one verdict out."""
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from kernelseam.oracle.sampled_gradients import SampledGradient
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a comparison found."""
+    """The outcome of a comparison."""
 
     passed: bool
     worst: float
-    """Largest error over tolerance; inf where a non-finite value stands in the wrong place or is of
-    the wrong kind."""
+    """Largest error over tolerance; inf where a value is wrongly finite, or non-finite in the wrong
+    place or of the wrong kind."""
     where: tuple[int, ...]
     """Index of the worst element in the array that ``message`` names."""
     checked: int
@@ -47,8 +47,8 @@ def attention(
     flushed: bool = False,
     variant: formulas.Variant = formulas.PLAIN,
 ) -> Verdict:
-    """Hold out [B,H,S_q,D_v] and lse [B,H,S_q] against softmax(scale·q·kᵀ)·v, or against a variant
-    of it.
+    """Compare out [B,H,S_q,D_v] and lse [B,H,S_q] with softmax(scale·q·kᵀ)·v, or with a variant of
+    it.
 
     q [B,H,S_q,D_qk], k [B,H_kv,S_k,D_qk], v [B,H_kv,S_k,D_v] as the implementation read them, any
     float dtype; ``scale`` None means 1/√D_qk. ``rows``: numbers (b·H + h)·S_q + i of the rows to
@@ -74,20 +74,20 @@ def attention_verdict(
     numbers: Rows,
     flushed: bool = False,
 ) -> Verdict:
-    """The same against a result of the oracle that is at hand."""
+    """The same, given the oracle's result."""
     tolerance, lse_tolerance = tolerances.attention(
         result, S_k, head_dim, dtype, DType.of(out.dtype), flushed=flushed
     )
-    parts = [_part("out", out, result.out, tolerance)]
+    compared = [_compared("out", out, result.out, tolerance)]
     if lse is not None:
-        parts.append(_part("lse", lse, result.lse, lse_tolerance))
-    return _verdict(parts, lead, numbers)
+        compared.append(_compared("lse", lse, result.lse, lse_tolerance))
+    return _verdict(compared, lead, numbers)
 
 
 def merge_states(
     outs: Array, lses: Array, out: Array, lse: Array | None = None, *, flushed: bool = False
 ) -> Verdict:
-    """Hold out [B,H,rows,D_v] and lse [B,H,rows] against the merge of outs [N,B,H,rows,D_v] and
+    """Compare out [B,H,rows,D_v] and lse [B,H,rows] with the merge of outs [N,B,H,rows,D_v] and
     lses [N,B,H,rows]."""
     result = formulas.merge_states(outs, lses)
     return merge_verdict(result, len(outs), DType.of(outs.dtype), out, lse, flushed=flushed)
@@ -102,30 +102,30 @@ def merge_verdict(
     *,
     flushed: bool = False,
 ) -> Verdict:
-    """The same against a result of the oracle that is at hand; ``dtype`` is that of the parts."""
+    """The same, given the oracle's result; ``dtype`` is that of the parts."""
     tolerance, lse_tolerance = tolerances.merge_states(
         result, parts, dtype, DType.of(out.dtype), flushed=flushed
     )
-    found = [_part("out", out, result.out, tolerance)]
+    compared = [_compared("out", out, result.out, tolerance)]
     if lse is not None:
-        found.append(_part("lse", lse, result.lse, lse_tolerance))
-    return _verdict(found, out.shape[:-1], None)
+        compared.append(_compared("lse", lse, result.lse, lse_tolerance))
+    return _verdict(compared, out.shape[:-1], None)
 
 
 def attention_bwd(
-    want: Mapping[str, Gradient],
+    expected: Mapping[str, Gradient],
     dtype: DType,
     results: Mapping[str, Array],
     *,
     flushed: bool = False,
 ) -> Verdict:
-    """Hold gradients by name against the oracle's; ``dtype`` is that of q, k and v."""
+    """Compare gradients by name with the oracle's; ``dtype`` is that of q, k and v."""
     parts = [
-        _part(
+        _compared(
             name,
             x,
-            want[name].value,
-            tolerances.gradient(want[name], dtype, DType.of(x.dtype), flushed=flushed),
+            expected[name].value,
+            tolerances.gradient(expected[name], dtype, DType.of(x.dtype), flushed=flushed),
         )
         for name, x in results.items()
     ]
@@ -133,24 +133,24 @@ def attention_bwd(
 
 
 def sampled_gradients(
-    want: Mapping[str, SampledGradient],
+    expected: Mapping[str, SampledGradient],
     dtype: DType,
     results: Mapping[str, Array],
     *,
     flushed: bool = False,
 ) -> Verdict:
-    """The same of some elements of each gradient; what is undefined may be anything."""
+    """The same for some elements of each gradient; undefined elements may have any value."""
     parts = []
     for name, x in results.items():
-        some, value = want[name], want[name].gradient.value
+        some, value = expected[name], expected[name].gradient.value
         bound = tolerances.gradient(some.gradient, dtype, DType.of(x.dtype), flushed=flushed)
         value = np.where(some.undefined, x[some.index].astype(value.dtype), value)
-        parts.append(replace(_part(name, x, value, bound), index=some.index))
+        parts.append(replace(_compared(name, x, value, bound), index=some.index))
     return _verdict(parts, (), None)
 
 
 def projection(
-    want: Mapping[str, tuple[formulas.GemmResult, int]],
+    expected: Mapping[str, tuple[formulas.GemmResult, int]],
     dtype: DType,
     results: Mapping[str, Array],
     *,
@@ -158,19 +158,19 @@ def projection(
     exact: bool = False,
     flushed: bool = False,
 ) -> Verdict:
-    """Hold a projection's results by name against the oracle's, each given with how many products
-    it is the sum of; ``dtype`` is that of what is multiplied. The rest as in ``gemm``."""
+    """Compare a projection's results by name with the oracle's, each given with the number of its
+    terms; ``dtype`` is that of the factors. The rest as in ``gemm``."""
     parts = []
     for name, x in results.items():
-        result, K = want[name]
+        result, K = expected[name]
         if exact:
             rounded = result.out.astype(x.dtype).astype(np.float64)
-            parts.append(_Part(name, x, rounded, np.zeros_like(rounded), math.inf))
+            parts.append(_Compared(name, x, rounded, np.zeros_like(rounded), math.inf))
         else:
             bound = tolerances.gemm(
                 result, K, dtype, DType.of(x.dtype), zero_mean=zero_mean, flushed=flushed
             )
-            parts.append(_part(name, x, result.out, bound))
+            parts.append(_compared(name, x, result.out, bound))
     return _verdict(parts, (), None)
 
 
@@ -194,8 +194,8 @@ def gemm(
     flushed: bool = False,
     precision: str | None = None,
 ) -> Verdict:
-    """Hold out [B,H,M,N] (or [B,M,N], [M,N]) against alpha·Σ op(A)·op(B) + beta·C + bias +
-    residual, ``c`` being C as it was before, bias [B,H,N] (or [B,N], [N]).
+    """Compare out [B,H,M,N] (or [B,M,N], [M,N]) with alpha·Σ op(A)·op(B) + beta·C + bias +
+    residual, ``c`` being C before the call, bias [B,H,N] (or [B,N], [N]).
 
     ``a``, ``b``: as they lie in memory, of as many axes; b's heads may be a divisor of a's, and so,
     where products of groups of batches or heads are summed, out's batches and heads. ``rows``:
@@ -250,84 +250,91 @@ def gemm_verdict(
     flushed: bool = False,
     precision: str | None = None,
 ) -> Verdict:
-    """The same against a result of the oracle that is at hand; ``K`` counts the terms of all
-    products of an element."""
+    """The same, given the oracle's result; ``K`` counts the terms of all products of an element."""
     dtype_c = DType.of(out.dtype)
     if exact:
-        want = result.out.astype(out.dtype).astype(np.float64)
-        part = _Part("C", out, want, np.zeros_like(want), math.inf)
+        expected = result.out.astype(out.dtype).astype(np.float64)
+        part = _Compared("C", out, expected, np.zeros_like(expected), math.inf)
     else:
         tolerance = tolerances.gemm(
             result, K, dtype, dtype_c, zero_mean=zero_mean, flushed=flushed, precision=precision
         )
-        part = _part("C", out, result.out, tolerance)
+        part = _compared("C", out, result.out, tolerance)
     return _verdict([part], lead, numbers)
 
 
-def ratios(got: Floats, want: Floats, tolerance: Floats, overflows: float) -> Floats:
+def ratios(actual: Floats, expected: Floats, tolerance: Floats, overflows: float) -> Floats:
     """Error over tolerance of every element; ``overflows``: the magnitude that the dtype rounds to
     infinity.
 
-    NaN answers NaN alone, an infinity itself alone. A finite value that may round past the largest
-    finite number may be infinite.
+    NaN equals NaN alone, and an infinity itself alone. A finite value that may round past the
+    largest finite number may be infinite.
     """
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        ratio: Floats = np.abs(got - want) / tolerance
+        ratio: Floats = np.abs(actual - expected) / tolerance
         may_overflow = (
-            np.isinf(got)
-            & (np.sign(got) == np.sign(want))
-            & (np.abs(want) + tolerance >= overflows)
+            np.isinf(actual)
+            & (np.sign(actual) == np.sign(expected))
+            & (np.abs(expected) + tolerance >= overflows)
         )
-    ratio[np.isnan(ratio) | ~np.isfinite(want)] = np.inf
-    ratio[(got == want) | (np.isnan(got) & np.isnan(want)) | (may_overflow & np.isfinite(want))] = 0
+    ratio[np.isnan(ratio) | ~np.isfinite(expected)] = np.inf
+    ratio[
+        (actual == expected)
+        | (np.isnan(actual) & np.isnan(expected))
+        | (may_overflow & np.isfinite(expected))
+    ] = 0
     return ratio
 
 
 @dataclass(frozen=True)
-class _Part:
-    """One array of a result: what came, and what was wanted of its rows (all, or the sampled
-    ones)."""
+class _Compared:
+    """One array of a result with the expected values of its rows (all, or the sampled ones)."""
 
     name: str
-    got: Array
-    want: Floats
+    actual: Array
+    expected: Floats
     tolerance: Floats
     overflows: float
     index: tuple[Array, ...] | None = None
-    """Which elements of ``got`` are compared, where rows do not say it."""
+    """Indices of the elements of ``actual`` that are compared, where it is not by rows."""
 
 
-def _part(name: str, got: Array, want: Floats, tolerance: Floats) -> _Part:
-    return _Part(name, got, want, tolerance, tolerances.overflows_at(DType.of(got.dtype)))
+def _compared(name: str, actual: Array, expected: Floats, tolerance: Floats) -> _Compared:
+    return _Compared(
+        name, actual, expected, tolerance, tolerances.overflows_at(DType.of(actual.dtype))
+    )
 
 
-def _verdict(parts: list[_Part], lead: tuple[int, ...], numbers: Rows) -> Verdict:
+def _verdict(parts: list[_Compared], lead: tuple[int, ...], numbers: Rows) -> Verdict:
     checked, worst, message = 0, -1.0, "nothing to compare: the result is empty"
     where: tuple[int, ...] = ()
     for part in parts:
-        if part.got.shape[: len(lead)] != lead:
+        if part.actual.shape[: len(lead)] != lead:
             raise ValueError(
-                f"{part.name} has shape {part.got.shape}, the problem's rows are {lead}"
+                f"{part.name} has shape {part.actual.shape}, the problem's rows are {lead}"
             )
         if part.index is not None:
-            got = part.got[part.index].astype(np.float64)
+            actual = part.actual[part.index].astype(np.float64)
         else:
-            rows = part.got.reshape(math.prod(lead), *part.got.shape[len(lead) :])
-            got = (rows if numbers is None else rows[np.asarray(numbers)]).astype(np.float64)
-        want, tolerance = part.want.reshape(got.shape), part.tolerance.reshape(got.shape)
-        ratio = ratios(got, want, tolerance, part.overflows)
+            rows = part.actual.reshape(math.prod(lead), *part.actual.shape[len(lead) :])
+            actual = (rows if numbers is None else rows[np.asarray(numbers)]).astype(np.float64)
+        expected, tolerance = (
+            part.expected.reshape(actual.shape),
+            part.tolerance.reshape(actual.shape),
+        )
+        ratio = ratios(actual, expected, tolerance, part.overflows)
         checked += ratio.size
         if not ratio.size or ratio.max() <= worst:
             continue
         at = np.unravel_index(int(ratio.argmax()), ratio.shape)
         worst = float(ratio[at])
         if part.index is not None:
-            where = tuple(int(np.broadcast_to(n, got.shape)[at]) for n in part.index)
+            where = tuple(int(np.broadcast_to(n, actual.shape)[at]) for n in part.index)
         else:
             row = int(at[0]) if numbers is None else int(np.asarray(numbers)[at[0]])
             where = tuple(int(i) for i in (*np.unravel_index(row, lead), *at[1:]))
         message = (
-            f"{part.name}{list(where)} is {got[at]:.9g}, the oracle says {want[at]:.9g}, "
+            f"{part.name}{list(where)} is {actual[at]:.9g}, the oracle says {expected[at]:.9g}, "
             f"tolerance {tolerance[at]:.3g}: error/tolerance {worst:.3g}"
         )
     return Verdict(worst <= 1, max(worst, 0.0), where, checked, message)

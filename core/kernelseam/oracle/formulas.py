@@ -1,7 +1,7 @@
 """The oracle: what the operations mean, in float64, written as plainly as their formulas.
 
-It shares no code with the reference implementation. Beside each result it gives what the bounds in
-``tolerances`` are made of. Everything here takes and gives host arrays.
+It shares no code with the reference implementation. Each result comes with the terms of its
+bound in ``tolerances``. All arrays are on the host.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 WEIGHS = 2.0**-149
-"""The least weight, relative to a row's largest, that float32 can hold."""
+"""The smallest weight, relative to a row's largest, that float32 can hold."""
 Rows = Sequence[int] | npt.NDArray[np.integer[Any]] | None
 """Row numbers of a result whose leading axes are flattened; None means all of them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """What an attention does beside softmax(scale·q·kᵀ)·v; what is None is not done. B and H as in
-    q."""
+    """The options of an attention beyond softmax(scale·q·kᵀ)·v; None: not used. B and H as in q."""
 
     window: tuple[int | None, int | None] = (None, None)
-    """(left, right): how far from the diagonal keys are seen; None: as far as they go."""
+    """(left, right): distance from the diagonal up to which keys are attended to; None: no
+    limit."""
     prefix: Sequence[int] | None = None
-    """[B]: keys before it are seen in any case."""
+    """[B]: keys before it are always attended to."""
     softcap: float | None = None
     alibi: Array | None = None
     """Slopes [B, H]."""
     bias: Array | None = None
     """[B, H, S_q, S_k]."""
     mask: Array | None = None
-    """[B, H, S_q, S_k], True where a key may be seen."""
+    """[B, H, S_q, S_k], True where a key may be attended to."""
     sinks: Array | None = None
     """[H]."""
     q_lengths: Sequence[int] | None = None
-    """[B]: how many of an entry's rows there are; those after them are 0 in every result."""
+    """[B]: queries of an entry; rows after them are 0 in every result."""
     kv_lengths: Sequence[int] | None = None
-    """[B]: how many of an entry's keys there are."""
+    """[B]: keys of an entry."""
 
 
 PLAIN = Variant()
@@ -65,7 +65,7 @@ class AttentionResult:
     """Σ_j|v_j| / ℓ over the visible keys, […, D_v], with ℓ = Σexp(score − largest score)."""
     changes: Floats
     """max of |capped product| + |slope·d| + |bias| as far as a score has them, and |sink|, […],
-    over what weighs something in float32."""
+    over keys whose weight is not 0 in float32."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class MergeResult:
     magnitude: Floats
     """Σ_n e^(s_n − s)·|o_n|."""
     sizes: Floats
-    """max of |s_n| over the parts that weigh something in float32, […]."""
+    """max of |s_n| over the parts whose weight is not 0 in float32, […]."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class GemmResult:
     magnitude: Floats
     """|alpha|·Σ|A||B| + |beta·C| + |bias| + |residual|."""
     products: Floats | None = None
-    """|alpha|·Σ|A||B| alone; None where nothing else is part of the magnitude."""
+    """|alpha|·Σ|A||B| alone; None where the magnitude has no other term."""
 
 
 def attention(
@@ -106,8 +106,8 @@ def attention(
     Query head h uses KV head h // (H / H_kv). With d = j − i − (S_k − S_q), of the entry's own
     lengths, the score of key j for query i is softcap·tanh(scale·q·k/softcap) − slope·|d| + bias,
     and the key is visible iff the mask allows it and (j < prefix, or −left ≤ d ≤ right, and d ≤ 0
-    where causal). A sink is a key of value 0. A row that sees no key, or whose every score is −inf,
-    gives zeros and an LSE of −inf. What is not visible never contributes. ``rows``: numbers (b·H +
+    where causal). A sink is a key of value 0. A row without a visible key, or whose every score is
+    −inf, gives zeros and an LSE of −inf. Hidden keys never contribute. ``rows``: numbers (b·H +
     h)·S_q + i.
     """
     B, H, S_q, _ = q.shape
@@ -124,11 +124,11 @@ def attention(
         here = np.flatnonzero((heads == head) & (queries < n_q))
         i, j = queries[here], np.arange(n_k)
         d = j - i[:, None] - (n_k - n_q)
-        seen = visible(d, causal, variant.window)
+        attended = visible(d, causal, variant.window)
         if variant.prefix is not None:
-            seen |= j < variant.prefix[b]
+            attended |= j < variant.prefix[b]
         if variant.mask is not None:
-            seen &= variant.mask[b, h, i, :n_k]
+            attended &= variant.mask[b, h, i, :n_k]
         slope = 0.0 if variant.alibi is None else float(variant.alibi[b, h])
         bias = (
             np.zeros(d.shape)
@@ -137,7 +137,7 @@ def attention(
         )
         sink = -np.inf if variant.sinks is None else float(variant.sinks[h])
         K, V = (x[b, h // (H // H_kv), :n_k].astype(np.float64) for x in (k, v))
-        alike, which = np.unique(seen, axis=0, return_inverse=True)
+        alike, which = np.unique(attended, axis=0, return_inverse=True)
         for pattern, keys in enumerate(alike):
             of = np.flatnonzero(which.reshape(-1) == pattern)
             Q, at = q[b, h, i[of]].astype(np.float64), here[of]
@@ -165,14 +165,14 @@ def attention(
 def visible(d: Array, causal: bool, window: tuple[int | None, int | None]) -> npt.NDArray[np.bool_]:
     """Which distances from the diagonal are in the band."""
     left, right = window
-    seen = np.ones(d.shape, bool)
+    attended = np.ones(d.shape, bool)
     if causal:
-        seen &= d <= 0
+        attended &= d <= 0
     if left is not None:
-        seen &= d >= -left
+        attended &= d >= -left
     if right is not None:
-        seen &= d <= right
-    return seen
+        attended &= d <= right
+    return attended
 
 
 def _softmax_rows(
@@ -213,7 +213,7 @@ def _with_sink(x: Floats, value: float) -> Floats:
 
 def merge_states(outs: Array, lses: Array) -> MergeResult:
     """Σ_n e^(s_n − s)·o_n with s = ln Σ_n e^(s_n), of outs [N,B,H,rows,D_v] and lses [N,B,H,rows].
-    What has an s_n of −inf never contributes; where all have, out is 0 and s −inf."""
+    Parts with s_n = −inf never contribute; where all are −inf, out is 0 and s −inf."""
     s = lses.astype(np.float64)
     o = np.where(np.isneginf(s)[..., None], 0, outs.astype(np.float64))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):

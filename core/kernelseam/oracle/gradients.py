@@ -1,8 +1,7 @@
-"""The oracle of an attention's gradients: the formulas in float64 or wider, from q, k, v and what a
-loss takes from the result.
+"""The oracle of an attention's gradients: the formulas in float64 or wider, from q, k, v and dout.
 
-It computes its own result and LSE. Beside each gradient stands what its bound in ``tolerances`` is
-made of.
+It computes its own result and LSE. Each gradient comes with the terms of its bound in
+``tolerances``.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ class Gradient:
     single: Floats
     """of scores, products and sums."""
     outs: Floats
-    """of the result that the forward gave, in Σ dout·out."""
+    """of the forward's result, in delta = Σ dout·out."""
     lses: Floats
     """of its LSE."""
     vanished: Floats
-    """What it moves by where every p and ds is off by 1, and every element of the result."""
+    """Its change where every p, ds and element of the result is off by 1."""
 
 
 PARTS = tuple(f.name for f in fields(Gradient))
@@ -57,14 +56,14 @@ def attention_bwd(
     """dq, dk and dv of ``formulas.attention`` given dout [B,H,S_q,D_v], shaped as q, k and v; dbias
     of ``bias_shape``, 1 where it is summed over an axis, and dsinks [H] where the variant has them.
 
-    dp = dout·vᵀ, dx = p·(dp − Σ dout·out), ds = dx·(1 − tanh²) under a softcap, dq = scale·ds·k, dk
-    = scale·dsᵀ·q, dv = pᵀ·dout, dbias = dx, dsinks = −Σ e^(sink − lse)·Σ dout·out. Rows behind
-    q_lengths or kv_lengths get 0.
+    dp = dout·vᵀ, delta = Σ dout·out, dx = p·(dp − delta), ds = dx·(1 − tanh²) under a softcap, dq =
+    scale·ds·k, dk = scale·dsᵀ·q, dv = pᵀ·dout, dbias = dx, dsinks = −Σ e^(sink − lse)·delta. Rows
+    after q_lengths or kv_lengths get 0.
     """
     B, H, S_q, _ = q.shape
     G, S_k = k.shape[1:3]
     group = max(H // max(G, 1), 1)
-    found = {"dq": _blank(q.shape), "dk": _blank(k.shape), "dv": _blank(v.shape)}
+    gradients = {"dq": _blank(q.shape), "dk": _blank(k.shape), "dv": _blank(v.shape)}
     plane, sinks = _blank((B, H, S_q, S_k)), _blank((B, H, S_q, 1))
     for b, h in np.ndindex(B, H):
         n_q = S_q if variant.q_lengths is None else variant.q_lengths[b]
@@ -74,31 +73,33 @@ def attention_bwd(
         i, j = np.arange(n_q), np.arange(n_k)
         with np.errstate(all="ignore"):
             p, dx, ds, sink = pairs(Q, K, V, dO, Head(b, h, n_q, n_k, i, j), causal, scale, variant)
-            _add(found["dq"], (b, h, slice(n_q)), times(ds, K, scale, n_k))
+            _add(gradients["dq"], (b, h, slice(n_q)), times(ds, K, scale, n_k))
             across = {name: x.T for name, x in ds.items()}
-            _add(found["dk"], (b, h // group, slice(n_k)), times(across, Q, scale, n_q * group))
+            _add(gradients["dk"], (b, h // group, slice(n_k)), times(across, Q, scale, n_q * group))
             across = {name: x.T for name, x in p.items()}
-            _add(found["dv"], (b, h // group, slice(n_k)), times(across, dO, 1.0, n_q * group))
+            _add(gradients["dv"], (b, h // group, slice(n_k)), times(across, dO, 1.0, n_q * group))
         _add(plane, (b, h, slice(n_q), slice(n_k)), dx)
         _add(sinks, (b, h, slice(n_q), 0), sink)
     if bias_shape is not None:
-        found["dbias"] = _summed(plane, bias_shape)
+        gradients["dbias"] = _summed(plane, bias_shape)
     if variant.sinks is not None:
-        found["dsinks"] = {name: x[0, :, 0, 0] for name, x in _summed(sinks, (1, H, 1, 1)).items()}
-    return {name: Gradient(**parts) for name, parts in found.items()}
+        gradients["dsinks"] = {
+            name: x[0, :, 0, 0] for name, x in _summed(sinks, (1, H, 1, 1)).items()
+        }
+    return {name: Gradient(**parts) for name, parts in gradients.items()}
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """Which queries and keys of one head are looked at: all that there are, or some."""
+    """The queries and keys of one head that are computed: all, or some."""
 
     batch: int
     head: int
     n_q: int
-    """How many queries there are."""
+    """Number of queries of the head."""
     n_k: int
     i: Array
-    """Numbers of the queries that are looked at."""
+    """Indices of the queries that are computed."""
     j: Array
 
 
@@ -114,22 +115,22 @@ def pairs(
     forward: tuple[Floats, Floats] | None = None,
 ) -> tuple[Parts, Parts, Parts, Parts]:
     """p, dx and ds of one head's queries and keys, and the sink's part of every row. ``forward``:
-    the result and the LSE of these queries as a forward left them; None: they are computed, and K
-    and V are all keys."""
+    the forward's result and LSE of these queries; None: they are computed, and K and V hold all
+    keys."""
     b, h, i, j = at.batch, at.head, at.i, at.j
     d = j - i[:, None] - (at.n_k - at.n_q)
-    seen = formulas.visible(d, causal, variant.window)
+    attended = formulas.visible(d, causal, variant.window)
     if variant.prefix is not None:
-        seen |= j < variant.prefix[b]
+        attended |= j < variant.prefix[b]
     if variant.mask is not None:
-        seen &= variant.mask[b, h][np.ix_(i, j)]
+        attended &= variant.mask[b, h][np.ix_(i, j)]
     slope = 0.0 if variant.alibi is None else float(variant.alibi[b, h])
     bias = (
         np.zeros(d.shape)
         if variant.bias is None
         else variant.bias[b, h][np.ix_(i, j)].astype(np.float64)
     )
-    given = -np.inf if variant.sinks is None else float(variant.sinks[h])
+    sink_logit = -np.inf if variant.sinks is None else float(variant.sinks[h])
 
     product, products = (
         scale * (Q @ K.T),
@@ -138,11 +139,11 @@ def pairs(
     cap = variant.softcap
     capped = product if cap is None else cap * np.tanh(product / cap)
     flat = np.ones(d.shape) if cap is None else 1 - np.tanh(product / cap) ** 2
-    x = np.where(seen, capped - slope * np.abs(d) + bias, -np.inf)
+    x = np.where(attended, capped - slope * np.abs(d) + bias, -np.inf)
     if forward is None:
-        top = np.maximum(x.max(axis=1, initial=-np.inf), given)
+        top = np.maximum(x.max(axis=1, initial=-np.inf), sink_logit)
         nothing = np.isneginf(top)
-        weights, sink = np.exp(x - top[:, None]), np.exp(given - top)
+        weights, sink = np.exp(x - top[:, None]), np.exp(sink_logit - top)
         total = weights.sum(axis=1) + sink
         p = np.where(nothing[:, None] | np.isneginf(x), 0, weights / total[:, None])
         lse, weight = np.where(nothing, 0, top + np.log(total)), np.where(nothing, 0, sink / total)
@@ -152,29 +153,29 @@ def pairs(
         nothing = np.isneginf(lse)
         lse = np.where(nothing, 0, lse)
         p = np.where(nothing[:, None] | np.isneginf(x), 0, np.exp(x - lse[:, None]))
-        weight = np.where(nothing, 0, np.exp(given - lse))
+        weight = np.where(nothing, 0, np.exp(sink_logit - lse))
 
-    moved = dO * out
-    dots, sizes = moved.sum(axis=1), np.abs(moved).sum(axis=1)
-    # Roundings of a row's elements know nothing of each other: their sum has the root of as many.
-    outs = np.minimum(sizes, SPREAD * np.sqrt((moved**2).sum(axis=1)))
+    products_out = dO * out
+    delta, sizes = products_out.sum(axis=1), np.abs(products_out).sum(axis=1)
+    # Rounding errors of a row's elements are independent: their sum grows with the root.
+    outs = np.minimum(sizes, SPREAD * np.sqrt((products_out**2).sum(axis=1)))
     dp = dO @ V.T
-    difference = dp - dots[:, None]
+    difference = dp - delta[:, None]
     dx = np.where(p == 0, 0, p * difference)
-    # What a score is off by; what dp − Σ dout·out is; what 1 − tanh² is.
+    # Error bounds of a score, of dp − delta, and of 1 − tanh².
     changes = (0 if cap is None else np.abs(capped)) + slope * np.abs(d) + np.abs(bias)
     score = np.where(p == 0, 0, 1 + products + np.abs(changes))
-    grown = math.sqrt(V.shape[1]) * (np.abs(dO) @ np.abs(V).T + sizes[:, None])
-    bent = np.zeros(d.shape) if cap is None else 1 + products / cap * flat
-    there, lost = (p > 0).astype(float), np.abs(dO).sum(axis=1)[:, None]
-    single = score * np.abs(dx) + p * grown
+    difference_bound = math.sqrt(V.shape[1]) * (np.abs(dO) @ np.abs(V).T + sizes[:, None])
+    derivative_bound = np.zeros(d.shape) if cap is None else 1 + products / cap * flat
+    nonzero, dout_sizes = (p > 0).astype(float), np.abs(dO).sum(axis=1)[:, None]
+    single = score * np.abs(dx) + p * difference_bound
     of_p = {
         "value": p,
         "rounded": p,
         "single": score * p,
         "outs": np.zeros(p.shape),
         "lses": p * np.abs(lse)[:, None],
-        "vanished": there,
+        "vanished": nonzero,
     }
     of_dx = {
         "value": dx,
@@ -182,34 +183,34 @@ def pairs(
         "single": single,
         "outs": p * outs[:, None],
         "lses": np.abs(dx) * np.abs(lse)[:, None],
-        "vanished": there * (1 + np.abs(difference)) + p * lost,
+        "vanished": nonzero * (1 + np.abs(difference)) + p * dout_sizes,
     }
     of_ds = {name: part * flat for name, part in of_dx.items()}
-    of_ds["single"] = of_ds["single"] + np.abs(dx) * bent
+    of_ds["single"] = of_ds["single"] + np.abs(dx) * derivative_bound
     of_ds["vanished"] = of_dx["vanished"]
     of_sink = {
-        "value": -weight * dots,
-        "rounded": weight * np.abs(dots),
+        "value": -weight * delta,
+        "rounded": weight * np.abs(delta),
         "single": weight
         * (
-            np.abs(dots) * (1 + abs(given) if given > -np.inf else 1)
+            np.abs(delta) * (1 + abs(sink_logit) if sink_logit > -np.inf else 1)
             + math.sqrt(V.shape[1]) * sizes
         ),
         "outs": weight * outs,
-        "lses": weight * np.abs(dots * lse),
-        "vanished": np.abs(dots) + weight * lost[:, 0],
+        "lses": weight * np.abs(delta * lse),
+        "vanished": np.abs(delta) + weight * dout_sizes[:, 0],
     }
     return _narrowed(of_p), _narrowed(of_dx), _narrowed(of_ds), _narrowed(of_sink)
 
 
 def wide(x: Array) -> Array:
-    """In float64; float64 in what is wider, where the host has it, so that the oracle's own errors
+    """In float64; float64 in a wider type, where the host has one, so that the oracle's own errors
     do not count."""
     return x.astype(np.longdouble if x.dtype == np.float64 else np.float64)
 
 
 def _narrowed(parts: Parts) -> Parts:
-    """What bounds are made of in float64, whose products are fast."""
+    """The terms of the bounds in float64, whose products are fast."""
     return {
         name: x if name == "value" else x.astype(np.float64, copy=False)
         for name, x in parts.items()
@@ -219,12 +220,12 @@ def _narrowed(parts: Parts) -> Parts:
 def times(x: Mapping[str, Floats], y: Floats, scale: float, count: int) -> Parts:
     """scale·x·y, a sum of ``count`` terms once all are added."""
     size = np.abs(y).astype(np.float64, copy=False)
-    found = {name: abs(scale) * (x[name] @ size) for name in PARTS if name != "value"}
-    found["value"] = scale * (x["value"] @ y)
-    # scale·ds may be what is rounded
-    found["vanished"] = max(abs(scale), 1) * (x["vanished"] @ size)
-    found["single"] = found["single"] + math.sqrt(count) * found["rounded"]
-    return found
+    parts = {name: abs(scale) * (x[name] @ size) for name in PARTS if name != "value"}
+    parts["value"] = scale * (x["value"] @ y)
+    # scale·ds may be rounded instead of ds
+    parts["vanished"] = max(abs(scale), 1) * (x["vanished"] @ size)
+    parts["single"] = parts["single"] + math.sqrt(count) * parts["rounded"]
+    return parts
 
 
 def _blank(shape: Shape) -> Parts:
@@ -237,20 +238,20 @@ def _add(to: Parts, index: tuple[int | slice, ...], more: Mapping[str, Floats]) 
 
 
 def _summed(x: Parts, shape: Shape) -> Parts:
-    """Summed over the axes along which ``shape`` is 1: float32 terms, rounded once they are all
-    added."""
+    """Summed over the axes along which ``shape`` is 1: float32 terms, rounded once after the
+    sum."""
     whole = x["value"].shape
     axes = tuple(i for i, (n, m) in enumerate(zip(whole, shape, strict=True)) if m == 1 != n)
-    found = {name: part.sum(axis=axes, keepdims=True) for name, part in x.items()}
-    found["single"] = (
-        found["single"] + math.sqrt(math.prod(whole[i] for i in axes)) * found["rounded"]
+    parts = {name: part.sum(axis=axes, keepdims=True) for name, part in x.items()}
+    parts["single"] = (
+        parts["single"] + math.sqrt(math.prod(whole[i] for i in axes)) * parts["rounded"]
     )
-    found["rounded"] = np.zeros(shape)
+    parts["rounded"] = np.zeros(shape)
     # A row's error is the same for all its keys, and each row has its own.
     of_rows = x["outs"].sum(axis=3, keepdims=True) if 3 in axes else x["outs"]
     rows = tuple(i for i in axes if i < 3)
-    if rows:  # a row of one element errs by anything up to its bound
+    if rows:  # the error of a row of one element may be its whole bound
         root = np.sqrt((of_rows**2).sum(axis=rows, keepdims=True))
         of_rows = np.minimum(of_rows.sum(axis=rows, keepdims=True), SPREAD * root)
-    found["outs"] = of_rows
-    return found
+    parts["outs"] = of_rows
+    return parts

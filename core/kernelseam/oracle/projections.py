@@ -1,7 +1,7 @@
-"""The oracle of the projections: what they mean, in float64, written as plainly as their formulas.
+"""The oracle of the projections: their formulas in float64.
 
-Beside each result stands its magnitude, and how many products it is the sum of: what the GEMM's
-bound is made of.
+Each result comes with its magnitude and the number of its terms, from which the GEMM's bound is
+computed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def qkv_projection(
     positions: Array | None = None,
 ) -> Results:
     """q [B, heads, S, dim], k and v [B, kv_heads, S, dim] of x [B, S, K] and weight [(heads +
-    2·kv_heads)·dim, K]. q and k are turned by the row of cos and sin [positions, n / 2] that stands
-    in ``positions`` [B, S]."""
+    2·kv_heads)·dim, K]. q and k are rotated by the row of cos and sin [positions, n / 2] that
+    ``positions`` [B, S] gives."""
     x, weight = x.astype(np.float64), weight.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         y, size = x @ weight.T, np.abs(x) @ np.abs(weight).T
@@ -40,8 +40,8 @@ def qkv_projection(
             n = 2 * cos.shape[1]
             for i in range(n // 2):
                 first, second = (2 * i, 2 * i + 1) if style == "pairs" else (i, i + n // 2)
-                _turn(y[:, : heads + kv_heads], first, second, c[..., i], s[..., i], sign=-1)
-                _turn(
+                _rotate(y[:, : heads + kv_heads], first, second, c[..., i], s[..., i], sign=-1)
+                _rotate(
                     size[:, : heads + kv_heads],
                     first,
                     second,
@@ -57,7 +57,7 @@ def qkv_projection(
     return {name: (GemmResult(y[:, of], size[:, of]), x.shape[2]) for name, of in parts.items()}
 
 
-def _turn(y: Floats, i: int, j: int, cos: Floats, sin: Floats, sign: int) -> None:
+def _rotate(y: Floats, i: int, j: int, cos: Floats, sin: Floats, sign: int) -> None:
     """y_i, y_j → y_i·cos + sign·y_j·sin, y_j·cos + y_i·sin, in place."""
     first, second = y[..., i].copy(), y[..., j].copy()
     y[..., i] = first * cos + sign * second * sin
@@ -82,33 +82,34 @@ def qkv_projection_bwd(
     dq: Array, dk: Array, dv: Array, x: Array | None, weight: Array | None
 ) -> Results:
     """d_input [B, 1, S, K], d_weight [1, 1, N, K] and d_bias [N] of dq [B, H, S, D], dk and dv [B,
-    H_kv, S, D], x [B, 1, S, K] and weight [1, 1, N, K]; without weight or x, without what is made
-    of it."""
+    H_kv, S, D], x [B, 1, S, K] and weight [1, 1, N, K]; without weight or x, without the gradient
+    that needs it."""
     d = tokens(dq, dk, dv).astype(np.float64)
-    found: Results = {"d_bias": _sums(d)}
+    results: Results = {"d_bias": _sums(d)}
     if weight is not None:
         result, count = _product(d, weight[0, 0].astype(np.float64))
-        found["d_input"] = (GemmResult(result.out[:, None], result.magnitude[:, None]), count)
+        results["d_input"] = (GemmResult(result.out[:, None], result.magnitude[:, None]), count)
     if x is not None:
-        found["d_weight"] = _outer(d, x[:, 0].astype(np.float64))
-    return found
+        results["d_weight"] = _outer(d, x[:, 0].astype(np.float64))
+    return results
 
 
 def output_projection_bwd(
     d_output: Array, attn_out: Array | None, weight: Array | None, heads: int
 ) -> Results:
     """d_attn_out [B, H, S, D], d_weight [1, 1, hidden, H·D] and d_bias [hidden] of d_output [B, 1,
-    S, hidden], attn_out and weight; without weight or attn_out, without what is made of it."""
+    S, hidden], attn_out and weight; without weight or attn_out, without the gradient that
+    needs it."""
     d = d_output[:, 0].astype(np.float64)
-    found: Results = {"d_bias": _sums(d)}
+    results: Results = {"d_bias": _sums(d)}
     if weight is not None:
         result, count = _product(d, weight[0, 0].astype(np.float64))
         split = (*d.shape[:2], heads, result.out.shape[2] // heads)
         out, size = (a.reshape(split).swapaxes(1, 2) for a in (result.out, result.magnitude))
-        found["d_attn_out"] = (GemmResult(out, size), count)
+        results["d_attn_out"] = (GemmResult(out, size), count)
     if attn_out is not None:
-        found["d_weight"] = _outer(d, tokens(attn_out).astype(np.float64))
-    return found
+        results["d_weight"] = _outer(d, tokens(attn_out).astype(np.float64))
+    return results
 
 
 def tokens(*parts: Array) -> Array:

@@ -1,7 +1,7 @@
-"""Some elements of an attention's gradients, from the result and the LSE that a forward left.
+"""Some elements of an attention's gradients, from the forward's result and LSE.
 
 Given these, every pair of a query and a key is computed by itself: a row of dq takes all keys, a
-row of dk or dv all queries of its group's heads, and no more.
+row of dk or dv all queries of its group's heads.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from kernelseam.oracle.gradients import PARTS, SPREAD, Gradient, Head, Parts, pa
 
 Numbers = npt.NDArray[np.int64]
 Sample = Callable[[int, int], Numbers]
-"""(how many rows there are, pairs of a query and a key that each takes) → numbers of those to
-compute."""
+"""(number of rows, pairs of a query and a key per row) → indices of the rows to compute."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +28,14 @@ class SampledGradient:
 
     gradient: Gradient
     index: tuple[Numbers, ...]
-    """Where they stand: one array an axis of the whole, which broadcast to the elements' shape."""
+    """Their indices: one array per axis of the whole, which broadcast to the elements' shape."""
     undefined: npt.NDArray[np.bool_]
     """Where a hidden pair meets a NaN or an infinity: its weight of 0 may be multiplied by it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Forward:
-    """What gradients are taken of: operands [batch, head, row, column], lse [batch, head, row]."""
+    """The forward's operands and dout: [batch, head, row, column], lse [batch, head, row]."""
 
     q: Array
     k: Array
@@ -86,22 +85,22 @@ def of_queries(x: Forward, sample: Sample) -> SampledGradient:
     """Rows of dq."""
     B, H, S_q, D = x.q.shape
     numbers = sample(B * H * S_q, x.k.shape[2])
-    found, undefined = _blank((len(numbers), D)), np.zeros((len(numbers), D), np.bool_)
+    parts, undefined = _blank((len(numbers), D)), np.zeros((len(numbers), D), np.bool_)
     for (b, h), here, i in _by_head(numbers, (B, H, S_q)):
         n_q, n_k = x.lengths(b)
         here, i = here[i < n_q], i[i < n_q]
         _, _, ds, _ = x.pairs(b, h, i)
         K = wide(x.k[b, h // x.group, :n_k])
-        _add(found, here, times(ds, K, x.scale, n_k))
-        undefined[here] = _meets(ds, K)
-    return SampledGradient(Gradient(**found), _index(numbers, x.q.shape), undefined)
+        _add(parts, here, times(ds, K, x.scale, n_k))
+        undefined[here] = _zero_times_nonfinite(ds, K)
+    return SampledGradient(Gradient(**parts), _index(numbers, x.q.shape), undefined)
 
 
 def of_keys(x: Forward, sample: Sample) -> tuple[SampledGradient, SampledGradient]:
     """The same rows of dk and of dv."""
     shapes = x.k.shape, x.v.shape
     numbers = sample(math.prod(shapes[0][:3]), x.q.shape[2] * x.group)
-    found = [_blank((len(numbers), s[3])) for s in shapes]
+    parts = [_blank((len(numbers), s[3])) for s in shapes]
     undefined = [np.zeros((len(numbers), s[3]), np.bool_) for s in shapes]
     for (b, g), here, j in _by_head(numbers, shapes[0][:3]):
         n_q, n_k = x.lengths(b)
@@ -111,11 +110,11 @@ def of_keys(x: Forward, sample: Sample) -> tuple[SampledGradient, SampledGradien
             products = (ds, x.q, x.scale), (p, x.dout, 1.0)
             for i, (pair, rows, scale) in enumerate(products):
                 across, by = {n: part.T for n, part in pair.items()}, wide(rows[b, h, :n_q])
-                _add(found[i], here, times(across, by, scale, n_q * x.group))
-                undefined[i][here] |= _meets(across, by)
+                _add(parts[i], here, times(across, by, scale, n_q * x.group))
+                undefined[i][here] |= _zero_times_nonfinite(across, by)
     dk, dv = (
         SampledGradient(Gradient(**f), _index(numbers, s), u)
-        for f, s, u in zip(found, shapes, undefined, strict=True)
+        for f, s, u in zip(parts, shapes, undefined, strict=True)
     )
     return dk, dv
 
@@ -125,7 +124,7 @@ def of_bias(x: Forward, shape: tuple[int, ...], rows: Numbers, columns: Numbers)
     whole = (*x.q.shape[:3], x.k.shape[2])
     summed = tuple(m == 1 != n for n, m in zip(whole, shape, strict=True))
     lead = (len(rows), len(columns))
-    found, squares = _blank(lead), np.zeros(lead)
+    parts, squares = _blank(lead), np.zeros(lead)
     for row, (b0, h0, i0) in enumerate(zip(*np.unravel_index(rows, shape[:3]), strict=True)):
         for b in range(whole[0]) if summed[0] else (int(b0),):
             n_q, n_k = x.lengths(b)
@@ -137,35 +136,35 @@ def of_bias(x: Forward, shape: tuple[int, ...], rows: Numbers, columns: Numbers)
                 _, dx, _, _ = x.pairs(b, h, i, j)
                 if summed[3]:
                     dx = {name: part.sum(axis=1, keepdims=True) for name, part in dx.items()}
-                _add(found, np.ix_(*at), {name: part.sum(axis=0) for name, part in dx.items()})
+                _add(parts, np.ix_(*at), {name: part.sum(axis=0) for name, part in dx.items()})
                 squares[np.ix_(*at)] += (dx["outs"] ** 2).sum(axis=0)
     count = math.prod(n for n, s in zip(whole, summed, strict=True) if s)
-    found["single"] += math.sqrt(count) * found["rounded"]
-    found["rounded"] = np.zeros(lead)
-    if any(summed[:3]):  # each row's error is its own
-        found["outs"] = np.minimum(found["outs"], SPREAD * np.sqrt(squares))
+    parts["single"] += math.sqrt(count) * parts["rounded"]
+    parts["rounded"] = np.zeros(lead)
+    if any(summed[:3]):  # the errors of rows are independent
+        parts["outs"] = np.minimum(parts["outs"], SPREAD * np.sqrt(squares))
     index = *(n[:, None] for n in np.unravel_index(rows, shape[:3])), columns[None]
-    return SampledGradient(Gradient(**found), index, np.zeros(lead, np.bool_))
+    return SampledGradient(Gradient(**parts), index, np.zeros(lead, np.bool_))
 
 
 def of_sinks(x: Forward) -> SampledGradient:
     """dsinks, which takes no pair of a query and a key: all of it."""
     B, H = x.q.shape[:2]
-    found, squares, nothing = _blank((H,)), np.zeros(H), np.zeros(0, np.int64)
+    parts, squares, nothing = _blank((H,)), np.zeros(H), np.zeros(0, np.int64)
     for b, h in np.ndindex(B, H):
         part = x.pairs(b, h, None, nothing)[3]
-        _add(found, np.array([h]), {name: y.sum(keepdims=True) for name, y in part.items()})
+        _add(parts, np.array([h]), {name: y.sum(keepdims=True) for name, y in part.items()})
         squares[h] += (part["outs"] ** 2).sum()
-    found["single"] += math.sqrt(B * x.q.shape[2]) * found["rounded"]
-    found["rounded"] = np.zeros(H)
-    found["outs"] = np.minimum(found["outs"], SPREAD * np.sqrt(squares))
-    return SampledGradient(Gradient(**found), (np.arange(H),), np.zeros(H, np.bool_))
+    parts["single"] += math.sqrt(B * x.q.shape[2]) * parts["rounded"]
+    parts["rounded"] = np.zeros(H)
+    parts["outs"] = np.minimum(parts["outs"], SPREAD * np.sqrt(squares))
+    return SampledGradient(Gradient(**parts), (np.arange(H),), np.zeros(H, np.bool_))
 
 
 def _by_head(
     numbers: Numbers, lead: tuple[int, ...]
 ) -> Iterator[tuple[tuple[int, int], Numbers, Numbers]]:
-    """((batch, head), which of the numbers are its rows, these rows), of each head that has any."""
+    """((batch, head), indices into ``numbers``, rows of the head) for each head that has any."""
     heads, rows = np.divmod(numbers, max(lead[2], 1))
     for head in np.unique(heads):
         here = np.flatnonzero(heads == head)
@@ -177,13 +176,13 @@ def _index(numbers: Numbers, shape: tuple[int, ...]) -> tuple[Numbers, ...]:
     return *(n[:, None] for n in np.unravel_index(numbers, shape[:3])), np.arange(shape[3])[None]
 
 
-def _meets(x: Mapping[str, Floats], y: Floats) -> npt.NDArray[np.bool_]:
-    """Where a product of rows x with y multiplies 0 by what is not finite."""
+def _zero_times_nonfinite(x: Mapping[str, Floats], y: Floats) -> npt.NDArray[np.bool_]:
+    """Where a product of rows x with y multiplies 0 by a NaN or an infinity."""
     bad = ~np.isfinite(y)
     if not bad.any():
         return np.zeros((len(x["value"]), y.shape[1]), np.bool_)
-    found: npt.NDArray[np.bool_] = (x["value"] == 0).astype(float) @ bad.astype(float) > 0
-    return found
+    undefined: npt.NDArray[np.bool_] = (x["value"] == 0).astype(float) @ bad.astype(float) > 0
+    return undefined
 
 
 def _blank(shape: tuple[int, ...]) -> Parts:

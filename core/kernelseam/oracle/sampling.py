@@ -1,13 +1,13 @@
-"""How much of a large result the oracle computes."""
+"""Sampling: of a large result the oracle computes some rows."""
 
 from __future__ import annotations
 
 ORACLE_OPERATIONS = 2e9
-"""How much the oracle computes; of a larger problem it computes some rows."""
+"""Operations that the oracle does at most; of a larger problem it computes some rows."""
 
 ORACLE_ROWS = 20_000
 
 
 def sampled(operations_per_row: int) -> int:
-    """How many rows the oracle may compute."""
+    """The number of rows that the oracle may compute."""
     return int(min(max(ORACLE_OPERATIONS / max(operations_per_row, 1), 64), ORACLE_ROWS))

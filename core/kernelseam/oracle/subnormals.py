@@ -1,4 +1,4 @@
-"""Which devices lose subnormals: their results may vanish below the smallest normal number."""
+"""Devices that flush subnormals: their results may be 0 below the smallest normal number."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from kernelseam.contract import Backend, Device
 _log = logging.getLogger("kernelseam")
 
 FLUSHES = "KS_FLUSHES_SUBNORMALS"
-"""The constant of an arch's row that says that its matrix units lose subnormals."""
+"""The constant of an arch's row that says that its matrix units flush subnormals."""
 
 
 def flushes(backend: Backend, device: Device) -> bool:
-    """Whether the row of the device's arch says that its matrix units lose subnormals. A toolchain
-    that cannot be asked says nothing: what is broken in it shows where it is needed."""
+    """Whether the row of the device's arch says that its matrix units flush subnormals. False
+    where the toolchain fails to answer: its fault shows where it is needed."""
     try:
         with Contained(f"the toolchain of backend {backend.name}"):
             if backend.toolchain is None or device.arch not in backend.toolchain.archs:

@@ -1,25 +1,22 @@
-"""How far a right result may be from the oracle, element by element. ``docs/accuracy.md`` derives
-these bounds.
+"""The largest error of a right result against the oracle, element by element. ``docs/accuracy.md``
+derives these bounds.
 
 With u the unit roundoff of a dtype (2⁻¹¹ float16, 2⁻⁸ bfloat16, 2⁻²⁴ float32, 2⁻⁵³ float64), η its
 smallest subnormal (smallest normal where subnormals are flushed), ref the oracle's value on the
 inputs as they were rounded:
 
-* GEMM: 2·u_out·|ref| + 4·√(K+4)·u_acc·(|alpha|·Σ|A||B| + |beta·C| + |bias| + |residual|) + η_out, K
-being that of all
-  products that are summed. √(K+4) holds for data of zero mean, whose rounding errors cancel; for
-  other data K+4 stands in its place. With precision "tf32" 2·u_tf32·|alpha|·Σ|A||B| more, u_tf32 =
-  2⁻¹⁰; with "tf32x3" 8 for 4.
-* attention: 2·u_out·|ref| + [u_P + c·u_32·(√S_k + √D_qk·max scale·|q||k| + max t)]·(P|V|) +
-η_P·Σ_j|v_j|/ℓ + η_out,
-  t = |capped product| + |slope·d| + |bias| as far as a score has them (the product where it is
-  capped), and |sink|.
+* GEMM: 2·u_out·|ref| + 4·√(K+4)·u_acc·(|alpha|·Σ|A||B| + |beta·C| + |bias| + |residual|) + η_out,
+  K being that of all products that are summed. √(K+4) holds for data of zero mean, whose rounding
+  errors cancel; for other data K+4 stands in its place. With precision "tf32"
+  2·u_tf32·|alpha|·Σ|A||B| more, u_tf32 = 2⁻¹⁰; with "tf32x3" 8 for 4.
+* attention: 2·u_out·|ref| + [u_P + c·u_32·(√S_k + √D_qk·max scale·|q||k| + max t)]·(P|V|)
+  + η_P·Σ_j|v_j|/ℓ + η_out, t = |capped product| + |slope·d| + |bias| as far as a score has them
+  (the product where it is capped), and |sink|.
 * its LSE: c·u_32·(√S_k + √D_qk·max scale·|q||k| + max t + |ref|).
 * N states merged: 2·u_out·|ref| + c·u_32·(√N + max|s_n|)·Σ_n e^(s_n − s)·|o_n| + η_out.
 * their LSE: c·u_32·(√N + max|s_n| + |ref|).
 * an attention's gradients: 2·u_out·|ref| + u_P·R + c·u_32·(E + L) + u_out·O + η·V + η_out, of the
-sums R, E, L, O and
-  V of magnitudes that ``gradients.Gradient`` holds.
+  sums R, E, L, O and V of magnitudes that ``gradients.Gradient`` holds.
 
 Probabilities are rounded to the dtype of V before the second product, hence u_P and η_P. Where the
 inputs are float64, float64 takes float32's place inside an attention and in a merge: u_64 for u_32,
@@ -39,27 +36,27 @@ from kernelseam.oracle.gradients import Gradient
 
 GEMM_CONSTANT = 4.0
 TF32_UNIT = 2.0**-10
-"""What TF32, 10 bits behind the point, is off by at most: libraries leave it to the units, which
-cut off."""
+"""What TF32, 10 bits behind the point, is off by at most: libraries leave the conversion to the
+units, which truncate."""
 TF32X3 = 2.0
-"""How many times float32's bound products of split numbers keep to."""
+"""The bound of products of split numbers, as a multiple of float32's."""
 ATTENTION_CONSTANT = 8.0
 """c: calibrated, with room for other orders of summation and for hardware exponentials."""
 
 
 def smallest(dtype: DType, flushed: bool = False) -> float:
-    """η: the size below which a result may vanish."""
+    """η: the magnitude below which a result may be flushed to 0."""
     return dtype.smallest_normal if flushed else dtype.smallest_subnormal
 
 
 def smallest_weight(dtype: DType, flushed: bool = False) -> float:
-    """The size below which a probability of this dtype may vanish: fast exponentials may lose
-    float32's subnormals."""
+    """The magnitude below which a probability of this dtype may be flushed to 0: fast exponentials
+    may flush float32's subnormals."""
     return max(smallest(dtype, flushed), DType.float32.smallest_normal)
 
 
 def overflows_at(dtype: DType) -> float:
-    """The magnitude from which a value rounds to infinity, or hardly less."""
+    """The magnitude, or slightly less, from which a value rounds to infinity."""
     return float(ml_dtypes.finfo(dtype.numpy).max) * (1 + dtype.unit_roundoff / 2)
 
 

@@ -1,4 +1,4 @@
-"""``bind(check=True)``: the numbers that a call leaves behind, held against the float64 oracle."""
+"""``bind(check=True)``: the results of a call compared with the float64 oracle."""
 
 from __future__ import annotations
 
@@ -36,34 +36,34 @@ VERIFIERS: dict[type, Verifier[Any]] = {
     QkvProjectionBwdProblem: ProjectionVerifier(projection.qkv_gradients),
     OutputProjectionBwdProblem: ProjectionVerifier(projection.output_gradients),
 }
-"""By the class of a problem."""
+"""Class of a problem → its verifier."""
 
 
 def verifier_of(problem: Problem) -> Verifier[Any]:
-    """What verifies a problem's results. Raises InvalidValue where the oracle cannot say what they
-    are."""
-    found = VERIFIERS.get(type(problem))
+    """The verifier of a problem's results. Raises InvalidValue where the oracle cannot compute
+    them."""
+    verifier = VERIFIERS.get(type(problem))
     why = (
-        f"the oracle knows nothing of {problem.operation}"
-        if found is None
-        else found.refuse(problem)
+        f"the oracle has no formula of {problem.operation}"
+        if verifier is None
+        else verifier.refuse(problem)
     )
-    if found is None or why is not None:
+    if verifier is None or why is not None:
         raise InvalidValue(
             "check",
             f"True for {problem}",
             f"cannot be kept: {why}",
-            "Bind without check, and hold the results against your own",
+            "Bind without check, and compare the results with your own",
         )
-    return found
+    return verifier
 
 
 class Verification:
-    """One run of a call: made before it, as it may read what it overwrites, and asked for a verdict
-    after it.
+    """One run of a call: created before the launches, to copy inputs that they overwrite;
+    ``require`` compares the results after them.
 
-    Both copy whole operands to the host, which waits for the device. Raises InvalidValue where
-    nothing can be said of the results.
+    Both copy whole operands to the host and wait for the device. Raises InvalidValue where the
+    oracle cannot compute the results.
     """
 
     def __init__(self, plan: Plan, pointers: dict[str, int], runtime: Runtime) -> None:
@@ -84,7 +84,7 @@ class Verification:
 
 
 def _writes(problem: Problem) -> bool:
-    """Whether there is anything to write; what a list names is not said by its rule."""
+    """Whether a result has elements; the rule of an address list does not say it of its arrays."""
     return any(
         rule.span and (rule.written or rule.name in ("C_ptrs", "out_ptrs"))
         for rule in problem.operands

@@ -19,13 +19,13 @@ from kernelseam.oracle.sampling import sampled
 from kernelseam.oracle.verifier import Verifier
 
 MOST_OPERATIONS = 1e11
-"""Of one element of dbias, which may be summed over everything: beyond it the oracle would take
+"""Limit for one element of dbias, which may be a sum over all axes: beyond it the oracle would take
 minutes."""
 
 
 @dataclass(frozen=True)
 class _Memory:
-    """An attention's operands as they lie, and how many queries and keys each entry has."""
+    """An attention's operands in memory, and the queries and keys of each entry."""
 
     arrays: Mapping[str, Array]
     q_lengths: Sequence[int] | None
@@ -45,7 +45,7 @@ class _Memory:
         return operands.attention_rows(p, name, self.arrays, lengths, like)
 
     def variant(self, p: AttentionProblem) -> Variant:
-        """What the attention does beside softmax(scale·q·kᵀ)·v."""
+        """The options of the attention beyond softmax(scale·q·kᵀ)·v."""
         s, x = p.spec, self.arrays
         return Variant(
             (p.left, p.right) if s.window else (None, None),
@@ -82,8 +82,8 @@ class AttentionVerifier(Verifier[AttentionProblem]):
 
 
 class AttentionBwdVerifier(Verifier[AttentionBwdProblem]):
-    """Of large gradients some rows, of dbias some columns too; all of dsinks. They start from the
-    out and lse that are given."""
+    """Of large gradients some rows, of dbias some columns too; all of dsinks. Computed from the
+    given out and lse."""
 
     def refuse(self, problem: AttentionBwdProblem) -> str | None:
         if not problem.spec.bias_gradient:
@@ -116,19 +116,19 @@ class AttentionBwdVerifier(Verifier[AttentionBwdProblem]):
         per_pair = _per_pair(problem)
 
         def sample(total: int, pairs: int) -> Numbers:
-            found = formulas.sample_rows(total, sampled(per_pair * pairs))
-            return np.arange(total) if found is None else found
+            numbers = formulas.sample_rows(total, sampled(per_pair * pairs))
+            return np.arange(total) if numbers is None else numbers
 
         results = {f"d{n}": memory.rows(operands, p, f"d{n}", n) for n in ("q", "k", "v")}
         results |= {n: arrays[n] for n in ("dbias", "dsinks") if n in arrays}
         with np.errstate(all="ignore"):
             dk, dv = sampled_gradients.of_keys(x, sample)
-            wanted = {"dq": sampled_gradients.of_queries(x, sample), "dk": dk, "dv": dv}
+            expected = {"dq": sampled_gradients.of_queries(x, sample), "dk": dk, "dv": dv}
             if "dbias" in results:
-                wanted["dbias"] = _dbias(problem, x)
+                expected["dbias"] = _dbias(problem, x)
             if "dsinks" in results:
-                wanted["dsinks"] = sampled_gradients.of_sinks(x)
-        return check.sampled_gradients(wanted, p.spec.dtype, results, flushed=flushed)
+                expected["dsinks"] = sampled_gradients.of_sinks(x)
+        return check.sampled_gradients(expected, p.spec.dtype, results, flushed=flushed)
 
 
 def _outer(name: str, shape: tuple[int, ...], p: AttentionProblem) -> int:
@@ -143,14 +143,14 @@ def _per_pair(problem: AttentionBwdProblem) -> int:
 
 
 def _pairs_of_one(problem: AttentionBwdProblem) -> int:
-    """How many pairs one element of dbias is the sum of."""
+    """Pairs of a query and a key that one element of dbias sums."""
     p = problem.forward
     whole = (p.batch, p.num_heads, p.S_q, p.S_k)
     return math.prod(n for n, m in zip(whole, problem.dbias_shape, strict=True) if m == 1)
 
 
 def _dbias(problem: AttentionBwdProblem, x: Forward) -> SampledGradient:
-    """As many rows and, where a row is much, as many columns as the oracle may compute."""
+    """As many rows and, where rows are long, as many columns as the oracle may compute."""
     shape, of_one = problem.dbias_shape, _per_pair(problem) * _pairs_of_one(problem)
     rows = formulas.sample_rows(math.prod(shape[:3]), sampled(of_one * shape[3]))
     rows = np.arange(math.prod(shape[:3])) if rows is None else rows

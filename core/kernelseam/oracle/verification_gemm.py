@@ -15,7 +15,7 @@ class GemmVerifier(Verifier[GemmProblem]):
     def kept(self, problem: GemmProblem, operands: Operands) -> dict[str, Array]:
         # the residual may be C
         read = {"C": problem.beta != 0, "residual": problem.spec.residual is not None}
-        return {name: operands.gemm(problem, name) for name, given in read.items() if given}
+        return {name: operands.gemm(problem, name) for name, needed in read.items() if needed}
 
     def verdict(
         self, problem: GemmProblem, operands: Operands, kept: dict[str, Array], flushed: bool

@@ -25,17 +25,15 @@ Projection = (
     | QkvProjectionBwdProblem
     | OutputProjectionBwdProblem
 )
-
-
-Made = tuple[Results, dict[str, Array]]
-"""What the oracle expects, and the results to hold against it."""
+Comparison = tuple[Results, dict[str, Array]]
+"""The oracle's results, and the call's."""
 
 
 class ProjectionVerifier(Verifier[Projection]):
     """Of large results some tokens, and of d_weight some rows. ``compared``: a problem and its
-    operands by name → what to compare."""
+    operands by name → the comparison."""
 
-    def __init__(self, compared: Callable[[Any, Mapping[str, Array]], Made]) -> None:
+    def __init__(self, compared: Callable[[Any, Mapping[str, Array]], Comparison]) -> None:
         self._compared = compared
 
     def kept(self, problem: Projection, operands: Operands) -> dict[str, Array]:
@@ -48,8 +46,10 @@ class ProjectionVerifier(Verifier[Projection]):
             r.name: operands.strided(r, 1 if r.name == "weight" else problem.batch)
             for r in problem.operands
         }
-        wanted, got = self._compared(problem, {**x, **kept})
-        return check.projection(wanted, problem.spec.dtype, got, zero_mean=False, flushed=flushed)
+        expected, actual = self._compared(problem, {**x, **kept})
+        return check.projection(
+            expected, problem.spec.dtype, actual, zero_mean=False, flushed=flushed
+        )
 
 
 def _some(batch: int, S: int, limit: int) -> Callable[[Array], Array]:
@@ -61,7 +61,7 @@ def _some(batch: int, S: int, limit: int) -> Callable[[Array], Array]:
     return lambda x: x[entry, :, token].swapaxes(0, 1)[None]
 
 
-def qkv(p: QkvProjectionProblem, x: Mapping[str, Array]) -> Made:
+def qkv(p: QkvProjectionProblem, x: Mapping[str, Array]) -> Comparison:
     """q, k and v of some tokens."""
     h = p.heads
     positions = x.get("positions")
@@ -73,7 +73,7 @@ def qkv(p: QkvProjectionProblem, x: Mapping[str, Array]) -> Made:
         page = np.take_along_axis(x["block_table"], page, axis=1)
         results |= {n: x[n][page, :, row].swapaxes(1, 2) for n in ("k", "v")}
     of = _some(p.batch, h.tokens, sampled(4 * p.hidden * h.columns))
-    wanted = projections.qkv_projection(
+    expected = projections.qkv_projection(
         of(x["input"])[:, 0],
         x["weight"][0, 0],
         x.get("bias"),
@@ -85,41 +85,46 @@ def qkv(p: QkvProjectionProblem, x: Mapping[str, Array]) -> Made:
         p.spec.heads.rotary,
         of(positions[:, None, :, None])[:, 0, :, 0],
     )
-    return wanted, {n: of(y) for n, y in results.items()}
+    return expected, {n: of(y) for n, y in results.items()}
 
 
-def output(p: OutputProjectionProblem, x: Mapping[str, Array]) -> Made:
+def output(p: OutputProjectionProblem, x: Mapping[str, Array]) -> Comparison:
     """out of some tokens."""
     of = _some(p.batch, p.S, sampled(4 * p.hidden * p.num_heads * p.head_dim))
     residual = of(x["residual"]) if "residual" in x else None
-    wanted = projections.output_projection(
+    expected = projections.output_projection(
         of(x["attn_out"]), x["weight"][0, 0], x.get("bias"), residual
     )
-    return wanted, {"out": of(x["out"])}
+    return expected, {"out": of(x["out"])}
 
 
-def qkv_gradients(p: QkvProjectionBwdProblem, x: Mapping[str, Array]) -> Made:
+def qkv_gradients(p: QkvProjectionBwdProblem, x: Mapping[str, Array]) -> Comparison:
     """d_input of some tokens, some rows of d_weight, d_bias."""
     of = _some(p.batch, p.S, sampled(4 * p.hidden * p.width))
-    wanted: Results = {}
-    got: dict[str, Array] = {}
+    expected: Results = {}
+    actual: dict[str, Array] = {}
     if "d_input" in x:
         dq, dk, dv = (of(x[n]) for n in ("dq", "dk", "dv"))
-        made = projections.qkv_projection_bwd(dq, dk, dv, None, x["weight"])
-        wanted, got = {"d_input": made["d_input"]}, {"d_input": of(x["d_input"])}
+        results = projections.qkv_projection_bwd(dq, dk, dv, None, x["weight"])
+        expected, actual = {"d_input": results["d_input"]}, {"d_input": of(x["d_input"])}
     d = tokens(x["dq"], x["dk"], x["dv"])[:, None]
-    return _with_sums(p, x, d, "input", wanted, got)
+    return _with_sums(p, x, d, "input", expected, actual)
 
 
-def output_gradients(p: OutputProjectionBwdProblem, x: Mapping[str, Array]) -> Made:
+def output_gradients(p: OutputProjectionBwdProblem, x: Mapping[str, Array]) -> Comparison:
     """d_attn_out of some tokens, some rows of d_weight, d_bias."""
     of = _some(p.batch, p.S, sampled(4 * p.hidden * p.width))
-    wanted: Results = {}
-    got: dict[str, Array] = {}
+    expected: Results = {}
+    actual: dict[str, Array] = {}
     if "d_attn_out" in x:
-        made = projections.output_projection_bwd(of(x["d_output"]), None, x["weight"], p.num_heads)
-        wanted, got = {"d_attn_out": made["d_attn_out"]}, {"d_attn_out": of(x["d_attn_out"])}
-    return _with_sums(p, x, x["d_output"], "attn_out", wanted, got)
+        results = projections.output_projection_bwd(
+            of(x["d_output"]), None, x["weight"], p.num_heads
+        )
+        expected, actual = (
+            {"d_attn_out": results["d_attn_out"]},
+            {"d_attn_out": of(x["d_attn_out"])},
+        )
+    return _with_sums(p, x, x["d_output"], "attn_out", expected, actual)
 
 
 def _with_sums(
@@ -127,21 +132,24 @@ def _with_sums(
     x: Mapping[str, Array],
     d: Array,
     read: str,
-    wanted: Results,
-    got: dict[str, Array],
-) -> Made:
-    """With what is summed over all tokens of d [B, 1, S, columns], and for d_weight of what was
-    ``read``."""
+    expected: Results,
+    actual: dict[str, Array],
+) -> Comparison:
+    """Adds d_weight and d_bias: sums over all tokens of d [B, 1, S, columns], for d_weight times
+    the operand ``read``."""
     if "d_weight" in x:
         columns = x["d_weight"].shape[3]
         rows = formulas.sample_rows(d.shape[3], sampled(4 * p.batch * p.S * columns))
         some = slice(None) if rows is None else rows
-        made = projections.output_projection_bwd(d[..., some], x[read], None, 1)
-        wanted, got = (
-            {**wanted, "d_weight": made["d_weight"]},
-            {**got, "d_weight": x["d_weight"][:, :, some]},
+        results = projections.output_projection_bwd(d[..., some], x[read], None, 1)
+        expected, actual = (
+            {**expected, "d_weight": results["d_weight"]},
+            {**actual, "d_weight": x["d_weight"][:, :, some]},
         )
     if "d_bias" in x:
-        made = projections.output_projection_bwd(d, None, None, 1)
-        wanted, got = {**wanted, "d_bias": made["d_bias"]}, {**got, "d_bias": x["d_bias"]}
-    return wanted, got
+        results = projections.output_projection_bwd(d, None, None, 1)
+        expected, actual = (
+            {**expected, "d_bias": results["d_bias"]},
+            {**actual, "d_bias": x["d_bias"]},
+        )
+    return expected, actual

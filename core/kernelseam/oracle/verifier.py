@@ -1,4 +1,4 @@
-"""How one operation's results are verified after a call."""
+"""The verifier of one operation's results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Verifier(ABC, Generic[P]):
     """One class of problems. Bounds are those of ``docs/accuracy.md`` for data of any mean."""
 
     def refuse(self, problem: P) -> str | None:
-        """Why the oracle cannot say what a problem's results are; None where it can."""
+        """Why the oracle cannot compute a problem's results; None where it can."""
         return None
 
     def kept(self, problem: P, operands: Operands) -> dict[str, Array]:

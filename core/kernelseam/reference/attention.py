@@ -1,4 +1,4 @@
-"""Attention forward on the host: the implementation, and its work shared out to threads."""
+"""Attention forward on the host: the implementation, and its distribution over threads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Task = tuple[int, int, int]
 """(batch, KV head, part of its queries)"""
 
 
-KNOWN = frozenset(
+SUPPORTED = frozenset(
     {
         "causal",
         "window",
@@ -51,7 +51,7 @@ class NumpyAttention:
     name, backend, operation = "numpy", "numpy", "attention"
 
     def supports(self, problem: AttentionProblem, device: Device) -> str | None:
-        if unknown := problem.spec.options - KNOWN:
+        if unknown := problem.spec.options - SUPPORTED:
             return f"it does not know {', '.join(sorted(unknown))}"
         return None
 
@@ -64,7 +64,7 @@ class NumpyAttention:
 
 
 class _AttentionStep:
-    """Each thread takes KV heads one after the other, or interleaved blocks of their queries where
+    """Each thread computes one KV head after another, or interleaved blocks of their queries where
     heads are few."""
 
     def __init__(self, problem: AttentionProblem, device: Device) -> None:
@@ -77,9 +77,9 @@ class _AttentionStep:
         self.batch = p.batch if written else 0
         heads = self.batch * p.kv_heads
         threads = min(device.limits.compute_units, _MOST_THREADS) if p.operations > _SERIAL else 1
-        # two tasks a thread even out the end
-        wanted = 1 if threads == 1 else -(-2 * threads // max(heads, 1))
-        self.parts = min(wanted, blocks)
+        # two tasks per thread balance the load
+        per_head = 1 if threads == 1 else -(-2 * threads // max(heads, 1))
+        self.parts = min(per_head, blocks)
         self.threads = max(min(threads, heads * self.parts), 1)
         self.sizes = scratch_sizes(p, self.keep)
         self.bytes = scratch_bytes(self.sizes, self.dtype)

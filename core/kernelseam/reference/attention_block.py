@@ -1,13 +1,13 @@
 """One head's attention, a block of queries at a time: online softmax.
 
-The running maximum, sum and product of a row take each block of keys in turn, so that memory does
-not grow with S_q·S_k. Scores lie keys-first, [keys, queries]: reductions over keys then run along
-memory for all queries of the block at once.
+The running maximum, sum and product of a row are updated for each block of keys, so that memory
+does not grow with S_q·S_k. Scores are stored keys-first, [keys, queries]: reductions over keys are
+then vectorized over the queries of the block.
 
-Products are cut into stacks of small ones that BLAS computes on the calling thread. OpenBLAS shares
-out any product of more than 2¹⁸ multiply-adds, and callers on several threads then wait for one
-another; small ones also run in its kernels without packing. So threads over heads keep every core
-busy, and lose little where a core is shared.
+Products are split into stacks of small ones that BLAS computes on the calling thread. OpenBLAS
+distributes any product of more than 2¹⁸ multiply-adds over its own threads, and callers on several
+threads then wait for one another; small ones also use its kernels without packing. So threads over
+heads keep every core busy, and lose little where a core is shared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ROWS = 8
 
 
 def in_place(p: AttentionProblem) -> tuple[bool, ...]:
-    """Of k and v, whether BLAS can walk them where they lie: else they are copied, one head at a
+    """For k and v, whether BLAS can read them in place; else they are copied, one head at a
     time."""
     return tuple(
         p.spec.kv_view != "paged"
@@ -68,15 +68,14 @@ class Head:
         self.hides = p.spec.causal or p.spec.window or p.spec.mask
 
     def load(self, k: list[Array], v: list[Array]) -> None:
-        """Take k [S_k, D] and v [S_k, D_v], each in pieces that follow one another."""
+        """Set k [S_k, D] and v [S_k, D_v], each a list of consecutive pieces."""
         self.k, self.v = (
             x[0] if kept else joined(x, copy, width)
             for x, kept, copy, width in zip(
                 (k, v), self.keep, self.copies, self.widths, strict=True
             )
         )
-        # A hidden value has weight 0, but 0·NaN is NaN: one sum tells whether that can happen at
-        # all.
+        # A hidden value has weight 0, but 0·NaN is NaN: one sum tells whether that can happen.
         self.finite = not self.hides or bool(np.isfinite(self.v.sum()))
 
     def block(self, q: Array, i: int, scores: Scores, out: Array, lse: Array | None) -> None:
@@ -94,9 +93,9 @@ class Head:
             s = shaped(self.scores, stop - j, wide)
             product(self.k[j:stop], x, s)
             scores.change(s, i, n, j)
-            seen, hidden = scores.hidden(i, n, j, s.shape)
+            visible, hidden = scores.hidden(i, n, j, s.shape)
             if hidden is not None:
-                np.copyto(s[seen:], -np.inf, where=hidden)
+                np.copyto(s[visible:], -np.inf, where=hidden)
             before, top = top, np.maximum(top, s.max(axis=0))
             shift = np.where(np.isneginf(top), self.dtype.type(0), top)
             np.subtract(s, shift, out=s)
@@ -104,26 +103,26 @@ class Head:
             rescale = exp(before - shift)
             total = total * rescale + s.sum(axis=0)
             acc *= rescale[:, None]
-            self._weigh(s, self.v[j:stop], seen, hidden, acc[:n])
+            self._weigh(s, self.v[j:stop], visible, hidden, acc[:n])
         acc /= total[:, None]
         acc[np.isneginf(top)] = 0  # no score but −inf
         out[...] = acc[:n]
         if lse is not None:
             lse[...] = ((log(total, dtype=np.float64) + top) * unit)[:n]
 
-    def _weigh(self, p: Array, v: Array, seen: int, hidden: Array | None, acc: Array) -> None:
-        """Add pᵀ·v to the rows of acc; each query takes only what it sees where a hidden value is
-        not finite."""
+    def _weigh(self, p: Array, v: Array, visible: int, hidden: Array | None, acc: Array) -> None:
+        """Add pᵀ·v to the rows of acc; where a hidden value is not finite, each query adds only its
+        visible keys."""
         if self.finite or hidden is None:
             self._add_product(p, v)
             return
-        self._add_product(p[:seen], v[:seen])
+        self._add_product(p[:visible], v[:visible])
         for row, shown in enumerate(~hidden[:, : len(acc)].T):
-            acc[row] += p[seen:, row][shown] @ v[seen:][shown]
+            acc[row] += p[visible:, row][shown] @ v[visible:][shown]
 
     def _add_product(self, p: Array, v: Array) -> None:
-        """Add pᵀ·v, of p [keys, queries], to the accumulator: partial sums over equal runs of keys,
-        then the rest."""
+        """Add pᵀ·v, of p [keys, queries], to the accumulator: partial sums over runs of equal
+        length, then the rest."""
         keys, n = p.shape
         rows, d_v = min(n, _ROWS), v.shape[1]
         step = _step(rows, d_v)

@@ -1,4 +1,4 @@
-"""An attention's gradients on the host: the implementation, and its work shared out to threads."""
+"""An attention's gradients on the host: the implementation, and its distribution over threads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_THREADS = 16
 Task = tuple[range, range]
 """(batch, KV heads) that one thread takes in turn."""
 
-KNOWN = frozenset(
+SUPPORTED = frozenset(
     {
         "causal",
         "window",
@@ -57,7 +57,7 @@ class NumpyAttentionBwd:
 
     def supports(self, problem: AttentionBwdProblem, device: Device) -> str | None:
         spec = problem.spec.forward
-        if unknown := spec.options - KNOWN:
+        if unknown := spec.options - SUPPORTED:
             return f"it does not know {', '.join(sorted(unknown))}"
         for name, view in (("q", spec.q_view), ("k and v", spec.kv_view)):
             if view not in ("strided", "packed"):
@@ -73,8 +73,8 @@ class NumpyAttentionBwd:
 
 
 class _BackwardStep:
-    """Each thread takes KV heads one after the other; those that add to the same of a bias's
-    gradient are one task."""
+    """Each thread computes one KV head after another; heads that add to the same elements of dbias
+    are one task."""
 
     def __init__(self, problem: AttentionBwdProblem, device: Device) -> None:
         p, spec = problem.forward, problem.spec
@@ -94,8 +94,8 @@ class _BackwardStep:
         self.threads = max(min(threads, len(self.tasks)), 1)
         self.sizes = scratch_sizes(p, self.keep)
         self.bytes = scratch_bytes(self.sizes, self.dtype)
-        # What several heads add up to in another dtype is added up apart, and so is what a sink
-        # takes from each.
+        # Sums over heads that are stored in another dtype are accumulated in the workspace; so are
+        # the sinks' gradients of each head.
         apart = spec.bias_gradient and not self.whole and p.spec.bias is not self.dtype
         self.shared = (
             math.prod(shape) if apart else 0,
@@ -112,24 +112,24 @@ class _BackwardStep:
             self.problem.forward,
             Views(self.problem.forward, pointers, self.problem.operands),
         )
-        apart, taken = carve(workspace, self.shared, self.dtype)
-        first = workspace + self.shared_bytes
+        bias_memory, sink_memory = carve(workspace, self.shared, self.dtype)
+        start = workspace + self.shared_bytes
         pieces = [
-            carve(first + i * self.bytes, self.sizes, self.dtype) for i in range(self.threads)
+            carve(start + i * self.bytes, self.sizes, self.dtype) for i in range(self.threads)
         ]
         dbias: Array | None = views.arrays.get("dbias")
-        sums = dbias if dbias is None or not self.shared[0] else shaped(apart, *dbias.shape)
-        of_sinks = shaped(taken, p.batch, p.num_heads) if self.shared[1] else None
+        sums = dbias if dbias is None or not self.shared[0] else shaped(bias_memory, *dbias.shape)
+        sink_sums = shaped(sink_memory, p.batch, p.num_heads) if self.shared[1] else None
 
         def work(scratch: list[Array], tasks: Iterator[Task]) -> None:
             head = HeadGradients(p, self.keep, scratch)
             with np.errstate(all="ignore"):
                 for batches, heads in tasks:
                     for b, g in itertools.product(batches, heads):
-                        self._head(head, views, b, g, sums, of_sinks)
+                        self._head(head, views, b, g, sums, sink_sums)
 
         def launch(stream: int) -> None:
-            for x in (sums, of_sinks):
+            for x in (sums, sink_sums):
                 if x is not None:
                     x[...] = 0
             tasks = iter(self.tasks)
@@ -143,7 +143,7 @@ class _BackwardStep:
                 if sums is not dbias and dbias is not None:
                     dbias[...] = sums
                 if "dsinks" in views.arrays:
-                    views.arrays["dsinks"][...] = 0 if of_sinks is None else of_sinks.sum(axis=0)
+                    views.arrays["dsinks"][...] = 0 if sink_sums is None else sink_sums.sum(axis=0)
 
         return launch
 
@@ -154,7 +154,7 @@ class _BackwardStep:
         b: int,
         g: int,
         sums: Array | None,
-        of_sinks: Array | None,
+        sink_sums: Array | None,
     ) -> None:
         """One KV head of one entry of the batch."""
         p, own = self.problem.forward, views.sequence(b)
@@ -172,9 +172,11 @@ class _BackwardStep:
             )
             for i in range(0, own.S_q, QUERIES):
                 at = slice(i, i + QUERIES)
-                taken = head.block(q[at], dout[at], out[at], lse[at], i, scores, dq[at], dbias)
-                if of_sinks is not None:
-                    of_sinks[b, h] += taken
+                sink_gradient = head.block(
+                    q[at], dout[at], out[at], lse[at], i, scores, dq[at], dbias
+                )
+                if sink_sums is not None:
+                    sink_sums[b, h] += sink_gradient
         dk, dv = (
             views.keys(n, b, g, own)[0] if p.spec.kv_view == "packed" else views.arrays[n][b, g]
             for n in ("dk", "dv")

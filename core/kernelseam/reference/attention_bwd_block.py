@@ -1,8 +1,8 @@
 """One head's gradients, a block of queries at a time, and in it a block of keys.
 
-Scores are made again as the forward made them, keys-first; its LSE turns them into probabilities at
-once. dk and dv of a KV head grow in scratch over all queries of its group's heads, so that memory
-grows with S_k alone.
+Scores are recomputed as in the forward, keys-first; its LSE turns them into probabilities without a
+running maximum. dk and dv of a KV head are accumulated in scratch over all queries of its group's
+heads, so that memory grows with S_k alone.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from kernelseam.reference.attention_block import joined, product
 from kernelseam.reference.attention_scores import Array, Scores
 from kernelseam.reference.scratch import shaped
 
-# products over keys then take as many rows at a time as those over queries
+# products over keys then have as many rows as those over queries
 QUERIES, KEYS = 256, 256
 
 
 def scratch_sizes(p: AttentionProblem, keep: tuple[bool, ...]) -> tuple[int, ...]:
-    """Elements of the scratch of one thread: probabilities, their gradient and the cap's; queries,
-    scaled ones, dout, dq; a product; dk and dv; copies of k and v."""
+    """Elements of the scratch of one thread: probabilities, their gradient and the softcap's;
+    queries, scaled queries, dout, dq; a product; dk and dv; copies of k and v."""
     n, keys, d, d_v = min(p.S_q, QUERIES), min(p.S_k, KEYS), p.spec.head_dim, p.spec.value_dim
     copies = (0 if kept else p.S_k * w for kept, w in zip(keep, (d, d_v), strict=True))
     plane = keys * n
@@ -44,12 +44,12 @@ def scratch_sizes(p: AttentionProblem, keep: tuple[bool, ...]) -> tuple[int, ...
 
 @dataclass(frozen=True)
 class BiasGradient:
-    """What one head adds to the bias's gradient: [S_q, S_k], with extent 1 where the bias
-    repeats."""
+    """The part of dbias that one head adds to: [S_q, S_k], with extent 1 where the bias is
+    broadcast."""
 
     to: Array
     whole: bool
-    """Whether nothing is summed, over no axis at all."""
+    """Whether dbias is not a sum over any axis."""
 
     def add(self, x: Array, i: int, j: int) -> None:
         """x [queries, keys] from query i and key j on."""
@@ -78,7 +78,7 @@ class HeadGradients:
             self._scaled,
             self._dout,
             self._dq,
-            self._part,
+            self._product,
             self._dk,
             self._dv,
             *self._copies,
@@ -87,8 +87,8 @@ class HeadGradients:
         self.widths = p.spec.head_dim, p.spec.value_dim
 
     def load(self, k: list[Array], v: list[Array]) -> None:
-        """Take k [S_k, D] and v [S_k, D_v], each in pieces that follow one another; dk and dv are
-        zeros."""
+        """Set k [S_k, D] and v [S_k, D_v], each a list of consecutive pieces, and dk and dv to
+        0."""
         self.k, self.v = (
             x[0] if kept else joined(x, copy, width)
             for x, kept, copy, width in zip(
@@ -100,7 +100,7 @@ class HeadGradients:
         self.dv[...] = 0
 
     def store(self, dk: Array, dv: Array) -> None:
-        """Write the gradients of what was loaded; rows beyond it get zeros."""
+        """Write dk and dv of the loaded keys; rows after them are set to 0."""
         self.dk *= self.scale
         for to, x in ((dk, self.dk), (dv, self.dv)):
             to[: len(x)] = x
@@ -117,20 +117,20 @@ class HeadGradients:
         dq: Array,
         dbias: BiasGradient | None,
     ) -> float:
-        """Gradients of queries q [n, D], the first of which is query ``i``, given dout and out [n,
-        D_v] and lse [n]. dq is written, dk, dv and dbias are added to. Returns what the sink
-        takes."""
+        """Gradients of queries q [n, D], the first of which is query ``i``, dout_copy dout and out
+        [n, D_v] and lse [n]. dq is written, dk, dv and dbias are added to. Returns the sink's
+        gradient."""
         n, (d, d_v) = len(q), self.widths
         queries, scaled, acc = (shaped(x, n, d) for x in (self._queries, self._scaled, self._dq))
-        given, part = shaped(self._dout, n, d_v), shaped(self._part, n, d_v)
+        dout_copy, part = shaped(self._dout, n, d_v), shaped(self._product, n, d_v)
         np.copyto(queries, q)
         np.multiply(queries, scores.factor, out=scaled)
-        np.copyto(given, dout)
-        np.multiply(given, out, out=part, dtype=self.dtype)
-        dots = part.sum(axis=1)
+        np.copyto(dout_copy, dout)
+        np.multiply(dout_copy, out, out=part, dtype=self.dtype)
+        delta = part.sum(axis=1)
         acc[...] = 0
         exp, unit = (np.exp2, math.log2(math.e)) if scores.plain else (np.exp, 1.0)
-        empty = np.isneginf(lse)  # such a row weighs nothing
+        empty = np.isneginf(lse)  # a row without a finite score
         total = np.where(empty, 0, lse).astype(self.dtype)
         level = total * self.dtype.type(unit)
         for j, stop in scores.runs(i, n, KEYS):
@@ -144,12 +144,12 @@ class HeadGradients:
             hidden = _hidden(scores, i, n, j, p.shape, empty)
             if hidden is not None:
                 np.copyto(p, 0, where=hidden)
-            self._add_product(self.dv[j:stop], p, given, hidden)
-            product(v, given.T, dx)
-            dx -= dots
+            self._add_product(self.dv[j:stop], p, dout_copy, hidden)
+            product(v, dout_copy.T, dx)
+            dx -= delta
             dx *= p
             weighs = p != 0
-            np.copyto(dx, 0, where=~weighs)  # whatever stands in v and dout
+            np.copyto(dx, 0, where=~weighs)  # also where v or dout is not finite
             if dbias is not None:
                 dbias.add(dx.T, i, j)
             if slope is not None:
@@ -158,12 +158,12 @@ class HeadGradients:
             self._add_product(acc, dx.T, k, None if hidden is None else hidden.T)
         acc *= self.scale
         dq[...] = acc
-        return -float((np.exp(scores.sink - total) * dots).sum(where=~empty))
+        return -float((np.exp(scores.sink - total) * delta).sum(where=~empty))
 
     def _add_product(self, to: Array, a: Array, b: Array, hidden: Array | None) -> None:
-        """Add a·b, of a [rows, m], b [m, columns], to ``to``; a row takes nothing of b where
-        ``hidden`` [rows, m] is True: a is 0 there, but 0·NaN is NaN."""
-        part = shaped(self._part, *to.shape)
+        """Add a·b, of a [rows, m], b [m, columns], to ``to``; a row skips the rows of b
+        where ``hidden`` [rows, m] is True: a is 0 there, but 0·NaN is NaN."""
+        part = shaped(self._product, *to.shape)
         if hidden is None or np.isfinite(b.sum()):
             product(a, b, part)
             to += part
@@ -180,13 +180,13 @@ class HeadGradients:
 def _hidden(
     scores: Scores, i: int, n: int, j: int, shape: tuple[int, ...], empty: Array
 ) -> Array | None:
-    """Which keys of a block [keys, queries] weigh nothing for which queries; None where all may
-    weigh something."""
-    seen, beyond = scores.hidden(i, n, j, shape)
-    if beyond is None and not empty.any():
+    """Which keys of a block [keys, queries] have weight 0 for which queries; None where none
+    has."""
+    visible, rest = scores.hidden(i, n, j, shape)
+    if rest is None and not empty.any():
         return None
     hidden = np.empty(shape, np.bool_)
     hidden[...] = empty
-    if beyond is not None:
-        hidden[seen:] |= beyond
+    if rest is not None:
+        hidden[visible:] |= rest
     return hidden

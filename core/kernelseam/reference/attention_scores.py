@@ -1,7 +1,7 @@
-"""What the queries of one head see of its keys, and what is done to their scores.
+"""Masks and score options of one head.
 
-Blocks of scores lie keys-first, [keys, queries]. Query i meets key j at the distance d = j − i −
-offset, where the offset is S_k − S_q.
+Blocks of scores are stored keys-first, [keys, queries]. Query i and key j are at the distance d = j
+− i − offset, where the offset is S_k − S_q.
 """
 
 from __future__ import annotations
@@ -21,23 +21,22 @@ Array = npt.NDArray[Any]
 class Scores:
     """One head's scores for one entry of the batch.
 
-    They are x·log2(e) where x is but scale·q·k, else x itself: a bias near the largest float32, a
-    common way to mask, would overflow in base 2.
+    In base 2, x·log2(e), where x is scale·q·k alone; else x itself: a bias near the largest
+    float32, which is often used as a mask, would overflow in base 2.
     """
 
     S_q: int
     S_k: int
     scale: float
     left: int | None = None
-    """How far a query sees to the left and right of the diagonal; None: as far as there are
-    keys."""
+    """The window to the left and right of the diagonal; None: no limit."""
     right: int | None = None
     prefix: int = 0
-    """Keys that are seen in any case, where a band hides others."""
+    """Keys that are always visible, also outside the window."""
     cap: float = 0.0
     slope: float = 0.0
     bias: Array | None = None
-    """[S_q, S_k]; so for the mask, which is True where a key may be seen."""
+    """[S_q, S_k], as the mask, which is True where a key may be attended to."""
     mask: Array | None = None
     sink: float = -math.inf
 
@@ -52,12 +51,12 @@ class Scores:
 
     @property
     def factor(self) -> float:
-        """Of the products q·k."""
+        """The factor of q·k."""
         return self.scale * math.log2(math.e) if self.plain else self.scale
 
     def runs(self, i: int, n: int, most: int) -> Iterator[tuple[int, int]]:
-        """The keys [j, stop) that band and prefix show to any of the queries i … i + n − 1,
-        ``most`` at a time."""
+        """Ranges [j, stop) of the keys that window and prefix make visible to any of the queries
+        i … i + n − 1, at most ``most`` keys each."""
         begin = 0 if self.left is None else i + self.offset - self.left
         end = self.S_k if self.right is None else i + n + self.offset + self.right
         for start, last in ((0, self.prefix), (max(begin, self.prefix), min(end, self.S_k))):
@@ -65,9 +64,9 @@ class Scores:
                 yield j, min(j + most, last)
 
     def change(self, s: Array, i: int, n: int, j: int, slope: Array | None = None) -> None:
-        """Make scores of scale·q·k in place: s [keys, queries] from key j and query i on, ``n`` of
-        them real. Under a cap, ``slope`` takes 1 − tanh², what the score changes by as the product
-        does."""
+        """Apply softcap, ALiBi and bias to scale·q·k in place: s [keys, queries] from key j and
+        query i on; the first ``n`` queries exist. Under a softcap, 1 − tanh², the derivative by the
+        product, is written to ``slope``."""
         if self.cap:
             info = np.finfo(s.dtype)
             # others round to 0 or infinity
@@ -90,26 +89,29 @@ class Scores:
             s[:, :n] += self.bias[i : i + n, j : j + len(s)].T
 
     def hidden(self, i: int, n: int, j: int, shape: tuple[int, ...]) -> tuple[int, Array | None]:
-        """Which keys of a block of scores are hidden from which queries, as (seen, hidden): all
-        queries see the first ``seen`` keys, and hidden is bool [keys − seen, queries]; None where
-        all see all."""
+        """The mask of a block of scores as (visible, hidden): the first ``visible`` keys are
+        visible to all queries, and hidden is bool [keys − visible, queries]; None where no key is
+        hidden."""
         keys, wide = shape
-        seen = 0 if self.mask is not None else self._seen_by_all(i, n, j, keys)
-        if seen == keys:
+        visible = 0 if self.mask is not None else self._visible_to_all(i, n, j, keys)
+        if visible == keys:
             return keys, None
-        key, diagonal = np.arange(j + seen, j + keys)[:, None], np.arange(i, i + wide) + self.offset
-        hidden = np.zeros((keys - seen, wide), np.bool_)
-        if j >= self.prefix:  # a run lies on one side of it
+        key, diagonal = (
+            np.arange(j + visible, j + keys)[:, None],
+            np.arange(i, i + wide) + self.offset,
+        )
+        hidden = np.zeros((keys - visible, wide), np.bool_)
+        if j >= self.prefix:  # a range of ``runs`` is either before or after the prefix
             if self.right is not None:
                 np.greater(key, diagonal + self.right, out=hidden)
             if self.left is not None:
                 hidden |= key < diagonal - self.left
         if self.mask is not None:
             hidden[:, :n] |= ~self.mask[i : i + n, j : j + keys].T
-        return seen, hidden
+        return visible, hidden
 
-    def _seen_by_all(self, i: int, n: int, j: int, keys: int) -> int:
-        """How many keys from j on the band or the prefix shows to all the queries i … i + n − 1."""
+    def _visible_to_all(self, i: int, n: int, j: int, keys: int) -> int:
+        """The number of keys from j on that are visible to all queries i … i + n − 1."""
         if j < self.prefix:
             return keys
         if self.left is not None and j < i + n - 1 + self.offset - self.left:

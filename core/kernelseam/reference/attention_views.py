@@ -1,5 +1,4 @@
-"""The operands of an attention as the rows of one entry and head, whatever view they are given
-by."""
+"""The operands of an attention, in any view, as the rows of one entry and head."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Sequence:
-    """An entry of the batch: how many queries and keys it has, and where its first ones lie in
-    packed memory."""
+    """An entry of the batch: its queries and keys, and the first row of each in packed memory."""
 
     S_q: int
     S_k: int
@@ -31,11 +29,10 @@ class Sequence:
 
 
 class Views:
-    """Bound operands. Lengths, offsets, tables and addresses are read when they are asked for, at
-    each launch.
+    """Bound operands. Lengths, offsets, tables and addresses are read at each launch.
 
-    ``rules``: where there are more operands than the problem's own, gradients that lie as q, k, v
-    and out do.
+    ``rules``: with further operands than the problem's own, gradients with the layouts of q, k, v
+    and out.
     """
 
     def __init__(
@@ -62,14 +59,14 @@ class Views:
         return Sequence(S_q, S_k, q_first, k_first)
 
     def queries(self, name: str, b: int, h: int, own: Sequence) -> Array:
-        """q [S_q, D] or out [S_q, D_v] of one query head, or what lies as they do."""
+        """q [S_q, D] or out [S_q, D_v] of one query head, or an operand of that layout."""
         view, p = self.problem.spec.q_view, self.problem
         if view == "pointers":
             dtype, width, strides = {
                 "q": (p.spec.dtype, p.spec.head_dim, p.q_strides),
                 "out": (p.spec.out, p.spec.value_dim, p.out_strides),
             }[name]
-            return self._listed(name, b * p.num_heads + h, (own.S_q, width), strides[2], dtype)
+            return self._by_address(name, b * p.num_heads + h, (own.S_q, width), strides[2], dtype)
         x: Array = self.arrays[name]
         return (
             x[0, h, own.q_first : own.q_first + own.S_q] if view == "packed" else x[b, h, : own.S_q]
@@ -84,15 +81,17 @@ class Views:
         return rows
 
     def keys(self, name: str, b: int, g: int, own: Sequence) -> list[Array]:
-        """k [S_k, D] or v [S_k, D_v] of one KV head, or what lies as they do, in as many pieces as
-        it lies in."""
+        """k [S_k, D] or v [S_k, D_v] of one KV head, or an operand of that layout, as a list of
+        consecutive pieces: one, or one per page."""
         view, p = self.problem.spec.kv_view, self.problem
         if view == "pointers":
             width, strides = (
                 (p.spec.head_dim, p.k_strides) if name == "k" else (p.spec.value_dim, p.v_strides)
             )
             return [
-                self._listed(name, b * p.kv_heads + g, (own.S_k, width), strides[2], p.spec.dtype)
+                self._by_address(
+                    name, b * p.kv_heads + g, (own.S_k, width), strides[2], p.spec.dtype
+                )
             ]
         x = self.arrays[name]
         if view == "paged":
@@ -119,7 +118,7 @@ class Views:
             float(self.arrays["sinks"][h]) if s.sinks else -math.inf,
         )
 
-    def _listed(
+    def _by_address(
         self, name: str, entry: int, shape: tuple[int, int], row: int, dtype: DType
     ) -> Array:
         return host_array(int(self.arrays[f"{name}_ptrs"][entry]), shape, (row, 1), dtype)

@@ -24,8 +24,8 @@ Array = npt.NDArray[Any]
 
 
 def round_to_tf32(x: Array) -> None:
-    """Put the nearest numbers with 10 bits behind the point, ties away from zero, in the place of
-    float32's, whose rows are contiguous. What is not finite stays as it is."""
+    """Round float32 numbers, whose rows are contiguous, in place to TF32: 10 bits of mantissa, ties
+    away from zero. NaN and infinities are kept."""
     bits, finite = x.view(np.uint32), np.isfinite(x)
     np.add(bits, np.uint32(0x1000), out=bits, where=finite)
     np.bitwise_and(bits, np.uint32(0xFFFFE000), out=bits, where=finite)
@@ -55,8 +55,8 @@ class NumpyGemm:
 
 @dataclass(frozen=True)
 class _Stack:
-    """C, [batch, group of heads that meet one B, head within it, row, column], and what lies over
-    it."""
+    """C, [batch, group of heads that share one B, head within it, row, column], with bias and
+    residual."""
 
     c: Array
     bias: Array | None
@@ -76,7 +76,9 @@ class _GemmStep:
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
         p = self.problem
         scratch = carve(workspace, self.blocks.sizes, p.spec.dtype_acc)
-        operands = self._listed(pointers) if p.spec.view == "pointers" else self._strided(pointers)
+        operands = (
+            self._by_address(pointers) if p.spec.view == "pointers" else self._strided(pointers)
+        )
 
         def launch(stream: int) -> None:
             with np.errstate(all="ignore"):
@@ -86,18 +88,19 @@ class _GemmStep:
         return launch
 
     def _strided(self, pointers: Mapping[str, int]) -> Callable[[], Iterator[_Stack]]:
-        """All C in one stack; where their heads straddle those of B, a stack for each head."""
+        """All C in one stack; where the head groups of C and B do not nest, a stack for each
+        head."""
         p = self.problem
-        found = {r.name: _memory(pointers.get(r.name, 0), r) for r in p.operands}
-        a, b, c = (found[n] for n in "ABC")
-        bias, residual = found.get("bias"), found.get("residual")
+        arrays = {r.name: _memory(pointers.get(r.name, 0), r) for r in p.operands}
+        a, b, c = (arrays[n] for n in "ABC")
+        bias, residual = arrays.get("bias"), arrays.get("residual")
         summed, shared = p.c_head_group, p.b_head_group
         if p.reads_inputs:
             a, b = (_split(x, 0, p.c_batch_group) for x in (a, b))
         if summed % shared == 0 or shared % summed == 0:
             return lambda: iter((self._stack(a, b, c, bias, residual),))
 
-        def straddling() -> Iterator[_Stack]:
+        def one_per_head() -> Iterator[_Stack]:
             for h in range(c.shape[1]):
                 first, last = h * summed, (h + 1) * summed - 1
                 of, of_b = slice(h, h + 1), slice(first // shared, last // shared + 1)
@@ -110,7 +113,7 @@ class _GemmStep:
                     first % shared,
                 )
 
-        return straddling
+        return one_per_head
 
     def _stack(
         self,
@@ -139,8 +142,8 @@ class _GemmStep:
 
         return _Stack(c, bias, residual, products)
 
-    def _listed(self, pointers: Mapping[str, int]) -> Callable[[], Iterator[_Stack]]:
-        """The matrices one by one, their addresses read at each launch."""
+    def _by_address(self, pointers: Mapping[str, int]) -> Callable[[], Iterator[_Stack]]:
+        """One matrix at a time; addresses are read at each launch."""
         p, spec = self.problem, self.problem.spec
         lists = {
             r.name.removesuffix("_ptrs"): host_array(
@@ -149,7 +152,7 @@ class _GemmStep:
             for r in p.operands
         }
         vector = ((1, p.N), 0)
-        walks = {
+        strides = {
             "A": (spec.dtype, p.a_shape, p.a_strides[2]),
             "B": (spec.dtype, p.b_shape, p.b_strides[2]),
             "C": (spec.dtype_c, (p.M, p.N), p.c_strides[2]),
@@ -158,7 +161,7 @@ class _GemmStep:
         }
 
         def matrix(name: str, i: int) -> Array:
-            dtype, shape, row = walks[name]
+            dtype, shape, row = strides[name]
             rule = OperandRule(name, dtype, (1, 1, 1, *shape), (0, 0, 0, row, 1), 1)
             return _memory(int(lists[name].view(np.uint64)[i]), rule)
 
@@ -181,7 +184,7 @@ class _GemmStep:
 
 
 def _memory(pointer: int, rule: OperandRule) -> Array:
-    """An operand as its rule walks over it; a bias with a row of its own."""
+    """An operand by the shape and strides of its rule; a bias as a matrix of one row."""
     assert rule.dtype is not None
     shape, strides = rule.shape, rule.strides
     if rule.name == "bias" and len(shape) == 3:
@@ -201,12 +204,12 @@ def _split(x: Array, axis: int, inner: int) -> Array:
 
 @dataclass(frozen=True)
 class _Operand:
-    """How blocks of A or B reach BLAS: where they lie, or through a copy in the accumulator's
+    """How blocks of A or B are passed to BLAS: in place, or as a copy in the accumulator's
     dtype."""
 
     transposed: bool
     copied: bool
-    short: bool
+    tf32: bool
     """Whether the copy is rounded to TF32."""
 
     def take(
@@ -218,15 +221,15 @@ class _Operand:
         if self.copied:
             copy = shaped(scratch, *block.shape)
             np.copyto(copy, block)
-            if self.short:
+            if self.tf32:
                 round_to_tf32(copy)
             block = copy
         return block.swapaxes(-1, -2) if self.transposed else block
 
 
 class _Blocks:
-    """C = alpha·Σ op(A)·op(B) + beta·C + bias + residual over a stack of matrices, a bounded part
-    of it at a time."""
+    """C = alpha·Σ op(A)·op(B) + beta·C + bias + residual over a stack of matrices, in blocks of
+    bounded size."""
 
     def __init__(self, problem: GemmProblem) -> None:
         p = self.problem = problem
@@ -235,12 +238,12 @@ class _Blocks:
         def blas(dtype: DType, shape: tuple[int, int], row: int) -> bool:
             return dtype is acc and (shape[0] <= 1 or row >= shape[1])
 
-        short = p.spec.precision == "tf32"
+        tf32 = p.spec.precision == "tf32"
         self.a = _Operand(
-            p.spec.a_transposed, short or not blas(p.spec.dtype, p.a_shape, p.a_strides[2]), short
+            p.spec.a_transposed, tf32 or not blas(p.spec.dtype, p.a_shape, p.a_strides[2]), tf32
         )
         self.b = _Operand(
-            p.spec.b_transposed, short or not blas(p.spec.dtype, p.b_shape, p.b_strides[2]), short
+            p.spec.b_transposed, tf32 or not blas(p.spec.dtype, p.b_shape, p.b_strides[2]), tf32
         )
         in_place = (
             blas(p.spec.dtype_c, (p.M, p.N), p.c_strides[2])

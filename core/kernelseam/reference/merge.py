@@ -1,4 +1,4 @@
-"""Joining partial attentions on the host."""
+"""Merging partial attentions on the host."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class NumpyMerge:
 
 
 class _MergeStep:
-    """A block of one head's rows after the other."""
+    """One block of a head's rows after another."""
 
     def __init__(self, problem: MergeProblem, device: Device) -> None:
         p = self.problem = problem
@@ -72,7 +72,7 @@ class _MergeStep:
                     acc[...] = 0
                     for m in range(p.parts):
                         np.multiply(outs[m, *block], weights[m, :, None], out=part)
-                        part[empty[m]] = 0  # whatever stands there
+                        part[empty[m]] = 0  # also where it is not finite
                         acc += part
                     acc /= np.where(total == 0, 1, total)[:, None]
                     out[block] = acc

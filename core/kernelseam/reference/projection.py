@@ -21,7 +21,7 @@ from kernelseam.reference.rotary import Array, Rotation
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped
 
 _ROWS, _COLUMNS, _SUMMANDS = 256, 256, 1024
-"""Of one block."""
+"""The extents of one block."""
 Views = Mapping[str, Array]
 Store = Callable[[Array, slice, slice], None]
 
@@ -38,8 +38,8 @@ class Task:
 
 
 def qkv(p: QkvProjectionProblem, x: Views) -> Iterator[Task]:
-    """One an entry and a head: its columns are turned together."""
-    h, turn = p.heads, Rotation(p, x)
+    """One task per entry and head: its columns are rotated together."""
+    h, rotate = p.heads, Rotation(p, x)
     names = ["q"] * h.num_heads + ["k"] * h.kv_heads + ["v"] * h.kv_heads
     own = [*range(h.num_heads), *range(h.kv_heads), *range(h.kv_heads)]
     entries = range(p.batch if h.tokens else 0)
@@ -60,9 +60,9 @@ def qkv(p: QkvProjectionProblem, x: Views) -> Iterator[Task]:
             if "bias" in x:
                 y += x["bias"][of_head]
             if name != "v":
-                turn(y, b, rows)
+                rotate(y, b, rows)
             if p.spec.heads.paged and name != "q":
-                page, row = turn.place(b, rows)
+                page, row = rotate.place(b, rows)
                 x[name][page, head, row] = y
             else:
                 x[name][b, head, rows] = y
@@ -71,7 +71,7 @@ def qkv(p: QkvProjectionProblem, x: Views) -> Iterator[Task]:
 
 
 def output(p: OutputProjectionProblem, x: Views) -> Iterator[Task]:
-    """One an entry of the batch, summed over heads."""
+    """One task per entry of the batch, summed over heads."""
     weight = _columns(x["weight"], p.num_heads, p.head_dim)
     for b in range(p.batch):
 
@@ -86,8 +86,8 @@ def output(p: OutputProjectionProblem, x: Views) -> Iterator[Task]:
 
 
 def qkv_bwd(p: QkvProjectionBwdProblem, x: Views) -> Iterator[Task]:
-    """d_input one an entry, summed over heads; d_weight and d_bias one a head, summed over
-    entries."""
+    """One task per entry for d_input, summed over heads; one per head for d_weight and for d_bias,
+    summed over entries."""
     heads = [
         (n, h)
         for n, count in (("dq", p.num_heads), ("dk", p.kv_heads), ("dv", p.kv_heads))
@@ -101,25 +101,26 @@ def qkv_bwd(p: QkvProjectionBwdProblem, x: Views) -> Iterator[Task]:
             terms = [(x[n][b, h], w) for (n, h), w in zip(heads, weight, strict=True)]
             yield Task(p.S, p.hidden, terms, _into(x["d_input"][b, 0]))
     for i, (n, h) in enumerate(heads):
-        mine = slice(i * p.head_dim, (i + 1) * p.head_dim)
+        of_head = slice(i * p.head_dim, (i + 1) * p.head_dim)
         if "d_weight" in x:
             terms = [(x[n][b, h].T, x["input"][b, 0]) for b in range(p.batch)]
-            yield Task(p.head_dim, p.hidden, terms, _into(x["d_weight"][0, 0, mine]))
+            yield Task(p.head_dim, p.hidden, terms, _into(x["d_weight"][0, 0, of_head]))
         if "d_bias" in x:
-            yield _column_sums([x[n][b, h] for b in range(p.batch)], x["d_bias"][mine])
+            yield _column_sums([x[n][b, h] for b in range(p.batch)], x["d_bias"][of_head])
 
 
 def output_bwd(p: OutputProjectionBwdProblem, x: Views) -> Iterator[Task]:
-    """d_attn_out one an entry and a head, d_weight one a head, summed over entries."""
+    """One task per entry and head for d_attn_out; one per head for d_weight, summed over
+    entries."""
     d_output = x["d_output"][:, 0]
     if "d_attn_out" in x:
         weight = _columns(x["weight"], p.num_heads, p.head_dim)
         for b, (h, w) in itertools.product(range(p.batch), enumerate(weight)):
             yield Task(p.S, p.head_dim, [(d_output[b], w)], _into(x["d_attn_out"][b, h]))
     if "d_weight" in x:
-        for h, mine in enumerate(_columns(x["d_weight"], p.num_heads, p.head_dim)):
+        for h, of_head in enumerate(_columns(x["d_weight"], p.num_heads, p.head_dim)):
             terms = [(d_output[b].T, x["attn_out"][b, h]) for b in range(p.batch)]
-            yield Task(p.hidden, p.head_dim, terms, _into(mine))
+            yield Task(p.hidden, p.head_dim, terms, _into(of_head))
     if "d_bias" in x:
         yield _column_sums([*d_output], x["d_bias"])
 
@@ -149,8 +150,8 @@ class NumpyProjection:
 
     name, backend = "numpy", "numpy"
 
-    def __init__(self, operation: str, made_of: Callable[[Any, Views], Iterator[Task]]) -> None:
-        self.operation, self._made_of = operation, made_of
+    def __init__(self, operation: str, tasks_of: Callable[[Any, Views], Iterator[Task]]) -> None:
+        self.operation, self._tasks_of = operation, tasks_of
 
     def supports(self, problem: Any, device: Device) -> str | None:
         return None
@@ -159,17 +160,17 @@ class NumpyProjection:
         return roofline(problem, device.limits, 0.5)
 
     def build(self, problem: Any, device: Device) -> PlanParts:
-        step = _ProjectionStep(problem, self._made_of, device)
+        step = _ProjectionStep(problem, self._tasks_of, device)
         return PlanParts((step,), scratch_bytes(step.sizes, step.dtype))
 
 
 class _ProjectionStep:
     def __init__(
-        self, problem: Any, made_of: Callable[[Any, Views], Iterator[Task]], device: Device
+        self, problem: Any, tasks_of: Callable[[Any, Views], Iterator[Task]], device: Device
     ) -> None:
-        self.problem, self.made_of = problem, made_of
+        self.problem, self.tasks_of = problem, tasks_of
         self.dtype: DType = problem.spec.dtype.accumulator
-        # Columns that are turned together are in one block.
+        # Columns that are rotated together are in one block.
         self.columns = (
             problem.heads.head_dim if isinstance(problem, QkvProjectionProblem) else _COLUMNS
         )
@@ -192,7 +193,7 @@ class _ProjectionStep:
 
         def launch(stream: int) -> None:
             with np.errstate(all="ignore"):
-                for task in self.made_of(self.problem, views):
+                for task in self.tasks_of(self.problem, views):
                     self._run(task, scratch)
 
         return launch

@@ -1,5 +1,4 @@
-"""Where the tokens of a projection are: their positions, the turn of their heads, their places in
-pages."""
+"""Positions of a projection's tokens: rotary embedding of their heads, and their rows in pages."""
 
 from __future__ import annotations
 
@@ -20,18 +19,18 @@ class Rotation:
     def __init__(self, problem: QkvProjectionProblem, operands: Mapping[str, Array]) -> None:
         self._problem, self._operands = problem, operands
         h, half = problem.heads, problem.heads.rotary_dim // 2
-        pairs = problem.spec.heads.rotary == "pairs"
-        self._first = slice(0, h.rotary_dim, 2) if pairs else slice(0, half)
-        self._second = slice(1, h.rotary_dim, 2) if pairs else slice(half, h.rotary_dim)
+        interleaved = problem.spec.heads.rotary == "pairs"
+        self._first = slice(0, h.rotary_dim, 2) if interleaved else slice(0, half)
+        self._second = slice(1, h.rotary_dim, 2) if interleaved else slice(half, h.rotary_dim)
 
     def positions(self, entry: int, rows: slice) -> Array:
-        """Of some tokens of an entry."""
+        """The positions of some tokens of an entry."""
         if "positions" in self._operands:
             return self._operands["positions"][entry, rows]
         return np.arange(rows.start, rows.stop) + self._problem.heads.first_position
 
     def __call__(self, y: Array, entry: int, rows: slice) -> None:
-        """Turn the rows of a head of some tokens, in place."""
+        """Rotate the rows of some tokens of a head, in place."""
         if not self._problem.spec.heads.rotary:
             return
         at = self.positions(entry, rows)

@@ -1,5 +1,4 @@
-"""The host as a device: NumPy arrays, torch's CPU tensors, and whatever hands out CPU memory by
-DLPack."""
+"""The host as a device: NumPy arrays, torch's CPU tensors, and other CPU memory by DLPack."""
 
 from __future__ import annotations
 
@@ -69,7 +68,7 @@ class HostRuntime:
         self.device = host_device()
 
     def versions(self) -> dict[str, str]:
-        """What times depend on."""
+        """Versions on which measured times depend."""
         return {"numpy": np.__version__}
 
     def devices(self) -> Sequence[Device]:
@@ -84,7 +83,7 @@ class HostRuntime:
             return (
                 None if isinstance(array, np.ma.MaskedArray) else self._numpy(array, "numpy", array)
             )
-        return self._stranger(array)
+        return self._by_dlpack(array)
 
     def _numpy(self, array: npt.NDArray[Any], kind: str, owner: object) -> ArrayInfo:
         dtype = _dtypes.get(array.dtype) or _native(array.dtype)
@@ -111,13 +110,13 @@ class HostRuntime:
             *more,
         )
 
-    def _stranger(self, array: Any) -> ArrayInfo | None:
+    def _by_dlpack(self, array: Any) -> ArrayInfo | None:
         where = getattr(array, "__dlpack_device__", None)
         if where is None or int(where()[0]) != _DLPACK_CPU:
             return None
         try:
             view = np.from_dlpack(array)
-        # bfloat16 has no place in NumPy's reading of DLPack
+        # NumPy does not read bfloat16 by DLPack
         except (BufferError, RuntimeError, TypeError):
             try:
                 view = np.asarray(array).view()

@@ -1,4 +1,4 @@
-"""Workspace handed out in pieces, so that a call allocates nothing of the problem's size."""
+"""The workspace, split into arrays, so that a call allocates nothing of the problem's size."""
 
 from __future__ import annotations
 

@@ -1,69 +1,69 @@
 // A consumer: one warpgroup, 64 queries of every tile.
 #pragma once
-#include "sm90/attention/cleaners.h"
-#include "sm90/attention/remake.h"
+#include "sm90/attention/value_filter.h"
+#include "sm90/attention/recompute.h"
 
 struct Consumer {
-  Shared& at;
+  SharedStorage& storage;
   const Maps& maps;
   const Rings& rings;
   const Operands& a;
   Scores scores;
   int group, warp, thread_lane;
 
-  // Query of the thread's first row, its second is 8 further; of the warpgroup's first row without the lane's part.
-  KS_DEVICE int group_row(const Work& w) const { return w.row + 64 * group; }
-  KS_DEVICE int thread_row(const Work& w) const { return group_row(w) + 16 * warp + thread_lane / 4; }
-  KS_DEVICE Scores scores_of(const Work& w) const {
+  // The query of the warpgroup's first row; of the thread's first row, whose second is 8 further.
+  KS_DEVICE int group_row(const WorkTile& w) const { return w.row + 64 * group; }
+  KS_DEVICE int thread_row(const WorkTile& w) const { return group_row(w) + 16 * warp + thread_lane / 4; }
+  KS_DEVICE Scores scores_of(const WorkTile& w) const {
     Scores s = scores;
     if (RAGGED) s.S_q = w.S_q, s.S_k = w.S_k;
     return s;
   }
   KS_DEVICE float factor() const { return KS_SOFTCAP ? 1.f : scores.scale_log2; }
 
-  // Hides what the thread's rows do not see of a block.
-  KS_DEVICE void hide_keys(float (&s)[BN / 2], const Work& w, int row, int block) const {
+  // Masks a block's scores of the thread's rows.
+  KS_DEVICE void mask_scores(float (&s)[BN / 2], const WorkTile& w, int row, int block) const {
     const Scores own = scores_of(w);
     const int from = block * BN + thread_lane % 4 * 2;
     const int low[2] = {own.band_begin(row) - from, own.band_begin(row + 8) - from};
     const int high[2] = {own.band_end(row) - from, own.band_end(row + 8) - from};
-    hide(s, low, high);
+    mask_columns(s, low, high);
   }
 
   // Softmax of a tile's first block.
-  KS_DEVICE void first_softmax(float (&s)[BN / 2], const Work& w, int row, int block, float (&m)[2], float (&l)[2]) const {
+  KS_DEVICE void first_softmax(float (&s)[BN / 2], const WorkTile& w, int row, int block, float (&m)[2], float (&l)[2]) const {
     if (KS_SOFTCAP) cap_scores(s, scores.cap, scores.cap_inverse);
-    if (HIDES_KEYS || (block + 1) * BN > scores.S_k) hide_keys(s, w, row, block);
-    float top[2], fade[2];
-    row_tops(s, top);
+    if (HAS_MASK || (block + 1) * BN > scores.S_k) mask_scores(s, w, row, block);
+    float row_maximum[2], correction[2];
+    row_max(s, row_maximum);
 #pragma unroll
-    for (int r = 0; r < 2; r++) raise<true>(m[r], fade[r], top[r], factor());
-    exponentials<0, BN / 2, true>(s, m, l, factor());
+    for (int r = 0; r < 2; r++) update_reference<true>(m[r], correction[r], row_maximum[r], factor());
+    exp2_and_sum<0, BN / 2, true>(s, m, l, factor());
   }
 
-  // The rare way of the guard: p, O, m, l and the block's sums to a reference that they fit.
+  // Rare: moves p, O, m, l and the block's sums to a reference at which none overflows.
   KS_DEVICE void rebase(float (&p)[BN / 2], float (&o)[DV / 2], float (&m)[2], float (&l)[2], float (&sum)[2], int tile,
                         int row, int block) const {
     if (__all_sync(~0u, sum[0] + sum[1] < LARGEST_SUM)) return rebase_by_sums(p, o, m, l, sum);
-    const Work& w = at.works[opaque(tile) % KNOWN];
+    const WorkTile& w = storage.work_tiles[opaque(tile) % WORK_SLOTS];
     const int x = opaque(row), batch = w.batch, head = w.head, S_q = RAGGED ? w.S_q : scores.S_q;
     const T* const q = a.q.at<KS_Q_VIEW>(batch, head, a.num_heads, w.q_first);
     const T* const k = a.k.at<KS_KV_VIEW>(batch, w.kv_head, 1, w.k_first);
     const int column = thread_lane % 4 * 2, key = opaque(block) * BN + thread_lane / 4;
-    products_again<T, DQK>(p, q + (i64)inside(x, S_q) * a.q.row + column, q + (i64)inside(x + 8, S_q) * a.q.row + column,
+    recompute_scores<T, DQK>(p, q + (i64)inside(x, S_q) * a.q.row + column, q + (i64)inside(x + 8, S_q) * a.q.row + column,
                            k + (i64)key * a.k.row + column, (i64)8 * a.k.row);
     if (KS_SOFTCAP) cap_scores(p, scores.cap, scores.cap_inverse);
-    rebase_by_tops(p, o, m, l, sum, factor());
+    rebase_by_max(p, o, m, l, sum, factor());
   }
 
-  // What rows saw of the values that were taken out of V, once the tile is stored: a warp after its own rows, in place. Such a
-  // value is NaN or inf, so the order of the sum is nothing to keep, and weights that round to 0 may count.
-  KS_DEVICE void give_back(const Work& w) const {
+  // Adds visible non-finite values, which the filter set to zero, to the stored tile: each warp its own rows, in place. The sum
+  // is NaN or inf, whatever its order, and weights that round to 0 may count.
+  KS_DEVICE void add_back_non_finite(const WorkTile& w) const {
     const Scores own = scores_of(w);
     const int first = group_row(w) + 16 * warp, S_q = RAGGED ? w.S_q : scores.S_q, S_k = RAGGED ? w.S_k : scores.S_k;
     const T* const v = a.v.at<KS_KV_VIEW>(w.batch, w.kv_head, 1, w.k_first);
     T* const to = a.out.at<KS_Q_VIEW>(w.batch, w.head, 1, w.q_first);
-    if (thread_lane == 0) tma_stores_wait<0>();
+    if (thread_lane == 0) tma_store_wait<0>();
     warp_barrier();
 #pragma unroll 1
     for (int row = first; row < min_of(first + 16, S_q); row++) {
@@ -81,39 +81,39 @@ struct Consumer {
     }
   }
 
-  // The warp's rows of a tile that is stored, where NaN in them may come of keys that they do not see.
-  KS_DEVICE void remake(const Work& w) const {
+  // Recomputes the warp's rows of a stored tile, where their NaN may come from masked keys.
+  KS_DEVICE void recompute(const WorkTile& w) const {
     const int first = group_row(w) + 16 * warp, end = min_of(first + 16, scores.S_q);
-    if (thread_lane == 0) tma_stores_wait<0>();
+    if (thread_lane == 0) tma_store_wait<0>();
     warp_barrier();
-    const Remake again{
+    const Recompute rows{
         a.q.at<STRIDED>(w.batch, w.head, a.num_heads, 0),
         a.k.at<STRIDED>(w.batch, w.kv_head, 1, 0),
         a.v.at<STRIDED>(w.batch, w.kv_head, 1, 0),
         a.out.at<STRIDED>(w.batch, w.head, 1, 0),
         a.q.row, a.k.row, a.v.row, a.out.row, scores.scale_log2, scores.cap, scores.cap_inverse,
         KS_SINKS ? LOG2_E * a.sinks[w.head] : -infinity(), thread_lane};
-    if (again.finite_values(w.begin * BN, scores.band_begin(end - 1)) &&
-        again.finite_values(scores.band_end(first), min_of(w.end * BN, scores.S_k)))
+    if (rows.finite_values(w.begin * BN, scores.band_begin(end - 1)) &&
+        rows.finite_values(scores.band_end(first), min_of(w.end * BN, scores.S_k)))
       return;
 #pragma unroll 1
-    for (int row = first; row < end; row++) again.row(row, scores.band_begin(row), scores.band_end(row));
+    for (int row = first; row < end; row++) rows.row(row, scores.band_begin(row), scores.band_end(row));
   }
 
-  // The rows' sums are complete: LSE, and what O is to be multiplied with.
-  KS_DEVICE void finish_sums(const Work& w, float (&m)[2], float (&l)[2], float (&inverse)[2]) const {
+  // Reduces the rows' sums: writes LSE, returns the factor for O.
+  KS_DEVICE void finalize_softmax(const WorkTile& w, float (&m)[2], float (&l)[2], float (&inverse)[2]) const {
     const int S_q = RAGGED ? w.S_q : scores.S_q;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      float sum = quad_sum(l[r]), top = m[r], fade = 1.f;
+      float sum = quad_sum(l[r]), top = m[r], correction = 1.f;
       if (KS_SINKS) {
         const float sink = LOG2_E * a.sinks[w.head];
         top = fmaxf(m[r], sink);
         const float half = m[r] == -infinity() ? 0.f : exp2_fast(0.5f * (m[r] - top));  // a square may be subnormal
-        fade = half * half;
-        sum = sum * fade + (sink == -infinity() ? 0.f : exp2_fast(sink - top));
+        correction = half * half;
+        sum = sum * correction + (sink == -infinity() ? 0.f : exp2_fast(sink - top));
       }
-      inverse[r] = sum == 0.f ? 0.f : fade / sum;
+      inverse[r] = sum == 0.f ? 0.f : correction / sum;
       const int row = thread_row(w) + 8 * r;
       if (KS_LSE && thread_lane % 4 == 0 && row < S_q)
         a.lse.base[(KS_Q_VIEW == PACKED ? 0 : w.batch * a.lse.batch) + w.head * a.lse.head + w.q_first + row] =
@@ -121,18 +121,18 @@ struct Consumer {
     }
   }
 
-  // O through shared memory to global, panel by panel, each warp its own 16 rows. Rows beyond a dense tensor's last are not
-  // written by TMA; a packed sequence's last rows go out by themselves, for behind them begins the next. Whether there is a NaN
-  // to remake.
-  KS_DEVICE bool store(const float (&o)[DV / 2], const Work& w, const float (&inverse)[2]) const {
+  // Epilogue: O through shared memory to global, panel by panel, each warp its own 16 rows. TMA does not write rows beyond a
+  // dense tensor's last; a packed sequence's last rows are stored by the threads, as the next sequence follows them. Returns
+  // whether there is a NaN that may have to be recomputed.
+  KS_DEVICE bool store(const float (&o)[DV / 2], const WorkTile& w, const float (&inverse)[2]) const {
     u32 most = 0;
     const int row = group_row(w) + 16 * warp, lane = thread_lane;
     const int rows = KS_Q_VIEW == PACKED ? w.S_q - row : 16;
 #pragma unroll
     for (int c = 0; c < DV; c += 64) {
-      char* const panel = at.out[group * 4 + warp][c / 64 % KS_OUT_STAGES];
+      char* const panel = storage.out[group * 4 + warp][c / 64 % KS_OUT_STAGES];
       if (c / 64 % KS_OUT_STAGES == 0) {
-        if (lane == 0) tma_stores_read<0>();
+        if (lane == 0) tma_store_wait_read<0>();
         warp_barrier();
       }
       const u32 line = shared_address(panel) + lane % 16 * 128;
@@ -142,14 +142,14 @@ struct Consumer {
         const uint4 y{pack2(x[0] * inverse[0], x[1] * inverse[0], T()), pack2(x[2] * inverse[1], x[3] * inverse[1], T()),
                       pack2(x[4] * inverse[0], x[5] * inverse[0], T()), pack2(x[6] * inverse[1], x[7] * inverse[1], T())};
         stmatrix(line + ((chunk + lane / 16) ^ lane % 8) * 16, y.x, y.y, y.z, y.w);
-        if (REMAKES) most = largest(most, y);
+        if (RECOMPUTES) most = max_magnitude(most, y);
       }
       async_proxy_fence();
       warp_barrier();
       if (KS_Q_VIEW != PACKED || rows >= 16) {
         if (lane == 0) {
           tma_store(maps.out, shared_address(panel), c, w.q_first + row, w.head, KS_Q_VIEW == PACKED ? 0 : w.batch);
-          tma_stores_commit();
+          tma_store_commit();
         }
       } else {
         T* const to = a.out.base + (i64)(w.q_first + row) * a.out.row + w.head * a.out.head + c;
@@ -162,42 +162,44 @@ struct Consumer {
         warp_barrier();
       }
     }
-    return REMAKES && __any_sync(~0u, has_nan(most));
+    return RECOMPUTES && __any_sync(~0u, has_nan(most));
   }
 
   KS_DEVICE void run() const;
 };
 
 KS_DEVICE void Consumer::run() const {
-  Cursor<STAGES> k{0, 0}, v{0, 0};
-  Cursor<Q_STAGES> q{0, 0};
-  int tile = 0;          // how many tiles there were before
-  float o[DV / 2];       // the tile's result, not yet divided by its sums
-  u32 p[BN / 4];         // the last block's probabilities, an operand
-  float m[2], l[2];      // the rows' references and this thread's part of their sums
-  bool started = false;  // whether the tile's first block is done
+  PipelineState<STAGES> k{0, 0}, v{0, 0};
+  PipelineState<Q_STAGES> q{0, 0};
+  int tile = 0;          // tiles so far
+  float o[DV / 2];       // the tile's accumulator, not yet normalised
+  u32 p[BN / 4];         // the last block's P, the A fragment of P·V
+  float m[2], l[2];      // the rows' references, and this thread's part of their sums
+  bool first_block_done = false;  // whether the tile's first block is done
   int block = 0, row = 0;
   const float c = factor();
 
-  const u32 q_tiles = descriptor_k_major(shared_address(at.q[0][group]));
-  const u32 k_tiles = descriptor_k_major(shared_address(at.k)), v_tiles = descriptor_mn_major(shared_address(at.v), BN * 128);
-  auto q_place = [&] { return Cursor<Q_STAGES * GROUPS>{q.stage * GROUPS + group, q.parity}; };
+  const u32 q_tiles = descriptor_k_major(shared_address(storage.q[0][group]));
+  const u32 k_tiles = descriptor_k_major(shared_address(storage.k));
+  const u32 v_tiles = descriptor_mn_major(shared_address(storage.v), BN * 128);
+  auto q_state = [&] { return PipelineState<Q_STAGES * GROUPS>{q.stage * GROUPS + group, q.parity}; };
 
   auto start_qk = [&](float (&s)[BN / 2]) {
-    const u32 x = further(q_tiles, q.stage * GROUPS * Q_BYTES), y = further(k_tiles, k.stage * K_BYTES);
+    const u32 x = advanced(q_tiles, q.stage * GROUPS * Q_BYTES), y = advanced(k_tiles, k.stage * K_BYTES);
 #pragma unroll
     for (int d = 0; d < DQK / 16; d++)
-      Wgmma<T, BN>::ss(s, further(x, d / 4 * 64 * 128 + d % 4 * 32), further(y, d / 4 * BN * 128 + d % 4 * 32), d != 0);
+      Wgmma<T, BN>::ss(s, advanced(x, d / 4 * 64 * 128 + d % 4 * 32), advanced(y, d / 4 * BN * 128 + d % 4 * 32),
+                       d != 0);
     wgmma_commit();
   };
   auto start_pv = [&] {
-    const u32 y = further(v_tiles, v.stage * V_BYTES);
+    const u32 y = advanced(v_tiles, v.stage * V_BYTES);
 #pragma unroll
-    for (int j = 0; j < BN / 16; j++) Wgmma<T, DV>::rs(o, p + 4 * j, further(y, j * 16 * 128), 1);
+    for (int j = 0; j < BN / 16; j++) Wgmma<T, DV>::rs(o, p + 4 * j, advanced(y, j * 16 * 128), 1);
     wgmma_commit();
   };
-  auto my_turn = [&] { if (KS_TURNS) named_barrier_sync(TURN + group, CONSUMERS); };
-  auto next_turn = [&] { if (KS_TURNS) named_barrier_arrive(TURN + 1 - group, CONSUMERS); };
+  auto scheduler_barrier_sync = [&] { if (KS_TURNS) named_barrier_sync(SCHEDULER + group, CONSUMERS); };
+  auto scheduler_barrier_arrive = [&] { if (KS_TURNS) named_barrier_arrive(SCHEDULER + 1 - group, CONSUMERS); };
   auto release_k = [&] {
     if (thread_lane == 0) barrier_arrive(rings.k.empty(k));
     k.advance();
@@ -206,7 +208,7 @@ KS_DEVICE void Consumer::run() const {
     if (thread_lane == 0) barrier_arrive(rings.v.empty(v));
     v.advance();
   };
-  auto release_q = [&] { if (thread_lane == 0) barrier_arrive(rings.q.empty(q_place())); };
+  auto release_q = [&] { if (thread_lane == 0) barrier_arrive(rings.q.empty(q_state())); };
   auto round_p = [&](const float (&s)[BN / 2]) {
 #pragma unroll
     for (int i = 0; i < BN / 4; i++) p[i] = pack2(s[2 * i], s[2 * i + 1], T());
@@ -215,33 +217,33 @@ KS_DEVICE void Consumer::run() const {
 #pragma unroll
     for (int i = 0; i < DV / 2; i++) o[i] = 0.f;
   };
-  // Exponentials belong before the wait for P·V. The compiler moves them behind it, unless something before needs them: here
-  // the address of the next barrier, with a zero that it does not know.
+  // Exponentials must precede the wait for P·V. The compiler moves them behind it, unless something before it depends on them:
+  // here the address of the next barrier, through a zero that is a kernel argument.
   auto wait_next_k = [&](float (&s)[BN / 2], const float (&sum)[2], bool more) {
     pin(s);
     const u32 zero = (__float_as_uint(sum[0]) | __float_as_uint(sum[1])) & a.zero;
     if (more) barrier_wait(rings.k.full(k) + zero, k.parity);
   };
-  // A consumer leaves out blocks beyond its own rows' last key; with turns, beyond the block's rows'.
-  auto first_block = [&](const Work& w) {
+  // A consumer skips blocks beyond its own rows' last key; in ping-pong scheduling, beyond the whole tile's.
+  auto first_block = [&](const WorkTile& w) {
     if (KS_TURNS || !(KS_CAUSAL || KS_WINDOW)) return w.end - 1;
     const int end = divide_up(scores_of(w).end(group_row(w) + 63), BN);
     return max_of(min_of(end, w.end) - 1, w.begin);
   };
 
-  if (KS_TURNS && group == 0) named_barrier_arrive(TURN, CONSUMERS);
-  barrier_wait(rings.q.full(q_place()), q.parity);
+  if (KS_TURNS && group == 0) named_barrier_arrive(SCHEDULER, CONSUMERS);
+  barrier_wait(rings.q.full(q_state()), q.parity);
 #pragma unroll 1
   for (;;) {
-    const int begin = at.works[tile % KNOWN].begin;
-    if (at.works[tile % KNOWN].end == 0) break;
+    const int begin = storage.work_tiles[tile % WORK_SLOTS].begin;
+    if (storage.work_tiles[tile % WORK_SLOTS].end == 0) break;
 
-    if (!started) {  // the first block: nothing to overlap with
-      const Work& w = at.works[tile % KNOWN];
+    if (!first_block_done) {  // the first block: nothing to overlap with
+      const WorkTile& w = storage.work_tiles[tile % WORK_SLOTS];
       row = thread_row(w);
       const int mine = first_block(w);
 #pragma unroll 1
-      for (block = w.end - 1; block > mine; block--) {  // full first: an arrival sooner would count for the stage's last turn
+      for (block = w.end - 1; block > mine; block--) {  // wait first: an earlier arrival would count for the previous phase
         rings.k.wait_full(k);
         release_k();
         rings.v.wait_full(v);
@@ -262,40 +264,40 @@ KS_DEVICE void Consumer::run() const {
       if (block >= begin) rings.k.wait_full(k);
     }
 
-    // S of a block starts, behind it P·V of the one before; the softmax runs beside that.
+    // Issues S of a block, then P·V of the previous one; the softmax overlaps that.
     auto step = [&](auto masked) {
-      float s[BN / 2], sum[2], rest[2], fade[2];
-      my_turn();
+      float s[BN / 2], sum[2], rest[2], correction[2];
+      scheduler_barrier_sync();
       pin(o);
       wgmma_fence();
       start_qk(s);
       rings.v.wait_full(v);
       start_pv();
-      next_turn();
+      scheduler_barrier_arrive();
       wgmma_wait<1>();
       pin(s);
       release_k();
       if (block == begin) release_q();
       if (KS_SOFTCAP) cap_scores(s, scores.cap, scores.cap_inverse);
       if (masked.value) {
-        hide_keys(s, at.works[tile % KNOWN], row, block);
-        float top[2];
-        row_tops(s, top);
+        mask_scores(s, storage.work_tiles[tile % WORK_SLOTS], row, block);
+        float row_maximum[2];
+        row_max(s, row_maximum);
 #pragma unroll
-        for (int r = 0; r < 2; r++) raise<false>(m[r], fade[r], top[r], c);
+        for (int r = 0; r < 2; r++) update_reference<false>(m[r], correction[r], row_maximum[r], c);
       }
-      exponentials<0, AHEAD, masked.value>(s, m, sum, c);
+      exp2_and_sum<0, AHEAD, masked.value>(s, m, sum, c);
       wait_next_k(s, sum, block > begin);
       wgmma_wait<0>();
       pin(o);
       release_v();
-      if (masked.value) rescale(o, fade);
+      if (masked.value) rescale(o, correction);
       if constexpr (AHEAD < BN / 2) {
-        exponentials<AHEAD, BN / 2, masked.value>(s, m, rest, c);
+        exp2_and_sum<AHEAD, BN / 2, masked.value>(s, m, rest, c);
         sum[0] += rest[0], sum[1] += rest[1];
       }
       if (masked.value) {
-        l[0] = fmaf(l[0], fade[0], sum[0]), l[1] = fmaf(l[1], fade[1], sum[1]);
+        l[0] = fmaf(l[0], correction[0], sum[0]), l[1] = fmaf(l[1], correction[1], sum[1]);
         round_p(s);
       } else {
         round_p(s);
@@ -308,22 +310,22 @@ KS_DEVICE void Consumer::run() const {
       block--;
     };
     {
-      // Blocks that all of the warpgroup's rows see whole, and before which each has seen a key.
-      const Work& w = at.works[tile % KNOWN];
+      // Blocks without masked keys for the warpgroup's rows, and before which each row has had a visible key.
+      const WorkTile& w = storage.work_tiles[tile % WORK_SLOTS];
       const Scores own = scores_of(w);
-      const int hides = KS_CAUSAL || KS_WINDOW;
-      const int open_end = max_of(own.all_end(group_row(w)) - hides, 0) / BN;
-      const int open_begin = max_of(divide_up(own.all_begin(group_row(w) + 63), BN), begin);
+      const int masked = KS_CAUSAL || KS_WINDOW;
+      const int unmasked_end = max_of(own.all_end(group_row(w)) - masked, 0) / BN;
+      const int unmasked_begin = max_of(divide_up(own.all_begin(group_row(w) + 63), BN), begin);
       if constexpr (KS_WINDOW) {
 #pragma unroll 1
         while (block >= begin) {
-          if (block >= open_begin && block < open_end) step(Flag<false>{});
+          if (block >= unmasked_begin && block < unmasked_end) step(Flag<false>{});
           else step(Flag<true>{});
         }
       } else {
         if constexpr (KS_CAUSAL) {
 #pragma unroll 1
-          while (block >= max_of(open_end, begin)) step(Flag<true>{});
+          while (block >= max_of(unmasked_end, begin)) step(Flag<true>{});
         }
 #pragma unroll 1
         while (block >= begin) step(Flag<false>{});
@@ -332,24 +334,24 @@ KS_DEVICE void Consumer::run() const {
     q.advance();
 
     // The tile's last P·V, and with EARLY the next tile's first block around it.
-    const Work& done = at.works[tile % KNOWN];
-    auto removed = [&] { return CLEANS && at.removed[tile % KNOWN]; };
+    const WorkTile& done = storage.work_tiles[tile % WORK_SLOTS];
+    auto v_filtered = [&] { return FILTERS_VALUES && storage.v_filtered[tile % WORK_SLOTS]; };
     float inverse[2];
     if constexpr (KS_EARLY) {
-      barrier_wait(rings.q.full(q_place()), q.parity);
-      const Work& w = at.works[(tile + 1) % KNOWN];
-      started = w.end != 0 && first_block(w) == w.end - 1;
-      if (started) {
+      barrier_wait(rings.q.full(q_state()), q.parity);
+      const WorkTile& w = storage.work_tiles[(tile + 1) % WORK_SLOTS];
+      first_block_done = w.end != 0 && first_block(w) == w.end - 1;
+      if (first_block_done) {
         float s[BN / 2];
         rings.k.wait_full(k);
-        my_turn();
+        scheduler_barrier_sync();
         pin(o);
         wgmma_fence();
         start_qk(s);
         rings.v.wait_full(v);
         start_pv();
-        next_turn();
-        finish_sums(done, m, l, inverse);
+        scheduler_barrier_arrive();
+        finalize_softmax(done, m, l, inverse);
         wgmma_wait<1>();
         pin(s);
         block = w.end - 1;
@@ -359,13 +361,13 @@ KS_DEVICE void Consumer::run() const {
         first_softmax(s, w, row, block, m, l);
         block--;
         wait_next_k(s, l, block >= w.begin);
-        const bool some = removed();
+        const bool add_back = v_filtered();
         wgmma_wait<0>();
         pin(o);
         release_v();
         round_p(s);
-        if (__builtin_expect(store(o, done, inverse), 0)) remake(done);
-        if (__builtin_expect(some, 0)) give_back(done);
+        if (__builtin_expect(store(o, done, inverse), 0)) recompute(done);
+        if (__builtin_expect(add_back, 0)) add_back_non_finite(done);
         zero_o();
         tile++;
         continue;
@@ -375,15 +377,15 @@ KS_DEVICE void Consumer::run() const {
     pin(o);
     wgmma_fence();
     start_pv();
-    finish_sums(done, m, l, inverse);
-    const bool some = removed();
+    finalize_softmax(done, m, l, inverse);
+    const bool add_back = v_filtered();
     wgmma_wait<0>();
     pin(o);
     release_v();
-    if (__builtin_expect(store(o, done, inverse), 0)) remake(done);
-    if (__builtin_expect(some, 0)) give_back(done);
+    if (__builtin_expect(store(o, done, inverse), 0)) recompute(done);
+    if (__builtin_expect(add_back, 0)) add_back_non_finite(done);
     tile++;
-    if (!KS_EARLY) barrier_wait(rings.q.full(q_place()), q.parity);
+    if (!KS_EARLY) barrier_wait(rings.q.full(q_state()), q.parity);
   }
-  if (thread_lane == 0) tma_stores_wait<0>();
+  if (thread_lane == 0) tma_store_wait<0>();
 }

@@ -1,4 +1,5 @@
-// Which tile of queries comes next, and which blocks of keys it meets. One thread of a block asks; the others are told.
+// The tile scheduler: which tile of queries comes next, and its blocks of keys. The producer thread calls it; the consumers
+// read the WorkTile in shared memory.
 //
 // Dense: tile t of the launch is one of a head's q_tiles. Under a mask that cuts late keys, tiles differ in length and are
 // handed out by a counter, the longest first: `section` heads walk their tiles together, as many as have their K and V in L2 at
@@ -7,27 +8,27 @@
 #include "attention/sequences.h"
 #include "sm90/ptx.h"
 
-// What the warps of a block are told of a tile. Blocks of keys go from the last to the first.
-struct alignas(16) Work {
+// A tile of queries, and its blocks of keys, which are visited from the last to the first.
+struct alignas(16) WorkTile {
   int batch, head, kv_head, row;  // row: the tile's first query
-  int begin, end;             // blocks that some query sees: at least one; end 0: no more work
-  int open_begin, open_end;   // of these, those that all queries see whole
+  int begin, end;             // blocks with a visible key, at least one; end 0: no more work
+  int unmasked_begin, unmasked_end;   // of these, the blocks without masked keys
   int S_q, S_k, q_first, k_first;
 };
 
-// A launch's tiles, as the host counts them. An argument of the kernel, passed whole.
+// The number of a launch's tiles, computed on the host. An argument of the kernel, passed whole.
 struct TileCount {
   int q_tiles, total, section, last_section, batch, heads, head_group;
 };
 
-template<int BM, int BN> struct TileOrder {
+template<int BM, int BN> struct TileScheduler {
   TileCount count;
   Sequences sequences;
   Scores scores;
-  int at, before;  // packed: the sequence of the last tile found, and the tiles before it
+  int at, before;  // packed: the current sequence, and the number of tiles before it
 
-  // Tile t, no smaller than the one asked for before; false where there is none.
-  KS_DEVICE bool find(int t, Work& w) {
+  // Tile t, which is not below the previous call's; false where there is none.
+  KS_DEVICE bool next(int t, WorkTile& w) {
     int tile, entry, head;
     if constexpr (KS_Q_VIEW == PACKED) {
       int tiles;
@@ -62,7 +63,7 @@ template<int BM, int BN> struct TileOrder {
     const int last_row = min_of(row + BM, s.S_q) - 1;
     const int begin = scores.begin(row) / BN, end = divide_up(scores.end(last_row), BN);
     w.begin = begin < end ? begin : 0, w.end = begin < end ? end : 1;  // at least one block, if wholly hidden
-    w.open_begin = divide_up(scores.all_begin(last_row), BN), w.open_end = scores.all_end(row) / BN;
+    w.unmasked_begin = divide_up(scores.all_begin(last_row), BN), w.unmasked_end = scores.all_end(row) / BN;
     return true;
   }
 };

@@ -15,19 +15,19 @@ static_assert(MT * 64 * GROUPS == BM && PANELS * 64 == BN, "tiles are of 64 rows
 constexpr int ROWS_BYTES = 64 * 128;  // 64 rows of a panel
 constexpr int A_BYTES = BM * 128, B_BYTES = BN * 128, STAGE_BYTES = A_BYTES + B_BYTES;
 
-// What is added to a tile comes through the same ring: so many panels of BM rows a stage.
-constexpr int ADDED_PANELS = min_of(PANELS, STAGE_BYTES / A_BYTES);
+// Source tiles (beta · C, residual) come through the same ring: panels of BM rows in a stage.
+constexpr int SOURCE_PANELS = min_of(PANELS, STAGE_BYTES / A_BYTES);
 
-// Results leave through buffers, 64 rows of a panel each, BATCH of them at once, SLOTS batches in flight a consumer.
+// Epilogue buffers are 64 rows of a panel each; BATCH are stored at once, SLOTS batches in flight a consumer.
 constexpr int BATCH = PANELS <= BUFFERS ? PANELS : PANELS % BUFFERS == 0 ? BUFFERS : 1, SLOTS = BUFFERS / BATCH;
 
-struct alignas(1024) Shared {
+struct alignas(1024) SharedStorage {
   char stages[STAGES][STAGE_BYTES];
   char out[GROUPS][BUFFERS][ROWS_BYTES];
   float bias[Bias::THERE ? GROUPS : 1][Bias::THERE ? BN : 1];
   u64 ring[2 * STAGES], out_ring[GROUPS][2 * SLOTS];
 };
-static_assert(sizeof(Shared) <= KS_SHARED_BYTES, "the tiles fit");
+static_assert(sizeof(SharedStorage) <= KS_SHARED_BYTES, "the tiles fit");
 
 struct Maps { const TensorMap &a, &b, &c, &residual; };
 
@@ -41,15 +41,15 @@ struct Arguments {
   float alpha, beta;
 };
 
-// A matrix in a map: the coordinates of its last two axes. Those are head and batch; or, from the origin on, units of 16 bytes
-// and of 2^35 bytes, which reach every address, as addresses are counted modulo 2^64.
+// A matrix in a tensor map: the coordinates of its last two axes. These are head and batch; or, for lists, units of 16 bytes and
+// of 2^35 bytes from the origin, which reach every address, modulo 2^64.
 struct Matrix { int x2, x3; };
 KS_DEVICE Matrix matrix_at(const void* address, const void* origin) {
   const u64 units = ((u64)address - (u64)origin) >> 4;
   return {(int)(units & 0x7fffffff), (int)(units >> 31)};
 }
 // The matrix of a tile: by its number in a list, or by head and batch.
-KS_DEVICE Matrix matrix_of(const Arguments& a, const void* list, const Place& at, int head, int by_head, int by_batch) {
+KS_DEVICE Matrix matrix_of(const Arguments& a, const void* list, const TileCoord& at, int head, int by_head, int by_batch) {
   if (KS_POINTERS) return matrix_at(listed((const T*)list, at.matrix), a.origin);
   return {head * by_head, at.batch * by_batch};
 }

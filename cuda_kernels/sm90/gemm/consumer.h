@@ -1,20 +1,20 @@
-// A multiplying warpgroup: MT·64 rows of the block's tile.
+// A consumer warpgroup: MT·64 rows of the block's tile.
 #pragma once
-#include "sm90/gemm/store.h"
+#include "sm90/gemm/epilogue.h"
 
 struct Consumer {
-  Shared& at;
+  SharedStorage& storage;
   const Ring<STAGES>& ring;
-  const OutRing& out;
+  const Ring<SLOTS>& out_ring;
   const Arguments& a;
-  const TileOrder& order;
+  const TileScheduler& scheduler;
   int rank, group, warp, thread_lane;
-  Cursor<STAGES> place{0, 0};
-  Cursor<SLOTS> slot{0, 1};
+  PipelineState<STAGES> state{0, 0};
+  PipelineState<SLOTS> out_state{0, 1};
 
   KS_DEVICE int thread() const { return warp * WARP + thread_lane; }
-  // The warpgroup is done with a stage: every block that loads into it is told.
-  KS_DEVICE void release(const Cursor<STAGES>& from) const {
+  // Releases a stage: arrives at its empty barrier in every block that loads into it.
+  KS_DEVICE void release(const PipelineState<STAGES>& from) const {
     if (CLUSTER == 1) {
       if (thread() == 0) barrier_arrive(ring.empty(from));
     } else {
@@ -22,53 +22,53 @@ struct Consumer {
     }
   }
 
-  KS_DEVICE void products(float (&acc)[MT][BN / 2]) {
+  KS_DEVICE void mainloop(float (&acc)[MT][BN / 2]) {
     constexpr int A_STEP = KS_A_TRANSPOSED ? 16 * 128 : 32, B_STEP = KS_B_TRANSPOSED ? 32 : 16 * 128;
     auto descriptor = [](bool k_major, u32 address) {
       return k_major ? descriptor_k_major(address) : descriptor_mn_major(address, ROWS_BYTES);
     };
-    Cursor<STAGES> before = place;
+    PipelineState<STAGES> previous = state;
 #pragma unroll 1
     for (int s = 0; s < a.slices; s++) {
-      const u32 stage = shared_address(at.stages[place.stage]);
-      const u32 left = descriptor(!KS_A_TRANSPOSED, stage + group * MT * ROWS_BYTES);
-      const u32 right = descriptor(KS_B_TRANSPOSED, stage + A_BYTES);
-      ring.wait_full(place);
+      const u32 stage = shared_address(storage.stages[state.stage]);
+      const u32 a_descriptor = descriptor(!KS_A_TRANSPOSED, stage + group * MT * ROWS_BYTES);
+      const u32 b_descriptor = descriptor(KS_B_TRANSPOSED, stage + A_BYTES);
+      ring.wait_full(state);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < BK / 16; k++)
 #pragma unroll
         for (int i = 0; i < MT; i++)
-          Wgmma<T, BN>::template ss<KS_A_TRANSPOSED, !KS_B_TRANSPOSED>(acc[i], further(left, i * ROWS_BYTES + k * A_STEP),
-                                                                       further(right, k * B_STEP), s | k);
+          Wgmma<T, BN>::template ss<KS_A_TRANSPOSED, !KS_B_TRANSPOSED>(
+              acc[i], advanced(a_descriptor, i * ROWS_BYTES + k * A_STEP), advanced(b_descriptor, k * B_STEP), s | k);
       wgmma_commit();
-      wgmma_wait<1>();  // the slice before is done
-      if (s) release(before);
-      before = place;
-      place.advance();
+      wgmma_wait<1>();  // the previous slice is done
+      if (s) release(previous);
+      previous = state;
+      state.advance();
     }
     wgmma_wait<0>();
-    release(before);
+    release(previous);
   }
 
-  // Two neighbouring elements of a panel as they lie in the accumulators.
+  // Adds two neighbouring elements of a panel to their accumulators.
   static KS_DEVICE void add_pair(float* d, u32 pair, float factor) {
     const T* x = (const T*)&pair;
     d[0] = fmaf(factor, to_sum(x[0]), d[0]), d[1] = fmaf(factor, to_sum(x[1]), d[1]);
   }
-  // Where ldmatrix and stmatrix find this lane's row of a warp's 16 rows of a panel, and its chunks: chunk 2j + lane/16 for the
-  // columns of accumulators 8j … 8j + 7.
+  // Offsets for ldmatrix and stmatrix: this lane's row of a warp's 16 rows of a panel, and its chunk, 2j + lane/16 for the columns
+  // of accumulators 8j … 8j + 7.
   KS_DEVICE u32 row_offset() const { return (thread_lane & 15) * 128; }
   KS_DEVICE u32 chunk_offset(int j) const { return ((2 * j + (thread_lane >> 4)) ^ (thread_lane & 7)) * 16; }
 
-  // Adds factor times a matrix's tile, which came through the ring.
-  KS_DEVICE void add_tile(float (&acc)[MT][BN / 2], float factor) {
+  // Adds factor · (tile of a source matrix), which comes through the ring.
+  KS_DEVICE void add_source(float (&acc)[MT][BN / 2], float factor) {
 #pragma unroll
-    for (int first = 0; first < PANELS; first += ADDED_PANELS) {
-      ring.wait_full(place);
-      const u32 from = shared_address(at.stages[place.stage]) + (group * MT * 4 + warp) * 16 * 128 + row_offset();
+    for (int first = 0; first < PANELS; first += SOURCE_PANELS) {
+      ring.wait_full(state);
+      const u32 from = shared_address(storage.stages[state.stage]) + (group * MT * 4 + warp) * 16 * 128 + row_offset();
 #pragma unroll
-      for (int n = first; n < min_of(first + ADDED_PANELS, PANELS); n++)
+      for (int n = first; n < min_of(first + SOURCE_PANELS, PANELS); n++)
 #pragma unroll
         for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -79,20 +79,20 @@ struct Consumer {
             for (int e = 0; e < 4; e++) add_pair(&acc[i][32 * n + 8 * j + 2 * e], x[e], factor);
           }
       named_barrier_sync(1 + group, 128);  // all four warps have read it
-      release(place);
-      place.advance();
+      release(state);
+      state.advance();
     }
   }
 
-  KS_DEVICE void add_bias(float (&acc)[MT][BN / 2], const float (&mine)[divide_up(BN, 128)]) {
-    named_barrier_sync(1 + group, 128);  // the last tile's was read
+  KS_DEVICE void add_bias(float (&acc)[MT][BN / 2], const float (&bias_fragment)[divide_up(BN, 128)]) {
+    named_barrier_sync(1 + group, 128);  // the previous tile's bias has been read
 #pragma unroll
     for (int n = 0; n < divide_up(BN, 128); n++)
-      if (thread() + 128 * n < BN) at.bias[group][thread() + 128 * n] = mine[n];
+      if (thread() + 128 * n < BN) storage.bias[group][thread() + 128 * n] = bias_fragment[n];
     named_barrier_sync(1 + group, 128);
 #pragma unroll
     for (int c = 0; c < BN / 8; c++) {
-      const float* x = &at.bias[group][8 * c + 2 * (thread_lane & 3)];
+      const float* x = &storage.bias[group][8 * c + 2 * (thread_lane & 3)];
       const float x0 = x[0], x1 = x[1];
 #pragma unroll
       for (int i = 0; i < MT; i++) {
@@ -102,13 +102,13 @@ struct Consumer {
     }
   }
 
-  KS_DEVICE void store(const float (&acc)[MT][BN / 2], const Place& p, T* c) {
+  KS_DEVICE void store(const float (&acc)[MT][BN / 2], const TileCoord& p, T* c) {
 #pragma unroll
     for (int first = 0; first < PANELS; first += BATCH)
 #pragma unroll
-      for (int i = 0; i < MT; i++, slot.advance()) {
-        if (KS_STORE == TMA) out.ring.wait_empty(slot);
-        char* const to = at.out[group][slot.stage * BATCH] + warp * 16 * 128;
+      for (int i = 0; i < MT; i++, out_state.advance()) {
+        if (KS_STORE == TMA) out_ring.wait_empty(out_state);
+        char* const to = storage.out[group][out_state.stage * BATCH] + warp * 16 * 128;
 #pragma unroll
         for (int n = 0; n < BATCH; n++)
 #pragma unroll
@@ -120,7 +120,7 @@ struct Consumer {
         if constexpr (KS_STORE == TMA) {
           async_proxy_fence();
           warp_barrier();
-          if (thread_lane == 0) barrier_arrive(out.ring.full(slot));
+          if (thread_lane == 0) barrier_arrive(out_ring.full(out_state));
         } else {
           warp_barrier();
           const int row = p.row + 64 * (group * MT + i) + 16 * warp;
@@ -138,30 +138,30 @@ struct Consumer {
 
   KS_DEVICE void run(int first, int step) {
 #pragma unroll 1
-    for (int t = first; t < order.total; t += step) {
-      const Place p = order.at(t, rank);
-      float mine[divide_up(BN, 128)] = {};
+    for (int t = first; t < scheduler.total; t += step) {
+      const TileCoord p = scheduler.tile(t, rank);
+      float bias_fragment[divide_up(BN, 128)] = {};
       if constexpr (Bias::THERE) {
         const auto* bias = KS_POINTERS ? listed((const Bias::type*)a.bias, p.matrix)
                                        : (const Bias::type*)a.bias + p.batch * a.bias_batch + p.head * a.bias_head;
 #pragma unroll
         for (int n = 0; n < divide_up(BN, 128); n++) {
           const int column = p.column + thread() + 128 * n;
-          if (column < a.N) mine[n] = to_sum(bias[column]);
+          if (column < a.N) bias_fragment[n] = to_sum(bias[column]);
         }
       }
       T* c = (T*)a.c;
       if (KS_STORE == ROWS) c = KS_POINTERS ? listed((T*)a.c, p.matrix) : c + p.batch * a.c_batch + p.head * a.c_head;
       float acc[MT][BN / 2];
-      products(acc);
+      mainloop(acc);
       if (a.alpha != 1.f)
 #pragma unroll
         for (int i = 0; i < MT; i++)
 #pragma unroll
           for (int e = 0; e < BN / 2; e++) acc[i][e] *= a.alpha;
-      if constexpr (Bias::THERE) add_bias(acc, mine);
-      if (a.beta != 0) add_tile(acc, a.beta);
-      if (KS_RESIDUAL) add_tile(acc, 1.f);
+      if constexpr (Bias::THERE) add_bias(acc, bias_fragment);
+      if (a.beta != 0) add_source(acc, a.beta);
+      if (KS_RESIDUAL) add_source(acc, 1.f);
       store(acc, p, c);
     }
   }

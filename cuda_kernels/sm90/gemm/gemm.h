@@ -1,18 +1,18 @@
 // Batched GEMM for Hopper: C[i] = alpha · op(A[i]) · op(B[i]) + beta · C[i] + bias[i] + residual[i] in 16 bits, summed in
 // float32, for every matrix of a strided batch or of lists of addresses, in one launch.
 //
-// Algorithm: a persistent block a multiprocessor (KS_BLOCKS of them), or clusters of KS_CLUSTER blocks, whose tiles lie one
-// below the other and which bring B for each other. One warpgroup loads: a thread fills a ring of STAGES slices of 64 of A and
-// B by TMA, on from one tile of C to the next; where a matrix's tile is added to the result, it comes through the same ring.
-// GROUPS warpgroups multiply by wgmma, KS_BM/GROUPS rows each, and write their rows (store.h).
+// Algorithm: persistent, KS_BLOCKS blocks a multiprocessor, or clusters of KS_CLUSTER blocks, whose tiles are neighbours along M
+// and which multicast B to each other. A producer thread fills a ring of STAGES slices (64 of K) of A and B by TMA, on from one
+// tile of C to the next; source tiles (C, residual) of the epilogue come through the same ring. GROUPS consumer warpgroups
+// multiply by wgmma, KS_BM/GROUPS rows each, and store their rows (epilogue.h).
 // Lists: a tensor map that begins at any address, the origin, reaches a matrix wherever it lies, by two axes, of which one
 // counts 16 bytes.
 //
 // Constants (from the kernel definition): KS_T, KS_A_TRANSPOSED, KS_B_TRANSPOSED, KS_POINTERS, KS_BIAS (element type, void where there
 // is none), KS_RESIDUAL, KS_BM, KS_BN, KS_GROUPS, KS_STAGES, KS_CLUSTER, KS_BLOCKS (that share a multiprocessor), KS_BUFFERS
-// (64×64 of the result, a consumer), KS_STORE, KS_C_FIRST (whether TMA's stores of C are the first to leave L2), KS_PRODUCER_REGISTERS,
+// (64×64 epilogue buffers a consumer), KS_STORE, KS_C_FIRST (whether C is stored with the L2 policy evict-first), KS_PRODUCER_REGISTERS,
 // KS_CONSUMER_REGISTERS (0: as launched), KS_SHARED_BYTES.
-// Shared memory: STAGES·(BM + BN)·128 bytes, GROUPS·BUFFERS·8 KB, the bias, barriers. Registers: BM·BN/(128·GROUPS) of sums.
+// Shared memory: STAGES·(BM + BN)·128 bytes, GROUPS·BUFFERS·8 KB, the bias, barriers. Registers: BM·BN/(128·GROUPS) accumulators.
 #include "sm90/gemm/consumer.h"
 #include "sm90/gemm/producer.h"
 
@@ -21,38 +21,38 @@ gemm_sm90(KS_ARGUMENT TensorMap a_map, KS_ARGUMENT TensorMap b_map, KS_ARGUMENT 
           KS_ARGUMENT TensorMap residual_map, const void* a, const void* b, void* c, const void* bias, const void* residual,
           const void* origin, i64 c_batch, i64 c_head, i64 bias_batch, i64 bias_head, int c_row, int M, int N, int slices,
           int a_head_step, int a_batch_step, int b_head_step, int b_batch_step, int residual_head_step,
-          int residual_batch_step, float alpha, float beta, KS_ARGUMENT TileOrder order, KS_ARGUMENT Divider b_heads) {
+          int residual_batch_step, float alpha, float beta, KS_ARGUMENT TileScheduler scheduler, KS_ARGUMENT Divider b_heads) {
   extern __shared__ __align__(1024) char memory[];
-  Shared& at = *(Shared*)memory;
+  SharedStorage& storage = *(SharedStorage*)memory;
   const Maps maps{a_map, b_map, c_map, residual_map};
   const Arguments arguments{a, b, bias, residual, origin, c, c_batch, c_head, bias_batch, bias_head, c_row, M, N, slices,
                             a_head_step, a_batch_step, b_head_step, b_batch_step, residual_head_step, residual_batch_step,
                             alpha, beta};
-  const Ring<STAGES> ring{shared_address(at.ring)};
+  const Ring<STAGES> ring{shared_address(storage.ring)};
   const int group = warp_index() / 4, warp = warp_index() % 4, rank = CLUSTER > 1 ? cluster_rank() : 0;
   const int first = block_index() / CLUSTER, step = gridDim.x / CLUSTER;
 
   if (thread_index() == 0) {
     ring.init(GROUPS * CLUSTER);
-    for (int g = 0; g < GROUPS; g++) OutRing{{shared_address(at.out_ring[g])}}.init();
+    for (int g = 0; g < GROUPS; g++) Ring<SLOTS>{shared_address(storage.out_ring[g])}.init(1, 4);
     barrier_init_fence();
   }
   if (CLUSTER > 1) cluster_barrier();
   else block_barrier();
 
   if (group == GROUPS) {
-    if (KS_PRODUCER_REGISTERS) registers_give_back<KS_PRODUCER_REGISTERS>();
+    if (KS_PRODUCER_REGISTERS) registers_dealloc<KS_PRODUCER_REGISTERS>();
     if (thread_index() == CONSUMERS) {
-      Producer{at, maps, ring, arguments, order, b_heads, rank}.run(first, step);
+      Producer{storage, maps, ring, arguments, scheduler, b_heads, rank}.run(first, step);
     } else if (KS_STORE == TMA && warp >= 1 && warp <= GROUPS && lane() == 0) {
-      const OutRing out{{shared_address(at.out_ring[warp - 1])}};
-      Storer{at, maps, out, arguments, order, rank, warp - 1}.run(first, step);
+      const Ring<SLOTS> out_ring{shared_address(storage.out_ring[warp - 1])};
+      EpilogueStore{storage, maps, out_ring, arguments, scheduler, rank, warp - 1}.run(first, step);
     }
     warp_barrier();
   } else {
-    if (KS_CONSUMER_REGISTERS) registers_take<KS_CONSUMER_REGISTERS>();
-    const OutRing out{{shared_address(at.out_ring[group])}};
-    Consumer{at, ring, out, arguments, order, rank, group, warp, lane()}.run(first, step);
+    if (KS_CONSUMER_REGISTERS) registers_alloc<KS_CONSUMER_REGISTERS>();
+    const Ring<SLOTS> out_ring{shared_address(storage.out_ring[group])};
+    Consumer{storage, ring, out_ring, arguments, scheduler, rank, group, warp, lane()}.run(first, step);
   }
   if (CLUSTER > 1) cluster_barrier();  // no block leaves while others may signal its barriers
 }

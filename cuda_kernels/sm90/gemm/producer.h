@@ -1,41 +1,41 @@
-// The loading thread: slices of A and B, then what is added to the tile.
+// The producer thread: slices of A and B, then the epilogue's source tiles.
 #pragma once
 #include "sm90/gemm/block.h"
 
 struct Producer {
-  Shared& at;
+  SharedStorage& storage;
   const Maps& maps;
   const Ring<STAGES>& ring;
   const Arguments& a;
-  const TileOrder& order;
+  const TileScheduler& scheduler;
   const Divider& b_heads;
   int rank;
-  Cursor<STAGES> place{0, 1};
+  PipelineState<STAGES> state{0, 1};
 
-  // Whose tile comes: of lists the addresses, found a tile ahead, as an entry is slow to come.
+  // The next tile; for lists also its addresses, read a tile ahead to hide their latency.
   struct Next {
-    Place tile;
+    TileCoord tile;
     const void *a, *b;
   };
   KS_DEVICE Next find(int t) const {
-    const Place p = order.at(t, rank);
+    const TileCoord p = scheduler.tile(t, rank);
     if (!KS_POINTERS) return {p};
     return {p, listed((const T*)a.a, p.matrix), listed((const T*)a.b, p.matrix)};
   }
   struct Operands {
-    Place tile;
+    TileCoord tile;
     Matrix a, b;
   };
   KS_DEVICE Operands operands(const Next& x) const {
-    const Place& p = x.tile;
+    const TileCoord& p = x.tile;
     if (KS_POINTERS) return {p, matrix_at(x.a, a.origin), matrix_at(x.b, a.origin)};
     return {p, {p.head * a.a_head, p.batch * a.a_batch}, {b_heads.quotient(p.head) * a.b_head, p.batch * a.b_batch}};
   }
 
   KS_DEVICE void load_slice(const Operands& x, int k) {
-    const u32 full = ring.full(place), to_a = shared_address(at.stages[place.stage]), to_b = to_a + A_BYTES;
-    ring.wait_empty(place);
-    barrier_expect(full, STAGE_BYTES);
+    const u32 full = ring.full(state), to_a = shared_address(storage.stages[state.stage]), to_b = to_a + A_BYTES;
+    ring.wait_empty(state);
+    barrier_arrive_expect_tx(full, STAGE_BYTES);
     if (!KS_A_TRANSPOSED) {
       tma_load(to_a, maps.a, full, k, x.tile.row, x.a.x2, x.a.x3);
     } else {
@@ -43,7 +43,7 @@ struct Producer {
       for (int i = 0; i < BM / 64; i++)
         tma_load(to_a + i * ROWS_BYTES, maps.a, full, x.tile.row + 64 * i, k, x.a.x2, x.a.x3);
     }
-    // A cluster's blocks bring a part of B each, to all.
+    // Each block of a cluster multicasts its part of B to all.
     auto load_b = [&](int offset, int x0, int x1) {
       if (CLUSTER == 1) tma_load(to_b + offset, maps.b, full, x0, x1, x.b.x2, x.b.x3);
       else tma_load_multicast(to_b + offset, maps.b, full, x0, x1, x.b.x2, x.b.x3, (1 << CLUSTER) - 1);
@@ -55,16 +55,16 @@ struct Producer {
       for (int i = 0; i < PANELS; i++)
         load_b(i * ROWS_BYTES + rank * (ROWS_BYTES / CLUSTER), x.tile.column + 64 * i, k + rank * (BK / CLUSTER));
     }
-    place.advance();
+    state.advance();
   }
 
-  KS_DEVICE void load_added(const TensorMap& map, const Place& tile, Matrix matrix) {
+  KS_DEVICE void load_source(const TensorMap& map, const TileCoord& tile, Matrix matrix) {
 #pragma unroll 1
-    for (int first = 0; first < PANELS; first += ADDED_PANELS, place.advance()) {
-      const int panels = min_of(ADDED_PANELS, PANELS - first);
-      const u32 full = ring.full(place), to = shared_address(at.stages[place.stage]);
-      ring.wait_empty(place);
-      barrier_expect(full, panels * A_BYTES);
+    for (int first = 0; first < PANELS; first += SOURCE_PANELS, state.advance()) {
+      const int panels = min_of(SOURCE_PANELS, PANELS - first);
+      const u32 full = ring.full(state), to = shared_address(storage.stages[state.stage]);
+      ring.wait_empty(state);
+      barrier_arrive_expect_tx(full, panels * A_BYTES);
 #pragma unroll 1
       for (int i = 0; i < panels; i++)
 #pragma unroll 1
@@ -74,17 +74,17 @@ struct Producer {
   }
 
   KS_DEVICE void run(int first, int step) {
-    if (first >= order.total) return;
+    if (first >= scheduler.total) return;
     Next next = find(first);
 #pragma unroll 1
-    for (int t = first; t < order.total; t += step) {
+    for (int t = first; t < scheduler.total; t += step) {
       const Operands x = operands(next);
-      if (t + step < order.total) next = find(t + step);
+      if (t + step < scheduler.total) next = find(t + step);
 #pragma unroll 1
       for (int s = 0; s < a.slices; s++) load_slice(x, s * BK);
-      if (a.beta != 0) load_added(maps.c, x.tile, matrix_of(a, a.c, x.tile, x.tile.head, 1, 1));
+      if (a.beta != 0) load_source(maps.c, x.tile, matrix_of(a, a.c, x.tile, x.tile.head, 1, 1));
       if (KS_RESIDUAL)
-        load_added(maps.residual, x.tile, matrix_of(a, a.residual, x.tile, x.tile.head, a.residual_head, a.residual_batch));
+        load_source(maps.residual, x.tile, matrix_of(a, a.residual, x.tile, x.tile.head, a.residual_head, a.residual_batch));
     }
   }
 };

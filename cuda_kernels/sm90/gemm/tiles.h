@@ -1,25 +1,24 @@
-// Which tile of which matrix comes next. All roles of a block, and all blocks of a cluster, count alike.
+// The tile scheduler: the order of tiles over all matrices, the same for all roles of a block and all blocks of a cluster.
 //
-// A cluster's blocks take tiles one below the other: they share their columns of B. Clusters walk GROUP_ROWS rows of such tiles
-// together, down a column of the group and on to the next column, so that what they read of A and B stays in L2; matrices come
-// one after the other.
+// The blocks of a cluster take neighbouring tiles along M, which share their columns of B. Tiles are rasterised in groups of
+// GROUP_ROWS rows of clusters, column by column, so that A and B are reused in L2; matrices follow one another.
 #pragma once
 #include "sm90/ptx.h"
 
 constexpr int GROUP_ROWS = 8;
 
-// A tile of C: its first row and column; its matrix by number, head and batch.
-struct Place { int row, column, matrix, head, batch; };
+// A tile of C: its first row and column; the index, head and batch of its matrix.
+struct TileCoord { int row, column, matrix, head, batch; };
 
-// The launch's tiles, as the host counts them: a cluster's together are one.
-struct TileOrder {
+// The launch's tiles, computed on the host; the tiles of a cluster count as one.
+struct TileScheduler {
   Divider matrix;  // tiles of a matrix
   Divider group;   // of a whole group of rows
   Divider last;    // rows of the last group, where it is not whole
   Divider heads;
   int rows, total;
 
-  KS_DEVICE Place at(int t, int rank) const {
+  KS_DEVICE TileCoord tile(int t, int rank) const {
     const int number = matrix.quotient(t), in_matrix = t - number * matrix.d;
     const int g = group.quotient(in_matrix), in_group = in_matrix - g * group.d;
     const int high = min_of(GROUP_ROWS, rows - g * GROUP_ROWS);

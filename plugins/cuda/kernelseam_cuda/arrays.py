@@ -1,5 +1,5 @@
-"""Arrays on NVIDIA GPUs, of every library that is loaded, told apart by their types: no library is
-imported to ask."""
+"""Arrays on NVIDIA GPUs, of any library that is loaded, recognised by their types: no library is
+imported for it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ def describe(array: object, devices: Sequence[Device]) -> ArrayInfo | None:
     """The array's view, or None if it is not on one of the devices (all there are, in order of
     their index).
 
-    Raises UnknownName for element types and InvalidValue for layouts that the contract has no words
-    for.
+    Raises UnknownName for element types, InvalidValue for layouts, that the contract does not have.
     """
     if not devices:
         return None
@@ -41,11 +40,11 @@ def describe(array: object, devices: Sequence[Device]) -> ArrayInfo | None:
     return reader(array, devices)
 
 
-def _nothing(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
+def _not_on_gpu(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
     return None
 
 
-_readers: dict[type, _Reader] = dict.fromkeys((np.ndarray, int, float, list, tuple), _nothing)
+_readers: dict[type, _Reader] = dict.fromkeys((np.ndarray, int, float, list, tuple), _not_on_gpu)
 _dtypes: dict[Any, DType] = {}
 
 
@@ -54,11 +53,11 @@ def _reader(array: object) -> _Reader:
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     reader: _Reader
     if isinstance(array, getattr(torch, "Tensor", ())):
-        reader = _torch if getattr(getattr(torch, "version", None), "cuda", None) else _nothing
+        reader = _torch if getattr(getattr(torch, "version", None), "cuda", None) else _not_on_gpu
     elif isinstance(array, getattr(cupy, "ndarray", ())):
-        reader = _nothing if _is_hip(cupy) else _cupy
+        reader = _not_on_gpu if _is_hip(cupy) else _cupy
     else:
-        return _stranger
+        return _foreign
     _readers[type(array)] = reader
     return reader
 
@@ -90,21 +89,22 @@ def _torch(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
     return torch_arrays.describe(array, devices[array.get_device()])
 
 
-def _stranger(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
-    """DLPack first: it tells the device, and orders the maker's stream before ours."""
+def _foreign(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
+    """An array of another library. DLPack first: it names the device and orders the
+    producer's stream before ours."""
     kind = type(array)
     if hasattr(kind, "__dlpack_device__"):
-        place, index = array.__dlpack_device__()
-        if int(place) != _DLPACK_CUDA:
+        device_type, index = array.__dlpack_device__()
+        if int(device_type) != _DLPACK_CUDA:
             return None
         view = bindings.cupy().from_dlpack(array)
-        found = _cupy(view, devices)
-        assert found is not None
+        info = _cupy(view, devices)
+        assert info is not None
         return _Borrowed(
-            found.pointer,
-            found.shape,
-            found.strides,
-            found.dtype,
+            info.pointer,
+            info.shape,
+            info.strides,
+            info.dtype,
             devices[int(index)],
             _library(kind),
             array,
@@ -134,7 +134,7 @@ def _interface(
     )
     strides = interface.get("strides")
     if (stream := interface.get("stream")) is not None:
-        bindings.call("cuStreamSynchronize", stream)  # asked for by the interface's version 3
+        bindings.call("cuStreamSynchronize", stream)  # required by version 3 of the interface
     return ArrayInfo(
         pointer or 0,
         shape,
@@ -195,8 +195,8 @@ def empty(shape: Sequence[int], dtype: DType, device: Device, kind: str | None) 
     # a context that is lost has its libraries raise errors of their own
     except (MemoryError, RuntimeError) as e:
         # cupy's, torch's
-        full = isinstance(e, MemoryError) or type(e).__name__ == "OutOfMemoryError"
-        error = OutOfDeviceMemory if full else DeviceError
+        out_of_memory = isinstance(e, MemoryError) or type(e).__name__ == "OutOfMemoryError"
+        error = OutOfDeviceMemory if out_of_memory else DeviceError
         raise error(f"allocating {list(shape)} of {dtype} on {device} failed: {e}") from e
 
 
@@ -207,19 +207,19 @@ def current_stream(device: Device, kind: str | None) -> int:
     0, the default stream, where cupy is not loaded.
     """
     if kind == "torch":
-        return stream_asker(device, kind)()
+        return stream_getter(device, kind)()
     cupy: Any = sys.modules.get("cupy")
     return (
         0 if cupy is None or _is_hip(cupy) else int(cupy.cuda.get_current_stream(device.index).ptr)
     )
 
 
-def stream_asker(device: Device, kind: str | None) -> Callable[[], int]:
-    """What asks ``current_stream`` of one device and library."""
+def stream_getter(device: Device, kind: str | None) -> Callable[[], int]:
+    """A function that returns ``current_stream`` of one device and library."""
     if kind != "torch":
         return partial(current_stream, device, kind)
     torch: Any = sys.modules["torch"]
-    # what torch's own compiler calls; the other is slow
+    # torch's compiler uses it; torch.cuda.current_stream is slow
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return (
         partial(raw, device.index)

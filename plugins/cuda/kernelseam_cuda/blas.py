@@ -43,7 +43,7 @@ def compute_type(dtype: DType, precision: str | None) -> int:
 
 class CublasGemm(BatchedGemm):
     """kernelseam.contract.Implementation over cublasGemmStridedBatchedEx; of one matrix over
-    cublasGemmEx, whose heuristic knows more ways: it may split K or tiles among blocks."""
+    cublasGemmEx, whose heuristic has more algorithms: it may split K or tiles among blocks."""
 
     name, backend, function = "cublas", "cuda", "cublasGemmStridedBatchedEx"
     precisions = PRECISIONS
@@ -62,13 +62,13 @@ class CublasGemm(BatchedGemm):
     def bind(
         self, problem: GemmProblem, device: Device, pointers: Mapping[str, int]
     ) -> Callable[[int], None]:
-        held, name = scalars(problem), self.function_of(problem)
+        factors, name = scalars(problem), self.function_of(problem)
         product = column_product(problem, pointers)
-        packed = arguments(product, *map(ctypes.addressof, held), batched=name != self.single)
+        packed = arguments(product, *map(ctypes.addressof, factors), batched=name != self.single)
         handle, lock = _handles.of(device)
         gemm, set_stream, last = getattr(library(), name), library().cublasSetStream_v2, _streams
 
-        def launch(stream: int, keep: object = held) -> None:
+        def launch(stream: int, keep_alive: object = factors) -> None:
             with lock:  # the stream is a property of the handle
                 if last.get(lock) != stream:
                     last.pop(lock, None)
@@ -88,7 +88,7 @@ class CublasBatchedGemm(CublasGemm):
     name, view, function, single = "cublas-batched", "pointers", "cublasGemmBatchedEx", ""
 
     def refuse(self, problem: GemmProblem) -> str | None:
-        """The library cannot look at addresses in device memory. Where a row stride allows wide
+        """The library cannot read addresses in device memory. Where a row stride allows wide
         accesses to 16-bit elements it may use them, and on matrices that are less aligned they
         would be a fault of the device."""
         spec, reads = problem.spec, problem.reads_inputs
@@ -113,8 +113,8 @@ def arguments(x: ColumnProduct, alpha: int, beta: int, *, batched: bool = True) 
     count."""
 
     def matrix(f: Factor) -> tuple[Any, ...]:
-        where = _POINTER(f.address), _INT(TYPES[f.dtype]), _INT(f.lead)
-        return where if f.stride is None or not batched else (*where, _WIDE(f.stride))
+        operand = _POINTER(f.address), _INT(TYPES[f.dtype]), _INT(f.lead)
+        return operand if f.stride is None or not batched else (*operand, _WIDE(f.stride))
 
     count = (_INT(x.count),) if batched else ()
     first, second, result = map(matrix, (x.first, x.second, x.result))
@@ -139,9 +139,9 @@ def arguments(x: ColumnProduct, alpha: int, beta: int, *, batched: bool = True) 
 def library() -> Any:
     """cuBLAS, wherever a wheel, conda or the system put it. Raises DeviceError saying what to
     install."""
-    found = load("cublas", "cuBLAS")
-    found.cublasGetStatusName.restype = ctypes.c_char_p
-    return found
+    lib = load("cublas", "cuBLAS")
+    lib.cublasGetStatusName.restype = ctypes.c_char_p
+    return lib
 
 
 def load(name: str, title: str) -> Any:
@@ -184,7 +184,7 @@ def _create() -> Any:
 
 _handles = Handles(_create)
 _streams: dict[Any, int] = {}
-"""By the lock of a handle: the stream that it has, which nobody else sets."""
+"""By the lock of a handle: the stream set on it. Only ``bind`` sets it."""
 
 
 def _failure(name: str, status: int) -> DeviceError:

@@ -1,9 +1,9 @@
-"""cuBLASLt as a further way to compute a strided batched GEMM, and the vendor's way to add a bias
-or a residual.
+"""cuBLASLt as a further implementation of the strided batched GEMM, with a bias or a residual in
+its epilogue.
 
-Its algorithm is chosen when a problem is first looked at, by the library's heuristic: so a plan
-knows its workspace. The heuristic ranks several, and does not always rank the fastest first: they
-are the implementation's variants.
+The library's heuristic chooses the algorithm when a problem is first queried, so that a plan knows
+its workspace. It ranks several, and the first is not always the fastest: they are the
+implementation's variants.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from kernelseam.variants import Variant
 
 from kernelseam_cuda import archs, cublaslt
 from kernelseam_cuda.blas import PRECISIONS, TYPES, compute_type
-from kernelseam_cuda.cublaslt import Attribute, Described
+from kernelseam_cuda.cublaslt import Attribute, LtDescriptor
 
-_MOST_WORKSPACE = 32 << 20
+_MAX_WORKSPACE = 32 << 20
 """What the vendor recommends for its newer archs."""
-_GIVEN_ALIGNMENT = 16
-"""Bytes that every workspace of a call is a multiple of."""
+_CALL_ALIGNMENT = 16
+"""Bytes: the alignment of every call's workspace."""
 
 
 _VARIANTS = 8
@@ -46,22 +46,22 @@ _VARIANTS = 8
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One that the heuristic found."""
+    """An algorithm that the heuristic returned."""
 
-    words: tuple[int, ...]
+    data: tuple[int, ...]
     """cublasLtMatmulAlgo_t."""
     workspace_bytes: int
 
     @property
     def name(self) -> str:
         """The same in every process: a digest of the library's description."""
-        return hashlib.sha256(struct.pack("<8Q", *self.words)).hexdigest()[:12]
+        return hashlib.sha256(struct.pack("<8Q", *self.data)).hexdigest()[:12]
 
     @property
     def padded_bytes(self) -> int:
         """Of a workspace within which one of these bytes can be aligned."""
-        more = cublaslt.WORKSPACE_ALIGNMENT - _GIVEN_ALIGNMENT
-        return self.workspace_bytes + more if self.workspace_bytes else 0
+        padding = cublaslt.WORKSPACE_ALIGNMENT - _CALL_ALIGNMENT
+        return self.workspace_bytes + padding if self.workspace_bytes else 0
 
 
 class CublasLtGemm(LibraryGemm):
@@ -74,7 +74,7 @@ class CublasLtGemm(LibraryGemm):
     def __init__(self, runtime: Runtime) -> None:
         """``runtime``: that of the backend, which makes a device current."""
         self._runtime = runtime
-        self._found = lru_cache(maxsize=1024)(self._find)
+        self._algorithms = lru_cache(maxsize=1024)(self._heuristic)
 
     def unavailable(self) -> str | None:
         return cublaslt.unavailable()
@@ -110,16 +110,16 @@ class CublasLtGemm(LibraryGemm):
         reason = super().supports(problem, device)
         if reason or empty(problem):
             return reason
-        found = self._found(problem, device, 1)
-        return found if isinstance(found, str) else None
+        algorithms = self._algorithms(problem, device, 1)
+        return algorithms if isinstance(algorithms, str) else None
 
     def build(self, problem: GemmProblem, device: Device) -> PlanParts:
         if empty(problem):
             return PlanParts(())
-        found = self._found(problem, device, 1)
-        if isinstance(found, str):
-            raise DeviceError(f"{self.function} {found}")
-        return self._parts(problem, device, found[0])
+        algorithms = self._algorithms(problem, device, 1)
+        if isinstance(algorithms, str):
+            raise DeviceError(f"{self.function} {algorithms}")
+        return self._parts(problem, device, algorithms[0])
 
     def variants(self, problem: GemmProblem, device: Device) -> tuple[Variant, ...]:
         """The heuristic's first algorithms, all predicted to take what the library takes."""
@@ -134,64 +134,75 @@ class CublasLtGemm(LibraryGemm):
         if empty(problem):
             return {}
         # more may rank another first
-        first, more = (self._found(problem, device, n) for n in (1, _VARIANTS))
-        return {a.name: a for found in (first, more) if not isinstance(found, str) for a in found}
+        first, more = (self._algorithms(problem, device, n) for n in (1, _VARIANTS))
+        return {
+            a.name: a
+            for algorithms in (first, more)
+            if not isinstance(algorithms, str)
+            for a in algorithms
+        }
 
     def _parts(self, problem: GemmProblem, device: Device, algorithm: Algorithm) -> PlanParts:
         operation = None if problem.spec.bias else _operation(problem, 0)
         step = _Step(self, problem, device, algorithm, _layouts(problem), operation)
         return PlanParts((step,), algorithm.padded_bytes)
 
-    def _find(self, problem: GemmProblem, device: Device, most: int) -> tuple[Algorithm, ...] | str:
-        """The algorithms that the heuristic finds best, or why there is none."""
+    def _heuristic(
+        self, problem: GemmProblem, device: Device, max_count: int
+    ) -> tuple[Algorithm, ...] | str:
+        """The heuristic's best algorithms, or why there is none."""
         p, spec = problem, problem.spec
-        added = spec.vector_r if spec.residual else spec.vector_c
-        wanted = Described(
+        c_alignment = spec.vector_r if spec.residual else spec.vector_c
+        preference = LtDescriptor(
             "MatmulPreference",
             attributes={
-                cublaslt.MOST_WORKSPACE: _MOST_WORKSPACE,
+                cublaslt.MAX_WORKSPACE: _MAX_WORKSPACE,
                 cublaslt.REDUCTIONS: cublaslt.CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE,
                 cublaslt.ALIGNMENT_A: spec.vector_b,
                 cublaslt.ALIGNMENT_B: spec.vector_a,
-                cublaslt.ALIGNMENT_C: added,
+                cublaslt.ALIGNMENT_C: c_alignment,
                 cublaslt.ALIGNMENT_D: spec.vector_c,
             },
         )
         # Of a bias the heuristic looks at the address, for its alignment: a plan knows no more than
         # its element size.
         operation = _operation(p, spec.bias.itemsize if spec.bias else 0)
-        layouts, found, count = _layouts(p), (cublaslt.Found * most)(), ctypes.c_int()
+        layouts, results, count = (
+            _layouts(p),
+            (cublaslt.HeuristicResult * max_count)(),
+            ctypes.c_int(),
+        )
         with self._runtime.activate(device):
             handle, _ = _handles.of(device)
             status = cublaslt.library().cublasLtMatmulAlgoGetHeuristic(
                 handle,
                 operation.handle,
                 *[x.handle for x in layouts],
-                wanted.handle,
-                most,
-                ctypes.byref(found),
+                preference.handle,
+                max_count,
+                ctypes.byref(results),
                 ctypes.byref(count),
             )
-        status = status or (found[0].state if count.value else 0)
+        status = status or (results[0].state if count.value else 0)
         if status in cublaslt.NO_ALGORITHM:
             return f"has no algorithm for it ({cublaslt.status_name(status)})"
         cublaslt.check("cublasLtMatmulAlgoGetHeuristic", status)
-        usable = [f for f in found[: count.value] if not f.state]
+        usable = [r for r in results[: count.value] if not r.state]
         return (
-            tuple(Algorithm(tuple(f.algorithm), f.workspace_bytes) for f in usable)
+            tuple(Algorithm(tuple(r.algorithm), r.workspace_bytes) for r in usable)
             or "has no algorithm for it"
         )
 
 
-def _layouts(p: GemmProblem) -> tuple[Described, Described, Described, Described]:
-    """How the library's A, B, C (what is added) and D (the result) lie."""
+def _layouts(p: GemmProblem) -> tuple[LtDescriptor, LtDescriptor, LtDescriptor, LtDescriptor]:
+    """The layouts of the library's A, B, C (the addend) and D (the result)."""
     x = column_product(p, dict.fromkeys("ABC", 0))
 
-    def layout(f: Factor, rows: int, columns: int, stride: int | None) -> Described:
+    def layout(f: Factor, rows: int, columns: int, stride: int | None) -> LtDescriptor:
         assert stride is not None
         if f.transposed:
             rows, columns = columns, rows
-        return Described(
+        return LtDescriptor(
             "MatrixLayout",
             TYPES[f.dtype],
             rows,
@@ -203,19 +214,19 @@ def _layouts(p: GemmProblem) -> tuple[Described, Described, Described, Described
             },
         )
 
-    added, stride = x.result, x.result.stride
+    c, stride = x.result, x.result.stride
     if p.spec.residual:
         batch, head, row = p.residual_strides
-        added, stride = Factor(0, p.spec.residual, False, row, None), single_stride(p, batch, head)
+        c, stride = Factor(0, p.spec.residual, False, row, None), single_stride(p, batch, head)
     return (
         layout(x.first, x.m, x.k, x.first.stride),
         layout(x.second, x.k, x.n, x.second.stride),
-        layout(added, x.m, x.n, stride),
+        layout(c, x.m, x.n, stride),
         layout(x.result, x.m, x.n, x.result.stride),
     )
 
 
-def _operation(p: GemmProblem, bias: int) -> Described:
+def _operation(p: GemmProblem, bias: int) -> LtDescriptor:
     """The product, with the address of its bias. By rows of the library's D is by columns of C."""
     attributes: dict[Attribute, int] = {
         cublaslt.TRANSPOSE_A: p.spec.b_transposed,
@@ -230,7 +241,7 @@ def _operation(p: GemmProblem, bias: int) -> Described:
             cublaslt.BIAS_STRIDE: stride,
         }
     compute = compute_type(p.spec.dtype, p.spec.precision)
-    return Described("MatmulDesc", compute, TYPES[p.spec.dtype_acc], attributes=attributes)
+    return LtDescriptor("MatmulDesc", compute, TYPES[p.spec.dtype_acc], attributes=attributes)
 
 
 @dataclass(frozen=True)
@@ -241,8 +252,8 @@ class _Step:
     problem: GemmProblem
     device: Device
     algorithm: Algorithm
-    layouts: tuple[Described, Described, Described, Described]
-    operation: Described | None
+    layouts: tuple[LtDescriptor, LtDescriptor, LtDescriptor, LtDescriptor]
+    operation: LtDescriptor | None
     """None where there is a bias, whose address is part of it."""
 
     @property
@@ -252,12 +263,12 @@ class _Step:
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
         p, need = self.problem, self.algorithm.workspace_bytes
         x, (alpha, beta) = column_product(p, pointers), scalars(p)
-        added = x.result.address
+        c_address = x.result.address
         if p.spec.residual:
-            added, beta.value = pointers["residual"], 1
+            c_address, beta.value = pointers["residual"], 1
         operation = self.operation or _operation(p, pointers["bias"])
         a, b, c, d = (layout.handle for layout in self.layouts)
-        algorithm = (ctypes.c_uint64 * 8)(*self.algorithm.words)
+        algorithm = (ctypes.c_uint64 * 8)(*self.algorithm.data)
         aligned = (
             -(-workspace // cublaslt.WORKSPACE_ALIGNMENT) * cublaslt.WORKSPACE_ALIGNMENT
             if need
@@ -273,7 +284,7 @@ class _Step:
             x.second.address,
             b,
             ctypes.addressof(beta),
-            added,
+            c_address,
             c,
             x.result.address,
             d,
@@ -282,7 +293,9 @@ class _Step:
             need,
         )
 
-        def launch(stream: int, keep: object = (self, operation, alpha, beta, algorithm)) -> None:
+        def launch(
+            stream: int, keep_alive: object = (self, operation, alpha, beta, algorithm)
+        ) -> None:
             if status := run(*arguments, stream):
                 cublaslt.check("cublasLtMatmul", status)
 

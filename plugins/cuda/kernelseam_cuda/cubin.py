@@ -1,4 +1,4 @@
-"""What a cubin says of its kernels: the sections of its ELF and the attributes in .nv.info.
+"""Facts of a cubin's kernels: the sections of its ELF and the attributes in .nv.info.
 
 NVIDIA documents the names of the attributes (``cuobjdump -elf`` prints them), not their encoding.
 The encoding here was checked against cuobjdump and the compiler's own report, for nvrtc 12.9 and
@@ -53,11 +53,11 @@ def _facts(binary: bytes) -> dict[str, KernelFacts]:
     sections = _sections(binary)
     numbers = _numbers(sections[".nv.info"].data())
     reserved = _RESERVED if ".nv.shared.reserved.0" in sections else 0
-    found = {}
+    kernels = {}
     for number, name in _kernels(sections):
         counts = count(sections[f".text.{name}"].data())
         shared = sections.get(f".nv.shared.{name}")
-        found[name] = KernelFacts(
+        kernels[name] = KernelFacts(
             name=name,
             registers=numbers[_REGCOUNT, number],
             spills=counts["local_store_bytes"],
@@ -67,7 +67,7 @@ def _facts(binary: bytes) -> dict[str, KernelFacts]:
             parameters=_parameters(sections[f".nv.info.{name}"].data()),
             extra=counts,
         )
-    return found
+    return kernels
 
 
 def _sections(binary: bytes) -> Mapping[str, Section]:
@@ -81,7 +81,7 @@ def _sections(binary: bytes) -> Mapping[str, Section]:
     for name, s in sections.items():
         inside = s["sh_type"] == "SHT_NOBITS" or s["sh_offset"] + s["sh_size"] <= len(binary)
         if not inside or s.compressed:
-            raise ValueError(f"section {name} is compressed or ends at no byte of the file")
+            raise ValueError(f"section {name} is compressed or ends beyond the file")
     return sections
 
 
@@ -110,12 +110,12 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 def _numbers(data: bytes) -> dict[tuple[int, int], int]:
     """(attribute, symbol number) → value, for the attributes that hold one number a function."""
-    found = {}
+    result = {}
     for attribute, value in _attributes(data):
         if attribute in (_REGCOUNT, _FRAME_SIZE, _MIN_STACK_SIZE):
             symbol, number = struct.unpack("<II", value)
-            found[attribute, symbol] = number
-    return found
+            result[attribute, symbol] = number
+    return result
 
 
 def _parameters(data: bytes) -> tuple[tuple[int, int], ...]:
@@ -125,12 +125,12 @@ def _parameters(data: bytes) -> tuple[tuple[int, int], ...]:
     only: a parameter of wider alignment (a tensor map's 64) lies where its address there is
     aligned, not where a C structure would have it.
     """
-    found = {}
+    parameters = {}
     for attribute, value in _attributes(data):
         if attribute == _KPARAM_INFO:
             _, ordinal, offset, flags = struct.unpack("<IHHI", value)
-            found[ordinal] = offset, flags >> 18
+            parameters[ordinal] = offset, flags >> 18
         elif attribute == _KPARAM_INFO_V2:  # of kernels that take more than 4 KiB
             _, ordinal, offset, size = struct.unpack_from("<IHHH", value)
-            found[ordinal] = offset, size
-    return tuple(found[i] for i in range(len(found)))
+            parameters[ordinal] = offset, size
+    return tuple(parameters[i] for i in range(len(parameters)))

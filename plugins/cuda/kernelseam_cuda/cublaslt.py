@@ -44,7 +44,7 @@ BIAS_ADDRESS = Attribute("CUBLASLT_MATMUL_DESC_BIAS_POINTER", 8, _POINTER)
 BIAS_STRIDE = Attribute("CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE", 10, _I64)
 
 # cublasLtMatmulPreferenceAttributes_t
-MOST_WORKSPACE = Attribute("CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES", 1, _U64)
+MAX_WORKSPACE = Attribute("CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES", 1, _U64)
 REDUCTIONS = Attribute("CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK", 3, ctypes.c_uint32)
 ALIGNMENT_A = Attribute("CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES", 5, ctypes.c_uint32)
 ALIGNMENT_B = Attribute("CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES", 6, ctypes.c_uint32)
@@ -60,11 +60,11 @@ WORKSPACE_ALIGNMENT = 256
 """Bytes that the address of a workspace must be a multiple of."""
 
 NO_ALGORITHM = (7, 8, 15)
-"""CUBLAS_STATUS_INVALID_VALUE, _ARCH_MISMATCH and _NOT_SUPPORTED: what the heuristic says of what
-it does not take."""
+"""CUBLAS_STATUS_INVALID_VALUE, _ARCH_MISMATCH and _NOT_SUPPORTED: the heuristic's statuses for
+problems that it does not support."""
 
 
-class Found(ctypes.Structure):
+class HeuristicResult(ctypes.Structure):
     """cublasLtMatmulHeuristicResult_t."""
 
     _fields_ = (
@@ -81,7 +81,7 @@ _DESCRIPTORS = {
     "MatmulDesc": (_INT, _INT),  # what products are summed in, type of alpha and beta
     "MatmulPreference": (),
 }
-"""What each kind is created with."""
+"""The arguments that create each kind."""
 _PROTOTYPES = {
     "cublasLtCreate": (_POINTER,),
     "cublasLtMatmulAlgoGetHeuristic": (*[_POINTER] * 7, _INT, _POINTER, _POINTER),
@@ -98,11 +98,11 @@ _PROTOTYPES = {
 def library() -> Any:
     """cuBLASLt, wherever a wheel, conda or the system put it. Raises DeviceError saying what to
     install."""
-    found = blas.load("cublasLt", "cuBLASLt")
+    lib = blas.load("cublasLt", "cuBLASLt")
     for name, types in _PROTOTYPES.items():
-        getattr(found, name).argtypes = types
-    found.cublasLtGetStatusName.restype = ctypes.c_char_p
-    return found
+        getattr(lib, name).argtypes = types
+    lib.cublasLtGetStatusName.restype = ctypes.c_char_p
+    return lib
 
 
 @cache
@@ -112,7 +112,7 @@ def unavailable() -> str | None:
 
 
 def status_name(status: int) -> str:
-    """A status as the header calls it."""
+    """The status's name in the header."""
     text = library().cublasLtGetStatusName(status)
     return text.decode(errors="replace") if text else f"status {status}"
 
@@ -123,23 +123,24 @@ def check(name: str, status: int) -> None:
         raise blas.failure(name, status, library().cublasLtGetStatusName(status))
 
 
-class Described:
-    """A descriptor in the library's memory, which goes with its last user. Never changed once it is
-    made."""
+class LtDescriptor:
+    """A descriptor in the library's memory, destroyed with its last reference and never changed."""
 
     def __init__(self, kind: str, *arguments: int, attributes: Mapping[Attribute, int]) -> None:
-        """``kind``: "MatrixLayout", "MatmulDesc" or "MatmulPreference", with what such a one is
-        created with."""
-        lt, made = library(), _POINTER()
+        """``kind``: "MatrixLayout", "MatmulDesc" or "MatmulPreference", with the
+        arguments of its creation."""
+        lt, handle = library(), _POINTER()
         check(
             f"cublasLt{kind}Create",
-            getattr(lt, f"cublasLt{kind}Create")(ctypes.byref(made), *arguments),
+            getattr(lt, f"cublasLt{kind}Create")(ctypes.byref(handle), *arguments),
         )
-        self.handle, self._destroy = made, getattr(lt, f"cublasLt{kind}Destroy")
-        put = getattr(lt, f"cublasLt{kind}SetAttribute")
+        self.handle, self._destroy = handle, getattr(lt, f"cublasLt{kind}Destroy")
+        set_attribute = getattr(lt, f"cublasLt{kind}SetAttribute")
         for attribute, number in attributes.items():
             value = attribute.type(number)
-            status = put(made, attribute.number, ctypes.byref(value), ctypes.sizeof(value))
+            status = set_attribute(
+                handle, attribute.number, ctypes.byref(value), ctypes.sizeof(value)
+            )
             check(f"cublasLt{kind}SetAttribute of {attribute.name}", status)
 
     def __del__(self) -> None:

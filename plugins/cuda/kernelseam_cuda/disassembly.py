@@ -32,7 +32,7 @@ def count(code: bytes | memoryview) -> dict[str, int]:
     loads" for kernels without arrays in local memory; such arrays count too, as does whatever else
     a thread keeps there.
     """
-    found = {
+    counts = {
         "instructions": 0,
         "matrix_instructions": 0,
         "local_store_bytes": 0,
@@ -40,11 +40,11 @@ def count(code: bytes | memoryview) -> dict[str, int]:
     }
     for low, high in struct.iter_unpack("<QQ", code):
         operation = low & 0x1FF
-        found["instructions"] += 1
+        counts["instructions"] += 1
         if operation in _MATRIX:
-            found["matrix_instructions"] += 1
+            counts["matrix_instructions"] += 1
         elif operation == _STORE_LOCAL:
-            found["local_store_bytes"] += _WIDTHS[high >> 9 & 7]
+            counts["local_store_bytes"] += _WIDTHS[high >> 9 & 7]
         elif operation == _LOAD_LOCAL:
-            found["local_load_bytes"] += _WIDTHS[high >> 9 & 7]
-    return found
+            counts["local_load_bytes"] += _WIDTHS[high >> 9 & 7]
+    return counts

@@ -1,4 +1,4 @@
-"""Kernels on a device: arguments packed once, launches that do nothing but launch."""
+"""Kernels on a device: arguments are packed once; a launch only launches."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kernelseam.forking import new_lock
 from kernelseam_cuda import bindings
 
 _WITHOUT_OPT_IN = 48 * 1024
-"""Shared memory, fixed and dynamic together, that a block gets without asking for more."""
-_LOADS = _TELLS_PARAMETERS = 12040
+"""Bytes of static and dynamic shared memory that a block has without opting in to more."""
+_HAS_FUNC_LOAD = _HAS_PARAM_INFO = 12040
 """The first driver, by the CUDA it serves, that has cuFuncLoad, and cuFuncGetParamInfo."""
 _INVALID_VALUE = 1
 _STREAMS = 8
@@ -25,20 +25,20 @@ _END, _POINTER, _SIZE = 0, 1, 2
 
 
 def argument_list(arguments: bytes, size: ctypes.c_size_t) -> tuple[Any, Any]:
-    """The packed arguments in memory of their own, and the list that hands them to cuLaunchKernel
-    as one buffer."""
+    """The packed arguments in a buffer of their own, and the list that passes it to
+    cuLaunchKernel."""
     if len(arguments) != size.value:
         raise DeviceError(
             f"{len(arguments)} bytes of arguments were packed, the kernel takes {size.value}"
         )
     buffer = ctypes.create_string_buffer(arguments, max(len(arguments), 1))
-    place = ctypes.addressof(buffer)
-    return buffer, (ctypes.c_void_p * 5)(_POINTER, place, _SIZE, ctypes.addressof(size), _END)
+    address = ctypes.addressof(buffer)
+    return buffer, (ctypes.c_void_p * 5)(_POINTER, address, _SIZE, ctypes.addressof(size), _END)
 
 
 def parameter_list(buffer: int, facts: KernelFacts) -> Any:
-    """The address of each packed parameter, in order: the driver puts them where the kernel has
-    them.
+    """The address of each packed parameter, in order: the driver copies each to its offset in
+    the kernel.
 
     For tensor maps. CUDA documents one buffer by C's rules of alignment alone, and a kernel may
     have its first tensor map 48 bytes from the start.
@@ -57,60 +57,64 @@ class CudaKernel:
         self._size = ctypes.c_size_t(
             max((offset + size for offset, size in facts.parameters), default=0)
         )
-        self._apart = any(size >= TENSOR_MAP_BYTES for _, size in facts.parameters)
-        self._allowed = _WITHOUT_OPT_IN - facts.shared_bytes
+        self._has_tensor_maps = any(size >= TENSOR_MAP_BYTES for _, size in facts.parameters)
+        self._max_dynamic_shared = _WITHOUT_OPT_IN - facts.shared_bytes
         self._lock = new_lock()
 
     def prepare(self, config: LaunchConfig, arguments: bytes) -> Callable[[int], None]:
-        self._allow(config.shared_bytes)
+        self._opt_in_shared(config.shared_bytes)
         buffer, extra = argument_list(arguments, self._size)
-        given = (0, ctypes.addressof(extra))
-        keep: tuple[object, ...] = (buffer, extra, self._size)
-        if self._apart:
-            places = parameter_list(ctypes.addressof(buffer), self.facts)
-            given, keep = (ctypes.addressof(places), 0), (*keep, places)
-        return self._launcher(config, given, keep)
+        parameters = (0, ctypes.addressof(extra))
+        keep_alive: tuple[object, ...] = (buffer, extra, self._size)
+        if self._has_tensor_maps:
+            addresses = parameter_list(ctypes.addressof(buffer), self.facts)
+            parameters, keep_alive = (ctypes.addressof(addresses), 0), (*keep_alive, addresses)
+        return self._launcher(config, parameters, keep_alive)
 
     def _launcher(
-        self, config: LaunchConfig, given: tuple[int, int], keep: object
+        self, config: LaunchConfig, parameters: tuple[int, int], keep_alive: object
     ) -> Callable[[int], None]:
         """cuLaunchKernelEx for all: its four arguments are handed over in less time than
         cuLaunchKernel's eleven. The structure holds the stream as well: there is one for each
         stream, which never changes."""
-        run, function, (places, extra) = bindings.driver().cuLaunchKernelEx, self._function, given
+        run, function, (addresses, extra) = (
+            bindings.driver().cuLaunchKernelEx,
+            self._function,
+            parameters,
+        )
         structures: dict[int, Any] = {}
 
-        def launch(stream: int, keep: object = keep) -> None:
+        def launch(stream: int, keep_alive: object = keep_alive) -> None:
             try:
                 structure = structures[stream]
             except KeyError:
                 if len(structures) >= _STREAMS:
                     structures.clear()
                 structure = structures[stream] = _launch_structure(config, stream)
-            (status,) = run(structure, function, places, extra)
+            (status,) = run(structure, function, addresses, extra)
             if status:
                 bindings.fail("cuLaunchKernelEx", status, str(config))
 
         return launch
 
-    def _allow(self, shared_bytes: int) -> None:
+    def _opt_in_shared(self, shared_bytes: int) -> None:
         """Opt in to that much dynamic shared memory, never back to less: other plans share the
         function."""
         with self._lock:
-            if shared_bytes > self._allowed:
+            if shared_bytes > self._max_dynamic_shared:
                 attributes = bindings.driver().CUfunction_attribute
-                which = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                bindings.call("cuFuncSetAttribute", self._function, which, shared_bytes)
-                self._allowed = shared_bytes
+                attribute = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                bindings.call("cuFuncSetAttribute", self._function, attribute, shared_bytes)
+                self._max_dynamic_shared = shared_bytes
 
 
 def _launch_structure(config: LaunchConfig, stream: int) -> Any:
     """The config as a CUlaunchConfig, on a stream."""
     api = bindings.driver()
-    found, attributes = api.CUlaunchConfig(), []
-    found.gridDimX, found.gridDimY, found.gridDimZ = config.grid
-    found.blockDimX, found.blockDimY, found.blockDimZ = config.block
-    found.sharedMemBytes, found.hStream = config.shared_bytes, stream
+    structure, attributes = api.CUlaunchConfig(), []
+    structure.gridDimX, structure.gridDimY, structure.gridDimZ = config.grid
+    structure.blockDimX, structure.blockDimY, structure.blockDimZ = config.block
+    structure.sharedMemBytes, structure.hStream = config.shared_bytes, stream
     if config.cluster != (1, 1, 1):
         cluster = api.CUlaunchAttribute()
         cluster.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
@@ -123,25 +127,25 @@ def _launch_structure(config: LaunchConfig, stream: int) -> Any:
         early.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         early.value.programmaticStreamSerializationAllowed = 1
         attributes.append(early)
-    found.attrs, found.numAttrs = attributes, len(attributes)
-    return found
+    structure.attrs, structure.numAttrs = attributes, len(attributes)
+    return structure
 
 
 def driver_facts(function: Any, name: str) -> KernelFacts:
-    """What the driver says of a function. It counts neither spills, which are part of a thread's
+    """What the driver reports of a function. It counts neither spills, which are part of a thread's
     local memory, nor instructions."""
-    which = bindings.driver().CUfunction_attribute
+    attributes = bindings.driver().CUfunction_attribute
 
-    def attribute(what: str) -> int:
+    def attribute(suffix: str) -> int:
         return int(
             bindings.call(
-                "cuFuncGetAttribute", getattr(which, f"CU_FUNC_ATTRIBUTE_{what}"), function
+                "cuFuncGetAttribute", getattr(attributes, f"CU_FUNC_ATTRIBUTE_{suffix}"), function
             )
         )
 
     parameters: list[tuple[int, int]] = []
-    while (found := _parameter(function, len(parameters))) is not None:
-        parameters.append(found)
+    while (parameter := _parameter(function, len(parameters))) is not None:
+        parameters.append(parameter)
     return KernelFacts(
         name,
         attribute("NUM_REGS"),
@@ -155,12 +159,12 @@ def driver_facts(function: Any, name: str) -> KernelFacts:
 
 def _parameter(function: Any, index: int) -> tuple[int, int] | None:
     """(offset, size) of a parameter; None beyond the last."""
-    status, *found = bindings.driver().cuFuncGetParamInfo(function, index)
+    status, *result = bindings.driver().cuFuncGetParamInfo(function, index)
     if int(status) == _INVALID_VALUE:
         return None
     if int(status):
         bindings.fail("cuFuncGetParamInfo", status)
-    offset, size = found
+    offset, size = result
     return int(offset), int(size)
 
 
@@ -168,13 +172,13 @@ def load(module: Any, name: str, read: Callable[[], KernelFacts]) -> CudaKernel:
     """The kernel of a module of the current context, on the device when this returns.
 
     Loading at the first launch, as the driver does by default, would synchronise, and fail inside a
-    graph's capture. ``read`` reads the facts off the binary, for a driver that does not tell where
-    parameters lie.
+    graph's capture. ``read`` reads the facts off the binary, for a driver that does not report
+    the parameters' offsets.
     """
     function = bindings.call("cuModuleGetFunction", module, name.encode())
     version = bindings.call("cuDriverGetVersion")
-    if version >= _LOADS:
+    if version >= _HAS_FUNC_LOAD:
         bindings.call("cuFuncLoad", function)
     return CudaKernel(
-        function, driver_facts(function, name) if version >= _TELLS_PARAMETERS else read()
+        function, driver_facts(function, name) if version >= _HAS_PARAM_INFO else read()
     )

@@ -34,7 +34,7 @@ class CudaRuntime:
         self._current: Callable[[], tuple[Any, Any]] | None = None
         self._pinned = _Pinned()
         self.absence = ""
-        """Why there is no device; "" where there is one, or nobody has looked."""
+        """Why there is no device; "" where there is one, or before ``devices`` is called."""
 
     def devices(self) -> Sequence[Device]:
         if self._devices is None:
@@ -80,11 +80,11 @@ class CudaRuntime:
         return host_copy(info, self)
 
     def read(self, pointer: int, size: int, device: Device) -> npt.NDArray[np.uint8]:
-        found = np.empty(size, np.uint8)
+        content = np.empty(size, np.uint8)
         with self.activate(device):
             bindings.call("cuCtxSynchronize")
-            bindings.call("cuMemcpyDtoH", found.ctypes.data, pointer, size)
-        return found
+            bindings.call("cuMemcpyDtoH", content.ctypes.data, pointer, size)
+        return content
 
     def current_stream(self, device: Device, array: ArrayInfo | None = None) -> int:
         return arrays.current_stream(device, array.kind if array else None)
@@ -106,34 +106,36 @@ class CudaRuntime:
         return launch
 
     def versions(self) -> dict[str, str]:
-        """What times depend on beside the compiler: the driver and the vendor's library of
-        products."""
-        libraries = {n: found for n in _LIBRARIES if (found := bindings.version(n))}
+        """Versions that affect timings, the compiler aside: the driver and cuBLAS."""
+        libraries = {n: version for n in _LIBRARIES if (version := bindings.version(n))}
         return {"driver": str(bindings.call("cuDriverGetVersion")), **libraries}
 
     def activate(self, device: Device) -> AbstractContextManager[None]:
         if self._current is None:
-            # one that another process described may be used before anybody asks for this one's
+            # a device that another process described may be used before this process lists its own
             self.devices()
             self._current = bindings.driver().cuCtxGetCurrent
         context = int(self._current()[1])
-        wanted = _primary_context(device.index)
-        if context == int(wanted):
+        primary = _primary_context(device.index)
+        if context == int(primary):
             return _NOTHING
         # a thread's first work: nothing to restore, and its next calls find the device current
         if not context:
-            bindings.call("cuCtxSetCurrent", wanted)
+            bindings.call("cuCtxSetCurrent", primary)
             return _NOTHING
-        return _Activated(wanted)
+        return _Activated(primary)
 
     def ready(self, device: Device, kind: str | None) -> Ready:
         with self.activate(device):
-            current, wanted = bindings.driver().cuCtxGetCurrent, int(_primary_context(device.index))
+            current, primary = (
+                bindings.driver().cuCtxGetCurrent,
+                int(_primary_context(device.index)),
+            )
 
         def is_current() -> bool:
-            return int(current()[1]) == wanted
+            return int(current()[1]) == primary
 
-        return Ready(is_current, arrays.stream_asker(device, kind))
+        return Ready(is_current, arrays.stream_getter(device, kind))
 
     def time(self, launch: Callable[[int], None], device: Device, repeats: int) -> list[float]:
         with self.activate(device), _events(2 * repeats) as events:
@@ -150,8 +152,8 @@ class CudaRuntime:
 
 
 class _Pinned:
-    """Pinned host memory that copies to devices pass through, piece by piece. It is taken at the
-    first copy, and kept."""
+    """Pinned host memory through which copies to devices are staged. It is allocated at the first
+    copy and kept."""
 
     def __init__(self) -> None:
         self._lock = new_lock()
@@ -213,8 +215,10 @@ def capability(index: int) -> tuple[int, int]:
 
 
 def _attribute(index: int, name: str) -> int:
-    what = getattr(bindings.driver().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-    return int(bindings.call("cuDeviceGetAttribute", what, bindings.call("cuDeviceGet", index)))
+    attribute = getattr(bindings.driver().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return int(
+        bindings.call("cuDeviceGetAttribute", attribute, bindings.call("cuDeviceGet", index))
+    )
 
 
 def _device(index: int) -> Device:

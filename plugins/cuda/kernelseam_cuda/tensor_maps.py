@@ -14,13 +14,13 @@ from kernelseam.dtypes import DType
 
 from kernelseam_cuda import bindings
 
-MOST_AXES, MOST_BOX = 5, 256
-MOST_EXTENT, STRIDE_BYTES_END = 2**32, 2**40
+MAX_AXES, MAX_BOX = 5, 256
+MAX_EXTENT, STRIDE_BYTES_END = 2**32, 2**40
 ALIGNMENT = 16
 """Bytes: of the first element's address, of every stride, and of a row of the box."""
-_ONE_STEP = 16
-"""Bytes: the stride of an axis of extent 1, which is never taken, and may be anything in the
-operand."""
+_EXTENT_1_STRIDE = 16
+"""Bytes: the stride passed for an axis of extent 1, whose own stride may be
+anything."""
 
 SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 PROMOTIONS = {0: "NONE", 64: "L2_64B", 128: "L2_128B", 256: "L2_256B"}
@@ -49,7 +49,8 @@ def tiled(tensor_map: TensorMap) -> Tiled:
     """The numbers of a tensor map that is not refused."""
     m, size = tensor_map, tensor_map.dtype.itemsize
     strides = tuple(
-        _ONE_STEP if n == 1 else s * size for n, s in zip(m.extents[1:], m.strides[1:], strict=True)
+        _EXTENT_1_STRIDE if n == 1 else s * size
+        for n, s in zip(m.extents[1:], m.strides[1:], strict=True)
     )
     return Tiled(m.extents, strides, m.box)
 
@@ -59,50 +60,50 @@ def refuse(tensor_map: TensorMap, alignment: int) -> str | None:
     None."""
     m, size = tensor_map, tensor_map.dtype.itemsize
     axes = len(m.extents)
-    if not 1 <= axes <= MOST_AXES or len(m.strides) != axes or len(m.box) != axes:
-        return _says(
+    if not 1 <= axes <= MAX_AXES or len(m.strides) != axes or len(m.box) != axes:
+        return _refusal(
             m,
-            f"{axes} extents, {len(m.strides)} strides, a box of {len(m.box)}: 1 to {MOST_AXES}, "
+            f"{axes} extents, {len(m.strides)} strides, a box of {len(m.box)}: 1 to {MAX_AXES}, "
             "as many",
         )
     if m.dtype not in DTYPES:
-        return _says(m, f"elements of {m.dtype}: {', '.join(d.value for d in DTYPES)}")
+        return _refusal(m, f"elements of {m.dtype}: {', '.join(d.value for d in DTYPES)}")
     if m.swizzle not in SWIZZLES or m.l2_promotion not in PROMOTIONS:
-        return _says(
+        return _refusal(
             m, f"a swizzle of {m.swizzle} and an L2 promotion of {m.l2_promotion}: {_CHOICES}"
         )
     if alignment % ALIGNMENT or m.offset % ALIGNMENT:
-        return _says(
+        return _refusal(
             m,
             f"an address aligned to {alignment} bytes and {m.offset} more: multiples of "
             f"{ALIGNMENT}",
         )
     for axis, (n, stride, box) in enumerate(zip(m.extents, m.strides, m.box, strict=True)):
-        if not 1 <= n <= MOST_EXTENT:
-            return _says(m, f"extent {n} of axis {axis}: 1 to 2^32")
-        if not 1 <= box <= MOST_BOX:
-            return _says(m, f"a box of {box} along axis {axis}: 1 to {MOST_BOX}")
+        if not 1 <= n <= MAX_EXTENT:
+            return _refusal(m, f"extent {n} of axis {axis}: 1 to 2^32")
+        if not 1 <= box <= MAX_BOX:
+            return _refusal(m, f"a box of {box} along axis {axis}: 1 to {MAX_BOX}")
         if (
             axis
             and n > 1
             and (stride * size % ALIGNMENT or not 0 < stride * size < STRIDE_BYTES_END)
         ):
-            return _says(
+            return _refusal(
                 m,
                 f"a stride of {stride * size} bytes of axis {axis}: a multiple of {ALIGNMENT}, 1 "
                 "to 2^40",
             )
     if m.extents[0] > 1 and m.strides[0] != 1:
-        return _says(m, f"a stride of {m.strides[0]} elements of the innermost axis: 1")
+        return _refusal(m, f"a stride of {m.strides[0]} elements of the innermost axis: 1")
     row = m.box[0] * size
     if row % ALIGNMENT:
-        return _says(m, f"a box with rows of {row} bytes: a multiple of {ALIGNMENT}")
+        return _refusal(m, f"a box with rows of {row} bytes: a multiple of {ALIGNMENT}")
     if m.swizzle and row > m.swizzle:
-        return _says(m, f"a box with rows of {row} bytes: no more than its swizzle, {m.swizzle}")
+        return _refusal(m, f"a box with rows of {row} bytes: no more than its swizzle, {m.swizzle}")
     return None
 
 
-def _says(tensor_map: TensorMap, text: str) -> str:
+def _refusal(tensor_map: TensorMap, text: str) -> str:
     """``text``: what it has, a colon, what is taken."""
     has, _, takes = text.rpartition(": ")
     return f"the tensor map of {tensor_map.operand} has {has}; TMA takes {takes}"

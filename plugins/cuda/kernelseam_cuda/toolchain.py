@@ -25,11 +25,10 @@ from kernelseam.forking import ForkGate, new_lock
 
 from kernelseam_cuda import archs, bindings, cubin, launch, tensor_maps
 
-_LOST = re.compile(r"^.*(?:\(C75(?:08|1[0-5])\)|wgmma.* serialized).*$", re.MULTILINE)
-"""What the assembler says, and succeeds: C7508, a setmaxnreg is ignored; C7510 to C7515, wgmma are
-serialised. Either takes from a kernel the speed that it is written for, and nothing of its
-results."""
-_UNCACHED = (13, 0)
+_SLOW_WARNINGS = re.compile(r"^.*(?:\(C75(?:08|1[0-5])\)|wgmma.* serialized).*$", re.MULTILINE)
+"""Warnings of the assembler: C7508, a setmaxnreg is ignored; C7510 to C7515, wgmma are serialised.
+The kernel's results stay right, but it is slow."""
+_HAS_NO_CACHE = (13, 0)
 """The first nvrtc known to take --no-cache: a hit in its own cache has an empty log."""
 
 
@@ -57,16 +56,16 @@ class CudaToolchain:
         return sources()
 
     def compiler(self) -> str:
-        with _AT_WORK.work():
+        with _FORK_GATE.work():
             return _version()
 
     def compile(self, bundle: SourceBundle, arch: str) -> bytes:
         self.arch_row(arch)
         names, texts = [n.encode() for n, _ in bundle.files], [t.encode() for _, t in bundle.files]
-        with _AT_WORK.work():
-            uncached = ["--no-cache"] * (_nvrtc(bundle.name, arch, "nvrtcVersion") >= _UNCACHED)
+        with _FORK_GATE.work():
+            no_cache = ["--no-cache"] * (_nvrtc(bundle.name, arch, "nvrtcVersion") >= _HAS_NO_CACHE)
             options = [
-                o.encode() for o in (f"--gpu-architecture={arch}", *bundle.options, *uncached)
+                o.encode() for o in (f"--gpu-architecture={arch}", *bundle.options, *no_cache)
             ]
             program = _nvrtc(
                 bundle.name,
@@ -85,12 +84,12 @@ class CudaToolchain:
                 text = log.rstrip(bytes(1)).decode(errors="replace")
                 if int(status):
                     raise CompileError(bundle.name, arch, f"{status.name}\n{text}")
-                if lost := _LOST.findall(text):
-                    said = "\n".join(lost)
+                if slow_warnings := _SLOW_WARNINGS.findall(text):
+                    diagnostics = "\n".join(slow_warnings)
                     warnings.warn(
-                        f"{bundle.name} compiles for {arch}, but not to what it is written for: "
+                        f"{bundle.name} compiles for {arch}, but not as intended: "
                         "its results are right, "
-                        f"and it is slow. {_version()} says:\n{said}",
+                        f"and it is slow. {_version()} says:\n{diagnostics}",
                         SlowBinary,
                         stacklevel=2,
                     )
@@ -130,33 +129,35 @@ class CudaToolchain:
         return tensor_maps.encode(tensor_map, address)
 
 
-_AT_WORK = ForkGate()
-"""Around nvrtc: a child forked amid a compilation would wait for ever for nvrtc's own locks."""
+_FORK_GATE = ForkGate()
+"""Around nvrtc: a child forked during a compilation would deadlock on nvrtc's locks."""
 _BUILD = re.compile(r"Compiler Build ID: (?P<build>\S+)|release .*, V(?P<version>\S+)")
 """In the head of its PTX: nvrtcVersion knows no patch level."""
 
 
 @cache
 def _version() -> str:
-    """nvrtc's version with its patch level, and its build, from what it writes of itself into its
-    PTX."""
+    """nvrtc's version with its patch level, and its build, from the header of its PTX."""
     major, minor = _nvrtc("compiler", "any arch", "nvrtcVersion")
     program = _nvrtc("compiler", "any arch", "nvrtcCreateProgram", b"", b"version.cu", 0, [], [])
     _nvrtc("compiler", "any arch", "nvrtcCompileProgram", program, 0, [])
     ptx = bytearray(_nvrtc("compiler", "any arch", "nvrtcGetPTXSize", program))
     _nvrtc("compiler", "any arch", "nvrtcGetPTX", program, ptx)
     _nvrtc("compiler", "any arch", "nvrtcDestroyProgram", program)
-    said = {
+    fields = {
         k: v
-        for found in _BUILD.finditer(ptx.decode(errors="replace"))
-        for k, v in found.groupdict().items()
+        for match in _BUILD.finditer(ptx.decode(errors="replace"))
+        for k, v in match.groupdict().items()
         if v
     }
-    return f"nvrtc {said.get('version', f'{major}.{minor}')} ({said.get('build', 'unknown build')})"
+    return (
+        f"nvrtc {fields.get('version', f'{major}.{minor}')} "
+        f"({fields.get('build', 'unknown build')})"
+    )
 
 
 def _nvrtc(name: str, arch: str, function: str, *arguments: object) -> Any:
-    """An nvrtc function by name; its results without the status. What goes wrong is a
+    """An nvrtc function by name; its results without the status. Errors are raised as
     CompileError."""
     try:
         status, *results = getattr(bindings.nvrtc(), function)(*arguments)

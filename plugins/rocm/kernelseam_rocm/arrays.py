@@ -1,5 +1,5 @@
-"""Arrays on AMD GPUs, of every library that is loaded, told apart by attributes: no library is
-imported to ask."""
+"""Arrays on AMD GPUs, of any library that is loaded, recognised by their attributes: no library is
+imported for it."""
 
 from __future__ import annotations
 
@@ -83,24 +83,24 @@ def describe(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
             "cupy",
             array,
         )
-    return _stranger(array, devices)
+    return _foreign(array, devices)
 
 
-def _stranger(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
-    """An array of a library that we do not know, through DLPack."""
-    where = getattr(type(array), "__dlpack_device__", None)
-    if where is None or int((place := where(array))[0]) != dlpack.ROCM:
+def _foreign(array: Any, devices: Sequence[Device]) -> ArrayInfo | None:
+    """An array of another library, through DLPack."""
+    dlpack_device = getattr(type(array), "__dlpack_device__", None)
+    if dlpack_device is None or int((location := dlpack_device(array))[0]) != dlpack.ROCM:
         return None
     view = dlpack.read(array.__dlpack__())
     kind = type(array).__module__.partition(".")[0]
     dtype = DType.of(view.dtype, floating=False)
     return ArrayInfo(
-        view.pointer, view.shape, view.strides, dtype, devices[int(place[1])], kind, array
+        view.pointer, view.shape, view.strides, dtype, devices[int(location[1])], kind, array
     )
 
 
 def empty(shape: Sequence[int], dtype: DType, device: Device, kind: str | None) -> object:
-    """A new row-major array on the current device, of that kind where we can make it, else a
+    """A new row-major array on the current device, of that library where possible, else a
     DeviceArray.
 
     Raises OutOfDeviceMemory, DeviceError.
@@ -115,8 +115,8 @@ def empty(shape: Sequence[int], dtype: DType, device: Device, kind: str | None) 
     # a context that is lost has its libraries raise errors of their own
     except (MemoryError, RuntimeError) as e:
         # cupy's, torch's
-        full = isinstance(e, MemoryError) or type(e).__name__ == "OutOfMemoryError"
-        error = OutOfDeviceMemory if full else DeviceError
+        out_of_memory = isinstance(e, MemoryError) or type(e).__name__ == "OutOfMemoryError"
+        error = OutOfDeviceMemory if out_of_memory else DeviceError
         raise error(f"allocating {list(shape)} of {dtype} on {device} failed: {e}") from e
     return DeviceArray(shape, dtype, device)
 
@@ -131,15 +131,15 @@ def current_stream(device: Device, kind: str | None) -> int:
     return 0
 
 
-def stream_asker(device: Device, kind: str | None) -> Callable[[], int]:
-    """What asks ``current_stream`` of one device and library."""
+def stream_getter(device: Device, kind: str | None) -> Callable[[], int]:
+    """A function that returns ``current_stream`` of one device and library."""
     if kind == "torch" and (torch := torch_module()) is not None:
         return _torch_stream(torch, device)
     return partial(current_stream, device, kind)
 
 
 def _torch_stream(torch: Any, device: Device) -> Callable[[], int]:
-    # What torch's own compiler calls; the other is slow.
+    # torch's compiler uses it; torch.cuda.current_stream is slow.
     raw = getattr(getattr(torch, "_C", None), "_cuda_getCurrentRawStream", None)
     return (
         partial(raw, device.index)

@@ -1,5 +1,4 @@
-"""The one place that finds hip-python, in either of its layouts, and that checks what its calls
-return."""
+"""hip-python, in either of its layouts, with every call's status checked."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ LAYOUTS = ("rocm.bindings", "hip")
 """hip-python 10 puts its modules under the first, 7.2 under the second."""
 
 DRIVERS = ("/dev/kfd", "/dev/dxg")
-"""What the kernel's driver shows of itself: on Linux, and in the Windows Subsystem for Linux."""
+"""The driver's device files: on Linux, and in the Windows Subsystem for Linux."""
 
 OUT_OF_MEMORY, NO_DEVICE = 2, 100  # hipErrorOutOfMemory, hipErrorNoDevice
 
@@ -26,14 +25,14 @@ def module(name: str) -> Any:
 
     Raises NoDevice, saying what was tried, where it cannot be imported.
     """
-    tried = []
+    failures = []
     for layout in LAYOUTS:
         try:
             return importlib.import_module(f"{layout}.{name}")
         except ImportError as e:
-            tried.append(f"{layout}.{name}: {e}")
+            failures.append(f"{layout}.{name}: {e}")
     raise NoDevice(
-        f"hip-python's {name} cannot be imported ({'; '.join(tried)}); install hip-python"
+        f"hip-python's {name} cannot be imported ({'; '.join(failures)}); install hip-python"
     )
 
 
@@ -42,16 +41,16 @@ def hip() -> Any:
     """The module of the HIP runtime, with the compile server started before it.
 
     Forking is only safe before the runtime starts its threads. Raises NoDevice where there is no
-    driver: the runtime is then left alone, for 6.4, asked from two threads on such a machine, takes
-    the process down as it exits.
+    driver: the runtime is then not called, as that of ROCm 6.4, called from two threads on such a
+    machine, crashes the process at its exit.
     """
-    found = module("hip")
+    runtime = module("hip")
     if not any(os.path.exists(path) for path in DRIVERS):
         raise NoDevice(f"no AMD GPU driver is here: neither {' nor '.join(DRIVERS)} exists")
     from kernelseam_rocm import worker
 
     worker.server().start()
-    return found
+    return runtime
 
 
 def call(name: str, *arguments: object) -> Any:
@@ -85,9 +84,9 @@ def properties(index: int) -> Any:
     runtime = hip()
     if runtime.__name__.startswith("rocm."):
         return call("hipGetDeviceProperties", index)
-    filled = runtime.hipDeviceProp_t()  # 7.2 fills in a structure of the caller's
-    call("hipGetDeviceProperties", filled, index)
-    return filled
+    structure = runtime.hipDeviceProp_t()  # 7.2 fills in a structure of the caller's
+    call("hipGetDeviceProperties", structure, index)
+    return structure
 
 
 def text(value: Any) -> str:

@@ -44,12 +44,12 @@ class HipBlasGemm(BatchedGemm):
     def bind(
         self, problem: GemmProblem, device: Device, pointers: Mapping[str, int]
     ) -> Callable[[int], None]:
-        blas, held = bindings.module("hipblas"), scalars(problem)
-        packed = arguments(column_product(problem, pointers), *map(ctypes.addressof, held))
+        blas, factors = bindings.module("hipblas"), scalars(problem)
+        packed = arguments(column_product(problem, pointers), *map(ctypes.addressof, factors))
         handle, lock = _handles.of(device)
         name, gemm, set_stream = self.function, getattr(blas, self.function), blas.hipblasSetStream
 
-        def launch(stream: int, keep: object = held) -> None:
+        def launch(stream: int, keep_alive: object = factors) -> None:
             with lock:  # the stream is a property of the handle
                 _check("hipblasSetStream", set_stream(handle, stream))
                 _check(name, gemm(handle, *packed))
@@ -67,7 +67,10 @@ class HipBlasBatchedGemm(HipBlasGemm):
 def arguments(x: ColumnProduct, alpha: int, beta: int) -> tuple[Any, ...]:
     """The function's arguments after the handle; ``alpha`` and ``beta`` are host addresses."""
     blas, types = bindings.module("hipblas"), bindings.hip().hipDataType
-    turn = {False: blas.hipblasOperation_t.HIPBLAS_OP_N, True: blas.hipblasOperation_t.HIPBLAS_OP_T}
+    operations = {
+        False: blas.hipblasOperation_t.HIPBLAS_OP_N,
+        True: blas.hipblasOperation_t.HIPBLAS_OP_T,
+    }
     computes = blas.hipblasComputeType_t
     compute = (
         computes.HIPBLAS_COMPUTE_64F
@@ -76,13 +79,13 @@ def arguments(x: ColumnProduct, alpha: int, beta: int) -> tuple[Any, ...]:
     )
 
     def matrix(f: Factor) -> tuple[Any, ...]:
-        where = f.address, getattr(types, _TYPES[f.dtype]), f.lead
-        return where if f.stride is None else (*where, f.stride)
+        operand = f.address, getattr(types, _TYPES[f.dtype]), f.lead
+        return operand if f.stride is None else (*operand, f.stride)
 
     first, second, result = map(matrix, (x.first, x.second, x.result))
     return (
-        turn[x.first.transposed],
-        turn[x.second.transposed],
+        operations[x.first.transposed],
+        operations[x.second.transposed],
         x.m,
         x.n,
         x.k,

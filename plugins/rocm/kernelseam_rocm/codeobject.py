@@ -1,4 +1,4 @@
-"""What an AMDGPU code object says of its kernels: the metadata note of its ELF, and their machine
+"""Facts of an AMDGPU code object's kernels: the metadata note of its ELF, and their machine
 code.
 
 Format: LLVM's "User Guide for AMDGPU Backend", code object V4 and V5.

@@ -110,12 +110,12 @@ def count(code: CodeObject) -> Mapping[str, Mapping[str, int]]:
     disassemble. comgr may end the process: see `compiler`."""
     result: dict[str, Mapping[str, int]] = {}
     for kernel in code.code:
-        seen: Counter[str] = Counter(dict.fromkeys(_PATTERNS, 0))
+        counts: Counter[str] = Counter(dict.fromkeys(_PATTERNS, 0))
 
-        def tally(_: int, instruction: str, seen: Counter[str] = seen) -> None:
+        def tally(_: int, instruction: str, counts: Counter[str] = counts) -> None:
             for key, pattern in _PATTERNS.items():
                 if pattern.match(instruction):
-                    seen[key] += 1
+                    counts[key] += 1
 
-        result[kernel] = dict(seen) if instructions(code, kernel, tally) else {}
+        result[kernel] = dict(counts) if instructions(code, kernel, tally) else {}
     return result

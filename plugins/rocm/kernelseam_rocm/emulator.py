@@ -1,7 +1,7 @@
 """The optional distribution kernelseam-rocm-emulator, imported by its name where
 KERNELSEAM_TINYGRAD asks for it.
 
-Nothing else in this plugin knows that package. Where it is absent or raises, the plugin is as it is
+Nothing else in this plugin knows that package. Where it is absent or raises, the plugin works
 without it, and `kernelseam doctor` says why.
 """
 
@@ -47,13 +47,13 @@ class Emulator(Protocol):
 def find() -> Emulator | str:
     """The process's emulator, or why there is none. Imports the package only where the variable is
     set."""
-    named = os.environ.get(VARIABLE, "")
+    checkout = os.environ.get(VARIABLE, "")
     try:
         with Contained(f"the package {PACKAGE}"):
             if find_spec(PACKAGE) is None:
                 reason = f"{DISTRIBUTION} is not installed"
-                return f"{VARIABLE} is set, but {reason}" if named else f"off ({reason})"
-            if not named:
+                return f"{VARIABLE} is set, but {reason}" if checkout else f"off ({reason})"
+            if not checkout:
                 return f"off ({VARIABLE} is not set)"
             package: Any = importlib.import_module(PACKAGE)
             started: Emulator | str = package.start()
@@ -68,7 +68,7 @@ def find() -> Emulator | str:
 
 def required() -> Emulator:
     """The process's emulator. Raises NoDevice, saying why there is none."""
-    found = find()
-    if isinstance(found, str):
-        raise NoDevice(f"no emulated device: {found}")
-    return found
+    emulator = find()
+    if isinstance(emulator, str):
+        raise NoDevice(f"no emulated device: {emulator}")
+    return emulator

@@ -1,4 +1,4 @@
-"""Launching: arguments packed by us, handed to the runtime as one buffer."""
+"""Launches: arguments are packed here and passed to the runtime as one buffer."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 3
 def check_arguments(arguments: bytes, facts: KernelFacts) -> int:
     """The size of the kernel's arguments. Raises InvalidValue where the packed ones are not of that
     size."""
-    want = max((offset + size for offset, size in facts.parameters), default=0)
-    if len(arguments) != want:
+    expected = max((offset + size for offset, size in facts.parameters), default=0)
+    if len(arguments) != expected:
         raise InvalidValue(
             "arguments",
             f"{len(arguments)} bytes",
-            f"kernel {facts.name} takes {want}",
+            f"kernel {facts.name} takes {expected}",
             "Pack them by the kernel's signature",
         )
-    return want
+    return expected
 
 
 def driver_facts(function: object, read: KernelFacts) -> KernelFacts:
-    """What the runtime says of a function; HIP tells of no parameters: they are those that were
-    read off the binary."""
-    which = bindings.hip().hipFunction_attribute
+    """What the runtime says of a function; HIP does not report the parameters: they are those
+    read from the binary."""
+    attributes = bindings.hip().hipFunction_attribute
 
     def attribute(name: str) -> int:
         return int(
             bindings.call(
-                "hipFuncGetAttribute", getattr(which, f"HIP_FUNC_ATTRIBUTE_{name}"), function
+                "hipFuncGetAttribute", getattr(attributes, f"HIP_FUNC_ATTRIBUTE_{name}"), function
             )
         )
 
@@ -58,20 +58,22 @@ class HipKernel:
 
     def prepare(self, config: LaunchConfig, arguments: bytes) -> Callable[[int], None]:
         """See the contract. Raises InvalidValue where the arguments' size is not the kernel's: the
-        runtime would read beyond them without a word."""
+        runtime would read beyond them silently."""
         config.require_plain("rocm")
-        want = check_arguments(arguments, self.facts)
+        expected = check_arguments(arguments, self.facts)
         # hip-python's own packing of a tuple mistakes the alignment of structures; an address it
         # passes on as it is.
-        buffer = ctypes.create_string_buffer(arguments, max(want, 1))
-        size = ctypes.c_size_t(want)
-        places = ctypes.addressof(buffer), ctypes.addressof(size)
-        extra = (ctypes.c_void_p * 5)(_BUFFER_POINTER, places[0], _BUFFER_SIZE, places[1], _END)
-        keep, address = (buffer, size, extra), ctypes.addressof(extra)
+        buffer = ctypes.create_string_buffer(arguments, max(expected, 1))
+        size = ctypes.c_size_t(expected)
+        addresses = ctypes.addressof(buffer), ctypes.addressof(size)
+        extra = (ctypes.c_void_p * 5)(
+            _BUFFER_POINTER, addresses[0], _BUFFER_SIZE, addresses[1], _END
+        )
+        keep_alive, address = (buffer, size, extra), ctypes.addressof(extra)
         start, function = bindings.hip().hipModuleLaunchKernel, self._function
         grid, block, shared_bytes = config.grid, config.block, config.shared_bytes
 
-        def launch(stream: int, keep: object = keep) -> None:
+        def launch(stream: int, keep_alive: object = keep_alive) -> None:
             (status,) = start(function, *grid, *block, shared_bytes, stream, None, address)
             if status.value:
                 raise bindings.failure(f"hipModuleLaunchKernel ({config})", status)

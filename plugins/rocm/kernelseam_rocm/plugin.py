@@ -59,7 +59,7 @@ def kernelseam_doctor() -> Mapping[str, Any]:
     assert toolchain is not None
     devices = [f"{d} {d.name}, {d.limits.compute_units} compute units" for d in runtime.devices()]
     report: dict[str, Any] = {
-        "bindings": {name: found for name in DISTRIBUTIONS if (found := _version(name))},
+        "bindings": {name: version for name in DISTRIBUTIONS if (version := _version(name))},
         "devices": devices,
         "archs": list(toolchain.archs),
     }
@@ -92,10 +92,10 @@ def _blas(devices: bool) -> str:
     from kernelseam_rocm import bindings
 
     try:
-        found = bindings.module("hipblas").__name__
+        module = bindings.module("hipblas").__name__
     except DeviceError as e:
         return str(e)
-    return found if devices else f"{found}, not tried without a device"
+    return module if devices else f"{module}, not tried without a device"
 
 
 def _version(distribution: str) -> str | None:

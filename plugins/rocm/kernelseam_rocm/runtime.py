@@ -30,7 +30,7 @@ class HipRuntime:
         self._devices: tuple[Device, ...] | None = None
         self._pinned = _Pinned()
         self.absence = ""
-        """Why there is no device; "" where there is one, or nobody has looked."""
+        """Why there is no device; "" where there is one, or before ``devices`` is called."""
 
     def devices(self) -> Sequence[Device]:
         if self._devices is None:
@@ -70,12 +70,12 @@ class HipRuntime:
         return host_copy(info, self)
 
     def read(self, pointer: int, size: int, device: Device) -> npt.NDArray[np.uint8]:
-        found = np.empty(size, np.uint8)
+        content = np.empty(size, np.uint8)
         with self.activate(device):
             bindings.call("hipDeviceSynchronize")
             kind = bindings.hip().hipMemcpyKind.hipMemcpyDeviceToHost
-            bindings.call("hipMemcpy", found.ctypes.data, pointer, size, kind)
-        return found
+            bindings.call("hipMemcpy", content.ctypes.data, pointer, size, kind)
+        return content
 
     def current_stream(self, device: Device, array: ArrayInfo | None = None) -> int:
         return arrays.current_stream(device, array.kind if array else None)
@@ -97,23 +97,23 @@ class HipRuntime:
         return launch
 
     def versions(self) -> dict[str, str]:
-        """What times depend on beside the compiler: the driver and the runtime, whose libraries
-        have its version."""
+        """Versions that affect timings, the compiler aside: the driver and the runtime, whose
+        libraries have its version."""
         return {
             n: str(bindings.call(f"hip{n.capitalize()}GetVersion")) for n in ("driver", "runtime")
         }
 
     def activate(self, device: Device) -> AbstractContextManager[None]:
-        before = bindings.call("hipGetDevice")
-        return _NOTHING if before == device.index else _activated(device.index, before)
+        previous = bindings.call("hipGetDevice")
+        return _NOTHING if previous == device.index else _activated(device.index, previous)
 
     def ready(self, device: Device, kind: str | None) -> Ready:
-        wanted = device.index
+        index = device.index
 
         def is_current() -> bool:
-            return bool(bindings.call("hipGetDevice") == wanted)
+            return bool(bindings.call("hipGetDevice") == index)
 
-        return Ready(is_current, arrays.stream_asker(device, kind))
+        return Ready(is_current, arrays.stream_getter(device, kind))
 
     def time(self, launch: Callable[[int], None], device: Device, repeats: int) -> list[float]:
         with self.activate(device), _events(2 * repeats) as events:
@@ -130,8 +130,8 @@ class HipRuntime:
 
 
 class _Pinned:
-    """Pinned host memory that copies to devices pass through, piece by piece. It is taken at the
-    first copy, and kept: freeing it waits for the device."""
+    """Pinned host memory through which copies to devices are staged. It is allocated at the first
+    copy and kept: freeing it waits for the device."""
 
     def __init__(self) -> None:
         self._lock = new_lock()
@@ -150,12 +150,12 @@ class _Pinned:
 
 
 @contextmanager
-def _activated(index: int, before: int) -> Iterator[None]:
+def _activated(index: int, previous: int) -> Iterator[None]:
     bindings.call("hipSetDevice", index)
     try:
         yield
     finally:
-        bindings.call("hipSetDevice", before)
+        bindings.call("hipSetDevice", previous)
 
 
 @contextmanager

@@ -80,19 +80,19 @@ class HipToolchain(WithoutTensorMaps):
     def inspect(self, binary: bytes, arch: str) -> Mapping[str, KernelFacts]:
         digest = hashlib.sha256(binary).hexdigest()
         with self._lock:
-            known = self._facts.get(digest)
-        if known is None:
+            facts = self._facts.get(digest)
+        if facts is None:
             code = codeobject.parse(binary)
             try:
                 counts = in_child("disassembly", arch, disassembly.count, code)
-            except CompileError:  # without a disassembler the rest of the facts still stand
+            except CompileError:  # without a disassembler the rest of the facts remain
                 counts = {}
-            known = {
+            facts = {
                 name: codeobject.facts(code, name, counts.get(name, {})) for name in code.kernels
             }
             with self._lock:
-                self._facts[digest] = known
-        return known
+                self._facts[digest] = facts
+        return facts
 
     def load(self, binary: bytes, kernel: str, device: Device) -> LoadedKernel:
         key = (hashlib.sha256(binary).hexdigest(), device.index)
@@ -116,7 +116,7 @@ def sources() -> Mapping[str, str]:
 
 
 def in_child(name: str, arch: str, function: Callable[..., Any], *arguments: object) -> Any:
-    """``function`` in a child of the compile server; what goes wrong there is a CompileError."""
+    """``function`` in a child of the compile server; its errors are raised as CompileError."""
     try:
         return worker.server().run(function, *arguments)
     except CompileError:

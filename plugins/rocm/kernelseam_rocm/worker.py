@@ -1,9 +1,9 @@
-"""The compile server: runs the vendor's compiler where it can do no harm.
+"""The compile server: runs the vendor's compiler in child processes.
 
-The compiler can end its process (an arch or a builtin that it does not know). So a small server is
-forked while the process is still clean, and runs every request in a child of its own. A fork, and
-not a new interpreter, because the process may run under a C library other than the host's, which a
-program started anew would not get.
+The compiler can end its process (an unknown arch or builtin). So a small server is forked before
+the process has threads, and runs every request in a child of its own. It is a fork, not a new
+interpreter, because the process may run under a C library other than the host's, which a new
+program would not get.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class CompileServer:
             except (EOFError, OSError) as e:
                 self._end()
                 raise WorkerDied("the compile server was ended from outside", "", "") from e
-            except BaseException:  # interrupted: nobody wants the answer any more
+            except BaseException:  # interrupted: the answer is no longer needed
                 self._end()
                 raise
         if answer.pickled is None:
@@ -89,7 +89,7 @@ class CompileServer:
         # A forked copy of this process must not share the connection: it starts a server of its
         # own.
         if self._requests is None or self._requests.closed or self._owner != os.getpid():
-            mine, theirs = Pipe()
+            parent_end, child_end = Pipe()
             owner = os.getpid()
             with warnings.catch_warnings():
                 # Python warns of forking beside threads; the server takes no lock that one of them
@@ -97,11 +97,11 @@ class CompileServer:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
             if pid == 0:
-                _serve(theirs, owner)
-            theirs.close()
+                _serve(child_end, owner)
+            child_end.close()
             with contextlib.suppress(OSError):  # whoever of the two is first
                 os.setpgid(pid, pid)
-            self._requests, self._pid, self._owner = Requests(mine), pid, owner
+            self._requests, self._pid, self._owner = Requests(parent_end), pid, owner
         return self._requests
 
     def _end(self) -> None:
@@ -128,7 +128,7 @@ def _death(answer: _Answer) -> WorkerDied:
 
 
 def _serve(connection: Connection[Any, Any], owner: int) -> NoReturn:
-    """The server's life: until its owner is gone."""
+    """Serve requests until the owner is gone."""
     try:
         os.setpgid(0, 0)  # the owner ends the server and its child as one
         detach(connection.fileno())
@@ -145,8 +145,8 @@ def _serve(connection: Connection[Any, Any], owner: int) -> NoReturn:
 
 
 def detach(*keep: int) -> None:
-    """Let go of everything of the owner's that a forked server must not hold open or answer to.
-    ``keep``: descriptors of its own."""
+    """Close and reset what a forked server must not share with its owner: descriptors, signal
+    handlers. ``keep``: descriptors that stay open."""
     faulthandler.disable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD):

@@ -18,11 +18,12 @@ PIPELINE, WGMMA = "sm90/pipeline.h", "sm90/wgmma.h"
 FORWARD, PRODUCER, CONSUMER = (
     f"sm90/attention/{name}.h" for name in ("forward", "producer", "consumer")
 )
-GEMM, GEMM_BLOCK, GEMM_PRODUCER, GEMM_CONSUMER, GEMM_STORE, GEMM_TILES = (
-    f"sm90/gemm/{name}.h" for name in ("gemm", "block", "producer", "consumer", "store", "tiles")
+GEMM, GEMM_BLOCK, GEMM_PRODUCER, GEMM_CONSUMER, GEMM_EPILOGUE, GEMM_TILES = (
+    f"sm90/gemm/{name}.h" for name in ("gemm", "block", "producer", "consumer", "epilogue", "tiles")
 )
-BLOCK, CLEANERS, REMAKE, SOFTMAX, TILES = (
-    f"sm90/attention/{name}.h" for name in ("block", "cleaners", "remake", "softmax", "tiles")
+BLOCK, VALUE_FILTER, RECOMPUTE, SOFTMAX, TILES = (
+    f"sm90/attention/{name}.h"
+    for name in ("block", "value_filter", "recompute", "softmax", "tiles")
 )
 
 MANY, ONE_BLOCK, LONG = (
@@ -78,32 +79,32 @@ MUTANTS = (
     _mutant(
         "full-before-it-is-loaded",
         PRODUCER,
-        "Cursor<STAGES> k{0, 1}, v{0, 1};",
-        "Cursor<STAGES> k{0, 0}, v{0, 0};",
+        "PipelineState<STAGES> k{0, 1}, v{0, 1};",
+        "PipelineState<STAGES> k{0, 0}, v{0, 0};",
         MANY,
         "the producer waits for the end of a phase before anyone was in it",
     ),
     _mutant(
         "queries-phase",
         PRODUCER,
-        "Cursor<Q_STAGES * GROUPS> q{0, 1};",
-        "Cursor<Q_STAGES * GROUPS> q{0, 0};",
+        "PipelineState<Q_STAGES * GROUPS> q{0, 1};",
+        "PipelineState<Q_STAGES * GROUPS> q{0, 0};",
         MANY,
         "the same of the queries",
     ),
     _mutant(
-        "cleaners-phase",
-        CLEANERS,
-        "for (Cursor<STAGES> v{0, 0};; v.advance())",
-        "for (Cursor<STAGES> v{0, 1};; v.advance())",
+        "filter-phase",
+        VALUE_FILTER,
+        "for (PipelineState<STAGES> v{0, 0};; v.advance())",
+        "for (PipelineState<STAGES> v{0, 1};; v.advance())",
         CAUSAL,
-        "cleaners are a turn ahead of the loads",
+        "the filter is a phase ahead of the loads",
     ),
     # ---- waits
     _mutant(
         "full-not-waited",
         PIPELINE,
-        "barrier_wait(full(at), at.parity);",
+        "barrier_wait(full(state), state.parity);",
         "",
         MANY,
         "tiles are used before they are there",
@@ -111,7 +112,7 @@ MUTANTS = (
     _mutant(
         "empty-not-waited",
         PIPELINE,
-        "barrier_wait(empty(at), at.parity);",
+        "barrier_wait(empty(state), state.parity);",
         "",
         LONG,
         "stages in use are loaded over",
@@ -127,7 +128,7 @@ MUTANTS = (
     _mutant(
         "queries-not-waited",
         CONSUMER,
-        "if (!KS_EARLY) barrier_wait(rings.q.full(q_place()), q.parity);",
+        "if (!KS_EARLY) barrier_wait(rings.q.full(q_state()), q.parity);",
         "",
         "attention-f16-192v128-many-tiles",
         "the next tile is taken as it is",
@@ -135,8 +136,8 @@ MUTANTS = (
     _mutant(
         "scores-not-waited",
         CONSUMER,
-        "next_turn();\n      wgmma_wait<1>();",
-        "next_turn();",
+        "scheduler_barrier_arrive();\n      wgmma_wait<1>();",
+        "scheduler_barrier_arrive();",
         MANY,
         "a step's scores are read while they are summed",
         "log",
@@ -163,8 +164,10 @@ MUTANTS = (
     _mutant(
         "keys-released-early",
         CONSUMER,
-        "next_turn(); wgmma_wait<1>(); pin(s); release_k(); if (block == begin) release_q();",
-        "next_turn(); release_k(); wgmma_wait<1>(); pin(s); if (block == begin) release_q();",
+        "scheduler_barrier_arrive(); wgmma_wait<1>(); pin(s); release_k(); if (block == begin) "
+        "release_q();",
+        "scheduler_barrier_arrive(); release_k(); wgmma_wait<1>(); pin(s); if (block == begin) "
+        "release_q();",
         LONG,
         "keys are handed back while the product reads them",
         "order",
@@ -180,8 +183,8 @@ MUTANTS = (
     _mutant(
         "values-released-twice",
         CONSUMER,
-        "Wgmma<T, DV>::rs(o, p + 4 * j, further(y, j * 16 * 128), 1);\n    wgmma_commit();",
-        "Wgmma<T, DV>::rs(o, p + 4 * j, further(y, j * 16 * 128), 1);\n    wgmma_commit();\n"
+        "Wgmma<T, DV>::rs(o, p + 4 * j, advanced(y, j * 16 * 128), 1);\n    wgmma_commit();",
+        "Wgmma<T, DV>::rs(o, p + 4 * j, advanced(y, j * 16 * 128), 1);\n    wgmma_commit();\n"
         "    if (thread_lane == 0) barrier_arrive(rings.v.empty(v));",
         LONG,
         "values are handed back while the product reads them, and again when it is done",
@@ -196,26 +199,26 @@ MUTANTS = (
         "one consumer's arrivals make a stage empty",
     ),
     _mutant(
-        "cleaners-not-counted",
+        "filter-not-counted",
         FORWARD,
-        "rings.v.init(4 * GROUPS + CLEANS);",
+        "rings.v.init(4 * GROUPS + FILTERS_VALUES);",
         "rings.v.init(4 * GROUPS);",
         CAUSAL,
-        "the cleaners' arrival stands for a consumer's",
+        "the filter's arrival stands for a consumer's",
     ),
     _mutant(
         "few-tiles-known",
         BLOCK,
-        "constexpr int KNOWN = 8;",
-        "constexpr int KNOWN = 2;",
+        "constexpr int WORK_SLOTS = 8;",
+        "constexpr int WORK_SLOTS = 2;",
         ONE_BLOCK,
         "a tile's coordinates are written over while consumers need them",
     ),
     _mutant(
         "the-others-turn",
         CONSUMER,
-        "named_barrier_arrive(TURN + 1 - group, CONSUMERS);",
-        "named_barrier_arrive(TURN + group, CONSUMERS);",
+        "named_barrier_arrive(SCHEDULER + 1 - group, CONSUMERS);",
+        "named_barrier_arrive(SCHEDULER + group, CONSUMERS);",
         MANY,
         "a consumer gives the turn to itself",
     ),
@@ -223,16 +226,16 @@ MUTANTS = (
     _mutant(
         "more-bytes-than-come",
         PRODUCER,
-        "barrier_expect(rings.k.full(k), K_BYTES);",
-        "barrier_expect(rings.k.full(k), K_BYTES + 16);",
+        "barrier_arrive_expect_tx(rings.k.full(k), K_BYTES);",
+        "barrier_arrive_expect_tx(rings.k.full(k), K_BYTES + 16);",
         MANY,
         "the keys are never full",
     ),
     _mutant(
         "half-of-the-bytes",
         PRODUCER,
-        "barrier_expect(full, V_BYTES);",
-        "barrier_expect(full, V_BYTES / 2);",
+        "barrier_arrive_expect_tx(full, V_BYTES);",
+        "barrier_arrive_expect_tx(full, V_BYTES / 2);",
         MANY,
         "values count as full with half of them",
     ),
@@ -249,9 +252,10 @@ MUTANTS = (
     _mutant(
         "products-fence",
         CONSUMER,
-        "wgmma_fence(); start_qk(s); rings.v.wait_full(v); start_pv(); next_turn(); "
+        "wgmma_fence(); start_qk(s); rings.v.wait_full(v); start_pv(); scheduler_barrier_arrive(); "
         "wgmma_wait<1>();",
-        "start_qk(s); rings.v.wait_full(v); start_pv(); next_turn(); wgmma_wait<1>();",
+        "start_qk(s); rings.v.wait_full(v); start_pv(); scheduler_barrier_arrive(); "
+        "wgmma_wait<1>();",
         LONG,
         "registers that a step's products use may not be written yet",
         "order",
@@ -275,10 +279,10 @@ MUTANTS = (
         "order",
     ),
     _mutant(
-        "cleaners-fence",
-        CLEANERS,
-        "at.removed[told.tile] = 1;\n      async_proxy_fence();",
-        "at.removed[told.tile] = 1;",
+        "filter-fence",
+        VALUE_FILTER,
+        "storage.v_filtered[block.tile] = 1;\n      async_proxy_fence();",
+        "storage.v_filtered[block.tile] = 1;",
         HIDDEN,
         "products may read values that were taken out",
         "order",
@@ -286,7 +290,7 @@ MUTANTS = (
     _mutant(
         "staging-not-read",
         CONSUMER,
-        "if (lane == 0) tma_stores_read<0>();",
+        "if (lane == 0) tma_store_wait_read<0>();",
         "",
         "attention-f16-192v128-many-tiles",
         "a panel is written while the one before is stored from there",
@@ -295,7 +299,7 @@ MUTANTS = (
     _mutant(
         "stores-not-waited",
         CONSUMER,
-        "if (thread_lane == 0) tma_stores_wait<0>();\n}",
+        "if (thread_lane == 0) tma_store_wait<0>();\n}",
         "}",
         MANY,
         "a block ends with stores on their way out of its shared memory",
@@ -341,8 +345,8 @@ MUTANTS = (
     _mutant(
         "rank-in-a-descriptor",
         WGMMA,
-        "<< 16 | (address & 0x3ffff) >> 4; }\nKS_DEVICE u32 further",
-        "<< 16 | address >> 4; }\nKS_DEVICE u32 further",
+        "<< 16 | (address & 0x3ffff) >> 4; }\nKS_DEVICE u32 advanced",
+        "<< 16 | address >> 4; }\nKS_DEVICE u32 advanced",
         NN,
         "in a cluster's second block a bit of its rank is added to the leading offset",
         "words",
@@ -350,31 +354,31 @@ MUTANTS = (
     _mutant(
         "depth-of-keys",
         CONSUMER,
-        "further(y, d / 4 * BN * 128 + d % 4 * 32)",
-        "further(y, d / 4 * BN * 128 + d % 4 * 64)",
+        "advanced(y, d / 4 * BN * 128 + d % 4 * 32)",
+        "advanced(y, d / 4 * BN * 128 + d % 4 * 64)",
         "attention-f16-64",
         "16 deeper in K is 64 bytes on",
     ),
     _mutant(
         "panels-of-keys",
         CONSUMER,
-        "further(y, d / 4 * BN * 128 + d % 4 * 32)",
-        "further(y, d / 4 * 64 * 128 + d % 4 * 32)",
+        "advanced(y, d / 4 * BN * 128 + d % 4 * 32)",
+        "advanced(y, d / 4 * 64 * 128 + d % 4 * 32)",
         "attention-f16-128",
         "a panel of K has as many rows as one of Q",
     ),
     _mutant(
         "depth-of-values",
         CONSUMER,
-        "further(y, j * 16 * 128), 1)",
-        "further(y, j * 8 * 128), 1)",
+        "advanced(y, j * 16 * 128), 1)",
+        "advanced(y, j * 8 * 128), 1)",
         "attention-f16-64",
         "16 deeper in V is 8 rows on",
     ),
     _mutant(
         "stage-of-values",
         CONSUMER,
-        "further(v_tiles, v.stage * V_BYTES);",
+        "advanced(v_tiles, v.stage * V_BYTES);",
         "v_tiles;",
         "attention-f16-64",
         "values are always those of the first stage",
@@ -477,18 +481,18 @@ MUTANTS = (
     _mutant(
         "open-blocks",
         TILES,
-        "w.open_end = scores.all_end(row) / BN;",
-        "w.open_end = divide_up(scores.all_end(row), BN);",
+        "w.unmasked_end = scores.all_end(row) / BN;",
+        "w.unmasked_end = divide_up(scores.all_end(row), BN);",
         HIDDEN,
         "the block of the diagonal counts as open",
         "words",
     ),
-    # ---- cleaners
+    # ---- the filter of values
     _mutant(
         "nothing-is-cleaned",
-        CLEANERS,
-        "odd = !cleaner.finite();",
-        "odd = false;",
+        VALUE_FILTER,
+        "non_finite = !filter.finite();",
+        "non_finite = false;",
         HIDDEN,
         "hidden NaN reach the result",
     ),
@@ -504,7 +508,7 @@ MUTANTS = (
     _mutant(
         "nan-not-looked-for",
         CONSUMER,
-        "return REMAKES && __any_sync(~0u, has_nan(most));",
+        "return RECOMPUTES && __any_sync(~0u, has_nan(most));",
         "return false;",
         REMADE,
         "hidden NaN stay in the result",
@@ -512,55 +516,55 @@ MUTANTS = (
     _mutant(
         "one-lane-looks-for-nan",
         CONSUMER,
-        "return REMAKES && __any_sync(~0u, has_nan(most));",
-        "return REMAKES && __shfl_sync(~0u, (int)has_nan(most), 0);",
+        "return RECOMPUTES && __any_sync(~0u, has_nan(most));",
+        "return RECOMPUTES && __shfl_sync(~0u, (int)has_nan(most), 0);",
         REMADE,
         "only the first lane's NaN count",
     ),
     _mutant(
         "hidden-rows-after",
         CONSUMER,
-        "again.finite_values(scores.band_end(first),",
-        "again.finite_values(scores.band_end(end - 1),",
+        "rows.finite_values(scores.band_end(first),",
+        "rows.finite_values(scores.band_end(end - 1),",
         REMADE,
         "values that a warp's last row sees are not looked at, which hide from its first",
     ),
     _mutant(
         "hidden-rows-before",
         CONSUMER,
-        "again.finite_values(w.begin * BN, scores.band_begin(end - 1))",
-        "again.finite_values(w.begin * BN, scores.band_begin(first))",
+        "rows.finite_values(w.begin * BN, scores.band_begin(end - 1))",
+        "rows.finite_values(w.begin * BN, scores.band_begin(first))",
         "attention-f16-64-window-nan-in-hidden-v",
         "the same of a window's other side",
     ),
     _mutant(
         "remade-of-hidden-keys",
         CONSUMER,
-        "again.row(row, scores.band_begin(row), scores.band_end(row));",
-        "again.row(row, scores.band_begin(row), min_of(w.end * BN, scores.S_k));",
+        "rows.row(row, scores.band_begin(row), scores.band_end(row));",
+        "rows.row(row, scores.band_begin(row), min_of(w.end * BN, scores.S_k));",
         REMADE,
         "a row is made again of keys that it does not see",
     ),
     _mutant(
         "only-the-first-row-remade",
         CONSUMER,
-        "for (int row = first; row < end; row++) again.row(",
-        "for (int row = first; row < first + 1; row++) again.row(",
+        "for (int row = first; row < end; row++) rows.row(",
+        "for (int row = first; row < first + 1; row++) rows.row(",
         REMADE,
         "a warp makes one row again",
     ),
     _mutant(
         "seen-nan-replaced",
-        REMAKE,
-        "(l == 0.f ? 0.f : o[i] / l) + odd[i]",
+        RECOMPUTE,
+        "(l == 0.f ? 0.f : o[i] / l) + non_finite[i]",
         "l == 0.f ? 0.f : o[i] / l",
         REMADE,
         "a NaN that is right, of a value which the row sees, is replaced",
     ),
     _mutant(
         "remade-without-fade",
-        REMAKE,
-        "o[i] = fmaf(p, finite(z) ? z : 0.f, o[i] * fade);",
+        RECOMPUTE,
+        "o[i] = fmaf(p, finite(z) ? z : 0.f, o[i] * correction);",
         "o[i] = fmaf(p, finite(z) ? z : 0.f, o[i]);",
         REMADE,
         "earlier keys keep their reference",
@@ -575,7 +579,7 @@ MUTANTS = (
     ),
     _mutant(
         "remade-without-cap",
-        REMAKE,
+        RECOMPUTE,
         "if (!KS_SOFTCAP) return s * scale_log2;",
         "return KS_SOFTCAP ? s * cap_inverse * cap : s * scale_log2;",
         CAPPED,
@@ -601,15 +605,15 @@ MUTANTS = (
     _mutant(
         "sums-not-rebased",
         SOFTMAX,
-        "sum[r] *= fade[r], l[r] *= fade[r];",
-        "sum[r] *= fade[r];",
+        "sum[r] *= correction[r], l[r] *= correction[r];",
+        "sum[r] *= correction[r];",
         "attention-f16-64-rises-sums",
         "earlier sums keep their reference",
     ),
     _mutant(
         "tops-not-rebased",
         SOFTMAX,
-        "m[r] = now;\n    l[r] *= fade[r];",
+        "m[r] = now;\n    l[r] *= correction[r];",
         "m[r] = now;",
         "attention-f16-64-rises-infinite",
         "the same where a block has to be made again",
@@ -633,8 +637,8 @@ MUTANTS = (
     _mutant(
         "keys-beyond-the-end",
         CONSUMER,
-        "if (HIDES_KEYS || (block + 1) * BN > scores.S_k)",
-        "if (HIDES_KEYS)",
+        "if (HAS_MASK || (block + 1) * BN > scores.S_k)",
+        "if (HAS_MASK)",
         "attention-f16-64",
         "zeros beyond the last key count as keys",
     ),
@@ -665,7 +669,7 @@ MUTANTS = (
     _mutant(
         "sink-without-fade",
         CONSUMER,
-        "sum = sum * fade + (sink ==",
+        "sum = sum * correction + (sink ==",
         "sum = sum + (sink ==",
         "attention-f16-64-sinks-huge-and-none",
         "sums are not brought to the sink's reference",
@@ -673,8 +677,8 @@ MUTANTS = (
     _mutant(
         "sink-fade-not-squared",
         CONSUMER,
-        "fade = half * half;",
-        "fade = half;",
+        "correction = half * half;",
+        "correction = half;",
         "attention-f16-64-sinks",
         "sums are brought half the way to the sink's reference",
     ),
@@ -682,8 +686,8 @@ MUTANTS = (
     _mutant(
         "slice-released-early",
         GEMM_CONSUMER,
-        "wgmma_wait<1>();  // the slice before is done\n      if (s) release(before);",
-        "if (s) release(before);\n      wgmma_wait<1>();",
+        "wgmma_wait<1>();  // the previous slice is done\n      if (s) release(previous);",
+        "if (s) release(previous);\n      wgmma_wait<1>();",
         ONE,
         "a slice is handed back while products read it",
         "order",
@@ -691,8 +695,8 @@ MUTANTS = (
     _mutant(
         "last-slice-not-waited",
         GEMM_CONSUMER,
-        "wgmma_wait<0>();\n    release(before);",
-        "release(before);",
+        "wgmma_wait<0>();\n    release(previous);",
+        "release(previous);",
         NT,
         "the last slice's products are not waited for",
         "order",
@@ -718,23 +722,23 @@ MUTANTS = (
     _mutant(
         "slots-not-waited",
         GEMM_CONSUMER,
-        "if (KS_STORE == TMA) out.ring.wait_empty(slot);",
+        "if (KS_STORE == TMA) out_ring.wait_empty(out_state);",
         "",
         ONE,
         "a buffer is written while the result before is stored from there",
     ),
     _mutant(
         "slots-handed-back-early",
-        GEMM_STORE,
-        "tma_stores_read<SLOTS - 1>();",
+        GEMM_EPILOGUE,
+        "tma_store_wait_read<SLOTS - 1>();",
         "",
         ONE,
         "a buffer is handed back before TMA has read it",
     ),
     _mutant(
         "tile-stores-not-waited",
-        GEMM_STORE,
-        "tma_stores_wait<0>();",
+        GEMM_EPILOGUE,
+        "tma_store_wait<0>();",
         "",
         ONE,
         "a block ends with stores on their way out of its shared memory",
@@ -776,8 +780,8 @@ MUTANTS = (
     _mutant(
         "bytes-of-a-slice",
         GEMM_PRODUCER,
-        "barrier_expect(full, STAGE_BYTES);",
-        "barrier_expect(full, A_BYTES);",
+        "barrier_arrive_expect_tx(full, STAGE_BYTES);",
+        "barrier_arrive_expect_tx(full, A_BYTES);",
         NT,
         "a slice counts as full without B",
     ),
@@ -863,7 +867,7 @@ LUCK = {
     "products-fence": "the binary is the same",
     "first-products-fence": "the binary is the same",
     "store-fence": "stores to shared memory mostly arrive before TMA reads them",
-    "cleaners-fence": "the same of wgmma",
+    "filter-fence": "the same of wgmma",
     "stores-not-waited": "a block's shared memory is seldom taken by another so soon",
     "scores-not-waited": "the assembler serialises the products, and waits by itself",
     "short-tiles-first": "results are right",

@@ -1,4 +1,4 @@
-"""From arrays to an attention's fields: shapes and strides read off them, nothing copied."""
+"""Fields of an attention's descriptor from arrays: their shapes and strides; nothing is copied."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ KV_LAYOUTS = {"nhd": "P N H D", "hnd": "P H N D"}
 PACKED = "T H D"
 
 
-def order(name: str, value: object, known: Mapping[str, str]) -> str:
-    """The name of an order of axes. Raises InvalidValue for one that is not known."""
-    if not isinstance(value, str) or value not in known:
+def order(name: str, value: object, orders: Mapping[str, str]) -> str:
+    """The name of an order of axes. Raises InvalidValue for one that is not in ``orders``."""
+    if not isinstance(value, str) or value not in orders:
         raise InvalidValue(
-            name, value, f"must be one of {', '.join(known)}", "Name the order of the axes"
+            name, value, f"must be one of {', '.join(orders)}", "Name the order of the axes"
         )
     return value
 
@@ -41,7 +41,7 @@ def fields_of(
     order("layout", layout, LAYOUTS)
     order("kv_layout", kv_layout, KV_LAYOUTS)
     infos = dict(zip(arrays, describe_arrays(**arrays), strict=True))
-    found: dict[str, Any] = dict(infos)
+    fields: dict[str, Any] = dict(infos)
     packed_q, packed_k, paged = (
         n in infos for n in ("cu_seqlens_q", "cu_seqlens_k", "block_table")
     )
@@ -68,11 +68,11 @@ def fields_of(
             )
     query_axes = PACKED if packed_q else LAYOUTS[layout]
     key_axes = KV_LAYOUTS[kv_layout] if paged else PACKED if packed_k else LAYOUTS[layout]
-    q = _read(found, "q", query_axes, infos["q"], {"H": "H", "S": "S_q", "D": "D"}, {})
+    q = _read(fields, "q", query_axes, infos["q"], {"H": "H", "S": "S_q", "D": "D"}, {})
     q_known: dict[str, int] = dict(q)
     letters = {"B": "B", "H": "H_kv", "S": "S_k", "T": "T_k", "P": "P", "N": "N"}
-    k = _read(found, "k", key_axes, infos["k"], {**letters, "D": "D"}, q_known)
-    v = _read(found, "v", key_axes, infos["v"], {**letters, "D": "D_v"}, {**q_known, **k})
+    k = _read(fields, "k", key_axes, infos["k"], {**letters, "D": "D"}, q_known)
+    v = _read(fields, "v", key_axes, infos["v"], {**letters, "D": "D_v"}, {**q_known, **k})
     batch = q.get("B", k.get("B"))
     for name in ("cu_seqlens_q", "cu_seqlens_k"):
         if name in infos:
@@ -88,7 +88,7 @@ def fields_of(
     if batch is None:
         (batch, _) = axes("block_table", infos["block_table"], "B width", {})
     _read(
-        found,
+        fields,
         "out",
         query_axes,
         infos["out"],
@@ -99,14 +99,14 @@ def fields_of(
     if paged:
         width = axes("block_table", infos["block_table"], "B width", {"B": batch})[1]
         s_k = width * k["N"] if max_seqlen_k is None else extent("max_seqlen_k", max_seqlen_k)
-        found.update(pages=k["P"], page_size=k["N"], table_width=width)
-        found["stride_table_row"] = canonical(infos["block_table"])[0]
+        fields.update(pages=k["P"], page_size=k["N"], table_width=width)
+        fields["stride_table_row"] = canonical(infos["block_table"])[0]
     else:
         s_k = _longest("max_seqlen_k", max_seqlen_k) if packed_k else k["S_k"]
         if packed_k:
-            found["total_k"] = k["T_k"]
+            fields["total_k"] = k["T_k"]
     if packed_q:
-        found["total_q"] = q["T"]
+        fields["total_q"] = q["T"]
     heads = q["H"]
     if "lse" in infos:
         lse_axes = "H T" if packed_q else "B H S_q"
@@ -114,13 +114,13 @@ def fields_of(
             "lse", infos["lse"], lse_axes, {"B": batch, "H": heads, "S_q": s_q, "T": q.get("T", 0)}
         )
         *outer, head, _ = canonical(infos["lse"])
-        found.update(stride_lse_batch=outer[0] if outer else None, stride_lse_head=head)
+        fields.update(stride_lse_batch=outer[0] if outer else None, stride_lse_head=head)
     plane = (("batch", batch), ("head", heads), ("row", s_q), ("column", s_k))
     for name in ("bias", "mask"):
         if name in infos:
-            _broadcast(found, name, name, infos[name], plane)
+            _broadcast(fields, name, name, infos[name], plane)
     if "alibi_slopes" in infos:
-        _broadcast(found, "alibi_slopes", "alibi", infos["alibi_slopes"], plane[:2])
+        _broadcast(fields, "alibi_slopes", "alibi", infos["alibi_slopes"], plane[:2])
     for name, known in (
         ("sinks", ("H", heads)),
         ("prefix_lengths", ("B", batch)),
@@ -129,7 +129,7 @@ def fields_of(
         if name in infos:
             axes(name, infos[name], known[0], dict([known]))
     return {
-        **found,
+        **fields,
         "batch": batch,
         "num_heads": heads,
         "kv_heads": k["H_kv"],
@@ -141,22 +141,22 @@ def fields_of(
 
 
 def _read(
-    found: dict[str, Any],
+    fields: dict[str, Any],
     name: str,
     labels: str,
     info: ArrayInfo,
     names: Mapping[str, str],
     known: Mapping[str, int],
 ) -> dict[str, int]:
-    """An operand's extents by label, agreeing with those known; its strides go to ``found``."""
+    """An operand's extents by label, agreeing with those known; its strides go to ``fields``."""
     shown = [names.get(label, label) for label in labels.split()]
     extents = dict(zip(shown, axes(name, info, " ".join(shown), known), strict=True))
     strides = dict(zip(labels.split(), canonical(info), strict=True))
     outer = strides.get("B", strides.get("P"))
     row = next(strides[label] for label in ("S", "N", "T") if label in strides)
-    found.update({f"stride_{name}_head": strides["H"], f"stride_{name}_row": row})
+    fields.update({f"stride_{name}_head": strides["H"], f"stride_{name}_row": row})
     if outer is not None:
-        found[f"stride_{name}_batch"] = outer
+        fields[f"stride_{name}_batch"] = outer
     return extents
 
 
@@ -172,7 +172,7 @@ def _longest(name: str, value: int | None) -> int:
 
 
 def _broadcast(
-    found: dict[str, Any],
+    fields: dict[str, Any],
     name: str,
     stride_name: str,
     info: ArrayInfo,
@@ -197,4 +197,4 @@ def _broadcast(
     for i, (axis, _) in enumerate(plane):
         here = i - lacking
         repeats = here < 0 or info.shape[here] == 1
-        found[f"stride_{stride_name}_{axis}"] = 0 if repeats else strides[here]
+        fields[f"stride_{stride_name}_{axis}"] = 0 if repeats else strides[here]

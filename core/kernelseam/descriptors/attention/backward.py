@@ -109,7 +109,7 @@ class AttentionBwd:
         strides, vector = {}, p.spec.vector
         for name, model in _MODELS.items():
             rule = rules.get(model) or rules[f"{model}_ptrs"]
-            strides[name] = self._walk(name, rule, self._view(p, name))
+            strides[name] = self._row_strides(name, rule, self._view(p, name))
             assert rule.dtype is not None
             wide = vector_bytes(
                 rule.dtype, rule.shape, strides[name], pointer(name, getattr(self, name), infos)
@@ -132,7 +132,7 @@ class AttentionBwd:
         problem = (
             blank
             if self.dbias is None
-            else replace(blank, dbias_strides=self._bias_walk(blank.dbias_shape))
+            else replace(blank, dbias_strides=self._bias_strides(blank.dbias_shape))
         )
         check_layout([r for r in problem.operands if r.name in NAMES], infos, self._dense)
         object.__setattr__(self, "_problem", problem)
@@ -164,16 +164,16 @@ class AttentionBwd:
     def _given(self, name: str) -> list[int | None]:
         return [getattr(self, f"stride_{name}_{axis}") for axis in _AXES.get(name, ())]
 
-    def _known(self, name: str, dtype: DType) -> list[int | None]:
+    def _given_strides(self, name: str, dtype: DType) -> list[int | None]:
         """The strides that are given, validated."""
         return [
             None if s is None else stride(f"stride_{name}_{axis}", s, dtype)
             for s, axis in zip(self._given(name), _AXES[name], strict=True)
         ]
 
-    def _walk(self, name: str, rule: OperandRule, view: str) -> tuple[int, int, int]:
+    def _row_strides(self, name: str, rule: OperandRule, view: str) -> tuple[int, int, int]:
         assert rule.dtype is not None
-        batch, head, row = self._known(name, rule.dtype)
+        batch, head, row = self._given_strides(name, rule.dtype)
         outer, heads, rows, width = rule.shape if len(rule.shape) == 4 else (1, 1, 1, 1)
         if view == "packed":
             _, r, h, _ = packed((outer, rows, heads, width), (batch, row, head, 1))
@@ -181,9 +181,9 @@ class AttentionBwd:
         b, h, r, _ = packed((outer, heads, rows, width), (batch, head, row, 1))
         return b, h, r
 
-    def _bias_walk(self, shape: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-        walk = packed(shape, self._known("dbias", DType.float32))
-        a, b, c, d = (0 if n == 1 else s for n, s in zip(shape, walk, strict=True))
+    def _bias_strides(self, shape: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+        strides = packed(shape, self._given_strides("dbias", DType.float32))
+        a, b, c, d = (0 if n == 1 else s for n, s in zip(shape, strides, strict=True))
         return a, b, c, d
 
     @cached_property
@@ -196,7 +196,7 @@ class AttentionBwd:
 
     @property
     def device(self) -> Device | None:
-        """Where the arrays are; None where there are none."""
+        """The device of the arrays; None without arrays."""
         return next((i.device for i in self._arrays.values()), None)
 
     def problem(self) -> AttentionBwdProblem:
@@ -213,7 +213,7 @@ class AttentionBwd:
         return without_arrays(self, own, forward=self.forward.without_arrays())
 
     def simplified(self) -> tuple[AttentionBwd, str]:
-        """Itself: there is no simpler way."""
+        """Itself: there is no simpler descriptor."""
         return self, ""
 
     def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
@@ -227,6 +227,6 @@ class AttentionBwd:
             device,
         )
 
-    def check_device(self, found: Resolved, runtime: Runtime, device: Device) -> None:
-        """Hold lengths and offsets against the memory that they point into; synchronises."""
-        contents.check(self._problem.forward, found, runtime, device)
+    def check_device(self, resolved: Resolved, runtime: Runtime, device: Device) -> None:
+        """Check lengths and offsets against the extents that they index; synchronises."""
+        contents.check(self._problem.forward, resolved, runtime, device)

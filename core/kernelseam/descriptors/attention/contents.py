@@ -1,5 +1,5 @@
-"""What stands in an attention's integer operands: lengths, offsets and block tables that must stay
-within memory."""
+"""Checks of an attention's integer operands: lengths, offsets and block tables must stay within
+memory."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ Ints = npt.NDArray[np.int64]
 
 def check(
     problem: AttentionProblem,
-    found: Resolved,
+    resolved: Resolved,
     runtime: Runtime,
     device: Device,
     rows: Mapping[str, Ints] | None = None,
 ) -> None:
     """Raise InvalidValue, naming the entry, where one points beyond its operand. Copies them to the
-    host; one that is not bound is left to whoever misses it. ``rows``: by list of addresses those
-    that each entry's matrix has."""
+    host; operands that are not bound are refused elsewhere. ``rows``: list of addresses → rows of
+    each entry's matrix."""
     p = problem
     checked = ("cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "block_table")
     read: dict[str, Ints] = {}
     for r in p.operands:
-        if r.name in checked and r.span and (address := found.pointers.get(r.name)):
-            walk = ArrayInfo(address, r.shape, r.strides, DType.int32, device, "", None)
-            read[r.name] = host_copy(walk, runtime).astype(np.int64)
+        if r.name in checked and r.span and (address := resolved.pointers.get(r.name)):
+            info = ArrayInfo(address, r.shape, r.strides, DType.int32, device, "", None)
+            read[r.name] = host_copy(info, runtime).astype(np.int64)
     if "cu_seqlens_q" in read:
         _offsets("q", read["cu_seqlens_q"], p.S_q, p.total_q)
     if "cu_seqlens_k" in read:
@@ -117,7 +117,7 @@ def _listed(name: str, rows: Ints, lengths: Ints) -> None:
 
 
 def _table(table: Ints, lengths: Ints, page_size: int, pages: int) -> None:
-    """Entries that hold keys; what stands behind them is not read."""
+    """The entries that hold keys; entries after them are not read."""
     used = np.arange(table.shape[1]) * page_size < lengths[:, None]
     _refuse_any(
         "block_table",

@@ -1,4 +1,4 @@
-"""The attention forward: dense, packed and paged memory, masks and changes of the scores."""
+"""The attention forward: dense, packed and paged memory, masks and score options."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OPTIONAL = (
     "cu_seqlens_k",
     "block_table",
 )
-"""Operands that take part where they are given; address 0 says that they will be bound."""
+"""Optional operands; address 0 says that they will be bound."""
 _STRIDES = {
     **{n: tuple(f"stride_{n}_{axis}" for axis in ("batch", "head", "row")) for n in ROWS},
     "lse": ("stride_lse_batch", "stride_lse_head"),
@@ -300,13 +300,15 @@ class Attention:
 
     def _dtype_or_float32(self, name: str, dtype: DType, infos: Mapping[str, ArrayInfo]) -> DType:
         """The element type of out or bias: q's, or float32."""
-        found = dtype_of(f"dtype_{name}", getattr(self, f"dtype_{name}"), infos, (name,)) or dtype
-        if found not in (dtype, DType.float32):
+        result_dtype = (
+            dtype_of(f"dtype_{name}", getattr(self, f"dtype_{name}"), infos, (name,)) or dtype
+        )
+        if result_dtype not in (dtype, DType.float32):
             rule = "must be float32" if dtype is DType.float32 else f"must be {dtype} or float32"
             if name in infos:
-                raise InvalidValue(name, f"an array of {found}", rule, "Convert the array")
-            raise InvalidValue(f"dtype_{name}", found, rule, "Leave it out for q's dtype")
-        return found
+                raise InvalidValue(name, f"an array of {result_dtype}", rule, "Convert the array")
+            raise InvalidValue(f"dtype_{name}", result_dtype, rule, "Leave it out for q's dtype")
+        return result_dtype
 
     def _views(self) -> tuple[str, str]:
         if self.block_table is not None and self.cu_seqlens_k is not None:
@@ -375,8 +377,7 @@ class Attention:
         return extent("pages", self.pages), size, width
 
     def _band(self, causal: bool) -> tuple[int | None, int | None]:
-        """How far a query sees to the left and right of the diagonal; None: as far as there are
-        keys."""
+        """The window to the left and right of the diagonal; None: no limit."""
         left, right = (None, None) if self.window is None else band("window", self.window)
         return left, 0 if causal else right
 
@@ -392,7 +393,7 @@ class Attention:
         return [getattr(self, field_name) for field_name in _STRIDES.get(name, ())]
 
     def _known(self, name: str, dtype: DType) -> list[int | None]:
-        """The strides that are given, validated."""
+        """The given strides, validated."""
         return [
             None if s is None else stride(field_name, s, dtype)
             for field_name, s in zip(_STRIDES[name], self._given(name), strict=True)
@@ -442,7 +443,7 @@ class Attention:
 
     @property
     def device(self) -> Device | None:
-        """Where the arrays are; None where there are none."""
+        """The device of the arrays; None without arrays."""
         return next((i.device for i in self._arrays.values()), None)
 
     def problem(self) -> AttentionProblem:
@@ -461,7 +462,7 @@ class Attention:
         )
 
     def simplified(self) -> tuple[Attention, str]:
-        """Itself: there is no simpler way."""
+        """Itself: there is no simpler descriptor."""
         return self, ""
 
     def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
@@ -469,10 +470,10 @@ class Attention:
         problem."""
         return resolve(self._problem.operands, operands, self._arrays, self._dense, device)
 
-    def check_device(self, found: Resolved, runtime: Runtime, device: Device) -> None:
+    def check_device(self, resolved: Resolved, runtime: Runtime, device: Device) -> None:
         """Hold lengths, offsets and the block table against the memory that they point into;
         synchronises."""
-        contents.check(self._problem, found, runtime, device)
+        contents.check(self._problem, resolved, runtime, device)
 
     @classmethod
     def from_arrays(

@@ -1,4 +1,4 @@
-"""Joining partial attentions: the same queries over different keys."""
+"""Merging partial attentions: the same queries over different keys (split-KV)."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class MergeStates:
 
     @property
     def device(self) -> Device | None:
-        """Where the arrays are; None where there are none."""
+        """The device of the arrays; None without arrays."""
         return next((i.device for i in self._arrays.values()), None)
 
     def problem(self) -> MergeProblem:
@@ -145,7 +145,7 @@ class MergeStates:
         return without_arrays(self, self._arrays, dtype=spec.dtype, dtype_out=spec.dtype_out)
 
     def simplified(self) -> tuple[MergeStates, str]:
-        """Itself: there is no simpler way."""
+        """Itself: there is no simpler descriptor."""
         return self, ""
 
     def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:

@@ -33,7 +33,7 @@ from kernelseam.errors import InvalidValue
 
 NAMES = ("q_ptrs", "k_ptrs", "v_ptrs", "out_ptrs")
 OTHERS = ("lse", "bias", "mask", "alibi_slopes", "sinks", "prefix_lengths", "kv_lengths")
-"""Operands that are no lists."""
+"""Operands that are not lists."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -110,7 +110,7 @@ class AttentionPointers:
     _problem: AttentionProblem = field(init=False, repr=False)
     _lists: Lists = field(init=False, repr=False)
     _rest: Attention = field(init=False, repr=False)
-    """All but the lists."""
+    """The operands that are not lists."""
 
     def __post_init__(self) -> None:
         blank = self._blank()
@@ -144,7 +144,8 @@ class AttentionPointers:
         )
 
     def _blank(self) -> dict[str, Matrix]:
-        """What the matrices are, as far as the extents tell."""
+        """The matrices of each list by the extents; dtypes and row strides may follow from the
+        arrays."""
         batch, heads, s_q, s_k, d = (
             extent(n, getattr(self, n)) for n in ("batch", "num_heads", "S_q", "S_k", "head_dim")
         )
@@ -169,7 +170,7 @@ class AttentionPointers:
     def _check_device(
         self, infos: Mapping[str, ArrayInfo], given: Mapping[str, AddressList], rest: Attention
     ) -> None:
-        where = next((d for found in given.values() if (d := found.device)), None)
+        where = next((d for one in given.values() if (d := one.device)), None)
         if where is not None and rest.device not in (None, where):
             name = next(n for n, x in rest.operands().items() if not isinstance(x, int))
             raise InvalidValue(
@@ -178,7 +179,7 @@ class AttentionPointers:
 
     @property
     def device(self) -> Device | None:
-        """Where the arrays are; None where there are only addresses."""
+        """The device of the arrays; None where there are only addresses."""
         return self._lists.device or self._rest.device
 
     def problem(self) -> AttentionProblem:
@@ -190,7 +191,7 @@ class AttentionPointers:
         return {n: v for n in (*NAMES, *OTHERS) if (v := getattr(self, n)) is not None}
 
     def matrix(self, name: str) -> Matrix:
-        """What every matrix of a list is."""
+        """The shape and layout of a list's matrices."""
         return self._lists.matrices[name]
 
     def read(self, operands: Mapping[str, object], device: Device) -> dict[str, AddressList]:
@@ -203,39 +204,41 @@ class AttentionPointers:
         refuses, and for arrays that do not fit the problem."""
         lists = self.read(operands, device)
         rest = {n: x for n, x in operands.items() if n not in lists}
-        found = resolve(self._problem.operands, rest, self._rest._arrays, self._rest._dense, device)
-        self._lists.check_beside(lists, found.pointers, self._problem.operands)
-        pointers, held = self._lists.stage(lists, runtime, device)
+        resolved = resolve(
+            self._problem.operands, rest, self._rest._arrays, self._rest._dense, device
+        )
+        self._lists.check_beside(lists, resolved.pointers, self._problem.operands)
+        pointers, staged = self._lists.stage(lists, runtime, device)
         return Resolved(
-            {**found.pointers, **pointers},
-            (lists, *held, *found.keep),
-            (*arrays_of(lists), *found.arrays),
+            {**resolved.pointers, **pointers},
+            (lists, *staged, *resolved.keep),
+            (*arrays_of(lists), *resolved.arrays),
         )
 
-    def check_device(self, found: Resolved, runtime: Runtime, device: Device) -> None:
+    def check_device(self, resolved: Resolved, runtime: Runtime, device: Device) -> None:
         """Check lists in device memory as host lists are, and lengths against S_k and the rows of
         the lists' arrays; synchronises."""
-        lists = cast(Mapping[str, AddressList], found.keep[0])
+        lists = cast(Mapping[str, AddressList], resolved.keep[0])
         if self._lists.check_device(lists, runtime):
-            self._lists.check_beside(lists, found.pointers, self._problem.operands, runtime)
+            self._lists.check_beside(lists, resolved.pointers, self._problem.operands, runtime)
         rows = {
             n: x.rows
             for n in ("k_ptrs", "v_ptrs")
             if n in lists and (x := lists[n]).rows is not None
         }
-        contents.check(self._problem, found, runtime, device, rows)
+        contents.check(self._problem, resolved, runtime, device, rows)
 
     def check_beside(
-        self, found: Resolved, rule: OperandRule, address: int, runtime: Runtime | None
+        self, resolved: Resolved, rule: OperandRule, address: int, runtime: Runtime | None
     ) -> None:
-        """Refuse matrices that share memory with what ``rule`` walks from an address on: those of
-        lists that the host knows, and with a runtime those of lists on the device."""
-        lists = cast(Mapping[str, AddressList], found.keep[0])
+        """Refuse matrices that share memory with the operand of ``rule`` at an address: those of
+        host lists, and with a runtime those of device lists."""
+        lists = cast(Mapping[str, AddressList], resolved.keep[0])
         self._lists.check_beside(lists, {rule.name: address}, (rule,), runtime)
 
     def simplified(self) -> tuple[Descriptor, str]:
-        """The same problem over strided memory where the host knows all addresses and they are
-        evenly spaced."""
+        """The same problem over strided memory where all lists are host lists and evenly
+        spaced."""
         # Under lengths a strided k would be taken to have rows that the matrices of a list may
         # lack.
         steps = None if self._problem.spec.lengths else self._lists.steps()

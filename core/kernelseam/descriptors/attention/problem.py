@@ -1,4 +1,4 @@
-"""An attention's problem and spec: the hashable half of its descriptors. They hold no pointers and
+"""An attention's problem and spec: the hashable part of its descriptors. They hold no pointers and
 check nothing."""
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from kernelseam.dtypes import DType
 from kernelseam.forking import cached_property
 
 PLAIN = frozenset({"dtype", "head_dim", "value_dim", "vector", "lse"})
-"""Fields of a spec that are no option: whoever computes an attention knows them."""
+"""Fields of a spec that are not options: every implementation supports them."""
 
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """What shapes the binary of an attention forward. ``vector``: as in GemmSpec, one for q, k, v
-    and out."""
+    """The compile-time parameters of an attention forward. ``vector``: as in GemmSpec, one for q,
+    k, v and out."""
 
     dtype: DType
     head_dim: int
@@ -28,7 +28,7 @@ class AttentionSpec:
     lse: bool = False
     vector: int = 16
     window: bool = False
-    """A band of keys about the diagonal, of a width that the problem knows."""
+    """Whether there is a window of keys about the diagonal; the problem has its width."""
     prefix: bool = False
     alibi: bool = False
     softcap: bool = False
@@ -40,7 +40,7 @@ class AttentionSpec:
     kv_view: str = "strided"
     """"strided", "packed", "paged" or "pointers"."""
     lengths: bool = False
-    """How many keys an entry of the batch has stands in device memory."""
+    """Whether the number of keys of each entry is in device memory."""
     dtype_out: DType | None = None
     """None: that of q, k and v."""
     batch_invariant: bool = False
@@ -68,13 +68,13 @@ class AttentionSpec:
 
     @property
     def dtype_lse(self) -> DType:
-        """The element type of the LSE: what products are summed in, so that gradients lose nothing
-        by it."""
+        """The element type of the LSE: the accumulator's, so that gradients lose no accuracy by
+        it."""
         return self.dtype.accumulator
 
     @property
     def options(self) -> frozenset[str]:
-        """Names of the options in force: what an implementation must know to take the problem."""
+        """Names of the options that are set: an implementation must support them all."""
         return frozenset(
             f.name
             for f in fields(self)
@@ -111,7 +111,7 @@ class AttentionProblem:
     """(batch, head); rows are contiguous."""
     scale: float = 1.0
     left: int | None = None
-    """Keys that a window shows to the left of the diagonal; None: all of them. So to the right."""
+    """Window to the left of the diagonal; None: no limit. ``right`` likewise."""
     right: int | None = None
     softcap: float = 0.0
     bias_strides: tuple[int, int, int, int] = (0, 0, 0, 0)
@@ -125,7 +125,7 @@ class AttentionProblem:
     pages: int = 0
     page_size: int = 0
     table_width: int = 0
-    """Pages that a row of the block table has room for."""
+    """Pages per row of the block table."""
     table_stride: int = 0
 
     operation = "attention"

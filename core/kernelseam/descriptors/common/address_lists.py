@@ -41,24 +41,24 @@ class Words:
 
 @dataclass(frozen=True)
 class Matrix:
-    """What every matrix of one list is, and how many there are."""
+    """The shape and layout of every matrix of one list, and their number."""
 
     rows: int
     columns: int
     row_stride: int | None
-    """None where the arrays are to tell."""
+    """None: that of the arrays."""
     dtype: DType | None
-    """None where the arrays are to tell."""
+    """None: that of the arrays."""
     entries: int = 1
     counted: str = ""
     """The fields that ``entries`` is the product of."""
     written: bool = False
     ragged: bool = False
-    """Whether a matrix may have fewer rows: those that there are is told in device memory."""
+    """Whether a matrix may have fewer rows; their number is in device memory."""
     vector: bool = False
-    """Whether it is one row, whose arrays may have one axis alone."""
+    """Whether it is one row; its arrays may have one axis."""
     may_be: str = ""
-    """A written list of which each entry may be that of this one, where they are walked alike."""
+    """A written list whose entry may equal this one's, where both have the same layout."""
 
     @property
     def itemsize(self) -> int:
@@ -72,7 +72,7 @@ class Matrix:
         return self.rule().span * self.itemsize
 
     def rule(self, name: str = "") -> OperandRule:
-        """One matrix as it lies in memory."""
+        """The rule of one matrix."""
         assert self.row_stride is not None
         return OperandRule(
             name, self.dtype, (self.rows, self.columns), (self.row_stride, 1), 1, self.written
@@ -88,24 +88,23 @@ class Matrix:
 
 @dataclass(frozen=True)
 class AddressList:
-    """A list as it was given: its addresses if the host knows them, else the array on the
-    device."""
+    """A list as given: the addresses of a host list, else the array on the device."""
 
     source: object
-    """What was given; of a list on the device, its words seen as floating point."""
+    """The given value; of a list on the device, its words as float64."""
     addresses: Addresses | None
     words: ArrayInfo | None = None
     matrix: ArrayInfo | None = None
     """The first array in a host list of arrays."""
     row_stride: int | None = None
-    """Of the arrays in the list; None where there are none of two rows or more."""
+    """Row stride of the arrays; None where none has two rows or more."""
     rows: Ints | None = None
-    """By entry those of its array, where matrices may have fewer than all; an address is taken to
-    have all."""
+    """Rows of each entry's array, where matrices may have fewer than all; an address counts as
+    having all."""
 
     @property
     def device(self) -> Device | None:
-        """Where the list's memory is, as far as arrays tell."""
+        """The device of the list's arrays; None for addresses alone."""
         info = self.words or self.matrix
         return info.device if info else None
 
@@ -118,7 +117,7 @@ class AddressList:
 
 
 def read_list(name: str, value: object, matrix: Matrix) -> AddressList:
-    """Read a list, holding the arrays in it to one shape, dtype, row stride and device."""
+    """Read a list. Its arrays must have one shape, dtype, row stride and device."""
     if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu":
         value = value.tolist()
     if isinstance(value, list | tuple):
@@ -151,25 +150,25 @@ def _words(value: object) -> object | None:
     return Words(value) if wide else None
 
 
-def _host_list(name: str, values: Sequence[object], want: Matrix) -> AddressList:
+def _host_list(name: str, values: Sequence[object], matrix: Matrix) -> AddressList:
     addresses = np.zeros(len(values), np.uint64)
-    rows = np.full(len(values), want.rows) if want.ragged else None
+    rows = np.full(len(values), matrix.rows) if matrix.ragged else None
     first: ArrayInfo | None = None
-    place, dtype, row_stride = "", want.dtype, want.row_stride
+    place, dtype, row_stride = "", matrix.dtype, matrix.row_stride
     for i, value in enumerate(values):
         item = f"{name}[{i}]"
         if is_address(value):
             addresses[i] = address(item, value)
             continue
         info = given = describe(item, value)
-        if want.vector and len(info.shape) == 1:
+        if matrix.vector and len(info.shape) == 1:
             info = replace(info, shape=(1, *info.shape), strides=(0, *info.strides))
-        if not want.takes(info.shape):
-            most = "" if want.vector else "at most " * want.ragged + f"{want.rows}, "
+        if not matrix.takes(info.shape):
+            most = "" if matrix.vector else "at most " * matrix.ragged + f"{matrix.rows}, "
             raise InvalidValue(
                 item,
                 f"an array of shape {list(given.shape)}",
-                f"must be [{most}{want.columns}]",
+                f"must be [{most}{matrix.columns}]",
                 "One matrix an entry, as it lies in memory",
             )
         check_rows(item, given)
@@ -191,7 +190,7 @@ def _host_list(name: str, values: Sequence[object], want: Matrix) -> AddressList
                 f"must be {dtype} as all of a call are",
                 "Convert it, or call once a dtype",
             )
-        if info.shape[0] > 1 and want.columns:
+        if info.shape[0] > 1 and matrix.columns:
             if row_stride is None:
                 row_stride = info.strides[0]
             if info.strides[0] != row_stride:
@@ -201,7 +200,7 @@ def _host_list(name: str, values: Sequence[object], want: Matrix) -> AddressList
                     f"must be {row_stride} as all of a call are",
                     "Copy it, or call once a row stride",
                 )
-        if want.written and not info.writable:
+        if matrix.written and not info.writable:
             raise InvalidValue(item, "a read-only array", "is written to", "Give a writable array")
         addresses[i] = info.pointer
         if rows is not None:
@@ -213,26 +212,26 @@ def check_entries(
     lists: Mapping[str, Addresses], matrices: Mapping[str, Matrix], alignment: Mapping[str, int]
 ) -> None:
     """Refuse null, misaligned and far addresses, and written matrices that provably share memory
-    with others, but with their own entry of a list that may be theirs."""
-    for name, found in lists.items():
+    with others, except with the same entry of a list that ``may_be`` allows."""
+    for name, addresses in lists.items():
         m = matrices[name]
         span = m.span
         for bad, text, rule, remedy in (
             (
-                found == 0,
+                addresses == 0,
                 "null",
                 "must be the address of a matrix",
                 "Leave the entry out, or give it memory",
             ),
             (
-                found % np.uint64(alignment[name]) != 0,
+                addresses % np.uint64(alignment[name]) != 0,
                 "",
                 f"must be a multiple of {alignment[name]} bytes",
                 "Align the matrix"
                 + f", or plan with alignment={m.itemsize}" * (alignment[name] > m.itemsize),
             ),
             (
-                found > np.uint64(2**64 - span),
+                addresses > np.uint64(2**64 - span),
                 "",
                 f"a walk over {span} bytes leaves the 64-bit addresses",
                 "Pass the memory's address",
@@ -240,25 +239,25 @@ def check_entries(
         ):
             if bad.any():
                 i = int(bad.argmax())
-                raise InvalidValue(f"{name}[{i}]", text or hex(found[i]), rule, remedy)
+                raise InvalidValue(f"{name}[{i}]", text or hex(addresses[i]), rule, remedy)
     for output, written in lists.items():
         if not matrices[output].written:
             continue
         _check_outputs(output, written, matrices[output])
-        for name, found in lists.items():
-            # How many rows a ragged one has is not known here, nor then what it shares.
+        for name, addresses in lists.items():
+            # The rows of a ragged matrix are not known here.
             if not matrices[name].written and not matrices[name].ragged:
-                _check_against(name, found, matrices[name], output, written, matrices[output])
+                _check_against(name, addresses, matrices[name], output, written, matrices[output])
 
 
-def _check_outputs(name: str, found: Addresses, m: Matrix) -> None:
+def _check_outputs(name: str, addresses: Addresses, m: Matrix) -> None:
     """Neighbours in memory must not share an element.
 
     At distance d they do where d = r·row_stride + c with 0 ≤ r < rows and |c| < columns.
     """
     assert m.row_stride is not None
-    order = np.argsort(found, kind="stable")
-    gaps = np.diff(found[order])
+    order = np.argsort(addresses, kind="stable")
+    gaps = np.diff(addresses[order])
     size, step = np.uint64(m.itemsize), np.uint64(max(m.row_stride * m.itemsize, 1))
     rows, width = np.uint64(m.rows), np.uint64(m.columns) * size
     row, column = gaps // step, gaps % step
@@ -268,10 +267,10 @@ def _check_outputs(name: str, found: Addresses, m: Matrix) -> None:
     if shared.any():
         place = int(shared.argmax())
         j, i = sorted((int(order[place]), int(order[place + 1])))
-        how = "equals" if found[i] == found[j] else "overlaps the matrix of"
+        how = "equals" if addresses[i] == addresses[j] else "overlaps the matrix of"
         raise InvalidValue(
             f"{name}[{i}]",
-            hex(found[i]),
+            hex(addresses[i]),
             f"{how} {name}[{j}]",
             "Give every output memory of its own",
         )
@@ -283,11 +282,11 @@ def _check_against(
     """No written matrix may be an input, nor share an element with the nearest input on either side
     of it.
 
-    Of matrices whose rows interleave only so many are solved for: what is refused is proven.
+    Matrices whose rows interleave are compared up to ``_SOLVED`` pairs: each refusal is proven.
     """
     kept = np.arange(len(inputs))
     if read.may_be == output and read.rule().walks_as(written.rule()):
-        # the others are outputs, which were held against each other
+        # the others are outputs, which were compared with each other
         kept = np.flatnonzero(outputs != inputs)
         inputs = inputs[kept]
     if not inputs.size:
@@ -323,49 +322,51 @@ def check_beside(
     rules: Sequence[OperandRule],
 ) -> None:
     """Refuse matrices that provably share memory with a strided operand of the same call, where one
-    of them is written. Of those near it only so many are solved for."""
+    of them is written. At most ``_SOLVED`` matrices near it are compared."""
     for rule in rules:
         start = pointers.get(rule.name, 0)
         if rule.dtype is None or not rule.span or not start:
             continue
         end = start + rule.span * rule.dtype.itemsize
-        for name, found in lists.items():
+        for name, addresses in lists.items():
             m = matrices[name]
             if not (rule.written or m.written) or m.ragged:
                 continue
-            near = (found < np.uint64(min(end, 2**64 - 1))) & (
-                found + np.uint64(m.span) > np.uint64(start)
+            near = (addresses < np.uint64(min(end, 2**64 - 1))) & (
+                addresses + np.uint64(m.span) > np.uint64(start)
             )
             for i in np.flatnonzero(near)[:_SOLVED]:
-                if proven_overlap(int(found[i]), m.rule(), start, rule):
+                if proven_overlap(int(addresses[i]), m.rule(), start, rule):
                     raise InvalidValue(
                         f"{name}[{i}]",
-                        hex(found[i]),
+                        hex(addresses[i]),
                         f"overlaps {rule.name}",
                         "Give the output memory of its own",
                     )
 
 
-def spacing(found: Addresses, itemsize: int) -> int | None:
-    """The elements from each address to the next where they are evenly spaced, never backwards;
-    else None.
+def spacing(addresses: Addresses, itemsize: int) -> int | None:
+    """The elements between consecutive addresses where they are evenly spaced and ascending; else
+    None.
 
     A list of one entry has the spacing 0.
     """
-    if len(found) < 2:
+    if len(addresses) < 2:
         return 0
-    step = int(found[1]) - int(found[0])
-    even = step >= 0 and step % itemsize == 0 and bool((np.diff(found) == np.uint64(step)).all())
+    step = int(addresses[1]) - int(addresses[0])
+    even = (
+        step >= 0 and step % itemsize == 0 and bool((np.diff(addresses) == np.uint64(step)).all())
+    )
     return step // itemsize if even else None
 
 
-def stage(found: Addresses, runtime: Runtime, device: Device) -> tuple[object, int]:
-    """The addresses in device memory: the array that holds them, and where it is."""
-    held = runtime.from_host(found.view(np.float64), device)
-    info = runtime.describe(held)
+def stage(addresses: Addresses, runtime: Runtime, device: Device) -> tuple[object, int]:
+    """The addresses copied to device memory: the array and its address."""
+    array = runtime.from_host(addresses.view(np.float64), device)
+    info = runtime.describe(array)
     if info is None:
         raise TypeError(f"the runtime of {device} does not describe its own arrays")
-    return held, info.pointer
+    return array, info.pointer
 
 
 def fetch(source: object, runtime: Runtime) -> Addresses:

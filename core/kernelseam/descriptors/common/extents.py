@@ -1,4 +1,4 @@
-"""What several problems compute from their extents."""
+"""Quantities that several problems compute from their extents."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def distinct(extent: int, stride: int) -> int:
-    """How many different matrices an axis walks over: one where its stride is 0."""
+    """The number of different matrices along an axis: one where its stride is 0."""
     return min(extent, 1) if stride == 0 else extent
 
 

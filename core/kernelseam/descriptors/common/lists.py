@@ -1,5 +1,5 @@
-"""What descriptors over lists of addresses share: reading, checking and staging their lists, and
-the strided way."""
+"""The common part of descriptors over lists of addresses: reading, checking and staging lists, and
+their conversion to strides."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SPACED = "addresses are evenly spaced: the strided way is taken"
 
 
 def plain(name: str) -> str:
-    """The strided operand of which a list has many: "q" for "q_ptrs"."""
+    """The strided operand that a list stands for: "q" for "q_ptrs"."""
     return name.removesuffix("_ptrs")
 
 
@@ -45,8 +45,7 @@ def row_field(name: str) -> str:
 
 
 def given_row(name: str, value: object) -> int | None:
-    """A list's row stride as it was given, or None; its bytes are looked at when the dtype is
-    known."""
+    """A list's row stride as given, or None; checked in bytes when the dtype is known."""
     return (
         None
         if value is None
@@ -63,55 +62,55 @@ def read_lists(
         for n, v in operands.items()
         if v is not None and n in matrices
     }
-    for name, found in lists.items():
+    for name, one in lists.items():
         m = matrices[name]
-        if found.entries != m.entries:
+        if one.entries != m.entries:
             raise InvalidValue(
                 name,
-                f"{found.entries} entries",
+                f"{one.entries} entries",
                 f"must have {m.counted} = {m.entries}",
                 "Give one entry a matrix, batch-major",
             )
-        device = device or found.device
-        if found.device not in (None, device):
+        device = device or one.device
+        if one.device not in (None, device):
             raise InvalidValue(
-                name, f"on {found.device}", f"the others are on {device}", "Move all to one device"
+                name, f"on {one.device}", f"the others are on {device}", "Move all to one device"
             )
     return lists
 
 
 def first_arrays(lists: Mapping[str, AddressList]) -> dict[str, ArrayInfo]:
-    """By list the first of its arrays, where it has some."""
-    return {n: found.matrix for n, found in lists.items() if found.matrix is not None}
+    """List → its first array, for lists of arrays."""
+    return {n: one.matrix for n, one in lists.items() if one.matrix is not None}
 
 
 def arrays_of(lists: Mapping[str, AddressList]) -> tuple[ArrayInfo, ...]:
-    """One array of each list, to tell whose current stream is meant."""
-    return tuple(info for found in lists.values() if (info := found.matrix or found.words))
+    """One array of each list, whose library gives the current stream."""
+    return tuple(info for one in lists.values() if (info := one.matrix or one.words))
 
 
-def completed(name: str, blank: Matrix, found: AddressList | None, dtype: DType) -> Matrix:
-    """A list's matrix with its dtype, and its row stride: the one given, else the arrays', else
+def completed(name: str, blank: Matrix, given: AddressList | None, dtype: DType) -> Matrix:
+    """A list's matrix with its dtype and row stride: the given one, else the arrays', else
     packed."""
-    row = found.row_stride if blank.row_stride is None and found is not None else blank.row_stride
+    row = given.row_stride if blank.row_stride is None and given is not None else blank.row_stride
     shape = (blank.rows, blank.columns)
     (row,) = row_strides(plain(name).lower(), shape, [row], dtype, ("row",))
-    made = replace(blank, row_stride=row, dtype=dtype)
-    check_walk(made.rule(name), [row_field(name)])
-    return made
+    matrix = replace(blank, row_stride=row, dtype=dtype)
+    check_walk(matrix.rule(name), [row_field(name)])
+    return matrix
 
 
-def vector_of(matrix: Matrix, found: AddressList | None, promise: object) -> int:
+def vector_of(matrix: Matrix, given: AddressList | None, promise: object) -> int:
     """Bytes of an access to a list's matrices: 16 where rows and addresses allow it, else the
     element size."""
     assert matrix.dtype is not None and matrix.row_stride is not None
-    aligned = _alignment(found, matrix.dtype, promise)
+    aligned = _alignment(given, matrix.dtype, promise)
     return vector_bytes(matrix.dtype, (matrix.rows, matrix.columns), (matrix.row_stride,), aligned)
 
 
-def _alignment(found: AddressList | None, dtype: DType, promise: object) -> int:
-    """What the plan may rely on: the promise, else what the host can read, else the element
-    size."""
+def _alignment(given: AddressList | None, dtype: DType, promise: object) -> int:
+    """The alignment that the plan may rely on: the promise, else that of the addresses that the
+    host can read, else the element size."""
     if promise is not None:
         promised = integer(
             "alignment", promise, dtype.itemsize, 4096, "Give 16, or the element size"
@@ -121,23 +120,23 @@ def _alignment(found: AddressList | None, dtype: DType, promise: object) -> int:
                 "alignment", promised, "must be a power of two", "Give 16, or the element size"
             )
         return promised
-    if found is None or found.addresses is None or (found.addresses % WIDE).any():
+    if given is None or given.addresses is None or (given.addresses % WIDE).any():
         return dtype.itemsize
     return WIDE
 
 
 @dataclass(frozen=True)
 class Lists:
-    """The lists of one descriptor: what they must be, and those that it was given."""
+    """The lists of one descriptor: the matrices they must hold, and the given lists."""
 
     matrices: Mapping[str, Matrix]
     given: Mapping[str, AddressList]
     vectors: Mapping[str, int]
-    """By list the bytes that its entries must be multiples of."""
+    """List → bytes of which its entries must be multiples."""
     live: tuple[str, ...]
-    """Those that a launch reads."""
+    """The lists that a launch reads."""
     promised: bool
-    """Whether the vectors rest on a promise."""
+    """Whether the vectors rely on ``alignment``."""
 
     @classmethod
     def of(
@@ -148,20 +147,20 @@ class Lists:
         vectors: Mapping[str, int],
         promised: bool,
     ) -> Lists:
-        """Those of a problem, the given ones checked as far as the host can read them."""
+        """The lists of a problem; given ones are checked as far as the host can read them."""
         live = tuple(r.name for r in problem.operands if r.name in matrices and r.span)
-        made = cls(matrices, given, vectors, live, promised)
-        made.check(given)
-        return made
+        lists = cls(matrices, given, vectors, live, promised)
+        lists.check(given)
+        return lists
 
     @property
     def device(self) -> Device | None:
         """Where the arrays are; None where there are only addresses."""
-        return next((d for found in self.given.values() if (d := found.device)), None)
+        return next((d for one in self.given.values() if (d := one.device)), None)
 
     def check(self, lists: Mapping[str, AddressList], runtime: Runtime | None = None) -> None:
-        """Check the entries that are read: those the host knows, and with a runtime those on the
-        device too."""
+        """Check the entries that are read: those of host lists, and with a runtime those of device
+        lists too."""
         check_entries(self.known(lists, runtime), self.matrices, self.vectors)
 
     def check_beside(
@@ -175,35 +174,35 @@ class Lists:
         check_beside(self.known(lists, runtime), self.matrices, pointers, rules)
 
     def check_device(self, lists: Mapping[str, AddressList], runtime: Runtime) -> bool:
-        """Check lists in device memory as host lists are, where there are some; those of the host
-        never change."""
-        there = any(found.addresses is None for found in lists.values())
-        if there:
+        """Check lists in device memory as host lists are, if there are any; host lists never
+        change."""
+        on_device = any(one.addresses is None for one in lists.values())
+        if on_device:
             self.check(lists, runtime)
-        return there
+        return on_device
 
     def known(
         self, lists: Mapping[str, AddressList], runtime: Runtime | None = None
     ) -> dict[str, Addresses]:
         """The entries that are read, by list: as in ``check``."""
-        found: dict[str, Addresses] = {}
+        entries: dict[str, Addresses] = {}
         for name in self.live:
             if name not in lists or not self.matrices[name].rows * self.matrices[name].columns:
                 continue
             addresses = lists[name].addresses
             if addresses is not None:
-                found[name] = addresses
+                entries[name] = addresses
             elif runtime is not None:
-                found[name] = fetch(lists[name].source, runtime)
-        return found
+                entries[name] = fetch(lists[name].source, runtime)
+        return entries
 
     def read(self, operands: Mapping[str, object], device: Device) -> dict[str, AddressList]:
         """The lists among operands, on a device, checked as far as the host can read them."""
         lists = read_lists(operands, self.matrices, device)
         self.check(lists)
-        for name, found in lists.items():
+        for name, one in lists.items():
             if (
-                found.addresses is None
+                one.addresses is None
                 and not self.promised
                 and self.vectors[name] > self.matrices[name].itemsize
             ):
@@ -218,21 +217,21 @@ class Lists:
     def stage(
         self, lists: Mapping[str, AddressList], runtime: Runtime, device: Device
     ) -> tuple[dict[str, int], list[object]]:
-        """Where the lists are in device memory, and the arrays that were made to hold them."""
+        """The lists' addresses in device memory, and the arrays that were allocated for them."""
         pointers: dict[str, int] = {}
-        held: list[object] = []
+        arrays: list[object] = []
         for name in self.live:
             if name in lists and (addresses := lists[name].addresses) is not None:
                 array, pointers[name] = stage(addresses, runtime, device)
-                held.append(array)
+                arrays.append(array)
             elif name in lists:
                 pointers[name] = cast(ArrayInfo, lists[name].words).pointer
-        return pointers, held
+        return pointers, arrays
 
     def steps(self) -> dict[str, int] | None:
-        """Elements from entry to entry, by list, where the host knows all that are read and they
-        are evenly spaced; else None."""
-        found: dict[str, int] = {}
+        """List → elements between entries, where all lists that are read are host lists and evenly
+        spaced; else None."""
+        steps: dict[str, int] = {}
         for name in self.live:
             listed = self.given.get(name)
             if listed is None or listed.addresses is None:
@@ -240,11 +239,11 @@ class Lists:
             step = spacing(listed.addresses, self.matrices[name].itemsize)
             if step is None:
                 return None
-            found[name] = step
-        return found or None
+            steps[name] = step
+        return steps or None
 
     def first(self, name: str) -> int:
-        """The first entry of a list that the host knows."""
+        """The first entry of a host list."""
         return int(cast(Addresses, self.given[name].addresses)[0])
 
 
@@ -260,12 +259,12 @@ class Listed(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class EvenlySpaced:
-    """Address lists served as strided memory: bound by the lists' names, computed by strides."""
+    """Address lists computed as strided memory: bound by the lists' names, planned with strides."""
 
     lists: Listed
     strided: Descriptor
     steps: Mapping[str, int]
-    """Elements from entry to entry, by list."""
+    """List → elements between entries."""
 
     def problem(self) -> Problem:
         """The strided problem."""
@@ -283,7 +282,7 @@ class EvenlySpaced:
         """Addresses of the first entries. Raises InvalidValue for lists that are spaced
         otherwise."""
         lists = self.lists.read(operands, device)
-        found: dict[str, object] = {n: x for n, x in operands.items() if n not in lists}
+        strided_operands: dict[str, object] = {n: x for n, x in operands.items() if n not in lists}
         for name, listed in lists.items():
             if name not in self.steps:
                 continue
@@ -302,13 +301,13 @@ class EvenlySpaced:
                     "was made with",
                     "Plan again with this list",
                 )
-            found[plain(name)] = int(listed.addresses[0])
-        below = self.strided.resolve(found, runtime, device)
+            strided_operands[plain(name)] = int(listed.addresses[0])
+        below = self.strided.resolve(strided_operands, runtime, device)
         return Resolved(
             below.pointers, tuple(operands.values()), (*arrays_of(lists), *below.arrays)
         )
 
-    def check_device(self, found: Resolved, runtime: Runtime, device: Device) -> None:
+    def check_device(self, resolved: Resolved, runtime: Runtime, device: Device) -> None:
         """As the strided descriptor does; the lists were on the host."""
         if (deep := getattr(self.strided, "check_device", None)) is not None:
-            deep(found, runtime, device)
+            deep(resolved, runtime, device)

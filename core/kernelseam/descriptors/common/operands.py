@@ -1,5 +1,5 @@
-"""From what a person hands over — an array, an address, nothing — to what is checked and
-launched."""
+"""Operands as the user gives them (an array, an address, nothing), checked and converted to
+addresses."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ def is_address(value: object) -> bool:
 
 
 def describe(field: str, value: object) -> ArrayInfo:
-    """An array's view, its refusals under the operand's own name. An ArrayInfo stands for its
-    array."""
+    """An array's view; refusals name the operand. An ArrayInfo stands for its array."""
     info = value if isinstance(value, ArrayInfo) else arrays.describe(value, field)
     if min(info.strides, default=0) < 0 and 0 not in info.shape:
         raise InvalidValue(
@@ -56,7 +55,8 @@ def describe_all(operands: Mapping[str, object]) -> dict[str, ArrayInfo]:
 
 def without_arrays(descriptor: T, infos: Mapping[str, ArrayInfo], **fields: object) -> T:
     """The same descriptor over the addresses of its arrays: it keeps no memory alive. It was
-    validated, and nothing of its problem changes. ``fields``: others that the arrays told."""
+    validated, and its problem does not change. ``fields``: others that were read from the
+    arrays."""
     bare = object.__new__(type(descriptor))
     pointers = {name: info.pointer for name, info in infos.items()}
     vars(bare).update(vars(descriptor), **fields, **pointers, _arrays={})
@@ -73,7 +73,7 @@ def pointer(field: str, value: object, infos: Mapping[str, ArrayInfo]) -> int | 
 def dtype_of(
     field: str, given: object, infos: Mapping[str, ArrayInfo], names: Sequence[str]
 ) -> DType | None:
-    """The element type that is named or that the arrays show; None where neither says. All must
+    """The element type that is named or that of the arrays; None where neither is given. All must
     agree."""
     dtype = None if given is None else DType.of(given, field)
     source = field
@@ -92,7 +92,7 @@ def dtype_of(
 
 
 def required(field: str, dtype: DType | None, names: str) -> DType:
-    """The element type, refused where nothing tells it."""
+    """The element type; refused where it is not given."""
     if dtype is None:
         raise InvalidValue(
             field,

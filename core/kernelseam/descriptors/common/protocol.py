@@ -1,4 +1,4 @@
-"""What planning asks of a descriptor, and what a descriptor makes of the operands it is given."""
+"""The interface between planning and descriptors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernelseam.contract import ArrayInfo, Device, Problem, Runtime
 
 @dataclass(frozen=True)
 class Resolved:
-    """Addresses by operand name, and what keeps them valid."""
+    """Addresses by operand name, and the objects that keep them valid."""
 
     pointers: dict[str, int]
     keep: tuple[object, ...]
@@ -19,17 +19,17 @@ class Resolved:
 
 
 class Descriptor(Protocol):
-    """What ``plan`` wants of a descriptor."""
+    """What ``plan`` needs of a descriptor."""
 
     def problem(self) -> Problem:
         """The hashable part, without pointers."""
 
     def operands(self) -> dict[str, object]:
-        """Pointers or arrays by operand name; those not given are absent."""
+        """Pointers or arrays by operand name; operands not given are absent."""
 
     def simplified(self) -> tuple[Descriptor, str]:
-        """An equal descriptor that is cheaper to serve, and a note saying so; itself and "" where
-        there is none."""
+        """An equivalent descriptor that is cheaper to compute, and a note that says so; itself and
+        "" where there is none."""
 
     def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
-        """Operands as a person gave them → addresses, and whatever must stay alive with them."""
+        """Operands as given → addresses, and the objects that must stay alive with them."""

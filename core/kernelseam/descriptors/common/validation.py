@@ -18,7 +18,7 @@ MAX_EXTENT = 2**31 - 1
 MAX_BYTES = 2**63 - 1
 """Offsets are 64-bit and signed."""
 AXES = ("batch", "head", "row")
-"""Axes that have a stride field, as far as an operand has them."""
+"""Axes that have a stride field, for operands that have the axis."""
 WIDE = 16
 """Bytes of the widest access."""
 
@@ -63,7 +63,7 @@ def address(field: str, value: object) -> int:
 
 
 def flag(field: str, value: object) -> bool:
-    """True or False, and nothing that merely looks like it."""
+    """True or False; 0, 1 and strings are refused."""
     if not isinstance(value, bool | np.bool_):
         raise InvalidValue(field, shown(value), "must be True or False", "Pass a bool")
     return bool(value)
@@ -94,7 +94,7 @@ def finite(field: str, value: object) -> float:
 
 
 def multiple(field: str, value: int, of: str, count: int) -> int:
-    """value / count, which must come out even. Nothing over nothing is 1."""
+    """value / count, which must be an integer. 0 / 0 is 1."""
     if (count == 0 and value != 0) or (count and value % count):
         raise InvalidValue(
             field,
@@ -106,8 +106,8 @@ def multiple(field: str, value: int, of: str, count: int) -> int:
 
 
 def packed(shape: Sequence[int], given: Sequence[int | None]) -> tuple[int, ...]:
-    """Strides of a row-major array; those given stand, and the others pack around them. Empty axes
-    count as 1."""
+    """Strides of a row-major array; given ones are kept, and the others packed around them. Empty
+    axes count as 1."""
     strides: list[int] = []
     run = 1
     for n, s in zip(reversed(shape), reversed(given), strict=True):
@@ -135,7 +135,7 @@ def vector_bytes(
     """16 if every row starts at a multiple of 16 bytes, else the element size.
 
     ``strides`` leave the contiguous last axis out; axes of one entry do not count. An address that
-    is not known yet (None) is taken as a multiple of 16, which ``bind`` then checks.
+    is not known yet (None) counts as a multiple of 16, which ``bind`` then checks.
     """
     if 0 in shape:
         return WIDE
@@ -144,7 +144,7 @@ def vector_bytes(
 
 
 def check_walk(rule: OperandRule, axes: Sequence[str]) -> None:
-    """Refuse a walk of 2⁶³ bytes or more, and an output whose elements share memory.
+    """Refuse an operand of 2⁶³ bytes or more, and an output whose elements share memory.
 
     ``axes``: the stride fields of the axes, for messages; a contiguous last one is never at fault.
     """
@@ -181,7 +181,7 @@ def shared_axis(rule: OperandRule) -> int | None:
             break
         run += s * (n - 1)
     else:
-        return None  # nested: every axis steps over all that lies within
+        return None  # nested: the stride of every axis exceeds the extent of the inner ones
     assert rule.dtype is not None
     base = 1 << 16  # any address: nothing is read
     for k in reversed(range(len(rule.shape))):

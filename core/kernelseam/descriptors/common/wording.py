@@ -1,5 +1,4 @@
-"""A descriptor's refusals in the words of a call that fills it in: the caller's names for operands
-and extents."""
+"""Refusals of a descriptor with the caller's names for operands and extents."""
 
 from __future__ import annotations
 
@@ -12,25 +11,25 @@ from kernelseam.forking import cached_property
 
 _STRIDE = r"stride_([a-z_]+?)_(part|batch|head|row|column)"
 _SHORT = {"alibi": "alibi_slopes", "table": "block_table"}
-"""What stride fields call operands in short."""
+"""Short names of operands in stride fields."""
 
 
 @dataclass(frozen=True)
 class Wording:
-    """How a call names what a descriptor names otherwise."""
+    """The names of a call that differ from the descriptor's."""
 
     names: Mapping[str, str] = field(default_factory=dict)
-    """Operand, or word of a rule → what the caller knows it as."""
+    """Operand, or word of a rule → the caller's name."""
     extents: Mapping[str, str] = field(default_factory=dict)
-    """Field that is read off an array → the operand that shows it."""
+    """Field that is read from an array → the operand of that array."""
 
     @cached_property
     def _words(self) -> re.Pattern[str]:
         longest_first = sorted(map(re.escape, self.names), key=len, reverse=True)
         return re.compile(rf"\b({'|'.join(longest_first) or '(?!)'})(_ptrs\[\d+\])?(?!\w)")
 
-    def told(self, error: InvalidValue) -> InvalidValue:
-        """The refusal as the caller reads it."""
+    def reworded(self, error: InvalidValue) -> InvalidValue:
+        """The refusal with the caller's names."""
         name, value = error.field, error.value
         if stride := re.fullmatch(_STRIDE, name):
             name, value = self._operand(stride[1]), f"{stride[2]} stride {value}"
@@ -42,7 +41,7 @@ class Wording:
         return type(error)(name, value, rule, remedy)
 
     def _operand(self, name: str) -> str:
-        """An operand as the caller knows it; stride fields are in small letters."""
+        """The caller's name of an operand; stride fields are in lower case."""
         name = _SHORT.get(name, name)
         return self.names.get(name) or self.names.get(name.upper(), name)
 

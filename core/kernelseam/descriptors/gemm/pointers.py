@@ -122,7 +122,7 @@ class BatchedGemmPointers:
             n: m.itemsize if m.vector else vector_of(m, given.get(n), self.alignment)
             for n, m in matrices.items()
         }
-        walks = {n: (0, 0, cast(int, m.row_stride)) for n, m in matrices.items()}
+        strides = {n: (0, 0, cast(int, m.row_stride)) for n, m in matrices.items()}
         problem = GemmProblem(
             GemmSpec(
                 dtype,
@@ -145,41 +145,48 @@ class BatchedGemmPointers:
             self.K,
             self.batch,
             self.num_heads,
-            walks["A_ptrs"],
-            walks["B_ptrs"],
-            walks["C_ptrs"],
+            strides["A_ptrs"],
+            strides["B_ptrs"],
+            strides["C_ptrs"],
             1,
             self.alpha,
             self.beta,
             self.c_batch_group,
             self.c_head_group,
-            residual_strides=walks.get("residual_ptrs", (0, 0, 0)),
+            residual_strides=strides.get("residual_ptrs", (0, 0, 0)),
         )
         put(self, "_problem", problem)
         put(self, "_lists", Lists.of(problem, matrices, given, vectors, self.alignment is not None))
 
     def _blank(self) -> dict[str, Matrix]:
-        """What every matrix of a list is, but for what the arrays tell."""
+        """The matrices of each list; dtypes and row strides may follow from the arrays."""
         a = (self.K, self.M) if self.a_transposed else (self.M, self.K)
         b = (self.N, self.K) if self.b_transposed else (self.K, self.N)
         products, counted = self.batch * self.num_heads, "batch·num_heads"
         results = (self.batch // self.c_batch_group) * (self.num_heads // self.c_head_group)
-        told = counted if results == products else f"{counted} / (c_batch_group·c_head_group)"
+        results_counted = (
+            counted if results == products else f"{counted} / (c_batch_group·c_head_group)"
+        )
         c = (self.M, self.N)
         rows = {n: given_row(n, getattr(self, row_field(n))) for n in NAMES if n != "bias_ptrs"}
         return {
             "A_ptrs": Matrix(*a, rows["A_ptrs"], None, products, counted),
             "B_ptrs": Matrix(*b, rows["B_ptrs"], None, products, counted),
-            "C_ptrs": Matrix(*c, rows["C_ptrs"], None, results, told, written=True),
-            "bias_ptrs": Matrix(1, self.N, None, None, results, told, vector=True),
+            "C_ptrs": Matrix(*c, rows["C_ptrs"], None, results, results_counted, written=True),
+            "bias_ptrs": Matrix(1, self.N, None, None, results, results_counted, vector=True),
             "residual_ptrs": Matrix(
-                *c, rows["residual_ptrs"], None, results, told, may_be="" if self.beta else "C_ptrs"
+                *c,
+                rows["residual_ptrs"],
+                None,
+                results,
+                results_counted,
+                may_be="" if self.beta else "C_ptrs",
             ),
         }
 
     @property
     def device(self) -> Device | None:
-        """Where the arrays are; None where there are only addresses."""
+        """The device of the arrays; None where there are only addresses."""
         return self._lists.device
 
     def problem(self) -> GemmProblem:
@@ -191,7 +198,7 @@ class BatchedGemmPointers:
         return {n: v for n in NAMES if (v := getattr(self, n)) is not None and not _announced(v)}
 
     def matrix(self, name: str) -> Matrix:
-        """What every matrix of a list is."""
+        """The shape and layout of a list's matrices."""
         return self._lists.matrices[name]
 
     def read(self, operands: Mapping[str, object], device: Device) -> dict[str, AddressList]:
@@ -202,24 +209,24 @@ class BatchedGemmPointers:
     def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
         """Lists in device memory. Raises InvalidValue for what ``read`` refuses."""
         lists = self.read(operands, device)
-        pointers, held = self._lists.stage(lists, runtime, device)
-        return Resolved(pointers, (lists, *held), arrays_of(lists))
+        pointers, staged = self._lists.stage(lists, runtime, device)
+        return Resolved(pointers, (lists, *staged), arrays_of(lists))
 
     def check_device(self, resolved: Resolved, runtime: Runtime, device: Device) -> None:
         """Check lists in device memory as host lists are; synchronises."""
         self._lists.check_device(cast(Mapping[str, AddressList], resolved.keep[0]), runtime)
 
     def check_beside(
-        self, found: Resolved, rule: OperandRule, address: int, runtime: Runtime | None
+        self, resolved: Resolved, rule: OperandRule, address: int, runtime: Runtime | None
     ) -> None:
-        """Refuse matrices that share memory with what ``rule`` walks from an address on: those of
-        lists that the host knows, and with a runtime those of lists on the device."""
-        lists = cast(Mapping[str, AddressList], found.keep[0])
+        """Refuse matrices that share memory with the operand of ``rule`` at an address: those of
+        host lists, and with a runtime those of device lists."""
+        lists = cast(Mapping[str, AddressList], resolved.keep[0])
         self._lists.check_beside(lists, {rule.name: address}, (rule,), runtime)
 
     def simplified(self) -> tuple[Descriptor, str]:
-        """The same problem over strided memory where the host knows all addresses and they are
-        evenly spaced."""
+        """The same problem over strided memory where all lists are host lists and evenly
+        spaced."""
         steps = self._lists.steps()
         return (
             (self, "")

@@ -1,4 +1,4 @@
-"""A batched GEMM's problem and spec: the hashable half of its descriptors. They hold no pointers
+"""A batched GEMM's problem and spec: the hashable part of its descriptors. They hold no pointers
 and check nothing."""
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from kernelseam.forking import cached_property
 
 @dataclass(frozen=True)
 class HeadsSpec:
-    """What shapes a product whose columns are heads of q, k and v, as far as it shapes the
-    binary."""
+    """The part of a GEMM's spec for products whose columns are heads of q, k and v."""
 
     rotary: str = ""
-    """Which elements of a head of q and k are turned together: "halves" (i, i + n/2), "pairs" (2i,
-    2i + 1); "" none."""
+    """Rotary embedding of q and k: "halves" (half-split: i with i + n/2), "pairs" (interleaved: 2i
+    with 2i + 1), "" none."""
     positions: bool = False
     """Whether rows have positions in memory; else they are numbered."""
     paged: bool = False
@@ -27,7 +26,7 @@ class HeadsSpec:
 
 @dataclass(frozen=True)
 class GemmSpec:
-    """What shapes the binary of a batched GEMM.
+    """The compile-time parameters of a batched GEMM.
 
     ``vector_*``: bytes of the widest access that every row's start allows, 16 or the element size.
     """
@@ -43,17 +42,17 @@ class GemmSpec:
     vector_b: int = 16
     vector_c: int = 16
     bias: DType | None = None
-    """Of what is added by column."""
+    """The dtype of the bias, which is added by column; None without one."""
     residual: DType | None = None
     vector_r: int = 16
-    """Of the residual's rows."""
+    """Access width of the residual's rows."""
     summed: bool = False
     """Whether products of several batches or heads are summed into one C."""
     row_sums: DType | None = None
-    """Of what the sums of op(A)'s rows are stored as. This and what follows is asked for by
-    projections alone."""
+    """The dtype of the stored row sums of op(A). This and the next two are used by projections
+    alone."""
     segmented: bool = False
-    """Whether A's heads lie in three places."""
+    """Whether A's heads are those of three operands."""
     heads: HeadsSpec | None = None
     """Whether C's columns are heads of three operands."""
     precision: str | None = None
@@ -188,7 +187,7 @@ class GemmProblem:
     def matrix_strides(self) -> tuple[int, int, int] | None:
         """One stride over all batch·num_heads matrices for A, B and C, as the vendors' libraries
         take it; None where batch and head are not evenly spaced."""
-        found = []
+        strides = []
         for (batch, head, _), group in (
             (self.a_strides, 1),
             (self.b_strides, self.b_head_group),
@@ -199,12 +198,12 @@ class GemmProblem:
             elif group != 1:
                 return None
             if self.num_heads == 1:
-                found.append(batch)
+                strides.append(batch)
             elif self.batch == 1 or batch == head * self.num_heads:
-                found.append(head)
+                strides.append(head)
             else:
                 return None
-        return found[0], found[1], found[2]
+        return strides[0], strides[1], strides[2]
 
     @property
     def reads_inputs(self) -> bool:
@@ -213,12 +212,12 @@ class GemmProblem:
 
     @property
     def a_shape(self) -> tuple[int, int]:
-        """(rows, columns) of one A as it lies in memory."""
+        """(rows, columns) of one A in memory."""
         return (self.K, self.M) if self.spec.a_transposed else (self.M, self.K)
 
     @property
     def b_shape(self) -> tuple[int, int]:
-        """(rows, columns) of one B as it lies in memory."""
+        """(rows, columns) of one B in memory."""
         return (self.N, self.K) if self.spec.b_transposed else (self.K, self.N)
 
     @cached_property

@@ -158,13 +158,13 @@ class BatchedGemmStrided:
             "bias": (*results, self.N),
             "residual": (*results, self.M, self.N),
         }
-        walks: dict[str, tuple[int, ...]] = {}
+        strides: dict[str, tuple[int, ...]] = {}
         vectors: dict[str, int] = {}
         for name, shape in shapes.items():
             if (kind := kinds[name]) is not None:
-                walks[name] = row_strides(name.lower(), shape, self._strides(name), kind)
+                strides[name] = row_strides(name.lower(), shape, self._strides(name), kind)
                 vectors[name] = vector_bytes(
-                    kind, shape, walks[name], pointer(name, getattr(self, name), infos)
+                    kind, shape, strides[name], pointer(name, getattr(self, name), infos)
                 )
         problem = GemmProblem(
             GemmSpec(
@@ -188,16 +188,16 @@ class BatchedGemmStrided:
             self.K,
             self.batch,
             self.num_heads,
-            three(walks["A"]),
-            three(walks["B"]),
-            three(walks["C"]),
+            three(strides["A"]),
+            three(strides["B"]),
+            three(strides["C"]),
             self.b_head_group,
             self.alpha,
             self.beta,
             self.c_batch_group,
             self.c_head_group,
-            two(walks.get("bias", (0, 0))),
-            three(walks.get("residual", (0, 0, 0))),
+            two(strides.get("bias", (0, 0))),
+            three(strides.get("residual", (0, 0, 0))),
         )
         check_layout(problem.operands, infos, self._dense)
         object.__setattr__(self, "_problem", problem)
@@ -213,7 +213,7 @@ class BatchedGemmStrided:
 
     @property
     def device(self) -> Device | None:
-        """Where the arrays are; None where there are none."""
+        """The device of the arrays; None without arrays."""
         return next((i.device for i in self._arrays.values()), None)
 
     def problem(self) -> GemmProblem:
@@ -237,7 +237,7 @@ class BatchedGemmStrided:
         )
 
     def simplified(self) -> tuple[BatchedGemmStrided, str]:
-        """Itself: there is no simpler way."""
+        """Itself: there is no simpler descriptor."""
         return self, ""
 
     def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
@@ -306,7 +306,7 @@ class BatchedGemmStrided:
         try:
             return cls(**arrays, **fields, **strides_of(**arrays))
         except InvalidValue as e:
-            raise Wording(names).told(e) from None
+            raise Wording(names).reworded(e) from None
 
 
 def gemm_dtypes(
@@ -376,15 +376,15 @@ def added_dtype(
     not there."""
     if getattr(gemm, operand) is None:
         return None
-    found = dtype_of(f"dtype_{name}", getattr(gemm, f"dtype_{name}"), infos, (operand,)) or dtype_c
-    if found.itemsize > acc.itemsize:
+    kind = dtype_of(f"dtype_{name}", getattr(gemm, f"dtype_{name}"), infos, (operand,)) or dtype_c
+    if kind.itemsize > acc.itemsize:
         field_name, value = (
-            (operand, f"an array of {found}") if operand in infos else (f"dtype_{name}", found)
+            (operand, f"an array of {kind}") if operand in infos else (f"dtype_{name}", kind)
         )
         raise InvalidValue(
             field_name, value, f"must be no wider than {acc}, in which it is added", "Convert it"
         )
-    return found
+    return kind
 
 
 def check_numbers(gemm: Any) -> None:

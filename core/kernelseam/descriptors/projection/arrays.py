@@ -1,4 +1,4 @@
-"""From arrays to a projection's fields: shapes and strides read off them, nothing copied."""
+"""Fields of a projection's descriptor from arrays: their shapes and strides; nothing is copied."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from kernelseam.descriptors.common.operands import axes, canonical, describe_arr
 from kernelseam.errors import InvalidValue
 
 OPTIONAL = ("bias", "cos", "sin", "positions", "block_table")
-"""Operands of the projection to q, k and v that take part where they are given."""
+"""Optional operands of the projection to q, k and v."""
 
 
-def one_of(name: str, value: object, known: Mapping[str, str]) -> str:
-    """The labels of a layout; refused by its name where there is none such."""
-    return known[order(name, value, known)]
+def labels_of(name: str, value: object, layouts: Mapping[str, str]) -> str:
+    """The axis labels of a layout. Raises InvalidValue for an unknown one."""
+    return layouts[order(name, value, layouts)]
 
 
 def infos_of(given: Mapping[str, object], *needed: str) -> dict[str, ArrayInfo]:
-    """The views of those that are there, as those that are needed must be; all on one device."""
+    """The views of the given arrays; ``needed`` ones must be given. All on one device."""
     arrays = {n: x for n, x in given.items() if x is not None or n in needed}
     return dict(zip(arrays, describe_arrays(**arrays), strict=True))
 
@@ -47,7 +47,7 @@ class Read:
                 self.fields[f"stride_{called or name}_{stride_axes[label]}"] = stride
 
     def heads(self, name: str, labels: str, heads: str) -> None:
-        """q, k, v and what lies as they do; ``heads``: what the axis H is called."""
+        """q, k, v and operands of their layout; ``heads``: the label of the axis H."""
         shown = labels.replace("H", heads)
         self.take(name, shown, {"B": "batch", "P": "batch", heads: "head", "S": "row", "N": "row"})
 
@@ -64,7 +64,10 @@ def qkv_fields(
 
     Raises InvalidValue for ranks and extents that do not fit.
     """
-    labels, pages = one_of("layout", layout, LAYOUTS), one_of("kv_layout", kv_layout, KV_LAYOUTS)
+    labels, pages = (
+        labels_of("layout", layout, LAYOUTS),
+        labels_of("kv_layout", kv_layout, KV_LAYOUTS),
+    )
     options = dict(options)
     infos = infos_of({**arrays, **{n: options.pop(n, None) for n in OPTIONAL}}, *arrays)
     read, lead = Read(infos), "B "
@@ -130,9 +133,9 @@ def output_fields(
 
 
 def of_attn_out(read: Read, names: Sequence[str], layout: str) -> str:
-    """Take attn_out, or what lies as it does: [B, S, columns], [S, columns], or its heads in a
+    """Take attn_out, or an operand of its layout: [B, S, columns], [S, columns], or its heads in a
     layout. "B " where there is a batch axis."""
-    labels = one_of("layout", layout, LAYOUTS)
+    labels = labels_of("layout", layout, LAYOUTS)
     lead = ""
     for name in names:
         rank = len(read.infos[name].shape)
@@ -148,7 +151,7 @@ def of_attn_out(read: Read, names: Sequence[str], layout: str) -> str:
 
 
 def output_extents(read: Read) -> dict[str, int]:
-    """The extents that the descriptors ask for; without heads one that is as wide as all."""
+    """The extents of the descriptors; without a heads axis, one head over all columns."""
     known = {"B": 1, "H": 1, "D": read.known["columns"], **read.known}
     names = {"batch": "B", "S": "S", "hidden": "hidden", "num_heads": "H", "head_dim": "D"}
     return {n: known[label] for n, label in names.items()}
@@ -156,7 +159,7 @@ def output_extents(read: Read) -> dict[str, int]:
 
 def qkv_bwd_fields(arrays: Mapping[str, object], layout: str) -> dict[str, Any]:
     """The same for the gradients of the projection to q, k and v."""
-    labels = one_of("layout", layout, LAYOUTS)
+    labels = labels_of("layout", layout, LAYOUTS)
     infos = infos_of(arrays, "dq", "dk", "dv")
     read, lead = Read(infos), "B "
     if len(infos["dq"].shape) == 3:  # one entry

@@ -112,8 +112,10 @@ class QkvProjectionBwd(Projecting):
             **dict.fromkeys(("input", "d_input"), (batch, S, hidden)),
             **dict.fromkeys(("weight", "d_weight"), (width, hidden)),
         }
-        walks = {n: self._walk(n, shape, dtype) for n, shape in shapes.items()}
-        vectors = {n: self._vector(n, shape, walks[n], dtype, infos) for n, shape in shapes.items()}
+        strides = {n: self._strides_of(n, shape, dtype) for n, shape in shapes.items()}
+        vectors = {
+            n: self._vector(n, shape, strides[n], dtype, infos) for n, shape in shapes.items()
+        }
         problem = QkvProjectionBwdProblem(
             QkvProjectionBwdSpec(
                 dtype,
@@ -132,13 +134,13 @@ class QkvProjectionBwd(Projecting):
             heads,
             kv_heads,
             dim,
-            three(walks["dq"]),
-            three(walks["dk"]),
-            three(walks["dv"]),
-            two(walks["input"]),
-            walks["weight"][0],
-            two(walks["d_input"]),
-            walks["d_weight"][0],
+            three(strides["dq"]),
+            three(strides["dk"]),
+            three(strides["dv"]),
+            two(strides["input"]),
+            strides["weight"][0],
+            two(strides["d_input"]),
+            strides["d_weight"][0],
         )
         check_layout(problem.operands, infos, self._dense)
         object.__setattr__(self, "_problem", problem)
@@ -230,10 +232,12 @@ class OutputProjectionBwd(Projecting):
             **dict.fromkeys(("attn_out", "d_attn_out"), (batch, heads, S, dim)),
             **dict.fromkeys(("weight", "d_weight"), (hidden, width)),
         }
-        walks = {n: self._walk(n, shape, dtype) for n, shape in shapes.items()}
-        vectors = {n: self._vector(n, shape, walks[n], dtype, infos) for n, shape in shapes.items()}
+        strides = {n: self._strides_of(n, shape, dtype) for n, shape in shapes.items()}
+        vectors = {
+            n: self._vector(n, shape, strides[n], dtype, infos) for n, shape in shapes.items()
+        }
         apart, d_apart = (
-            heads > 1 and given and walks[n][1] != dim
+            heads > 1 and given and strides[n][1] != dim
             for n, given in (
                 ("attn_out", self.d_weight is not None),
                 ("d_attn_out", self.d_attn_out is not None),
@@ -243,7 +247,7 @@ class OutputProjectionBwd(Projecting):
             heads, dim = 1, width
         attn_out, d_attn_out = (
             (batch_stride, head if heads > 1 else width, row)
-            for batch_stride, head, row in (walks["attn_out"], walks["d_attn_out"])
+            for batch_stride, head, row in (strides["attn_out"], strides["d_attn_out"])
         )
         problem = OutputProjectionBwdProblem(
             OutputProjectionBwdSpec(
@@ -260,11 +264,11 @@ class OutputProjectionBwd(Projecting):
             hidden,
             heads,
             dim,
-            two(walks["d_output"]),
+            two(strides["d_output"]),
             attn_out,
-            walks["weight"][0],
+            strides["weight"][0],
             d_attn_out,
-            walks["d_weight"][0],
+            strides["d_weight"][0],
         )
         check_layout(problem.operands, infos, self._dense)
         object.__setattr__(self, "_problem", problem)

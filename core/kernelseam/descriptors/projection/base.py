@@ -1,5 +1,4 @@
-"""What the projections' descriptors share: their stride fields, and their way from operands to
-addresses."""
+"""The common part of the projections' descriptors: stride fields, and operands to addresses."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ class Projecting:
     AXES: ClassVar[Mapping[str, tuple[str, ...]]]
     """Operand → its axes that have a stride field."""
     CALLED: ClassVar[Mapping[str, str]] = {}
-    """Operand → what its stride fields call it, where that is not its own name."""
+    """Operand → its name in stride fields, where it differs."""
     _problem: Any
     _arrays: Mapping[str, ArrayInfo]
 
@@ -33,20 +32,20 @@ class Projecting:
 
     @property
     def device(self) -> Device | None:
-        """Where the arrays are; None where there are none."""
+        """The device of the arrays; None without arrays."""
         return next((i.device for i in self._arrays.values()), None)
 
     def problem(self) -> Problem:
         """The hashable part, without pointers."""
-        found: Problem = self._problem
-        return found
+        problem: Problem = self._problem
+        return problem
 
     def operands(self) -> dict[str, object]:
         """The operands by their names, as far as they are given."""
         return {n: v for n in self.AXES if (v := getattr(self, n)) is not None}
 
     def simplified(self) -> tuple[Self, str]:
-        """Itself: there is no simpler way."""
+        """Itself: there is no simpler descriptor."""
         return self, ""
 
     def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
@@ -62,18 +61,18 @@ class Projecting:
         """Operands whose strides were all left out."""
         return frozenset(n for n in self.AXES if all(s is None for s in self._given(n)))
 
-    def _walk(
+    def _strides_of(
         self, name: str, shape: Sequence[int], dtype: DType, order: Sequence[int] = ()
     ) -> tuple[int, ...]:
         """Strides of all axes but the contiguous last: validated where given, packed where left
         out, in ``order`` (outermost first)."""
-        known = [
+        given = [
             None if s is None else stride(field_name, s, dtype)
             for field_name, s in zip(self.stride_fields(name), self._given(name), strict=True)
         ]
-        order = order or range(len(known))
-        found = packed([*(shape[i] for i in order), shape[-1]], [*(known[i] for i in order), 1])
-        return tuple(found[list(order).index(i)] for i in range(len(known)))
+        order = order or range(len(given))
+        strides = packed([*(shape[i] for i in order), shape[-1]], [*(given[i] for i in order), 1])
+        return tuple(strides[list(order).index(i)] for i in range(len(given)))
 
     def _vector(
         self,
@@ -102,15 +101,15 @@ class Projecting:
         self, field_name: str, names: Sequence[str], default: DType, infos: Mapping[str, ArrayInfo]
     ) -> DType:
         """The element type of operands that have one of their own: named, that of their arrays, or
-        the default; no wider than what products are summed in."""
-        found = dtype_of(field_name, getattr(self, field_name), infos, names) or default
-        if found.itemsize > default.accumulator.itemsize:
+        the default; no wider than the accumulator."""
+        dtype = dtype_of(field_name, getattr(self, field_name), infos, names) or default
+        if dtype.itemsize > default.accumulator.itemsize:
             where = next((n for n in names if n in infos), "")
             raise InvalidValue(
                 where or field_name,
-                f"an array of {found}" if where else found,
+                f"an array of {dtype}" if where else dtype,
                 f"must be no wider than {default.accumulator}, in which products of {default} "
                 "are summed",
                 "Convert it, or widen what is multiplied",
             )
-        return found
+        return dtype

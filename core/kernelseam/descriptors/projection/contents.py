@@ -1,5 +1,4 @@
-"""What stands in a projection's integer operands: positions and block tables that must stay within
-memory."""
+"""Checks of a projection's integer operands: positions and block tables must stay within memory."""
 
 from __future__ import annotations
 
@@ -15,19 +14,21 @@ from kernelseam.errors import InvalidValue
 Ints = npt.NDArray[np.int64]
 
 
-def check(problem: QkvProjectionProblem, found: Resolved, runtime: Runtime, device: Device) -> None:
+def check(
+    problem: QkvProjectionProblem, resolved: Resolved, runtime: Runtime, device: Device
+) -> None:
     """Raise InvalidValue, naming the entry, where one points beyond its operand. Copies them to the
-    host; one that is not bound is left to whoever misses it."""
+    host; operands that are not bound are refused elsewhere."""
     p, h = problem, problem.heads
     read: dict[str, Ints] = {}
     for r in p.operands:
         if (
             r.name in ("positions", "block_table")
             and r.span
-            and (address := found.pointers.get(r.name))
+            and (address := resolved.pointers.get(r.name))
         ):
-            walk = ArrayInfo(address, r.shape, r.strides, DType.int32, device, "", None)
-            read[r.name] = host_copy(walk, runtime).astype(np.int64)
+            info = ArrayInfo(address, r.shape, r.strides, DType.int32, device, "", None)
+            read[r.name] = host_copy(info, runtime).astype(np.int64)
     positions = np.broadcast_to(h.first_position + np.arange(h.tokens), (p.batch, h.tokens))
     if p.spec.heads.positions:
         if "positions" not in read:
@@ -55,9 +56,9 @@ def check(problem: QkvProjectionProblem, found: Resolved, runtime: Runtime, devi
             )
 
 
-def _within(name: str, x: Ints, end: int, what: str, asked: bool) -> None:
+def _within(name: str, x: Ints, end: int, what: str, required: bool) -> None:
     bad = (x < 0) | (x >= end)
-    if asked and bad.any():
+    if required and bad.any():
         index = np.unravel_index(int(bad.argmax()), x.shape)
         raise InvalidValue(
             f"{name}[{', '.join(str(int(i)) for i in index)}]",

@@ -101,11 +101,11 @@ class OutputProjection(Projecting):
         )
         pointer("bias", self.bias, infos)
         rows = (batch, S, hidden)
-        of_attn_out = three(self._walk("attn_out", (batch, heads, S, dim), dtype))
-        (of_weight,) = self._walk("weight", (hidden, width), dtype)
+        of_attn_out = three(self._strides_of("attn_out", (batch, heads, S, dim), dtype))
+        (of_weight,) = self._strides_of("weight", (hidden, width), dtype)
         of_out, of_residual = (
-            two(self._walk("out", rows, out)),
-            two(self._walk("residual", rows, residual or out)),
+            two(self._strides_of("out", rows, out)),
+            two(self._strides_of("residual", rows, residual or out)),
         )
         apart = heads > 1 and of_attn_out[1] != dim
         if not apart:

@@ -145,16 +145,16 @@ class QkvProjection(Projecting):
         strides, vector = {}, WIDE if dim * out.itemsize % WIDE == 0 else out.itemsize
         for name, shape in shapes.items():
             strides[name] = three(
-                self._walk(name, shape, out, (0, 2, 1) if paged and name in "kv" else ())
+                self._strides_of(name, shape, out, (0, 2, 1) if paged and name in "kv" else ())
             )
             vector = min(vector, self._vector(name, shape, strides[name], out, infos))
         for name in OPTIONAL:
             pointer(name, getattr(self, name), infos)
-        of_input = two(self._walk("input", (batch, S, hidden), dtype))
-        (of_weight,) = self._walk("weight", (width, hidden), dtype)
-        (of_cos,) = self._walk("cos", (max_position, rotary_dim // 2), DType.float32)
-        (of_table,) = self._walk("block_table", (batch, width_of_table), DType.int32)
-        of_positions = two(self._walk("positions", (batch, S, 1), DType.int32))
+        of_input = two(self._strides_of("input", (batch, S, hidden), dtype))
+        (of_weight,) = self._strides_of("weight", (width, hidden), dtype)
+        (of_cos,) = self._strides_of("cos", (max_position, rotary_dim // 2), DType.float32)
+        (of_table,) = self._strides_of("block_table", (batch, width_of_table), DType.int32)
+        of_positions = two(self._strides_of("positions", (batch, S, 1), DType.int32))
         problem = QkvProjectionProblem(
             QkvProjectionSpec(
                 dtype,
@@ -193,7 +193,7 @@ class QkvProjection(Projecting):
         object.__setattr__(self, "_arrays", infos)
 
     def _rotation(self, dim: int) -> tuple[str, int, int]:
-        """(style, rotary_dim, max_position); "" and 0 where nothing is turned."""
+        """(style, rotary_dim, max_position); "" and 0 without rotary embedding."""
         for name, other in (("cos", "sin"), ("sin", "cos")):
             if getattr(self, name) is None and getattr(self, other) is not None:
                 raise InvalidValue(
@@ -235,12 +235,12 @@ class QkvProjection(Projecting):
         """first_position, held against what there is for the positions that are numbered from
         it."""
         first = extent("first_position", self.first_position)
-        nobody = self.cos is None and self.block_table is None
+        unused = self.cos is None and self.block_table is None
         for name, given in (
             ("positions", self.positions is not None),
             ("first_position", first > 0),
         ):
-            if given and nobody:
+            if given and unused:
                 value = first if name == "first_position" else "given"
                 remedy = "Give cos and sin, or block_table, or leave it out"
                 raise InvalidValue(name, value, "nothing asks for it", remedy)
@@ -269,10 +269,9 @@ class QkvProjection(Projecting):
             self, self._arrays, dtype=spec.dtype, dtype_out=spec.dtype_out, dtype_bias=spec.bias
         )
 
-    def check_device(self, found: Resolved, runtime: Runtime, device: Device) -> None:
-        """Hold positions and the block table against the memory that they point into;
-        synchronises."""
-        contents.check(self._problem, found, runtime, device)
+    def check_device(self, resolved: Resolved, runtime: Runtime, device: Device) -> None:
+        """Check positions and the block table against the extents that they index; synchronises."""
+        contents.check(self._problem, resolved, runtime, device)
 
     @classmethod
     def from_arrays(

@@ -1,4 +1,4 @@
-"""Host half of the structures of scores.h and sequences.h that attention kernels take as
+"""Host side of the structures of scores.h and sequences.h that attention kernels take as
 arguments."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a batched GEMM asks of a device with a tile."""
+"""The work of a batched GEMM with a tile."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from kernelseam.kernels.elements import divide_up
 from kernelseam.kernels.gemm.tile import GemmTile
 
 NARROW = 0.45
-"""Of a tile's rate where rows are read or written element by element."""
+"""Fraction of a tile's rate where rows are read or written element by element."""
 LIST_SECONDS = 6e-7
-"""More for a tile whose matrices are found by a list, a load before the first load, which the other
-blocks of a compute unit hide in part (H200: 384 × 512×512×64, two blocks a unit, take 83.5 µs where
-strides take 75.1)."""
+"""Added for a tile whose matrices are given by a list of addresses: a load before the first load,
+which the other blocks of a compute unit hide in part (H200: 384 × 512×512×64, two blocks a unit,
+take 83.5 µs where strides take 75.1)."""
 EDGE = 32
-"""Rows and columns that a tile's two edges cost as much as, where nobody has measured its rate:
-loads and starting."""
+"""The overhead of a tile whose rate was not measured (loads and starting), as rows and columns."""
 
 
 def estimated_rate(bm: int, bn: int, teams: int) -> float:
-    """Of a tile that nobody has measured: its area beside what its edges cost. Teams share no
-    loads; their warps hide half of each other's waits."""
+    """The rate of a tile that was not measured: its area over area and overhead. Teams share no
+    loads; their warps hide half of each other's latency."""
     return bm * bn / (bm * bn + EDGE * (bm + bn)) * 2 * teams / (teams + 1)
 
 

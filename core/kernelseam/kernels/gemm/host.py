@@ -22,7 +22,7 @@ from kernelseam.kernels.gemm.cost import gemm_work
 from kernelseam.kernels.gemm.tile import GemmTile
 from kernelseam.kernels.signature import Signature, Structure
 
-_WALKED = ("a", "b", "c", "bias", "residual", "sums")
+_STRIDED = ("a", "b", "c", "bias", "residual", "sums")
 _AXES = ("batch", "head", "row")
 _INTS = (
     "a_row",
@@ -42,7 +42,7 @@ _INTS = (
     "blocks",
 )
 _SEGMENTS, _HEADS = ("a", "a1", "a2"), ("c", "c1", "c2")
-"""Parameters where A, or C, lies in three places."""
+"""Parameters where A, or C, consists of three operands."""
 
 
 def _segments(names: tuple[str, str, str]) -> Structure:
@@ -74,11 +74,11 @@ _HEADS_STRUCTURE = Structure(
 )
 _ROTARY = {"": 0, "halves": 1, "pairs": 2}
 TF32_PRODUCTS: Mapping[str | None, int] = {None: 0, "tf32": 1, "tf32x3": 3}
-"""By precision: how many products of TF32 are made in the place of one of float32."""
+"""By precision: the number of TF32 products that replace one float32 product."""
 
 
 class GemmHost(KernelDefinition):
-    """Tiles of C of all matrices of a batch, dealt to one grid."""
+    """One grid over the tiles of C of all matrices of a batch."""
 
     operation = "gemm"
     entry = "gemm"
@@ -120,7 +120,7 @@ class GemmHost(KernelDefinition):
         )
 
     def tile(self, problem: GemmProblem, row: ArchRow, device: Device) -> GemmTile:
-        """The tile that should take the least time."""
+        """The tile with the least predicted time."""
         return min(
             self.offered(problem, row),
             key=lambda t: predicted(gemm_work(problem, t), row.costs, device.limits),
@@ -184,8 +184,8 @@ class GemmHost(KernelDefinition):
         scalar = "f64" if spec.dtype_acc is DType.float64 else "f32"
         return Signature(
             (
-                *((n, "pointer") for n in _WALKED),
-                *((f"{n}_{axis}", "i64") for n in _WALKED for axis in _AXES[:2]),
+                *((n, "pointer") for n in _STRIDED),
+                *((f"{n}_{axis}", "i64") for n in _STRIDED for axis in _AXES[:2]),
                 *((n, "i32") for n in _INTS),
                 ("alpha", scalar),
                 ("beta", scalar),
@@ -211,7 +211,7 @@ class GemmHost(KernelDefinition):
         self, problem: GemmProblem, tile: GemmTile, device: Device
     ) -> dict[str, int | float]:
         p, reads = problem, problem.reads_inputs
-        walks = {
+        strides = {
             "a": p.a_strides,
             "b": p.b_strides,
             "c": p.c_strides,
@@ -228,8 +228,8 @@ class GemmHost(KernelDefinition):
         return {
             **{
                 f"{n}_{axis}": s
-                for n, walk in walks.items()
-                for axis, s in zip(_AXES, walk, strict=False)
+                for n, axes in strides.items()
+                for axis, s in zip(_AXES, axes, strict=False)
             },
             **{
                 f"{n}_first": sum(s.heads for s in p.segments[:i])
@@ -256,14 +256,19 @@ class GemmHost(KernelDefinition):
         suffix = "_ptrs" if spec.view == "pointers" else ""
         own = {"a": f"A{suffix}", "b": f"B{suffix}", "c": f"C{suffix}"}
         added = {n: f"{n}{suffix}" for n in ("bias", "residual") if getattr(spec, n)}
-        others = [*_WALKED, *(_SEGMENTS if spec.segmented else ())]
+        others = [*_STRIDED, *(_SEGMENTS if spec.segmented else ())]
         if spec.heads:
             others += [*_HEADS, *_HEADS_POINTERS]
-        return {**dict.fromkeys(others, ""), **own, **added}  # null, unless the launch says more
+        return {
+            **dict.fromkeys(others, ""),
+            **own,
+            **added,
+        }  # null, unless the launch names an operand
 
 
 def _refuse_rounding(spec: GemmSpec) -> str | None:
-    """Why what is summed in float64 is stored as something else: it would be rounded twice."""
+    """Why float64 sums are refused where the result has another dtype: it would be rounded
+    twice."""
     for dtype in (spec.dtype_c, spec.row_sums):
         if spec.dtype_acc is DType.float64 and dtype not in (None, DType.float64):
             return f"sums of float64 are stored as float64 alone, not as {dtype}"
@@ -276,7 +281,7 @@ def _heads_defines(spec: HeadsSpec) -> dict[str, object]:
 
 def _heads_values(heads: HeadsProblem) -> dict[str, int | float]:
     """Arguments of heads.h."""
-    found: dict[str, int | float] = {
+    values: dict[str, int | float] = {
         "positions_batch": heads.positions_strides[0],
         "positions_row": heads.positions_strides[1],
         "table_row": heads.table_stride,
@@ -293,5 +298,5 @@ def _heads_values(heads: HeadsProblem) -> dict[str, int | float]:
         ("tokens", max(heads.tokens, 1)),
         ("page", heads.page_size),
     ):
-        found |= divider_values(name, d)
-    return found
+        values |= divider_values(name, d)
+    return values

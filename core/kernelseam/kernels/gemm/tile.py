@@ -25,18 +25,18 @@ class GemmTile:
     """Blocks that share a compute unit; bounds the registers, and how many persistent blocks are
     started."""
     persistent: bool = True
-    """Whether a block computes tile after tile, copying the next one's slices ahead; else one, in
-    less memory."""
+    """Whether a block computes one tile after another and prefetches the next one's slices; else
+    one tile, in less shared memory."""
     teams: int = 1
-    """Tiles that a block computes at once; where there are several, each team is one warp."""
+    """Tiles that a block computes at once; if more than one, each team is one warp."""
     row_sums: bool = True
     """Whether it leaves registers for sums of rows."""
     plain: bool = False
-    """Whether it leaves no registers for what may be added to a product."""
+    """Whether it leaves no registers for an epilogue with bias or residual."""
     precision: str | None = None
     """That of the spec."""
     rate: float = field(default=0.0, compare=False)
-    """For its cost: the part of the instruction's rate that it reaches; 0: nobody has measured it.
+    """For its cost: the part of the instruction's rate that it reaches; 0: not measured.
     ``block_seconds`` is what starting and ending a block takes."""
     block_seconds: float = field(default=0.0, compare=False)
 

@@ -26,17 +26,17 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        """The tile's; of a kernel that is not the shared one after its own."""
+        """The tile's name; for a kernel other than the shared one, after the kernel's name."""
         name: str = self.tile.name
         return name if self.kernel.name == Composition.name else f"{self.kernel.name} {name}"
 
 
 class Projection(Composition):
-    """An operation whose launches are GEMMs that know nothing of each other.
+    """An operation whose launches are independent GEMMs.
 
-    ``kernels``: kernels of the operation "gemm"; each product goes to that which should take the
-    least time. By default the shared one alone. A plugin that has a faster one gives both, with a
-    name and the archs of its own.
+    ``kernels``: kernels of the operation "gemm"; each product uses the one with the least predicted
+    time. By default the shared one alone. A plugin that has a faster one passes both, with a name
+    and archs of its own.
     """
 
     def __init__(
@@ -51,17 +51,17 @@ class Projection(Composition):
         self._products_of, self._kernels = products_of, kernels
 
     def refuse(self, problem: Any, row: ArchRow) -> str | None:
-        first, taken = self._kernels[0], False
+        preferred, takes_part = self._kernels[0], False
         for product in self._products_of(problem):
-            takers = self._takers(product, row)
-            if not takers:
-                return f"{product.name}: {first.refuse(product.problem, row)}"
-            taken |= first in takers
-        if len(self._kernels) > 1 and not taken:
-            return f"none of its products is for {first.entry}"
+            able = self._kernels_for(product, row)
+            if not able:
+                return f"{product.name}: {preferred.refuse(product.problem, row)}"
+            takes_part |= preferred in able
+        if len(self._kernels) > 1 and not takes_part:
+            return f"none of its products is for {preferred.entry}"
         return _refuse_heads(problem) if isinstance(problem, QkvProjectionProblem) else None
 
-    def _takers(self, product: Product, row: ArchRow) -> list[KernelDefinition]:
+    def _kernels_for(self, product: Product, row: ArchRow) -> list[KernelDefinition]:
         return [kernel for kernel in self._kernels if kernel.refuse(product.problem, row) is None]
 
     def tile(self, problem: Any, row: ArchRow, device: Device) -> tuple[Configuration, ...]:
@@ -78,7 +78,7 @@ class Projection(Composition):
             min(
                 (
                     Configuration(kernel, kernel.tile(p.problem, row, device))
-                    for kernel in self._takers(p, row)
+                    for kernel in self._kernels_for(p, row)
                 ),
                 key=lambda c, p=p: seconds(p, c),  # type: ignore[misc]
             )
@@ -97,7 +97,7 @@ class Projection(Composition):
                     first,
                     *(
                         Configuration(kernel, t)
-                        for kernel in self._takers(p, row)
+                        for kernel in self._kernels_for(p, row)
                         for t in kernel.variants(p.problem, row, device).values()
                     ),
                 )
@@ -110,7 +110,7 @@ class Projection(Composition):
         }
 
     def launches(self, problem: Any, tile: tuple[Configuration, ...], device: Device) -> Launches:
-        products = tuple(self._products_of(problem))
+        gemms = tuple(self._products_of(problem))
         steps = tuple(
             Launch(
                 c.kernel,
@@ -119,13 +119,13 @@ class Projection(Composition):
                 p.workspace,
                 {**p.operands, **_map_operands(p, c, device)},
             )
-            for p, c in zip(products, tile, strict=True)
+            for p, c in zip(gemms, tile, strict=True)
         )
-        return Launches(steps, max((p.workspace_bytes for p in products), default=0))
+        return Launches(steps, max((p.workspace_bytes for p in gemms), default=0))
 
 
 def _map_operands(product: Product, configuration: Configuration, device: Device) -> dict[str, str]:
-    """Whose memory the tensor maps of a product's kernel walk."""
+    """Tensor map parameter of a product's kernel → operand of the projection."""
     maps = configuration.kernel.tensor_maps(product.problem, configuration.tile, device)
     return {parameter: product.operands[m.operand.lower()] for parameter, m in maps.items()}
 
@@ -133,7 +133,7 @@ def _map_operands(product: Product, configuration: Configuration, device: Device
 def _refuse_heads(p: QkvProjectionProblem) -> str | None:
     if p.spec.heads.rotary and p.heads.head_dim % 2:
         return (
-            f"head_dim = {p.heads.head_dim} is odd: elements that are turned together lie in "
+            f"head_dim = {p.heads.head_dim} is odd: elements that are rotated together lie in "
             "one pair of columns"
         )
     return refuse_row_strides(

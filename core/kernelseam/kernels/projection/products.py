@@ -1,5 +1,5 @@
-"""A projection's products as GEMMs: which operand is whose, what is summed, and where heads and
-tokens lie."""
+"""A projection's products as GEMMs: their operands, what is summed, and the strides of heads and
+tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kernelseam.kernels.elements import INT32, divide_up
 Strides = tuple[int, ...]
 """(batch, row) or (batch, head, row)."""
 FEW = 8
-"""Columns of a product that is made for its row sums alone."""
+"""Columns of a product whose row sums alone are used."""
 
 
 @dataclass(frozen=True)
@@ -28,37 +28,37 @@ class Product:
     """One launch."""
 
     name: str
-    """What it makes."""
+    """The result."""
     problem: GemmProblem
     operands: Mapping[str, str]
-    """The kernel's pointer parameters, and whose memory they take."""
+    """Pointer parameter of the kernel → operand of the projection."""
     workspace: Mapping[str, int] = field(default_factory=dict)
     workspace_bytes: int = 0
 
 
-def folded(batch: int, S: int, *walks: Strides) -> tuple[int, int, list[int]]:
-    """(batch, rows, row strides): all tokens as rows of one matrix where every walk steps over them
-    evenly, else those of each entry."""
-    rows = [w[-1] for w in walks]
+def flatten_tokens(batch: int, S: int, *strides: Strides) -> tuple[int, int, list[int]]:
+    """(batch, rows, row strides): all tokens as rows of one matrix where every operand has one
+    row stride across entries, else those of each entry."""
+    rows = [w[-1] for w in strides]
     if batch <= 1 or S <= 0:
         return 1, batch * S, rows
     if S == 1:
-        entries = [w[0] for w in walks]
+        entries = [w[0] for w in strides]
         return (1, batch, entries) if max(entries) < INT32 else (batch, S, rows)
-    if all(w[0] == S * w[-1] for w in walks):
+    if all(w[0] == S * w[-1] for w in strides):
         return 1, batch * S, rows
     return batch, S, rows
 
 
-def every(vector: int, columns: int, dtype: DType) -> int:
-    """How wide rows may be accessed from every ``columns``-th element on."""
+def vector_at(vector: int, columns: int, dtype: DType) -> int:
+    """Access width in bytes at every ``columns``-th element of a row."""
     return vector if columns * dtype.itemsize % WIDE == 0 else dtype.itemsize
 
 
 def qkv(p: QkvProjectionProblem) -> Iterator[Product]:
     """One product, whose columns are heads."""
     s, h = p.spec, p.heads
-    batch, rows, (row,) = folded(p.batch, h.tokens, p.input_strides)
+    batch, rows, (row,) = flatten_tokens(p.batch, h.tokens, p.input_strides)
     spec = GemmSpec(
         s.dtype,
         s.dtype_out,
@@ -103,10 +103,12 @@ def qkv(p: QkvProjectionProblem) -> Iterator[Product]:
 
 
 def output(p: OutputProjectionProblem) -> Iterator[Product]:
-    """One product; where heads lie apart from each other, one a head, summed."""
+    """One product; where heads are not adjacent, a sum of one product per head."""
     s = p.spec
-    batch, rows, found = folded(p.batch, p.S, p.attn_out_strides, p.out_strides, p.residual_strides)
-    row, out_row, residual_row = found
+    batch, rows, row_strides = flatten_tokens(
+        p.batch, p.S, p.attn_out_strides, p.out_strides, p.residual_strides
+    )
+    row, out_row, residual_row = row_strides
     spec = GemmSpec(
         s.dtype,
         s.dtype_out,
@@ -115,7 +117,7 @@ def output(p: OutputProjectionProblem) -> Iterator[Product]:
         True,
         "strided",
         s.vector_attn_out,
-        every(s.vector_weight, p.head_dim, s.dtype) if s.apart else s.vector_weight,
+        vector_at(s.vector_weight, p.head_dim, s.dtype) if s.apart else s.vector_weight,
         s.vector_out,
         s.bias,
         s.residual,
@@ -145,28 +147,30 @@ def output(p: OutputProjectionProblem) -> Iterator[Product]:
 def qkv_bwd(p: QkvProjectionBwdProblem) -> Iterator[Product]:
     """One product for d_input, summed over heads, and one for d_weight with d_bias."""
     s, acc = p.spec, p.spec.dtype.accumulator
-    walks = (p.dq_strides, p.dk_strides, p.dv_strides)
-    # Heads that lie side by side in all three are taken together.
-    together = gcd(p.num_heads, p.kv_heads) if all(w[1] == p.head_dim for w in walks) else 1
+    strides = (p.dq_strides, p.dk_strides, p.dv_strides)
+    # Heads that are adjacent in dq, dk and dv are one product.
+    heads_per_product = (
+        gcd(p.num_heads, p.kv_heads) if all(w[1] == p.head_dim for w in strides) else 1
+    )
     dim, counts = (
-        p.head_dim * together,
-        [n // together for n in (p.num_heads, p.kv_heads, p.kv_heads)],
+        p.head_dim * heads_per_product,
+        [n // heads_per_product for n in (p.num_heads, p.kv_heads, p.kv_heads)],
     )
     a = {"a": "dq", "a1": "dk", "a2": "dv"}
 
     def segments(rows: list[int]) -> tuple[Segment, ...]:
         return tuple(
-            Segment(n, (w[0], w[1] * together, row))
-            for n, w, row in zip(counts, walks, rows, strict=True)
+            Segment(n, (w[0], w[1] * heads_per_product, row))
+            for n, w, row in zip(counts, strides, rows, strict=True)
         )
 
     if s.d_input:
-        batch, rows, (*found, row) = folded(p.batch, p.S, *walks, p.d_input_strides)
+        batch, rows, (*row_strides, row) = flatten_tokens(p.batch, p.S, *strides, p.d_input_strides)
         spec = GemmSpec(
             s.dtype,
             s.dtype,
             acc,
-            vector_a=every(s.vector_dqkv, dim, s.dtype),
+            vector_a=vector_at(s.vector_dqkv, dim, s.dtype),
             vector_b=s.vector_weight,
             vector_c=s.vector_d_input,
             summed=True,
@@ -185,18 +189,18 @@ def qkv_bwd(p: QkvProjectionBwdProblem) -> Iterator[Product]:
                 (0, dim * p.weight_stride, p.weight_stride),
                 (p.d_input_strides[0], 0, row),
                 c_head_group=sum(counts),
-                segments=segments(found),
+                segments=segments(row_strides),
             ),
             {**a, "b": "weight", "c": "d_input"},
         )
     if s.d_weight and p.hidden:
-        batch, tokens, (*found, row) = folded(p.batch, p.S, *walks, p.input_strides)
+        batch, tokens, (*row_strides, row) = flatten_tokens(p.batch, p.S, *strides, p.input_strides)
         spec = GemmSpec(
             s.dtype,
             s.dtype,
             acc,
             True,
-            vector_a=every(s.vector_dqkv, dim, s.dtype),
+            vector_a=vector_at(s.vector_dqkv, dim, s.dtype),
             vector_b=s.vector_input,
             vector_c=s.vector_d_weight,
             summed=batch > 1,
@@ -217,25 +221,25 @@ def qkv_bwd(p: QkvProjectionBwdProblem) -> Iterator[Product]:
                 (0, dim * p.d_weight_stride, p.d_weight_stride),
                 c_batch_group=batch,
                 sums_strides=(0, dim),
-                segments=segments(found),
+                segments=segments(row_strides),
             ),
             {**a, "b": "input", "c": "d_weight", "sums": "d_bias"},
         )
     elif s.d_bias:
-        batch, tokens, found = folded(p.batch, p.S, *walks)
+        batch, tokens, row_strides = flatten_tokens(p.batch, p.S, *strides)
         spec = GemmSpec(
             s.dtype,
             s.dtype,
             acc,
             True,
-            vector_a=every(s.vector_dqkv, dim, s.dtype),
-            vector_b=every(s.vector_dqkv, dim, s.dtype),
+            vector_a=vector_at(s.vector_dqkv, dim, s.dtype),
+            vector_b=vector_at(s.vector_dqkv, dim, s.dtype),
             summed=batch > 1,
             row_sums=s.d_bias,
             segmented=True,
         )
         few = min(dim, FEW)
-        yield _sums_alone(
+        yield _bias_gradient(
             GemmProblem(
                 spec,
                 dim,
@@ -244,33 +248,35 @@ def qkv_bwd(p: QkvProjectionBwdProblem) -> Iterator[Product]:
                 batch,
                 sum(counts),
                 (0, 0, 0),
-                (p.dq_strides[0], 0, found[0]),
+                (p.dq_strides[0], 0, row_strides[0]),
                 (0, dim * FEW, FEW),
                 c_batch_group=batch,
                 sums_strides=(0, dim),
-                segments=segments(found),
+                segments=segments(row_strides),
             ),
             {**a, "b": "dq", "sums": "d_bias"},
         )
 
 
 def output_bwd(p: OutputProjectionBwdProblem) -> Iterator[Product]:
-    """One product for d_attn_out and one for d_weight with d_bias; where heads lie apart, one
-    result for each."""
+    """One product for d_attn_out and one for d_weight with d_bias; where heads are not adjacent,
+    one for each head."""
     s, acc = p.spec, p.spec.dtype.accumulator
 
     def heads(apart: bool, vector: int) -> tuple[int, int, int]:
         """Heads of a product and their columns, and how wide the rows of a weight may be accessed
         at each."""
         return (
-            (p.num_heads, p.head_dim, every(vector, p.head_dim, s.dtype))
+            (p.num_heads, p.head_dim, vector_at(vector, p.head_dim, s.dtype))
             if apart
             else (1, p.width, vector)
         )
 
     if s.d_attn_out:
         count, dim, vector = heads(s.d_apart, s.vector_weight)
-        batch, rows, (row, d_row) = folded(p.batch, p.S, p.d_output_strides, p.d_attn_out_strides)
+        batch, rows, (row, d_row) = flatten_tokens(
+            p.batch, p.S, p.d_output_strides, p.d_attn_out_strides
+        )
         spec = GemmSpec(
             s.dtype,
             s.dtype,
@@ -296,7 +302,9 @@ def output_bwd(p: OutputProjectionBwdProblem) -> Iterator[Product]:
         )
     if s.d_weight and p.width:
         count, dim, vector = heads(s.apart, s.vector_d_weight)
-        batch, tokens, (row, b_row) = folded(p.batch, p.S, p.d_output_strides, p.attn_out_strides)
+        batch, tokens, (row, b_row) = flatten_tokens(
+            p.batch, p.S, p.d_output_strides, p.attn_out_strides
+        )
         spec = GemmSpec(
             s.dtype,
             s.dtype,
@@ -325,8 +333,8 @@ def output_bwd(p: OutputProjectionBwdProblem) -> Iterator[Product]:
             {"a": "d_output", "b": "attn_out", "c": "d_weight", "sums": "d_bias"},
         )
     elif s.d_bias:
-        batch, tokens, (row,) = folded(p.batch, p.S, p.d_output_strides)
-        walk = (p.d_output_strides[0], 0, row)
+        batch, tokens, (row,) = flatten_tokens(p.batch, p.S, p.d_output_strides)
+        strides = (p.d_output_strides[0], 0, row)
         spec = GemmSpec(
             s.dtype,
             s.dtype,
@@ -337,7 +345,7 @@ def output_bwd(p: OutputProjectionBwdProblem) -> Iterator[Product]:
             summed=batch > 1,
             row_sums=s.d_bias,
         )
-        yield _sums_alone(
+        yield _bias_gradient(
             GemmProblem(
                 spec,
                 p.hidden,
@@ -345,8 +353,8 @@ def output_bwd(p: OutputProjectionBwdProblem) -> Iterator[Product]:
                 tokens,
                 batch,
                 1,
-                walk,
-                walk,
+                strides,
+                strides,
                 (0, 0, FEW),
                 c_batch_group=batch,
             ),
@@ -354,8 +362,8 @@ def output_bwd(p: OutputProjectionBwdProblem) -> Iterator[Product]:
         )
 
 
-def _sums_alone(problem: GemmProblem, operands: Mapping[str, str]) -> Product:
-    """A product for its row sums: of what is summed with a few columns of the same, which nobody
-    reads."""
+def _bias_gradient(problem: GemmProblem, operands: Mapping[str, str]) -> Product:
+    """A product of which only the row sums are used: B is a few columns of A's operand, and C goes
+    to the workspace unread."""
     size = problem.results * problem.M * FEW * problem.spec.dtype.itemsize
     return Product("d_bias", problem, operands, {"c": 0}, divide_up(size, 256) * 256)

@@ -28,7 +28,7 @@ from kernelseam.kernels.signature import Signature, Structure
 from kernelseam_cuda.sm90.tiles import ATTENTION, REGISTERS, HopperAttentionTile
 from kernelseam_cuda.toolchain import sources
 
-KNOWN = frozenset(
+OPTIONS = frozenset(
     {
         "causal",
         "window",
@@ -43,14 +43,14 @@ KNOWN = frozenset(
 )
 """The options that the kernel has."""
 DIMS = tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in ATTENTION))
-SHORT = 2048
-"""Fewer keys are few."""
-FURTHEST = 2**30
+SHORT_SEQUENCE = 2048
+"""Below this number of keys the tiles for short sequences are used."""
+MAX_SEQUENCE = 2**30
 """Queries and keys of one sequence, together."""
 _BOX_COLUMNS, _STORE_ROWS, _QUERY_ROWS = 64, 16, 64
 _SECTION_BYTES = 8 << 20
-"""Keys and values of heads whose tiles are handed out together: as much as stays in the L2 cache
-beside the rest."""
+"""Keys and values of the heads of a section, whose tiles are scheduled together: as much as stays
+in the L2 cache beside the rest."""
 _LAST_SECTION_TILES = 512
 """Tiles of the last section, about four a multiprocessor: enough short ones to fill the launch's
 end."""
@@ -94,7 +94,7 @@ _OPERANDS = {"lengths": "kv_lengths", "q_offsets": "cu_seqlens_q", "k_offsets": 
 
 @dataclass(frozen=True)
 class _TileCount:
-    """A launch's tiles; tiles.h says how they are walked."""
+    """The number of a launch's tiles; tiles.h has their order."""
 
     q_tiles: int
     total: int
@@ -117,8 +117,8 @@ class HopperAttention(KernelDefinition):
 
     def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
         p, spec = problem, problem.spec
-        if unknown := spec.options - KNOWN:
-            return f"it does not know {', '.join(sorted(unknown))}"
+        if unsupported := spec.options - OPTIONS:
+            return f"it does not know {', '.join(sorted(unsupported))}"
         if spec.dtype.itemsize != 2:
             return f"it takes bfloat16 and float16, not {spec.dtype}"
         if spec.out is not spec.dtype:
@@ -139,8 +139,8 @@ class HopperAttention(KernelDefinition):
             return f"scale = {p.scale}: it takes more than 0"
         if not (p.batch and p.num_heads and p.S_q and p.S_k):
             return "there is nothing to multiply"
-        if (reach := p.S_q + p.S_k) >= FURTHEST:
-            return f"S_q + S_k = {reach}: it takes less than 2**30"
+        if (total := p.S_q + p.S_k) >= MAX_SEQUENCE:
+            return f"S_q + S_k = {total}: it takes less than 2**30"
         return refuse_row_strides(
             stride_q_row=p.q_strides[2],
             stride_k_row=p.k_strides[2],
@@ -157,7 +157,7 @@ class HopperAttention(KernelDefinition):
 
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> HopperAttentionTile:
         tiles = self.tiles(problem.spec, row)
-        short = problem.S_k < SHORT and not problem.spec.batch_invariant
+        short = problem.S_k < SHORT_SEQUENCE and not problem.spec.batch_invariant
         return next((t for t in tiles if t.short and short), tiles[0])
 
     def launches(
@@ -284,14 +284,14 @@ class HopperAttention(KernelDefinition):
         """A tile's queries meet the keys visible to its middle one, and half a block and half a
         tile more."""
         p = problem
-        keys, most = keys_met(p, tile.bm, tile.bn, p.S_q, p.S_k)
+        keys, longest = keys_met(p, tile.bm, tile.bn, p.S_q, p.S_k)
         step = 2.0 * tile.bm * (p.spec.head_dim + p.spec.value_dim)
         tiles = _tiles(p, tile).total
         return Work(
             p.bytes_moved,
             tiles,
             step * keys,
-            step * most,
+            step * longest,
             p.spec.dtype,
             tile.rate,
             tile.block_seconds,
@@ -324,12 +324,12 @@ class HopperAttention(KernelDefinition):
 
 
 def _counted(spec: AttentionSpec) -> bool:
-    """Whether tiles differ in length, so that a counter hands them out."""
+    """Whether tiles differ in length, so that they are scheduled by an atomic counter."""
     return spec.causal or spec.window or _ragged(spec)
 
 
 def _ragged(spec: AttentionSpec) -> bool:
-    """Whether a sequence may end within memory, so that behind its last key lies anything."""
+    """Whether other data may follow a sequence's last key in memory."""
     return spec.lengths or spec.q_view == "packed"
 
 

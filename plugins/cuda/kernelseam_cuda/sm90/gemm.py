@@ -25,13 +25,13 @@ from kernelseam_cuda.sm90.tiles import GEMM, REGISTERS, HopperGemmTile
 from kernelseam_cuda.toolchain import sources
 
 SLICE = 64
-"""Of K, a step of the ring."""
-_FURTHEST = 2**30
+"""Elements of K in a stage of the ring."""
+_MAX_EXTENT = 2**30
 """Rows and columns: a tile's place, and its end, are 32-bit."""
-_MOST_TILES = 2**31 - 2**16
+_MAX_TILES = 2**31 - 2**16
 """A block counts in 32 bits by a grid's clusters, beyond the last."""
 _GROUP_ROWS = 8
-"""Rows of tiles that are walked together: tiles.h."""
+"""Rows of tiles in a group of the rasterisation: tiles.h."""
 _PANEL, _ROWS = 64, 64
 """Columns and rows of a box of the result."""
 _UNIT_BYTES, _UNITS_BITS, _REACH = 16, 31, 2**29
@@ -63,9 +63,9 @@ _ORDER = Structure(
         ("total", "i32"),
     )
 )
-_MOSTLY = 0.75
-"""Of the bytes moved. H200: 256 × 2048×2048×128, C 0.89 of them, gains 4 %; 256 × 2048×128×2048,
-0.06, would lose 8 %."""
+_MOSTLY_C = 0.75
+"""Above this part of the bytes moved C is stored with the L2 policy evict-first. H200:
+256 × 2048×2048×128, C 0.89 of them, gains 4 %; 256 × 2048×128×2048, 0.06, would lose 8 %."""
 _LINE, _LINE_OPERATIONS = 128, 7_000
 """Bytes of a line of the L2 cache; what a block at full rate could do while one comes (H200: 1.4
 ns). Where rows are not whole lines, a panel's row of 128 bytes lies in two."""
@@ -107,10 +107,10 @@ class HopperGemm(KernelDefinition):
         if not (p.M and p.N and p.results and p.reads_inputs):
             return "there is nothing to multiply"
         for name, n in (("M", p.M), ("N", p.N)):
-            if n >= _FURTHEST:
+            if n >= _MAX_EXTENT:
                 return f"{name} = {n}: it takes less than 2**30"
         if not self._offered(p):
-            return f"it needs {_MOST_TILES} tiles or more"
+            return f"it needs {_MAX_TILES} tiles or more"
         return refuse_row_strides(
             stride_a_row=p.a_strides[2],
             stride_b_row=p.b_strides[2],
@@ -136,13 +136,13 @@ class HopperGemm(KernelDefinition):
         Where C is most of what is moved, TMA's stores leave the L2 cache to A and B."""
         c = p.results * p.M * p.N * p.spec.dtype.itemsize
         mostly_c, whole = (
-            c > _MOSTLY * p.bytes_moved,
+            c > _MOSTLY_C * p.bytes_moved,
             p.N * p.spec.dtype.itemsize % _UNIT_BYTES == 0,
         )
         return tuple(
             replace(t, c_first=mostly_c and t.store == "tma")
             for t in GEMM
-            if _tiles(p, t) < _MOST_TILES and (whole or t.store == "rows")
+            if _tiles(p, t) < _MAX_TILES and (whole or t.store == "rows")
         )
 
     def variants(

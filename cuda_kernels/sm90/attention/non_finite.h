@@ -1,22 +1,22 @@
-// Words for pairs of 16-bit elements that may be NaN or inf.
+// Tests of pairs of half-precision elements for NaN and inf.
 #pragma once
 #include "sm90/attention/block.h"
 
 constexpr u32 EXPONENT = Same<T, f16>::value ? 0x7c00 : 0x7f80;
 
 // The larger of two pairs' magnitudes, element by element; NaN wins.
-KS_DEVICE u32 largest(u32 a, u32 b, f16) {
+KS_DEVICE u32 max_magnitude(u32 a, u32 b, f16) {
   u32 r;
   asm("{\n.reg .b32 x;\nabs.f16x2 x, %2;\nmax.NaN.f16x2 %0, %1, x;\n}" : "=r"(r) : "r"(a), "r"(b));
   return r;
 }
-KS_DEVICE u32 largest(u32 a, u32 b, bf16) {
+KS_DEVICE u32 max_magnitude(u32 a, u32 b, bf16) {
   u32 r;
   asm("{\n.reg .b32 x;\nabs.bf16x2 x, %2;\nmax.NaN.bf16x2 %0, %1, x;\n}" : "=r"(r) : "r"(a), "r"(b));
   return r;
 }
-KS_DEVICE u32 largest(u32 most, const uint4& x) {
-  return largest(largest(largest(largest(most, x.x, T()), x.y, T()), x.z, T()), x.w, T());
+KS_DEVICE u32 max_magnitude(u32 most, const uint4& x) {
+  return max_magnitude(max_magnitude(max_magnitude(max_magnitude(most, x.x, T()), x.y, T()), x.z, T()), x.w, T());
 }
 // A pair with zeros in place of NaN and inf.
 KS_DEVICE u32 finite_part(u32 pair) {

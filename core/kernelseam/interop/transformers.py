@@ -1,0 +1,51 @@
+"""Ours as an attention of Transformers: ``register()``, then ``attn_implementation="kernelseam"``.
+
+Transformers is imported by ``register`` and never before; nothing else here needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Any
+
+from kernelseam.errors import InvalidValue
+
+__all__ = ["NAME", "register"]
+
+NAME = "kernelseam"
+OLDEST = (5, 20)
+TESTED = "5.20.0 and 5.23.0"
+
+
+def register() -> tuple[str, ...]:
+    """Register our attention, and the masks that it takes, with Transformers under the name
+    "kernelseam", and return the names that are registered.
+
+    A model then takes it by ``attn_implementation="kernelseam"``, when it is made or later by
+    ``model.set_attn_implementation("kernelseam")``. Registering again changes nothing. Raises
+    InvalidValue where Transformers is missing or older than 5.20.
+    """
+    _library()
+    attention: Any = importlib.import_module("transformers.modeling_utils").AttentionInterface
+    masks: Any = importlib.import_module("transformers.masking_utils").AttentionMaskInterface
+    ours: Any = importlib.import_module("kernelseam.interop.transformers_attention")
+    masking: Any = importlib.import_module("kernelseam.interop.transformers_mask")
+    attention.register(NAME, ours.attention_forward)
+    masks.register(NAME, masking.attention_mask)
+    return (NAME,)
+
+
+def _library() -> Any:
+    remedy = f"pip install 'transformers>={'.'.join(map(str, OLDEST))}' (tested with {TESTED})"
+    try:
+        library = importlib.import_module("transformers")
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        raise InvalidValue("transformers", None, "is not installed", remedy) from None
+    numbers = re.match(r"(\d+)\.(\d+)", library.__version__)
+    if numbers is None or tuple(map(int, numbers.groups())) < OLDEST:
+        rule = f"must be {'.'.join(map(str, OLDEST))} or later"
+        raise InvalidValue("transformers", library.__version__, rule, remedy)
+    return library
