@@ -1,7 +1,8 @@
-"""A vendor's batched GEMM as an implementation: what such libraries refuse, and how they count.
+"""A vendor library's batched GEMM as an implementation: what such libraries do not support, and how
+problems map to column-major arguments.
 
-They store columns: the transpose of our row-major C is op(B)ᵀ·op(A)ᵀ, so B comes first and M and N
-change places. A plugin adds how its library is found and called.
+Libraries are column-major: Cᵀ = op(B)ᵀ·op(A)ᵀ, so that B comes first and M and N are exchanged. A
+plugin adds how its library is loaded and called.
 """
 
 from __future__ import annotations
@@ -21,28 +22,28 @@ from kernelseam.forking import new_lock
 from kernelseam.kernels.elements import divide_up
 
 LIMIT = 2**31 - 1
-"""Extents and row strides are 32-bit integers there."""
+"""Libraries take extents and row strides as 32-bit integers."""
 
-BEYOND = {
+EXTRAS = {
     "bias": "a bias",
     "residual": "a residual",
     "summed": "products summed into one C",
     "row_sums": "sums of A's rows",
-    "segmented": "an A in several places",
-    "heads": "a C in several places",
+    "segmented": "a segmented A",
+    "heads": "a segmented C",
 }
-"""What a problem may ask for beside a plain product, by the field of its spec."""
+"""Features beyond a plain product, by field of the spec."""
 
 _STEP = 16
-"""Rows and columns that a library's kernels for few of them are padded to: a step of the matrix
-units."""
+"""Libraries' small tiles are padded to multiples of this many rows and columns, a step of the
+matrix units."""
 
 
 @dataclass(frozen=True)
-class Factor:
-    """A matrix of each product as the library sees it: ``lead`` elements from column to column,
-    ``stride`` from matrix to matrix. Where the stride is None, ``address`` is that of a list of
-    their addresses."""
+class BlasMatrix:
+    """A column-major operand of a batched product: ``lead`` is its leading dimension, ``stride``
+    the elements between matrices. Where the stride is None, ``address`` is that of a list of matrix
+    addresses."""
 
     address: int
     dtype: DType
@@ -52,7 +53,7 @@ class Factor:
 
 
 @dataclass(frozen=True)
-class ColumnProduct:
+class ColumnMajorGemm:
     """``count`` products of column-major matrices: result[m×n] =
     alpha·op(first)[m×k]·op(second)[k×n] + beta·result."""
 
@@ -60,16 +61,16 @@ class ColumnProduct:
     n: int
     k: int
     count: int
-    first: Factor
-    second: Factor
-    result: Factor
-    summed_in: DType
+    first: BlasMatrix
+    second: BlasMatrix
+    result: BlasMatrix
+    accumulator_dtype: DType
     precision: str | None = None
     """The spec's."""
 
 
-def column_product(p: GemmProblem, pointers: Mapping[str, int]) -> ColumnProduct:
-    """The problem over addresses by operand name, in the library's order. Where A and B are never
+def column_major_gemm(p: GemmProblem, pointers: Mapping[str, int]) -> ColumnMajorGemm:
+    """The problem in the library's order, over addresses by operand name. Where A and B are not
     read, k is 0 and their addresses are C's."""
     s, listed = p.spec, p.spec.view == "pointers"
     strides = (None, None, None) if listed else p.matrix_strides
@@ -80,52 +81,51 @@ def column_product(p: GemmProblem, pointers: Mapping[str, int]) -> ColumnProduct
     a, b = (pointers.get(name + suffix) or c for name in "AB")
     kinds = ((a, s.dtype, s.a_transposed), (b, s.dtype, s.b_transposed), (c, s.dtype_c, False))
     A, B, C = (
-        Factor(*kind, lead, stride)
+        BlasMatrix(*kind, lead, stride)
         for kind, lead, stride in zip(kinds, leads, strides, strict=True)
     )
-    return ColumnProduct(
+    return ColumnMajorGemm(
         p.N, p.M, p.K if p.reads_inputs else 0, p.matrices, B, A, C, s.dtype_acc, s.precision
     )
 
 
 def scalars(p: GemmProblem) -> tuple[Any, Any]:
-    """alpha and beta in host memory, of the type that such a library reads."""
+    """alpha and beta in host memory, in the library's scalar type."""
     kind = ctypes.c_double if p.spec.dtype_acc is DType.float64 else ctypes.c_float
     return kind(p.alpha if p.reads_inputs else 0.0), kind(p.beta)
 
 
 class Handles:
-    """A library's handle for each device, made at its first use, with the lock that guards it."""
+    """A library's handle for each device, created at first use, with a lock."""
 
     def __init__(self, create: Callable[[], Any]) -> None:
-        """``create`` makes one for the current device."""
+        """``create()``: a handle for the current device."""
         self._create = create
-        self._made: dict[int, tuple[Any, threading.Lock]] = {}
+        self._handles: dict[int, tuple[Any, threading.Lock]] = {}
         self._lock = new_lock()
 
     def of(self, device: Device) -> tuple[Any, threading.Lock]:
-        """The process's handle of a device, which is current, and its lock."""
+        """The handle of a device, which must be current, and its lock."""
         with self._lock:
-            if device.index not in self._made:
-                self._made[device.index] = self._create(), new_lock()
-            return self._made[device.index]
+            if device.index not in self._handles:
+                self._handles[device.index] = self._create(), new_lock()
+            return self._handles[device.index]
 
 
 class LibraryGemm(ABC):
-    """kernelseam.contract.Implementation, but for its ``build``, over one function of a vendor's
-    library."""
+    """Base of implementations over one function of a vendor's library; subclasses add ``build``."""
 
     name: str
     backend: str
     operation = "gemm"
     view = "strided"
-    """How its matrices lie: "strided", one stride over all of them, or "pointers"."""
-    beyond: frozenset[str] = frozenset()
-    """What it takes of ``BEYOND``."""
+    """How it takes batches: "strided", by one stride, or "pointers", by lists of addresses."""
+    extras: frozenset[str] = frozenset()
+    """The features of ``EXTRAS`` that it supports."""
     precisions: frozenset[str] = frozenset()
-    """In which it multiplies float32, beside float32's own."""
+    """Precisions of float32 products that it supports, other than IEEE."""
     function: str
-    """The library's name for it."""
+    """The function's name in the library."""
 
     @abstractmethod
     def unavailable(self) -> str | None:
@@ -135,13 +135,11 @@ class LibraryGemm(ABC):
     def build(self, problem: GemmProblem, device: Device) -> PlanParts: ...
 
     def coefficients(self, arch: str) -> Coefficients | None:
-        """The arch's row, whose ``libraries`` may name this one; None where the vendor's table has
-        none."""
+        """The arch's cost coefficients; None where the vendor's table has none."""
         return None
 
     def refuse(self, problem: GemmProblem) -> str | None:
-        """Why this one of all such functions does not take a problem that the others might, or
-        None."""
+        """A reason of this function's own not to support the problem, or None."""
         return None
 
     def supports(self, problem: GemmProblem, device: Device) -> str | None:
@@ -152,9 +150,7 @@ class LibraryGemm(ABC):
             view = "strided batches" if self.view == "strided" else "lists of addresses"
             return f"takes {view} only"
         if more := [
-            words
-            for name, words in BEYOND.items()
-            if getattr(spec, name) and name not in self.beyond
+            text for name, text in EXTRAS.items() if getattr(spec, name) and name not in self.extras
         ]:
             return f"does not take {', '.join(more)}"
         if spec.precision and spec.precision not in self.precisions:
@@ -174,7 +170,7 @@ class LibraryGemm(ABC):
         return self.refuse(problem) or self.unavailable()
 
     def cost(self, problem: GemmProblem, device: Device) -> Cost:
-        """By the model where the arch's row knows the library, else the problem's roofline."""
+        """By the cost model where the arch's row has the library's rate, else by the roofline."""
         p, known = problem, self.coefficients(device.arch)
         rate = known.libraries.get(self.name, {}).get(p.spec.dtype) if known else None
         if known is None or rate is None:
@@ -182,7 +178,7 @@ class LibraryGemm(ABC):
         m, n = (min(rate.block, divide_up(x, _STEP) * _STEP) for x in (p.M, p.N))
         blocks = p.matrices * divide_up(p.M, rate.block) * divide_up(p.N, rate.block)
         if 1 in (p.M, p.N):
-            blocks = 0  # a vector: libraries read the matrix as fast as it comes
+            blocks = 0  # a vector: bound by reading the matrix
         work = Work(
             p.bytes_moved,
             blocks,
@@ -191,7 +187,7 @@ class LibraryGemm(ABC):
             rate=rate.rate * (rate.tf32 if p.spec.precision else 1.0),
             block_seconds=rate.block_seconds,
         )
-        # Its own instructions, not those of the shared kernels.
+        # The library's instructions, not those of the shared kernels.
         seconds = predicted(work, replace(known, multiply={}), device.limits) + known.call_seconds
         return Cost(p.bytes_moved, p.operations, seconds)
 
@@ -208,12 +204,12 @@ class LibraryGemm(ABC):
     def records(
         self, problem: GemmProblem, device: Device, variant: str = ""
     ) -> tuple[LaunchRecord, ...]:
-        """That call: what it launches is the library's affair."""
+        """One record for the call; the kernels that the library launches are unknown."""
         return (self.record(problem, device),)
 
 
 class BatchedGemm(LibraryGemm):
-    """One over a function that needs no workspace of the caller's."""
+    """A library function that needs no workspace from the caller."""
 
     @abstractmethod
     def bind(
@@ -233,8 +229,8 @@ def empty(problem: GemmProblem) -> bool:
 
 
 def single_stride(problem: GemmProblem, batch: int, head: int) -> int | None:
-    """The one stride over all batch·num_heads matrices or vectors that lie ``batch`` and ``head``
-    elements apart; None where they are not evenly spaced."""
+    """The single stride over all batch·num_heads matrices with strides ``batch`` and ``head``; None
+    where they are not evenly spaced."""
     if problem.num_heads == 1:
         return batch
     return head if problem.batch == 1 or batch == head * problem.num_heads else None

@@ -1,5 +1,5 @@
-"""What the core brings itself, by the hooks that a vendor has: the backend "numpy", there on every
-machine and first choice on none with a device, and the kernels that each toolchain compiles."""
+"""The core's own plugin: the backend "numpy", with the lowest priority, and implementations of the
+kernels that each toolchain compiles."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def kernels_of(backend: Backend) -> Iterable[Implementation]:
     """The shared kernels and a backend's own, on its toolchain; none where it has no toolchain."""
     if backend.toolchain is None:
         return ()
-    # not before a backend compiles: with the host alone nobody waits for their import
+    # imported only where a backend has a toolchain, to keep imports fast on the host
     from kernelseam.kernels import KernelImplementation, shared_implementations
 
     own = (KernelImplementation(k, backend.toolchain) for k in backend.kernels)

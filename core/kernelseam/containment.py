@@ -1,13 +1,12 @@
-"""A plugin's code, kept from ending the program: what it raises is an Exception, what the user
-sends goes through.
+"""Keeps a plugin's code from ending the program: all that it raises becomes an Exception, while the
+user's signals pass.
 
 ``sys.exit()``, a KeyboardInterrupt or any other BaseException of a plugin's own passes every
-``except Exception``. Here it becomes an `Escaped`, which says whose code it was. What a signal's
-handler raises is the user's, though it comes up in the midst of a plugin's code: Ctrl-C, or a
-program's own handler of SIGTERM that calls ``sys.exit()``. It is told apart by where it was raised,
-not by its type: Python runs handlers in the main thread alone, so there, while a plugin's code
-runs, they are wrapped. What one of them raised ends the block, even where the plugin's code
-swallowed it.
+``except Exception``. Here it becomes an `Escaped`, which names the plugin. An exception that a
+signal handler raises is the user's, even while a plugin's code runs: Ctrl-C, or a program's own
+SIGTERM handler that calls ``sys.exit()``. The two are distinguished by where they are raised, not
+by type: Python runs handlers in the main thread only, where they are wrapped while a plugin's code
+runs. A handler's exception ends the block, even where the plugin's code swallowed it.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ import signal
 import threading
 import traceback
 
-# Not through `signal`, which looks for an enum of every handler: that takes longer than all else
-# here.
+# Not `signal.signal`, which converts every handler to an enum: the slowest part of this module.
 from _signal import getsignal  # type: ignore[import-not-found]
 from _signal import signal as set_handler
 from collections.abc import Callable
@@ -40,7 +38,7 @@ SIGNALS = tuple(
     )
     if hasattr(signal, name)
 )
-"""Those whose handlers programs make raise: to end, to stop waiting, to be told something."""
+"""Signals whose handlers may raise."""
 
 
 class Escaped(PluginError):
@@ -76,7 +74,7 @@ class Contained:
         escaped = None
         try:
             if error is not None and not isinstance(error, Exception):
-                escaped = Escaped(f"{self._whose} raised {_said(error)}")
+                escaped = Escaped(f"{self._whose} raised {_error_text(error)}")
         finally:
             watch = _watching if threading.current_thread() is threading.main_thread() else None
             if self._watch is not None:  # else it is of a block around this one
@@ -91,7 +89,7 @@ class Contained:
 
 
 class _Watch:
-    """The handlers of signals, wrapped, so that it is known what they raise."""
+    """Wraps signal handlers to record what they raise."""
 
     def __init__(self) -> None:
         self.raised: BaseException | None = None
@@ -104,13 +102,13 @@ class _Watch:
                 self._handlers[number] = handler
                 try:
                     set_handler(number, self._handle)
-                except ValueError:  # the main thread of an interpreter that is not the main one
+                except ValueError:  # the main thread of a subinterpreter
                     return
 
     def end(self) -> None:
         for number, handler in self._handlers.items():
             last = set_handler(number, handler)
-            if last != self._handle:  # the plugin's code set one of its own
+            if last != self._handle:  # the plugin's code installed its own
                 set_handler(number, last)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -122,20 +120,20 @@ class _Watch:
 
 
 _watching: _Watch | None = None
-"""That of the main thread, while it runs a plugin's code."""
+"""The main thread's watch, while it runs a plugin's code."""
 
 
-def told(error: BaseException) -> str:
-    """``Type: message`` of what a plugin's code raised: printable, whatever its message does."""
+def error_text(error: BaseException) -> str:
+    """``Type: message`` of a plugin's exception, printable even where its ``__str__`` raises."""
     if isinstance(error, Escaped) and error.__cause__ is not None:
         error = error.__cause__
     with Contained("an exception's message"):
-        return _said(error)
+        return _error_text(error)
 
 
-def traceback_of(error: BaseException) -> str:
-    """The traceback of what a plugin's code raised, as text: kept as it is, it keeps every caller's
-    arrays alive."""
+def traceback_text(error: BaseException) -> str:
+    """The traceback of a plugin's exception as text: the object would keep the callers' arrays
+    alive."""
     if isinstance(error, Escaped) and error.__cause__ is not None:
         error = error.__cause__
     with Contained("an exception's traceback"):
@@ -143,19 +141,19 @@ def traceback_of(error: BaseException) -> str:
             return _printable("".join(traceback.format_exception(error)))
         except BaseException:
             where = "".join(traceback.format_tb(error.__traceback__))
-            return _printable(f"Traceback (most recent call last):\n{where}{_said(error)}\n")
+            return _printable(f"Traceback (most recent call last):\n{where}{_error_text(error)}\n")
 
 
-def _said(error: BaseException) -> str:
-    """Within a Contained block: its message is the plugin's code, too."""
+def _error_text(error: BaseException) -> str:
+    """Call within a Contained block: ``__str__`` is the plugin's code, too."""
     name = type(error).__name__
     try:
         message = str(error)
     except BaseException as e:
-        return f"{name}, whose message cannot be had: it raised {type(e).__name__}"
+        return f"{name}, whose message is not available: __str__ raised {type(e).__name__}"
     return _printable(f"{name}: {message}" if message else name)
 
 
 def _printable(text: str) -> str:
-    """Without the halves of characters that names of files may bring, which no stream takes."""
+    """Escape lone surrogates, as file names may contain, which streams cannot encode."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

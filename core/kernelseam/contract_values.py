@@ -1,5 +1,4 @@
-"""The contract's rules on values: what a plugin hands over is held against them where it comes in,
-and not again."""
+"""The contract's rules for values from plugins, checked once where they enter the core."""
 
 from __future__ import annotations
 
@@ -30,10 +29,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Rule:
-    """What must hold of a value, in words and as a test."""
+    """A rule as text and as a predicate."""
 
-    says: str
-    holds: Callable[[Any], bool]
+    text: str
+    test: Callable[[Any], bool]
 
 
 def _integer(value: object) -> bool:
@@ -51,32 +50,32 @@ def _number(value: object) -> bool:
 
 
 def _texts(value: object, length: int | None = None) -> bool:
-    right = isinstance(value, (tuple, list)) and all(isinstance(x, str) for x in value)
-    return right and (length is None or len(value) == length)  # type: ignore[arg-type]
+    valid = isinstance(value, (tuple, list)) and all(isinstance(x, str) for x in value)
+    return valid and (length is None or len(value) == length)  # type: ignore[arg-type]
 
 
 TEXT = Rule("must be a str", lambda v: isinstance(v, str))
-NAME = Rule("must be a str that is not empty", lambda v: isinstance(v, str) and v != "")
+NAME = Rule("must be a non-empty str", lambda v: isinstance(v, str) and v != "")
 BACKEND = Rule(
-    "must be a str that is not empty and has no colon, which stands before a device's index",
+    "must be a non-empty str without a colon, which separates a device's index",
     lambda v: isinstance(v, str) and v != "" and ":" not in v,
 )
 INTEGER = Rule("must be an int", _integer)
 COUNT = Rule("must be an int of at least 0", lambda v: _integer(v) and v >= 0)
 DURATION = Rule("must be a number of at least 0", lambda v: _number(v) and v >= 0)
 RATE = Rule("must be a number above 0", lambda v: _number(v) and v > 0)
-CALLED = Rule("must be a method", callable)
+METHOD = Rule("must be a method", callable)
 RATES = Rule(
     "must map names of dtypes to numbers above 0",
     lambda v: (
-        isinstance(v, Mapping) and all(isinstance(k, str) and RATE.holds(x) for k, x in v.items())
+        isinstance(v, Mapping) and all(isinstance(k, str) and RATE.test(x) for k, x in v.items())
     ),
 )
 VARIABLES = Rule(
     "must be pairs of a variable's name and its meaning",
     lambda v: isinstance(v, (tuple, list)) and all(_texts(pair, 2) for pair in v),
 )
-SEVERAL = Rule("must be a tuple", lambda v: isinstance(v, (tuple, list)))
+TUPLE = Rule("must be a tuple", lambda v: isinstance(v, (tuple, list)))
 
 FIELDS: Mapping[type, Mapping[str, Rule]] = {
     PluginInfo: {
@@ -86,14 +85,14 @@ FIELDS: Mapping[type, Mapping[str, Rule]] = {
         "summary": TEXT,
         "variables": VARIABLES,
     },
-    Backend: {"name": BACKEND, "implementations": SEVERAL, "kernels": SEVERAL, "priority": INTEGER},
+    Backend: {"name": BACKEND, "implementations": TUPLE, "kernels": TUPLE, "priority": INTEGER},
     Implementation: {
         "name": NAME,
         "backend": NAME,
         "operation": NAME,
-        "supports": CALLED,
-        "cost": CALLED,
-        "build": CALLED,
+        "supports": METHOD,
+        "cost": METHOD,
+        "build": METHOD,
     },
     Runtime: dict.fromkeys(
         (
@@ -109,12 +108,12 @@ FIELDS: Mapping[type, Mapping[str, Rule]] = {
             "time",
             "prepare_memset",
         ),
-        CALLED,
+        METHOD,
     ),
     Toolchain: {
         "backend": NAME,
         **dict.fromkeys(
-            ("arch_row", "platform_files", "compiler", "compile", "inspect", "load"), CALLED
+            ("arch_row", "platform_files", "compiler", "compile", "inspect", "load"), METHOD
         ),
     },
     Device: {"backend": NAME, "index": COUNT, "arch": NAME, "name": TEXT, "evidence": NAME},
@@ -128,7 +127,7 @@ FIELDS: Mapping[type, Mapping[str, Rule]] = {
     },
     Cost: {"bytes": DURATION, "operations": DURATION, "seconds": DURATION},
     PlanParts: {
-        "steps": SEVERAL,
+        "steps": TUPLE,
         "workspace_bytes": COUNT,
         "workspace_alignment": COUNT,
         "zeroed_bytes": COUNT,
@@ -137,58 +136,60 @@ FIELDS: Mapping[type, Mapping[str, Rule]] = {
 """By class or protocol, its fields."""
 
 
-def held(whose: str, value: Any, kind: type[T]) -> T:
-    """The value, where it is one of that class and its fields are as FIELDS has them. ``whose``:
-    for the message. Raises PluginError."""
+def validated(subject: str, value: Any, kind: type[T]) -> T:
+    """Return the value if it is an instance of ``kind`` whose fields satisfy FIELDS, else raise
+    PluginError. ``subject`` begins the message."""
     if not isinstance(value, kind):
-        raise PluginError(f"{whose} must be a {kind.__name__}, got {reprlib.repr(value)}")
-    _hold_fields(whose, value, kind)
+        raise PluginError(f"{subject} must be a {kind.__name__}, got {reprlib.repr(value)}")
+    _check_fields(subject, value, kind)
     return value
 
 
-def _hold_fields(whose: str, value: object, kind: type[Any]) -> None:
+def _check_fields(subject: str, value: object, kind: type[Any]) -> None:
     for name, rule in FIELDS.get(kind, {}).items():
-        given = getattr(value, name, None)
-        if not rule.holds(given):
+        actual = getattr(value, name, None)
+        if not rule.test(actual):
             raise PluginError(
-                f"{whose}: {kind.__name__}.{name} = {reprlib.repr(given)}: {rule.says}"
+                f"{subject}: {kind.__name__}.{name} = {reprlib.repr(actual)}: {rule.text}"
             )
 
 
-def hold_implementation(value: Any) -> None:
-    """Raises PluginError for what is none."""
-    _hold_fields(
+def check_implementation(value: Any) -> None:
+    """Raise PluginError for a value that is no Implementation."""
+    _check_fields(
         f"implementation {reprlib.repr(getattr(value, 'name', value))}", value, Implementation
     )
 
 
-def held_backend(value: Any) -> Backend:
-    """A backend with what it brings. Raises PluginError."""
-    backend = held("a backend", value, Backend)
-    whose = f"backend {backend.name!r}"
-    _hold_fields(whose, backend.runtime, Runtime)
+def validated_backend(value: Any) -> Backend:
+    """A backend with its runtime, toolchain and implementations. Raises PluginError."""
+    backend = validated("a backend", value, Backend)
+    subject = f"backend {backend.name!r}"
+    _check_fields(subject, backend.runtime, Runtime)
     if backend.toolchain is not None:
-        _hold_fields(whose, backend.toolchain, Toolchain)
+        _check_fields(subject, backend.toolchain, Toolchain)
     for i in backend.implementations:
-        hold_implementation(i)
+        check_implementation(i)
     return backend
 
 
-def held_devices(backend: str, value: Any) -> tuple[Device, ...]:
-    """What a backend's runtime lists. Raises PluginError."""
-    whose = f"devices() of backend {backend!r}"
+def validated_devices(backend: str, value: Any) -> tuple[Device, ...]:
+    """The devices that a backend's runtime lists. Raises PluginError."""
+    subject = f"devices() of backend {backend!r}"
     if not isinstance(value, Sequence):
-        raise PluginError(f"{whose} must be a sequence of Device, got {reprlib.repr(value)}")
+        raise PluginError(f"{subject} must be a sequence of Device, got {reprlib.repr(value)}")
     for device in value:
-        held(whose, device, Device)
-        held(whose, device.limits, DeviceLimits)
+        validated(subject, device, Device)
+        validated(subject, device.limits, DeviceLimits)
         if device.backend != backend:
-            raise PluginError(f"{whose}: Device.backend = {device.backend!r}: must be {backend!r}")
+            raise PluginError(
+                f"{subject}: Device.backend = {device.backend!r}: must be {backend!r}"
+            )
     return tuple(value)
 
 
-def held_archs(backend: str, value: Any) -> tuple[str, ...]:
-    """What a backend's toolchain compiles for. Raises PluginError."""
+def validated_archs(backend: str, value: Any) -> tuple[str, ...]:
+    """The archs that a backend's toolchain compiles for. Raises PluginError."""
     if not _texts(value):
         raise PluginError(
             f"archs of backend {backend!r} must be a tuple of str, got {reprlib.repr(value)}"
@@ -196,27 +197,29 @@ def held_archs(backend: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def held_view(backend: str, value: Any) -> ArrayInfo | None:
-    """What a runtime says of an array. Raises PluginError."""
-    return None if value is None else held(f"describe() of backend {backend!r}", value, ArrayInfo)
+def validated_view(backend: str, value: Any) -> ArrayInfo | None:
+    """A runtime's description of an array. Raises PluginError."""
+    return (
+        None if value is None else validated(f"describe() of backend {backend!r}", value, ArrayInfo)
+    )
 
 
-def held_refusal(name: str, value: Any) -> str | None:
-    """What an implementation says to a problem; "" is no reason. Raises PluginError."""
+def validated_refusal(name: str, value: Any) -> str | None:
+    """The result of ``supports``; "" counts as None. Raises PluginError."""
     if value is not None and not isinstance(value, str):
         raise PluginError(
-            f"supports() of {name!r} must be None or a str that says why not, got "
+            f"supports() of {name!r} must be None or a str with the reason, got "
             f"{reprlib.repr(value)}"
         )
     return value or None
 
 
-def held_parts(name: str, value: Any) -> PlanParts:
-    """What an implementation builds. Raises PluginError."""
-    whose = f"build() of {name!r}"
-    parts = held(whose, value, PlanParts)
+def validated_parts(name: str, value: Any) -> PlanParts:
+    """The result of ``build``. Raises PluginError."""
+    subject = f"build() of {name!r}"
+    parts = validated(subject, value, PlanParts)
     for step in parts.steps:
-        held(f"{whose}: a step's record", getattr(step, "record", None), LaunchRecord)
+        validated(f"{subject}: a step's record", getattr(step, "record", None), LaunchRecord)
         if not callable(getattr(step, "bind", None)):
-            raise PluginError(f"{whose}: {reprlib.repr(step)} has no method bind")
+            raise PluginError(f"{subject}: {reprlib.repr(step)} has no method bind")
     return parts

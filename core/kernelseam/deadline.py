@@ -1,10 +1,9 @@
-"""A plugin's code under a time limit: a driver that does not answer must not take the process with
-it.
+"""Runs a plugin's code with a time limit, so that a driver that hangs does not hang the process.
 
-The code runs in a thread of its own. Python cannot end a thread, so one that hangs is left behind
-(as a daemon, which does not keep the process from ending). A hang that holds the interpreter's lock
-cannot be seen from here. Handlers of signals run in the main thread alone: Ctrl-C ends the wait,
-never the code, and whatever the code raises is its own.
+The code runs in a thread of its own. Python cannot end a thread, so one that hangs keeps running
+(as a daemon, which does not keep the process from exiting). A hang that holds the GIL cannot be
+detected. Signal handlers run in the main thread only: Ctrl-C ends the wait, not the code, and
+anything that the code raises is its own.
 """
 
 from __future__ import annotations
@@ -24,20 +23,18 @@ from kernelseam.errors import InvalidValue, PluginError
 
 VARIABLE = "KERNELSEAM_PROBE_SECONDS"
 DEFAULT = 30.0
-"""Seconds. Loading a vendor's libraries from a slow disk and waking up a machine full of GPUs takes
-many."""
+"""Seconds: enough to load a vendor's libraries from a slow disk and to initialise many GPUs."""
 
 T = TypeVar("T")
 
 
-class Hung(PluginError):
-    """A plugin's code that did not come back in time. ``stack``: where its thread was left
-    behind."""
+class PluginTimeout(PluginError):
+    """A plugin's code did not return in time. ``stack``: the stack of its thread, which goes on."""
 
     def __init__(self, message: str, stack: str) -> None:
         self.stack = stack
         super().__init__(message)
-        self.add_note(f"Its thread was left behind here:\n{stack}")
+        self.add_note(f"Its thread still runs here:\n{stack}")
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (str(self), self.stack)
@@ -45,31 +42,32 @@ class Hung(PluginError):
 
 def probe_seconds() -> float:
     """The time limit of each hook, import and first listing of devices. Raises InvalidValue."""
-    given = os.environ.get(VARIABLE)
-    if not given:
+    text = os.environ.get(VARIABLE)
+    if not text:
         return DEFAULT
     try:
-        seconds = float(given)
+        seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not seconds > 0:
         raise InvalidValue(
             VARIABLE,
-            given,
+            text,
             "must be a positive number of seconds",
             "Leave it unset, or set it to 30",
         )
     return seconds
 
 
-def within(seconds: float, what: str, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """``call(*arguments, **named)``, or the Exception that it raises; for anything else that it
-    raises, Escaped.
+def run_with_timeout(
+    seconds: float, what: str, call: Callable[..., T], *arguments: Any, **named: Any
+) -> T:
+    """Return ``call(*arguments, **named)``, or raise its Exception; another BaseException becomes
+    Escaped.
 
-    Raises Hung after so many seconds, naming ``what`` and the line where it hangs.
+    Raises PluginTimeout after ``seconds``, naming ``what`` and the line where it hangs.
     """
-    # An interrupted wait must leave nothing behind: Thread.join of 3.11 takes the thread for ended
-    # then.
+    # Not Thread.join: interrupted, Python 3.11's marks the thread as ended.
     answers: SimpleQueue[tuple[list[T], Exception | None]] = SimpleQueue()
 
     def work() -> None:
@@ -90,17 +88,17 @@ def within(seconds: float, what: str, call: Callable[..., T], *arguments: Any, *
     try:
         results, error = answers.get(timeout=min(seconds, threading.TIMEOUT_MAX))
     except Empty:
-        raise _hung(thread, what, seconds) from None
+        raise _timeout(thread, what, seconds) from None
     if error is not None:
         raise error
     return results[0]
 
 
-def _hung(thread: threading.Thread, what: str, seconds: float) -> Hung:
+def _timeout(thread: threading.Thread, what: str, seconds: float) -> PluginTimeout:
     frame = sys._current_frames().get(thread.ident or 0)
     stack = traceback.extract_stack(frame) if frame else traceback.StackSummary()
     at = f" It hangs in {stack[-1].name}, {stack[-1].filename}:{stack[-1].lineno}." if stack else ""
-    return Hung(
+    return PluginTimeout(
         f"{what} did not come back within {seconds:g} s ({VARIABLE}).{at}",
         "".join(stack.format()).rstrip(),
     )

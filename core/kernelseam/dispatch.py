@@ -1,5 +1,5 @@
-"""Which implementation computes a problem: an explicit choice, else a tuned one, else the cheapest
-that takes it."""
+"""Chooses the implementation for a problem: the named one, else the tuned one, else the cheapest
+that supports it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
-from kernelseam.containment import Contained, told, traceback_of
+from kernelseam.containment import Contained, error_text, traceback_text
 from kernelseam.contract import EMULATED, Cost, Device, Implementation, PlanParts, Problem
-from kernelseam.contract_values import held, held_parts, held_refusal
+from kernelseam.contract_values import validated, validated_parts, validated_refusal
 from kernelseam.errors import BrokenImplementation, InvalidValue, Refusal, UnknownName, Unsupported
 from kernelseam.plugins import Plugins, plugins
 from kernelseam.variants import SEPARATOR, build_of, variants_of
@@ -23,8 +23,8 @@ _backend: ContextVar[str | None] = ContextVar("kernelseam_backend", default=None
 
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Within the block, ``name`` is the backend wherever a call names none."""
-    plugins().backend(name_of("backend", name))
+    """Within the block, ``name`` is the backend of calls that name none."""
+    plugins().backend(check_name("backend", name))
     token = _backend.set(name)
     try:
         yield
@@ -33,34 +33,32 @@ def use_backend(name: str) -> Iterator[None]:
 
 
 def preferred_backend(backend: str | None = None) -> str | None:
-    """The backend asked for: the argument, over ``use_backend``, over KERNELSEAM_BACKEND; None
-    where none is.
+    """The requested backend: the argument, over ``use_backend``, over KERNELSEAM_BACKEND, or None.
 
     Raises UnknownName for an argument that is no name.
     """
     if backend is not None:
-        return name_of("backend", backend)
+        return check_name("backend", backend)
     return _backend.get() or _in_environment() or None
 
 
-def _variable() -> Callable[[], str | None]:
-    """What reads the variable. os.environ encodes the name at every look, which takes longer than a
-    launch; what it keeps the encoded names in is read where it is what it is known to be, and
-    nobody has put another in its place."""
+def _environment_reader() -> Callable[[], str | None]:
+    """A fast reader of the variable. os.environ encodes the name at every look-up, which takes
+    longer than a launch; this looks up the encoded name in its internal dict, as long as os.environ
+    is the object that it was."""
     name, environ = "KERNELSEAM_BACKEND", os.environ
-    kept, encode = (getattr(environ, n, None) for n in ("_data", "encodekey"))
-    if not isinstance(kept, dict) or encode is None:
+    data, encode = (getattr(environ, n, None) for n in ("_data", "encodekey"))
+    if not isinstance(data, dict) or encode is None:
         return lambda: os.environ.get(name)
     encoded = encode(name)
-    return lambda: os.environ.get(name) if encoded in kept or os.environ is not environ else None
+    return lambda: os.environ.get(name) if encoded in data or os.environ is not environ else None
 
 
-_in_environment = _variable()
+_in_environment = _environment_reader()
 
 
-def name_of(field: str, value: object) -> str:
-    """A name as it is asked for. Raises UnknownName for anything else, which tables of names could
-    not be asked for."""
+def check_name(field: str, value: object) -> str:
+    """Return ``value`` if it is a str, else raise UnknownName."""
     if not isinstance(value, str):
         raise UnknownName(
             field, value, "must be a name", "Name one of those that `kernelseam doctor` lists"
@@ -69,7 +67,7 @@ def name_of(field: str, value: object) -> str:
 
 
 def check_backend(wanted: str | None, device: Device) -> None:
-    """Refuse arrays on ``device`` where another backend is asked for."""
+    """Raise InvalidValue for arrays on ``device`` where another backend is requested."""
     if wanted is not None and device.backend != wanted:
         raise InvalidValue(
             "backend",
@@ -89,7 +87,7 @@ def find_device(device: Device | str | None = None, backend: str | None = None) 
     """
     if isinstance(device, Device):
         return device
-    found = plugins()
+    current = plugins()
     index = 0
     if device is not None:
         match = (
@@ -105,9 +103,9 @@ def find_device(device: Device | str | None = None, backend: str | None = None) 
         backend, index = match[1], int(match[2] or 0)
     wanted = preferred_backend(backend)
     devices = (
-        list(found.devices_of(found.backend(wanted)))
+        list(current.devices_of(current.backend(wanted)))
         if wanted is not None
-        else [d for d in found.devices() if d.evidence != EMULATED]
+        else [d for d in current.devices() if d.evidence != EMULATED]
     )
     for d in devices:
         if wanted is None or d.index == index:
@@ -122,57 +120,62 @@ def find_device(device: Device | str | None = None, backend: str | None = None) 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One implementation's answer: that it takes the problem at this cost, or why not (then at what
-    cost it would, where it can tell)."""
+    """An implementation's answer for a problem: its predicted cost, and the reason where it does
+    not support the problem."""
 
     implementation: Implementation
     refusal: str | None
     cost: Cost | None
     error: str = ""
-    """The traceback, where the refusal is that it is broken."""
+    """The traceback, where its check raised."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The implementation chosen, and every answer that led to it."""
+    """The chosen implementation, and the answers of all candidates."""
 
     implementation: Implementation
     candidates: tuple[Candidate, ...]
     variant: str = ""
-    """Which of the implementation's ways; "" where that is its own choice."""
+    """The implementation's variant; "" for its default."""
     by: str = "model"
-    """What chose: "named" (the caller), "tuned" (a measurement) or "model" (the least predicted
+    """What decided: "named" (the caller), "tuned" (a measurement) or "model" (the lowest predicted
     time)."""
 
 
 def consider(
-    problem: Problem, device: Device, found: Plugins | None = None
+    problem: Problem, device: Device, current: Plugins | None = None
 ) -> tuple[Candidate, ...]:
     """Ask every implementation of the operation on the device's backend, cheapest first, refusals
     last."""
-    # once around all of them: each would watch for signals anew
+    # one outer block: nested blocks do not wrap signal handlers again
     with Contained("an implementation's check"):
         answers = [
             ask(i, problem, device)
-            for i in (found or plugins()).registry.implementations
+            for i in (current or plugins()).registry.implementations
             if i.operation == problem.operation and i.backend == device.backend
         ]
     return _ordered(answers)
 
 
 def ask(implementation: Implementation, problem: Problem, device: Device) -> Candidate:
-    """Its answer; one that is broken refuses, for it must not harm the others."""
+    """One implementation's answer. An implementation that raises counts as not supporting the
+    problem."""
     refusal, cost = None, None
     try:
         with Contained(f"the check of {implementation.name!r}"):
-            refusal = held_refusal(implementation.name, implementation.supports(problem, device))
-            cost = held(
+            refusal = validated_refusal(
+                implementation.name, implementation.supports(problem, device)
+            )
+            cost = validated(
                 f"cost() of {implementation.name!r}", implementation.cost(problem, device), Cost
             )
     except Exception as e:
         if refusal is None:
-            return Candidate(implementation, f"its check raised {told(e)}", None, traceback_of(e))
-        cost = None  # nobody promised one for a problem that is refused
+            return Candidate(
+                implementation, f"its check raised {error_text(e)}", None, traceback_text(e)
+            )
+        cost = None  # cost() may raise for a problem that is not supported
     return Candidate(implementation, refusal, cost)
 
 
@@ -187,54 +190,57 @@ def _ordered(answers: list[Candidate]) -> tuple[Candidate, ...]:
 def build(
     choice: Choice, problem: Problem, device: Device, *, named: bool = False
 ) -> tuple[Choice, PlanParts]:
-    """The chosen implementation's launches.
+    """Build the chosen implementation's launches.
 
-    One that raises is passed over for the next cheapest, with a BrokenImplementation warning; where
-    none is left, or the implementation was ``named``, what the first raised is raised. Too little
-    memory is no fault: it is raised.
+    Where its build raises, the next cheapest is built, with a BrokenImplementation warning. Where
+    none is left, or the implementation was ``named``, the first error is raised. A MemoryError is
+    always raised.
     """
     answers = list(choice.candidates)
     first: Exception | None = None
-    in_turn = sorted(
+    ordered = sorted(
         enumerate(answers), key=lambda x: x[1].implementation is not choice.implementation
     )
-    for place, candidate in in_turn:
+    for position, candidate in ordered:
         chosen = candidate.implementation is choice.implementation
         if candidate.refusal is not None or (named and not chosen):
             continue
         try:
-            parts = _built(
+            parts = _build_checked(
                 candidate.implementation, problem, device, choice.variant if chosen else ""
             )
         except MemoryError:
             raise
         except Exception as e:
             first = first or e
-            answers[place] = replace(
-                candidate, refusal=f"its build raised {told(e)}", error=traceback_of(e)
+            answers[position] = replace(
+                candidate, refusal=f"its build raised {error_text(e)}", error=traceback_text(e)
             )
             continue
         if first is not None:
-            _warn_of(answers, candidate.implementation, problem, device)
+            _warn_broken(answers, candidate.implementation, problem, device)
             choice = Choice(candidate.implementation, _ordered(answers))
         return choice, parts
     assert first is not None
     raise first
 
 
-def _built(
+def _build_checked(
     implementation: Implementation, problem: Problem, device: Device, variant: str
 ) -> PlanParts:
     with Contained(f"the build of {implementation.name!r}, {problem.operation} on {device},"):
-        return held_parts(implementation.name, build_of(implementation, problem, device, variant))
+        return validated_parts(
+            implementation.name, build_of(implementation, problem, device, variant)
+        )
 
 
-def _warn_of(
+def _warn_broken(
     answers: list[Candidate], taken: Implementation, problem: Problem, device: Device
 ) -> None:
     broken = "; ".join(f"{a.implementation.name}: {a.refusal}" for a in answers if a.error)
     message = (
-        f"{taken.name} computes {problem} on {device}, for what would be faster is broken. {broken}"
+        f"{taken.name} computes {problem} on {device}, as faster implementations are broken. "
+        f"{broken}"
     )
     warnings.warn(message, BrokenImplementation, stacklevel=4)
 
@@ -283,19 +289,19 @@ def _unknown(implementation: object, known: str, problem: Problem, device: Devic
 
 
 def _tuned(candidates: tuple[Candidate, ...], problem: Problem, device: Device) -> Choice | None:
-    """What was measured to be the fastest, if it takes this problem of its class, too."""
-    # not before a plan is made: importing kernelseam stays quick
+    """The tuned choice of the problem's class, if it supports this problem."""
+    # imported late, to keep importing kernelseam fast
     from kernelseam.tuned.store import tuned_choice
 
-    found = tuned_choice(problem, device)
-    if found is None:
+    tuned = tuned_choice(problem, device)
+    if tuned is None:
         return None
     for c in candidates:
-        if c.implementation.name == found.implementation and c.refusal is None:
+        if c.implementation.name == tuned.implementation and c.refusal is None:
             try:
                 offered = (
                     {v.name for v in variants_of(c.implementation, problem, device)}
-                    if found.variant
+                    if tuned.variant
                     else {""}
                 )
             except Exception as e:
@@ -305,6 +311,6 @@ def _tuned(candidates: tuple[Candidate, ...], problem: Problem, device: Device) 
                 )
                 warnings.warn(f"{said} {type(e).__name__}: {e}", BrokenImplementation, stacklevel=4)
                 return None
-            if found.variant in offered:
-                return Choice(c.implementation, candidates, found.variant, "tuned")
+            if tuned.variant in offered:
+                return Choice(c.implementation, candidates, tuned.variant, "tuned")
     return None

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernelseam.errors import UnknownName, shown
+from kernelseam.errors import UnknownName, format_value
 
 
 class DType(enum.Enum):
-    """An element type, named as NumPy and ml_dtypes name it. Data are floating; lengths, offsets
-    and tables are int32, and masks bool."""
+    """An element type, named as in NumPy and ml_dtypes. Data are floating-point; lengths, offsets
+    and tables are int32, masks are bool."""
 
     float16 = "float16"
     bfloat16 = "bfloat16"
@@ -28,22 +28,23 @@ class DType(enum.Enum):
         """The element type of a name, a dtype of NumPy or torch, a scalar type (``numpy.float32``),
         or a DType.
 
-        ``floating``: only those of data. Raises UnknownName (naming ``field``) for anything else.
+        ``floating``: accept floating-point types only. Raises UnknownName (naming ``field``) for
+        anything else.
         """
         name = value if isinstance(value, str) else _name(value)
-        found = value if isinstance(value, cls) else _NAMED.get(name)
-        if found is None or (floating and not found.floating):
+        dtype = value if isinstance(value, cls) else _NAMED.get(name)
+        if dtype is None or (floating and not dtype.floating):
             raise UnknownName(
-                field, name, one_of(floating), "Convert the array or name one of these"
+                field, name, dtype_rule(floating), "Convert the array or name one of these"
             )
-        return found
+        return dtype
 
     @property
     def floating(self) -> bool:
-        """Whether it is one of data: not int32 or bool."""
+        """Whether it is a floating-point type."""
         return self is not DType.int32 and self is not DType.boolean
 
-    # members are singletons, and Enum's own hash shows in the time of a call
+    # members are singletons; Enum's own hash is slow enough to show in a call's time
     __hash__ = object.__hash__
 
     @property
@@ -63,12 +64,12 @@ class DType(enum.Enum):
 
     @property
     def smallest_normal(self) -> float:
-        """The smallest positive value of full precision."""
+        """The smallest positive normal value."""
         return _FACTS[self][3]
 
     @property
     def accumulator(self) -> DType:
-        """What products of this type are summed in: float32, and float64 for float64."""
+        """The dtype that products are accumulated in: float64 for float64, else float32."""
         return DType.float64 if self is DType.float64 else DType.float32
 
     @property
@@ -80,18 +81,17 @@ class DType(enum.Enum):
         return self.value
 
 
-def one_of(floating: bool = True) -> str:
-    """The rule that a dtype breaks which is none of these: ``floating``, of those of data."""
+def dtype_rule(floating: bool = True) -> str:
+    """The rule text of errors about dtypes; ``floating``: with floating-point types only."""
     return f"must be one of {', '.join(d.value for d in DType if d.floating or not floating)}"
 
 
 def _name(value: object) -> str:
-    """NumPy's dtypes have a name, scalar types are classes, and torch's dtypes say
-    "torch.float32"."""
+    """The name of a NumPy dtype, a scalar type or a torch dtype ("torch.float32")."""
     name = value.__name__ if isinstance(value, type) else None
     if isinstance(value, np.dtype):
         name = value.name
-    return name if isinstance(name, str) else shown(value).removeprefix("torch.")
+    return name if isinstance(name, str) else format_value(value).removeprefix("torch.")
 
 
 _FACTS = {
@@ -104,13 +104,13 @@ _FACTS = {
 }
 _NAMED = {d.value: d for d in DType}
 FLOATING = tuple(d for d in DType if d.floating)
-"""The element types of data."""
-OF_OPERANDS = {
+"""The floating-point types."""
+OPERAND_DTYPES = {
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "kv_lengths", "prefix_lengths"), DType.int32),
     **dict.fromkeys(("block_table", "positions"), DType.int32),
     "mask": DType.boolean,
 }
-"""Operands that hold no data, and their one element type."""
+"""The dtype of each operand that is not floating-point."""
 
 
 @cache
@@ -120,5 +120,5 @@ def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
 
         bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
         return bfloat16
-    other: np.dtype[Any] = np.dtype(dtype.value)
-    return other
+    native: np.dtype[Any] = np.dtype(dtype.value)
+    return native

@@ -1,4 +1,4 @@
-"""Every error a caller can meet. Bad input is refused with its field, value, rule and remedy."""
+"""All errors that callers can get. Bad input is refused with field, value, rule and remedy."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _LONGEST = 160
 """Characters of a value in a message."""
 
 
-def shown(value: object) -> str:
-    """A value as a message shows it, on one short line: arrays, and what has no such text, by their
-    type's name."""
+def format_value(value: object) -> str:
+    """A value as one short line of a message: arrays, and values without such a text, by the name
+    of their type."""
     kind = type(value).__name__
     try:
         if isinstance(value, str):
@@ -26,7 +26,7 @@ def shown(value: object) -> str:
                 if len(value) <= _LONGEST
                 else f"{value[:_LONGEST]}… ({len(value)} characters)"
             )
-        # an array, and no scalar of NumPy's
+        # an array, not a NumPy scalar
         if hasattr(value, "dtype") and hasattr(value, "__setitem__"):
             return kind
         if isinstance(value, list | tuple) and (
@@ -34,7 +34,7 @@ def shown(value: object) -> str:
         ):
             return kind
         text = str(value)
-    except Exception:  # its own code raises, or an int has too many digits
+    except Exception:  # its __str__ raises, or an int has too many digits
         return kind
     return kind if text.startswith("<") or "\n" in text or len(text) > _LONGEST else text
 
@@ -43,24 +43,24 @@ class InvalidValue(KernelSeamError, ValueError):
     """A value was refused before any launch.
 
     Attributes: ``field`` (its name as the caller knows it), ``value``, ``rule`` (what must hold)
-    and ``remedy`` (what to do about it).
+    and ``remedy`` (how to fix it).
     """
 
     def __init__(self, field: str, value: object, rule: str, remedy: str) -> None:
         self.field, self.value, self.rule, self.remedy = field, value, rule, remedy
-        super().__init__(f"{field} = {shown(value)}: {rule}. {remedy}.")
+        super().__init__(f"{field} = {format_value(value)}: {rule}. {remedy}.")
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.field, self.value, self.rule, self.remedy)
 
 
 class UnknownName(InvalidValue):
-    """A backend, device, arch, implementation or dtype that nothing installed knows."""
+    """The name of no installed backend, device, arch, implementation or dtype."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why one implementation does not take a problem."""
+    """Why one implementation does not support a problem."""
 
     implementation: str
     reason: str
@@ -70,7 +70,7 @@ class Refusal:
 
 
 class Unsupported(KernelSeamError):
-    """No implementation takes the problem; ``refusals`` holds each one's own reason."""
+    """No implementation supports the problem; ``refusals`` has the reason of each."""
 
     def __init__(self, problem: object, refusals: Sequence[Refusal]) -> None:
         self.problem, self.refusals = problem, tuple(refusals)
@@ -84,8 +84,8 @@ class Unsupported(KernelSeamError):
 
 
 class CompileError(KernelSeamError, RuntimeError):
-    """The compiler refused a source. ``log`` is its own output, ``source`` where the source was
-    saved."""
+    """The compiler rejected a source. ``log`` is its output, ``source`` the path of the saved
+    source."""
 
     def __init__(self, kernel: str, arch: str, log: str, source: str | None = None) -> None:
         self.kernel, self.arch, self.log, self.source = kernel, arch, log, source
@@ -109,7 +109,7 @@ class OutOfDeviceMemory(DeviceError, MemoryError):
 
 
 class CallInUse(KernelSeamError, RuntimeError):
-    """A call was made while another thread was in the same one; nothing was launched.
+    """A call was entered while another thread was running it; nothing was launched.
 
     Attributes: ``problem`` and ``device``.
     """
@@ -117,8 +117,8 @@ class CallInUse(KernelSeamError, RuntimeError):
     def __init__(self, problem: object, device: object) -> None:
         self.problem, self.device = problem, device
         super().__init__(
-            f"another thread is in this call ({problem} on {device}), whose launches share one "
-            "workspace. "
+            f"another thread is running this call ({problem} on {device}), whose launches share "
+            "one workspace. "
             "Give each thread a call of its own: call.rebind(), with another workspace where "
             "this one was given one."
         )
@@ -128,11 +128,11 @@ class CallInUse(KernelSeamError, RuntimeError):
 
 
 class PluginError(KernelSeamError):
-    """A plugin breaks the contract."""
+    """A plugin violates the contract."""
 
 
 class WrongResult(KernelSeamError):
-    """A call that checks its result (``bind(check=True)``) found numbers beyond the tolerance.
+    """A checked call (``bind(check=True)``) computed a result outside of the tolerance.
 
     Attributes: ``implementation``, ``device`` (its name), ``problem`` and ``finding``, which names
     the worst element.
@@ -147,15 +147,15 @@ class WrongResult(KernelSeamError):
         )
         super().__init__(
             f"{implementation} on {device} computes {problem} wrongly: {finding}. "
-            f"Name another implementation, and tell whoever made this one."
+            f"Name another implementation, and report this to the plugin's authors."
         )
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.implementation, self.device, self.problem, self.finding)
 
 
-def not_copied(what: str, remedy: str) -> TypeError:
-    """The refusal to deep-copy or pickle what holds addresses: a copy would go on with the
+def copy_error(what: str, remedy: str) -> TypeError:
+    """The error for deep-copying or pickling an object that holds addresses: a copy would use the
     original's memory."""
     return TypeError(
         f"{what} is not deep-copied or pickled: it holds addresses of this process's memory. "
@@ -164,12 +164,12 @@ def not_copied(what: str, remedy: str) -> TypeError:
 
 
 class BrokenImplementation(RuntimeWarning):
-    """An implementation raised where it should have answered, and another one stands in for it."""
+    """An implementation raised an error, and another one is used instead."""
 
 
 class SlowBinary(RuntimeWarning):
-    """A kernel compiled, and its compiler says that it left out what the kernel is fast by. Its
-    results are right.
+    """A kernel compiled correctly, but its compiler reports that it disabled an optimisation that
+    the kernel's speed depends on.
 
     As an error (``warnings.simplefilter("error", SlowBinary)``, as the tests and
     ``tools/kernel_table.py`` have it) it ends the compilation, and nothing is kept in the cache.

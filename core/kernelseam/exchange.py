@@ -1,4 +1,4 @@
-"""Requests to a helper process, and its answers: each answer says which request it belongs to."""
+"""Requests to a helper process and its answers, matched by number."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ _NUMBER = struct.Struct("<Q")
 class Requests:
     """The owner's end of a pipe to a helper process that answers one request after another.
 
-    An exchange that is cut short, by Ctrl-C as by the helper's end, may leave an answer or half of
-    one behind: the pipe is closed then, and the helper is of no more use.
+    An interrupted exchange (Ctrl-C, or the helper exits) may leave an answer, or part of one, in
+    the pipe. The pipe is then closed, and the helper must be replaced.
     """
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
-        self._connection, self._asked = connection, 0
+        self._connection, self._count = connection, 0
 
     @property
     def closed(self) -> bool:
         return self._connection.closed
 
     def ask(self, request: bytes) -> bytes:
-        """The helper's answer. Raises EOFError or OSError where it ended or answers something
-        else."""
-        self._asked += 1
-        number = _NUMBER.pack(self._asked)
+        """Send a request and return its answer. Raises EOFError or OSError where the helper exited
+        or answered another request."""
+        self._count += 1
+        number = _NUMBER.pack(self._count)
         try:
             self._connection.send_bytes(number + request)
             answer = self._connection.recv_bytes()
             if answer[: _NUMBER.size] != number:
-                raise OSError(f"request {self._asked} got the answer to another")
+                raise OSError(f"request {self._count} got the answer to another")
         except BaseException:
             self.close()
             raise
         return answer[_NUMBER.size :]
 
     def close(self) -> None:
-        """Let go of the pipe, which the helper takes for the end."""
+        """Close the pipe; the helper exits."""
         self._connection.close()
 
 
@@ -49,8 +49,8 @@ class Answers:
     def __init__(self, connection: Connection[Any, Any]) -> None:
         self._connection, self._number = connection, b""
 
-    def waits(self, seconds: float) -> bool:
-        """Whether a request, or the end, comes within that time."""
+    def poll(self, seconds: float) -> bool:
+        """Whether a request, or the end of the pipe, arrives within that time."""
         return self._connection.poll(seconds)
 
     def next(self) -> bytes:
@@ -60,7 +60,7 @@ class Answers:
         return message[_NUMBER.size :]
 
     def answer(self, answer: bytes) -> None:
-        """Answer the request that came last. Raises OSError where nobody is there."""
+        """Answer the last request. Raises OSError where the owner has closed its end."""
         self._connection.send_bytes(self._number + answer)
 
     def fileno(self) -> int:

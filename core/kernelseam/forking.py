@@ -1,8 +1,8 @@
-"""What a forked child can go on with: locks that it finds free, values kept without a lock,
-libraries at rest.
+"""Fork safety: locks that are free in a forked child, cached values without locks, and libraries
+that no other thread is using at the fork.
 
-A child has the one thread that forked. A lock that another thread held at that moment would stay
-held in it for good.
+A forked child has only the thread that forked. A lock that another thread held would stay locked in
+the child for ever.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING or sys.version_info >= (3, 12):
 else:
 
     class cached_property:
-        """functools.cached_property as it is from Python 3.12 on: that of 3.11 computes under a
-        lock of the class's."""
+        """functools.cached_property of Python 3.12; that of 3.11 holds a lock of the class while it
+        computes."""
 
         def __init__(self, compute: Callable[[Any], Any]) -> None:
             self.compute, self.__doc__ = compute, compute.__doc__
@@ -32,7 +32,7 @@ else:
         def __get__(self, instance: Any, owner: type | None = None) -> Any:
             if instance is None:
                 return self
-            # found there, and not here, from now on
+            # later look-ups find it there
             value = instance.__dict__[self.name] = self.compute(instance)
             return value
 
@@ -43,22 +43,21 @@ _locks: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
 
 
 def new_lock() -> threading.Lock:
-    """A lock that is free in a forked child, whoever held it.
+    """A lock that is free in a forked child, even where another thread held it at the fork.
 
-    What it guards may be half-changed there, if another thread was at it: guard what can be made
-    again, or bears that.
+    In the child, the guarded data may be partly changed: use it for data that tolerate that, such
+    as caches.
     """
-    made = threading.Lock()
-    _locks.add(made)
-    return made
+    lock = threading.Lock()
+    _locks.add(lock)
+    return lock
 
 
 class ForkGate:
-    """Keeps forks apart from a library with locks of its own: a fork waits until no other thread is
-    at work in it."""
+    """Delays forks while other threads are inside a library that has locks of its own."""
 
     def __init__(self) -> None:
-        # Reentrant, for a signal's handler may fork wherever its thread is.
+        # Reentrant: a signal handler may fork at any point of its thread.
         self._entrance, self._left = threading.RLock(), threading.Condition()
         self._inside: list[int] = []
         if hasattr(os, "register_at_fork"):
@@ -68,7 +67,7 @@ class ForkGate:
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """Where the library is called. Keep it short: forks wait for its end."""
+        """Call the library within this block. Keep it short: forks wait for its end."""
         me = threading.get_ident()
         try:
             with self._entrance:
@@ -76,12 +75,12 @@ class ForkGate:
             yield
         finally:
             with self._left:
-                if me in self._inside:  # else it was interrupted on its way in
+                if me in self._inside:  # else it was interrupted while entering
                     self._inside.remove(me)
                 self._left.notify_all()
 
     def _shut(self) -> None:
-        me = threading.get_ident()  # which is not in the library now, for it forks
+        me = threading.get_ident()  # it is forking, so it is not in the library
         self._entrance.acquire()
         with self._left:
             self._left.wait_for(lambda: all(thread == me for thread in self._inside))
@@ -93,10 +92,10 @@ class ForkGate:
         self._entrance, self._left = threading.RLock(), threading.Condition()
 
 
-def _free() -> None:
+def _release_all() -> None:
     for lock in _locks:
         lock._at_fork_reinit()  # type: ignore[attr-defined]  # as Python's own modules do with theirs
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_free)
+    os.register_at_fork(after_in_child=_release_all)

@@ -1,4 +1,4 @@
-"""The three hooks a plugin may implement. Each runs once, never on the way of a launch."""
+"""The three hooks that a plugin may implement. Each runs once, never during a launch."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ def kernelseam_info() -> PluginInfo:  # type: ignore[empty-body]
 
 @hookspec
 def kernelseam_register(registry: Registry) -> None:
-    """Hand over backends and implementations. May look for devices, must survive their absence."""
+    """Register backends and implementations. May look for devices, and must work without any."""
 
 
 @hookspec
 def kernelseam_doctor() -> Mapping[str, Any]:  # type: ignore[empty-body]
-    """What a person should know of this installation: libraries, versions, devices, what is
-    missing."""
+    """Information on this installation for users: libraries, versions, devices, what is missing."""

@@ -1,4 +1,4 @@
-"""Memory of a workspace set in a stream's order, as one launch of a plan."""
+"""A memset of workspace memory as one step of a plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernelseam.plugins import plugins
 
 @dataclass(frozen=True)
 class MemsetStep:
-    """``size`` bytes of the workspace from ``offset`` on, each set to ``value`` by the device's
+    """Sets ``size`` bytes of the workspace, from ``offset``, to ``value`` by the device's
     runtime."""
 
     device: Device

@@ -1,4 +1,4 @@
-"""Whether two strided walks share memory."""
+"""Overlap of two strided memory regions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Memory:
 
 
 def proven_overlap(x: int, a: OperandRule, y: int, b: OperandRule) -> bool:
-    """Whether two strided memories provably share an element; interleaved ones do not."""
+    """Whether two strided regions provably share an element; interleaved regions do not."""
     if (
         x + a.span * (a.dtype.itemsize if a.dtype else 8) <= y
         or y + b.span * (b.dtype.itemsize if b.dtype else 8) <= x

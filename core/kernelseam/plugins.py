@@ -1,4 +1,4 @@
-"""Discovery: every entry point of the group is tried on its own, and a broken one harms nobody."""
+"""Discovery of plugins: each entry point is loaded separately, so that a broken one is left out."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from typing import Any, TypeVar
 import pluggy
 
 from kernelseam import hookspecs
-from kernelseam.containment import Contained, told, traceback_of
+from kernelseam.containment import Contained, error_text, traceback_text
 from kernelseam.contract import CONTRACT_VERSION, Backend, Device, PluginInfo
-from kernelseam.contract_values import held, held_archs, held_devices
-from kernelseam.deadline import Hung, probe_seconds, within
-from kernelseam.errors import PluginError, UnknownName, shown
+from kernelseam.contract_values import validated, validated_archs, validated_devices
+from kernelseam.deadline import PluginTimeout, probe_seconds, run_with_timeout
+from kernelseam.errors import PluginError, UnknownName, format_value
 from kernelseam.forking import new_lock
-from kernelseam.registry import KernelsOf, Registry
+from kernelseam.registry import KernelFactory, Registry
 
 GROUP = "kernelseam"
 BUILT_IN = metadata.EntryPoint("reference", "kernelseam.builtin", GROUP)
-"""The core's own plugin, named as any other: discovery imports none."""
+"""The core's own plugin, loaded by its entry point as any other."""
 _log = logging.getLogger("kernelseam")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A plugin that was kept out, and why."""
+    """Why a plugin is not used."""
 
     plugin: str
     stage: str
@@ -47,32 +47,31 @@ class Failure:
 
 @dataclass(frozen=True)
 class Plugins:
-    """The outcome of discovery."""
+    """The result of discovery."""
 
     registry: Registry
     loaded: Mapping[str, PluginInfo]
     modules: Mapping[str, object]
     failures: tuple[Failure, ...]
     seconds: float = math.inf
-    """The time limit of a plugin's code where it runs for the first time."""
-    _listed: dict[str, tuple[Device, ...] | Hung] = field(
+    """The time limit of a plugin's first import, of its hooks and of its first device listing."""
+    _listed: dict[str, tuple[Device, ...] | PluginTimeout] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    memory: dict[type, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """By its kind, what is remembered of these plugins: see ``remembered``."""
+    caches: dict[type, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Caches by class: see ``cache_of``."""
 
-    def remembered(self, kind: type[T]) -> T:
-        """What of a kind is remembered of these plugins, empty at first: it goes with them, and at
-        ``forget``."""
-        found: T | None = self.memory.get(kind)
-        return self.memory.setdefault(kind, kind()) if found is None else found
+    def cache_of(self, kind: type[T]) -> T:
+        """The cache of a class for these plugins, made at first use and dropped by ``forget``."""
+        cache: T | None = self.caches.get(kind)
+        return self.caches.setdefault(kind, kind()) if cache is None else cache
 
     def forget(self) -> None:
-        """Drop what is remembered: plans, and what the functions on arrays bound of them."""
-        self.memory.clear()
+        """Clear all caches: plans, and launches that functions on arrays have bound."""
+        self.caches.clear()
 
     def backend(self, name: str) -> Backend:
-        """The backend of that name; raises UnknownName with those there are."""
+        """The backend of that name. Raises UnknownName, which lists the installed ones."""
         try:
             return self.registry.backends[name]
         except KeyError:
@@ -80,68 +79,67 @@ class Plugins:
                 "backend",
                 name,
                 f"must be one of {', '.join(sorted(self.registry.backends))}",
-                f"Install kernelseam[{shown(name)}], or see `kernelseam doctor` for a plugin "
-                "that was kept out",
+                f"Install kernelseam[{format_value(name)}], or see `kernelseam doctor` for a "
+                "plugin that was kept out",
             ) from None
 
     def devices_of(self, backend: Backend) -> Sequence[Device]:
-        """The backend's devices, listed once, within the time limit. Raises Hung, from then on at
-        once, where it does not come back; PluginError for what are no devices; and whatever it
-        raises itself."""
-        found = self._listed.get(backend.name)
-        if found is None:
+        """The backend's devices, listed once, within the time limit. Raises PluginTimeout where the
+        listing hangs (later calls raise it at once), PluginError for values that are no devices,
+        and what the listing raises."""
+        listed = self._listed.get(backend.name)
+        if listed is None:
             try:
-                found = within(
+                listed = run_with_timeout(
                     self.seconds,
                     f"listing the devices of backend {backend.name}",
                     _devices,
                     backend,
                 )
-            except Hung as e:
-                found = Hung(str(e), e.stack)
-            self._listed[backend.name] = found
-        if isinstance(found, Hung):
-            # a new one: the first would keep its caller's frames
-            raise Hung(str(found), found.stack)
-        return found
+            except PluginTimeout as e:
+                listed = PluginTimeout(str(e), e.stack)
+            self._listed[backend.name] = listed
+        if isinstance(listed, PluginTimeout):
+            # a new exception: the first would keep its caller's frames alive
+            raise PluginTimeout(str(listed), listed.stack)
+        return listed
 
     def devices(self) -> list[Device]:
-        """Every device of every backend, the host last. A backend that cannot list its own has
-        none."""
-        found: list[Device] = []
+        """All devices of all backends, the host last. A backend whose listing fails has none."""
+        devices: list[Device] = []
         for b in sorted(self.registry.backends.values(), key=lambda b: -b.priority):
             try:
-                found.extend(self.devices_of(b))
+                devices.extend(self.devices_of(b))
             except Exception:
                 _log.warning("backend %s does not list its devices", b.name, exc_info=True)
-        return found
+        return devices
 
     def archs_of(self, backend: Backend) -> tuple[str, ...]:
-        """What the backend's toolchain compiles for, nothing where it has none; raises what the
-        toolchain raises, and PluginError for what are none."""
+        """The archs that the backend's toolchain compiles for; () without a toolchain. Raises what
+        the toolchain raises, and PluginError for values that are no archs."""
         if backend.toolchain is None:
             return ()
         with Contained(f"listing the archs of backend {backend.name}"):
-            return held_archs(backend.name, backend.toolchain.archs)
+            return validated_archs(backend.name, backend.toolchain.archs)
 
     def doctor(self) -> dict[str, Any]:
-        """Each plugin's own report; one that raises or hangs is reported in its place."""
+        """Each plugin's report, or a Failure where it raises or hangs."""
         report: dict[str, Any] = {}
         for name, module in self.modules.items():
             try:
-                report[name] = within(self.seconds, "kernelseam_doctor", _report, module)
+                report[name] = run_with_timeout(self.seconds, "kernelseam_doctor", _report, module)
             except Exception as e:
                 report[name] = failure(name, "kernelseam_doctor", e)
         return report
 
 
 def _devices(backend: Backend) -> tuple[Device, ...]:
-    return held_devices(backend.name, backend.runtime.devices())
+    return validated_devices(backend.name, backend.runtime.devices())
 
 
 def _report(module: object) -> dict[str, Any]:
-    """What the plugin's own doctor says, as data with none of its objects behind them; {} where it
-    has none."""
+    """The report of the plugin's ``kernelseam_doctor`` as plain data; {} where it has no such
+    hook."""
     hook = getattr(module, "kernelseam_doctor", dict)
     return {str(name): _plain(value) for name, value in dict(hook()).items()}
 
@@ -155,47 +153,47 @@ def _plain(value: Any) -> Any:
 
 
 def failure(name: str, stage: str, error: BaseException) -> Failure:
-    """What an exception of a plugin's code says."""
-    return Failure(name, stage, told(error), traceback_of(error))
+    """The Failure for an exception of a plugin's code."""
+    return Failure(name, stage, error_text(error), traceback_text(error))
 
 
-def _info(module: object, manager: pluggy.PluginManager, name: str) -> PluginInfo:
-    """What the plugin says of itself. Even registering it runs its code: pluggy looks at each of
-    its attributes."""
+def _plugin_info(module: object, manager: pluggy.PluginManager, name: str) -> PluginInfo:
+    """The plugin's PluginInfo. Registering already runs its code: pluggy reads all its
+    attributes."""
     manager.add_hookspecs(hookspecs)
     manager.register(module, name=name)
     manager.check_pending()
     info = manager.hook.kernelseam_info()
     if len(info) != 1:
         raise PluginError(f"kernelseam_info of {name!r} must return one PluginInfo, got {info!r}")
-    return held(f"kernelseam_info of {name!r}", info[0], PluginInfo)
+    return validated(f"kernelseam_info of {name!r}", info[0], PluginInfo)
 
 
-def _registered(manager: pluggy.PluginManager, kernels_of: KernelsOf) -> Registry:
+def _register(manager: pluggy.PluginManager, kernels_of: KernelFactory) -> Registry:
     scratch = Registry(kernels_of=kernels_of)
     manager.hook.kernelseam_register(registry=scratch)
     return scratch
 
 
-def _installed(failures: list[Failure]) -> list[metadata.EntryPoint]:
-    """Every entry point of the group. A distribution whose metadata cannot be read is a failure,
-    and stops no other."""
+def _entry_points(failures: list[Failure]) -> list[metadata.EntryPoint]:
+    """All entry points of the group. A distribution with unreadable metadata becomes a Failure; the
+    others are used."""
     try:
         return list(metadata.entry_points(group=GROUP))
-    except Exception:  # it does not say whose they are
-        found: list[metadata.EntryPoint] = []
+    except Exception:  # the error does not name the distribution
+        entry_points: list[metadata.EntryPoint] = []
     names = set()
     for distribution in metadata.distributions():
-        name = "a distribution without a name"
+        name = "an unnamed distribution"
         try:
             name = distribution.metadata["Name"] or name
-            # the first on the path hides the others
+            # the first on the path shadows the others
             if (normal := re.sub("[-_.]+", "-", name).lower()) not in names:
                 names.add(normal)
-                found += distribution.entry_points.select(group=GROUP)
+                entry_points += distribution.entry_points.select(group=GROUP)
         except Exception as e:
             failures.append(failure(f"{name} in {distribution.locate_file('')}", "metadata", e))
-    return found
+    return entry_points
 
 
 def discover(
@@ -204,64 +202,66 @@ def discover(
     """Load the built-in reference and every entry point of the group.
 
     ``only`` (default: the variable KERNELSEAM_PLUGINS) is a comma-separated list of entry-point
-    names; the reference is always there. Importing a plugin and each of its hooks run under the
-    time limit of KERNELSEAM_PROBE_SECONDS; whatever fails there is among the result's failures.
+    names; the reference is always loaded. Importing a plugin and each of its hooks run with the
+    time limit KERNELSEAM_PROBE_SECONDS; errors there become the result's failures.
     Raises InvalidValue for a bad limit.
     """
     seconds = probe_seconds()
     only = os.environ.get("KERNELSEAM_PLUGINS") if only is None else only
     wanted = None if only is None else {n.strip() for n in only.split(",") if n.strip()}
     failures: list[Failure] = []
-    # It is no stranger: what fails in it is raised, and not kept as a failure of a core without a
-    # reference.
-    own: Any = BUILT_IN.load()
-    places: dict[str, object] = {BUILT_IN.name: own}
-    modules: dict[str, object] = {BUILT_IN.name: own}
-    registry, loaded = Registry(kernels_of=own.kernels_of), {BUILT_IN.name: own.kernelseam_info()}
-    scratch = Registry(kernels_of=own.kernels_of)
-    own.kernelseam_register(scratch)
+    # An error of the built-in plugin is raised: without the reference the core does not work.
+    builtin: Any = BUILT_IN.load()
+    origins: dict[str, object] = {BUILT_IN.name: builtin}
+    modules: dict[str, object] = {BUILT_IN.name: builtin}
+    registry, loaded = (
+        Registry(kernels_of=builtin.kernels_of),
+        {BUILT_IN.name: builtin.kernelseam_info()},
+    )
+    scratch = Registry(kernels_of=builtin.kernels_of)
+    builtin.kernelseam_register(scratch)
     registry.merge(scratch, BUILT_IN.name)
 
-    entries = _installed(failures) if entry_points is None else entry_points
-    found = [e for e in entries if wanted is None or e.name in wanted]
-    for name in sorted((wanted or set()) - {BUILT_IN.name, *(e.name for e in found)}):
+    entries = _entry_points(failures) if entry_points is None else entry_points
+    selected = [e for e in entries if wanted is None or e.name in wanted]
+    for name in sorted((wanted or set()) - {BUILT_IN.name, *(e.name for e in selected)}):
         missing = PluginError(
             f"KERNELSEAM_PLUGINS names {name!r}, but no entry point of that name is installed"
         )
         failures.append(failure(name, "import", missing))
-    for entry in found:
+    for entry in selected:
         name, stage = entry.name, "import"
-        # its own: what it does to it, no other plugin meets
+        # one manager per plugin, so that a plugin cannot affect the others
         manager = pluggy.PluginManager(hookspecs.PROJECT)
         try:
             if name in loaded:
                 raise PluginError(
-                    f"two plugins are named {name!r}: {_place(places[name])} is loaded, "
-                    f"{_place(entry)} is kept out"
+                    f"two plugins are named {name!r}: {_origin(origins[name])} is loaded, "
+                    f"{_origin(entry)} is kept out"
                 )
-            module: object = within(seconds, "its import", entry.load)
+            module: object = run_with_timeout(seconds, "its import", entry.load)
             stage = "kernelseam_info"
-            info = within(seconds, stage, _info, module, manager, name)
+            info = run_with_timeout(seconds, stage, _plugin_info, module, manager, name)
             stage = "contract"
             if info.contract_version != CONTRACT_VERSION:
                 raise PluginError(
-                    f"plugin {name!r} speaks contract version {info.contract_version}, this core "
+                    f"plugin {name!r} has contract version {info.contract_version}, this core "
                     f"{CONTRACT_VERSION}: "
-                    f"install versions of both that agree"
+                    f"install matching versions of both"
                 )
             stage = "kernelseam_register"
-            scratch = within(seconds, stage, _registered, manager, registry.kernels_of)
-            with Contained(f"what {name!r} registers"):
+            scratch = run_with_timeout(seconds, stage, _register, manager, registry.kernels_of)
+            with Contained(f"the registration of {name!r}"):
                 registry.merge(scratch, name)
         except Exception as e:
             failures.append(failure(name, stage, e))
             continue
-        loaded[name], modules[name], places[name] = info, module, entry
+        loaded[name], modules[name], origins[name] = info, module, entry
     return Plugins(registry, loaded, modules, tuple(failures), seconds)
 
 
-def _place(source: object) -> str:
-    """Where a plugin's code is, for people."""
+def _origin(source: object) -> str:
+    """Where a plugin's code comes from, for messages."""
     if not isinstance(source, metadata.EntryPoint):
         return "the core's own"
     return source.value + (f" of {source.dist.name} {source.dist.version}" if source.dist else "")
@@ -272,15 +272,14 @@ _plugins: Plugins | None = None
 
 
 class _Discovery(Future[Plugins]):
-    """A discovery in a thread of its own, which Ctrl-C does not reach: it ends the wait of whoever
-    asked, and the next who asks gets what is found. An import that it cut short in the main thread
-    may leave a lock of Python's behind, and every later import of that module in another thread
-    waiting."""
+    """A discovery in its own thread. Ctrl-C ends only the caller's wait; the next caller gets the
+    result. In the main thread, an interrupted import could leave an import lock held, and every
+    later import of that module waiting."""
 
     def __init__(self) -> None:
         super().__init__()
         self.process = os.getpid()
-        """A forked child has none of its parent's threads."""
+        """A forked child has none of its parent's threads, and starts its own discovery."""
 
     def start(self) -> None:
         threading.Thread(target=self._work, name="kernelseam: discovery", daemon=True).start()
@@ -288,35 +287,35 @@ class _Discovery(Future[Plugins]):
     def _work(self) -> None:
         global _plugins, _running
         _discovering.set(True)
-        found, error = None, None
+        result, error = None, None
         try:
-            found = discover()
+            result = discover()
         except BaseException as e:
             error = e
         with _lock:
             if _running is self:
-                _plugins, _running = found, None
-        if found is not None:
-            self.set_result(found)
+                _plugins, _running = result, None
+        if result is not None:
+            self.set_result(result)
         else:
             self.set_exception(error)
 
 
 _running: _Discovery | None = None
 _discovering: ContextVar[bool] = ContextVar("kernelseam_discovering", default=False)
-"""Whether this is a plugin's code, loaded by a discovery."""
+"""Whether the running code is a plugin's, called by discovery."""
 
 
 def plugins() -> Plugins:
     """The process's plugins, discovered at first use. Raises InvalidValue for a bad limit."""
-    return _discovered() if _plugins is None else _plugins
+    return _wait_for_discovery() if _plugins is None else _plugins
 
 
-def _discovered() -> Plugins:
+def _wait_for_discovery() -> Plugins:
     global _running
     if _discovering.get():
         raise PluginError(
-            "a plugin asks for the plugins while they are discovered: it would wait for itself"
+            "a plugin asks for the plugins during discovery: it would wait for itself"
         )
     with _lock:
         if _plugins is not None:
@@ -324,21 +323,21 @@ def _discovered() -> Plugins:
         if _running is None or _running.process != os.getpid():
             started = _Discovery()
             started.start()
-            # not before it runs: who is interrupted in between leaves nothing to wait for
+            # only now: a caller interrupted before leaves no discovery that never runs
             _running = started
         running = _running
     return running.result()
 
 
 def reset() -> None:
-    """Forget what was discovered, and what is remembered of it; the next use looks again."""
+    """Drop the discovered plugins and their caches; the next use discovers again."""
     global _plugins, _running
     with _lock:
         _plugins, _running = None, None
 
 
 def forget() -> None:
-    """Drop every remembered plan, and what the functions on arrays remember of them."""
-    found = _plugins
-    if found is not None:
-        found.forget()
+    """Clear the caches of plans and of functions on arrays."""
+    current = _plugins
+    if current is not None:
+        current.forget()

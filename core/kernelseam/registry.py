@@ -1,4 +1,4 @@
-"""What the plugins register: backends and implementations, each with its owner."""
+"""The registry of backends and implementations, each with the plugin that owns it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from kernelseam.contract import Backend, Implementation
-from kernelseam.contract_values import held_backend, hold_implementation
+from kernelseam.contract_values import check_implementation, validated_backend
 from kernelseam.errors import PluginError
 
-KernelsOf = Callable[[Backend], Iterable[Implementation]]
+KernelFactory = Callable[[Backend], Iterable[Implementation]]
 
 
 def _none(backend: Backend) -> Iterable[Implementation]:
@@ -18,21 +18,21 @@ def _none(backend: Backend) -> Iterable[Implementation]:
 
 @dataclass
 class Registry:
-    """What the plugins registered. A plugin fills in a scratch registry, merged only when it
-    succeeds."""
+    """Backends and implementations. A plugin fills in a scratch registry, which is merged only when
+    the plugin succeeds."""
 
     backends: dict[str, Backend] = field(default_factory=dict)
     implementations: list[Implementation] = field(default_factory=list)
     owners: dict[tuple[str, ...], str] = field(default_factory=dict)
-    """Which plugin a backend (name,) and an implementation (backend, operation, name) came from."""
-    kernels_of: KernelsOf = _none
-    """Implementations by the kernels that a backend's toolchain compiles, shared ones and its own:
-    given by discovery, and none without it."""
+    """The plugin of a backend (name,) or an implementation (backend, operation, name)."""
+    kernels_of: KernelFactory = _none
+    """Makes implementations of the kernels that a backend's toolchain compiles, shared ones and its
+    own; set by discovery."""
 
     def add_backend(self, backend: Backend) -> None:
         """Register devices, toolchain and implementations; shared kernels follow from the
-        toolchain. Raises PluginError for a field that is not as the contract has it."""
-        held_backend(backend)
+        toolchain. Raises PluginError for a field that violates the contract."""
+        validated_backend(backend)
         if backend.name in self.backends:
             raise PluginError(f"backend {backend.name!r} is registered twice")
         self.backends[backend.name] = backend
@@ -44,24 +44,24 @@ class Registry:
         self.implementations.extend(backend.implementations)
 
     def add_implementation(self, implementation: Implementation) -> None:
-        """Register one more way to compute, for a backend of one's own or of another plugin. Raises
+        """Register another implementation, for a backend of this or another plugin. Raises
         PluginError."""
-        hold_implementation(implementation)
+        check_implementation(implementation)
         self.implementations.append(implementation)
 
     def merge(self, other: Registry, plugin: str) -> None:
-        """Take over what a plugin registered, all of it or, where a name is taken, nothing. Raises
+        """Add everything that a plugin registered, or nothing where a name is taken. Raises
         PluginError."""
         owners: dict[tuple[str, ...], str] = {}
         for backend in other.backends.values():  # it may have been filled in by hand
-            held_backend(backend)
+            validated_backend(backend)
         for name in other.backends:
             if name in self.backends:
                 owner = self.owners[name,]
                 raise PluginError(f"backend {name!r} is already registered by plugin {owner!r}")
             owners[name,] = plugin
         for i in other.implementations:
-            hold_implementation(i)
+            check_implementation(i)
             key = (i.backend, i.operation, i.name)
             if first := self.owners.get(key) or owners.get(key):
                 what = f"implementation {i.name!r} of {i.operation} on {i.backend}"

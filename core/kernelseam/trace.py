@@ -1,4 +1,4 @@
-"""Recording launches: what ran, with which grid, block and shared memory."""
+"""Records launches: kernel, grid, block and shared memory."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def trace() -> Iterator[list[LaunchRecord]]:
 
 
 def active() -> tuple[list[LaunchRecord], ...]:
-    """The lists to append to; empty nearly always."""
+    """The lists of the active traces, usually none."""
     return _active.get()

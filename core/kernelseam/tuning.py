@@ -1,8 +1,8 @@
-"""Timing every configuration to compute a problem, in turns, and keeping the fastest.
+"""Tuning: time all configurations (implementations and variants) of a problem, and store the
+fastest.
 
-Configurations take turns, round after round, so that a device that grows warm slows them all:
-timing one to its end before the next misleads by more than the configurations differ. Those that
-take much longer than the best are timed once.
+They are timed in interleaved rounds, so that a device that warms up and slows down affects all
+alike. Those that are much slower than the best are timed once.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from kernelseam.tuned.store import Timed, Tuned, keep
 from kernelseam.variants import SEPARATOR, Variant, build_of, variants_of
 
 ROUNDS, ROUND_SECONDS, MOST_RUNS = 6, 0.03, 200
-"""Of each configuration that stays: about 0.2 s in all."""
-HOPELESS = 1.5
-"""Times the best, beyond which a configuration is not timed again."""
-ALIGNED = 16
-"""Bytes that every allocation is a multiple of."""
-EQUAL = 1.01
-"""Times the best, up to which a configuration counts as equal: then the model's own is kept."""
-NOT_KEPT = "not kept: a batch-invariant problem is computed in one way in every batch"
+"""Rounds, seconds per round and most runs per round of a configuration: about 0.2 s in all."""
+SLOW_FACTOR = 1.5
+"""Configurations slower than the best by more than this factor are timed once."""
+ALLOCATION_ALIGNMENT = 16
+"""Bytes: the alignment of every allocation."""
+TIE_FACTOR = 1.01
+"""Within this factor of the best, the cost model's choice is kept."""
+NOT_STORED = "not kept: a batch-invariant problem is computed in one way in every batch"
 
 
 @dataclass
 class Configuration:
-    """One implementation, or one of its variants, and what became of it."""
+    """An implementation or variant with its measurements."""
 
     candidate: Candidate
     variant: str
@@ -53,7 +53,7 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        """As a caller may name it."""
+        """NAME or NAME:VARIANT, as a caller may name it."""
         return self.implementation + (SEPARATOR + self.variant if self.variant else "")
 
     @property
@@ -64,7 +64,7 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What was measured of one problem."""
+    """The measurements of one problem."""
 
     problem: Problem
     device: Device
@@ -73,9 +73,9 @@ class Tuning:
     refused: tuple[Refusal, ...]
     chosen: Configuration
     model: Configuration
-    """What is taken without tuning."""
+    """The cost model's choice, used without tuning."""
     path: Path | None
-    """Where the choice was kept."""
+    """Where the choice was stored."""
     note: str = ""
 
 
@@ -85,13 +85,13 @@ def tune(
     operands: Mapping[str, object] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Tuning:
-    """Time every configuration to compute a descriptor's problem over its operands, and keep the
-    fastest for the problem's class.
+    """Time all configurations of a descriptor's problem over its operands, and store the fastest
+    for the problem's class.
 
     ``operands``: those that are not in the descriptor, as ``Plan.bind`` takes them; results are
     overwritten. ``progress(configuration, done, all)`` is called before each configuration is built
-    and before each round. Raises InvalidValue for an emulated device, Unsupported where nothing
-    takes the problem, OSError or Untrusted where the choice cannot be kept.
+    and before each round. Raises InvalidValue for an emulated device, Unsupported where no
+    implementation supports the problem, OSError or Untrusted where the choice cannot be stored.
     """
     if device.evidence == EMULATED:
         raise InvalidValue(
@@ -121,10 +121,10 @@ def tune(
             problem, (*refused, *(Refusal(w.name, w.failure) for w in configurations))
         )
     best, model = timed[0].seconds or 0.0, configurations[0]
-    chosen = model if model.samples and (model.seconds or 0.0) <= EQUAL * best else timed[0]
+    chosen = model if model.samples and (model.seconds or 0.0) <= TIE_FACTOR * best else timed[0]
     path = None
     if batch_invariant(problem):
-        note = "; ".join(filter(None, (note, NOT_KEPT)))
+        note = "; ".join(filter(None, (note, NOT_STORED)))
     else:
         times = tuple(Timed(w.implementation, w.variant, w.seconds or 0.0) for w in timed)
         path = keep(
@@ -138,15 +138,15 @@ def tune(
 def _configurations(
     candidate: Candidate, problem: Problem, device: Device
 ) -> Iterator[Configuration]:
-    """A candidate's, its own choice first."""
-    failure, found = "", tuple[Variant, ...]()
+    """A candidate's configurations, its default first."""
+    failure, variants = "", tuple[Variant, ...]()
     try:
-        found = variants_of(candidate.implementation, problem, device)
+        variants = variants_of(candidate.implementation, problem, device)
     except Exception as e:
         failure = f"its variants raised {type(e).__name__}: {e}"
-    if not found:
+    if not variants:
         yield Configuration(candidate, "", candidate.cost, failure=failure)
-    for v in found:
+    for v in variants:
         yield Configuration(candidate, v.name, v.cost)
 
 
@@ -168,14 +168,15 @@ def _time(
             configuration.parts = build_of(
                 configuration.candidate.implementation, problem, device, configuration.variant
             )
-        except Exception as e:  # a configuration that is broken must not stop the others
+        except Exception as e:  # the others are still timed
             configuration.failure = f"its build raised {type(e).__name__}: {e}"
-    # One serves all in turn, but for those that leave zeros in theirs for the next launch, or want
-    # it more aligned.
+    # They share one workspace, unless they keep zeroed bytes there or need more alignment.
     sharing = [
         w.name
         for w in configurations
-        if w.parts and not w.parts.zeroed_bytes and w.parts.workspace_alignment <= ALIGNED
+        if w.parts
+        and not w.parts.zeroed_bytes
+        and w.parts.workspace_alignment <= ALLOCATION_ALIGNMENT
     ]
     need = max(
         (w.parts.workspace_bytes for w in configurations if w.parts and w.name in sharing),
@@ -186,14 +187,14 @@ def _time(
         if configuration.parts is None:
             continue
         choice = Choice(configuration.candidate.implementation, candidates, configuration.variant)
-        made = Plan(descriptor, problem, device, configuration.parts, choice)
+        plan = Plan(descriptor, problem, device, configuration.parts, choice)
         space = (
             workspace
             if configuration.parts.workspace_bytes and configuration.name in sharing
             else None
         )
         try:
-            launch = made.bind(workspace=space, **operands).launcher()
+            launch = plan.bind(workspace=space, **operands).launcher()
             runtime.time(launch, device, 1)
             launches[configuration.name] = launch, min(runtime.time(launch, device, 3))
         except Exception as e:
@@ -205,7 +206,7 @@ def _time(
             if configuration.name not in launches:
                 continue
             launch, once = launches[configuration.name]
-            if once > HOPELESS * fastest:
+            if once > SLOW_FACTOR * fastest:
                 configuration.samples = configuration.samples or [once]
                 continue
             runs = int(min(max(ROUND_SECONDS / max(once, 1e-9), 1), MOST_RUNS))

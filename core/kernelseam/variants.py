@@ -1,8 +1,6 @@
-"""Ways of one implementation: the tiles of a kernel, the algorithms of a library. One of them can
-be forced.
+"""Variants of one implementation: a kernel's tiles, a library's algorithms. A caller can name one.
 
-An implementation that has them adds two methods to ``kernelseam.contract.Implementation``; others
-leave both out.
+An implementation with variants adds two methods to ``kernelseam.contract.Implementation``.
 """
 
 from __future__ import annotations
@@ -14,35 +12,34 @@ from typing import Any, Protocol
 from kernelseam.contract import Cost, Device, Implementation, PlanParts
 
 SEPARATOR = ":"
-"""Between an implementation's name and a variant's, where a caller names both:
+"""Separates an implementation's name from a variant's:
 "shared:128x128x64-2x2-2"."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way, by a name that is the same in every process."""
+    """A variant. Its name is the same in every process."""
 
     name: str
     cost: Cost
 
 
 class Varied(Implementation, Protocol):
-    """An implementation of several ways."""
+    """An implementation with variants."""
 
     def variants(self, problem: Any, device: Device) -> Sequence[Variant]:
-        """Those that take a problem which the implementation supports; the first is what ``build``
-        builds."""
+        """The variants for a supported problem; ``build`` builds the first."""
 
     def build_variant(self, problem: Any, device: Device, variant: str) -> PlanParts:
-        """The launches of the named one."""
+        """The launches of a variant, by name."""
 
 
 def variants_of(
     implementation: Implementation, problem: Any, device: Device
 ) -> tuple[Variant, ...]:
-    """The implementation's variants; empty where it has one way only."""
-    ask = getattr(implementation, "variants", None)
-    return tuple(ask(problem, device)) if ask is not None else ()
+    """The implementation's variants; () where it has none."""
+    list_variants = getattr(implementation, "variants", None)
+    return tuple(list_variants(problem, device)) if list_variants is not None else ()
 
 
 def build_of(

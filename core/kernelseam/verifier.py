@@ -1,7 +1,7 @@
-"""Who holds a call's results against the oracle where ``bind(check=True)`` asks for that.
+"""The protocol by which ``bind(check=True)`` compares a call's results with the oracle.
 
-Planning knows this protocol alone: the oracle, which knows every operation, is registered by the
-package.
+Planning depends on this protocol only. The package registers the oracle, which knows every
+operation.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 
 
 class Verification(Protocol):
-    """One run of a call: made before its launches, as it may read what they overwrite."""
+    """The check of one run of a call. Created before the launches, as it may read operands that
+    they overwrite."""
 
     def require(self) -> None:
-        """Wait for the launches. Raises WrongResult where a number is beyond its tolerance."""
+        """Wait for the launches. Raises WrongResult where a value is outside of its tolerance."""
 
 
 class Verifier(Protocol):
-    """What makes one."""
+    """Creates a Verification."""
 
     def __call__(self, plan: Any, pointers: dict[str, int], runtime: Runtime) -> Verification:
         """``plan``: a kernelseam.Plan; ``pointers``: its operands' addresses by name."""
@@ -30,12 +31,12 @@ _verifier: Verifier | None = None
 
 
 def register(verifier: Verifier) -> None:
-    """Let this one verify from now on."""
+    """Set the verifier of the process."""
     global _verifier
     _verifier = verifier
 
 
 def verifier() -> Verifier:
-    """The one that is registered."""
+    """The registered verifier."""
     assert _verifier is not None, "importing kernelseam registers one"
     return _verifier

@@ -367,10 +367,10 @@ def test_what_is_remembered_goes_with_its_plugins(
     found = discovered("kernelseam_thirdvendor")
     a = AcmeArray(np.ones((2, 2), np.float32))
     ks.matmul2d(a, a)
-    kept = found.remembered(planner.Plans).kept
+    kept = found.cache_of(planner.Plans).entries
     assert len(kept) == 1
     ((_, parts),) = kept.values()
-    gone = [weakref.ref(x) for x in (parts, found.remembered(calling.Signatures), found)]
+    gone = [weakref.ref(x) for x in (parts, found.cache_of(calling.CallCache), found)]
     del found, kept, parts
     plugins.reset()
     gc.collect()
@@ -383,7 +383,7 @@ def test_plugins_share_no_plans(discovered: Discovered) -> None:
     first = discovered("kernelseam_thirdvendor")
     made = ks.plan(ks.BatchedGemmStrided(A=x, B=x, M=2, N=2, K=2))
     second = discovered("kernelseam_thirdvendor")
-    assert first.remembered(planner.Plans) is not second.remembered(planner.Plans)
+    assert first.cache_of(planner.Plans) is not second.cache_of(planner.Plans)
     again = ks.plan(ks.BatchedGemmStrided(A=x, B=x, M=2, N=2, K=2))
     assert again.problem == made.problem and again.parts is not made.parts
     assert again.choice.implementation is not made.choice.implementation

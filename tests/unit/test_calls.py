@@ -201,7 +201,7 @@ def test_eight_threads_make_a_thousand_plans_each(acme: Any, hurried: None) -> N
         answers = list(pool.map(work, range(8)))
     assert [right for right, _ in answers] == [1000] * 8
     assert max(worst for _, worst in answers) < 1e-6
-    assert len(plugins().remembered(planner.Plans).kept) == planner.KEPT
+    assert len(plugins().cache_of(planner.Plans).entries) == planner.MAX_PLANS
 
 
 # ---------------------------------------------------------------- memory that is gone

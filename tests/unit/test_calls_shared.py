@@ -70,7 +70,7 @@ def test_a_second_thread_is_refused(acme: Any, monkeypatch: pytest.MonkeyPatch) 
             call()
         assert launches == []
         assert str(caught.value) == (
-            f"another thread is in this call ({call.plan.problem} on acme:0 (acme1)), whose "
+            f"another thread is running this call ({call.plan.problem} on acme:0 (acme1)), whose "
             "launches share one "
             "workspace. Give each thread a call of its own: call.rebind(), with another "
             "workspace where this one was "
@@ -224,8 +224,7 @@ def test_copies_of_plans_and_calls(acme: Any) -> None:
     assert copy.copy(made) is made and copy.copy(call) is call
     start = " is not deep-copied or pickled: it holds addresses of this process's memory. "
     refusals = {
-        made: f"a plan{start}Plan the descriptor again, which is cheap where it was planned "
-        "before.",
+        made: f"a plan{start}Plan the descriptor again, which is cheap while its plan is cached.",
         call: f"a call{start}Bind its plan to other memory with call.rebind(…).",
     }
     for x, message in refusals.items():

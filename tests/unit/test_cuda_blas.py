@@ -17,7 +17,7 @@ from column_blas import (
     integers,
     multiply,
 )
-from kernelseam.blas import BEYOND, Handles
+from kernelseam.blas import EXTRAS, Handles
 from kernelseam.contract import Device
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsSpec
 from kernelseam.dtypes import FLOATING, DType
@@ -402,8 +402,8 @@ def test_all_that_makes_a_product_more_than_plain_is_refused_by_name() -> None:
     given: dict[str, Any] = {"bias": half, "residual": half, "row_sums": half, "heads": HeadsSpec()}
     spec = LISTS.spec
     more = {f.name: replace(spec, **{f.name: given.get(f.name, True)}) for f in fields(spec)}
-    assert {name for name, changed in more.items() if not changed.plain} == set(BEYOND)
-    for name, words in BEYOND.items():
+    assert {name for name, changed in more.items() if not changed.plain} == set(EXTRAS)
+    for name, words in EXTRAS.items():
         reason = blas.CublasBatchedGemm().supports(replace(LISTS, spec=more[name]), DEVICE)
         assert reason == f"does not take {words}"
 

@@ -494,7 +494,7 @@ NOTHING = "always multiplies, and where alpha or K is 0 A and B are not to be re
         (
             {},
             {"summed": True, "heads": True},
-            "does not take products summed into one C, a C in several places",
+            "does not take products summed into one C, a segmented C",
         ),
         ({}, {"dtype_c": DType.bfloat16}, "has no float16 product with a bfloat16 result"),
         ({"a_strides": (100, 24, 6)}, {}, UNEVEN.format("matrices")),

@@ -295,7 +295,7 @@ FROM_ARRAYS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"q": f32(2, 4, 5, 8)[:, ::-1]},
-        "q = strides (160, -40, 8, 1): must not walk backwards. Copy the array first.",
+        "q = strides (160, -40, 8, 1): must not be negative. Copy the array first.",
     ),
     (
         {"out": frozen(f32(2, 4, 5, 8))},

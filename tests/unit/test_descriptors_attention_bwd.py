@@ -286,7 +286,7 @@ def test_arrays_that_do_not_fit(refused: Refused) -> None:
         64,
     )
     refused(
-        "dq = strides (-160, 40, 8, 1): must not walk backwards. Copy the array first.",
+        "dq = strides (-160, 40, 8, 1): must not be negative. Copy the array first.",
         lambda: problem(dq=np.zeros((2, 4, 5, 8), np.float16)[::-1]),
     )
 

@@ -383,7 +383,7 @@ ARRAY_MESSAGES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"A": np.zeros((2, 4, 4, 8), np.float32)[:, ::-1]},
-        "A = strides (128, -32, 8, 1): must not walk backwards. Copy the array first.",
+        "A = strides (128, -32, 8, 1): must not be negative. Copy the array first.",
     ),
     (
         {"C": read_only(np.zeros((2, 4, 4, 6), np.float32))},

@@ -82,7 +82,7 @@ def test_strides_default_to_row_major() -> None:
     o = output(bias=0, residual=0)
     assert (o.attn_out_strides, o.weight_stride) == ((160, 40, 8), 32)
     assert o.out_strides == o.residual_strides == (120, 24)
-    assert [(n, r.shape, r.written, r.may_be) for n, r in rules(o).items()] == [
+    assert [(n, r.shape, r.written, r.may_alias) for n, r in rules(o).items()] == [
         ("attn_out", (2, 4, 5, 8), False, ""),
         ("weight", (1, 1, 24, 32), False, ""),
         ("bias", (24,), False, ""),

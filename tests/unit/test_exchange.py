@@ -45,7 +45,7 @@ def test_an_interrupted_exchange_is_closed() -> None:
     with pytest.raises(OSError, match="closed"):
         requests.ask(b"another")
     answers = Answers(theirs)
-    assert answers.waits(0) and answers.next() == b"never answered"
+    assert answers.poll(0) and answers.next() == b"never answered"
     with pytest.raises(EOFError):
         answers.next()
 
@@ -53,7 +53,7 @@ def test_an_interrupted_exchange_is_closed() -> None:
 def test_the_helpers_end_is_told() -> None:
     mine, theirs = Pipe()
     requests = Requests(mine)
-    assert not Answers(theirs).waits(0)
+    assert not Answers(theirs).poll(0)
     theirs.close()
     with pytest.raises((EOFError, OSError)):
         requests.ask(b"")

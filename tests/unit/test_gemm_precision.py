@@ -195,10 +195,10 @@ def test_cublas_is_asked_for_tf32_by_name_alone() -> None:
     assert blas.compute_type(DType.float32, None) == 69  # CUBLAS_COMPUTE_32F_PEDANTIC
     assert blas.compute_type(DType.float32, "tf32") == 77  # CUBLAS_COMPUTE_32F_FAST_TF32
     assert blas.compute_type(DType.float16, None) == 68
-    from kernelseam.blas import column_product
+    from kernelseam.blas import column_major_gemm
 
     gemm = BatchedGemmStrided(**FIELDS, dtype="float32", precision="tf32").problem()
-    product = column_product(gemm, dict.fromkeys("ABC", 1 << 12))
+    product = column_major_gemm(gemm, dict.fromkeys("ABC", 1 << 12))
     assert blas.arguments(product, 0, 0)[-2].value == 77
 
 

@@ -61,9 +61,9 @@ def test_one_that_raises_in_build(discovered: Discovered) -> None:
     x = operands()
     message = (
         r"^numpy computes gemm float64→float64 NN strided batch=1 heads=1 5×4×8 on numpy:0 "
-        r"\(cpu\), for what would be "
-        r"faster is broken\. raises-in-build: its build raised RuntimeError: the second wing is "
-        r"missing$"
+        r"\(cpu\), as faster "
+        r"implementations are broken\. raises-in-build: its build raised RuntimeError: "
+        r"the second wing is missing$"
     )
     with pytest.warns(BrokenImplementation, match=message) as warned:
         made = plan(gemm(x))
@@ -170,7 +170,8 @@ def test_one_that_computes_wrongly(discovered: Discovered) -> None:
         "5×4×8 wrongly: C["
     )
     assert str(e).endswith(
-        ", the worst of 20 elements. Name another implementation, and tell whoever made this one."
+        ", the worst of 20 elements. Name another implementation, and "
+        "report this to the plugin's authors."
     )
     plan(gemm(x), implementation="numpy").bind(check=True)()
     assert error(x) < 1e-12

@@ -82,7 +82,8 @@ def test_what_would_be_lost_is_refused(refused: Refused) -> None:
     negated = torch.ones(3, 3, dtype=torch.complex64).conj().imag
     assert negated.is_neg()
     refused(
-        "a.is_neg = True: memory holds other values than the tensor. Pass tensor.resolve_neg().",
+        "a.is_neg = True: its memory holds the negated values (a lazy negation). "
+        "Pass tensor.resolve_neg().",
         lambda: kernelseam.matmul2d(negated, x.detach()),
     )
     names = "must be one of float16, bfloat16, float32, float64. Convert the array."

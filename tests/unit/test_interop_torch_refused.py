@@ -161,9 +161,9 @@ KINDS = {
     "complex": f".dtype = complex64: {DTYPES}",
     "conjugate": f".dtype = complex64: {DTYPES}",
     "int64": f".dtype = int64: {DTYPES}",
-    "negated": ".is_neg = True: memory holds other values than the tensor. Pass "
+    "negated": ".is_neg = True: its memory holds the negated values (a lazy negation). Pass "
     "tensor.resolve_neg().",
-    "fake": ".data_ptr = None: has no memory, as tensors have that stand for others",
+    "fake": ".data_ptr = None: has no memory (a fake tensor, or one of torch.func)",
     "meta": " = torch.Tensor: must be an array of a library and on a device known to ",
 }
 

@@ -301,7 +301,7 @@ def test_refusals(refused: Refused) -> None:
         lambda: call(q, k, normal(1, 2, 6, 16)[..., ::2]),
     )
     refused(
-        "k = strides [96, 48, -8, 1]: must not walk backwards. Copy the array first.",
+        "k = strides [96, 48, -8, 1]: must not be negative. Copy the array first.",
         lambda: call(q, k[:, :, ::-1], v),
     )
     refused(

@@ -259,7 +259,7 @@ def test_refusals(refused: Refused) -> None:
 
     for name in ("out", "lse"):
         refused(
-            f"{name} = None: must be what attention gave. Call it with return_lse=True.",
+            f"{name} = None: must be what attention returned. Call it with return_lse=True.",
             lambda name=name: bwd(**{name: None}),
         )
     refused(

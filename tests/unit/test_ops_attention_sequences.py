@@ -207,7 +207,7 @@ def test_refusals(refused: Refused) -> None:
 
     packed()
     paged()
-    without = "must be given. Give it, or call attention, which does without."
+    without = "must be given. Give it, or call attention, which needs none."
     for name in cu:
         refused(f"{name} = None: {without}", lambda name=name: packed(**{name: None}))  # type: ignore[misc]
     for name in table:

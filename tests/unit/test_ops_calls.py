@@ -197,10 +197,10 @@ def test_remembered_plans_keep_no_array_alive_and_are_bounded(
     del a
     gc.collect()
     assert gone() is None
-    monkeypatch.setattr(planned_call, "KEPT", 3)
+    monkeypatch.setattr(planned_call, "MAX_ENTRIES", 3)
     for alpha in range(10):
         kernelseam.matmul2d(A, B, alpha=alpha)
-    assert len(plugins().remembered(calling.Signatures).plans) <= 3
+    assert len(plugins().cache_of(calling.CallCache).plans) <= 3
 
 
 def test_a_remembered_plan_does_not_skip_the_checks(refused: Refused) -> None:
@@ -271,7 +271,7 @@ def test_launches_are_bound_once_for_each_memory_and_bounded(
 
     monkeypatch.setattr(acme, "empty", lambda *_: space)  # the same workspace every time
     planning.forget()
-    monkeypatch.setattr(planned_call, "KEPT", 3)
+    monkeypatch.setattr(planned_call, "MAX_ENTRIES", 3)
     bound: list[int] = []
     bind = _Step.bind
     monkeypatch.setattr(_Step, "bind", lambda step, p, w: bound.append(p["C"]) or bind(step, p, w))
@@ -284,7 +284,7 @@ def test_launches_are_bound_once_for_each_memory_and_bounded(
     assert bound == [out.host.ctypes.data for out in outs[:2]]
     for out in outs:
         kernelseam.matmul2d(x, y, out=out)
-    assert len(plugins().remembered(calling.Signatures).bound) <= 3
+    assert len(plugins().cache_of(calling.CallCache).bound) <= 3
     gone = weakref.ref(outs[4])
     del outs, out
     gc.collect()

@@ -242,7 +242,7 @@ def test_refusals(refused: Refused) -> None:
         lambda: bmm(a, b, out=normal(2, 3, 10)[:, :, ::2]),
     )
     refused(
-        "a = strides [12, -4, 1]: must not walk backwards. Copy the array first.",
+        "a = strides [12, -4, 1]: must not be negative. Copy the array first.",
         lambda: bmm(a[:, ::-1], b),
     )
     refused(

@@ -103,21 +103,21 @@ def test_plans_tell_bias_from_residual() -> None:
 def test_refusals(refused: Refused) -> None:
     a, b = integers(2, 3, 4), integers(2, 4, 5)
     bias, residual, out = integers(5), integers(2, 3, 5), integers(2, 5, 3).swapaxes(1, 2)
-    words = "A bias has no axis of rows: add those of batches or heads with reshape."
+    words = "A bias has no row axis: add batch or head axes with reshape."
     refused(
-        f"bias = an array of shape [4]: must be [N=5], or repeat to [2, 5]. {words}",
+        f"bias = an array of shape [4]: must be [N=5], or broadcast to [2, 5]. {words}",
         lambda: bmm(a, b, bias=integers(4)),
     )
     refused(
-        f"bias = an array of shape [3, 5]: must be [N=5], or repeat to [2, 5]. {words}",
+        f"bias = an array of shape [3, 5]: must be [N=5], or broadcast to [2, 5]. {words}",
         lambda: bmm(a, b, bias=integers(3, 5)),
     )
     refused(
-        f"bias = an array of shape [2, 3, 5]: must be [N=5], or repeat to [2, 5]. {words}",
+        f"bias = an array of shape [2, 3, 5]: must be [N=5], or broadcast to [2, 5]. {words}",
         lambda: bmm(a, b, bias=residual),
     )
     refused(
-        f"bias = an array of shape []: must be [N=5], or repeat to [5]. {words}",
+        f"bias = an array of shape []: must be [N=5], or broadcast to [5]. {words}",
         lambda: matmul2d(a[0], b[0], bias=np.zeros((), np.float32)),
     )
     refused(
@@ -142,9 +142,8 @@ def test_refusals(refused: Refused) -> None:
         lambda: bmm(a, b, residual=integers(2, 3, 10)[:, :, ::2]),
     )
     refused(
-        "residual = strides [15, 1, 3]: must be contiguous along the axis that out is. Copy it, "
-        "or give out in its "
-        "order.",
+        "residual = strides [15, 1, 3]: must be contiguous along the same axis as out. Copy it, "
+        "or give out with the same order of axes.",
         lambda: bmm(a, b, residual=out),
     )
     refused(
@@ -167,6 +166,6 @@ def test_refusals(refused: Refused) -> None:
         lambda: bmm(a, b, out_dtype="int8"),
     )
     refused(
-        "residual = strides [15, -5, 1]: must not walk backwards. Copy the array first.",
+        "residual = strides [15, -5, 1]: must not be negative. Copy the array first.",
         lambda: bmm(a, b, residual=residual[:, ::-1]),
     )

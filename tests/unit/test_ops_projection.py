@@ -409,7 +409,7 @@ def test_refusals_of_q_k_and_v(refused: Refused) -> None:
             *(given or (x, weight, None, H, G, D)), **more
         )
 
-    refused("num_heads = None: must say how many heads of q there are. Give it.", call(x, weight))
+    refused("num_heads = None: must be the number of query heads. Give it.", call(x, weight))
     refused(
         "weight = an array of 64 rows: must have (num_heads + 2·num_kv_heads)·head_dim rows, "
         "8·9. Check the "
@@ -451,7 +451,7 @@ def test_refusals_of_q_k_and_v(refused: Refused) -> None:
         call(rotary=(cos, sin), rotary_style="thirds"),
     )
     refused(
-        "rotary_style = pairs: nothing is turned. Give rotary, or leave it out.",
+        "rotary_style = pairs: has no effect without rotary. Give rotary, or leave it out.",
         call(rotary_style="pairs"),
     )
     refused(
@@ -465,11 +465,11 @@ def test_refusals_of_q_k_and_v(refused: Refused) -> None:
         call(first_position=3),
     )
     refused(
-        "v_pages = None: belongs to k_pages. Give all three, or none.",
+        "v_pages = None: is used with k_pages. Give all three, or none.",
         call(k_pages=normal(3, 4, G, D)),
     )
     refused(
-        "block_table = None: belongs to k_pages and v_pages. Give all three, or none.",
+        "block_table = None: is used with k_pages and v_pages. Give all three, or none.",
         call(k_pages=normal(3, 4, G, D), v_pages=normal(3, 4, G, D)),
     )
     refused("out = ndarray: must be (q, k, v). Pass three arrays.", call(out=x))
@@ -582,7 +582,7 @@ def test_refusals_of_gradients(refused: Refused) -> None:
 
     refused("has_bias = 1: must be True or False. Pass a bool.", call(*d, x, weight, 1, H, G, D))
     refused(
-        "input_gradient = False: nothing is asked for. Leave the call out.",
+        "input_gradient = False: no gradient is requested. Leave the call out.",
         call(*d, None, None, False, H, G, D, input_gradient=False, weight_gradient=False),
     )
     refused(

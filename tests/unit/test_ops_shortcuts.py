@@ -19,7 +19,7 @@ import kernelseam
 import pytest
 from kernelseam import planning
 from kernelseam.arrays import torch as torch_arrays
-from kernelseam.contract import ArrayInfo, Backend, Device, DeviceLimits, Ready
+from kernelseam.contract import ArrayInfo, Backend, CallState, Device, DeviceLimits
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, OutOfDeviceMemory, UnknownName
 from kernelseam.ops import calling, planned_call
@@ -58,9 +58,9 @@ class CardRuntime(AcmeRuntime):
     def synchronize(self, device: Device) -> None:
         self.waits += 1
 
-    def ready(self, device: Device, kind: str | None) -> Ready:
+    def call_state(self, device: Device, kind: str | None) -> CallState:
         assert (device, kind) == (CARD, "torch")
-        return Ready(lambda: self.current == 0, lambda: self.stream)
+        return CallState(lambda: self.current == 0, lambda: self.stream)
 
     @contextmanager
     def activate(self, device: Device) -> Iterator[None]:
@@ -80,8 +80,8 @@ def card(discovered: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Car
     return runtime
 
 
-def signatures() -> calling.Signatures:
-    return plugins().remembered(calling.Signatures)
+def signatures() -> calling.CallCache:
+    return plugins().cache_of(calling.CallCache)
 
 
 def close(x: Any, want: Any) -> None:
@@ -148,7 +148,8 @@ def test_what_is_refused_is_refused_after_a_call_that_was_not(
     negative = torch.view_as_complex(torch.randn(4, 4, 2)).conj().imag
     assert negative.is_neg()
     refused(
-        "b.is_neg = True: memory holds other values than the tensor. Pass tensor.resolve_neg().",
+        "b.is_neg = True: its memory holds the negated values (a lazy negation). "
+        "Pass tensor.resolve_neg().",
         lambda: kernelseam.matmul2d(a, negative),
     )
     with torch.autograd.forward_ad.dual_level():
@@ -263,7 +264,7 @@ def test_no_array_is_kept_and_what_is_kept_is_bounded(
         card.asked = None  # the vendor notes which array it was last asked about
         gc.collect()
         assert [ref() for ref in there] == [None] * 4
-    monkeypatch.setattr(planned_call, "KEPT", 3)
+    monkeypatch.setattr(planned_call, "MAX_ENTRIES", 3)
     a, b = torch.randn(4, 4), torch.randn(4, 4)
     outs = [torch.empty(4, 4) for _ in range(9)]
     for i, out in enumerate(outs):
@@ -288,7 +289,7 @@ def test_memory_that_runs_out_is_told_by_the_runtime(
         monkeypatch.context() as patch,
         pytest.raises(OutOfDeviceMemory, match="^card:0 has 12 bytes left$"),
     ):
-        patch.setattr(shortcut, "_workspace", full)
+        patch.setattr(shortcut, "_allocate_workspace", full)
         patch.setattr(card, "empty", full)
         kernelseam.matmul2d(a, b)
     close(kernelseam.matmul2d(a, b), a @ b)
@@ -298,7 +299,7 @@ def test_results_that_lie_otherwise_are_worked_out(card: CardRuntime) -> None:
     a, b = torch.randn(4, 4), torch.randn(4, 4)
     kernelseam.matmul2d(a, b)
     (shortcut,) = signatures().shortcuts.values()
-    shortcut._makers = [("out", lambda: torch.empty(17)[1:].view(4, 4))]
+    shortcut._allocators = [("out", lambda: torch.empty(17)[1:].view(4, 4))]
     card.described = 0
     close(kernelseam.matmul2d(a, b), a @ b)
     assert card.described > 0
@@ -372,8 +373,8 @@ def test_no_shortcut_is_made_where_none_can_be_taken(
 ) -> None:
     """Tensors that do not lie at 16 bytes: their vectors are found out at every call."""
     made = list[object]()
-    ready = CardRuntime.ready
-    monkeypatch.setattr(CardRuntime, "ready", lambda *x: (made.append(x), ready(*x))[1])
+    call_state = CardRuntime.call_state
+    monkeypatch.setattr(CardRuntime, "call_state", lambda *x: (made.append(x), call_state(*x))[1])
     memory = torch.randn(2 * 8 * 8 + 4)
     a = memory[1 : 1 + 128].reshape(2, 8, 8)
     for _ in range(4):

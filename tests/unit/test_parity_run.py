@@ -273,7 +273,7 @@ def test_memory_and_lists_on_another_device(name: str) -> None:
         assert outcome.status == "passed", outcome.detail
         views = {
             p.spec.view
-            for p, device, _ in plugins().remembered(Plans).kept
+            for p, device, _ in plugins().cache_of(Plans).entries
             if device == target.device
         }
         # only a host can see that a list is even

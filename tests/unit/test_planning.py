@@ -329,10 +329,10 @@ def test_plans_are_remembered(builds: list[Any]) -> None:
 def test_only_so_many_plans_are_remembered(
     builds: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner, "KEPT", 3)
+    monkeypatch.setattr(planner, "MAX_PLANS", 3)
     for m in range(1, 6):
         plan(gemm(M=m), device="acme")
-    assert len(plugins().remembered(planner.Plans).kept) == 3
+    assert len(plugins().cache_of(planner.Plans).entries) == 3
     plan(gemm(M=5), device="acme")
     assert len(builds) == 5
     plan(gemm(M=1), device="acme")

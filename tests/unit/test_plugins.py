@@ -42,9 +42,9 @@ KEPT_OUT = {
     "other-contract": (
         "contract",
         (
-            "PluginError: plugin 'other-contract' speaks contract version 99, this core 2: "
-            "install versions of both that "
-            "agree"
+            "PluginError: plugin 'other-contract' has contract version 99, this core 2: "
+            "install matching versions of "
+            "both"
         ),
     ),
     "unknown-hook": (

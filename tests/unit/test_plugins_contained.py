@@ -29,7 +29,7 @@ RAISED = {
     "GeneratorExit()": "GeneratorExit",
     "asyncio.CancelledError()": "CancelledError",
     "Own('of its own')": "Own: of its own",
-    "Mute()": "Mute, whose message cannot be had: it raised Own",
+    "Mute()": "Mute, whose message is not available: __str__ raised Own",
     "BaseExceptionGroup('two', [Own(), SystemExit(1)])": "BaseExceptionGroup: two (2 "
     "sub-exceptions)",
     r"OSError('/tmp/\udcff')": r"OSError: /tmp/\udcff",
@@ -129,7 +129,7 @@ def test_another_is_built(strange: Strange, raised: str, said: str) -> None:
     strange(BUILD=f"raise {raised}")
     with pytest.warns(BrokenImplementation) as warned:
         assert multiply() == "numpy"
-    assert str(warned[0].message).endswith(f"is broken. strange: its build raised {said}")
+    assert str(warned[0].message).endswith(f"are broken. strange: its build raised {said}")
     try:
         plan(GEMM, device="numpy", implementation="strange")
     except Escaped as e:  # whoever asks for it is told whose it is
@@ -242,7 +242,7 @@ def test_a_launch_that_exits_is_a_finding(
 # ---------------------------------------------------------------- what it returns
 
 PAIRS = "must be pairs of a variable's name and its meaning"
-NO_COLON = "must be a str that is not empty and has no colon, which stands before a device's index"
+NO_COLON = "must be a non-empty str without a colon, which separates a device's index"
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ NO_COLON = "must be a str that is not empty and has no colon, which stands befor
             "INFO",
             "return PluginInfo('', '1', CONTRACT_VERSION)",
             "kernelseam_info",
-            "kernelseam_info of 'strange': PluginInfo.name = '': must be a str that is not empty",
+            "kernelseam_info of 'strange': PluginInfo.name = '': must be a non-empty str",
         ),
         (
             "INFO",
@@ -324,21 +324,21 @@ NO_COLON = "must be a str that is not empty and has no colon, which stands befor
             "REGISTER",
             "registry.add_backend(Backend('a', Runtime(), object()))",
             "kernelseam_register",
-            "backend 'a': Toolchain.backend = None: must be a str that is not empty",
+            "backend 'a': Toolchain.backend = None: must be a non-empty str",
         ),
         (
             "REGISTER",
             "registry.add_backend(Backend('a', Runtime(), None, (7,)))",
             "kernelseam_register",
-            "implementation 7: Implementation.name = None: must be a str that is not empty",
+            "implementation 7: Implementation.name = None: must be a non-empty str",
         ),
         (
             "REGISTER",
             "Gemm.operation = ['gemm']",
             "kernelseam_register",
             (
-                "implementation 'strange': Implementation.operation = ['gemm']: must be a str that "
-                "is not empty"
+                "implementation 'strange': Implementation.operation = ['gemm']: must be a "
+                "non-empty str"
             ),
         ),
         (
@@ -357,7 +357,7 @@ NO_COLON = "must be a str that is not empty and has no colon, which stands befor
             "REGISTER",
             "registry.implementations.append(7)",
             "kernelseam_register",
-            "implementation 7: Implementation.name = None: must be a str that is not empty",
+            "implementation 7: Implementation.name = None: must be a non-empty str",
         ),
     ],
 )
@@ -386,7 +386,7 @@ def test_a_field_of_a_wrong_kind(
         ),
         (
             "return [Device('strange', 0, None)]",
-            ": Device.arch = None: must be a str that is not empty",
+            ": Device.arch = None: must be a non-empty str",
         ),
         ("return [Device('strange', 0, 'a', 7)]", ": Device.name = 7: must be a str"),
         ("return [Device('strange', 0, 'a', limits={})]", " must be a DeviceLimits, got {}"),
@@ -434,12 +434,12 @@ def test_what_are_no_devices(
         (
             "SUPPORTS",
             "return True",
-            "supports() of 'strange' must be None or a str that says why not, got True",
+            "supports() of 'strange' must be None or a str with the reason, got True",
         ),
         (
             "SUPPORTS",
             "return False",
-            "supports() of 'strange' must be None or a str that says why not, got False",
+            "supports() of 'strange' must be None or a str with the reason, got False",
         ),
         ("COST", "return 1.0", "cost() of 'strange' must be a Cost, got 1.0"),
         (
@@ -577,8 +577,7 @@ def test_a_plugin_that_asks_for_the_plugins(
     monkeypatch.setattr(plugins, "discover", lambda: real([entry]))
     (failure,) = plugins.plugins().failures
     assert failure.message == (
-        "PluginError: a plugin asks for the plugins while they are discovered: it would wait for "
-        "itself"
+        "PluginError: a plugin asks for the plugins during discovery: it would wait for itself"
     )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from kernelseam import BatchedGemmStrided, deadline, plan, plugins
 from kernelseam.containment import Escaped
-from kernelseam.deadline import Hung, probe_seconds, within
+from kernelseam.deadline import PluginTimeout, probe_seconds, run_with_timeout
 from kernelseam.errors import InvalidValue
 from kernelseam.plugins import Failure, discover
 
@@ -60,11 +60,12 @@ def test_a_plugin_that_hangs_is_kept_out(name: str, stage: str, what: str) -> No
     (failure,) = found.failures
     assert (failure.plugin, failure.stage) == (name, stage)
     assert failure.message.startswith(
-        f"Hung: {what} did not come back within 0.3 s (KERNELSEAM_PROBE_SECONDS). It hangs in "
+        f"PluginTimeout: {what} did not come back within 0.3 s (KERNELSEAM_PROBE_SECONDS). It "
+        "hangs in "
         "wait, "
     )
     assert failure.traceback.startswith("Traceback (most recent call last):\n")
-    assert "Its thread was left behind here:\n" in failure.traceback
+    assert "Its thread still runs here:\n" in failure.traceback
     assert (
         f"kernelseam_broken/{name.replace('-', '_')}.py" in failure.traceback
         and "hang()" in failure.traceback
@@ -92,7 +93,8 @@ def test_a_probe_that_hangs(
             str(plan(BatchedGemmStrided(M=3, N=5, K=4, dtype="float32")).device) == "numpy:0 (cpu)"
         )
         with pytest.raises(
-            Hung, match="listing the devices of backend deaf did not come back within 0.3 s"
+            PluginTimeout,
+            match="listing the devices of backend deaf did not come back within 0.3 s",
         ) as caught:
             plan(BatchedGemmStrided(M=3, N=5, K=4, dtype="float32"), backend="deaf")
         assert "hangs_in_devices.py" in caught.value.stack
@@ -109,7 +111,8 @@ def test_a_probe_that_hangs_does_not_stand_before_an_array(discovered: Callable[
     assert np.array_equal(kernelseam.bmm(AcmeArray(a), AcmeArray(b)).host, a @ b)
     assert SECONDS <= time.monotonic() - start < SECONDS + 5
     with pytest.raises(
-        InvalidValue, match="deaf could not be asked: Hung: listing the devices of backend deaf"
+        InvalidValue,
+        match="deaf could not be asked: PluginTimeout: listing the devices of backend deaf",
     ):
         kernelseam.bmm(object(), object())
 
@@ -135,7 +138,9 @@ def test_a_report_that_hangs(discovered: Callable[..., Any]) -> None:
     assert report["kernelseam-thirdvendor"] == {"devices": ["acme:0 (acme1)", "acme:1 (acme1)"]}
     failure = report["hangs-in-doctor"]
     assert isinstance(failure, Failure) and failure.stage == "kernelseam_doctor"
-    assert failure.message.startswith("Hung: kernelseam_doctor did not come back within 0.3 s")
+    assert failure.message.startswith(
+        "PluginTimeout: kernelseam_doctor did not come back within 0.3 s"
+    )
 
 
 @pytest.mark.parametrize(
@@ -156,17 +161,19 @@ def test_doctor_names_what_hangs(
     assert (status, err) == (0, "")
     (failure,) = json.loads(out)["failures"]
     assert (failure["plugin"], failure["stage"]) == (module.replace("_", "-"), stage)
-    assert failure["message"].startswith("Hung: ") and f"{module}.py" in failure["traceback"]
-    assert f"{module.replace('_', '-')} failed at {stage}: Hung: " in command("doctor")[1]
+    assert (
+        failure["message"].startswith("PluginTimeout: ") and f"{module}.py" in failure["traceback"]
+    )
+    assert f"{module.replace('_', '-')} failed at {stage}: PluginTimeout: " in command("doctor")[1]
 
 
 def test_what_is_raised_under_the_limit_is_raised() -> None:
-    assert within(5, "adding", lambda x, y: x + y, 1, y=2) == 3
+    assert run_with_timeout(5, "adding", lambda x, y: x + y, 1, y=2) == 3
     with pytest.raises(ZeroDivisionError):
-        within(5, "dividing", lambda: 1 // 0)
+        run_with_timeout(5, "dividing", lambda: 1 // 0)
     with pytest.raises(Escaped, match="^leaving raised SystemExit: 3$"):
-        within(5, "leaving", lambda: (_ for _ in ()).throw(SystemExit(3)))
-    assert within(float("inf"), "waiting for ever", lambda: "back") == "back"
+        run_with_timeout(5, "leaving", lambda: (_ for _ in ()).throw(SystemExit(3)))
+    assert run_with_timeout(float("inf"), "waiting for ever", lambda: "back") == "back"
 
 
 def test_the_thread_sees_its_callers_context(discovered: Callable[..., Any]) -> None:
@@ -174,7 +181,7 @@ def test_the_thread_sees_its_callers_context(discovered: Callable[..., Any]) -> 
     from kernelseam.dispatch import preferred_backend
 
     with kernelseam.use_backend("acme"):
-        assert within(5, "asking", preferred_backend) == "acme"
+        assert run_with_timeout(5, "asking", preferred_backend) == "acme"
 
 
 @pytest.mark.parametrize("value", ["soon", "0", "-1", "nan"])

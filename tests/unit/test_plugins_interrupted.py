@@ -16,8 +16,8 @@ from typing import Any
 import kernelseam
 import pytest
 import strange_plugins
-from kernelseam.containment import Contained, Escaped, told, traceback_of
-from kernelseam.deadline import within
+from kernelseam.containment import Contained, Escaped, error_text, traceback_text
+from kernelseam.deadline import run_with_timeout
 
 WAIT = "print('here', flush=True); time.sleep(60)"
 """What a plugin is at when the signal comes."""
@@ -316,6 +316,6 @@ def test_under_the_limit_it_is_the_same() -> None:
         raise Own("mine")
 
     with pytest.raises(Escaped, match="^leaving raised Own: mine$") as caught:
-        within(5, "leaving", leave)
-    assert told(caught.value) == "Own: mine"
-    assert traceback_of(caught.value).endswith("Own: mine\n")
+        run_with_timeout(5, "leaving", leave)
+    assert error_text(caught.value) == "Own: mine"
+    assert traceback_text(caught.value).endswith("Own: mine\n")

@@ -145,7 +145,7 @@ def test_an_interrupted_request_leaves_no_answer_to_the_next(
 def test_an_answer_to_another_request_is_no_answer(server: CompileServer) -> None:
     server.start()
     assert server._requests is not None
-    server._requests._asked += 1  # as if an answer had been lost
+    server._requests._count += 1  # as if an answer had been lost
     server._requests._connection.send_bytes(
         struct.pack("<Q", 1) + pickle.dumps((operator.mul, (2, 3)))
     )

@@ -24,7 +24,7 @@ from kernelseam.errors import BrokenImplementation, InvalidValue, UnknownName, U
 from kernelseam.plugins import Plugins, plugins
 from kernelseam.tuned import store
 from kernelseam.tuned.classes import about, batch_invariant, problem_class
-from kernelseam.tuning import HOPELESS, NOT_KEPT, ROUNDS, Tuning, tune
+from kernelseam.tuning import NOT_STORED, ROUNDS, SLOW_FACTOR, Tuning, tune
 from kernelseam.variants import Variant
 from kernelseam_thirdvendor import AcmeArray
 
@@ -154,7 +154,7 @@ def test_every_configuration_is_timed_in_turns_and_the_fastest_kept(
         "",
     )
     assert found.path is not None and found.path.parent.name == "tuned"
-    assert 90 * US > HOPELESS * 20 * US and len(found.configurations[3].samples) == 1, (
+    assert 90 * US > SLOW_FACTOR * 20 * US and len(found.configurations[3].samples) == 1, (
         "what is hopeless is not timed again"
     )
     assert (
@@ -163,7 +163,7 @@ def test_every_configuration_is_timed_in_turns_and_the_fastest_kept(
     )
     order = [x for x in mine.ran if x != "odd"][8:]  # after a warm-up and a first look at each
     changes = sum(x != y for x, y in zip(order, order[1:], strict=False))
-    assert 30 * US <= HOPELESS * 20 * US and changes == 2 * ROUNDS - 1, (
+    assert 30 * US <= SLOW_FACTOR * 20 * US and changes == 2 * ROUNDS - 1, (
         "round after round, not one after the other"
     )
     assert [t[0] for t in told] == [
@@ -368,7 +368,7 @@ def test_a_batch_invariant_problem_has_no_tuned_choice(
     free = Attention(**extents, **arrays)
     bound = Attention(**extents, **arrays, batch_invariant=True)
     found = tuned(device, bound)
-    assert (found.path, found.note, found.chosen.name) == (None, NOT_KEPT, "tiles:small")
+    assert (found.path, found.note, found.chosen.name) == (None, NOT_STORED, "tiles:small")
     assert not (cache / "tuned").exists()
     assert [batch_invariant(d.problem()) for d in (free, bound)] == [False, True]
     forged = store.Tuned("tiles", "small", "", ())
@@ -528,12 +528,16 @@ def test_other_drivers_compilers_and_versions_have_choices_of_their_own(
 ) -> None:
     device = implementations(tiles(), quick())
     runtime: Any = plugins().backend("acme").runtime
-    key, problem = store.place(gemm().problem(), device), gemm().problem()
+    key, problem = store.choice_key(gemm().problem(), device), gemm().problem()
     assert store.environment(device) == {"compiler": ""}
     monkeypatch.setattr(runtime, "versions", lambda: {"driver": "2"}, raising=False)
-    keys = {key, store.place(problem, device), store.place(problem, replace(device, arch="acme2"))}
+    keys = {
+        key,
+        store.choice_key(problem, device),
+        store.choice_key(problem, replace(device, arch="acme2")),
+    }
     monkeypatch.setattr(store, "__version__", "9")
-    keys.add(store.place(problem, device))
+    keys.add(store.choice_key(problem, device))
     assert len(keys) == 4
 
 
@@ -541,7 +545,7 @@ def test_nothing_is_asked_where_nothing_was_tuned(
     implementations: Callable[..., Device], monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
     device = implementations(tiles())
-    monkeypatch.setattr(store, "place", lambda *_: 1 // 0)
+    monkeypatch.setattr(store, "choice_key", lambda *_: 1 // 0)
     assert plan(gemm(), device=device).choice.by == "model" and not cache.exists()
 
 

@@ -9,7 +9,7 @@ import kernelseam as ks
 import numpy as np
 import pytest
 from kernelseam.descriptors.common.wording import Wording
-from kernelseam.errors import InvalidValue, shown
+from kernelseam.errors import InvalidValue, format_value
 from public_calls import (
     B,
     D,
@@ -128,7 +128,7 @@ def test_values_are_short() -> None:
         (np.float32(2), "2.0"),
         (object(), "object"),
     ):
-        assert shown(value) == text
+        assert format_value(value) == text
 
 
 def test_no_layout(refused: Refused) -> None:

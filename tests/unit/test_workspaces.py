@@ -121,8 +121,8 @@ def test_a_given_workspace_is_aligned_and_set_at_bind(counting: Counting) -> Non
 def test_plans_that_want_no_more_are_as_they_were() -> None:
     assert (PlanParts(()).workspace_alignment, PlanParts(()).zeroed_bytes) == (16, 0)
     made = plan(small())
-    assert made.workspace_room == made.workspace_bytes
-    assert made.workspace_in(0x1230) == 0x1230
+    assert made.allocation_bytes == made.workspace_bytes
+    assert made.align_workspace(0x1230) == 0x1230
 
 
 def test_memory_of_the_host_is_set_at_the_launch() -> None:

@@ -1,5 +1,5 @@
-"""Arrays of any library as views, and torch's tensors read without importing torch."""
+"""Arrays of any library as ``ArrayInfo`` views; torch tensors are read without importing torch."""
 
-from kernelseam.arrays.views import describe, runtime_of, same_device, tell_written
+from kernelseam.arrays.views import describe, mark_written, runtime_of, same_device
 
-__all__ = ["describe", "runtime_of", "same_device", "tell_written"]
+__all__ = ["describe", "runtime_of", "same_device", "mark_written"]

@@ -1,7 +1,7 @@
-"""torch tensors as views. torch is looked up where the caller has loaded it, and never imported.
+"""torch tensors as views, using torch where the caller has loaded it, without importing it.
 
-Which device a tensor lies on is the caller's to say: the host's runtime passes its own device for
-CPU tensors, a plugin passes the one that it found.
+The caller passes the device that a tensor is on: the host's runtime for CPU tensors, a plugin for
+its own devices.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def is_tensor(array: object) -> bool:
 
 
 def describe(tensor: Any, device: Device) -> ArrayInfo:
-    """The view of a tensor that lies on ``device``.
+    """The view of a tensor on ``device``.
 
     Raises UnknownName for its dtype, InvalidValue where it is not dense or has no memory, and where
     gradients, tangents or a lazy negation would be lost.
@@ -45,7 +45,10 @@ def describe(tensor: Any, device: Device) -> ArrayInfo:
         )
     if tensor.is_neg():
         raise InvalidValue(
-            "is_neg", True, "memory holds other values than the tensor", "Pass tensor.resolve_neg()"
+            "is_neg",
+            True,
+            "its memory holds the negated values (a lazy negation)",
+            "Pass tensor.resolve_neg()",
         )
     if (
         forward := sys.modules.get("torch.autograd.forward_ad")
@@ -63,8 +66,8 @@ def describe(tensor: Any, device: Device) -> ArrayInfo:
         raise InvalidValue(
             "data_ptr",
             None,
-            "has no memory, as tensors have that stand for others (fake ones, those of torch.func)",
-            "Pass the tensor that it stands for",
+            "has no memory (a fake tensor, or one of torch.func)",
+            "Pass the underlying tensor",
         )
     return ArrayInfo(pointer, shape, strides, dtype, device, "torch", tensor)
 
@@ -81,8 +84,8 @@ def _refuse_nested(tensor: Any) -> None:
 
 
 def refuse_tangent(field: str, tensor: Any) -> None:
-    """Raise InvalidValue where forward-mode differentiation has a tangent for the tensor: it would
-    be lost."""
+    """Raise InvalidValue for a dual tensor of forward-mode differentiation: its tangent would be
+    lost."""
     if sys.modules["torch"].autograd.forward_ad.unpack_dual(tensor).tangent is not None:
         raise InvalidValue(
             field,
@@ -92,18 +95,17 @@ def refuse_tangent(field: str, tensor: Any) -> None:
         )
 
 
-Reader = Callable[[Iterable[object], list[object]], list[int] | None]
+TensorReader = Callable[[Iterable[object], list[object]], list[int] | None]
 
 
-def reader() -> Reader | None:
-    """``read(arrays, lies)``: the addresses of tensors; all else of them that shapes a plan is
-    appended to a list, to be part of a key.
+def tensor_reader() -> TensorReader | None:
+    """``read(arrays, key)``: returns the tensors' addresses, and appends to ``key`` everything else
+    of them that a plan depends on. None where torch is not loaded.
 
-    None for arrays of which some is no tensor, has no memory, is less than 16-byte aligned, or has
-    gradients, a tangent or a lazy negation that a call would lose: ``describe`` says what is to be
-    said of those. Where a tensor is contiguous, that stands for its strides: those of other axes
-    than of one element follow from the shape, and nothing walks along the rest. There is no reader
-    where torch is not loaded.
+    ``read`` returns None where an array is no tensor, has no memory, is not 16-byte aligned, or has
+    gradients, a tangent or a lazy negation that the call would lose; ``describe`` then raises the
+    error. The key of a contiguous tensor has True in place of the strides, which follow from the
+    shape (but for axes of extent 1, whose strides do not matter).
     """
     torch: Any = sys.modules.get("torch")
     forward: Any = sys.modules.get("torch.autograd.forward_ad")
@@ -111,11 +113,11 @@ def reader() -> Reader | None:
         return None
     tensor, parameter, grad_enabled = torch.Tensor, torch.nn.Parameter, torch.is_grad_enabled
 
-    def read(arrays: Iterable[object], lies: list[object]) -> list[int] | None:
+    def read(arrays: Iterable[object], key: list[object]) -> list[int] | None:
         if forward._current_level >= 0:
             return None
         pointers: list[int] = []
-        together = 0
+        combined = 0
         x: Any
         try:
             for x in arrays:
@@ -126,18 +128,18 @@ def reader() -> Reader | None:
                 pointer = x.data_ptr()  # raises for every layout but torch.strided
                 if not pointer:
                     return None
-                together |= pointer
+                combined |= pointer
                 pointers.append(pointer)
-                lies += (x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device)
+                key += (x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device)
         except RuntimeError:
             return None
-        return None if together & 15 else pointers
+        return None if combined & 15 else pointers
 
     return read
 
 
-def maker(shape: tuple[int, ...], dtype: DType, like: Any) -> Callable[[], Any]:
-    """``make()``: a tensor as ``empty`` makes it, on the device of the tensor ``like``."""
+def allocator(shape: tuple[int, ...], dtype: DType, like: Any) -> Callable[[], Any]:
+    """``allocate()``: an uninitialised row-major tensor on the device of the tensor ``like``."""
     torch = sys.modules["torch"]
     strides = [1] * len(shape)
     for axis in range(len(shape) - 1, 0, -1):
@@ -151,30 +153,29 @@ def maker(shape: tuple[int, ...], dtype: DType, like: Any) -> Callable[[], Any]:
     )
 
 
-def teller() -> Callable[[tuple[Any, ...]], None]:
-    """``tell_written`` without what torch puts around it, where this torch takes several tensors
-    there."""
-    quick: Any = getattr(sys.modules["torch"]._C, "_increment_version", None)
+def version_incrementer() -> Callable[[tuple[Any, ...]], None]:
+    """The fastest form of ``increment_versions``: torch's internal function, where it accepts
+    several tensors."""
+    internal: Any = getattr(sys.modules["torch"]._C, "_increment_version", None)
     try:
-        quick(())
+        internal(())
     except TypeError:
-        return tell_written
-    return cast(Callable[[tuple[Any, ...]], None], quick)
+        return increment_versions
+    return cast(Callable[[tuple[Any, ...]], None], internal)
 
 
-def tell_written(tensors: Sequence[Any]) -> None:
-    """Count a write in the version of each tensor, as torch's own operations in place do."""
+def increment_versions(tensors: Sequence[Any]) -> None:
+    """Increment the version counter of each tensor, as torch's in-place operations do."""
     increment = sys.modules["torch"].autograd.graph.increment_version
     for tensor in tensors:
         increment(tensor)
 
 
-def words(tensor: Any) -> object | None:
-    """A tensor of 64-bit integers seen as float64, in the same memory; None for one of other
-    elements."""
+def int64_as_float64(tensor: Any) -> object | None:
+    """A view of a 64-bit integer tensor as float64; None for another element type."""
     torch = sys.modules["torch"]
-    wide = tensor.dtype in (torch.int64, getattr(torch, "uint64", None))
-    return tensor.view(torch.float64) if wide else None
+    is_int64 = tensor.dtype in (torch.int64, getattr(torch, "uint64", None))
+    return tensor.view(torch.float64) if is_int64 else None
 
 
 def empty(shape: Sequence[int], dtype: DType, device: str) -> object:

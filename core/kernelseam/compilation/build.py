@@ -69,7 +69,7 @@ def compiled(toolchain: Toolchain, bundle: SourceBundle, arch: str) -> Binary:
     return known or _kept(key, _from_cache(key, say=True) or _build(toolchain, bundle, arch, key))
 
 
-def at_hand(toolchain: Toolchain, bundle: SourceBundle, arch: str) -> bool:
+def is_cached(toolchain: Toolchain, bundle: SourceBundle, arch: str) -> bool:
     """Whether ``compiled`` would find the bundle's binary without compiling."""
     key = binary_key(bundle, arch, toolchain.backend, toolchain.compiler())
     with _memo_lock:
@@ -88,7 +88,7 @@ _said: ContextVar[list[str] | None] = ContextVar("kernelseam_cache_warnings", de
 
 
 @contextmanager
-def told_to(said: list[str]) -> Iterator[None]:
+def collect_warnings(said: list[str]) -> Iterator[None]:
     """Within the block, this thread's warnings go to a list."""
     token = _said.set(said)
     try:

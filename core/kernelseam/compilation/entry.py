@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from kernelseam.compilation.folder import VARIABLE, Untrusted, distrust
+from kernelseam.compilation.folder import VARIABLE, Untrusted, reason_for_distrust
 
 MAGIC = b"KSEAMB01"
 SUFFIX, TEMPORARY = ".bin", ".tmp"
@@ -77,7 +77,7 @@ def read(path: Path) -> tuple[dict[str, str], bytes]:
     handle = os.open(path, flags)
     try:
         info = os.fstat(handle)  # of what was opened, whatever the name means by now
-        reason = distrust(info)
+        reason = reason_for_distrust(info)
         if reason is None and not stat.S_ISREG(info.st_mode):
             reason = "is not a file"
         if reason:

@@ -64,7 +64,7 @@ def _temporary() -> Path:
     return Path(place) / (f"kernelseam-{os.geteuid()}" if os.name == "posix" else "kernelseam")
 
 
-def distrust(info: os.stat_result) -> str | None:
+def reason_for_distrust(info: os.stat_result) -> str | None:
     """Why a folder or file is not trusted, or None."""
     if stat.S_ISLNK(info.st_mode):
         return "is a symbolic link"
@@ -90,7 +90,7 @@ def private(folder: Path, *, make: bool) -> bool:
             return False
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = os.lstat(folder)
-    reason = distrust(info)
+    reason = reason_for_distrust(info)
     if reason:
         remedy = f"Remove it, take the rights of others away (chmod 700), or set {VARIABLE}"
         raise Untrusted("cache folder", folder, reason, remedy)

@@ -36,7 +36,7 @@ def compiled_together(
     """
     missing = []
     if len(bundles) > 1 and getattr(toolchain, "compiles_beside", False):
-        missing = [b for b in dict.fromkeys(bundles) if not build.at_hand(toolchain, b, arch)]
+        missing = [b for b in dict.fromkeys(bundles) if not build.is_cached(toolchain, b, arch)]
     outcomes = _compile(toolchain, missing, arch) if len(missing) > 1 else {}
     found = []
     for bundle in bundles:
@@ -59,7 +59,7 @@ def _compile(
         while waiting is not None and (bundle := next(waiting, None)) is not None:
             outcome = outcomes[bundle]
             try:
-                with build.told_to(outcome.said):
+                with build.collect_warnings(outcome.said):
                     compiled(toolchain, bundle, arch)
             except BaseException as e:
                 outcome.error = e

@@ -1,4 +1,4 @@
-"""What a plugin fills in: the protocols between the core and a vendor, versioned as one.
+"""The contract: the protocols that a plugin implements, with one version number.
 
 The core calls these and nothing else of a plugin. A backend brings a *runtime* (devices, memory,
 streams, arrays), may bring a *toolchain* (compile and load kernels), and may bring *kernels* and
@@ -8,8 +8,8 @@ streams, arrays), may bring a *toolchain* (compile and load kernels), and may br
 from kernelseam.contract.archs import ArchRow, Coefficients, LibraryRate
 from kernelseam.contract.arrays import (
     ArrayInfo,
-    QuickRuntime,
-    Ready,
+    CallState,
+    FastRuntime,
     Runtime,
     host_array,
     host_copy,
@@ -31,8 +31,7 @@ from kernelseam.contract.tensor_map import TENSOR_MAP_BYTES, TensorMap, WithoutT
 from kernelseam.contract.toolchain import Toolchain
 
 CONTRACT_VERSION = 2
-"""Raised with every incompatible change of this package; a plugin that names another is kept
-out."""
+"""Incremented with every incompatible change; a plugin with another version is not loaded."""
 
 __all__ = [
     "Memset",
@@ -63,8 +62,8 @@ __all__ = [
     "PlanParts",
     "PluginInfo",
     "Problem",
-    "QuickRuntime",
-    "Ready",
+    "FastRuntime",
+    "CallState",
     "Runtime",
     "SourceBundle",
     "Step",

@@ -11,39 +11,38 @@ from kernelseam.dtypes import DType
 
 @dataclass(frozen=True)
 class LibraryRate:
-    """How a vendor's library multiplies matrices of one dtype."""
+    """Cost coefficients of a vendor library's products of one dtype."""
 
     block: int
-    """Rows and columns of a result that one of its blocks makes."""
+    """Rows and columns of the library's output tile."""
     rate: float
-    """The part of the device's peak that its blocks reach."""
+    """The fraction of the device's peak that it reaches."""
     block_seconds: float
-    """What starting and ending a block takes of a compute unit: every matrix, however small, has
-    blocks of its own."""
+    """Overhead of a block on its compute unit; every matrix, however small, has its own blocks."""
     tf32: float = 1.0
-    """How many times as fast it multiplies in TF32, where it does."""
+    """Speed-up of TF32 over float32, where it has TF32."""
 
 
 @dataclass(frozen=True)
 class Coefficients:
-    """What is left of a device's peaks, by arch: a row of its vendor's table."""
+    """An arch's cost coefficients: fractions of a device's peaks. A row of its vendor's table."""
 
     source: str
-    """What the figures were measured on, or "estimated"."""
+    """The device that they were measured on, or "estimated"."""
     bandwidth: float = 1.0
-    """The part of the peak bandwidth that a copy reaches, read and written."""
+    """The fraction of the peak bandwidth that a copy reaches, reads and writes together."""
     multiply: Mapping[DType, float] = field(default_factory=dict, hash=False)
-    """The part of the peak rate that the instruction of the shared kernels' products issues at: a
-    tile's rate is a part of this. 1 where a dtype is missing."""
+    """The fraction of the peak rate of the shared kernels' matrix instructions, by dtype; 1 where a
+    dtype is missing. A tile's rate is relative to it."""
     call_seconds: float = 0.0
-    """What a call of a vendor's library takes beyond a launch."""
+    """Overhead of a library call over a launch."""
     libraries: Mapping[str, Mapping[DType, LibraryRate]] = field(default_factory=dict, hash=False)
     """By implementation and dtype."""
 
 
 @dataclass(frozen=True)
 class ArchRow:
-    """One arch's row in its vendor's table: what shared kernels and their definitions need to know.
+    """One arch's row in its vendor's table, with what shared kernels and their definitions use.
 
     ``tiles`` maps an operation ("gemm", "attention") to its rows of tile shapes; each operation's
     kernel definition documents the columns it reads.
@@ -60,8 +59,8 @@ class ArchRow:
     tiles: Mapping[str, tuple[Any, ...]] = field(hash=False)
     options: tuple[str, ...] = ()
     cluster_blocks: int = 1
-    """The most blocks of a cluster; 1 where there are no clusters."""
+    """Maximum cluster size in blocks; 1 without clusters."""
     programmatic_launch: bool = False
     """Whether it has programmatic dependent launch."""
     costs: Coefficients | None = field(default=None, compare=False)
-    """None: nobody knows more than the peaks, and the roofline stands for a prediction."""
+    """None: costs are predicted by the roofline."""

@@ -1,4 +1,4 @@
-"""Arrays as host code sees them, and the runtime of one backend: devices, memory, streams."""
+"""Views of arrays, and a backend's runtime: devices, memory, streams."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ import numpy.typing as npt
 
 from kernelseam.contract.devices import Device
 from kernelseam.dtypes import DType
-from kernelseam.errors import not_copied
+from kernelseam.errors import copy_error
 
 
 @dataclass(frozen=True, init=False)
 class ArrayInfo:
-    """An array as host code sees it: where its first element is and how it is walked. Nothing is
-    copied."""
+    """A view of an array: address, shape, strides, dtype and device. Nothing is copied."""
 
     pointer: int
     shape: tuple[int, ...]
@@ -28,7 +27,7 @@ class ArrayInfo:
     dtype: DType
     device: Device
     kind: str
-    """Who made it: "numpy", "torch", … — results are of the same kind."""
+    """Its library: "numpy", "torch", …; results are of the same kind."""
     owner: object = field(repr=False)
     writable: bool = True
 
@@ -43,8 +42,7 @@ class ArrayInfo:
         owner: object,
         writable: bool = True,
     ) -> None:
-        # Every call makes one for each array, and what a frozen dataclass writes itself takes three
-        # times as long.
+        # Every call creates one per array; the generated __init__ takes three times as long.
         put = self.__dict__
         put["pointer"], put["shape"], put["strides"], put["dtype"] = pointer, shape, strides, dtype
         put["device"], put["kind"], put["owner"], put["writable"] = device, kind, owner, writable
@@ -53,9 +51,7 @@ class ArrayInfo:
         return self
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        raise not_copied(
-            "a view of an array", "Copy the array, and describe that: a descriptor is made anew"
-        )
+        raise copy_error("a view of an array", "Copy the array, and make a new descriptor of it")
 
 
 @runtime_checkable
@@ -63,30 +59,28 @@ class Runtime(Protocol):
     """Devices, memory, streams and arrays of one backend."""
 
     def devices(self) -> Sequence[Device]:
-        """The devices that are here; empty, never an exception, where there are none."""
+        """The devices of this machine; empty, without an exception, where there are none."""
 
     def describe(self, array: object) -> ArrayInfo | None:
-        """The array's view if it is of a kind and on a device that this runtime knows, else
-        None."""
+        """The array's view if the runtime knows its library and its device, else None."""
 
     def empty(
         self, shape: Sequence[int], dtype: DType, device: Device, like: ArrayInfo | None = None
     ) -> object:
-        """A new, uninitialised, row-major array on the device; of ``like``'s kind where given."""
+        """A new uninitialised row-major array on the device, of ``like``'s library where given."""
 
     def from_host(self, host: npt.NDArray[Any], device: Device) -> object:
-        """A copy of a host array on the device, complete when this returns."""
+        """Copy a host array to the device; the copy is complete on return."""
 
     def to_host(self, array: object) -> npt.NDArray[Any]:
-        """A host copy of an array (strides kept simple: row-major), after the work already
-        queued."""
+        """A row-major host copy of an array, after the work already queued."""
 
     def read(self, pointer: int, size: int, device: Device) -> npt.NDArray[np.uint8]:
-        """A host copy of ``size`` bytes of the device's memory from an address on, after the work
-        already queued."""
+        """A host copy of ``size`` bytes of device memory from an address, after the work already
+        queued."""
 
     def current_stream(self, device: Device, array: ArrayInfo | None = None) -> int:
-        """The handle of the stream that the array's library would use now."""
+        """The handle of the current stream of the array's library."""
 
     def synchronize(self, device: Device) -> None:
         """Wait for everything queued on the device."""
@@ -95,10 +89,10 @@ class Runtime(Protocol):
         self, pointer: int, value: int, size: int, device: Device
     ) -> Callable[[int], None]:
         """``launch(stream)``, which sets ``size`` bytes of the device's memory to ``value`` (0 to
-        255) in the stream's order, without a kernel of ours; it neither waits nor allocates."""
+        255) on the stream, without a kernel of ours; it neither synchronises nor allocates."""
 
     def activate(self, device: Device) -> AbstractContextManager[None]:
-        """Make the device current, and restore the one before."""
+        """Make the device current within the block, then restore the previous one."""
 
     def time(self, launch: Callable[[int], None], device: Device, repeats: int) -> list[float]:
         """Seconds of each of ``repeats`` runs of ``launch(stream)``, measured on the device where
@@ -106,23 +100,23 @@ class Runtime(Protocol):
 
 
 @dataclass(frozen=True)
-class Ready:
-    """What every call asks of a runtime, as closures of one device and one library of arrays."""
+class CallState:
+    """A runtime's per-call queries for one device and one array library."""
 
     is_current: Callable[[], bool]
-    """Whether the device is current in this thread: then ``activate`` would do nothing."""
+    """Whether the device is current in this thread, so that ``activate`` is not needed."""
     current_stream: Callable[[], int]
-    """The handle of the stream that the library would use now."""
+    """The handle of the library's current stream."""
 
 
 @runtime_checkable
-class QuickRuntime(Protocol):
-    """What a Runtime may have beside: calls that repeat then ask it neither for a context manager
-    nor by an array."""
+class FastRuntime(Protocol):
+    """An optional extension of Runtime: repeated calls use these queries instead of ``activate``
+    and ``current_stream``."""
 
-    def ready(self, device: Device, kind: str | None) -> Ready:
-        """Of a device, for arrays of a kind as ``ArrayInfo.kind`` names it; None where there are
-        only addresses."""
+    def call_state(self, device: Device, kind: str | None) -> CallState:
+        """The queries for a device and for arrays of a kind (``ArrayInfo.kind``; None for bare
+        addresses)."""
 
 
 def host_array(
@@ -140,8 +134,8 @@ def host_array(
 
 
 def host_copy(info: ArrayInfo, runtime: Runtime) -> npt.NDArray[Any]:
-    """A row-major host copy of an array in device memory, by one ``read`` of what it spans; strides
-    of any sign."""
+    """A row-major host copy of an array in device memory, by one ``read`` of its span. Strides may
+    be negative."""
     dtype = np.dtype(info.dtype.numpy)
     if 0 in info.shape:
         return np.empty(info.shape, dtype)

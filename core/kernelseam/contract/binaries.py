@@ -1,4 +1,4 @@
-"""Binaries: the sources of one, and what it says of its kernels."""
+"""Sources of a binary, and facts about its kernels."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 NOT_KNOWN = -1
-"""A count that whoever made the facts cannot tell."""
+"""A count that is not available."""
 
 
 @dataclass(frozen=True)
 class SourceBundle:
-    """All that shapes one binary: sources held in memory, constants, and the kernels it must
-    contain.
+    """All inputs of one binary: sources in memory, constants and options.
 
-    ``files`` maps include names to texts; the file named ``main`` is compiled. ``defines`` stand
-    before it.
+    ``files`` maps include names to texts; the file named ``main`` is compiled. ``defines`` precede
+    it.
     """
 
     name: str
@@ -25,21 +24,20 @@ class SourceBundle:
     options: tuple[str, ...] = ()
 
     def text(self) -> str:
-        """The translation unit handed to the compiler, constants first."""
+        """The translation unit for the compiler, constants first."""
         head = "".join(f"#define {k} {v}\n" for k, v in self.defines)
         return f'{head}#include "{self.main}"\n'
 
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """What a binary, or the driver that loaded it, says of a kernel. Counts that nobody tells are
+    """Facts about a kernel, from its binary or from the driver. Counts that are not available are
     NOT_KNOWN."""
 
     name: str
     registers: int
     spills: int
-    """Bytes (or registers, where the format counts those) spilled to memory; 0 is wanted
-    everywhere."""
+    """Bytes (or registers, where the format counts those) spilled to memory; must be 0."""
     scratch_bytes: int
     shared_bytes: int
     matrix_instructions: int

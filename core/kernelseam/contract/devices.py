@@ -1,4 +1,4 @@
-"""Devices: what dispatch and the kernel definitions ask of them."""
+"""Devices and their limits."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 EMULATED = "emulated"
-"""`Device.evidence` of a device whose instructions are interpreted by a program."""
+"""`Device.evidence` of an emulated device."""
 HOST = "host"
-"""`Device.evidence` of the host's processor, which shares its memory with Python."""
+"""`Device.evidence` of the host CPU, whose memory Python can read."""
 
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """What dispatch and the kernel definitions ask of a device. Rates are peaks, in SI
+    """A device's limits, as dispatch and kernel definitions use them. Rates are peaks, in SI
     units."""
 
     compute_units: int = 1
@@ -35,15 +35,14 @@ class Device:
     name: str = field(default="", compare=False)
     limits: DeviceLimits = field(default_factory=DeviceLimits, compare=False)
     evidence: str = field(default="measured", compare=False)
-    """What a result from here shows of the arch: "measured" on the hardware itself, "emulated" by a
-    program that runs the hardware's instructions, or "host", where the host's processor is the
-    arch. An emulated device is used only where its backend or the device itself is named, and its
-    times say nothing."""
+    """Where results come from: "measured" on the hardware, "emulated" by a program that interprets
+    the hardware's instructions, or "host" for the host CPU. An emulated device is used only where
+    it or its backend is named, and its times are meaningless."""
 
     @property
     def is_host(self) -> bool:
-        """Whether it is the host's processor: then its memory is read like any of Python's, without
-        waiting for anything, and what stands there is checked at every launch."""
+        """Whether it is the host CPU. Its memory can be read without synchronisation, so that the
+        contents of index arrays are checked at every launch."""
         return self.evidence == HOST
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What computes a problem by kernels: the launches of one or of several, over one workspace."""
+"""Kernel launches that compute a problem over one workspace."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Memset:
-    """``size`` bytes of the workspace from ``offset`` on, each set to ``value``: a launch without a
-    kernel."""
+    """Set ``size`` bytes of the workspace from ``offset`` to ``value``."""
 
     offset: int
     size: int
@@ -58,18 +57,18 @@ class Launches:
 
 
 class Composition(ABC):
-    """A way to compute an operation's problems by kernels. Inherit from it: what has a body is a
-    default."""
+    """Base class: computes an operation's problems by one or several kernels. Methods with a body
+    are defaults."""
 
     operation: str
     name: str = "shared"
     """The implementation's. Kernels that the core shares among vendors are called "shared"."""
     archs: tuple[str, ...] = ()
-    """Those that it is for; none named: all of the toolchain."""
+    """Its archs; () for all of the toolchain."""
 
     @abstractmethod
     def refuse(self, problem: Any, row: ArchRow) -> str | None:
-        """Why it does not take the problem on that arch, or None."""
+        """Why it does not support the problem on that arch, or None."""
 
     @abstractmethod
     def tile(self, problem: Any, row: ArchRow, device: Device) -> Any:
@@ -77,11 +76,11 @@ class Composition(ABC):
 
     @abstractmethod
     def launches(self, problem: Any, tile: Any, device: Device) -> Launches:
-        """What computes the problem: one kernel or several."""
+        """The launches for the problem: one kernel or several."""
 
     def variants(self, problem: Any, row: ArchRow, device: Device) -> Mapping[str, Any]:
-        """Tiles that take the problem, by names that stay, what ``tile`` chooses first: for tuning
-        to measure. None: there is nothing to choose among."""
+        """Tiles for tuning to measure, by stable names, the default of ``tile`` first. Empty where
+        there is no choice."""
         return {}
 
     def covering(self) -> Iterable[Any]:

@@ -1,4 +1,4 @@
-"""Launching: what a kernel is started with, and the kernel on a device."""
+"""Launch configurations and loaded kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ONE: Extents = (1, 1, 1)
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """What a kernel is started with. ``shared_bytes`` is dynamic shared memory; ``cluster`` is in
+    """A launch configuration. ``shared_bytes`` is dynamic shared memory; ``cluster`` is in
     blocks."""
 
     grid: Extents
@@ -25,11 +25,11 @@ class LaunchConfig:
     shared_bytes: int = 0
     cluster: Extents = _ONE
     programmatic: bool = False
-    """Programmatic dependent launch: it may start before the launch ahead of it in the stream has
-    ended, and waits for that itself."""
+    """Programmatic dependent launch: the kernel may start before the previous one in the stream has
+    ended, and waits for it itself."""
 
     def refuse(self, row: ArchRow) -> str | None:
-        """Why no launch on the arch can be this one, or None."""
+        """Why the arch does not support this configuration, or None."""
         blocks = math.prod(self.cluster)
         if blocks > 1 and row.cluster_blocks == 1:
             return f"it launches clusters of {blocks} blocks, {row.arch} has no clusters"
@@ -47,8 +47,8 @@ class LaunchConfig:
         return None
 
     def require_plain(self, backend: str) -> None:
-        """Raise DeviceError where it asks for more than grid, block and shared memory: all that the
-        backend has."""
+        """Raise DeviceError for clusters or programmatic launch, which the backend does not
+        support."""
         if self.cluster != _ONE:
             raise DeviceError(f"backend {backend} launches no clusters: cluster {self.cluster}")
         if self.programmatic:
@@ -65,10 +65,9 @@ class LoadedKernel(Protocol):
 
     @property
     def facts(self) -> KernelFacts:
-        """What the device's driver says of it; what no driver says is NOT_KNOWN, or read off the
-        binary."""
+        """Facts from the device's driver; where it has none, from the binary or NOT_KNOWN."""
 
     def prepare(self, config: LaunchConfig, arguments: bytes) -> Callable[[int], None]:
-        """Keep the packed arguments and return ``launch(stream)``, which does nothing but launch.
-        Raises DeviceError for arguments of another size than the kernel's, and for a config that
-        the backend has no launch for."""
+        """Keep the packed arguments and return ``launch(stream)``, which only launches. Raises
+        DeviceError for arguments of another size than the kernel's, and for a config that the
+        backend does not support."""

@@ -1,4 +1,4 @@
-"""Implementations and what they build: launches in order, over one workspace."""
+"""Implementations, and the launches that they build."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from kernelseam.contract.devices import Device
 from kernelseam.contract.problems import Cost
 
 WORKSPACE_ALIGNMENT = 16
-"""Bytes: of every workspace, unless its plan says more."""
+"""Bytes: of every workspace, unless its plan needs more."""
 
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """One launch, as ``kernelseam.trace()`` shows it."""
+    """One launch as ``kernelseam.trace()`` records it."""
 
     kernel: str
     grid: tuple[int, int, int]
@@ -37,21 +37,22 @@ class Step(Protocol):
     def record(self) -> LaunchRecord: ...
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
-        """``launch(stream)`` over these addresses, any number of times. May pack and encode; must
-        not launch, nor read what stands in memory: it may be another at each launch."""
+        """``launch(stream)`` over these addresses, which may run any number of times. ``bind`` may
+        pack arguments and encode tensor maps; it must not launch or read device memory, whose
+        contents may change before each launch."""
 
 
 @dataclass(frozen=True)
 class PlanParts:
-    """What an implementation builds: its launches in order and the workspace they share."""
+    """An implementation's launches in order, and the workspace that they share."""
 
     steps: tuple[Step, ...]
     workspace_bytes: int = 0
     workspace_alignment: int = WORKSPACE_ALIGNMENT
     """Bytes that the workspace's address must be a multiple of, a power of two."""
     zeroed_bytes: int = 0
-    """The workspace's first bytes that must be 0 before a call's first launch, and that each of its
-    launches leaves 0: a counter that resets itself. Binding sees to it."""
+    """The workspace's first bytes that must be 0 before a call's first run, and that each run
+    leaves 0, such as counters that reset themselves. Binding sets them."""
 
 
 class Implementation(Protocol):
@@ -67,7 +68,7 @@ class Implementation(Protocol):
     def operation(self) -> str: ...
 
     def supports(self, problem: Any, device: Device) -> str | None:
-        """None if it takes the problem, else why not, in words for the caller."""
+        """None if it supports the problem, else the reason, for the caller to read."""
 
     def cost(self, problem: Any, device: Device) -> Cost: ...
 

@@ -1,4 +1,4 @@
-"""What a plugin hands over."""
+"""What a plugin registers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernelseam.contract.toolchain import Toolchain
 
 @dataclass(frozen=True)
 class PluginInfo:
-    """Cheap facts, given without importing a vendor's runtime."""
+    """A plugin's metadata, available without importing a vendor's runtime."""
 
     name: str
     version: str
@@ -24,8 +24,7 @@ class PluginInfo:
 
 @dataclass(frozen=True)
 class Backend:
-    """A vendor as the core sees it. Shared kernels follow from ``toolchain`` without another
-    line."""
+    """A vendor's backend. With a ``toolchain`` it has all shared kernels."""
 
     name: str
     runtime: Runtime

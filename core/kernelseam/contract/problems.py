@@ -1,4 +1,4 @@
-"""Problems, their operands, and what computing them should cost."""
+"""Problems, their operands, and predicted costs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernelseam.forking import cached_property
 
 @dataclass(frozen=True)
 class OperandRule:
-    """What a plan wants of one pointer."""
+    """A plan's requirements of one operand."""
 
     name: str
     dtype: DType | None
@@ -24,19 +24,20 @@ class OperandRule:
     """Bytes that the address must be a multiple of."""
     written: bool = False
     optional: bool = False
-    may_be: str = ""
-    """A written operand that it may be: of the same address, dtype, shape and strides. Else they
-    must not overlap."""
+    may_alias: str = ""
+    """The written operand that it may alias: with the same address, dtype, shape and strides. Other
+    overlap is refused."""
 
     @cached_property
     def span(self) -> int:
-        """Elements from the first to one past the last that are touched; 0 where nothing is."""
+        """Elements from the first to one past the last that is accessed; 0 of an empty operand."""
         if 0 in self.shape:
             return 0
         return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
 
-    def walks_as(self, other: OperandRule) -> bool:
-        """Whether it visits the same elements as another of the same address, in the same order."""
+    def same_layout_as(self, other: OperandRule) -> bool:
+        """Whether it has the dtype, shape and strides of another operand; strides of axes of extent
+        1 do not count."""
         steps = (
             zip(self.shape, self.strides, other.strides, strict=True)
             if self.shape == other.shape

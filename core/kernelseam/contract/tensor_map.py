@@ -1,4 +1,4 @@
-"""Tensor maps: a tile load as a kernel definition declares it, before any address is known."""
+"""Tensor maps (TMA descriptors) as a kernel definition declares them, without an address."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ TENSOR_MAP_BYTES = 128
 
 @dataclass(frozen=True)
 class TensorMap:
-    """How a kernel's tile loads and stores walk one operand. Axes come innermost first, as in the
-    kernel's coordinates.
+    """The box that a kernel's tile loads and stores transfer of one operand. Axes are innermost
+    first, as in the kernel's coordinates.
 
-    A toolchain says what its hardware refuses of it, and encodes it over an address.
+    A toolchain checks it against the hardware's limits, and encodes it for an address.
     """
 
     operand: str
-    """The plan's operand; a launch may put another, or part of the workspace, in its place, as for
-    a pointer."""
+    """The plan's operand; as for a pointer, a launch may replace it by another or by part of the
+    workspace."""
     dtype: DType
     extents: tuple[int, ...]
-    """In elements. What a box covers beyond them is filled, and not stored."""
+    """In elements. Elements of a box beyond them are filled on loads and not stored."""
     strides: tuple[int, ...]
-    """In elements, one an axis; the first is 1. That of an axis of extent 1 counts for nothing."""
+    """In elements, one an axis; the first is 1. Strides of axes of extent 1 are ignored."""
     box: tuple[int, ...]
-    """In elements: what one load brings."""
+    """In elements: the extents of one transfer."""
     swizzle: int = 0
     """Bytes of the pattern in which shared memory is permuted: 0 (none), 32, 64 or 128."""
     l2_promotion: int = 0
-    """Bytes that a miss brings into the L2 cache: 0 (no more than asked), 64, 128 or 256."""
+    """Bytes that a miss loads into the L2 cache: 0 (no promotion), 64, 128 or 256."""
     offset: int = 0
     """Bytes from the operand's address to the first element."""
     fill_nan: bool = False
@@ -39,7 +39,7 @@ class TensorMap:
 
 
 class WithoutTensorMaps:
-    """The part of a toolchain whose backend has no tensor maps."""
+    """A mixin for toolchains of backends without tensor maps."""
 
     backend: str
 

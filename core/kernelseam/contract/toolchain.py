@@ -1,4 +1,4 @@
-"""Compiling and launching: what a backend brings to kernels."""
+"""The toolchain of a backend: compile, inspect and load kernels."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from kernelseam.contract.tensor_map import TensorMap
 
 
 class Toolchain(Protocol):
-    """What a backend brings to kernels, shared ones and its own."""
+    """Compiles, inspects and loads a backend's kernels, shared ones and its own."""
 
     @property
     def backend(self) -> str: ...
 
     @property
     def archs(self) -> tuple[str, ...]:
-        """Every arch it compiles for, whether or not such a device is here."""
+        """All archs that it compiles for, with or without such a device."""
 
     def arch_row(self, arch: str) -> ArchRow:
         """The arch's row; raises UnknownName."""
@@ -34,11 +34,10 @@ class Toolchain(Protocol):
         cannot be loaded."""
 
     def compile(self, bundle: SourceBundle, arch: str) -> bytes:
-        """Source to binary, with the bundle's options: what else shapes a binary is not in its key.
-        The text of the constant KS_KEY is found in the binary, which is refused otherwise. Raises
-        CompileError with the compiler's log. A toolchain whose attribute ``compiles_beside`` is
-        True is asked by several threads at once for the kernels of one plan: its compiler works
-        without the interpreter, and beside itself."""
+        """Compile a bundle with its options, and no others: the binary's key covers only these. The
+        binary must contain the text of the constant KS_KEY. Raises CompileError with the
+        compiler's log. Where the attribute ``compiles_beside`` is True, several threads compile the
+        kernels of one plan concurrently: the compiler must release the GIL and be thread-safe."""
 
     def inspect(self, binary: bytes, arch: str) -> Mapping[str, KernelFacts]:
         """Facts of each kernel in a binary, read without a device."""
@@ -47,7 +46,7 @@ class Toolchain(Protocol):
         """The kernel on the device; loading the same binary again is cheap."""
 
     def refuse_tensor_map(self, tensor_map: TensorMap, arch: str, alignment: int) -> str | None:
-        """Why the arch cannot have this tensor map over an address that is a multiple of
+        """Why the arch does not support this tensor map over an address that is a multiple of
         ``alignment`` bytes, or None.
 
         A backend without tensor maps inherits WithoutTensorMaps."""

@@ -1,5 +1,5 @@
-"""What a problem should take before anybody has measured it: a roofline for whoever knows nothing,
-and a model whose coefficients are rows of an arch's table."""
+"""Predicted times: a roofline from a device's peaks, and a cost model with coefficients of the
+arch."""
 
 from kernelseam.costs.model import Work, predicted
 from kernelseam.costs.roofline import roofline

@@ -1,15 +1,13 @@
-"""The time of one launch: what its blocks take of the compute units, and what its bytes take of
-memory.
+"""The predicted time of one launch, from compute time and memory time.
 
-A device deals blocks to its compute units in rounds. A unit's time is rounds · (a block's
-operations over the rate of its tile, and what starting and ending it costs); where blocks differ in
-length, half of what the longest has more than the average is waited for at the end. Memory's time
-is bytes over the bandwidth that a copy reaches. The two overlap, but not wholly: the launch takes
-the root of the sum of their squares, which is nearly the longer one where they differ, and 1.4
-times either where they are equal.
+Blocks run on the compute units in waves. The compute time is waves · (a block's operations / its
+tile's rate + the block's overhead); where blocks differ in length, half of the difference between
+the longest and the average is added as tail. The memory time is bytes / achieved bandwidth. The two
+overlap partly: the launch takes √(compute² + memory²), close to the longer where they differ, and
+1.4 times either where they are equal.
 
-Rates are parts of a device's peaks, so that one row serves every device of an arch: cards differ in
-units, clock and memory.
+Rates are fractions of a device's peaks, so that one row of coefficients serves all devices of an
+arch, which differ in units, clock and memory.
 """
 
 from __future__ import annotations
@@ -24,29 +22,29 @@ from kernelseam.dtypes import DType
 
 @dataclass(frozen=True)
 class Work:
-    """One launch as the model sees it."""
+    """The work of one launch."""
 
     bytes: int
-    """That cross memory."""
+    """Bytes read and written."""
     blocks: int = 0
-    """Of the grid; where blocks are persistent, tiles."""
+    """Blocks of the grid; tiles where blocks are persistent."""
     operations: float = 0.0
-    """Of a block on average, with those on padding."""
+    """Average operations of a block, including padding."""
     longest: float = 0.0
-    """Of the longest block, where they differ."""
+    """Operations of the longest block, where blocks differ."""
     dtype: DType = DType.float32
-    """Whose rate bounds the operations."""
+    """The dtype whose peak rate applies."""
     rate: float = 1.0
-    """The part of the dtype's rate that the tile's loop reaches while it runs."""
+    """The fraction of the dtype's rate that the tile's main loop reaches."""
     block_seconds: float = 0.0
-    """What starting and ending a block takes of a compute unit."""
+    """Overhead of a block on its compute unit."""
 
 
 _UNKNOWN = Coefficients("nothing")
 
 
 def predicted(work: Work, coefficients: Coefficients | None, limits: DeviceLimits) -> float:
-    """Seconds of a launch; without coefficients by the device's peaks."""
+    """Seconds of a launch; without coefficients, from the device's peaks."""
     known = coefficients or _UNKNOWN
     units = max(limits.compute_units, 1)
     rate = peak(limits, work.dtype) * known.multiply.get(work.dtype, 1.0) * work.rate / units

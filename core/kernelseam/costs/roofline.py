@@ -1,17 +1,17 @@
-"""The fewest seconds that a device's peaks allow."""
+"""The roofline: the least time that a device's peaks allow."""
 
 from __future__ import annotations
 
 from kernelseam.contract import Cost, DeviceLimits, Problem
 from kernelseam.dtypes import DType
 
-SLOW = 1e11
-"""Operations a second where a device tells none."""
+DEFAULT_RATE = 1e11
+"""Operations per second where a device gives no rate."""
 
 
 def peak(limits: DeviceLimits, dtype: DType) -> float:
-    """Operations a second of a dtype, of all compute units."""
-    return limits.operations_per_second.get(dtype.value, SLOW)
+    """Operations per second of a dtype on all compute units."""
+    return limits.operations_per_second.get(dtype.value, DEFAULT_RATE)
 
 
 def roofline(problem: Problem, limits: DeviceLimits, efficiency: float = 1.0) -> Cost:

@@ -1,4 +1,4 @@
-"""Attention on arrays: dense, packed by offsets, paged; and the join of partial results."""
+"""Attention on arrays: dense, variable-length (packed) and paged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernelseam.descriptors.common.validation import extent, finite, flag
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation, given, operate, rank
+from kernelseam.ops.calling import Operation, check_rank, not_none, operate
 
 
 def attention(
@@ -69,7 +69,7 @@ def attention(
     """
     arrays = {"q": q, "k": k, "v": v}
     if not (bias is mask is alibi_slopes is sinks is prefix_lengths is kv_lengths is None):
-        arrays |= given(
+        arrays |= not_none(
             bias=bias,
             mask=mask,
             alibi_slopes=alibi_slopes,
@@ -82,9 +82,9 @@ def attention(
     if window is not None:
         window = band("window", window)
     options = (out_dtype, return_lse, causal, window, scale, softcap, layout, batch_invariant)
-    made = operate(DENSE_WORK, arrays, options, backend, implementation, stream, _DENSE_WORDING)
-    result = made["out"] if out is None else out
-    return (result, made["lse"]) if return_lse else result
+    results = operate(DENSE_WORK, arrays, options, backend, implementation, stream, _DENSE_WORDING)
+    result = results["out"] if out is None else out
+    return (result, results["lse"]) if return_lse else result
 
 
 def attention_varlen(
@@ -113,7 +113,7 @@ def attention_varlen(
     implementation: str | None = None,
     stream: object = None,
 ) -> Any:
-    """Attention of sequences that lie one after the other: q [T, H, D], k [T_k, H_kv, D], v [T_k,
+    """Attention over packed sequences of different lengths: q [T, H, D], k [T_k, H_kv, D], v [T_k,
     H_kv, D_v].
 
     Sequence b has rows cu_seqlens_q[b] … cu_seqlens_q[b+1] − 1 of q and likewise of k and v; the
@@ -124,14 +124,14 @@ def attention_varlen(
     Returns the result [T, H, D_v], or (result, lse [H, T]). Rows that belong to no sequence are not
     written.
     """
-    _needed(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    _require(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     arrays = {
         "q": q,
         "k": k,
         "v": v,
         "cu_seqlens_q": cu_seqlens_q,
         "cu_seqlens_k": cu_seqlens_k,
-        **given(
+        **not_none(
             bias=bias,
             mask=mask,
             alibi_slopes=alibi_slopes,
@@ -153,9 +153,9 @@ def attention_varlen(
         max_seqlen_k,
         batch_invariant,
     )
-    made = operate(PACKED_WORK, arrays, options, backend, implementation, stream, _DENSE_WORDING)
-    result = made["out"] if out is None else out
-    return (result, made["lse"]) if return_lse else result
+    results = operate(PACKED_WORK, arrays, options, backend, implementation, stream, _DENSE_WORDING)
+    result = results["out"] if out is None else out
+    return (result, results["lse"]) if return_lse else result
 
 
 def attention_paged(
@@ -198,14 +198,14 @@ def attention_paged(
     repeat to [B, H, S_q, max_seqlen_k], of which each entry has the first rows and columns. The
     rest is as in ``attention``; ``causal`` is True here: the last query is the entry's last token.
     """
-    _needed(block_table=block_table, kv_lengths=kv_lengths)
+    _require(block_table=block_table, kv_lengths=kv_lengths)
     arrays = {
         "q": q,
         "k": k_pages,
         "v": v_pages,
         "block_table": block_table,
         "kv_lengths": kv_lengths,
-        **given(
+        **not_none(
             cu_seqlens_q=cu_seqlens_q,
             bias=bias,
             mask=mask,
@@ -230,18 +230,18 @@ def attention_paged(
         max_seqlen_k,
         batch_invariant,
     )
-    made = operate(PAGED_WORK, arrays, options, backend, implementation, stream, _PAGED_WORDING)
-    result = made["out"] if out is None else out
-    return (result, made["lse"]) if return_lse else result
+    results = operate(PAGED_WORK, arrays, options, backend, implementation, stream, _PAGED_WORDING)
+    result = results["out"] if out is None else out
+    return (result, results["lse"]) if return_lse else result
 
 
 def checked(options: dict[str, Any]) -> dict[str, Any]:
-    """Options as the descriptor takes them."""
-    return {n: x if x is None and n in _LEFT_OUT else _RULES[n](n, x) for n, x in options.items()}
+    """Options checked and converted as the descriptor takes them."""
+    return {n: x if x is None and n in _OPTIONAL else _RULES[n](n, x) for n, x in options.items()}
 
 
 _FLAGS = ("causal", "batch_invariant")
-_LEFT_OUT = ("window", "scale", "softcap", "max_seqlen_q", "max_seqlen_k")
+_OPTIONAL = ("window", "scale", "softcap", "max_seqlen_q", "max_seqlen_k")
 """Options that may be None."""
 _RULES: dict[str, Callable[[str, Any], object]] = {
     **dict.fromkeys(_FLAGS, flag),
@@ -261,14 +261,14 @@ EXTENTS = {
     "value_dim": "v",
     "table_width": "block_table",
 }
-"""Of a descriptor's fields those that are read off arrays, and the operands that show them."""
+"""Descriptor fields that follow from an array's shape, and the operand that they follow from."""
 
 
-def _needed(**arrays: Any) -> None:
+def _require(**arrays: Any) -> None:
     for name, x in arrays.items():
         if x is None:
             raise InvalidValue(
-                name, None, "must be given", "Give it, or call attention, which does without"
+                name, None, "must be given", "Give it, or call attention, which needs none"
             )
 
 
@@ -283,9 +283,9 @@ def _work(
     options, infos = checked(dict(zip(names, values, strict=True))), operation.infos
     labels = (PACKED if "cu_seqlens_q" in infos else LAYOUTS[options["layout"]]).split()
     first = infos["q"]
-    rank("q", first, labels)
+    check_rank("q", first, labels)
     if "out" in infos:
-        rank("out", infos["out"], labels)
+        check_rank("out", infos["out"], labels)
         if out_dtype is not None and DType.of(out_dtype, "out_dtype") is not infos["out"].dtype:
             raise InvalidValue(
                 "out_dtype",
@@ -296,9 +296,9 @@ def _work(
     else:
         dtype = first.dtype if out_dtype is None else DType.of(out_dtype, "out_dtype")
         value_dim = infos["v"].shape[-1] if infos["v"].shape else 0
-        operation.fresh("out", (*first.shape[:-1], value_dim), dtype, "q", "out_dtype")
+        operation.new_result("out", (*first.shape[:-1], value_dim), dtype, "q", "out_dtype")
     if flag("return_lse", return_lse):
-        operation.fresh("lse", _lse_shape(first, labels), first.dtype.accumulator, "q")
+        operation.new_result("lse", _lse_shape(first, labels), first.dtype.accumulator, "q")
     ordered: dict[str, Any] = {
         n: infos[n] for n in ("q", "k", "v", "out", "lse", *OPTIONAL) if n in infos
     }

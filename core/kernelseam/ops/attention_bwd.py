@@ -14,12 +14,11 @@ from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.attention import EXTENTS, checked
-from kernelseam.ops.calling import Operation, given, once, operate
+from kernelseam.ops.calling import Operation, not_none, operate, unexpanded_shape
 
 
 class AttentionGradients(NamedTuple):
-    """What a loss takes from an attention's inputs: shaped as they are; None for what was not asked
-    for."""
+    """Gradients of an attention's inputs, of their shapes; None for one that was not requested."""
 
     dq: Any
     dk: Any
@@ -64,8 +63,9 @@ def attention_bwd(
     ``out`` and ``lse`` are what it returned with ``return_lse=True``; ``dout`` is shaped as out.
     Gradients are new row-major arrays of the inputs' dtypes (dsinks float32), of q's kind; dbias
     has the bias's own shape, with extent 1 where the bias repeats by a stride of 0. They are summed
-    in float32 (float64 where q is); ``deterministic=False`` allows a way whose order of summation
-    varies, where one is faster. Rows that belong to no sequence are not written.
+    in float32 (float64 where q is); ``deterministic=False`` allows an implementation whose order of
+    summation varies (atomics), where one is faster. Rows that belong to no sequence are not
+    written.
 
     Raises InvalidValue for what does not fit together, Unsupported with each implementation's
     reason.
@@ -73,7 +73,7 @@ def attention_bwd(
     for name, x in (("out", out), ("lse", lse)):
         if x is None:
             raise InvalidValue(
-                name, None, "must be what attention gave", "Call it with return_lse=True"
+                name, None, "must be what attention returned", "Call it with return_lse=True"
             )
     arrays = {
         "q": q,
@@ -81,7 +81,7 @@ def attention_bwd(
         "v": v,
         "out": out,
         "lse": lse,
-        **given(
+        **not_none(
             bias=bias,
             mask=mask,
             alibi_slopes=alibi_slopes,
@@ -105,8 +105,8 @@ def attention_bwd(
         max_seqlen_q,
         max_seqlen_k,
     )
-    made = operate(_work, arrays, options, backend, implementation, stream, _WORDING)
-    return AttentionGradients(*map(made.get, ("dq", "dk", "dv", "dbias", "dsinks")))
+    results = operate(_work, arrays, options, backend, implementation, stream, _WORDING)
+    return AttentionGradients(*map(results.get, ("dq", "dk", "dv", "dbias", "dsinks")))
 
 
 def _work(
@@ -132,11 +132,11 @@ def _work(
                 name, True, f"the attention has no {operand}", f"Give {operand}, or leave it out"
             )
     for name, model in (("dq", "q"), ("dk", "k"), ("dv", "v")):
-        operation.fresh(name, infos[model].shape, infos[model].dtype, "q")
+        operation.new_result(name, infos[model].shape, infos[model].dtype, "q")
     if bias_gradient:
-        operation.fresh("dbias", once(infos["bias"]), infos["bias"].dtype, "q")
+        operation.new_result("dbias", unexpanded_shape(infos["bias"]), infos["bias"].dtype, "q")
     if sink_gradient:
-        operation.fresh("dsinks", infos["sinks"].shape, DType.float32, "q")
+        operation.new_result("dsinks", infos["sinks"].shape, DType.float32, "q")
     options = checked(
         {
             "causal": causal,
@@ -156,8 +156,8 @@ def describe(
     infos: dict[str, ArrayInfo], options: dict[str, Any], deterministic: bool = True
 ) -> AttentionBwd:
     """The descriptor over the views of all operands, by their names."""
-    own = ("dout", "dq", "dk", "dv", "dbias", "dsinks")
-    arrays: dict[str, Any] = {n: i for n, i in infos.items() if n not in own}
+    names = ("dout", "dq", "dk", "dv", "dbias", "dsinks")
+    arrays: dict[str, Any] = {n: i for n, i in infos.items() if n not in names}
     forward = Attention.from_arrays(**arrays, **options)
     layout = options.get("layout", "bhsd")
     of_rows = f"{PACKED if 'cu_seqlens_q' in infos else LAYOUTS[layout]}_v"
@@ -175,7 +175,7 @@ def describe(
         for label, stride in zip(labels, canonical(infos[name]), strict=False):
             axis = {"b": "batch", "h": "head", "r": "row"}[label]
             strides[f"stride_{name}_{axis}"] = stride
-    gradients: dict[str, Any] = {n: infos[n] for n in own if n in infos}
+    gradients: dict[str, Any] = {n: infos[n] for n in names if n in infos}
     return AttentionBwd(forward=forward, **gradients, **strides, deterministic=deterministic)
 
 

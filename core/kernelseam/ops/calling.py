@@ -1,10 +1,9 @@
-"""What every operation on arrays does: views, one device, remembered plans, launches, results of
-the caller's kind.
+"""What all operations on arrays share: views, the device check, cached plans, launches, results.
 
-The first call on arrays of certain layouts is checked, described and planned. The planned call is
-remembered by its signature, which is everything but the arrays' memory, so that the next such call
-asks for views and launches. What depends on addresses is checked whenever they are new. A repeated
-call on torch's tensors takes a shortcut.
+The first call on arrays of given layouts is checked, described and planned. The planned call is
+cached by its signature, which is everything but the arrays' memory, so that a repeated call only
+makes views and launches. New addresses are always checked. A repeated call on torch tensors takes a
+shortcut.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from kernelseam.arrays import describe, runtime_of, same_device, tell_written
+from kernelseam.arrays import describe, mark_written, runtime_of, same_device
 from kernelseam.arrays import torch as torch_arrays
 from kernelseam.contract import ArrayInfo, OperandRule
 from kernelseam.descriptors.common.wording import Wording
-from kernelseam.dispatch import check_backend, name_of, preferred_backend
+from kernelseam.dispatch import check_backend, check_name, preferred_backend
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops import planned_call
 from kernelseam.ops.planned_call import (
-    BoundBy,
+    BoundLaunches,
     Infos,
     PlannedCall,
     PlannedLaunch,
@@ -35,54 +34,56 @@ from kernelseam.plugins import plugins
 from kernelseam.traced import hand_over, stands_for_others
 
 
-class Signatures:
-    """Planned calls by their signature, which is everything of them but memory, and bound launches
-    by addresses. No array is kept: a workspace is each call's own, of whichever thread and
-    stream."""
+class CallCache:
+    """Planned calls by signature (everything of a call but memory) and bound launches by addresses.
+
+    The cache holds no arrays. Every call allocates its own workspace, so that threads and streams
+    share none."""
 
     def __init__(self) -> None:
         self.plans: dict[Hashable, PlannedCall] = {}
-        self.bound: BoundBy = {}
+        self.bound: BoundLaunches = {}
         self.shortcuts: dict[Hashable, Shortcut] = {}
-        self.read: torch_arrays.Reader | None = None
-        """How tensors are read; None before the first shortcut."""
+        self.read: torch_arrays.TensorReader | None = None
+        """Reads tensors' addresses and layouts; None before the first shortcut."""
 
 
-_AS_IT_IS = Wording()
+_DEFAULT_WORDING = Wording()
 
 
 def operate(
-    work: Callable[..., None],
+    compute: Callable[..., None],
     arrays: Mapping[str, object],
     options: tuple[Any, ...],
     backend: str | None,
     implementation: str | None,
     stream: object,
-    wording: Wording = _AS_IT_IS,
+    wording: Wording = _DEFAULT_WORDING,
 ) -> dict[str, Any]:
-    """Do what ``work(operation, *options)`` says with arrays, which are on one device of the
-    backend asked for.
+    """Run an operation on arrays of one device, which must be of the requested backend.
 
-    ``work`` reads the options, which are scalars, and the views ``operation.infos``, and nothing
-    else: it is not asked again for arrays that lie the same way. Returns the results that were
-    made, by name, as arrays of the library of the array that each is like. What is refused is told
-    in the caller's ``wording``.
+    ``compute(operation, *options)`` declares results and launches. It may read the options, which
+    are scalars, and the views ``operation.infos``, and nothing else: it does not run again for
+    arrays of the same layouts. ``wording`` names operands in errors as the caller does.
+
+    Returns the allocated results by name, each an array of the library of the array that it is
+    like.
     """
     try:
-        wanted = preferred_backend(backend)
-        memory: Signatures | None = plugins().memory.get(Signatures)
-        if memory is not None and memory.read is not None:
-            key = _key(work, arrays, options, wanted, implementation)
-            if (pointers := memory.read(arrays.values(), key)) is not None:
+        backend_name = preferred_backend(backend)
+        cache: CallCache | None = plugins().caches.get(CallCache)
+        if cache is not None and cache.read is not None:
+            key = _key(compute, arrays, options, backend_name, implementation)
+            if (pointers := cache.read(arrays.values(), key)) is not None:
                 try:
-                    shortcut = memory.shortcuts.get(tuple(key))
-                except Exception:  # an option that cannot be hashed, which the work refuses
+                    shortcut = cache.shortcuts.get(tuple(key))
+                except Exception:  # an option that cannot be hashed, which ``compute`` refuses
                     shortcut = None
                 if shortcut is not None:
-                    results = shortcut.call(pointers, arrays, stream, memory.bound)
+                    results = shortcut.call(pointers, arrays, stream, cache.bound)
                     if results is not None:
                         return results
-        return _planned(work, arrays, options, wanted, implementation, stream)
+        return _run_planned(compute, arrays, options, backend_name, implementation, stream)
     except InvalidValue as e:
         raise wording.reworded(e) from None
 
@@ -92,30 +93,30 @@ def operate(
 operate._torchdynamo_inline = hand_over  # type: ignore[attr-defined]
 
 
-def _planned(
-    work: Callable[..., None],
+def _run_planned(
+    compute: Callable[..., None],
     arrays: Mapping[str, object],
     options: tuple[Any, ...],
-    wanted: str | None,
+    backend_name: str | None,
     implementation: str | None,
     stream: object,
 ) -> dict[str, Any]:
-    found = plugins()
-    memory = found.remembered(Signatures)
-    if wanted is not None:
-        found.backend(wanted)
+    current = plugins()
+    cache = current.cache_of(CallCache)
+    if backend_name is not None:
+        current.backend(backend_name)
     if implementation is not None:
-        name_of("implementation", implementation)
+        check_name("implementation", implementation)
     try:
-        infos = {name: describe(x, name, wanted) for name, x in arrays.items()}
+        infos = {name: describe(x, name, backend_name) for name, x in arrays.items()}
     except InvalidValue:
         if stands_for_others(arrays.values()):
-            return hand_over(work, arrays, options, wanted, implementation, stream)
+            return hand_over(compute, arrays, options, backend_name, implementation, stream)
         raise
-    # Types count: what takes 1 may refuse True, which equals it.
+    # The options' types are part of the key, as 1 == True.
     key: Hashable = (
-        work,
-        wanted,
+        compute,
+        backend_name,
         implementation,
         options,
         *map(type, options),
@@ -123,124 +124,130 @@ def _planned(
         *map(layout_of, infos.values()),
     )
     try:
-        known = memory.plans.get(key)
-    except Exception:  # an option that cannot be hashed, which the work refuses
-        key = known = None
-    if known is None or not known.allocate_results(infos):
-        _check(infos, wanted)
+        planned = cache.plans.get(key)
+    except Exception:  # an option that cannot be hashed, which ``compute`` refuses
+        key = planned = None
+    if planned is None or not planned.allocate_results(infos):
+        _check_arrays(infos, backend_name)
         operation = Operation(infos, implementation)
         try:
-            work(operation, *options)
+            compute(operation, *options)
         except InvalidValue as e:
-            raise operation.told(e) from None
-        known = operation.planned()
+            raise operation.reword(e) from None
+        planned = operation.planned()
         if operation.repeatable and key is not None:
-            if len(memory.plans) >= planned_call.KEPT:
-                memory.plans.clear()
-                memory.bound.clear()
-            memory.plans[key] = known
-    own = known.run(infos, stream, memory.bound)
-    for name in known.written:
-        tell_written(infos[name])
-    if key is not None and known.quick(infos, own):
-        _keep(
-            memory, known, infos, own, _key(work, arrays, options, wanted, implementation), arrays
+            if len(cache.plans) >= planned_call.MAX_ENTRIES:
+                cache.plans.clear()
+                cache.bound.clear()
+            cache.plans[key] = planned
+    workspace = planned.run(infos, stream, cache.bound)
+    for name in planned.written:
+        mark_written(infos[name])
+    if key is not None and planned.allows_shortcut(infos, workspace):
+        _remember_shortcut(
+            cache,
+            planned,
+            infos,
+            workspace,
+            _key(compute, arrays, options, backend_name, implementation),
+            arrays,
         )
-    return {r.name: handed_back(infos[r.name], infos[r.like], stream) for r in known.results}
+    return {
+        r.name: to_callers_library(infos[r.name], infos[r.like], stream) for r in planned.results
+    }
 
 
 def _key(
-    work: Callable[..., None],
+    compute: Callable[..., None],
     arrays: Mapping[str, object],
     options: tuple[Any, ...],
-    wanted: str | None,
+    backend_name: str | None,
     implementation: str | None,
 ) -> list[object]:
-    """What a reader of tensors adds to. Types count: what takes 1 may refuse True, which equals
-    it."""
-    return [work, wanted, implementation, options, *map(type, options), *arrays]
+    """The start of a shortcut's key, to which a TensorReader appends the layouts. The options'
+    types are part of it, as 1 == True."""
+    return [compute, backend_name, implementation, options, *map(type, options), *arrays]
 
 
-def _keep(
-    memory: Signatures,
-    known: PlannedCall,
+def _remember_shortcut(
+    cache: CallCache,
+    planned: PlannedCall,
     infos: Infos,
-    own: ArrayInfo | None,
+    workspace: ArrayInfo | None,
     key: list[object],
     arrays: Mapping[str, object],
 ) -> None:
-    memory.read = read = memory.read or torch_arrays.reader()
+    cache.read = read = cache.read or torch_arrays.tensor_reader()
     if read is not None and read(arrays.values(), key) is not None:
-        if len(memory.shortcuts) >= planned_call.KEPT:
-            memory.shortcuts.clear()
-        memory.shortcuts[tuple(key)] = Shortcut(known, infos, own)
+        if len(cache.shortcuts) >= planned_call.MAX_ENTRIES:
+            cache.shortcuts.clear()
+        cache.shortcuts[tuple(key)] = Shortcut(planned, infos, workspace)
 
 
-def _check(infos: Infos, wanted: str | None) -> None:
-    check_backend(wanted, same_device(infos))
+def _check_arrays(infos: Infos, backend_name: str | None) -> None:
+    check_backend(backend_name, same_device(infos))
     for name, info in infos.items():
         if min(info.strides, default=0) < 0 and 0 not in info.shape:
             raise InvalidValue(
                 name,
                 f"strides {list(info.strides)}",
-                "must not walk backwards",
+                "must not be negative",
                 "Copy the array first",
             )
 
 
 class Operation:
-    """A call while it is planned: the arrays that it has, those that it allocates, what it will
-    launch."""
+    """A call while it is planned: its arrays, the results that it allocates, its launches."""
 
     def __init__(self, infos: Infos, implementation: str | None) -> None:
         self.infos, self.implementation = infos, implementation
         self.repeatable = True
-        """Whether the same launches compute the next call, over its own addresses."""
+        """Whether the planned call can serve later calls, over other addresses."""
         self._results: list[Result] = []
         self._launches: list[PlannedLaunch] = []
         self._options: dict[str, str] = {}
 
-    def fresh(
+    def new_result(
         self, name: str, shape: Sequence[int], dtype: DType, like: str, option: str = ""
     ) -> None:
-        """Make an array for a result, on the device of the one named ``like`` and, where its
-        runtime makes them, of its kind. ``option``: which names its dtype."""
+        """Allocate an array for a result on the device of the array named ``like``, of the same
+        library where possible. ``option``: the option that sets its dtype, for errors."""
         self._options[name] = option
-        self.infos[name] = made = new_array(name, shape, dtype, self.infos[like])
-        self._results.append(Result(name, tuple(shape), dtype, like, layout_of(made)))
+        self.infos[name] = info = new_array(name, shape, dtype, self.infos[like])
+        self._results.append(Result(name, tuple(shape), dtype, like, layout_of(info)))
 
     def launch(
         self,
         operands: Mapping[str, ArrayInfo],
         descriptor: Callable[[], Any],
         names: Mapping[str, str] | None = None,
-        told: Callable[[InvalidValue], InvalidValue] | None = None,
+        reword: Callable[[InvalidValue], InvalidValue] | None = None,
     ) -> None:
-        """Plan what ``descriptor()`` describes, to be launched when all is planned.
+        """Plan ``descriptor()``; it is launched once the whole call is planned.
 
-        ``operands``: views by their names in the descriptor, each over one of the arrays from its
-        first element on. ``names``: those of the arrays where they differ. ``told``: a refusal of
-        addresses, in the caller's words.
+        ``operands``: views by their names in the descriptor, each starting at the first element of
+        one of the arrays. ``names``: those arrays' names where they differ. ``reword``: turns an
+        error about addresses into one with the caller's names.
         """
-        # A remembered plan must not keep anyone's memory alive.
+        # A cached plan must not keep anyone's memory alive.
         bare = descriptor().without_arrays()
-        made = plan(
+        new_plan = plan(
             bare, device=next(iter(operands.values())).device, implementation=self.implementation
         )
-        rules = {rule.name: rule for rule in made.problem.operands}
+        rules = {rule.name: rule for rule in new_plan.problem.operands}
         arrays = tuple([(names or {}).get(name, name) for name in operands])
         self._launches.append(
-            PlannedLaunch(made, tuple([rules[name] for name in operands]), arrays, told)
+            PlannedLaunch(new_plan, tuple([rules[name] for name in operands]), arrays, reword)
         )
 
     def launch_lists(
         self, operands: Mapping[str, ArrayInfo], descriptor: Any, names: Mapping[str, str]
     ) -> None:
-        """Plan and bind a descriptor over lists of addresses of matrices, to be launched when all
-        is planned, once: the lists are of these arrays' memory alone. ``operands``: the arrays
-        that the matrices lie in, C written."""
+        """Plan and bind a descriptor over lists of matrix addresses, for this call only: the lists
+        hold addresses of these arrays. ``operands``: the arrays that contain the matrices; C is
+        written."""
         self.repeatable = False
-        made = plan(
+        new_plan = plan(
             descriptor,
             device=next(iter(operands.values())).device,
             implementation=self.implementation,
@@ -250,10 +257,10 @@ class Operation:
             for n, x in operands.items()
         ]
         arrays = tuple([names.get(name, name) for name in operands])
-        self._launches.append(PlannedLaunch(made, tuple(rules), arrays, None, made.bind()))
+        self._launches.append(PlannedLaunch(new_plan, tuple(rules), arrays, None, new_plan.bind()))
 
-    def told(self, error: InvalidValue) -> InvalidValue:
-        """A refusal of a result that was made, as one of the option that it was made by."""
+    def reword(self, error: InvalidValue) -> InvalidValue:
+        """An error about a new result, as one about the option that set its dtype."""
         if not (option := self._options.get(error.field)):
             return error
         return InvalidValue(
@@ -261,13 +268,13 @@ class Operation:
         )
 
     def planned(self) -> PlannedCall:
-        """What is to be remembered of it."""
+        """The part of the call that is cached."""
         device = next(iter(self.infos.values())).device
         runtime, planned = (
             plugins().backend(device.backend).runtime,
             [x for x in self._launches if x.call is None],
         )
-        made = {r.name for r in self._results}
+        new = {r.name for r in self._results}
         outputs = [
             n
             for x in self._launches
@@ -279,14 +286,14 @@ class Operation:
             tuple(self._launches),
             device,
             runtime,
-            max((x.plan.workspace_room for x in planned), default=0),
+            max((x.plan.allocation_bytes for x in planned), default=0),
             len(planned) < len(self._launches),
-            tuple(n for n in dict.fromkeys(outputs) if n not in made),
+            tuple(n for n in dict.fromkeys(outputs) if n not in new),
         )
 
 
-def rank(name: str, info: ArrayInfo, axes: Sequence[str]) -> None:
-    """Refuse an array whose number of axes is not that of ``axes`` (names, for the message)."""
+def check_rank(name: str, info: ArrayInfo, axes: Sequence[str]) -> None:
+    """Raise InvalidValue unless the array has as many axes as ``axes`` (names, for the message)."""
     if len(info.shape) != len(axes):
         raise InvalidValue(
             name,
@@ -296,30 +303,31 @@ def rank(name: str, info: ArrayInfo, axes: Sequence[str]) -> None:
         )
 
 
-def once(info: ArrayInfo) -> tuple[int, ...]:
-    """An array's shape with extent 1 where it repeats; the strides of an empty one say nothing."""
+def unexpanded_shape(info: ArrayInfo) -> tuple[int, ...]:
+    """An array's shape with extent 1 along every axis of stride 0 (as torch.expand makes them). An
+    empty array's shape stays."""
     if 0 in info.shape:
         return info.shape
     return tuple(1 if s == 0 else n for n, s in zip(info.shape, info.strides, strict=True))
 
 
-def given(**arrays: object) -> dict[str, object]:
-    """Those that are not None."""
+def not_none(**arrays: object) -> dict[str, object]:
+    """The arrays that are not None."""
     return {name: x for name, x in arrays.items() if x is not None}
 
 
-def handed_back(made: ArrayInfo, like: ArrayInfo, stream: object) -> object:
-    """The result as an array of ``like``'s library, where it can take one; else as its runtime made
-    it."""
-    if made.kind == like.kind:
-        return made.owner
+def to_callers_library(result: ArrayInfo, like: ArrayInfo, stream: object) -> object:
+    """The result as an array of ``like``'s library where that library accepts it, else of its
+    runtime's own."""
+    if result.kind == like.kind:
+        return result.owner
     space = getattr(like.owner, "__array_namespace__", None)
     if space is None:
-        return made.owner
+        return result.owner
     if stream is not None:
-        # the library's own streams know nothing of this one
-        runtime_of(made).synchronize(made.device)
+        # the library does not order its own streams after this one
+        runtime_of(result).synchronize(result.device)
     library = space()
-    if made.dtype is DType.bfloat16:  # NumPy does not hand it out by DLPack
-        return library.asarray(made.owner)
-    return library.from_dlpack(made.owner)
+    if result.dtype is DType.bfloat16:  # NumPy does not export it by DLPack
+        return library.asarray(result.owner)
+    return library.from_dlpack(result.owner)

@@ -11,7 +11,7 @@ from kernelseam.descriptors.common.validation import flag, number
 from kernelseam.descriptors.gemm.strided import group_of
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation, operate, rank
+from kernelseam.ops.calling import Operation, check_rank, operate
 from kernelseam.ops.products import check_matrices, matrices, multiply
 
 
@@ -102,8 +102,8 @@ def _multiplied(
         arrays["bias"] = bias
     if residual is not None:
         arrays["residual"] = residual
-    made = operate(gemm_work, arrays, options, backend, implementation, stream)
-    return made["out"] if out is None else out
+    results = operate(gemm_work, arrays, options, backend, implementation, stream)
+    return results["out"] if out is None else out
 
 
 def gemm_work(
@@ -151,8 +151,8 @@ def result_shape(
     first, second = infos["a"], infos["b"]
     lead = () if not batched else ("B", "H") if len(first.shape) == 4 else ("B",)
     lead_b = ("B", "H_b")[: len(lead)]
-    rank("a", first, (*lead, "K", "M") if a_transposed else (*lead, "M", "K"))
-    rank("b", second, (*lead_b, "N", "K") if b_transposed else (*lead_b, "K", "N"))
+    check_rank("a", first, (*lead, "K", "M") if a_transposed else (*lead, "M", "K"))
+    check_rank("b", second, (*lead_b, "N", "K") if b_transposed else (*lead_b, "K", "N"))
     M, K = first.shape[:-3:-1] if a_transposed else first.shape[-2:]
     K_b, N = second.shape[:-3:-1] if b_transposed else second.shape[-2:]
     if K_b != K:
@@ -185,10 +185,11 @@ def result_shape(
 def result(
     operation: Operation, name: str, shape: tuple[int, ...], dtype: DType | str | None
 ) -> None:
-    """Hold an array for a result to its shape, or make one, of a's dtype where none is named."""
+    """Check the caller's array for a result, or allocate one (of a's dtype unless ``dtype`` names
+    another)."""
     kind, infos = None if dtype is None else DType.of(dtype, "out_dtype"), operation.infos
     if name not in infos:
-        operation.fresh(name, shape, kind or infos["a"].dtype, "a", "out_dtype")
+        operation.new_result(name, shape, kind or infos["a"].dtype, "a", "out_dtype")
         return
     check_shape(name, infos[name], shape)
     if kind not in (None, infos[name].dtype):
@@ -198,7 +199,7 @@ def result(
 
 
 def check_shape(name: str, info: ArrayInfo, shape: tuple[int, ...]) -> None:
-    """Refuse an array of another shape."""
+    """Raise InvalidValue for an array of another shape."""
     if info.shape != shape:
         raise InvalidValue(
             name, _shape(info), f"must have shape {list(shape)}", "Check the order of the axes"
@@ -206,7 +207,7 @@ def check_shape(name: str, info: ArrayInfo, shape: tuple[int, ...]) -> None:
 
 
 def _bias(info: ArrayInfo, shape: tuple[int, ...]) -> ArrayInfo:
-    """A bias as [batch, head, column] of a result of this shape, with extent 1 where it repeats."""
+    """A bias viewed as [batch, head, column] for a result of this shape; extent 1 broadcasts."""
     wanted = (*shape[:-2], shape[-1])
     fits = (
         0 < len(info.shape) <= len(wanted)
@@ -217,8 +218,8 @@ def _bias(info: ArrayInfo, shape: tuple[int, ...]) -> ArrayInfo:
         raise InvalidValue(
             "bias",
             _shape(info),
-            f"must be [N={wanted[-1]}], or repeat to {list(wanted)}",
-            "A bias has no axis of rows: add those of batches or heads with reshape",
+            f"must be [N={wanted[-1]}], or broadcast to {list(wanted)}",
+            "A bias has no row axis: add batch or head axes with reshape",
         )
     check_rows("bias", info)
     missing = len(wanted) - len(info.shape)

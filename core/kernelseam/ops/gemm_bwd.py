@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 from kernelseam.descriptors.common.validation import flag, number
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation, given, once, operate
+from kernelseam.ops.calling import Operation, not_none, operate, unexpanded_shape
 from kernelseam.ops.gemm import check_shape, result, result_shape
-from kernelseam.ops.products import check_matrices, matrices, multiply, swapped
+from kernelseam.ops.products import check_matrices, matrices, multiply, transpose
 
 
 class ProductGradients(NamedTuple):
-    """What a loss takes from a product's inputs; None for what was not asked for."""
+    """Gradients of a product's inputs; None for one that was not requested."""
 
     da: Any
     db: Any
@@ -41,24 +41,23 @@ def bmm_bwd(
     """The gradients of ``bmm(a, b, …)`` with the same options, one launch each: of op(a)
     alpha·dc·op(b)ᵀ, of op(b) alpha·op(a)ᵀ·dc.
 
-    ``dc``, shaped as the result and of a's dtype, is what a loss takes from it. A gradient has its
-    input's shape, but extent 1 along every axis on which the input repeats by a stride of 0
-    (batches, heads, rows or columns): there it is the sum over what was repeated.
-    ``sum_repeats=False``: each for itself, of the input's whole shape. That of a b of fewer heads
-    is the sum over the heads of a that meet it in any case. Strides are as in ``bmm``. Where summed
-    axes and the others are more than two strides walk, as where rows repeat as well as heads, the
-    launch is over lists of addresses: they are made and copied to the device at each call, which
-    synchronises.
+    ``dc``, shaped as the result and of a's dtype, is the gradient of the loss by the result. A
+    gradient has its input's shape, but extent 1 along every axis of stride 0 (batches, heads, rows
+    or columns): there it is summed over the expanded axis. ``sum_repeats=False`` computes it for
+    the expanded shape instead. Where b has fewer heads, db is always summed over the heads of a
+    that share one of b. Strides are as in ``bmm``. Where batch and head strides cannot describe the
+    summed and the other axes, for instance where both rows and heads are expanded, the launch takes
+    lists of addresses: each call copies them to the device, and synchronises.
 
     ``a_gradient`` and ``b_gradient`` say which are computed. ``da`` and ``db``: arrays for the
     results, which take beta times what they hold as well (beta = 1 accumulates; beta ≠ 0 needs
     them, beta = 0 never reads them); else new row-major ones of a's kind and of ``out_dtype``, a's
-    where that is None. da is made first: it must not overlap a (unless ``b_gradient`` is False), b,
-    dc or db; db must not overlap a or dc, but may be b itself. Products are summed in float32
-    (float64 where a is), always in the same order. All else is as in ``bmm``. Raises InvalidValue,
-    Unsupported; nothing is then launched.
+    where that is None. da is computed first: it must not overlap a (unless ``b_gradient`` is
+    False), b, dc or db; db must not overlap a or dc, but may be b itself. Products are summed in
+    float32 (float64 where a is), always in the same order. All else is as in ``bmm``. Raises
+    InvalidValue, Unsupported; nothing is then launched.
     """
-    arrays = {"dc": dc, "a": a, "b": b, **given(da=da, db=db)}
+    arrays = {"dc": dc, "a": a, "b": b, **not_none(da=da, db=db)}
     options = (
         True,
         a_transposed,
@@ -94,7 +93,7 @@ def matmul2d_bwd(
 ) -> ProductGradients:
     """The gradients of ``matmul2d(a, b, …)`` with the same options; everything else as in
     ``bmm_bwd``."""
-    arrays = {"dc": dc, "a": a, "b": b, **given(da=da, db=db)}
+    arrays = {"dc": dc, "a": a, "b": b, **not_none(da=da, db=db)}
     options = (
         False,
         a_transposed,
@@ -121,47 +120,50 @@ def _gradients(
     sum_repeats: bool,
     out_dtype: DType | str | None,
 ) -> None:
-    turned = {"da": flag("a_transposed", a_transposed), "db": flag("b_transposed", b_transposed)}
+    transposed = {
+        "da": flag("a_transposed", a_transposed),
+        "db": flag("b_transposed", b_transposed),
+    }
     alpha, beta, sums = (
         number("alpha", alpha),
         number("beta", beta),
         flag("sum_repeats", sum_repeats),
     )
     infos, wanted = operation.infos, {"da": a_gradient, "db": b_gradient}
-    for name, asked in wanted.items():
-        if not flag(f"{name[1]}_gradient", asked) and name in infos:
+    for name, requested in wanted.items():
+        if not flag(f"{name[1]}_gradient", requested) and name in infos:
             raise InvalidValue(
                 name, "given", f"{name[1]}_gradient is False", "Leave one of the two out"
             )
-        if asked and name not in infos and beta != 0:
+        if requested and name not in infos and beta != 0:
             raise InvalidValue(
                 name, None, f"is read, because beta = {beta}", "Pass the array to add to, or beta=0"
             )
     dc, a, b = infos["dc"], infos["a"], infos["b"]
-    check_shape("dc", dc, result_shape(infos, batched, turned["da"], turned["db"]))
+    check_shape("dc", dc, result_shape(infos, batched, transposed["da"], transposed["db"]))
     if dc.dtype is not a.dtype:
         raise InvalidValue(
             "dc", f"an array of {dc.dtype}", f"must be {a.dtype} as a is", "Convert it"
         )
     for name in ("dc", "a", "b"):
         check_matrices(name, infos[name])
-    op_a, op_b, product = matrices(a, turned["da"]), matrices(b, turned["db"]), matrices(dc)
+    op_a, op_b, product = matrices(a, transposed["da"]), matrices(b, transposed["db"]), matrices(dc)
     for name, of, first, second in (
-        ("da", a, product, swapped(op_b)),
-        ("db", b, swapped(op_a), product),
+        ("da", a, product, transpose(op_b)),
+        ("db", b, transpose(op_a), product),
     ):
         if not wanted[name]:
             continue
-        result(operation, name, once(of) if sums else of.shape, out_dtype)
+        result(operation, name, unexpanded_shape(of) if sums else of.shape, out_dtype)
         check_matrices(name, infos[name])
         names = (
             {"A": "dc", "B": "b", "C": name} if name == "da" else {"A": "a", "B": "dc", "C": name}
         )
-        operands = {"A": first, "B": second, "C": matrices(infos[name], turned[name])}
+        operands = {"A": first, "B": second, "C": matrices(infos[name], transposed[name])}
         multiply(operation, operands, names, alpha, beta)
 
 
-def _results(arrays: dict[str, Any], made: dict[str, Any]) -> ProductGradients:
-    """The arrays that were given for results, and those that were made; None for what was not asked
-    for."""
-    return ProductGradients(*(arrays[n] if n in arrays else made.get(n) for n in ("da", "db")))
+def _results(arrays: dict[str, Any], results: dict[str, Any]) -> ProductGradients:
+    """The caller's arrays for gradients where given, else new ones; None for one that was not
+    requested."""
+    return ProductGradients(*(arrays[n] if n in arrays else results.get(n) for n in ("da", "db")))

@@ -1,4 +1,4 @@
-"""Partial attentions joined, on arrays."""
+"""Merging partial attentions (split-KV) on arrays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kernelseam.descriptors.attention.merge import MergeStates
 from kernelseam.descriptors.common.operands import axes, canonical
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation, given, operate, rank
+from kernelseam.ops.calling import Operation, check_rank, not_none, operate
 
 
 def merge_states(
@@ -22,38 +22,38 @@ def merge_states(
     implementation: str | None = None,
     stream: object = None,
 ) -> tuple[Any, Any]:
-    """What attention over all keys would have given, from attentions of the same queries over parts
-    of them.
+    """Merge attentions of the same queries over disjoint parts of the keys into the attention over
+    all of them.
 
     ``outs`` [N, B, H, S, D_v] and ``lses`` [N, B, H, S] (float32, float64 where outs are) are the
     parts' results and log-sum-exps, stacked; keep them float32 (``out_dtype`` of ``attention``)
-    where their rounding matters. A part whose LSE is −inf saw no key. Page after page: stack what
-    there is with what the next page gives.
+    where their rounding matters. A part whose LSE is −inf saw no key. To merge incrementally, stack
+    the merged state with the next part's.
 
     Returns (result [B, H, S, D_v] of ``out_dtype``, by default that of outs, and its LSE [B, H,
     S]). Raises InvalidValue for what does not fit together.
     """
-    arrays = {"outs": outs, "lses": lses, **given(out=out)}
-    made = operate(merge_work, arrays, (out_dtype,), backend, implementation, stream)
-    return made["out"] if out is None else out, made["lse"]
+    arrays = {"outs": outs, "lses": lses, **not_none(out=out)}
+    results = operate(merge_work, arrays, (out_dtype,), backend, implementation, stream)
+    return results["out"] if out is None else out, results["lse"]
 
 
 def merge_work(operation: Operation, out_dtype: DType | str | None) -> None:
     infos = operation.infos
-    rank("outs", infos["outs"], ("N", "B", "H", "S", "D_v"))
+    check_rank("outs", infos["outs"], ("N", "B", "H", "S", "D_v"))
     shape = infos["outs"].shape
     dtype = None if out_dtype is None else DType.of(out_dtype, "out_dtype")
     if "out" not in infos:
-        operation.fresh("out", shape[1:], dtype or infos["outs"].dtype, "outs", "out_dtype")
+        operation.new_result("out", shape[1:], dtype or infos["outs"].dtype, "outs", "out_dtype")
     elif dtype not in (None, infos["out"].dtype):
         raise InvalidValue(
             "out_dtype", dtype, f"out is an array of {infos['out'].dtype}", "Give one of the two"
         )
-    operation.fresh("lse", shape[1:4], infos["outs"].dtype.accumulator, "outs")
-    operation.launch(infos, lambda: _described(infos))
+    operation.new_result("lse", shape[1:4], infos["outs"].dtype.accumulator, "outs")
+    operation.launch(infos, lambda: _descriptor(infos))
 
 
-def _described(infos: dict[str, ArrayInfo]) -> MergeStates:
+def _descriptor(infos: dict[str, ArrayInfo]) -> MergeStates:
     parts, batch, heads, rows, dim = axes("outs", infos["outs"], "N B H S D_v", {})
     known = {"N": parts, "B": batch, "H": heads, "S": rows, "D_v": dim}
     axes("lses", infos["lses"], "N B H S", known)

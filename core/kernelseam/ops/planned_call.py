@@ -1,5 +1,5 @@
-"""What the functions on arrays remember of a call, by its signature: which results it allocates,
-which plans it binds to the arrays' addresses."""
+"""A call on arrays as it is cached by its signature: the results to allocate and the plans to
+bind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelseam.arrays import describe, runtime_of
-from kernelseam.contract import ArrayInfo, Device, OperandRule, QuickRuntime, Runtime
+from kernelseam.contract import ArrayInfo, Device, FastRuntime, OperandRule, Runtime
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
@@ -19,10 +19,10 @@ from kernelseam.planning.streams import stream_handle
 from kernelseam.planning.workspace import allocate
 
 Infos = dict[str, ArrayInfo]
-BoundBy = dict[Hashable, Bound]
-"""Bound launches by a planned call, its workspace and the addresses of its arrays."""
-KEPT = 1024
-"""Entries of each table that is remembered; where there are as many, all are dropped."""
+BoundLaunches = dict[Hashable, Bound]
+"""Bound launches by planned call, workspace address and array addresses."""
+MAX_ENTRIES = 1024
+"""Entries of each cache; a full one is cleared."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,17 @@ class Result:
 
 @dataclass(frozen=True, eq=False)
 class PlannedLaunch:
-    """A plan, how each of its operands is walked, and which array it is."""
+    """A plan and, for each of its operands, its rule and the name of the array that it is."""
 
     plan: Plan
     rules: tuple[OperandRule, ...]
     arrays: tuple[str, ...]
-    told: Callable[[InvalidValue], InvalidValue] | None
+    reword: Callable[[InvalidValue], InvalidValue] | None
     call: Call | None = None
-    """Where the plan takes lists of addresses: bound to them."""
+    """The bound call, where the plan takes lists of addresses."""
 
     def bind(self, addresses: Mapping[str, int], workspace: int, runtime: Runtime) -> Bound:
-        """Its launches over the arrays' addresses, by name, which are checked."""
+        """Check the arrays' addresses, given by name, and bind the launches to them."""
         if self.call is not None:
             return Bound(self.plan.parts.steps, (self.call.launcher(),))
         pointers = {
@@ -59,33 +59,33 @@ class PlannedLaunch:
                 self.plan,
                 Resolved(pointers, ()),
                 runtime,
-                lambda: self.plan.workspace_in(workspace),
+                lambda: self.plan.align_workspace(workspace),
                 shared=True,
             )
         except InvalidValue as e:
-            if self.told is None:
+            if self.reword is None:
                 raise
-            raise self.told(e) from None
+            raise self.reword(e) from None
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedCall:
-    """What is remembered of a call: the results to allocate, the plans to bind."""
+    """The cached part of a call."""
 
     results: tuple[Result, ...]
     launches: tuple[PlannedLaunch, ...]
     device: Device
     runtime: Runtime
     workspace_bytes: int
-    """Of the workspace that the launches use one after the other."""
-    waits: bool
-    """Whether a launch uses what goes when the call returns."""
+    """Of the one workspace that the launches use in turn."""
+    synchronizes: bool
+    """Whether the call must wait for its launches: they read lists of addresses that it frees."""
     written: tuple[str, ...]
-    """The caller's arrays that take results."""
+    """The caller's arrays that the launches write."""
 
     def allocate_results(self, infos: Infos) -> bool:
-        """Allocate the results; False, with none kept, where one has another layout than the plans
-        were made for."""
+        """Allocate the results into ``infos``. Returns False, and adds none, where one has another
+        layout than the plans were built for."""
         for r in self.results:
             infos[r.name] = info = new_array(r.name, r.shape, r.dtype, infos[r.like])
             if layout_of(info) != r.layout:
@@ -94,83 +94,83 @@ class PlannedCall:
                 return False
         return True
 
-    def run(self, infos: Infos, stream: object, bound: BoundBy) -> ArrayInfo | None:
-        """Launch everything, once all of it is bound and checked. Returns the workspace, where
-        there was one."""
+    def run(self, infos: Infos, stream: object, bound: BoundLaunches) -> ArrayInfo | None:
+        """Check and bind everything, then launch. Returns the workspace if there is one."""
         device, runtime, first = self.device, self.runtime, next(iter(infos.values()))
         need = self.workspace_bytes
-        own = allocate(need, device, runtime, first) if need else None
+        workspace = allocate(need, device, runtime, first) if need else None
         key: tuple[Any, ...] = (
             self,
-            own.pointer if own else 0,
+            workspace.pointer if workspace else 0,
             *[info.pointer for info in infos.values()],
         )
         with runtime.activate(device):
-            launches = bound.get(key) or self.bound_to(
+            launches = bound.get(key) or self.bind_addresses(
                 {n: i.pointer for n, i in infos.items()}, key, bound
             )
             handle = stream_handle(stream, runtime, device, first)
             launches.launch(handle)
-        # The library, which takes the workspace back, knows nothing of another stream; nor does
-        # anyone of lists.
-        if self.waits or (
-            own and stream is not None and handle != runtime.current_stream(device, first)
+        # The library may reuse the workspace at once: its allocator does not know this stream. The
+        # lists of addresses are freed with the call.
+        if self.synchronizes or (
+            workspace and stream is not None and handle != runtime.current_stream(device, first)
         ):
             runtime.synchronize(device)
-        return own
+        return workspace
 
-    def bound_to(self, addresses: Mapping[str, int], key: tuple[Any, ...], bound: BoundBy) -> Bound:
-        """The launches over these addresses, checked, and remembered by a key whose second is the
-        workspace's."""
+    def bind_addresses(
+        self, addresses: Mapping[str, int], key: tuple[Any, ...], bound: BoundLaunches
+    ) -> Bound:
+        """Check these addresses and bind the launches to them; cache the result by ``key``, whose
+        second entry is the workspace's address."""
         launches = joined([x.bind(addresses, key[1], self.runtime) for x in self.launches])
         if len(self.launches) > 1:
-            check_apart(self.launches, addresses)
-        # On the host lengths and tables are looked at, too, and may change; lists are this call's
-        # alone.
+            check_disjoint(self.launches, addresses)
+        # On the host, lengths and tables are checked at every call, as they may change.
         if self.repeats:
-            if len(bound) >= KEPT:
+            if len(bound) >= MAX_ENTRIES:
                 bound.clear()
             bound[key] = launches
         return launches
 
     @property
     def repeats(self) -> bool:
-        """Whether bound launches serve the next call over the same memory."""
-        return not self.device.is_host and not self.waits
+        """Whether bound launches serve a later call over the same memory."""
+        return not self.device.is_host and not self.synchronizes
 
-    def quick(self, infos: Infos, own: ArrayInfo | None) -> bool:
-        """Whether calls on tensors of these layouts can take a shortcut: no memory is looked at."""
-        every = (*infos.values(), *([] if own is None else [own]))
-        quick = self.repeats and all(x.kind == "torch" and x.pointer for x in every)
-        return quick and isinstance(self.runtime, QuickRuntime)
+    def allows_shortcut(self, infos: Infos, workspace: ArrayInfo | None) -> bool:
+        """Whether a later call on torch tensors of these layouts may take a shortcut."""
+        arrays = (*infos.values(), *([] if workspace is None else [workspace]))
+        repeatable = self.repeats and all(x.kind == "torch" and x.pointer for x in arrays)
+        return repeatable and isinstance(self.runtime, FastRuntime)
 
 
-def check_apart(launches: Sequence[PlannedLaunch], addresses: Mapping[str, int]) -> None:
-    """Refuse a result in memory that a later launch reads or writes as another array; what one
-    launch does with its own operands is checked with them."""
+def check_disjoint(launches: Sequence[PlannedLaunch], addresses: Mapping[str, int]) -> None:
+    """Raise InvalidValue where one launch writes memory that a later launch uses as another array.
+    Operands of the same launch are checked when it is bound."""
     for i, earlier in enumerate(launches):
         for rule, name in zip(earlier.rules, earlier.arrays, strict=True):
             if not rule.written or not rule.span:
                 continue
-            at = addresses[name]
+            address = addresses[name]
             for later in launches[i + 1 :]:
                 for other, other_name in zip(later.rules, later.arrays, strict=True):
                     if (
                         other_name != name
                         and other.span
-                        and proven_overlap(at, rule, addresses[other_name], other)
+                        and proven_overlap(address, rule, addresses[other_name], other)
                     ):
                         when = "" if other.written else ", which is still to be read"
                         raise InvalidValue(
                             name,
-                            hex(at),
+                            hex(address),
                             f"overlaps {other_name}{when}",
                             "Give the output memory of its own",
                         )
 
 
 def layout_of(info: ArrayInfo) -> tuple[object, ...]:
-    """All of an array that a plan depends on."""
+    """Everything of an array that a plan depends on."""
     return info.shape, info.strides, info.dtype, info.device, info.pointer % 16 == 0, info.writable
 
 

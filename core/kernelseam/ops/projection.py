@@ -13,7 +13,7 @@ from kernelseam.descriptors.common.wording import Wording
 from kernelseam.descriptors.projection.arrays import labels_of
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation, given, operate, rank
+from kernelseam.ops.calling import Operation, check_rank, not_none, operate
 
 
 def fused_qkv_projection(
@@ -39,8 +39,7 @@ def fused_qkv_projection(
     implementation: str | None = None,
     stream: object = None,
 ) -> Any:
-    """q, k and v = input·weightᵀ + bias in one launch, split into heads: the queries, keys and
-    values of an attention.
+    """q, k and v = input·weightᵀ + bias in one launch, split into heads.
 
     ``input`` [B, S, hidden]; ``weight`` [(num_heads + 2·num_kv_heads)·head_dim, hidden] as
     torch.nn.Linear has it: the rows that make q first, then k's, then v's, head after head;
@@ -54,18 +53,18 @@ def fused_qkv_projection(
     "bshd": the head after the token. An input [T, hidden], as the rows of packed sequences are,
     gives q [T, num_heads, head_dim] with "bshd", and [num_heads, T, head_dim] with "bhsd".
 
-    ``rotary``: cosines and sines, float32 [positions, n / 2]. They turn the first n elements of
+    ``rotary``: cosines and sines, float32 [positions, n / 2]. They rotate the first n elements of
     every head of q and k, n at most head_dim, by the row of the token's position: elements i and i
     + n/2 together (``rotary_style`` "halves", as of GPT-NeoX and Llama), or 2i and 2i + 1 ("pairs",
-    as of GPT-J). ``positions``: int32 [B, S] (of an input [T, hidden] [T]); else token s of every
-    entry is at ``first_position`` + s (each of which makes a plan of its own: give positions where
-    they change from call to call).
+    as of GPT-J). ``positions``: int32 [B, S] ([T] for an input [T, hidden]); else token s of every
+    entry is at ``first_position`` + s. Each ``first_position`` has its own plan: give positions
+    where they change from call to call.
 
     ``k_pages`` and ``v_pages`` [pages, page_size, num_kv_heads, head_dim] with ``block_table``
     int32 [B, width], as ``attention_paged`` takes them (``kv_layout`` "hnd": the head before the
     row of a page): k and v of the token at position p of entry b are written to row p % page_size
-    of page block_table[b, p // page_size], and q alone is returned. Of two tokens at one place
-    either stays.
+    of page block_table[b, p // page_size], and q alone is returned. Where two tokens have the
+    same position, which one stays is undefined.
 
     ``out``: arrays (q, k, v) for the results, with pages the array of q; else new ones of input's
     kind, of ``out_dtype`` (input's, with pages the pages'). ``backend``, ``implementation`` and
@@ -78,7 +77,7 @@ def fused_qkv_projection(
     arrays = {
         "input": input,
         "weight": weight,
-        **given(bias=bias, positions=positions, **_tables(rotary, rotary_style)),
+        **not_none(bias=bias, positions=positions, **_tables(rotary, rotary_style)),
         **({"k": k_pages, "v": v_pages, "block_table": block_table} if paged else {}),
         **_results(out, paged),
     }
@@ -92,10 +91,12 @@ def fused_qkv_projection(
         first_position,
         out_dtype,
     )
-    made = operate(qkv_work, arrays, options, backend, implementation, stream, _wording(paged, out))
+    results = operate(
+        qkv_work, arrays, options, backend, implementation, stream, _wording(paged, out)
+    )
     if out is not None:
         return out
-    return made["q"] if paged else (made["q"], made["k"], made["v"])
+    return results["q"] if paged else (results["q"], results["k"], results["v"])
 
 
 def qkv_work(
@@ -116,8 +117,8 @@ def qkv_work(
     if len(first.shape) == 2:
         labels = labels.replace("B ", "")
     else:
-        rank("input", first, ("B", "S", "hidden"))
-    rank("weight", infos["weight"], ("columns", "hidden"))
+        check_rank("input", first, ("B", "S", "hidden"))
+    check_rank("weight", infos["weight"], ("columns", "hidden"))
     heads, kv_heads, dim = head_counts(num_heads, num_kv_heads, head_dim, infos["weight"].shape[0])
     dtype = _out_dtype(out_dtype, infos, "k" if paged else "q", first.dtype)
     for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
@@ -130,12 +131,12 @@ def qkv_work(
                 )
             )
             extents |= {"H": count, "D": dim}
-            operation.fresh(
+            operation.new_result(
                 name, [extents[label] for label in labels.split()], dtype, "input", "out_dtype"
             )
         else:
             _check_heads(name, infos[name], pages if paged and name != "q" else labels, count, dim)
-    # Extents come from the arrays, which were held against these numbers.
+    # Extents come from the arrays, which were checked against these numbers.
     options: dict[str, Any] = {
         "rotary_style": rotary_style,
         "first_position": extent("first_position", first_position),
@@ -160,8 +161,7 @@ def fused_output_projection_residual(
     implementation: str | None = None,
     stream: object = None,
 ) -> Any:
-    """attn_out·weightᵀ + bias + residual in one launch: an attention's result back among the hidden
-    states.
+    """attn_out·weightᵀ + bias + residual in one launch.
 
     ``attn_out`` [B, S, columns] or [T, columns], or with its heads as ``attention`` returns them:
     [B, H, S, D] (``layout`` "bhsd") or [B, S, H, D] ("bshd"); a token's columns are its heads one
@@ -181,25 +181,27 @@ def fused_output_projection_residual(
     arrays = {
         "attn_out": attn_out,
         "weight": weight,
-        **given(bias=bias, residual=residual, out=out),
+        **not_none(bias=bias, residual=residual, out=out),
     }
-    made = operate(output_work, arrays, (layout, out_dtype), backend, implementation, stream)
-    return made["out"] if out is None else out
+    results = operate(output_work, arrays, (layout, out_dtype), backend, implementation, stream)
+    return results["out"] if out is None else out
 
 
 def output_work(operation: Operation, layout: str, out_dtype: DType | str | None) -> None:
     labels, infos = labels_of("layout", layout, LAYOUTS).split(), operation.infos
     first = infos["attn_out"]
-    rank("weight", infos["weight"], ("hidden", "columns"))
+    check_rank("weight", infos["weight"], ("hidden", "columns"))
     if len(first.shape) not in (2, 3):
-        rank("attn_out", first, labels)
+        check_rank("attn_out", first, labels)
     dtype = _out_dtype(out_dtype, infos, "out", first.dtype)
     if "out" not in infos:
         lead = first.shape[:-1]
         if len(first.shape) == 4:
             extents = dict(zip(labels, first.shape, strict=True))
             lead = (extents["B"], extents["S"])
-        operation.fresh("out", (*lead, infos["weight"].shape[0]), dtype, "attn_out", "out_dtype")
+        operation.new_result(
+            "out", (*lead, infos["weight"].shape[0]), dtype, "attn_out", "out_dtype"
+        )
     operation.launch(
         infos, lambda: OutputProjection.from_arrays(**cast(dict[str, Any], infos), layout=layout)
     )
@@ -208,10 +210,10 @@ def output_work(operation: Operation, layout: str, out_dtype: DType | str | None
 def head_counts(
     num_heads: object, num_kv_heads: object, head_dim: object, columns: int
 ) -> tuple[int, int, int]:
-    """(num_heads, num_kv_heads, head_dim) that make so many columns; those left out follow from the
-    rest."""
+    """(num_heads, num_kv_heads, head_dim) of a weight with so many rows; values left out are
+    derived."""
     if num_heads is None:
-        raise InvalidValue("num_heads", None, "must say how many heads of q there are", "Give it")
+        raise InvalidValue("num_heads", None, "must be the number of query heads", "Give it")
     heads = extent("num_heads", num_heads, 1)
     kv_heads = heads if num_kv_heads is None else extent("num_kv_heads", num_kv_heads, 1)
     total = heads + 2 * kv_heads
@@ -228,35 +230,39 @@ def head_counts(
 
 
 def _check_heads(name: str, info: ArrayInfo, labels: str, heads: int, dim: int) -> None:
-    """Refuse an array for a result with other heads than were asked for."""
+    """Raise InvalidValue where the caller's array for a result has another number or size of
+    heads."""
     axes = labels.split()
-    rank(name, info, axes)
+    check_rank(name, info, axes)
     for field, label, wanted in (
         ("num_heads" if name == "q" else "num_kv_heads", "H", heads),
         ("head_dim", "D", dim),
     ):
-        if (found := info.shape[axes.index(label)]) != wanted:
+        if (extent := info.shape[axes.index(label)]) != wanted:
             raise InvalidValue(
-                field, wanted, f"the array of {name} has {found}", "Give one of the two"
+                field, wanted, f"the array of {name} has {extent}", "Give one of the two"
             )
 
 
 def _paged(k_pages: object, v_pages: object, block_table: object) -> bool:
-    given = {"k_pages": k_pages, "v_pages": v_pages, "block_table": block_table}
-    there = [n for n, x in given.items() if x is not None]
-    for name, x in given.items():
-        if there and x is None:
+    arrays = {"k_pages": k_pages, "v_pages": v_pages, "block_table": block_table}
+    present = [n for n, x in arrays.items() if x is not None]
+    for name, x in arrays.items():
+        if present and x is None:
             raise InvalidValue(
-                name, None, f"belongs to {' and '.join(there)}", "Give all three, or none"
+                name, None, f"is used with {' and '.join(present)}", "Give all three, or none"
             )
-    return bool(there)
+    return bool(present)
 
 
 def _tables(rotary: object, style: object) -> dict[str, Any]:
     if rotary is None:
         if style != "halves":
             raise InvalidValue(
-                "rotary_style", style, "nothing is turned", "Give rotary, or leave it out"
+                "rotary_style",
+                style,
+                "has no effect without rotary",
+                "Give rotary, or leave it out",
             )
         return {}
     if not isinstance(rotary, tuple | list) or len(rotary) != 2:
@@ -275,7 +281,7 @@ def _tables(rotary: object, style: object) -> dict[str, Any]:
 
 
 def _wording(paged: bool, out: object) -> Wording:
-    """The operands as the caller names them."""
+    """Operands' names in errors, as the caller knows them."""
     names = {
         "cos and sin": "rotary",
         "cos": "rotary[0]",
@@ -287,13 +293,13 @@ def _wording(paged: bool, out: object) -> Wording:
         names |= {"k": "k_pages", "v": "v_pages", **({} if out is None else {"q": "out"})}
     elif out is not None:
         names |= {"q": "out[0]", "k": "out[1]", "v": "out[2]"}
-    read_off = {
+    derived = {
         **dict.fromkeys(("batch", "S", "hidden", "batch·S"), "input"),
         "table_width": "block_table",
         **dict.fromkeys(("rotary_dim", "max_position"), "cos"),
         **dict.fromkeys(("pages", "page_size"), "k"),
     }
-    return Wording(names, read_off)
+    return Wording(names, derived)
 
 
 def _results(out: object, paged: bool) -> dict[str, Any]:
@@ -318,15 +324,15 @@ def _results(out: object, paged: bool) -> dict[str, Any]:
 
 
 def _out_dtype(
-    asked: DType | str | None, infos: Mapping[str, ArrayInfo], name: str, default: DType
+    requested: DType | str | None, infos: Mapping[str, ArrayInfo], name: str, default: DType
 ) -> DType:
-    """That of the results: what is asked for must be what given arrays have."""
-    there = infos[name].dtype if name in infos else None
-    if asked is None:
-        return there or default
-    found = DType.of(asked, "out_dtype")
-    if there is not None and found is not there:
+    """The results' dtype: as requested, which must match arrays given for results."""
+    given = infos[name].dtype if name in infos else None
+    if requested is None:
+        return given or default
+    dtype = DType.of(requested, "out_dtype")
+    if given is not None and dtype is not given:
         raise InvalidValue(
-            "out_dtype", found, f"{name} is an array of {there}", "Give one of the two"
+            "out_dtype", dtype, f"{name} is an array of {given}", "Give one of the two"
         )
-    return found
+    return dtype

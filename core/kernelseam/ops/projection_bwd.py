@@ -10,13 +10,12 @@ from kernelseam.descriptors.common.validation import flag
 from kernelseam.descriptors.projection.arrays import labels_of
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.ops.calling import Operation, operate, rank
+from kernelseam.ops.calling import Operation, check_rank, operate
 from kernelseam.ops.projection import head_counts
 
 
 class QkvProjectionGradients(NamedTuple):
-    """What a loss takes from the operands of ``fused_qkv_projection``; None for what was not asked
-    for."""
+    """Gradients of ``fused_qkv_projection``'s operands; None for one that was not requested."""
 
     d_input: Any
     d_weight: Any
@@ -24,8 +23,8 @@ class QkvProjectionGradients(NamedTuple):
 
 
 class OutputProjectionGradients(NamedTuple):
-    """What a loss takes from the operands of ``fused_output_projection_residual``; None for what
-    was not asked for."""
+    """Gradients of ``fused_output_projection_residual``'s operands; None for one that was not
+    requested."""
 
     d_attn_out: Any
     d_weight: Any
@@ -54,21 +53,20 @@ def fused_qkv_projection_bwd(
     stream: object = None,
 ) -> QkvProjectionGradients:
     """d_input [B, S, hidden], d_weight [(num_heads + 2·num_kv_heads)·head_dim, hidden] and, where
-    there is a bias, d_bias of ``fused_qkv_projection``, given what a loss takes from its q, k and
-    v.
+    there is a bias, d_bias of ``fused_qkv_projection``, from the gradients of its q, k and v.
 
     dq [B, num_heads, S, head_dim], dk and dv [B, num_kv_heads, S, head_dim] (``layout`` "bshd": the
-    head after the token), each with strides of its own and of input's dtype, by q and k as they are
-    before any rotation. One launch for d_input and one for d_weight and d_bias; dq, dk and dv are
-    never copied. Sums are float32 (float64 of float64) in an order that is fixed: the same bits
-    every time. Gradients are new arrays of input's dtype, d_bias of ``bias_dtype`` where that is
-    given.
+    head after the token), each with its own strides and of input's dtype. dq and dk are those of q
+    and k before the rotary embedding. One launch for d_input and one for d_weight and d_bias; dq,
+    dk and dv are never copied. Sums are float32 (float64 of float64) in a fixed order: results are
+    bitwise reproducible. Gradients are new arrays of input's dtype, d_bias of ``bias_dtype`` where
+    that is given.
 
     ``input_gradient=False`` and ``weight_gradient=False`` leave one out: ``weight`` may then be
     None, or ``input``. Raises InvalidValue for what does not fit together, Unsupported with each
     implementation's reason.
     """
-    needed = _needed(
+    needed = _operands_read(
         has_bias,
         {"input": (input, weight_gradient), "weight": (weight, input_gradient)},
         input_gradient,
@@ -84,10 +82,12 @@ def fused_qkv_projection_bwd(
         weight_gradient,
         bias_dtype,
     )
-    made = operate(
+    results = operate(
         _qkv, {"dq": dq, "dk": dk, "dv": dv, **needed}, options, backend, implementation, stream
     )
-    return QkvProjectionGradients(made.get("d_input"), made.get("d_weight"), made.get("d_bias"))
+    return QkvProjectionGradients(
+        results.get("d_input"), results.get("d_weight"), results.get("d_bias")
+    )
 
 
 def _qkv(
@@ -106,17 +106,17 @@ def _qkv(
     if len(first.shape) == 3:
         labels = labels.replace("B ", "")
     for name in ("dq", "dk", "dv"):
-        rank(name, infos[name], labels.split())
+        check_rank(name, infos[name], labels.split())
     extents = dict(zip(labels.split(), first.shape, strict=True))
     lead = tuple(extents[n] for n in ("B", "S") if n in extents)
     heads, kv_heads, dim = num_heads, num_kv_heads, head_dim
     if "weight" in infos:
-        rank("weight", infos["weight"], ("columns", "hidden"))
+        check_rank("weight", infos["weight"], ("columns", "hidden"))
         heads, kv_heads, dim = head_counts(
             num_heads, num_kv_heads, head_dim, infos["weight"].shape[0]
         )
     if "input" in infos:
-        rank("input", infos["input"], (*(n for n in ("B", "S") if n in extents), "hidden"))
+        check_rank("input", infos["input"], (*(n for n in ("B", "S") if n in extents), "hidden"))
     if (
         "weight" in infos
         and "input" in infos
@@ -128,19 +128,19 @@ def _qkv(
             f"must have as many columns as input, {infos['input'].shape[-1]}",
             "Check the order of the axes",
         )
-    held = {"num_heads": (heads, extents["H"]), "head_dim": (dim, extents["D"])}
+    expected = {"num_heads": (heads, extents["H"]), "head_dim": (dim, extents["D"])}
     kv_axis = labels.split().index("H")
-    held["num_kv_heads"] = (kv_heads, infos["dk"].shape[kv_axis])
-    for name, (given, there) in held.items():
-        if given != there:
+    expected["num_kv_heads"] = (kv_heads, infos["dk"].shape[kv_axis])
+    for name, (value, extent) in expected.items():
+        if value != extent:
             what = "dk" if name == "num_kv_heads" else "dq"
-            raise InvalidValue(name, given, f"{what} has {there}", "Check the order of the axes")
+            raise InvalidValue(name, value, f"{what} has {extent}", "Check the order of the axes")
     hidden = next((infos[n].shape[-1] for n in ("weight", "input") if n in infos), 0)
     width = (heads + 2 * kv_heads) * dim
     if input_gradient:
-        operation.fresh("d_input", (*lead, hidden), first.dtype, "dq")
+        operation.new_result("d_input", (*lead, hidden), first.dtype, "dq")
     if weight_gradient:
-        operation.fresh("d_weight", (width, hidden), first.dtype, "dq")
+        operation.new_result("d_weight", (width, hidden), first.dtype, "dq")
     _launch(operation, QkvProjectionBwd, layout, "dq", (width,) if has_bias else None, bias_dtype)
 
 
@@ -159,7 +159,7 @@ def fused_output_projection_residual_bwd(
     stream: object = None,
 ) -> OutputProjectionGradients:
     """d_attn_out, d_weight [hidden, columns], d_bias [hidden] where there is a bias, and d_residual
-    of ``fused_output_projection_residual``, given what a loss takes from its result.
+    of ``fused_output_projection_residual``, from the gradient of its result.
 
     ``d_output`` [B, S, hidden]; ``attn_out`` as there, [B, S, columns] or [B, H, S, D]
     (``layout``), and d_attn_out is shaped as it is. d_residual is d_output, the same array. One
@@ -167,14 +167,14 @@ def fused_output_projection_residual_bwd(
     ``fused_qkv_projection_bwd``: ``input_gradient=False`` leaves out d_attn_out (``weight`` may
     then be None).
     """
-    needed = _needed(
+    needed = _operands_read(
         has_bias, {"weight": (weight, input_gradient)}, input_gradient, weight_gradient
     )
     arrays = {"d_output": d_output, "attn_out": attn_out, **needed}
     options = (has_bias, layout, input_gradient, weight_gradient, bias_dtype)
-    made = operate(_output, arrays, options, backend, implementation, stream)
+    results = operate(_output, arrays, options, backend, implementation, stream)
     return OutputProjectionGradients(
-        made.get("d_attn_out"), made.get("d_weight"), made.get("d_bias"), d_output
+        results.get("d_attn_out"), results.get("d_weight"), results.get("d_bias"), d_output
     )
 
 
@@ -189,17 +189,17 @@ def _output(
     labels, infos = labels_of("layout", layout, LAYOUTS).split(), operation.infos
     first, of = infos["d_output"], infos["attn_out"]
     if len(of.shape) not in (2, 3):
-        rank("attn_out", of, labels)
-    rank("d_output", first, ("S", "hidden") if len(of.shape) == 2 else ("B", "S", "hidden"))
+        check_rank("attn_out", of, labels)
+    check_rank("d_output", first, ("S", "hidden") if len(of.shape) == 2 else ("B", "S", "hidden"))
     extents = (
         dict(zip(labels, of.shape, strict=True))
         if len(of.shape) == 4
         else {"H": 1, "D": of.shape[-1]}
     )
     if input_gradient:
-        operation.fresh("d_attn_out", of.shape, first.dtype, "d_output")
+        operation.new_result("d_attn_out", of.shape, first.dtype, "d_output")
     if weight_gradient:
-        operation.fresh(
+        operation.new_result(
             "d_weight", (first.shape[-1], extents["H"] * extents["D"]), first.dtype, "d_output"
         )
     _launch(
@@ -212,17 +212,19 @@ def _output(
     )
 
 
-def _needed(
+def _operands_read(
     has_bias: bool, read: dict[str, tuple[Any, bool]], input_gradient: bool, weight_gradient: bool
 ) -> dict[str, Any]:
-    """The operands that some gradient reads."""
-    asked = (
+    """The operands that the requested gradients read."""
+    requested = (
         flag("has_bias", has_bias),
         flag("input_gradient", input_gradient),
         flag("weight_gradient", weight_gradient),
     )
-    if not any(asked):
-        raise InvalidValue("input_gradient", False, "nothing is asked for", "Leave the call out")
+    if not any(requested):
+        raise InvalidValue(
+            "input_gradient", False, "no gradient is requested", "Leave the call out"
+        )
     return {name: x for name, (x, reads) in read.items() if reads}
 
 
@@ -237,7 +239,7 @@ def _launch(
     infos = operation.infos
     if bias_shape is not None:
         dtype = infos[like].dtype if bias_dtype is None else DType.of(bias_dtype, "bias_dtype")
-        operation.fresh("d_bias", bias_shape, dtype, like, "bias_dtype")
+        operation.new_result("d_bias", bias_shape, dtype, like, "bias_dtype")
     elif bias_dtype is not None:
         raise InvalidValue(
             "bias_dtype", bias_dtype, "describes d_bias", "Say has_bias=True, or leave it out"

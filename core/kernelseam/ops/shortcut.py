@@ -1,5 +1,5 @@
-"""The way of a repeated call on torch's tensors: it asks their attributes, allocates results and
-launches."""
+"""The fast path of a repeated call on torch tensors: it reads their attributes, allocates results
+and launches."""
 
 from __future__ import annotations
 
@@ -7,70 +7,85 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernelseam.arrays import torch as torch_arrays
-from kernelseam.contract import ArrayInfo, QuickRuntime
-from kernelseam.ops.planned_call import BoundBy, Infos, PlannedCall
+from kernelseam.contract import ArrayInfo, FastRuntime
+from kernelseam.ops.planned_call import BoundLaunches, Infos, PlannedCall
 from kernelseam.planning.streams import stream_handle
 from kernelseam.trace import active
 
 
 class Shortcut:
-    """A planned call for torch's tensors of the same layouts: nothing of them is described."""
+    """A planned call for torch tensors of the same layouts. It makes no ``ArrayInfo`` of them."""
 
-    __slots__ = ("_is_current", "_known", "_makers", "_names", "_stream", "_tell", "_workspace")
+    __slots__ = (
+        "_allocate_workspace",
+        "_allocators",
+        "_count_writes",
+        "_is_current",
+        "_names",
+        "_planned",
+        "_stream",
+    )
 
-    def __init__(self, known: PlannedCall, infos: Infos, own: ArrayInfo | None) -> None:
-        assert isinstance(known.runtime, QuickRuntime)
-        self._known, self._names = known, tuple(infos)
-        ready = known.runtime.ready(known.device, "torch")
-        self._is_current, self._stream = ready.is_current, ready.current_stream
-        self._makers = [
-            (r.name, torch_arrays.maker(r.shape, r.dtype, infos[r.like].owner))
-            for r in known.results
+    def __init__(self, planned: PlannedCall, infos: Infos, workspace: ArrayInfo | None) -> None:
+        assert isinstance(planned.runtime, FastRuntime)
+        self._planned, self._names = planned, tuple(infos)
+        call_state = planned.runtime.call_state(planned.device, "torch")
+        self._is_current, self._stream = call_state.is_current, call_state.current_stream
+        self._allocators = [
+            (r.name, torch_arrays.allocator(r.shape, r.dtype, infos[r.like].owner))
+            for r in planned.results
         ]
-        self._workspace = (
-            None if own is None else torch_arrays.maker(own.shape, own.dtype, own.owner)
+        self._allocate_workspace = (
+            None
+            if workspace is None
+            else torch_arrays.allocator(workspace.shape, workspace.dtype, workspace.owner)
         )
-        self._tell = torch_arrays.teller()
+        self._count_writes = torch_arrays.version_incrementer()
 
     def call(
-        self, pointers: list[int], arrays: Mapping[str, object], stream: object, bound: BoundBy
+        self,
+        pointers: list[int],
+        arrays: Mapping[str, object],
+        stream: object,
+        bound: BoundLaunches,
     ) -> dict[str, Any] | None:
-        """Its results; None, with nothing launched, where a result could not be allocated or has
-        another layout, so that the call must be planned. ``pointers``: those of the arrays, in
-        order."""
-        known, place, own = self._known, 0, None
+        """Allocate the results, launch, and return the results by name.
+
+        ``pointers``: the arrays' addresses, in order. Returns None, with nothing launched, where a
+        result cannot be allocated or has another layout: the call must then be planned."""
+        planned, workspace_address, workspace = self._planned, 0, None
         results: dict[str, Any] = {}
         try:
-            for name, make in self._makers:
-                results[name] = x = make()
+            for name, allocate in self._allocators:
+                results[name] = x = allocate()
                 pointers.append(x.data_ptr())
                 if not pointers[-1] or pointers[-1] & 15:
                     return None
-            if self._workspace is not None:
-                own = self._workspace()
-                place = own.data_ptr()
-        except Exception:  # the runtime, which is asked again, says it in its words
+            if self._allocate_workspace is not None:
+                workspace = self._allocate_workspace()
+                workspace_address = workspace.data_ptr()
+        except Exception:  # the planned call allocates again and raises the proper error
             return None
         if stream is None:
             handle = self._stream()
         elif type(stream) is int and 0 <= stream < 2**64:
             handle = stream
         else:
-            handle = stream_handle(stream, known.runtime, known.device)
-        key = (known, place, *pointers)
+            handle = stream_handle(stream, planned.runtime, planned.device)
+        key = (planned, workspace_address, *pointers)
         launches = bound.get(key)
         if launches is not None and self._is_current() and not active():
             for launch in launches.launches:
                 launch(handle)
         else:
-            with known.runtime.activate(known.device):
+            with planned.runtime.activate(planned.device):
                 if launches is None:
                     addresses = dict(zip(self._names, pointers, strict=True))
-                    launches = known.bound_to(addresses, key, bound)
+                    launches = planned.bind_addresses(addresses, key, bound)
                 launches.launch(handle)
-        # The library, which takes the workspace back, knows nothing of another stream.
-        if own is not None and stream is not None and handle != self._stream():
-            known.runtime.synchronize(known.device)
-        if known.written:
-            self._tell(tuple([arrays[name] for name in known.written]))
+        # The library may reuse the workspace at once: its allocator does not know this stream.
+        if workspace is not None and stream is not None and handle != self._stream():
+            planned.runtime.synchronize(planned.device)
+        if planned.written:
+            self._count_writes(tuple([arrays[name] for name in planned.written]))
         return results

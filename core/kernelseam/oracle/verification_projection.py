@@ -37,7 +37,7 @@ class ProjectionVerifier(Verifier[Projection]):
         self._compared = compared
 
     def kept(self, problem: Projection, operands: Operands) -> dict[str, Array]:
-        return {r.name: operands.strided(r, problem.batch) for r in problem.operands if r.may_be}
+        return {r.name: operands.strided(r, problem.batch) for r in problem.operands if r.may_alias}
 
     def verdict(
         self, problem: Projection, operands: Operands, kept: dict[str, Array], flushed: bool

@@ -1,7 +1,7 @@
-"""Plans and calls: a problem made ready for one device, then bound to memory, then launched.
+"""Plans and calls: a problem is planned for one device, bound to memory, then launched.
 
-``planner`` chooses and remembers, ``binding`` is the one way from a plan to launches over memory,
-``calls`` has what a caller holds.
+``planner`` chooses an implementation and caches its launches, ``binding`` binds a plan to memory,
+``calls`` has the public classes ``Plan`` and ``Call``.
 """
 
 from kernelseam.planning.calls import Call, Plan

@@ -1,7 +1,7 @@
-"""The one way from a plan to launches over memory: operands are checked, contents that the host may
-read are read, a workspace is taken, arguments are packed.
+"""Binds a plan to memory: checks operands, reads contents that the host may read, takes a workspace
+and packs arguments.
 
-``Plan.bind`` and the functions on arrays both go it.
+``Plan.bind`` and the functions on arrays both use it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 from kernelseam.contract import LaunchRecord, Runtime, Step
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.planning.checks import check_operands
-from kernelseam.planning.planned import Planned
+from kernelseam.planning.planned import BindablePlan
 from kernelseam.planning.workspace import check_workspace_address
 from kernelseam.trace import active
 
 
 class Bound:
-    """A plan's launches over memory, or those of several plans in turn."""
+    """The launches of one plan, or of several in order, bound to memory."""
 
     __slots__ = ("check_contents", "launches", "steps", "workspace")
 
@@ -33,12 +33,12 @@ class Bound:
 
     @property
     def records(self) -> tuple[LaunchRecord, ...]:
-        """What is launched, in order."""
+        """The launches, in order."""
         return tuple(s.record for s in self.steps)
 
     def launch(self, handle: int) -> None:
-        """Launch on a stream of the device, which is current, and record it where that is asked
-        for."""
+        """Launch on a stream of the device, which must be current; record the launches in active
+        traces."""
         for launch in self.launches:
             launch(handle)
         if traced := active():
@@ -46,9 +46,9 @@ class Bound:
                 records.extend(self.records)
 
 
-def joined(several: Iterable[Bound]) -> Bound:
-    """One after the other; their contents are no longer looked at."""
-    parts = tuple(several)
+def joined(parts: Iterable[Bound]) -> Bound:
+    """All launches in order. Of several parts, ``check_contents`` is dropped."""
+    parts = tuple(parts)
     if len(parts) == 1:
         return parts[0]
     return Bound(
@@ -57,7 +57,7 @@ def joined(several: Iterable[Bound]) -> Bound:
 
 
 def bind(
-    planned: Planned,
+    planned: BindablePlan,
     resolved: Resolved,
     runtime: Runtime,
     workspace: Callable[[], int],
@@ -65,17 +65,17 @@ def bind(
     check: bool = False,
     shared: bool = False,
 ) -> Bound:
-    """A plan's launches over these addresses; its device must be current.
+    """Bind a plan's launches to these addresses; its device must be current.
 
-    ``workspace()``: the address of at least ``workspace_bytes``, asked for when the operands have
-    passed; ``shared`` where others may write to it between two launches, so that what must start as
-    zeros is set at each. ``check`` also reads device memory that holds addresses, lengths, offsets
-    or tables, as is always done on the host. Raises InvalidValue for null, misaligned and
-    overlapping addresses, and for contents that leave memory.
+    ``workspace()``: the address of at least ``workspace_bytes``, called once the operands are
+    checked. ``shared``: others may write to the workspace between two runs, so that bytes that must
+    start as zero are set in each run. ``check``: also read device memory that holds addresses,
+    lengths, offsets or tables, as is always done on the host. Raises InvalidValue for null,
+    misaligned and overlapping addresses, and for contents that point outside of memory.
     """
     check_operands(planned.problem.operands, resolved)
     check_contents = None
-    # The host reads its own memory without waiting for anything.
+    # Reading host memory needs no synchronisation.
     if check or planned.device.is_host:
         check_contents = planned.contents_check(resolved, runtime)
         if check_contents is not None:

@@ -1,4 +1,4 @@
-"""What a caller holds: a plan, and calls of it over memory."""
+"""``Plan``, and ``Call``: a plan bound to memory."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from kernelseam.arrays import torch as torch_arrays
 from kernelseam.contract import ArrayInfo, LaunchRecord
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.dispatch import Choice
-from kernelseam.errors import CallInUse, InvalidValue, not_copied
+from kernelseam.errors import CallInUse, InvalidValue, copy_error
 from kernelseam.planning.binding import bind
-from kernelseam.planning.planned import Planned
-from kernelseam.planning.streams import ready_of, stream_handle
-from kernelseam.planning.workspace import allocate, check_workspace, given_workspace
+from kernelseam.planning.planned import BindablePlan
+from kernelseam.planning.streams import call_state, stream_handle
+from kernelseam.planning.workspace import allocate, check_workspace, workspace_address
 from kernelseam.plugins import plugins
 from kernelseam.trace import active
 from kernelseam.verifier import verifier
 
 
 @dataclass(frozen=True)
-class Plan(Planned):
+class Plan(BindablePlan):
     """A list of launches over one workspace, for one problem on one device. Immutable and
     thread-safe."""
 
@@ -37,62 +37,65 @@ class Plan(Planned):
 
     @property
     def launches(self) -> tuple[LaunchRecord, ...]:
-        """What a call launches, in order."""
+        """A call's launches, in order."""
         return tuple(s.record for s in self.parts.steps)
 
     def bind(self, *, workspace: object = None, check: bool = False, **operands: object) -> Call:
-        """A call over these operands; those not named come from the descriptor.
+        """Bind the plan to these operands; those not named come from the descriptor.
 
-        ``workspace``: an array or address of at least ``workspace_bytes``, at a multiple of
-        ``parts.workspace_alignment``, which no operand may share; allocated where it is None. Where
-        the plan wants its first bytes zero they are set here, and waited for: not in a graph's
-        capture. ``check=True`` also reads device memory that holds addresses, lengths, offsets or
-        block tables, here and before every launch (as is always done on the host), and raises
-        InvalidValue where they leave memory; and it holds the result of every call against the
-        float64 oracle (some rows of it where it is large; an attention's gradients not at all): a
-        call then raises WrongResult naming implementation, device and worst element. Both
-        synchronise and copy to the host: for tests, not for a graph's capture. Raises InvalidValue
-        for null or misaligned addresses, a wrong device, an unknown or missing name, and an output
-        or a workspace that overlaps an operand.
+        ``workspace``: an array or address of at least ``workspace_bytes``, a multiple of
+        ``parts.workspace_alignment``, that overlaps no operand; allocated where it is None. Where
+        the plan needs its first bytes to be zero, they are set here, which synchronises: do not
+        bind during graph capture.
+
+        ``check=True``, for tests, also reads device memory that holds addresses, lengths, offsets
+        or block tables, here and before every launch (as is always done on the host), and raises
+        InvalidValue where they point outside of memory. It also compares every result with the
+        float64 oracle (a sample of rows where the result is large); a call then raises WrongResult
+        naming implementation, device and worst element. Both synchronise and copy to the host, so
+        that such a call cannot be captured in a graph.
+
+        Raises InvalidValue for null or misaligned addresses, a wrong device, an unknown or missing
+        name, and an output or a workspace that overlaps an operand.
         """
         if not isinstance(check, bool | np.bool_):
             raise InvalidValue("check", check, "must be True or False", "Pass a bool")
         return Call(self, workspace, bool(check), operands)
 
     def __copy__(self) -> Plan:
-        return self  # nothing of it changes
+        return self  # immutable
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        raise not_copied(
-            "a plan", "Plan the descriptor again, which is cheap where it was planned before"
+        raise copy_error(
+            "a plan", "Plan the descriptor again, which is cheap while its plan is cached"
         )
 
 
 class Call:
     """A plan bound to memory. Calling it only launches.
 
-    All its launches use one workspace and write the same outputs. So it is for one thread and one
-    stream at a time: a second thread that calls it meanwhile is refused with CallInUse, and of two
-    streams the second must wait for the first, by an event or by synchronising, which nobody
-    checks. ``rebind`` gives a call with a workspace of its own.
+    All its launches use one workspace and write the same outputs. So it serves one thread and one
+    stream at a time: a second thread that calls it meanwhile gets CallInUse, and a second stream
+    must wait for the first, by an event or by synchronising (this is not checked). ``rebind``
+    gives a call with its own workspace.
     """
 
     __slots__ = (
         "__weakref__",
         "_arrays",
         "_check",
-        "_check_device",
-        "_given",
+        "_check_contents",
+        "_operands",
         "_is_current",
         "_keep",
         "_launches",
-        "_only_launches",
+        "_launches_only",
         "_owned_workspace",
         "_pointers",
         "_records",
         "_runtime",
         "_stream",
-        "_turn",
+        "_token",
         "_workspace",
         "plan",
     )
@@ -101,42 +104,44 @@ class Call:
         self, plan: Plan, workspace: object, check: bool, operands: Mapping[str, object]
     ) -> None:
         self.plan = plan
-        self._given = {**plan.descriptor.operands(), **operands}
+        self._operands = {**plan.descriptor.operands(), **operands}
         self._workspace, self._check = workspace, check
-        self._turn: list[None] = [None]  # empty while a thread is in it
+        self._token: list[None] = [None]  # taken while a thread runs the call
         runtime = plugins().backend(plan.device.backend).runtime
         self._runtime = runtime
         with runtime.activate(plan.device):
-            resolved = plan.descriptor.resolve(self._given, runtime, plan.device)
+            resolved = plan.descriptor.resolve(self._operands, runtime, plan.device)
             self._arrays = resolved.arrays
             first = self._arrays[0] if self._arrays else None
-            ready = ready_of(runtime, plan.device, first)
-            self._is_current, self._stream = ready.is_current, ready.current_stream
-            bound = bind(plan, resolved, runtime, lambda: self._workspace_of(resolved), check=check)
-            # once: what this call's launches find there they leave there
+            state = call_state(runtime, plan.device, first)
+            self._is_current, self._stream = state.is_current, state.current_stream
+            bound = bind(
+                plan, resolved, runtime, lambda: self._bind_workspace(resolved), check=check
+            )
+            # once: the launches reset the bytes that they use
             if (zeroing := plan.zeroing) is not None:
                 zeroing.bind({}, bound.workspace)(self.stream_handle(None))
                 runtime.synchronize(plan.device)
-        self._check_device = bound.check_contents
-        self._only_launches = self._check_device is None and not check
+        self._check_contents = bound.check_contents
+        self._launches_only = self._check_contents is None and not check
         self._launches: list[Callable[[int], object]] = [*bound.launches]
-        if tensors := _written_tensors(plan, self._given):
-            tell = torch_arrays.teller()
-            self._launches.append(lambda handle: tell(tensors))
+        if tensors := _written_tensors(plan, self._operands):
+            increment = torch_arrays.version_incrementer()
+            self._launches.append(lambda handle: increment(tensors))
         self._records = bound.records
         self._keep, self._pointers = resolved.keep, resolved.pointers
 
-    def _workspace_of(self, resolved: Resolved) -> int:
-        """The address of the workspace that was given, else of one of its own."""
-        plan, given = self.plan, self._workspace
-        if given is None:
+    def _bind_workspace(self, resolved: Resolved) -> int:
+        """The address of the caller's workspace, else of a new one."""
+        plan, workspace = self.plan, self._workspace
+        if workspace is None:
             if not plan.workspace_bytes:
                 return 0
             first = self._arrays[0] if self._arrays else None
-            room = allocate(plan.workspace_room, plan.device, self._runtime, first)
-            self._owned_workspace = room.owner
-            return plan.workspace_in(room.pointer)
-        address = given_workspace(given, plan.workspace_bytes, plan.device)
+            allocated = allocate(plan.allocation_bytes, plan.device, self._runtime, first)
+            self._owned_workspace = allocated.owner
+            return plan.align_workspace(allocated.pointer)
+        address = workspace_address(workspace, plan.workspace_bytes, plan.device)
         if plan.workspace_bytes:
             runtime = self._runtime if self._check else None
             check_workspace(plan, address, resolved, runtime)
@@ -147,7 +152,7 @@ class Call:
         library's current one. Allocates nothing and does not synchronise, unless it was bound with
         ``check=True``.
 
-        Raises CallInUse where another thread is in it.
+        Raises CallInUse while another thread runs it.
         """
         if stream is None:
             handle = self._stream()
@@ -155,15 +160,14 @@ class Call:
             handle = stream
         else:
             handle = self.stream_handle(stream)
-        turn = self._turn
+        token = self._token
         try:
-            # atomic, and a third of a lock's time; a signal's handler runs before it or within the
-            # try
-            del turn[0]
+            # atomic, at a third of a lock's cost; a signal handler runs before it or in the try
+            del token[0]
         except IndexError:
             raise CallInUse(self.plan.problem, self.plan.device) from None
         try:
-            if self._only_launches and self._is_current():
+            if self._launches_only and self._is_current():
                 for launch in self._launches:
                     launch(handle)
                 if traced := active():
@@ -171,14 +175,14 @@ class Call:
             else:
                 self._launch(handle)
         finally:
-            turn.append(None)
+            token.append(None)
 
     def _launch(self, handle: int) -> None:
-        """With what stands before and after the launches, and the device made current."""
-        # what stands in memory may have changed since it was bound
-        if self._check_device is not None:
+        """The general path: make the device current, check contents and results where asked to."""
+        # memory may have changed since the call was bound
+        if self._check_contents is not None:
             with self._runtime.activate(self.plan.device):
-                self._check_device()
+                self._check_contents()
         checked = verifier()(self.plan, self._pointers, self._runtime) if self._check else None
         with self._runtime.activate(self.plan.device):
             for launch in self._launches:
@@ -198,8 +202,8 @@ class Call:
         )
 
     def launcher(self) -> Callable[[int], None]:
-        """``launch(handle)`` for timing loops of one thread: the same launches without looking up a
-        stream."""
+        """``launch(handle)`` for timing loops of one thread: the same launches, without checks and
+        stream lookup."""
 
         def run(handle: int) -> None:
             for launch in self._launches:
@@ -208,31 +212,32 @@ class Call:
         return run
 
     def rebind(self, *, workspace: object = None, **operands: object) -> Call:
-        """A call of the same plan over other memory; operands not named stay. Its workspace is its
-        own, but where this call was given one: that stays, too, unless another is given."""
+        """A call of the same plan over other memory; operands not named stay. It allocates its own
+        workspace, unless this call was bound with the caller's: then that is used again unless
+        ``workspace`` gives another."""
         return Call(
             self.plan,
             self._workspace if workspace is None else workspace,
             self._check,
-            {**self._given, **operands},
+            {**self._operands, **operands},
         )
 
     def __copy__(self) -> Call:
-        return self  # a second one would share its workspace
+        return self  # a copy would share its workspace
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        raise not_copied("a call", "Bind its plan to other memory with call.rebind(…)")
+        raise copy_error("a call", "Bind its plan to other memory with call.rebind(…)")
 
 
-def _written_tensors(plan: Plan, given: Mapping[str, object]) -> tuple[object, ...]:
-    """The torch tensors, one by one or in lists, that a call over these operands writes to."""
+def _written_tensors(plan: Plan, operands: Mapping[str, object]) -> tuple[object, ...]:
+    """The torch tensors, alone or in lists, that a call over these operands writes."""
     names = {rule.name for rule in plan.problem.operands if rule.written}
     matrix = getattr(getattr(plan.descriptor, "lists", plan.descriptor), "matrix", None)
-    found: list[object] = []
-    for name, value in given.items():
+    written: list[object] = []
+    for name, value in operands.items():
         if name in names:
-            found.append(value)
+            written.append(value)
         elif matrix is not None and isinstance(value, list | tuple) and matrix(name).written:
-            found += cast(Sequence[object], value)
-    arrays = (x.owner if isinstance(x, ArrayInfo) else x for x in found)
+            written += cast(Sequence[object], value)
+    arrays = (x.owner if isinstance(x, ArrayInfo) else x for x in written)
     return tuple(x for x in arrays if torch_arrays.is_tensor(x))

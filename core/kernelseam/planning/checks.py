@@ -1,4 +1,4 @@
-"""What is checked of operands' addresses before a launch: null, misaligned, overlapping."""
+"""Checks of operands' addresses before a launch: null, misaligned, overlapping."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kernelseam.overlap import proven_overlap
 
 
 def check_operands(rules: tuple[OperandRule, ...], resolved: Resolved) -> None:
-    """Null, misaligned and overlapping addresses, refused by name."""
+    """Raise InvalidValue, naming the operand, for null, misaligned and overlapping addresses."""
     for rule in rules:
         pointer = resolved.pointers.get(rule.name)
         if pointer is None or (pointer == 0 and rule.span):
@@ -29,8 +29,8 @@ def check_operands(rules: tuple[OperandRule, ...], resolved: Resolved) -> None:
                 "Align the array"
                 if rule.dtype is None or rule.alignment == rule.dtype.itemsize
                 else "Align the array, or put its address into the descriptor before planning, "
-                "so that a way without "
-                "wide accesses is planned",
+                "so that a kernel "
+                "without wide accesses is planned",
             )
     for out in rules:
         if (
@@ -49,7 +49,7 @@ def check_operands(rules: tuple[OperandRule, ...], resolved: Resolved) -> None:
             ):
                 continue
             same = resolved.pointers[out.name] == resolved.pointers[other.name]
-            if same and other.may_be == out.name and other.walks_as(out):
+            if same and other.may_alias == out.name and other.same_layout_as(out):
                 continue
             if proven_overlap(
                 resolved.pointers[out.name], out, resolved.pointers[other.name], other

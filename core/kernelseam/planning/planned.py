@@ -1,4 +1,4 @@
-"""What binding asks of a plan."""
+"""The part of a plan that binding uses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernelseam.memset import MemsetStep
 
 
 @dataclass(frozen=True)
-class Planned:
+class BindablePlan:
     """Launches in order over one workspace, for one problem on one device."""
 
     descriptor: Descriptor
@@ -22,29 +22,29 @@ class Planned:
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of device memory that a call needs beside its operands."""
+        """Bytes of device memory that a call needs in addition to its operands."""
         return self.parts.workspace_bytes
 
     @property
-    def workspace_room(self) -> int:
-        """Bytes to allocate, aligned to 16, so that an aligned workspace lies among them: see
-        ``workspace_in``."""
+    def allocation_bytes(self) -> int:
+        """Bytes to allocate, at a multiple of 16, to hold an aligned workspace: see
+        ``align_workspace``."""
         need, alignment = self.parts.workspace_bytes, self.parts.workspace_alignment
         return need + alignment - WORKSPACE_ALIGNMENT if need else 0
 
-    def workspace_in(self, address: int) -> int:
-        """The workspace's address in ``workspace_room`` bytes from an address on."""
+    def align_workspace(self, address: int) -> int:
+        """The aligned workspace within ``allocation_bytes`` bytes from an address on."""
         alignment = self.parts.workspace_alignment
         return -(-address // alignment) * alignment
 
     @property
     def zeroing(self) -> Step | None:
-        """What sets the workspace's first bytes to 0, where the launches want that."""
+        """The memset of the workspace's first bytes to 0, where the launches need it."""
         size = self.parts.zeroed_bytes
         return MemsetStep(self.device, 0, size) if size else None
 
     def contents_check(self, resolved: Resolved, runtime: Runtime) -> Callable[[], None] | None:
-        """What reads the addresses, lengths, offsets and block tables in memory, and raises
-        InvalidValue where they leave it; None where a problem has none of them."""
+        """A check of the addresses, lengths, offsets and block tables in memory, which raises
+        InvalidValue where they point outside of it; None where the problem has none."""
         check = getattr(self.descriptor, "check_device", None)
         return None if check is None else partial(check, resolved, runtime, self.device)

@@ -1,5 +1,5 @@
-"""From a descriptor to a plan: an implementation is chosen and its launches are built, once for
-each problem, device and implementation."""
+"""From a descriptor to a plan: choose an implementation and build its launches, once per problem,
+device and implementation."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kernelseam.dispatch import (
     Choice,
     build,
     check_backend,
+    check_name,
     find_device,
-    name_of,
     preferred_backend,
     select,
 )
@@ -22,29 +22,29 @@ from kernelseam.forking import new_lock
 from kernelseam.planning.calls import Plan
 from kernelseam.plugins import forget, plugins
 
-__all__ = ["KEPT", "Plans", "forget", "plan"]
+__all__ = ["MAX_PLANS", "Plans", "forget", "plan"]
 
-KEPT = 1024
-"""Plans that are remembered; then the oldest go."""
+MAX_PLANS = 1024
+"""Cached plans; beyond that the oldest are dropped."""
 
 
 class Plans:
-    """What was chosen and built with the plugins that remember it, by problem, device and
-    implementation. No array is kept with it."""
+    """A cache of choices and built launches by problem, device and implementation. It holds no
+    arrays."""
 
     def __init__(self) -> None:
-        self.kept: OrderedDict[Hashable, tuple[Choice, PlanParts]] = OrderedDict()
+        self.entries: OrderedDict[Hashable, tuple[Choice, PlanParts]] = OrderedDict()
         self._lock = new_lock()
 
     def get(self, key: Hashable) -> tuple[Choice, PlanParts] | None:
         with self._lock:
-            return self.kept.get(key)
+            return self.entries.get(key)
 
     def put(self, key: Hashable, built: tuple[Choice, PlanParts]) -> None:
         with self._lock:
-            self.kept[key] = built
-            while len(self.kept) > KEPT:
-                self.kept.popitem(last=False)
+            self.entries[key] = built
+            while len(self.entries) > MAX_PLANS:
+                self.entries.popitem(last=False)
 
 
 def plan(
@@ -60,7 +60,7 @@ def plan(
     be of the backend asked for (``backend``, over ``use_backend``, over KERNELSEAM_BACKEND), else
     that backend's first.
 
-    Plans are remembered by problem, device and implementation: asking again is cheap.
+    Plans are cached by problem, device and implementation: planning again is cheap.
     Raises InvalidValue, UnknownName, Unsupported or CompileError.
     """
     if isinstance(descriptor, type) or not hasattr(descriptor, "simplified"):
@@ -71,28 +71,28 @@ def plan(
             "Fill in one: BatchedGemmStrided, Attention, QkvProjection or another",
         )
     backend, implementation = (
-        None if x is None else name_of(n, x)
+        None if x is None else check_name(n, x)
         for n, x in (("backend", backend), ("implementation", implementation))
     )
-    where: Device | None = getattr(descriptor, "device", None) if device is None else None
+    array_device: Device | None = getattr(descriptor, "device", None) if device is None else None
     descriptor, note = descriptor.simplified()
     problem = descriptor.problem()
     try:
-        target = where or find_device(device, backend)
+        target = array_device or find_device(device, backend)
     except UnknownName as e:
         if device is None:
             raise
         raise UnknownName("device", device, e.rule, e.remedy) from None
-    if where is not None:
-        check_backend(preferred_backend(backend), where)
+    if array_device is not None:
+        check_backend(preferred_backend(backend), array_device)
     elif backend is not None and target.backend != backend:
         raise InvalidValue("backend", backend, f"the device is {target}", "Name one of the two")
-    plans = plugins().remembered(Plans)
+    plans = plugins().cache_of(Plans)
     key = (problem, target, implementation)
-    remembered = plans.get(key)
-    if remembered is None:
+    built = plans.get(key)
+    if built is None:
         choice = select(problem, target, implementation)
-        remembered = build(choice, problem, target, named=implementation is not None)
-        plans.put(key, remembered)
-    choice, parts = remembered
+        built = build(choice, problem, target, named=implementation is not None)
+        plans.put(key, built)
+    choice, parts = built
     return Plan(descriptor, problem, target, parts, choice, note)

@@ -1,19 +1,19 @@
-"""Streams as callers hand them over, and what a runtime has ready for calls that repeat."""
+"""Streams as callers pass them, and a runtime's queries for repeated calls."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from kernelseam.contract import ArrayInfo, Device, QuickRuntime, Ready, Runtime
+from kernelseam.contract import ArrayInfo, CallState, Device, FastRuntime, Runtime
 from kernelseam.errors import InvalidValue
 
 
-def ready_of(runtime: Runtime, device: Device, array: ArrayInfo | None) -> Ready:
-    """What a runtime has ready for calls on a device; where it has nothing, ``activate`` is always
-    asked for."""
-    if isinstance(runtime, QuickRuntime):
-        return runtime.ready(device, array.kind if array else None)
-    return Ready(lambda: False, partial(runtime.current_stream, device, array))
+def call_state(runtime: Runtime, device: Device, array: ArrayInfo | None) -> CallState:
+    """The runtime's queries for calls on a device. Without a FastRuntime, ``activate`` is called
+    every time."""
+    if isinstance(runtime, FastRuntime):
+        return runtime.call_state(device, array.kind if array else None)
+    return CallState(lambda: False, partial(runtime.current_stream, device, array))
 
 
 def stream_handle(

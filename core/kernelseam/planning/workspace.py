@@ -1,5 +1,4 @@
-"""The memory that a plan's launches use beside their operands: allocated here, or the caller's own,
-which is checked."""
+"""A plan's workspace: allocated here, or the caller's, which is checked."""
 
 from __future__ import annotations
 
@@ -11,21 +10,21 @@ from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.overlap import proven_overlap
-from kernelseam.planning.planned import Planned
+from kernelseam.planning.planned import BindablePlan
 
 
 def allocate(size: int, device: Device, runtime: Runtime, like: ArrayInfo | None) -> ArrayInfo:
-    """``size`` bytes, rounded up to 4, on a device: of the operands' library, given one of them, so
-    that its streams and graphs know of it."""
+    """Allocate ``size`` bytes, rounded up to 4, on a device: by the library of the operand ``like``
+    where given, so that its allocator knows of streams and graphs."""
     owner = runtime.empty((-(-size // 4),), DType.float32, device, like)
     info = runtime.describe(owner)
     assert info is not None
     return info
 
 
-def given_workspace(workspace: object, size: int, device: Device) -> int:
-    """The address of a caller's workspace: of an array of ``size`` bytes or more on the device, or
-    the address itself. Raises InvalidValue for any other."""
+def workspace_address(workspace: object, size: int, device: Device) -> int:
+    """The address of a caller's workspace: an array of at least ``size`` bytes on the device, or an
+    address. Raises InvalidValue otherwise."""
     if isinstance(workspace, int):
         return workspace
     info = describe(workspace, "workspace", device.backend)
@@ -57,7 +56,7 @@ def given_workspace(workspace: object, size: int, device: Device) -> int:
 
 
 def check_workspace_address(address: int, parts: PlanParts) -> None:
-    """Refuse a workspace that is null or misaligned."""
+    """Raise InvalidValue for a workspace that is null or misaligned."""
     if parts.workspace_bytes and (address <= 0 or address % parts.workspace_alignment):
         raise InvalidValue(
             "workspace",
@@ -68,22 +67,24 @@ def check_workspace_address(address: int, parts: PlanParts) -> None:
 
 
 def check_workspace(
-    planned: Planned, address: int, resolved: Resolved, runtime: Runtime | None
+    planned: BindablePlan, address: int, resolved: Resolved, runtime: Runtime | None
 ) -> None:
-    """Refuse a workspace that provably shares memory with an operand, or with a matrix of a list
-    that the host knows; given a runtime, also of one on the device."""
-    own = OperandRule("workspace", DType.boolean, (planned.workspace_bytes,), (1,), 1, True)
+    """Raise InvalidValue where the workspace provably overlaps an operand, or a matrix of an
+    address list on the host; given a runtime, also of a list on the device."""
+    rule_of_workspace = OperandRule(
+        "workspace", DType.boolean, (planned.workspace_bytes,), (1,), 1, True
+    )
     for rule in planned.problem.operands:
         pointer = resolved.pointers.get(rule.name, 0)
-        walked = rule if rule.dtype is not None else replace(rule, dtype=DType.float64)
-        if pointer and rule.span and proven_overlap(address, own, pointer, walked):
+        typed = rule if rule.dtype is not None else replace(rule, dtype=DType.float64)
+        if pointer and rule.span and proven_overlap(address, rule_of_workspace, pointer, typed):
             raise InvalidValue(
                 "workspace", hex(address), f"overlaps {rule.name}", "Give it memory of its own"
             )
-    beside = getattr(planned.descriptor, "check_beside", None)
-    if beside is not None:
+    check_lists = getattr(planned.descriptor, "check_beside", None)
+    if check_lists is not None:
         try:
-            beside(resolved, own, address, runtime)
+            check_lists(resolved, rule_of_workspace, address, runtime)
         except InvalidValue as e:
             raise InvalidValue(
                 "workspace",

@@ -1,9 +1,9 @@
-"""Which problems share a tuned choice.
+"""Problem classes: problems of one class share a tuned choice.
 
-A class is the spec, which holds dtypes, views, options and how wide rows may be accessed; the
-extents that a model fixes, exactly; and those that its requests vary, in steps of half an octave:
-609 to 861 are "about 724". The alignment that strides leave is in the spec. Strides themselves are
-in no class: whether an implementation takes them is asked again at each problem.
+A class is the spec (dtypes, views, options, access width of rows), the extents that a model fixes
+(head_dim, hidden), exactly, and the extents that vary by request (batch, sequence length), in steps
+of √2: 609 to 861 are "about 724". Strides are not part of a class; whether an implementation
+supports them is asked again for each problem.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import Any
 from kernelseam.contract import Problem
 
 Extents = tuple[dict[str, object], dict[str, int]]
-"""Those that must be equal, and those that may be about equal."""
+"""Extents that must be equal, and extents that are bucketed."""
 
 
 def about(n: int) -> int:
-    """The middle of an extent's bucket: the power of √2 that is nearest on a logarithmic scale; 0
-    of nothing."""
+    """An extent's bucket: the nearest power of √2 on a logarithmic scale; 0 for 0."""
     return round(2 ** (round(2 * math.log2(n)) / 2)) if n > 0 else 0
 
 
@@ -39,7 +38,7 @@ def _attention(p: Any) -> Extents:
 
 
 def _projection(p: Any) -> Extents:
-    heads = getattr(p, "heads", p)  # of q, k and v they have a description of their own
+    heads = getattr(p, "heads", p)  # the qkv projections describe their heads separately
     exact = {
         n: getattr(heads, n) for n in ("num_heads", "kv_heads", "head_dim") if hasattr(heads, n)
     }
@@ -59,8 +58,7 @@ _EXTENTS: Mapping[str, Callable[[Any], Extents]] = {
 
 
 def problem_class(problem: Problem) -> str:
-    """The class as text, equal where a tuned choice may be shared. Of an operation that is not
-    known here every problem is a class of its own."""
+    """The class as text. Each problem of an operation that is unknown here is its own class."""
     extents = _EXTENTS.get(problem.operation)
     if extents is None:
         return repr(problem)
@@ -73,7 +71,7 @@ def problem_class(problem: Problem) -> str:
 
 
 def batch_invariant(problem: Problem) -> bool:
-    """Whether a row's bits must not depend on the rest of the batch. A choice by extents could be
-    another for a larger batch: such problems have none that is tuned."""
+    """Whether a row's bits must not depend on the rest of the batch. Such problems have no tuned
+    choice, which could differ between batch sizes."""
     spec: Any = problem.spec
     return bool(getattr(getattr(spec, "forward", spec), "batch_invariant", False))

@@ -1,8 +1,8 @@
-"""Tuned choices on disk: one file a class, device, driver, compiler and version, in the binary
+"""Tuned choices on disk: one file per class, device, driver, compiler and version, in the binary
 cache's folder.
 
-Files are entries of the cache: written whole, checked by digest, the user's own. One that is
-damaged, someone else's or of another place is not used, with a CacheWarning, and the model chooses.
+Files are cache entries: written atomically, checked by digest, owned by the user. A file that is
+damaged, untrusted or of another key is not used, with a CacheWarning; the cost model then chooses.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FOLDER, SUFFIX = "tuned", ".tuned"
 
 @dataclass(frozen=True)
 class Timed:
-    """One way's time."""
+    """The time of one implementation or variant."""
 
     implementation: str
     variant: str
@@ -39,24 +39,24 @@ class Timed:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was chosen for a class, and every time that led to it, the shortest first."""
+    """The choice for a class, and all measured times, the shortest first."""
 
     implementation: str
     variant: str
     problem: str
-    """That was measured, in words."""
+    """The measured problem, as text."""
     times: tuple[Timed, ...]
 
     def seconds_of(self, implementation: str) -> float | None:
-        """The shortest time of an implementation's ways, if it was measured."""
+        """The shortest time of an implementation's variants; None where it was not measured."""
         return min(
             (t.seconds for t in self.times if t.implementation == implementation), default=None
         )
 
 
 def tuned_choice(problem: Problem, device: Device) -> Tuned | None:
-    """What was kept for the problem's class on this device; None where nothing was, or where it
-    must not be used."""
+    """The stored choice for the problem's class on this device; None where there is none or it must
+    not be used."""
     if batch_invariant(problem) or device.evidence == EMULATED:
         return None
     folder = _folder(make=False)
@@ -64,10 +64,10 @@ def tuned_choice(problem: Problem, device: Device) -> Tuned | None:
 
 
 def keep(problem: Problem, device: Device, choice: Tuned) -> Path:
-    """Write a class's choice, in place of an earlier one. Raises OSError, Untrusted."""
+    """Store a class's choice, replacing an earlier one. Raises OSError, Untrusted."""
     folder = _folder(make=True)
     assert folder is not None
-    key = place(problem, device)
+    key = choice_key(problem, device)
     header = {
         "key": key,
         "name": problem_class(problem),
@@ -80,20 +80,20 @@ def keep(problem: Problem, device: Device, choice: Tuned) -> Path:
 
 
 def clear() -> int:
-    """Remove every tuned choice; how many there were. Raises OSError, Untrusted."""
+    """Remove all tuned choices and return their number. Raises OSError, Untrusted."""
     root = cache_folder() / FOLDER
     if not (private(root.parent, make=False) and private(root, make=False)):
         return 0
-    gone = 0
+    removed = 0
     for path in root.iterdir():
         if path.suffix in (SUFFIX, entry.TEMPORARY):
             path.unlink(missing_ok=True)
-            gone += path.suffix == SUFFIX
-    return gone
+            removed += path.suffix == SUFFIX
+    return removed
 
 
-def place(problem: Problem, device: Device) -> str:
-    """The key: SHA-256 over the class and over what times depend on."""
+def choice_key(problem: Problem, device: Device) -> str:
+    """The file's key: SHA-256 over the class and everything that times depend on."""
     parts = [
         SCHEMA,
         problem_class(problem),
@@ -107,30 +107,30 @@ def place(problem: Problem, device: Device) -> str:
 
 
 def environment(device: Device) -> dict[str, str]:
-    """What times on a device depend on beside it: its compiler and, where its runtime tells them,
+    """Versions that times on a device depend on: its compiler and, where its runtime reports them,
     driver and libraries."""
-    backend, found = plugins().backend(device.backend), dict[str, str]()
-    with suppress(KernelSeamError):  # what is in the cache runs without a compiler
-        found["compiler"] = backend.toolchain.compiler() if backend.toolchain is not None else ""
-    if (ask := getattr(backend.runtime, "versions", None)) is not None:
-        found.update(ask())
-    return found
+    backend, versions = plugins().backend(device.backend), dict[str, str]()
+    with suppress(KernelSeamError):  # cached binaries run without a compiler
+        versions["compiler"] = backend.toolchain.compiler() if backend.toolchain is not None else ""
+    if (runtime_versions := getattr(backend.runtime, "versions", None)) is not None:
+        versions.update(runtime_versions())
+    return versions
 
 
 def _folder(*, make: bool) -> Path | None:
     root = cache_folder() / FOLDER
     try:
-        there = private(root.parent, make=make) and private(root, make=make)
+        exists = private(root.parent, make=make) and private(root, make=make)
     except (OSError, Untrusted) as e:
         if make:
             raise
         _warn(root, e)
         return None
-    return root if there else None
+    return root if exists else None
 
 
 def _read(folder: Path, problem: Problem, device: Device) -> Tuned | None:
-    key = place(problem, device)
+    key = choice_key(problem, device)
     path = folder / (key + SUFFIX)
     try:
         return _parsed(entry.read(path)[1])
@@ -142,15 +142,15 @@ def _read(folder: Path, problem: Problem, device: Device) -> Tuned | None:
 
 
 def _parsed(payload: bytes) -> Tuned:
-    """Raises Damaged where the digest is right and the content is not."""
+    """Raises Damaged where the content is invalid despite a correct digest."""
     try:
-        found: dict[str, Any] = json.loads(payload)
+        content: dict[str, Any] = json.loads(payload)
         times = tuple(
             Timed(str(t["implementation"]), str(t["variant"]), float(t["seconds"]))
-            for t in found["times"]
+            for t in content["times"]
         )
         return Tuned(
-            str(found["implementation"]), str(found["variant"]), str(found["problem"]), times
+            str(content["implementation"]), str(content["variant"]), str(content["problem"]), times
         )
     except (ValueError, KeyError, TypeError) as e:
         raise entry.Damaged(f"it is no tuned choice ({e})") from e

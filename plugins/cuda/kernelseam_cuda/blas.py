@@ -11,7 +11,14 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from kernelseam.blas import BatchedGemm, ColumnProduct, Factor, Handles, column_product, scalars
+from kernelseam.blas import (
+    BatchedGemm,
+    BlasMatrix,
+    ColumnMajorGemm,
+    Handles,
+    column_major_gemm,
+    scalars,
+)
 from kernelseam.contract import Coefficients, Device
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import DType
@@ -63,7 +70,7 @@ class CublasGemm(BatchedGemm):
         self, problem: GemmProblem, device: Device, pointers: Mapping[str, int]
     ) -> Callable[[int], None]:
         factors, name = scalars(problem), self.function_of(problem)
-        product = column_product(problem, pointers)
+        product = column_major_gemm(problem, pointers)
         packed = arguments(product, *map(ctypes.addressof, factors), batched=name != self.single)
         handle, lock = _handles.of(device)
         gemm, set_stream, last = getattr(library(), name), library().cublasSetStream_v2, _streams
@@ -107,12 +114,14 @@ class CublasBatchedGemm(CublasGemm):
         return None
 
 
-def arguments(x: ColumnProduct, alpha: int, beta: int, *, batched: bool = True) -> tuple[Any, ...]:
+def arguments(
+    x: ColumnMajorGemm, alpha: int, beta: int, *, batched: bool = True
+) -> tuple[Any, ...]:
     """The function's arguments after the handle; ``alpha`` and ``beta`` are host addresses. Where
     it is not ``batched``, it takes one matrix, and neither strides between matrices nor their
     count."""
 
-    def matrix(f: Factor) -> tuple[Any, ...]:
+    def matrix(f: BlasMatrix) -> tuple[Any, ...]:
         operand = _POINTER(f.address), _INT(TYPES[f.dtype]), _INT(f.lead)
         return operand if f.stride is None or not batched else (*operand, _WIDE(f.stride))
 

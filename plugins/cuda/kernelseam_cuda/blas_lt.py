@@ -17,10 +17,10 @@ from functools import lru_cache
 
 from kernelseam.blas import (
     LIMIT,
-    Factor,
+    BlasMatrix,
     Handles,
     LibraryGemm,
-    column_product,
+    column_major_gemm,
     empty,
     scalars,
     single_stride,
@@ -68,7 +68,7 @@ class CublasLtGemm(LibraryGemm):
     """kernelseam.contract.Implementation over cublasLtMatmul."""
 
     name, backend, function = "cublaslt", "cuda", "cublasLtMatmul"
-    beyond = frozenset({"bias", "residual"})
+    extras = frozenset({"bias", "residual"})
     precisions = PRECISIONS
 
     def __init__(self, runtime: Runtime) -> None:
@@ -196,9 +196,9 @@ class CublasLtGemm(LibraryGemm):
 
 def _layouts(p: GemmProblem) -> tuple[LtDescriptor, LtDescriptor, LtDescriptor, LtDescriptor]:
     """The layouts of the library's A, B, C (the addend) and D (the result)."""
-    x = column_product(p, dict.fromkeys("ABC", 0))
+    x = column_major_gemm(p, dict.fromkeys("ABC", 0))
 
-    def layout(f: Factor, rows: int, columns: int, stride: int | None) -> LtDescriptor:
+    def layout(f: BlasMatrix, rows: int, columns: int, stride: int | None) -> LtDescriptor:
         assert stride is not None
         if f.transposed:
             rows, columns = columns, rows
@@ -217,7 +217,7 @@ def _layouts(p: GemmProblem) -> tuple[LtDescriptor, LtDescriptor, LtDescriptor, 
     c, stride = x.result, x.result.stride
     if p.spec.residual:
         batch, head, row = p.residual_strides
-        c, stride = Factor(0, p.spec.residual, False, row, None), single_stride(p, batch, head)
+        c, stride = BlasMatrix(0, p.spec.residual, False, row, None), single_stride(p, batch, head)
     return (
         layout(x.first, x.m, x.k, x.first.stride),
         layout(x.second, x.k, x.n, x.second.stride),
@@ -262,7 +262,7 @@ class _Step:
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
         p, need = self.problem, self.algorithm.workspace_bytes
-        x, (alpha, beta) = column_product(p, pointers), scalars(p)
+        x, (alpha, beta) = column_major_gemm(p, pointers), scalars(p)
         c_address = x.result.address
         if p.spec.residual:
             c_address, beta.value = pointers["residual"], 1

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from kernelseam.contract import ArrayInfo, Device, DeviceLimits, Ready, host_copy
+from kernelseam.contract import ArrayInfo, CallState, Device, DeviceLimits, host_copy
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, InvalidValue
 from kernelseam.forking import new_lock
@@ -125,7 +125,7 @@ class CudaRuntime:
             return _NOTHING
         return _Activated(primary)
 
-    def ready(self, device: Device, kind: str | None) -> Ready:
+    def call_state(self, device: Device, kind: str | None) -> CallState:
         with self.activate(device):
             current, primary = (
                 bindings.driver().cuCtxGetCurrent,
@@ -135,7 +135,7 @@ class CudaRuntime:
         def is_current() -> bool:
             return int(current()[1]) == primary
 
-        return Ready(is_current, arrays.stream_getter(device, kind))
+        return CallState(is_current, arrays.stream_getter(device, kind))
 
     def time(self, launch: Callable[[int], None], device: Device, repeats: int) -> list[float]:
         with self.activate(device), _events(2 * repeats) as events:

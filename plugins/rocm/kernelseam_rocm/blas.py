@@ -8,7 +8,14 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from kernelseam.blas import BatchedGemm, ColumnProduct, Factor, Handles, column_product, scalars
+from kernelseam.blas import (
+    BatchedGemm,
+    BlasMatrix,
+    ColumnMajorGemm,
+    Handles,
+    column_major_gemm,
+    scalars,
+)
 from kernelseam.contract import Coefficients, Device
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import DType
@@ -45,7 +52,7 @@ class HipBlasGemm(BatchedGemm):
         self, problem: GemmProblem, device: Device, pointers: Mapping[str, int]
     ) -> Callable[[int], None]:
         blas, factors = bindings.module("hipblas"), scalars(problem)
-        packed = arguments(column_product(problem, pointers), *map(ctypes.addressof, factors))
+        packed = arguments(column_major_gemm(problem, pointers), *map(ctypes.addressof, factors))
         handle, lock = _handles.of(device)
         name, gemm, set_stream = self.function, getattr(blas, self.function), blas.hipblasSetStream
 
@@ -64,7 +71,7 @@ class HipBlasBatchedGemm(HipBlasGemm):
     name, view, function = "hipblas-batched", "pointers", "hipblasGemmBatchedEx"
 
 
-def arguments(x: ColumnProduct, alpha: int, beta: int) -> tuple[Any, ...]:
+def arguments(x: ColumnMajorGemm, alpha: int, beta: int) -> tuple[Any, ...]:
     """The function's arguments after the handle; ``alpha`` and ``beta`` are host addresses."""
     blas, types = bindings.module("hipblas"), bindings.hip().hipDataType
     operations = {
@@ -74,11 +81,11 @@ def arguments(x: ColumnProduct, alpha: int, beta: int) -> tuple[Any, ...]:
     computes = blas.hipblasComputeType_t
     compute = (
         computes.HIPBLAS_COMPUTE_64F
-        if x.summed_in is DType.float64
+        if x.accumulator_dtype is DType.float64
         else computes.HIPBLAS_COMPUTE_32F
     )
 
-    def matrix(f: Factor) -> tuple[Any, ...]:
+    def matrix(f: BlasMatrix) -> tuple[Any, ...]:
         operand = f.address, getattr(types, _TYPES[f.dtype]), f.lead
         return operand if f.stride is None else (*operand, f.stride)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from kernelseam.contract import ArrayInfo, Device, DeviceLimits, Ready, host_copy
+from kernelseam.contract import ArrayInfo, CallState, Device, DeviceLimits, host_copy
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, InvalidValue
 from kernelseam.forking import new_lock
@@ -107,13 +107,13 @@ class HipRuntime:
         previous = bindings.call("hipGetDevice")
         return _NOTHING if previous == device.index else _activated(device.index, previous)
 
-    def ready(self, device: Device, kind: str | None) -> Ready:
+    def call_state(self, device: Device, kind: str | None) -> CallState:
         index = device.index
 
         def is_current() -> bool:
             return bool(bindings.call("hipGetDevice") == index)
 
-        return Ready(is_current, arrays.stream_getter(device, kind))
+        return CallState(is_current, arrays.stream_getter(device, kind))
 
     def time(self, launch: Callable[[int], None], device: Device, repeats: int) -> list[float]:
         with self.activate(device), _events(2 * repeats) as events:

@@ -136,7 +136,7 @@ def _serve(connection: Connection[Any, Any], owner: int) -> NoReturn:
         while True:
             # Another process may hold a copy of the owner's end, so that the end of file never
             # comes: look at the parent.
-            while not answers.waits(1.0):
+            while not answers.poll(1.0):
                 if os.getppid() != owner:
                     os._exit(0)
             answers.answer(pickle.dumps(_in_child(answers.next(), connection)))

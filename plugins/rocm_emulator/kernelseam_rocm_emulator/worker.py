@@ -195,7 +195,7 @@ def _serve(
         answers = Answers(connection)
         service = _Service(checkout, arena, cache, answers)
         while True:
-            while not answers.waits(1.0):
+            while not answers.poll(1.0):
                 if os.getppid() != owner:
                     os._exit(0)
             request = pickle.loads(answers.next())

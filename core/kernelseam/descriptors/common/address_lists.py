@@ -16,7 +16,7 @@ from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime
 from kernelseam.descriptors.common.operands import check_rows, describe, is_address
 from kernelseam.descriptors.common.validation import address
 from kernelseam.dtypes import DType
-from kernelseam.errors import InvalidValue, shown
+from kernelseam.errors import InvalidValue, format_value
 from kernelseam.overlap import proven_overlap
 
 Addresses = npt.NDArray[np.uint64]
@@ -56,9 +56,9 @@ class Matrix:
     ragged: bool = False
     """Whether a matrix may have fewer rows; their number is in device memory."""
     vector: bool = False
-    """Whether it is one row; its arrays may have one axis."""
-    may_be: str = ""
-    """A written list whose entry may equal this one's, where both have the same layout."""
+    """Whether it is one row, whose arrays may have one axis alone."""
+    may_alias: str = ""
+    """A written list of which each entry may be that of this one, where they are walked alike."""
 
     @property
     def itemsize(self) -> int:
@@ -126,7 +126,7 @@ def read_list(name: str, value: object, matrix: Matrix) -> AddressList:
     if source is None:
         raise InvalidValue(
             name,
-            shown(value),
+            format_value(value),
             "must be a list or tuple of arrays or addresses, or an array of 64-bit integers",
             "Pass list(…), or a one-dimensional array of int64 or uint64",
         )
@@ -144,7 +144,7 @@ def read_list(name: str, value: object, matrix: Matrix) -> AddressList:
 def _words(value: object) -> object | None:
     """An array of 64-bit integers in device memory seen as float64, or None for anything else."""
     if torch_arrays.is_tensor(value):
-        return torch_arrays.words(value)
+        return torch_arrays.int64_as_float64(value)
     interface = getattr(value, "__cuda_array_interface__", None)
     wide = isinstance(interface, Mapping) and interface.get("typestr") in ("<i8", "<u8")
     return Words(value) if wide else None
@@ -285,7 +285,7 @@ def _check_against(
     Matrices whose rows interleave are compared up to ``_SOLVED`` pairs: each refusal is proven.
     """
     kept = np.arange(len(inputs))
-    if read.may_be == output and read.rule().walks_as(written.rule()):
+    if read.may_alias == output and read.rule().same_layout_as(written.rule()):
         # the others are outputs, which were compared with each other
         kept = np.flatnonzero(outputs != inputs)
         inputs = inputs[kept]

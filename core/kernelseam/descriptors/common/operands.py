@@ -12,7 +12,7 @@ from kernelseam import arrays
 from kernelseam.contract import ArrayInfo, Device, OperandRule
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.descriptors.common.validation import AXES, address, check_walk, packed
-from kernelseam.dtypes import OF_OPERANDS, DType
+from kernelseam.dtypes import OPERAND_DTYPES, DType
 from kernelseam.errors import InvalidValue
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ def describe(field: str, value: object) -> ArrayInfo:
     info = value if isinstance(value, ArrayInfo) else arrays.describe(value, field)
     if min(info.strides, default=0) < 0 and 0 not in info.shape:
         raise InvalidValue(
-            field, f"strides {info.strides}", "must not walk backwards", "Copy the array first"
+            field, f"strides {info.strides}", "must not be negative", "Copy the array first"
         )
     return info
 
@@ -149,7 +149,7 @@ def check_array(rule: OperandRule, info: ArrayInfo, dense: bool) -> None:
     ``dense``: the strides were left out, so that the array must be row-major without gaps.
     """
     if rule.dtype is not None and info.dtype is not rule.dtype:
-        remedy = "Convert the array" + ", or plan for its dtype" * (rule.name not in OF_OPERANDS)
+        remedy = "Convert the array" + ", or plan for its dtype" * (rule.name not in OPERAND_DTYPES)
         raise InvalidValue(rule.name, f"an array of {info.dtype}", f"must be {rule.dtype}", remedy)
     if rule.written and not info.writable:
         raise InvalidValue(rule.name, "a read-only array", "is written to", "Give a writable array")

@@ -10,7 +10,7 @@ import numpy as np
 
 from kernelseam.contract import OperandRule
 from kernelseam.dtypes import DType
-from kernelseam.errors import InvalidValue, shown
+from kernelseam.errors import InvalidValue, format_value
 from kernelseam.overlap import proven_overlap
 
 MAX_EXTENT = 2**31 - 1
@@ -28,7 +28,7 @@ def integer(field: str, value: object, low: int, high: int, remedy: str) -> int:
     if type(value) is int and low <= value <= high:
         return value
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
-        raise InvalidValue(field, shown(value), "must be an integer", "Pass an int")
+        raise InvalidValue(field, format_value(value), "must be an integer", "Pass an int")
     n = int(value)
     if not low <= n <= high:
         value = n if n.bit_length() <= 64 else f"an integer of {n.bit_length()} bits"
@@ -65,7 +65,7 @@ def address(field: str, value: object) -> int:
 def flag(field: str, value: object) -> bool:
     """True or False; 0, 1 and strings are refused."""
     if not isinstance(value, bool | np.bool_):
-        raise InvalidValue(field, shown(value), "must be True or False", "Pass a bool")
+        raise InvalidValue(field, format_value(value), "must be True or False", "Pass a bool")
     return bool(value)
 
 
@@ -74,7 +74,7 @@ def number(field: str, value: object) -> float:
     if isinstance(value, bool | np.bool_) or not isinstance(
         value, int | float | np.integer | np.floating
     ):
-        raise InvalidValue(field, shown(value), "must be a real number", "Pass a float")
+        raise InvalidValue(field, format_value(value), "must be a real number", "Pass a float")
     try:
         return float(value)
     except OverflowError:

@@ -180,7 +180,7 @@ class BatchedGemmPointers:
                 None,
                 results,
                 results_counted,
-                may_be="" if self.beta else "C_ptrs",
+                may_alias="" if self.beta else "C_ptrs",
             ),
         }
 

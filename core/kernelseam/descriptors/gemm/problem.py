@@ -288,7 +288,7 @@ class GemmProblem:
             added_to = rule(
                 "residual", spec.residual, spec.vector_r, shape, self.residual_strides, int(live)
             )
-            rules.append(added_to if self.beta else replace(added_to, may_be="C"))
+            rules.append(added_to if self.beta else replace(added_to, may_alias="C"))
         return tuple(rules)
 
     @property

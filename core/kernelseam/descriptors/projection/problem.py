@@ -199,7 +199,7 @@ class OutputProjectionProblem:
             yield OperandRule("bias", s.bias, (self.hidden * live,), (1,), s.bias.itemsize)
         if s.residual:
             added = matrix("residual", s.residual, rows, self.residual_strides, s.vector_residual)
-            yield replace(added, may_be="out")
+            yield replace(added, may_alias="out")
         yield matrix("out", s.dtype_out, rows, self.out_strides, s.vector_out, True)
 
     @property

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernelseam._version import __version__
-from kernelseam.containment import Contained, told
+from kernelseam.containment import Contained, error_text
 from kernelseam.contract import CONTRACT_VERSION, Toolchain
 from kernelseam.errors import KernelSeamError
 from kernelseam.forking import cached_property
@@ -235,7 +235,7 @@ def _compiler(toolchain: Toolchain) -> str:
     except KernelSeamError as e:
         return f"none: {last_line(str(e))}"
     except Exception as e:
-        return f"none: {last_line(told(e))}"
+        return f"none: {last_line(error_text(e))}"
 
 
 def not_covered(cases: Sequence[Case], wanted: Sequence[Target]) -> list[str]:

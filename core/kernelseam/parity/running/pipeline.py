@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernelseam.containment import Contained, told
+from kernelseam.containment import Contained, error_text
 from kernelseam.contract import Device
-from kernelseam.deadline import Hung, within
+from kernelseam.deadline import PluginTimeout, run_with_timeout
 from kernelseam.errors import DeviceError
 from kernelseam.oracle.check import Verdict
 from kernelseam.parity.cases.case import Case
@@ -91,7 +91,7 @@ def lost(device: Device) -> str:
             runtime.synchronize(device)
             came = runtime.to_host(array)
     except Exception as e:
-        return told(e)
+        return error_text(e)
     return "" if np.array_equal(sent, came) else f"it returns {came.tolist()} for {sent.tolist()}"
 
 
@@ -159,10 +159,10 @@ def _compute(
             continue
         start, gone = time.perf_counter(), ""
         try:
-            ran = within(limit, f"{case.name} on {target}", attempt, case, target, before)
+            ran = run_with_timeout(limit, f"{case.name} on {target}", attempt, case, target, before)
             if ran.error:
-                gone = within(limit, f"a copy to {target.device}", lost, target.device)
-        except Hung as e:
+                gone = run_with_timeout(limit, f"a copy to {target.device}", lost, target.device)
+        except PluginTimeout as e:
             gone = f"no answer within {limit:g} s"
             ran = Ran(
                 error=f"{gone}. What waits for it:\n{e.stack}", seconds=time.perf_counter() - start

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from kernelseam.containment import Contained, traceback_of
+from kernelseam.containment import Contained, traceback_text
 from kernelseam.contract import EMULATED, Device, Implementation, Problem
 from kernelseam.dispatch import consider
 from kernelseam.errors import Unsupported
@@ -146,7 +146,7 @@ def guarded(work: Callable[..., T], *arguments: Any) -> T | str:
     try:
         return work(*arguments)
     except Exception as e:
-        return traceback_of(e)
+        return traceback_text(e)
 
 
 def attempt(case: Case, target: Target, before: Made) -> Ran:
@@ -161,7 +161,7 @@ def attempt(case: Case, target: Target, before: Made) -> Ran:
             error = _broken_check(e, target)
             refusal = None if error else "; ".join(r.reason for r in e.refusals)
         except Exception as e:
-            error = traceback_of(e)
+            error = traceback_text(e)
     return Ran(found, refusal, error, time.perf_counter() - start)
 
 
