@@ -6,22 +6,34 @@
 
 // A factor in shared memory: N rows of K elements, their 16-byte chunks permuted against bank conflicts.
 // What must reach different groups of 4 banks at once: the same chunk of 8 rows that lie next to each other, that are
-// {0…3, 8…11} or {4…7, 12…15} of 16, or (as a transposed tile is stored) that are 8 apart.
+// {0…3, 8…11} or {4…7, 12…15} of 16, or (as a transposed tile is stored) that are 8 apart. With 64 banks those of
+// 16 rows that lie next to each other, or are i / 4 · 8 + i % 4.
 template<class T_, int N, int K, bool K_LAST_> struct MatrixTile {
   typedef T_ T;
   static constexpr bool K_LAST = K_LAST_;
   static constexpr int ROWS = K_LAST ? N : K, COLS = K_LAST ? K : N;
   static constexpr int BYTES = N * K * (int)sizeof(T);
   // Chunks that are permuted among each other, and rows that share one permutation because their chunks are neighbours.
-  static constexpr int CHUNKS = K / 8, P = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2, SHARING = 8 / P;
+  static constexpr int CHUNKS = K / 8, MOST = KS_LDS_BANKS / 4;
+  static constexpr int P = CHUNKS % MOST == 0 ? MOST : CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2, SHARING = 8 / P;
   static_assert(K % 16 == 0, "rows of a factor are whole pairs of chunks");
   T* base;
   KS_DEVICE explicit MatrixTile(char* memory) : base((T*)memory) {}
 
   static KS_DEVICE int permutation(int n) {
+#if KS_LDS_BANKS == 64
+    // Linear in the bits of n, found by search: reads without conflicts, writes with as few as their width allows.
+    constexpr int BITS[4][6] = {{1, 0, 1, 0, 0, 1}, {3, 3, 0, 3, 2, 1}, {7, 1, 5, 3, 6, 4}, {14, 7, 0, 12, 10, 13}};
+    constexpr int ROW = P == 16 ? 3 : P == 8 ? 2 : P == 4 ? 1 : 0;
+    int chunk = 0;
+#pragma unroll
+    for (int i = 0; i < 6; i++) chunk ^= (n >> i & 1) * BITS[ROW][i];
+    return chunk;
+#else
     const int far = n / 8, reversed = P == 8 ? (far & 1) * 4 | (far & 2) | far / 4 & 1
                                     : P == 4 ? (far & 1) * 2 | far / 2 & 1 : far & 1;
     return (n / SHARING ^ reversed) & (P - 1);
+#endif
   }
   // The element of outer index n at k; what follows it up to the next multiple of 8 is contiguous.
   KS_DEVICE T* place(int n, int k) const { return base + n * K + (k / 8 ^ permutation(n)) * 8 + k % 8; }
