@@ -140,12 +140,14 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
     if constexpr (Strides<View>::COMMON) {
       // Of a tile with a common stride the offsets stay what they are from tile to tile: only the base moves.
       constexpr unsigned FAR = 0x7fffffffu / (Tile::ROWS * SIZE);
-      if (col_end >= V && rows_left > 0 && (unsigned)v.stride < FAR) {
-        const KS_GLOBAL char* const base = (const KS_GLOBAL char*)(v.row(row0) + col0);
+      if (col_end >= V && rows_left > 0 && cols_left > 0 && (unsigned)v.stride < FAR) {
+        // A chunk that is cut off begins before the tile: offsets are from a chunk before it.
+        constexpr int BEFORE = EXACT ? 0 : V;
+        const KS_GLOBAL char* const base = (const KS_GLOBAL char*)(v.row(row0) + col0 - BEFORE);
         const unsigned stride = (unsigned)v.stride * SIZE, last = (unsigned)(rows_left - 1) * stride;
         each_chunk(dealt(), [&](int row, int column) {
           typedef Quad Anywhere __attribute__((aligned(2)));
-          const unsigned from = (EXACT ? column : min_of(column, cols_left - V)) * SIZE;
+          const unsigned from = (EXACT ? column : min_of(column, cols_left - V) + BEFORE) * SIZE;
           const unsigned wanted = row * stride + from, most = last + from;
           return *(const KS_GLOBAL Anywhere*)(base + (wanted < most ? wanted : most));
         });
