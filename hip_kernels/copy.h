@@ -139,8 +139,9 @@ template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
     rows_left = opaque_uniform(row_end - row0), cols_left = opaque_uniform(col_end - col0);
     if constexpr (Strides<View>::COMMON) {
       // Of a tile with a common stride the offsets stay what they are from tile to tile: only the base moves.
-      constexpr unsigned FAR = 0x7fffffffu / (Tile::ROWS * SIZE);
-      if (col_end >= V && rows_left > 0 && cols_left > 0 && (unsigned)v.stride < FAR) {
+      constexpr int FAR = 0x7fffffff / (Tile::ROWS * SIZE);
+      // Every one of these is at least 0: a row has a chunk, the tile begins inside, and the stride is small.
+      if ((col_end - V | rows_left - 1 | cols_left - 1 | v.stride | FAR - v.stride) >= 0) {
         // A chunk that is cut off begins before the tile: offsets are from a chunk before it.
         constexpr int BEFORE = EXACT ? 0 : V;
         const KS_GLOBAL char* const base = (const KS_GLOBAL char*)(v.row(row0) + col0 - BEFORE);

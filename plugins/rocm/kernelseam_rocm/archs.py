@@ -61,7 +61,7 @@ def _row(
 
 
 _MFMA16 = {"KS_MATRIX_HEADER": '"mfma.h"', "KS_MFMA_K": "16"}
-_MFMA32 = {"KS_MATRIX_HEADER": '"mfma.h"', "KS_MFMA_K": "32"}
+_MFMA32 = {"KS_MATRIX_HEADER": '"mfma.h"', "KS_MFMA_K": "32", "KS_BF16_CONVERTS": "1"}
 _FLUSHES = {"KS_FLUSHES_SUBNORMALS": "1"}  # in its MFMA: subnormal halves count as zeros
 _WMMA11 = {"KS_MATRIX_HEADER": '"wmma.h"', "KS_WMMA": "11"}
 _WMMA12 = {"KS_MATRIX_HEADER": '"wmma.h"', "KS_WMMA": "12"}
