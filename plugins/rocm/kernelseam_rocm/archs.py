@@ -76,12 +76,12 @@ _CDNA4 = {
     "attention_bwd": tiles.CDNA_ATTENTION_BWD,
 }
 _RDNA3 = {
-    "gemm": tiles.RDNA_GEMM,
+    "gemm": tiles.RDNA3_GEMM,
     "attention": tiles.RDNA3_ATTENTION,
     "attention_bwd": tiles.RDNA3_ATTENTION_BWD,
 }
 _RDNA4 = {
-    "gemm": tiles.RDNA_GEMM,
+    "gemm": tiles.RDNA4_GEMM,
     "attention": tiles.RDNA4_ATTENTION,
     "attention_bwd": tiles.RDNA4_ATTENTION_BWD,
 }
