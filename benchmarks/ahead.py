@@ -13,11 +13,13 @@ from typing import Any
 from kernelseam.contract import Device
 from kernelseam.errors import SlowBinary
 from kernelseam.kernels.kernel import KernelImplementation, build, bundle
-from kernelseam.parity import data
-from kernelseam.parity.cases import AttentionCase, Case, GemmCase
-from kernelseam.parity.covering import covering
-from kernelseam.parity.description import describe
-from kernelseam.parity.workers import Workers, cores
+from kernelseam.parity.cases.attention_case import AttentionCase
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.cases.covering import covering
+from kernelseam.parity.cases.gemm_case import GemmCase
+from kernelseam.parity.operations import operands
+from kernelseam.parity.operations.operands import describe
+from kernelseam.parity.running.workers import Workers, cores
 from kernelseam.plugins import plugins
 
 BASE = 1 << 40
@@ -25,14 +27,14 @@ FEW = 2000
 """Heads of all entries of the batch: what a checker that slows a launch down a hundred times still
 takes."""
 Unit = tuple[Any, Any, Any]
-"""Host half, spec, tile: one binary."""
+"""Kernel definition, spec, tile: one binary."""
 
 
 def problem_of(case: Case, device: Device) -> Any:
     """What is planned for a case, over memory that is not there."""
     if isinstance(case, GemmCase | AttentionCase) and case.view == "device":
         case = replace(case, view="host")
-    layout = data.layout(case)
+    layout = operands.layout(case)
     blocks = layout.blocks()
     addresses = {
         n: BASE + blocks[p.block][1] + p.offset * p.dtype.itemsize for n, p in layout.places.items()
@@ -77,8 +79,8 @@ def units_of(
     assert toolchain is not None
     found: dict[Hashable, Unit] = {}
     for x in implementation.launches(problem, device).kernels:
-        made = bundle(x.half, x.problem.spec, x.tile, toolchain, device.arch)
-        found[made.name, made.defines] = x.half, x.problem.spec, x.tile
+        made = bundle(x.kernel, x.problem.spec, x.tile, toolchain, device.arch)
+        found[made.name, made.defines] = x.kernel, x.problem.spec, x.tile
     return found
 
 
@@ -95,7 +97,7 @@ def compile_all(
     end = None if seconds is None else time.monotonic() + seconds
     with closing(Workers(min(processes or cores(), max(len(found), 1)), limit)) as team:
         tasks = [team.start(_compile, unit, device) for unit in found]
-        for done, ((half, spec, tile), task) in enumerate(zip(found, tasks, strict=True)):
+        for done, ((kernel, spec, tile), task) in enumerate(zip(found, tasks, strict=True)):
             try:
                 task.result(None if end is None else max(end - time.monotonic(), 0))
             except TimeoutError:
@@ -104,16 +106,16 @@ def compile_all(
                 )
                 break
             except Exception as e:
-                wrong.append(f"{half.entry} of {spec} in {tile}: {e}")
+                wrong.append(f"{kernel.entry} of {spec} in {tile}: {e}")
     return wrong
 
 
 def _compile(unit: Unit, device: Device) -> None:
-    half, spec, tile = unit
+    kernel, spec, tile = unit
     toolchain = plugins().backend(device.backend).toolchain
     assert toolchain is not None
     warnings.simplefilter("error", SlowBinary)
-    build(half, spec, tile, toolchain, device.arch)
+    build(kernel, spec, tile, toolchain, device.arch)
 
 
 def choice(cases: Iterable[Case], device: Device) -> list[Case]:

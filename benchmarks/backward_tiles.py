@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from kernelseam.contract import ArchRow, Device, Toolchain
-from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem, AttentionBwdSpec
-from kernelseam.descriptors.attention_problem import AttentionSpec
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
+from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels import BackwardTile, KernelImplementation, build_binary
 from kernelseam.kernels.attention.backward import AttentionBwdHost
 from kernelseam.plugins import plugins
 
-HALVES = frozenset({DType.float16, DType.bfloat16})
+HALF_PRECISION = frozenset({DType.float16, DType.bfloat16})
 SHAPES = {64: (4, 32, 4096), 128: (4, 16, 4096), 256: (4, 8, 4096)}
 """Head dim → batch, heads, S."""
 
@@ -43,7 +43,7 @@ def _tile(
     **more: Any,
 ) -> BackwardTile:
     return BackwardTile(
-        HALVES,
+        HALF_PRECISION,
         dim,
         warps,
         rows,

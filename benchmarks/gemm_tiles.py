@@ -19,13 +19,13 @@ from functools import partial
 from pathlib import Path
 
 from kernelseam.contract import ArchRow, Device, Toolchain
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels import GemmTile, KernelImplementation, build_binary
 from kernelseam.kernels.gemm.host import GemmHost
 from kernelseam.plugins import plugins
 
-HALVES = frozenset({DType.float16, DType.bfloat16})
+HALF_PRECISION = frozenset({DType.float16, DType.bfloat16})
 LINEAR = [
     (1, 16384, 6144, 4096, True),
     (1, 512, 6144, 4096, True),
@@ -48,7 +48,7 @@ WIDE = [
 def tile(
     bm: int, bn: int, bk: int, warps_m: int, warps_n: int, stages: int, min_blocks: int = 1
 ) -> GemmTile:
-    return GemmTile(HALVES, bm, bn, bk, warps_m, warps_n, stages, min_blocks)
+    return GemmTile(HALF_PRECISION, bm, bn, bk, warps_m, warps_n, stages, min_blocks)
 
 
 def wide(

@@ -29,11 +29,12 @@ from kernelseam.cli.main import main as kernelseam
 from kernelseam.contract import Device
 from kernelseam.dispatch import find_device
 from kernelseam.errors import DeviceError
-from kernelseam.parity import report
-from kernelseam.parity.cases import Case, matrix
-from kernelseam.parity.pipeline import LIMIT, run_all
-from kernelseam.parity.run import Outcome, targets
-from kernelseam.parity.workers import cores
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.matrix import matrix
+from kernelseam.parity.report import summary
+from kernelseam.parity.running.pipeline import LIMIT, run_all
+from kernelseam.parity.running.run import Outcome, targets
+from kernelseam.parity.running.workers import cores
 from kernelseam.plugins import plugins
 
 from benchmarks import ahead
@@ -142,7 +143,7 @@ def separate(cases: list[Case], device: Device, implementation: str | None, verb
                 print(case.name, flush=True)
             for outcome in run_all([case], wanted, separate=True):
                 outcomes.append(outcome)
-                if outcome.status in report.BAD:
+                if outcome.status in summary.BAD:
                     print(
                         f"{outcome.status}: {case.name} on {outcome.implementation}: "
                         f"{outcome.detail}",
@@ -150,7 +151,7 @@ def separate(cases: list[Case], device: Device, implementation: str | None, verb
                     )
     except DeviceError as e:
         print(e)
-    print(report.table(report.rows(outcomes)))
+    print(summary.table(summary.rows(outcomes)))
     count = Counter(o.status for o in outcomes)
     print(f"{dict(count)} in {time.perf_counter() - start:.0f} s")
     return int(count["failed"] + count["error"] > 0 or not outcomes)

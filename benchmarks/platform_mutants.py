@@ -37,11 +37,13 @@ from typing import Any
 from kernelseam.contract import Device, DeviceLimits
 from kernelseam.dispatch import find_device
 from kernelseam.errors import CompileError, DeviceError, SlowBinary, Unsupported
-from kernelseam.kernels.kernel import HostHalf, build, bundle
-from kernelseam.parity import report
-from kernelseam.parity.cases import Case, matrix, named
-from kernelseam.parity.run import Target, run_case
-from kernelseam.parity.workers import cores
+from kernelseam.kernels.definition import KernelDefinition
+from kernelseam.kernels.kernel import build, bundle
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.matrix import matrix, named
+from kernelseam.parity.report import summary
+from kernelseam.parity.running.run import Target, run_case
+from kernelseam.parity.running.workers import cores
 from kernelseam.plugins import plugins
 
 from benchmarks import ahead
@@ -128,10 +130,12 @@ def plant(mutant: Mutant | None, backend: str) -> None:
         return changed
 
     toolchain.platform_files = platform_files  # type: ignore[method-assign]
-    for half in found.kernels:
-        if isinstance(half, HostHalf):
-            own = {name: changed.get(name, text) for name, text in type(half).sources(half).items()}
-            half.sources = lambda own=own: own  # type: ignore[method-assign, misc]
+    for kernel in found.kernels:
+        if isinstance(kernel, KernelDefinition):
+            own = {
+                name: changed.get(name, text) for name, text in type(kernel).sources(kernel).items()
+            }
+            kernel.sources = lambda own=own: own  # type: ignore[method-assign, misc]
 
 
 # ---------------------------------------------------------------- a process
@@ -208,8 +212,8 @@ def _compiled_ahead(case: Case, device: Device, implementation: str) -> str:
     toolchain = plugins().backend(device.backend).toolchain
     assert toolchain is not None
     try:
-        for half, spec, tile in ahead.units([case], device, implementation):
-            build(half, spec, tile, toolchain, device.arch)
+        for kernel, spec, tile in ahead.units([case], device, implementation):
+            build(kernel, spec, tile, toolchain, device.arch)
     except CompileError as e:
         return e.log
     return ""
@@ -220,7 +224,7 @@ def _verdict(case: Case, device: Device, implementation: str) -> str | None:
     o = run_case(
         case, Target(device, implementation, case.operation, own=implementation == "shared")
     )
-    if o.status in report.BAD:
+    if o.status in summary.BAD:
         return o.detail.strip().splitlines()[-1]
     return "" if o.status == "passed" else None
 
@@ -309,7 +313,7 @@ def compiled(mutant: Mutant, arch: str, backend: str) -> str:
         for change in (None, mutant):
             plant(change, backend)
             # Not from the cache: there a binary has its key, which is of the sources' texts.
-            made = [bundle(half, spec, tile, toolchain, arch) for half, spec, tile in found]
+            made = [bundle(kernel, spec, tile, toolchain, arch) for kernel, spec, tile in found]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", SlowBinary)
                 binaries.append([toolchain.compile(b, arch) for b in made])

@@ -31,11 +31,11 @@ import numpy as np
 from kernelseam.contract import Device
 from kernelseam.dispatch import find_device
 from kernelseam.errors import DeviceError
-from kernelseam.parity import report
-from kernelseam.parity.cases import Case
-from kernelseam.parity.pipeline import run_all
-from kernelseam.parity.run import Outcome, Target, targets
-from kernelseam.parity.workers import cores
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.report import summary
+from kernelseam.parity.running.pipeline import run_all
+from kernelseam.parity.running.run import Outcome, Target, targets
+from kernelseam.parity.running.workers import cores
 from kernelseam.plugins import plugins
 
 from benchmarks import ahead
@@ -138,7 +138,7 @@ def main(given: list[str] | None = None) -> int:
         f"{len(problems)} problems of {len({p.kind for p in problems})} specs, seed "
         f"{arguments.seed}, on {device}, "
         f"{arguments.workers} workers",
-        *report.not_covered(cases, wanted),
+        *summary.not_covered(cases, wanted),
         sep="\n",
         flush=True,
     )
@@ -157,7 +157,7 @@ def main(given: list[str] | None = None) -> int:
     try:
         for r in run(problems, wanted, arguments.workers, arguments.limit):
             results.append(r)
-            if r.outcome.status in report.BAD:
+            if r.outcome.status in summary.BAD:
                 print(
                     f"{r.outcome.status} {r.problem.number}: {r.outcome.detail}\n    "
                     f"{r.problem.case}",
@@ -168,7 +168,7 @@ def main(given: list[str] | None = None) -> int:
     except DeviceError as e:
         lost = str(e)
     seconds = time.perf_counter() - start
-    print(summary(results), *filter(None, [lost]), sep="\n")
+    print(by_feature(results), *filter(None, [lost]), sep="\n")
     count = Counter(r.outcome.status for r in results)
     print(
         f"{dict(count)} of {len(problems)} in {seconds:.0f} s; plans, launches and copies took "
@@ -203,10 +203,10 @@ def main(given: list[str] | None = None) -> int:
             ),
             encoding="utf-8",
         )
-    return int(bool(lost or wrong) or any(count[x] for x in report.BAD) or not count["passed"])
+    return int(bool(lost or wrong) or any(count[x] for x in summary.BAD) or not count["passed"])
 
 
-def summary(results: list[Result]) -> str:
+def by_feature(results: list[Result]) -> str:
     """A line a feature, and one a reason to refuse."""
     groups: dict[str, list[Result]] = {}
     for r in results:
@@ -223,7 +223,7 @@ def summary(results: list[Result]) -> str:
         count = Counter(r.outcome.status for r in group)
         worst = max(group, key=lambda r: r.worst, default=None)
         bad, top = (
-            sum(count[x] for x in report.BAD),
+            sum(count[x] for x in summary.BAD),
             f"{worst.worst:23.3f}  {worst.problem.number}" if worst else "",
         )
         lines.append(f"{name:28}{len(group):9}{count['refused']:9}{bad:8}{top}")

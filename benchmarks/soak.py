@@ -40,8 +40,8 @@ from pathlib import Path
 import numpy as np
 from kernelseam.contract import Device
 from kernelseam.dispatch import find_device
-from kernelseam.parity.cases import Case
-from kernelseam.parity.workers import cores
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.running.workers import cores
 from kernelseam.plugins import plugins
 
 from benchmarks import ahead

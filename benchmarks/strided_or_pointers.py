@@ -25,10 +25,10 @@ from kernelseam.contract import Device, Runtime
 from kernelseam.dispatch import consider, find_device
 from kernelseam.dtypes import DType
 from kernelseam.errors import CompileError, DeviceError
-from kernelseam.parity import check
+from kernelseam.oracle import check
+from kernelseam.oracle.sampling import sampled
 from kernelseam.planning import Call
 from kernelseam.plugins import plugins
-from kernelseam.verification import sampled
 
 STRIDED, POINTERS, EACH = "strides", "pointers", "a call a matrix"
 CONTIGUOUS, GAPPED, TOKENS, SCATTERED = "contiguous", "gapped", "tokens first", "scattered"

@@ -23,9 +23,10 @@ from pathlib import Path
 
 from emulated_cases import GROUPS, SHARED, Group
 from kernelseam.contract import EMULATED, Device
-from kernelseam.parity.cases import Case, matrix
-from kernelseam.parity.report import last_line
-from kernelseam.parity.run import Outcome, Target, run_case, targets
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.matrix import matrix
+from kernelseam.parity.report.summary import last_line
+from kernelseam.parity.running.run import Outcome, Target, run_case, targets
 from kernelseam.plugins import plugins
 from kernelseam_rocm_emulator import Emulation, start
 

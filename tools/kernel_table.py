@@ -46,10 +46,10 @@ ALIKE = {"sm_89": "sm_86", "sm_120": "sm_86", "sm_100a": "sm_90a", "gfx90a": "gf
 """Archs with the tiles of another: every run of the tests compiles one of PART of their binaries,
 the slow ones all."""
 PART = 8
-SHARED = (("sm_80", "sm_86"), ("gfx942", "gfx1100", "gfx950", "gfx1201"))
-"""Archs that every run of the tests compiles each binary for one of, and the slow ones for all:
-there is no time for more. A run sees half of what is particular to sm_80, and a quarter of what is
-to gfx950."""
+SHARED = (("sm_80", "sm_86", "sm_90a"), ("gfx942", "gfx1100", "gfx950", "gfx1201"))
+"""Archs that every run of the tests compiles each shared binary for one of, and the slow ones for
+all: there is no time for more. A run sees a third of what is particular to sm_80, and a quarter of
+what is to gfx950. A kernel of one arch takes no turns."""
 MANY = 12
 """Binaries of a kernel that takes turns: of fewer each arch has all, or a kind of arch might have
 none."""
@@ -81,8 +81,9 @@ def rare(arch: str, number: int, covered: Covered) -> bool:
     arch."""
     turns = any(
         arch in archs
+        and not covered.kernel.archs
         and archs[_turn(number + 1, len(archs))] != arch
-        and _count()[covered.half.entry] >= MANY
+        and _count()[covered.kernel.entry] >= MANY
         for archs in SHARED
     )
     return not covered.often or (arch in ALIKE and number % PART > 0) or turns
@@ -91,7 +92,7 @@ def rare(arch: str, number: int, covered: Covered) -> bool:
 @cache
 def _count() -> Counter[str]:
     """Binaries of each kernel that every run compiles."""
-    return Counter(c.half.entry for c in covering() if c.often)
+    return Counter(c.kernel.entry for c in covering() if c.often)
 
 
 def _turn(number: int, of: int) -> int:
@@ -111,7 +112,7 @@ def facts_of(backend: Backend, arch: str, chosen: Iterable[Covered]) -> dict[Key
     found: dict[Key, KernelFacts] = {}
     for covered in chosen:
         for tile in covered.tiles(toolchain.arch_row(arch)):
-            _, kernels = build_binary(toolchain, covered.spec, arch, tile, covered.half)
+            _, kernels = build_binary(toolchain, covered.spec, arch, tile, covered.kernel)
             for facts in kernels.values():
                 found[arch, str(covered), tile_name(tile)] = facts
     return found

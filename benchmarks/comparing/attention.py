@@ -20,9 +20,9 @@ import kernelseam as ks
 import numpy as np
 import torch
 import torch.nn.functional as functional
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dtypes import DType
-from kernelseam.parity import check, oracle
-from kernelseam.planning import Descriptor
+from kernelseam.oracle import check, formulas
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.comparing.results import WITHOUT, Record
@@ -315,13 +315,13 @@ class Judge:
                     k, v = k[: row.lengths[b]], v[: row.lengths[b]]
             found = [host(x)[None, None] for x in (q, k, v)]
             most = min(max(JUDGED_ELEMENTS // (len(k) * (row.D + row.width)), 4), JUDGED_ROWS)
-            numbers = oracle.sample_rows(len(q), most)
-            variant = oracle.Variant(
+            numbers = formulas.sample_rows(len(q), most)
+            variant = formulas.Variant(
                 window=row.window or (None, None),
                 softcap=row.softcap,
                 sinks=None if sinks is None else sinks[h : h + 1],
             )
-            want = oracle.attention(
+            want = formulas.attention(
                 found[0], found[1], found[2], row.causal, row.D**-0.5, numbers, variant
             )
             self._parts.append((place, h, numbers, len(k), want))

@@ -15,7 +15,7 @@ from typing import Any
 import kernelseam as ks
 import torch
 import torch.nn.functional as functional
-from kernelseam.planning import Descriptor
+from kernelseam.descriptors.common.protocol import Descriptor
 from torch.nn.attention import sdpa_kernel
 
 from benchmarks.comparing.attention import TORCH_PEERS, flash_attention_3, visible_pairs

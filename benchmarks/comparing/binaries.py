@@ -44,7 +44,7 @@ def measured(
     """Compile into the cache's folder as it is set, and load from there. The binary must not be
     there yet."""
     start = time.perf_counter()
-    made = bundle(covered.half, covered.spec, tile, toolchain, arch)
+    made = bundle(covered.kernel, covered.spec, tile, toolchain, arch)
     put_together = time.perf_counter() - start
     build.forget()
     cpu, wall = time.process_time(), time.perf_counter()
@@ -68,7 +68,8 @@ def kernels(arch: str, implementation: str, backend: str = "cuda") -> list[tuple
     return [
         (c, tile)
         for c in covering(found.kernels)
-        if c.half.name.startswith(implementation) and (not c.half.archs or arch in c.half.archs)
+        if c.kernel.name.startswith(implementation)
+        and (not c.kernel.archs or arch in c.kernel.archs)
         for tile in c.tiles(row)
     ]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from kernelseam import compilation
 from kernelseam.compilation.folder import VARIABLE
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.kernels import Covered
-from kernelseam.planning import Descriptor
 from kernelseam.plugins import plugins
 
 from benchmarks.comparing.binaries import BUDGET, DISK_HIT, kernels, measured, warm_up
@@ -29,14 +29,14 @@ TIMED = (("sm_90a", "sm90"),)
 class CompileRow:
     """One kernel in one tile."""
 
-    kernel: Covered
+    covered: Covered
     tile: Any
     arch: str
     suite: str = "compile"
 
     @property
     def name(self) -> str:
-        return f"{self.arch} {self.kernel} {getattr(self.tile, 'name', self.tile)}"
+        return f"{self.arch} {self.covered} {getattr(self.tile, 'name', self.tile)}"
 
     def planned(self, session: Session) -> Iterable[Descriptor]:
         return ()
@@ -46,11 +46,11 @@ class CompileRow:
         assert toolchain is not None
         warm_up(toolchain, self.arch)
         with _empty_cache():
-            times = measured(self.kernel, self.tile, toolchain, self.arch, DISK_READS)
+            times = measured(self.covered, self.tile, toolchain, self.arch, DISK_READS)
         us = {COLD: [times.cpu], WALL: [times.wall], DISK: times.disk}
         rounded = {way: [round(s * 1e6, 1) for s in seconds] for way, seconds in us.items()}
-        timed = Timed(OURS, OURS, self.kernel.half.name, rounded)
-        limits = {COLD: BUDGET[self.kernel.half.operation] * 1e6, DISK: DISK_HIT * 1e6}
+        timed = Timed(OURS, OURS, self.covered.kernel.name, rounded)
+        limits = {COLD: BUDGET[self.covered.kernel.operation] * 1e6, DISK: DISK_HIT * 1e6}
         return Record(self.suite, self.name, limits=limits, timed=[timed])
 
 

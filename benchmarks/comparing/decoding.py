@@ -10,9 +10,9 @@ from typing import Any
 import kernelseam as ks
 import numpy as np
 import torch
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dtypes import DType
-from kernelseam.parity import check, oracle
-from kernelseam.planning import Descriptor
+from kernelseam.oracle import check, formulas
 
 from benchmarks.comparing.attention import flash_attention_3
 from benchmarks.comparing.results import COPY, Record
@@ -141,7 +141,7 @@ class Judge:
                 for n in "kv"
             )
             q = host(arrays["q"][b, :, h])[None, None]
-            self._parts.append((b, h, oracle.attention(q, k, v, False, row.D**-0.5)))
+            self._parts.append((b, h, formulas.attention(q, k, v, False, row.D**-0.5)))
 
     def __call__(self, result: Any) -> Judged:
         got, wanted, worst, message = [], [], 0.0, ""

@@ -11,10 +11,10 @@ import kernelseam as ks
 import numpy as np
 import torch
 import torch.nn.functional as functional
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dtypes import DType
 from kernelseam.errors import KernelSeamError
-from kernelseam.parity import check, oracle
-from kernelseam.planning import Descriptor
+from kernelseam.oracle import check, formulas
 
 from benchmarks.comparing.results import COPY, PEER, WITHOUT, Record
 from benchmarks.comparing.rows import (
@@ -275,7 +275,7 @@ class Judge:
         residual = (
             self._cut(arrays["residual"], self._rows, self._columns) if row.residual else None
         )
-        self._want = oracle.gemm(
+        self._want = formulas.gemm(
             a, b, None, 1.0, 0.0, False, row.b_transposed, bias=bias, residual=residual
         )
 

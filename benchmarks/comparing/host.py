@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import kernelseam as ks
 import torch
 import torch.nn.functional as functional
-from kernelseam.planning import Call, Descriptor
+from kernelseam.descriptors.common.protocol import Descriptor
+from kernelseam.planning import Call
 
 from benchmarks.comparing.pretending import pretending
 from benchmarks.comparing.results import HOST, OURS, PEER, Record, Timed

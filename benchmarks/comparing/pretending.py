@@ -48,7 +48,7 @@ def pretending() -> bool:
 
 def pretend() -> None:
     """Take torch's CPU tensors for those of the device cuda:0."""
-    from kernelseam.interop import torch as torch_arrays
+    from kernelseam.arrays import torch as torch_arrays
     from kernelseam_cuda import arrays
 
     api: Any = torch._C

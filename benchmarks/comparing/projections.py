@@ -17,10 +17,10 @@ import kernelseam as ks
 import numpy as np
 import torch
 import torch.nn.functional as functional
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dtypes import DType
-from kernelseam.parity import check
-from kernelseam.parity import oracle_projection as oracle
-from kernelseam.planning import Descriptor
+from kernelseam.oracle import check
+from kernelseam.oracle import projections as oracle
 
 from benchmarks.comparing.results import Record
 from benchmarks.comparing.rows import Judged, Prepared, Session, compared, host, relative

@@ -13,10 +13,11 @@ import ml_dtypes
 import numpy as np
 import torch
 from kernelseam.contract import ArrayInfo, Device
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dispatch import find_device
 from kernelseam.dtypes import DType
 from kernelseam.errors import KernelSeamError
-from kernelseam.planning import Descriptor, Plan
+from kernelseam.planning import Plan
 
 from benchmarks.comparing.machine import sampling
 from benchmarks.comparing.results import BACK_TO_BACK, FLUSHED, OURS, PEER, Record, Timed

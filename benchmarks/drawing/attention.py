@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases import AttentionCase, BackwardCase, Case, MergeCase
-from kernelseam.parity.memory import Walk
+from kernelseam.parity.cases.attention_bwd_case import BackwardCase
+from kernelseam.parity.cases.attention_case import AttentionCase
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.cases.merge_case import MergeCase
+from kernelseam.parity.cases.walk import Walk
 
 from benchmarks.drawing.common import BF16, F16, F32, Random, gaps, one
 

@@ -8,9 +8,11 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from kernelseam.dtypes import DType
-from kernelseam.parity import data
-from kernelseam.parity.cases import Case, GemmCase, Plant
-from kernelseam.parity.projection_case import ProjectionCase
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.cases.common import Plant
+from kernelseam.parity.cases.gemm_case import GemmCase
+from kernelseam.parity.cases.projection_case import ProjectionCase
+from kernelseam.parity.operations import operands
 
 F16, BF16, F32, F64 = DType.float16, DType.bfloat16, DType.float32, DType.float64
 Random = np.random.Generator
@@ -65,7 +67,7 @@ def planted(case: Product, rng: Random, read: Collection[str]) -> Product:
     if rng.random() >= 0.1:
         return case
     found = []
-    for name, place in data.layout(case).places.items():
+    for name, place in operands.layout(case).places.items():
         if name in read and 0 not in place.shape and rng.random() < 0.5:
             value = one(rng, (np.nan, np.inf, -np.inf))
             found.append(Plant(name, value, tuple(int(rng.integers(n)) for n in place.shape)))

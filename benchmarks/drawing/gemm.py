@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases import GemmCase
-from kernelseam.parity.memory import Walk
+from kernelseam.parity.cases.gemm_case import GemmCase
+from kernelseam.parity.cases.walk import Walk
 
 from benchmarks.drawing.common import (
     BF16,

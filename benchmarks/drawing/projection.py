@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.memory import Walk
-from kernelseam.parity.projection_case import ProjectionCase
+from kernelseam.parity.cases.projection_case import ProjectionCase
+from kernelseam.parity.cases.walk import Walk
 
 from benchmarks.drawing.common import (
     BF16,

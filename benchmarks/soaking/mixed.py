@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from kernelseam.contract import Device
-from kernelseam.parity.cases import Case
-from kernelseam.parity.description import describe
-from kernelseam.parity.oracle import Array
-from kernelseam.parity.run import attempt
-from kernelseam.parity.stages import Made, judged, made, repeatable
+from kernelseam.oracle.formulas import Array
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.operations.operands import describe, repeatable
+from kernelseam.parity.running.run import attempt
+from kernelseam.parity.running.stages import Made, judged, made
 from kernelseam.planning import Call, plan
 
 from benchmarks.random_problems import chosen

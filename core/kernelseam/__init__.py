@@ -10,12 +10,12 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from kernelseam import errors
+from kernelseam import errors, traced, verifier
 from kernelseam._version import __version__
 from kernelseam.trace import trace  # at once: later, its module's name would stand in its place
 
 if TYPE_CHECKING:
-    from kernelseam.contract import Device
+    from kernelseam.contract import Device, Runtime
     from kernelseam.descriptors import (
         Attention,
         AttentionBwd,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         fused_output_projection_residual_bwd,
         fused_qkv_projection_bwd,
     )
+    from kernelseam.oracle.verification import Verification
     from kernelseam.planning import Call, Plan, plan
 
 __all__ = [
@@ -108,6 +109,14 @@ _HOMES = {
     ),
 }
 
+
+def _torch_operators() -> Any:
+    from kernelseam.interop.torch_library.handover import OPERATORS
+
+    return OPERATORS
+
+
+traced.register(_torch_operators)
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
@@ -130,3 +139,12 @@ def devices() -> list[Device]:
     from kernelseam.plugins import plugins
 
     return plugins().devices()
+
+
+def _verification(plan: Plan, pointers: dict[str, int], runtime: Runtime) -> Verification:
+    from kernelseam.oracle.verification import Verification
+
+    return Verification(plan, pointers, runtime)
+
+
+verifier.register(_verification)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kernelseam.contract import EMULATED, Cost, Device, LaunchRecord, PlanParts
-from kernelseam.costs import Coefficients, Work, predicted, roofline
-from kernelseam.descriptors.gemm_problem import GemmProblem
+from kernelseam.contract import EMULATED, Coefficients, Cost, Device, LaunchRecord, PlanParts
+from kernelseam.costs import Work, predicted, roofline
+from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import DType
 from kernelseam.forking import new_lock
 from kernelseam.kernels.elements import divide_up

@@ -285,7 +285,7 @@ def _unknown(implementation: object, known: str, problem: Problem, device: Devic
 def _tuned(candidates: tuple[Candidate, ...], problem: Problem, device: Device) -> Choice | None:
     """What was measured to be the fastest, if it takes this problem of its class, too."""
     # not before a plan is made: importing kernelseam stays quick
-    from kernelseam.tuning.store import tuned_choice
+    from kernelseam.tuned.store import tuned_choice
 
     found = tuned_choice(problem, device)
     if found is None:

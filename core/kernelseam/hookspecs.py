@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pluggy
 
 from kernelseam.contract import PluginInfo
-
-if TYPE_CHECKING:
-    from kernelseam.plugins import Registry
+from kernelseam.registry import Registry
 
 PROJECT = "kernelseam"
 hookspec = pluggy.HookspecMarker(PROJECT)

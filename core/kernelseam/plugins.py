@@ -12,26 +12,24 @@ from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any
+from typing import Any, TypeVar
 
 import pluggy
 
 from kernelseam import hookspecs
 from kernelseam.containment import Contained, told, traceback_of
-from kernelseam.contract import CONTRACT_VERSION, Backend, Device, Implementation, PluginInfo
-from kernelseam.contract_values import (
-    held,
-    held_archs,
-    held_backend,
-    held_devices,
-    hold_implementation,
-)
+from kernelseam.contract import CONTRACT_VERSION, Backend, Device, PluginInfo
+from kernelseam.contract_values import held, held_archs, held_devices
 from kernelseam.deadline import Hung, probe_seconds, within
 from kernelseam.errors import PluginError, UnknownName, shown
 from kernelseam.forking import new_lock
+from kernelseam.registry import KernelsOf, Registry
 
 GROUP = "kernelseam"
+BUILT_IN = metadata.EntryPoint("reference", "kernelseam.builtin", GROUP)
+"""The core's own plugin, named as any other: discovery imports none."""
 _log = logging.getLogger("kernelseam")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,65 +45,6 @@ class Failure:
     traceback: str
 
 
-@dataclass
-class Registry:
-    """What the plugins registered. A plugin fills in a scratch registry, merged only when it
-    succeeds."""
-
-    backends: dict[str, Backend] = field(default_factory=dict)
-    implementations: list[Implementation] = field(default_factory=list)
-    owners: dict[tuple[str, ...], str] = field(default_factory=dict)
-    """Which plugin a backend (name,) and an implementation (backend, operation, name) came from."""
-
-    def add_backend(self, backend: Backend) -> None:
-        """Register devices, toolchain and implementations; shared kernels follow from the
-        toolchain. Raises PluginError for a field that is not as the contract has it."""
-        held_backend(backend)
-        if backend.name in self.backends:
-            raise PluginError(f"backend {backend.name!r} is registered twice")
-        self.backends[backend.name] = backend
-        if backend.toolchain is not None:
-            from kernelseam.kernels import KernelImplementation, shared_implementations
-
-            self.implementations.extend(shared_implementations(backend.toolchain))
-            self.implementations.extend(
-                KernelImplementation(k, backend.toolchain) for k in backend.kernels
-            )
-        elif backend.kernels:
-            raise PluginError(
-                f"backend {backend.name!r} has kernels and no toolchain that compiles them"
-            )
-        self.implementations.extend(backend.implementations)
-
-    def add_implementation(self, implementation: Implementation) -> None:
-        """Register one more way to compute, for a backend of one's own or of another plugin. Raises
-        PluginError."""
-        hold_implementation(implementation)
-        self.implementations.append(implementation)
-
-    def merge(self, other: Registry, plugin: str) -> None:
-        """Take over what a plugin registered, all of it or, where a name is taken, nothing. Raises
-        PluginError."""
-        owners: dict[tuple[str, ...], str] = {}
-        for backend in other.backends.values():  # it may have been filled in by hand
-            held_backend(backend)
-        for name in other.backends:
-            if name in self.backends:
-                owner = self.owners[name,]
-                raise PluginError(f"backend {name!r} is already registered by plugin {owner!r}")
-            owners[name,] = plugin
-        for i in other.implementations:
-            hold_implementation(i)
-            key = (i.backend, i.operation, i.name)
-            if first := self.owners.get(key) or owners.get(key):
-                what = f"implementation {i.name!r} of {i.operation} on {i.backend}"
-                raise PluginError(f"{what} is already registered by plugin {first!r}")
-            owners[key] = plugin
-        self.backends.update(other.backends)
-        self.implementations.extend(other.implementations)
-        self.owners.update(owners)
-
-
 @dataclass(frozen=True)
 class Plugins:
     """The outcome of discovery."""
@@ -119,6 +58,18 @@ class Plugins:
     _listed: dict[str, tuple[Device, ...] | Hung] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    memory: dict[type, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """By its kind, what is remembered of these plugins: see ``remembered``."""
+
+    def remembered(self, kind: type[T]) -> T:
+        """What of a kind is remembered of these plugins, empty at first: it goes with them, and at
+        ``forget``."""
+        found: T | None = self.memory.get(kind)
+        return self.memory.setdefault(kind, kind()) if found is None else found
+
+    def forget(self) -> None:
+        """Drop what is remembered: plans, and what the functions on arrays bound of them."""
+        self.memory.clear()
 
     def backend(self, name: str) -> Backend:
         """The backend of that name; raises UnknownName with those there are."""
@@ -220,8 +171,8 @@ def _info(module: object, manager: pluggy.PluginManager, name: str) -> PluginInf
     return held(f"kernelseam_info of {name!r}", info[0], PluginInfo)
 
 
-def _registered(manager: pluggy.PluginManager) -> Registry:
-    scratch = Registry()
+def _registered(manager: pluggy.PluginManager, kernels_of: KernelsOf) -> Registry:
+    scratch = Registry(kernels_of=kernels_of)
     manager.hook.kernelseam_register(registry=scratch)
     return scratch
 
@@ -257,24 +208,23 @@ def discover(
     time limit of KERNELSEAM_PROBE_SECONDS; whatever fails there is among the result's failures.
     Raises InvalidValue for a bad limit.
     """
-    from kernelseam.reference import plugin as reference
-
     seconds = probe_seconds()
     only = os.environ.get("KERNELSEAM_PLUGINS") if only is None else only
     wanted = None if only is None else {n.strip() for n in only.split(",") if n.strip()}
     failures: list[Failure] = []
-    places: dict[str, object] = {"reference": reference}
-    modules: dict[str, object] = {"reference": reference}
     # It is no stranger: what fails in it is raised, and not kept as a failure of a core without a
     # reference.
-    registry, loaded = Registry(), {"reference": reference.kernelseam_info()}
-    scratch = Registry()
-    reference.kernelseam_register(scratch)
-    registry.merge(scratch, "reference")
+    own: Any = BUILT_IN.load()
+    places: dict[str, object] = {BUILT_IN.name: own}
+    modules: dict[str, object] = {BUILT_IN.name: own}
+    registry, loaded = Registry(kernels_of=own.kernels_of), {BUILT_IN.name: own.kernelseam_info()}
+    scratch = Registry(kernels_of=own.kernels_of)
+    own.kernelseam_register(scratch)
+    registry.merge(scratch, BUILT_IN.name)
 
     entries = _installed(failures) if entry_points is None else entry_points
     found = [e for e in entries if wanted is None or e.name in wanted]
-    for name in sorted((wanted or set()) - {"reference", *(e.name for e in found)}):
+    for name in sorted((wanted or set()) - {BUILT_IN.name, *(e.name for e in found)}):
         missing = PluginError(
             f"KERNELSEAM_PLUGINS names {name!r}, but no entry point of that name is installed"
         )
@@ -300,7 +250,7 @@ def discover(
                     f"install versions of both that agree"
                 )
             stage = "kernelseam_register"
-            scratch = within(seconds, stage, _registered, manager)
+            scratch = within(seconds, stage, _registered, manager, registry.kernels_of)
             with Contained(f"what {name!r} registers"):
                 registry.merge(scratch, name)
         except Exception as e:
@@ -381,10 +331,14 @@ def _discovered() -> Plugins:
 
 
 def reset() -> None:
-    """Forget what was discovered; the next use looks again."""
+    """Forget what was discovered, and what is remembered of it; the next use looks again."""
     global _plugins, _running
     with _lock:
         _plugins, _running = None, None
-    from kernelseam import planning
 
-    planning.forget()
+
+def forget() -> None:
+    """Drop every remembered plan, and what the functions on arrays remember of them."""
+    found = _plugins
+    if found is not None:
+        found.forget()

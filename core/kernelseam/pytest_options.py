@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     from kernelseam.dispatch import find_device, preferred_backend
     from kernelseam.errors import KernelSeamError, UnknownName
-    from kernelseam.parity.run import targets
+    from kernelseam.parity.running.run import targets
 
     wanted = preferred_backend(config.getoption("kernelseam_backend"))
     if wanted is None:

@@ -37,15 +37,15 @@ def check_binaries() -> Callable[[Toolchain, str, Covered, int], None]:
         """Every tile of the spec: no spills, no scratch, matrix instructions where the arch
         multiplies so, no access to memory of an unknown kind, arguments where we pack them, no more
         shared memory and registers than there are."""
-        row, half, spec = toolchain.arch_row(arch), covered.half, covered.spec
-        if half.archs and arch not in half.archs:
-            pytest.skip(f"{half.entry} is for {', '.join(half.archs)}")
+        row, kernel, spec = toolchain.arch_row(arch), covered.kernel, covered.spec
+        if kernel.archs and arch not in kernel.archs:
+            pytest.skip(f"{kernel.entry} is for {', '.join(kernel.archs)}")
         tiles, precision = covered.tiles(row), getattr(spec, "precision", None)
         if precision and not any(t.precision == precision for t in row.tiles["gemm"]):
             pytest.skip(f"{arch} has no {precision} products")
         assert tiles, "every covering spec has a tile on every arch"
         for tile in tiles:
-            _, kernels = build_binary(toolchain, spec, arch, tile, half)
+            _, kernels = build_binary(toolchain, spec, arch, tile, kernel)
             (facts,) = kernels.values()
             assert (facts.spills, facts.scratch_bytes) == (0, 0), tile
             assert (32 if covered.products else 2) <= facts.registers <= registers, tile
@@ -58,6 +58,6 @@ def check_binaries() -> Callable[[Toolchain, str, Covered, int], None]:
             # Where a compiler does not know whose memory an address is in, it takes slower
             # accesses.
             assert facts.extra.get("flat_instructions", 0) == 0, tile
-            assert half.signature(spec).placed(facts).layout == facts.parameters
+            assert kernel.signature(spec).placed(facts).layout == facts.parameters
 
     return check

@@ -1,5 +1,5 @@
 """Every covering binary as a code object for every arch by real hiprtc, no GPU needed: nothing
-spills, and matrix instructions do the halves' work. Compiled and read, not run."""
+spills, and matrix instructions do half precision's work. Compiled and read, not run."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ BUSY = 6
 """How much longer than the budget a compilation's CPU time may be where every core is shared."""
 
 
-@pytest.mark.parametrize("operation", sorted({c.half.operation for c, _ in FAST}))
+@pytest.mark.parametrize("operation", sorted({c.kernel.operation for c, _ in FAST}))
 def test_compiling_and_loading_stay_near_their_budgets(
     operation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -36,7 +36,7 @@ def test_compiling_and_loading_stay_near_their_budgets(
     some disk hits."""
     assert TOOLCHAIN is not None
     monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path))
-    mine = [(c, tile) for c, tile in FAST if c.half.operation == operation]
+    mine = [(c, tile) for c, tile in FAST if c.kernel.operation == operation]
     covered, tile = max(mine, key=lambda m: len(getattr(m[0].spec, "options", ())))
     binaries.warm_up(TOOLCHAIN, "sm_90a")
     times = binaries.measured(covered, tile, TOOLCHAIN, "sm_90a")
@@ -45,4 +45,4 @@ def test_compiling_and_loading_stay_near_their_budgets(
 
 
 def test_every_fast_kernel_has_a_budget() -> None:
-    assert FAST and {c.half.operation for c, _ in FAST} <= set(binaries.BUDGET)
+    assert FAST and {c.kernel.operation for c, _ in FAST} <= set(binaries.BUDGET)

@@ -1,5 +1,5 @@
 """Every covering binary as a cubin for every arch, no GPU needed: nothing spills, matrix units do
-the halves' work."""
+half precision's work."""
 
 from __future__ import annotations
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from kernelseam.compilation.build import KEY
 from kernelseam.contract import Device, DeviceLimits, SourceBundle
-from kernelseam.descriptors.gemm_problem import GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import CompileError, SlowBinary
 from kernelseam.kernels import Covered
 from kernelseam.kernels.kernel import bundle
-from kernelseam.parity.cases import named
+from kernelseam.parity.matrix import named
 from kernelseam.plugins import plugins
 
 pytest.importorskip("kernelseam_cuda", reason="nvrtc is missing: kernelseam-cuda is not installed")
@@ -82,7 +82,7 @@ def order_of(made: SourceBundle, tile: Any) -> list[str]:
     ],
 )
 def test_every_fast_kernel_is_in_order(kernel: Covered, tile: Any) -> None:
-    found = order_of(bundle(kernel.half, kernel.spec, tile, TOOLCHAIN, "sm_90a"), tile)
+    found = order_of(bundle(kernel.kernel, kernel.spec, tile, TOOLCHAIN, "sm_90a"), tile)
     capped = [CROSSING] * bool(getattr(kernel.spec, "softcap", False))
     assert [x for x in found if x not in capped] == []
 
@@ -91,7 +91,7 @@ def test_every_fast_kernel_is_in_order(kernel: Covered, tile: Any) -> None:
 def clean(what: str) -> tuple[SourceBundle, Any, tuple[str, ...]]:
     """A small kernel as its sources are, its tile, and what is out of order."""
     if what == "gemm":
-        half, spec = (
+        kernel, spec = (
             HopperGemm(),
             GemmSpec(DType.bfloat16, DType.bfloat16, DType.float32, b_transposed=True),
         )
@@ -102,8 +102,8 @@ def clean(what: str) -> tuple[SourceBundle, Any, tuple[str, ...]]:
         case = named(
             "attention-bf16-128-causal-250x250" if what == "cleans" else "attention-f16-64"
         )
-        ((half, spec, tile),) = ahead.units([case], H200, "sm90")
-    made = bundle(half, spec, tile, TOOLCHAIN, "sm_90a")
+        ((kernel, spec, tile),) = ahead.units([case], H200, "sm90")
+    made = bundle(kernel, spec, tile, TOOLCHAIN, "sm_90a")
     return made, tile, tuple(order_of(made, tile))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import kernel_table
 import pytest
-from kernelseam.descriptors.attention_problem import AttentionSpec
+from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import CompileError
 from kernelseam.kernels.attention.row_kernels import RowTile

@@ -19,7 +19,7 @@ from nvidia_gpu import DEVICE, RUNTIME, cupy
 
 pytestmark = pytest.mark.gpu
 RNG = np.random.default_rng(0)
-WAYS = ("cublaslt", "cublas-batched")
+IMPLEMENTATIONS = ("cublaslt", "cublas-batched")
 
 
 def normal(*shape: int, dtype: Any = np.float32) -> Any:
@@ -33,18 +33,18 @@ def lists(**arrays: Any) -> dict[str, Any]:
     }
 
 
-def bound(way: str, a: Any, b: Any, c: Any, **more: Any) -> Call:
+def bound(implementation: str, a: Any, b: Any, c: Any, **more: Any) -> Call:
     """A product of [count, M, K] and [count, K, N]."""
     shape = {"M": a.shape[1], "N": b.shape[2], "K": a.shape[2], "batch": a.shape[0]}
-    if way != "cublas-batched":
+    if implementation != "cublas-batched":
         return ks.plan(
-            ks.BatchedGemmStrided(A=a, B=b, C=c, **shape, **more), implementation=way
+            ks.BatchedGemmStrided(A=a, B=b, C=c, **shape, **more), implementation=implementation
         ).bind(check=True)
     dtype = str(a.dtype)
     gemm = ks.BatchedGemmPointers(
         **lists(A=a, B=b, C=c), **shape, **more, dtype=dtype, alignment=16
     )
-    return ks.plan(gemm, device=DEVICE, implementation=way).bind(check=True)
+    return ks.plan(gemm, device=DEVICE, implementation=implementation).bind(check=True)
 
 
 def unchecked(call: Call) -> Call:
@@ -52,22 +52,22 @@ def unchecked(call: Call) -> Call:
     return call.plan.bind()
 
 
-@pytest.mark.parametrize("way", ["cublas", *WAYS])
+@pytest.mark.parametrize("implementation", ["cublas", *IMPLEMENTATIONS])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize(
     ("M", "N", "K"), [(64, 64, 64), (8, 24, 16), (512, 512, 64), (1, 16, 4096)]
 )
-def test_products_pass_their_check(way: str, dtype: str, M: int, N: int, K: int) -> None:
+def test_products_pass_their_check(implementation: str, dtype: str, M: int, N: int, K: int) -> None:
     a, b, c = (
         normal(6, M, K, dtype=dtype),
         normal(6, K, N, dtype=dtype),
         cupy.full((6, M, N), np.nan, dtype),
     )
-    call = bound(way, a, b, c, alpha=0.5)
+    call = bound(implementation, a, b, c, alpha=0.5)
     with ks.trace() as launches:
         call()
     assert [r.kind for r in launches] == ["library"]
-    bound(way, a, b, c, alpha=-1.0, beta=0.5)()
+    bound(implementation, a, b, c, alpha=-1.0, beta=0.5)()
 
 
 def test_the_library_adds_a_bias_and_a_residual() -> None:
@@ -119,11 +119,11 @@ def test_what_dispatch_chooses() -> None:
     assert chosen(ks.BatchedGemmPointers(**shape)) == "shared"
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_call_is_captured_in_a_graph(way: str) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_call_is_captured_in_a_graph(implementation: str) -> None:
     torch = pytest.importorskip("torch")
     a, c = normal(4, 64, 64), cupy.zeros((4, 64, 64), np.float32)
-    call = unchecked(bound(way, a, a, c))
+    call = unchecked(bound(implementation, a, a, c))
     call()  # the library's own kernels are its own to load
     RUNTIME.synchronize(DEVICE)
     c.fill(0)
@@ -138,11 +138,11 @@ def test_a_call_is_captured_in_a_graph(way: str) -> None:
     assert cupy.allclose(c, a @ a, atol=1e-3)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_call_waits_for_what_its_stream_has_queued(way: str) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_call_waits_for_what_its_stream_has_queued(implementation: str) -> None:
     torch = pytest.importorskip("torch")
     a, c = cupy.zeros((2, 64, 64), np.float32), cupy.zeros((2, 64, 64), np.float32)
-    call = unchecked(bound(way, a, a, c))
+    call = unchecked(bound(implementation, a, a, c))
     call()
     RUNTIME.synchronize(DEVICE)
     stream = torch.cuda.Stream()
@@ -156,11 +156,11 @@ def test_a_call_waits_for_what_its_stream_has_queued(way: str) -> None:
     assert (c == 64).all()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_threads_share_a_plan(way: str) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_threads_share_a_plan(implementation: str) -> None:
     a = normal(8, 96, 96)
     results = [cupy.zeros((8, 96, 96), np.float32) for _ in range(6)]
-    calls = [unchecked(bound(way, a, a, c)) for c in results]
+    calls = [unchecked(bound(implementation, a, a, c)) for c in results]
     wrong: list[BaseException] = []
 
     def work(call: Callable[..., None]) -> None:

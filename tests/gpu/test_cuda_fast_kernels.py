@@ -10,9 +10,12 @@ from typing import Any
 import kernelseam
 import pytest
 from kernelseam.contract import Device
-from kernelseam.parity.cases import AttentionCase, Case, GemmCase, named
-from kernelseam.parity.run import Target, run_case, targets
-from kernelseam.parity.stages import judged, made
+from kernelseam.parity.cases.attention_case import AttentionCase
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.cases.gemm_case import GemmCase
+from kernelseam.parity.matrix import named
+from kernelseam.parity.running.run import Target, run_case, targets
+from kernelseam.parity.running.stages import judged, made
 from kernelseam.plugins import plugins
 
 pytestmark = pytest.mark.gpu
@@ -24,7 +27,7 @@ DEVICE: Device = BACKEND.runtime.devices()[0]
 cupy = pytest.importorskip("cupy")
 
 from fast_cases import CASES  # noqa: E402
-from held import Held, ahead, unlike, ways  # noqa: E402
+from held import Held, ahead, configurations, unlike  # noqa: E402
 
 FAST = tuple(
     (t.implementation, t.operation)
@@ -50,16 +53,16 @@ MATRIX = (
 """Cases of the matrix whose bits are looked at, too: one tile a block."""
 
 
-WAYS = {
+CONFIGURATIONS = {
     name: {
         w: units
         for i, o in FAST
         if o == case.operation
-        for w, units in ways(case, DEVICE, i).items()
+        for w, units in configurations(case, DEVICE, i).items()
     }
     for name, case in {**CASES, **{n: named(n) for n in MATRIX}}.items()
 }
-"""Of each case: the ways of the kernels that take it, and their binaries."""
+"""Of each case: the configurations of the kernels that take it, and their binaries."""
 
 
 EVERY_WAY = (
@@ -75,9 +78,9 @@ EVERY_WAY = (
 
 def _pairs(names: Iterable[str], every: tuple[str, ...] = EVERY_WAY) -> list[Any]:
     return [
-        pytest.param(way, CASES.get(name) or named(name), id=f"{name}-on-{way}")
+        pytest.param(configuration, CASES.get(name) or named(name), id=f"{name}-on-{configuration}")
         for name in names
-        for i, way in enumerate(WAYS[name])
+        for i, configuration in enumerate(CONFIGURATIONS[name])
         if i == 0 or name in every
     ]
 
@@ -85,21 +88,22 @@ def _pairs(names: Iterable[str], every: tuple[str, ...] = EVERY_WAY) -> list[Any
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
     """All at once, by every core."""
-    ways_run = [
+    configurations_run = [
         w
-        for name, found in WAYS.items()
+        for name, found in CONFIGURATIONS.items()
         for i, w in enumerate(found.values())
         if i == 0 or name in EVERY_WAY
     ]
-    units = {repr(u): u for binaries in ways_run for u in binaries}
+    units = {repr(u): u for binaries in configurations_run for u in binaries}
     assert ahead.compile_all(list(units.values()), DEVICE) == []
 
 
 def test_there_are_fast_kernels_where_they_belong() -> None:
     assert {("sm90", "attention"), ("sm90", "gemm")} <= set(FAST) or DEVICE.arch != "sm_90a"
-    assert len({way for found in WAYS.values() for way in found}) >= 7 or DEVICE.arch != "sm_90a", (
-        "every GEMM tile"
-    )
+    assert (
+        len({configuration for found in CONFIGURATIONS.values() for configuration in found}) >= 7
+        or DEVICE.arch != "sm_90a"
+    ), "every GEMM tile"
 
 
 @pytest.mark.parametrize(("implementation", "case"), _pairs(CASES))
@@ -109,7 +113,7 @@ def test_many_tiles_a_block_are_right(implementation: str, case: Case) -> None:
     assert outcome.status == "passed", outcome.detail
 
 
-@pytest.mark.parametrize(("implementation", "case"), _pairs(WAYS))
+@pytest.mark.parametrize(("implementation", "case"), _pairs(CONFIGURATIONS))
 def test_a_hundred_repeats_have_the_same_bits(implementation: str, case: Case) -> None:
     """Each from memory as it was made, beside the same on another stream."""
     assert unlike(case, DEVICE, implementation, TIMES) == 0

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from kernelseam import planning
 from kernelseam.dispatch import consider
-from kernelseam.tuning import store
-from kernelseam.tuning.measure import tune
+from kernelseam.tuned import store
+from kernelseam.tuning import tune
 from kernelseam.variants import SEPARATOR, variants_of
 from nvidia_gpu import DEVICE, cupy
 
@@ -49,8 +49,8 @@ def test_every_variant_computes_what_it_should(name: str) -> None:
     for candidate in consider(descriptor.problem(), DEVICE):
         if candidate.refusal is None:
             for v in variants_of(candidate.implementation, descriptor.problem(), DEVICE):
-                way = candidate.implementation.name + SEPARATOR + v.name
-                ks.plan(descriptor, implementation=way).bind(check=True)()
+                name = candidate.implementation.name + SEPARATOR + v.name
+                ks.plan(descriptor, implementation=name).bind(check=True)()
                 seen += 1
     assert seen > 2
 
@@ -70,8 +70,8 @@ def test_what_was_tuned_is_taken(
     descriptor = PROBLEMS[name]()
     try:
         found = tune(descriptor, DEVICE)
-        assert all(w.samples and not w.failure for w in found.ways)
-        assert (found.chosen.seconds or 1.0) <= 1.01 * (found.ways[0].seconds or 0.0)
+        assert all(w.samples and not w.failure for w in found.configurations)
+        assert (found.chosen.seconds or 1.0) <= 1.01 * (found.configurations[0].seconds or 0.0)
         plan = ks.plan(descriptor)
         assert (plan.implementation, plan.choice.variant) == (
             found.chosen.implementation,

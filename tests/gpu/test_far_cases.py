@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from far_cases import CASES, held
-from kernelseam.parity.memory import Place
+from kernelseam.parity.data.memory import Place
 from nvidia_gpu import DEVICE, cupy
 
 pytestmark = pytest.mark.gpu

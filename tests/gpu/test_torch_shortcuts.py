@@ -8,7 +8,7 @@ from typing import Any
 
 import kernelseam
 import pytest
-from kernelseam import Attention, plan
+from kernelseam import Attention, plan, planning
 from kernelseam.ops import calling
 from kernelseam.plugins import plugins
 
@@ -32,7 +32,7 @@ def close(found: Any, q: Any, k: Any, v: Any) -> None:
 
 
 def test_a_call_that_repeats_takes_the_shortcut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calling, "_remembered", None)
+    planning.forget()
     q, k, v = operands()
     close(kernelseam.attention(q, k, v), q, k, v)
     monkeypatch.setattr(calling, "describe", lambda *_: pytest.fail("an array was described"))

@@ -16,7 +16,7 @@ import pytest
 from kernelseam import planning, plugins
 from kernelseam.contract import LaunchConfig, SourceBundle
 from kernelseam.errors import CompileError
-from kernelseam.kernels.kernel import shared_sources
+from kernelseam.kernels.sources import shared_sources
 from kernelseam_hostcpp import HostToolchain, compiler
 from kernelseam_hostcpp.executable import BUILDS, SANITIZERS
 from kernelseam_hostcpp.library import library

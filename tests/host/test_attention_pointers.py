@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kernelseam import AttentionPointers, plan
-from kernelseam.parity import check, oracle
+from kernelseam.oracle import check, formulas
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp.runtime import HostArray
 
@@ -92,7 +92,7 @@ def test_lists(hostcpp: Plugins, name: str, lists: str) -> None:
     assert len(made.launches) == (2 if name == "split" else 1)
     made.bind(check=True)()
     whole = [np.stack(m).reshape(batch, -1, *m[0].shape) for m in (q, k, v, out)]
-    variant = oracle.Variant(
+    variant = formulas.Variant(
         options.get("window", (None, None)),
         options.get("prefix_lengths"),
         options.get("softcap"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernelseam.parity import data
-from kernelseam.parity.cases import named
-from kernelseam.parity.stages import computed, made
+from kernelseam.parity.matrix import named
+from kernelseam.parity.operations import operands
+from kernelseam.parity.running.stages import computed, made
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp.runtime import DEVICES
 
@@ -23,7 +23,7 @@ def test_a_row_of_the_lowest_bias_alone_is_the_mean_of_the_values(
     out = before.layout.read(computed(case, DEVICES[0], "shared", before).buffers, "out").astype(
         np.float64
     )
-    values = data.values(case)
+    values = operands.values(case)
     everywhere = (values["bias"] == np.finfo(np.float32).min).all(axis=3)
     assert everywhere.sum() == out[:, :, ::3, 0].size
     means = np.broadcast_to(values["v"].astype(np.float64).mean(axis=2, keepdims=True), out.shape)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from kernelseam.contract import Device
-from kernelseam.parity.cases import named
+from kernelseam.parity.matrix import named
 from kernelseam_hostcpp.executable import Report, run
 from kernelseam_hostcpp.runtime import DEVICES
 from mutant import CONTRACTED, Mutant

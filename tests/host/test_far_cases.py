@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from far_cases import CASES, held
 from far_mutants import FAR_MUTANTS, OFTEN
-from kernelseam.kernels import kernel
+from kernelseam.kernels import sources
 from kernelseam.plugins import Plugins
 from mutant import Mutant
 
@@ -30,7 +30,7 @@ def test_one_operand_spans_more_than_2_31_elements(hostcpp: Plugins, name: str) 
 def test_an_offset_of_32_bits_is_seen(
     hostcpp: Plugins, monkeypatch: pytest.MonkeyPatch, mutant: Mutant
 ) -> None:
-    planted = mutant.planted(kernel.shared_sources())
-    monkeypatch.setattr(kernel, "shared_sources", lambda: planted)
+    planted = mutant.planted(sources.shared_sources())
+    monkeypatch.setattr(sources, "shared_sources", lambda: planted)
     operand, case = CASES[mutant.case]
     assert not held(case, operand, hostcpp.backend("hostcpp").runtime.devices()[0], "shared").passed

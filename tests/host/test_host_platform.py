@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from kernelseam.contract import LaunchConfig
-from kernelseam.descriptors.gemm_problem import GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import CompileError, DeviceError
-from kernelseam.kernels import HALVES, build_binary, covering_specs
+from kernelseam.kernels import KERNELS, build_binary, covering_specs
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp import HostArray, HostToolchain
 from kernelseam_hostcpp.library import library
@@ -152,7 +152,7 @@ def test_parameters_are_the_compilers(hostcpp: Plugins) -> None:
             and not (spec.a_transposed or spec.b_transposed)
         ):
             binary, facts = build_binary(toolchain, spec, "host")
-            assert facts["gemm"].parameters == HALVES["gemm"].signature(spec).layout
+            assert facts["gemm"].parameters == KERNELS["gemm"].signature(spec).layout
             if spec.plain:
                 sizes[spec.dtype] = facts["gemm"].parameters[-2:]
     assert sizes[DType.float64] == ((208, 8), (216, 8))
@@ -163,7 +163,7 @@ def test_a_compile_error_carries_the_log(hostcpp: Plugins) -> None:
     toolchain = HostToolchain()
     row = toolchain.arch_row("host")
     spec = covering_specs()[0]
-    broken = replace(HALVES["gemm"].tiles(spec, row)[0], stages=1)
+    broken = replace(KERNELS["gemm"].tiles(spec, row)[0], stages=1)
     with pytest.raises(
         CompileError, match=re.escape("a copy that is in flight needs a stage of its own")
     ) as caught:

@@ -8,8 +8,8 @@ from typing import Any
 import kernelseam
 import numpy as np
 import pytest
-from kernelseam.parity import check
-from kernelseam.parity.oracle import Variant
+from kernelseam.oracle import check
+from kernelseam.oracle.formulas import Variant
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp import HostArray
 

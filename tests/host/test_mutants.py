@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from kernelseam.contract import Device
-from kernelseam.kernels.kernel import shared_sources
-from kernelseam.parity.cases import UNFUSED, named
-from kernelseam.parity.run import Target, run_case
+from kernelseam.kernels.sources import shared_sources
+from kernelseam.parity.cases.common import UNFUSED
+from kernelseam.parity.matrix import named
+from kernelseam.parity.running.run import Target, run_case
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp.executable import BUILDS, SANITIZERS, Report, run
 from kernelseam_hostcpp.runtime import DEVICES
@@ -65,11 +66,13 @@ def test_white_space_is_any_white_space() -> None:
 
 
 def _planted() -> Iterator[object]:
-    for mutant in MUTANTS:
+    for i, mutant in enumerate(MUTANTS):
         for device in DEVICES:
-            marks = (
-                [] if device.arch == mutant.archs[0] else [pytest.mark.slow("another way to copy")]
-            )
+            marks = []
+            if device.arch != mutant.archs[0]:
+                marks = [pytest.mark.slow("another way to copy")]
+            elif i % 2:
+                marks = [pytest.mark.slow("every other fault: a compilation each")]
             yield pytest.param(mutant, device, id=f"{mutant.name}-on-{device.arch}", marks=marks)
 
 

@@ -19,7 +19,8 @@ import nvidia_mutants
 import pytest
 import sm90_mutants
 from kernelseam.contract import Device
-from kernelseam.parity.cases import Case, named
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.matrix import named
 from kernelseam.plugins import Plugins
 from mutant import Mutant
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 from kernelseam.contract import Device
-from kernelseam.parity.cases import UNFUSED, named
+from kernelseam.parity.cases.common import UNFUSED
+from kernelseam.parity.matrix import named
 from kernelseam_hostcpp.executable import Report, run
 from kernelseam_hostcpp.runtime import DEVICES
 from mutant import SANITIZED, SANITIZED_UNFUSED
@@ -62,6 +63,13 @@ MORE = (
 )
 
 
+def _under(device: Device, sanitizer: str, often: bool) -> object:
+    slow = pytest.mark.slow("another way to copy")
+    return pytest.param(
+        device, sanitizer, id=f"{device.arch}-{sanitizer}", marks=[slow] * (not often)
+    )
+
+
 @pytest.fixture(scope="module")
 def reports(
     ahead: Callable[..., Callable[[pytest.Item], Report]],
@@ -71,8 +79,14 @@ def reports(
     )
 
 
-@pytest.mark.parametrize("sanitizer", ["thread", "address"])
-@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.arch)
+@pytest.mark.parametrize(
+    ("device", "sanitizer"),
+    [
+        _under(d, s, often=s == "thread" or d is DEVICES[0])
+        for d in DEVICES
+        for s in ("thread", "address")
+    ],
+)
 @pytest.mark.parametrize(
     "name",
     [
@@ -104,15 +118,9 @@ def unfused_reports(
     )
 
 
-@pytest.mark.parametrize("sanitizer", ["thread", "address"])
 @pytest.mark.parametrize(
-    "device",
-    [
-        pytest.param(
-            d, marks=[pytest.mark.slow("another way to copy")] * (d is not DEVICES[0]), id=d.arch
-        )
-        for d in DEVICES
-    ],
+    ("device", "sanitizer"),
+    [_under(d, s, often=d is DEVICES[0]) for d in DEVICES for s in ("thread", "address")],
 )
 @pytest.mark.parametrize("name", SANITIZED_UNFUSED)
 def test_nothing_is_found_in_the_unfused_attention(

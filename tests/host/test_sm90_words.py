@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from kernelseam.contract import LaunchConfig, SourceBundle
-from kernelseam.kernels.kernel import shared_sources
+from kernelseam.kernels.sources import shared_sources
 from kernelseam_hostcpp import HostToolchain
 from kernelseam_hostcpp.library import library
 from mutant import Mutant
@@ -61,8 +61,8 @@ TILES = """
 KS_KERNEL(16, 1) probe(const i64* n, const int* q_offsets, const int* k_offsets, i64* out) {
   if (thread_index() != 0) return;
   const Scores scores{(int)n[7], (int)n[8], (int)n[9], (int)n[10], 0, 1.f, 0.f, 0.f};
-  TileOrder<64, 32> order{{(int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6]}, (int)n[7],
-                          (int)n[8], q_offsets, k_offsets, nullptr, scores, 0, 0};
+  TileOrder<64, 32> order{{(int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6]},
+                          {nullptr, q_offsets, k_offsets, (int)n[7], (int)n[8]}, scores, 0, 0};
   for (int t = 0; t < (int)n[11]; t++) {
     Work w{};
     if (!order.find(t, w)) return;

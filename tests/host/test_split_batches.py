@@ -10,8 +10,8 @@ import pytest
 from kernelseam import trace
 from kernelseam.kernels.attention.host import AttentionHost
 from kernelseam.kernels.attention.merge import MergeHost
-from kernelseam.parity.cases import named
-from kernelseam.parity.run import Outcome, Target, run_case
+from kernelseam.parity.matrix import named
+from kernelseam.parity.running.run import Outcome, Target, run_case
 from kernelseam.plugins import Plugins
 
 CASE = named("attention-f16-64-split-batches")
@@ -30,7 +30,7 @@ def test_keys_of_several_batches_and_heads_are_split(hostcpp: Plugins) -> None:
 
 
 @pytest.mark.parametrize(
-    ("half", "name", "factor"),
+    ("kernel", "name", "factor"),
     [
         (AttentionHost, "lse_split", 2),
         (AttentionHost, "lse_batch", 4),
@@ -41,16 +41,16 @@ def test_keys_of_several_batches_and_heads_are_split(hostcpp: Plugins) -> None:
     ],
 )
 def test_a_stride_of_their_lse_that_is_too_short_is_seen(
-    hostcpp: Plugins, monkeypatch: pytest.MonkeyPatch, half: type, name: str, factor: int
+    hostcpp: Plugins, monkeypatch: pytest.MonkeyPatch, kernel: type, name: str, factor: int
 ) -> None:
     """As if an axis were forgotten in it: in what the kernel is given, of the parts' LSEs."""
-    values = half.values  # type: ignore[attr-defined]
+    values = kernel.values  # type: ignore[attr-defined]
 
     def short(self: object, *arguments: object) -> Mapping[str, int | float]:
         found = dict(values(self, *arguments))
         assert found[name] >= factor
         return {**found, name: found[name] // factor}
 
-    monkeypatch.setattr(half, "values", short)
+    monkeypatch.setattr(kernel, "values", short)
     outcome = _run(hostcpp)
     assert outcome.status == "failed", outcome.detail

@@ -16,9 +16,11 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import Unsupported
 from kernelseam.kernels import shared_implementations
 from kernelseam.kernels.attention.unfused import Unfused, UnfusedAttention
-from kernelseam.parity import check
-from kernelseam.parity.cases import LEAKS, UNFUSED, AttentionCase, matrix, named
-from kernelseam.parity.run import Target, run_case
+from kernelseam.oracle import check
+from kernelseam.parity.cases.attention_case import AttentionCase
+from kernelseam.parity.cases.common import LEAKS, UNFUSED
+from kernelseam.parity.matrix import matrix, named
+from kernelseam.parity.running.run import Target, run_case
 from kernelseam.planning import plan
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp import HostArray, HostToolchain

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kernelseam.contract import CONTRACT_VERSION
-from kernelseam.parity.cases import matrix
+from kernelseam.parity.matrix import matrix
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 GUIDE = (Path(__file__).parents[2] / "docs" / "add-a-vendor.md").read_text(encoding="utf-8")

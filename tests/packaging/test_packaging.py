@@ -53,7 +53,7 @@ found["platforms"] = {
     f"{b.name} {arch}": sorted(b.toolchain.platform_files(arch))
     for b in backends.values() if b.toolchain for arch in b.toolchain.archs
 }
-from kernelseam.kernels.kernel import shared_sources
+from kernelseam.kernels.sources import shared_sources
 found["shared"] = sorted(shared_sources())
 print(json.dumps(found))
 """

@@ -10,9 +10,11 @@ import kernelseam
 import numpy as np
 import pytest
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases import AttentionCase, GemmCase, named
-from kernelseam.parity.data import values
-from kernelseam.parity.stages import verdict
+from kernelseam.parity.cases.attention_case import AttentionCase
+from kernelseam.parity.cases.gemm_case import GemmCase
+from kernelseam.parity.matrix import named
+from kernelseam.parity.operations.operands import values
+from kernelseam.parity.running.stages import verdict
 
 ATTENTION = (
     "attention-f16-64-ramp",

@@ -10,8 +10,8 @@ import pytest
 from kernelseam import planning
 from kernelseam.contract import EMULATED, Device
 from kernelseam.errors import CompileError
-from kernelseam.parity.cases import named
-from kernelseam.parity.run import Outcome, run_case, targets
+from kernelseam.parity.matrix import named
+from kernelseam.parity.running.run import Outcome, run_case, targets
 from kernelseam.plugins import plugins
 
 plugin = pytest.importorskip(

@@ -3,7 +3,7 @@ and libraries too."""
 
 from __future__ import annotations
 
-from kernelseam.parity.run import Outcome
+from kernelseam.parity.running.run import Outcome
 
 
 def test_parity(parity_outcome: Outcome) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from kernelseam.contract import ArchRow, Device
-from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem, AttentionBwdSpec
-from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
-from kernelseam.kernels import HALVES, BackwardTile
+from kernelseam.kernels import KERNELS, BackwardTile
 from kernelseam.kernels.attention.query_gradient import QUERY_GRADIENT, QueryGradientSpec
 
 HALF = frozenset({DType.float16})
@@ -20,7 +20,7 @@ WIDE = replace(IN_ORDER, max_dim=256, step=32)
 ANY_ORDER = BackwardTile(HALF, 128, 8, 32, 64, 2, column_warps=2, score_rows=32, query_rows=32)
 PLAIN = replace(ANY_ORDER, warps=4, plain=True)
 TILES = (IN_ORDER, WIDE, PLAIN, ANY_ORDER)
-HOST, DEVICE = HALVES["attention_bwd"], Device("fake", 0, "fake1")
+HOST, DEVICE = KERNELS["attention_bwd"], Device("fake", 0, "fake1")
 
 
 def row(*tiles: BackwardTile, shared: int = 227) -> ArchRow:
@@ -57,7 +57,7 @@ def problem(
 def launched(made: AttentionBwdSpec, *tiles: BackwardTile, **extents: int) -> tuple[list[str], Any]:
     p = problem(made, **extents)
     found = HOST.launches(p, HOST.tile(p, row(*tiles), DEVICE), DEVICE)
-    return [x.half.entry for x in found.steps], found
+    return [x.kernel.entry for x in found.steps], found
 
 
 def test_in_any_order_one_launch_of_keys_and_one_that_rounds() -> None:
@@ -65,10 +65,12 @@ def test_in_any_order_one_launch_of_keys_and_one_that_rounds() -> None:
     assert names == ["row_dots", "attention_backward", "query_gradient"]
     dots, main, last = found.steps
     assert (main.tile, last.tile) == (replace(PLAIN, role="keys"), PLAIN)
-    assert main.half.grid(main.problem, main.tile, DEVICE) == -(-300 // 64) * 2 * 2, (
+    assert main.kernel.grid(main.problem, main.tile, DEVICE) == -(-300 // 64) * 2 * 2, (
         "blocks own 64 keys of 2 KV heads"
     )
-    assert last.half.grid(last.problem, last.tile, DEVICE) == 2 * 2 * 6, "100 queries are two tiles"
+    assert last.kernel.grid(last.problem, last.tile, DEVICE) == 2 * 2 * 6, (
+        "100 queries are two tiles"
+    )
     # 2 entries × 2 tiles × 6 heads of 64 × 128 float32 sums lie after the row sums.
     lines, sums = 2 * 6 * 100 * 4, 4 * (2 * 2 * 6) * 64 * 128
     at = -(-lines // 256) * 256
@@ -77,7 +79,7 @@ def test_in_any_order_one_launch_of_keys_and_one_that_rounds() -> None:
         {"dots": 0, "sums": at},
         {"sums": at},
     )
-    assert dots.half.values(dots.problem, dots.tile, DEVICE)["zero_chunks"] == sums // 16
+    assert dots.kernel.values(dots.problem, dots.tile, DEVICE)["zero_chunks"] == sums // 16
     assert found.workspace_bytes == at + sums
 
 
@@ -87,7 +89,7 @@ def test_in_order_nothing_is_summed_in_the_workspace() -> None:
     assert [x.tile.role for x in found.steps[1:]] == ["keys", "queries"]
     assert found.workspace_bytes == -(-2 * 6 * 100 * 4 // 256) * 256
     dots = found.steps[0]
-    assert dots.half.values(dots.problem, dots.tile, DEVICE)[
+    assert dots.kernel.values(dots.problem, dots.tile, DEVICE)[
         "zero_chunks"
     ] == 0 and dots.workspace == {"dots": 0}
 

@@ -10,11 +10,11 @@ import pytest
 from kernelseam.contract import ArchRow, Device, DeviceLimits
 from kernelseam.descriptors import Attention
 from kernelseam.dtypes import DType
-from kernelseam.kernels import HALVES, AttentionTile
+from kernelseam.kernels import KERNELS, AttentionTile
 
 HALF = frozenset({DType.float16})
 TILE = AttentionTile(HALF, 128, warps=4, rows=16, bn=64, stages=2)
-HOST = HALVES["attention"]
+HOST = KERNELS["attention"]
 DECODE = {
     "batch": 2,
     "num_heads": 8,
@@ -39,8 +39,10 @@ def launched(
     chosen = HOST.tile(problem, row, device(units))
     found = HOST.launches(problem, chosen, device(units))
     blocks = HOST.grid(problem, chosen, device(units))
-    assert found.steps[0].half is HOST and (chosen.splits == 1 or blocks <= units * tile.min_blocks)
-    return chosen.splits, [s.half.entry for s in found.steps], found.workspace_bytes
+    assert found.steps[0].kernel is HOST and (
+        chosen.splits == 1 or blocks <= units * tile.min_blocks
+    )
+    return chosen.splits, [s.kernel.entry for s in found.steps], found.workspace_bytes
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernelseam.parity.cases import matrix
+from kernelseam.parity.matrix import matrix
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,11 @@ from typing import Any
 import kernelseam
 import numpy as np
 import pytest
-from kernelseam import BatchedGemmPointers, BatchedGemmStrided, plan, planning
+from kernelseam import BatchedGemmPointers, BatchedGemmStrided, plan
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
 from kernelseam.errors import InvalidValue, OutOfDeviceMemory
+from kernelseam.planning import planner
+from kernelseam.plugins import plugins
 from kernelseam_thirdvendor import AcmeArray
 
 Discovered = Callable[..., Any]
@@ -199,7 +201,7 @@ def test_eight_threads_make_a_thousand_plans_each(acme: Any, hurried: None) -> N
         answers = list(pool.map(work, range(8)))
     assert [right for right, _ in answers] == [1000] * 8
     assert max(worst for _, worst in answers) < 1e-6
-    assert len(planning._plans) == len(planning._choices) == planning._KEPT
+    assert len(plugins().remembered(planner.Plans).kept) == planner.KEPT
 
 
 # ---------------------------------------------------------------- memory that is gone

@@ -202,7 +202,7 @@ def test_a_failed_verification_ends_with_1(
 
 
 def test_large_problems_are_sampled(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernelseam.verification.ORACLE_OPERATIONS", 1e6)
+    monkeypatch.setattr("kernelseam.oracle.sampling.ORACLE_OPERATIONS", 1e6)
     run = parsed(command("attention", *SMALL, "--verify", "--json"))["runs"][0]
     assert (
         run["verify"]["oracle"]["checked"]

@@ -139,12 +139,12 @@ def test_a_failed_compilation_ends_with_1_and_the_source(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from kernelseam.kernels import kernel
+    from kernelseam.kernels import sources
 
     monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path / "cache"))
-    broken = kernel.shared_sources().copy()
+    broken = sources.shared_sources().copy()
     broken["gemm/gemm.h"] += "\n#error broken on purpose\n"
-    monkeypatch.setattr(kernel, "shared_sources", lambda: broken)
+    monkeypatch.setattr(sources, "shared_sources", lambda: broken)
     status, out, err = compiled(capsys, "gemm", "--arch", archs[0])
     assert (status, out) == (1, "")
     assert f"gemm did not compile for {archs[0]}. Source saved at {tmp_path}" in err

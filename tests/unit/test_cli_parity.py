@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from kernelseam.cli.main import main
 from kernelseam.errors import DeviceError
-from kernelseam.parity import report, run
-from kernelseam.parity.cases import Case, matrix
-from kernelseam.parity.stages import Computed
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.matrix import matrix
+from kernelseam.parity.report import summary
+from kernelseam.parity.running import run
+from kernelseam.parity.running.stages import Computed
 from kernelseam_thirdvendor.gemm import AcmeGemm
 from kernelseam_thirdvendor.runtime import AcmeRuntime
 
@@ -117,7 +119,7 @@ def test_one_json_object_and_nothing_else(parity: Command) -> None:
         == f"acme1, Acme One, {found['implementations'][0]['evidence']}"
     )
     acme, numpy = found["implementations"]
-    assert (acme["evidence"] in report.EVIDENCE, numpy["evidence"]) == (True, "host")
+    assert (acme["evidence"] in summary.EVIDENCE, numpy["evidence"]) == (True, "host")
     assert [(c["case"], c["status"]) for c in found["cases"] if c["backend"] == "acme"] == [
         ("gemm-f16-nn", "passed"),
         ("gemm-f32-nn", "passed"),

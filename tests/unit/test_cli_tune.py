@@ -22,9 +22,9 @@ def _own_cache(cache: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kernelseam.tuning import measure
+    from kernelseam import tuning
 
-    monkeypatch.setattr(measure, "ROUND_SECONDS", 1e-5)
+    monkeypatch.setattr(tuning, "ROUND_SECONDS", 1e-5)
 
 
 def parsed(result: tuple[int, str, str]) -> Any:
@@ -78,13 +78,17 @@ def test_what_is_tuned_is_what_explain_then_shows(
     (found,) = parsed(command("tune", *arguments, "--json"))["tunings"]
     assert (found["problem"], found["chosen"], found["model"]) == (problem, "numpy", "numpy")
     assert (found["device"], found["note"], found["refused"]) == ("numpy:0 (cpu)", "", [])
-    (way,) = found["ways"]
-    assert (way["way"], way["variant"], way["failure"]) == ("numpy", "", "") and way["runs"] >= 6
-    assert way["seconds"] > 0 and way["predicted_seconds"] > 0
+    (configuration,) = found["configurations"]
+    assert (configuration["configuration"], configuration["variant"], configuration["failure"]) == (
+        "numpy",
+        "",
+        "",
+    ) and configuration["runs"] >= 6
+    assert configuration["seconds"] > 0 and configuration["predicted_seconds"] > 0
     assert Path(found["kept"]).parent == cache / "tuned"
     told = parsed(command("explain", *arguments, "--json"))
     assert (told["chosen"], told["variant"], told["by"]) == ("numpy", "", "tuned")
-    assert told["implementations"][0]["measured_seconds"] == way["seconds"]
+    assert told["implementations"][0]["measured_seconds"] == configuration["seconds"]
     _, shown, _ = command("explain", *arguments)
     assert (
         "  chosen  numpy, the fastest of those that were measured on a problem of its class\n"
@@ -113,7 +117,7 @@ def test_a_table_for_people(command: Command, cache: Path, monkeypatch: pytest.M
     assert lines[0] == "gemm float16→float16 NN strided batch=1 heads=1 16×16×16"
     assert lines[2] == "  chosen  numpy" and lines[3].startswith(f"  kept    {cache / 'tuned'}")
     assert (
-        lines[5].split("  ")[0] == "way"
+        lines[5].split("  ")[0] == "configuration"
         and lines[6].startswith("numpy")
         and lines[6].endswith("chosen")
     )

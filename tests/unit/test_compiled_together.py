@@ -229,7 +229,7 @@ def test_a_plan_of_several_kernels_compiles_them_together(tmp_path: Path) -> Non
         for i in made
         if isinstance(i, KernelImplementation) and i.supports(problem, device) is None
     ][:1]
-    first = several.launches(problem, device).kernels[0].half.entry
+    first = several.launches(problem, device).kernels[0].kernel.entry
     with pytest.raises(CompileError, match=f"log of {first}"):
         several.build(problem, device)
     assert len(names) > 1

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from kernelseam.contract import Cost, Device, DeviceLimits
-from kernelseam.costs import Coefficients, LibraryRate, Work, predicted, roofline
+from kernelseam.contract import Coefficients, Cost, Device, DeviceLimits, LibraryRate
+from kernelseam.costs import Work, predicted, roofline
 from kernelseam.dtypes import DType
 from kernelseam.kernels import KernelImplementation, shared_implementations
 from kernelseam.kernels.gemm.host import GemmHost
@@ -29,7 +29,7 @@ WORSE = 1.03
 """What the choice may be slower than the best."""
 
 
-def ways() -> dict[tuple[str, str], Any]:
+def implementations() -> dict[tuple[str, str], Any]:
     cuda = backend()
     assert cuda.toolchain is not None
     libraries = (blas.CublasGemm(), CublasLtGemm(cuda.runtime), blas.CublasBatchedGemm())
@@ -40,13 +40,14 @@ def ways() -> dict[tuple[str, str], Any]:
     }
 
 
-WAYS = ways()
+IMPLEMENTATIONS = implementations()
 
 
 def predictions(row: Row) -> dict[str, float]:
-    """µs of each way that was measured."""
+    """µs of each implementation that was measured."""
     found = {
-        n: WAYS[row.problem.operation, n].cost(row.problem, H200).seconds * 1e6 for n in row.us
+        n: IMPLEMENTATIONS[row.problem.operation, n].cost(row.problem, H200).seconds * 1e6
+        for n in row.us
     }
     assert all(x > 0 for x in found.values())
     return found
@@ -73,16 +74,18 @@ def test_rounds_of_blocks_beside_bytes() -> None:
 
 
 def test_a_toolchain_that_knows_no_costs_has_the_roofline(monkeypatch: pytest.MonkeyPatch) -> None:
-    shared, row = WAYS["gemm", "shared"], GEMM[0]
+    shared, row = IMPLEMENTATIONS["gemm", "shared"], GEMM[0]
     blank = {n: replace(r, costs=None) for n, r in archs.ROWS.items()}
     monkeypatch.setattr(archs, "ROWS", blank)
     assert shared.cost(row.problem, H200) == roofline(row.problem, H200.limits)
     for problem in (FORWARD[0].problem, BACKWARD[0].problem):
-        assert WAYS[problem.operation, "shared"].cost(problem, H200) == roofline(
+        assert IMPLEMENTATIONS[problem.operation, "shared"].cost(problem, H200) == roofline(
             problem, H200.limits
         )
     monkeypatch.setattr(archs, "COSTS", {})
-    assert WAYS["gemm", "cublas"].cost(row.problem, H200) == roofline(row.problem, H200.limits)
+    assert IMPLEMENTATIONS["gemm", "cublas"].cost(row.problem, H200) == roofline(
+        row.problem, H200.limits
+    )
 
 
 def test_a_library_that_the_row_does_not_name_has_the_roofline(
@@ -93,13 +96,15 @@ def test_a_library_that_the_row_does_not_name_has_the_roofline(
         Coefficients("a test", libraries={"cublas": {DType.float32: LibraryRate(64, 1, 0)}}),
     )
     monkeypatch.setattr(archs, "COSTS", {"sm_90a": known})
-    assert WAYS["gemm", "cublas"].cost(row.problem, H200) == roofline(row.problem, H200.limits)
+    assert IMPLEMENTATIONS["gemm", "cublas"].cost(row.problem, H200) == roofline(
+        row.problem, H200.limits
+    )
 
 
 def test_a_cost_tells_bytes_and_operations() -> None:
     problem = GEMM[13].problem
     for name in ("shared", "cublas"):
-        cost = WAYS["gemm", name].cost(problem, H200)
+        cost = IMPLEMENTATIONS["gemm", name].cost(problem, H200)
         assert cost == Cost(problem.bytes_moved, problem.operations, cost.seconds)
 
 
@@ -144,12 +149,12 @@ def test_the_choice_is_that_of_the_measurement(row: Row) -> None:
 
 @pytest.mark.parametrize("row", [r for r in GEMM if r.tiles], ids=lambda r: r.name)
 def test_the_tile_is_that_of_the_measurement(row: Row) -> None:
-    half, toolchain_row = GemmHost(), archs.row("sm_90a")
-    for tile in half.offered(row.problem, toolchain_row):  # type: ignore[arg-type]
+    kernel, toolchain_row = GemmHost(), archs.row("sm_90a")
+    for tile in kernel.offered(row.problem, toolchain_row):  # type: ignore[arg-type]
         if us := row.tiles.get((tile.bm, tile.bn)):
-            work = half.work(row.problem, tile, H200)  # type: ignore[arg-type]
+            work = kernel.work(row.problem, tile, H200)  # type: ignore[arg-type]
             assert abs(predicted(work, archs.HOPPER, H200.limits) * 1e6 / us - 1) < ERROR
-    tile = half.tile(row.problem, toolchain_row, H200)  # type: ignore[arg-type]
+    tile = kernel.tile(row.problem, toolchain_row, H200)  # type: ignore[arg-type]
     assert row.tiles[tile.bm, tile.bn] == min(row.tiles.values())
 
 
@@ -176,5 +181,7 @@ def test_a_smaller_card_of_the_arch() -> None:
     )
     small = Device("cuda", 1, "sm_90a", limits=half)
     for name in row.us:
-        whole, part = (WAYS["gemm", name].cost(row.problem, d).seconds for d in (H200, small))
+        whole, part = (
+            IMPLEMENTATIONS["gemm", name].cost(row.problem, d).seconds for d in (H200, small)
+        )
         assert part == pytest.approx(2 * whole, rel=0.02)

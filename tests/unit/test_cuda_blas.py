@@ -19,7 +19,7 @@ from column_blas import (
 )
 from kernelseam.blas import BEYOND, Handles
 from kernelseam.contract import Device
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec, HeadsSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsSpec
 from kernelseam.dtypes import FLOATING, DType
 from kernelseam.errors import DeviceError, OutOfDeviceMemory
 

@@ -16,7 +16,7 @@ import pytest
 from column_blas import Columns, integers, multiply
 from kernelseam.blas import Handles
 from kernelseam.contract import Device
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import FLOATING, DType
 from kernelseam.errors import DeviceError, OutOfDeviceMemory
 

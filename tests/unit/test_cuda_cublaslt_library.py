@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from kernelseam.blas import Handles
 from kernelseam.contract import Device
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError
 

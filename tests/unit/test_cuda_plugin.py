@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from kernelseam.compilation import build
 from kernelseam.contract import CONTRACT_VERSION, Device, KernelFacts, LaunchConfig
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import CompileError, DeviceError, NoDevice, OutOfDeviceMemory, UnknownName
-from kernelseam.kernels import HALVES, tiles_of
+from kernelseam.kernels import KERNELS, tiles_of
 from kernelseam.kernels.kernel import bundle
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
@@ -67,7 +67,7 @@ def test_every_option_of_a_compilation_is_in_the_binarys_key(
     spec = GemmSpec(DType.float16, DType.float16, DType.float32)
     made = plugin.backend().toolchain
     assert made is not None
-    sources = bundle(HALVES["gemm"], spec, tiles_of(made, spec, "sm_80")[0], made, "sm_80")
+    sources = bundle(KERNELS["gemm"], spec, tiles_of(made, spec, "sm_80")[0], made, "sm_80")
     with pytest.raises(CompileError, match="seen enough"):
         made.compile(sources, "sm_80")
     key = build.binary_key(sources, "sm_80", "cuda", "nvrtc 1.0")

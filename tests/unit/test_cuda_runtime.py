@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kernelseam.contract import NOT_KNOWN, KernelFacts
-from kernelseam.descriptors.address_lists import stage
+from kernelseam.descriptors.common.address_lists import stage
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, InvalidValue, OutOfDeviceMemory
 

@@ -1,5 +1,5 @@
-"""The host half of Hopper's attention: what it takes, what it is launched with. Nothing here needs
-a GPU."""
+"""The kernel definition of Hopper's attention: what it takes, what it is launched with. Nothing
+here needs a GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from kernelseam.contract import Device, DeviceLimits
-from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.attention import DIMS, HopperAttention

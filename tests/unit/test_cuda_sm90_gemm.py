@@ -1,5 +1,5 @@
-"""The host half of Hopper's GEMM: what it takes, what it is launched with. Nothing here needs a
-GPU."""
+"""The kernel definition of Hopper's GEMM: what it takes, what it is launched with. Nothing here
+needs a GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kernelseam.contract import Device, DeviceLimits
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.gemm import HopperGemm

@@ -32,17 +32,17 @@ GRADIENTS = {
 }
 
 
-def way(operation: str) -> Any:
-    (found,) = (k for k in KERNELS if k.operation == operation)
-    return found
+def composition_of(operation: str) -> Any:
+    (composition,) = (k for k in KERNELS if k.operation == operation)
+    return composition
 
 
 def test_a_large_output_projection_is_one_product_by_tma() -> None:
-    half = way("output_projection")
+    composition = composition_of("output_projection")
     problem = OutputProjection(**LARGE, bias=0, residual=0).problem()
-    assert half.refuse(problem, ROW) is None
-    (launch,) = half.launches(problem, half.tile(problem, ROW, H200), H200).steps
-    assert isinstance(launch.half, HopperGemm) and (launch.problem.M, launch.problem.N) == (
+    assert composition.refuse(problem, ROW) is None
+    (launch,) = composition.launches(problem, composition.tile(problem, ROW, H200), H200).steps
+    assert isinstance(launch.kernel, HopperGemm) and (launch.problem.M, launch.problem.N) == (
         16384,
         4096,
     )
@@ -56,31 +56,31 @@ def test_a_large_output_projection_is_one_product_by_tma() -> None:
 
 
 def test_a_map_without_an_operand_of_its_own_walks_the_result() -> None:
-    half = way("output_projection")
+    composition = composition_of("output_projection")
     problem = OutputProjection(**LARGE).problem()
-    (launch,) = half.launches(problem, half.tile(problem, ROW, H200), H200).steps
+    (launch,) = composition.launches(problem, composition.tile(problem, ROW, H200), H200).steps
     assert launch.operands["residual_map"] == "out"
 
 
 def test_each_gradient_has_the_kernel_that_takes_it() -> None:
-    half = way("output_projection_bwd")
+    composition = composition_of("output_projection_bwd")
     problem = OutputProjectionBwd(
         **LARGE, **GRADIENTS, d_attn_out=0, d_weight=0, d_bias=0
     ).problem()
-    assert half.refuse(problem, ROW) is None
-    first, second = half.launches(problem, half.tile(problem, ROW, H200), H200).steps
-    assert (first.half.name, second.half.name) == ("sm90", "shared"), (
+    assert composition.refuse(problem, ROW) is None
+    first, second = composition.launches(problem, composition.tile(problem, ROW, H200), H200).steps
+    assert (first.kernel.name, second.kernel.name) == ("sm90", "shared"), (
         "sums of rows are the shared kernel's"
     )
-    names = list(half.variants(problem, ROW, H200))
+    names = list(composition.variants(problem, ROW, H200))
     assert names[0].startswith("sm90 ") and "+" in names[0] and len(names) == len(set(names))
 
 
 def test_what_hoppers_kernel_takes_no_part_in_is_refused() -> None:
     apart = {**LARGE, "stride_attn_out_head": 4096 * 128, "stride_attn_out_row": 128}
-    assert way("output_projection").refuse(OutputProjection(**apart).problem(), ROW) == (
+    assert composition_of("output_projection").refuse(OutputProjection(**apart).problem(), ROW) == (
         "none of its products is for gemm_sm90"
     )
-    assert way("output_projection").refuse(
+    assert composition_of("output_projection").refuse(
         OutputProjection(**{**LARGE, "dtype": "float32"}).problem(), ROW
     ) == ("none of its products is for gemm_sm90")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelseam import Attention, BatchedGemmPointers, BatchedGemmStrided
 from kernelseam.contract import OperandRule
-from kernelseam.descriptors.validation import shared_axis
+from kernelseam.descriptors.common.validation import shared_axis
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 

@@ -22,7 +22,7 @@ PROBLEM = BatchedGemmStrided(M=5, N=4, K=8, dtype="float32").problem()
 
 
 @dataclass
-class Way:
+class Scripted:
     """An implementation that computes nothing."""
 
     name: str
@@ -47,10 +47,10 @@ class Way:
 
 
 @pytest.fixture
-def ways(discovered: Callable[..., Plugins]) -> Callable[..., Device]:
-    """``ways(way, …)``: these are all there is on acme:0, which is returned."""
+def implementations(discovered: Callable[..., Plugins]) -> Callable[..., Device]:
+    """``implementations(scripted, …)``: these are all there is on acme:0, which is returned."""
 
-    def use(*given: Way) -> Device:
+    def use(*given: Scripted) -> Device:
         found = discovered("kernelseam_thirdvendor")
         found.registry.implementations[:] = given
         return find_device("acme")
@@ -58,9 +58,9 @@ def ways(discovered: Callable[..., Plugins]) -> Callable[..., Device]:
     return use
 
 
-def test_the_cheapest_is_taken(ways: Callable[..., Device]) -> None:
-    unfit = Way("fastest, but not for this", 0.5, "needs 64 columns")
-    device = ways(Way("slow", 3), Way("fast", 1), unfit, Way("so-so", 2))
+def test_the_cheapest_is_taken(implementations: Callable[..., Device]) -> None:
+    unfit = Scripted("fastest, but not for this", 0.5, "needs 64 columns")
+    device = implementations(Scripted("slow", 3), Scripted("fast", 1), unfit, Scripted("so-so", 2))
     choice = select(PROBLEM, device)
     assert choice.implementation.name == "fast"
     assert [c.implementation.name for c in choice.candidates] == [
@@ -74,20 +74,25 @@ def test_the_cheapest_is_taken(ways: Callable[..., Device]) -> None:
     assert choice.candidates[3].cost == Cost(0, 0, 0.5)  # what it would cost is told all the same
 
 
-def test_equal_costs_keep_the_order_of_registration(ways: Callable[..., Device]) -> None:
-    assert select(PROBLEM, ways(Way("first"), Way("second"))).implementation.name == "first"
+def test_equal_costs_keep_the_order_of_registration(implementations: Callable[..., Device]) -> None:
+    assert (
+        select(PROBLEM, implementations(Scripted("first"), Scripted("second"))).implementation.name
+        == "first"
+    )
 
 
-def test_an_explicit_choice(ways: Callable[..., Device]) -> None:
-    device = ways(Way("fast", 1), Way("slow", 3))
+def test_an_explicit_choice(implementations: Callable[..., Device]) -> None:
+    device = implementations(Scripted("fast", 1), Scripted("slow", 3))
     assert select(PROBLEM, device, "slow").implementation.name == "slow"
     d = BatchedGemmStrided(M=5, N=4, K=8, dtype="float32")
     assert plan(d, device=device, implementation="slow").implementation == "slow"
     assert plan(d, device=device).implementation == "fast"
 
 
-def test_an_explicit_choice_that_refuses(ways: Callable[..., Device]) -> None:
-    device = ways(Way("fast"), Way("narrow", refusal="needs 64 columns, not 4"))
+def test_an_explicit_choice_that_refuses(implementations: Callable[..., Device]) -> None:
+    device = implementations(
+        Scripted("fast"), Scripted("narrow", refusal="needs 64 columns, not 4")
+    )
     with pytest.raises(Unsupported) as e:
         select(PROBLEM, device, "narrow")
     assert str(e.value) == (
@@ -97,14 +102,16 @@ def test_an_explicit_choice_that_refuses(ways: Callable[..., Device]) -> None:
     assert e.value.refusals == (Refusal("narrow", "needs 64 columns, not 4"),)
 
 
-def test_an_unknown_name(ways: Callable[..., Device], refused: Refused) -> None:
-    device = ways(Way("fast"), Way("slow", 3), Way("elsewhere", backend="numpy"))
+def test_an_unknown_name(implementations: Callable[..., Device], refused: Refused) -> None:
+    device = implementations(
+        Scripted("fast"), Scripted("slow", 3), Scripted("elsewhere", backend="numpy")
+    )
     refused(
         "implementation = elsewhere: must be one of fast, slow for gemm on acme. Name one of "
         "these, or leave it out.",
         lambda: select(PROBLEM, device, "elsewhere"),
     )
-    device = ways()
+    device = implementations()
     refused(
         "implementation = fast: must be one of none for gemm on acme. Name one of these, or "
         "leave it out.",
@@ -112,19 +119,23 @@ def test_an_unknown_name(ways: Callable[..., Device], refused: Refused) -> None:
     )
 
 
-def test_every_refusal_has_its_reason(ways: Callable[..., Device]) -> None:
-    device = ways(Way("one", refusal="no float32"), Way("two", refusal="K is not a multiple of 64"))
+def test_every_refusal_has_its_reason(implementations: Callable[..., Device]) -> None:
+    device = implementations(
+        Scripted("one", refusal="no float32"), Scripted("two", refusal="K is not a multiple of 64")
+    )
     with pytest.raises(Unsupported) as e:
         select(PROBLEM, device)
     assert str(e.value).endswith("5×4×8. one: no float32; two: K is not a multiple of 64.")
     again = pickle.loads(pickle.dumps(e.value))
     assert (str(again), again.refusals) == (str(e.value), e.value.refusals)
     with pytest.raises(Unsupported, match=r"none is registered for this operation and device\.$"):
-        select(PROBLEM, ways())
+        select(PROBLEM, implementations())
 
 
-def test_a_broken_check_harms_nobody(ways: Callable[..., Device]) -> None:
-    device = ways(Way("broken", 0.1, error=RuntimeError("division of labour")), Way("sound"))
+def test_a_broken_check_harms_nobody(implementations: Callable[..., Device]) -> None:
+    device = implementations(
+        Scripted("broken", 0.1, error=RuntimeError("division of labour")), Scripted("sound")
+    )
     choice = select(PROBLEM, device)
     assert choice.implementation.name == "sound"
     assert choice.candidates[1].refusal == "its check raised RuntimeError: division of labour"
@@ -135,12 +146,12 @@ def test_a_broken_check_harms_nobody(ways: Callable[..., Device]) -> None:
 
 
 def test_a_broken_cost_harms_nobody(
-    ways: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
+    implementations: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken, silent, lost = Way("broken"), Way("silent"), Way("lost", float("nan"))
+    broken, silent, lost = Scripted("broken"), Scripted("silent"), Scripted("lost", float("nan"))
     monkeypatch.setattr(broken, "cost", lambda problem, device: 1 // 0, raising=False)
     monkeypatch.setattr(silent, "cost", lambda problem, device: None, raising=False)
-    choice = select(PROBLEM, ways(broken, silent, lost, Way("sound", refusal="")))
+    choice = select(PROBLEM, implementations(broken, silent, lost, Scripted("sound", refusal="")))
     assert choice.implementation.name == "sound"
     assert [c.refusal for c in choice.candidates] == [
         None,
@@ -154,13 +165,13 @@ def test_a_broken_cost_harms_nobody(
     ]
 
 
-def test_only_what_could_serve_is_asked(ways: Callable[..., Device]) -> None:
+def test_only_what_could_serve_is_asked(implementations: Callable[..., Device]) -> None:
     given = [
-        Way("here"),
-        Way("other operation", operation="attention"),
-        Way("other backend", backend="numpy"),
+        Scripted("here"),
+        Scripted("other operation", operation="attention"),
+        Scripted("other backend", backend="numpy"),
     ]
-    assert [c.implementation.name for c in consider(PROBLEM, ways(*given))] == ["here"]
+    assert [c.implementation.name for c in consider(PROBLEM, implementations(*given))] == ["here"]
     assert [w.asked for w in given] == [1, 0, 0]
 
 

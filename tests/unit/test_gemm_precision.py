@@ -9,13 +9,14 @@ from typing import Any
 import kernelseam
 import numpy as np
 import pytest
+from calibration import samples as calibration
 from kernelseam import BatchedGemmPointers, BatchedGemmStrided
 from kernelseam.contract import ArchRow
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.kernels import GemmTile
 from kernelseam.kernels.gemm.host import GemmHost
-from kernelseam.parity import calibrate, check, oracle, tolerances
+from kernelseam.oracle import check, formulas, tolerances
 from kernelseam.reference.gemm import round_to_tf32
 
 FIELDS: dict[str, Any] = {"M": 8, "N": 12, "K": 4}
@@ -153,19 +154,19 @@ def test_an_arch_without_tiles_for_it_refuses_by_name() -> None:
         )
     }
     row = ArchRow("fake1", 32, 1 << 17, 255, "fake.h", (), frozenset(), tiles)
-    half = GemmHost()
+    kernel = GemmHost()
 
     def problem(precision: str | None) -> Any:
         return BatchedGemmStrided(**FIELDS, dtype="float32", precision=precision).problem()
 
-    assert half.refuse(problem("tf32x3"), row) == "has no tf32x3 products on fake1"
+    assert kernel.refuse(problem("tf32x3"), row) == "has no tf32x3 products on fake1"
     for precision, bk in ((None, 16), ("tf32", 32)):
-        assert half.refuse(problem(precision), row) is None
-        (tile,) = half.tiles(problem(precision).spec, row)
+        assert kernel.refuse(problem(precision), row) is None
+        (tile,) = kernel.tiles(problem(precision).spec, row)
         assert tile.bk == bk
     spec = problem("tf32").spec
-    assert half.defines(spec, tiles["gemm"][1], row)["PRECISION"] == 1
-    assert half.defines(problem(None).spec, tiles["gemm"][0], row)["PRECISION"] == 0
+    assert kernel.defines(spec, tiles["gemm"][1], row)["PRECISION"] == 1
+    assert kernel.defines(problem(None).spec, tiles["gemm"][0], row)["PRECISION"] == 0
 
 
 def test_a_plain_tile_is_for_plain_products() -> None:
@@ -216,9 +217,9 @@ def test_libraries_refuse_what_they_do_not_have() -> None:
 
 def test_the_bounds() -> None:
     out, magnitude, products = np.array([[3.0]]), np.array([[7.0]]), np.array([[5.0]])
-    result, u = oracle.GemmResult(out, magnitude, products), 2.0**-24
+    result, u = formulas.GemmResult(out, magnitude, products), 2.0**-24
 
-    def bound(precision: str | None, of: oracle.GemmResult = result) -> float:
+    def bound(precision: str | None, of: formulas.GemmResult = result) -> float:
         return float(
             tolerances.gemm(of, 12, DType.float32, DType.float32, precision=precision)[0, 0]
         )
@@ -226,7 +227,7 @@ def test_the_bounds() -> None:
     rounded = 2 * u * 3 + 2.0**-149
     assert bound(None) == pytest.approx(rounded + 4 * 4 * u * 7, rel=1e-12)
     assert bound("tf32") == pytest.approx(bound(None) + 2 * 2.0**-10 * 5, rel=1e-12)
-    assert bound("tf32", oracle.GemmResult(out, magnitude)) == pytest.approx(
+    assert bound("tf32", formulas.GemmResult(out, magnitude)) == pytest.approx(
         bound(None) + 2.0**-9 * 7, rel=1e-12
     )
     assert bound("tf32x3") == pytest.approx(rounded + 8 * 4 * u * 7, rel=1e-12)
@@ -246,7 +247,7 @@ def test_what_is_added_gets_no_part_of_the_rounding() -> None:
 
 def test_the_bounds_have_room() -> None:
     rng = np.random.default_rng(5)
-    samples = [s for _ in range(60) for s in calibrate.precision_samples(rng)]
+    samples = [s for _ in range(60) for s in calibration.precision_samples(rng)]
     assert len(samples) == 120
     assert 0.1 < max(s.ratio for s in samples) < 0.6
     assert max(s.needed for s in samples) < tolerances.GEMM_CONSTANT / 2

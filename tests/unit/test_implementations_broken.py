@@ -96,7 +96,7 @@ def test_a_remembered_failure_keeps_no_array(discovered: Discovered) -> None:
     assert there() is None
 
 
-class Way:
+class Scripted:
     """An implementation whose build raises."""
 
     backend, operation = "numpy", "gemm"
@@ -121,8 +121,8 @@ def test_where_none_can_be_built_the_first_failure_is_told(discovered: Discovere
     found = discovered()
     first = CompileError("gemm", "cpu", "1: error: no such luck", "/tmp/source")
     found.registry.implementations[:] = [
-        Way("second", 2, RuntimeError("nor here")),
-        Way("first", 1, first),
+        Scripted("second", 2, RuntimeError("nor here")),
+        Scripted("first", 1, first),
     ]
     with pytest.raises(CompileError) as caught:
         plan(gemm({}), device="numpy")
@@ -131,20 +131,27 @@ def test_where_none_can_be_built_the_first_failure_is_told(discovered: Discovere
 
 def test_the_next_cheapest_stands_in(discovered: Discovered) -> None:
     found = discovered()
-    ways = [Way("third", 3, None), Way("second", 2, None), Way("first", 1, RuntimeError("no"))]
-    found.registry.implementations[:] = ways
+    implementations = [
+        Scripted("third", 3, None),
+        Scripted("second", 2, None),
+        Scripted("first", 1, RuntimeError("no")),
+    ]
+    found.registry.implementations[:] = implementations
     with pytest.warns(BrokenImplementation, match="^second computes"):
         assert plan(gemm({}), device="numpy").implementation == "second"
-    assert [w.built for w in ways] == [0, 1, 1]
+    assert [w.built for w in implementations] == [0, 1, 1]
 
 
 def test_too_little_memory_is_no_fault_of_the_implementation(discovered: Discovered) -> None:
     found = discovered()
-    ways = [Way("first", 1, OutOfDeviceMemory("3 GB wanted")), Way("second", 2, None)]
-    found.registry.implementations[:] = ways
+    implementations = [
+        Scripted("first", 1, OutOfDeviceMemory("3 GB wanted")),
+        Scripted("second", 2, None),
+    ]
+    found.registry.implementations[:] = implementations
     with pytest.raises(OutOfDeviceMemory, match="^3 GB wanted$"):
         plan(gemm({}), device="numpy")
-    assert ways[1].built == 0
+    assert implementations[1].built == 0
 
 
 def test_one_that_computes_wrongly(discovered: Discovered) -> None:

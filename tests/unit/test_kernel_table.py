@@ -68,7 +68,7 @@ def test_archs_that_are_alike_have_the_same_tiles(arch: str) -> None:
     others = [a for archs in kernel_table.SHARED if other in archs for a in archs] or [other]
     assert all(any(not kernel_table.rare(a, i, c) for a in others) for i, c in often)
     part = [c for i, c in often if not kernel_table.rare(arch, i, c)]
-    assert 0 < len(part) < len(often) / 4 and len({c.half.entry for c in part}) >= 3
+    assert 0 < len(part) < len(often) / 4 and len({c.kernel.entry for c in part}) >= 3
 
 
 @pytest.mark.parametrize("archs", kernel_table.SHARED, ids="-".join)
@@ -77,21 +77,25 @@ def test_archs_take_turns(archs: tuple[str, ...]) -> None:
     kernel, products with every transpose, and its share."""
     often = [(i, c) for i, c in enumerate(covering()) if c.often]
     parts = [[c for i, c in often if not kernel_table.rare(arch, i, c)] for arch in archs]
-    count = Counter(c.half.entry for _, c in often)
+    count = Counter(c.kernel.entry for _, c in often)
     expected = [
         str(c)
         for _, c in often
-        for _ in range(1 if count[c.half.entry] >= kernel_table.MANY else len(archs))
+        for _ in range(1 if count[c.kernel.entry] >= kernel_table.MANY else len(archs))
     ]
     assert sorted(str(c) for part in parts for c in part) == sorted(expected)
-    assert all({c.half.entry for c in part} == set(count) for part in parts)
+    assert all({c.kernel.entry for c in part} == set(count) for part in parts)
     for part in parts:
         assert abs(len(part) - len(expected) / len(archs)) < len(often) / 10
-        assert {"gemm", "attention_forward", "attention_backward"} <= {c.half.entry for c in part}
-        assert len({c.spec.dtype for c in part if c.half.entry == "attention_forward"}) >= 2
+        assert {"gemm", "attention_forward", "attention_backward"} <= {c.kernel.entry for c in part}
+        assert len({c.spec.dtype for c in part if c.kernel.entry == "attention_forward"}) >= 2
         assert (
             len(
-                {(c.spec.a_transposed, c.spec.b_transposed) for c in part if c.half.entry == "gemm"}
+                {
+                    (c.spec.a_transposed, c.spec.b_transposed)
+                    for c in part
+                    if c.kernel.entry == "gemm"
+                }
             )
             >= 3
         )

@@ -19,7 +19,7 @@ from kernelseam_cuda.plugin import backend  # noqa: E402
 Command = Callable[..., tuple[int, str, str]]
 CUDA = backend()
 assert CUDA.toolchain is not None
-WAYS: dict[tuple[str, str], Any] = {
+IMPLEMENTATIONS: dict[tuple[str, str], Any] = {
     (i.operation, i.name): i
     for i in (
         *shared_implementations(CUDA.toolchain),
@@ -30,11 +30,11 @@ WAYS: dict[tuple[str, str], Any] = {
 
 def test_a_products_cluster_and_its_variants() -> None:
     row = next(r for r in HOPPER if "512×6144" in r.name)
-    way = WAYS["gemm", "sm90"]
-    (record,) = way.records(row.problem, H200)
+    implementation = IMPLEMENTATIONS["gemm", "sm90"]
+    (record,) = implementation.records(row.problem, H200)
     assert (record.kernel, record.kind, record.arch) == ("gemm_sm90", "kernel", "sm_90a")
     assert (record.grid, record.block, record.cluster) == ((128, 1, 1), (384, 1, 1), (2, 1, 1))
-    (other,) = way.records(row.problem, H200, "64x64-4-rows-3blocks")
+    (other,) = implementation.records(row.problem, H200, "64x64-4-rows-3blocks")
     assert (other.grid, other.block, other.cluster) == ((396, 1, 1), (256, 1, 1), (1, 1, 1))
 
 
@@ -43,7 +43,7 @@ def test_memory_that_is_set_is_a_launch() -> None:
         batch=1, num_heads=2, S_q=256, S_k=256, head_dim=64, causal=True, dtype="bfloat16", lse=0
     )
     problem = AttentionBwd(forward=forward, deterministic=False).problem()
-    found = WAYS["attention_bwd", "shared"].records(problem, H200)
+    found = IMPLEMENTATIONS["attention_bwd", "shared"].records(problem, H200)
     kinds = [x.kind for x in found]
     assert kinds.count("kernel") >= 2 and set(kinds) <= {"kernel", "memset"}
     assert all(x.kernel for x in found)
@@ -51,7 +51,7 @@ def test_memory_that_is_set_is_a_launch() -> None:
 
 def test_nothing_to_do_is_no_launch() -> None:
     problem = Attention(batch=0, num_heads=2, S_q=8, S_k=8, head_dim=64, dtype="float16").problem()
-    assert WAYS["attention", "shared"].records(problem, H200) == ()
+    assert IMPLEMENTATIONS["attention", "shared"].records(problem, H200) == ()
 
 
 def test_explain_shows_what_is_launched(

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernelseam.interop import torch as torch_arrays
+from kernelseam.arrays import torch as torch_arrays
+from kernelseam.interop import torch as ks
 from kernelseam.reference.runtime import HostRuntime
 from nothing_to_sum import CASES, Case
 
@@ -51,7 +52,7 @@ def test_a_bias_in_torch(empty: str, own: tuple[int, ...]) -> None:
         torch.zeros(shape, requires_grad=True),
         torch.zeros(shape).expand(plane).detach().requires_grad_(),
     ):
-        out = torch_arrays.attention(q, k, k, bias=bias, kv_lengths=lengths)
+        out = ks.attention(q, k, k, bias=bias, kv_lengths=lengths)
         out.sum().backward()
         assert bias.grad.shape == bias.shape and (bias.grad == 0).all()
     assert (q.grad == 0).all() and (k.grad == 0).all()

@@ -15,8 +15,10 @@ import kernelseam
 import ml_dtypes
 import numpy as np
 import pytest
+from kernelseam import planning
 from kernelseam.errors import InvalidValue
-from kernelseam.ops import calling
+from kernelseam.ops import calling, planned_call
+from kernelseam.plugins import plugins
 
 Array = np.ndarray[Any, Any]
 Refused = Callable[[str, Callable[[], object]], None]
@@ -165,7 +167,7 @@ def test_streams(acme: Any, refused: Refused) -> None:
 def test_a_repeated_call_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
     plan = calling.plan
-    monkeypatch.setattr(calling, "_remembered", None)
+    planning.forget()
     monkeypatch.setattr(
         calling, "plan", lambda *args, **options: made.append(args) or plan(*args, **options)
     )
@@ -195,10 +197,10 @@ def test_remembered_plans_keep_no_array_alive_and_are_bounded(
     del a
     gc.collect()
     assert gone() is None
-    monkeypatch.setattr(calling, "_KEPT", 3)
+    monkeypatch.setattr(planned_call, "KEPT", 3)
     for alpha in range(10):
         kernelseam.matmul2d(A, B, alpha=alpha)
-    assert calling._remembered is not None and len(calling._remembered.plans) <= 3
+    assert len(plugins().remembered(calling.Signatures).plans) <= 3
 
 
 def test_a_remembered_plan_does_not_skip_the_checks(refused: Refused) -> None:
@@ -268,8 +270,8 @@ def test_launches_are_bound_once_for_each_memory_and_bounded(
     from kernelseam_thirdvendor.gemm import _Step
 
     monkeypatch.setattr(acme, "empty", lambda *_: space)  # the same workspace every time
-    monkeypatch.setattr(calling, "_remembered", None)
-    monkeypatch.setattr(calling, "_KEPT", 3)
+    planning.forget()
+    monkeypatch.setattr(planned_call, "KEPT", 3)
     bound: list[int] = []
     bind = _Step.bind
     monkeypatch.setattr(_Step, "bind", lambda step, p, w: bound.append(p["C"]) or bind(step, p, w))
@@ -282,7 +284,7 @@ def test_launches_are_bound_once_for_each_memory_and_bounded(
     assert bound == [out.host.ctypes.data for out in outs[:2]]
     for out in outs:
         kernelseam.matmul2d(x, y, out=out)
-    assert calling._remembered is not None and len(calling._remembered.bound) <= 3
+    assert len(plugins().remembered(calling.Signatures).bound) <= 3
     gone = weakref.ref(outs[4])
     del outs, out
     gc.collect()
@@ -296,7 +298,7 @@ def test_a_result_that_lies_otherwise_is_planned_for(
     from kernelseam_thirdvendor import AcmeArray
 
     x, y, empty = AcmeArray(A), AcmeArray(B), acme.empty
-    monkeypatch.setattr(calling, "_remembered", None)
+    planning.forget()
     np.testing.assert_array_equal(kernelseam.matmul2d(x, y).host, A @ B)
 
     def odd(shape: Any, dtype: Any, device: Any, like: Any = None) -> Any:

@@ -18,11 +18,13 @@ from typing import Any
 import kernelseam
 import pytest
 from kernelseam import planning
+from kernelseam.arrays import torch as torch_arrays
 from kernelseam.contract import ArrayInfo, Backend, Device, DeviceLimits, Ready
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, OutOfDeviceMemory, UnknownName
-from kernelseam.interop import torch as torch_arrays
-from kernelseam.ops import calling
+from kernelseam.ops import calling, planned_call
+from kernelseam.planning import planner
+from kernelseam.plugins import plugins
 from kernelseam_thirdvendor import AcmeGemm, AcmeRuntime
 from kernelseam_thirdvendor.gemm import _Step
 
@@ -75,8 +77,11 @@ class CardGemm(AcmeGemm):
 def card(discovered: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> CardRuntime:
     found, runtime = discovered(), CardRuntime()
     found.registry.add_backend(Backend("card", runtime, implementations=(CardGemm(),), priority=10))
-    monkeypatch.setattr(calling, "_remembered", None)
     return runtime
+
+
+def signatures() -> calling.Signatures:
+    return plugins().remembered(calling.Signatures)
 
 
 def close(x: Any, want: Any) -> None:
@@ -120,7 +125,7 @@ def test_what_lies_otherwise_or_is_asked_otherwise_is_worked_out(card: CardRunti
             if want is None:
                 continue
             torch.testing.assert_close(found, want, rtol=1e-2, atol=1e-2)
-    assert calling._remembered is not None and len(calling._remembered.shortcuts) == len(ways) - 2
+    assert len(signatures().shortcuts) == len(ways) - 2
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # by torch, of torch
@@ -258,14 +263,14 @@ def test_no_array_is_kept_and_what_is_kept_is_bounded(
         card.asked = None  # the vendor notes which array it was last asked about
         gc.collect()
         assert [ref() for ref in there] == [None] * 4
-    monkeypatch.setattr(calling, "_KEPT", 3)
+    monkeypatch.setattr(planned_call, "KEPT", 3)
     a, b = torch.randn(4, 4), torch.randn(4, 4)
     outs = [torch.empty(4, 4) for _ in range(9)]
     for i, out in enumerate(outs):
         for _ in range(2):
             close(kernelseam.matmul2d(a, b, out=out, alpha=i), i * (a @ b))
-    memory = calling._remembered
-    assert memory is not None and max(map(len, (memory.shortcuts, memory.bound, memory.plans))) <= 3
+    memory = signatures()
+    assert max(map(len, (memory.shortcuts, memory.bound, memory.plans))) <= 3
 
 
 def test_memory_that_runs_out_is_told_by_the_runtime(
@@ -278,7 +283,7 @@ def test_memory_that_runs_out_is_told_by_the_runtime(
     def full(*arguments: Any, **more: Any) -> Any:
         raise OutOfDeviceMemory("card:0 has 12 bytes left")
 
-    (shortcut,) = calling._remembered.shortcuts.values()  # type: ignore[union-attr]
+    (shortcut,) = signatures().shortcuts.values()
     with (
         monkeypatch.context() as patch,
         pytest.raises(OutOfDeviceMemory, match="^card:0 has 12 bytes left$"),
@@ -292,7 +297,7 @@ def test_memory_that_runs_out_is_told_by_the_runtime(
 def test_results_that_lie_otherwise_are_worked_out(card: CardRuntime) -> None:
     a, b = torch.randn(4, 4), torch.randn(4, 4)
     kernelseam.matmul2d(a, b)
-    (shortcut,) = calling._remembered.shortcuts.values()  # type: ignore[union-attr]
+    (shortcut,) = signatures().shortcuts.values()
     shortcut._makers = [("out", lambda: torch.empty(17)[1:].view(4, 4))]
     card.described = 0
     close(kernelseam.matmul2d(a, b), a @ b)
@@ -353,8 +358,8 @@ def test_what_is_forgotten_is_planned_anew(
     for _ in range(3):
         kernelseam.bmm(a, a)
     asked = list[object]()
-    select = planning.select
-    monkeypatch.setattr(planning, "select", lambda *x, **y: (asked.append(x), select(*x, **y))[1])
+    select = planner.select
+    monkeypatch.setattr(planner, "select", lambda *x, **y: (asked.append(x), select(*x, **y))[1])
     kernelseam.bmm(a, a)
     assert not asked
     planning.forget()

@@ -229,7 +229,7 @@ def test_every_gradient_against_everything_else(name: str) -> None:
 
 
 def test_a_workspace_that_is_an_operand(refused: Refused) -> None:
-    """On NumPy a product of halves computes in its workspace."""
+    """On NumPy a half-precision product computes in its workspace."""
     a, b, c = (np.ones((64, 64), np.float16) for _ in range(3))
     made = plan(BatchedGemmStrided(A=a, B=b, C=c, M=64, N=64, K=64))
     need = made.workspace_bytes

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 from kernelseam.descriptors import Attention
-from kernelseam.parity import attention_data, data, oracle
-from kernelseam.parity.attention_cases import case
-from kernelseam.parity.attention_data import NOWHERE, SPARE_PAGES
-from kernelseam.parity.cases import TOKENS, AttentionCase, named
-from kernelseam.parity.description import describe
-from kernelseam.parity.memory import GUARD
+from kernelseam.oracle import formulas
+from kernelseam.parity.cases.attention_case import AttentionCase, case
+from kernelseam.parity.cases.common import TOKENS
+from kernelseam.parity.data import attention as attention_data
+from kernelseam.parity.data.attention import NOWHERE, SPARE_PAGES
+from kernelseam.parity.data.memory import GUARD
+from kernelseam.parity.matrix import named
+from kernelseam.parity.operations import operands
+from kernelseam.parity.operations.operands import describe
 from kernelseam.plugins import plugins
 
 PACKED = case(
@@ -35,7 +38,7 @@ PAGED = case("f16-64", page_size=4, kv_lengths=(9, 0, 4), S_q=2, S_k=9, batch=3,
 
 
 def _written(made: AttentionCase) -> tuple[Any, dict[str, np.ndarray], np.ndarray]:
-    layout, values = data.layout(made), data.values(made)
+    layout, values = operands.layout(made), operands.values(made)
     buffers = layout.buffers()
     layout.write(buffers, values)
     return layout, values, buffers["all"]
@@ -109,16 +112,16 @@ def test_pages_are_shuffled_and_the_table_names_none_beyond_the_lengths() -> Non
 def test_planes_lie_as_their_walk_says() -> None:
     made = named("attention-f16-64-bias-odd-transposed")
     assert isinstance(made, AttentionCase)
-    places = data.layout(made).places
+    places = operands.layout(made).places
     batch, head, row, column = places["bias"].strides
     assert (row, column, head, batch) == (1, 65, 129 * 65 + 1, 2 * (129 * 65 + 1) + 3)
-    flat = data.layout(named("attention-f16-64-bias-by-query")).places["bias"].strides
+    flat = operands.layout(named("attention-f16-64-bias-by-query")).places["bias"].strides
     assert flat[0] == flat[3] == 0 and flat[2] == 1 and flat[1] >= 65
 
 
 def test_a_bias_beyond_the_lengths_is_nobodys() -> None:
     made = replace(PACKED, bias=PACKED.dtype, mask="random")
-    bias = data.values(made)["bias"].astype(np.float32)
+    bias = operands.values(made)["bias"].astype(np.float32)
     for b, (n_q, n_k) in enumerate(zip((3, 0, 5), (7, 2, 0), strict=True)):
         assert np.isfinite(bias[b, :, :n_q, :n_k]).all()
         assert np.isnan(bias[b, :, n_q:]).all() and np.isnan(bias[b, :, :, n_k:]).all()
@@ -127,9 +130,9 @@ def test_a_bias_beyond_the_lengths_is_nobodys() -> None:
 @pytest.mark.parametrize("separate", [False, True])
 @pytest.mark.parametrize("name", ["out", "lse"])
 def test_stray_writes_beyond_a_sequence_show(name: str, separate: bool) -> None:
-    layout = data.layout(PACKED, separate)
+    layout = operands.layout(PACKED, separate)
     before = layout.buffers()
-    layout.write(before, data.values(PACKED))
+    layout.write(before, operands.values(PACKED))
     buffer, start = layout.blocks()[name]
     place = layout.places[name]
     for row, stray in ((1, True), (2, False), (9, False), (10, True)):
@@ -142,7 +145,7 @@ def test_stray_writes_beyond_a_sequence_show(name: str, separate: bool) -> None:
 def test_the_descriptor_says_what_the_case_does() -> None:
     made = named("attention-f16-64-causal-pages-16-sequences")
     assert isinstance(made, AttentionCase)
-    layout = data.layout(made)
+    layout = operands.layout(made)
     at = {
         n: 2**20 + layout.blocks()[p.block][1] + p.offset * p.dtype.itemsize
         for n, p in layout.places.items()
@@ -177,7 +180,7 @@ def test_the_descriptor_says_what_the_case_does() -> None:
 
 def test_gradients_lie_in_rooms_of_their_own() -> None:
     lengths, bias, whole = (
-        data.layout(named(f"attention-bwd-f16-64-{n}")).places
+        operands.layout(named(f"attention-bwd-f16-64-{n}")).places
         for n in ("lengths", "bias-by-key", "packed")
     )
     assert lengths["k"].pieces is not None, "keys behind an entry's length are no memory to read"
@@ -197,16 +200,16 @@ def test_gradients_lie_in_rooms_of_their_own() -> None:
 
 def test_a_backward_case_gives_the_result_of_an_exact_forward() -> None:
     made = named("attention-bwd-f16-64-causal-33x129")
-    x = data.values(made)
-    want = oracle.attention(x["q"], x["k"], x["v"], True, 0.125)
+    x = operands.values(made)
+    want = formulas.attention(x["q"], x["k"], x["v"], True, 0.125)
     np.testing.assert_array_equal(x["out"], want.out.astype(np.float16))
     np.testing.assert_array_equal(x["lse"], want.lse.astype(np.float32))
-    assert x["dout"].shape == x["out"].shape and data.outputs(made) == ("dq", "dk", "dv")
+    assert x["dout"].shape == x["out"].shape and operands.outputs(made) == ("dq", "dk", "dv")
 
 
 def test_lists_name_scattered_heads() -> None:
     made = named("attention-f16-64-causal-pointers-gqa")
-    places = data.layout(made).places
+    places = operands.layout(made).places
     for name, heads in (("q", 8), ("k", 2), ("v", 2), ("out", 8)):
         starts = places[name].starts
         assert (

@@ -7,14 +7,16 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
+from calibration import samples as calibration
 from kernelseam.dtypes import DType
-from kernelseam.parity import calibrate, check, data, oracle, tolerances
+from kernelseam.oracle import check, formulas, tolerances
+from kernelseam.parity.data import attention as attention_data
 
 NAN, INF = math.nan, math.inf
 
 
 def test_gemm_bound_is_the_formula() -> None:
-    result = oracle.GemmResult(np.array([[3.0]]), np.array([[7.0]]))
+    result = formulas.GemmResult(np.array([[3.0]]), np.array([[7.0]]))
     half = tolerances.gemm(result, 96, DType.float16, DType.float16)
     assert half[0, 0] == pytest.approx(2 * 2**-11 * 3 + 4 * 10 * 2**-24 * 7 + 2**-24, rel=1e-14)
     wide = tolerances.gemm(result, 96, DType.bfloat16, DType.float32, zero_mean=False)
@@ -29,7 +31,7 @@ def test_attention_bound_is_the_formula() -> None:
     out, lse, pv, products, values = (
         np.array(x) for x in ([[0.5]], [2.0], [[0.8]], [3.0], [[5.0]])
     )
-    result = oracle.AttentionResult(out, lse, pv, products, values, np.array([0.0]))
+    result = formulas.AttentionResult(out, lse, pv, products, values, np.array([0.0]))
     inner = 8 * 2**-24 * (10 + 8 * 3)
     got, got_lse = tolerances.attention(result, 100, 64, DType.bfloat16, DType.bfloat16)
     assert got[0, 0] == pytest.approx(
@@ -50,7 +52,7 @@ def test_changed_scores_widen_the_attention_bound() -> None:
         np.array(x) for x in ([[0.5]], [2.0], [[0.8]], [3.0], [[5.0]])
     )
     plain, changed = (
-        oracle.AttentionResult(out, lse, pv, products, values, np.array([t])) for t in (0.0, 20.0)
+        formulas.AttentionResult(out, lse, pv, products, values, np.array([t])) for t in (0.0, 20.0)
     )
     for (got, got_lse), (before, before_lse) in [
         (tolerances.attention(changed, 100, 64, d, d), tolerances.attention(plain, 100, 64, d, d))
@@ -61,7 +63,7 @@ def test_changed_scores_widen_the_attention_bound() -> None:
 
 
 def test_merge_bound_is_the_formula() -> None:
-    result = oracle.MergeResult(
+    result = formulas.MergeResult(
         np.array([[0.5]]), np.array([2.0]), np.array([[0.8]]), np.array([7.0])
     )
     got, got_lse = tolerances.merge_states(result, 9, DType.float32, DType.float16)
@@ -78,19 +80,20 @@ def test_merge_bound_is_the_formula() -> None:
 
 def test_verdicts_of_a_variant_and_of_merged_states() -> None:
     q, k, v, _, _ = _attention()
-    variant = oracle.Variant(window=(2, 0), sinks=np.array([0.5, 1.0, -np.inf]))
-    want = oracle.attention(q, k, v, False, 8**-0.5, None, variant)
+    variant = formulas.Variant(window=(2, 0), sinks=np.array([0.5, 1.0, -np.inf]))
+    want = formulas.attention(q, k, v, False, 8**-0.5, None, variant)
     out, lse = want.out.astype(np.float32), want.lse.astype(np.float32)
     found = check.attention(q, k, v, out, lse, causal=False, variant=variant)
     assert found.passed and found.checked == out.size + lse.size
     assert not check.attention(q, k, v, out, lse, causal=False).passed
     parts = [
-        oracle.attention(q, k[:, :, a:b], v[:, :, a:b], False, 8**-0.5) for a, b in ((0, 3), (3, 7))
+        formulas.attention(q, k[:, :, a:b], v[:, :, a:b], False, 8**-0.5)
+        for a, b in ((0, 3), (3, 7))
     ]
     outs, lses = (
         np.stack([getattr(x, n) for x in parts]).astype(np.float32) for n in ("out", "lse")
     )
-    whole = oracle.attention(q, k, v, False, 8**-0.5)
+    whole = formulas.attention(q, k, v, False, 8**-0.5)
     out, lse = whole.out.astype(np.float32), whole.lse.astype(np.float32)
     assert check.merge_states(outs, lses, out, lse).passed
     lse[1, 2, 4] += 1e-3
@@ -139,7 +142,7 @@ def test_ratio_of_one_element(got: float, want: float, ratio: float) -> None:
 def _attention(S_k: int = 7) -> tuple[np.ndarray, ...]:
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, 3, s, 8)).astype(np.float32) for s in (5, S_k, S_k))
-    result = oracle.attention(q, k, v, False, 8**-0.5)
+    result = formulas.attention(q, k, v, False, 8**-0.5)
     return q, k, v, result.out.astype(np.float32), result.lse.astype(np.float32)
 
 
@@ -226,7 +229,7 @@ def test_what_is_added_to_a_gemm_widens_its_bound(lead: tuple[int, ...]) -> None
     out = (a.astype(np.float64) @ b + bias[..., None, :] + residual).astype(np.float32)
     assert check.gemm(a, b, out, bias=bias, residual=residual).passed
     assert not check.gemm(a, b, out, bias=bias).passed
-    kept = tolerances.gemm(oracle.GemmResult(out, np.abs(out)), 5, DType.float32, DType.float32)
+    kept = tolerances.gemm(formulas.GemmResult(out, np.abs(out)), 5, DType.float32, DType.float32)
     out[..., 2, 3] += 0.5 * kept[..., 2, 3]
     assert check.gemm(a, b, out, bias=bias, residual=residual).passed
     out[..., 2, 3] += 1.0
@@ -247,7 +250,7 @@ def test_sums_count_the_terms_of_all_products() -> None:
 
 def test_the_constant_has_room_for_sums() -> None:
     rng = np.random.default_rng(5)
-    samples = [s for _ in range(40) for s in calibrate.sum_samples(rng)]
+    samples = [s for _ in range(40) for s in calibration.sum_samples(rng)]
     assert len(samples) == 80
     assert max(s.ratio for s in samples) < 1
     assert 0.05 < max(s.needed for s in samples) < tolerances.GEMM_CONSTANT / 2
@@ -281,9 +284,9 @@ def test_random_data_alone_lets_a_dropped_key_pass_and_the_ramp_does_not() -> No
     found = []
     for on_ramp in (False, True):
         if on_ramp:
-            data.ramp(q, k)
+            attention_data.ramp(q, k)
         Q, K, V = (x.astype(ml_dtypes.bfloat16) for x in (q, k, v))
-        short = oracle.attention(Q, K[:, :, :-1], V[:, :, :-1], False, 0.125).out.astype(
+        short = formulas.attention(Q, K[:, :, :-1], V[:, :, :-1], False, 0.125).out.astype(
             ml_dtypes.bfloat16
         )
         found.append(check.attention(Q, K, V, short, causal=False).passed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from kernelseam.descriptors import AttentionBwdSpec, AttentionSpec
 from kernelseam.dtypes import DType
-from kernelseam.parity.covering import covering, flat
+from kernelseam.parity.cases.covering import covering, flat
 
 F16, F32 = DType.float16, DType.float32
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from calibration import tile_model
 from kernelseam.contract import Device
-from kernelseam.parity import model
-from kernelseam.parity.cases import named
-from kernelseam.parity.run import Outcome, Target, run_case
+from kernelseam.parity.matrix import named
+from kernelseam.parity.running.run import Outcome, Target, run_case
 from kernelseam.planning import forget
 from kernelseam.plugins import plugins
 
@@ -67,14 +67,14 @@ def host() -> Iterator[Device]:
 
 
 def _run(host: Device, operation: str, fault: str, name: str) -> Outcome:
-    implementation = model.TileModel(operation, fault)
+    implementation = tile_model.TileModel(operation, fault)
     plugins().registry.add_implementation(implementation)
     return run_case(named(name), Target(host, implementation.name, operation, own=True))
 
 
 def test_every_fault_has_its_case() -> None:
-    assert set(ATTENTION) == set(model.ATTENTION_FAULTS)
-    assert set(GEMM) == set(model.GEMM_FAULTS)
+    assert set(ATTENTION) == set(tile_model.ATTENTION_FAULTS)
+    assert set(GEMM) == set(tile_model.GEMM_FAULTS)
 
 
 @pytest.mark.parametrize(

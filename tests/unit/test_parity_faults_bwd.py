@@ -7,17 +7,16 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
-from kernelseam.parity import (
-    attention_bwd_data,
-    attention_data,
-    calibrate,
-    data,
-    model_bwd,
-    stages,
-    tolerances,
-)
-from kernelseam.parity.cases import BackwardCase, named
-from kernelseam.parity.oracle import Array
+from calibration import samples as calibration
+from calibration import tile_model_bwd
+from kernelseam.oracle import tolerances
+from kernelseam.oracle.formulas import Array
+from kernelseam.parity.cases.attention_bwd_case import BackwardCase
+from kernelseam.parity.data import attention as attention_data
+from kernelseam.parity.data import attention_bwd as attention_bwd_data
+from kernelseam.parity.matrix import named
+from kernelseam.parity.operations import operands
+from kernelseam.parity.running import stages
 
 CAUGHT = {
     "no-dots": "f16-64",
@@ -58,17 +57,17 @@ REPEATING = (
 
 @lru_cache(maxsize=4)
 def _values(case: BackwardCase) -> dict[str, Array]:
-    return data.values(case)
+    return operands.values(case)
 
 
 def _computed(case: BackwardCase, fault: str) -> dict[str, Array]:
     x, f = _values(case), case.forward
     shape = attention_bwd_data.bias_shape(case) if case.bias_gradient else None
     with np.errstate(all="ignore"):
-        found = model_bwd.attention_bwd(
+        found = tile_model_bwd.attention_bwd(
             x, f.causal, f.scale_used, attention_data.variant(f, x), shape, fault=fault
         )
-    return {name: found[name] for name in data.outputs(case)}
+    return {name: found[name] for name in operands.outputs(case)}
 
 
 def _case(name: str) -> BackwardCase:
@@ -78,7 +77,7 @@ def _case(name: str) -> BackwardCase:
 
 
 def test_every_fault_has_its_case() -> None:
-    assert set(CAUGHT) == set(model_bwd.FAULTS)
+    assert set(CAUGHT) == set(tile_model_bwd.FAULTS)
 
 
 @pytest.mark.parametrize("fault", CAUGHT)
@@ -107,6 +106,6 @@ def test_gradients_of_keys_beyond_the_lengths_are_zeros() -> None:
 
 def test_constants_have_room() -> None:
     rng = np.random.default_rng(3)
-    samples = [s for _ in range(20) for s in calibrate.gradient_samples(rng)]
+    samples = [s for _ in range(20) for s in calibration.gradient_samples(rng)]
     assert len(samples) > 20 and max(s.ratio for s in samples) < 0.9
     assert 0.05 < max(s.needed for s in samples) < tolerances.ATTENTION_CONSTANT / 2

@@ -7,13 +7,16 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from calibration import guarded_softmax, tile_model
+from calibration import samples as calibration
 from kernelseam.contract import Device
 from kernelseam.dtypes import DType
-from kernelseam.parity import calibrate, model, model_guarded, tolerances
-from kernelseam.parity.attention_cases import attention_cases
-from kernelseam.parity.attention_guard_cases import guards
-from kernelseam.parity.cases import AttentionCase, named
-from kernelseam.parity.run import Outcome, Target, run_case
+from kernelseam.oracle import tolerances
+from kernelseam.parity.cases.attention import attention_cases
+from kernelseam.parity.cases.attention_case import AttentionCase
+from kernelseam.parity.cases.attention_guards import guards
+from kernelseam.parity.matrix import named
+from kernelseam.parity.running.run import Outcome, Target, run_case
 from kernelseam.planning import forget
 from kernelseam.plugins import plugins
 
@@ -44,13 +47,13 @@ def host() -> Iterator[Device]:
 
 
 def _run(host: Device, name: str, fault: str = "") -> Outcome:
-    implementation = model_guarded.guarded(fault)
+    implementation = guarded_softmax.guarded(fault)
     plugins().registry.add_implementation(implementation)
     return run_case(named(name), Target(host, implementation.name, "attention", own=True))
 
 
 def test_every_fault_has_its_case() -> None:
-    assert set(FAULTS) == set(model_guarded.GUARDED_FAULTS)
+    assert set(FAULTS) == set(guarded_softmax.GUARDED_FAULTS)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -88,9 +91,9 @@ def test_cases_go_the_ways_that_they_name(
 ) -> None:
     gone = set()
     for way in ("sums", "tops"):
-        real = getattr(model_guarded, f"_rebase_by_{way}")
+        real = getattr(guarded_softmax, f"_rebase_by_{way}")
         monkeypatch.setattr(
-            model_guarded,
+            guarded_softmax,
             f"_rebase_by_{way}",
             lambda *a, way=way, real=real: (gone.add(way), real(*a))[1],
         )
@@ -104,7 +107,7 @@ def test_a_lanes_columns_are_those_of_its_accumulator() -> None:
     2."""
     rng = np.random.default_rng(1)
     p = rng.random((64, 128)).astype(np.float32)
-    sums = model_guarded.lane_sums(p)
+    sums = guarded_softmax.lane_sums(p)
     for warp, lane in np.ndindex(4, 32):
         row = 16 * warp + lane // 4
         own = [(row + 8 * (i // 2 % 2), 8 * (i // 4) + 2 * (lane % 4) + i % 2) for i in range(64)]
@@ -120,7 +123,7 @@ def test_tiles_are_the_hopper_kernels() -> None:
     )
     for t in tiles.ATTENTION:
         for hides in (True, False) if t.hides is None else (t.hides,):
-            assert model_guarded.tile(t.head_dim, hides) == model_guarded.Tile(
+            assert guarded_softmax.tile(t.head_dim, hides) == guarded_softmax.Tile(
                 t.groups, t.bn, t.turns
             ), t
 
@@ -130,12 +133,12 @@ def test_constants_are_the_hopper_kernels() -> None:
         "kernelseam_cuda.toolchain", reason="the CUDA plugin is not installed"
     )
     source = toolchain.sources()["sm90/attention/softmax.h"]
-    assert f"constexpr float LIMIT = {model_guarded.LIMIT:.0f}.f;" in source
+    assert f"constexpr float LIMIT = {guarded_softmax.LIMIT:.0f}.f;" in source
     assert (
-        f"constexpr float LARGEST_SUM = {model_guarded.LARGEST_SUM:.0e}f;".replace("e+", "e")
+        f"constexpr float LARGEST_SUM = {guarded_softmax.LARGEST_SUM:.0e}f;".replace("e+", "e")
         in source
     )
-    assert f"const bool stays = by >= -{model_guarded.STAYS:.0f}.f;" in source
+    assert f"const bool stays = by >= -{guarded_softmax.STAYS:.0f}.f;" in source
 
 
 def test_cases_are_of_specs_that_others_compile() -> None:
@@ -152,7 +155,7 @@ def test_cases_are_of_specs_that_others_compile() -> None:
 
 def test_constants_have_room() -> None:
     rng = np.random.default_rng(7)
-    samples = [s for _ in range(40) for s in calibrate.guarded_samples(rng)]
+    samples = [s for _ in range(40) for s in calibration.guarded_samples(rng)]
     assert len(samples) == 40 and {s.kind.split()[-1] for s in samples} == {"float16", "bfloat16"}
     assert max(s.ratio for s in samples) < 1
     assert 0.1 < max(s.needed for s in samples) < tolerances.ATTENTION_CONSTANT / 2
@@ -169,7 +172,7 @@ def test_how_large_values_may_be(size: float, finite: bool) -> None:
     # one key of weight 2^13.7, which two rows of a thread may have
     q[:, 1], k[3, 1], v[...] = 8, 9.5, size
     with np.errstate(all="ignore"):
-        guarded, _ = model_guarded.attention(q, k, v, False, 0.125)
-        online, _ = model.attention(q, k, v, False, 0.125)
+        guarded, _ = guarded_softmax.attention(q, k, v, False, 0.125)
+        online, _ = tile_model.attention(q, k, v, False, 0.125)
     assert np.isfinite(online.astype(np.float32)).all()
     assert np.isfinite(guarded.astype(np.float32)).all() == finite

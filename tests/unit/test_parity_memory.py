@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kernelseam.dtypes import DType
-from kernelseam.parity.memory import GUARD, Layout, Place, Walk, never_written, place, scattered
+from kernelseam.parity.cases.walk import Walk
+from kernelseam.parity.data.memory import GUARD, Layout, Place, never_written, place, scattered
 
 F16, F32 = DType.float16, DType.float32
 

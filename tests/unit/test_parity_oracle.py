@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from kernelseam.parity import oracle
+from kernelseam.oracle import formulas
 
 NAN, INF = math.nan, math.inf
 
@@ -35,7 +35,7 @@ def test_attention_is_the_formula(S_q: int, S_k: int, causal: bool) -> None:
         rng.standard_normal(s).astype(np.float32)
         for s in ((B, H, S_q, D), (B, G, S_k, D), (B, G, S_k, D_v))
     )
-    got = oracle.attention(q, k, v, causal, 0.7)
+    got = formulas.attention(q, k, v, causal, 0.7)
     for b, h, i in np.ndindex(B, H, S_q):
         seen = [j for j in range(S_k) if not causal or j <= i + S_k - S_q]
         K, V = k[b, h // 2, seen].tolist(), v[b, h // 2, seen].tolist()
@@ -67,8 +67,8 @@ def test_attention_is_the_formula(S_q: int, S_k: int, causal: bool) -> None:
 def test_sampled_rows_are_those_of_the_whole() -> None:
     rng = np.random.default_rng(1)
     q, k, v = (rng.standard_normal((2, h, s, 4)) for h, s in ((4, 6), (2, 9), (2, 9)))
-    whole, rows = oracle.attention(q, k, v, True, 0.5), [0, 7, 23, 24, 47]
-    part = oracle.attention(q, k, v, True, 0.5, rows)
+    whole, rows = formulas.attention(q, k, v, True, 0.5), [0, 7, 23, 24, 47]
+    part = formulas.attention(q, k, v, True, 0.5, rows)
     for name in ("out", "lse", "pv", "products", "values"):
         want = getattr(whole, name).reshape(48, *getattr(whole, name).shape[3:])[rows]
         np.testing.assert_allclose(getattr(part, name), want, rtol=1e-14, atol=1e-15)
@@ -81,9 +81,9 @@ def _one_head(S_q: int = 3, S_k: int = 3) -> Any:
 
 def test_what_is_hidden_never_contributes() -> None:
     q, k, v = _one_head()
-    clean = oracle.attention(q, k, v, True, 1.0)
+    clean = formulas.attention(q, k, v, True, 1.0)
     k[0, 0, 2], v[0, 0, 2] = NAN, INF
-    got = oracle.attention(q, k, v, True, 1.0)
+    got = formulas.attention(q, k, v, True, 1.0)
     np.testing.assert_array_equal(got.out[0, 0, :2], clean.out[0, 0, :2])
     np.testing.assert_array_equal(got.lse[0, 0, :2], clean.lse[0, 0, :2])
     assert np.isnan(got.out[0, 0, 2]).all()
@@ -93,13 +93,13 @@ def test_what_is_hidden_never_contributes() -> None:
 def test_non_finite_values_reach_what_depends_on_them() -> None:
     q, k, v = _one_head()
     v[0, 0, 1, 0] = INF
-    got = oracle.attention(q, k, v, False, 1.0)
+    got = formulas.attention(q, k, v, False, 1.0)
     assert (got.out[..., 0] == INF).all()
     assert np.isfinite(got.out[..., 1]).all()
     assert np.isfinite(got.lse).all()
     q, k, v = _one_head()
     q[0, 0, 1, 0] = NAN
-    got = oracle.attention(q, k, v, False, 1.0)
+    got = formulas.attention(q, k, v, False, 1.0)
     assert np.isnan(got.out[0, 0]).all(axis=1).tolist() == [False, True, False]
 
 
@@ -107,12 +107,12 @@ def test_scores_of_minus_infinity() -> None:
     q, k, v = _one_head()
     q[...] = np.abs(q) + 1
     k[0, 0, 1] = -INF
-    got = oracle.attention(q, k, v, False, 1.0)
-    want = oracle.attention(q, k[:, :, [0, 2]], v[:, :, [0, 2]], False, 1.0)
+    got = formulas.attention(q, k, v, False, 1.0)
+    want = formulas.attention(q, k[:, :, [0, 2]], v[:, :, [0, 2]], False, 1.0)
     np.testing.assert_allclose(got.out, want.out, rtol=1e-14)
     np.testing.assert_allclose(got.products, want.products, rtol=1e-14)
     k[...] = -INF
-    got = oracle.attention(q, k, v, False, 1.0)
+    got = formulas.attention(q, k, v, False, 1.0)
     assert (
         (got.out == 0).all()
         and (got.lse == -INF).all()
@@ -122,13 +122,13 @@ def test_scores_of_minus_infinity() -> None:
 
 
 def test_no_keys_and_no_queries() -> None:
-    got = oracle.attention(
+    got = formulas.attention(
         np.ones((1, 2, 3, 4)), np.ones((1, 2, 0, 4)), np.ones((1, 2, 0, 5)), False, 1.0
     )
     assert got.out.shape == (1, 2, 3, 5) and (got.out == 0).all() and (got.lse == -INF).all()
     for lead, S_q in ((1, 0), (0, 3)):
         k, v = np.ones((lead, 1, 3, 4)), np.ones((lead, 1, 3, 5))
-        assert oracle.attention(np.ones((lead, 2, S_q, 4)), k, v, True, 1.0).out.shape == (
+        assert formulas.attention(np.ones((lead, 2, S_q, 4)), k, v, True, 1.0).out.shape == (
             lead,
             2,
             S_q,
@@ -138,8 +138,8 @@ def test_no_keys_and_no_queries() -> None:
 
 def test_inputs_count_as_they_were_rounded() -> None:
     q, k, v = (x.astype(ml_dtypes.bfloat16) for x in _one_head())
-    got = oracle.attention(q, k, v, False, 1.0)
-    want = oracle.attention(
+    got = formulas.attention(q, k, v, False, 1.0)
+    want = formulas.attention(
         q.astype(np.float64), k.astype(np.float64), v.astype(np.float64), False, 1.0
     )
     np.testing.assert_array_equal(got.out, want.out)
@@ -153,9 +153,9 @@ def test_gemm_is_the_formula(a_transposed: bool, b_transposed: bool) -> None:
     a = rng.standard_normal((B, H, K, M) if a_transposed else (B, H, M, K))
     b = rng.standard_normal((B, G, N, K) if b_transposed else (B, G, K, N))
     c = rng.standard_normal((B, H, M, N))
-    got = oracle.gemm(a, b, c, 0.5, -2.0, a_transposed, b_transposed)
+    got = formulas.gemm(a, b, c, 0.5, -2.0, a_transposed, b_transposed)
     rows = [0, 2, 11, 13, 23]
-    part = oracle.gemm(a, b, c, 0.5, -2.0, a_transposed, b_transposed, rows)
+    part = formulas.gemm(a, b, c, 0.5, -2.0, a_transposed, b_transposed, rows)
     for i, h, m, n in np.ndindex(B, H, M, N):
         left = [a[i, h, k, m] if a_transposed else a[i, h, m, k] for k in range(K)]
         right = [b[i, h // 2, n, k] if b_transposed else b[i, h // 2, k, n] for k in range(K)]
@@ -172,19 +172,19 @@ def test_gemm_is_the_formula(a_transposed: bool, b_transposed: bool) -> None:
 @pytest.mark.parametrize("rows", [None, [0, 1]])
 def test_gemm_edges(rows: list[int] | None) -> None:
     a, b, c = np.full((1, 1, 2, 3), NAN), np.full((1, 1, 3, 2), INF), np.full((1, 1, 2, 2), 4.0)
-    assert oracle.gemm(a, b, c, 0.0, 0.5, rows=rows).out.ravel().tolist() == [2.0] * 4
+    assert formulas.gemm(a, b, c, 0.0, 0.5, rows=rows).out.ravel().tolist() == [2.0] * 4
     assert (
-        oracle.gemm(a[..., :0], b[:, :, :0], c, 1.0, 0.5, rows=rows).out.ravel().tolist()
+        formulas.gemm(a[..., :0], b[:, :, :0], c, 1.0, 0.5, rows=rows).out.ravel().tolist()
         == [2.0] * 4
     )
     assert (
-        oracle.gemm(a, b, np.full((1, 1, 2, 2), NAN), 0.0, 0.0, rows=rows).out.ravel().tolist()
+        formulas.gemm(a, b, np.full((1, 1, 2, 2), NAN), 0.0, 0.0, rows=rows).out.ravel().tolist()
         == [0.0] * 4
     )
-    assert np.isnan(oracle.gemm(a, b, None, 1.0, 0.0, rows=rows).out).all()
+    assert np.isnan(formulas.gemm(a, b, None, 1.0, 0.0, rows=rows).out).all()
     a[...], b[...] = 1.0, 2.0
     a[0, 0, 1, 1], b[0, 0, 1, 0] = INF, 0.0
-    got = oracle.gemm(a, b, None, 1.0, 0.0, rows=rows).out.ravel()
+    got = formulas.gemm(a, b, None, 1.0, 0.0, rows=rows).out.ravel()
     assert got.tolist()[:2] == [4.0, 6.0] and math.isnan(got[2]) and got[3] == INF
 
 
@@ -204,9 +204,9 @@ def test_summed_gemms_are_the_formula(batch_group: int, head_group: int) -> None
         "batch_group": batch_group,
         "head_group": head_group,
     }
-    got = oracle.gemm(a, b, None, -0.5, **more)  # type: ignore[arg-type]
+    got = formulas.gemm(a, b, None, -0.5, **more)  # type: ignore[arg-type]
     rows = [0, 2, lead[0] * lead[1] * M - 1]
-    part = oracle.gemm(a, b, None, -0.5, rows=rows, **more)  # type: ignore[arg-type]
+    part = formulas.gemm(a, b, None, -0.5, rows=rows, **more)  # type: ignore[arg-type]
     assert got.out.shape == (*lead, M, N)
     for i, j, m, n in np.ndindex(*got.out.shape):
         terms = [
@@ -230,12 +230,12 @@ def test_summed_gemms_are_the_formula(batch_group: int, head_group: int) -> None
 
 def test_gemm_needs_c_where_beta_reads_it() -> None:
     with pytest.raises(ValueError, match="beta is not 0: C is needed"):
-        oracle.gemm(np.ones((1, 1, 1, 1)), np.ones((1, 1, 1, 1)), None, 1.0, 1.0)
+        formulas.gemm(np.ones((1, 1, 1, 1)), np.ones((1, 1, 1, 1)), None, 1.0, 1.0)
 
 
 def test_sampled_row_numbers() -> None:
-    assert oracle.sample_rows(10, 10) is None
-    rows = oracle.sample_rows(1000, 20)
+    assert formulas.sample_rows(10, 10) is None
+    rows = formulas.sample_rows(1000, 20)
     assert rows is not None
     assert (
         len(set(rows.tolist())) == 20

@@ -11,9 +11,9 @@ import kernelseam
 import numpy as np
 import pytest
 from kernelseam.dtypes import DType
-from kernelseam.parity import oracle, tolerances
-from kernelseam.parity.oracle import Variant
-from kernelseam.parity.oracle_bwd import PARTS, attention_bwd
+from kernelseam.oracle import formulas, tolerances
+from kernelseam.oracle.formulas import Variant
+from kernelseam.oracle.gradients import PARTS, attention_bwd
 
 B, H, G, S_q, S_k, D, D_v = 2, 4, 2, 4, 6, 3, 2
 SCALE, STEP = 0.7, 1e-5
@@ -63,7 +63,7 @@ def test_gradients_are_central_differences(name: str, causal: bool) -> None:
     variant = VARIANTS[name]
 
     def loss(q: np.ndarray = Q, k: np.ndarray = K, v: np.ndarray = V, **changed: Any) -> float:
-        out = oracle.attention(q, k, v, causal, SCALE, None, replace(variant, **changed)).out
+        out = formulas.attention(q, k, v, causal, SCALE, None, replace(variant, **changed)).out
         return float((out * DOUT).sum())
 
     shape = (B, H, S_q, S_k) if variant.bias is not None else None
@@ -108,7 +108,7 @@ def test_what_a_score_is_off_by_stays_within_the_sum_of_its_magnitudes(unit: flo
 @pytest.mark.parametrize("unit", [1e-3, -1e-3])
 def test_probabilities_that_are_rounded_stay_within_theirs(unit: float) -> None:
     got = attention_bwd(Q, K, V, DOUT, False, SCALE)
-    p = oracle.attention(Q, K, np.broadcast_to(np.eye(S_k), (B, G, S_k, S_k)), False, SCALE).out
+    p = formulas.attention(Q, K, np.broadcast_to(np.eye(S_k), (B, G, S_k, S_k)), False, SCALE).out
     off = p * (1 + unit * np.sign(RNG.standard_normal(p.shape)))
     dv = (off.swapaxes(2, 3) @ DOUT).reshape(B, G, H // G, S_k, D_v).sum(axis=2)
     assert (np.abs(dv - got["dv"].value) <= abs(unit) * got["dv"].rounded * (1 + 1e-9)).all()

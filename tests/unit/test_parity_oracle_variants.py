@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernelseam.parity import oracle
-from kernelseam.parity.oracle import Variant
+from kernelseam.oracle import formulas
+from kernelseam.oracle.formulas import Variant
 
 NAN, INF = math.nan, math.inf
 B, H, G, S_q, S_k, D, D_v = 2, 4, 2, 4, 6, 3, 2
@@ -116,7 +116,7 @@ def _row(b: int, h: int, i: int, causal: bool, v: Variant) -> dict[str, Any]:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", ALONE)
 def test_attention_is_the_formula(name: str, causal: bool) -> None:
-    got = oracle.attention(Q, K, V, causal, SCALE, None, ALONE[name])
+    got = formulas.attention(Q, K, V, causal, SCALE, None, ALONE[name])
     for b, h, i in np.ndindex(B, H, S_q):
         for what, want in _row(b, h, i, causal, ALONE[name]).items():
             assert getattr(got, what)[b, h, i] == pytest.approx(want, rel=1e-12, abs=1e-14), (
@@ -129,7 +129,7 @@ def test_attention_is_the_formula(name: str, causal: bool) -> None:
 
 def test_sampled_rows_are_those_of_the_whole() -> None:
     rows = [0, 3, 7, 13, 30, 31]
-    whole, part = (oracle.attention(Q, K, V, False, SCALE, r, FULL) for r in (None, rows))
+    whole, part = (formulas.attention(Q, K, V, False, SCALE, r, FULL) for r in (None, rows))
     for name in ("out", "lse", "pv", "products", "values", "changes"):
         want = getattr(whole, name).reshape(B * H * S_q, *getattr(whole, name).shape[3:])[rows]
         np.testing.assert_allclose(getattr(part, name), want, rtol=1e-14, atol=1e-15)
@@ -140,9 +140,9 @@ def test_what_is_hidden_never_contributes(name: str) -> None:
     variant, k, v, only = ALONE[name], K.copy(), V.copy(), np.zeros_like(V)
     k[:, :, 4], v[:, :, 4], only[:, :, 4] = NAN, INF, 1
     clean, got = (
-        oracle.attention(Q, x, y, False, SCALE, None, variant) for x, y in ((K, V), (k, v))
+        formulas.attention(Q, x, y, False, SCALE, None, variant) for x, y in ((K, V), (k, v))
     )
-    sees = oracle.attention(Q, K, only, False, SCALE, None, variant).out[..., 0] > 0
+    sees = formulas.attention(Q, K, only, False, SCALE, None, variant).out[..., 0] > 0
     assert sees.any() and not sees.all()
     for what in ("out", "lse", "pv", "values"):
         np.testing.assert_array_equal(getattr(got, what)[~sees], getattr(clean, what)[~sees])
@@ -153,7 +153,7 @@ def test_biases_that_are_infinite() -> None:
     bias = np.zeros((B, H, S_q, S_k))
     bias[0, 0, 0, :] = bias[0, 0, 1, :5] = -INF
     bias[0, 0, 2, 3] = INF
-    got = oracle.attention(Q, K, V, False, SCALE, None, Variant(bias=bias))
+    got = formulas.attention(Q, K, V, False, SCALE, None, Variant(bias=bias))
     assert (
         got.out[0, 0, 0].tolist() == [0, 0]
         and got.lse[0, 0, 0] == -INF
@@ -168,13 +168,13 @@ def test_biases_that_are_infinite() -> None:
 def test_keys_that_weigh_nothing_do_not_widen_the_bound() -> None:
     bias = np.zeros((B, H, S_q, S_k))
     bias[..., 0], bias[..., 1] = -60000, -80
-    got = oracle.attention(Q, K, V, False, SCALE, None, Variant(bias=bias))
+    got = formulas.attention(Q, K, V, False, SCALE, None, Variant(bias=bias))
     assert (got.changes == 80).all()
 
 
 def test_a_row_that_sees_no_key_has_its_sink() -> None:
     variant = Variant(mask=np.zeros((B, H, S_q, S_k), bool), sinks=np.array([0.5, -INF, 3.0, -2.0]))
-    got = oracle.attention(Q, K, V, False, SCALE, None, variant)
+    got = formulas.attention(Q, K, V, False, SCALE, None, variant)
     assert (got.out == 0).all()
     assert got.lse[0, :, 0].tolist() == [0.5, -INF, 3.0, -2.0]
     assert got.changes[0, :, 0].tolist() == [0.5, 0, 3, 2]
@@ -185,7 +185,7 @@ def test_merged_states_are_the_formula() -> None:
     outs, lses = rng.standard_normal((3, 2, 2, 4, 5)), 3 * rng.standard_normal((3, 2, 2, 4))
     lses[1, 0, 0, 0] = lses[:, 1, 1, 3] = -INF
     outs[1, 0, 0, 0] = outs[:, 1, 1, 3] = NAN
-    got = oracle.merge_states(outs, lses)
+    got = formulas.merge_states(outs, lses)
     for b, h, r in np.ndindex(2, 2, 4):
         parts = [n for n in range(3) if lses[n, b, h, r] > -INF]
         if not parts:
@@ -213,17 +213,17 @@ def test_merged_states_are_the_formula() -> None:
 
 def test_merged_parts_of_the_keys_are_the_whole() -> None:
     parts = [(0, 2), (2, 2), (2, 5), (5, 6)]
-    some = [oracle.attention(Q, K[:, :, a:b], V[:, :, a:b], False, SCALE) for a, b in parts]
-    got = oracle.merge_states(np.stack([x.out for x in some]), np.stack([x.lse for x in some]))
-    want = oracle.attention(Q, K, V, False, SCALE)
+    some = [formulas.attention(Q, K[:, :, a:b], V[:, :, a:b], False, SCALE) for a, b in parts]
+    got = formulas.merge_states(np.stack([x.out for x in some]), np.stack([x.lse for x in some]))
+    want = formulas.attention(Q, K, V, False, SCALE)
     np.testing.assert_allclose(got.out, want.out, rtol=1e-13, atol=1e-15)
     np.testing.assert_allclose(got.lse, want.lse, rtol=1e-13)
 
 
 def test_no_parts_and_lost_ones() -> None:
-    got = oracle.merge_states(np.ones((0, 1, 1, 2, 3)), np.ones((0, 1, 1, 2)))
+    got = formulas.merge_states(np.ones((0, 1, 1, 2, 3)), np.ones((0, 1, 1, 2)))
     assert (got.out == 0).all() and (got.lse == -INF).all()
     lses = np.zeros((2, 1, 1, 2))
     lses[1, 0, 0] = NAN, INF
-    got = oracle.merge_states(np.ones((2, 1, 1, 2, 3)), lses)
+    got = formulas.merge_states(np.ones((2, 1, 1, 2, 3)), lses)
     assert np.isnan(got.out).all() and np.isnan(got.lse).all()

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from kernelseam.contract import Backend, Device, PlanParts
 from kernelseam.errors import DeviceError
-from kernelseam.parity import pipeline
-from kernelseam.parity.cases import Case, named
-from kernelseam.parity.pipeline import run_all
-from kernelseam.parity.run import Outcome, targets
-from kernelseam.parity.workers import Workers
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.matrix import named
+from kernelseam.parity.running import pipeline
+from kernelseam.parity.running.pipeline import run_all
+from kernelseam.parity.running.run import Outcome, targets
+from kernelseam.parity.running.workers import Workers
 from kernelseam.planning import forget
 from kernelseam.plugins import plugins
 from kernelseam.reference.gemm import NumpyGemm
@@ -203,9 +204,9 @@ HANGS = """
     import threading
     from dataclasses import dataclass, replace
     from kernelseam.errors import DeviceError
-    from kernelseam.parity.cases import named
-    from kernelseam.parity.pipeline import run_all
-    from kernelseam.parity.run import targets
+    from kernelseam.parity.matrix import named
+    from kernelseam.parity.running.pipeline import run_all
+    from kernelseam.parity.running.run import targets
     from kernelseam.reference.gemm import NumpyGemm
 
     build = NumpyGemm.build

@@ -9,18 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernelseam.parity import check, projection_data
-from kernelseam.parity.attention_data import NOWHERE
-from kernelseam.parity.cases import matrix, named
-from kernelseam.parity.data import layout, outputs, values
-from kernelseam.parity.oracle_projection import (
+from kernelseam.oracle import check
+from kernelseam.oracle.projections import (
     output_projection,
     output_projection_bwd,
     qkv_projection,
     qkv_projection_bwd,
 )
-from kernelseam.parity.projection_case import ProjectionCase
-from kernelseam.parity.stages import verdict
+from kernelseam.parity.cases.projection_case import ProjectionCase
+from kernelseam.parity.data import projection as projection_data
+from kernelseam.parity.data.attention import NOWHERE
+from kernelseam.parity.matrix import matrix, named
+from kernelseam.parity.operations.operands import layout, outputs, values
+from kernelseam.parity.running.stages import verdict
 
 Array = np.ndarray[Any, Any]
 Values = dict[str, Array]

@@ -9,13 +9,14 @@ from html.parser import HTMLParser
 
 import pytest
 from kernelseam.contract import Device
-from kernelseam.parity import report
-from kernelseam.parity.cases import Case, named
-from kernelseam.parity.check import Verdict
-from kernelseam.parity.html import html, state
-from kernelseam.parity.markdown import markdown
-from kernelseam.parity.report import Report
-from kernelseam.parity.run import Outcome, Target
+from kernelseam.oracle.check import Verdict
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.matrix import named
+from kernelseam.parity.report import summary
+from kernelseam.parity.report.html import html, state
+from kernelseam.parity.report.markdown import markdown
+from kernelseam.parity.report.summary import Report
+from kernelseam.parity.running.run import Outcome, Target
 from kernelseam.plugins import plugins
 
 GOOD = Target(Device("one", 0, "a1", "One <1>", evidence="measured"), "plain", "gemm", own=False)
@@ -80,7 +81,7 @@ GREEN = Report([o for o in OUTCOMES if o.backend == "one"], (GOOD, ALONE))
 
 
 def test_rows_count_what_happened() -> None:
-    good, bad, alone = report.rows(OUTCOMES)
+    good, bad, alone = summary.rows(OUTCOMES)
     assert (good.implementation, good.cases, good.passed, good.refused, good.failed) == (
         "plain",
         3,
@@ -91,7 +92,7 @@ def test_rows_count_what_happened() -> None:
     assert (good.worst, good.worst_case, good.seconds) == (0.8, "gemm-f16-nt-gaps", 1.5)
     assert (bad.backend, bad.cases, bad.passed, bad.refused, bad.failed) == ("two", 3, 0, 1, 2)
     assert (bad.worst, bad.worst_case) == (3.2, "gemm-f16-nn")
-    lines = report.table([good, bad, alone]).splitlines()
+    lines = summary.table([good, bad, alone]).splitlines()
     assert lines[0].split()[:3] == ["operation", "backend", "implementation"]
     assert lines[2].split() == [
         "gemm",
@@ -106,7 +107,7 @@ def test_rows_count_what_happened() -> None:
         "1.5",
     ]
     assert FULL.count() == {"passed": 4, "refused": 1, "failed": 2}
-    assert report.rows([]) == []
+    assert summary.rows([]) == []
 
 
 def test_a_report_passes_where_something_ran_and_nothing_failed() -> None:
@@ -140,26 +141,26 @@ def test_groups_are_headings_of_the_cases() -> None:
     ],
 )
 def test_a_ratio_never_looks_like_what_it_is_not(value: float, text: str) -> None:
-    assert report.ratio(value) == text
+    assert summary.ratio(value) == text
 
 
 def test_one_line_of_a_traceback_is_what_was_raised() -> None:
-    assert report.last_line(TRACEBACK) == "DeviceError: said 719"
-    assert report.last_line("one\ntwo") == "one" and report.last_line("") == ""
+    assert summary.last_line(TRACEBACK) == "DeviceError: said 719"
+    assert summary.last_line("one\ntwo") == "one" and summary.last_line("") == ""
 
 
 def test_what_is_not_covered_is_said() -> None:
     cases = [named(n) for n in ("gemm-f16-nn", "attention-f16-64", "attention-f16-64-ramp")]
-    assert report.not_covered(cases, [GOOD, BAD, ALONE]) == [
+    assert summary.not_covered(cases, [GOOD, BAD, ALONE]) == [
         "two has no implementation of attention: its 2 case(s) were not run."
     ]
-    assert report.not_covered(cases[:1], [GOOD, BAD]) == []
+    assert summary.not_covered(cases[:1], [GOOD, BAD]) == []
 
 
 def test_facts_name_versions_devices_and_no_date() -> None:
     known = plugins()
     device = known.backend("numpy").runtime.devices()[0]
-    found = dict(report.facts(known, [Target(device, "numpy", "gemm", own=True)]))
+    found = dict(summary.facts(known, [Target(device, "numpy", "gemm", own=True)]))
     assert re.fullmatch(r"\d+\.\d+\.\d+, contract \d+", found["kernelseam"])
     assert found["device numpy:0"] == f"cpu, {device.name}, host"
     assert "plugin reference" in found and "NumPy" in found["Python"]

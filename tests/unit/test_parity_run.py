@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernelseam import planning
+from calibration import samples as calibration
 from kernelseam.contract import (
     ArrayInfo,
     Backend,
@@ -23,12 +23,12 @@ from kernelseam.contract import (
 from kernelseam.descriptors import GemmProblem
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError
-from kernelseam.parity import calibrate, tolerances
-from kernelseam.parity.cases import matrix, named
-from kernelseam.parity.data import layout, values
-from kernelseam.parity.description import describe
-from kernelseam.parity.run import Target, run_case, targets
+from kernelseam.oracle import tolerances
+from kernelseam.parity.matrix import matrix, named
+from kernelseam.parity.operations.operands import describe, layout, values
+from kernelseam.parity.running.run import Target, run_case, targets
 from kernelseam.planning import forget
+from kernelseam.planning.planner import Plans
 from kernelseam.plugins import plugins
 from kernelseam.reference.gemm import NumpyGemm
 from kernelseam.reference.runtime import HostRuntime
@@ -271,7 +271,11 @@ def test_memory_and_lists_on_another_device(name: str) -> None:
         assert not target.own
         outcome = run_case(named(name), target)
         assert outcome.status == "passed", outcome.detail
-        views = {p.spec.view for p, device, _ in planning._plans if device == target.device}
+        views = {
+            p.spec.view
+            for p, device, _ in plugins().remembered(Plans).kept
+            if device == target.device
+        }
         # only a host can see that a list is even
         assert views == {"pointers" if "pointers" in name else "strided"}
     finally:
@@ -366,8 +370,8 @@ def test_data_are_the_same_every_time() -> None:
 
 def test_constants_have_room() -> None:
     rng = np.random.default_rng(5)
-    attention = [s for _ in range(40) for s in calibrate.attention_samples(rng)]
-    gemm = [s for _ in range(40) for s in calibrate.gemm_samples(rng)]
+    attention = [s for _ in range(40) for s in calibration.attention_samples(rng)]
+    gemm = [s for _ in range(40) for s in calibration.gemm_samples(rng)]
     assert len(gemm) == 80 and 40 < len(attention) < 80, (
         "two implementations each, but one in float64 attention"
     )

@@ -8,10 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kernelseam.parity import attention_data, calibrate, data, oracle, tolerances
-from kernelseam.parity.cases import AttentionCase, named
-from kernelseam.parity.oracle import Variant
-from kernelseam.parity.stages import verdict
+from calibration import samples as calibration
+from kernelseam.oracle import formulas, tolerances
+from kernelseam.oracle.formulas import Variant
+from kernelseam.parity.cases.attention_case import AttentionCase
+from kernelseam.parity.data import attention as attention_data
+from kernelseam.parity.matrix import named
+from kernelseam.parity.operations import operands
+from kernelseam.parity.running.stages import verdict
 
 Change = Callable[[Variant], Variant]
 
@@ -77,8 +81,8 @@ WRONG: dict[str, tuple[str, Change]] = {
 
 
 def _results(made: AttentionCase, variant: Variant) -> dict[str, np.ndarray]:
-    x = data.values(made)
-    found = oracle.attention(x["q"], x["k"], x["v"], made.causal, made.scale_used, None, variant)
+    x = operands.values(made)
+    found = formulas.attention(x["q"], x["k"], x["v"], made.causal, made.scale_used, None, variant)
     return {"out": found.out.astype(made.out_dtype.numpy), "lse": found.lse.astype(np.float32)}
 
 
@@ -87,7 +91,7 @@ def test_a_wrong_variant_is_caught(fault: str) -> None:
     name, change = WRONG[fault]
     made = named(f"attention-{name}")
     assert isinstance(made, AttentionCase)
-    right = attention_data.variant(made, data.values(made))
+    right = attention_data.variant(made, operands.values(made))
     assert verdict(made, _results(made, right)).passed
     wrong = verdict(made, _results(made, change(right)))
     assert not wrong.passed and wrong.worst > 4, wrong.message
@@ -98,20 +102,20 @@ def test_a_wrong_variant_is_caught(fault: str) -> None:
 
 def test_merged_states_that_are_weighed_wrongly_are_caught() -> None:
     made = named("merge-states-f32-f16")
-    x = data.values(made)
+    x = operands.values(made)
     outs, lses = x["outs"], x["lses"]
-    right = oracle.merge_states(outs, lses)
+    right = formulas.merge_states(outs, lses)
     assert verdict(
         made, {"out": right.out.astype(np.float16), "lse": right.lse.astype(np.float32)}
     ).passed
     for o, s in ((outs, lses * np.float32(np.log2(np.e))), (outs[:-1], lses[:-1])):
-        found = verdict(made, {"out": oracle.merge_states(o, s).out.astype(np.float16)})
+        found = verdict(made, {"out": formulas.merge_states(o, s).out.astype(np.float16)})
         assert not found.passed and found.worst > 4
 
 
 def test_constants_have_room_for_changed_scores() -> None:
     rng = np.random.default_rng(11)
-    samples = [s for _ in range(30) for s in calibrate.variant_samples(rng)]
+    samples = [s for _ in range(30) for s in calibration.variant_samples(rng)]
     assert len(samples) == 60 and {s.kind.split()[1] for s in samples} == {"reference", "tile"}
     assert max(s.ratio for s in samples) < 1
     assert 0.1 < max(s.needed for s in samples) < tolerances.ATTENTION_CONSTANT / 2

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 from interruption import interrupted
-from kernelseam.parity import workers
-from kernelseam.parity.workers import Lost, Workers
+from kernelseam.parity.running import workers
+from kernelseam.parity.running.workers import Lost, Workers
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_closing_ends_what_hangs() -> None:
 def test_workers_end_with_a_killed_parent() -> None:
     """Else they would hold its output open for ever."""
     script = (
-        "import os, signal; from kernelseam.parity.workers import Workers\n"
+        "import os, signal; from kernelseam.parity.running.workers import Workers\n"
         "team = Workers(1, 60); print(team.start(os.getpid).result(), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -14,6 +14,8 @@ import pytest
 from kernelseam import BatchedGemmPointers, BatchedGemmStrided, plan, planning, trace, use_backend
 from kernelseam.contract import LaunchRecord
 from kernelseam.errors import UnknownName
+from kernelseam.planning import planner
+from kernelseam.plugins import plugins
 from kernelseam_thirdvendor import AcmeArray, AcmeGemm
 
 Refused = Callable[[str, Callable[[], object]], None]
@@ -327,10 +329,10 @@ def test_plans_are_remembered(builds: list[Any]) -> None:
 def test_only_so_many_plans_are_remembered(
     builds: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "_KEPT", 3)
+    monkeypatch.setattr(planner, "KEPT", 3)
     for m in range(1, 6):
         plan(gemm(M=m), device="acme")
-    assert len(planning._plans) == len(planning._choices) == 3
+    assert len(plugins().remembered(planner.Plans).kept) == 3
     plan(gemm(M=5), device="acme")
     assert len(builds) == 5
     plan(gemm(M=1), device="acme")

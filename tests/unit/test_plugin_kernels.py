@@ -17,7 +17,8 @@ from kernelseam.contract import Backend, LaunchConfig
 from kernelseam.descriptors import BatchedGemmStrided
 from kernelseam.errors import PluginError, Unsupported
 from kernelseam.kernels import build_binary, covering
-from kernelseam.plugins import Registry, plugins
+from kernelseam.plugins import plugins
+from kernelseam.registry import Registry
 
 Discovered = Callable[..., Any]
 
@@ -122,9 +123,9 @@ def test_what_it_refuses_has_its_reason(backend: Backend) -> None:
 def test_a_launch_that_the_arch_has_not_is_refused_where_it_is_planned(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], reason: str
 ) -> None:
-    (half,) = backend.kernels
+    (kernel,) = backend.kernels
     made = dataclasses.replace(LaunchConfig((2, 1, 1), (1, 1, 1)), **config)
-    monkeypatch.setattr(type(half), "config", lambda self, *_: made)
+    monkeypatch.setattr(type(kernel), "config", lambda self, *_: made)
     a, b, c, _ = product(backend)
     descriptor = described(a, b, c)
     with pytest.raises(Unsupported) as caught:
@@ -139,10 +140,10 @@ def test_a_launch_that_the_arch_has_not_is_refused_where_it_is_planned(
 def test_a_tensor_map_that_the_hardware_cannot_take_is_a_refusal(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (half,) = backend.kernels
-    plain = type(half).tensor_maps
+    (kernel,) = backend.kernels
+    plain = type(kernel).tensor_maps
     monkeypatch.setattr(
-        type(half),
+        type(kernel),
         "tensor_maps",
         lambda self, *a: {
             n: dataclasses.replace(
@@ -184,14 +185,14 @@ def test_compile_shows_it(backend: Backend, capsys: pytest.CaptureFixture[str]) 
 
 def test_the_covering_choice_has_it(backend: Backend) -> None:
     assert backend.toolchain is not None
-    own = [c for c in covering(backend.kernels) if c.half.entry == "rows"]
+    own = [c for c in covering(backend.kernels) if c.kernel.entry == "rows"]
     assert [*covering(), *own] == [*covering(backend.kernels)]
     (covered,) = own
     row = backend.toolchain.arch_row("acme1")
     assert [t.rows for t in covered.tiles(row)] == [4, 1]
     assert covered.tiles(dataclasses.replace(row, arch="acme2")) == ()
     for tile in covered.tiles(row):
-        binary, facts = build_binary(backend.toolchain, covered.spec, "acme1", tile, covered.half)
+        binary, facts = build_binary(backend.toolchain, covered.spec, "acme1", tile, covered.kernel)
         assert b"KS_ROWS = %d" % tile.rows in binary.data and set(facts) == {"rows"}
 
 

@@ -19,8 +19,8 @@ import strange_plugins
 from kernelseam import BatchedGemmStrided, plan, planning, plugins
 from kernelseam.containment import Escaped
 from kernelseam.errors import BrokenImplementation, InvalidValue, PluginError
-from kernelseam.parity import report
-from kernelseam.parity.run import targets
+from kernelseam.parity.report import summary
+from kernelseam.parity.running.run import targets
 from kernelseam.plugins import Failure, Plugins, discover
 
 RAISED = {
@@ -527,7 +527,7 @@ def test_a_toolchain_that_exits(
     wanted = targets(found, "strange")
     assert {t.device.backend for t in wanted} == {"strange"} and not any(t.flushed for t in wanted)
     assert (
-        dict(report.facts(found, wanted))["compiler of strange"]
+        dict(summary.facts(found, wanted))["compiler of strange"]
         == "none: its compiler() raised SystemExit: 0"
     )
 

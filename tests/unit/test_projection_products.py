@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kernelseam import OutputProjection, OutputProjectionBwd, QkvProjection, QkvProjectionBwd
 from kernelseam.contract import ArchRow, Device, DeviceLimits
-from kernelseam.descriptors.gemm_problem import GemmProblem, HeadsSpec, Segment
+from kernelseam.descriptors.gemm.problem import GemmProblem, HeadsSpec, Segment
 from kernelseam.dtypes import DType
 from kernelseam.kernels import GemmTile, shared_implementations
 from kernelseam.kernels.projection import products
@@ -285,11 +285,16 @@ def test_every_toolchain_gets_them() -> None:
 def test_refusals_name_the_product() -> None:
     qkv, output, qkv_bwd, output_bwd = PROJECTIONS
     bare = replace(ROW, tiles={"gemm": (replace(TILE, dtypes=frozenset({F32})),)})
-    for way, problem, name in zip(
+    for composition, problem, name in zip(
         PROJECTIONS, problems(), ("q, k and v", "out", "d_input", "d_attn_out"), strict=True
     ):
-        assert way.operation == problem.operation and way.refuse(problem, ROW) is None
-        assert way.refuse(problem, bare) == f"{name}: no tile of fake1 takes float16 to float16"
+        assert (
+            composition.operation == problem.operation and composition.refuse(problem, ROW) is None
+        )
+        assert (
+            composition.refuse(problem, bare)
+            == f"{name}: no tile of fake1 takes float16 to float16"
+        )
     turned: dict[str, Any] = {"cos": 0, "sin": 0, "rotary_dim": 8, "max_position": 5}
     assert qkv.refuse(QkvProjection(**{**QKV, **turned, "head_dim": 9}).problem(), ROW) == (
         "head_dim = 9 is odd: elements that are turned together lie in one pair of columns"
@@ -302,12 +307,12 @@ def test_refusals_name_the_product() -> None:
     assert output.refuse(OutputProjection(**double, dtype_out="float32").problem(), ROW) == (
         "out: sums of float64 are stored as float64 alone, not as float32"
     )
-    for way, made in (
+    for composition, made in (
         (qkv_bwd, QkvProjectionBwd(**{**QKV, "dtype": "float64"}, d_bias=0, dtype_bias="float32")),
         (output_bwd, OutputProjectionBwd(**double, d_bias=0, dtype_bias="float32")),
     ):
         assert (
-            way.refuse(made.problem(), ROW)
+            composition.refuse(made.problem(), ROW)
             == "d_bias: sums of float64 are stored as float64 alone, not as float32"
         )
 
@@ -316,5 +321,5 @@ def test_narrow_rows_are_predicted_to_be_slower() -> None:
     output, rates = PROJECTIONS[1], []
     for problem in (problems()[1], OutputProjection(**OUT, stride_out_row=25).problem()):
         (launch,) = output.launches(problem, output.tile(problem, ROW, DEVICE), DEVICE).steps
-        rates.append(launch.half.work(launch.problem, launch.tile, DEVICE).rate)
+        rates.append(launch.kernel.work(launch.problem, launch.tile, DEVICE).rate)
     assert rates[1] == pytest.approx(0.45 * rates[0])

@@ -11,12 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 from kernelseam.errors import DeviceError
-from kernelseam.parity import attention_data, data, run
-from kernelseam.parity.cases import SHORT, AttentionCase, BackwardCase, Case, GemmCase
-from kernelseam.parity.memory import POISON, Layout, Place
-from kernelseam.parity.projection_case import ProjectionCase
-from kernelseam.parity.run import Target, run_case
-from kernelseam.parity.stages import Computed, made
+from kernelseam.parity.cases.attention_bwd_case import BackwardCase
+from kernelseam.parity.cases.attention_case import AttentionCase
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.cases.common import SHORT
+from kernelseam.parity.cases.gemm_case import GemmCase
+from kernelseam.parity.cases.projection_case import ProjectionCase
+from kernelseam.parity.data import attention as attention_data
+from kernelseam.parity.data.memory import POISON, Layout, Place
+from kernelseam.parity.operations import operands
+from kernelseam.parity.running import run
+from kernelseam.parity.running.run import Target, run_case
+from kernelseam.parity.running.stages import Computed, made
 from kernelseam.plugins import plugins
 from kernelseam.reference.runtime import HostRuntime
 
@@ -144,7 +150,7 @@ def test_what_is_no_operand_of_a_product_is_nan(drawing: Any) -> None:
     between = 0
     for case in _drawn(drawing, "products", 1, 120):
         before = made(case)
-        inputs = set(data.values(case))
+        inputs = set(operands.values(case))
         blank = {
             n: np.full(p.shape, np.frombuffer(b"\xff" * p.dtype.itemsize, p.dtype.numpy))
             for n, p in before.layout.places.items()

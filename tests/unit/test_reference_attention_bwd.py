@@ -15,7 +15,7 @@ from attention_formula import Array, close, formula, gradients
 from attention_mixture import KINDS, UNTOUCHED, Mixture
 from kernelseam import Attention, AttentionBwd, plan, planning
 from kernelseam.descriptors import AttentionProblem, AttentionSpec
-from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem, AttentionBwdSpec
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.dtypes import DType
 from kernelseam.plugins import plugins
 from kernelseam.reference import attention_bwd as reference

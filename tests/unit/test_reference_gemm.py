@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from kernelseam import BatchedGemmPointers, BatchedGemmStrided, planning
 from kernelseam.contract import PlanParts
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.reference import gemm as reference
 from kernelseam.reference.gemm import NumpyGemm

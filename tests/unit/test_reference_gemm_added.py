@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelseam import BatchedGemmPointers, BatchedGemmStrided, plan, planning
 from kernelseam.contract import Device
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec, HeadsSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsSpec
 from kernelseam.dtypes import DType
 from kernelseam.reference import gemm as reference
 from kernelseam.reference.gemm import NumpyGemm

@@ -8,11 +8,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from kernelseam import builtin as plugin
 from kernelseam import plugins as discovery
 from kernelseam._version import __version__
 from kernelseam.contract import CONTRACT_VERSION, Backend, Runtime
 from kernelseam.dtypes import FLOATING, DType
-from kernelseam.reference import plugin
 from kernelseam.reference.runtime import HostRuntime
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped
 

@@ -25,7 +25,7 @@ from column_blas import (
 )
 from kernelseam.blas import Handles
 from kernelseam.contract import EMULATED, Device
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import FLOATING, DType
 from kernelseam.errors import DeviceError, NoDevice, OutOfDeviceMemory
 

@@ -194,7 +194,7 @@ def test_instructions_are_told_apart(
     instruction: str, kinds: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def one(code: object, kernel: str, handle: Any) -> bool:
-        handle(instruction)
+        handle(0, instruction)
         return True
 
     monkeypatch.setattr(disassembly, "instructions", one)

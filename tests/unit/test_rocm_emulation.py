@@ -97,7 +97,8 @@ def test_emulated_devices_are_used_where_they_are_named(tmp_path: Path) -> None:
     clang.touch(mode=0o755)
     code = (
         "import json; from kernelseam.dispatch import find_device, use_backend\n"
-        "from kernelseam.parity.run import targets; from kernelseam.plugins import plugins\n"
+        "from kernelseam.parity.running.run import targets\n"
+        "from kernelseam.plugins import plugins\n"
         "found = [str(d) for d in plugins().backend('rocm').runtime.devices() if d.evidence == "
         "'emulated']\n"
         "default, named = str(find_device()), [str(find_device(n)) for n in ('rocm', "
@@ -322,8 +323,8 @@ def emulated(arch: str) -> Device:
     ],
 )
 def test_parity(name: str, arch: str) -> None:
-    from kernelseam.parity.cases import named
-    from kernelseam.parity.run import run_case, targets
+    from kernelseam.parity.matrix import named
+    from kernelseam.parity.running.run import run_case, targets
     from kernelseam.trace import trace
 
     device, case = emulated(arch), named(name)
@@ -370,7 +371,8 @@ def test_the_cases_of_the_page_exist(page: Any) -> None:
 
 def test_what_the_page_covers_of_attention(page: Any) -> None:
     """Every view, every option, every dtype and both roles of few queries, forward and backward."""
-    from kernelseam.parity.cases import AttentionCase, BackwardCase
+    from kernelseam.parity.cases.attention_bwd_case import BackwardCase
+    from kernelseam.parity.cases.attention_case import AttentionCase
 
     cases = [
         page.cases()[name]
@@ -411,8 +413,8 @@ def test_what_the_page_covers_of_attention(page: Any) -> None:
 
 def test_what_the_page_covers_of_products(page: Any) -> None:
     """What a GEMM adds and sums, and both projections both ways."""
-    from kernelseam.parity.cases import GemmCase
-    from kernelseam.parity.projection_case import ProjectionCase
+    from kernelseam.parity.cases.gemm_case import GemmCase
+    from kernelseam.parity.cases.projection_case import ProjectionCase
 
     cases = [page.cases()[name] for group in page.GROUPS for name in group.cases]
     gemms = [c for c in cases if isinstance(c, GemmCase)]
@@ -448,9 +450,8 @@ def test_what_the_page_covers_of_products(page: Any) -> None:
 
 @pytest.mark.parametrize("device", devices(0, 2**30), ids=str)
 def test_the_page_covers_blocks_of_several_tiles(page: Any, device: Device) -> None:
-    from kernelseam.kernels import WAYS
-    from kernelseam.parity.data import layout
-    from kernelseam.parity.description import describe
+    from kernelseam.kernels import COMPOSITIONS
+    from kernelseam.parity.operations.operands import describe, layout
 
     host, row = page.plugins().backend("numpy").runtime, archs.row(device.arch)
     found = set()
@@ -462,8 +463,10 @@ def test_the_page_covers_blocks_of_several_tiles(page: Any, device: Device) -> N
                 for n, p in lay.places.items()
             }
             made, _ = describe(case, lay, at, host, host.devices()[0]).simplified()
-            problem, way = made.problem(), WAYS[case.operation]
-            for launch in way.launches(problem, way.tile(problem, row, device), device).steps:
+            problem, composition = made.problem(), COMPOSITIONS[case.operation]
+            for launch in composition.launches(
+                problem, composition.tile(problem, row, device), device
+            ).steps:
                 spec = launch.problem.spec
                 if launch.tile.teams > 1:
                     found.add(

@@ -23,6 +23,7 @@ import fake_emulator as fake  # noqa: E402
 from interruption import interrupted  # noqa: E402
 from kernelseam_rocm_emulator import worker  # noqa: E402
 from kernelseam_rocm_emulator.checkout import Checkout  # noqa: E402
+from kernelseam_rocm_emulator.counting import recording  # noqa: E402
 from kernelseam_rocm_emulator.devices import EmulatedArray, devices  # noqa: E402
 from kernelseam_rocm_emulator.loader import Launch  # noqa: E402
 from kernelseam_rocm_emulator.memory import PAGE, Arena  # noqa: E402
@@ -95,6 +96,25 @@ def test_a_process_serves_many_launches(start: Callable[..., Emulator]) -> None:
     y = zeros(emulator)  # memory that is new since the process began
     run(emulator, (fake.STORE, 2), x=y)
     assert emulator._pid == first and integers(x)[0] == 1 and integers(y)[0] == 2
+
+
+def test_a_launch_is_counted_where_it_is_recorded(
+    start: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Executions of two instructions by six waves; the next launch is not recorded."""
+    monkeypatch.setattr(recording, "listings", lambda elf, arch: {"k": ()})
+    emulator = start()
+    emulator.recording = kept = recording.Recording()
+    x = zeros(emulator, 8)
+    run(emulator, (fake.STORE, 7), x=x, grid=3, threads=64)
+    (counted,) = kept.launches
+    assert [tally.count for tally in counted.tallies.values()] == [6, 6]
+    assert (counted.arch, counted.kernel, counted.launch.grid) == ("gfx1100", "k", (3, 1, 1))
+    entry = counted.code.code["k"][0]
+    assert min(counted.tallies) == entry and counted.iteration() is None
+    emulator.recording = None
+    run(emulator, (fake.STORE, 7), x=x, grid=3, threads=64)
+    assert len(kept.launches) == 1
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from kernelseam.contract import CONTRACT_VERSION, Device, Runtime, SourceBundle
-from kernelseam.descriptors.gemm_problem import GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import FLOATING, DType
 from kernelseam.errors import DeviceError, NoDevice, UnknownName
-from kernelseam.kernels import HALVES, tiles_of
+from kernelseam.kernels import KERNELS, tiles_of
 from kernelseam.kernels.kernel import bundle
 
 pytest.importorskip("kernelseam_rocm", reason="kernelseam-rocm is not installed")
@@ -61,7 +61,7 @@ def python(code: str, **environment: str) -> str:
 
 def test_hooks_import_nothing_of_the_vendors() -> None:
     code = (
-        "import sys; from kernelseam_rocm import plugin; from kernelseam.plugins import Registry; "
+        "import sys; from kernelseam_rocm import plugin; from kernelseam.registry import Registry; "
         "plugin.kernelseam_info(); registry = Registry(); plugin.kernelseam_register(registry); "
         "print(sorted(registry.backends), [m for m in sys.modules if m.split('.')[0] in ('hip', "
         "'rocm', 'torch', 'cupy', 'elftools')])"  # noqa: E501
@@ -246,7 +246,7 @@ def test_rows_of_the_table(arch: str) -> None:
     assert chain is not None
     header = dict(row.defines)["KS_MATRIX_HEADER"].strip('"')
     spec = GemmSpec(DType.float16, DType.float16, DType.float32)
-    files = dict(bundle(HALVES["gemm"], spec, tiles_of(chain, spec, arch)[0], chain, arch).files)
+    files = dict(bundle(KERNELS["gemm"], spec, tiles_of(chain, spec, arch)[0], chain, arch).files)
     shared = {"gemm/gemm.h", "gemm/heads.h", "tile/base.h", "tile/simt.h", "tile/tile.h"}
     assert set(files) - shared == {"platform.h", "copy.h", "engine.h", header}
     assert all("#include <" not in text for text in chain.platform_files(arch).values())

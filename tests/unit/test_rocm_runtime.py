@@ -204,7 +204,7 @@ def test_host_memory_is_staged_in_pinned_memory_piece_by_piece(prefix: Path) -> 
         prefix,
         """
         from kernelseam_rocm import runtime as module
-        from kernelseam.descriptors.address_lists import stage
+        from kernelseam.descriptors.common.address_lists import stage
         module._STAGED = 64
         long, short = np.arange(37.0), np.array([2**63 + 16, 32, 48], np.uint64)
         first, (second, pointer) = runtime.from_host(long, devices[0]), stage(short, runtime, devices[1])

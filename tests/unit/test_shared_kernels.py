@@ -1,5 +1,5 @@
-"""Host halves of the shared kernels, on a toolchain that compiles nothing: tiles, grids, arguments,
-launches."""
+"""Kernel definitions of the shared kernels, on a toolchain that compiles nothing: tiles, grids,
+arguments, launches."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ from kernelseam.contract import (
     LaunchConfig,
     SourceBundle,
 )
-from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, InvalidValue, Unsupported
 from kernelseam.kernels import (
-    HALVES,
+    KERNELS,
     AttentionTile,
     GemmTile,
     build_binary,
     covering_specs,
     shared_implementations,
 )
-from kernelseam.kernels.kernel import bundle, shared_sources
+from kernelseam.kernels.kernel import bundle
 from kernelseam.kernels.signature import Signature
+from kernelseam.kernels.sources import shared_sources
 from kernelseam.plugins import plugins
 
-HALF = frozenset({DType.float16, DType.bfloat16})
+HALF_PRECISION = frozenset({DType.float16, DType.bfloat16})
 GEMM_TILES = (
-    GemmTile(HALF, 128, 128, 64, 2, 4, 2),
-    GemmTile(HALF, 32, 32, 32, 1, 2, 2, min_blocks=3),
+    GemmTile(HALF_PRECISION, 128, 128, 64, 2, 4, 2),
+    GemmTile(HALF_PRECISION, 32, 32, 32, 1, 2, 2, min_blocks=3),
 )
 ATTENTION_TILES = (
-    AttentionTile(HALF, 64, 4, 32, 64, 2),
-    AttentionTile(HALF, 64, 4, 16, 64, 2),
-    AttentionTile(HALF, 128, 4, 16, 64, 2),
+    AttentionTile(HALF_PRECISION, 64, 4, 32, 64, 2),
+    AttentionTile(HALF_PRECISION, 64, 4, 16, 64, 2),
+    AttentionTile(HALF_PRECISION, 128, 4, 16, 64, 2),
 )
 
 
@@ -63,7 +64,7 @@ class FakeToolchain:
 
     def arch_row(self, arch: str) -> ArchRow:
         tiles = {"gemm": GEMM_TILES, "attention": ATTENTION_TILES}
-        return ArchRow(arch, 32, 96 * 1024, 255, "fake.h", (("FAKE", "1"),), HALF, tiles)
+        return ArchRow(arch, 32, 96 * 1024, 255, "fake.h", (("FAKE", "1"),), HALF_PRECISION, tiles)
 
     def platform_files(self, arch: str) -> Mapping[str, str]:
         return {"fake.h": '#include "tile/base.h"\n', "unused.h": "// of another arch"}
@@ -77,10 +78,10 @@ class FakeToolchain:
 
     def inspect(self, binary: bytes, arch: str) -> Mapping[str, KernelFacts]:
         name = binary.decode().splitlines()[0]
-        half = next(h for h in HALVES.values() if h.entry == name)
-        spec = next(s for s in covering_specs() if s.operation == half.operation)
+        kernel = next(h for h in KERNELS.values() if h.entry == name)
+        spec = next(s for s in covering_specs() if s.operation == kernel.operation)
         return {
-            name: KernelFacts(name, 1, 0, 0, 0, 0, self.parameters or half.signature(spec).layout)
+            name: KernelFacts(name, 1, 0, 0, 0, 0, self.parameters or kernel.signature(spec).layout)
         }
 
     def load(self, binary: bytes, kernel: str, device: Device) -> FakeKernel:
@@ -167,23 +168,23 @@ def test_nothing_to_write_is_no_launch() -> None:
 
 def test_the_tile_follows_the_matrix() -> None:
     row = FakeToolchain().arch_row("fake1")
-    half = HALVES["gemm"]
-    assert half.tile(gemm(1024, 1024, 64, 64), row, DEVICE).bm == 128
-    assert half.tile(gemm(32, 32, 32, 8192), row, DEVICE).bm == 32
-    assert half.tile(gemm(128, 128, 512), row, DEVICE).bm == 32, (
+    kernel = KERNELS["gemm"]
+    assert kernel.tile(gemm(1024, 1024, 64, 64), row, DEVICE).bm == 128
+    assert kernel.tile(gemm(32, 32, 32, 8192), row, DEVICE).bm == 32
+    assert kernel.tile(gemm(128, 128, 512), row, DEVICE).bm == 32, (
         "one matrix: small tiles fill more compute units"
     )
-    assert HALVES["attention"].tile(attention(4096), row, DEVICE).rows == 32
-    assert HALVES["attention"].tile(attention(40), row, DEVICE).rows == 16
+    assert KERNELS["attention"].tile(attention(4096), row, DEVICE).rows == 32
+    assert KERNELS["attention"].tile(attention(40), row, DEVICE).rows == 16
 
 
 def test_a_tile_that_does_not_fit_is_not_offered() -> None:
     row = FakeToolchain().arch_row("fake1")
     wide = replace(F16, dtype_c=DType.float32)
     assert [
-        t.bm for t in HALVES["gemm"].tiles(wide, replace(row, shared_bytes_per_block=128 * 1024))
+        t.bm for t in KERNELS["gemm"].tiles(wide, replace(row, shared_bytes_per_block=128 * 1024))
     ] == [128, 32]
-    assert [t.bm for t in HALVES["gemm"].tiles(wide, row)] == [32]
+    assert [t.bm for t in KERNELS["gemm"].tiles(wide, row)] == [32]
 
 
 def test_arguments_are_packed_where_the_signature_says() -> None:
@@ -229,8 +230,8 @@ def test_arguments_are_packed_where_the_signature_says() -> None:
 
 @pytest.mark.parametrize("dead", [{"alpha": 0.0}, {"K": 0}])
 def test_where_nothing_is_summed_neither_a_nor_b_is_read(dead: dict[str, float]) -> None:
-    half = HALVES["gemm"]
-    values = half.values(replace(gemm(8, 8, 8, beta=3.0), **dead), GEMM_TILES[1], DEVICE)  # type: ignore[arg-type]
+    kernel = KERNELS["gemm"]
+    values = kernel.values(replace(gemm(8, 8, 8, beta=3.0), **dead), GEMM_TILES[1], DEVICE)  # type: ignore[arg-type]
     assert (values["K"], values["alpha"], values["beta"]) == (0, 0.0, 3.0)
 
 
@@ -299,7 +300,7 @@ def test_an_arch_that_the_toolchain_lacks_is_refused() -> None:
 
 def test_a_bundle_holds_what_its_main_file_includes_and_nothing_else() -> None:
     toolchain = FakeToolchain()
-    made = bundle(HALVES["gemm"], F16, GEMM_TILES[0], toolchain, "fake1")
+    made = bundle(KERNELS["gemm"], F16, GEMM_TILES[0], toolchain, "fake1")
     assert [n for n, _ in made.files] == [
         "gemm/gemm.h",
         "gemm/heads.h",

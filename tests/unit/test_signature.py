@@ -166,7 +166,7 @@ def test_number_order_and_sizes_are_held_against_the_binary_all_the_same(
 
 
 def test_without_opaque_arguments_the_offsets_are_c_s() -> None:
-    with pytest.raises(DeviceError, match="its device source and its host half disagree"):
+    with pytest.raises(DeviceError, match="its device source and its kernel definition disagree"):
         Signature((("a", "i32"), ("b", "i32"))).placed(
             KernelFacts("k", 1, 0, 0, 0, 0, ((0, 4), (8, 4)))
         )

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from kernelseam.contract import Device
 from kernelseam.errors import DeviceError
-from kernelseam.parity import run
-from kernelseam.parity.cases import Case, named
-from kernelseam.parity.stages import Computed
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.matrix import named
+from kernelseam.parity.running import run
+from kernelseam.parity.running.stages import Computed
 from kernelseam.planning import Call
 from kernelseam.plugins import plugins
 from kernelseam.reference.runtime import HostRuntime

@@ -11,12 +11,13 @@ import pytest
 from kernelseam.compilation.build import binary_key
 from kernelseam.compilation.sources import headers_below, included
 from kernelseam.contract import SourceBundle
-from kernelseam.descriptors.gemm_problem import GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import PluginError
-from kernelseam.kernels import HALVES, covering
+from kernelseam.kernels import KERNELS, covering
 from kernelseam.kernels.gemm.host import GemmHost
-from kernelseam.kernels.kernel import bundle, shared_sources
+from kernelseam.kernels.kernel import bundle
+from kernelseam.kernels.sources import shared_sources
 
 SPEC = GemmSpec(DType.float16, DType.float16, DType.float32)
 
@@ -62,18 +63,18 @@ def key(made: SourceBundle) -> str:
     return binary_key(made, "sm_90a", "cuda", "nvrtc 1")
 
 
-@pytest.mark.parametrize("operation", sorted(HALVES))
+@pytest.mark.parametrize("operation", sorted(KERNELS))
 def test_a_change_below_sm90_leaves_the_key_of_a_shared_binary_as_it_was(
     cuda: Any, operation: str
 ) -> None:
-    half = HALVES[operation]
-    covered = next(c for c in covering() if c.half.entry == half.entry)
+    kernel = KERNELS[operation]
+    covered = next(c for c in covering() if c.kernel.entry == kernel.entry)
 
     def shared(files: Mapping[str, str]) -> str:
         toolchain = cuda(files)
         return key(
             bundle(
-                half,
+                kernel,
                 covered.spec,
                 covered.tiles(toolchain.arch_row("sm_90a"))[0],
                 toolchain,
@@ -89,9 +90,9 @@ def test_a_change_below_sm90_leaves_the_key_of_a_shared_binary_as_it_was(
 def test_a_change_below_sm90_changes_the_key_of_what_includes_it(cuda: Any) -> None:
     def one(files: Mapping[str, str]) -> SourceBundle:
         toolchain = cuda(files)
-        half = OneArch(files)
+        kernel = OneArch(files)
         return bundle(
-            half, SPEC, half.tiles(SPEC, toolchain.arch_row("sm_90a"))[0], toolchain, "sm_90a"
+            kernel, SPEC, kernel.tiles(SPEC, toolchain.arch_row("sm_90a"))[0], toolchain, "sm_90a"
         )
 
     first, second, same = (
@@ -106,29 +107,31 @@ def test_a_change_below_sm90_changes_the_key_of_what_includes_it(cuda: Any) -> N
 
 def test_a_missing_include_names_file_and_include(cuda: Any) -> None:
     files = {**own(), "sm90/words.h": '  #  include "sm90/lost.h"\n'}
-    toolchain, half = cuda(files), OneArch(files)
-    tile = half.tiles(SPEC, toolchain.arch_row("sm_90a"))[0]
+    toolchain, kernel = cuda(files), OneArch(files)
+    tile = kernel.tiles(SPEC, toolchain.arch_row("sm_90a"))[0]
     with pytest.raises(PluginError) as caught:
-        bundle(half, SPEC, tile, toolchain, "sm_90a")
+        bundle(kernel, SPEC, tile, toolchain, "sm_90a")
     assert str(caught.value) == (
         'sm90/words.h includes "sm90/lost.h", which is not among the device sources'
     )
-    half.source = "sm90/none.h"
+    kernel.source = "sm90/none.h"
     with pytest.raises(
         PluginError,
         match=r'^"sm90/none.h" is to be compiled, which is not among the device sources',
     ):
-        bundle(half, SPEC, tile, toolchain, "sm_90a")
+        bundle(kernel, SPEC, tile, toolchain, "sm_90a")
 
 
 def test_two_sources_of_one_name_are_refused(cuda: Any) -> None:
     files = {**own(), "tile/base.h": "// another"}
-    half, toolchain = OneArch(files), cuda({})
+    kernel, toolchain = OneArch(files), cuda({})
     with pytest.raises(
         PluginError,
         match=r"^gemm_sm90 brings a device source tile/base.h, of which there is another",
     ):
-        bundle(half, SPEC, half.tiles(SPEC, toolchain.arch_row("sm_90a"))[0], toolchain, "sm_90a")
+        bundle(
+            kernel, SPEC, kernel.tiles(SPEC, toolchain.arch_row("sm_90a"))[0], toolchain, "sm_90a"
+        )
 
 
 def test_constants_in_place_of_names_are_followed() -> None:

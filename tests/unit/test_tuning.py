@@ -21,10 +21,10 @@ from kernelseam.compilation import CacheWarning, entry
 from kernelseam.contract import EMULATED, Cost, Device, LaunchRecord, PlanParts, Problem
 from kernelseam.dispatch import select
 from kernelseam.errors import BrokenImplementation, InvalidValue, UnknownName, Unsupported
-from kernelseam.plugins import Plugins
-from kernelseam.tuning import store
-from kernelseam.tuning.classes import about, batch_invariant, problem_class
-from kernelseam.tuning.measure import HOPELESS, NOT_KEPT, ROUNDS, Tuning, tune
+from kernelseam.plugins import Plugins, plugins
+from kernelseam.tuned import store
+from kernelseam.tuned.classes import about, batch_invariant, problem_class
+from kernelseam.tuning import HOPELESS, NOT_KEPT, ROUNDS, Tuning, tune
 from kernelseam.variants import Variant
 from kernelseam_thirdvendor import AcmeArray
 
@@ -67,18 +67,21 @@ class Scripted:
 
 @dataclass
 class _Step:
-    way: Scripted
+    implementation: Scripted
     variant: str
     record = LaunchRecord("nothing", (1, 1, 1), (1, 1, 1), 0, "acme1")
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
-        self.way.workspaces.add(workspace)
+        self.implementation.workspaces.add(workspace)
 
         def launch(stream: int) -> None:
             CLOCK.append(
-                (f"{self.way.name}:{self.variant}".rstrip(":"), self.way.times[self.variant])
+                (
+                    f"{self.implementation.name}:{self.variant}".rstrip(":"),
+                    self.implementation.times[self.variant],
+                )
             )
-            self.way.ran.append(self.variant)
+            self.implementation.ran.append(self.variant)
 
         return launch
 
@@ -92,11 +95,11 @@ def gemm(m: int = 8, n: int = 8, k: int = 8) -> BatchedGemmStrided:
 
 
 @pytest.fixture
-def ways(
+def implementations(
     acme: Any, discovered: Callable[..., Plugins], monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> Callable[..., Device]:
-    """``ways(way, …)``: these are all there is on acme:0, which is returned; times are what they
-    say."""
+    """``implementations(scripted, …)``: these are all there is on acme:0, which is returned; times
+    are what they say."""
 
     def use(*given: Scripted) -> Device:
         found = discovered("kernelseam_thirdvendor")
@@ -131,12 +134,14 @@ def tuned(device: Device, descriptor: Any = None) -> Tuning:
 # ---------------------------------------------------------------- measuring
 
 
-def test_every_way_is_timed_in_turns_and_the_fastest_kept(ways: Callable[..., Device]) -> None:
+def test_every_configuration_is_timed_in_turns_and_the_fastest_kept(
+    implementations: Callable[..., Device],
+) -> None:
     mine, library = tiles(), quick()
-    device = ways(mine, library)
+    device = implementations(mine, library)
     told: list[tuple[str, int, int]] = []
     found = tune(gemm(), device, progress=lambda *x: told.append(x))
-    assert [(w.name, w.seconds) for w in found.ways] == [
+    assert [(w.name, w.seconds) for w in found.configurations] == [
         ("tiles:small", 20 * US),
         ("library", 25 * US),
         ("tiles:big", 30 * US),
@@ -149,10 +154,13 @@ def test_every_way_is_timed_in_turns_and_the_fastest_kept(ways: Callable[..., De
         "",
     )
     assert found.path is not None and found.path.parent.name == "tuned"
-    assert 90 * US > HOPELESS * 20 * US and len(found.ways[3].samples) == 1, (
+    assert 90 * US > HOPELESS * 20 * US and len(found.configurations[3].samples) == 1, (
         "what is hopeless is not timed again"
     )
-    assert mine.ran.count("odd") == 4 and min(len(w.samples) for w in found.ways[:2]) >= ROUNDS
+    assert (
+        mine.ran.count("odd") == 4
+        and min(len(w.samples) for w in found.configurations[:2]) >= ROUNDS
+    )
     order = [x for x in mine.ran if x != "odd"][8:]  # after a warm-up and a first look at each
     changes = sum(x != y for x, y in zip(order, order[1:], strict=False))
     assert 30 * US <= HOPELESS * 20 * US and changes == 2 * ROUNDS - 1, (
@@ -168,8 +176,10 @@ def test_every_way_is_timed_in_turns_and_the_fastest_kept(ways: Callable[..., De
     assert [t[1:] for t in told] == [(i, 4 + ROUNDS) for i in range(4 + ROUNDS)]
 
 
-def test_dispatch_takes_what_was_measured_unless_one_is_named(ways: Callable[..., Device]) -> None:
-    device = ways(tiles(), quick())
+def test_dispatch_takes_what_was_measured_unless_one_is_named(
+    implementations: Callable[..., Device],
+) -> None:
+    device = implementations(tiles(), quick())
     before = plan(gemm(), device=device)
     assert (before.implementation, before.choice.variant, before.choice.by) == (
         "tiles",
@@ -193,17 +203,19 @@ def test_dispatch_takes_what_was_measured_unless_one_is_named(ways: Callable[...
     assert plan(gemm(), device=device).choice.by == "model" and store.clear() == 0
 
 
-def test_what_was_measured_goes_before_what_is_predicted(ways: Callable[..., Device]) -> None:
-    device = ways(tiles(), quick(us=5.0))
+def test_what_was_measured_goes_before_what_is_predicted(
+    implementations: Callable[..., Device],
+) -> None:
+    device = implementations(tiles(), quick(us=5.0))
     assert plan(gemm(), device=device).implementation == "tiles"
     assert tuned(device).chosen.name == "library"
     made = plan(gemm(), device=device)
     assert (made.implementation, made.choice.by) == ("library", "tuned")
-    assert made.parts.steps[0].way.name == "library"  # type: ignore[attr-defined]
+    assert made.parts.steps[0].implementation.name == "library"  # type: ignore[attr-defined]
 
 
-def test_a_variant_that_is_not_there(ways: Callable[..., Device]) -> None:
-    device = ways(tiles(), quick())
+def test_a_variant_that_is_not_there(implementations: Callable[..., Device]) -> None:
+    device = implementations(tiles(), quick())
     for wanted, known in (
         ("tiles:huge", "tiles:big, tiles:small, tiles:odd"),
         ("library:fast", "library"),
@@ -216,25 +228,27 @@ def test_a_variant_that_is_not_there(ways: Callable[..., Device]) -> None:
         )
 
 
-def test_what_is_as_good_leaves_the_models_choice(ways: Callable[..., Device]) -> None:
-    device = ways(
+def test_what_is_as_good_leaves_the_models_choice(implementations: Callable[..., Device]) -> None:
+    device = implementations(
         Scripted("first", 1e-3, {"": 10.05 * US}), Scripted("second", 2e-3, {"": 10 * US})
     )
     assert tuned(device).chosen.name == "first"
-    device = ways(Scripted("first", 1e-3, {"": 10.2 * US}), Scripted("second", 2e-3, {"": 10 * US}))
+    device = implementations(
+        Scripted("first", 1e-3, {"": 10.2 * US}), Scripted("second", 2e-3, {"": 10 * US})
+    )
     assert tuned(device).chosen.name == "second"
 
 
-def test_one_workspace_serves_all_in_turn(ways: Callable[..., Device]) -> None:
+def test_one_workspace_serves_all_in_turn(implementations: Callable[..., Device]) -> None:
     given = tiles(workspace=1000), quick(workspace=4000), Scripted("without", 1.0, {"": US})
-    device = ways(*given)
+    device = implementations(*given)
     tuned(device)
     assert len(given[0].workspaces | given[1].workspaces) == 1 and given[2].workspaces == {0}
 
 
 @pytest.mark.parametrize("wish", [{"zeroed_bytes": 16}, {"workspace_alignment": 1024}], ids=str)
 def test_a_workspace_of_its_own_for_whoever_leaves_zeros_or_wants_more_alignment(
-    ways: Callable[..., Device], monkeypatch: pytest.MonkeyPatch, wish: dict[str, int]
+    implementations: Callable[..., Device], monkeypatch: pytest.MonkeyPatch, wish: dict[str, int]
 ) -> None:
     plain, other, special = (
         quick(workspace=4000),
@@ -244,37 +258,44 @@ def test_a_workspace_of_its_own_for_whoever_leaves_zeros_or_wants_more_alignment
     monkeypatch.setattr(
         special, "build", lambda *_: PlanParts((_Step(special, ""),), 2000, **wish), raising=False
     )
-    device = ways(plain, other, special)
-    assert not [w.failure for w in tuned(device).ways if w.failure]
+    device = implementations(plain, other, special)
+    assert not [w.failure for w in tuned(device).configurations if w.failure]
     assert len(plain.workspaces | other.workspaces) == 1
     assert len(special.workspaces) == 1 and not special.workspaces & plain.workspaces
 
 
 def test_what_is_broken_stops_nobody(
-    ways: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
+    implementations: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = Scripted("lost", 1e-9, {"": US})
     monkeypatch.setattr(lost, "variants", lambda *_: 1 // 0, raising=False)
-    device = ways(tiles(broken=frozenset({"small"})), quick(refusal="needs a matrix"), lost)
+    device = implementations(
+        tiles(broken=frozenset({"small"})), quick(refusal="needs a matrix"), lost
+    )
     found = tuned(device)
-    assert [w.name for w in found.ways] == ["tiles:big", "tiles:odd", "lost", "tiles:small"]
-    assert [w.failure for w in found.ways[2:]] == [
+    assert [w.name for w in found.configurations] == [
+        "tiles:big",
+        "tiles:odd",
+        "lost",
+        "tiles:small",
+    ]
+    assert [w.failure for w in found.configurations[2:]] == [
         "its variants raised ZeroDivisionError: integer division or modulo by zero",
         "its build raised RuntimeError: it fell apart",
     ]
     assert [str(r) for r in found.refused] == ["library: needs a matrix"]
-    device = ways(quick(refusal="needs a matrix"))
+    device = implementations(quick(refusal="needs a matrix"))
     with pytest.raises(Unsupported, match=r"library: needs a matrix\.$"):
         tuned(device)
-    device = ways(quick(broken=frozenset({""})))
+    device = implementations(quick(broken=frozenset({""})))
     with pytest.raises(
         Unsupported, match=r"library: its build raised RuntimeError: it fell apart\.$"
     ):
         tuned(device)
 
 
-def test_an_emulated_device_is_not_tuned(ways: Callable[..., Device]) -> None:
-    device = replace(ways(tiles()), evidence=EMULATED)
+def test_an_emulated_device_is_not_tuned(implementations: Callable[..., Device]) -> None:
+    device = replace(implementations(tiles()), evidence=EMULATED)
     with pytest.raises(InvalidValue) as e:
         tuned(device)
     assert str(e.value) == (
@@ -287,8 +308,8 @@ def test_an_emulated_device_is_not_tuned(ways: Callable[..., Device]) -> None:
 # ---------------------------------------------------------------- what a choice is for
 
 
-def test_a_choice_serves_its_class(ways: Callable[..., Device]) -> None:
-    device = ways(tiles(), quick())
+def test_a_choice_serves_its_class(implementations: Callable[..., Device]) -> None:
+    device = implementations(tiles(), quick())
     tuned(device, gemm(m=700))
     for m, by in ((700, "tuned"), (760, "tuned"), (610, "tuned"), (600, "model"), (870, "model")):
         assert plan(gemm(m=m), device=device).choice.by == by, m
@@ -299,10 +320,10 @@ def test_a_choice_serves_its_class(ways: Callable[..., Device]) -> None:
 
 
 def test_a_problem_of_the_class_that_is_refused_goes_by_the_model(
-    ways: Callable[..., Device],
+    implementations: Callable[..., Device],
 ) -> None:
     mine = tiles()
-    device = ways(mine, quick())
+    device = implementations(mine, quick())
     tuned(device)
     mine.refusal = "too narrow"
     assert plan(gemm(), device=device).implementation == "library"
@@ -314,10 +335,10 @@ def test_a_problem_of_the_class_that_is_refused_goes_by_the_model(
 
 
 def test_a_tuned_way_that_breaks_is_passed_over(
-    ways: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
+    implementations: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = tiles()
-    device = ways(mine, quick())
+    device = implementations(mine, quick())
     tuned(device)
     mine.broken = frozenset({"small"})
     with pytest.warns(
@@ -331,10 +352,10 @@ def test_a_tuned_way_that_breaks_is_passed_over(
 
 
 def test_a_batch_invariant_problem_has_no_tuned_choice(
-    ways: Callable[..., Device], cache: Path
+    implementations: Callable[..., Device], cache: Path
 ) -> None:
     """Neither by tuning it, nor by a file that says so."""
-    device = ways(*(replace(w, operation="attention") for w in (tiles(), quick())))
+    device = implementations(*(replace(w, operation="attention") for w in (tiles(), quick())))
     extents: dict[str, Any] = {
         "batch": 1,
         "num_heads": 1,
@@ -446,9 +467,9 @@ def _linked(path: Path) -> None:
     ],
 )
 def test_a_file_that_is_not_believed(
-    ways: Callable[..., Device], damage: Callable[[Path], None], reason: str
+    implementations: Callable[..., Device], damage: Callable[[Path], None], reason: str
 ) -> None:
-    device = ways(tiles(), quick())
+    device = implementations(tiles(), quick())
     path = tuned(device).path
     assert path is not None
     damage(path)
@@ -463,8 +484,10 @@ def test_a_file_that_is_not_believed(
     )
 
 
-def test_a_folder_that_others_may_write_to(ways: Callable[..., Device], cache: Path) -> None:
-    device = ways(tiles(), quick())
+def test_a_folder_that_others_may_write_to(
+    implementations: Callable[..., Device], cache: Path
+) -> None:
+    device = implementations(tiles(), quick())
     tuned(device)
     (cache / "tuned").chmod(0o777)
     with pytest.warns(
@@ -476,8 +499,10 @@ def test_a_folder_that_others_may_write_to(ways: Callable[..., Device], cache: P
         tuned(device)
 
 
-def test_the_file_is_the_users_own_and_says_what_was_measured(ways: Callable[..., Device]) -> None:
-    device = ways(tiles(), quick())
+def test_the_file_is_the_users_own_and_says_what_was_measured(
+    implementations: Callable[..., Device],
+) -> None:
+    device = implementations(tiles(), quick())
     path = tuned(device).path
     assert path is not None
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
@@ -499,10 +524,10 @@ def test_the_file_is_the_users_own_and_says_what_was_measured(ways: Callable[...
 
 
 def test_other_drivers_compilers_and_versions_have_choices_of_their_own(
-    ways: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
+    implementations: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = ways(tiles(), quick())
-    runtime: Any = planning.plugins().backend("acme").runtime
+    device = implementations(tiles(), quick())
+    runtime: Any = plugins().backend("acme").runtime
     key, problem = store.place(gemm().problem(), device), gemm().problem()
     assert store.environment(device) == {"compiler": ""}
     monkeypatch.setattr(runtime, "versions", lambda: {"driver": "2"}, raising=False)
@@ -513,16 +538,16 @@ def test_other_drivers_compilers_and_versions_have_choices_of_their_own(
 
 
 def test_nothing_is_asked_where_nothing_was_tuned(
-    ways: Callable[..., Device], monkeypatch: pytest.MonkeyPatch, cache: Path
+    implementations: Callable[..., Device], monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
-    device = ways(tiles())
+    device = implementations(tiles())
     monkeypatch.setattr(store, "place", lambda *_: 1 // 0)
     assert plan(gemm(), device=device).choice.by == "model" and not cache.exists()
 
 
-def test_an_emulated_device_has_no_tuned_choice(ways: Callable[..., Device]) -> None:
+def test_an_emulated_device_has_no_tuned_choice(implementations: Callable[..., Device]) -> None:
     """Of the same name and arch as one that was tuned."""
-    device = ways(tiles(), quick())
+    device = implementations(tiles(), quick())
     tuned(device)
     assert store.tuned_choice(gemm().problem(), device) is not None
     assert store.tuned_choice(gemm().problem(), replace(device, evidence=EMULATED)) is None

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from kernelseam import Attention, AttentionBwd, BatchedGemmStrided, OutputProjection, QkvProjection
-from kernelseam.contract import ArchRow, Device, DeviceLimits
+from kernelseam.contract import ArchRow, Device, DeviceLimits, Launches
 from kernelseam.kernels import KernelImplementation, shared_implementations
-from kernelseam.kernels.launches import Launches
 from kernelseam.variants import variants_of
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
@@ -32,7 +31,7 @@ LIMITS = DeviceLimits(
     132, 227 << 10, 1 << 37, 4.9e12, {"float16": 1e15, "bfloat16": 1e15, "float32": 6.7e13}
 )
 DEVICE = Device("fake", 0, "sm_90a", limits=LIMITS)
-WAYS: dict[str, KernelImplementation] = {
+IMPLEMENTATIONS: dict[str, KernelImplementation] = {
     i.operation: i
     for i in shared_implementations(Toolchain())
     if i.name == "shared"  # type: ignore[arg-type,misc]
@@ -92,62 +91,68 @@ NAMES = {
 
 
 def described(launches: Launches) -> list[Any]:
-    return [(x.half.entry, x.tile) for x in launches.steps]
+    return [(x.kernel.entry, x.tile) for x in launches.steps]
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_every_tile_is_a_variant(name: str) -> None:
     problem = PROBLEMS[name]().problem()
-    way = WAYS[problem.operation]
-    assert way.supports(problem, DEVICE) is None
-    found = variants_of(way, problem, DEVICE)
+    implementation = IMPLEMENTATIONS[problem.operation]
+    assert implementation.supports(problem, DEVICE) is None
+    found = variants_of(implementation, problem, DEVICE)
     if name in NAMES:
         assert sorted(v.name for v in found) == sorted(NAMES[name])
     assert len({v.name for v in found}) == len(found)
-    assert found[0].cost == way.cost(problem, DEVICE), "the first is dispatch's own"
-    first = way.half.launches(problem, way._tiles(problem, DEVICE)[found[0].name], DEVICE)
-    assert described(first) == described(way.launches(problem, DEVICE))
+    assert found[0].cost == implementation.cost(problem, DEVICE), "the first is dispatch's own"
+    first = implementation.composition.launches(
+        problem, implementation._tiles(problem, DEVICE)[found[0].name], DEVICE
+    )
+    assert described(first) == described(implementation.launches(problem, DEVICE))
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_a_variant_is_built_with_its_tile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = PROBLEMS[name]().problem()
-    way, built = WAYS[problem.operation], []
+    implementation, built = IMPLEMENTATIONS[problem.operation], []
     monkeypatch.setattr(
-        way, "_step", lambda launch, row, device: built.append((launch.half.entry, launch.tile))
+        implementation,
+        "_step",
+        lambda launch, row, device: built.append((launch.kernel.entry, launch.tile)),
     )
-    for v in variants_of(way, problem, DEVICE):
+    for v in variants_of(implementation, problem, DEVICE):
         built.clear()
-        way.build_variant(problem, DEVICE, v.name)
+        implementation.build_variant(problem, DEVICE, v.name)
         assert built == described(
-            way.half.launches(problem, way._tiles(problem, DEVICE)[v.name], DEVICE)
+            implementation.composition.launches(
+                problem, implementation._tiles(problem, DEVICE)[v.name], DEVICE
+            )
         )
         names = [t.name for _, t in built if hasattr(t, "name")]
         assert v.name in ("+".join(names), names[0])
     with pytest.raises(KeyError):
-        way.build_variant(problem, DEVICE, "no such")
+        implementation.build_variant(problem, DEVICE, "no such")
 
 
 def test_a_batch_invariant_problem_has_one_variant() -> None:
     """A tile of another extent would be another order of the sums."""
     for made in (attention(batch_invariant=True), attention(batch_invariant=True, S_q=1000)):
         problem = made.problem()
-        (one,) = variants_of(WAYS["attention"], problem, DEVICE)
+        (one,) = variants_of(IMPLEMENTATIONS["attention"], problem, DEVICE)
         assert one.name == "128x64-4w-2"
     gradients = AttentionBwd(
         forward=attention(batch_invariant=True, S_q=1000, S_k=1000, head_dim=128, lse=0)
     ).problem()
-    assert [v.name for v in variants_of(WAYS["attention_bwd"], gradients, DEVICE)] == [
+    assert [v.name for v in variants_of(IMPLEMENTATIONS["attention_bwd"], gradients, DEVICE)] == [
         "128x64-8/2w-2-scores32"
     ]
 
 
 def test_a_variant_that_is_too_large_is_not_offered() -> None:
     problem = PROBLEMS["decoding"]().problem()
-    offered = {v.name for v in variants_of(WAYS["attention"], problem, DEVICE)}
+    offered = {v.name for v in variants_of(IMPLEMENTATIONS["attention"], problem, DEVICE)}
     assert any(n.endswith("parts") for n in offered)
     small = replace(DEVICE, limits=replace(LIMITS, memory_bytes=50_000))
-    left = {v.name for v in variants_of(WAYS["attention"], problem, small)}
+    left = {v.name for v in variants_of(IMPLEMENTATIONS["attention"], problem, small)}
     assert left and left == {n for n in offered if not n.endswith("parts")}, (
         "parts need a workspace"
     )
@@ -167,7 +172,10 @@ def test_several_products_have_every_pair_of_tiles() -> None:
         d_weight=0,
     )
     problem = made.problem()
-    found = [v.name.split("+") for v in variants_of(WAYS["output_projection_bwd"], problem, DEVICE)]
+    found = [
+        v.name.split("+")
+        for v in variants_of(IMPLEMENTATIONS["output_projection_bwd"], problem, DEVICE)
+    ]
     assert {len(names) for names in found} == {2}
     firsts, seconds = ({x[i] for x in found} for i in (0, 1))
     assert len(found) == len(firsts) * len(seconds) > 4

@@ -8,15 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernelseam import (
-    OutputProjection,
-    OutputProjectionBwd,
-    QkvProjection,
-    QkvProjectionBwd,
-    plan,
-    verification,
-)
+from kernelseam import OutputProjection, OutputProjectionBwd, QkvProjection, QkvProjectionBwd, plan
 from kernelseam.errors import WrongResult
+from kernelseam.oracle import sampling
 from kernelseam.planning import Call
 
 Discovered = Callable[..., Any]
@@ -151,7 +145,7 @@ def test_right_results_pass(
     """Whether all of them are looked at or a few."""
     discovered()
     if sampled:
-        monkeypatch.setattr(verification, "ORACLE_ROWS", 4)
+        monkeypatch.setattr(sampling, "ORACLE_ROWS", 4)
     call = plan(RIGHT[name]()).bind(check=True)
     call()
     call()  # of a residual in place what it is then counts

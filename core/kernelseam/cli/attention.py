@@ -19,14 +19,18 @@ from kernelseam.contract import Device
 from kernelseam.descriptors import Attention
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.parity import attention_bwd_data, attention_data, check, data, oracle
-from kernelseam.parity.cases import AttentionCase, BackwardCase
-from kernelseam.parity.description import describe
-from kernelseam.parity.memory import Layout, once, repeated
-from kernelseam.parity.run import flushes
+from kernelseam.oracle import check, formulas
+from kernelseam.oracle.sampling import sampled
+from kernelseam.oracle.subnormals import flushes
+from kernelseam.parity.cases.attention_bwd_case import BackwardCase
+from kernelseam.parity.cases.attention_case import AttentionCase
+from kernelseam.parity.data import attention as attention_data
+from kernelseam.parity.data import attention_bwd as attention_bwd_data
+from kernelseam.parity.data.memory import Layout, once, repeated
+from kernelseam.parity.operations import operands
+from kernelseam.parity.operations.operands import describe
 from kernelseam.planning import plan
 from kernelseam.plugins import plugins
-from kernelseam.verification import sampled
 
 Array = npt.NDArray[Any]
 MOST_VERIFIED = 1e11
@@ -197,7 +201,7 @@ class Memory:
     def __init__(
         self, case: AttentionCase | BackwardCase, values: Mapping[str, Array], device: Device
     ) -> None:
-        self.layout, self.device = data.layout(case, separate=True), device
+        self.layout, self.device = operands.layout(case, separate=True), device
         self.runtime = plugins().backend(device.backend).runtime
         host = self.layout.buffers()
         self.layout.write(host, values)
@@ -207,7 +211,7 @@ class Memory:
 
     def descriptor(self, case: AttentionCase | BackwardCase) -> Any:
         """The case's own over these operands."""
-        wanted = data.layout(case).places
+        wanted = operands.layout(case).places
         addresses = {}
         for name, p in wanted.items():
             info = self.runtime.describe(self.held[p.block])
@@ -232,15 +236,15 @@ def _verify(
     flushed: bool,
 ) -> dict[str, check.Verdict]:
     lead = (case.batch, case.num_heads, case.S_q)
-    rows = oracle.sample_rows(
+    rows = formulas.sample_rows(
         int(np.prod(lead)), sampled(4 * case.S_k * (case.head_dim + case.value_dim))
     )
-    expected = oracle.attention(
+    expected = formulas.attention(
         x["q"], x["k"], x["v"], case.causal, case.scale_used, rows, attention_data.variant(case, x)
     )
 
     def against(
-        reference: oracle.AttentionResult, got: Array, lse: Array | None, of: DType
+        reference: formulas.AttentionResult, got: Array, lse: Array | None, of: DType
     ) -> check.Verdict:
         return check.attention_verdict(
             reference, case.S_k, case.head_dim, of, got, lse, lead, rows, flushed

@@ -12,13 +12,14 @@ import typer
 
 from kernelseam.cli import shapes
 from kernelseam.descriptors import Attention, AttentionBwd
-from kernelseam.descriptors.attention_problem import AttentionProblem
+from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.parity import data
-from kernelseam.parity.cases import AttentionCase, BackwardCase
-from kernelseam.parity.description import describe
-from kernelseam.parity.memory import Walk
+from kernelseam.parity.cases.attention_bwd_case import BackwardCase
+from kernelseam.parity.cases.attention_case import AttentionCase
+from kernelseam.parity.cases.walk import Walk
+from kernelseam.parity.operations import operands
+from kernelseam.parity.operations.operands import describe
 from kernelseam.plugins import plugins
 
 EXTENTS = ("batch", "heads", "seq_len", "kv_seq_len", "head_dim", "kv_heads", "value_dim")
@@ -283,7 +284,7 @@ class Asked:
 
     def over(self, case: AttentionCase | BackwardCase) -> Attention | AttentionBwd:
         """A case over memory that is not there. Raises InvalidValue."""
-        host, layout = plugins().backend("numpy").runtime, data.layout(case)
+        host, layout = plugins().backend("numpy").runtime, operands.layout(case)
         found = describe(
             case,
             layout,

@@ -14,11 +14,11 @@ from kernelseam.cli.attention_options import Asked, asking
 from kernelseam.cli.output import emit_json, heading, table
 from kernelseam.containment import Contained
 from kernelseam.contract import Backend, Toolchain
-from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem
-from kernelseam.descriptors.attention_problem import AttentionProblem
-from kernelseam.descriptors.gemm_problem import GemmProblem
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
+from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.errors import UnknownName
-from kernelseam.kernels import HALVES, build_binary, ways
+from kernelseam.kernels import KERNELS, build_binary, launches_by_implementation
 from kernelseam.plugins import plugins
 
 _log = logging.getLogger("kernelseam")
@@ -105,8 +105,10 @@ def _compile(
     for arch, (backend, toolchain) in [(arch, _compiler(arch)) for arch in dict.fromkeys(archs)]:
         with Contained(f"the toolchain of backend {toolchain.backend}"):
             built = [
-                (name, x, *build_binary(toolchain, x.problem.spec, arch, x.tile, x.half))
-                for name, steps in ways(toolchain, problem, arch, backend.kernels)
+                (name, x, *build_binary(toolchain, x.problem.spec, arch, x.tile, x.kernel))
+                for name, steps in launches_by_implementation(
+                    toolchain, problem, arch, backend.kernels
+                )
                 for x in steps
             ]
         for implementation, launch, binary, facts in built:
@@ -118,7 +120,7 @@ def _compile(
                         "implementation": implementation,
                         "kernel": name,
                         "role": launch.tile.role
-                        if launch.half is HALVES["attention_bwd"]
+                        if launch.kernel is KERNELS["attention_bwd"]
                         else None,
                         "registers": f.registers,
                         "spills": f.spills,

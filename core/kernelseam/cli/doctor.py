@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from kernelseam import __version__, compilation
+from kernelseam import compilation
+from kernelseam._version import __version__
 from kernelseam.cli import shapes
 from kernelseam.cli.examination import Finding, examine
 from kernelseam.cli.output import emit_json, facts, heading, scaled, table

@@ -8,15 +8,21 @@ from dataclasses import dataclass, replace
 
 from kernelseam.containment import Contained
 from kernelseam.contract import EMULATED, Backend, Device, Implementation, Problem
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dispatch import ask
 from kernelseam.dtypes import DType
 from kernelseam.errors import WrongResult
-from kernelseam.parity import data
-from kernelseam.parity.cases import AttentionCase, BackwardCase, Case, GemmCase, MergeCase
-from kernelseam.parity.description import describe
-from kernelseam.parity.projection_case import ProjectionCase
-from kernelseam.parity.run import Target, flushes, run_case
-from kernelseam.planning import Descriptor, plan
+from kernelseam.oracle.subnormals import flushes
+from kernelseam.parity.cases.attention_bwd_case import BackwardCase
+from kernelseam.parity.cases.attention_case import AttentionCase
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.cases.gemm_case import GemmCase
+from kernelseam.parity.cases.merge_case import MergeCase
+from kernelseam.parity.cases.projection_case import ProjectionCase
+from kernelseam.parity.operations import operands
+from kernelseam.parity.operations.operands import describe
+from kernelseam.parity.running.run import Target, run_case
+from kernelseam.planning import plan
 from kernelseam.plugins import Failure, Plugins, failure
 
 F16, F32 = DType.float16, DType.float32
@@ -142,7 +148,7 @@ class _Trial:
         stage, i = "call", self.implementation
         try:
             with Contained("the trial"):
-                layout, runtime = data.layout(case, False), self._backend.runtime
+                layout, runtime = operands.layout(case, False), self._backend.runtime
                 apart = {name: PROBE * (n + 1) for n, name in enumerate(layout.places)}
                 descriptor: Descriptor = describe(case, layout, apart, runtime, self._device)
                 problem = descriptor.simplified()[0].problem()

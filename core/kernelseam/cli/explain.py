@@ -12,11 +12,11 @@ from kernelseam.cli import shapes
 from kernelseam.cli.attention_options import Asked, asking
 from kernelseam.cli.output import duration, emit_json, facts, heading, scaled, table
 from kernelseam.contract import Cost, Device, LaunchRecord, Problem
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dispatch import Choice, consider, find_device, select
 from kernelseam.errors import Unsupported
-from kernelseam.planning import Descriptor
 from kernelseam.plugins import plugins
-from kernelseam.tuning.store import Tuned, tuned_choice
+from kernelseam.tuned.store import Tuned, tuned_choice
 from kernelseam.variants import SEPARATOR
 
 app = typer.Typer(
@@ -151,8 +151,8 @@ def _explain(
     heading(str(problem))
     shown: list[tuple[str, object]] = [("  device", f"{device} {device.name}".rstrip())]
     if choice:
-        way = choice.implementation.name + (SEPARATOR + choice.variant if choice.variant else "")
-        shown.append(("  chosen", f"{way}, {_BY[choice.by]}"))
+        name = choice.implementation.name + (SEPARATOR + choice.variant if choice.variant else "")
+        shown.append(("  chosen", f"{name}, {_BY[choice.by]}"))
     facts([*shown, *([("  note", note)] if note else [])])
     print()
     columns = (

@@ -9,10 +9,10 @@ import typer
 
 from kernelseam.cli import shapes
 from kernelseam.cli.running import Run, device_for, execute, measure, normal, report
-from kernelseam.parity import check
+from kernelseam.oracle import check
+from kernelseam.oracle.sampling import sampled
 from kernelseam.planning import plan
 from kernelseam.plugins import plugins
-from kernelseam.verification import sampled
 
 
 def run(

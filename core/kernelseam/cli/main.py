@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn, cast
 
 import typer
 
-from kernelseam import __version__
+from kernelseam._version import __version__
 from kernelseam.cli import attention, cache, compile, doctor, explain, gemm, parity, tune
 from kernelseam.errors import InvalidValue, KernelSeamError, Unsupported
 

@@ -19,13 +19,14 @@ from kernelseam.cli.output import emit_json
 from kernelseam.contract import Device
 from kernelseam.dispatch import find_device, preferred_backend
 from kernelseam.errors import DeviceError, InvalidValue, UnknownName
-from kernelseam.parity import report
-from kernelseam.parity.cases import Case, matrix
-from kernelseam.parity.html import html
-from kernelseam.parity.markdown import markdown
-from kernelseam.parity.pipeline import LIMIT, run_all
-from kernelseam.parity.report import Report, last_line
-from kernelseam.parity.run import Outcome, Target, targets
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.matrix import matrix
+from kernelseam.parity.report import summary
+from kernelseam.parity.report.html import html
+from kernelseam.parity.report.markdown import markdown
+from kernelseam.parity.report.summary import Report, last_line
+from kernelseam.parity.running.pipeline import LIMIT, run_all
+from kernelseam.parity.running.run import Outcome, Target, targets
 from kernelseam.plugins import plugins
 
 PAGES: dict[str, Callable[[Report], str]] = {".html": html, ".md": markdown}
@@ -96,7 +97,7 @@ def run(
         for x in (f"--{name}", v)
     ]
     found: list[Outcome] = []
-    left_out = report.not_covered(cases, wanted)
+    left_out = summary.not_covered(cases, wanted)
     with _progress(
         sum(t.operation == c.operation for c in cases for t in wanted), quiet=json
     ) as show:
@@ -109,7 +110,7 @@ def run(
     made = Report(
         found,
         wanted,
-        report.facts(plugins(), wanted),
+        summary.facts(plugins(), wanted),
         shlex.join(["kernelseam", "parity", *command]),
         left_out,
     )
@@ -212,7 +213,7 @@ def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[Outcome], None]]
 
 
 def _line(o: Outcome) -> str:
-    found = report.ratio(o.verdict.worst) if o.verdict is not None else ""
+    found = summary.ratio(o.verdict.worst) if o.verdict is not None else ""
     why = "" if o.status == "passed" else f": {last_line(o.detail)}"
     return f"{o.status:<7} {found:>6}  {o.case.name} on {o.backend}-{o.implementation}{why}"
 
@@ -240,8 +241,8 @@ def _bar(total: int) -> Iterator[Callable[[Outcome], None]]:
         task = progress.add_task("", total=total, count="")
 
         def advance(o: Outcome) -> None:
-            count["failed" if o.status in report.BAD else o.status] += 1
-            if o.status in report.BAD:
+            count["failed" if o.status in summary.BAD else o.status] += 1
+            if o.status in summary.BAD:
                 progress.console.print(Text(_line(o), style="red"))
             said = " ".join(f"{n} {what}" for what, n in count.items() if n)
             progress.update(task, advance=1, description=o.case.name, count=said)
@@ -250,13 +251,13 @@ def _bar(total: int) -> Iterator[Callable[[Outcome], None]]:
 
 
 def _show(made: Report, pages: list[Path]) -> None:
-    print(report.table(report.rows(made.outcomes)))
+    print(summary.table(summary.rows(made.outcomes)))
     computing = sum(o.computing for o in made.outcomes)
     print(
         f"plans, launches and copies: {computing:.1f} s; data and verdicts: "
         f"{sum(o.seconds for o in made.outcomes) - computing:.1f} s"
     )
-    refused = report.refusals(made.outcomes)
+    refused = summary.refusals(made.outcomes)
     for operation, who, why, n in refused[:SHOWN_REASONS]:
         print(f"{who} refused {n} case(s) of {operation}: {why}")
     if len(refused) > SHOWN_REASONS:
@@ -284,7 +285,7 @@ def _data(made: Report) -> dict[str, Any]:
                 "evidence": t.device.evidence,
             }
             for t in made.targets
-            for row in report.rows(made.of(t))
+            for row in summary.rows(made.of(t))
         ],
         "cases": [
             {

@@ -16,7 +16,7 @@ from kernelseam.contract import EMULATED, Device, Problem
 from kernelseam.dispatch import find_device
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.parity.check import Verdict
+from kernelseam.oracle.check import Verdict
 from kernelseam.planning import Call, Plan
 from kernelseam.plugins import plugins
 from kernelseam.trace import trace

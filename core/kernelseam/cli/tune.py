@@ -22,17 +22,18 @@ from kernelseam.cli.output import duration, emit_json, facts, heading, table
 from kernelseam.cli.running import device_for, execute, normal
 from kernelseam.compilation import cache_folder
 from kernelseam.contract import Device
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.errors import InvalidValue
-from kernelseam.planning import Descriptor, plan
+from kernelseam.planning import plan
 from kernelseam.plugins import plugins
-from kernelseam.tuning import store
-from kernelseam.tuning.classes import problem_class
-from kernelseam.tuning.measure import Tuning, Way, tune
+from kernelseam.tuned import store
+from kernelseam.tuned.classes import problem_class
+from kernelseam.tuning import Configuration, Tuning, tune
 
 app = typer.Typer(
     no_args_is_help=True,
     invoke_without_command=True,
-    help="Time every way to compute a problem, and keep the fastest for problems like it.",
+    help="Time every configuration for a problem, and keep the fastest for problems like it.",
 )
 
 
@@ -292,7 +293,7 @@ def _run(targets: list[Target], backend: str | None, as_json: bool) -> None:
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
     """What is being timed, on a terminal; nothing elsewhere."""
     if not sys.stderr.isatty():
-        yield lambda way, done, all: None
+        yield lambda configuration, done, all: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -300,7 +301,9 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("")
-        yield lambda way, done, all: bar.update(task, description=way, completed=done, total=all)
+        yield lambda configuration, done, all: bar.update(
+            task, description=configuration, completed=done, total=all
+        )
 
 
 def _show(t: Tuning) -> None:
@@ -315,26 +318,26 @@ def _show(t: Tuning) -> None:
         ]
     )
     print()
-    best = t.ways[0].seconds
+    best = t.configurations[0].seconds
     table(
-        ("way", "predicted", "measured", "of the best", "runs", ""),
-        [_cells(t, w, best) for w in t.ways],
+        ("configuration", "predicted", "measured", "of the best", "runs", ""),
+        [_cells(t, w, best) for w in t.configurations],
     )
     for refusal in t.refused:
         print(f"{refusal.implementation}  refused: {refusal.reason}")
 
 
-def _cells(t: Tuning, way: Way, best: float | None) -> tuple[str, ...]:
-    predicted = duration(way.predicted.seconds) if way.predicted else "-"
-    if way.seconds is None or not best:
-        return way.name, predicted, "-", "-", "-", way.failure
-    verdict = "chosen" if way is t.chosen else ""
+def _cells(t: Tuning, configuration: Configuration, best: float | None) -> tuple[str, ...]:
+    predicted = duration(configuration.predicted.seconds) if configuration.predicted else "-"
+    if configuration.seconds is None or not best:
+        return configuration.name, predicted, "-", "-", "-", configuration.failure
+    verdict = "chosen" if configuration is t.chosen else ""
     return (
-        way.name,
+        configuration.name,
         predicted,
-        duration(way.seconds),
-        f"{best / way.seconds:.3f}",
-        str(len(way.samples)),
+        duration(configuration.seconds),
+        f"{best / configuration.seconds:.3f}",
+        str(len(configuration.samples)),
         verdict,
     )
 
@@ -348,9 +351,9 @@ def _data(t: Tuning) -> dict[str, Any]:
         "model": t.model.name,
         "kept": t.path,
         "note": t.note,
-        "ways": [
+        "configurations": [
             {
-                "way": w.name,
+                "configuration": w.name,
                 "implementation": w.implementation,
                 "variant": w.variant,
                 "failure": w.failure,
@@ -358,7 +361,7 @@ def _data(t: Tuning) -> dict[str, Any]:
                 "seconds": w.seconds,
                 "runs": len(w.samples),
             }
-            for w in t.ways
+            for w in t.configurations
         ],
         "refused": [{"implementation": r.implementation, "reason": r.reason} for r in t.refused],
     }

@@ -5,6 +5,7 @@ streams, arrays), may bring a *toolchain* (compile and load kernels), and may br
 *implementations* of its own.
 """
 
+from kernelseam.contract.archs import ArchRow, Coefficients, LibraryRate
 from kernelseam.contract.arrays import (
     ArrayInfo,
     QuickRuntime,
@@ -13,7 +14,9 @@ from kernelseam.contract.arrays import (
     host_array,
     host_copy,
 )
+from kernelseam.contract.binaries import NOT_KNOWN, KernelFacts, SourceBundle
 from kernelseam.contract.devices import EMULATED, HOST, Device, DeviceLimits
+from kernelseam.contract.launches import Composition, Launch, Launches, Memset
 from kernelseam.contract.launching import Extents, LaunchConfig, LoadedKernel
 from kernelseam.contract.plans import (
     WORKSPACE_ALIGNMENT,
@@ -25,13 +28,19 @@ from kernelseam.contract.plans import (
 from kernelseam.contract.plugin import Backend, PluginInfo
 from kernelseam.contract.problems import Cost, OperandRule, Problem
 from kernelseam.contract.tensor_map import TENSOR_MAP_BYTES, TensorMap, WithoutTensorMaps
-from kernelseam.contract.toolchain import NOT_KNOWN, ArchRow, KernelFacts, SourceBundle, Toolchain
+from kernelseam.contract.toolchain import Toolchain
 
 CONTRACT_VERSION = 2
 """Raised with every incompatible change of this package; a plugin that names another is kept
 out."""
 
 __all__ = [
+    "Memset",
+    "Launches",
+    "Launch",
+    "Composition",
+    "LibraryRate",
+    "Coefficients",
     "CONTRACT_VERSION",
     "EMULATED",
     "HOST",

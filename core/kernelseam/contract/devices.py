@@ -1,4 +1,4 @@
-"""Devices: what dispatch and the host halves of kernels ask of them."""
+"""Devices: what dispatch and the kernel definitions ask of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOST = "host"
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """What dispatch and the host halves of kernels ask of a device. Rates are peaks, in SI
+    """What dispatch and the kernel definitions ask of a device. Rates are peaks, in SI
     units."""
 
     compute_units: int = 1
@@ -39,6 +39,12 @@ class Device:
     program that runs the hardware's instructions, or "host", where the host's processor is the
     arch. An emulated device is used only where its backend or the device itself is named, and its
     times say nothing."""
+
+    @property
+    def is_host(self) -> bool:
+        """Whether it is the host's processor: then its memory is read like any of Python's, without
+        waiting for anything, and what stands there is checked at every launch."""
+        return self.evidence == HOST
 
     def __str__(self) -> str:
         emulated = ", emulated" if self.evidence == EMULATED else ""

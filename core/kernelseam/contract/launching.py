@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from kernelseam.contract.archs import ArchRow
+from kernelseam.contract.binaries import KernelFacts
 from kernelseam.errors import DeviceError
-
-if TYPE_CHECKING:
-    from kernelseam.contract.toolchain import ArchRow, KernelFacts
 
 Extents = tuple[int, int, int]
 _ONE: Extents = (1, 1, 1)

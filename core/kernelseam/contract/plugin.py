@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kernelseam.contract.arrays import Runtime
+from kernelseam.contract.launches import Composition
 from kernelseam.contract.plans import Implementation
 from kernelseam.contract.toolchain import Toolchain
-
-if TYPE_CHECKING:
-    from kernelseam.kernels.kernel import Composition
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ class Backend:
     toolchain: Toolchain | None = None
     implementations: tuple[Implementation, ...] = ()
     kernels: tuple[Composition, ...] = ()
-    """Host halves of kernels that the plugin owns, and compositions of kernels; compiled by
+    """Definitions of kernels that the plugin owns, and compositions of kernels; compiled by
     ``toolchain``."""
     priority: int = 0
     """Where no device is named, the backend with devices and the highest priority is the

@@ -1,4 +1,4 @@
-"""Tensor maps: a tile load as a host half declares it, before any address is known."""
+"""Tensor maps: a tile load as a kernel definition declares it, before any address is known."""
 
 from __future__ import annotations
 

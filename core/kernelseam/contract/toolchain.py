@@ -3,85 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
+from kernelseam.contract.archs import ArchRow
+from kernelseam.contract.binaries import KernelFacts, SourceBundle
 from kernelseam.contract.devices import Device
 from kernelseam.contract.launching import LoadedKernel
 from kernelseam.contract.tensor_map import TensorMap
-from kernelseam.dtypes import DType
-
-if TYPE_CHECKING:
-    from kernelseam.costs import Coefficients
-
-
-NOT_KNOWN = -1
-"""A count that whoever made the facts cannot tell."""
-
-
-@dataclass(frozen=True)
-class SourceBundle:
-    """All that shapes one binary: sources held in memory, constants, and the kernels it must
-    contain.
-
-    ``files`` maps include names to texts; the file named ``main`` is compiled. ``defines`` stand
-    before it.
-    """
-
-    name: str
-    main: str
-    files: tuple[tuple[str, str], ...]
-    defines: tuple[tuple[str, str], ...]
-    options: tuple[str, ...] = ()
-
-    def text(self) -> str:
-        """The translation unit handed to the compiler, constants first."""
-        head = "".join(f"#define {k} {v}\n" for k, v in self.defines)
-        return f'{head}#include "{self.main}"\n'
-
-
-@dataclass(frozen=True)
-class KernelFacts:
-    """What a binary, or the driver that loaded it, says of a kernel. Counts that nobody tells are
-    NOT_KNOWN."""
-
-    name: str
-    registers: int
-    spills: int
-    """Bytes (or registers, where the format counts those) spilled to memory; 0 is wanted
-    everywhere."""
-    scratch_bytes: int
-    shared_bytes: int
-    matrix_instructions: int
-    parameters: tuple[tuple[int, int], ...]
-    """(offset, size) of each kernel parameter, in order."""
-    extra: Mapping[str, int] = field(default_factory=dict, hash=False)
-
-
-@dataclass(frozen=True)
-class ArchRow:
-    """One arch's row in its vendor's table: what shared kernels and their host halves need to know.
-
-    ``tiles`` maps an operation ("gemm", "attention") to its rows of tile shapes; each operation's
-    host half documents the columns it reads.
-    """
-
-    arch: str
-    warp_size: int
-    shared_bytes_per_block: int
-    registers_per_lane: int
-    platform: str
-    """Include name of the platform header."""
-    defines: tuple[tuple[str, str], ...]
-    matrix_dtypes: frozenset[DType]
-    tiles: Mapping[str, tuple[Any, ...]] = field(hash=False)
-    options: tuple[str, ...] = ()
-    cluster_blocks: int = 1
-    """The most blocks of a cluster; 1 where there are no clusters."""
-    programmatic_launch: bool = False
-    """Whether it has programmatic dependent launch."""
-    costs: Coefficients | None = field(default=None, compare=False)
-    """None: nobody knows more than the peaks, and the roofline stands for a prediction."""
 
 
 class Toolchain(Protocol):

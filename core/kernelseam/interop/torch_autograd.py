@@ -7,21 +7,24 @@ from typing import Any
 
 import torch
 
-from kernelseam.descriptors.validation import flag
+from kernelseam.descriptors.attention.forward import band
+from kernelseam.descriptors.common.validation import flag
+from kernelseam.errors import InvalidValue
+from kernelseam.interop import torch_attention, torch_nested
+from kernelseam.interop.torch_attention import DIFFERENTIABLE
 from kernelseam.interop.torch_function import (
     Gradients,
+    autocast,
     check_bwd_implementation,
     differentiable_once,
     tensors,
     wanted,
-    with_rows,
 )
-from kernelseam.ops.attention import attention as attention_forward
-from kernelseam.ops.attention import attention_varlen as varlen_forward
-from kernelseam.ops.attention_bwd import attention_bwd
+from kernelseam.interop.torch_library import attention as operators
+from kernelseam.interop.torch_library.dtypes import dtype_name, torch_dtype
+from kernelseam.ops import attention as ops
 
 Tensor = Any
-DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
 
 
 def attention(
@@ -40,18 +43,28 @@ def attention(
     prefix_lengths: Tensor | None = None,
     kv_lengths: Tensor | None = None,
     layout: str = "bhsd",
+    out_dtype: Any = None,
+    return_lse: bool = False,
+    batch_invariant: bool = False,
     deterministic: bool = True,
     backend: str | None = None,
     implementation: str | None = None,
     bwd_implementation: str | None = None,
-) -> Tensor:
+) -> Any:
     """``kernelseam.attention`` on torch tensors, with gradients to q, k, v, ``bias`` and ``sinks``.
 
+    ``return_lse``: (result, LSE), both of which have gradients. ``out_dtype`` may be torch's;
+    gradients of a result of another dtype than q's start from it rounded to that.
     ``deterministic=False`` allows gradients whose order of summation varies, where that is faster.
     ``implementation`` names a way of the forward, ``bwd_implementation`` one of the gradients. Both
     run on torch's current stream. All else is as there, shapes and dtypes too. A bias that repeats
     because it has extent 1, or lacks an axis, takes the sum over what it repeats along; one that is
     expanded takes a gradient of its whole shape, which torch sums.
+
+    Nested q, k and v of layout torch.jagged, [B, H, rows, D] (``layout`` "bshd": [B, rows, H, D]),
+    are taken as packed sequences, and so is the result; the LSE is then refused. Under
+    torch.autocast q, k and v are converted to its dtype. Where torch compiles, exports or
+    transforms the caller, ``torch.ops.kernelseam`` is called.
 
     Gradients are differentiable once: under ``create_graph`` a second derivative raises
     InvalidValue. Where none are wanted, nothing is kept for them.
@@ -74,6 +87,9 @@ def attention(
         "softcap": softcap,
         "layout": layout,
         "backend": backend,
+        "out_dtype": out_dtype,
+        "return_lse": return_lse,
+        "batch_invariant": batch_invariant,
     }
     return _apply(
         given, ("q", "k", "v"), options, implementation, deterministic, bwd_implementation
@@ -98,15 +114,18 @@ def attention_varlen(
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
     prefix_lengths: Tensor | None = None,
+    out_dtype: Any = None,
+    return_lse: bool = False,
+    batch_invariant: bool = False,
     deterministic: bool = True,
     backend: str | None = None,
     implementation: str | None = None,
     bwd_implementation: str | None = None,
-) -> Tensor:
+) -> Any:
     """``kernelseam.attention_varlen`` on torch tensors, with gradients to q, k, v, ``bias`` and
     ``sinks``; see ``attention``.
 
-    Rows that belong to no sequence are 0, in the result and in the gradients.
+    Rows that belong to no sequence are 0, in the result and in the gradients, and −inf in the LSE.
     """
     given = {
         "q": q,
@@ -128,9 +147,55 @@ def attention_varlen(
         "max_seqlen_q": max_seqlen_q,
         "max_seqlen_k": max_seqlen_k,
         "backend": backend,
+        "out_dtype": out_dtype,
+        "return_lse": return_lse,
+        "batch_invariant": batch_invariant,
     }
     needed = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
     return _apply(given, needed, options, implementation, deterministic, bwd_implementation)
+
+
+def attention_paged(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_table: Tensor,
+    kv_lengths: Tensor,
+    *,
+    cu_seqlens_q: Tensor | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    prefix_lengths: Tensor | None = None,
+    out_dtype: Any = None,
+    **options: Any,
+) -> Any:
+    """``kernelseam.attention_paged`` on torch tensors, with its options but ``out`` and ``stream``.
+    Gradients do not flow through pages: a tensor that wants one is refused. Under torch.autocast q
+    is converted to its dtype, the pages are not."""
+    given = {
+        "q": q,
+        "k_pages": k_pages,
+        "v_pages": v_pages,
+        "block_table": block_table,
+        "kv_lengths": kv_lengths,
+        "cu_seqlens_q": cu_seqlens_q,
+        "bias": bias,
+        "mask": mask,
+        "alibi_slopes": alibi_slopes,
+        "sinks": sinks,
+        "prefix_lengths": prefix_lengths,
+    }
+    operands, _ = tensors(given, ("q", "k_pages", "v_pages", "block_table", "kv_lengths"))
+    for name in ("out", "stream"):
+        if options.get(name) is not None:
+            raise InvalidValue(
+                name, "given", "results are new, on torch's current stream", "Leave it out"
+            )
+    wanted(operands, ())
+    operands = autocast(operands, ("q",))
+    return ops.attention_paged(**operands, **options, out_dtype=dtype_name(out_dtype))
 
 
 def _apply(
@@ -140,65 +205,73 @@ def _apply(
     implementation: str | None,
     deterministic: bool,
     bwd_implementation: str | None,
-) -> Tensor:
-    operands = tensors(given, needed)
+) -> Any:
+    operands, traced = tensors(given, needed)
     deterministic = flag("deterministic", deterministic)
+    if options["out_dtype"] is not None:
+        options["out_dtype"] = dtype_name(options["out_dtype"])
+    operands = autocast(operands, ("q", "k", "v"))
+    nested = operands["q"].is_nested
+    if traced or nested:
+        chosen = {
+            "deterministic": deterministic,
+            "implementation": implementation,
+            "bwd_implementation": bwd_implementation,
+        }
+    if nested and "layout" in options and torch_nested.is_jagged(operands["q"]):
+        return torch_nested.attention(operands, options, chosen, attention_varlen)
+    if traced:
+        return _traced(operands, options, chosen)
     check_bwd_implementation(bwd_implementation, "attention_bwd", "q", operands)
     forward = {**options, "implementation": implementation}
     if not wanted(operands, DIFFERENTIABLE):
-        return _forward(operands, forward, return_lse=False)
+        return torch_attention.forward(operands, forward)
+    del options["out_dtype"], options["batch_invariant"]
+    options.pop("return_lse")
     backward = {**options, "deterministic": deterministic, "implementation": bwd_implementation}
     return _Attention.apply(tuple(operands), forward, backward, *operands.values())
 
 
-def _forward(operands: dict[str, Tensor], options: dict[str, Any], *, return_lse: bool) -> Any:
-    if "cu_seqlens_q" not in operands:
-        return attention_forward(**operands, **options, return_lse=return_lse)
-    q, v = operands["q"], operands["v"]
-    out = None
-    if v.ndim and not any(
-        x.layout is not torch.strided or x.is_nested or x.is_quantized for x in (q, v)
-    ):
-        out = torch.zeros((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
-    # refuses those without an out
-    return varlen_forward(**operands, **options, out=out, return_lse=return_lse)
+def _traced(operands: dict[str, Tensor], options: dict[str, Any], chosen: dict[str, Any]) -> Any:
+    """By the operator that torch knows."""
+    window, asked = options.pop("window"), flag("return_lse", options.pop("return_lse"))
+    left, right = (None, None) if window is None else band("window", window)
+    names, operator = (
+        (operators.VARLEN, operators.ATTENTION_VARLEN)
+        if "cu_seqlens_q" in operands
+        else (operators.DENSE, operators.ATTENTION)
+    )
+    kept = torch.is_grad_enabled() and any(x.requires_grad for x in operands.values())
+    options["out_dtype"] = torch_dtype(options["out_dtype"])
+    out, lse = operator(
+        *[operands.get(n) for n in names],
+        **options,
+        **chosen,
+        window_left=left,
+        window_right=right,
+        return_lse=asked or kept,
+    )
+    return (out, lse) if asked else out
 
 
 @differentiable_once("attention")
-def _gradients(ctx: Any, dout: Tensor) -> Gradients:
+def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> Gradients:
+    if dout is None and dlse is None:
+        return (None,) * (3 + len(ctx.names))
     *operands, out, lse = ctx.saved_tensors
-    given = dict(zip(ctx.names, operands, strict=True))
     asked = {n for n, w in zip(ctx.names, ctx.needs_input_grad[3:], strict=True) if w}
-    if "bias" in asked:
-        given["bias"] = _apart(given["bias"])
-    made = attention_bwd(
-        with_rows(dout),
-        **given,
-        out=out,
-        lse=lse,
+    made = torch_attention.gradients(
+        dout,
+        dlse,
+        dict(zip(ctx.names, operands, strict=True)),
+        out,
+        lse,
         bias_gradient="bias" in asked,
         sink_gradient="sinks" in asked,
         **ctx.options,
     )
     found = {name: getattr(made, f"d{name}") for name in asked}
-    for name, offsets in (("q", "cu_seqlens_q"), ("k", "cu_seqlens_k"), ("v", "cu_seqlens_k")):
-        if name in found and offsets in given:
-            _clear_beyond(found[name], given[offsets])
     return (None, None, None, *(found.get(name) for name in ctx.names))
-
-
-def _apart(bias: Tensor) -> Tensor:
-    """A bias each of whose elements has a gradient of its own: that of a stride of 0 would be their
-    sum."""
-    expanded = any(n > 1 and s == 0 for n, s in zip(bias.shape, bias.stride(), strict=True))
-    return bias.contiguous() if expanded else bias
-
-
-def _clear_beyond(gradient: Tensor, offsets: Tensor) -> None:
-    """Zeros for rows before the first sequence and after the last, which are not written; nothing
-    waits for it."""
-    row = torch.arange(len(gradient), device=gradient.device)
-    gradient.masked_fill_(((row < offsets[0]) | (row >= offsets[-1]))[:, None, None], 0)
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
@@ -211,10 +284,13 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         options: dict[str, Any],
         bwd_options: dict[str, Any],
         *tensors: Tensor,
-    ) -> Tensor:
-        out, lse = _forward(dict(zip(names, tensors, strict=True)), options, return_lse=True)
+    ) -> Any:
+        asked = options["return_lse"]
+        operands = dict(zip(names, tensors, strict=True))
+        made = torch_attention.forward(operands, {**options, "return_lse": True})
         ctx.names, ctx.options = names, bwd_options
-        ctx.save_for_backward(*tensors, out, lse)
-        return out
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *made)
+        return made if flag("return_lse", asked) else made[0]
 
     backward = staticmethod(_gradients)

@@ -11,17 +11,51 @@ import torch
 from torch.autograd import forward_ad
 
 from kernelseam.arrays import describe
+from kernelseam.arrays.torch import refuse_tangent
 from kernelseam.errors import InvalidValue, UnknownName
-from kernelseam.interop.torch import refuse_tangent
 from kernelseam.plugins import plugins
+from kernelseam.traced import stands_for_others
 
 Tensor = Any
 Gradients = tuple[Tensor | None, ...]
 
 
-def tensors(given: Mapping[str, Tensor | None], needed: Sequence[str]) -> dict[str, Tensor]:
-    """Those that are given. Raises InvalidValue for what is no tensor, where one of ``needed`` is
-    None, and where forward-mode differentiation is asked for."""
+def tensors(
+    given: Mapping[str, Tensor | None], needed: Sequence[str]
+) -> tuple[dict[str, Tensor], bool]:
+    """Those that are given, and whether torch traces the call: compiles, exports or transforms the
+    caller, or has a mode that looks on. Operators then take the part of what needs memory.
+
+    Raises InvalidValue for what is no tensor, where one of ``needed`` is None, and where
+    forward-mode differentiation is asked for.
+    """
+    found: dict[str, Tensor] = {}
+    odd = False
+    for name, x in given.items():
+        kind: Any = type(x)
+        if kind is torch.Tensor or kind is torch.nn.Parameter:
+            found[name] = x
+        elif x is not None:
+            if not isinstance(x, torch.Tensor):
+                raise InvalidValue(
+                    name, kind.__name__, "must be a torch tensor", "Pass torch.as_tensor(…)"
+                )
+            found[name] = x
+            odd = True
+        elif name in needed:
+            raise InvalidValue(name, None, "must be a torch tensor", "Give it")
+    if forward_ad._current_level >= 0:
+        for name, x in found.items():
+            refuse_tangent(f"{name}.tangent", x)
+    if odd or found[needed[0]].is_meta:
+        return found, stands_for_others(found.values())
+    return found, _modes() > 0 or _interpreter() is not None
+
+
+def _compiled(
+    given: Mapping[str, Tensor | None], needed: Sequence[str]
+) -> tuple[dict[str, Tensor], bool]:
+    """``tensors`` as Dynamo follows it."""
     for name, x in given.items():
         if x is None and name in needed:
             raise InvalidValue(name, None, "must be a torch tensor", "Give it")
@@ -29,11 +63,31 @@ def tensors(given: Mapping[str, Tensor | None], needed: Sequence[str]) -> dict[s
             raise InvalidValue(
                 name, type(x).__name__, "must be a torch tensor", "Pass torch.as_tensor(…)"
             )
-    found = {name: x for name, x in given.items() if x is not None}
-    if forward_ad._current_level >= 0:
-        for name, x in found.items():
-            refuse_tangent(f"{name}.tangent", x)
-    return found
+    return {name: x for name, x in given.items() if x is not None}, True
+
+
+# As in ops.calling: asking at each call whether something compiles would cost all calls.
+tensors._torchdynamo_inline = _compiled  # type: ignore[attr-defined]
+_modes = torch._C._len_torch_dispatch_stack
+_interpreter = torch._C._functorch.peek_interpreter_stack
+_autocasts = torch._C._is_any_autocast_enabled
+
+
+def autocast(given: dict[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
+    """The tensors with those of ``names`` in the dtype of torch.autocast, where it is enabled for
+    their device. As in torch's own products, what is float64 stays as it is."""
+    if not _autocasts():  # by no device
+        return given
+    device = given[names[0]].device.type
+    if not torch.is_autocast_enabled(device):
+        return given
+    dtype = torch.get_autocast_dtype(device)
+    cast = {
+        n: x.to(dtype)
+        for n, x in given.items()
+        if n in names and x.is_floating_point() and x.dtype != torch.float64
+    }
+    return {**given, **cast}
 
 
 def wanted(given: Mapping[str, Tensor], differentiable: Sequence[str]) -> list[str]:
@@ -128,3 +182,11 @@ def with_rows(gradient: Tensor) -> Tensor:
     return (
         gradient.contiguous() if gradient.shape[-1] > 1 and gradient.stride(-1) != 1 else gradient
     )
+
+
+def with_matrices(gradient: Tensor) -> Tensor:
+    """A gradient one of whose last two axes is contiguous; that of sum() repeats one number."""
+    contiguous = any(
+        n == 1 or s == 1 for n, s in zip(gradient.shape[-2:], gradient.stride()[-2:], strict=True)
+    )
+    return gradient if contiguous else gradient.contiguous()

@@ -9,10 +9,14 @@ import torch
 
 from kernelseam.interop.torch_function import (
     Gradients,
+    autocast,
     check_bwd_implementation,
     differentiable_once,
     tensors,
+    with_matrices,
 )
+from kernelseam.interop.torch_library import gemm as operators
+from kernelseam.interop.torch_library.dtypes import dtype_name, torch_dtype
 from kernelseam.ops import gemm, gemm_bwd
 
 Tensor = Any
@@ -37,6 +41,9 @@ def bmm(
     Those of a and b are one launch each; torch sums those of bias and residual, and that of an
     expanded operand over what it was expanded along. ``out_dtype`` may be torch's.
     ``implementation`` names a way of the product, ``bwd_implementation`` one of the gradients'.
+    Under torch.autocast a and b are converted to its dtype. Where torch compiles, exports or
+    transforms the caller, ``torch.ops.kernelseam`` is called.
+
     Gradients are differentiable once: under ``create_graph`` a second derivative raises
     InvalidValue. Where none are wanted, nothing is kept for them.
     """
@@ -49,6 +56,7 @@ def bmm(
     return _apply(
         gemm.bmm,
         gemm_bwd.bmm_bwd,
+        operators.BMM,
         a,
         b,
         bias,
@@ -84,6 +92,7 @@ def matmul2d(
     return _apply(
         gemm.matmul2d,
         gemm_bwd.matmul2d_bwd,
+        operators.MATMUL2D,
         a,
         b,
         bias,
@@ -98,6 +107,7 @@ def matmul2d(
 def _apply(
     forward: Any,
     backward: Any,
+    operator: Any,
     a: Tensor,
     b: Tensor,
     bias: Tensor | None,
@@ -107,10 +117,23 @@ def _apply(
     implementation: str | None,
     bwd_implementation: str | None,
 ) -> Tensor:
-    operands = tensors({"a": a, "b": b, "bias": bias, "residual": residual}, ("a", "b"))
+    given = {"a": a, "b": b, "bias": bias, "residual": residual}
+    operands, traced = tensors(given, ("a", "b"))
+    operands = autocast(operands, ("a", "b"))
+    a, b = operands["a"], operands["b"]
+    if traced:
+        return operator(
+            a,
+            b,
+            bias,
+            residual,
+            **options,
+            out_dtype=torch_dtype(out_dtype),
+            implementation=implementation,
+            bwd_implementation=bwd_implementation,
+        )
     check_bwd_implementation(bwd_implementation, "gemm", "a", operands)
-    if isinstance(out_dtype, torch.dtype):
-        out_dtype = str(out_dtype).removeprefix("torch.")
+    out_dtype = dtype_name(out_dtype)
     return _Product.apply(
         (forward, {**options, "out_dtype": out_dtype, "implementation": implementation}),
         (backward, {**options, "implementation": bwd_implementation}),
@@ -125,18 +148,17 @@ def _apply(
 def _gradients(ctx: Any, dc: Tensor) -> Gradients:
     (operation, options), wanted = ctx.gradients, ctx.needs_input_grad[2:]
     a, b = ctx.saved_tensors
-    bias, residual = ctx.added
-    dbias = (
-        dc.sum_to_size(*bias[0][:-1], 1, bias[0][-1]).squeeze(-2).to(bias[1]) if wanted[2] else None
-    )
-    dresidual = dc.to(residual[1]) if wanted[3] else None
+    dbias, dresidual = operators.added_gradients(dc, ctx.added, wanted[2:])
     da = db = None
     if wanted[0] or wanted[1]:
-        dc = dc.to(a.dtype)
-        if not any(n == 1 or s == 1 for n, s in zip(dc.shape[-2:], dc.stride()[-2:], strict=True)):
-            dc = dc.contiguous()  # that of sum() repeats one number
         da, db = operation(
-            dc, a, b, a_gradient=wanted[0], b_gradient=wanted[1], sum_repeats=False, **options
+            with_matrices(dc.to(a.dtype)),
+            a,
+            b,
+            a_gradient=wanted[0],
+            b_gradient=wanted[1],
+            sum_repeats=False,
+            **options,
         )
     return None, None, da, db, dbias, dresidual
 

@@ -10,12 +10,16 @@ import torch
 from kernelseam.errors import InvalidValue
 from kernelseam.interop.torch_function import (
     Gradients,
+    autocast,
     check_bwd_implementation,
     differentiable_once,
     tensors,
     wanted,
     with_rows,
 )
+from kernelseam.interop.torch_library import projection as operators
+from kernelseam.interop.torch_library.dtypes import dtype_name, torch_dtype
+from kernelseam.interop.torch_rotary import turned_back
 from kernelseam.ops import projection, projection_bwd
 
 Tensor = Any
@@ -38,6 +42,7 @@ def fused_qkv_projection(
     v_pages: Tensor | None = None,
     block_table: Tensor | None = None,
     kv_layout: str = "nhd",
+    out_dtype: Any = None,
     backend: str | None = None,
     implementation: str | None = None,
     bwd_implementation: str | None = None,
@@ -50,6 +55,9 @@ def fused_qkv_projection(
     float32 (float64 of float64), and rounded to the tensors' dtype before they are multiplied. None
     flow to cosines, sines and pages: where gradients are wanted, k and v can not be written into
     pages. What no gradient needs is not kept. All else is as there.
+
+    ``out_dtype`` may be torch's. Under torch.autocast input and weight are converted to its dtype.
+    Where torch compiles, exports or transforms the caller, ``torch.ops.kernelseam`` is called.
 
     Gradients are differentiable once: under ``create_graph`` a second derivative raises
     InvalidValue.
@@ -72,23 +80,29 @@ def fused_qkv_projection(
         "rotary_style": rotary_style,
         "first_position": first_position,
         "kv_layout": kv_layout,
+        "out_dtype": dtype_name(out_dtype),
         "backend": backend,
         "implementation": implementation,
     }
-    operands = tensors(
+    operands, traced = tensors(
         given, ("input", "weight", *_ROTARY) if rotary is not None else ("input", "weight")
     )
-    check_bwd_implementation(bwd_implementation, "qkv_projection_bwd", "input", operands)
+    operands = autocast(operands, ("input", "weight"))
     asked = wanted(operands, ("input", "weight", "bias"))
-    if not asked:
-        return _qkv_forward(operands, options)
-    if k_pages is not None or v_pages is not None:
+    paged = k_pages is not None or v_pages is not None
+    if asked and paged:
         raise InvalidValue(
             "k_pages",
             "given",
             f"gradients to {', '.join(asked)} do not flow through pages",
             "Call under torch.no_grad(), or leave the pages out",
         )
+    if traced and not paged:
+        return _traced_qkv(operands, options, bwd_implementation)
+    if not traced:
+        check_bwd_implementation(bwd_implementation, "qkv_projection_bwd", "input", operands)
+    if not asked:
+        return _qkv_forward(operands, options)
     return _Qkv.apply(tuple(operands), options, bwd_implementation, *operands.values())
 
 
@@ -99,6 +113,7 @@ def fused_output_projection_residual(
     residual: Tensor | None = None,
     *,
     layout: str = "bhsd",
+    out_dtype: Any = None,
     backend: str | None = None,
     implementation: str | None = None,
     bwd_implementation: str | None = None,
@@ -112,10 +127,19 @@ def fused_output_projection_residual(
     given = {"attn_out": attn_out, "weight": weight, "bias": bias, "residual": residual}
     options: dict[str, Any] = {
         "layout": layout,
+        "out_dtype": dtype_name(out_dtype),
         "backend": backend,
         "implementation": implementation,
     }
-    operands = tensors(given, ("attn_out", "weight"))
+    operands, traced = tensors(given, ("attn_out", "weight"))
+    operands = autocast(operands, ("attn_out", "weight"))
+    if traced:
+        options["out_dtype"] = torch_dtype(options["out_dtype"])
+        return operators.FUSED_OUTPUT(
+            *[operands.get(n) for n in operators.OUTPUT],
+            **options,
+            bwd_implementation=bwd_implementation,
+        )
     check_bwd_implementation(bwd_implementation, "output_projection_bwd", "attn_out", operands)
     if not wanted(operands, tuple(given)):
         return projection.fused_output_projection_residual(**operands, **options)
@@ -137,6 +161,22 @@ def _tables(rotary: Any) -> dict[str, Tensor | None]:
     return dict(zip(_ROTARY, rotary, strict=True))
 
 
+def _traced_qkv(
+    operands: dict[str, Tensor], options: dict[str, Any], bwd_implementation: str | None
+) -> Any:
+    """By the operator that torch knows."""
+    del options["kv_layout"]
+    if options["num_heads"] is None:
+        raise InvalidValue("num_heads", None, "must say how many heads of q there are", "Give it")
+    options["out_dtype"] = torch_dtype(options["out_dtype"])
+    named = {"cos": _ROTARY[0], "sin": _ROTARY[1]}
+    return operators.FUSED_QKV(
+        *[operands.get(named.get(n, n)) for n in operators.QKV],
+        **options,
+        bwd_implementation=bwd_implementation,
+    )
+
+
 def _qkv_forward(operands: dict[str, Tensor], options: dict[str, Any]) -> Any:
     given = dict(operands)
     if _ROTARY[0] in given:
@@ -147,8 +187,11 @@ def _qkv_forward(operands: dict[str, Tensor], options: dict[str, Any]) -> Any:
 @differentiable_once("fused_qkv_projection")
 def _qkv_gradients(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> Gradients:
     saved = dict(zip(ctx.kept, ctx.saved_tensors, strict=True))
+    dq, dk, dv = (x.to(ctx.dtype) for x in (dq, dk, dv))
     if _ROTARY[0] in saved:
-        dq, dk = (_turned_back(x, saved, ctx.options) for x in (dq, dk))
+        cos, sin = (saved[n] for n in _ROTARY)
+        positions = saved.get("positions")
+        dq, dk = (turned_back(x, cos, sin, positions, ctx.options) for x in (dq, dk))
     dq, dk, dv = (with_rows(x) for x in (dq, dk, dv))
     asked = {n for n, w in zip(ctx.names, ctx.needs_input_grad[3:], strict=True) if w}
     heads = -3 if ctx.options["layout"] == "bhsd" else -2
@@ -173,32 +216,6 @@ def _qkv_gradients(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> Gradients:
     return (None, None, None, *(found.get(n) for n in ctx.names))
 
 
-def _turned_back(x: Tensor, saved: dict[str, Tensor], options: dict[str, Any]) -> Tensor:
-    """The gradient by what was turned → that by what it was before: turned by the opposite
-    angle."""
-    cos, sin = (saved[name] for name in _ROTARY)
-    half, tokens = cos.shape[-1], -2 if options["layout"] == "bhsd" else -3
-    if "positions" in saved:
-        cos, sin = (table[saved["positions"].long()] for table in (cos, sin))
-    else:
-        at = slice(options["first_position"], options["first_position"] + x.shape[tokens])
-        cos, sin = cos[at], sin[at]
-    cos, sin = (table.unsqueeze(-3 if options["layout"] == "bhsd" else -2) for table in (cos, sin))
-    pairs = options["rotary_style"] == "pairs"
-    first, second = (
-        (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
-        if pairs
-        else (slice(0, half), slice(half, 2 * half))
-    )
-    found = torch.empty_like(x, memory_format=torch.contiguous_format)
-    found[..., 2 * half :] = x[..., 2 * half :]
-    kind = torch.float64 if x.dtype == torch.float64 else torch.float32
-    a, b = x[..., first].to(kind), x[..., second].to(kind)
-    found[..., first] = a * cos + b * sin
-    found[..., second] = b * cos - a * sin
-    return found
-
-
 class _Qkv(torch.autograd.Function):  # type: ignore[misc]
     """Operands by name; options of the forward; the gradients' implementation."""
 
@@ -215,6 +232,7 @@ class _Qkv(torch.autograd.Function):  # type: ignore[misc]
         needed = {"input": "weight" in asked, "weight": "input" in asked, "bias": False}
         ctx.kept = tuple(n for n in names if needed.get(n, True))
         ctx.names, ctx.options, ctx.bwd_implementation = names, options, bwd_implementation
+        ctx.dtype = given["input"].dtype
         ctx.bias_dtype = given["bias"].dtype if "bias" in given else None
         ctx.save_for_backward(*(given[n] for n in ctx.kept))
         return _qkv_forward(given, options)
@@ -231,7 +249,7 @@ def _output_gradients(ctx: Any, d_output: Tensor) -> Gradients:
     if asked - {"residual"}:
         saved = dict(zip(ctx.kept, ctx.saved_tensors, strict=True))
         made = projection_bwd.fused_output_projection_residual_bwd(
-            with_rows(d_output),
+            with_rows(d_output.to(ctx.dtypes["attn_out"])),
             saved["attn_out"],
             saved.get("weight"),
             "bias" in asked,

@@ -1,4 +1,4 @@
-"""Device sources shared by all vendors, with their host halves: one folder an operation."""
+"""Device sources shared by all vendors, with their definitions: one folder an operation."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from dataclasses import replace
 from typing import Any
 
 from kernelseam.compilation import Binary
-from kernelseam.contract import Device, Implementation, KernelFacts, Toolchain
+from kernelseam.contract import Composition, Device, Implementation, KernelFacts, Launch, Toolchain
 from kernelseam.errors import InvalidValue
 from kernelseam.kernels.attention.backward import AttentionBwdHost
 from kernelseam.kernels.attention.backward_tile import BackwardTile
-from kernelseam.kernels.attention.host import AttentionHost, AttentionTile
+from kernelseam.kernels.attention.host import AttentionHost
 from kernelseam.kernels.attention.merge import MERGE
+from kernelseam.kernels.attention.tile import AttentionTile
 from kernelseam.kernels.attention.unfused import UnfusedAttention
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.covering import covering, covering_specs
-from kernelseam.kernels.gemm.host import GemmHost, GemmTile
-from kernelseam.kernels.kernel import Composition, HostHalf, KernelImplementation, build
-from kernelseam.kernels.launches import Launch
+from kernelseam.kernels.definition import KernelDefinition
+from kernelseam.kernels.gemm.host import GemmHost
+from kernelseam.kernels.gemm.tile import GemmTile
+from kernelseam.kernels.kernel import KernelImplementation, build
 from kernelseam.kernels.projection.host import PROJECTIONS
 
-HALVES: Mapping[str, HostHalf] = {
+KERNELS: Mapping[str, KernelDefinition] = {
     "gemm": GemmHost(),
     "attention": AttentionHost(),
     "attention_bwd": AttentionBwdHost(),
     "merge_states": MERGE,
 }
 
-WAYS: Mapping[str, Composition] = {**HALVES, **{p.operation: p for p in PROJECTIONS}}
+COMPOSITIONS: Mapping[str, Composition] = {**KERNELS, **{p.operation: p for p in PROJECTIONS}}
 """By operation, the one that is named "shared"."""
 
 
 def shared_implementations(toolchain: Toolchain) -> tuple[Implementation, ...]:
     """Every shared kernel on a toolchain, and what is composed of several."""
-    return (
-        *(KernelImplementation(way, toolchain) for way in WAYS.values()),
-        UnfusedAttention(toolchain),
-    )
+    shared = {name: KernelImplementation(c, toolchain) for name, c in COMPOSITIONS.items()}
+    return (*shared.values(), UnfusedAttention(toolchain, shared["attention"]))
 
 
 def operation_of(spec: Any) -> str:
@@ -47,45 +47,50 @@ def operation_of(spec: Any) -> str:
 
 
 def build_binary(
-    toolchain: Toolchain, spec: Any, arch: str, tile: Any = None, half: HostHalf | None = None
+    toolchain: Toolchain,
+    spec: Any,
+    arch: str,
+    tile: Any = None,
+    kernel: KernelDefinition | None = None,
 ) -> tuple[Binary, Mapping[str, KernelFacts]]:
     """Compile the kernel of an operation's spec for an arch, no device needed.
 
-    ``tile``: one of ``tiles_of(toolchain, spec, arch)``; by default the first. ``half``: that of
-    another kernel, whose spec it then is. Raises InvalidValue where the arch has no tile for the
-    spec, UnknownName for an arch, CompileError.
+    ``tile``: one of ``tiles_of(toolchain, spec, arch)``; by default the first. ``kernel``: another
+    one than the shared, whose spec it then is. Raises InvalidValue where the arch has no tile for
+    the spec, UnknownName for an arch, CompileError.
     """
-    half = half or HALVES[operation_of(spec)]
-    tiles = half.tiles(spec, toolchain.arch_row(arch))
+    kernel = kernel or KERNELS[operation_of(spec)]
+    tiles = kernel.tiles(spec, toolchain.arch_row(arch))
     if not tiles:
         raise _no_tile(spec, arch)
     tile = tile or tiles[0]
-    binary, facts = build(half, spec, tile, toolchain, arch)
+    binary, facts = build(kernel, spec, tile, toolchain, arch)
     # Where the launch asks for shared memory, the binary does not know of it.
-    shared = max(facts.shared_bytes, half.shared_bytes(spec, tile))
-    return binary, {half.entry: replace(facts, shared_bytes=shared)}
+    shared = max(facts.shared_bytes, kernel.shared_bytes(spec, tile))
+    return binary, {kernel.entry: replace(facts, shared_bytes=shared)}
 
 
 def launched(
     toolchain: Toolchain, problem: Any, arch: str, kernel: Composition | None = None
 ) -> tuple[Launch, ...]:
-    """The kernels of a problem on an arch in order, a host half's with its preferred tile; no
-    device needed.
+    """The kernels of a problem on an arch in order, of a kernel definition with its preferred tile;
+    no device needed.
 
     ``kernel``: a plugin's own; by default the shared one. Raises InvalidValue where the arch has no
     tile for the spec, UnknownName for an arch.
     """
-    half, row = kernel or HALVES[problem.operation], toolchain.arch_row(arch)
+    composition = kernel or KERNELS[problem.operation]
+    row = toolchain.arch_row(arch)
     device = Device(toolchain.backend, 0, arch)
-    if not isinstance(half, HostHalf):
-        return half.launches(problem, half.tile(problem, row, device), device).kernels
-    tiles = half.tiles(problem.spec, row)
+    if not isinstance(composition, KernelDefinition):
+        return composition.launches(problem, composition.tile(problem, row, device), device).kernels
+    tiles = composition.tiles(problem.spec, row)
     if not tiles:
         raise _no_tile(problem.spec, arch)
-    return half.launches(problem, tiles[0], device).kernels
+    return composition.launches(problem, tiles[0], device).kernels
 
 
-def ways(
+def launches_by_implementation(
     toolchain: Toolchain, problem: Any, arch: str, kernels: Iterable[Composition] = ()
 ) -> tuple[tuple[str, tuple[Launch, ...]], ...]:
     """By implementation, what ``launched`` says of the shared kernel and of those of a plugin's own
@@ -115,18 +120,18 @@ def _no_tile(spec: Any, arch: str) -> InvalidValue:
 
 def tiles_of(toolchain: Toolchain, spec: Any, arch: str) -> tuple[Any, ...]:
     """The tile configurations of an arch that take a spec, the preferred first."""
-    return HALVES[operation_of(spec)].tiles(spec, toolchain.arch_row(arch))
+    return KERNELS[operation_of(spec)].tiles(spec, toolchain.arch_row(arch))
 
 
 __all__ = [
-    "HALVES",
-    "WAYS",
+    "KERNELS",
+    "COMPOSITIONS",
     "AttentionTile",
     "BackwardTile",
     "Composition",
     "Covered",
     "GemmTile",
-    "HostHalf",
+    "KernelDefinition",
     "KernelImplementation",
     "build_binary",
     "covering",
@@ -135,5 +140,5 @@ __all__ = [
     "operation_of",
     "shared_implementations",
     "tiles_of",
-    "ways",
+    "launches_by_implementation",
 ]

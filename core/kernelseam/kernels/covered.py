@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernelseam.contract import ArchRow
-from kernelseam.descriptors.gemm_problem import GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
-
-if TYPE_CHECKING:
-    from kernelseam.kernels.kernel import HostHalf
+from kernelseam.kernels.definition import KernelDefinition
 
 
 @dataclass(frozen=True)
 class Covered:
     """A kernel for a spec, one binary for each tile that an arch has for it."""
 
-    half: HostHalf
+    kernel: KernelDefinition
     spec: Any
     grouped: bool = False
     """Whether the heads of a group share a block."""
@@ -28,17 +26,19 @@ class Covered:
     @property
     def products(self) -> bool:
         """Whether it multiplies matrices."""
-        return self.half.multiplies
+        return self.kernel.multiplies
 
     def tiles(self, row: ArchRow) -> tuple[Any, ...]:
         """The arch's tiles as launches use them; none where the kernel is for others."""
-        if self.half.archs and row.arch not in self.half.archs:
+        if self.kernel.archs and row.arch not in self.kernel.archs:
             return ()
-        found = tuple(v for t in self.half.tiles(self.spec, row) for v in self.half.as_launched(t))
+        found = tuple(
+            v for t in self.kernel.tiles(self.spec, row) for v in self.kernel.as_launched(t)
+        )
         return tuple(replace(t, grouped=True) for t in found) if self.grouped else found
 
     def __str__(self) -> str:
-        return " ".join((self.half.entry, *_words(self.spec), *["grouped"] * self.grouped))
+        return " ".join((self.kernel.entry, *_words(self.spec), *["grouped"] * self.grouped))
 
 
 def _words(spec: Any) -> Iterator[str]:

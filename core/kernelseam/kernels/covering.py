@@ -8,11 +8,12 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from kernelseam.descriptors.attention_bwd_problem import AttentionBwdSpec
-from kernelseam.descriptors.attention_problem import AttentionSpec
-from kernelseam.descriptors.gemm import PRECISIONS
-from kernelseam.descriptors.gemm_problem import GemmSpec, HeadsSpec
-from kernelseam.descriptors.merge_problem import MergeSpec
+from kernelseam.contract import Composition
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdSpec
+from kernelseam.descriptors.attention.merge_problem import MergeSpec
+from kernelseam.descriptors.attention.problem import AttentionSpec
+from kernelseam.descriptors.gemm.problem import GemmSpec, HeadsSpec
+from kernelseam.descriptors.gemm.strided import PRECISIONS
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.backward import AttentionBwdHost
 from kernelseam.kernels.attention.host import AttentionHost
@@ -28,7 +29,6 @@ from kernelseam.kernels.attention.row_kernels import (
 )
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.gemm.host import GemmHost
-from kernelseam.kernels.kernel import Composition
 
 F16, BF16, F32, F64 = DType.float16, DType.bfloat16, DType.float32, DType.float64
 GEMM, FORWARD, BACKWARD = GemmHost(), AttentionHost(), AttentionBwdHost()

@@ -33,7 +33,8 @@ _DIVIDER = ("", "_magic", "_shift")
 
 def divider_parameter(name: str) -> Structure:
     """A Divider among a kernel's parameters."""
-    return Structure(tuple((f"{name}{part}", "i32") for part in _DIVIDER))
+    members = tuple((f"{name}{part}", "i32") for part in _DIVIDER)
+    return Structure(members, ("d", "magic", "shift"))
 
 
 def divider_values(name: str, d: int) -> dict[str, int]:

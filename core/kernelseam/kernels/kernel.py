@@ -1,31 +1,29 @@
-"""The door for kernels, those of the core and those of a plugin: what a host half says, and what is
-made of it.
-
-A host half stands beside a device source and says everything about it that is not the vendor's
-compiler's. The same class makes an implementation of each: spec and tile to binary, problem to
-launches, on any toolchain.
-"""
+"""From kernel definitions, the core's or a plugin's own, to binaries and launches on any toolchain.
+One class makes an implementation of each."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
+from functools import lru_cache
 from typing import Any
 
 from kernelseam.compilation import Binary, compiled, compiled_together
-from kernelseam.compilation.sources import headers_below, included
+from kernelseam.compilation.sources import included
 from kernelseam.contract import (
     ArchRow,
+    Composition,
     Cost,
     Device,
+    DeviceLimits,
     KernelFacts,
+    Launch,
     LaunchConfig,
+    Launches,
     LaunchRecord,
     LoadedKernel,
+    Memset,
     PlanParts,
     SourceBundle,
     Step,
@@ -34,160 +32,53 @@ from kernelseam.contract import (
 )
 from kernelseam.costs import Work, predicted, roofline
 from kernelseam.errors import PluginError, Refusal, Unsupported
-from kernelseam.kernels.covered import Covered
-from kernelseam.kernels.launches import Launch, Launches, Memset
+from kernelseam.kernels import sources
+from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.signature import Signature, Value
 from kernelseam.memset import MemsetStep
 from kernelseam.variants import Variant
 
 MAX_BLOCKS = 2**31 - 1
 """Blocks along the one axis of a grid."""
+_CHOICES = 64
+"""Problems of an implementation whose tiles are remembered, from the question whether it takes one
+to its build."""
 
 
-class Composition(ABC):
-    """A way to compute an operation's problems by kernels. Inherit from it: what has a body is a
-    default."""
-
-    operation: str
-    name: str = "shared"
-    """The implementation's. Kernels that the core shares among vendors are called "shared"."""
-    archs: tuple[str, ...] = ()
-    """Those that it is for; none named: all of the toolchain."""
-
-    @abstractmethod
-    def refuse(self, problem: Any, row: ArchRow) -> str | None:
-        """Why it does not take the problem on that arch, or None."""
-
-    @abstractmethod
-    def tile(self, problem: Any, row: ArchRow, device: Device) -> Any:
-        """The tile configuration for a problem, or those of its kernels."""
-
-    @abstractmethod
-    def launches(self, problem: Any, tile: Any, device: Device) -> Launches:
-        """What computes the problem: one kernel or several."""
-
-    def variants(self, problem: Any, row: ArchRow, device: Device) -> Mapping[str, Any]:
-        """Tiles that take the problem, by names that stay, what ``tile`` chooses first: for tuning
-        to measure. None: there is nothing to choose among."""
-        return {}
-
-    def covering(self) -> Iterable[Covered]:
-        """Kernels of its own that the tests compile for its archs: between them they touch every
-        way through it."""
-        return ()
-
-
-class HostHalf(Composition):
-    """What stands beside a device source: everything about it that is not the vendor's. Its
-    launches are that kernel, or that one and others."""
-
-    entry: str
-    """The kernel's name in the device source."""
-    source: str
-    """Its file, by include name."""
-    multiplies: bool = False
-    """Whether it multiplies matrices: of halves by matrix instructions, which the tests then look
-    for."""
-
-    def sources(self) -> Mapping[str, str]:
-        """Include name → text of the device sources that are its own: ``source``, and what that may
-        include beside the core's and the platform's. A plugin's half gives those of its plugin
-        (``headers_below``)."""
-        return shared_sources()
-
-    @abstractmethod
-    def tiles(self, spec: Any, row: ArchRow) -> tuple[Any, ...]:
-        """The arch's tile configurations for a spec, the preferred first."""
-
-    def as_launched(self, tile: Any) -> tuple[Any, ...]:
-        """The tile as launches use it, each a binary of its own."""
-        return (tile,)
-
-    @abstractmethod
-    def defines(self, spec: Any, tile: Any, row: ArchRow) -> dict[str, object]:
-        """Constants of the binary."""
-
-    @abstractmethod
-    def signature(self, spec: Any) -> Signature:
-        """The parameters of the binary."""
-
-    @abstractmethod
-    def grid(self, problem: Any, tile: Any, device: Device) -> int:
-        """Blocks."""
-
-    @abstractmethod
-    def threads(self, tile: Any, row: ArchRow) -> int:
-        """Threads of a block."""
-
-    @abstractmethod
-    def shared_bytes(self, spec: Any, tile: Any) -> int:
-        """Dynamic shared memory of a block."""
-
-    def config(self, problem: Any, tile: Any, row: ArchRow, device: Device) -> LaunchConfig:
-        """What it is started with. Override it for clusters or a programmatic launch."""
-        blocks, threads = self.grid(problem, tile, device), self.threads(tile, row)
-        return LaunchConfig((blocks, 1, 1), (threads, 1, 1), self.shared_bytes(problem.spec, tile))
-
-    @abstractmethod
-    def values(self, problem: Any, tile: Any, device: Device) -> dict[str, int | float]:
-        """Arguments by parameter name, pointers and tensor maps left out."""
-
-    @abstractmethod
-    def pointers(self, spec: Any) -> dict[str, str]:
-        """Pointer parameter → operand name."""
-
-    def tensor_maps(self, problem: Any, tile: Any, device: Device) -> dict[str, TensorMap]:
-        """Tensor map parameter → what it walks."""
-        return {}
-
-    @abstractmethod
-    def work(self, problem: Any, tile: Any, device: Device) -> Work:
-        """What its launch asks of a device."""
-
-
-@cache
-def shared_sources() -> dict[str, str]:
-    """Include name → text of every device source of this package."""
-    found = headers_below(resources.files("kernelseam.kernels"))
-    if not found:
-        raise PluginError(
-            "the shared device sources are missing from this installation: install kernelseam again"
-        )
-    return found
-
-
-def bundle(half: HostHalf, spec: Any, tile: Any, toolchain: Toolchain, arch: str) -> SourceBundle:
+def bundle(
+    kernel: KernelDefinition, spec: Any, tile: Any, toolchain: Toolchain, arch: str
+) -> SourceBundle:
     """The sources and constants of one binary: what its main file includes, and nothing else, so
     that a change elsewhere does not change its key. Raises PluginError for a missing include."""
     row = toolchain.arch_row(arch)
     platform = dict(toolchain.platform_files(arch))
-    files = {**shared_sources(), **platform, "platform.h": platform[row.platform]}
-    for name, text in half.sources().items():
+    files = {**sources.shared_sources(), **platform, "platform.h": platform[row.platform]}
+    for name, text in kernel.sources().items():
         if files.setdefault(name, text) != text:
             raise PluginError(
-                f"{half.entry} brings a device source {name}, of which there is another"
+                f"{kernel.entry} brings a device source {name}, of which there is another"
             )
     defines = {
         **dict(row.defines),
-        **{f"KS_{k}": v for k, v in half.defines(spec, tile, row).items()},
+        **{f"KS_{k}": v for k, v in kernel.defines(spec, tile, row).items()},
     }
     constants = tuple((k, str(int(v) if isinstance(v, bool) else v)) for k, v in defines.items())
     return SourceBundle(
-        name=half.entry,
-        main=half.source,
-        files=included(half.source, files, dict(constants)),
+        name=kernel.entry,
+        main=kernel.source,
+        files=included(kernel.source, files, dict(constants)),
         defines=constants,
         options=row.options,
     )
 
 
 def build(
-    half: HostHalf, spec: Any, tile: Any, toolchain: Toolchain, arch: str
+    kernel: KernelDefinition, spec: Any, tile: Any, toolchain: Toolchain, arch: str
 ) -> tuple[Binary, KernelFacts]:
     """The binary, from the cache or the compiler, with its parameters checked. Needs no device."""
-    binary = compiled(toolchain, bundle(half, spec, tile, toolchain, arch), arch)
-    facts = toolchain.inspect(binary.data, arch)[half.entry]
-    half.signature(spec).placed(facts)
+    binary = compiled(toolchain, bundle(kernel, spec, tile, toolchain, arch), arch)
+    facts = toolchain.inspect(binary.data, arch)[kernel.entry]
+    kernel.signature(spec).placed(facts)
     return binary, facts
 
 
@@ -230,18 +121,21 @@ class KernelStep:
 
 
 class KernelImplementation:
-    """A host half or a composition on a toolchain: kernelseam.contract.Implementation."""
+    """A kernel definition or a composition on a toolchain: kernelseam.contract.Implementation."""
 
-    def __init__(self, half: Composition, toolchain: Toolchain) -> None:
-        self.half, self._toolchain = half, toolchain
-        self.name, self.operation, self.backend = half.name, half.operation, toolchain.backend
+    def __init__(self, composition: Composition, toolchain: Toolchain) -> None:
+        self.composition, self._toolchain = composition, toolchain
+        self.name, self.operation = composition.name, composition.operation
+        self.backend = toolchain.backend
+        # The limits are a key of their own: devices are equal without them.
+        self._chosen = lru_cache(_CHOICES)(self._choose)
 
     def supports(self, problem: Any, device: Device) -> str | None:
-        archs = self.half.archs or self._toolchain.archs
+        archs = self.composition.archs or self._toolchain.archs
         if device.arch not in archs:
             return f"arch {device.arch} is not among {', '.join(archs)}"
         row = self._toolchain.arch_row(device.arch)
-        return self.half.refuse(problem, row) or self._refuse_launches(
+        return self.composition.refuse(problem, row) or self._refuse_launches(
             problem, self.launches(problem, device), device
         )
 
@@ -253,7 +147,7 @@ class KernelImplementation:
                 f"device's memory, {memory}"
             )
         for launch in launches.kernels:
-            config = launch.half.config(launch.problem, launch.tile, row, device)
+            config = launch.kernel.config(launch.problem, launch.tile, row, device)
             if (blocks := max(config.grid)) > MAX_BLOCKS:
                 return f"it needs {blocks} blocks, more than {MAX_BLOCKS}"
             if reason := config.refuse(row) or self._refuse_tensor_maps(
@@ -265,7 +159,7 @@ class KernelImplementation:
     def _refuse_tensor_maps(
         self, launch: Launch, problem: Any, launches: Launches, device: Device
     ) -> str | None:
-        tensor_maps = launch.half.tensor_maps(launch.problem, launch.tile, device)
+        tensor_maps = launch.kernel.tensor_maps(launch.problem, launch.tile, device)
         if not tensor_maps:
             return None
         alignments = {rule.name: rule.alignment for rule in problem.operands}
@@ -276,7 +170,7 @@ class KernelImplementation:
                 name = launch.operands.get(parameter, tensor_map.operand)
                 if name not in alignments:
                     raise PluginError(
-                        f"{launch.half.entry} has a tensor map over {name}, which is no operand "
+                        f"{launch.kernel.entry} has a tensor map over {name}, which is no operand "
                         f"of {problem.operation}"
                     )
                 alignment = alignments[name]
@@ -288,9 +182,15 @@ class KernelImplementation:
         return None
 
     def launches(self, problem: Any, device: Device) -> Launches:
-        """Its kernels for a problem that it supports."""
+        """Its kernels for a problem that it supports: of ``supports``, ``cost`` and ``build`` the
+        first chooses their tiles."""
+        return self._chosen(problem, device, device.limits)
+
+    def _choose(self, problem: Any, device: Device, limits: DeviceLimits) -> Launches:
         row = self._toolchain.arch_row(device.arch)
-        return self.half.launches(problem, self.half.tile(problem, row, device), device)
+        return self.composition.launches(
+            problem, self.composition.tile(problem, row, device), device
+        )
 
     def cost(self, problem: Any, device: Device) -> Cost:
         """Its launches one after the other."""
@@ -302,7 +202,7 @@ class KernelImplementation:
         if known is None:
             return roofline(problem, device.limits)
         works = [
-            Work(x.size) if isinstance(x, Memset) else x.half.work(x.problem, x.tile, device)
+            Work(x.size) if isinstance(x, Memset) else x.kernel.work(x.problem, x.tile, device)
             for x in launches.steps
         ]
         seconds = sum(predicted(w, known, device.limits) for w in works if w.blocks or w.bytes)
@@ -314,7 +214,9 @@ class KernelImplementation:
         """What it launches for a problem that it supports; nothing is compiled."""
         tile = self._tiles(problem, device).get(variant) if variant else None
         launches = (
-            self.half.launches(problem, tile, device) if tile else self.launches(problem, device)
+            self.composition.launches(problem, tile, device)
+            if tile
+            else self.launches(problem, device)
         )
         row = self._toolchain.arch_row(device.arch)
         steps = (self._record(x, row, device) for x in launches.steps)
@@ -328,12 +230,12 @@ class KernelImplementation:
                 if launch.size
                 else None
             )
-        config: LaunchConfig = launch.half.config(launch.problem, launch.tile, row, device)
+        config: LaunchConfig = launch.kernel.config(launch.problem, launch.tile, row, device)
         return (
             None
             if 0 in config.grid
             else LaunchRecord(
-                launch.half.entry,
+                launch.kernel.entry,
                 config.grid,
                 config.block,
                 config.shared_bytes,
@@ -349,9 +251,9 @@ class KernelImplementation:
         return self._build(problem, self.launches(problem, device), device)
 
     def variants(self, problem: Any, device: Device) -> tuple[Variant, ...]:
-        """Its tiles, by the names that its host half gives them."""
+        """Its tiles, by the names that its kernel definition gives them."""
         found = {
-            n: self.half.launches(problem, t, device)
+            n: self.composition.launches(problem, t, device)
             for n, t in self._tiles(problem, device).items()
         }
         return tuple(
@@ -364,12 +266,12 @@ class KernelImplementation:
         """The plan with one of ``variants``."""
         return self._build(
             problem,
-            self.half.launches(problem, self._tiles(problem, device)[variant], device),
+            self.composition.launches(problem, self._tiles(problem, device)[variant], device),
             device,
         )
 
     def _tiles(self, problem: Any, device: Device) -> Mapping[str, Any]:
-        return self.half.variants(problem, self._toolchain.arch_row(device.arch), device)
+        return self.composition.variants(problem, self._toolchain.arch_row(device.arch), device)
 
     def _build(self, problem: Any, launches: Launches, device: Device) -> PlanParts:
         row = self._toolchain.arch_row(device.arch)
@@ -391,13 +293,15 @@ class KernelImplementation:
         bundles = []
         for launch in launches.kernels:
             try:
-                config: LaunchConfig = launch.half.config(launch.problem, launch.tile, row, device)
+                config: LaunchConfig = launch.kernel.config(
+                    launch.problem, launch.tile, row, device
+                )
                 if config.refuse(row):
                     break
                 if 0 not in config.grid:
                     bundles.append(
                         bundle(
-                            launch.half,
+                            launch.kernel,
                             launch.problem.spec,
                             launch.tile,
                             self._toolchain,
@@ -417,8 +321,8 @@ class KernelImplementation:
                 if launch.size
                 else None
             )
-        half, problem, tile = launch.half, launch.problem, launch.tile
-        config: LaunchConfig = half.config(problem, tile, row, device)
+        kernel, problem, tile = launch.kernel, launch.problem, launch.tile
+        config: LaunchConfig = kernel.config(problem, tile, row, device)
         record = self._record(launch, row, device)
         if record is None:
             return None
@@ -426,18 +330,18 @@ class KernelImplementation:
             raise Unsupported(problem, [Refusal(self.name, reason)])
         binary = compiled(
             self._toolchain,
-            bundle(half, problem.spec, tile, self._toolchain, device.arch),
+            bundle(kernel, problem.spec, tile, self._toolchain, device.arch),
             device.arch,
         )
-        kernel = self._toolchain.load(binary.data, half.entry, device)
-        tensor_maps = half.tensor_maps(problem, tile, device)
+        loaded = self._toolchain.load(binary.data, kernel.entry, device)
+        tensor_maps = kernel.tensor_maps(problem, tile, device)
         walked = {parameter: tensor_map.operand for parameter, tensor_map in tensor_maps.items()}
         return KernelStep(
-            kernel,
-            half.signature(problem.spec).placed(kernel.facts),
+            loaded,
+            kernel.signature(problem.spec).placed(loaded.facts),
             config,
-            half.values(problem, tile, device),
-            {**half.pointers(problem.spec), **walked, **launch.operands},
+            kernel.values(problem, tile, device),
+            {**kernel.pointers(problem.spec), **walked, **launch.operands},
             record,
             launch.workspace,
             tensor_maps,

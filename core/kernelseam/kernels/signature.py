@@ -39,6 +39,12 @@ _C_ALIGNMENT = 16
 """Bytes that every compiler aligns its memory of parameters to: up to it, offsets are those of a C
 structure."""
 
+_ARGUMENT = """template<int N, class F> struct Argument;
+template<class R, class A, class... More> struct Argument<0, R(A, More...)> { typedef A type; };
+template<int N, class R, class A, class... More>
+struct Argument<N, R(A, More...)> : Argument<N - 1, R(More...)> {};"""
+"""C++: the type of a function's parameter."""
+
 Member = tuple[str, "str | Structure"]
 """A name, and what it names."""
 
@@ -46,9 +52,13 @@ Member = tuple[str, "str | Structure"]
 @dataclass(frozen=True)
 class Structure:
     """Members that are passed by value together, laid out as C does: each at the next multiple of
-    its own alignment."""
+    its own alignment.
+
+    ``fields``: what the device source calls them; none given: as they are called here.
+    """
 
     members: tuple[Member, ...]
+    fields: tuple[str, ...] = ()
 
     @property
     def alignment(self) -> int:
@@ -62,6 +72,19 @@ class Structure:
             inner = kind.scalars if isinstance(kind, Structure) else ((name, kind, 0),)
             found += [(n, k, at + offset) for n, k, offset in inner]
         return tuple(found)
+
+    @cached_property
+    def places(self) -> tuple[tuple[str, int, int], ...]:
+        """Each scalar as the device source calls it, an inner structure's behind a dot; its offset
+        and its size."""
+        places: list[tuple[str, int, int]] = []
+        fields = self.fields or tuple(name for name, _ in self.members)
+        for field, (_, kind), at in zip(fields, self.members, self._offsets[:-1], strict=True):
+            if isinstance(kind, Structure):
+                places += [(f"{field}.{name}", at + offset, n) for name, offset, n in kind.places]
+            else:
+                places.append((field, at, _size(kind)))
+        return tuple(places)
 
     @property
     def size(self) -> int:
@@ -132,7 +155,7 @@ class Signature:
             raise DeviceError(
                 f"kernel {facts.name} takes parameters at {facts.parameters}, the host packs "
                 f"{self.layout}: "
-                f"its device source and its host half disagree"
+                f"its device source and its kernel definition disagree"
             )
         return replace(self, offsets=offsets)
 
@@ -144,6 +167,22 @@ class Signature:
             inner = kind.scalars if isinstance(kind, Structure) else ((name, kind, 0),)
             found += [(n, k, at + offset) for n, k, offset in inner]
         return tuple(found)
+
+    def assertions(self, kernel: str) -> str:
+        """C++ that compiles behind a kernel's source only where every structure among its
+        parameters has the size, and each member the name, offset and size, that are packed here.
+        Binaries tell no more of a structure than its size."""
+        lines = [_ARGUMENT]
+        for i, (_, kind) in enumerate(self.parameters):
+            if not isinstance(kind, Structure):
+                continue
+            lines.append(f"typedef Argument<{i}, decltype({kernel})>::type Argument{i};")
+            lines.append(f'static_assert(sizeof(Argument{i}) == {kind.size}, "size of {i}");')
+            for name, at, size in kind.places:
+                offset = f"__builtin_offsetof(Argument{i}, {name}) == {at}"
+                width = f"sizeof(((Argument{i}*)0)->{name}) == {size}"
+                lines.append(f'static_assert({offset} && {width}, "{name} of {i}");')
+        return "\n".join(lines) + "\n"
 
     @cached_property
     def _opaque(self) -> tuple[str, ...]:

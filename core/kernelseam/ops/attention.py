@@ -8,10 +8,10 @@ from typing import Any
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import Attention
-from kernelseam.descriptors.attention import OPTIONAL, band
-from kernelseam.descriptors.attention_arrays import KV_LAYOUTS, LAYOUTS, PACKED, order
-from kernelseam.descriptors.validation import extent, finite, flag
-from kernelseam.descriptors.wording import Wording
+from kernelseam.descriptors.attention.arrays import KV_LAYOUTS, LAYOUTS, PACKED, order
+from kernelseam.descriptors.attention.forward import OPTIONAL, band
+from kernelseam.descriptors.common.validation import extent, finite, flag
+from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation, given, operate, rank
@@ -82,7 +82,7 @@ def attention(
     if window is not None:
         window = band("window", window)
     options = (out_dtype, return_lse, causal, window, scale, softcap, layout, batch_invariant)
-    made = operate(_DENSE, arrays, options, backend, implementation, stream, _DENSE_WORDING)
+    made = operate(DENSE_WORK, arrays, options, backend, implementation, stream, _DENSE_WORDING)
     result = made["out"] if out is None else out
     return (result, made["lse"]) if return_lse else result
 
@@ -153,7 +153,7 @@ def attention_varlen(
         max_seqlen_k,
         batch_invariant,
     )
-    made = operate(_PACKED, arrays, options, backend, implementation, stream, _DENSE_WORDING)
+    made = operate(PACKED_WORK, arrays, options, backend, implementation, stream, _DENSE_WORDING)
     result = made["out"] if out is None else out
     return (result, made["lse"]) if return_lse else result
 
@@ -230,7 +230,7 @@ def attention_paged(
         max_seqlen_k,
         batch_invariant,
     )
-    made = operate(_PAGED, arrays, options, backend, implementation, stream, _PAGED_WORDING)
+    made = operate(PAGED_WORK, arrays, options, backend, implementation, stream, _PAGED_WORDING)
     result = made["out"] if out is None else out
     return (result, made["lse"]) if return_lse else result
 
@@ -310,12 +310,12 @@ def _lse_shape(q: ArrayInfo, names: list[str]) -> tuple[int, ...]:
     return tuple(by_name[n] for n in ("B", "H", "S", "T") if n in by_name)
 
 
-_DENSE = partial(_work, ("causal", "window", "scale", "softcap", "layout", "batch_invariant"))
-_PACKED = partial(
+DENSE_WORK = partial(_work, ("causal", "window", "scale", "softcap", "layout", "batch_invariant"))
+PACKED_WORK = partial(
     _work,
     ("causal", "window", "scale", "softcap", "max_seqlen_q", "max_seqlen_k", "batch_invariant"),
 )
-_PAGED = partial(
+PAGED_WORK = partial(
     _work,
     (
         "causal",

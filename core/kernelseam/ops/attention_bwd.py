@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import Attention, AttentionBwd
-from kernelseam.descriptors.attention import band
-from kernelseam.descriptors.attention_arrays import LAYOUTS, PACKED
-from kernelseam.descriptors.operands import axes, canonical
-from kernelseam.descriptors.validation import flag
-from kernelseam.descriptors.wording import Wording
+from kernelseam.descriptors.attention.arrays import LAYOUTS, PACKED
+from kernelseam.descriptors.attention.forward import band
+from kernelseam.descriptors.common.operands import axes, canonical
+from kernelseam.descriptors.common.validation import flag
+from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.attention import EXTENTS, checked

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from kernelseam.contract import ArrayInfo
-from kernelseam.descriptors.gemm import group_of
-from kernelseam.descriptors.operands import check_rows
-from kernelseam.descriptors.validation import flag, number
+from kernelseam.descriptors.common.operands import check_rows
+from kernelseam.descriptors.common.validation import flag, number
+from kernelseam.descriptors.gemm.strided import group_of
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation, operate, rank
@@ -102,11 +102,11 @@ def _multiplied(
         arrays["bias"] = bias
     if residual is not None:
         arrays["residual"] = residual
-    made = operate(_gemm, arrays, options, backend, implementation, stream)
+    made = operate(gemm_work, arrays, options, backend, implementation, stream)
     return made["out"] if out is None else out
 
 
-def _gemm(
+def gemm_work(
     operation: Operation,
     batched: bool,
     a_transposed: bool,

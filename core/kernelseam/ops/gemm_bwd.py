@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from kernelseam.descriptors.validation import flag, number
+from kernelseam.descriptors.common.validation import flag, number
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation, given, once, operate

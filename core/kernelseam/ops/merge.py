@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kernelseam.contract import ArrayInfo
-from kernelseam.descriptors.merge import MergeStates
-from kernelseam.descriptors.operands import axes, canonical
+from kernelseam.descriptors.attention.merge import MergeStates
+from kernelseam.descriptors.common.operands import axes, canonical
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation, given, operate, rank
@@ -34,11 +34,11 @@ def merge_states(
     S]). Raises InvalidValue for what does not fit together.
     """
     arrays = {"outs": outs, "lses": lses, **given(out=out)}
-    made = operate(_work, arrays, (out_dtype,), backend, implementation, stream)
+    made = operate(merge_work, arrays, (out_dtype,), backend, implementation, stream)
     return made["out"] if out is None else out, made["lse"]
 
 
-def _work(operation: Operation, out_dtype: DType | str | None) -> None:
+def merge_work(operation: Operation, out_dtype: DType | str | None) -> None:
     infos = operation.infos
     rank("outs", infos["outs"], ("N", "B", "H", "S", "D_v"))
     shape = infos["outs"].shape

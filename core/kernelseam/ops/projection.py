@@ -7,10 +7,10 @@ from typing import Any, cast
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import OutputProjection, QkvProjection
-from kernelseam.descriptors.attention_arrays import KV_LAYOUTS, LAYOUTS
-from kernelseam.descriptors.projection_arrays import one_of
-from kernelseam.descriptors.validation import extent
-from kernelseam.descriptors.wording import Wording
+from kernelseam.descriptors.attention.arrays import KV_LAYOUTS, LAYOUTS
+from kernelseam.descriptors.common.validation import extent
+from kernelseam.descriptors.common.wording import Wording
+from kernelseam.descriptors.projection.arrays import one_of
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation, given, operate, rank
@@ -92,13 +92,13 @@ def fused_qkv_projection(
         first_position,
         out_dtype,
     )
-    made = operate(_qkv, arrays, options, backend, implementation, stream, _wording(paged, out))
+    made = operate(qkv_work, arrays, options, backend, implementation, stream, _wording(paged, out))
     if out is not None:
         return out
     return made["q"] if paged else (made["q"], made["k"], made["v"])
 
 
-def _qkv(
+def qkv_work(
     operation: Operation,
     num_heads: int | None,
     num_kv_heads: int | None,
@@ -183,11 +183,11 @@ def fused_output_projection_residual(
         "weight": weight,
         **given(bias=bias, residual=residual, out=out),
     }
-    made = operate(_output, arrays, (layout, out_dtype), backend, implementation, stream)
+    made = operate(output_work, arrays, (layout, out_dtype), backend, implementation, stream)
     return made["out"] if out is None else out
 
 
-def _output(operation: Operation, layout: str, out_dtype: DType | str | None) -> None:
+def output_work(operation: Operation, layout: str, out_dtype: DType | str | None) -> None:
     labels, infos = one_of("layout", layout, LAYOUTS).split(), operation.infos
     first = infos["attn_out"]
     rank("weight", infos["weight"], ("hidden", "columns"))

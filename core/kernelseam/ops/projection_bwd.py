@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple, cast
 
 from kernelseam.descriptors import OutputProjectionBwd, QkvProjectionBwd
-from kernelseam.descriptors.attention_arrays import LAYOUTS
-from kernelseam.descriptors.projection_arrays import one_of
-from kernelseam.descriptors.validation import flag
+from kernelseam.descriptors.attention.arrays import LAYOUTS
+from kernelseam.descriptors.common.validation import flag
+from kernelseam.descriptors.projection.arrays import one_of
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation, operate, rank

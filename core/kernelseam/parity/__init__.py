@@ -1,5 +1,1 @@
-"""Parity: the oracle, its bounds, the cases, and how an implementation is held against them."""
-
-from kernelseam.parity.check import Verdict, attention, gemm
-
-__all__ = ["Verdict", "attention", "gemm"]
+"""The parity matrix: cases, each held against the oracle on every implementation; its report."""

@@ -27,9 +27,10 @@ except ModuleNotFoundError as e:
     ) from e
 
 from kernelseam.dispatch import preferred_backend
-from kernelseam.parity import report
-from kernelseam.parity.cases import Case, matrix
-from kernelseam.parity.run import Outcome, Target, run_case, targets
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.matrix import matrix
+from kernelseam.parity.report import summary
+from kernelseam.parity.running.run import Outcome, Target, run_case, targets
 
 OUTCOMES = pytest.StashKey[list[Outcome]]()
 
@@ -67,5 +68,5 @@ def pytest_terminal_summary(
     outcomes = config.stash.get(OUTCOMES, [])
     if outcomes:
         terminalreporter.section("parity")
-        terminalreporter.write_line(report.table(report.rows(outcomes)))
+        terminalreporter.write_line(summary.table(summary.rows(outcomes)))
         config.stash[OUTCOMES] = []

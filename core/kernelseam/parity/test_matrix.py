@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernelseam.parity.run import Outcome
+from kernelseam.parity.running.run import Outcome
 
 
 def test_parity(parity_outcome: Outcome) -> None:

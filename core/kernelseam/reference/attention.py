@@ -10,7 +10,7 @@ import numpy as np
 
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
 from kernelseam.costs import roofline
-from kernelseam.descriptors.attention_problem import AttentionProblem
+from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.reference.attention_block import QUERIES, Head, in_place, scratch_sizes
 from kernelseam.reference.attention_scores import Array
 from kernelseam.reference.attention_views import Views

@@ -16,7 +16,7 @@ import math
 
 import numpy as np
 
-from kernelseam.descriptors.attention_problem import AttentionProblem
+from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.reference.attention_scores import Array, Scores
 from kernelseam.reference.scratch import shaped
 

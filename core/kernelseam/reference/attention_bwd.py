@@ -11,7 +11,7 @@ import numpy as np
 
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
 from kernelseam.costs import roofline
-from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
 from kernelseam.reference.attention_block import in_place
 from kernelseam.reference.attention_bwd_block import (
     QUERIES,

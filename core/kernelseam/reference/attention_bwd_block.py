@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernelseam.descriptors.attention_problem import AttentionProblem
+from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.reference.attention_block import joined, product
 from kernelseam.reference.attention_scores import Array, Scores
 from kernelseam.reference.scratch import shaped

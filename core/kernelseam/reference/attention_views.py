@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam.contract import OperandRule, host_array
-from kernelseam.descriptors.attention_problem import AttentionProblem
+from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.dtypes import DType
 from kernelseam.reference.attention_scores import Scores
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kernelseam.contract import Cost, Device, LaunchRecord, OperandRule, PlanParts, host_array
 from kernelseam.costs import roofline
-from kernelseam.descriptors.gemm_problem import GemmProblem
+from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import DType
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts, host_array
 from kernelseam.costs import roofline
-from kernelseam.descriptors.merge_problem import MergeProblem
+from kernelseam.descriptors.attention.merge_problem import MergeProblem
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped
 
 _ELEMENTS = 1 << 16  # of the parts' LSEs and of the result's rows in one block

@@ -11,11 +11,11 @@ import numpy as np
 
 from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts, host_array
 from kernelseam.costs import roofline
-from kernelseam.descriptors.projection_bwd_problem import (
+from kernelseam.descriptors.projection.backward_problem import (
     OutputProjectionBwdProblem,
     QkvProjectionBwdProblem,
 )
-from kernelseam.descriptors.projection_problem import OutputProjectionProblem, QkvProjectionProblem
+from kernelseam.descriptors.projection.problem import OutputProjectionProblem, QkvProjectionProblem
 from kernelseam.dtypes import DType
 from kernelseam.reference.rotary import Array, Rotation
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped

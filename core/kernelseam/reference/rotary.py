@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernelseam.descriptors.projection_problem import QkvProjectionProblem
+from kernelseam.descriptors.projection.problem import QkvProjectionProblem
 
 Array = npt.NDArray[Any]
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kernelseam.arrays import torch as torch_arrays
 from kernelseam.contract import ArrayInfo, Device, DeviceLimits, host_array
 from kernelseam.dtypes import DType
 from kernelseam.errors import OutOfDeviceMemory, UnknownName
-from kernelseam.interop import torch as torch_arrays
 
 _DLPACK_CPU = 1
 _NOTHING = nullcontext()

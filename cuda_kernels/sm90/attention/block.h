@@ -40,15 +40,14 @@ static_assert(sizeof(Shared) <= KS_SHARED_BYTES, "the tiles fit");
 
 struct Maps { const TensorMap &q, &k, &v, &out; };
 
-// The kernel's arguments beside its maps, as the roles use them.
-struct Arguments {
-  const T *q, *k, *v;
-  T* out;
-  float* lse;
+// What the kernel is given beside its maps and what counts its tiles, as the roles use it. An argument, passed whole.
+struct Operands {
+  Matrices<const T> q, k, v;
+  Matrices<T> out;
+  RowValues<float> lse;
   const float* sinks;
   unsigned* counter;  // two, zero before and after
-  i64 q_batch, q_head, k_batch, k_head, v_batch, v_head, out_batch, out_head, lse_batch, lse_head;
-  int q_row, k_row, v_row, out_row, num_heads;
+  int num_heads;
   unsigned zero;
 };
 

@@ -7,7 +7,7 @@ struct Consumer {
   Shared& at;
   const Maps& maps;
   const Rings& rings;
-  const Arguments& a;
+  const Operands& a;
   Scores scores;
   int group, warp, thread_lane;
 
@@ -47,11 +47,11 @@ struct Consumer {
     if (__all_sync(~0u, sum[0] + sum[1] < LARGEST_SUM)) return rebase_by_sums(p, o, m, l, sum);
     const Work& w = at.works[opaque(tile) % KNOWN];
     const int x = opaque(row), batch = w.batch, head = w.head, S_q = RAGGED ? w.S_q : scores.S_q;
-    const T* const q = matrix<KS_Q_VIEW>(a.q, batch, head, a.num_heads, w.q_first, a.q_batch, a.q_head, a.q_row);
-    const T* const k = matrix<KS_KV_VIEW>(a.k, batch, w.kv_head, 1, w.k_first, a.k_batch, a.k_head, a.k_row);
+    const T* const q = a.q.at<KS_Q_VIEW>(batch, head, a.num_heads, w.q_first);
+    const T* const k = a.k.at<KS_KV_VIEW>(batch, w.kv_head, 1, w.k_first);
     const int column = thread_lane % 4 * 2, key = opaque(block) * BN + thread_lane / 4;
-    products_again<T, DQK>(p, q + (i64)inside(x, S_q) * a.q_row + column, q + (i64)inside(x + 8, S_q) * a.q_row + column,
-                           k + (i64)key * a.k_row + column, (i64)8 * a.k_row);
+    products_again<T, DQK>(p, q + (i64)inside(x, S_q) * a.q.row + column, q + (i64)inside(x + 8, S_q) * a.q.row + column,
+                           k + (i64)key * a.k.row + column, (i64)8 * a.k.row);
     if (KS_SOFTCAP) cap_scores(p, scores.cap, scores.cap_inverse);
     rebase_by_tops(p, o, m, l, sum, factor());
   }
@@ -61,8 +61,8 @@ struct Consumer {
   KS_DEVICE void give_back(const Work& w) const {
     const Scores own = scores_of(w);
     const int first = group_row(w) + 16 * warp, S_q = RAGGED ? w.S_q : scores.S_q, S_k = RAGGED ? w.S_k : scores.S_k;
-    const T* const v = matrix<KS_KV_VIEW>(a.v, w.batch, w.kv_head, 1, w.k_first, a.v_batch, a.v_head, a.v_row);
-    T* const to = matrix<KS_Q_VIEW>(a.out, w.batch, w.head, 1, w.q_first, a.out_batch, a.out_head, a.out_row);
+    const T* const v = a.v.at<KS_KV_VIEW>(w.batch, w.kv_head, 1, w.k_first);
+    T* const to = a.out.at<KS_Q_VIEW>(w.batch, w.head, 1, w.q_first);
     if (thread_lane == 0) tma_stores_wait<0>();
     warp_barrier();
 #pragma unroll 1
@@ -72,10 +72,10 @@ struct Consumer {
         float x = 0.f;
 #pragma unroll 1
         for (int key = max_of(own.band_begin(row), w.begin * BN); key < min_of(own.band_end(row), S_k); key++) {
-          const float y = to_sum(v[(i64)key * a.v_row + d]);
+          const float y = to_sum(v[(i64)key * a.v.row + d]);
           if (!finite(y)) x += y;
         }
-        T& place = to[(i64)row * a.out_row + d];
+        T& place = to[(i64)row * a.out.row + d];
         if (x != 0.f) place = convert<T>(to_sum(place) + x);
       }
     }
@@ -87,11 +87,11 @@ struct Consumer {
     if (thread_lane == 0) tma_stores_wait<0>();
     warp_barrier();
     const Remake again{
-        matrix<STRIDED>(a.q, w.batch, w.head, a.num_heads, 0, a.q_batch, a.q_head, a.q_row),
-        matrix<STRIDED>(a.k, w.batch, w.kv_head, 1, 0, a.k_batch, a.k_head, a.k_row),
-        matrix<STRIDED>(a.v, w.batch, w.kv_head, 1, 0, a.v_batch, a.v_head, a.v_row),
-        matrix<STRIDED>(a.out, w.batch, w.head, 1, 0, a.out_batch, a.out_head, a.out_row),
-        a.q_row, a.k_row, a.v_row, a.out_row, scores.scale_log2, scores.cap, scores.cap_inverse,
+        a.q.at<STRIDED>(w.batch, w.head, a.num_heads, 0),
+        a.k.at<STRIDED>(w.batch, w.kv_head, 1, 0),
+        a.v.at<STRIDED>(w.batch, w.kv_head, 1, 0),
+        a.out.at<STRIDED>(w.batch, w.head, 1, 0),
+        a.q.row, a.k.row, a.v.row, a.out.row, scores.scale_log2, scores.cap, scores.cap_inverse,
         KS_SINKS ? LOG2_E * a.sinks[w.head] : -infinity(), thread_lane};
     if (again.finite_values(w.begin * BN, scores.band_begin(end - 1)) &&
         again.finite_values(scores.band_end(first), min_of(w.end * BN, scores.S_k)))
@@ -116,7 +116,7 @@ struct Consumer {
       inverse[r] = sum == 0.f ? 0.f : fade / sum;
       const int row = thread_row(w) + 8 * r;
       if (KS_LSE && thread_lane % 4 == 0 && row < S_q)
-        a.lse[(KS_Q_VIEW == PACKED ? 0 : w.batch * a.lse_batch) + w.head * a.lse_head + w.q_first + row] =
+        a.lse.base[(KS_Q_VIEW == PACKED ? 0 : w.batch * a.lse.batch) + w.head * a.lse.head + w.q_first + row] =
             sum == 0.f ? -infinity() : 0.69314718056f * (top + log2_fast(sum));
     }
   }
@@ -152,12 +152,12 @@ struct Consumer {
           tma_stores_commit();
         }
       } else {
-        T* const to = a.out + (i64)(w.q_first + row) * a.out_row + w.head * a.out_head + c;
+        T* const to = a.out.base + (i64)(w.q_first + row) * a.out.row + w.head * a.out.head + c;
         const int chunks = min_of(DV - c, 64) / 8;
 #pragma unroll 1
         for (int i = lane; i < rows * chunks; i += WARP) {
           const int r = i / chunks, chunk = i % chunks;
-          *(uint4*)(to + (i64)r * a.out_row + chunk * 8) = *(const uint4*)(panel + r * 128 + (chunk ^ r % 8) * 16);
+          *(uint4*)(to + (i64)r * a.out.row + chunk * 8) = *(const uint4*)(panel + r * 128 + (chunk ^ r % 8) * 16);
         }
         warp_barrier();
       }

@@ -12,7 +12,7 @@
 // put zeros in place of what is not finite, in blocks that hide keys, and of rows beyond a sequence's end; rows that see a
 // value that was taken out are given it at the end.
 //
-// Constants (from the host half): those of scores.h and sequences.h; KS_T, KS_DQK, KS_DV, KS_LSE, KS_BN, KS_GROUPS, KS_STAGES,
+// Constants (from the kernel definition): those of scores.h and sequences.h; KS_T, KS_DQK, KS_DV, KS_LSE, KS_BN, KS_GROUPS, KS_STAGES,
 // KS_Q_STAGES, KS_OUT_STAGES (panels of 16×64 a warp through which O is stored), KS_TURNS, KS_EARLY, KS_DYNAMIC (tiles by a
 // counter), KS_REMAKE, KS_AHEAD (elements of S, of BN/2 a thread, whose exponentials come before the wait for P·V; the others'
 // run while P is rounded), KS_PRODUCER_REGISTERS, KS_CONSUMER_REGISTERS, KS_SHARED_BYTES.
@@ -23,20 +23,13 @@
 
 KS_KERNEL(THREADS, 1)
 attention_forward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap k_map, KS_ARGUMENT TensorMap v_map,
-                       KS_ARGUMENT TensorMap out_map, const T* q, const T* k, const T* v, T* out, float* lse,
-                       const float* sinks, const int* lengths, const int* q_offsets, const int* k_offsets,
-                       unsigned* counter, i64 q_batch, i64 q_head, i64 k_batch, i64 k_head, i64 v_batch, i64 v_head,
-                       i64 out_batch, i64 out_head, i64 lse_batch, i64 lse_head, int q_row, int k_row, int v_row, int out_row,
-                       int num_heads, int head_group, int S_q, int S_k, int batch, int q_tiles, int total, int section,
-                       int last_section, int left, int right, unsigned zero, float scale_log2, float cap,
-                       float cap_inverse) {
+                       KS_ARGUMENT TensorMap out_map, Operands operands, Sequences sequences, TileCount count, int left, int right,
+                       float scale_log2, float cap, float cap_inverse) {
   extern __shared__ __align__(1024) char memory[];
   Shared& at = *(Shared*)memory;
   const Maps maps{q_map, k_map, v_map, out_map};
   const Rings rings{{shared_address(at.q_ring)}, {shared_address(at.k_ring)}, {shared_address(at.v_ring)}};
-  const Arguments a{q, k, v, out, lse, sinks, counter, q_batch, q_head, k_batch, k_head, v_batch, v_head, out_batch, out_head,
-                    lse_batch, lse_head, q_row, k_row, v_row, out_row, num_heads, zero};
-  const Scores scores{S_q, S_k, left, right, 0, scale_log2, cap, cap_inverse};
+  const Scores scores{sequences.S_q, sequences.S_k, left, right, 0, scale_log2, cap, cap_inverse};
 
   if (thread_index() == 0) {
     rings.q.init(4);  // a warp each
@@ -51,14 +44,13 @@ attention_forward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap k_map,
   if (group == GROUPS) {
     registers_give_back<KS_PRODUCER_REGISTERS>();
     if (thread_index() == CONSUMERS) {
-      TileOrder<BM, BN> order{{q_tiles, total, section, last_section, batch, num_heads, head_group},
-                              S_q, S_k, q_offsets, k_offsets, lengths, scores, 0, 0};
-      Producer{at, maps, rings}.run(order, a);
+      TileOrder<BM, BN> order{count, sequences, scores, 0, 0};
+      Producer{at, maps, rings}.run(order, operands);
     } else if (CLEANS && warp > 0) {
       clean(at, rings, thread_index() - CONSUMERS - WARP);
     }
   } else {
     registers_take<KS_CONSUMER_REGISTERS>();
-    Consumer{at, maps, rings, a, scores, group, warp, lane()}.run();
+    Consumer{at, maps, rings, operands, scores, group, warp, lane()}.run();
   }
 }

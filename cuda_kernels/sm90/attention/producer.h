@@ -54,7 +54,7 @@ struct Producer {
   }
 
   // Per step K of a block, then V of the one before. With EARLY a tile's first K goes ahead of the last V before it.
-  KS_DEVICE void run(TileOrder<BM, BN>& order, const Arguments& a) {
+  KS_DEVICE void run(TileOrder<BM, BN>& order, const Operands& a) {
     // Coordinates are read where they were put for the consumers: this thread has few registers.
     auto known = [&](int index) -> const Work& { return at.works[index % KNOWN]; };
     auto first_k = [&](int index) { load_k(known(index), known(index).end - 1); };

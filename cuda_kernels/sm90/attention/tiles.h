@@ -15,15 +15,14 @@ struct alignas(16) Work {
   int S_q, S_k, q_first, k_first;
 };
 
-// A launch's tiles, as the host counts them.
+// A launch's tiles, as the host counts them. An argument of the kernel, passed whole.
 struct TileCount {
   int q_tiles, total, section, last_section, batch, heads, head_group;
 };
 
 template<int BM, int BN> struct TileOrder {
   TileCount count;
-  int S_q, S_k;
-  const int *q_offsets, *k_offsets, *lengths;
+  Sequences sequences;
   Scores scores;
   int at, before;  // packed: the sequence of the last tile found, and the tiles before it
 
@@ -34,7 +33,7 @@ template<int BM, int BN> struct TileOrder {
       int tiles;
       for (;; at++) {
         if (at == count.batch) return false;
-        tiles = divide_up(q_offsets[at + 1] - q_offsets[at], BM);
+        tiles = divide_up(sequences.q_offsets[at + 1] - sequences.q_offsets[at], BM);
         if (t < before + tiles * count.heads) break;
         before += tiles * count.heads;
       }
@@ -57,7 +56,7 @@ template<int BM, int BN> struct TileOrder {
     }
     w.batch = entry, w.head = head, w.kv_head = head / count.head_group;
     const int row = w.row = tile * BM;
-    const Sequence s = sequence_of(entry, S_q, S_k, q_offsets, k_offsets, lengths);
+    const Sequence s = sequences.at(entry);
     w.S_q = s.S_q, w.S_k = s.S_k, w.q_first = s.q_first, w.k_first = s.k_first;
     scores.S_q = s.S_q, scores.S_k = s.S_k;
     const int last_row = min_of(row + BM, s.S_q) - 1;

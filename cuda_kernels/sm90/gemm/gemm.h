@@ -8,7 +8,7 @@
 // Lists: a tensor map that begins at any address, the origin, reaches a matrix wherever it lies, by two axes, of which one
 // counts 16 bytes.
 //
-// Constants (from the host half): KS_T, KS_A_TRANSPOSED, KS_B_TRANSPOSED, KS_POINTERS, KS_BIAS (element type, void where there
+// Constants (from the kernel definition): KS_T, KS_A_TRANSPOSED, KS_B_TRANSPOSED, KS_POINTERS, KS_BIAS (element type, void where there
 // is none), KS_RESIDUAL, KS_BM, KS_BN, KS_GROUPS, KS_STAGES, KS_CLUSTER, KS_BLOCKS (that share a multiprocessor), KS_BUFFERS
 // (64×64 of the result, a consumer), KS_STORE, KS_C_FIRST (whether TMA's stores of C are the first to leave L2), KS_PRODUCER_REGISTERS,
 // KS_CONSUMER_REGISTERS (0: as launched), KS_SHARED_BYTES.

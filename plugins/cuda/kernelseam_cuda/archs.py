@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kernelseam.contract import ArchRow
-from kernelseam.costs import Coefficients, LibraryRate
+from kernelseam.contract import ArchRow, Coefficients, LibraryRate
 from kernelseam.dtypes import DType
 from kernelseam.errors import UnknownName
 
@@ -16,7 +15,7 @@ _KIB = 1024
 OPTIONS = ("-std=c++17", "-default-device")
 """Of every compilation. As part of a row they are part of a binary's key."""
 
-_HALVES = frozenset({DType.float16, DType.bfloat16})
+_HALF_PRECISION = frozenset({DType.float16, DType.bfloat16})
 _HALF, _SINGLE = LibraryRate(128, 0.72, 3.3e-7), LibraryRate(32, 0.825, 2.4e-7, tf32=6.0)
 _LIBRARY = {
     DType.float16: _HALF,
@@ -70,7 +69,7 @@ def _row(arch: str, shared_kib: int) -> ArchRow:
         registers_per_lane=255,
         platform="platform_nvidia.h",
         defines=(("KS_MATRIX_DOUBLE", str(int(doubles))),),
-        matrix_dtypes=_HALVES | {DType.float64} if doubles else _HALVES,
+        matrix_dtypes=_HALF_PRECISION | {DType.float64} if doubles else _HALF_PRECISION,
         tiles=tiles(doubles),
         options=OPTIONS,
         cluster_blocks=_CLUSTER_BLOCKS if clustered else 1,
@@ -117,8 +116,8 @@ RATES = {
     "sm_100a": _rates(8192, 256, 128),
     "sm_120": _rates(1024, 256, 4),
 }
-"""Dense operations of a multiprocessor in one clock: matrix units for the halves, and for float64
-where they multiply it; plain units else.
+"""Dense operations of a multiprocessor in one clock: matrix units for half precision, and for
+float64 where they multiply it; plain units else.
 
 Source: the throughput table of the CUDA C++ Programming Guide and NVIDIA's architecture white
 papers.

@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from kernelseam.arrays import torch as torch_arrays
 from kernelseam.contract import ArrayInfo, Device
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, InvalidValue, OutOfDeviceMemory, UnknownName
-from kernelseam.interop import torch as torch_arrays
 
 from kernelseam_cuda import bindings
 

@@ -12,9 +12,8 @@ from functools import cache
 from typing import Any
 
 from kernelseam.blas import BatchedGemm, ColumnProduct, Factor, Handles, column_product, scalars
-from kernelseam.contract import Device
-from kernelseam.costs import Coefficients
-from kernelseam.descriptors.gemm_problem import GemmProblem
+from kernelseam.contract import Coefficients, Device
+from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, OutOfDeviceMemory
 

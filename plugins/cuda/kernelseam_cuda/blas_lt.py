@@ -25,9 +25,8 @@ from kernelseam.blas import (
     scalars,
     single_stride,
 )
-from kernelseam.contract import Device, LaunchRecord, PlanParts, Runtime
-from kernelseam.costs import Coefficients
-from kernelseam.descriptors.gemm_problem import GemmProblem
+from kernelseam.contract import Coefficients, Device, LaunchRecord, PlanParts, Runtime
+from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.errors import DeviceError
 from kernelseam.variants import Variant
 

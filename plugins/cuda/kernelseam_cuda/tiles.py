@@ -14,7 +14,7 @@ from typing import Any
 from kernelseam.dtypes import DType
 from kernelseam.kernels import AttentionTile, BackwardTile, GemmTile
 
-_HALVES = frozenset({DType.float16, DType.bfloat16})
+_HALF_PRECISION = frozenset({DType.float16, DType.bfloat16})
 _SINGLE = frozenset({DType.float32})
 _DOUBLE = frozenset({DType.float64})
 
@@ -65,12 +65,30 @@ _TF32 = {
 H200's, where TF32's are less than half of these, as mma.sync's are beside wgmma's."""
 
 GEMM = (
-    GemmTile(_HALVES, 128, 128, 64, 2, 2, stages=2, min_blocks=2, rate=0.60, block_seconds=4.0e-7),
-    GemmTile(_HALVES, 128, 64, 64, 2, 2, stages=3, min_blocks=2, rate=0.42, block_seconds=1.3e-7),
-    GemmTile(_HALVES, 64, 64, 64, 2, 2, stages=2, min_blocks=4, rate=0.40, block_seconds=2.5e-7),
-    GemmTile(_HALVES, 32, 32, 32, 1, 2, stages=2, min_blocks=8, rate=0.25, block_seconds=0.7e-7),
     GemmTile(
-        _HALVES, 16, 16, 32, 1, 1, stages=2, min_blocks=4, teams=8, rate=0.10, block_seconds=3.2e-7
+        _HALF_PRECISION, 128, 128, 64, 2, 2, stages=2, min_blocks=2, rate=0.60, block_seconds=4.0e-7
+    ),
+    GemmTile(
+        _HALF_PRECISION, 128, 64, 64, 2, 2, stages=3, min_blocks=2, rate=0.42, block_seconds=1.3e-7
+    ),
+    GemmTile(
+        _HALF_PRECISION, 64, 64, 64, 2, 2, stages=2, min_blocks=4, rate=0.40, block_seconds=2.5e-7
+    ),
+    GemmTile(
+        _HALF_PRECISION, 32, 32, 32, 1, 2, stages=2, min_blocks=8, rate=0.25, block_seconds=0.7e-7
+    ),
+    GemmTile(
+        _HALF_PRECISION,
+        16,
+        16,
+        32,
+        1,
+        1,
+        stages=2,
+        min_blocks=4,
+        teams=8,
+        rate=0.10,
+        block_seconds=3.2e-7,
     ),
     GemmTile(
         _SINGLE,
@@ -121,11 +139,13 @@ _MATRIX_DOUBLE = (
 
 _US = 1e-6
 ATTENTION = (
-    AttentionTile(_HALVES, 64, 4, 32, 64, 2, plain=True, rate=0.52, block_seconds=_US),
-    AttentionTile(_HALVES, 64, 4, 16, 64, 2, q_resident=True, min_blocks=2, plain=True, rate=0.44),
-    AttentionTile(_HALVES, 64, 4, 16, 32, 2, q_resident=True, min_blocks=2, rate=0.40),
+    AttentionTile(_HALF_PRECISION, 64, 4, 32, 64, 2, plain=True, rate=0.52, block_seconds=_US),
     AttentionTile(
-        _HALVES,
+        _HALF_PRECISION, 64, 4, 16, 64, 2, q_resident=True, min_blocks=2, plain=True, rate=0.44
+    ),
+    AttentionTile(_HALF_PRECISION, 64, 4, 16, 32, 2, q_resident=True, min_blocks=2, rate=0.40),
+    AttentionTile(
+        _HALF_PRECISION,
         128,
         4,
         16,
@@ -138,13 +158,22 @@ ATTENTION = (
         block_seconds=_US,
     ),
     AttentionTile(
-        _HALVES, 128, 4, 16, 48, 2, q_resident=True, min_blocks=2, rate=0.47, block_seconds=_US
+        _HALF_PRECISION,
+        128,
+        4,
+        16,
+        48,
+        2,
+        q_resident=True,
+        min_blocks=2,
+        rate=0.47,
+        block_seconds=_US,
     ),
-    AttentionTile(_HALVES, 192, 8, 16, 32, 2, rate=0.42),
-    AttentionTile(_HALVES, 256, 8, 16, 32, 2, plain=True, rate=0.39, block_seconds=_US),
-    AttentionTile(_HALVES, 256, 8, 16, 16, 2, rate=0.27),
-    AttentionTile(_HALVES, 576, 4, 16, 32, 2, column_warps=4, rate=0.25),
-    AttentionTile(_HALVES, 576, 4, 16, 16, 2, column_warps=4, rate=0.20),
+    AttentionTile(_HALF_PRECISION, 192, 8, 16, 32, 2, rate=0.42),
+    AttentionTile(_HALF_PRECISION, 256, 8, 16, 32, 2, plain=True, rate=0.39, block_seconds=_US),
+    AttentionTile(_HALF_PRECISION, 256, 8, 16, 16, 2, rate=0.27),
+    AttentionTile(_HALF_PRECISION, 576, 4, 16, 32, 2, column_warps=4, rate=0.25),
+    AttentionTile(_HALF_PRECISION, 576, 4, 16, 16, 2, column_warps=4, rate=0.20),
     AttentionTile(_SINGLE, 64, 4, 16, 32, 2),
     AttentionTile(_SINGLE, 128, 4, 16, 16, 2),
     AttentionTile(_SINGLE, 256, 4, 8, 16, 2),
@@ -184,7 +213,7 @@ def _backward(
             unroll=unroll,
             min_blocks=min_blocks,
             rate=_BACKWARD_RATES[max_dim, query_rows > 0]
-            if dtypes is _HALVES and step == 64
+            if dtypes is _HALF_PRECISION and step == 64
             else 0.0,
         )
         for (
@@ -204,28 +233,28 @@ def _backward(
 
 
 ATTENTION_BWD = _backward(
-    (_HALVES, 64, 8, 16, 64, 1, 0, 0, 4, 1, True),
-    (_HALVES, 64, 8, 16, 32, 1, 0, 0, 4, 1, False),
-    (_HALVES, 128, 8, 32, 64, 2, 32, 0, 2, 1, True),
-    (_HALVES, 128, 8, 16, 32, 1, 0, 0, 4, 1, True),
-    (_HALVES, 128, 8, 16, 32, 2, 0, 0, 4, 1, False),
-    (_HALVES, 256, 8, 32, 64, 4, 16, 0, 2, 1, True),
-    (_HALVES, 256, 8, 32, 32, 4, 16, 0, 2, 1, True),
-    (_HALVES, 256, 8, 16, 32, 2, 0, 0, 4, 1, True),
-    (_HALVES, 256, 8, 16, 16, 2, 0, 0, 4, 1, False),
+    (_HALF_PRECISION, 64, 8, 16, 64, 1, 0, 0, 4, 1, True),
+    (_HALF_PRECISION, 64, 8, 16, 32, 1, 0, 0, 4, 1, False),
+    (_HALF_PRECISION, 128, 8, 32, 64, 2, 32, 0, 2, 1, True),
+    (_HALF_PRECISION, 128, 8, 16, 32, 1, 0, 0, 4, 1, True),
+    (_HALF_PRECISION, 128, 8, 16, 32, 2, 0, 0, 4, 1, False),
+    (_HALF_PRECISION, 256, 8, 32, 64, 4, 16, 0, 2, 1, True),
+    (_HALF_PRECISION, 256, 8, 32, 32, 4, 16, 0, 2, 1, True),
+    (_HALF_PRECISION, 256, 8, 16, 32, 2, 0, 0, 4, 1, True),
+    (_HALF_PRECISION, 256, 8, 16, 16, 2, 0, 0, 4, 1, False),
     (_SINGLE, 64, 4, 8, 32, 1, 0, 0, 4, 1, False),
     (_SINGLE, 128, 4, 8, 16, 1, 0, 0, 4, 1, False),
     (_SINGLE, 256, 4, 8, 16, 2, 0, 0, 4, 1, False),
     # With atomics: no score is made twice. Warps divide scores, dk and dv, and dq each in their own
     # way, so that a fragment that is read from shared memory serves as many products as it can.
     # Where 64 rows a step do not fit, or scores are changed, it is 32.
-    (_HALVES, 64, 4, 32, 64, 2, 32, 32, 2, 3, True),
-    (_HALVES, 64, 8, 32, 32, 2, 16, 16, 2, 1, False),
-    (_HALVES, 128, 8, 32, 64, 2, 32, 32, 2, 1, True),
-    (_HALVES, 128, 8, 32, 32, 2, 16, 16, 2, 1, False),
-    (_HALVES, 128, 8, 32, 32, 4, 16, 16, 2, 1, False),
-    (_HALVES, 256, 8, 32, 64, 4, 32, 32, 2, 1, True),
-    (_HALVES, 256, 8, 32, 32, 4, 16, 16, 1, 1, False),
+    (_HALF_PRECISION, 64, 4, 32, 64, 2, 32, 32, 2, 3, True),
+    (_HALF_PRECISION, 64, 8, 32, 32, 2, 16, 16, 2, 1, False),
+    (_HALF_PRECISION, 128, 8, 32, 64, 2, 32, 32, 2, 1, True),
+    (_HALF_PRECISION, 128, 8, 32, 32, 2, 16, 16, 2, 1, False),
+    (_HALF_PRECISION, 128, 8, 32, 32, 4, 16, 16, 2, 1, False),
+    (_HALF_PRECISION, 256, 8, 32, 64, 4, 32, 32, 2, 1, True),
+    (_HALF_PRECISION, 256, 8, 32, 32, 4, 16, 16, 1, 1, False),
     (_SINGLE, 64, 4, 32, 32, 2, 16, 16, 2, 1, False),
     (_SINGLE, 128, 4, 16, 16, 2, 8, 8, 2, 1, False),
 )

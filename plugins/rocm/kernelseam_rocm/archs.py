@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kernelseam.contract import ArchRow
-from kernelseam.costs import Coefficients, LibraryRate
+from kernelseam.contract import ArchRow, Coefficients, LibraryRate
 from kernelseam.dtypes import DType
 from kernelseam.errors import UnknownName
 
@@ -53,7 +52,7 @@ def _row(
         registers_per_lane=registers,
         platform="platform_amd.h",
         defines=tuple(defines.items()),
-        matrix_dtypes=tiles.HALVES,
+        matrix_dtypes=tiles.HALF_PRECISION,
         tiles=shapes,
         options=(*_OPTIONS, *options),
         costs=ESTIMATED,
@@ -62,7 +61,7 @@ def _row(
 
 _MFMA16 = {"KS_MATRIX_HEADER": '"mfma.h"', "KS_MFMA_K": "16"}
 _MFMA32 = {"KS_MATRIX_HEADER": '"mfma.h"', "KS_MFMA_K": "32", "KS_BF16_CONVERTS": "1"}
-_FLUSHES = {"KS_FLUSHES_SUBNORMALS": "1"}  # in its MFMA: subnormal halves count as zeros
+_FLUSHES = {"KS_FLUSHES_SUBNORMALS": "1"}  # in its MFMA: subnormal 16-bit numbers count as zeros
 _WMMA11 = {"KS_MATRIX_HEADER": '"wmma.h"', "KS_WMMA": "11"}
 _WMMA12 = {"KS_MATRIX_HEADER": '"wmma.h"', "KS_WMMA": "12"}
 _CDNA = {
@@ -114,8 +113,8 @@ RATES = {
     "gfx1100": _rates(512, 256, 4),
     "gfx1201": _rates(1024, 256, 4),
 }
-"""Dense operations of a compute unit in one clock: matrix units for the halves, vector units for
-the others. Derived from the peak rates, clocks and unit counts of AMD's product sheets."""
+"""Dense operations of a compute unit in one clock: matrix units for half precision, vector units
+for the others. Derived from the peak rates, clocks and unit counts of AMD's product sheets."""
 
 
 def row(arch: str) -> ArchRow:

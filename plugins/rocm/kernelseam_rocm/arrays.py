@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from kernelseam.arrays import torch as torch_arrays
 from kernelseam.contract import ArrayInfo, Device
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, OutOfDeviceMemory
-from kernelseam.interop import torch as torch_arrays
 
 from kernelseam_rocm import bindings, dlpack
 

@@ -71,13 +71,14 @@ def loaded_libraries(name: str) -> list[str]:
     return sorted({line.split()[-1] for line in maps.splitlines() if f"/{name}" in line})
 
 
-def instructions(code: CodeObject, kernel: str, handle: Callable[[str], None]) -> bool:
-    """Hand every instruction of a kernel to ``handle``, as text; whether they could be read."""
+def instructions(code: CodeObject, kernel: str, handle: Callable[[int, str], None]) -> bool:
+    """Hand every instruction of a kernel to ``handle``: its virtual address and its text. Whether
+    they could be read."""
     comgr = library()
     if comgr is None:
         return False
     start, text = code.code[kernel]
-    end = start + len(text)
+    end, at = start + len(text), start
 
     def read(address: int, into: int, size: int, _: int) -> int:
         n = max(0, min(size, end - address))
@@ -86,7 +87,7 @@ def instructions(code: CodeObject, kernel: str, handle: Callable[[str], None]) -
 
     callbacks = (
         _READ(read),
-        _PRINT(lambda s, _: handle(s.decode().strip())),
+        _PRINT(lambda s, _: handle(at, s.decode().strip())),
         _ADDRESS(lambda a, _: None),
     )
     info = ctypes.c_uint64()
@@ -95,7 +96,7 @@ def instructions(code: CodeObject, kernel: str, handle: Callable[[str], None]) -
     ):
         return False
     try:
-        at, size = start, ctypes.c_uint64()
+        size = ctypes.c_uint64()
         while at < end:
             failed = comgr.amd_comgr_disassemble_instruction(info, at, None, ctypes.byref(size))
             at += 4 if failed or not size.value else size.value  # data between instructions
@@ -111,7 +112,7 @@ def count(code: CodeObject) -> Mapping[str, Mapping[str, int]]:
     for kernel in code.code:
         seen: Counter[str] = Counter(dict.fromkeys(_PATTERNS, 0))
 
-        def tally(instruction: str, seen: Counter[str] = seen) -> None:
+        def tally(_: int, instruction: str, seen: Counter[str] = seen) -> None:
             for key, pattern in _PATTERNS.items():
                 if pattern.match(instruction):
                     seen[key] += 1

@@ -10,7 +10,7 @@ from typing import Any
 from kernelseam.contract import CONTRACT_VERSION, EMULATED, Backend, PluginInfo, Runtime
 from kernelseam.errors import CompileError, DeviceError
 from kernelseam.hookspecs import hookimpl
-from kernelseam.plugins import Registry
+from kernelseam.registry import Registry
 
 from kernelseam_rocm import emulator
 from kernelseam_rocm.blas import HipBlasBatchedGemm, HipBlasGemm

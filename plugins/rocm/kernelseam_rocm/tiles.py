@@ -12,17 +12,19 @@ from typing import Any
 from kernelseam.dtypes import DType
 from kernelseam.kernels import AttentionTile, BackwardTile, GemmTile
 
-HALVES = frozenset({DType.float16, DType.bfloat16})
+HALF_PRECISION = frozenset({DType.float16, DType.bfloat16})
 SINGLE, DOUBLE = frozenset({DType.float32}), frozenset({DType.float64})
 
 # 64 columns of K a slice are whole lines of 128 bytes. One slice in LDS, one on its way in
 # registers: another block of the compute unit works while this one waits.
 CDNA_GEMM = (
-    GemmTile(HALVES, 128, 128, 64, 2, 2, stages=1, min_blocks=2, persistent=False),
-    GemmTile(HALVES, 128, 64, 64, 2, 2, stages=1, min_blocks=2, persistent=False, row_sums=False),
-    GemmTile(HALVES, 64, 64, 64, 2, 2, stages=1, min_blocks=2, persistent=False),
-    GemmTile(HALVES, 32, 32, 64, 2, 2, stages=2, min_blocks=4, persistent=False),
-    GemmTile(HALVES, 16, 16, 32, 1, 1, stages=2, min_blocks=2, persistent=False, teams=4),
+    GemmTile(HALF_PRECISION, 128, 128, 64, 2, 2, stages=1, min_blocks=2, persistent=False),
+    GemmTile(
+        HALF_PRECISION, 128, 64, 64, 2, 2, stages=1, min_blocks=2, persistent=False, row_sums=False
+    ),
+    GemmTile(HALF_PRECISION, 64, 64, 64, 2, 2, stages=1, min_blocks=2, persistent=False),
+    GemmTile(HALF_PRECISION, 32, 32, 64, 2, 2, stages=2, min_blocks=4, persistent=False),
+    GemmTile(HALF_PRECISION, 16, 16, 32, 1, 1, stages=2, min_blocks=2, persistent=False, teams=4),
     GemmTile(SINGLE, 128, 64, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(SINGLE, 64, 64, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(SINGLE, 32, 32, 16, 2, 2, stages=2, min_blocks=4, persistent=False),
@@ -31,10 +33,10 @@ CDNA_GEMM = (
     GemmTile(DOUBLE, 32, 32, 16, 2, 2, stages=2, min_blocks=4, persistent=False),
 )
 _RDNA_GEMM = (
-    GemmTile(HALVES, 128, 64, 64, 4, 2, stages=1, min_blocks=2, persistent=False),
-    GemmTile(HALVES, 64, 64, 64, 2, 2, stages=1, min_blocks=2, persistent=False),
-    GemmTile(HALVES, 32, 32, 64, 2, 2, stages=2, min_blocks=2, persistent=False),
-    GemmTile(HALVES, 16, 16, 32, 1, 1, stages=2, min_blocks=2, persistent=False, teams=4),
+    GemmTile(HALF_PRECISION, 128, 64, 64, 4, 2, stages=1, min_blocks=2, persistent=False),
+    GemmTile(HALF_PRECISION, 64, 64, 64, 2, 2, stages=1, min_blocks=2, persistent=False),
+    GemmTile(HALF_PRECISION, 32, 32, 64, 2, 2, stages=2, min_blocks=2, persistent=False),
+    GemmTile(HALF_PRECISION, 16, 16, 32, 1, 1, stages=2, min_blocks=2, persistent=False, teams=4),
     GemmTile(SINGLE, 128, 64, 16, 4, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(SINGLE, 64, 64, 16, 4, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(SINGLE, 32, 32, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
@@ -43,11 +45,13 @@ _RDNA_GEMM = (
     GemmTile(DOUBLE, 32, 32, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
 )
 RDNA3_GEMM = (
-    GemmTile(HALVES, 128, 128, 64, 4, 2, stages=1, persistent=False, row_sums=False),
+    GemmTile(HALF_PRECISION, 128, 128, 64, 4, 2, stages=1, persistent=False, row_sums=False),
     *_RDNA_GEMM,
 )
 RDNA4_GEMM = (
-    GemmTile(HALVES, 128, 128, 64, 4, 2, stages=1, min_blocks=2, persistent=False, row_sums=False),
+    GemmTile(
+        HALF_PRECISION, 128, 128, 64, 4, 2, stages=1, min_blocks=2, persistent=False, row_sums=False
+    ),
     *_RDNA_GEMM,
 )
 
@@ -64,47 +68,47 @@ RDNA_SINGLE_ATTENTION = (
     AttentionTile(SINGLE, 256, 8, 8, 16, 1, column_warps=4),
 )
 CDNA_ATTENTION = (
-    AttentionTile(HALVES, 64, 4, 32, 64, 1, True, 2, plain=True),
-    AttentionTile(HALVES, 64, 4, 32, 32, 1, True, 2),
-    AttentionTile(HALVES, 64, 4, 16, 64, 1, True, 2, plain=True),
-    AttentionTile(HALVES, 128, 4, 32, 32, 1, True, 2),
-    AttentionTile(HALVES, 128, 4, 16, 64, 1, True, 2, plain=True),
-    AttentionTile(HALVES, 256, 4, 16, 16, 1, True, 2),
-    AttentionTile(HALVES, 576, 4, 16, 16, 1, column_warps=4),
+    AttentionTile(HALF_PRECISION, 64, 4, 32, 64, 1, True, 2, plain=True),
+    AttentionTile(HALF_PRECISION, 64, 4, 32, 32, 1, True, 2),
+    AttentionTile(HALF_PRECISION, 64, 4, 16, 64, 1, True, 2, plain=True),
+    AttentionTile(HALF_PRECISION, 128, 4, 32, 32, 1, True, 2),
+    AttentionTile(HALF_PRECISION, 128, 4, 16, 64, 1, True, 2, plain=True),
+    AttentionTile(HALF_PRECISION, 256, 4, 16, 16, 1, True, 2),
+    AttentionTile(HALF_PRECISION, 576, 4, 16, 16, 1, column_warps=4),
     *CDNA_SINGLE_ATTENTION,
 )
 CDNA4_ATTENTION = (
-    AttentionTile(HALVES, 64, 4, 32, 64, 1, True, 2),
-    AttentionTile(HALVES, 64, 4, 16, 64, 1, True, 2, plain=True),
-    AttentionTile(HALVES, 128, 4, 32, 32, 1, True, 2),
-    AttentionTile(HALVES, 128, 4, 16, 64, 1, True, 2, plain=True),
-    AttentionTile(HALVES, 256, 4, 16, 32, 1, True, 2),
-    AttentionTile(HALVES, 576, 4, 16, 16, 1, column_warps=4),
+    AttentionTile(HALF_PRECISION, 64, 4, 32, 64, 1, True, 2),
+    AttentionTile(HALF_PRECISION, 64, 4, 16, 64, 1, True, 2, plain=True),
+    AttentionTile(HALF_PRECISION, 128, 4, 32, 32, 1, True, 2),
+    AttentionTile(HALF_PRECISION, 128, 4, 16, 64, 1, True, 2, plain=True),
+    AttentionTile(HALF_PRECISION, 256, 4, 16, 32, 1, True, 2),
+    AttentionTile(HALF_PRECISION, 576, 4, 16, 16, 1, column_warps=4),
     *CDNA_SINGLE_ATTENTION,
 )
 # Queries that stay in registers take twice as many on gfx11, where both halves of a wave hold them.
 # A wave of 32 lanes has registers for 128 columns of 16 rows and little more: wider heads, and
 # scores with options, are shared by waves.
 RDNA3_ATTENTION = (
-    AttentionTile(HALVES, 64, 8, 16, 32, 1, True),
-    AttentionTile(HALVES, 64, 4, 16, 32, 1, True),
-    AttentionTile(HALVES, 128, 8, 16, 32, 1, plain=True),
-    AttentionTile(HALVES, 128, 4, 16, 32, 1, plain=True),
-    AttentionTile(HALVES, 128, 8, 16, 32, 1, column_warps=4),
-    AttentionTile(HALVES, 256, 8, 16, 16, 1, plain=True, column_warps=2),
-    AttentionTile(HALVES, 256, 8, 16, 16, 1, column_warps=4),
-    AttentionTile(HALVES, 576, 8, 16, 16, 1, column_warps=8),
+    AttentionTile(HALF_PRECISION, 64, 8, 16, 32, 1, True),
+    AttentionTile(HALF_PRECISION, 64, 4, 16, 32, 1, True),
+    AttentionTile(HALF_PRECISION, 128, 8, 16, 32, 1, plain=True),
+    AttentionTile(HALF_PRECISION, 128, 4, 16, 32, 1, plain=True),
+    AttentionTile(HALF_PRECISION, 128, 8, 16, 32, 1, column_warps=4),
+    AttentionTile(HALF_PRECISION, 256, 8, 16, 16, 1, plain=True, column_warps=2),
+    AttentionTile(HALF_PRECISION, 256, 8, 16, 16, 1, column_warps=4),
+    AttentionTile(HALF_PRECISION, 576, 8, 16, 16, 1, column_warps=8),
     *RDNA_SINGLE_ATTENTION,
 )
 RDNA4_ATTENTION = (
-    AttentionTile(HALVES, 64, 8, 16, 64, 1, True, plain=True),
-    AttentionTile(HALVES, 64, 8, 16, 32, 1, True),
-    AttentionTile(HALVES, 64, 4, 16, 32, 1, True),
-    AttentionTile(HALVES, 128, 8, 16, 32, 1, plain=True),
-    AttentionTile(HALVES, 128, 8, 16, 32, 1, column_warps=2),
-    AttentionTile(HALVES, 256, 8, 16, 16, 1, plain=True, column_warps=2),
-    AttentionTile(HALVES, 256, 8, 16, 16, 1, column_warps=4),
-    AttentionTile(HALVES, 576, 8, 16, 16, 1, column_warps=8),
+    AttentionTile(HALF_PRECISION, 64, 8, 16, 64, 1, True, plain=True),
+    AttentionTile(HALF_PRECISION, 64, 8, 16, 32, 1, True),
+    AttentionTile(HALF_PRECISION, 64, 4, 16, 32, 1, True),
+    AttentionTile(HALF_PRECISION, 128, 8, 16, 32, 1, plain=True),
+    AttentionTile(HALF_PRECISION, 128, 8, 16, 32, 1, column_warps=2),
+    AttentionTile(HALF_PRECISION, 256, 8, 16, 16, 1, plain=True, column_warps=2),
+    AttentionTile(HALF_PRECISION, 256, 8, 16, 16, 1, column_warps=4),
+    AttentionTile(HALF_PRECISION, 576, 8, 16, 16, 1, column_warps=8),
     *RDNA_SINGLE_ATTENTION,
 )
 
@@ -139,7 +143,7 @@ def _atomic(
 def _apart(max_dim: int, rows: int, step: int, stages: int, **more: Any) -> BackwardTile:
     """Keys and queries in a launch each, of four warps."""
     return BackwardTile(
-        HALVES, max_dim, 4, rows, step, stages, apart=True, one_layout=False, **more
+        HALF_PRECISION, max_dim, 4, rows, step, stages, apart=True, one_layout=False, **more
     )
 
 
@@ -150,38 +154,42 @@ CDNA_ATTENTION_BWD = (
     _apart(64, 16, 32, 1, min_blocks=2),
     _apart(128, 16, 32, 1, min_blocks=2, resident=True, plain=True),
     _apart(128, 16, 16, 1, min_blocks=2),
-    BackwardTile(HALVES, 256, 4, 16, 16, 1, column_warps=4, apart=True, one_layout=False),
+    BackwardTile(HALF_PRECISION, 256, 4, 16, 16, 1, column_warps=4, apart=True, one_layout=False),
     BackwardTile(SINGLE, 64, 4, 16, 16, 1, apart=True),
     BackwardTile(SINGLE, 128, 4, 8, 16, 1, column_warps=2, apart=True),
     BackwardTile(SINGLE, 256, 4, 8, 16, 1, column_warps=4, apart=True),
     *_atomic(
-        (HALVES, 64, 4, 64, 32, 2, 32, 16, "resident plain two"),
-        (HALVES, 128, 4, 32, 32, 2, 16, 16, "resident plain two"),
-        (HALVES, 256, 4, 64, 16, 4, 16, 16, "resident"),
+        (HALF_PRECISION, 64, 4, 64, 32, 2, 32, 16, "resident plain two"),
+        (HALF_PRECISION, 128, 4, 32, 32, 2, 16, 16, "resident plain two"),
+        (HALF_PRECISION, 256, 4, 64, 16, 4, 16, 16, "resident"),
         (SINGLE, 64, 4, 32, 16, 2, 16, 8, "plain"),
         (SINGLE, 128, 4, 16, 16, 2, 8, 8, ""),
     ),
 )
 _RDNA_ATTENTION_BWD = (
-    BackwardTile(HALVES, 64, 8, 16, 16, 1, column_warps=2, apart=True, one_layout=False),
+    BackwardTile(HALF_PRECISION, 64, 8, 16, 16, 1, column_warps=2, apart=True, one_layout=False),
     BackwardTile(
-        HALVES, 128, 8, 16, 16, 1, column_warps=2, plain=True, apart=True, one_layout=False
+        HALF_PRECISION, 128, 8, 16, 16, 1, column_warps=2, plain=True, apart=True, one_layout=False
     ),
-    BackwardTile(HALVES, 128, 8, 16, 16, 1, column_warps=4, apart=True, one_layout=False),
-    BackwardTile(HALVES, 256, 8, 16, 16, 1, column_warps=8, apart=True, one_layout=False),
+    BackwardTile(HALF_PRECISION, 128, 8, 16, 16, 1, column_warps=4, apart=True, one_layout=False),
+    BackwardTile(HALF_PRECISION, 256, 8, 16, 16, 1, column_warps=8, apart=True, one_layout=False),
     BackwardTile(SINGLE, 64, 4, 8, 16, 1, apart=True),
     BackwardTile(SINGLE, 128, 4, 8, 16, 1, column_warps=2, apart=True),
     BackwardTile(SINGLE, 256, 4, 8, 16, 1, column_warps=4, apart=True),
     *_atomic(
-        (HALVES, 128, 4, 16, 32, 2, 16, 16, ""),
+        (HALF_PRECISION, 128, 4, 16, 32, 2, 16, 16, ""),
         (SINGLE, 64, 8, 16, 16, 2, 8, 8, ""),
         (SINGLE, 128, 4, 16, 16, 2, 8, 8, ""),
     ),
 )
-RDNA3_ATTENTION_BWD = (*_RDNA_ATTENTION_BWD, *_atomic((HALVES, 64, 8, 32, 32, 4, 16, 16, "")))
+RDNA3_ATTENTION_BWD = (
+    *_RDNA_ATTENTION_BWD,
+    *_atomic((HALF_PRECISION, 64, 8, 32, 32, 4, 16, 16, "")),
+)
 RDNA4_ATTENTION_BWD = (
     *_RDNA_ATTENTION_BWD,
     *_atomic(
-        (HALVES, 64, 8, 32, 32, 2, 16, 16, "resident plain"), (HALVES, 64, 8, 32, 32, 4, 16, 16, "")
+        (HALF_PRECISION, 64, 8, 32, 32, 2, 16, 16, "resident plain"),
+        (HALF_PRECISION, 64, 8, 32, 32, 4, 16, 16, ""),
     ),
 )

@@ -44,6 +44,10 @@ Instruction = tuple[Callable[..., object], tuple[int, ...] | None, int, bool]
 whether it waits."""
 
 
+Observer = Callable[[int, Wave], None]
+"""Called with an instruction's address in the code object and the wave that is to execute it."""
+
+
 def family(arch: str) -> str:
     """The emulator's name for an arch's instruction set. Raises DeviceError for one that it does
     not have."""
@@ -109,8 +113,16 @@ class Interpreter:
         region.write(image)
         return Module(code, arch, region, image)
 
-    def run(self, module: Module, kernel: str, launch: Launch, arguments: bytes) -> None:
-        """Launch a kernel and wait for its end. Raises DeviceError, or what the emulator raises."""
+    def run(
+        self,
+        module: Module,
+        kernel: str,
+        launch: Launch,
+        arguments: bytes,
+        observe: Observer | None = None,
+    ) -> None:
+        """Launch a kernel and wait for its end. ``observe`` is called before each instruction.
+        Raises DeviceError, or what the emulator raises."""
         facts = module.code.kernels[kernel]
         offset = module.code.symbols[facts[".symbol"]][0]
         d = Descriptor.read(module.bytes, offset)
@@ -163,7 +175,7 @@ class Interpreter:
                                 lanes,
                             )
                             states.append((self._wave(state, lanes, shared, private), state))
-                        self._block(module, states)
+                        self._block(module, states, observe)
 
     def _wave(self, state: Any, lanes: int, shared: Region, scratch: Region) -> Wave:
         """The emulator's wave as patches see it. Its registers are the emulator's, and live as long
@@ -176,9 +188,12 @@ class Interpreter:
         wave.scalars[INVERSE_TWO_PI] = _INVERSE_TWO_PI_BITS
         return wave
 
-    def _block(self, module: Module, states: list[tuple[Wave, Any]]) -> None:
+    def _block(
+        self, module: Module, states: list[tuple[Wave, Any]], observe: Observer | None
+    ) -> None:
         """Every wave of a block, each up to the next barrier in its turn."""
         end, program, where = self._emulator.ENDPGM_PC, module.program, self.where
+        base = module.memory.address
         waiting = list(enumerate(wave for wave, _ in states))
         while waiting:
             running, waiting = waiting, []
@@ -188,6 +203,8 @@ class Interpreter:
                     where.pc = pc
                     call, takes, size, waits = program.get(pc) or self._decode(module, pc)
                     self.executed += 1
+                    if observe is not None:
+                        observe(pc - base, wave)
                     if takes is None:
                         call(wave)
                         if size:

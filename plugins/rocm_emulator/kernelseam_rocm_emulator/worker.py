@@ -13,12 +13,12 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kernelseam.errors import DeviceError
 from kernelseam.exchange import Answers, Requests
@@ -27,8 +27,13 @@ from kernelseam_rocm import worker
 
 from kernelseam_rocm_emulator import faults
 from kernelseam_rocm_emulator.checkout import Checkout
+from kernelseam_rocm_emulator.counting.instructions import Access
+from kernelseam_rocm_emulator.counting.recorder import Recorder, Tally
 from kernelseam_rocm_emulator.loader import Launch
 from kernelseam_rocm_emulator.memory import Arena, protect
+
+if TYPE_CHECKING:
+    from kernelseam_rocm_emulator.counting.recording import Recording
 
 TIME_LIMIT = 900
 """Seconds that one launch may take; the process ends itself then (SIGALRM)."""
@@ -51,6 +56,8 @@ class Request:
     arguments: bytes
     live: tuple[tuple[int, int], ...]
     """Device memory that may be touched: first address and bytes of its pages."""
+    accesses: Mapping[int, Access] | None = None
+    """The kernel's memory instructions by address, where the launch is to be counted."""
 
 
 @dataclass(frozen=True)
@@ -75,18 +82,27 @@ class Emulator:
         self._pid = self._owner = 0
         self._log = -1
         self._sent: set[str] = set()
+        self.recording: Recording | None = None
+        """Where launches are counted; `counting.recorded` sets it."""
 
     def launch(
         self, digest: str, elf: bytes, arch: str, kernel: str, launch: Launch, arguments: bytes
     ) -> int:
         """Run a kernel to its end; how many instructions its waves executed. Raises DeviceError."""
+        recording = self.recording
+        accesses = None if recording is None else recording.accesses(elf, arch, kernel)
         with self._lock:
             self._start()
             missing = None if digest in self._sent else elf
-            request = Request(digest, missing, arch, kernel, launch, arguments, self.arena.live())
-            executed: int = self._ask(request, f"kernel {kernel} on {arch}, emulated,")
+            live = self.arena.live()
+            request = Request(digest, missing, arch, kernel, launch, arguments, live, accesses)
+            executed: int
+            tallies: Mapping[int, Tally]
+            executed, tallies = self._ask(request, f"kernel {kernel} on {arch}, emulated,")
             self._sent.add(digest)
-            return executed
+        if recording is not None:
+            recording.add(elf, arch, kernel, launch, tallies)
+        return executed
 
     def test(self, elf: bytes, arch: str) -> list[str]:
         """Run the self-test; what failed, in words. Raises DeviceError."""
@@ -175,6 +191,7 @@ def _serve(
             os.dup2(log, standard)
         # The owner's own streams may write anywhere.
         sys.stdout, sys.stderr = (open(n, "w", buffering=1, closefd=False) for n in (1, 2))  # noqa: SIM115
+        warnings.resetwarnings()  # the owner may raise them; NaN from inf - inf is a result here
         answers = Answers(connection)
         service = _Service(checkout, arena, cache, answers)
         while True:
@@ -223,7 +240,7 @@ class _Service:
             traceback.print_exc()
             return FAILED, f"{type(e).__name__}: {e} ({self._interpreter.where})"
 
-    def _launch(self, request: Request) -> int:
+    def _launch(self, request: Request) -> tuple[int, Mapping[int, Tally]]:
         live = frozenset(request.live)
         for change, accessible in ((self._live - live, False), (live - self._live, True)):
             for start, size in change:
@@ -232,10 +249,15 @@ class _Service:
         if request.elf is not None:
             self._modules[request.digest] = self._interpreter.load(request.elf, request.arch)
         before = self._interpreter.executed
+        counted = None if request.accesses is None else Recorder(request.arch, request.accesses)
         self._interpreter.run(
-            self._modules[request.digest], request.kernel, request.launch, request.arguments
+            self._modules[request.digest],
+            request.kernel,
+            request.launch,
+            request.arguments,
+            counted,
         )
-        return self._interpreter.executed - before
+        return self._interpreter.executed - before, counted.tallies if counted else {}
 
     def _fault(self, address: int) -> None:
         """Report a fault's address to the owner. The process ends then: its state is undefined."""

@@ -12,10 +12,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kernelseam.dtypes import DType
-from kernelseam.parity.attention_cases import case as attention
-from kernelseam.parity.cases import NAN, TOKENS, AttentionCase, Case, GemmCase, Plant
-from kernelseam.parity.gemm_cases import case as gemm
-from kernelseam.parity.memory import Walk
+from kernelseam.parity.cases.attention_case import AttentionCase
+from kernelseam.parity.cases.attention_case import case as attention
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.cases.common import NAN, TOKENS, Plant
+from kernelseam.parity.cases.gemm_case import GemmCase
+from kernelseam.parity.cases.gemm_case import case as gemm
+from kernelseam.parity.cases.walk import Walk
 
 HEADS = 132
 """The multiprocessors of an H200; the other sizes are in these."""

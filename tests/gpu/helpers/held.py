@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from kernelseam.contract import Device
 from kernelseam.kernels.kernel import KernelImplementation
-from kernelseam.parity.cases import Case
-from kernelseam.parity.description import describe
-from kernelseam.parity.stages import Computed, Made, made
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.operations.operands import describe
+from kernelseam.parity.running.stages import Computed, Made, made
 from kernelseam.planning import Call, plan
 from kernelseam.plugins import plugins
 from kernelseam.variants import SEPARATOR
@@ -76,9 +76,9 @@ class Held:
         return Computed({name: x.get() for name, x in self._held.items()}, 0)
 
 
-def ways(case: Case, device: Device, implementation: str) -> dict[str, tuple[Any, ...]]:
-    """The ways in which a kernel takes a case, "sm90:128x192…" or its name where it has one way,
-    each with its binaries (half, spec, tile); none where it refuses."""
+def configurations(case: Case, device: Device, implementation: str) -> dict[str, tuple[Any, ...]]:
+    """The configurations in which a kernel takes a case, "sm90:128x192…" or its name where it has
+    one, each with its binaries (kernel, spec, tile); none where it refuses."""
     problem, found = ahead.problem_of(case, device), {}
     for known in plugins().registry.implementations:
         if (known.backend, known.name, known.operation) != (
@@ -97,13 +97,13 @@ def ways(case: Case, device: Device, implementation: str) -> dict[str, tuple[Any
         row = toolchain.arch_row(device.arch)
         variants = {
             f"{implementation}{SEPARATOR}{n}": t
-            for n, t in known.half.variants(problem, row, device).items()
+            for n, t in known.composition.variants(problem, row, device).items()
         }
         for name, tile in (
-            variants or {implementation: known.half.tile(problem, row, device)}
+            variants or {implementation: known.composition.tile(problem, row, device)}
         ).items():
-            kernels = known.half.launches(problem, tile, device).kernels
-            found[name] = tuple((x.half, x.problem.spec, x.tile) for x in kernels)
+            kernels = known.composition.launches(problem, tile, device).kernels
+            found[name] = tuple((x.kernel, x.problem.spec, x.tile) for x in kernels)
     return found
 
 

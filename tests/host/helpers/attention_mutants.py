@@ -112,8 +112,8 @@ ATTENTIONS = (
     Mutant(
         "attention-mask-transposed",
         ATTENTION,
-        "mask_head, mask_head, (int)mask_row, (int)mask_column",
-        "mask_head, mask_head, (int)mask_column, (int)mask_row",
+        "{base + b * batch + h * head, head, (int)row, (int)column}",
+        "{base + b * batch + h * head, head, (int)column, (int)row}",
         "attention-f16-64-mask-odd-transposed",
         WRONG,
         "a mask's rows are taken for its columns",
@@ -158,8 +158,8 @@ ATTENTIONS = (
     Mutant(
         "attention-stride-of-the-wrong-operand",
         ATTENTION,
-        "KeyView K{k_base, k_row}",
-        "KeyView K{k_base, v_row}",
+        "KeyView K{k_base, k.row}",
+        "KeyView K{k_base, v.row}",
         "attention-f16-192v128",
         WRONG,
         "rows of K are taken V's stride apart",
@@ -195,8 +195,8 @@ ATTENTIONS = (
     Mutant(
         "attention-lse-of-the-wrong-sequence",
         ATTENTION,
-        "lse[at + own.q_first +",
-        "lse[at +",
+        "lse.base[at + own.q_first +",
+        "lse.base[at +",
         "attention-f16-64-sequences",
         UNTOUCHED,
         "the LSE of every sequence is written where the first one's belongs",
@@ -260,9 +260,9 @@ ATTENTIONS = (
     ),
     Mutant(
         "attention-negative-prefix",
-        "attention/forward.h",
-        "min_of(max_of(prefixes[batch], 0), own.S_k)",
-        "min_of(max_of(prefixes[batch], -prefixes[batch]), own.S_k)",
+        ATTENTION,
+        "min_of(max_of(prefixes[batch], 0), S_k)",
+        "min_of(max_of(prefixes[batch], -prefixes[batch]), S_k)",
         "attention-f16-64-prefix-negative",
         WRONG,
         "a negative prefix is taken for a positive one",
@@ -428,8 +428,8 @@ ATTENTIONS = (
     Mutant(
         "backward-window-too-short",
         ATTENTION,
-        "j1 - shift + left + 1",
-        "own0 - shift + left + 1",
+        "j1 - shift + score.left + 1",
+        "own0 - shift + score.left + 1",
         "attention-bwd-f16-64-window-16-0",
         WRONG,
         "later queries of a window do not meet their keys",
@@ -446,8 +446,8 @@ ATTENTIONS = (
     Mutant(
         "backward-empty-rows-of-keys",
         ATTENTION,
-        "there ? lse_base2(lse[h * lse_head + i0 + t]) : infinity()",
-        "there ? LOG2_E * lse[h * lse_head + i0 + t] : infinity()",
+        "there ? lse_base2(lse.base[h * lse.head + i0 + t]) : infinity()",
+        "there ? LOG2_E * lse.base[h * lse.head + i0 + t] : infinity()",
         "attention-bwd-f16-64-any-order-bias-voids",
         NAN,
         "−∞ is subtracted from −∞ where a bias leaves a query no key, and keys take what comes "
@@ -456,8 +456,8 @@ ATTENTIONS = (
     Mutant(
         "backward-empty-rows-of-queries",
         ATTENTION,
-        "return lse_base2(lse[head * lse_head + mine + r]);",
-        "return LOG2_E * lse[head * lse_head + mine + r];",
+        "return lse_base2(lse.base[head * lse.head + mine + r]);",
+        "return LOG2_E * lse.base[head * lse.head + mine + r];",
         "attention-bwd-f16-64-bias-voids",
         NAN,
         "−∞ is subtracted from −∞ where a bias leaves a query no key, and its gradient is what "
@@ -466,8 +466,8 @@ ATTENTIONS = (
     Mutant(
         "backward-negative-prefix",
         ATTENTION,
-        "min_of(max_of(prefixes[batch], 0), S_k_seen)",
-        "min_of(max_of(prefixes[batch], -prefixes[batch]), S_k_seen)",
+        "min_of(max_of(prefixes[batch], 0), S_k)",
+        "min_of(max_of(prefixes[batch], -prefixes[batch]), S_k)",
         "attention-bwd-f16-64-prefix-negative",
         WRONG,
         "a negative prefix is taken for a positive one",

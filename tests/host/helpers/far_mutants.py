@@ -26,15 +26,15 @@ FAR_MUTANTS = (
     _mutant(
         "lse",
         ATTENTION,
-        "const i64 at = (i64)batch * lse_batch",
-        "const int at = (i64)batch * lse_batch",
+        "const i64 at = (i64)batch * lse.batch",
+        "const int at = (i64)batch * lse.batch",
         "lse-batches",
     ),
     _mutant(
         "backward-entry",
         ATTENTION,
-        "base += batch * batch_stride",
-        "base += (int)(batch * batch_stride)",
+        "operand.base += batch * operand.batch",
+        "operand.base += (int)(batch * operand.batch)",
         "bwd-dq-batches",
     ),
     _mutant(
@@ -67,8 +67,8 @@ FAR_MUTANTS = (
     _mutant(
         "bias",
         ATTENTION,
-        "bias + batch * bias_batch + first_head * bias_head",
-        "bias + (int)(batch * bias_batch + first_head * bias_head)",
+        "{base + b * batch + h * head, head,",
+        "{base + (int)(b * batch) + h * head, head,",
         "bias-batches",
     ),
     _mutant(
@@ -81,22 +81,22 @@ FAR_MUTANTS = (
     _mutant(
         "mask",
         ATTENTION,
-        "mask + batch * mask_batch + first_head * mask_head",
-        "mask + (int)(batch * mask_batch + first_head * mask_head)",
+        "{base + b * batch + h * head, head,",
+        "{base + b * batch + (int)(h * head), head,",
         "mask-heads",
     ),
     _mutant(
         "backward-head",
         ATTENTION,
-        "{base + h * head_stride, row}",
-        "{base + (int)(h * head_stride), row}",
+        "{base + h * head, row}",
+        "{base + (int)(h * head), row}",
         "bwd-dk-heads",
     ),
     _mutant(
         "bias-gradient",
         ATTENTION,
-        "dbias + h * dbias_head",
-        "dbias + (int)(h * dbias_head)",
+        "dbias.base + h * dbias.head",
+        "dbias.base + (int)(h * dbias.head)",
         "bwd-dbias-f32-heads",
     ),
     _mutant(
@@ -109,8 +109,8 @@ FAR_MUTANTS = (
     _mutant(
         "lse-read",
         ATTENTION,
-        "lse[h * lse_head + i0 + t]",
-        "lse[(int)(h * lse_head) + i0 + t]",
+        "lse.base[h * lse.head + i0 + t]",
+        "lse.base[(int)(h * lse.head) + i0 + t]",
         "bwd-lse-heads",
     ),
     _mutant(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from kernelseam.blas import BatchedGemm
 from kernelseam.contract import Device, host_array
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 
 Array = np.ndarray[Any, Any]

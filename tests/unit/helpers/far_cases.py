@@ -14,13 +14,17 @@ import numpy as np
 import numpy.typing as npt
 from kernelseam.contract import Device
 from kernelseam.dtypes import DType
-from kernelseam.parity import data
-from kernelseam.parity.cases import AttentionCase, BackwardCase, Case, MergeCase
-from kernelseam.parity.check import Verdict
-from kernelseam.parity.description import describe
-from kernelseam.parity.memory import Place, Walk
-from kernelseam.parity.projection_case import ProjectionCase
-from kernelseam.parity.stages import verdict
+from kernelseam.oracle.check import Verdict
+from kernelseam.parity.cases.attention_bwd_case import BackwardCase
+from kernelseam.parity.cases.attention_case import AttentionCase
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.cases.merge_case import MergeCase
+from kernelseam.parity.cases.projection_case import ProjectionCase
+from kernelseam.parity.cases.walk import Walk
+from kernelseam.parity.data.memory import Place
+from kernelseam.parity.operations import operands
+from kernelseam.parity.operations.operands import describe
+from kernelseam.parity.running.stages import verdict
 from kernelseam.planning import plan
 from kernelseam.plugins import plugins
 
@@ -178,7 +182,7 @@ def held(
     """The oracle's verdict on a case that is computed over ``memory(bytes before, bytes)`` an
     operand."""
     runtime = plugins().backend(device.backend).runtime
-    layout, values = data.layout(case, separate=True), data.values(case)
+    layout, values = operands.layout(case, separate=True), operands.values(case)
     assert _reach(layout.places[operand]) > FAR, f"{operand} is not far"
     sizes = {
         p.block: max(q.bytes for q in layout.places.values() if q.block == p.block)
@@ -207,7 +211,7 @@ def held(
         runtime.synchronize(device)
         results = {
             name: blocks[layout.places[name].block].read(layout.places[name])
-            for name in data.outputs(case)
+            for name in operands.outputs(case)
         }
         return verdict(case, results)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from kernelseam import Attention, AttentionBwd, BatchedGemmPointers, BatchedGemmStrided
 from kernelseam.contract import Device, DeviceLimits, Problem
-from kernelseam.descriptors.attention_problem import AttentionProblem
+from kernelseam.descriptors.attention.problem import AttentionProblem
 
 GHZ, UNITS = 1.98e9, 132
 H200 = Device(
@@ -31,7 +31,7 @@ H200 = Device(
 
 @dataclass(frozen=True)
 class Row:
-    """A problem with the µs of each way that was measured."""
+    """A problem with the µs of each implementation that was measured."""
 
     name: str
     problem: Problem
@@ -142,7 +142,7 @@ def attention(
     causal: bool,
     us: float,
     kv_heads: int | None = None,
-    way: str = "shared",
+    implementation: str = "shared",
 ) -> Row:
     d = Attention(
         batch=batch,
@@ -155,7 +155,9 @@ def attention(
         dtype=dtype,
     )
     return Row(
-        f"B{batch} H{heads} S{S} D{dim} {dtype}{' causal' * causal} {way}", d.problem(), {way: us}
+        f"B{batch} H{heads} S{S} D{dim} {dtype}{' causal' * causal} {implementation}",
+        d.problem(),
+        {implementation: us},
     )
 
 

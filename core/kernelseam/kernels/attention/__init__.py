@@ -1,1 +1,1 @@
-"""Fused attention for all vendors: forward.h and its host half."""
+"""Fused attention for all vendors: forward.h and its kernel definition."""

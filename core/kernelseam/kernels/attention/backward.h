@@ -16,7 +16,7 @@
 // they are 1.25 TB/s, at OWN = 64 (D = 256) 2.5 TB/s, of which L2 takes some 2 to 3 when a warp adds to whole lines.
 // Would each warp add what its own rows give, it were WARPS times that.
 //
-// Constants (from the host half): those of scores.h, sequences.h and query_sums.h; KS_T, KS_DV, KS_VECTOR,
+// Constants (from the kernel definition): those of scores.h, sequences.h and query_sums.h; KS_T, KS_DV, KS_VECTOR,
 // KS_BIAS_GRADIENT, KS_ROLE (which of the two blocks there are: one kernel for each needs fewer registers), KS_ROWS (owned
 // rows a warp), KS_SCORE_ROWS (the same of the scores; or 0), KS_RESIDENT (what is owned stays in registers as a left
 // factor), KS_UNROLL (of loops over K), KS_STAGES, KS_MIN_BLOCKS, KS_SHARED_BYTES.
@@ -102,9 +102,6 @@ KS_DEVICE void add_product(E::Acc<R, C>& sum, Left left, int row0, Right right, 
     E::mma(sum, E::template operand<R, k_piece<E, K>()>(left, row0, k), right, column0, k);
 }
 
-template<class P> struct Pointee;
-template<class X> struct Pointee<X*> { typedef X type; };
-
 struct At {
   int query, key;
 };
@@ -134,18 +131,24 @@ KS_DEVICE auto left_factors(OwnQ q, OwnV v, int row0) {
   }
 }
 
+// ---- arguments of the kernel beside those of scores.h and sequences.h, each passed whole
+
+// The gradient of a bias, its keys side by side.
+struct BiasGradient {
+  float* base;
+  i64 batch, head, row;
+};
+
+// Tiles of OWN keys and of OWN queries, the longest sequence's counted; and how many blocks are for keys, where there are both.
+struct Blocks {
+  int key_tiles, query_tiles, for_keys;
+};
+
 KS_KERNEL(THREADS, KS_MIN_BLOCKS)
-attention_backward(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* dots, T* dq, T* dk,
-                   T* dv, float* sums, float* dbias, const typename Choose<HAS_BIAS, KS_BIAS, float>::type* bias,
-                   const unsigned char* mask, const float* slopes, const int* prefixes, const int* lengths,
-                   const int* q_offsets, const int* k_offsets, i64 q_batch, i64 q_head, i64 k_batch, i64 k_head,
-                   i64 v_batch, i64 v_head, i64 dout_batch, i64 dout_head, i64 dq_batch, i64 dq_head, i64 dk_batch,
-                   i64 dk_head, i64 dv_batch, i64 dv_head, i64 lse_batch, i64 lse_head, i64 dots_batch, i64 dots_head,
-                   i64 dbias_batch, i64 dbias_head, i64 dbias_row, i64 bias_batch, i64 bias_head, i64 bias_row,
-                   i64 bias_column, i64 mask_batch, i64 mask_head, i64 mask_row, i64 mask_column, i64 slopes_batch,
-                   i64 slopes_head, int q_row, int k_row, int v_row, int dout_row, int dq_row, int dk_row, int dv_row,
-                   int num_heads, int head_group, int S_q_most, int S_k_most, int key_tiles, int query_tiles,
-                   int key_blocks, int left, int right, float scale, float scale_log2, float cap, float cap_inverse) {
+attention_backward(Matrices<const T> q, Matrices<const T> k, Matrices<const T> v, Matrices<const T> dout,
+                   RowValues<const float> lse, RowValues<const float> dots, Matrices<T> dq, Matrices<T> dk, Matrices<T> dv,
+                   float* sums, BiasGradient dbias, ScoreArguments score, Sequences sequences, int num_heads, int head_group,
+                   Blocks blocks, float scale) {
   char* const memory = shared_memory<KS_SHARED_BYTES>();
   const OwnQ own_q(memory + OWN_Q);
   const OwnV own_v(memory + OWN_V);
@@ -159,12 +162,12 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
   const int warp_row = warp_index() / COLUMN_WARPS * ROWS, part = warp_index() % COLUMN_WARPS;
   const int score_row = warp_index() / ACROSS * SCORE_ROWS;
   const int score_column = HANDED ? warp_index() % ACROSS * SCORE_COLUMNS : 0;
-  const bool for_keys = KS_ROLE == KEYS || (KS_ROLE == BOTH && (int)block_index() < key_blocks);
-  const int index = (int)block_index() - (KS_ROLE == BOTH && !for_keys ? key_blocks : 0);
-  const int tiles = for_keys ? key_tiles : query_tiles, heads = for_keys ? num_heads / head_group : num_heads;
+  const bool for_keys = KS_ROLE == KEYS || (KS_ROLE == BOTH && (int)block_index() < blocks.for_keys);
+  const int index = (int)block_index() - (KS_ROLE == BOTH && !for_keys ? blocks.for_keys : 0);
+  const int tiles = for_keys ? blocks.key_tiles : blocks.query_tiles, heads = for_keys ? num_heads / head_group : num_heads;
   const int batch = index / tiles / heads, head = index / tiles % heads, own0 = index % tiles * OWN;
-  const Sequence own = sequence_of(batch, S_q_most, S_k_most, q_offsets, k_offsets, lengths);
-  const int most = for_keys ? S_k_most : S_q_most;  // rows of the gradient's operand, where lengths leave some out
+  const Sequence own = sequences.at(batch);
+  const int most = for_keys ? sequences.S_k : sequences.S_q;  // rows of the gradient's operand, where lengths leave some out
   // Keys that no query sees get zeros; a bias's gradient is written everywhere, zeros too.
   const bool whole_plane = KS_BIAS_GRADIENT && (ATOMIC || !for_keys);
   const int needed = for_keys && !whole_plane ? (KS_KV_VIEW == PACKED ? own.S_k : most) : whole_plane ? most : own.S_q;
@@ -172,27 +175,23 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
 
   // Without queries nothing is seen: not even a bias is there to be read.
   const int S_k_seen = SHORT_PLANE && !own.S_q ? 0 : own.S_k;
-  Scores scores{own.S_q, S_k_seen, left, right, KS_PREFIX ? min_of(max_of(prefixes[batch], 0), S_k_seen) : 0,
-                scale_log2, cap, cap_inverse};
+  Scores scores = score.of(batch, own.S_q, S_k_seen);
   // From its start in all of the batch to that of an entry: once, so that fewer strides are kept.
-  auto entry = [&](auto*& base, i64 batch_stride, int first, int row) { base += batch * batch_stride + (i64)first * row; };
-  entry(q, q_batch, own.q_first, q_row);
-  entry(dout, dout_batch, own.q_first, dout_row);
-  entry(lse, lse_batch, own.q_first, 1);
-  entry(dots, dots_batch, own.q_first, 1);
-  entry(k, k_batch, own.k_first, k_row);
-  entry(v, v_batch, own.k_first, v_row);
-  if constexpr (HAS_BIAS) entry(bias, bias_batch, 0, 0);
-  if (KS_BIAS_GRADIENT) entry(dbias, dbias_batch, 0, 0);
-  if (KS_MASK) entry(mask, mask_batch, 0, 0);
-  if (KS_ALIBI) entry(slopes, slopes_batch, 0, 0);
+  auto entry = [&](auto& operand, int first, int row) { operand.base += batch * operand.batch + (i64)first * row; };
+  entry(q, own.q_first, q.row);
+  entry(dout, own.q_first, dout.row);
+  entry(lse, own.q_first, 1);
+  entry(dots, own.q_first, 1);
+  entry(k, own.k_first, k.row);
+  entry(v, own.k_first, v.row);
+  if constexpr (HAS_BIAS) entry(score.bias, 0, 0);
+  if (KS_BIAS_GRADIENT) entry(dbias, 0, 0);
+  if (KS_MASK) entry(score.mask, 0, 0);
+  if (KS_ALIBI) entry(score.slopes, 0, 0);
   auto of_head = [&](int h) {
-    if constexpr (HAS_BIAS) scores.bias = {bias + h * bias_head, 0, (int)bias_row, (int)bias_column};
-    if (KS_MASK) scores.mask = {mask + h * mask_head, 0, (int)mask_row, (int)mask_column};
-    if (KS_ALIBI) scores.slopes = slopes + h * slopes_head, scores.slopes_head = 0;
-  };
-  auto rows_of = [](auto* base, int h, i64 head_stride, int row) {
-    return StridedView<typename Pointee<decltype(base)>::type>{base + h * head_stride, row};
+    if constexpr (HAS_BIAS) scores.bias = score.bias.of(h);
+    if (KS_MASK) scores.mask = score.mask.of(h);
+    if (KS_ALIBI) scores.slopes = score.slopes.base + h * score.slopes.head, scores.slopes_head = 0;
   };
 
   Copy<OwnQ, THREADS, KS_VECTOR, DQ == KS_DQK> copy_own_q;
@@ -239,27 +238,27 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
   };
   // dbias of accumulators that begin at query i and key j; which of both their rows are, `at` tells.
   auto write_plane = [&](auto& dx, int h, int i, int j, auto at) {
-    float* const to = dbias + h * dbias_head;
+    float* const to = dbias.base + h * dbias.head;
     E::map(dx, [&](int r, int c, float x) {
       const At place = at(r, c);
-      if (i + place.query < S_q_most && j + place.key < S_k_most)
-        to[(i + place.query) * dbias_row + j + place.key] = !SHORT_PLANE || i + place.query < own.S_q ? x : 0.f;
+      if (i + place.query < sequences.S_q && j + place.key < sequences.S_k)
+        to[(i + place.query) * dbias.row + j + place.key] = !SHORT_PLANE || i + place.query < own.S_q ? x : 0.f;
       return x;
     });
   };
 
   if (KS_ROLE != QUERIES && for_keys) {
     // ---- dk and dv of OWN keys
-    const auto owned = take(rows_of(k, head, k_head, k_row), rows_of(v, head, v_head, v_row), own.S_k);
+    const auto owned = take(k.rows(head), v.rows(head), own.S_k);
     // The queries that may see one of these keys: [begin, end).
     const int j1 = min_of(own0 + OWN, own.S_k) - 1, shift = scores.shift();
     const bool everyone = KS_PREFIX && own0 < scores.prefix;
     int begin = 0, end = own0 < own.S_k ? own.S_q : 0;
     if ((KS_CAUSAL || KS_WINDOW) && !everyone) {
-      begin = max_of(0, own0 - shift - (KS_WINDOW ? right : 0));
-      if (KS_WINDOW) end = min_of(end, max_of(0, j1 - shift + left + 1));
+      begin = max_of(0, own0 - shift - (KS_WINDOW ? score.right : 0));
+      if (KS_WINDOW) end = min_of(end, max_of(0, j1 - shift + score.left + 1));
     }
-    if (whole_plane) begin = 0, end = S_q_most;
+    if (whole_plane) begin = 0, end = sequences.S_q;
     // Tiles [first, last) of every head's queries, head after head: the one that is used, and the one that is fetched.
     const int first = begin / STEP, last = divide_up(end, STEP);
     struct Turn {
@@ -272,8 +271,8 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
     Turn ahead{head * head_group, first}, now = ahead;
     auto fetch = [&](int stage) {
       if (ahead.head < end_head) {
-        copy_q.fetch(tile_q(stage), rows_of(q, ahead.head, q_head, q_row), ahead.tile * STEP, own.S_q, KS_DQK);
-        copy_v.fetch(tile_v(stage), rows_of(dout, ahead.head, dout_head, dout_row), ahead.tile * STEP, own.S_q, KS_DV);
+        copy_q.fetch(tile_q(stage), q.rows(ahead.head), ahead.tile * STEP, own.S_q, KS_DQK);
+        copy_v.fetch(tile_v(stage), dout.rows(ahead.head), ahead.tile * STEP, own.S_q, KS_DV);
         ahead.next(first, last);
       }
       copies_commit();
@@ -281,7 +280,7 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
 #pragma unroll
     for (int n = 0; n < AHEAD; n++) fetch(n);
 
-    if (ATOMIC) sums = warp_sums<KS_Q_VIEW == PACKED>(sums, batch, own.q_first, divide_up(S_q_most, STEP), num_heads);
+    if (ATOMIC) sums = warp_sums<KS_Q_VIEW == PACKED>(sums, batch, own.q_first, divide_up(sequences.S_q, STEP), num_heads);
     E::Acc<ROWS, MINE_Q> gradient_k;
     E::Acc<ROWS, MINE_V> gradient_v;
     E::zero(gradient_k);
@@ -294,8 +293,8 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
       float* const line = lines + parity * 2 * STEP;
       for (int t = thread_index(); t < STEP; t += THREADS) {
         const bool there = i0 + t < own.S_q;
-        line[t] = there ? lse_base2(lse[h * lse_head + i0 + t]) : infinity();
-        line[STEP + t] = there ? dots[h * dots_head + i0 + t] : 0.f;
+        line[t] = there ? lse_base2(lse.base[h * lse.head + i0 + t]) : infinity();
+        line[STEP + t] = there ? dots.base[h * dots.head + i0 + t] : 0.f;
       }
       copies_wait<AHEAD - 1>();
       if (STAGES == 1) block_barrier();
@@ -345,18 +344,18 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
     block_barrier();
     E::map(gradient_k, [=](int, int, float x) { return x * scale; });
     const int end_row = KS_KV_VIEW == PACKED ? own.S_k : most;
-    entry(dk, dk_batch, own.k_first, dk_row);
-    entry(dv, dv_batch, own.k_first, dv_row);
-    write_rows(memory, gradient_k, rows_of(dk, head, dk_head, dk_row), own0 + warp_row, end_row, part * MINE_Q, KS_DQK);
-    write_rows(memory, gradient_v, rows_of(dv, head, dv_head, dv_row), own0 + warp_row, end_row, part * MINE_V, KS_DV);
+    entry(dk, own.k_first, dk.row);
+    entry(dv, own.k_first, dv.row);
+    write_rows(memory, gradient_k, dk.rows(head), own0 + warp_row, end_row, part * MINE_Q, KS_DQK);
+    write_rows(memory, gradient_v, dv.rows(head), own0 + warp_row, end_row, part * MINE_V, KS_DV);
   } else if constexpr (KS_ROLE != KEYS) {
     // ---- dq of OWN queries
     const int kv_head = head / head_group;
-    const StridedView<const T> K = rows_of(k, kv_head, k_head, k_row), V = rows_of(v, kv_head, v_head, v_row);
-    const auto owned = take(rows_of(q, head, q_head, q_row), rows_of(dout, head, dout_head, dout_row), own.S_q);
+    const StridedView<const T> K = k.rows(kv_head), V = v.rows(kv_head);
+    const auto owned = take(q.rows(head), dout.rows(head), own.S_q);
     of_head(head);
     const int i1 = min_of(own0 + OWN, own.S_q) - 1;
-    const int begin = KS_BIAS_GRADIENT ? 0 : scores.begin(own0), end = KS_BIAS_GRADIENT ? S_k_most : scores.end(i1);
+    const int begin = KS_BIAS_GRADIENT ? 0 : scores.begin(own0), end = KS_BIAS_GRADIENT ? sequences.S_k : scores.end(i1);
     const int first = begin / STEP, last = divide_up(end, STEP);
     auto fetch = [&](int tile, int stage) {
       if (tile < last) {
@@ -373,11 +372,11 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
     E::fill(line, 0.f);
     E::row_map(line, [&](int r, float) {
       if (mine + r >= own.S_q) return infinity();
-      return lse_base2(lse[head * lse_head + mine + r]);
+      return lse_base2(lse.base[head * lse.head + mine + r]);
     });
     E::fill(dot, 0.f);
     E::row_map(dot, [&](int r, float) {
-      return mine + r < own.S_q ? dots[head * dots_head + mine + r] : 0.f;
+      return mine + r < own.S_q ? dots.base[head * dots.head + mine + r] : 0.f;
     });
     E::Acc<ROWS, MINE_Q> gradient;
     E::zero(gradient);
@@ -419,7 +418,7 @@ attention_backward(const T* q, const T* k, const T* v, const T* dout, const floa
     copies_wait<0>();
     block_barrier();
     E::map(gradient, [=](int, int, float x) { return x * scale; });
-    entry(dq, dq_batch, own.q_first, dq_row);
-    write_rows(memory, gradient, rows_of(dq, head, dq_head, dq_row), own0 + warp_row, own.S_q, part * MINE_Q, KS_DQK);
+    entry(dq, own.q_first, dq.row);
+    write_rows(memory, gradient, dq.rows(head), own0 + warp_row, own.S_q, part * MINE_Q, KS_DQK);
   }
 }

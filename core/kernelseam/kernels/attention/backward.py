@@ -1,14 +1,23 @@
-"""Host half of backward.h: the gradients of an attention in three launches, and one more for each
-that is reduced."""
+"""Kernel definition of backward.h: the gradients of an attention in three launches, and one more
+for each that is reduced."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from kernelseam.contract import ArchRow, Device
+from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work
-from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem, AttentionBwdSpec
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.dtypes import DType
+from kernelseam.kernels.attention.arguments import (
+    SCORE_POINTERS,
+    SCORES,
+    SEQUENCE_POINTERS,
+    SEQUENCES,
+    STRIDES,
+    matrices,
+    row_values,
+)
 from kernelseam.kernels.attention.backward_tile import BackwardTile, backward_tiles
 from kernelseam.kernels.attention.cost import backward_work
 from kernelseam.kernels.attention.host import VIEWS
@@ -31,15 +40,13 @@ from kernelseam.kernels.attention.row_kernels import (
 )
 from kernelseam.kernels.attention.scores import (
     SCORE_OPERANDS,
-    SCORE_STRIDES,
     refuse_scores,
     score_defines,
     score_values,
 )
+from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_dtype, refuse_row_strides
-from kernelseam.kernels.kernel import HostHalf
-from kernelseam.kernels.launches import Launch, Launches
-from kernelseam.kernels.signature import Signature
+from kernelseam.kernels.signature import Signature, Structure
 
 KNOWN = frozenset(
     {
@@ -60,47 +67,41 @@ KNOWN = frozenset(
 )
 
 
+_MATRICES = ("q", "k", "v", "dout", "dq", "dk", "dv")
 _POINTERS = (
-    "q",
-    "k",
-    "v",
-    "dout",
+    *_MATRICES,
     "lse",
     "dots",
-    "dq",
-    "dk",
-    "dv",
     "sums",
     "dbias",
-    "bias",
-    "mask",
-    "slopes",
-    "prefixes",
-    "lengths",
-    "q_offsets",
-    "k_offsets",
+    *SCORE_POINTERS,
+    *SEQUENCE_POINTERS,
 )
-_ROWS = ("q", "k", "v", "dout", "dq", "dk", "dv")
-_STRIDES = (
-    *(f"{n}_{a}" for n in (*_ROWS, "lse", "dots") for a in ("batch", "head")),
-    "dbias_batch",
-    "dbias_head",
-    "dbias_row",
-    *SCORE_STRIDES,
+_BIAS_GRADIENT = Structure(
+    (("dbias", "pointer"), *((f"dbias_{axis}", "i64") for axis in STRIDES)), ("base", *STRIDES)
 )
-_INTS = (
-    *(f"{n}_row" for n in _ROWS),
-    "num_heads",
-    "head_group",
-    "S_q_most",
-    "S_k_most",
-    "key_tiles",
-    "query_tiles",
-    "key_blocks",
-    "left",
-    "right",
+_SIGNATURE = Signature(
+    (
+        *((name, matrices(name)) for name in _MATRICES[:4]),
+        ("lse", row_values("lse")),
+        ("dots", row_values("dots")),
+        *((name, matrices(name)) for name in _MATRICES[4:]),
+        ("sums", "pointer"),
+        ("dbias", _BIAS_GRADIENT),
+        ("score", SCORES),
+        ("sequences", SEQUENCES),
+        ("num_heads", "i32"),
+        ("head_group", "i32"),
+        (
+            "blocks",
+            Structure(
+                (("key_tiles", "i32"), ("query_tiles", "i32"), ("key_blocks", "i32")),
+                ("key_tiles", "query_tiles", "for_keys"),
+            ),
+        ),
+        ("scale", "f32"),
+    )
 )
-_FLOATS = ("scale", "scale_log2", "cap", "cap_inverse")
 _OPERANDS = {
     **SCORE_OPERANDS,
     "lengths": "kv_lengths",
@@ -109,7 +110,7 @@ _OPERANDS = {
 }
 
 
-class AttentionBwdHost(HostHalf):
+class AttentionBwdHost(KernelDefinition):
     """Keys and queries, ``own`` at a time, a block; with atomics keys alone."""
 
     operation = "attention_bwd"
@@ -257,14 +258,7 @@ class AttentionBwdHost(HostHalf):
         }
 
     def signature(self, spec: AttentionBwdSpec) -> Signature:
-        return Signature(
-            (
-                *((p, "pointer") for p in _POINTERS),
-                *((s, "i64") for s in _STRIDES),
-                *((i, "i32") for i in _INTS),
-                *((f, "f32") for f in _FLOATS),
-            )
-        )
+        return _SIGNATURE
 
     def _blocks(self, problem: AttentionBwdProblem, tile: BackwardTile) -> tuple[int, int]:
         p = problem.forward
@@ -302,26 +296,30 @@ class AttentionBwdHost(HostHalf):
             problem.dk_strides,
             problem.dv_strides,
         )
-        strides = (
-            *(x for w in walks for x in w[:2]),
-            *p.lse_strides,
-            0 if packed else p.num_heads * rows,
-            rows,
-            *dbias[:3],
-        )
-        ints = (
-            *(w[2] for w in walks),
-            p.num_heads,
-            p.head_group,
-            p.S_q,
-            p.S_k,
-            max(divide_up(p.S_k, tile.own), 1),
-            max(divide_up(p.S_q, tile.own), 1),
-            self._blocks(problem, tile)[0],
-        )
-        scores = score_values(p)
-        own = (n for n in (*_STRIDES, *_INTS) if n not in scores)
-        return {**dict(zip(own, (*strides, *ints), strict=True)), **scores, "scale": p.scale}
+        found: dict[str, int | float] = {
+            f"{name}_{axis}": stride
+            for name, walk in zip(_MATRICES, walks, strict=True)
+            for axis, stride in zip(STRIDES, walk, strict=True)
+        }
+        return {
+            **found,
+            "lse_batch": p.lse_strides[0],
+            "lse_head": p.lse_strides[1],
+            "dots_batch": 0 if packed else p.num_heads * rows,
+            "dots_head": rows,
+            "dbias_batch": dbias[0],
+            "dbias_head": dbias[1],
+            "dbias_row": dbias[2],
+            **score_values(p),
+            "S_q": p.S_q,
+            "S_k": p.S_k,
+            "num_heads": p.num_heads,
+            "head_group": p.head_group,
+            "key_tiles": max(divide_up(p.S_k, tile.own), 1),
+            "query_tiles": max(divide_up(p.S_q, tile.own), 1),
+            "key_blocks": self._blocks(problem, tile)[0],
+            "scale": p.scale,
+        }
 
     def pointers(self, spec: AttentionBwdSpec) -> dict[str, str]:
         return {p: _OPERANDS.get(p, p) for p in _POINTERS}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kernelseam.contract import ArchRow
-from kernelseam.descriptors.attention_bwd_problem import AttentionBwdSpec
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdSpec
 from kernelseam.dtypes import DType
-from kernelseam.kernels.attention.host import is_plain
+from kernelseam.kernels.attention.tile import is_plain
 from kernelseam.kernels.elements import pad
 
 

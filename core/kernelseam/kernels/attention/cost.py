@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernelseam.costs import Work
-from kernelseam.descriptors.attention_bwd_problem import AttentionBwdProblem
-from kernelseam.descriptors.attention_problem import AttentionProblem
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
+from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.kernels.attention.backward_tile import BackwardTile
+from kernelseam.kernels.attention.tile import AttentionTile
 from kernelseam.kernels.elements import divide_up, pad
-
-if TYPE_CHECKING:
-    from kernelseam.kernels.attention.backward_tile import BackwardTile
-    from kernelseam.kernels.attention.host import AttentionTile
 
 NARROW = 0.6
 """Of a tile's rate where rows are read element by element."""

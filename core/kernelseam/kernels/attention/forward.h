@@ -12,7 +12,7 @@
 // COLUMN_WARPS warps share the same rows, each making its part of the output's columns (a wide head fits no warp alone).
 // `splits` blocks share the same queries: each walks over a part of the keys and writes its own out and lse.
 //
-// Constants (from the host half): those of scores.h and sequences.h; KS_T, KS_OUT (element types), KS_DQK, KS_DV, KS_LSE,
+// Constants (from the kernel definition): those of scores.h and sequences.h; KS_T, KS_OUT (element types), KS_DQK, KS_DV, KS_LSE,
 // KS_VECTOR, KS_WARPS, KS_COLUMN_WARPS, KS_ROWS (queries a warp), KS_BN, KS_STAGES, KS_Q_RESIDENT (the queries stay in
 // registers), KS_MIN_BLOCKS, KS_SHARED_BYTES.
 // Shared memory: BM·max(DQ·size, DO·size_out) + STAGES·BN·(DQ + DO)·size, DQ and DO being the head dims rounded up to
@@ -56,28 +56,21 @@ typedef StridedView<const T> QueryView;
 typedef StridedView<Out> OutView;
 #endif
 
+// The work is cut into q_tiles of a head's queries, the longest sequence's counted, and into `splits` parts of the keys, whose
+// results lie out_split and lse_split apart.
 KS_KERNEL(THREADS, KS_MIN_BLOCKS)
-attention_forward(const T* q, const T* k, const T* v, Out* out, float* lse,
-                  const typename Choose<HAS_BIAS, KS_BIAS, float>::type* bias, const unsigned char* mask,
-                  const float* slopes, const float* sinks, const int* prefixes, const int* lengths,
-                  const int* q_offsets, const int* k_offsets, const int* table,
-                  i64 q_batch, i64 q_head, i64 k_batch, i64 k_head, i64 v_batch, i64 v_head, i64 out_batch,
-                  i64 out_head, i64 out_split, i64 lse_batch, i64 lse_head, i64 lse_split,
-                  i64 bias_batch, i64 bias_head, i64 bias_row, i64 bias_column,
-                  i64 mask_batch, i64 mask_head, i64 mask_row, i64 mask_column, i64 slopes_batch, i64 slopes_head,
-                  i64 table_row, int q_row, int k_row, int v_row, int out_row, int num_heads, int head_group,
-                  int group_magic, int group_shift, int S_q_most, int S_k_most, int q_tiles, int splits, int left,
-                  int right, int page_size, int page_magic, int page_shift, float scale_log2, float cap,
-                  float cap_inverse) {
+attention_forward(Matrices<const T> q, Matrices<const T> k, Matrices<const T> v, Matrices<Out> out, RowValues<float> lse,
+                  ScoreArguments score, const float* sinks, Sequences sequences, Pages pages, int num_heads, Divider group,
+                  i64 out_split, i64 lse_split, int q_tiles, int splits) {
   char* const memory = shared_memory<KS_SHARED_BYTES>();
+  const int head_group = group.d;
   const int heads = KS_GROUPED ? num_heads / head_group : num_heads;
   const int split = block_index() % splits, place = block_index() / splits;
   const int matrix_index = place / q_tiles, turn = place % q_tiles;
   const int batch = matrix_index / heads, head = matrix_index % heads;
-  const Sequence own = sequence_of(batch, S_q_most, S_k_most, q_offsets, k_offsets, lengths);
+  const Sequence own = sequences.at(batch);
 
   // The block's rows: queries, or with KS_GROUPED the heads of a group for query after query.
-  const Divider group{head_group, (unsigned)group_magic, group_shift};
   const int rows = KS_GROUPED ? own.S_q * head_group : own.S_q;
   // Under a causal mask the last queries have most to do: they start first.
   const int row0 = (KS_CAUSAL ? q_tiles - 1 - turn : turn) * BM;
@@ -87,27 +80,24 @@ attention_forward(const T* q, const T* k, const T* v, Out* out, float* lse,
 
   const int first_head = KS_GROUPED ? head * head_group : head, kv_head = KS_GROUPED ? head : head / head_group;
   const int kv_heads = num_heads / head_group;
-  const T* const q_base = matrix<KS_Q_VIEW>(q, batch, first_head, num_heads, own.q_first, q_batch, q_head, q_row);
+  const T* const q_base = q.at<KS_Q_VIEW>(batch, first_head, num_heads, own.q_first);
 #if KS_GROUPED
-  const QueryView Q{q_base, group, q_row, q_head};
+  const QueryView Q{q_base, group, q.row, q.head};
 #else
-  const QueryView Q{q_base, q_row};
+  const QueryView Q{q_base, q.row};
 #endif
-  const T* const k_base = matrix<KS_KV_VIEW>(k, batch, kv_head, kv_heads, own.k_first, k_batch, k_head, k_row);
-  const T* const v_base = matrix<KS_KV_VIEW>(v, batch, kv_head, kv_heads, own.k_first, v_batch, v_head, v_row);
+  const T* const k_base = k.at<KS_KV_VIEW>(batch, kv_head, kv_heads, own.k_first);
+  const T* const v_base = v.at<KS_KV_VIEW>(batch, kv_head, kv_heads, own.k_first);
 #if KS_KV_VIEW == 2
-  const Divider page{page_size, (unsigned)page_magic, page_shift};
-  const KeyView K{k_base, table + batch * table_row, page, k_batch, k_row, own.S_k - 1};
-  const KeyView V{v_base, table + batch * table_row, page, v_batch, v_row, own.S_k - 1};
+  const int* const table = pages.table + batch * pages.table_row;
+  const KeyView K{k_base, table, pages.size, k.batch, k.row, own.S_k - 1};
+  const KeyView V{v_base, table, pages.size, v.batch, v.row, own.S_k - 1};
 #else
-  const KeyView K{k_base, k_row}, V{v_base, v_row};
+  const KeyView K{k_base, k.row}, V{v_base, v.row};
 #endif
 
-  Scores scores{own.S_q, own.S_k, left, right, KS_PREFIX ? min_of(max_of(prefixes[batch], 0), own.S_k) : 0,
-                scale_log2, cap, cap_inverse};
-  if constexpr (HAS_BIAS) scores.bias = {bias + batch * bias_batch + first_head * bias_head, bias_head, (int)bias_row, (int)bias_column};
-  if (KS_MASK) scores.mask = {mask + batch * mask_batch + first_head * mask_head, mask_head, (int)mask_row, (int)mask_column};
-  if (KS_ALIBI) scores.slopes = slopes + batch * slopes_batch + first_head * slopes_head, scores.slopes_head = slopes_head;
+  const Scores scores = score.of(batch, first_head, own.S_q, own.S_k);
+  const float scale_log2 = score.scale_log2;
 
   // Keys [begin, end) are seen by some query of the block, [all_begin, all_end) by all. Tiles [first, last) are this block's.
   const int i0 = query_of(row0), i1 = query_of(min_of(row0 + BM, rows) - 1);
@@ -244,18 +234,17 @@ attention_forward(const T* q, const T* k, const T* v, Out* out, float* lse,
     E::each_row(m, [&](int r, float x) {
       const int row = mine + r;
       if (row < rows) {
-        const i64 at = (i64)batch * lse_batch + (first_head + head_of(row)) * lse_head + split * lse_split;
-        lse[at + own.q_first + query_of(row)] = x;
+        const i64 at = (i64)batch * lse.batch + (first_head + head_of(row)) * lse.head + split * lse_split;
+        lse.base[at + own.q_first + query_of(row)] = x;
       }
     });
   }
   block_barrier();  // the queries are no longer read
-  Out* const out_base =
-      matrix<KS_OUT_VIEW>(out, batch, first_head, num_heads, own.q_first, out_batch, out_head, out_row) + split * out_split;
+  Out* const out_base = out.at<KS_OUT_VIEW>(batch, first_head, num_heads, own.q_first) + split * out_split;
 #if KS_GROUPED
-  const OutView O{out_base, group, out_row, out_head};
+  const OutView O{out_base, group, out.row, out.head};
 #else
-  const OutView O{out_base, out_row};
+  const OutView O{out_base, out.row};
 #endif
   TileO staged(memory + warp_index() * TileO::BYTES);
   E::to_shared(staged, o);

@@ -1,33 +1,43 @@
-"""Host half of forward.h: which tile, which constants, which arguments, and how the keys are
-split."""
+"""Kernel definition of forward.h: which tile, which constants, which arguments, and how the keys
+are split."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from kernelseam.contract import ArchRow, Device
+from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work
-from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
+from kernelseam.kernels.attention.arguments import (
+    PAGES,
+    SCORE_POINTERS,
+    SCORES,
+    SEQUENCE_POINTERS,
+    SEQUENCES,
+    STRIDES,
+    matrices,
+    row_values,
+)
 from kernelseam.kernels.attention.cost import forward_work
 from kernelseam.kernels.attention.merge import MERGE, MERGE_TILE, MergeProblem, MergeSpec
 from kernelseam.kernels.attention.scores import (
     SCORE_OPERANDS,
-    SCORE_STRIDES,
     refuse_scores,
     score_defines,
     score_values,
 )
+from kernelseam.kernels.attention.tile import AttentionTile, is_plain
+from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
     divide_up,
-    divider,
+    divider_parameter,
+    divider_values,
     pad,
     refuse_dtype,
     refuse_row_strides,
 )
-from kernelseam.kernels.kernel import HostHalf
-from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature
 
 KNOWN = frozenset(
@@ -54,121 +64,24 @@ FEWEST_KEYS = 256
 """Keys below which a part is not worth a block of its own."""
 MOST_SPLITS = 64
 
-
-@dataclass(frozen=True)
-class AttentionTile:
-    """A row of an arch's table, for head dims up to ``max_dim``: ``warps`` of ``rows`` queries a
-    block, ``bn`` keys a step, a ring of ``stages`` tiles of keys and values; ``column_warps`` warps
-    share their rows."""
-
-    dtypes: frozenset[DType]
-    max_dim: int
-    warps: int
-    rows: int
-    bn: int
-    stages: int
-    q_resident: bool = False
-    """Whether the queries stay in registers."""
-    min_blocks: int = 1
-    column_warps: int = 1
-    plain: bool = False
-    """Only for strided keys and scores that are scale·q·k, hidden by nothing but a causal mask:
-    others take more registers."""
-    rate: float = field(default=0.0, compare=False)
-    """As in GemmTile; so ``block_seconds``."""
-    block_seconds: float = field(default=0.0, compare=False)
-    grouped: bool = False
-    """No column of the table: whether a block's rows are the heads of a group, chosen for a
-    problem. So ``splits``."""
-    splits: int = 1
-
-    @property
-    def name(self) -> str:
-        """Rows×keys, warps, stages; whether heads of a group share a block, and parts of the
-        keys."""
-        shared = f"/{self.column_warps}" if self.column_warps > 1 else ""
-        more = "-resident" * self.q_resident + "-grouped" * self.grouped
-        more += f"-{self.splits}parts" * (self.splits > 1)
-        return f"{self.bm}x{self.bn}-{self.warps}{shared}w-{self.stages}{more}"
-
-    @property
-    def bm(self) -> int:
-        return self.warps // self.column_warps * self.rows
-
-    def shared_bytes(self, spec: AttentionSpec) -> int:
-        """Queries (later the output), the ring, and in float32 the probabilities."""
-        dq, do, size = (
-            pad(spec.head_dim),
-            pad(spec.value_dim, self.column_warps),
-            spec.dtype.itemsize,
-        )
-        scratch = self.warps * self.rows * self.bn * size if spec.dtype.itemsize > 2 else 0
-        first = self.bm * max(dq * size, do * spec.out.itemsize)
-        return first + self.stages * self.bn * (dq + do) * size + scratch
-
-
-def is_plain(spec: AttentionSpec) -> bool:
-    """Whether scores are scale·q·k, and hidden by nothing but a causal mask."""
-    return spec.options <= {
-        "causal",
-        "q_view",
-        "kv_view",
-        "lengths",
-        "dtype_out",
-        "batch_invariant",
-    }
-
-
-_ROWS = ("q", "k", "v", "out")
-_POINTERS = (
-    *_ROWS,
-    "lse",
-    "bias",
-    "mask",
-    "slopes",
-    "sinks",
-    "prefixes",
-    "lengths",
-    "q_offsets",
-    "k_offsets",
-    "table",
+_MATRICES = ("q", "k", "v", "out")
+_POINTERS = (*_MATRICES, "lse", *SCORE_POINTERS, "sinks", *SEQUENCE_POINTERS, "table")
+_SIGNATURE = Signature(
+    (
+        *((name, matrices(name)) for name in _MATRICES),
+        ("lse", row_values("lse")),
+        ("score", SCORES),
+        ("sinks", "pointer"),
+        ("sequences", SEQUENCES),
+        ("pages", PAGES),
+        ("num_heads", "i32"),
+        ("group", divider_parameter("head_group")),
+        ("out_split", "i64"),
+        ("lse_split", "i64"),
+        ("q_tiles", "i32"),
+        ("splits", "i32"),
+    )
 )
-_STRIDES = (
-    "q_batch",
-    "q_head",
-    "k_batch",
-    "k_head",
-    "v_batch",
-    "v_head",
-    "out_batch",
-    "out_head",
-    "out_split",
-    "lse_batch",
-    "lse_head",
-    "lse_split",
-    *SCORE_STRIDES,
-    "table_row",
-)
-_INTS = (
-    "q_row",
-    "k_row",
-    "v_row",
-    "out_row",
-    "num_heads",
-    "head_group",
-    "group_magic",
-    "group_shift",
-    "S_q_most",
-    "S_k_most",
-    "q_tiles",
-    "splits",
-    "left",
-    "right",
-    "page_size",
-    "page_magic",
-    "page_shift",
-)
-_FLOATS = ("scale_log2", "cap", "cap_inverse")
 _OPERANDS = {
     **SCORE_OPERANDS,
     "lengths": "kv_lengths",
@@ -178,7 +91,7 @@ _OPERANDS = {
 }
 
 
-class AttentionHost(HostHalf):
+class AttentionHost(KernelDefinition):
     """One head's queries, ``bm`` at a time, a block; all heads of a batch in one grid."""
 
     operation = "attention"
@@ -363,14 +276,7 @@ class AttentionHost(HostHalf):
         }
 
     def signature(self, spec: AttentionSpec) -> Signature:
-        return Signature(
-            (
-                *((p, "pointer") for p in _POINTERS),
-                *((s, "i64") for s in _STRIDES),
-                *((i, "i32") for i in _INTS),
-                *((f, "f32") for f in _FLOATS),
-            )
-        )
+        return _SIGNATURE
 
     def grid(self, problem: AttentionProblem, tile: AttentionTile, device: Device) -> int:
         return (
@@ -386,38 +292,31 @@ class AttentionHost(HostHalf):
     def values(
         self, problem: AttentionProblem, tile: AttentionTile, device: Device
     ) -> dict[str, int | float]:
-        p, spec, group = problem, problem.spec, problem.head_group
-        heads, rows = p.num_heads, p.out_strides[1] * p.num_heads  # of one part of a split result
-        packed = spec.q_view == "packed"
-        strides = (
-            *p.q_strides[:2],
-            *p.k_strides[:2],
-            *p.v_strides[:2],
-            *p.out_strides[:2],
-            rows * (1 if packed else p.batch),
-            *p.lse_strides,
-            p.lse_strides[1] * heads * (1 if packed else p.batch),
-            p.table_stride,
-        )
-        queries = p.S_q * (group if tile.grouped else 1)
-        ints = (
-            p.q_strides[2],
-            p.k_strides[2],
-            p.v_strides[2],
-            p.out_strides[2],
-            heads,
-            group,
-            *divider(group),
-            p.S_q,
-            p.S_k,
-            divide_up(queries, tile.bm),
-            tile.splits,
-            max(p.page_size, 1),
-            *divider(max(p.page_size, 1)),
-        )
-        scores = score_values(p)
-        own = (n for n in (*_STRIDES, *_INTS) if n not in scores)
-        return {**dict(zip(own, (*strides, *ints), strict=True)), **scores}
+        p = problem
+        walks = (p.q_strides, p.k_strides, p.v_strides, p.out_strides)
+        entries = 1 if p.spec.q_view == "packed" else p.batch
+        found: dict[str, int | float] = {
+            f"{name}_{axis}": stride
+            for name, walk in zip(_MATRICES, walks, strict=True)
+            for axis, stride in zip(STRIDES, walk, strict=True)
+        }
+        return {
+            **found,
+            "lse_batch": p.lse_strides[0],
+            "lse_head": p.lse_strides[1],
+            **score_values(p),
+            "S_q": p.S_q,
+            "S_k": p.S_k,
+            "table_row": p.table_stride,
+            **divider_values("page_size", max(p.page_size, 1)),
+            "num_heads": p.num_heads,
+            **divider_values("head_group", p.head_group),
+            # From one part of a split result to the next: all heads of all entries.
+            "out_split": p.out_strides[1] * p.num_heads * entries,
+            "lse_split": p.lse_strides[1] * p.num_heads * entries,
+            "q_tiles": divide_up(p.S_q * (p.head_group if tile.grouped else 1), tile.bm),
+            "splits": tile.splits,
+        }
 
     def pointers(self, spec: AttentionSpec) -> dict[str, str]:
         views = {"q": spec.q_view, "k": spec.kv_view, "v": spec.kv_view, "out": spec.q_view}

@@ -1,16 +1,15 @@
-"""Host half of merge.h: partial attentions of the same queries joined in one launch."""
+"""Kernel definition of merge.h: partial attentions of the same queries joined in one launch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernelseam.contract import ArchRow, Device
+from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work
-from kernelseam.descriptors.merge_problem import MergeProblem, MergeSpec
+from kernelseam.descriptors.attention.merge_problem import MergeProblem, MergeSpec
 from kernelseam.dtypes import DType
+from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
-from kernelseam.kernels.kernel import HostHalf
-from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature
 
 __all__ = ["MERGE", "MERGE_TILE", "MergeHost", "MergeProblem", "MergeSpec", "MergeTile"]
@@ -44,7 +43,7 @@ _STRIDES = (
 _INTS = ("outs_row", "out_row", "parts", "num_heads", "rows", "total", "sequences")
 
 
-class MergeHost(HostHalf):
+class MergeHost(KernelDefinition):
     """A thread a few columns of a row, all rows in one grid."""
 
     operation = "merge_states"

@@ -1,12 +1,12 @@
-"""Host half of query_gradient.h: dq from the float32 sums that blocks of keys add to."""
+"""Kernel definition of query_gradient.h: dq from the float32 sums that blocks of keys add to."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from kernelseam.contract import ArchRow, Device
-from kernelseam.descriptors.attention_bwd_problem import AttentionBwdSpec
-from kernelseam.descriptors.attention_problem import AttentionSpec
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdSpec
+from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.backward_tile import BackwardTile, backward_tiles
 from kernelseam.kernels.attention.row_kernels import SmallKernel

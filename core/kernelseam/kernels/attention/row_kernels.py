@@ -1,5 +1,5 @@
-"""Host halves of the small kernels about an attention's gradients: row_dots.h, sink_gradient.h,
-sum_axes.h."""
+"""Kernel definitions of the small kernels about an attention's gradients: row_dots.h,
+sink_gradient.h, sum_axes.h."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from kernelseam.contract import ArchRow, Device
+from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work
 from kernelseam.dtypes import DType
+from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up
-from kernelseam.kernels.kernel import HostHalf
-from kernelseam.kernels.launches import Launch, Launches
-from kernelseam.kernels.signature import Signature
+from kernelseam.kernels.signature import Signature, Structure
 
 WARPS = 4
 
@@ -25,7 +24,7 @@ class RowTile:
     warps: int = WARPS
 
 
-class SmallKernel(HostHalf):
+class SmallKernel(KernelDefinition):
     """What the three have in common: one tile, no shared memory of a launch's own, whole problems
     in one grid.
 
@@ -39,6 +38,8 @@ class SmallKernel(HostHalf):
     stride_names: tuple[str, ...]
     int_names: tuple[str, ...]
     float_names: tuple[str, ...] = ()
+    structures: tuple[tuple[str, Structure], ...] = ()
+    """After the others."""
     shared = 0
 
     def refuse(self, problem: Any, row: ArchRow) -> str | None:
@@ -60,6 +61,7 @@ class SmallKernel(HostHalf):
                 *((s, "i64") for s in self.stride_names),
                 *((i, "i32") for i in self.int_names),
                 *((f, "f32") for f in self.float_names),
+                *self.structures,
             )
         )
 

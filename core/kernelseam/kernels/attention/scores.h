@@ -85,3 +85,43 @@ struct Scores {
     return x;
   }
 };
+
+// ---- what a kernel is given to make scores of products: an argument, passed whole. Of an option that is off nothing is read.
+
+// A bias or a mask over [batch, head, query, key]; any strides.
+template<class T> struct Planes {
+  const T* base;
+  i64 batch, head, row, column;
+  KS_DEVICE Plane<T> from(int b, int h) const { return {base + b * batch + h * head, head, (int)row, (int)column}; }
+  // One head's, where `base` is its entry's.
+  KS_DEVICE Plane<T> of(int h) const { return {base + h * head, 0, (int)row, (int)column}; }
+};
+
+// ALiBi's, over [batch, head].
+struct Slopes {
+  const float* base;
+  i64 batch, head;
+};
+
+struct ScoreArguments {
+  Planes<typename Choose<HAS_BIAS, KS_BIAS, float>::type> bias;
+  Planes<unsigned char> mask;
+  Slopes slopes;
+  const int* prefixes;
+  int left, right;
+  float scale_log2, cap, cap_inverse;
+
+  // Those of an entry of the batch, without its bias, mask and slopes.
+  KS_DEVICE Scores of(int batch, int S_q, int S_k) const {
+    const int prefix = KS_PREFIX ? min_of(max_of(prefixes[batch], 0), S_k) : 0;
+    return {S_q, S_k, left, right, prefix, scale_log2, cap, cap_inverse};
+  }
+  // Those of its heads, counted from first_head on.
+  KS_DEVICE Scores of(int batch, int first_head, int S_q, int S_k) const {
+    Scores s = of(batch, S_q, S_k);
+    if constexpr (HAS_BIAS) s.bias = bias.from(batch, first_head);
+    if (KS_MASK) s.mask = mask.from(batch, first_head);
+    if (KS_ALIBI) s.slopes = slopes.base + batch * slopes.batch + first_head * slopes.head, s.slopes_head = slopes.head;
+    return s;
+  }
+};

@@ -1,10 +1,10 @@
-"""Host half of scores.h: its constants, and what kernels hand to it."""
+"""Kernel definition of scores.h: its constants, and what kernels hand to it."""
 
 from __future__ import annotations
 
 import math
 
-from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.kernels.elements import DEVICE_TYPE, refuse_row_strides
 
 LOG2_E = math.log2(math.e)

@@ -29,3 +29,38 @@ KS_DEVICE T* matrix(T* base, int batch, int head, int heads, int first, i64 batc
   if (VIEW == PAGED) return base + head * head_stride;
   return base + batch * batch_stride + head * head_stride;
 }
+
+// ---- a kernel's arguments, each passed whole; strides in elements
+
+// An operand: a matrix for each head of each entry of the batch.
+template<class T> struct Matrices {
+  T* base;
+  i64 batch, head;
+  int row;
+  // Of `heads` a batch; `first`: where its sequence begins in packed memory.
+  template<int VIEW> KS_DEVICE T* at(int b, int h, int heads, int first) const {
+    return matrix<VIEW>(base, b, h, heads, first, batch, head, row);
+  }
+  // The rows of a head, where `base` is its entry's.
+  KS_DEVICE StridedView<T> rows(int h) const { return {base + h * head, row}; }
+};
+
+// A number for each row of queries, as the log-sum-exp.
+template<class T> struct RowValues {
+  T* base;
+  i64 batch, head;
+};
+
+// The extents; S_q and S_k of the longest, where sequences differ in length.
+struct Sequences {
+  const int *lengths, *q_offsets, *k_offsets;
+  int S_q, S_k;
+  KS_DEVICE Sequence at(int batch) const { return sequence_of(batch, S_q, S_k, q_offsets, k_offsets, lengths); }
+};
+
+// The block table of paged keys and values.
+struct Pages {
+  const int* table;
+  i64 table_row;
+  Divider size;
+};

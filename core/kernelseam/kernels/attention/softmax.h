@@ -18,19 +18,13 @@ struct alignas(COLUMNS * sizeof(T)) Weights { T v[COLUMNS]; };
 KS_DEVICE float fade(float from, float to) { return from == -infinity() ? 0.f : exp2_fast(from - to); }
 
 KS_KERNEL(WARP * KS_WARPS, 1)
-softmax(const float* products, T* weights, float* lse, const typename Choose<HAS_BIAS, KS_BIAS, float>::type* bias,
-        const unsigned char* mask, const float* slopes, const float* sinks, const int* prefixes,
-        i64 lse_batch, i64 lse_head, i64 bias_batch, i64 bias_head, i64 bias_row, i64 bias_column, i64 mask_batch,
-        i64 mask_head, i64 mask_row, i64 mask_column, i64 slopes_batch, i64 slopes_head, int num_heads, int S_q, int S_k,
-        int pitch, int total, int left, int right, float scale_log2, float cap, float cap_inverse) {
+softmax(const float* products, T* weights, float* lse, const float* sinks, i64 lse_batch, i64 lse_head, int num_heads,
+        int S_q, int S_k, int pitch, int total, ScoreArguments arguments) {
   const i64 index = (i64)block_index() * KS_WARPS + warp_index();
   if (index >= total) return;
   const int line = (int)index, i = line % S_q, head = line / S_q % num_heads, batch = line / S_q / num_heads;
 
-  Scores scores{S_q, S_k, left, right, KS_PREFIX ? min_of(max_of(prefixes[batch], 0), S_k) : 0, scale_log2, cap, cap_inverse};
-  if constexpr (HAS_BIAS) scores.bias = {bias + batch * bias_batch, bias_head, (int)bias_row, (int)bias_column};
-  if (KS_MASK) scores.mask = {mask + batch * mask_batch, mask_head, (int)mask_row, (int)mask_column};
-  if (KS_ALIBI) scores.slopes = slopes + batch * slopes_batch, scores.slopes_head = slopes_head;
+  const Scores scores = arguments.of(batch, 0, S_q, S_k);
 
   const float* const from = products + index * pitch;
   T* const to = weights + index * pitch;

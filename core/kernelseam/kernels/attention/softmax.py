@@ -1,16 +1,16 @@
-"""Host half of softmax.h: the second of three launches of an unfused attention."""
+"""Kernel definition of softmax.h: the second of three launches of an unfused attention."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from kernelseam.contract import ArchRow, Device
-from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
+from kernelseam.kernels.attention.arguments import SCORE_POINTERS, SCORES
 from kernelseam.kernels.attention.row_kernels import RowTile, SmallKernel
 from kernelseam.kernels.attention.scores import (
     SCORE_OPERANDS,
-    SCORE_STRIDES,
     score_defines,
     score_values,
 )
@@ -63,10 +63,10 @@ class Softmax(SmallKernel):
     """A warp a row."""
 
     entry, source = "softmax", "attention/softmax.h"
-    pointer_names = ("products", "weights", "lse", "bias", "mask", "slopes", "sinks", "prefixes")
-    stride_names = ("lse_batch", "lse_head", *SCORE_STRIDES)
-    int_names = ("num_heads", "S_q", "S_k", "pitch", "total", "left", "right")
-    float_names = ("scale_log2", "cap", "cap_inverse")
+    pointer_names = ("products", "weights", "lse", "sinks")
+    stride_names = ("lse_batch", "lse_head")
+    int_names = ("num_heads", "S_q", "S_k", "pitch", "total")
+    structures = (("score", SCORES),)
 
     def defines(self, spec: AttentionSpec, tile: RowTile, row: ArchRow) -> dict[str, object]:
         return {
@@ -78,7 +78,7 @@ class Softmax(SmallKernel):
         }
 
     def pointers(self, spec: AttentionSpec) -> dict[str, str]:
-        return {p: SCORE_OPERANDS.get(p, p) for p in self.pointer_names}
+        return {p: SCORE_OPERANDS.get(p, p) for p in (*self.pointer_names, *SCORE_POINTERS)}
 
     def grid(self, problem: SoftmaxProblem, tile: RowTile, device: Device) -> int:
         return divide_up(problem.rows, tile.warps)

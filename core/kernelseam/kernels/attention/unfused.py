@@ -5,18 +5,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kernelseam.contract import ArchRow, Cost, Device, Toolchain
-from kernelseam.descriptors.attention_problem import AttentionProblem
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.contract import ArchRow, Composition, Cost, Device, Launch, Launches, Toolchain
+from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.host import AttentionHost
 from kernelseam.kernels.attention.row_kernels import RowTile
 from kernelseam.kernels.attention.scores import refuse_scores
 from kernelseam.kernels.attention.softmax import SOFTMAX, SoftmaxProblem, factor
 from kernelseam.kernels.elements import INT32, divide_up
-from kernelseam.kernels.gemm.host import GemmHost, GemmTile
-from kernelseam.kernels.kernel import Composition, KernelImplementation
-from kernelseam.kernels.launches import Launch, Launches
+from kernelseam.kernels.gemm.host import GemmHost
+from kernelseam.kernels.gemm.tile import GemmTile
+from kernelseam.kernels.kernel import KernelImplementation
 
 KNOWN = frozenset(
     {
@@ -153,9 +153,10 @@ def pitch(problem: AttentionProblem) -> int:
 class UnfusedAttention(KernelImplementation):
     """The unfused attention on one vendor's toolchain."""
 
-    def __init__(self, toolchain: Toolchain) -> None:
+    def __init__(self, toolchain: Toolchain, fused: KernelImplementation | None = None) -> None:
+        """``fused``: the fused kernel's implementation, which has chosen its tile already."""
         super().__init__(Unfused(), toolchain)
-        self._fused = KernelImplementation(_FUSED, toolchain)
+        self._fused = fused or KernelImplementation(_FUSED, toolchain)
 
     def cost(self, problem: AttentionProblem, device: Device) -> Cost:
         """No less than the fused kernel's time where that takes the problem: this one promises

@@ -1,1 +1,1 @@
-"""Batched GEMM for all vendors: gemm.h and its host half."""
+"""Batched GEMM for all vendors: gemm.h and its kernel definition."""

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernelseam.costs import Work
-from kernelseam.descriptors.gemm_problem import GemmProblem
+from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.kernels.elements import divide_up
-
-if TYPE_CHECKING:
-    from kernelseam.kernels.gemm.host import GemmTile
+from kernelseam.kernels.gemm.tile import GemmTile
 
 NARROW = 0.45
 """Of a tile's rate where rows are read or written element by element."""

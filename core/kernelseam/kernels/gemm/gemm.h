@@ -11,7 +11,7 @@
 // was: less shared memory and fewer registers, for devices that rather hold several blocks at once.
 // Where KS_TEAMS is more than 1, a block computes that many small tiles at once, each by a warp with a ring of its own.
 //
-// Constants (from the host half): KS_T, KS_TC (element types of A and B, and of C), KS_A_TRANSPOSED, KS_B_TRANSPOSED,
+// Constants (from the kernel definition): KS_T, KS_TC (element types of A and B, and of C), KS_A_TRANSPOSED, KS_B_TRANSPOSED,
 // KS_POINTERS, KS_VECTOR_A/B/C/R (bytes that rows of A, B, C, the residual are aligned to), KS_BIAS, KS_RESIDUAL,
 // KS_ROW_SUMS (element types, void where there is none), KS_PRECISION (of float32: 0, or in how many products of TF32 it is
 // multiplied), KS_SUMMED, KS_SEGMENTED, KS_HEADS (and those of heads.h), KS_BM, KS_BN, KS_BK, KS_WARPS_M, KS_WARPS_N,

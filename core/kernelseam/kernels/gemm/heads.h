@@ -1,16 +1,16 @@
 // The epilogue of the projection that makes q, k and v: C's columns are heads, which lie in three operands, token by token.
 //
-// Columns are numbered head after head, those of q first, then k's, then v's. Where elements of a head are turned in
-// halves (i with i + n/2, n = rotary_dim), the rows of the weight are taken in an order that makes the two neighbours:
-// column 2i of a head holds element i, column 2i + 1 element i + n/2. So a lane has both, whatever the platform; the order
-// is undone on the way out. In pairs (2i with 2i + 1) they are neighbours as they are.
+// Columns are numbered head after head, those of q first, then k's, then v's. Half-split rotary embedding turns element i
+// with i + n/2 (n = rotary_dim): the rows of the weight are taken in an order that makes the two neighbours. Column 2i of a
+// head holds element i, column 2i + 1 element i + n/2, so a lane has both, whatever the platform; the order is undone when
+// results are stored. Interleaved pairs (2i with 2i + 1) are neighbours as they are.
 // (RoFormer, Su et al. 2021, arXiv:2104.09864: x_i' = x_i·cos − x_j·sin, x_j' = x_j·cos + x_i·sin.)
 //
-// Constants: KS_HEADS, KS_ROTARY (0 none, 1 halves, 2 pairs), KS_POSITIONS (whether rows have positions in memory),
+// Constants: KS_HEADS, KS_ROTARY (0 none, 1 half-split, 2 interleaved), KS_POSITIONS (whether rows have positions in memory),
 // KS_PAGED (whether k and v go into pages).
 #pragma once
 
-enum { HALVES = 1, PAIRS = 2 };
+enum { HALF_SPLIT = 1, INTERLEAVED = 2 };
 
 template<int N> struct Number { static constexpr int value = N; };
 
@@ -23,11 +23,11 @@ struct Order {
   // each of the many rows that a thread copies would take more scalar registers than AMD has.)
   KS_DEVICE int turned(int column, int c) const { return KS_ROTARY ? ((column - turned_end) & (c - rotary_dim)) >> 31 : 0; }
   KS_DEVICE int element(int column, int c) const {
-    return KS_ROTARY == HALVES ? c + ((c / 2 + (c & 1) * (rotary_dim / 2) - c) & turned(column, c)) : c;
+    return KS_ROTARY == HALF_SPLIT ? c + ((c / 2 + (c & 1) * (rotary_dim / 2) - c) & turned(column, c)) : c;
   }
   // The row of the weight, and the element of the bias, that makes a column.
   KS_DEVICE int weight_row(int column) const {
-    if (KS_ROTARY != HALVES) return column;
+    if (KS_ROTARY != HALF_SPLIT) return column;
     const int start = head.quotient(column) * head.d;
     return start + element(column, column - start);
   }
@@ -52,7 +52,7 @@ struct Heads {
   Divider tokens, page;
 
   template<class T> KS_DEVICE auto weight_rows(StridedView<T> weight) const {
-    if constexpr (KS_ROTARY == HALVES) return OrderedRows<T>{order, weight};
+    if constexpr (KS_ROTARY == HALF_SPLIT) return OrderedRows<T>{order, weight};
     else return weight;
   }
 
@@ -81,7 +81,7 @@ struct Heads {
   // A warp's tile to its places, one operand after the other: whole chunks where a head's elements come in such, else
   // element by element.
   KS_DEVICE void copy_out(TileC tile, int batch, int row0, int row_end, int col0, int col_end) const {
-    constexpr int V = Chunk<TC>::N, GROUP = KS_ROTARY == HALVES ? 2 * V : V;
+    constexpr int V = Chunk<TC>::N, GROUP = KS_ROTARY == HALF_SPLIT ? 2 * V : V;
     static_assert(TileC::COLS % GROUP == 0, "rows of a tile are whole groups of chunks");
     const Divider& head = order.head;
 #pragma unroll 1
@@ -115,7 +115,7 @@ struct Heads {
       }
       each(Number<GROUP>{}, [&](int r, int g, TC* to, int c) {
         const Chunk<TC> x = tile.chunk(r, g);
-        if constexpr (KS_ROTARY == HALVES) {
+        if constexpr (KS_ROTARY == HALF_SPLIT) {
           const Chunk<TC> y = tile.chunk(r, g + V);
           const bool apart = order.turned(col0 + g, c);
           Chunk<TC> first, second;

@@ -1,14 +1,14 @@
-"""Host half of gemm.h: which tile, which constants, which arguments."""
+"""Kernel definition of gemm.h: which tile, which constants, which arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
-from kernelseam.contract import ArchRow, Device
+from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work, predicted
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec, HeadsProblem, HeadsSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsProblem, HeadsSpec
 from kernelseam.dtypes import DType
+from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
     INT32,
@@ -19,63 +19,8 @@ from kernelseam.kernels.elements import (
     refuse_row_strides,
 )
 from kernelseam.kernels.gemm.cost import gemm_work
-from kernelseam.kernels.kernel import HostHalf
-from kernelseam.kernels.launches import Launch, Launches
+from kernelseam.kernels.gemm.tile import GemmTile
 from kernelseam.kernels.signature import Signature, Structure
-
-
-@dataclass(frozen=True)
-class GemmTile:
-    """A row of an arch's table: a BM×BN tile of C a team of warps, slices of BK, a ring of
-    ``stages`` slices."""
-
-    dtypes: frozenset[DType]
-    bm: int
-    bn: int
-    bk: int
-    warps_m: int
-    warps_n: int
-    stages: int
-    min_blocks: int = 1
-    """Blocks that share a compute unit; bounds the registers, and how many persistent blocks are
-    started."""
-    persistent: bool = True
-    """Whether a block computes tile after tile, copying the next one's slices ahead; else one, in
-    less memory."""
-    teams: int = 1
-    """Tiles that a block computes at once; where there are several, each team is one warp."""
-    row_sums: bool = True
-    """Whether it leaves registers for sums of rows."""
-    plain: bool = False
-    """Whether it leaves no registers for what may be added to a product."""
-    precision: str | None = None
-    """That of the spec."""
-    rate: float = field(default=0.0, compare=False)
-    """For its cost: the part of the instruction's rate that it reaches; 0: nobody has measured it.
-    ``block_seconds`` is what starting and ending a block takes."""
-    block_seconds: float = field(default=0.0, compare=False)
-
-    @property
-    def name(self) -> str:
-        """Rows×columns×slice, warps, stages, teams."""
-        teams = f"-{self.teams}t" if self.teams > 1 else ""
-        return f"{self.bm}x{self.bn}x{self.bk}-{self.warps_m}x{self.warps_n}-{self.stages}{teams}"
-
-    def shared_bytes(self, spec: GemmSpec) -> int:
-        """For each team the ring, and the tile of C: beside it where blocks are persistent, else in
-        its place."""
-        ring = self.stages * (self.bm + self.bn) * self.bk * spec.dtype.itemsize
-        result = self.bm * self.bn * spec.dtype_c.itemsize
-        return self.teams * (ring + result if self.persistent else max(ring, result))
-
-    def count(self, problem: GemmProblem) -> int:
-        """Tiles of all matrices."""
-        return divide_up(problem.M, self.bm) * divide_up(problem.N, self.bn) * problem.results
-
-    def blocks(self, problem: GemmProblem) -> int:
-        """Blocks that compute a tile a team."""
-        return divide_up(self.count(problem), self.teams)
-
 
 _WALKED = ("a", "b", "c", "bias", "residual", "sums")
 _AXES = ("batch", "head", "row")
@@ -103,9 +48,10 @@ _SEGMENTS, _HEADS = ("a", "a1", "a2"), ("c", "c1", "c2")
 def _segments(names: tuple[str, str, str]) -> Structure:
     def one(n: str) -> Structure:
         strides = ((f"{n}_batch", "i64"), (f"{n}_head", "i64"), (f"{n}_row", "i32"))
-        return Structure(((n, "pointer"), *strides, (f"{n}_first", "i32")))
+        members = ((n, "pointer"), *strides, (f"{n}_first", "i32"))
+        return Structure(members, ("base", *_AXES, "first"))
 
-    return Structure(tuple((n, one(n)) for n in names))
+    return Structure(tuple((n, one(n)) for n in names), ("of[0]", "of[1]", "of[2]"))
 
 
 _HEADS_POINTERS = ("cosines", "sines", "positions", "table")
@@ -131,7 +77,7 @@ TF32_PRODUCTS: Mapping[str | None, int] = {None: 0, "tf32": 1, "tf32x3": 3}
 """By precision: how many products of TF32 are made in the place of one of float32."""
 
 
-class GemmHost(HostHalf):
+class GemmHost(KernelDefinition):
     """Tiles of C of all matrices of a batch, dealt to one grid."""
 
     operation = "gemm"

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import gcd
 
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec, Segment
-from kernelseam.descriptors.projection_bwd_problem import (
+from kernelseam.descriptors.common.validation import WIDE
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, Segment
+from kernelseam.descriptors.projection.backward_problem import (
     OutputProjectionBwdProblem,
     QkvProjectionBwdProblem,
 )
-from kernelseam.descriptors.projection_problem import OutputProjectionProblem, QkvProjectionProblem
-from kernelseam.descriptors.validation import WIDE
+from kernelseam.descriptors.projection.problem import OutputProjectionProblem, QkvProjectionProblem
 from kernelseam.dtypes import DType
 from kernelseam.kernels.elements import INT32, divide_up
 

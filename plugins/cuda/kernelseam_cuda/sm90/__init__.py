@@ -1,4 +1,4 @@
-"""Host halves of the kernels that are for Hopper alone: sm_90a, by TMA and wgmma; projections made
+"""Definitions of the kernels that are for Hopper alone: sm_90a, by TMA and wgmma; projections made
 of them."""
 
 from collections.abc import Callable, Iterator

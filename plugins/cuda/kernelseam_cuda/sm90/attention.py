@@ -1,23 +1,29 @@
-"""Host half of cuda_kernels/sm90/attention/forward.h: which tile, which constants, which tensor
-maps and arguments."""
+"""Kernel definition of cuda_kernels/sm90/attention/forward.h: which tile, which constants, which
+tensor maps and arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from kernelseam.contract import ArchRow, Device, TensorMap
+from kernelseam.contract import ArchRow, Device, Launch, Launches, TensorMap
 from kernelseam.costs import Work
-from kernelseam.descriptors.attention_problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
+from kernelseam.kernels.attention.arguments import (
+    SEQUENCE_POINTERS,
+    SEQUENCES,
+    STRIDES,
+    matrices,
+    row_values,
+)
 from kernelseam.kernels.attention.cost import keys_met
 from kernelseam.kernels.attention.host import VIEWS
 from kernelseam.kernels.attention.scores import score_defines, score_values
 from kernelseam.kernels.covered import Covered
+from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
-from kernelseam.kernels.kernel import HostHalf
-from kernelseam.kernels.launches import Launch, Launches
-from kernelseam.kernels.signature import Signature
+from kernelseam.kernels.signature import Signature, Structure
 
 from kernelseam_cuda.sm90.tiles import ATTENTION, REGISTERS, HopperAttentionTile
 from kernelseam_cuda.toolchain import sources
@@ -51,38 +57,38 @@ end."""
 _COUNTERS_BYTES = 8
 
 _MAPS = ("q_map", "k_map", "v_map", "out_map")
-_POINTERS = ("q", "k", "v", "out", "lse", "sinks", "lengths", "q_offsets", "k_offsets", "counter")
-_STRIDES = (
-    "q_batch",
-    "q_head",
-    "k_batch",
-    "k_head",
-    "v_batch",
-    "v_head",
-    "out_batch",
-    "out_head",
-    "lse_batch",
-    "lse_head",
-)
-_INTS = (
-    "q_row",
-    "k_row",
-    "v_row",
-    "out_row",
-    "num_heads",
-    "head_group",
-    "S_q",
-    "S_k",
-    "batch",
-    "q_tiles",
-    "total",
-    "section",
-    "last_section",
-    "left",
-    "right",
-    "zero",
-)
+_MATRICES = ("q", "k", "v", "out")
+_POINTERS = (*_MATRICES, "lse", "sinks", *SEQUENCE_POINTERS)
 _FLOATS = ("scale_log2", "cap", "cap_inverse")
+_TILE_COUNT = ("q_tiles", "total", "section", "last_section", "batch", "num_heads", "head_group")
+_SIGNATURE = Signature(
+    (
+        *((m, "tensor_map") for m in _MAPS),
+        (
+            "operands",
+            Structure(
+                (
+                    *((m, matrices(m)) for m in _MATRICES),
+                    ("lse", row_values("lse")),
+                    ("sinks", "pointer"),
+                    ("counter", "pointer"),
+                    ("num_heads", "i32"),
+                    ("zero", "i32"),
+                )
+            ),
+        ),
+        ("sequences", SEQUENCES),
+        (
+            "count",
+            Structure(
+                tuple((n, "i32") for n in _TILE_COUNT), (*_TILE_COUNT[:-2], "heads", "head_group")
+            ),
+        ),
+        ("left", "i32"),
+        ("right", "i32"),
+        *((f, "f32") for f in _FLOATS),
+    )
+)
 _OPERANDS = {"lengths": "kv_lengths", "q_offsets": "cu_seqlens_q", "k_offsets": "cu_seqlens_k"}
 
 
@@ -96,8 +102,8 @@ class _TileCount:
     last_section: int
 
 
-class HopperAttention(HostHalf):
-    """Attention forward of halves, a persistent block a multiprocessor."""
+class HopperAttention(KernelDefinition):
+    """Attention forward in half precision, a persistent block a multiprocessor."""
 
     operation = "attention"
     name = "sm90"
@@ -196,15 +202,7 @@ class HopperAttention(HostHalf):
         }
 
     def signature(self, spec: AttentionSpec) -> Signature:
-        return Signature(
-            (
-                *((m, "tensor_map") for m in _MAPS),
-                *((p, "pointer") for p in _POINTERS),
-                *((s, "i64") for s in _STRIDES),
-                *((i, "i32") for i in _INTS),
-                *((f, "f32") for f in _FLOATS),
-            )
-        )
+        return _SIGNATURE
 
     def grid(self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device) -> int:
         return min(_tiles(problem, tile).total, max(device.limits.compute_units, 1))
@@ -219,40 +217,32 @@ class HopperAttention(HostHalf):
         self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device
     ) -> dict[str, int | float]:
         p, count, scores = problem, _tiles(problem, tile), score_values(problem)
-        strides = (
-            *p.q_strides[:2],
-            *p.k_strides[:2],
-            *p.v_strides[:2],
-            *p.out_strides[:2],
-            *p.lse_strides,
-        )
-        ints = (
-            p.q_strides[2],
-            p.k_strides[2],
-            p.v_strides[2],
-            p.out_strides[2],
-            p.num_heads,
-            p.head_group,
-            p.S_q,
-            p.S_k,
-            p.batch,
-            count.q_tiles,
-            count.total,
-            count.section,
-            count.last_section,
-            scores["left"],
-            scores["right"],
-            0,
-        )
+        walks = (p.q_strides, p.k_strides, p.v_strides, p.out_strides)
+        strides: dict[str, int | float] = {
+            f"{name}_{axis}": stride
+            for name, walk in zip(_MATRICES, walks, strict=True)
+            for axis, stride in zip(STRIDES, walk, strict=True)
+        }
         return {
-            **dict(zip(_STRIDES, strides, strict=True)),
-            **dict(zip(_INTS, ints, strict=True)),
-            **{f: scores[f] for f in _FLOATS},
+            **strides,
+            "lse_batch": p.lse_strides[0],
+            "lse_head": p.lse_strides[1],
             "counter": 0,
+            "num_heads": p.num_heads,
+            "zero": 0,
+            "S_q": p.S_q,
+            "S_k": p.S_k,
+            "q_tiles": count.q_tiles,
+            "total": count.total,
+            "section": count.section,
+            "last_section": count.last_section,
+            "batch": p.batch,
+            "head_group": p.head_group,
+            **{name: scores[name] for name in ("left", "right", *_FLOATS)},
         }
 
     def pointers(self, spec: AttentionSpec) -> dict[str, str]:
-        return {p: _OPERANDS.get(p, p) for p in _POINTERS if p != "counter"}
+        return {p: _OPERANDS.get(p, p) for p in _POINTERS}
 
     def tensor_maps(
         self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device

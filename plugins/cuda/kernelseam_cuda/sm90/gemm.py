@@ -1,16 +1,17 @@
-"""Host half of cuda_kernels/sm90/gemm/gemm.h: which tile, which constants, which tensor maps and
-arguments."""
+"""Kernel definition of cuda_kernels/sm90/gemm/gemm.h: which tile, which constants, which tensor
+maps and arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from kernelseam.contract import ArchRow, Device, LaunchConfig, TensorMap
+from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches, TensorMap
 from kernelseam.costs import Work, predicted
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.covered import Covered
+from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
     divide_up,
@@ -18,8 +19,6 @@ from kernelseam.kernels.elements import (
     divider_values,
     refuse_row_strides,
 )
-from kernelseam.kernels.kernel import HostHalf
-from kernelseam.kernels.launches import Launch, Launches
 from kernelseam.kernels.signature import Signature, Structure
 
 from kernelseam_cuda.sm90.tiles import GEMM, REGISTERS, HopperGemmTile
@@ -75,8 +74,8 @@ _SHARED_OPERATIONS = 15_000
 serves them one after the other (H200: 3 ns). It bounds products of few rows with many columns."""
 
 
-class HopperGemm(HostHalf):
-    """Products of halves, a persistent block or cluster a multiprocessor or two."""
+class HopperGemm(KernelDefinition):
+    """Half-precision products, a persistent block or cluster a multiprocessor or two."""
 
     operation = "gemm"
     name = "sm90"

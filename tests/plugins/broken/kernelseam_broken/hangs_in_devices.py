@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from kernelseam.contract import ArrayInfo, Backend, Device, PluginInfo
 from kernelseam.hookspecs import hookimpl
-from kernelseam.plugins import Registry
 from kernelseam.reference.runtime import HostRuntime
+from kernelseam.registry import Registry
 
 from kernelseam_broken.good import hang, info
 

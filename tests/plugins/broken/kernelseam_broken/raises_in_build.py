@@ -4,8 +4,8 @@ from typing import Any
 
 from kernelseam.contract import Cost, Device, PlanParts, PluginInfo
 from kernelseam.hookspecs import hookimpl
-from kernelseam.plugins import Registry
 from kernelseam.reference.gemm import NumpyGemm
+from kernelseam.registry import Registry
 
 from kernelseam_broken.good import info
 

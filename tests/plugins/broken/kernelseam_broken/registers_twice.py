@@ -2,8 +2,8 @@
 
 from kernelseam.contract import PluginInfo
 from kernelseam.hookspecs import hookimpl
-from kernelseam.plugins import Registry
 from kernelseam.reference.gemm import NumpyGemm
+from kernelseam.registry import Registry
 
 from kernelseam_broken.good import info
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from calibration.tile_model import TileModel
 from kernelseam.contract import Cost, Device, PluginInfo
 from kernelseam.hookspecs import hookimpl
-from kernelseam.parity.model import TileModel
-from kernelseam.plugins import Registry
+from kernelseam.registry import Registry
 
 from kernelseam_broken.good import info
 

@@ -9,7 +9,7 @@ from typing import Any
 from kernelseam.contract import CONTRACT_VERSION, Backend, PluginInfo
 from kernelseam.errors import CompileError
 from kernelseam.hookspecs import hookimpl
-from kernelseam.plugins import Registry
+from kernelseam.registry import Registry
 
 from kernelseam_hostcpp.runtime import HostArray, HostCppRuntime
 from kernelseam_hostcpp.toolchain import HostToolchain

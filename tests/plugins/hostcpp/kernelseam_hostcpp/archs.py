@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from kernelseam.contract import ArchRow
-from kernelseam.descriptors.gemm import PRECISIONS
+from kernelseam.descriptors.gemm.strided import PRECISIONS
 from kernelseam.dtypes import DType
 from kernelseam.errors import UnknownName
 from kernelseam.kernels import AttentionTile, BackwardTile, GemmTile

@@ -21,19 +21,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kernelseam.contract import Device, SourceBundle
-from kernelseam.kernels import WAYS
+from kernelseam.contract import Device, Launch, Launches, SourceBundle
+from kernelseam.descriptors.common.protocol import Descriptor
+from kernelseam.kernels import COMPOSITIONS
 from kernelseam.kernels.attention.unfused import Unfused
 from kernelseam.kernels.kernel import bundle
-from kernelseam.kernels.launches import Launch, Launches
-from kernelseam.parity import data
-from kernelseam.parity.cases import UNFUSED, AttentionCase, Case, GemmCase
-from kernelseam.parity.check import Verdict
-from kernelseam.parity.description import describe
-from kernelseam.parity.memory import POISON, Layout
-from kernelseam.parity.oracle import Array
-from kernelseam.parity.stages import judge
-from kernelseam.planning import Descriptor
+from kernelseam.oracle.check import Verdict
+from kernelseam.oracle.formulas import Array
+from kernelseam.parity.cases.attention_case import AttentionCase
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.cases.common import UNFUSED
+from kernelseam.parity.cases.gemm_case import GemmCase
+from kernelseam.parity.data.memory import POISON, Layout
+from kernelseam.parity.operations import operands
+from kernelseam.parity.operations.operands import describe
+from kernelseam.parity.running.stages import judge
 
 from kernelseam_hostcpp import compiler
 from kernelseam_hostcpp.archs import OPTIONS
@@ -95,7 +97,7 @@ def prepared(case: Case, device: Device, separate: bool = True) -> Prepared:
     descriptor; lists are the host's."""
     if isinstance(case, GemmCase | AttentionCase) and case.view == "device":
         case = replace(case, view="host")
-    layout = data.layout(case, separate)
+    layout = operands.layout(case, separate)
     blocks = layout.blocks()
     space = {
         name: (i + 1) * _SPACE
@@ -124,11 +126,11 @@ def run(
     """
     toolchain, made = HostToolchain(), prepared(case, device, separate=build in SANITIZERS)
     before = made.layout.buffers()
-    made.layout.write(before, data.values(case))
+    made.layout.write(before, operands.values(case))
     problem = made.problem
-    way = Unfused() if implementation == UNFUSED else WAYS[problem.operation]
-    launches = way.launches(
-        problem, way.tile(problem, toolchain.arch_row(device.arch), device), device
+    composition = Unfused() if implementation == UNFUSED else COMPOSITIONS[problem.operation]
+    launches = composition.launches(
+        problem, composition.tile(problem, toolchain.arch_row(device.arch), device), device
     )
     memory = {**before, **_workspace(launches)}
     addresses, lists = dict(made.addresses), dict[str, Array]()
@@ -138,9 +140,9 @@ def run(
             addresses[name] = (len(memory) + len(lists)) * _SPACE
     findings, log, options = tuple[str, ...](), "", (*OPTIONS, *BUILDS[build])
     for launch in launches.kernels:
-        if not launch.half.grid(launch.problem, launch.tile, device):
+        if not launch.kernel.grid(launch.problem, launch.tile, device):
             continue
-        sources = bundle(launch.half, launch.problem.spec, launch.tile, toolchain, device.arch)
+        sources = bundle(launch.kernel, launch.problem.spec, launch.tile, toolchain, device.arch)
         sources = replace(change(sources) if change else sources, options=options)
         program = compiler.compile_bundle(sources, device.arch, '#include "host/executable.h"\n')
         content = _content(launch, device, toolchain, addresses, memory, lists)
@@ -175,20 +177,20 @@ def _content(
     lists: Mapping[str, Array],
 ) -> bytes:
     """A launch as kernels/executable.h reads it."""
-    half, problem, tile, spec = launch.half, launch.problem, launch.tile, launch.problem.spec
-    names = {**half.pointers(spec), **launch.operands}
+    kernel, problem, tile, spec = launch.kernel, launch.problem, launch.tile, launch.problem.spec
+    names = {**kernel.pointers(spec), **launch.operands}
     pointers = {p: addresses.get(n, 0) for p, n in names.items()}
     buffers = list(memory)
     pointers.update(
         (p, (buffers.index(_place(offset)) + 1) * _SPACE) for p, offset in launch.workspace.items()
     )
-    signature = half.signature(spec)
-    arguments = signature.pack({**half.values(problem, tile, device), **pointers})
+    signature = kernel.signature(spec)
+    arguments = signature.pack({**kernel.values(problem, tile, device), **pointers})
     offsets = [offset for _, kind, offset in signature.scalars if kind == "pointer"]
     words = (
-        half.grid(problem, tile, device),
-        half.threads(tile, toolchain.arch_row(device.arch)),
-        half.shared_bytes(spec, tile),
+        kernel.grid(problem, tile, device),
+        kernel.threads(tile, toolchain.arch_row(device.arch)),
+        kernel.shared_bytes(spec, tile),
         len(arguments),
         len(offsets),
         len(memory) + len(lists),

@@ -7,7 +7,7 @@ from typing import Any
 
 from kernelseam.contract import CONTRACT_VERSION, Backend, PluginInfo
 from kernelseam.hookspecs import hookimpl
-from kernelseam.plugins import Registry
+from kernelseam.registry import Registry
 
 from kernelseam_thirdvendor.gemm import AcmeGemm
 from kernelseam_thirdvendor.runtime import AcmeArray, AcmeRuntime

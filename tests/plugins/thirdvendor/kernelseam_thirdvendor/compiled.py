@@ -21,20 +21,22 @@ from kernelseam.contract import (
     Backend,
     Device,
     KernelFacts,
+    Launch,
     LaunchConfig,
+    Launches,
+    Memset,
     PluginInfo,
     SourceBundle,
     TensorMap,
 )
 from kernelseam.costs import Work
-from kernelseam.descriptors.gemm_problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.hookspecs import hookimpl
 from kernelseam.kernels import Covered
-from kernelseam.kernels.kernel import HostHalf
-from kernelseam.kernels.launches import Launch, Launches, Memset
+from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.signature import Signature
-from kernelseam.plugins import Registry
+from kernelseam.registry import Registry
 
 from kernelseam_thirdvendor.runtime import AcmeRuntime
 
@@ -132,8 +134,8 @@ class RowsTile:
     rows: int
 
 
-class Rows(HostHalf):
-    """Host half of rows.h."""
+class Rows(KernelDefinition):
+    """Kernel definition of rows.h."""
 
     operation, name, entry, source = "gemm", "acme-rows", "rows", "acme/rows.h"
     archs = ("acme1",)

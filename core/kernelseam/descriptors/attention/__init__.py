@@ -1,0 +1,1 @@
+"""Attention, its gradients and the merge of its parts: descriptors and problems."""

@@ -1,0 +1,200 @@
+"""From arrays to an attention's fields: shapes and strides read off them, nothing copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kernelseam.contract import ArrayInfo
+from kernelseam.descriptors.common.operands import axes, canonical, describe_arrays
+from kernelseam.descriptors.common.validation import extent, packed
+from kernelseam.errors import InvalidValue
+
+LAYOUTS = {"bhsd": "B H S D", "bshd": "B S H D"}
+"""The order of the axes of dense q, k, v and out."""
+KV_LAYOUTS = {"nhd": "P N H D", "hnd": "P H N D"}
+"""The order of the axes of paged k and v: pages, rows of a page, heads, columns."""
+PACKED = "T H D"
+
+
+def order(name: str, value: object, known: Mapping[str, str]) -> str:
+    """The name of an order of axes. Raises InvalidValue for one that is not known."""
+    if not isinstance(value, str) or value not in known:
+        raise InvalidValue(
+            name, value, f"must be one of {', '.join(known)}", "Name the order of the axes"
+        )
+    return value
+
+
+def fields_of(
+    arrays: Mapping[str, object],
+    layout: str,
+    kv_layout: str,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+) -> dict[str, Any]:
+    """Extents and strides for the descriptor, and the views in place of the arrays.
+
+    ``arrays``: the operands by their names in the descriptor. Raises InvalidValue for ranks and
+    extents that do not fit.
+    """
+    order("layout", layout, LAYOUTS)
+    order("kv_layout", kv_layout, KV_LAYOUTS)
+    infos = dict(zip(arrays, describe_arrays(**arrays), strict=True))
+    found: dict[str, Any] = dict(infos)
+    packed_q, packed_k, paged = (
+        n in infos for n in ("cu_seqlens_q", "cu_seqlens_k", "block_table")
+    )
+    for name, value, there, of, missing in (
+        ("max_seqlen_q", max_seqlen_q, packed_q, "packed queries", "cu_seqlens_q"),
+        (
+            "max_seqlen_k",
+            max_seqlen_k,
+            packed_k or paged,
+            "packed or paged keys",
+            "cu_seqlens_k or block_table",
+        ),
+        (
+            "kv_layout",
+            None if kv_layout == "nhd" else kv_layout,
+            paged,
+            "paged keys",
+            "block_table",
+        ),
+    ):
+        if value is not None and not there:
+            raise InvalidValue(
+                name, value, f"is about {of}", f"Give {missing} too, or leave it out"
+            )
+    query_axes = PACKED if packed_q else LAYOUTS[layout]
+    key_axes = KV_LAYOUTS[kv_layout] if paged else PACKED if packed_k else LAYOUTS[layout]
+    q = _read(found, "q", query_axes, infos["q"], {"H": "H", "S": "S_q", "D": "D"}, {})
+    q_known: dict[str, int] = dict(q)
+    letters = {"B": "B", "H": "H_kv", "S": "S_k", "T": "T_k", "P": "P", "N": "N"}
+    k = _read(found, "k", key_axes, infos["k"], {**letters, "D": "D"}, q_known)
+    v = _read(found, "v", key_axes, infos["v"], {**letters, "D": "D_v"}, {**q_known, **k})
+    batch = q.get("B", k.get("B"))
+    for name in ("cu_seqlens_q", "cu_seqlens_k"):
+        if name in infos:
+            (entries,) = axes(name, infos[name], "B+1", {} if batch is None else {"B+1": batch + 1})
+            if not entries:
+                raise InvalidValue(
+                    name,
+                    "an array of shape [0]",
+                    "must be [B+1]",
+                    "One offset, 0, says that B is 0",
+                )
+            batch = entries - 1
+    if batch is None:
+        (batch, _) = axes("block_table", infos["block_table"], "B width", {})
+    _read(
+        found,
+        "out",
+        query_axes,
+        infos["out"],
+        {"H": "H", "S": "S_q", "D": "D_v", "T": "T"},
+        {**q, "D_v": v["D_v"]},
+    )
+    s_q = _longest("max_seqlen_q", max_seqlen_q) if packed_q else q["S_q"]
+    if paged:
+        width = axes("block_table", infos["block_table"], "B width", {"B": batch})[1]
+        s_k = width * k["N"] if max_seqlen_k is None else extent("max_seqlen_k", max_seqlen_k)
+        found.update(pages=k["P"], page_size=k["N"], table_width=width)
+        found["stride_table_row"] = canonical(infos["block_table"])[0]
+    else:
+        s_k = _longest("max_seqlen_k", max_seqlen_k) if packed_k else k["S_k"]
+        if packed_k:
+            found["total_k"] = k["T_k"]
+    if packed_q:
+        found["total_q"] = q["T"]
+    heads = q["H"]
+    if "lse" in infos:
+        lse_axes = "H T" if packed_q else "B H S_q"
+        axes(
+            "lse", infos["lse"], lse_axes, {"B": batch, "H": heads, "S_q": s_q, "T": q.get("T", 0)}
+        )
+        *outer, head, _ = canonical(infos["lse"])
+        found.update(stride_lse_batch=outer[0] if outer else None, stride_lse_head=head)
+    plane = (("batch", batch), ("head", heads), ("row", s_q), ("column", s_k))
+    for name in ("bias", "mask"):
+        if name in infos:
+            _broadcast(found, name, name, infos[name], plane)
+    if "alibi_slopes" in infos:
+        _broadcast(found, "alibi_slopes", "alibi", infos["alibi_slopes"], plane[:2])
+    for name, known in (
+        ("sinks", ("H", heads)),
+        ("prefix_lengths", ("B", batch)),
+        ("kv_lengths", ("B", batch)),
+    ):
+        if name in infos:
+            axes(name, infos[name], known[0], dict([known]))
+    return {
+        **found,
+        "batch": batch,
+        "num_heads": heads,
+        "kv_heads": k["H_kv"],
+        "S_q": s_q,
+        "S_k": s_k,
+        "head_dim": q["D"],
+        "value_dim": v["D_v"],
+    }
+
+
+def _read(
+    found: dict[str, Any],
+    name: str,
+    labels: str,
+    info: ArrayInfo,
+    names: Mapping[str, str],
+    known: Mapping[str, int],
+) -> dict[str, int]:
+    """An operand's extents by label, agreeing with those known; its strides go to ``found``."""
+    shown = [names.get(label, label) for label in labels.split()]
+    extents = dict(zip(shown, axes(name, info, " ".join(shown), known), strict=True))
+    strides = dict(zip(labels.split(), canonical(info), strict=True))
+    outer = strides.get("B", strides.get("P"))
+    row = next(strides[label] for label in ("S", "N", "T") if label in strides)
+    found.update({f"stride_{name}_head": strides["H"], f"stride_{name}_row": row})
+    if outer is not None:
+        found[f"stride_{name}_batch"] = outer
+    return extents
+
+
+def _longest(name: str, value: int | None) -> int:
+    if value is None:
+        raise InvalidValue(
+            name,
+            None,
+            "must say how long the longest sequence is",
+            "Give it: the offsets are not read",
+        )
+    return extent(name, value)
+
+
+def _broadcast(
+    found: dict[str, Any],
+    name: str,
+    stride_name: str,
+    info: ArrayInfo,
+    plane: Sequence[tuple[str, int]],
+) -> None:
+    """Strides of an array that repeats along axes of extent 1 and along those that it lacks, as
+    NumPy has it."""
+    lacking = len(plane) - len(info.shape)
+    fits = lacking >= 0 and all(
+        n in (1, whole) for n, (_, whole) in zip(info.shape, plane[max(lacking, 0) :], strict=False)
+    )
+    if not fits:
+        names = ", ".join({"row": "query", "column": "key"}.get(axis, axis) for axis, _ in plane)
+        raise InvalidValue(
+            name,
+            f"an array of shape {list(info.shape)}",
+            f"must repeat to {[n for _, n in plane]}",
+            f"Its axes are {names}, from the right; extent 1 repeats",
+        )
+    # An empty array's own strides say nothing: its axes repeat only where their extent is 1.
+    strides = packed(info.shape, [None] * len(info.shape)) if 0 in info.shape else info.strides
+    for i, (axis, _) in enumerate(plane):
+        here = i - lacking
+        repeats = here < 0 or info.shape[here] == 1
+        found[f"stride_{stride_name}_{axis}"] = 0 if repeats else strides[here]

@@ -1,0 +1,232 @@
+"""The attention's gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime
+from kernelseam.descriptors.attention import contents
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
+from kernelseam.descriptors.attention.forward import Attention
+from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.common.operands import (
+    check_layout,
+    describe_all,
+    pointer,
+    resolve,
+    without_arrays,
+)
+from kernelseam.descriptors.common.protocol import Resolved
+from kernelseam.descriptors.common.validation import flag, packed, stride, vector_bytes
+from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
+from kernelseam.forking import cached_property
+
+_MODELS = {"dout": "out", "dq": "q", "dk": "k", "dv": "v"}
+NAMES = ("dout", "dq", "dk", "dv", "dbias", "dsinks")
+_AXES = {
+    **dict.fromkeys(_MODELS, ("batch", "head", "row")),
+    "dbias": ("batch", "head", "row", "column"),
+}
+"""Operand → the axes that have a stride field."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AttentionBwd:
+    """What a loss takes from q, k and v through an attention, given what it takes from the result:
+
+    dp = dout·vᵀ, dx = p·(dp − Σ dout·out), dv = pᵀ·dout, dk = scale·dxᵀ·q, dq = scale·dx·k, dbias =
+    dx; under a softcap dk and dq take dx·(1 − tanh²). dk and dv of grouped heads are summed over
+    the group; dbias over what the bias repeats along; dsinks[h] = −Σ e^(sink_h − lse)·Σ dout·out
+    over the rows of head h.
+
+    ``forward`` is the attention that was computed: its q, k, v, its options, the out that it gave
+    and its lse, which must be there. dout lies as out; dq, dk, dv, dbias as q, k, v, bias (with
+    extent 1 where the bias repeats), each with strides of its own, in elements, which default to
+    row-major (packed rows: heads within rows). ``dbias`` and ``dsinks`` are computed where they are
+    given; address 0 says that ``bind`` will give them. All sums are float32 (float64 where q is).
+    Keys that no query sees, and those beyond kv_lengths, get zeros; packed rows of no sequence are
+    not written.
+
+    ``deterministic``: the same bits every time; False allows a way that is not, where one is
+    faster: dq is summed by atomics in the workspace, a float32 for each of its elements and some
+    more. Raises InvalidValue where no such problem exists.
+    """
+
+    forward: Attention
+    dout: object = field(default=None, repr=False)
+    dq: object = field(default=None, repr=False)
+    dk: object = field(default=None, repr=False)
+    dv: object = field(default=None, repr=False)
+    dbias: object = field(default=None, repr=False)
+    dsinks: object = field(default=None, repr=False)
+    deterministic: bool = True
+    stride_dout_batch: int | None = None
+    stride_dout_head: int | None = None
+    stride_dout_row: int | None = None
+    stride_dq_batch: int | None = None
+    stride_dq_head: int | None = None
+    stride_dq_row: int | None = None
+    stride_dk_batch: int | None = None
+    stride_dk_head: int | None = None
+    stride_dk_row: int | None = None
+    stride_dv_batch: int | None = None
+    stride_dv_head: int | None = None
+    stride_dv_row: int | None = None
+    stride_dbias_batch: int | None = None
+    stride_dbias_head: int | None = None
+    stride_dbias_row: int | None = None
+    stride_dbias_column: int | None = None
+    _problem: AttentionBwdProblem = field(init=False, repr=False)
+    _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.forward, Attention):
+            raise InvalidValue(
+                "forward",
+                type(self.forward).__name__,
+                "must be an Attention",
+                "Fill in its descriptor",
+            )
+        p = self.forward.problem()
+        if not p.spec.lse:
+            raise InvalidValue(
+                "forward",
+                "an attention without lse",
+                "must have one",
+                "Give lse, or return_lse=True",
+            )
+        if self.dbias is not None and p.spec.bias is None:
+            raise InvalidValue("dbias", "given", "the attention has no bias", "Leave it out")
+        if self.dsinks is not None and not p.spec.sinks:
+            raise InvalidValue("dsinks", "given", "the attention has no sinks", "Leave it out")
+        self._refuse_idle(p)
+        infos = describe_all(self._own())
+        for name in ("dbias", "dsinks"):
+            pointer(name, getattr(self, name), infos)
+        rules = {r.name: r for r in p.operands}
+        strides, vector = {}, p.spec.vector
+        for name, model in _MODELS.items():
+            rule = rules.get(model) or rules[f"{model}_ptrs"]
+            strides[name] = self._walk(name, rule, self._view(p, name))
+            assert rule.dtype is not None
+            wide = vector_bytes(
+                rule.dtype, rule.shape, strides[name], pointer(name, getattr(self, name), infos)
+            )
+            vector = min(vector, wide if wide == 16 else p.spec.dtype.itemsize)
+        forward = replace(p, spec=replace(p.spec, vector=vector))
+        blank = AttentionBwdProblem(
+            AttentionBwdSpec(
+                forward.spec,
+                self.dbias is not None,
+                self.dsinks is not None,
+                flag("deterministic", self.deterministic),
+            ),
+            forward,
+            strides["dout"],
+            strides["dq"],
+            strides["dk"],
+            strides["dv"],
+        )
+        problem = (
+            blank
+            if self.dbias is None
+            else replace(blank, dbias_strides=self._bias_walk(blank.dbias_shape))
+        )
+        check_layout([r for r in problem.operands if r.name in NAMES], infos, self._dense)
+        object.__setattr__(self, "_problem", problem)
+        object.__setattr__(self, "_arrays", {**self.forward._arrays, **infos})
+
+    def _refuse_idle(self, p: AttentionProblem) -> None:
+        """Refuse strides of what is not there."""
+        for name, axes in _AXES.items():
+            for axis, value in zip(axes, self._given(name), strict=True):
+                packed_rows = axis == "batch" and self._view(p, name) == "packed"
+                if value is not None and packed_rows:
+                    raise InvalidValue(
+                        f"stride_{name}_batch", value, "packed rows have no batch", "Leave it out"
+                    )
+                if value is not None and name == "dbias" and self.dbias is None:
+                    raise InvalidValue(
+                        f"stride_dbias_{axis}",
+                        value,
+                        "describes dbias",
+                        "Give dbias too (0: it will be bound)",
+                    )
+
+    @staticmethod
+    def _view(p: AttentionProblem, name: str) -> str:
+        return (
+            "" if name == "dbias" else p.spec.q_view if name in ("dout", "dq") else p.spec.kv_view
+        )
+
+    def _given(self, name: str) -> list[int | None]:
+        return [getattr(self, f"stride_{name}_{axis}") for axis in _AXES.get(name, ())]
+
+    def _known(self, name: str, dtype: DType) -> list[int | None]:
+        """The strides that are given, validated."""
+        return [
+            None if s is None else stride(f"stride_{name}_{axis}", s, dtype)
+            for s, axis in zip(self._given(name), _AXES[name], strict=True)
+        ]
+
+    def _walk(self, name: str, rule: OperandRule, view: str) -> tuple[int, int, int]:
+        assert rule.dtype is not None
+        batch, head, row = self._known(name, rule.dtype)
+        outer, heads, rows, width = rule.shape if len(rule.shape) == 4 else (1, 1, 1, 1)
+        if view == "packed":
+            _, r, h, _ = packed((outer, rows, heads, width), (batch, row, head, 1))
+            return 0, h, r
+        b, h, r, _ = packed((outer, heads, rows, width), (batch, head, row, 1))
+        return b, h, r
+
+    def _bias_walk(self, shape: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+        walk = packed(shape, self._known("dbias", DType.float32))
+        a, b, c, d = (0 if n == 1 else s for n, s in zip(shape, walk, strict=True))
+        return a, b, c, d
+
+    @cached_property
+    def _dense(self) -> frozenset[str]:
+        """Operands whose strides were all left out."""
+        return frozenset(n for n in NAMES if all(s is None for s in self._given(n)))
+
+    def _own(self) -> dict[str, object]:
+        return {n: v for n in NAMES if (v := getattr(self, n)) is not None}
+
+    @property
+    def device(self) -> Device | None:
+        """Where the arrays are; None where there are none."""
+        return next((i.device for i in self._arrays.values()), None)
+
+    def problem(self) -> AttentionBwdProblem:
+        """The hashable part, without pointers."""
+        return self._problem
+
+    def operands(self) -> dict[str, object]:
+        """The forward's operands and the gradients, as far as they are given."""
+        return {**self.forward.operands(), **self._own()}
+
+    def without_arrays(self) -> AttentionBwd:
+        """The same over the addresses of its arrays: it keeps no memory alive."""
+        own = {n: x for n, x in self._arrays.items() if n in NAMES}
+        return without_arrays(self, own, forward=self.forward.without_arrays())
+
+    def simplified(self) -> tuple[AttentionBwd, str]:
+        """Itself: there is no simpler way."""
+        return self, ""
+
+    def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
+        """Addresses of the operands. Raises InvalidValue where an array does not fit the
+        problem."""
+        return resolve(
+            self._problem.operands,
+            operands,
+            self._arrays,
+            self._dense | self.forward._dense,
+            device,
+        )
+
+    def check_device(self, found: Resolved, runtime: Runtime, device: Device) -> None:
+        """Hold lengths and offsets against the memory that they point into; synchronises."""
+        contents.check(self._problem.forward, found, runtime, device)

@@ -1,0 +1,294 @@
+"""An attention's problem and spec: the hashable half of its descriptors. They hold no pointers and
+check nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from kernelseam.contract import OperandRule
+from kernelseam.descriptors.common.extents import distinct
+from kernelseam.dtypes import DType
+from kernelseam.forking import cached_property
+
+PLAIN = frozenset({"dtype", "head_dim", "value_dim", "vector", "lse"})
+"""Fields of a spec that are no option: whoever computes an attention knows them."""
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """What shapes the binary of an attention forward. ``vector``: as in GemmSpec, one for q, k, v
+    and out."""
+
+    dtype: DType
+    head_dim: int
+    value_dim: int
+    causal: bool = False
+    lse: bool = False
+    vector: int = 16
+    window: bool = False
+    """A band of keys about the diagonal, of a width that the problem knows."""
+    prefix: bool = False
+    alibi: bool = False
+    softcap: bool = False
+    bias: DType | None = None
+    mask: bool = False
+    sinks: bool = False
+    q_view: str = "strided"
+    """"strided", "packed" or "pointers"; out lies as q does."""
+    kv_view: str = "strided"
+    """"strided", "packed", "paged" or "pointers"."""
+    lengths: bool = False
+    """How many keys an entry of the batch has stands in device memory."""
+    dtype_out: DType | None = None
+    """None: that of q, k and v."""
+    batch_invariant: bool = False
+
+    operation = "attention"
+
+    @property
+    def dims(self) -> str:
+        """The head dims, those of values apart where they differ: "64" or "192/128"."""
+        return (
+            f"{self.head_dim}"
+            if self.head_dim == self.value_dim
+            else f"{self.head_dim}/{self.value_dim}"
+        )
+
+    def __str__(self) -> str:
+        options = "".join(f" {o}" for o in sorted(self.options - {"q_view", "kv_view"}))
+        views = "" if self.q_view == self.kv_view == "strided" else f" {self.q_view}/{self.kv_view}"
+        return f"attention {self.dtype}{options}{views} dim={self.dims}"
+
+    @property
+    def out(self) -> DType:
+        """The element type of the result."""
+        return self.dtype_out or self.dtype
+
+    @property
+    def dtype_lse(self) -> DType:
+        """The element type of the LSE: what products are summed in, so that gradients lose nothing
+        by it."""
+        return self.dtype.accumulator
+
+    @property
+    def options(self) -> frozenset[str]:
+        """Names of the options in force: what an implementation must know to take the problem."""
+        return frozenset(
+            f.name
+            for f in fields(self)
+            if f.name not in PLAIN and getattr(self, f.name) != f.default
+        )
+
+
+@dataclass(frozen=True)
+class AttentionProblem:
+    """out = softmax(scores)·v with query head h on KV head h // (num_heads / kv_heads). Strides in
+    elements.
+
+    Query i, of S_q, meets key j, of S_k, at the distance d = j − i − (S_k − S_q): 0 on the diagonal
+    that ends at the bottom right. Causal: key j is visible iff d ≤ 0. A window: iff −left ≤ d ≤
+    right. Keys before ``prefix`` are visible in any case, masked ones in none.
+
+    Where a view is packed or has lengths, S_q and S_k are the most that an entry of the batch may
+    have.
+    """
+
+    spec: AttentionSpec
+    batch: int
+    num_heads: int
+    kv_heads: int
+    S_q: int
+    S_k: int
+    q_strides: tuple[int, int, int]
+    """(batch, head, row); so for k, v and out. Of paged keys and values (page, head, row). Packed
+    rows have no batch, and pointer lists neither batch nor head: 0."""
+    k_strides: tuple[int, int, int]
+    v_strides: tuple[int, int, int]
+    out_strides: tuple[int, int, int]
+    lse_strides: tuple[int, int] = (0, 0)
+    """(batch, head); rows are contiguous."""
+    scale: float = 1.0
+    left: int | None = None
+    """Keys that a window shows to the left of the diagonal; None: all of them. So to the right."""
+    right: int | None = None
+    softcap: float = 0.0
+    bias_strides: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """(batch, head, query, key); so for the mask. 0 repeats."""
+    mask_strides: tuple[int, int, int, int] = (0, 0, 0, 0)
+    alibi_strides: tuple[int, int] = (0, 0)
+    """(batch, head)"""
+    total_q: int = 0
+    """Rows of packed q and out; so of packed k and v."""
+    total_k: int = 0
+    pages: int = 0
+    page_size: int = 0
+    table_width: int = 0
+    """Pages that a row of the block table has room for."""
+    table_stride: int = 0
+
+    operation = "attention"
+
+    @property
+    def head_group(self) -> int:
+        """Query heads that share one KV head."""
+        return self.num_heads // max(self.kv_heads, 1)
+
+    @cached_property
+    def operands(self) -> tuple[OperandRule, ...]:
+        return tuple(self._operands())
+
+    def _operands(self) -> Iterator[OperandRule]:
+        s, f32, i32 = self.spec, DType.float32, DType.int32
+        b, h, g = self.batch, self.num_heads, self.kv_heads
+        reads = int((b > 0 and h > 0 and self.S_q > 0 and s.value_dim > 0) or s.lse)
+        query_rows = {"strided": (b, self.S_q), "packed": (1, self.total_q)}
+        key_rows = {
+            "strided": (b, self.S_k),
+            "packed": (1, self.total_k),
+            "paged": (self.pages, self.page_size),
+        }
+
+        def rows(
+            name: str,
+            dtype: DType,
+            view: str,
+            heads: int,
+            width: int,
+            strides: tuple[int, int, int],
+            written: bool = False,
+        ) -> OperandRule:
+            used = 1 if written else reads
+            if view == "pointers":
+                return OperandRule(
+                    f"{name}_ptrs", None, (b * heads * reads * min(self.S_q, 1),), (1,), 8
+                )
+            outer, inner = (key_rows if name in "kv" else query_rows)[view]
+            return OperandRule(
+                name,
+                dtype,
+                (outer * used, heads, inner, width),
+                (*strides, 1),
+                max(s.vector, dtype.itemsize),
+                written,
+            )
+
+        yield rows("q", s.dtype, s.q_view, h, s.head_dim, self.q_strides)
+        yield rows("k", s.dtype, s.kv_view, g, s.head_dim, self.k_strides)
+        yield rows("v", s.dtype, s.kv_view, g, s.value_dim, self.v_strides)
+        yield rows("out", s.out, s.q_view, h, s.value_dim, self.out_strides, True)
+        if s.lse:
+            outer, inner = query_rows.get(s.q_view, (b, self.S_q))
+            kind = s.dtype_lse
+            yield OperandRule(
+                "lse", kind, (outer, h, inner), (*self.lse_strides, 1), kind.itemsize, True
+            )
+        if s.bias:
+            yield OperandRule(
+                "bias",
+                s.bias,
+                (b * reads, h, self.S_q, self.S_k),
+                self.bias_strides,
+                s.bias.itemsize,
+            )
+        if s.mask:
+            yield OperandRule(
+                "mask", DType.boolean, (b * reads, h, self.S_q, self.S_k), self.mask_strides, 1
+            )
+        if s.alibi:
+            yield OperandRule("alibi_slopes", f32, (b * reads, h), self.alibi_strides, 4)
+        if s.sinks:
+            yield OperandRule("sinks", f32, (h * reads,), (1,), 4)
+        if s.prefix:
+            yield OperandRule("prefix_lengths", i32, (b * reads,), (1,), 4)
+        if s.lengths:
+            yield OperandRule("kv_lengths", i32, (b,), (1,), 4)
+        if s.q_view == "packed":
+            yield OperandRule("cu_seqlens_q", i32, ((b + 1) * min(b, 1),), (1,), 4)
+        if s.kv_view == "packed":
+            yield OperandRule("cu_seqlens_k", i32, ((b + 1) * min(b, 1),), (1,), 4)
+        if s.kv_view == "paged":
+            yield OperandRule("block_table", i32, (b, self.table_width), (self.table_stride, 1), 4)
+
+    @property
+    def visible(self) -> int:
+        """Query-key pairs of one head that a causal mask or a window leaves, at the full
+        lengths."""
+        left, right = self.left, 0 if self.spec.causal else self.right
+        if left is None and right is None:
+            return self.S_q * self.S_k
+
+        def before(bound: int) -> int:
+            """Pairs with d < bound."""
+            # Query i has j ≤ i + shift + bound − 1: an arithmetic series, cut at 0 and S_k.
+            shift = self.S_k - self.S_q + bound
+            first, full = max(0, -shift), min(max(0, self.S_k - shift), self.S_q)
+            rows = max(full - first, 0)
+            return (
+                rows * (first + shift)
+                + rows * (rows - 1) // 2
+                + max(self.S_q - max(full, first), 0) * self.S_k
+            )
+
+        return (self.S_q * self.S_k if right is None else before(right + 1)) - (
+            0 if left is None else before(-left)
+        )
+
+    @property
+    def operations(self) -> int:
+        return (
+            2
+            * self.batch
+            * self.num_heads
+            * self.visible
+            * (self.spec.head_dim + self.spec.value_dim)
+        )
+
+    @property
+    def plane_bytes(self) -> int:
+        """Those of the bias and the mask."""
+        s, extents, read = self.spec, (self.batch, self.num_heads, self.S_q, self.S_k), 0
+        for dtype, strides in (
+            (s.bias, self.bias_strides),
+            (DType.boolean if s.mask else None, self.mask_strides),
+        ):
+            if dtype:
+                read += dtype.itemsize * math.prod(
+                    distinct(n, x) for n, x in zip(extents, strides, strict=True)
+                )
+        return read
+
+    @property
+    def bytes_moved(self) -> int:
+        s, b, h = self.spec, self.batch, self.num_heads
+        queries = self.total_q if s.q_view == "packed" else b * self.S_q
+        keys = {"packed": self.total_k, "paged": b * self.S_k}.get(s.kv_view)
+        if keys is None:
+            keys = (distinct(b, self.k_strides[0]) if s.kv_view == "strided" else b) * self.S_k
+        kv_h = (
+            distinct(self.kv_heads, self.k_strides[1]) if s.kv_view != "pointers" else self.kv_heads
+        )
+        read = (
+            queries * h * s.head_dim + keys * kv_h * (s.head_dim + s.value_dim)
+        ) * s.dtype.itemsize
+        written = s.value_dim * s.out.itemsize + (s.dtype_lse.itemsize if s.lse else 0)
+        return read + self.plane_bytes + queries * h * written
+
+    @property
+    def compute_dtype(self) -> DType:
+        return self.spec.dtype
+
+    def __str__(self) -> str:
+        s = self.spec
+        heads = (
+            f"{self.num_heads}"
+            if self.kv_heads == self.num_heads
+            else f"{self.num_heads}/{self.kv_heads}"
+        )
+        options = "".join(f" {o}" for o in sorted(s.options - {"q_view", "kv_view"}))
+        views = "" if s.q_view == s.kv_view == "strided" else f" {s.q_view}/{s.kv_view}"
+        return (
+            f"attention {s.dtype}{options}{views} batch={self.batch} heads={heads} "
+            f"S_q={self.S_q} S_k={self.S_k} dim={s.dims}"
+        )

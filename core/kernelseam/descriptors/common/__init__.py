@@ -1,0 +1,1 @@
+"""What the descriptors share: operands, lists of addresses, the rules of their fields."""

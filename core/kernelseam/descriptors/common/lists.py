@@ -1,0 +1,314 @@
+"""What descriptors over lists of addresses share: reading, checking and staging their lists, and
+the strided way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, cast
+
+from kernelseam.contract import ArrayInfo, Device, OperandRule, Problem, Runtime
+from kernelseam.descriptors.common.address_lists import (
+    Addresses,
+    AddressList,
+    Matrix,
+    check_beside,
+    check_entries,
+    fetch,
+    read_list,
+    spacing,
+    stage,
+)
+from kernelseam.descriptors.common.protocol import Descriptor, Resolved
+from kernelseam.descriptors.common.validation import (
+    MAX_BYTES,
+    WIDE,
+    check_walk,
+    integer,
+    row_strides,
+    vector_bytes,
+)
+from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
+
+SPACED = "addresses are evenly spaced: the strided way is taken"
+
+
+def plain(name: str) -> str:
+    """The strided operand of which a list has many: "q" for "q_ptrs"."""
+    return name.removesuffix("_ptrs")
+
+
+def row_field(name: str) -> str:
+    """The field of a list's row stride."""
+    return f"stride_{plain(name).lower()}_row"
+
+
+def given_row(name: str, value: object) -> int | None:
+    """A list's row stride as it was given, or None; its bytes are looked at when the dtype is
+    known."""
+    return (
+        None
+        if value is None
+        else integer(row_field(name), value, 0, MAX_BYTES, "Strides count elements, from 0")
+    )
+
+
+def read_lists(
+    operands: Mapping[str, object], matrices: Mapping[str, Matrix], device: Device | None = None
+) -> dict[str, AddressList]:
+    """The lists among operands, of the right length and on one device."""
+    lists = {
+        n: read_list(n, v, matrices[n])
+        for n, v in operands.items()
+        if v is not None and n in matrices
+    }
+    for name, found in lists.items():
+        m = matrices[name]
+        if found.entries != m.entries:
+            raise InvalidValue(
+                name,
+                f"{found.entries} entries",
+                f"must have {m.counted} = {m.entries}",
+                "Give one entry a matrix, batch-major",
+            )
+        device = device or found.device
+        if found.device not in (None, device):
+            raise InvalidValue(
+                name, f"on {found.device}", f"the others are on {device}", "Move all to one device"
+            )
+    return lists
+
+
+def first_arrays(lists: Mapping[str, AddressList]) -> dict[str, ArrayInfo]:
+    """By list the first of its arrays, where it has some."""
+    return {n: found.matrix for n, found in lists.items() if found.matrix is not None}
+
+
+def arrays_of(lists: Mapping[str, AddressList]) -> tuple[ArrayInfo, ...]:
+    """One array of each list, to tell whose current stream is meant."""
+    return tuple(info for found in lists.values() if (info := found.matrix or found.words))
+
+
+def completed(name: str, blank: Matrix, found: AddressList | None, dtype: DType) -> Matrix:
+    """A list's matrix with its dtype, and its row stride: the one given, else the arrays', else
+    packed."""
+    row = found.row_stride if blank.row_stride is None and found is not None else blank.row_stride
+    shape = (blank.rows, blank.columns)
+    (row,) = row_strides(plain(name).lower(), shape, [row], dtype, ("row",))
+    made = replace(blank, row_stride=row, dtype=dtype)
+    check_walk(made.rule(name), [row_field(name)])
+    return made
+
+
+def vector_of(matrix: Matrix, found: AddressList | None, promise: object) -> int:
+    """Bytes of an access to a list's matrices: 16 where rows and addresses allow it, else the
+    element size."""
+    assert matrix.dtype is not None and matrix.row_stride is not None
+    aligned = _alignment(found, matrix.dtype, promise)
+    return vector_bytes(matrix.dtype, (matrix.rows, matrix.columns), (matrix.row_stride,), aligned)
+
+
+def _alignment(found: AddressList | None, dtype: DType, promise: object) -> int:
+    """What the plan may rely on: the promise, else what the host can read, else the element
+    size."""
+    if promise is not None:
+        promised = integer(
+            "alignment", promise, dtype.itemsize, 4096, "Give 16, or the element size"
+        )
+        if promised & (promised - 1):
+            raise InvalidValue(
+                "alignment", promised, "must be a power of two", "Give 16, or the element size"
+            )
+        return promised
+    if found is None or found.addresses is None or (found.addresses % WIDE).any():
+        return dtype.itemsize
+    return WIDE
+
+
+@dataclass(frozen=True)
+class Lists:
+    """The lists of one descriptor: what they must be, and those that it was given."""
+
+    matrices: Mapping[str, Matrix]
+    given: Mapping[str, AddressList]
+    vectors: Mapping[str, int]
+    """By list the bytes that its entries must be multiples of."""
+    live: tuple[str, ...]
+    """Those that a launch reads."""
+    promised: bool
+    """Whether the vectors rest on a promise."""
+
+    @classmethod
+    def of(
+        cls,
+        problem: Problem,
+        matrices: Mapping[str, Matrix],
+        given: Mapping[str, AddressList],
+        vectors: Mapping[str, int],
+        promised: bool,
+    ) -> Lists:
+        """Those of a problem, the given ones checked as far as the host can read them."""
+        live = tuple(r.name for r in problem.operands if r.name in matrices and r.span)
+        made = cls(matrices, given, vectors, live, promised)
+        made.check(given)
+        return made
+
+    @property
+    def device(self) -> Device | None:
+        """Where the arrays are; None where there are only addresses."""
+        return next((d for found in self.given.values() if (d := found.device)), None)
+
+    def check(self, lists: Mapping[str, AddressList], runtime: Runtime | None = None) -> None:
+        """Check the entries that are read: those the host knows, and with a runtime those on the
+        device too."""
+        check_entries(self.known(lists, runtime), self.matrices, self.vectors)
+
+    def check_beside(
+        self,
+        lists: Mapping[str, AddressList],
+        pointers: Mapping[str, int],
+        rules: Sequence[OperandRule],
+        runtime: Runtime | None = None,
+    ) -> None:
+        """Check the entries that are read against strided operands: those known as in ``check``."""
+        check_beside(self.known(lists, runtime), self.matrices, pointers, rules)
+
+    def check_device(self, lists: Mapping[str, AddressList], runtime: Runtime) -> bool:
+        """Check lists in device memory as host lists are, where there are some; those of the host
+        never change."""
+        there = any(found.addresses is None for found in lists.values())
+        if there:
+            self.check(lists, runtime)
+        return there
+
+    def known(
+        self, lists: Mapping[str, AddressList], runtime: Runtime | None = None
+    ) -> dict[str, Addresses]:
+        """The entries that are read, by list: as in ``check``."""
+        found: dict[str, Addresses] = {}
+        for name in self.live:
+            if name not in lists or not self.matrices[name].rows * self.matrices[name].columns:
+                continue
+            addresses = lists[name].addresses
+            if addresses is not None:
+                found[name] = addresses
+            elif runtime is not None:
+                found[name] = fetch(lists[name].source, runtime)
+        return found
+
+    def read(self, operands: Mapping[str, object], device: Device) -> dict[str, AddressList]:
+        """The lists among operands, on a device, checked as far as the host can read them."""
+        lists = read_lists(operands, self.matrices, device)
+        self.check(lists)
+        for name, found in lists.items():
+            if (
+                found.addresses is None
+                and not self.promised
+                and self.vectors[name] > self.matrices[name].itemsize
+            ):
+                raise InvalidValue(
+                    name,
+                    "a list on the device",
+                    "the plan relies on 16-byte alignment, found from a host list",
+                    "Plan with this list, or with alignment=16 to promise it",
+                )
+        return lists
+
+    def stage(
+        self, lists: Mapping[str, AddressList], runtime: Runtime, device: Device
+    ) -> tuple[dict[str, int], list[object]]:
+        """Where the lists are in device memory, and the arrays that were made to hold them."""
+        pointers: dict[str, int] = {}
+        held: list[object] = []
+        for name in self.live:
+            if name in lists and (addresses := lists[name].addresses) is not None:
+                array, pointers[name] = stage(addresses, runtime, device)
+                held.append(array)
+            elif name in lists:
+                pointers[name] = cast(ArrayInfo, lists[name].words).pointer
+        return pointers, held
+
+    def steps(self) -> dict[str, int] | None:
+        """Elements from entry to entry, by list, where the host knows all that are read and they
+        are evenly spaced; else None."""
+        found: dict[str, int] = {}
+        for name in self.live:
+            listed = self.given.get(name)
+            if listed is None or listed.addresses is None:
+                return None
+            step = spacing(listed.addresses, self.matrices[name].itemsize)
+            if step is None:
+                return None
+            found[name] = step
+        return found or None
+
+    def first(self, name: str) -> int:
+        """The first entry of a list that the host knows."""
+        return int(cast(Addresses, self.given[name].addresses)[0])
+
+
+class Listed(Protocol):
+    """A descriptor over lists."""
+
+    def operands(self) -> dict[str, object]: ...
+
+    def read(self, operands: Mapping[str, object], device: Device) -> dict[str, AddressList]: ...
+
+    def matrix(self, name: str) -> Matrix: ...
+
+
+@dataclass(frozen=True, eq=False)
+class EvenlySpaced:
+    """Address lists served as strided memory: bound by the lists' names, computed by strides."""
+
+    lists: Listed
+    strided: Descriptor
+    steps: Mapping[str, int]
+    """Elements from entry to entry, by list."""
+
+    def problem(self) -> Problem:
+        """The strided problem."""
+        return self.strided.problem()
+
+    def operands(self) -> dict[str, object]:
+        """The lists, and what else there is."""
+        return self.lists.operands()
+
+    def simplified(self) -> tuple[EvenlySpaced, str]:
+        """Itself."""
+        return self, ""
+
+    def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
+        """Addresses of the first entries. Raises InvalidValue for lists that are spaced
+        otherwise."""
+        lists = self.lists.read(operands, device)
+        found: dict[str, object] = {n: x for n, x in operands.items() if n not in lists}
+        for name, listed in lists.items():
+            if name not in self.steps:
+                continue
+            step = (
+                None
+                if listed.addresses is None
+                else spacing(listed.addresses, self.lists.matrix(name).itemsize)
+            )
+            if listed.addresses is None or step != self.steps[name]:
+                raise InvalidValue(
+                    name,
+                    "a list on the device"
+                    if listed.addresses is None
+                    else "a list spaced otherwise",
+                    f"the plan walks entries {self.steps[name]} elements apart, as the lists it "
+                    "was made with",
+                    "Plan again with this list",
+                )
+            found[plain(name)] = int(listed.addresses[0])
+        below = self.strided.resolve(found, runtime, device)
+        return Resolved(
+            below.pointers, tuple(operands.values()), (*arrays_of(lists), *below.arrays)
+        )
+
+    def check_device(self, found: Resolved, runtime: Runtime, device: Device) -> None:
+        """As the strided descriptor does; the lists were on the host."""
+        if (deep := getattr(self.strided, "check_device", None)) is not None:
+            deep(found, runtime, device)

@@ -1,0 +1,252 @@
+"""From what a person hands over — an array, an address, nothing — to what is checked and
+launched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from kernelseam import arrays
+from kernelseam.contract import ArrayInfo, Device, OperandRule
+from kernelseam.descriptors.common.protocol import Resolved
+from kernelseam.descriptors.common.validation import AXES, address, check_walk, packed
+from kernelseam.dtypes import OF_OPERANDS, DType
+from kernelseam.errors import InvalidValue
+
+T = TypeVar("T")
+
+
+def is_address(value: object) -> bool:
+    """Whether a value is meant as an address: an integer, but no bool."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def describe(field: str, value: object) -> ArrayInfo:
+    """An array's view, its refusals under the operand's own name. An ArrayInfo stands for its
+    array."""
+    info = value if isinstance(value, ArrayInfo) else arrays.describe(value, field)
+    if min(info.strides, default=0) < 0 and 0 not in info.shape:
+        raise InvalidValue(
+            field, f"strides {info.strides}", "must not walk backwards", "Copy the array first"
+        )
+    return info
+
+
+def describe_arrays(**operands: object) -> tuple[ArrayInfo, ...]:
+    """The views of arrays, which must lie on one device."""
+    infos = tuple(describe(name, value) for name, value in operands.items())
+    for name, info in zip(operands, infos, strict=True):
+        if info.device != infos[0].device:
+            raise InvalidValue(
+                name,
+                f"an array on {info.device}",
+                f"{next(iter(operands))} is on {infos[0].device}",
+                "Move all arrays to one device",
+            )
+    return infos
+
+
+def describe_all(operands: Mapping[str, object]) -> dict[str, ArrayInfo]:
+    """The arrays among operands that may also be addresses; they must lie on one device."""
+    given = {n: v for n, v in operands.items() if v is not None and not is_address(v)}
+    return dict(zip(given, describe_arrays(**given), strict=True))
+
+
+def without_arrays(descriptor: T, infos: Mapping[str, ArrayInfo], **fields: object) -> T:
+    """The same descriptor over the addresses of its arrays: it keeps no memory alive. It was
+    validated, and nothing of its problem changes. ``fields``: others that the arrays told."""
+    bare = object.__new__(type(descriptor))
+    pointers = {name: info.pointer for name, info in infos.items()}
+    vars(bare).update(vars(descriptor), **fields, **pointers, _arrays={})
+    return bare
+
+
+def pointer(field: str, value: object, infos: Mapping[str, ArrayInfo]) -> int | None:
+    """The address behind an operand; None where it is not known yet."""
+    if value is None:
+        return None
+    return infos[field].pointer if field in infos else address(field, value)
+
+
+def dtype_of(
+    field: str, given: object, infos: Mapping[str, ArrayInfo], names: Sequence[str]
+) -> DType | None:
+    """The element type that is named or that the arrays show; None where neither says. All must
+    agree."""
+    dtype = None if given is None else DType.of(given, field)
+    source = field
+    for name in names:
+        if name in infos:
+            if dtype is None:
+                dtype, source = DType.of(infos[name].dtype, f"{name}.dtype"), name
+            elif infos[name].dtype is not dtype:
+                raise InvalidValue(
+                    name,
+                    f"an array of {infos[name].dtype}",
+                    f"must be {dtype} as {source} is",
+                    "Convert the array, or correct the dtype",
+                )
+    return dtype
+
+
+def required(field: str, dtype: DType | None, names: str) -> DType:
+    """The element type, refused where nothing tells it."""
+    if dtype is None:
+        raise InvalidValue(
+            field,
+            None,
+            f"must be named where {names} are no arrays",
+            f"For example {field}='float16'",
+        )
+    return dtype
+
+
+def axes(field: str, info: ArrayInfo, labels: str, known: Mapping[str, int]) -> tuple[int, ...]:
+    """The extents of an array with one axis a label, in the labels' order, agreeing with those
+    known.
+
+    ``labels``: for example "B H S_q D". Raises for another rank, for other extents, and where the
+    last axis is not contiguous.
+    """
+    names = labels.split()
+    wanted = ", ".join(f"{n}={known[n]}" if n in known else n for n in names)
+    if len(info.shape) != len(names) or any(
+        known.get(n, s) != s for n, s in zip(names, info.shape, strict=True)
+    ):
+        raise InvalidValue(
+            field,
+            f"an array of shape {list(info.shape)}",
+            f"must be [{wanted}]",
+            "Check the order of the axes of all arrays",
+        )
+    check_rows(field, info)
+    return info.shape
+
+
+def check_rows(field: str, info: ArrayInfo) -> None:
+    """Refuse an array whose last axis is not contiguous."""
+    if info.shape[-1] > 1 and info.strides[-1] != 1 and 0 not in info.shape:
+        raise InvalidValue(
+            field,
+            f"strides {list(info.strides)}",
+            "the last axis must be contiguous (stride 1)",
+            "Copy the array into a contiguous one",
+        )
+
+
+def canonical(info: ArrayInfo) -> tuple[int, ...]:
+    """An array's strides, with packed ones on axes of at most one entry, whose strides say
+    nothing."""
+    known = [s if n > 1 else None for n, s in zip(info.shape, info.strides, strict=True)]
+    return packed(info.shape, known)
+
+
+def check_array(rule: OperandRule, info: ArrayInfo, dense: bool) -> None:
+    """Refuse an array of another dtype, a read-only output, and one that is smaller than the walk.
+
+    ``dense``: the strides were left out, so that the array must be row-major without gaps.
+    """
+    if rule.dtype is not None and info.dtype is not rule.dtype:
+        remedy = "Convert the array" + ", or plan for its dtype" * (rule.name not in OF_OPERANDS)
+        raise InvalidValue(rule.name, f"an array of {info.dtype}", f"must be {rule.dtype}", remedy)
+    if rule.written and not info.writable:
+        raise InvalidValue(rule.name, "a read-only array", "is written to", "Give a writable array")
+    own = (
+        0
+        if 0 in info.shape
+        else 1 + sum((n - 1) * s for n, s in zip(info.shape, info.strides, strict=True))
+    )
+    if dense and rule.span and canonical(info) != packed(info.shape, [None] * len(info.shape)):
+        raise InvalidValue(
+            rule.name,
+            f"an array with strides {list(info.strides)}",
+            "must be row-major without gaps where no strides are given",
+            "Give the strides, or copy the array",
+        )
+    if rule.span > own:
+        raise InvalidValue(
+            rule.name,
+            f"an array that spans {own} elements",
+            f"the extents and strides walk over {rule.span}",
+            "Make them smaller, or give a larger array (or an address, where more memory follows)",
+        )
+
+
+def check_layout(
+    rules: Sequence[OperandRule], infos: Mapping[str, ArrayInfo], dense: frozenset[str]
+) -> None:
+    """Every check of a descriptor that needs its whole walk: sizes, outputs that overlap
+    themselves, arrays."""
+    for rule in rules:
+        check_walk(
+            rule,
+            [f"stride_{rule.name.lower()}_{axis}" for axis in (*AXES, "column")[: len(rule.shape)]],
+        )
+        if rule.name in infos:
+            check_array(rule, infos[rule.name], rule.name in dense)
+
+
+def known_names(rules: Sequence[OperandRule], operands: Mapping[str, object]) -> None:
+    """Refuse an operand that the plan does not have."""
+    names = [r.name for r in rules]
+    for name in operands:
+        if name not in names:
+            raise InvalidValue(
+                name, "given", "is no operand of this plan", f"Its operands are {', '.join(names)}"
+            )
+
+
+def resolve(
+    rules: Sequence[OperandRule],
+    operands: Mapping[str, object],
+    planned: Mapping[str, ArrayInfo],
+    dense: frozenset[str],
+    device: Device,
+) -> Resolved:
+    """Addresses of the operands. An array in place of one that was planned with must have its shape
+    and strides."""
+    known_names(rules, operands)
+    pointers: dict[str, int] = {}
+    infos: list[ArrayInfo] = []
+    for rule in rules:
+        value = operands.get(rule.name)
+        if value is None:
+            continue
+        if is_address(value):
+            pointers[rule.name] = address(rule.name, value)
+        else:
+            info, before = describe(rule.name, value), planned.get(rule.name)
+            if info.device != device:
+                raise InvalidValue(
+                    rule.name,
+                    f"an array on {info.device}",
+                    f"the plan is for {device}",
+                    "Move it there, or plan for its device",
+                )
+            if info is not before:
+                check_array(rule, info, rule.name in dense)
+                if before is not None:
+                    _check_same_walk(rule.name, info, before)
+            pointers[rule.name] = info.pointer
+            infos.append(info)
+        size = 8 if rule.dtype is None else rule.dtype.itemsize
+        if pointers[rule.name] + rule.span * size > 2**64:
+            raise InvalidValue(
+                rule.name,
+                hex(pointers[rule.name]),
+                f"a walk over {rule.span} elements leaves the 64-bit addresses",
+                "Pass the memory's address",
+            )
+    return Resolved(pointers, tuple(operands.values()), tuple(infos))
+
+
+def _check_same_walk(name: str, info: ArrayInfo, before: ArrayInfo) -> None:
+    if info.shape != before.shape or canonical(info) != canonical(before):
+        raise InvalidValue(
+            name,
+            f"an array of shape {list(info.shape)} with strides {list(info.strides)}",
+            f"the plan is for shape {list(before.shape)} with strides {list(before.strides)}",
+            "Plan again with this array, or give its address",
+        )

@@ -1,0 +1,1 @@
+"""Batched GEMM: its descriptors, strided and by pointers, and its problem."""

@@ -1,0 +1,276 @@
+"""The batched GEMM over lists of addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from kernelseam.contract import Device, OperandRule, Runtime
+from kernelseam.descriptors.common.address_lists import AddressList, Matrix
+from kernelseam.descriptors.common.lists import (
+    SPACED,
+    EvenlySpaced,
+    Lists,
+    arrays_of,
+    completed,
+    first_arrays,
+    given_row,
+    plain,
+    read_lists,
+    row_field,
+    vector_of,
+)
+from kernelseam.descriptors.common.operands import is_address, known_names
+from kernelseam.descriptors.common.protocol import Descriptor, Resolved
+from kernelseam.descriptors.common.validation import WIDE
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm.strided import (
+    ADDED,
+    BatchedGemmStrided,
+    added_dtype,
+    check_numbers,
+    gemm_dtypes,
+    precision_of,
+    refuse_idle,
+)
+from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
+
+NAMES = ("A_ptrs", "B_ptrs", "C_ptrs", "bias_ptrs", "residual_ptrs")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BatchedGemmPointers:
+    """C[j] = alpha·Σ op(A[i])·op(B[i]) + beta·C[j] + bias[j] + residual[j] over lists of matrices,
+    in one launch.
+
+    ``A_ptrs`` and ``B_ptrs`` have batch·num_heads entries, batch-major (entry b·num_heads + h).
+    ``C_ptrs``, ``bias_ptrs`` (vectors, N long, added to every row) and ``residual_ptrs`` have one
+    for each C: as many, or with groups (batch // c_batch_group)·(num_heads // c_head_group), each
+    the sum of its group's products. A list is on the host — a list or tuple of two-dimensional
+    arrays or of addresses, or a NumPy array of integers — or an array of 64-bit integers on the
+    device, or None until ``bind``; a bias or a residual that ``bind`` will give is announced by
+    0. Host lists are copied to the device by ``bind``, which keeps them alive. Matrices of one list
+    share their dtype and their row stride (``stride_a_row``, …, in elements; left out: the arrays',
+    else packed). Shapes, transposes, factors, dtypes and ``precision`` are as in
+    BatchedGemmStrided. An entry of the residual may be its own C, where beta is 0.
+
+    ``alignment``: a multiple of bytes that all addresses keep, a power of two. It is found from
+    host lists where it is left out; for lists that the host cannot read it is then the element
+    size. Promise 16 for 16-byte accesses.
+
+    Host lists are checked for null, misaligned and equal (or overlapping) addresses;
+    ``bind(check=True)`` copies device lists to the host, which synchronises, and checks them too.
+    Lists that turn out evenly spaced are served as strided memory.
+
+    Raises InvalidValue (naming field, value, rule and remedy) where no such problem exists.
+    """
+
+    M: int
+    N: int
+    K: int
+    A_ptrs: object = field(default=None, repr=False)
+    B_ptrs: object = field(default=None, repr=False)
+    C_ptrs: object = field(default=None, repr=False)
+    bias_ptrs: object = field(default=None, repr=False)
+    residual_ptrs: object = field(default=None, repr=False)
+    batch: int = 1
+    num_heads: int = 1
+    stride_a_row: int | None = None
+    stride_b_row: int | None = None
+    stride_c_row: int | None = None
+    stride_residual_row: int | None = None
+    a_transposed: bool = False
+    b_transposed: bool = False
+    alpha: float = 1.0
+    beta: float = 0.0
+    c_batch_group: int = 1
+    c_head_group: int = 1
+    dtype: DType | str | None = None
+    dtype_c: DType | str | None = None
+    dtype_acc: DType | str | None = None
+    dtype_bias: DType | str | None = None
+    dtype_residual: DType | str | None = None
+    alignment: int | None = None
+    precision: str | None = None
+    _problem: GemmProblem = field(init=False, repr=False)
+    _lists: Lists = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        check_numbers(self)
+        refuse_idle(self, "bias", "bias_ptrs", ())
+        refuse_idle(self, "residual", "residual_ptrs", ("stride_residual_row",))
+        blank = self._blank()
+        given = read_lists(self.operands(), blank)
+        firsts = first_arrays(given)
+        dtype, dtype_c, dtype_acc = gemm_dtypes(
+            self.dtype, self.dtype_c, self.dtype_acc, firsts, ("A_ptrs", "B_ptrs"), "C_ptrs"
+        )
+        kinds = {"A_ptrs": dtype, "B_ptrs": dtype, "C_ptrs": dtype_c}
+        bias, residual = (
+            added_dtype(self, n, f"{n}_ptrs", firsts, dtype_c, dtype_acc) for n in ADDED
+        )
+        kinds |= {
+            n: kind
+            for n, kind in (("bias_ptrs", bias), ("residual_ptrs", residual))
+            if kind is not None
+        }
+        matrices = {n: completed(n, blank[n], given.get(n), kind) for n, kind in kinds.items()}
+        vectors = {
+            n: m.itemsize if m.vector else vector_of(m, given.get(n), self.alignment)
+            for n, m in matrices.items()
+        }
+        walks = {n: (0, 0, cast(int, m.row_stride)) for n, m in matrices.items()}
+        problem = GemmProblem(
+            GemmSpec(
+                dtype,
+                dtype_c,
+                dtype_acc,
+                self.a_transposed,
+                self.b_transposed,
+                "pointers",
+                vectors["A_ptrs"],
+                vectors["B_ptrs"],
+                vectors["C_ptrs"],
+                bias,
+                residual,
+                vectors.get("residual_ptrs", WIDE),
+                self.c_batch_group * self.c_head_group > 1,
+                precision=precision_of(self.precision, dtype),
+            ),
+            self.M,
+            self.N,
+            self.K,
+            self.batch,
+            self.num_heads,
+            walks["A_ptrs"],
+            walks["B_ptrs"],
+            walks["C_ptrs"],
+            1,
+            self.alpha,
+            self.beta,
+            self.c_batch_group,
+            self.c_head_group,
+            residual_strides=walks.get("residual_ptrs", (0, 0, 0)),
+        )
+        put(self, "_problem", problem)
+        put(self, "_lists", Lists.of(problem, matrices, given, vectors, self.alignment is not None))
+
+    def _blank(self) -> dict[str, Matrix]:
+        """What every matrix of a list is, but for what the arrays tell."""
+        a = (self.K, self.M) if self.a_transposed else (self.M, self.K)
+        b = (self.N, self.K) if self.b_transposed else (self.K, self.N)
+        products, counted = self.batch * self.num_heads, "batch·num_heads"
+        results = (self.batch // self.c_batch_group) * (self.num_heads // self.c_head_group)
+        told = counted if results == products else f"{counted} / (c_batch_group·c_head_group)"
+        c = (self.M, self.N)
+        rows = {n: given_row(n, getattr(self, row_field(n))) for n in NAMES if n != "bias_ptrs"}
+        return {
+            "A_ptrs": Matrix(*a, rows["A_ptrs"], None, products, counted),
+            "B_ptrs": Matrix(*b, rows["B_ptrs"], None, products, counted),
+            "C_ptrs": Matrix(*c, rows["C_ptrs"], None, results, told, written=True),
+            "bias_ptrs": Matrix(1, self.N, None, None, results, told, vector=True),
+            "residual_ptrs": Matrix(
+                *c, rows["residual_ptrs"], None, results, told, may_be="" if self.beta else "C_ptrs"
+            ),
+        }
+
+    @property
+    def device(self) -> Device | None:
+        """Where the arrays are; None where there are only addresses."""
+        return self._lists.device
+
+    def problem(self) -> GemmProblem:
+        """The hashable part, without pointers."""
+        return self._problem
+
+    def operands(self) -> dict[str, object]:
+        """The lists, as far as they are given."""
+        return {n: v for n in NAMES if (v := getattr(self, n)) is not None and not _announced(v)}
+
+    def matrix(self, name: str) -> Matrix:
+        """What every matrix of a list is."""
+        return self._lists.matrices[name]
+
+    def read(self, operands: Mapping[str, object], device: Device) -> dict[str, AddressList]:
+        """Lists for this problem on a device, checked as far as the host can read them."""
+        known_names(self._problem.operands, operands)
+        return self._lists.read(operands, device)
+
+    def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
+        """Lists in device memory. Raises InvalidValue for what ``read`` refuses."""
+        lists = self.read(operands, device)
+        pointers, held = self._lists.stage(lists, runtime, device)
+        return Resolved(pointers, (lists, *held), arrays_of(lists))
+
+    def check_device(self, resolved: Resolved, runtime: Runtime, device: Device) -> None:
+        """Check lists in device memory as host lists are; synchronises."""
+        self._lists.check_device(cast(Mapping[str, AddressList], resolved.keep[0]), runtime)
+
+    def check_beside(
+        self, found: Resolved, rule: OperandRule, address: int, runtime: Runtime | None
+    ) -> None:
+        """Refuse matrices that share memory with what ``rule`` walks from an address on: those of
+        lists that the host knows, and with a runtime those of lists on the device."""
+        lists = cast(Mapping[str, AddressList], found.keep[0])
+        self._lists.check_beside(lists, {rule.name: address}, (rule,), runtime)
+
+    def simplified(self) -> tuple[Descriptor, str]:
+        """The same problem over strided memory where the host knows all addresses and they are
+        evenly spaced."""
+        steps = self._lists.steps()
+        return (
+            (self, "")
+            if steps is None
+            else (EvenlySpaced(self, self._as_strided(steps), steps), SPACED)
+        )
+
+    def _as_strided(self, steps: Mapping[str, int]) -> BatchedGemmStrided:
+        """Entries of a list as batches of heads."""
+        where: dict[str, Any] = {f"dtype_{n}": getattr(self._problem.spec, n) for n in ADDED}
+        for name, step in steps.items():
+            operand, matrix = plain(name), self.matrix(name)
+            heads = (
+                self.num_heads
+                if name in ("A_ptrs", "B_ptrs")
+                else self.num_heads // self.c_head_group
+            )
+            batches = matrix.entries // heads
+            where[operand] = self._lists.first(name)
+            where[f"stride_{operand.lower()}_batch"] = step * heads if batches > 1 else None
+            where[f"stride_{operand.lower()}_head"] = step if heads > 1 else None
+            if not matrix.vector:
+                where[row_field(name)] = matrix.row_stride
+        s = self._problem.spec
+        try:
+            return BatchedGemmStrided(
+                M=self.M,
+                N=self.N,
+                K=self.K,
+                batch=self.batch,
+                num_heads=self.num_heads,
+                a_transposed=self.a_transposed,
+                b_transposed=self.b_transposed,
+                alpha=self.alpha,
+                beta=self.beta,
+                c_batch_group=self.c_batch_group,
+                c_head_group=self.c_head_group,
+                dtype=s.dtype,
+                dtype_c=s.dtype_c,
+                dtype_acc=s.dtype_acc,
+                precision=self.precision,
+                **where,
+            )
+        except InvalidValue as e:
+            raise InvalidValue(
+                "C_ptrs",
+                f"{self._problem.results} matrices, {steps['C_ptrs']} elements apart",
+                "they share elements",
+                "Give every output memory of its own",
+            ) from e
+
+
+def _announced(value: object) -> bool:
+    return is_address(value) and value == 0

@@ -1,0 +1,328 @@
+"""A batched GEMM's problem and spec: the hashable half of its descriptors. They hold no pointers
+and check nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kernelseam.contract import OperandRule
+from kernelseam.descriptors.common.extents import distinct
+from kernelseam.dtypes import DType
+from kernelseam.forking import cached_property
+
+
+@dataclass(frozen=True)
+class HeadsSpec:
+    """What shapes a product whose columns are heads of q, k and v, as far as it shapes the
+    binary."""
+
+    rotary: str = ""
+    """Which elements of a head of q and k are turned together: "halves" (i, i + n/2), "pairs" (2i,
+    2i + 1); "" none."""
+    positions: bool = False
+    """Whether rows have positions in memory; else they are numbered."""
+    paged: bool = False
+    """Whether k and v are written into pages, at the rows' positions."""
+
+
+@dataclass(frozen=True)
+class GemmSpec:
+    """What shapes the binary of a batched GEMM.
+
+    ``vector_*``: bytes of the widest access that every row's start allows, 16 or the element size.
+    """
+
+    dtype: DType
+    dtype_c: DType
+    dtype_acc: DType
+    a_transposed: bool = False
+    b_transposed: bool = False
+    view: str = "strided"
+    """"strided" or "pointers"."""
+    vector_a: int = 16
+    vector_b: int = 16
+    vector_c: int = 16
+    bias: DType | None = None
+    """Of what is added by column."""
+    residual: DType | None = None
+    vector_r: int = 16
+    """Of the residual's rows."""
+    summed: bool = False
+    """Whether products of several batches or heads are summed into one C."""
+    row_sums: DType | None = None
+    """Of what the sums of op(A)'s rows are stored as. This and what follows is asked for by
+    projections alone."""
+    segmented: bool = False
+    """Whether A's heads lie in three places."""
+    heads: HeadsSpec | None = None
+    """Whether C's columns are heads of three operands."""
+    precision: str | None = None
+    """How float32 is multiplied: None as IEEE arithmetic says; "tf32" rounded to TF32 first;
+    "tf32x3" split into two such parts."""
+
+    operation = "gemm"
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is alpha·op(A)·op(B) + beta·C and nothing more."""
+        return not (
+            self.bias
+            or self.residual
+            or self.summed
+            or self.row_sums
+            or self.segmented
+            or self.heads
+        )
+
+    def __str__(self) -> str:
+        ops = ("T" if self.a_transposed else "N") + ("T" if self.b_transposed else "N")
+        more = [
+            n
+            for n in ("bias", "residual", "summed", "row_sums", "segmented", "heads")
+            if getattr(self, n)
+        ]
+        more += [f"precision={self.precision}"] * bool(self.precision)
+        return " ".join((f"gemm {self.dtype}→{self.dtype_c} {ops} {self.view}", *more))
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive heads of A in one place."""
+
+    heads: int
+    strides: tuple[int, int, int]
+    """(batch, head, row)."""
+
+
+@dataclass(frozen=True)
+class HeadsProblem:
+    """Where the columns of C go: heads of q first, then of k, then of v, each of ``head_dim``
+    columns.
+
+    Row i of a matrix is token i % ``tokens`` of batch entry batch + i // ``tokens``. Element d of
+    head h of that token lies at batch·stride + h·stride + token·stride + d of its operand. Where k
+    and v are paged, a token of position p goes to row p % ``page_size`` of page table[entry, p //
+    ``page_size``], and their batch stride is that between pages.
+    """
+
+    num_heads: int
+    kv_heads: int
+    head_dim: int
+    tokens: int
+    q_strides: tuple[int, int, int]
+    """(batch, head, token); so for k and v."""
+    k_strides: tuple[int, int, int]
+    v_strides: tuple[int, int, int]
+    rotary_dim: int = 0
+    """Elements of a head that are turned, from the first on."""
+    rotary_stride: int = 0
+    """From a position's cosines to the next's, and so for the sines."""
+    first_position: int = 0
+    """Of every entry's first token, where positions are not in memory."""
+    positions_strides: tuple[int, int] = (0, 0)
+    """(batch, token)."""
+    page_size: int = 1
+    table_stride: int = 0
+    """From an entry's row of the block table to the next."""
+
+    @property
+    def columns(self) -> int:
+        """Of C: all heads'."""
+        return (self.num_heads + 2 * self.kv_heads) * self.head_dim
+
+
+@dataclass(frozen=True)
+class GemmProblem:
+    """C[b', h'] = alpha·Σ op(A[b,h])·op(B[b,h // b_head_group]) + beta·C[b', h'] + bias[b', h'] +
+    residual[b', h'], the sum over those (b, h) with b // c_batch_group = b' and h // c_head_group =
+    h'. Strides in elements.
+
+    With pointer lists the batch and head strides are 0; the lists of A and B have batch·num_heads
+    entries, the others one for each C.
+    """
+
+    spec: GemmSpec
+    M: int
+    N: int
+    K: int
+    batch: int
+    num_heads: int
+    a_strides: tuple[int, int, int]
+    """(batch, head, row); so for B, C and the residual."""
+    b_strides: tuple[int, int, int]
+    c_strides: tuple[int, int, int]
+    b_head_group: int = 1
+    alpha: float = 1.0
+    beta: float = 0.0
+    c_batch_group: int = 1
+    """Consecutive batches whose products are summed into one C."""
+    c_head_group: int = 1
+    bias_strides: tuple[int, int] = (0, 0)
+    """(batch, head)."""
+    residual_strides: tuple[int, int, int] = (0, 0, 0)
+    sums_strides: tuple[int, int] = (0, 0)
+    """(batch, head) of the row sums, by C's batches and heads; each M long."""
+    segments: tuple[Segment, ...] = ()
+    """Three where the spec says so, in place of ``a_strides``."""
+    heads: HeadsProblem | None = None
+    """Where the spec says so, in place of ``c_strides``."""
+
+    operation = "gemm"
+
+    @property
+    def matrices(self) -> int:
+        """Products: batch·num_heads."""
+        return self.batch * self.num_heads
+
+    @property
+    def summed(self) -> int:
+        """Products that are summed into one C."""
+        return self.c_batch_group * self.c_head_group
+
+    @property
+    def results(self) -> int:
+        """C's."""
+        return (self.batch // self.c_batch_group) * (self.num_heads // self.c_head_group)
+
+    @property
+    def matrix_strides(self) -> tuple[int, int, int] | None:
+        """One stride over all batch·num_heads matrices for A, B and C, as the vendors' libraries
+        take it; None where batch and head are not evenly spaced."""
+        found = []
+        for (batch, head, _), group in (
+            (self.a_strides, 1),
+            (self.b_strides, self.b_head_group),
+            (self.c_strides, 1),
+        ):
+            if group == self.num_heads:
+                head = 0  # every head shares one matrix
+            elif group != 1:
+                return None
+            if self.num_heads == 1:
+                found.append(batch)
+            elif self.batch == 1 or batch == head * self.num_heads:
+                found.append(head)
+            else:
+                return None
+        return found[0], found[1], found[2]
+
+    @property
+    def reads_inputs(self) -> bool:
+        """False where alpha or K is 0: then C = beta·C."""
+        return self.alpha != 0 and self.K > 0
+
+    @property
+    def a_shape(self) -> tuple[int, int]:
+        """(rows, columns) of one A as it lies in memory."""
+        return (self.K, self.M) if self.spec.a_transposed else (self.M, self.K)
+
+    @property
+    def b_shape(self) -> tuple[int, int]:
+        """(rows, columns) of one B as it lies in memory."""
+        return (self.N, self.K) if self.spec.b_transposed else (self.K, self.N)
+
+    @cached_property
+    def operands(self) -> tuple[OperandRule, ...]:
+        spec = self.spec
+        live = self.M > 0 and self.N > 0 and self.results > 0
+        reads = int(live and self.matrices > 0 and self.reads_inputs)
+        added = [n for n in ("bias", "residual") if getattr(spec, n)]
+        if spec.view == "pointers":
+            n, c = self.matrices * reads, self.results * int(live)
+            lists = (
+                ("A_ptrs", n),
+                ("B_ptrs", n),
+                ("C_ptrs", c),
+                *((f"{n}_ptrs", c) for n in added),
+            )
+            return tuple(OperandRule(name, None, (entries,), (1,), 8) for name, entries in lists)
+
+        def rule(
+            name: str,
+            dtype: DType,
+            vector: int,
+            shape: tuple[int, ...],
+            strides: tuple[int, ...],
+            used: int,
+            written: bool = False,
+        ) -> OperandRule:
+            return OperandRule(
+                name,
+                dtype,
+                (shape[0] * used, *shape[1:]),
+                (*strides, 1),
+                max(vector, dtype.itemsize),
+                written,
+            )
+
+        h, c_lead = (
+            self.num_heads,
+            (self.batch // self.c_batch_group, self.num_heads // self.c_head_group),
+        )
+        b_lead = (self.batch, h // self.b_head_group)
+        rules = [
+            rule(
+                "A",
+                spec.dtype,
+                spec.vector_a,
+                (self.batch, h, *self.a_shape),
+                self.a_strides,
+                reads,
+            ),
+            rule("B", spec.dtype, spec.vector_b, (*b_lead, *self.b_shape), self.b_strides, reads),
+            rule(
+                "C",
+                spec.dtype_c,
+                spec.vector_c,
+                (*c_lead, self.M, self.N),
+                self.c_strides,
+                int(live),
+                True,
+            ),
+        ]
+        if spec.bias:
+            rules.append(
+                rule("bias", spec.bias, 0, (*c_lead, self.N), self.bias_strides, int(live))
+            )
+        if spec.residual:
+            shape = (*c_lead, self.M, self.N)
+            added_to = rule(
+                "residual", spec.residual, spec.vector_r, shape, self.residual_strides, int(live)
+            )
+            rules.append(added_to if self.beta else replace(added_to, may_be="C"))
+        return tuple(rules)
+
+    @property
+    def operations(self) -> int:
+        return 2 * self.matrices * self.M * self.N * self.K if self.reads_inputs else 0
+
+    @property
+    def bytes_moved(self) -> int:
+        size, c_size = self.spec.dtype.itemsize, self.spec.dtype_c.itemsize
+        a = (
+            distinct(self.batch, self.a_strides[0])
+            * distinct(self.num_heads, self.a_strides[1])
+            * self.M
+            * self.K
+        )
+        heads = self.num_heads // self.b_head_group
+        b = (
+            distinct(self.batch, self.b_strides[0])
+            * distinct(heads, self.b_strides[1])
+            * self.N
+            * self.K
+        )
+        if self.spec.view == "pointers":
+            a, b = self.matrices * self.M * self.K, self.matrices * self.N * self.K
+        c = self.results * self.M * self.N
+        added = c * self.spec.residual.itemsize if self.spec.residual else 0
+        return (
+            (a + b) * size * int(self.reads_inputs) + c * c_size * (2 if self.beta else 1) + added
+        )
+
+    @property
+    def compute_dtype(self) -> DType:
+        return self.spec.dtype
+
+    def __str__(self) -> str:
+        return f"{self.spec} batch={self.batch} heads={self.num_heads} {self.M}×{self.N}×{self.K}"

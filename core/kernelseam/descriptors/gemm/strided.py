@@ -1,0 +1,430 @@
+"""The batched GEMM over strided memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernelseam.contract import ArrayInfo, Device, Runtime
+from kernelseam.descriptors.common.extents import default_scale
+from kernelseam.descriptors.common.operands import (
+    axes,
+    canonical,
+    check_layout,
+    describe_all,
+    describe_arrays,
+    dtype_of,
+    pointer,
+    required,
+    resolve,
+    without_arrays,
+)
+from kernelseam.descriptors.common.protocol import Resolved
+from kernelseam.descriptors.common.validation import (
+    AXES,
+    MAX_EXTENT,
+    WIDE,
+    extent,
+    finite,
+    flag,
+    integer,
+    multiple,
+    number,
+    row_strides,
+    three,
+    two,
+    vector_bytes,
+)
+from kernelseam.descriptors.common.wording import Wording
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
+from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
+from kernelseam.forking import cached_property
+
+_STRIDES = {
+    **{
+        n: tuple(f"stride_{n.lower()}_{axis}" for axis in AXES) for n in ("A", "B", "C", "residual")
+    },
+    "bias": ("stride_bias_batch", "stride_bias_head"),
+}
+"""Operand → its stride fields."""
+IEEE, PRECISIONS = "ieee", ("tf32", "tf32x3")
+"""How float32 may be multiplied: the default, and others."""
+ADDED = ("bias", "residual")
+"""Operands that take part where they are given; address 0 says that they will be bound."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BatchedGemmStrided:
+    """C[b', h'] = alpha·Σ op(A[b,h])·op(B[b, h // b_head_group]) + beta·C[b', h'] + bias[b', h'] +
+    residual[b', h'], for b < batch and h < num_heads, the sum over those with b // c_batch_group =
+    b' and h // c_head_group = h'.
+
+    Every C is M×N and K is summed over. In memory A is M×K (K×M where ``a_transposed``) and B is
+    K×N (N×K where ``b_transposed``); columns are contiguous. Where a group is larger than 1, as
+    many consecutive batches or heads of products are summed into one C. ``bias``, N long, is added
+    to every row, ``residual`` [M, N] to the whole; neither is scaled. Operands are arrays,
+    addresses (ints), or None until ``bind``; a bias or a residual that ``bind`` will give is
+    announced by address 0. The residual may be C itself, where beta is 0.
+
+    Strides count elements. One left out packs row-major around the others, [batch, heads, rows,
+    columns], where B has num_heads // b_head_group heads, and C, bias (without rows) and residual
+    have batch // c_batch_group batches and num_heads // c_head_group heads. 0 repeats an input; an
+    output must have memory of its own for each element. ``dtype`` (A and B) comes from the arrays
+    where it is left out, ``dtype_c`` from C's array, else it is ``dtype``, ``dtype_bias`` and
+    ``dtype_residual`` from theirs, else they are ``dtype_c``. All sums are made in
+    ``dtype.accumulator``, products by b, then by h, and rounded once.
+
+    beta = 0 never reads C; alpha = 0 or K = 0 never reads A and B. ``alpha`` and ``beta`` may be
+    any float: a NaN or an infinity spreads as IEEE arithmetic says.
+
+    ``precision`` says how float32 is multiplied. None or "ieee": as float32. "tf32": A and B are
+    rounded to TF32, 10 bits behind the point, ties away from zero (vendors' libraries may cut off),
+    and products of those are summed in float32. "tf32x3": A and B are split into two such parts,
+    three of whose four products are summed, within twice float32's bound; NumPy computes it in
+    float32. What has no such products refuses.
+
+    Raises InvalidValue (naming field, value, rule and remedy) where no such problem exists.
+    """
+
+    M: int
+    N: int
+    K: int
+    A: object = field(default=None, repr=False)
+    B: object = field(default=None, repr=False)
+    C: object = field(default=None, repr=False)
+    bias: object = field(default=None, repr=False)
+    residual: object = field(default=None, repr=False)
+    batch: int = 1
+    num_heads: int = 1
+    stride_a_batch: int | None = None
+    stride_a_head: int | None = None
+    stride_a_row: int | None = None
+    stride_b_batch: int | None = None
+    stride_b_head: int | None = None
+    stride_b_row: int | None = None
+    stride_c_batch: int | None = None
+    stride_c_head: int | None = None
+    stride_c_row: int | None = None
+    stride_bias_batch: int | None = None
+    stride_bias_head: int | None = None
+    stride_residual_batch: int | None = None
+    stride_residual_head: int | None = None
+    stride_residual_row: int | None = None
+    a_transposed: bool = False
+    b_transposed: bool = False
+    alpha: float = 1.0
+    beta: float = 0.0
+    b_head_group: int = 1
+    c_batch_group: int = 1
+    c_head_group: int = 1
+    dtype: DType | str | None = None
+    dtype_c: DType | str | None = None
+    dtype_acc: DType | str | None = None
+    dtype_bias: DType | str | None = None
+    dtype_residual: DType | str | None = None
+    precision: str | None = None
+    _problem: GemmProblem = field(init=False, repr=False)
+    _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        infos = describe_all(self.operands())
+        dtype, dtype_c, dtype_acc = gemm_dtypes(
+            self.dtype, self.dtype_c, self.dtype_acc, infos, ("A", "B"), "C"
+        )
+        check_numbers(self)
+        object.__setattr__(self, "b_head_group", extent("b_head_group", self.b_head_group, 1))
+        multiple("num_heads", self.num_heads, "b_head_group", self.b_head_group)
+        for name in ADDED:
+            refuse_idle(self, name, name, _STRIDES[name])
+        bias, residual = (
+            added_dtype(self, name, name, infos, dtype_c, dtype_acc) for name in ADDED
+        )
+        kinds = {"A": dtype, "B": dtype, "C": dtype_c, "bias": bias, "residual": residual}
+        results = (self.batch // self.c_batch_group, self.num_heads // self.c_head_group)
+        shapes = {
+            "A": (
+                self.batch,
+                self.num_heads,
+                *((self.K, self.M) if self.a_transposed else (self.M, self.K)),
+            ),
+            "B": (
+                self.batch,
+                self.num_heads // self.b_head_group,
+                *((self.N, self.K) if self.b_transposed else (self.K, self.N)),
+            ),
+            "C": (*results, self.M, self.N),
+            "bias": (*results, self.N),
+            "residual": (*results, self.M, self.N),
+        }
+        walks: dict[str, tuple[int, ...]] = {}
+        vectors: dict[str, int] = {}
+        for name, shape in shapes.items():
+            if (kind := kinds[name]) is not None:
+                walks[name] = row_strides(name.lower(), shape, self._strides(name), kind)
+                vectors[name] = vector_bytes(
+                    kind, shape, walks[name], pointer(name, getattr(self, name), infos)
+                )
+        problem = GemmProblem(
+            GemmSpec(
+                dtype,
+                dtype_c,
+                dtype_acc,
+                self.a_transposed,
+                self.b_transposed,
+                "strided",
+                vectors["A"],
+                vectors["B"],
+                vectors["C"],
+                bias,
+                residual,
+                vectors.get("residual", WIDE),
+                self.c_batch_group * self.c_head_group > 1,
+                precision=precision_of(self.precision, dtype),
+            ),
+            self.M,
+            self.N,
+            self.K,
+            self.batch,
+            self.num_heads,
+            three(walks["A"]),
+            three(walks["B"]),
+            three(walks["C"]),
+            self.b_head_group,
+            self.alpha,
+            self.beta,
+            self.c_batch_group,
+            self.c_head_group,
+            two(walks.get("bias", (0, 0))),
+            three(walks.get("residual", (0, 0, 0))),
+        )
+        check_layout(problem.operands, infos, self._dense)
+        object.__setattr__(self, "_problem", problem)
+        object.__setattr__(self, "_arrays", infos)
+
+    def _strides(self, name: str) -> list[int | None]:
+        return [getattr(self, field_name) for field_name in _STRIDES[name]]
+
+    @cached_property
+    def _dense(self) -> frozenset[str]:
+        """Operands whose strides were all left out."""
+        return frozenset(n for n in _STRIDES if all(s is None for s in self._strides(n)))
+
+    @property
+    def device(self) -> Device | None:
+        """Where the arrays are; None where there are none."""
+        return next((i.device for i in self._arrays.values()), None)
+
+    def problem(self) -> GemmProblem:
+        """The hashable part, without pointers."""
+        return self._problem
+
+    def operands(self) -> dict[str, object]:
+        """A, B, C, bias and residual, as far as they are given."""
+        return {n: v for n in ("A", "B", "C", *ADDED) if (v := getattr(self, n)) is not None}
+
+    def without_arrays(self) -> BatchedGemmStrided:
+        """The same over the addresses of its arrays: it keeps no memory alive."""
+        spec = self._problem.spec
+        return without_arrays(
+            self,
+            self._arrays,
+            dtype=spec.dtype,
+            dtype_c=spec.dtype_c,
+            dtype_bias=spec.bias,
+            dtype_residual=spec.residual,
+        )
+
+    def simplified(self) -> tuple[BatchedGemmStrided, str]:
+        """Itself: there is no simpler way."""
+        return self, ""
+
+    def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
+        """Addresses of the operands. Raises InvalidValue where an array does not fit the
+        problem."""
+        return resolve(self._problem.operands, operands, self._arrays, self._dense, device)
+
+    @classmethod
+    def for_scores(
+        cls, q: object, k: object, scores: object, *, scale: float | None = None
+    ) -> BatchedGemmStrided:
+        """scores[b,h] = scale·q[b,h]·k[b, h // (H / H_kv)]ᵀ, with scale 1/√D where it is None.
+
+        ``q`` [B, H, S_q, D], ``k`` [B, H_kv, S_k, D], ``scores`` [B, H, S_q, S_k]: arrays with a
+        contiguous last axis and any other strides. ``scores`` may be wider than q and k (float32
+        for float16).
+        """
+        a, b, c = describe_arrays(q=q, k=k, scores=scores)
+        dtype_of("q", None, {"q": a, "k": b}, ("q", "k"))
+        batch, heads, s_q, d = axes("q", a, "B H S_q D", {})
+        _, kv_heads, s_k, _ = axes("k", b, "B H_kv S_k D", {"B": batch, "D": d})
+        axes("scores", c, "B H S_q S_k", {"B": batch, "H": heads, "S_q": s_q, "S_k": s_k})
+        alpha = default_scale(d) if scale is None else finite("scale", scale)
+        return cls._of(
+            {"A": "q", "B": "k", "C": "scores"},
+            (a, b, c),
+            M=s_q,
+            N=s_k,
+            K=d,
+            b_transposed=True,
+            alpha=alpha,
+            batch=batch,
+            num_heads=heads,
+            b_head_group=group_of("k", b, heads, kv_heads),
+        )
+
+    @classmethod
+    def for_output(cls, scores: object, v: object, out: object) -> BatchedGemmStrided:
+        """out[b,h] = scores[b,h]·v[b, h // (H / H_kv)].
+
+        ``scores`` [B, H, S_q, S_k] (the probabilities), ``v`` [B, H_kv, S_k, D_v], ``out`` [B, H,
+        S_q, D_v]: arrays with a contiguous last axis and any other strides.
+        """
+        a, b, c = describe_arrays(scores=scores, v=v, out=out)
+        dtype_of("scores", None, {"scores": a, "v": b}, ("scores", "v"))
+        batch, heads, s_q, s_k = axes("scores", a, "B H S_q S_k", {})
+        _, kv_heads, _, d_v = axes("v", b, "B H_kv S_k D_v", {"B": batch, "S_k": s_k})
+        axes("out", c, "B H S_q D_v", {"B": batch, "H": heads, "S_q": s_q, "D_v": d_v})
+        return cls._of(
+            {"A": "scores", "B": "v", "C": "out"},
+            (a, b, c),
+            M=s_q,
+            N=d_v,
+            K=s_k,
+            batch=batch,
+            num_heads=heads,
+            b_head_group=group_of("v", b, heads, kv_heads),
+        )
+
+    @classmethod
+    def _of(
+        cls, names: Mapping[str, str], infos: Sequence[ArrayInfo], **fields: Any
+    ) -> BatchedGemmStrided:
+        """The product of arrays, refused under the names that the caller has for A, B and C."""
+        arrays: dict[str, Any] = dict(zip("ABC", infos, strict=True))
+        try:
+            return cls(**arrays, **fields, **strides_of(**arrays))
+        except InvalidValue as e:
+            raise Wording(names).told(e) from None
+
+
+def gemm_dtypes(
+    dtype: object,
+    dtype_c: object,
+    dtype_acc: object,
+    infos: Mapping[str, ArrayInfo],
+    inputs: tuple[str, str],
+    output: str,
+) -> tuple[DType, DType, DType]:
+    """(dtype, dtype_c, dtype_acc) from what is named and from the arrays."""
+    kind = required(
+        "dtype", dtype_of("dtype", dtype, infos, inputs), f"{inputs[0]} and {inputs[1]}"
+    )
+    kind_c = dtype_of("dtype_c", dtype_c, infos, (output,)) or kind
+    acc = kind.accumulator if dtype_acc is None else DType.of(dtype_acc, "dtype_acc")
+    if acc is not kind.accumulator:
+        raise InvalidValue(
+            "dtype_acc",
+            acc,
+            f"products of {kind} are summed in {kind.accumulator}",
+            "Leave dtype_acc out",
+        )
+    return kind, kind_c, acc
+
+
+def precision_of(value: object, dtype: DType) -> str | None:
+    """A spec's precision from what a descriptor is given. Raises InvalidValue."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or value not in (IEEE, *PRECISIONS):
+        names = ", ".join((IEEE, *PRECISIONS))
+        raise InvalidValue(
+            "precision",
+            value,
+            f"must be one of {names}",
+            "Name one of these, or leave precision out",
+        )
+    if value == IEEE:
+        return None
+    if dtype is not DType.float32:
+        raise InvalidValue(
+            "precision",
+            value,
+            f"is a way to multiply float32, and A and B are {dtype}",
+            "Leave precision out",
+        )
+    return value
+
+
+def refuse_idle(gemm: Any, name: str, operand: str, strides: Sequence[str]) -> None:
+    """Refuse the fields of a bias or a residual that is not there."""
+    for field_name in (*strides, f"dtype_{name}"):
+        if getattr(gemm, operand) is None and (value := getattr(gemm, field_name)) is not None:
+            raise InvalidValue(
+                field_name,
+                value,
+                f"describes {operand}",
+                f"Give {operand} too (0: it will be bound)",
+            )
+
+
+def added_dtype(
+    gemm: Any, name: str, operand: str, infos: Mapping[str, ArrayInfo], dtype_c: DType, acc: DType
+) -> DType | None:
+    """The element type of a bias or a residual: what is named, its array's, C's; None where it is
+    not there."""
+    if getattr(gemm, operand) is None:
+        return None
+    found = dtype_of(f"dtype_{name}", getattr(gemm, f"dtype_{name}"), infos, (operand,)) or dtype_c
+    if found.itemsize > acc.itemsize:
+        field_name, value = (
+            (operand, f"an array of {found}") if operand in infos else (f"dtype_{name}", found)
+        )
+        raise InvalidValue(
+            field_name, value, f"must be no wider than {acc}, in which it is added", "Convert it"
+        )
+    return found
+
+
+def check_numbers(gemm: Any) -> None:
+    """Replace the extents, flags, groups and factors of a GEMM by plain ints, bools and floats, or
+    refuse them."""
+    put = object.__setattr__
+    for name in ("M", "N", "K", "batch", "num_heads"):
+        put(gemm, name, extent(name, getattr(gemm, name)))
+    for name in ("a_transposed", "b_transposed"):
+        put(gemm, name, flag(name, getattr(gemm, name)))
+    for name in ("alpha", "beta"):
+        put(gemm, name, number(name, getattr(gemm, name)))
+    for name, of in (("c_batch_group", "batch"), ("c_head_group", "num_heads")):
+        put(gemm, name, extent(name, getattr(gemm, name), 1))
+        multiple(of, getattr(gemm, of), name, getattr(gemm, name))
+    integer(
+        "batch·num_heads",
+        gemm.batch * gemm.num_heads,
+        0,
+        MAX_EXTENT,
+        "Split the batch over several calls",
+    )
+
+
+def group_of(name: str, info: ArrayInfo, heads: int, fewer: int) -> int:
+    """How many of ``heads`` meet each of the ``fewer`` of an array."""
+    if (fewer == 0 and heads) or (fewer and heads % fewer):
+        raise InvalidValue(
+            name,
+            f"an array of shape {list(info.shape)}",
+            f"{heads} heads must be a multiple of its {fewer}",
+            "Check the order of the axes of all arrays",
+        )
+    return max(heads // fewer, 1) if fewer else 1
+
+
+def strides_of(**infos: ArrayInfo) -> dict[str, Any]:
+    """The stride arguments of arrays [batch, heads, rows, columns] named A, B and C."""
+    return {
+        f"stride_{name.lower()}_{axis}": stride
+        for name, info in infos.items()
+        for axis, stride in zip(("batch", "head", "row"), canonical(info), strict=False)
+    }

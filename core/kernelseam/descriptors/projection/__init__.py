@@ -1,0 +1,1 @@
+"""The projections around an attention, and their gradients: descriptors and problems."""

@@ -1,0 +1,199 @@
+"""From arrays to a projection's fields: shapes and strides read off them, nothing copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kernelseam.contract import ArrayInfo
+from kernelseam.descriptors.attention.arrays import KV_LAYOUTS, LAYOUTS, order
+from kernelseam.descriptors.common.operands import axes, canonical, describe_arrays
+from kernelseam.errors import InvalidValue
+
+OPTIONAL = ("bias", "cos", "sin", "positions", "block_table")
+"""Operands of the projection to q, k and v that take part where they are given."""
+
+
+def one_of(name: str, value: object, known: Mapping[str, str]) -> str:
+    """The labels of a layout; refused by its name where there is none such."""
+    return known[order(name, value, known)]
+
+
+def infos_of(given: Mapping[str, object], *needed: str) -> dict[str, ArrayInfo]:
+    """The views of those that are there, as those that are needed must be; all on one device."""
+    arrays = {n: x for n, x in given.items() if x is not None or n in needed}
+    return dict(zip(arrays, describe_arrays(**arrays), strict=True))
+
+
+class Read:
+    """Fields of a descriptor, filled operand by operand; extents agree with those that are
+    known."""
+
+    def __init__(self, infos: Mapping[str, ArrayInfo]) -> None:
+        self.infos = infos
+        self.fields: dict[str, Any] = dict(infos)
+        self.known: dict[str, int] = {}
+
+    def take(
+        self, name: str, labels: str, stride_axes: Mapping[str, str], called: str = ""
+    ) -> None:
+        """An operand with one axis a label; ``stride_axes``: label → its stride field's axis. Axes
+        of other labels but the last have no stride field."""
+        info = self.infos[name]
+        extents = axes(name, info, labels, self.known)
+        self.known.update(zip(labels.split(), extents, strict=True))
+        for label, stride in zip(labels.split(), canonical(info), strict=True):
+            if label in stride_axes:
+                self.fields[f"stride_{called or name}_{stride_axes[label]}"] = stride
+
+    def heads(self, name: str, labels: str, heads: str) -> None:
+        """q, k, v and what lies as they do; ``heads``: what the axis H is called."""
+        shown = labels.replace("H", heads)
+        self.take(name, shown, {"B": "batch", "P": "batch", heads: "head", "S": "row", "N": "row"})
+
+    def rows(self, name: str, labels: str) -> None:
+        """An operand [B, S, columns], or [S, columns]."""
+        self.take(name, labels, {"B": "batch", "S": "row"})
+
+
+def qkv_fields(
+    arrays: Mapping[str, object], layout: str, kv_layout: str, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Extents and strides for the descriptor, and the views in place of the arrays; ``options`` are
+    passed on.
+
+    Raises InvalidValue for ranks and extents that do not fit.
+    """
+    labels, pages = one_of("layout", layout, LAYOUTS), one_of("kv_layout", kv_layout, KV_LAYOUTS)
+    options = dict(options)
+    infos = infos_of({**arrays, **{n: options.pop(n, None) for n in OPTIONAL}}, *arrays)
+    read, lead = Read(infos), "B "
+    if len(infos["input"].shape) == 2:  # one entry
+        lead, labels = "", labels.replace("B ", "")
+        read.known["B"] = 1
+    read.rows("input", f"{lead}S hidden")
+    read.heads("q", labels, "H")
+    paged = "block_table" in infos
+    for name in ("k", "v"):
+        read.heads(name, pages if paged else labels, "H_kv")
+    known = read.known
+    known["columns"] = (known["H"] + 2 * known["H_kv"]) * known["D"]
+    read.take("weight", "columns hidden", {"columns": "row"})
+    if "bias" in infos:
+        read.take("bias", "columns", {})
+    if "cos" in infos and "sin" in infos:
+        read.take("cos", "max_position rotary_dim/2", {"max_position": "row"})
+        read.take("sin", "max_position rotary_dim/2", {"max_position": "row"}, "cos")
+        cos, sin = (canonical(infos[n])[0] for n in ("cos", "sin"))
+        if cos != sin:
+            raise InvalidValue(
+                "sin",
+                f"rows {sin} elements apart",
+                f"those of cos are {cos} elements apart",
+                "Let them be alike",
+            )
+        read.fields |= {
+            "rotary_dim": 2 * known["rotary_dim/2"],
+            "max_position": known["max_position"],
+        }
+    if "positions" in infos:
+        read.rows("positions", f"{lead}S")
+    if paged:
+        read.take("block_table", "B width", {"B": "row"}, "table")
+        read.fields |= {"pages": known["P"], "page_size": known["N"], "table_width": known["width"]}
+    extents = {
+        "batch": "B",
+        "S": "S",
+        "hidden": "hidden",
+        "num_heads": "H",
+        "kv_heads": "H_kv",
+        "head_dim": "D",
+    }
+    return {**read.fields, **{n: known[label] for n, label in extents.items()}, **options}
+
+
+def output_fields(
+    arrays: Mapping[str, object], layout: str, options: dict[str, Any]
+) -> dict[str, Any]:
+    """The same for the projection of an attention's result."""
+    options = dict(options)
+    infos = infos_of({**arrays, **{n: options.pop(n, None) for n in ("bias", "residual")}}, *arrays)
+    read = Read(infos)
+    lead = of_attn_out(read, ("attn_out",), layout)
+    read.take("weight", "hidden columns", {"hidden": "row"})
+    if "bias" in infos:
+        read.take("bias", "hidden", {})
+    for name in ("out", "residual"):
+        if name in infos:
+            read.rows(name, f"{lead}S hidden")
+    return {**read.fields, **output_extents(read), **options}
+
+
+def of_attn_out(read: Read, names: Sequence[str], layout: str) -> str:
+    """Take attn_out, or what lies as it does: [B, S, columns], [S, columns], or its heads in a
+    layout. "B " where there is a batch axis."""
+    labels = one_of("layout", layout, LAYOUTS)
+    lead = ""
+    for name in names:
+        rank = len(read.infos[name].shape)
+        if rank == 4:
+            lead = "B "
+            read.heads(name, labels, "H")
+            known = read.known
+            known["columns"] = known["H"] * known["D"]
+        else:
+            lead = "B " if rank == 3 else ""
+            read.rows(name, f"{lead}S columns")
+    return lead
+
+
+def output_extents(read: Read) -> dict[str, int]:
+    """The extents that the descriptors ask for; without heads one that is as wide as all."""
+    known = {"B": 1, "H": 1, "D": read.known["columns"], **read.known}
+    names = {"batch": "B", "S": "S", "hidden": "hidden", "num_heads": "H", "head_dim": "D"}
+    return {n: known[label] for n, label in names.items()}
+
+
+def qkv_bwd_fields(arrays: Mapping[str, object], layout: str) -> dict[str, Any]:
+    """The same for the gradients of the projection to q, k and v."""
+    labels = one_of("layout", layout, LAYOUTS)
+    infos = infos_of(arrays, "dq", "dk", "dv")
+    read, lead = Read(infos), "B "
+    if len(infos["dq"].shape) == 3:  # one entry
+        lead, labels = "", labels.replace("B ", "")
+        read.known["B"] = 1
+    read.heads("dq", labels, "H")
+    for name in ("dk", "dv"):
+        read.heads(name, labels, "H_kv")
+    known = read.known
+    known["columns"] = (known["H"] + 2 * known["H_kv"]) * known["D"]
+    _gradient_operands(read, f"{lead}S hidden", ("input", "d_input"), "columns hidden", "columns")
+    extents = {"batch": "B", "S": "S", "num_heads": "H", "kv_heads": "H_kv", "head_dim": "D"}
+    return {
+        **read.fields,
+        **{n: known[label] for n, label in extents.items()},
+        "hidden": known.get("hidden", 0),
+    }
+
+
+def output_bwd_fields(arrays: Mapping[str, object], layout: str) -> dict[str, Any]:
+    """The same for the gradients of the projection of an attention's result."""
+    infos = infos_of(arrays, "d_output")
+    read = Read(infos)
+    lead = of_attn_out(read, [n for n in ("attn_out", "d_attn_out") if n in infos], layout)
+    if not lead and len(infos["d_output"].shape) == 3:
+        lead = "B "
+    _gradient_operands(read, f"{lead}S hidden", ("d_output",), "hidden columns", "hidden")
+    read.known.setdefault("columns", 0)
+    return {**read.fields, **output_extents(read)}
+
+
+def _gradient_operands(read: Read, rows: str, names: Sequence[str], weight: str, bias: str) -> None:
+    for name in names:
+        if name in read.infos:
+            read.rows(name, rows)
+    for name in ("weight", "d_weight"):
+        if name in read.infos:
+            read.take(name, weight, {weight.split()[0]: "row"})
+    if "d_bias" in read.infos:
+        read.take("d_bias", bias, {})

@@ -1,0 +1,116 @@
+"""What the projections' descriptors share: their stride fields, and their way from operands to
+addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from kernelseam.contract import ArrayInfo, Device, Problem, Runtime
+from kernelseam.descriptors.common.operands import dtype_of, pointer, resolve
+from kernelseam.descriptors.common.protocol import Resolved
+from kernelseam.descriptors.common.validation import packed, stride, vector_bytes
+from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
+from kernelseam.forking import cached_property
+
+
+class Projecting:
+    """A frozen dataclass whose operands and stride fields AXES names; it sets ``_problem`` and
+    ``_arrays``."""
+
+    AXES: ClassVar[Mapping[str, tuple[str, ...]]]
+    """Operand → its axes that have a stride field."""
+    CALLED: ClassVar[Mapping[str, str]] = {}
+    """Operand → what its stride fields call it, where that is not its own name."""
+    _problem: Any
+    _arrays: Mapping[str, ArrayInfo]
+
+    @classmethod
+    def stride_fields(cls, name: str) -> tuple[str, ...]:
+        """The stride fields of an operand, outermost first."""
+        return tuple(f"stride_{cls.CALLED.get(name, name)}_{axis}" for axis in cls.AXES[name])
+
+    @property
+    def device(self) -> Device | None:
+        """Where the arrays are; None where there are none."""
+        return next((i.device for i in self._arrays.values()), None)
+
+    def problem(self) -> Problem:
+        """The hashable part, without pointers."""
+        found: Problem = self._problem
+        return found
+
+    def operands(self) -> dict[str, object]:
+        """The operands by their names, as far as they are given."""
+        return {n: v for n in self.AXES if (v := getattr(self, n)) is not None}
+
+    def simplified(self) -> tuple[Self, str]:
+        """Itself: there is no simpler way."""
+        return self, ""
+
+    def resolve(self, operands: Mapping[str, object], runtime: Runtime, device: Device) -> Resolved:
+        """Addresses of the operands. Raises InvalidValue where an array does not fit the
+        problem."""
+        return resolve(self._problem.operands, operands, self._arrays, self._dense, device)
+
+    def _given(self, name: str) -> list[Any]:
+        return [getattr(self, field_name) for field_name in self.stride_fields(name)]
+
+    @cached_property
+    def _dense(self) -> frozenset[str]:
+        """Operands whose strides were all left out."""
+        return frozenset(n for n in self.AXES if all(s is None for s in self._given(n)))
+
+    def _walk(
+        self, name: str, shape: Sequence[int], dtype: DType, order: Sequence[int] = ()
+    ) -> tuple[int, ...]:
+        """Strides of all axes but the contiguous last: validated where given, packed where left
+        out, in ``order`` (outermost first)."""
+        known = [
+            None if s is None else stride(field_name, s, dtype)
+            for field_name, s in zip(self.stride_fields(name), self._given(name), strict=True)
+        ]
+        order = order or range(len(known))
+        found = packed([*(shape[i] for i in order), shape[-1]], [*(known[i] for i in order), 1])
+        return tuple(found[list(order).index(i)] for i in range(len(known)))
+
+    def _vector(
+        self,
+        name: str,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        dtype: DType,
+        infos: Mapping[str, ArrayInfo],
+    ) -> int:
+        """Bytes of the widest access that the operand's rows and its address allow."""
+        return vector_bytes(dtype, shape, strides, pointer(name, getattr(self, name), infos))
+
+    def _refuse_idle(self, name: str, *more: str) -> None:
+        """Refuse fields that describe an operand which is not there."""
+        if getattr(self, name) is None:
+            for field_name in (*self.stride_fields(name), *more):
+                if (value := getattr(self, field_name)) is not None:
+                    raise InvalidValue(
+                        field_name,
+                        value,
+                        f"describes {name}",
+                        f"Give {name} too (0: it will be bound)",
+                    )
+
+    def _kind(
+        self, field_name: str, names: Sequence[str], default: DType, infos: Mapping[str, ArrayInfo]
+    ) -> DType:
+        """The element type of operands that have one of their own: named, that of their arrays, or
+        the default; no wider than what products are summed in."""
+        found = dtype_of(field_name, getattr(self, field_name), infos, names) or default
+        if found.itemsize > default.accumulator.itemsize:
+            where = next((n for n in names if n in infos), "")
+            raise InvalidValue(
+                where or field_name,
+                f"an array of {found}" if where else found,
+                f"must be no wider than {default.accumulator}, in which products of {default} "
+                "are summed",
+                "Convert it, or widen what is multiplied",
+            )
+        return found

@@ -1,0 +1,122 @@
+"""Attention's results and gradients on torch tensors that have memory, without torch's graph: what
+the autograd functions and the operators share. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from kernelseam.interop.torch_function import with_rows
+from kernelseam.ops.attention import attention, attention_varlen
+from kernelseam.ops.attention_bwd import AttentionGradients, attention_bwd
+
+Tensor = Any
+DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
+_OFFSETS = (("q", "cu_seqlens_q"), ("k", "cu_seqlens_k"), ("v", "cu_seqlens_k"))
+
+
+def forward(operands: Mapping[str, Tensor], options: Mapping[str, Any]) -> Any:
+    """The result, or (result, lse) where the options ask for it. Rows of no sequence are 0, and
+    −inf in the LSE."""
+    if "cu_seqlens_q" not in operands:
+        return attention(**operands, **options)
+    q, v = operands["q"], operands["v"]
+    out, given = None, dict(options)
+    if v.ndim and not any(
+        x.layout is not torch.strided or x.is_nested or x.is_quantized for x in (q, v)
+    ):
+        dtype = given.pop("out_dtype", None) or q.dtype
+        kind = dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype), None)
+        if kind is None:  # which is refused there
+            given["out_dtype"] = dtype
+        else:
+            out = torch.zeros((*q.shape[:-1], v.shape[-1]), dtype=kind, device=q.device)
+    # refuses those without an out
+    made = attention_varlen(**operands, **given, out=out)
+    if given.get("return_lse"):
+        clear_beyond(made[1], operands["cu_seqlens_q"], -torch.inf, axis=1)
+    return made
+
+
+def gradients(
+    dout: Tensor | None,
+    dlse: Tensor | None,
+    operands: Mapping[str, Tensor],
+    out: Tensor,
+    lse: Tensor,
+    *,
+    bias_gradient: bool,
+    sink_gradient: bool,
+    implementation: str | None = None,
+    **options: Any,
+) -> AttentionGradients:
+    """Gradients by q, k, v and what else is asked for, given those of the result and of its LSE, of
+    which one may be None.
+
+    The LSE's are those of an attention whose values are 0: a pass of its own, by whichever
+    implementation is cheapest.
+    """
+    given = dict(operands)
+    if bias_gradient:
+        given["bias"] = _apart(given["bias"])
+    asked = {"bias_gradient": bias_gradient, "sink_gradient": sink_gradient, **options}
+    parts = []
+    if dout is not None:
+        kind = given["q"].dtype
+        rows = with_rows(dout.to(kind))
+        parts.append(
+            attention_bwd(
+                rows, **given, out=out.to(kind), lse=lse, implementation=implementation, **asked
+            )
+        )
+    if dlse is not None:
+        parts.append(_of_lse(dlse, given, out, lse, asked))
+    found = parts[0] if len(parts) == 1 else AttentionGradients(*map(_sum, *parts))
+    for name, offsets in _OFFSETS:
+        if offsets in given:
+            clear_beyond(getattr(found, f"d{name}"), given[offsets])
+    return found
+
+
+def _of_lse(
+    dlse: Tensor,
+    operands: Mapping[str, Tensor],
+    out: Tensor,
+    lse: Tensor,
+    options: Mapping[str, Any],
+) -> AttentionGradients:
+    """Gradients of the LSE alone. The gradient of a score is p·(dp − delta), delta = Σ dout·out.
+    That of the LSE is p·dlse: dp is 0 where v is, and delta is −dlse where out is 1 and dout is
+    −dlse, in two parts where its dtype has fewer bits."""
+    q, v = operands["q"], operands["v"]
+    if options.get("layout", "bhsd") == "bshd" or "cu_seqlens_q" in operands:
+        dlse = dlse.transpose(-1, -2)
+    wide = 8  # columns: 16 bytes of halves
+    values = v.new_zeros((*v.shape[:-1], wide))
+    ones, rows = (out.new_zeros((*out.shape[:-1], wide), dtype=q.dtype) for _ in range(2))
+    ones[..., :2] = 1
+    rows[..., 0] = -dlse
+    rows[..., 1] = -dlse - rows[..., 0]
+    made = attention_bwd(rows, **{**operands, "v": values}, out=ones, lse=lse, **options)
+    return made._replace(dv=torch.zeros_like(v, memory_format=torch.contiguous_format))
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return None if a is None or b is None else a.add_(b)
+
+
+def _apart(bias: Tensor) -> Tensor:
+    """A bias each of whose elements has a gradient of its own: that of a stride of 0 would be their
+    sum."""
+    expanded = any(n > 1 and s == 0 for n, s in zip(bias.shape, bias.stride(), strict=True))
+    return bias.contiguous() if expanded else bias
+
+
+def clear_beyond(x: Tensor, offsets: Tensor, value: float = 0, axis: int = 0) -> None:
+    """Fill rows before the first sequence and after the last, which are not written; nothing waits
+    for it."""
+    row = torch.arange(x.shape[axis], device=x.device)
+    beyond = (row < offsets[0]) | (row >= offsets[-1])
+    x.masked_fill_(beyond.view([-1 if i == axis else 1 for i in range(x.ndim)]), value)

@@ -1,0 +1,4 @@
+"""``torch.ops.kernelseam``: the functions as operators that torch compiles, exports, transforms and
+differentiates. Imports torch; each module defines the operators of one operation when it is
+imported.
+"""

@@ -1,0 +1,279 @@
+"""``torch.ops.kernelseam.attention``, ``attention_varlen`` and ``attention_paged``, with the
+gradients of the first two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from kernelseam.errors import InvalidValue
+from kernelseam.interop import torch_attention
+from kernelseam.interop.torch_function import check_bwd_implementation
+from kernelseam.interop.torch_library.batches import Batched, each, fold, repeats, unfold
+from kernelseam.interop.torch_library.define import (
+    define,
+    none,
+    of_rank,
+    once_only,
+    refuse_gradients,
+)
+from kernelseam.interop.torch_library.dtypes import accumulator, dtype_name
+from kernelseam.ops.attention import attention_paged as paged_forward
+
+Tensor = Any
+
+_ADDED = (
+    "Tensor? bias=None, Tensor? mask=None, Tensor? alibi_slopes=None, Tensor? sinks=None, "
+    "Tensor? prefix_lengths=None"
+)
+_DENSE = f"Tensor q, Tensor k, Tensor v, {_ADDED}, Tensor? kv_lengths=None"
+_VARLEN = f"Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, {_ADDED}"
+_SCORES = (
+    "bool causal=False, SymInt? window_left=None, SymInt? window_right=None, "
+    "float? scale=None, float? softcap=None"
+)
+_LENGTHS = "SymInt max_seqlen_q, SymInt max_seqlen_k"
+_FORWARD = (
+    "ScalarType? out_dtype=None, bool return_lse=True, bool batch_invariant=False, "
+    "bool deterministic=True, str? backend=None, str? implementation=None, "
+    "str? bwd_implementation=None"
+)
+_BACKWARD = (
+    "bool bias_gradient, bool sink_gradient, bool deterministic=True, "
+    "str? backend=None, str? implementation=None"
+)
+_LAYOUT = 'str layout="bhsd"'
+DENSE = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sinks", "prefix_lengths", "kv_lengths")
+VARLEN = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", *DENSE[3:8])
+PAGED = ("q", "k_pages", "v_pages", "block_table", "kv_lengths", "cu_seqlens_q", *DENSE[3:8])
+
+
+def _options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """An operator's options as the functions on arrays take them."""
+    found = dict(given)
+    window = (found.pop("window_left", None), found.pop("window_right", None))
+    return found if window == (None, None) else {**found, "window": window}
+
+
+def _computed(names: tuple[str, ...]) -> Any:
+    def compute(*tensors: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
+        operands = {n: x for n, x in zip(names, tensors, strict=False) if x is not None}
+        options = {"return_lse": True, **_options(given)}  # torch leaves defaults out
+        check_bwd_implementation(
+            options.pop("bwd_implementation", None), "attention_bwd", "q", operands
+        )
+        options.pop("deterministic", None)
+        if "out_dtype" in options:
+            options["out_dtype"] = dtype_name(options["out_dtype"])
+        with torch.no_grad():
+            if names is PAGED:
+                made = paged_forward(**operands, **options)
+            else:
+                made = torch_attention.forward(operands, options)
+        return made if options["return_lse"] else (made, none(operands["q"]))
+
+    return compute
+
+
+def _shapes(q: Tensor, v: Tensor, packed: bool, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    of_rank("q", q, 3 if packed else 4)
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=given.get("out_dtype") or q.dtype)
+    if not given.get("return_lse", True):
+        return out, none(q)
+    rows = q.shape[:-1]
+    if packed:
+        rows = (rows[1], rows[0])
+    elif given.get("layout", "bhsd") == "bshd":
+        rows = (rows[0], rows[2], rows[1])
+    return out, q.new_empty(rows, dtype=accumulator(q.dtype))
+
+
+def _dense_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, **given: Any) -> Any:
+    of_rank("k", k, 4)
+    return _shapes(q, of_rank("v", v, 4), False, given)
+
+
+def _varlen_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, **given: Any) -> Any:
+    of_rank("k", k, 3)
+    return _shapes(q, of_rank("v", v, 3), True, given)
+
+
+def _paged_fake(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_table: Tensor,
+    kv_lengths: Tensor,
+    cu_seqlens_q: Tensor | None = None,
+    *rest: Tensor,
+    **given: Any,
+) -> Any:
+    of_rank("k_pages", k_pages, 4)
+    given = {"layout": "bshd", **given}
+    return _shapes(q, of_rank("v_pages", v_pages, 4), cu_seqlens_q is not None, given)
+
+
+def _setup(names: tuple[str, ...]) -> Any:
+    def setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+        refuse_gradients(ctx, names, torch_attention.DIFFERENTIABLE)
+        options = dict(keyword_only_inputs)
+        for name in ("out_dtype", "batch_invariant", "implementation"):
+            options.pop(name)
+        if not options.pop("return_lse"):
+            raise InvalidValue(
+                "return_lse", False, "gradients start from the LSE", "Pass return_lse=True"
+            )
+        options["implementation"] = options.pop("bwd_implementation")
+        ctx.options = options
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, *output)
+
+    return setup
+
+
+def _backward(names: tuple[str, ...], operator: Any) -> Any:
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
+        *tensors, out, lse = ctx.saved_tensors
+        if dout is None and dlse is None:
+            return (None,) * len(tensors)
+        wanted = dict(zip(names, ctx.wanted, strict=False))
+        made = operator(
+            dout,
+            dlse,
+            out,
+            lse,
+            *tensors,
+            **ctx.options,
+            bias_gradient=wanted["bias"],
+            sink_gradient=wanted["sinks"],
+        )
+        found = dict(zip(torch_attention.DIFFERENTIABLE, made, strict=True))
+        return tuple(found[n] if wanted.get(n) else None for n in names[: len(tensors)])
+
+    return backward
+
+
+def _bwd_computed(names: tuple[str, ...]) -> Any:
+    def compute(
+        dout: Tensor | None,
+        dlse: Tensor | None,
+        out: Tensor,
+        lse: Tensor,
+        *tensors: Tensor,
+        **given: Any,
+    ) -> Any:
+        operands = {n: x for n, x in zip(names, tensors, strict=False) if x is not None}
+        with torch.no_grad():
+            made = torch_attention.gradients(dout, dlse, operands, out, lse, **_options(given))
+        return tuple(none(operands["q"]) if x is None else x for x in made)
+
+    return compute
+
+
+def _bwd_fake(names: tuple[str, ...]) -> Any:
+    def fake(
+        dout: Tensor | None,
+        dlse: Tensor | None,
+        out: Tensor,
+        lse: Tensor,
+        *tensors: Tensor,
+        **given: Any,
+    ) -> Any:
+        operands = dict(zip(names, tensors, strict=False))
+        q, bias, sinks = operands["q"], operands.get("bias"), operands.get("sinks")
+        return (
+            *(operands[n].new_empty(operands[n].shape) for n in ("q", "k", "v")),
+            bias.new_empty(bias.shape) if given["bias_gradient"] and bias is not None else none(q),
+            sinks.new_empty(sinks.shape, dtype=torch.float32)
+            if given["sink_gradient"] and sinks is not None
+            else none(q),
+        )
+
+    return fake
+
+
+def _foldable(in_dims: Any, args: Any, first: int) -> bool:
+    """Whether nothing but rows and lengths differs from entry to entry: ``args[first:]`` are q, k
+    and v and what comes after."""
+    given = dict(zip(DENSE, zip(args[first:], in_dims[first:], strict=True), strict=False))
+    return all(
+        repeats(*given.get(n, (None, None)), rank)
+        for n, rank in (("bias", 4), ("mask", 4), ("alibi_slopes", 2), ("sinks", 2))
+    )
+
+
+def _dense_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batched:
+    count = info.batch_size
+    if not _foldable(in_dims, args, 0):
+        return each(ATTENTION, count, in_dims, args, options)
+    whole = [
+        x if n in _REPEATED else fold(x, d, count)
+        for n, x, d in zip(DENSE, args, in_dims, strict=False)
+    ]
+    return unfold(ATTENTION(*whole, **options), count)
+
+
+def _dense_bwd_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batched:
+    count = info.batch_size
+    summed = options.get("bias_gradient") or options.get("sink_gradient")
+    if summed or not _foldable(in_dims, args, 4):
+        return each(ATTENTION_BWD, count, in_dims, args, options)
+    whole = [
+        x if n in _REPEATED else fold(x, d, count)
+        for n, x, d in zip(("dout", "dlse", "out", "lse", *DENSE), args, in_dims, strict=False)
+    ]
+    return unfold(ATTENTION_BWD(*whole, **options), count)
+
+
+_REPEATED = ("bias", "mask", "alibi_slopes", "sinks")
+
+_GRADIENTS = "Tensor? dout, Tensor? dlse, Tensor out, Tensor lse"
+_FIVE = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
+ATTENTION_BWD = define(
+    f"attention_bwd({_GRADIENTS}, {_DENSE}, *, {_SCORES}, {_LAYOUT}, {_BACKWARD}) -> {_FIVE}",
+    _bwd_computed(DENSE),
+    _bwd_fake(DENSE),
+    backward=once_only("attention"),
+    batched=_dense_bwd_batched,
+)
+ATTENTION = define(
+    f"attention({_DENSE}, *, {_SCORES}, {_LAYOUT}, {_FORWARD}) -> (Tensor, Tensor)",
+    _computed(DENSE),
+    _dense_fake,
+    setup=_setup(DENSE),
+    backward=_backward(DENSE, ATTENTION_BWD),
+    batched=_dense_batched,
+)
+VARLEN_BWD = define(
+    f"attention_varlen_bwd({_GRADIENTS}, {_VARLEN}, *, {_LENGTHS}, {_SCORES}, {_BACKWARD}) "
+    f"-> {_FIVE}",
+    _bwd_computed(VARLEN),
+    _bwd_fake(VARLEN),
+    backward=once_only("attention_varlen"),
+)
+ATTENTION_VARLEN = define(
+    f"attention_varlen({_VARLEN}, *, {_LENGTHS}, {_SCORES}, {_FORWARD}) -> (Tensor, Tensor)",
+    _computed(VARLEN),
+    _varlen_fake,
+    setup=_setup(VARLEN),
+    backward=_backward(VARLEN, VARLEN_BWD),
+)
+
+
+def _paged_setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+    refuse_gradients(ctx, PAGED, ())
+
+
+ATTENTION_PAGED = define(
+    "attention_paged(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, "
+    f"Tensor kv_lengths, Tensor? cu_seqlens_q=None, {_ADDED}, *, SymInt? max_seqlen_q=None, "
+    f'SymInt? max_seqlen_k=None, {_SCORES}, str layout="bshd", str kv_layout="nhd", '
+    "ScalarType? out_dtype=None, bool return_lse=True, bool batch_invariant=False, "
+    "str? backend=None, str? implementation=None) -> (Tensor, Tensor)",
+    _computed(PAGED),
+    _paged_fake,
+    setup=_paged_setup,
+    backward=once_only("attention_paged"),
+)

@@ -1,0 +1,179 @@
+"""``torch.ops.kernelseam.bmm`` and ``matmul2d``, with their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kernelseam.interop.torch_function import check_bwd_implementation, with_matrices
+from kernelseam.interop.torch_library.batches import Batched, each, fold, repeats, unfold
+from kernelseam.interop.torch_library.define import define, none, of_rank, once_only
+from kernelseam.interop.torch_library.dtypes import dtype_name
+from kernelseam.ops import gemm, gemm_bwd
+
+Tensor = Any
+
+_TRANSPOSED = "bool a_transposed=False, bool b_transposed=False, float alpha=1.0"
+_CHOSEN = "str? backend=None, str? implementation=None"
+
+
+def _computed(function: Callable[..., Any]) -> Callable[..., Any]:
+    def compute(
+        a: Tensor,
+        b: Tensor,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        *,
+        out_dtype: Any = None,
+        bwd_implementation: str | None = None,
+        **options: Any,
+    ) -> Tensor:
+        check_bwd_implementation(bwd_implementation, "gemm", "a", {"a": a})
+        with torch.no_grad():
+            return function(
+                a, b, bias=bias, residual=residual, out_dtype=dtype_name(out_dtype), **options
+            )
+
+    return compute
+
+
+def _faked(*ranks: int) -> Callable[..., Any]:
+    def fake(
+        a: Tensor,
+        b: Tensor,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        *,
+        a_transposed: bool = False,
+        b_transposed: bool = False,
+        out_dtype: Any = None,
+        **options: Any,
+    ) -> Tensor:
+        of_rank("a", a, *ranks)
+        of_rank("b", b, a.dim())
+        rows, columns = a.shape[-1 if a_transposed else -2], b.shape[-2 if b_transposed else -1]
+        return a.new_empty((*a.shape[:-2], rows, columns), dtype=out_dtype or a.dtype)
+
+    return fake
+
+
+def _setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+    a, b, bias, residual = inputs
+    options = dict(keyword_only_inputs)
+    for name in ("out_dtype", "precision", "implementation"):
+        options.pop(name)
+    options["implementation"] = options.pop("bwd_implementation")
+    ctx.options = options
+    ctx.added = [None if x is None else (x.shape, x.dtype) for x in (bias, residual)]
+    ctx.save_for_backward(a, b)
+
+
+def added_gradients(dc: Tensor, added: Any, wanted: Any) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of (bias, residual), of which ``added`` has the shape and dtype."""
+    bias, residual = added
+    dbias = dresidual = None
+    if wanted[0]:
+        rows = dc.sum_to_size((*bias[0][:-1], 1, bias[0][-1]))
+        dbias = rows.squeeze(-2).to(bias[1])
+    if wanted[1]:
+        dresidual = dc.to(residual[1])
+    return dbias, dresidual
+
+
+def _backward(operator: Any) -> Callable[..., Any]:
+    def backward(ctx: Any, dc: Tensor) -> Any:
+        a, b = ctx.saved_tensors
+        of_a, of_b, *rest = ctx.wanted
+        da = db = None
+        if of_a or of_b:
+            da, db = operator(dc.to(a.dtype), a, b, a_gradient=of_a, b_gradient=of_b, **ctx.options)
+        return da if of_a else None, db if of_b else None, *added_gradients(dc, ctx.added, rest)
+
+    return backward
+
+
+def _bwd_computed(function: Callable[..., Any]) -> Callable[..., Any]:
+    def compute(dc: Tensor, a: Tensor, b: Tensor, **options: Any) -> Any:
+        with torch.no_grad():
+            made = function(with_matrices(dc), a, b, sum_repeats=False, **options)
+        return tuple(none(a) if x is None else x for x in made)
+
+    return compute
+
+
+def _bwd_fake(
+    dc: Tensor, a: Tensor, b: Tensor, *, a_gradient: bool, b_gradient: bool, **options: Any
+) -> Any:
+    return (
+        a.new_empty(a.shape) if a_gradient else none(a),
+        b.new_empty(b.shape) if b_gradient else none(a),
+    )
+
+
+def _bmm_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batched:
+    count = info.batch_size
+    a, b, bias, residual = (*args, None, None)[:4]
+    of_a, of_b, of_bias, of_residual = (*in_dims, None, None)[:4]
+    rank = a.dim() - (of_a is not None) - 1
+    if not repeats(bias, of_bias, rank):
+        return each(BMM, count, in_dims, args, options)
+    whole = fold(a, of_a, count), fold(b, of_b, count), bias, fold(residual, of_residual, count)
+    return unfold(BMM(*whole, **options), count)
+
+
+def _bmm_bwd_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batched:
+    whole = [fold(x, d, info.batch_size) for x, d in zip(args, in_dims, strict=True)]
+    return unfold(BMM_BWD(*whole, **options), info.batch_size)
+
+
+def _rows(x: Tensor | None, dim: int | None, count: int) -> Tensor | None:
+    """With the mapped axis first; one without repeats."""
+    if x is None:
+        return None
+    return x.expand(count, *x.shape) if dim is None else x.movedim(dim, 0)
+
+
+def _matmul2d_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batched:
+    """Products of a batch; a bias that is mapped is one of each."""
+    whole = [_rows(x, d, info.batch_size) for x, d in zip(args, in_dims, strict=True)]
+    return BMM(*whole, **options), 0
+
+
+def _matmul2d_bwd_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batched:
+    whole = [_rows(x, d, info.batch_size) for x, d in zip(args, in_dims, strict=True)]
+    da, db = BMM_BWD(*whole, **options)
+    return tuple(x if x.dim() > 1 else x.expand(info.batch_size, 0) for x in (da, db)), (0, 0)
+
+
+def _defined(name: str, function: Any, gradients: Any, ranks: Any, batched: Any) -> Any:
+    of_gradients = define(
+        f"{name}_bwd(Tensor dc, Tensor a, Tensor b, *, bool a_gradient, bool b_gradient, "
+        f"{_TRANSPOSED}, {_CHOSEN}) -> (Tensor, Tensor)",
+        _bwd_computed(gradients),
+        _bwd_fake,
+        backward=once_only(name),
+        batched=batched[1],
+    )
+    of_results = define(
+        f"{name}(Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None, *, {_TRANSPOSED}, "
+        f"ScalarType? out_dtype=None, str? precision=None, {_CHOSEN}, "
+        "str? bwd_implementation=None) -> Tensor",
+        _computed(function),
+        _faked(*ranks),
+        setup=_setup,
+        backward=_backward(of_gradients),
+        batched=batched[0],
+    )
+    return of_results, of_gradients
+
+
+BMM, BMM_BWD = _defined("bmm", gemm.bmm, gemm_bwd.bmm_bwd, (3, 4), (_bmm_batched, _bmm_bwd_batched))
+MATMUL2D, MATMUL2D_BWD = _defined(
+    "matmul2d",
+    gemm.matmul2d,
+    gemm_bwd.matmul2d_bwd,
+    (2,),
+    (_matmul2d_batched, _matmul2d_bwd_batched),
+)

@@ -1,0 +1,65 @@
+"""``torch.ops.kernelseam.merge_states``, with gradients by formula: they differentiate again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernelseam.interop.torch_library.batches import Batched, fold, unfold
+from kernelseam.interop.torch_library.define import define, of_rank
+from kernelseam.interop.torch_library.dtypes import accumulator, dtype_name
+from kernelseam.ops.merge import merge_states
+
+Tensor = Any
+
+
+def _compute(outs: Tensor, lses: Tensor, *, out_dtype: Any = None, **options: Any) -> Any:
+    with torch.no_grad():
+        return merge_states(outs, lses, out_dtype=dtype_name(out_dtype), **options)
+
+
+def _fake(outs: Tensor, lses: Tensor, *, out_dtype: Any = None, **options: Any) -> Any:
+    of_rank("outs", outs, 5)
+    return (
+        outs.new_empty(outs.shape[1:], dtype=out_dtype or outs.dtype),
+        outs.new_empty(outs.shape[1:-1], dtype=accumulator(outs.dtype)),
+    )
+
+
+def _setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
+    """A part's weight is w = e^(its LSE − the LSE); its result takes w·dout, its LSE w·(dout·(its
+    result − the result) + dlse). A part of weight 0 is not read."""
+    outs, lses, out, lse = ctx.saved_tensors
+    seen = lses != -torch.inf
+    w = torch.where(seen, (torch.where(seen, lses, 0) - torch.where(seen, lse, 0)).exp(), 0)
+    douts, dw = None, torch.zeros_like(lses)
+    if dout is not None:
+        wide = dout.to(lse.dtype)
+        douts = (w.unsqueeze(-1) * wide).to(outs.dtype)
+        apart = torch.where(seen.unsqueeze(-1), outs.to(lse.dtype) - out.to(lse.dtype), 0)
+        dw = (wide * apart).sum(-1)
+    if dlse is not None:
+        dw = dw + dlse
+    return douts, w * dw
+
+
+def _batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batched:
+    whole = [fold(x, d, info.batch_size, 1) for x, d in zip(args, in_dims, strict=True)]
+    return unfold(MERGE_STATES(*whole, **options), info.batch_size)
+
+
+MERGE_STATES = define(
+    "merge_states(Tensor outs, Tensor lses, *, ScalarType? out_dtype=None, str? backend=None, "
+    "str? implementation=None) -> (Tensor, Tensor)",
+    _compute,
+    _fake,
+    setup=_setup,
+    backward=_backward,
+    batched=_batched,
+)

@@ -1,0 +1,358 @@
+"""``torch.ops.kernelseam.fused_qkv_projection``, the same into pages, and
+``fused_output_projection_residual``, with their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernelseam.interop.torch_function import check_bwd_implementation, with_rows
+from kernelseam.interop.torch_library.batches import Batched, each, fold, unfold
+from kernelseam.interop.torch_library.define import (
+    define,
+    none,
+    of_rank,
+    once_only,
+    refuse_gradients,
+)
+from kernelseam.interop.torch_library.dtypes import dtype_name
+from kernelseam.interop.torch_rotary import turned_back
+from kernelseam.ops import projection, projection_bwd
+
+Tensor = Any
+
+QKV = ("input", "weight", "bias", "cos", "sin", "positions")
+OUTPUT = ("attn_out", "weight", "bias", "residual")
+_CHOSEN = "str? backend=None, str? implementation=None"
+_LAYOUT = 'str layout="bhsd"'
+_HEADS = "SymInt num_heads, SymInt? num_kv_heads=None, SymInt? head_dim=None"
+_ROTARY = 'str rotary_style="halves", SymInt first_position=0'
+_OPERANDS = (
+    "Tensor input, Tensor weight, Tensor? bias=None, Tensor? cos=None, Tensor? sin=None, "
+    "Tensor? positions=None"
+)
+
+
+def _qkv_given(tensors: Any) -> dict[str, Any]:
+    given = {n: x for n, x in zip(QKV, tensors, strict=False) if x is not None}
+    if "cos" in given:
+        given["rotary"] = given.pop("cos"), given.pop("sin")
+    return given
+
+
+def _qkv_compute(
+    *tensors: Tensor, out_dtype: Any = None, bwd_implementation: str | None = None, **options: Any
+) -> Any:
+    given = _qkv_given(tensors)
+    check_bwd_implementation(bwd_implementation, "qkv_projection_bwd", "input", given)
+    with torch.no_grad():
+        return projection.fused_qkv_projection(**given, **options, out_dtype=dtype_name(out_dtype))
+
+
+def _heads(weight: Tensor, options: dict[str, Any]) -> tuple[Any, Any, Any]:
+    heads = options["num_heads"]
+    kv_heads = options.get("num_kv_heads")
+    kv_heads = heads if kv_heads is None else kv_heads
+    dim = options.get("head_dim")
+    return heads, kv_heads, weight.shape[0] // (heads + 2 * kv_heads) if dim is None else dim
+
+
+def _split(x: Tensor, heads: Any, dim: Any, layout: str, dtype: Any) -> Tensor:
+    *lead, tokens, _ = x.shape
+    rows = (heads, tokens) if layout == "bhsd" else (tokens, heads)
+    return x.new_empty((*lead, *rows, dim), dtype=dtype)
+
+
+def _qkv_fake(input: Tensor, weight: Tensor, *rest: Tensor, **options: Any) -> Any:
+    of_rank("input", input, 2, 3)
+    of_rank("weight", weight, 2)
+    heads, kv_heads, dim = _heads(weight, options)
+    layout, dtype = options.get("layout", "bhsd"), options.get("out_dtype") or input.dtype
+    return tuple(_split(input, n, dim, layout, dtype) for n in (heads, kv_heads, kv_heads))
+
+
+def _qkv_setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+    refuse_gradients(ctx, QKV, ("input", "weight", "bias"))
+    options = ctx.options = dict(keyword_only_inputs)
+    input, weight, bias, *turning = inputs
+    of_input, of_weight, *_ = ctx.wanted
+    ctx.dtype, ctx.bias_dtype = input.dtype, None if bias is None else bias.dtype
+    ctx.heads = _heads(weight, options)
+    ctx.save_for_backward(input if of_weight else None, weight if of_input else None, *turning)
+
+
+def _qkv_backward(operator: Any) -> Any:
+    def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> Any:
+        input, weight, cos, sin, positions = ctx.saved_tensors
+        options = ctx.options
+        dq, dk, dv = (x.to(ctx.dtype) for x in (dq, dk, dv))
+        if cos is not None:
+            dq, dk = (turned_back(x, cos, sin, positions, options) for x in (dq, dk))
+        of_input, of_weight, of_bias, *_ = ctx.wanted
+        heads, kv_heads, dim = ctx.heads
+        made = operator(
+            dq,
+            dk,
+            dv,
+            input,
+            weight,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=dim,
+            layout=options["layout"],
+            has_bias=of_bias,
+            input_gradient=of_input,
+            weight_gradient=of_weight,
+            bias_dtype=ctx.bias_dtype if of_bias else None,
+            backend=options["backend"],
+            implementation=options["bwd_implementation"],
+        )
+        wanted = of_input, of_weight, of_bias
+        return *(x if w else None for x, w in zip(made, wanted, strict=True)), None, None, None
+
+    return backward
+
+
+def _qkv_bwd_compute(
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    input: Tensor | None = None,
+    weight: Tensor | None = None,
+    *,
+    bias_dtype: Any = None,
+    **options: Any,
+) -> Any:
+    dq, dk, dv = (with_rows(x) for x in (dq, dk, dv))
+    with torch.no_grad():
+        made = projection_bwd.fused_qkv_projection_bwd(
+            dq, dk, dv, input, weight, bias_dtype=dtype_name(bias_dtype), **options
+        )
+    return tuple(none(dq) if x is None else x for x in made)
+
+
+def _qkv_bwd_fake(
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    input: Tensor | None = None,
+    weight: Tensor | None = None,
+    *,
+    has_bias: bool,
+    input_gradient: bool,
+    weight_gradient: bool,
+    bias_dtype: Any = None,
+    **options: Any,
+) -> Any:
+    heads, kv_heads, dim = options["num_heads"], options["num_kv_heads"], options["head_dim"]
+    width = (heads + 2 * kv_heads) * dim
+    tokens = dq.shape[-2 if options.get("layout", "bhsd") == "bhsd" else -3]
+    d_input = d_weight = d_bias = none(dq)
+    if input_gradient and weight is not None:
+        d_input = dq.new_empty((*dq.shape[:-3], tokens, weight.shape[1]))
+    if weight_gradient and input is not None:
+        d_weight = dq.new_empty((width, input.shape[-1]))
+    if has_bias:
+        d_bias = dq.new_empty((width,), dtype=bias_dtype or dq.dtype)
+    return d_input, d_weight, d_bias
+
+
+def _qkv_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batched:
+    """One input after the other in one batch, where weights and tables are the same for all and
+    inputs have a batch."""
+    input, of_input = args[0], in_dims[0]
+    rank = input.dim() - (of_input is not None)
+    if rank != 3 or any(d is not None for d in in_dims[1:5]):
+        return each(FUSED_QKV, info.batch_size, in_dims, args, options)
+    whole = [
+        fold(x, d, info.batch_size) if n in ("input", "positions") else x
+        for n, x, d in zip(QKV, args, in_dims, strict=False)
+    ]
+    return unfold(FUSED_QKV(*whole, **options), info.batch_size)
+
+
+FUSED_QKV_BWD = define(
+    "fused_qkv_projection_bwd(Tensor dq, Tensor dk, Tensor dv, Tensor? input=None, "
+    "Tensor? weight=None, *, bool has_bias, SymInt num_heads, SymInt num_kv_heads, "
+    f"SymInt head_dim, bool input_gradient, bool weight_gradient, {_LAYOUT}, "
+    f"ScalarType? bias_dtype=None, {_CHOSEN}) -> (Tensor, Tensor, Tensor)",
+    _qkv_bwd_compute,
+    _qkv_bwd_fake,
+    backward=once_only("fused_qkv_projection"),
+)
+FUSED_QKV = define(
+    f"fused_qkv_projection({_OPERANDS}, *, {_HEADS}, {_LAYOUT}, {_ROTARY}, "
+    f"ScalarType? out_dtype=None, {_CHOSEN}, str? bwd_implementation=None) "
+    "-> (Tensor, Tensor, Tensor)",
+    _qkv_compute,
+    _qkv_fake,
+    setup=_qkv_setup,
+    backward=_qkv_backward(FUSED_QKV_BWD),
+    batched=_qkv_batched,
+)
+
+
+def _paged_compute(
+    input: Tensor,
+    weight: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_table: Tensor,
+    *tensors: Tensor,
+    out_dtype: Any = None,
+    **options: Any,
+) -> Tensor:
+    given = _qkv_given((input, weight, *tensors))
+    return projection.fused_qkv_projection(
+        **given,
+        k_pages=k_pages,
+        v_pages=v_pages,
+        block_table=block_table,
+        out_dtype=dtype_name(out_dtype),
+        **options,
+    )
+
+
+def _paged_fake(
+    input: Tensor, weight: Tensor, k_pages: Tensor, *rest: Tensor, **options: Any
+) -> Tensor:
+    of_rank("input", input, 2, 3)
+    heads, _, dim = _heads(of_rank("weight", weight, 2), options)
+    dtype = options.get("out_dtype") or k_pages.dtype
+    return _split(input, heads, dim, options.get("layout", "bhsd"), dtype)
+
+
+FUSED_QKV_PAGED = define(
+    "fused_qkv_projection_paged(Tensor input, Tensor weight, Tensor(a!) k_pages, "
+    "Tensor(b!) v_pages, Tensor block_table, Tensor? bias=None, Tensor? cos=None, "
+    f"Tensor? sin=None, Tensor? positions=None, *, {_HEADS}, {_LAYOUT}, {_ROTARY}, "
+    f'str kv_layout="nhd", ScalarType? out_dtype=None, {_CHOSEN}) -> Tensor',
+    _paged_compute,
+    _paged_fake,
+)
+
+
+def _output_compute(
+    *tensors: Tensor, out_dtype: Any = None, bwd_implementation: str | None = None, **options: Any
+) -> Tensor:
+    given = {n: x for n, x in zip(OUTPUT, tensors, strict=False) if x is not None}
+    check_bwd_implementation(bwd_implementation, "output_projection_bwd", "attn_out", given)
+    with torch.no_grad():
+        return projection.fused_output_projection_residual(
+            **given, **options, out_dtype=dtype_name(out_dtype)
+        )
+
+
+def _output_fake(attn_out: Tensor, weight: Tensor, *rest: Tensor, **options: Any) -> Tensor:
+    of_rank("attn_out", attn_out, 2, 3, 4)
+    lead = attn_out.shape[:-1]
+    if len(lead) == 3:
+        lead = (lead[0], lead[2 if options.get("layout", "bhsd") == "bhsd" else 1])
+    hidden = of_rank("weight", weight, 2).shape[0]
+    return attn_out.new_empty((*lead, hidden), dtype=options.get("out_dtype") or attn_out.dtype)
+
+
+def _output_setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+    attn_out, weight, bias, residual = inputs
+    of_attn_out, of_weight, of_bias, _ = ctx.wanted
+    ctx.options = keyword_only_inputs
+    ctx.dtypes = [None if x is None else x.dtype for x in inputs]
+    ctx.save_for_backward(
+        attn_out if of_attn_out or of_weight or of_bias else None, weight if of_attn_out else None
+    )
+
+
+def _output_backward(operator: Any) -> Any:
+    def backward(ctx: Any, d_output: Tensor) -> Any:
+        attn_out, weight = ctx.saved_tensors
+        of_attn_out, of_weight, of_bias, of_residual = wanted = ctx.wanted
+        made: Any = None, None, None
+        if any(wanted[:3]):
+            made = operator(
+                d_output.to(ctx.dtypes[0]),
+                attn_out,
+                weight,
+                has_bias=of_bias,
+                input_gradient=of_attn_out,
+                weight_gradient=of_weight,
+                layout=ctx.options["layout"],
+                bias_dtype=ctx.dtypes[2] if of_bias else None,
+                backend=ctx.options["backend"],
+                implementation=ctx.options["bwd_implementation"],
+            )
+        d_residual = d_output.to(ctx.dtypes[3]) if of_residual else None
+        return *(x if w else None for x, w in zip(made, wanted, strict=False)), d_residual
+
+    return backward
+
+
+def _output_bwd_compute(
+    d_output: Tensor,
+    attn_out: Tensor,
+    weight: Tensor | None = None,
+    *,
+    bias_dtype: Any = None,
+    **options: Any,
+) -> Any:
+    with torch.no_grad():
+        made = projection_bwd.fused_output_projection_residual_bwd(
+            with_rows(d_output), attn_out, weight, bias_dtype=dtype_name(bias_dtype), **options
+        )
+    return tuple(none(d_output) if x is None else x for x in made[:3])
+
+
+def _output_bwd_fake(
+    d_output: Tensor,
+    attn_out: Tensor,
+    weight: Tensor | None = None,
+    *,
+    has_bias: bool,
+    input_gradient: bool,
+    weight_gradient: bool,
+    bias_dtype: Any = None,
+    **options: Any,
+) -> Any:
+    empty, hidden = none(d_output), d_output.shape[-1]
+    columns = attn_out.shape[-1]
+    if attn_out.dim() == 4:
+        columns = columns * attn_out.shape[1 if options.get("layout", "bhsd") == "bhsd" else 2]
+    return (
+        d_output.new_empty(attn_out.shape) if input_gradient else empty,
+        d_output.new_empty((hidden, columns)) if weight_gradient else none(d_output),
+        d_output.new_empty((hidden,), dtype=bias_dtype or d_output.dtype)
+        if has_bias
+        else none(d_output),
+    )
+
+
+def _output_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batched:
+    attn_out, of_attn_out = args[0], in_dims[0]
+    rank = attn_out.dim() - (of_attn_out is not None)
+    if rank == 2 or any(d is not None for d in in_dims[1:3]):
+        return each(FUSED_OUTPUT, info.batch_size, in_dims, args, options)
+    whole = [
+        fold(x, d, info.batch_size) if n in ("attn_out", "residual") else x
+        for n, x, d in zip(OUTPUT, args, in_dims, strict=False)
+    ]
+    return unfold(FUSED_OUTPUT(*whole, **options), info.batch_size)
+
+
+FUSED_OUTPUT_BWD = define(
+    "fused_output_projection_residual_bwd(Tensor d_output, Tensor attn_out, Tensor? weight=None, "
+    f"*, bool has_bias, bool input_gradient, bool weight_gradient, {_LAYOUT}, "
+    f"ScalarType? bias_dtype=None, {_CHOSEN}) -> (Tensor, Tensor, Tensor)",
+    _output_bwd_compute,
+    _output_bwd_fake,
+    backward=once_only("fused_output_projection_residual"),
+)
+FUSED_OUTPUT = define(
+    "fused_output_projection_residual(Tensor attn_out, Tensor weight, Tensor? bias=None, "
+    f"Tensor? residual=None, *, {_LAYOUT}, ScalarType? out_dtype=None, {_CHOSEN}, "
+    "str? bwd_implementation=None) -> Tensor",
+    _output_compute,
+    _output_fake,
+    setup=_output_setup,
+    backward=_output_backward(FUSED_OUTPUT_BWD),
+    batched=_output_batched,
+)

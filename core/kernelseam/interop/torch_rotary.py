@@ -1,0 +1,42 @@
+"""Gradients by rotated q and k turned back, in torch's own operations. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+Tensor = Any
+
+
+def turned_back(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor | None,
+    options: Mapping[str, Any],
+) -> Tensor:
+    """The gradient by what was turned → that by what it was before: turned by the opposite angle,
+    in float32 (float64 of float64). ``options``: layout, rotary_style, first_position."""
+    half, heads_first = cos.shape[-1], options["layout"] == "bhsd"
+    if positions is not None:
+        cos, sin = (table[positions.long()] for table in (cos, sin))
+    else:
+        first = options["first_position"]
+        at = slice(first, first + x.shape[-2 if heads_first else -3])
+        cos, sin = cos[at], sin[at]
+    cos, sin = (table.unsqueeze(-3 if heads_first else -2) for table in (cos, sin))
+    pairs = options["rotary_style"] == "pairs"
+    first, second = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
+        if pairs
+        else (slice(0, half), slice(half, 2 * half))
+    )
+    found = torch.empty_like(x, memory_format=torch.contiguous_format)
+    found[..., 2 * half :] = x[..., 2 * half :]
+    kind = torch.float64 if x.dtype == torch.float64 else torch.float32
+    a, b = x[..., first].to(kind), x[..., second].to(kind)
+    found[..., first] = a * cos + b * sin
+    found[..., second] = b * cos - a * sin
+    return found

@@ -1,0 +1,73 @@
+"""How an attention is tiled on an arch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kernelseam.descriptors.attention.problem import AttentionSpec
+from kernelseam.dtypes import DType
+from kernelseam.kernels.elements import pad
+
+
+@dataclass(frozen=True)
+class AttentionTile:
+    """A row of an arch's table, for head dims up to ``max_dim``: ``warps`` of ``rows`` queries a
+    block, ``bn`` keys a step, a ring of ``stages`` tiles of keys and values; ``column_warps`` warps
+    share their rows."""
+
+    dtypes: frozenset[DType]
+    max_dim: int
+    warps: int
+    rows: int
+    bn: int
+    stages: int
+    q_resident: bool = False
+    """Whether the queries stay in registers."""
+    min_blocks: int = 1
+    column_warps: int = 1
+    plain: bool = False
+    """Only for strided keys and scores that are scale·q·k, hidden by nothing but a causal mask:
+    others take more registers."""
+    rate: float = field(default=0.0, compare=False)
+    """As in GemmTile; so ``block_seconds``."""
+    block_seconds: float = field(default=0.0, compare=False)
+    grouped: bool = False
+    """No column of the table: whether a block's rows are the heads of a group, chosen for a
+    problem. So ``splits``."""
+    splits: int = 1
+
+    @property
+    def name(self) -> str:
+        """Rows×keys, warps, stages; whether heads of a group share a block, and parts of the
+        keys."""
+        shared = f"/{self.column_warps}" if self.column_warps > 1 else ""
+        more = "-resident" * self.q_resident + "-grouped" * self.grouped
+        more += f"-{self.splits}parts" * (self.splits > 1)
+        return f"{self.bm}x{self.bn}-{self.warps}{shared}w-{self.stages}{more}"
+
+    @property
+    def bm(self) -> int:
+        return self.warps // self.column_warps * self.rows
+
+    def shared_bytes(self, spec: AttentionSpec) -> int:
+        """Queries (later the output), the ring, and in float32 the probabilities."""
+        dq, do, size = (
+            pad(spec.head_dim),
+            pad(spec.value_dim, self.column_warps),
+            spec.dtype.itemsize,
+        )
+        scratch = self.warps * self.rows * self.bn * size if spec.dtype.itemsize > 2 else 0
+        first = self.bm * max(dq * size, do * spec.out.itemsize)
+        return first + self.stages * self.bn * (dq + do) * size + scratch
+
+
+def is_plain(spec: AttentionSpec) -> bool:
+    """Whether scores are scale·q·k, and hidden by nothing but a causal mask."""
+    return spec.options <= {
+        "causal",
+        "q_view",
+        "kv_view",
+        "lengths",
+        "dtype_out",
+        "batch_invariant",
+    }

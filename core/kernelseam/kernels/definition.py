@@ -1,0 +1,81 @@
+"""What the host knows of a kernel. A definition stands beside each device source, the core's and a
+plugin's own."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from kernelseam.contract import ArchRow, Composition, Device, LaunchConfig, TensorMap
+from kernelseam.costs import Work
+from kernelseam.kernels import sources
+from kernelseam.kernels.signature import Signature
+
+
+class KernelDefinition(Composition):
+    """What the host knows of a kernel: its entry and source, tiles, constants, signature, grid,
+    shared bytes and launch arguments. ``launches`` has that kernel, or that one and others."""
+
+    entry: str
+    """The kernel's name in the device source."""
+    source: str
+    """Its file, by include name."""
+    multiplies: bool = False
+    """Whether it multiplies matrices: in half precision by matrix instructions, which the tests
+    then look for."""
+
+    def sources(self) -> Mapping[str, str]:
+        """Include name → text of the device sources that are its own: ``source``, and what that may
+        include beside the core's and the platform's. A plugin's definition gives those of its
+        plugin (``headers_below``)."""
+        return sources.shared_sources()
+
+    @abstractmethod
+    def tiles(self, spec: Any, row: ArchRow) -> tuple[Any, ...]:
+        """The arch's tile configurations for a spec, the preferred first."""
+
+    def as_launched(self, tile: Any) -> tuple[Any, ...]:
+        """The tile as launches use it, each a binary of its own."""
+        return (tile,)
+
+    @abstractmethod
+    def defines(self, spec: Any, tile: Any, row: ArchRow) -> dict[str, object]:
+        """Constants of the binary."""
+
+    @abstractmethod
+    def signature(self, spec: Any) -> Signature:
+        """The parameters of the binary."""
+
+    @abstractmethod
+    def grid(self, problem: Any, tile: Any, device: Device) -> int:
+        """Blocks."""
+
+    @abstractmethod
+    def threads(self, tile: Any, row: ArchRow) -> int:
+        """Threads of a block."""
+
+    @abstractmethod
+    def shared_bytes(self, spec: Any, tile: Any) -> int:
+        """Dynamic shared memory of a block."""
+
+    def config(self, problem: Any, tile: Any, row: ArchRow, device: Device) -> LaunchConfig:
+        """What it is started with. Override it for clusters or a programmatic launch."""
+        blocks, threads = self.grid(problem, tile, device), self.threads(tile, row)
+        return LaunchConfig((blocks, 1, 1), (threads, 1, 1), self.shared_bytes(problem.spec, tile))
+
+    @abstractmethod
+    def values(self, problem: Any, tile: Any, device: Device) -> dict[str, int | float]:
+        """Arguments by parameter name, pointers and tensor maps left out."""
+
+    @abstractmethod
+    def pointers(self, spec: Any) -> dict[str, str]:
+        """Pointer parameter → operand name."""
+
+    def tensor_maps(self, problem: Any, tile: Any, device: Device) -> dict[str, TensorMap]:
+        """Tensor map parameter → what it walks."""
+        return {}
+
+    @abstractmethod
+    def work(self, problem: Any, tile: Any, device: Device) -> Work:
+        """What its launch asks of a device."""

@@ -1,0 +1,62 @@
+"""How a batched GEMM is tiled on an arch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
+from kernelseam.dtypes import DType
+from kernelseam.kernels.elements import divide_up
+
+
+@dataclass(frozen=True)
+class GemmTile:
+    """A row of an arch's table: a BM×BN tile of C a team of warps, slices of BK, a ring of
+    ``stages`` slices."""
+
+    dtypes: frozenset[DType]
+    bm: int
+    bn: int
+    bk: int
+    warps_m: int
+    warps_n: int
+    stages: int
+    min_blocks: int = 1
+    """Blocks that share a compute unit; bounds the registers, and how many persistent blocks are
+    started."""
+    persistent: bool = True
+    """Whether a block computes tile after tile, copying the next one's slices ahead; else one, in
+    less memory."""
+    teams: int = 1
+    """Tiles that a block computes at once; where there are several, each team is one warp."""
+    row_sums: bool = True
+    """Whether it leaves registers for sums of rows."""
+    plain: bool = False
+    """Whether it leaves no registers for what may be added to a product."""
+    precision: str | None = None
+    """That of the spec."""
+    rate: float = field(default=0.0, compare=False)
+    """For its cost: the part of the instruction's rate that it reaches; 0: nobody has measured it.
+    ``block_seconds`` is what starting and ending a block takes."""
+    block_seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def name(self) -> str:
+        """Rows×columns×slice, warps, stages, teams."""
+        teams = f"-{self.teams}t" if self.teams > 1 else ""
+        return f"{self.bm}x{self.bn}x{self.bk}-{self.warps_m}x{self.warps_n}-{self.stages}{teams}"
+
+    def shared_bytes(self, spec: GemmSpec) -> int:
+        """For each team the ring, and the tile of C: beside it where blocks are persistent, else in
+        its place."""
+        ring = self.stages * (self.bm + self.bn) * self.bk * spec.dtype.itemsize
+        result = self.bm * self.bn * spec.dtype_c.itemsize
+        return self.teams * (ring + result if self.persistent else max(ring, result))
+
+    def count(self, problem: GemmProblem) -> int:
+        """Tiles of all matrices."""
+        return divide_up(problem.M, self.bm) * divide_up(problem.N, self.bn) * problem.results
+
+    def blocks(self, problem: GemmProblem) -> int:
+        """Blocks that compute a tile a team."""
+        return divide_up(self.count(problem), self.teams)

@@ -1,0 +1,342 @@
+"""Verdicts: results held against the oracle within the bounds of ``tolerances``. Host arrays in,
+one verdict out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kernelseam.dtypes import DType
+from kernelseam.oracle import formulas, tolerances
+from kernelseam.oracle.formulas import Array, Floats, Rows
+from kernelseam.oracle.gradients import Gradient
+from kernelseam.oracle.sampled_gradients import SampledGradient
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a comparison found."""
+
+    passed: bool
+    worst: float
+    """Largest error over tolerance; inf where a non-finite value stands in the wrong place or is of
+    the wrong kind."""
+    where: tuple[int, ...]
+    """Index of the worst element in the array that ``message`` names."""
+    checked: int
+    """Elements compared."""
+    message: str
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array | None = None,
+    *,
+    causal: bool,
+    scale: float | None = None,
+    rows: Rows | int = None,
+    flushed: bool = False,
+    variant: formulas.Variant = formulas.PLAIN,
+) -> Verdict:
+    """Hold out [B,H,S_q,D_v] and lse [B,H,S_q] against softmax(scale·q·kᵀ)·v, or against a variant
+    of it.
+
+    q [B,H,S_q,D_qk], k [B,H_kv,S_k,D_qk], v [B,H_kv,S_k,D_v] as the implementation read them, any
+    float dtype; ``scale`` None means 1/√D_qk. ``rows``: numbers (b·H + h)·S_q + i of the rows to
+    compare, or how many to sample. ``flushed``: subnormals count as lost.
+    """
+    lead, numbers = q.shape[:3], _numbers(rows, math.prod(q.shape[:3]))
+    result = formulas.attention(
+        q, k, v, causal, q.shape[3] ** -0.5 if scale is None else scale, numbers, variant
+    )
+    return attention_verdict(
+        result, k.shape[2], q.shape[3], DType.of(q.dtype), out, lse, lead, numbers, flushed
+    )
+
+
+def attention_verdict(
+    result: formulas.AttentionResult,
+    S_k: int,
+    head_dim: int,
+    dtype: DType,
+    out: Array,
+    lse: Array | None,
+    lead: tuple[int, ...],
+    numbers: Rows,
+    flushed: bool = False,
+) -> Verdict:
+    """The same against a result of the oracle that is at hand."""
+    tolerance, lse_tolerance = tolerances.attention(
+        result, S_k, head_dim, dtype, DType.of(out.dtype), flushed=flushed
+    )
+    parts = [_part("out", out, result.out, tolerance)]
+    if lse is not None:
+        parts.append(_part("lse", lse, result.lse, lse_tolerance))
+    return _verdict(parts, lead, numbers)
+
+
+def merge_states(
+    outs: Array, lses: Array, out: Array, lse: Array | None = None, *, flushed: bool = False
+) -> Verdict:
+    """Hold out [B,H,rows,D_v] and lse [B,H,rows] against the merge of outs [N,B,H,rows,D_v] and
+    lses [N,B,H,rows]."""
+    result = formulas.merge_states(outs, lses)
+    return merge_verdict(result, len(outs), DType.of(outs.dtype), out, lse, flushed=flushed)
+
+
+def merge_verdict(
+    result: formulas.MergeResult,
+    parts: int,
+    dtype: DType,
+    out: Array,
+    lse: Array | None = None,
+    *,
+    flushed: bool = False,
+) -> Verdict:
+    """The same against a result of the oracle that is at hand; ``dtype`` is that of the parts."""
+    tolerance, lse_tolerance = tolerances.merge_states(
+        result, parts, dtype, DType.of(out.dtype), flushed=flushed
+    )
+    found = [_part("out", out, result.out, tolerance)]
+    if lse is not None:
+        found.append(_part("lse", lse, result.lse, lse_tolerance))
+    return _verdict(found, out.shape[:-1], None)
+
+
+def attention_bwd(
+    want: Mapping[str, Gradient],
+    dtype: DType,
+    results: Mapping[str, Array],
+    *,
+    flushed: bool = False,
+) -> Verdict:
+    """Hold gradients by name against the oracle's; ``dtype`` is that of q, k and v."""
+    parts = [
+        _part(
+            name,
+            x,
+            want[name].value,
+            tolerances.gradient(want[name], dtype, DType.of(x.dtype), flushed=flushed),
+        )
+        for name, x in results.items()
+    ]
+    return _verdict(parts, (), None)
+
+
+def sampled_gradients(
+    want: Mapping[str, SampledGradient],
+    dtype: DType,
+    results: Mapping[str, Array],
+    *,
+    flushed: bool = False,
+) -> Verdict:
+    """The same of some elements of each gradient; what is undefined may be anything."""
+    parts = []
+    for name, x in results.items():
+        some, value = want[name], want[name].gradient.value
+        bound = tolerances.gradient(some.gradient, dtype, DType.of(x.dtype), flushed=flushed)
+        value = np.where(some.undefined, x[some.index].astype(value.dtype), value)
+        parts.append(replace(_part(name, x, value, bound), index=some.index))
+    return _verdict(parts, (), None)
+
+
+def projection(
+    want: Mapping[str, tuple[formulas.GemmResult, int]],
+    dtype: DType,
+    results: Mapping[str, Array],
+    *,
+    zero_mean: bool = True,
+    exact: bool = False,
+    flushed: bool = False,
+) -> Verdict:
+    """Hold a projection's results by name against the oracle's, each given with how many products
+    it is the sum of; ``dtype`` is that of what is multiplied. The rest as in ``gemm``."""
+    parts = []
+    for name, x in results.items():
+        result, K = want[name]
+        if exact:
+            rounded = result.out.astype(x.dtype).astype(np.float64)
+            parts.append(_Part(name, x, rounded, np.zeros_like(rounded), math.inf))
+        else:
+            bound = tolerances.gemm(
+                result, K, dtype, DType.of(x.dtype), zero_mean=zero_mean, flushed=flushed
+            )
+            parts.append(_part(name, x, result.out, bound))
+    return _verdict(parts, (), None)
+
+
+def gemm(
+    a: Array,
+    b: Array,
+    out: Array,
+    c: Array | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    a_transposed: bool = False,
+    b_transposed: bool = False,
+    bias: Array | None = None,
+    residual: Array | None = None,
+    batch_group: int = 1,
+    head_group: int = 1,
+    rows: Rows | int = None,
+    zero_mean: bool = True,
+    exact: bool = False,
+    flushed: bool = False,
+    precision: str | None = None,
+) -> Verdict:
+    """Hold out [B,H,M,N] (or [B,M,N], [M,N]) against alpha·Σ op(A)·op(B) + beta·C + bias +
+    residual, ``c`` being C as it was before, bias [B,H,N] (or [B,N], [N]).
+
+    ``a``, ``b``: as they lie in memory, of as many axes; b's heads may be a divisor of a's, and so,
+    where products of groups of batches or heads are summed, out's batches and heads. ``rows``:
+    numbers (b·H + h)·M + i, of out's batches and heads, of the rows to compare, or how many to
+    sample. ``zero_mean``: see ``tolerances``. ``exact``: the oracle's value, rounded once, must be
+    met bit for bit. ``flushed``: subnormals count as lost. ``precision``: how float32 was
+    multiplied.
+    """
+    a4, b4, c4, added = (None if x is None else _four(x) for x in (a, b, c, residual))
+    assert a4 is not None and b4 is not None
+    by_column = None if bias is None else _four(bias[..., None, :])[:, :, 0]
+    lead, numbers = out.shape[:-1], _numbers(rows, math.prod(out.shape[:-1]))
+    result = formulas.gemm(
+        a4,
+        b4,
+        c4,
+        alpha,
+        beta,
+        a_transposed,
+        b_transposed,
+        numbers,
+        bias=by_column,
+        residual=added,
+        batch_group=batch_group,
+        head_group=head_group,
+    )
+    K = a4.shape[2 if a_transposed else 3] * batch_group * head_group
+    return gemm_verdict(
+        result,
+        K,
+        DType.of(a.dtype),
+        out,
+        lead,
+        numbers,
+        zero_mean=zero_mean,
+        exact=exact,
+        flushed=flushed,
+        precision=precision,
+    )
+
+
+def gemm_verdict(
+    result: formulas.GemmResult,
+    K: int,
+    dtype: DType,
+    out: Array,
+    lead: tuple[int, ...],
+    numbers: Rows,
+    *,
+    zero_mean: bool = True,
+    exact: bool = False,
+    flushed: bool = False,
+    precision: str | None = None,
+) -> Verdict:
+    """The same against a result of the oracle that is at hand; ``K`` counts the terms of all
+    products of an element."""
+    dtype_c = DType.of(out.dtype)
+    if exact:
+        want = result.out.astype(out.dtype).astype(np.float64)
+        part = _Part("C", out, want, np.zeros_like(want), math.inf)
+    else:
+        tolerance = tolerances.gemm(
+            result, K, dtype, dtype_c, zero_mean=zero_mean, flushed=flushed, precision=precision
+        )
+        part = _part("C", out, result.out, tolerance)
+    return _verdict([part], lead, numbers)
+
+
+def ratios(got: Floats, want: Floats, tolerance: Floats, overflows: float) -> Floats:
+    """Error over tolerance of every element; ``overflows``: the magnitude that the dtype rounds to
+    infinity.
+
+    NaN answers NaN alone, an infinity itself alone. A finite value that may round past the largest
+    finite number may be infinite.
+    """
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        ratio: Floats = np.abs(got - want) / tolerance
+        may_overflow = (
+            np.isinf(got)
+            & (np.sign(got) == np.sign(want))
+            & (np.abs(want) + tolerance >= overflows)
+        )
+    ratio[np.isnan(ratio) | ~np.isfinite(want)] = np.inf
+    ratio[(got == want) | (np.isnan(got) & np.isnan(want)) | (may_overflow & np.isfinite(want))] = 0
+    return ratio
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One array of a result: what came, and what was wanted of its rows (all, or the sampled
+    ones)."""
+
+    name: str
+    got: Array
+    want: Floats
+    tolerance: Floats
+    overflows: float
+    index: tuple[Array, ...] | None = None
+    """Which elements of ``got`` are compared, where rows do not say it."""
+
+
+def _part(name: str, got: Array, want: Floats, tolerance: Floats) -> _Part:
+    return _Part(name, got, want, tolerance, tolerances.overflows_at(DType.of(got.dtype)))
+
+
+def _verdict(parts: list[_Part], lead: tuple[int, ...], numbers: Rows) -> Verdict:
+    checked, worst, message = 0, -1.0, "nothing to compare: the result is empty"
+    where: tuple[int, ...] = ()
+    for part in parts:
+        if part.got.shape[: len(lead)] != lead:
+            raise ValueError(
+                f"{part.name} has shape {part.got.shape}, the problem's rows are {lead}"
+            )
+        if part.index is not None:
+            got = part.got[part.index].astype(np.float64)
+        else:
+            rows = part.got.reshape(math.prod(lead), *part.got.shape[len(lead) :])
+            got = (rows if numbers is None else rows[np.asarray(numbers)]).astype(np.float64)
+        want, tolerance = part.want.reshape(got.shape), part.tolerance.reshape(got.shape)
+        ratio = ratios(got, want, tolerance, part.overflows)
+        checked += ratio.size
+        if not ratio.size or ratio.max() <= worst:
+            continue
+        at = np.unravel_index(int(ratio.argmax()), ratio.shape)
+        worst = float(ratio[at])
+        if part.index is not None:
+            where = tuple(int(np.broadcast_to(n, got.shape)[at]) for n in part.index)
+        else:
+            row = int(at[0]) if numbers is None else int(np.asarray(numbers)[at[0]])
+            where = tuple(int(i) for i in (*np.unravel_index(row, lead), *at[1:]))
+        message = (
+            f"{part.name}{list(where)} is {got[at]:.9g}, the oracle says {want[at]:.9g}, "
+            f"tolerance {tolerance[at]:.3g}: error/tolerance {worst:.3g}"
+        )
+    return Verdict(worst <= 1, max(worst, 0.0), where, checked, message)
+
+
+def _numbers(rows: Rows | int, total: int) -> Rows:
+    return formulas.sample_rows(total, rows) if isinstance(rows, int) else rows
+
+
+def _four(x: Array) -> Array:
+    """[M,N] → [1,1,M,N]; [B,M,N] → [B,1,M,N]."""
+    return x[None, None] if x.ndim == 2 else x[:, None] if x.ndim == 3 else x

@@ -1,0 +1,256 @@
+"""The oracle of an attention's gradients: the formulas in float64 or wider, from q, k, v and what a
+loss takes from the result.
+
+It computes its own result and LSE. Beside each gradient stands what its bound in ``tolerances`` is
+made of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from kernelseam.oracle import formulas
+from kernelseam.oracle.formulas import PLAIN, Array, Floats, Variant
+
+Shape = tuple[int, ...]
+SPREAD = 3.0
+"""Over the root of the sum of squares of many rounding errors' bounds: five standard deviations."""
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """One gradient, and the sums of magnitudes that a relative error of one unit would move it by,
+    all of one shape."""
+
+    value: Floats
+    rounded: Floats
+    """of the factors that are rounded to the inputs' dtype before they are summed over: p and
+    ds."""
+    single: Floats
+    """of scores, products and sums."""
+    outs: Floats
+    """of the result that the forward gave, in Σ dout·out."""
+    lses: Floats
+    """of its LSE."""
+    vanished: Floats
+    """What it moves by where every p and ds is off by 1, and every element of the result."""
+
+
+PARTS = tuple(f.name for f in fields(Gradient))
+Parts = dict[str, Floats]
+
+
+def attention_bwd(
+    q: Array,
+    k: Array,
+    v: Array,
+    dout: Array,
+    causal: bool,
+    scale: float,
+    variant: Variant = PLAIN,
+    bias_shape: Shape | None = None,
+) -> dict[str, Gradient]:
+    """dq, dk and dv of ``formulas.attention`` given dout [B,H,S_q,D_v], shaped as q, k and v; dbias
+    of ``bias_shape``, 1 where it is summed over an axis, and dsinks [H] where the variant has them.
+
+    dp = dout·vᵀ, dx = p·(dp − Σ dout·out), ds = dx·(1 − tanh²) under a softcap, dq = scale·ds·k, dk
+    = scale·dsᵀ·q, dv = pᵀ·dout, dbias = dx, dsinks = −Σ e^(sink − lse)·Σ dout·out. Rows behind
+    q_lengths or kv_lengths get 0.
+    """
+    B, H, S_q, _ = q.shape
+    G, S_k = k.shape[1:3]
+    group = max(H // max(G, 1), 1)
+    found = {"dq": _blank(q.shape), "dk": _blank(k.shape), "dv": _blank(v.shape)}
+    plane, sinks = _blank((B, H, S_q, S_k)), _blank((B, H, S_q, 1))
+    for b, h in np.ndindex(B, H):
+        n_q = S_q if variant.q_lengths is None else variant.q_lengths[b]
+        n_k = S_k if variant.kv_lengths is None else variant.kv_lengths[b]
+        Q, dO = (wide(x[b, h, :n_q]) for x in (q, dout))
+        K, V = (wide(x[b, h // group, :n_k]) for x in (k, v))
+        i, j = np.arange(n_q), np.arange(n_k)
+        with np.errstate(all="ignore"):
+            p, dx, ds, sink = pairs(Q, K, V, dO, Head(b, h, n_q, n_k, i, j), causal, scale, variant)
+            _add(found["dq"], (b, h, slice(n_q)), times(ds, K, scale, n_k))
+            across = {name: x.T for name, x in ds.items()}
+            _add(found["dk"], (b, h // group, slice(n_k)), times(across, Q, scale, n_q * group))
+            across = {name: x.T for name, x in p.items()}
+            _add(found["dv"], (b, h // group, slice(n_k)), times(across, dO, 1.0, n_q * group))
+        _add(plane, (b, h, slice(n_q), slice(n_k)), dx)
+        _add(sinks, (b, h, slice(n_q), 0), sink)
+    if bias_shape is not None:
+        found["dbias"] = _summed(plane, bias_shape)
+    if variant.sinks is not None:
+        found["dsinks"] = {name: x[0, :, 0, 0] for name, x in _summed(sinks, (1, H, 1, 1)).items()}
+    return {name: Gradient(**parts) for name, parts in found.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """Which queries and keys of one head are looked at: all that there are, or some."""
+
+    batch: int
+    head: int
+    n_q: int
+    """How many queries there are."""
+    n_k: int
+    i: Array
+    """Numbers of the queries that are looked at."""
+    j: Array
+
+
+def pairs(
+    Q: Floats,
+    K: Floats,
+    V: Floats,
+    dO: Floats,
+    at: Head,
+    causal: bool,
+    scale: float,
+    variant: Variant,
+    forward: tuple[Floats, Floats] | None = None,
+) -> tuple[Parts, Parts, Parts, Parts]:
+    """p, dx and ds of one head's queries and keys, and the sink's part of every row. ``forward``:
+    the result and the LSE of these queries as a forward left them; None: they are computed, and K
+    and V are all keys."""
+    b, h, i, j = at.batch, at.head, at.i, at.j
+    d = j - i[:, None] - (at.n_k - at.n_q)
+    seen = formulas.visible(d, causal, variant.window)
+    if variant.prefix is not None:
+        seen |= j < variant.prefix[b]
+    if variant.mask is not None:
+        seen &= variant.mask[b, h][np.ix_(i, j)]
+    slope = 0.0 if variant.alibi is None else float(variant.alibi[b, h])
+    bias = (
+        np.zeros(d.shape)
+        if variant.bias is None
+        else variant.bias[b, h][np.ix_(i, j)].astype(np.float64)
+    )
+    given = -np.inf if variant.sinks is None else float(variant.sinks[h])
+
+    product, products = (
+        scale * (Q @ K.T),
+        math.sqrt(Q.shape[1]) * abs(scale) * (np.abs(Q) @ np.abs(K).T),
+    )
+    cap = variant.softcap
+    capped = product if cap is None else cap * np.tanh(product / cap)
+    flat = np.ones(d.shape) if cap is None else 1 - np.tanh(product / cap) ** 2
+    x = np.where(seen, capped - slope * np.abs(d) + bias, -np.inf)
+    if forward is None:
+        top = np.maximum(x.max(axis=1, initial=-np.inf), given)
+        nothing = np.isneginf(top)
+        weights, sink = np.exp(x - top[:, None]), np.exp(given - top)
+        total = weights.sum(axis=1) + sink
+        p = np.where(nothing[:, None] | np.isneginf(x), 0, weights / total[:, None])
+        lse, weight = np.where(nothing, 0, top + np.log(total)), np.where(nothing, 0, sink / total)
+        out = p @ V
+    else:
+        out, lse = forward
+        nothing = np.isneginf(lse)
+        lse = np.where(nothing, 0, lse)
+        p = np.where(nothing[:, None] | np.isneginf(x), 0, np.exp(x - lse[:, None]))
+        weight = np.where(nothing, 0, np.exp(given - lse))
+
+    moved = dO * out
+    dots, sizes = moved.sum(axis=1), np.abs(moved).sum(axis=1)
+    # Roundings of a row's elements know nothing of each other: their sum has the root of as many.
+    outs = np.minimum(sizes, SPREAD * np.sqrt((moved**2).sum(axis=1)))
+    dp = dO @ V.T
+    difference = dp - dots[:, None]
+    dx = np.where(p == 0, 0, p * difference)
+    # What a score is off by; what dp − Σ dout·out is; what 1 − tanh² is.
+    changes = (0 if cap is None else np.abs(capped)) + slope * np.abs(d) + np.abs(bias)
+    score = np.where(p == 0, 0, 1 + products + np.abs(changes))
+    grown = math.sqrt(V.shape[1]) * (np.abs(dO) @ np.abs(V).T + sizes[:, None])
+    bent = np.zeros(d.shape) if cap is None else 1 + products / cap * flat
+    there, lost = (p > 0).astype(float), np.abs(dO).sum(axis=1)[:, None]
+    single = score * np.abs(dx) + p * grown
+    of_p = {
+        "value": p,
+        "rounded": p,
+        "single": score * p,
+        "outs": np.zeros(p.shape),
+        "lses": p * np.abs(lse)[:, None],
+        "vanished": there,
+    }
+    of_dx = {
+        "value": dx,
+        "rounded": np.abs(dx),
+        "single": single,
+        "outs": p * outs[:, None],
+        "lses": np.abs(dx) * np.abs(lse)[:, None],
+        "vanished": there * (1 + np.abs(difference)) + p * lost,
+    }
+    of_ds = {name: part * flat for name, part in of_dx.items()}
+    of_ds["single"] = of_ds["single"] + np.abs(dx) * bent
+    of_ds["vanished"] = of_dx["vanished"]
+    of_sink = {
+        "value": -weight * dots,
+        "rounded": weight * np.abs(dots),
+        "single": weight
+        * (
+            np.abs(dots) * (1 + abs(given) if given > -np.inf else 1)
+            + math.sqrt(V.shape[1]) * sizes
+        ),
+        "outs": weight * outs,
+        "lses": weight * np.abs(dots * lse),
+        "vanished": np.abs(dots) + weight * lost[:, 0],
+    }
+    return _narrowed(of_p), _narrowed(of_dx), _narrowed(of_ds), _narrowed(of_sink)
+
+
+def wide(x: Array) -> Array:
+    """In float64; float64 in what is wider, where the host has it, so that the oracle's own errors
+    do not count."""
+    return x.astype(np.longdouble if x.dtype == np.float64 else np.float64)
+
+
+def _narrowed(parts: Parts) -> Parts:
+    """What bounds are made of in float64, whose products are fast."""
+    return {
+        name: x if name == "value" else x.astype(np.float64, copy=False)
+        for name, x in parts.items()
+    }
+
+
+def times(x: Mapping[str, Floats], y: Floats, scale: float, count: int) -> Parts:
+    """scale·x·y, a sum of ``count`` terms once all are added."""
+    size = np.abs(y).astype(np.float64, copy=False)
+    found = {name: abs(scale) * (x[name] @ size) for name in PARTS if name != "value"}
+    found["value"] = scale * (x["value"] @ y)
+    # scale·ds may be what is rounded
+    found["vanished"] = max(abs(scale), 1) * (x["vanished"] @ size)
+    found["single"] = found["single"] + math.sqrt(count) * found["rounded"]
+    return found
+
+
+def _blank(shape: Shape) -> Parts:
+    return {name: np.zeros(shape) for name in PARTS}
+
+
+def _add(to: Parts, index: tuple[int | slice, ...], more: Mapping[str, Floats]) -> None:
+    for name, x in more.items():
+        to[name][index] += x
+
+
+def _summed(x: Parts, shape: Shape) -> Parts:
+    """Summed over the axes along which ``shape`` is 1: float32 terms, rounded once they are all
+    added."""
+    whole = x["value"].shape
+    axes = tuple(i for i, (n, m) in enumerate(zip(whole, shape, strict=True)) if m == 1 != n)
+    found = {name: part.sum(axis=axes, keepdims=True) for name, part in x.items()}
+    found["single"] = (
+        found["single"] + math.sqrt(math.prod(whole[i] for i in axes)) * found["rounded"]
+    )
+    found["rounded"] = np.zeros(shape)
+    # A row's error is the same for all its keys, and each row has its own.
+    of_rows = x["outs"].sum(axis=3, keepdims=True) if 3 in axes else x["outs"]
+    rows = tuple(i for i in axes if i < 3)
+    if rows:  # a row of one element errs by anything up to its bound
+        root = np.sqrt((of_rows**2).sum(axis=rows, keepdims=True))
+        of_rows = np.minimum(of_rows.sum(axis=rows, keepdims=True), SPREAD * root)
+    found["outs"] = of_rows
+    return found

@@ -1,0 +1,111 @@
+"""A call's operands on the host, as the oracle takes them: [batch, head, row, column]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernelseam.contract import Device, OperandRule, Runtime
+from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.gemm.problem import GemmProblem
+from kernelseam.dtypes import DType
+
+Array = npt.NDArray[Any]
+
+
+class Operands:
+    """The operands of one call, by name; each is copied to the host whole when it is asked for."""
+
+    def __init__(self, pointers: Mapping[str, int], runtime: Runtime, device: Device) -> None:
+        self._pointers, self._runtime, self._device = pointers, runtime, device
+
+    def strided(self, rule: OperandRule, batch: int) -> Array:
+        """An operand as its rule walks over it; of one that is never read, which may have no
+        memory, zeros."""
+        dtype = rule.dtype or DType.float64
+        if not rule.span:
+            return np.broadcast_to(np.zeros((), dtype.numpy), (batch, *rule.shape[1:]))
+        return self._walk(self._pointers[rule.name], rule.shape, rule.strides, dtype)
+
+    def gemm(self, p: GemmProblem, name: str) -> Array:
+        """One of its operands, by strides or by its list; a bias as [batch, head, column]."""
+        spec, c = p.spec, (p.M, p.N)
+        lead = (
+            (p.batch, p.num_heads)
+            if name in "AB"
+            else (p.batch // p.c_batch_group, p.num_heads // p.c_head_group)
+        )
+        known: dict[str, tuple[DType | None, tuple[int, ...], int]] = {
+            "A": (spec.dtype, p.a_shape, p.a_strides[2]),
+            "B": (spec.dtype, p.b_shape, p.b_strides[2]),
+            "C": (spec.dtype_c, c, p.c_strides[2]),
+            "residual": (spec.residual, c, p.residual_strides[2]),
+            "bias": (spec.bias, (p.N,), 0),
+        }
+        dtype, shape, row = known[name]
+        assert dtype is not None
+        rules = {rule.name: rule for rule in p.operands}
+        if name in rules:
+            return self.strided(rules[name], lead[0])
+        if not (rule := rules[f"{name}_ptrs"]).span:
+            return np.broadcast_to(np.zeros((), dtype.numpy), (*lead, *shape))
+        places = self._walk(self._pointers[rule.name], rule.shape, (1,), DType.float64).view(
+            np.uint64
+        )
+        strides = (row, 1)[-len(shape) :]
+        return np.stack([self._walk(int(at), shape, strides, dtype) for at in places]).reshape(
+            *lead, *shape
+        )
+
+    def attention_rows(
+        self,
+        p: AttentionProblem,
+        name: str,
+        found: Mapping[str, Array],
+        lengths: Sequence[int] | None,
+        like: str = "",
+    ) -> Array:
+        """q, k, v, out, or what lies ``like`` one of them, as [batch, head, row, column], or lse
+        without columns, whatever view it is given by. Rows that an entry does not have are 0."""
+        like = like or name
+        of_keys = like in "kv"
+        view, most = (p.spec.kv_view, p.S_k) if of_keys else (p.spec.q_view, p.S_q)
+        if view == "strided" or (view == "pointers" and name == "lse"):
+            return found[name]
+        heads = p.kv_heads if of_keys else p.num_heads
+        dtype = p.spec.out if like == "out" else p.spec.dtype_lse if name == "lse" else p.spec.dtype
+        width = p.spec.head_dim if like in "qk" else p.spec.value_dim
+        whole = np.zeros((p.batch, heads, most, width)[: 3 if name == "lse" else 4], dtype.numpy)
+        rules = {rule.name: rule for rule in p.operands}
+        for b in range(p.batch):
+            n = most if lengths is None else lengths[b]
+            if view == "packed":
+                first = int(found["cu_seqlens_k" if of_keys else "cu_seqlens_q"][b])
+                whole[b, :, :n] = found[name][0, :, first : first + n]
+            elif view == "paged":
+                for j in range(0, n, p.page_size):
+                    stop, page = min(j + p.page_size, n), found["block_table"][b, j // p.page_size]
+                    whole[b, :, j:stop] = found[name][page][:, : stop - j]
+            else:
+                listed = self._walk(
+                    self._pointers[f"{name}_ptrs"], rules[f"{name}_ptrs"].shape, (1,), DType.float64
+                )
+                row = {"q": p.q_strides, "k": p.k_strides, "v": p.v_strides, "out": p.out_strides}[
+                    name
+                ][2]
+                for h in range(heads if n else 0):
+                    at = int(listed.view(np.uint64)[b * heads + h])
+                    whole[b, h, :n] = self._walk(at, (n, width), (row, 1), dtype)
+        return whole
+
+    def _walk(
+        self, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType
+    ) -> Array:
+        span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        flat = self._runtime.read(pointer, span * dtype.itemsize, self._device).view(dtype.numpy)
+        return np.lib.stride_tricks.as_strided(
+            flat, shape, [s * dtype.itemsize for s in strides], writeable=False
+        )

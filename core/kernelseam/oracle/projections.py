@@ -1,0 +1,140 @@
+"""The oracle of the projections: what they mean, in float64, written as plainly as their formulas.
+
+Beside each result stands its magnitude, and how many products it is the sum of: what the GEMM's
+bound is made of.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelseam.oracle.formulas import Array, Floats, GemmResult
+
+Results = dict[str, tuple[GemmResult, int]]
+
+
+def qkv_projection(
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    cos: Array | None = None,
+    sin: Array | None = None,
+    style: str = "",
+    positions: Array | None = None,
+) -> Results:
+    """q [B, heads, S, dim], k and v [B, kv_heads, S, dim] of x [B, S, K] and weight [(heads +
+    2·kv_heads)·dim, K]. q and k are turned by the row of cos and sin [positions, n / 2] that stands
+    in ``positions`` [B, S]."""
+    x, weight = x.astype(np.float64), weight.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        y, size = x @ weight.T, np.abs(x) @ np.abs(weight).T
+        if bias is not None:
+            y, size = y + bias.astype(np.float64), size + np.abs(bias.astype(np.float64))
+        (B, S), total = x.shape[:2], heads + 2 * kv_heads
+        y, size = (a.reshape(B, S, total, dim).transpose(0, 2, 1, 3).copy() for a in (y, size))
+        if style and cos is not None and sin is not None and positions is not None:
+            c, s = (table.astype(np.float64)[positions][:, None] for table in (cos, sin))
+            n = 2 * cos.shape[1]
+            for i in range(n // 2):
+                first, second = (2 * i, 2 * i + 1) if style == "pairs" else (i, i + n // 2)
+                _turn(y[:, : heads + kv_heads], first, second, c[..., i], s[..., i], sign=-1)
+                _turn(
+                    size[:, : heads + kv_heads],
+                    first,
+                    second,
+                    np.abs(c[..., i]),
+                    np.abs(s[..., i]),
+                    sign=1,
+                )
+    parts = {
+        "q": slice(heads),
+        "k": slice(heads, heads + kv_heads),
+        "v": slice(heads + kv_heads, None),
+    }
+    return {name: (GemmResult(y[:, of], size[:, of]), x.shape[2]) for name, of in parts.items()}
+
+
+def _turn(y: Floats, i: int, j: int, cos: Floats, sin: Floats, sign: int) -> None:
+    """y_i, y_j → y_i·cos + sign·y_j·sin, y_j·cos + y_i·sin, in place."""
+    first, second = y[..., i].copy(), y[..., j].copy()
+    y[..., i] = first * cos + sign * second * sin
+    y[..., j] = second * cos + first * sin
+
+
+def output_projection(
+    attn_out: Array, weight: Array, bias: Array | None, residual: Array | None
+) -> Results:
+    """out [B, 1, S, hidden] of attn_out [B, H, S, D], weight [hidden, H·D], bias [hidden] and
+    residual [B, 1, S, hidden]."""
+    rows, w = tokens(attn_out).astype(np.float64), weight.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        y, size = rows @ w.T, np.abs(rows) @ np.abs(w).T
+        for added in (bias, None if residual is None else residual[:, 0]):
+            if added is not None:
+                y, size = y + added.astype(np.float64), size + np.abs(added.astype(np.float64))
+    return {"out": (GemmResult(y[:, None], size[:, None]), rows.shape[2])}
+
+
+def qkv_projection_bwd(
+    dq: Array, dk: Array, dv: Array, x: Array | None, weight: Array | None
+) -> Results:
+    """d_input [B, 1, S, K], d_weight [1, 1, N, K] and d_bias [N] of dq [B, H, S, D], dk and dv [B,
+    H_kv, S, D], x [B, 1, S, K] and weight [1, 1, N, K]; without weight or x, without what is made
+    of it."""
+    d = tokens(dq, dk, dv).astype(np.float64)
+    found: Results = {"d_bias": _sums(d)}
+    if weight is not None:
+        result, count = _product(d, weight[0, 0].astype(np.float64))
+        found["d_input"] = (GemmResult(result.out[:, None], result.magnitude[:, None]), count)
+    if x is not None:
+        found["d_weight"] = _outer(d, x[:, 0].astype(np.float64))
+    return found
+
+
+def output_projection_bwd(
+    d_output: Array, attn_out: Array | None, weight: Array | None, heads: int
+) -> Results:
+    """d_attn_out [B, H, S, D], d_weight [1, 1, hidden, H·D] and d_bias [hidden] of d_output [B, 1,
+    S, hidden], attn_out and weight; without weight or attn_out, without what is made of it."""
+    d = d_output[:, 0].astype(np.float64)
+    found: Results = {"d_bias": _sums(d)}
+    if weight is not None:
+        result, count = _product(d, weight[0, 0].astype(np.float64))
+        split = (*d.shape[:2], heads, result.out.shape[2] // heads)
+        out, size = (a.reshape(split).swapaxes(1, 2) for a in (result.out, result.magnitude))
+        found["d_attn_out"] = (GemmResult(out, size), count)
+    if attn_out is not None:
+        found["d_weight"] = _outer(d, tokens(attn_out).astype(np.float64))
+    return found
+
+
+def tokens(*parts: Array) -> Array:
+    """[B, H, S, D] of each part → [B, S, H·D of all]."""
+    return np.concatenate(
+        [x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], x.shape[1] * x.shape[3]) for x in parts],
+        axis=2,
+    )
+
+
+def _product(a: Floats, b: Floats) -> tuple[GemmResult, int]:
+    with np.errstate(invalid="ignore", over="ignore"):
+        return GemmResult(a @ b, np.abs(a) @ np.abs(b)), len(b)
+
+
+def _outer(d: Floats, x: Floats) -> tuple[GemmResult, int]:
+    """Σ over all tokens of dᵀ·x, [1, 1, columns of d, columns of x]."""
+    result, count = _product(_rows(d).T, _rows(x))
+    return GemmResult(result.out[None, None], result.magnitude[None, None]), count
+
+
+def _sums(d: Floats) -> tuple[GemmResult, int]:
+    d = _rows(d)
+    return GemmResult(d.sum(axis=0), np.abs(d).sum(axis=0)), len(d)
+
+
+def _rows(x: Floats) -> Floats:
+    """All tokens."""
+    return x.reshape(x.shape[0] * x.shape[1], x.shape[2])

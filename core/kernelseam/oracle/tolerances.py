@@ -1,0 +1,146 @@
+"""How far a right result may be from the oracle, element by element. ``docs/accuracy.md`` derives
+these bounds.
+
+With u the unit roundoff of a dtype (2⁻¹¹ float16, 2⁻⁸ bfloat16, 2⁻²⁴ float32, 2⁻⁵³ float64), η its
+smallest subnormal (smallest normal where subnormals are flushed), ref the oracle's value on the
+inputs as they were rounded:
+
+* GEMM: 2·u_out·|ref| + 4·√(K+4)·u_acc·(|alpha|·Σ|A||B| + |beta·C| + |bias| + |residual|) + η_out, K
+being that of all
+  products that are summed. √(K+4) holds for data of zero mean, whose rounding errors cancel; for
+  other data K+4 stands in its place. With precision "tf32" 2·u_tf32·|alpha|·Σ|A||B| more, u_tf32 =
+  2⁻¹⁰; with "tf32x3" 8 for 4.
+* attention: 2·u_out·|ref| + [u_P + c·u_32·(√S_k + √D_qk·max scale·|q||k| + max t)]·(P|V|) +
+η_P·Σ_j|v_j|/ℓ + η_out,
+  t = |capped product| + |slope·d| + |bias| as far as a score has them (the product where it is
+  capped), and |sink|.
+* its LSE: c·u_32·(√S_k + √D_qk·max scale·|q||k| + max t + |ref|).
+* N states merged: 2·u_out·|ref| + c·u_32·(√N + max|s_n|)·Σ_n e^(s_n − s)·|o_n| + η_out.
+* their LSE: c·u_32·(√N + max|s_n| + |ref|).
+* an attention's gradients: 2·u_out·|ref| + u_P·R + c·u_32·(E + L) + u_out·O + η·V + η_out, of the
+sums R, E, L, O and
+  V of magnitudes that ``gradients.Gradient`` holds.
+
+Probabilities are rounded to the dtype of V before the second product, hence u_P and η_P. Where the
+inputs are float64, float64 takes float32's place inside an attention and in a merge: u_64 for u_32,
+and LSEs are stored in it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+
+from kernelseam.dtypes import DType
+from kernelseam.oracle.formulas import AttentionResult, Floats, GemmResult, MergeResult
+from kernelseam.oracle.gradients import Gradient
+
+GEMM_CONSTANT = 4.0
+TF32_UNIT = 2.0**-10
+"""What TF32, 10 bits behind the point, is off by at most: libraries leave it to the units, which
+cut off."""
+TF32X3 = 2.0
+"""How many times float32's bound products of split numbers keep to."""
+ATTENTION_CONSTANT = 8.0
+"""c: calibrated, with room for other orders of summation and for hardware exponentials."""
+
+
+def smallest(dtype: DType, flushed: bool = False) -> float:
+    """η: the size below which a result may vanish."""
+    return dtype.smallest_normal if flushed else dtype.smallest_subnormal
+
+
+def smallest_weight(dtype: DType, flushed: bool = False) -> float:
+    """The size below which a probability of this dtype may vanish: fast exponentials may lose
+    float32's subnormals."""
+    return max(smallest(dtype, flushed), DType.float32.smallest_normal)
+
+
+def overflows_at(dtype: DType) -> float:
+    """The magnitude from which a value rounds to infinity, or hardly less."""
+    return float(ml_dtypes.finfo(dtype.numpy).max) * (1 + dtype.unit_roundoff / 2)
+
+
+def gemm(
+    result: GemmResult,
+    K: int,
+    dtype: DType,
+    dtype_c: DType,
+    *,
+    zero_mean: bool = True,
+    flushed: bool = False,
+    precision: str | None = None,
+) -> Floats:
+    """The bound of each element of C. ``K``: an element's terms, those of all products that it
+    sums; ``dtype`` is that of A and B, ``precision`` how they are multiplied."""
+    growth = (math.sqrt(K + 4) if zero_mean else K + 4) * (TF32X3 if precision == "tf32x3" else 1)
+    with np.errstate(invalid="ignore", over="ignore"):
+        bound: Floats = (
+            2 * dtype_c.unit_roundoff * np.abs(result.out)
+            + GEMM_CONSTANT * growth * dtype.accumulator.unit_roundoff * result.magnitude
+            + smallest(dtype_c, flushed)
+        )
+        if precision == "tf32":
+            bound += (
+                2 * TF32_UNIT * (result.magnitude if result.products is None else result.products)
+            )
+    return bound
+
+
+def attention(
+    result: AttentionResult,
+    S_k: int,
+    head_dim: int,
+    dtype: DType,
+    dtype_out: DType,
+    *,
+    flushed: bool = False,
+) -> tuple[Floats, Floats]:
+    """The bounds of each element of out and of the LSE; ``dtype`` is that of q, k and v."""
+    growth = math.sqrt(S_k) + math.sqrt(head_dim) * result.products + result.changes
+    with np.errstate(invalid="ignore", over="ignore"):
+        inner = (
+            dtype.unit_roundoff
+            + ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff * growth[..., None]
+        )
+        out: Floats = (
+            2 * dtype_out.unit_roundoff * np.abs(result.out)
+            + inner * result.pv
+            + smallest_weight(dtype, flushed) * result.values
+            + smallest(dtype_out, flushed)
+        )
+        lse: Floats = (
+            ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff * (growth + np.abs(result.lse))
+        )
+    return out, lse
+
+
+def merge_states(
+    result: MergeResult, parts: int, dtype: DType, dtype_out: DType, *, flushed: bool = False
+) -> tuple[Floats, Floats]:
+    """The bounds of each element of out and of the LSE; ``dtype`` is that of the parts."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        unit = ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff
+        growth = math.sqrt(parts) + result.sizes
+        out: Floats = (
+            2 * dtype_out.unit_roundoff * np.abs(result.out)
+            + unit * growth[..., None] * result.magnitude
+            + smallest(dtype_out, flushed)
+        )
+        lse: Floats = unit * (growth + np.abs(result.lse))
+    return out, lse
+
+
+def gradient(result: Gradient, dtype: DType, dtype_out: DType, *, flushed: bool = False) -> Floats:
+    """The bound of each element of one gradient; ``dtype`` is that of q, k and v."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        bound: Floats = (
+            2 * dtype_out.unit_roundoff * np.abs(result.value)
+            + dtype.unit_roundoff * (result.rounded + result.outs)
+            + ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff * (result.single + result.lses)
+            + smallest_weight(dtype, flushed) * result.vanished
+            + smallest(dtype_out, flushed)
+        )
+    return bound

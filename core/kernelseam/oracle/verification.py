@@ -1,0 +1,91 @@
+"""``bind(check=True)``: the numbers that a call leaves behind, held against the float64 oracle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernelseam.contract import Problem, Runtime
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
+from kernelseam.descriptors.attention.merge_problem import MergeProblem
+from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.gemm.problem import GemmProblem
+from kernelseam.descriptors.projection.backward_problem import (
+    OutputProjectionBwdProblem,
+    QkvProjectionBwdProblem,
+)
+from kernelseam.descriptors.projection.problem import OutputProjectionProblem, QkvProjectionProblem
+from kernelseam.errors import InvalidValue, WrongResult
+from kernelseam.oracle import verification_projection as projection
+from kernelseam.oracle.operands import Operands
+from kernelseam.oracle.subnormals import flushes
+from kernelseam.oracle.verification_attention import AttentionBwdVerifier, AttentionVerifier
+from kernelseam.oracle.verification_gemm import GemmVerifier
+from kernelseam.oracle.verification_merge import MergeVerifier
+from kernelseam.oracle.verification_projection import ProjectionVerifier
+from kernelseam.oracle.verifier import Verifier
+from kernelseam.planning import Plan
+from kernelseam.plugins import plugins
+
+VERIFIERS: dict[type, Verifier[Any]] = {
+    GemmProblem: GemmVerifier(),
+    AttentionProblem: AttentionVerifier(),
+    AttentionBwdProblem: AttentionBwdVerifier(),
+    MergeProblem: MergeVerifier(),
+    QkvProjectionProblem: ProjectionVerifier(projection.qkv),
+    OutputProjectionProblem: ProjectionVerifier(projection.output),
+    QkvProjectionBwdProblem: ProjectionVerifier(projection.qkv_gradients),
+    OutputProjectionBwdProblem: ProjectionVerifier(projection.output_gradients),
+}
+"""By the class of a problem."""
+
+
+def verifier_of(problem: Problem) -> Verifier[Any]:
+    """What verifies a problem's results. Raises InvalidValue where the oracle cannot say what they
+    are."""
+    found = VERIFIERS.get(type(problem))
+    why = (
+        f"the oracle knows nothing of {problem.operation}"
+        if found is None
+        else found.refuse(problem)
+    )
+    if found is None or why is not None:
+        raise InvalidValue(
+            "check",
+            f"True for {problem}",
+            f"cannot be kept: {why}",
+            "Bind without check, and hold the results against your own",
+        )
+    return found
+
+
+class Verification:
+    """One run of a call: made before it, as it may read what it overwrites, and asked for a verdict
+    after it.
+
+    Both copy whole operands to the host, which waits for the device. Raises InvalidValue where
+    nothing can be said of the results.
+    """
+
+    def __init__(self, plan: Plan, pointers: dict[str, int], runtime: Runtime) -> None:
+        self._plan, self._operands = plan, Operands(pointers, runtime, plan.device)
+        self._verifier = verifier_of(plan.problem)
+        self._kept = self._verifier.kept(plan.problem, self._operands)
+
+    def require(self) -> None:
+        """Raises WrongResult where a number is beyond its tolerance."""
+        plan, problem = self._plan, self._plan.problem
+        if not _writes(problem):
+            return
+        flushed = flushes(plugins().backend(plan.device.backend), plan.device)
+        verdict = self._verifier.verdict(problem, self._operands, self._kept, flushed)
+        if not verdict.passed:
+            finding = f"{verdict.message}, the worst of {verdict.checked} elements"
+            raise WrongResult(plan.implementation, str(plan.device), problem, finding)
+
+
+def _writes(problem: Problem) -> bool:
+    """Whether there is anything to write; what a list names is not said by its rule."""
+    return any(
+        rule.span and (rule.written or rule.name in ("C_ptrs", "out_ptrs"))
+        for rule in problem.operands
+    )

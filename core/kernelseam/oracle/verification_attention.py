@@ -1,0 +1,159 @@
+"""``bind(check=True)`` of attentions and their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
+from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.oracle import check, formulas, sampled_gradients
+from kernelseam.oracle.check import Verdict
+from kernelseam.oracle.formulas import Variant
+from kernelseam.oracle.operands import Array, Operands
+from kernelseam.oracle.sampled_gradients import Forward, Numbers, SampledGradient
+from kernelseam.oracle.sampling import sampled
+from kernelseam.oracle.verifier import Verifier
+
+MOST_OPERATIONS = 1e11
+"""Of one element of dbias, which may be summed over everything: beyond it the oracle would take
+minutes."""
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """An attention's operands as they lie, and how many queries and keys each entry has."""
+
+    arrays: Mapping[str, Array]
+    q_lengths: Sequence[int] | None
+    k_lengths: Sequence[int] | None
+
+    @classmethod
+    def read(cls, p: AttentionProblem, arrays: Mapping[str, Array]) -> _Memory:
+        q_lengths = np.diff(arrays["cu_seqlens_q"]).tolist() if p.spec.q_view == "packed" else None
+        k_lengths = np.diff(arrays["cu_seqlens_k"]).tolist() if p.spec.kv_view == "packed" else None
+        if p.spec.lengths:
+            k_lengths = arrays["kv_lengths"].tolist()
+        return cls(arrays, q_lengths, k_lengths)
+
+    def rows(self, operands: Operands, p: AttentionProblem, name: str, like: str = "") -> Array:
+        """An operand with rows, [batch, head, row, column]."""
+        lengths = self.k_lengths if (like or name) in "kv" else self.q_lengths
+        return operands.attention_rows(p, name, self.arrays, lengths, like)
+
+    def variant(self, p: AttentionProblem) -> Variant:
+        """What the attention does beside softmax(scale·q·kᵀ)·v."""
+        s, x = p.spec, self.arrays
+        return Variant(
+            (p.left, p.right) if s.window else (None, None),
+            x["prefix_lengths"].tolist() if s.prefix else None,
+            p.softcap if s.softcap else None,
+            x.get("alibi_slopes"),
+            x.get("bias"),
+            x.get("mask"),
+            x.get("sinks"),
+            self.q_lengths,
+            self.k_lengths,
+        )
+
+
+class AttentionVerifier(Verifier[AttentionProblem]):
+    """Of large results some rows."""
+
+    def verdict(
+        self, problem: AttentionProblem, operands: Operands, kept: dict[str, Array], flushed: bool
+    ) -> Verdict:
+        p, s = problem, problem.spec
+        memory = _Memory.read(
+            p, {r.name: operands.strided(r, p.batch) for r in p.operands if r.dtype is not None}
+        )
+        return check.attention(
+            **{name: memory.rows(operands, p, name) for name in ("q", "k", "v", "out")},
+            lse=memory.rows(operands, p, "lse") if s.lse else None,
+            causal=s.causal,
+            scale=p.scale,
+            rows=sampled(4 * p.S_k * (s.head_dim + s.value_dim)),
+            flushed=flushed,
+            variant=memory.variant(p),
+        )
+
+
+class AttentionBwdVerifier(Verifier[AttentionBwdProblem]):
+    """Of large gradients some rows, of dbias some columns too; all of dsinks. They start from the
+    out and lse that are given."""
+
+    def refuse(self, problem: AttentionBwdProblem) -> str | None:
+        if not problem.spec.bias_gradient:
+            return None
+        needed = _per_pair(problem) * _pairs_of_one(problem)
+        if needed <= MOST_OPERATIONS:
+            return None
+        return (
+            f"one element of dbias takes {needed:.1e} operations, and the oracle does up to "
+            f"{MOST_OPERATIONS:.0e}"
+        )
+
+    def verdict(
+        self,
+        problem: AttentionBwdProblem,
+        operands: Operands,
+        kept: dict[str, Array],
+        flushed: bool,
+    ) -> Verdict:
+        p = problem.forward
+        arrays = {r.name: operands.strided(r, _outer(r.name, r.shape, p)) for r in problem.operands}
+        memory = _Memory.read(p, arrays)
+        x = Forward(
+            **{name: memory.rows(operands, p, name) for name in ("q", "k", "v", "out", "lse")},
+            dout=memory.rows(operands, p, "dout", "out"),
+            causal=p.spec.causal,
+            scale=p.scale,
+            variant=memory.variant(p),
+        )
+        per_pair = _per_pair(problem)
+
+        def sample(total: int, pairs: int) -> Numbers:
+            found = formulas.sample_rows(total, sampled(per_pair * pairs))
+            return np.arange(total) if found is None else found
+
+        results = {f"d{n}": memory.rows(operands, p, f"d{n}", n) for n in ("q", "k", "v")}
+        results |= {n: arrays[n] for n in ("dbias", "dsinks") if n in arrays}
+        with np.errstate(all="ignore"):
+            dk, dv = sampled_gradients.of_keys(x, sample)
+            wanted = {"dq": sampled_gradients.of_queries(x, sample), "dk": dk, "dv": dv}
+            if "dbias" in results:
+                wanted["dbias"] = _dbias(problem, x)
+            if "dsinks" in results:
+                wanted["dsinks"] = sampled_gradients.of_sinks(x)
+        return check.sampled_gradients(wanted, p.spec.dtype, results, flushed=flushed)
+
+
+def _outer(name: str, shape: tuple[int, ...], p: AttentionProblem) -> int:
+    """The first extent of an operand that has no elements."""
+    return shape[0] if name in ("dbias", "dsinks", "sinks") else p.batch
+
+
+def _per_pair(problem: AttentionBwdProblem) -> int:
+    """Operations of the oracle for one query and one key: products, their magnitudes, five sums."""
+    s = problem.forward.spec
+    return 12 * (s.head_dim + s.value_dim)
+
+
+def _pairs_of_one(problem: AttentionBwdProblem) -> int:
+    """How many pairs one element of dbias is the sum of."""
+    p = problem.forward
+    whole = (p.batch, p.num_heads, p.S_q, p.S_k)
+    return math.prod(n for n, m in zip(whole, problem.dbias_shape, strict=True) if m == 1)
+
+
+def _dbias(problem: AttentionBwdProblem, x: Forward) -> SampledGradient:
+    """As many rows and, where a row is much, as many columns as the oracle may compute."""
+    shape, of_one = problem.dbias_shape, _per_pair(problem) * _pairs_of_one(problem)
+    rows = formulas.sample_rows(math.prod(shape[:3]), sampled(of_one * shape[3]))
+    rows = np.arange(math.prod(shape[:3])) if rows is None else rows
+    columns = formulas.sample_rows(shape[3], sampled(of_one * len(rows)))
+    columns = np.arange(shape[3]) if columns is None else columns
+    return sampled_gradients.of_bias(x, shape, rows, columns)

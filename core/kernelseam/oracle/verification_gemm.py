@@ -1,0 +1,42 @@
+"""``bind(check=True)`` of batched GEMMs."""
+
+from __future__ import annotations
+
+from kernelseam.descriptors.gemm.problem import GemmProblem
+from kernelseam.oracle import check
+from kernelseam.oracle.operands import Array, Operands
+from kernelseam.oracle.sampling import sampled
+from kernelseam.oracle.verifier import Verifier
+
+
+class GemmVerifier(Verifier[GemmProblem]):
+    """Of large results some rows."""
+
+    def kept(self, problem: GemmProblem, operands: Operands) -> dict[str, Array]:
+        # the residual may be C
+        read = {"C": problem.beta != 0, "residual": problem.spec.residual is not None}
+        return {name: operands.gemm(problem, name) for name, given in read.items() if given}
+
+    def verdict(
+        self, problem: GemmProblem, operands: Operands, kept: dict[str, Array], flushed: bool
+    ) -> check.Verdict:
+        p = problem
+        a, b, c = (operands.gemm(p, name) for name in "ABC")
+        return check.gemm(
+            a,
+            b,
+            c,
+            kept.get("C"),
+            alpha=p.alpha,
+            beta=p.beta,
+            a_transposed=p.spec.a_transposed,
+            b_transposed=p.spec.b_transposed,
+            bias=operands.gemm(p, "bias") if p.spec.bias else None,
+            residual=kept.get("residual"),
+            batch_group=p.c_batch_group,
+            head_group=p.c_head_group,
+            rows=sampled(4 * p.N * p.K * p.summed),
+            zero_mean=False,
+            flushed=flushed,
+            precision=p.spec.precision,
+        )

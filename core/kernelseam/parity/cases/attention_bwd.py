@@ -1,0 +1,370 @@
+"""The rows of the parity matrix about an attention's gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from kernelseam.dtypes import DType
+from kernelseam.parity.cases.attention_bwd_case import BackwardCase, case
+from kernelseam.parity.cases.common import INF, NAN, ODD, SHORT, TOKENS, Plant
+from kernelseam.parity.cases.walk import Walk
+
+F16, F32 = SHORT["f16"], DType.float32
+EVERY = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
+MAIN = ("f16-64", "f16-64-causal")
+RAMPED = frozenset(
+    {
+        *MAIN,
+        "f16-128",
+        "bf16-128-causal",
+        "f32-64",
+        "f16-256",
+        "f16-64-gqa-6-2",
+        "f16-64-causal-33x129",
+        "f16-64-window-33-12",
+        "f16-64-lengths",
+        "f16-64-sequences",
+    }
+)
+"""Those that run also on the ramp, where the last keys weigh most."""
+
+
+def attention_bwd_cases() -> list[BackwardCase]:
+    """Every case of gradients."""
+    groups = {
+        "gradients of everything together": _together,
+        "gradients: dtypes and shapes": _shapes,
+        "gradients: strides and layouts": _walks,
+        "gradients: scores": _scores,
+        "gradients of biases and sinks": _operands,
+        "gradients: lengths": _lengths,
+        "gradients in any order": _any_order,
+    }
+    plain = [replace(c, group=group) for group, cases in groups.items() for c in cases()]
+    found = [
+        x
+        for c in plain
+        for x in ((c, _ramped(c)) if c.name.removeprefix("attention-bwd-") in RAMPED else (c,))
+    ]
+    assert len({c.name for c in found}) == len(found) == len(plain) + len(RAMPED)
+    return found
+
+
+def _ramped(c: BackwardCase) -> BackwardCase:
+    return replace(
+        c,
+        name=c.name + "-ramp",
+        forward=replace(c.forward, name=c.forward.name + "-ramp", ramp=True),
+    )
+
+
+def _together() -> Iterator[BackwardCase]:
+    for kind, dtype, more in (
+        ("f16-64", F32, {}),
+        ("bf16-128", SHORT["bf16"], {}),
+        ("f64-32", SHORT["f64"], {"may_refuse": frozenset({"shared"})}),
+    ):
+        yield case(
+            kind,
+            "everything",
+            window=(50, 9),
+            prefix=(0, 12),
+            softcap=8.0,
+            alibi=(0.5, 0.25, 0.125, 0.0625),
+            alibi_batch=True,
+            bias=dtype,
+            bias_walk=Walk(broadcast="h"),
+            mask="random",
+            sinks=(0.0, 1.0, 2.0, -3.0),
+            num_heads=4,
+            S_q=33,
+            bias_gradient=True,
+            sink_gradient=True,
+            **more,
+        )
+    yield case(
+        "f16-64-causal",
+        "sequences-everything",
+        q_sequences=(1, 33, 40),
+        k_sequences=(40, 33, 70),
+        batch=3,
+        window=(20, 0),
+        prefix=(0, 3, 50),
+        softcap=9.0,
+        alibi=(0.5, 0.25, 0.125, 0.0625),
+        bias=F16,
+        mask="random",
+        sinks=(0.0, 1.0, 2.0, -3.0),
+        num_heads=4,
+        bias_gradient=True,
+        sink_gradient=True,
+        **dict.fromkeys(EVERY, TOKENS),
+    )
+
+
+def _shapes() -> Iterator[BackwardCase]:
+    for kind in (
+        *MAIN,
+        "f16-128",
+        "bf16-128-causal",
+        "f32-64",
+        "f16-80/64",
+        "f16-256",
+        "f32-128/40-causal",
+    ):
+        yield case(kind, S_q=65, S_k=129)
+    for kind in ("bf16-192/256-causal", "f32-256/192"):
+        yield case(kind, S_q=33, S_k=33, batch=1)
+    for kind in ("f16-33/7", "f32-5/19-causal"):
+        yield case(kind, S_q=33)
+    yield case("bf16-1-causal", "tight", **dict.fromkeys(EVERY, Walk(aligned=False)), S_q=33)
+    yield case("f64-32", may_refuse=frozenset({"shared"}))
+    for S_q, S_k in ((1, 1), (1, 129), (129, 7)):
+        yield case("f16-64", f"{S_q}x{S_k}", S_q=S_q, S_k=S_k, batch=1)
+    for S_q, S_k in ((33, 129), (130, 130), (100, 33)):
+        yield case("f16-64-causal", f"{S_q}x{S_k}", S_q=S_q, S_k=S_k, batch=1)
+    yield case("f16-64", "no-keys", S_k=0)
+    yield case("f16-64", "no-queries", S_q=0)
+    yield case("f16-64", "no-batch", batch=0)
+    yield case("f16-64", "no-heads-of-queries", num_heads=0, kv_heads=2)
+    yield case("f16-64", "gqa-6-2", num_heads=6, S_q=20)
+    yield case("f16-64-causal", "mqa-5", num_heads=5, kv_heads=1, S_q=70)
+    yield case("bf16-128-causal", "gqa-4-2", num_heads=4, S_q=7)
+
+
+def _walks() -> Iterator[BackwardCase]:
+    yield case("f16-64-causal", "bshd", **dict.fromkeys(EVERY, TOKENS))
+    yield case("f16-64", "gaps", **dict.fromkeys(EVERY, Walk(gaps=(48, 24, 8))), lse_gap=3)
+    yield case("f16-64", "odd", **dict.fromkeys(EVERY, ODD))
+    yield case(
+        "f16-40-causal", "odd-rows", **dict.fromkeys(EVERY, Walk("brh", (0, 0, 1), aligned=False))
+    )
+    yield case("f16-64", "packed", packed=True, S_q=67, S_k=67, num_heads=4)
+    yield case(
+        "f16-64",
+        "same-kv-batch",
+        k=Walk(broadcast="b"),
+        v=Walk(broadcast="bh"),
+        dout=Walk(order="brh"),
+    )
+
+
+def _scores() -> Iterator[BackwardCase]:
+    for kind in ("f16-64", "f32-64"):
+        yield case(kind, "extreme", data="extreme", batch=1)
+        yield case(kind, "falling", data="falling", scale=1.0, batch=1)
+    yield case("f16-64-causal", "climbing", data="climbing", batch=1)
+    yield case("f16-64", "scale-negative", scale=-0.3)
+    yield case("f16-64", "scale-0", scale=0.0)
+    for window, name, S_q, S_k in (
+        ((16, 0), "16-0", 130, 130),
+        ((33, 12), "33-12", 33, 200),
+        ((3, 0), "3-0", 100, 33),
+    ):
+        yield case("f16-64", f"window-{name}", window=window, S_q=S_q, S_k=S_k, batch=1)
+    yield case("f16-64-causal", "prefix", prefix=(5, 41), S_q=70)
+    yield case("f16-64", "prefix-window", window=(8, 0), prefix=(0, 60))
+    yield case("f16-64", "prefix-negative", window=(8, 0), prefix=(-3, -(2**31)), S_q=70)
+    yield case("f16-64", "mask", mask="random")
+    yield case("f16-64", "mask-rows", mask="rows", mask_walk=Walk(broadcast="bh"))
+    yield case("f16-64", "mask-all", mask="all", mask_walk=Walk(broadcast="bhrc"))
+    yield case("f16-64-causal", "alibi-gqa", alibi=(0.5, 0.25, 0.125, 0.0625), num_heads=4)
+    yield case("f16-64", "softcap-5", softcap=5.0)
+    yield case("f32-64", "softcap-2-extreme", softcap=2.0, data="extreme", batch=1)
+    yield case("f16-64", "nan-in-dout", plants=(Plant("dout", NAN, (0, 1, 5, 2)),), batch=1)
+
+
+def _operands() -> Iterator[BackwardCase]:
+    bias = {"bias": F16, "bias_gradient": True}
+    for name, axes in (
+        ("", ""),
+        ("-by-key", "bhr"),
+        ("-by-query", "bc"),
+        ("-of-heads", "brc"),
+        ("-one", "bhrc"),
+    ):
+        # What a row's scores take adds up to 0, but for a sink's part.
+        sinks: dict[str, object] = {"sinks": (3.0, 2.0)} if "c" in axes else {}
+        yield case("f16-64", f"bias{name}", bias_walk=Walk(broadcast=axes), **bias, **sinks)
+    yield case(
+        "f16-64",
+        "bias-odd-transposed",
+        bias_walk=Walk("bhcr", (3, 1, 0), False, 1),
+        dbias=Walk("bhcr", (0, 1, 5)),
+        **bias,
+    )
+    gaps = Walk(gaps=(8, 4, 4), offset=1)
+    yield case("f16-64-causal", "bias-f32-gqa", **{**bias, "bias": F32}, dbias=gaps, num_heads=4)
+    yield case(
+        "f16-64",
+        "bias-f32-holes",
+        **{**bias, "bias": F32},
+        bias_data="holes",
+        bias_walk=Walk(broadcast="h"),
+    )
+    yield case("f16-64", "bias-f32-voids", **{**bias, "bias": F32}, bias_data="voids")
+    yield case("f16-64", "bias-voids", bias_data="voids", bias_walk=Walk(broadcast="h"), **bias)
+    yield case("f16-64", "bias-alone", bias=F16, bias_walk=Walk(broadcast="h"))
+    # Sums of nothing.
+    for what, axis, extent in (
+        ("batch", "b", {"batch": 0}),
+        ("heads", "h", {"num_heads": 0}),
+        ("queries", "r", {"S_q": 0}),
+        ("keys", "c", {"S_k": 0}),
+    ):
+        yield case("f16-64", f"bias-no-{what}", bias_walk=Walk(broadcast=axis), **bias, **extent)
+    yield case("f16-64", "bias-softcap", softcap=3.0, bias_walk=Walk(broadcast="b"), **bias)
+    yield case(
+        "f32-64-causal",
+        "bias-window",
+        window=(20, 3),
+        bias_walk=Walk(broadcast="b"),
+        **{**bias, "bias": F32},
+    )
+    yield case("f16-64", "sinks", sinks=(0.5, -1.0), sink_gradient=True)
+    yield case("f16-64", "sinks-alone", sinks=(0.5, -1.0))
+    yield case("f16-64", "sinks-huge-and-none", sinks=(1e4, -INF), sink_gradient=True, batch=1)
+    yield case(
+        "f16-64-causal", "sinks-masked-rows", sinks=(2.0, -INF), sink_gradient=True, S_q=70, S_k=33
+    )
+
+
+def _lengths() -> Iterator[BackwardCase]:
+    for kind in MAIN:
+        yield case(kind, "lengths", kv_lengths=(40, 129, 0, 65), batch=4, S_q=33, S_k=129)
+    yield case(
+        "f16-64-causal",
+        "lengths-bias-sinks",
+        kv_lengths=(1, 50),
+        bias=F16,
+        bias_gradient=True,
+        sinks=(1.0, -1.0),
+        sink_gradient=True,
+        bias_walk=Walk(broadcast="b"),
+        S_q=20,
+    )
+    rows = dict.fromkeys(EVERY, TOKENS)
+    mixed, others = (1, 64, 0, 65, 3), (7, 64, 5, 0, 130)
+    packed = {
+        "q_sequences": mixed,
+        "k_sequences": others,
+        "batch": 5,
+        "S_q": 65,
+        "S_k": 130,
+        **rows,
+    }
+    for kind in (*MAIN, "bf16-128-causal", "f16-33/7-causal"):
+        yield case(kind, "sequences", **packed)
+    yield case("f64-32-causal", "sequences", **packed, may_refuse=frozenset({"shared"}))
+    yield case(
+        "f16-64",
+        "sequences-0",
+        **{**packed, "q_sequences": (0, 0), "k_sequences": (0, 5), "batch": 2},
+    )
+    yield case(
+        "f16-64-causal",
+        "sequences-margin-gqa",
+        q_sequences=(33, 7),
+        k_sequences=(33, 20),
+        batch=2,
+        num_heads=4,
+        margin=5,
+        S_q=33,
+        S_k=33,
+        lse_gap=3,
+        **rows,
+    )
+    yield case(
+        "f16-64-causal",
+        "sequences-of-q",
+        q_sequences=(1, 33, 20),
+        batch=3,
+        S_q=33,
+        kv_lengths=(0, 70, 33),
+        q=TOKENS,
+        out=TOKENS,
+        dout=TOKENS,
+        dq=TOKENS,
+    )
+    yield case(
+        "f16-64",
+        "sequences-of-k",
+        k_sequences=(40, 0, 33),
+        batch=3,
+        S_q=20,
+        S_k=40,
+        k=TOKENS,
+        v=TOKENS,
+        dk=TOKENS,
+        dv=TOKENS,
+    )
+    # A bias ends with its sequence's queries: what lies beyond is NaN, and the gradient there 0,
+    # also where a sequence has none, and where the bias of its last is NaN.
+    bias: dict[str, object] = {
+        "q_sequences": (100, 0, 4),
+        "kv_lengths": (30, 11, 7),
+        "batch": 3,
+        "S_q": 100,
+        "S_k": 30,
+        "bias_gradient": True,
+    }
+    yield case("f16-64", "sequences-of-q-bias", bias=F16, **bias)
+    yield case(
+        "f16-64",
+        "sequences-of-q-bias-nan",
+        bias=F16,
+        plants=(Plant("bias", NAN, (2, 0, 3, 3)),),
+        **bias,
+    )
+    yield case("f16-64", "sequences-of-q-bias-any-order", bias=F32, deterministic=False, **bias)
+    # And where none has any, sums of nothing.
+    nothing = {**bias, "q_sequences": (0, 0, 0), "bias_walk": Walk(broadcast="br")}
+    yield case("f16-64", "sequences-0-of-q-bias", bias=F16, **nothing)
+    yield case(
+        "f16-64", "sequences-0-of-q-bias-any-order", bias=F32, deterministic=False, **nothing
+    )
+
+
+def _any_order() -> Iterator[BackwardCase]:
+    free: dict[str, object] = {"deterministic": False}
+    yield case("f16-64-causal", "any-order", S_q=65, S_k=129, **free)
+    yield case("f32-128/40", "any-order", S_q=70, S_k=70, **free)
+    yield case("f16-33/7", "any-order", S_q=33, **free)
+    yield case("f16-64", "any-order-no-keys", S_k=0, **free)
+    yield case(
+        "f16-64", "any-order-bias-voids", bias=F32, bias_data="voids", bias_gradient=True, **free
+    )
+    yield case("f16-64", "any-order-falling", data="falling", scale=1.0, batch=1, **free)
+    yield case(
+        "bf16-128-causal",
+        "any-order-sequences-gqa",
+        q_sequences=(33, 7, 0, 40),
+        k_sequences=(33, 20, 5, 40),
+        batch=4,
+        num_heads=4,
+        margin=5,
+        S_q=40,
+        S_k=40,
+        lse_gap=3,
+        **dict.fromkeys(EVERY, TOKENS),
+        **free,
+    )
+    yield case(
+        "f16-80/48",
+        "any-order-everything",
+        window=(50, 9),
+        prefix=(0, 12),
+        softcap=8.0,
+        alibi_batch=True,
+        alibi=(0.5, 0.25, 0.125, 0.0625),
+        bias=F32,
+        bias_walk=Walk(broadcast="h"),
+        mask="random",
+        sinks=(0.0, 1.0, 2.0, -3.0),
+        num_heads=4,
+        S_q=33,
+        bias_gradient=True,
+        sink_gradient=True,
+        **free,
+    )

@@ -1,0 +1,118 @@
+"""An attention as a parity case."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kernelseam.dtypes import DType
+from kernelseam.parity.cases.common import SHORT, Exemptions, Plant
+from kernelseam.parity.cases.walk import Walk
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """One attention. Field names are the descriptor's; q, k, v and out say how each lies in
+    memory."""
+
+    name: str
+    dtype: DType
+    head_dim: int = 64
+    value_dim: int = 64
+    S_q: int = 65
+    S_k: int = 129
+    batch: int = 2
+    num_heads: int = 2
+    kv_heads: int = 2
+    causal: bool = False
+    lse: bool = True
+    scale: float | None = None
+    """None: 1/√head_dim."""
+    q: Walk = Walk()
+    k: Walk = Walk()
+    v: Walk = Walk()
+    out: Walk = Walk()
+    packed: bool = False
+    """q, k and v are slices of one [B, S, H + 2·H_kv, D] array."""
+    view: str = "strided"
+    """"strided"; or pointer lists of q, k, v and out: "host" or "device" (where the lists lie)."""
+    scattered: bool = False
+    """Pointer lists: heads in a random order with uneven gaps, else evenly spaced."""
+    lse_gap: int = 0
+    """Elements left free after every head's row of the LSE."""
+    window: tuple[int | None, int | None] | None = None
+    prefix: tuple[int, ...] | None = None
+    """One an entry of the batch; so q_sequences, k_sequences and kv_lengths."""
+    softcap: float | None = None
+    alibi: tuple[float, ...] = ()
+    """A slope a head."""
+    alibi_batch: bool = False
+    """Every entry of the batch has slopes of its own, those of entry b (b + 1) times as steep."""
+    bias: DType | None = None
+    bias_walk: Walk = Walk()
+    bias_data: str = "normal"
+    """"normal" N(0,1), "holes" (−inf for a third of the pairs), "voids" (−inf for every third
+    query), "low" (−60000 for half of the pairs), "lowest" (the most negative number for a third of
+    the pairs and for every third query)."""
+    mask: str = ""
+    """Hidden are: "random" a third of the pairs, "rows" all keys from every third query, "keys" the
+    same third of the keys from all queries, "all" all."""
+    mask_walk: Walk = Walk()
+    sinks: tuple[float, ...] = ()
+    """One a head."""
+    q_sequences: tuple[int, ...] | None = None
+    """Lengths: q and out are packed."""
+    k_sequences: tuple[int, ...] | None = None
+    """Lengths: k and v are packed."""
+    margin: int = 0
+    """Rows of packed memory that are nobody's, before the first sequence and after the last."""
+    kv_lengths: tuple[int, ...] | None = None
+    page_size: int = 0
+    """k and v are paged: shuffled pages, some of them nobody's, and a table whose entries beyond
+    the lengths name none."""
+    dtype_out: DType | None = None
+    batch_invariant: bool = False
+    data: str = "normal"
+    """"normal" N(0,1); with scores made "extreme" (sd 256), "falling" (near −512), "climbing" (4 a
+    key); or with keys whose score is −inf: "holes" (every third), "voids" (all); or "faint": scores
+    are the steps alone, values are not negative, and 0 where the score is the highest."""
+    steps: tuple[tuple[int, float], ...] = ()
+    """(first key, score): with the default scale, what keys from there to the next step gain."""
+    steps_every: int = 1
+    """The steps are for every so many-th query."""
+    ramp: bool = False
+    """q[…,0] = √D and k[j,0] = j/16: later keys weigh more, so that a lost one shows."""
+    plants: tuple[Plant, ...] = ()
+    sample: int | None = None
+    may_refuse: frozenset[str] = frozenset()
+    exempt: Exemptions = ()
+    """The core's own implementations that promise less than the case asks, each with the reason:
+    not run there."""
+    group: str = ""
+
+    operation = "attention"
+
+    @property
+    def scale_used(self) -> float:
+        """The scale in force."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def out_dtype(self) -> DType:
+        """That of out."""
+        return self.dtype_out or self.dtype
+
+    @property
+    def keys(self) -> tuple[int, ...] | None:
+        """How many keys each entry of the batch has, where they differ."""
+        return self.kv_lengths if self.k_sequences is None else self.k_sequences
+
+
+def case(kind: str, what: str = "", **fields: object) -> AttentionCase:
+    """``kind`` is DTYPE-D[/D_v][-causal]."""
+    dtype, dims, *mask = kind.split("-")
+    head_dim, _, value_dim = dims.partition("/")
+    name = "attention-" + kind.replace("/", "v") + ("-" + what if what else "")
+    found = AttentionCase(
+        name, SHORT[dtype], int(head_dim), int(value_dim or head_dim), causal=bool(mask)
+    )
+    return replace(found, **fields)  # type: ignore[arg-type]

@@ -1,0 +1,75 @@
+"""Attention cases of few queries, whose heads may share a block and whose keys may be split over
+blocks; wide heads; results in float32; batch invariance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kernelseam.dtypes import DType
+from kernelseam.parity.cases.attention_case import AttentionCase, case
+from kernelseam.parity.cases.common import NAN, TOKENS, Plant
+
+F32 = DType.float32
+
+
+def few_queries() -> Iterator[AttentionCase]:
+    """Groups of heads, and keys by the thousand."""
+    yield case("f16-64", "1-query-gqa-8-2", S_q=1, num_heads=8)
+    yield case("f16-64-causal", "3-queries-gqa-8-2", S_q=3, num_heads=8)
+    yield case("f16-64-causal", "3-queries-mqa-5", S_q=3, S_k=2, num_heads=5, kv_heads=1)
+    yield case(
+        "f16-64-causal",
+        "20-queries-mqa-6-bshd",
+        S_q=20,
+        S_k=40,
+        num_heads=6,
+        kv_heads=1,
+        q=TOKENS,
+        out=TOKENS,
+        lse_gap=5,
+    )
+    few = {"S_q": 1, "S_k": 5000, "batch": 1, "num_heads": 4, "kv_heads": 1}
+    three = {**few, "S_q": 3, "S_k": 1500}
+    for kind in ("f16-64", "bf16-128", "f32-64"):
+        yield case(kind, "split", **few)
+    yield case("f16-64", "split-no-lse", **few, lse=False)
+    yield case(
+        "f16-64", "split-batches", S_q=3, S_k=1500, batch=2, num_heads=4, kv_heads=2, lse_gap=3
+    )
+    yield case("f16-64", "split-value-dim-40", **few, value_dim=40, out=TOKENS)
+    yield case("f16-64-causal", "split", **{**three, "S_q": 7})
+    yield case("f16-64-causal", "split-sinks", **three, sinks=(3.0, -1.0, 1e3, -1e3))
+    yield case("f16-64-causal", "split-window", **three, window=(1200, None))
+    yield case("f16-64", "split-nan", **three, plants=(Plant("v", NAN, (0, 0, 900, 3)),))
+    yield case("f16-64", "split-mask-all", **three, mask="all")
+    for n in (0, 513):
+        yield case("f16-64", f"split-lengths-{n}", **three, kv_lengths=(n,))
+    yield case(
+        "f16-64", "split-pages", **three, kv_lengths=(1490,), page_size=16, k=TOKENS, v=TOKENS
+    )
+    yield case(
+        "f16-64-causal",
+        "split-sequences",
+        **three,
+        q_sequences=(3,),
+        k_sequences=(1500,),
+        margin=2,
+        q=TOKENS,
+        k=TOKENS,
+        v=TOKENS,
+        out=TOKENS,
+    )
+
+
+def options() -> Iterator[AttentionCase]:
+    """What is left."""
+    wide = {"S_q": 17, "S_k": 70, "batch": 1, "num_heads": 4, "kv_heads": 1}
+    for kind in ("f16-192/128-causal", "f16-272/40-causal", "bf16-576/512-causal"):
+        yield case(kind, "mqa", **wide)
+    yield case("bf16-576/512-causal", "1-query-mqa", **{**wide, "S_q": 1})
+    for kind in ("f16-64", "bf16-128-causal"):
+        yield case(kind, "to-f32", dtype_out=F32)
+    yield case("f16-64-causal", "batch-invariant", batch_invariant=True, S_q=7, num_heads=4)
+    yield case(
+        "f16-64", "split-to-f32", S_q=1, S_k=1500, batch=1, num_heads=1, kv_heads=1, dtype_out=F32
+    )

@@ -1,0 +1,159 @@
+"""Attention cases about what a query sees and about what is done to a score."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kernelseam.dtypes import DType
+from kernelseam.parity.cases.attention_case import AttentionCase, case
+from kernelseam.parity.cases.common import INF, LEAKS, NAN, SHORT, Plant
+from kernelseam.parity.cases.walk import Walk
+
+F32 = DType.float32
+SLOPES = (0.5, 0.0625)
+NO_F64 = frozenset({"shared"})
+
+
+def windows() -> Iterator[AttentionCase]:
+    """Bands about the diagonal, and keys before a prefix that are seen in any case."""
+    for window, name, S_q, S_k in (
+        ((16, 0), "16-0", 130, 130),
+        ((0, 0), "0-0", 65, 70),
+        ((None, 5), "any-5", 65, 40),
+        ((3, 0), "3-0-masked-rows", 100, 33),
+        ((33, 12), "33-12", 33, 300),
+    ):
+        yield case("f16-64", f"window-{name}", window=window, S_q=S_q, S_k=S_k, batch=1)
+    yield case("f16-64-causal", "window-33-any", window=(33, None), S_q=70, S_k=300, batch=1)
+    yield case(
+        "bf16-128", "window-100-0-gqa", window=(100, 0), S_q=40, S_k=300, batch=1, num_heads=4
+    )
+    yield case("f32-64", "window-20-20", window=(20, 20), S_q=70, S_k=70, batch=1)
+    # Seen by the first rows alone: later ones share their tile of keys, and then its queries too.
+    early = {"k": Plant("k", NAN, (0, 0, 3, 3)), "v": Plant("v", INF, (0, 1, 40, None))}
+    for name, plant in early.items():
+        yield case(
+            "f16-64",
+            f"window-nan-in-hidden-{name}",
+            window=(8, 0),
+            S_q=129,
+            S_k=129,
+            batch=1,
+            plants=(plant,),
+            exempt=LEAKS if name == "v" else (),
+        )
+    yield case("f16-64-causal", "prefix", prefix=(5, 41), S_q=70, S_k=70)
+    yield case("f16-64-causal", "prefix-none-and-all", prefix=(-3, 1000), S_q=40, S_k=70)
+    yield case("f16-64-causal", "prefix-short-of-queries", prefix=(2, 33), S_q=70, S_k=33)
+    yield case("f16-64", "prefix-window", window=(8, 0), prefix=(0, 90), S_q=129, S_k=129)
+    yield case("f16-64", "prefix-negative", window=(8, 0), prefix=(-3, -(2**31)), S_q=70, S_k=70)
+    yield case("f16-64", "prefix-window-early", window=(20, 3), prefix=(7, 1), S_q=70, S_k=129)
+    yield case(
+        "f16-64-causal",
+        "prefix-nan-in-hidden-v",
+        prefix=(20,),
+        S_q=70,
+        S_k=70,
+        batch=1,
+        plants=(Plant("v", NAN, (0, 0, 33, None)),),
+        exempt=LEAKS,
+    )
+
+
+def masks() -> Iterator[AttentionCase]:
+    """A bit for every pair of a query and a key."""
+    yield case("f16-64", "mask", mask="random")
+    yield case(
+        "f16-64", "mask-odd-transposed", mask="random", mask_walk=Walk("bhcr", (3, 1, 0), False, 5)
+    )
+    yield case("f16-64", "mask-rows", mask="rows", mask_walk=Walk(broadcast="bh"))
+    yield case("f16-64", "mask-all", mask="all", mask_walk=Walk(broadcast="bhrc"))
+    yield case("bf16-128-causal", "mask-gqa", mask="random", num_heads=4, S_q=5, S_k=70)
+    mask = {"mask": "keys", "mask_walk": Walk(broadcast="bhr"), "S_q": 33, "S_k": 40, "batch": 1}
+    hidden = dict.fromkeys("kv", (0, 1, 30, None))
+    for name, index in hidden.items():
+        lost = {"plants": (Plant(name, NAN, index),), "exempt": LEAKS if name == "v" else ()}
+        yield case("f16-64", f"mask-keys-nan-in-{name}", **mask, **lost)
+
+
+def biases() -> Iterator[AttentionCase]:
+    """Softcap, ALiBi, bias and sinks."""
+    for kind in ("f16-64", "f32-64"):
+        yield case(kind, "softcap-5", softcap=5.0, batch=1)
+    yield case("f16-64", "softcap-30-extreme", softcap=30.0, data="extreme", batch=1)
+    yield case("f16-64", "softcap-huge", softcap=1e6, batch=1)
+    yield case("f16-64", "softcap-tiny", softcap=1e-3, scale=-0.3, batch=1)
+    yield case("f16-64", "alibi", alibi=SLOPES)
+    yield case(
+        "f16-64", "alibi-batch-negative", alibi=(0.25, -0.125), alibi_batch=True, S_q=70, S_k=40
+    )
+    yield case(
+        "f16-64-causal",
+        "alibi-gqa",
+        alibi=(0.5, 0.25, 0.125, 0.0625),
+        num_heads=4,
+        S_q=7,
+        S_k=250,
+        batch=1,
+    )
+    f16 = SHORT["f16"]
+    for name, walk in (
+        ("", Walk()),
+        ("-by-key", Walk(broadcast="bhr")),
+        ("-by-query", Walk(broadcast="bc")),
+        ("-odd-transposed", Walk("bhcr", (3, 1, 0), False, 1)),
+    ):
+        yield case("f16-64", f"bias{name}", bias=f16, bias_walk=walk)
+    yield case("f32-64", "bias", bias=F32, S_q=33, S_k=70)
+    yield case("f16-64-causal", "bias-f32-gqa", bias=F32, num_heads=4, S_q=33, S_k=70)
+    for kind in ("holes", "voids", "low"):
+        yield case("f16-64", f"bias-f32-{kind}", bias=F32, bias_data=kind)
+    # In base 2 it is no number any more: a row of nothing else still has a mean, but an LSE of its
+    # own size alone.
+    yield case("f16-64", "bias-f32-lowest", bias=F32, bias_data="lowest", lse=False)
+    lost = (Plant("bias", NAN, (0, 1, 5, 7)), Plant("bias", INF, (1, 0, 64, 128)))
+    yield case("f16-64", "bias-nan", bias=f16, plants=lost)
+    yield case("f16-64", "sinks", sinks=(0.5, -1.0))
+    yield case("f16-64", "sinks-huge-and-none", sinks=(1e4, -INF), batch=1)
+    # Weights that float32 holds as subnormal numbers, if at all.
+    yield case(
+        "f32-64",
+        "sinks-far-above",
+        sinks=(86.0, 88.0, 95.0, 103.0),
+        num_heads=4,
+        S_q=5,
+        S_k=7,
+        batch=1,
+    )
+    yield case("f16-64", "sinks-low", sinks=(-1e4, -30.0), data="falling", scale=1.0, batch=1)
+    yield case("f16-64-causal", "sinks-masked-rows", sinks=(2.0, -INF), S_q=70, S_k=33, batch=1)
+    yield case("f16-64", "sinks-no-keys", sinks=(2.0, -INF), S_k=0)
+    yield case(
+        "f16-64-causal", "sinks-gqa", sinks=(1.0, 2.0, 3.0, -4.0), num_heads=4, S_q=3, S_k=70
+    )
+
+
+def together() -> Iterator[AttentionCase]:
+    """Every option at once."""
+    for kind, bias, more in (
+        ("f16-64", F32, {}),
+        ("bf16-128", SHORT["bf16"], {"dtype_out": F32}),
+        ("f64-32", SHORT["f64"], {"may_refuse": NO_F64}),
+    ):
+        yield case(
+            kind,
+            "everything",
+            window=(50, 9),
+            prefix=(0, 12),
+            softcap=8.0,
+            alibi=(0.5, 0.25, 0.125, 0.0625),
+            alibi_batch=True,
+            bias=bias,
+            bias_walk=Walk(broadcast="h"),
+            mask="random",
+            sinks=(0.0, 1.0, 2.0, -3.0),
+            num_heads=4,
+            S_q=33,
+            S_k=100,
+            **more,
+        )

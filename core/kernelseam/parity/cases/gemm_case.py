@@ -1,0 +1,88 @@
+"""A batched GEMM as a parity case."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from kernelseam.dtypes import DType
+from kernelseam.parity.cases.common import SHORT, Exemptions, Plant
+from kernelseam.parity.cases.walk import Walk
+
+
+@dataclass(frozen=True)
+class GemmCase:
+    """One batched GEMM. Field names are the descriptor's."""
+
+    name: str
+    dtype: DType
+    a_transposed: bool = False
+    b_transposed: bool = False
+    M: int = 65
+    N: int = 72
+    K: int = 33
+    batch: int = 2
+    num_heads: int = 3
+    alpha: float = 1.0
+    beta: float = 0.0
+    b_head_group: int = 1
+    c_batch_group: int = 1
+    c_head_group: int = 1
+    dtype_c: DType | None = None
+    bias: DType | None = None
+    residual: DType | None = None
+    in_place: bool = False
+    """The residual is C itself."""
+    precision: str | None = None
+    a: Walk = Walk()
+    b: Walk = Walk()
+    c: Walk = Walk()
+    bias_walk: Walk = Walk()
+    """Of a row each."""
+    residual_walk: Walk = Walk()
+    view: str = "strided"
+    """"strided"; or pointer lists: "host" or "device" (where the list lies)."""
+    scattered: bool = False
+    """Pointer lists: matrices in a random order with uneven gaps, else evenly spaced."""
+    data: str = "normal"
+    """"normal" N(0,1), "positive" U(0,1), "integers" −3…3 (results must agree bit for bit), "tiny"
+    or "huge" normal."""
+    plants: tuple[Plant, ...] = ()
+    sample: int | None = None
+    """Compare so many rows instead of all."""
+    may_refuse: frozenset[str] = frozenset()
+    """Names of the core's own implementations that may refuse; a plugin's own always may, with a
+    reason."""
+    group: str = ""
+    """What the case is about, a heading of the report."""
+
+    operation = "gemm"
+    exempt: ClassVar[Exemptions] = ()
+
+    @property
+    def out_dtype(self) -> DType:
+        """That of C."""
+        return self.dtype_c or self.dtype
+
+    @property
+    def lead(self) -> tuple[int, int]:
+        """C's batches and heads."""
+        return self.batch // self.c_batch_group, self.num_heads // self.c_head_group
+
+    @property
+    def terms(self) -> int:
+        """Products of numbers that an element of C is the sum of."""
+        return self.K * self.c_batch_group * self.c_head_group
+
+    @property
+    def exact(self) -> bool:
+        """Whether the oracle must be met bit for bit."""
+        return self.data == "integers"
+
+
+def case(kind: str, what: str = "", **fields: object) -> GemmCase:
+    """``kind`` is DTYPE-XY, X and Y being n or t for A and B."""
+    dtype, ops = kind.split("-")
+    name = "gemm-" + kind + ("-" + what if what else "")
+    found = GemmCase(name, SHORT[dtype], ops[0] == "t", ops[1] == "t")
+    return replace(found, **fields)  # type: ignore[arg-type]

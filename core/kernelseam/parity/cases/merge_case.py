@@ -1,0 +1,47 @@
+"""Partial attentions to be merged, as a parity case."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from kernelseam.dtypes import DType
+from kernelseam.parity.cases.common import SHORT, Exemptions, Plant
+from kernelseam.parity.cases.walk import Walk
+
+
+@dataclass(frozen=True)
+class MergeCase:
+    """Partial attentions merged. Field names are the descriptor's; outs and out say how each lies
+    in memory."""
+
+    name: str
+    dtype: DType
+    dtype_out: DType
+    parts: int = 3
+    batch: int = 2
+    num_heads: int = 3
+    rows: int = 17
+    value_dim: int = 64
+    lse: bool = True
+    outs: Walk = Walk()
+    out: Walk = Walk()
+    part_gap: int = 0
+    """Elements left free after every part's results, and after every head's row of an LSE."""
+    data: str = "normal"
+    """LSEs: "normal" N(0,4), "apart" (parts outweigh each other by up to e^200), "absent" (−inf for
+    half of them, their results NaN), "nothing" (−inf for all), "nan" or "inf" (one of them)."""
+    may_refuse: frozenset[str] = frozenset()
+    group: str = ""
+
+    operation = "merge_states"
+    sample: ClassVar[int | None] = None
+    plants: ClassVar[tuple[Plant, ...]] = ()
+    exempt: ClassVar[Exemptions] = ()
+
+
+def case(kind: str, what: str = "", **fields: object) -> MergeCase:
+    """``kind`` is DTYPE-DTYPE_OUT."""
+    dtype, _, dtype_out = kind.partition("-")
+    name = "merge-states-" + kind + ("-" + what if what else "")
+    return replace(MergeCase(name, SHORT[dtype], SHORT[dtype_out]), **fields)  # type: ignore[arg-type]

@@ -1,0 +1,198 @@
+"""The rows of the parity matrix about the projections themselves; their gradients are in
+``projection_bwd_cases``.
+
+Extents, strides, positions and values vary freely; specs (dtypes, options, alignment) are few, for
+each is a compilation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from kernelseam.parity.cases.common import INF, NAN, ODD, SHORT, TOKENS, Plant
+from kernelseam.parity.cases.projection_case import ProjectionCase, case
+from kernelseam.parity.cases.walk import Walk
+
+F16, F32 = SHORT["f16"], SHORT["f32"]
+GAPS, TIGHT = Walk(gaps=(64, 24, 8)), Walk(aligned=False)
+APART = Walk(gaps=(32, 0, 0))
+"""Entries with a gap between them: their tokens are not the rows of one matrix."""
+QKV, OUT = "qkv_projection", "output_projection"
+
+
+def grouped(groups: Mapping[str, Iterator[ProjectionCase]]) -> list[ProjectionCase]:
+    """The cases of groups, each with its group's name."""
+    found = [replace(c, group=group) for group, cases in groups.items() for c in cases]
+    assert len({c.name for c in found}) == len(found)
+    return found
+
+
+def projection_cases() -> list[ProjectionCase]:
+    """Every case of a projection."""
+    return grouped(
+        {
+            "projection to q, k and v": _qkv(),
+            "rotary embedding": _rotary(),
+            "k and v into pages": _pages(),
+            "projection of an attention's result": _output(),
+        }
+    )
+
+
+def of_qkv(walk: Walk) -> dict[str, Walk]:
+    """q, k and v all lie so."""
+    return dict.fromkeys("qkv", walk)
+
+
+def _qkv() -> Iterator[ProjectionCase]:
+    for kind in ("f16", "f32"):
+        yield case(QKV, kind)
+    yield case(QKV, "f16", "bias", bias=F16)
+    yield case(QKV, "bf16", "bias-f32", bias=F32)
+    yield case(QKV, "f16", "to-f32", dtype_out=F32)
+    for heads, kv_heads, dim in ((3, 3, 64), (8, 1, 80), (2, 1, 128), (5, 2, 33)):
+        yield case(
+            QKV,
+            "f16",
+            f"heads-{heads}-{kv_heads}-{dim}",
+            num_heads=heads,
+            kv_heads=kv_heads,
+            head_dim=dim,
+        )
+    for S, hidden in ((1, 64), (65, 8), (129, 264)):
+        yield case(QKV, "f16", f"ragged-{S}x{hidden}", S=S, hidden=hidden)
+    tight = {"input": TIGHT, "weight": TIGHT}
+    yield case(QKV, "f16", "unaligned", tight, S=7, hidden=67, bias=F16)
+    yield case(QKV, "f32", "unaligned", {**tight, **of_qkv(ODD)}, S=7, hidden=1, head_dim=5)
+    for kind in ("f16", "f32"):
+        yield case(QKV, kind, "token-major", of_qkv(TOKENS))
+        yield case(QKV, kind, "packed", packed=True, head_dim=64)
+        yield case(QKV, kind, "gaps", {"input": GAPS, "weight": GAPS, **of_qkv(GAPS)})
+        yield case(QKV, kind, "entries-apart", {"input": APART})
+        yield case(QKV, kind, "no-batch", batch=0)
+        yield case(QKV, kind, "no-tokens", S=0)
+    yield case(QKV, "f16", "one-entry", batch=1, S=70, bias=F16)
+    yield case(QKV, "f16", "one-input", {"input": Walk(broadcast="b")})
+    yield case(QKV, "f16", "decode", {"input": APART, "q": TOKENS, "k": GAPS}, S=1, batch=5)
+    yield case(QKV, "f16", "odd-q", {"q": ODD})
+    yield case(QKV, "f16", "no-hidden", hidden=0, bias=F16)
+    yield case(QKV, "f16", "integers", data="integers", bias=F16, S=65)
+    yield case(QKV, "f16", "positive", data="positive", hidden=1032, S=17)
+    nan = (
+        Plant("input", NAN, (0, 0, 5, 6)),
+        Plant("input", INF, (1, 0, 0, 71)),
+        Plant("input", -INF, (1, 0, 32, 0)),
+    )
+    for kind in ("f16", "f32"):
+        yield case(QKV, kind, "nan-in-input", plants=nan)
+    yield case(QKV, "f16", "nan-in-weight", plants=(Plant("weight", NAN, (0, 0, 33, 7)),))
+
+
+def _rotary() -> Iterator[ProjectionCase]:
+    for kind, style in (
+        ("f16", "halves"),
+        ("f16", "pairs"),
+        ("bf16", "halves"),
+        ("f32", "pairs"),
+        ("f64", "halves"),
+    ):
+        yield case(QKV, kind, f"rotary-{style}", rotary=style, bias=F32)
+    for style in ("halves", "pairs"):
+        more: dict[str, Any] = {"rotary": style, "bias": F32}
+        for dim, turned in ((64, 64), (128, 128), (80, 20), (80, 32), (40, 2)):
+            what = f"rotary-{style}-{turned}-of-{dim}"
+            yield case(QKV, "f16", what, head_dim=dim, rotary_dim=turned, S=20, **more)
+        yield case(QKV, "f16", f"rotary-{style}-from-17", of_qkv(TOKENS), first_position=17, **more)
+        yield case(
+            QKV, "f16", f"rotary-{style}-entries-apart", {"input": APART, **of_qkv(GAPS)}, **more
+        )
+        nan = (
+            Plant("input", NAN, (0, 0, 5, 6)),
+            Plant("cos", INF, (4, 3)),
+            Plant("sin", NAN, (9, 0)),
+        )
+        yield case(QKV, "f16", f"rotary-{style}-nan", plants=nan, **more)
+    told: dict[str, Any] = {"rotary": "halves", "bias": F32, "positions": True}
+    yield case(QKV, "f16", "rotary-halves-positions", **told)
+    yield case(QKV, "f16", "rotary-halves-positions-apart", {"input": APART}, **told)
+    yield case(QKV, "f16", "rotary-halves-odd", of_qkv(ODD), rotary="halves", bias=F32)
+    yield case(
+        QKV, "f16", "rotary-halves-packed", rotary="halves", bias=F32, packed=True, head_dim=64
+    )
+    yield case(QKV, "f16", "rotary-halves-decode", S=1, batch=7, **told)
+
+
+def _pages() -> Iterator[ProjectionCase]:
+    turned: dict[str, Any] = {"rotary": "halves", "positions": True, "bias": F32}
+    for size in (1, 16, 24):
+        yield case(QKV, "f16", f"pages-{size}", page_size=size)
+        yield case(QKV, "f16", f"pages-{size}-rotary", page_size=size, **turned)
+    yield case(QKV, "f32", "pages-16-from-9", page_size=16, first_position=9)
+    walks = {"k": Walk(order="brh", gaps=(8, 16, 8)), "v": TOKENS, "q": TOKENS}
+    yield case(QKV, "f16", "pages-24-token-major", walks, page_size=24, first_position=5)
+    yield case(QKV, "f16", "pages-16-decode", page_size=16, S=1, batch=9, **turned)
+    yield case(QKV, "f16", "pages-16-entries-apart", {"input": APART}, page_size=16)
+    yield case(QKV, "f16", "pages-16-no-tokens", page_size=16, S=0)
+    nan = (Plant("input", NAN, (0, 0, 5, 6)), Plant("input", NAN, (1, 0, 32, 0)))
+    yield case(QKV, "f16", "pages-16-nan-in-input", page_size=16, plants=nan)
+
+
+def _output() -> Iterator[ProjectionCase]:
+    token_major = {"attn_out": TOKENS}
+    both: dict[str, Any] = {"bias": F16, "residual": F16}
+    for kind in ("f16", "f32", "f64"):
+        yield case(OUT, kind)
+    yield case(OUT, "f16", "token-major", token_major)
+    for kind in ("f16", "bf16", "f32"):
+        more: dict[str, Any] = dict.fromkeys(("bias", "residual"), F16 if kind == "f16" else F32)
+        yield case(OUT, kind, "bias-residual", **more)
+        if kind != "bf16":
+            yield case(OUT, kind, "token-major-bias-residual", token_major, **more)
+    for dim in (33, 64, 80, 128):
+        yield case(OUT, "f16", f"dim-{dim}", head_dim=dim, num_heads=3, **both)
+    yield case(OUT, "f16", "in-place", in_place=True, **both)
+    yield case(OUT, "f16", "token-major-in-place", token_major, in_place=True, **both)
+    for S, hidden in ((1, 64), (65, 8), (129, 264)):
+        yield case(OUT, "f16", f"ragged-{S}x{hidden}", S=S, hidden=hidden, **both)
+    tight = dict.fromkeys(("attn_out", "weight", "residual", "out"), TIGHT)
+    yield case(OUT, "f16", "unaligned", tight, S=7, hidden=67, head_dim=9, **both)
+    gaps = {"weight": GAPS, "residual": GAPS, "out": GAPS}
+    for what, order in (("head-major", "bhr"), ("token-major", "brh")):
+        lie = {"attn_out": Walk(order=order)}
+        yield case(
+            OUT,
+            "f16",
+            f"{what}-entries-apart",
+            {"attn_out": Walk(order=order, gaps=(64, 0, 0))},
+            **both,
+        )
+        yield case(
+            OUT,
+            "f16",
+            f"{what}-gaps",
+            {**gaps, "attn_out": Walk(order=order, gaps=(64, 16, 8))},
+            **both,
+        )
+        yield case(OUT, "f16", f"{what}-out-apart", {**lie, "out": APART}, **both)
+        yield case(
+            OUT, "f16", f"{what}-one-residual", {**lie, "residual": Walk(broadcast="b")}, **both
+        )
+        yield case(
+            OUT,
+            "f16",
+            f"{what}-one-residual-row",
+            {**lie, "residual": Walk(broadcast="br")},
+            **both,
+        )
+    yield case(OUT, "f16", "one-entry", batch=1, S=70, **both)
+    yield case(OUT, "f16", "no-batch", batch=0, **both)
+    yield case(OUT, "f16", "no-tokens", S=0, **both)
+    yield case(OUT, "f16", "integers", data="integers", **both)
+    yield case(OUT, "f32", "positive", data="positive", head_dim=128)
+    nan = (Plant("attn_out", NAN, (0, 1, 5, 6)), Plant("attn_out", INF, (1, 3, 32, 31)))
+    yield case(OUT, "f16", "nan-in-attn-out", plants=nan, **both)
+    yield case(
+        OUT, "f16", "nan-in-residual", plants=(Plant("residual", NAN, (0, 0, 5, 6)),), **both
+    )

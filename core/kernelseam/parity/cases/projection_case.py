@@ -1,0 +1,95 @@
+"""Projections as parity cases, written down as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kernelseam.dtypes import DType
+from kernelseam.parity.cases.common import SHORT, Exemptions, Plant
+from kernelseam.parity.cases.walk import Walk
+
+
+@dataclass(frozen=True)
+class ProjectionCase:
+    """A projection before or after an attention, or its gradients. Field names are the
+    descriptors'."""
+
+    name: str
+    operation: str
+    dtype: DType
+    batch: int = 2
+    S: int = 33
+    hidden: int = 72
+    num_heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    bias: DType | None = None
+    """Of gradients: d_bias's."""
+    residual: DType | None = None
+    in_place: bool = False
+    """The residual is out itself."""
+    dtype_out: DType | None = None
+    walks: tuple[tuple[str, Walk], ...] = ()
+    """How operands lie, by name; others are head-major, aligned and without gaps."""
+    packed: bool = False
+    """q, k and v (or dq, dk and dv) are slices of one [B, S, H + 2·H_kv, D] array."""
+    rotary: str = ""
+    rotary_dim: int | None = None
+    """None: head_dim."""
+    positions: bool = False
+    """In memory: shuffled ones, different for each entry, with gaps between them."""
+    first_position: int = 0
+    page_size: int = 0
+    """k and v are paged: shuffled pages, some of them nobody's, and a table whose entries behind
+    them name none."""
+    gradients: tuple[str, ...] = ("d_input", "d_weight")
+    """Those that are asked for, beside d_bias; d_input stands for d_attn_out, too."""
+    data: str = "normal"
+    """"normal" N(0,1), "positive" U(0,1), "integers" −3…3 (results must agree bit for bit)."""
+    plants: tuple[Plant, ...] = ()
+    may_refuse: frozenset[str] = frozenset()
+    group: str = ""
+
+    sample: ClassVar[int | None] = None
+    exempt: ClassVar[Exemptions] = ()
+
+    @property
+    def out_dtype(self) -> DType:
+        """That of the results of a forward."""
+        return self.dtype_out or self.dtype
+
+    @property
+    def turned(self) -> int:
+        """rotary_dim, 0 where nothing is turned."""
+        return (self.rotary_dim or self.head_dim) if self.rotary else 0
+
+    @property
+    def width(self) -> int:
+        """Columns of q, k and v together, or of attn_out."""
+        kv = 2 * self.kv_heads if self.operation.startswith("qkv") else 0
+        return (self.num_heads + kv) * self.head_dim
+
+    @property
+    def exact(self) -> bool:
+        """Whether the oracle must be met bit for bit."""
+        return self.data == "integers"
+
+    def walk(self, name: str) -> Walk:
+        """How an operand lies."""
+        return dict(self.walks).get(name, Walk())
+
+
+def case(
+    operation: str,
+    kind: str,
+    what: str = "",
+    walks: Mapping[str, Walk] | None = None,
+    **fields: Any,
+) -> ProjectionCase:
+    """``kind`` abbreviates the dtype; ``walks``: how operands lie."""
+    name = "-".join(filter(None, (operation.replace("_", "-"), kind, what)))
+    return ProjectionCase(
+        name, operation, SHORT[kind], walks=tuple((walks or {}).items()), **fields
+    )

@@ -1,0 +1,42 @@
+"""How a case's rows follow each other in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How rows of [batch, head, row, column] data follow each other in memory."""
+
+    order: str = "bhr"
+    """Axes, outermost first: "bhr" head-major, "brh" token-major; columns are innermost unless "c"
+    stands elsewhere."""
+    gaps: tuple[int, int, int] = (0, 0, 0)
+    """Elements left free after every batch, head and row."""
+    aligned: bool = True
+    """Each stride is rounded up so that every row starts at a multiple of 16 bytes; else as tight
+    as it goes."""
+    offset: int = 0
+    """Elements before the first."""
+    broadcast: str = ""
+    """Axes of stride 0."""
+
+    def strides(self, shape: tuple[int, ...], itemsize: int) -> tuple[int, int, int]:
+        """(batch, head, row) strides in elements for data of ``shape`` [batch, head, row,
+        column]."""
+        batch, head, row, _ = self.plane(shape, itemsize)
+        return batch, head, row
+
+    def plane(self, shape: tuple[int, ...], itemsize: int) -> tuple[int, int, int, int]:
+        """The same with the column's stride: 1, unless ``order`` names its axis, "c", elsewhere or
+        it is repeated."""
+        unit = max(16 // itemsize, 1) if self.aligned else 1
+        size, found = 0, dict.fromkeys(self.broadcast, 0)
+        for axis in reversed(self.order if "c" in self.order else self.order + "c"):
+            if axis not in self.broadcast:
+                i = "bhrc".index(axis)
+                # The innermost axis is contiguous.
+                found[axis] = -(-(size + (*self.gaps, 0)[i]) // unit) * unit if size else 1
+                size = found[axis] * max(shape[i], 1)
+        return found["b"], found["h"], found["r"], found["c"]

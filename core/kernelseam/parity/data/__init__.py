@@ -1,0 +1,1 @@
+"""Operands of a case: seeded values, and where they lie."""

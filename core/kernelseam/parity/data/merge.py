@@ -1,0 +1,54 @@
+"""A merge case's operands: seeded values, and where they lie."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelseam.oracle.formulas import Array
+from kernelseam.parity.cases.merge_case import MergeCase
+from kernelseam.parity.data.memory import Place
+
+
+def values(case: MergeCase, rng: np.random.Generator) -> dict[str, Array]:
+    """``outs`` [part, batch, head, row, column] and ``lses`` [part, batch, head, row]."""
+    lead = (case.parts, case.batch, case.num_heads, case.rows)
+    outs, lses = rng.standard_normal((*lead, case.value_dim)), 2 * rng.standard_normal(lead)
+    if case.data == "apart":
+        lses += rng.integers(-2, 3, lead) * 50
+    elif case.data in ("absent", "nothing"):
+        lses[rng.random(lead) < (0.5 if case.data == "absent" else 2)] = -np.inf
+        outs[np.isneginf(lses)] = np.nan
+    elif case.data in ("nan", "inf"):
+        lses[-1, 0, 0, 3] = float(case.data)
+    elif case.data != "normal":
+        raise ValueError(case.data)
+    return {
+        "outs": outs.astype(case.dtype.numpy),
+        "lses": lses.astype(case.dtype.accumulator.numpy),
+    }
+
+
+def places(case: MergeCase) -> dict[str, Place]:
+    """Where every operand lies: parts one after the other."""
+    lead = (case.batch, case.num_heads, case.rows)
+    shape = (*lead, case.value_dim)
+    strides = case.outs.strides(shape, case.dtype.itemsize)
+    part = max(n * s for n, s in zip(lead, strides, strict=True)) + case.part_gap
+    found = {
+        "outs": Place(
+            "outs", case.dtype, (case.parts, *shape), (part, *strides, 1), case.outs.offset
+        ),
+        "out": Place(
+            "out",
+            case.dtype_out,
+            shape,
+            (*case.out.strides(shape, case.dtype_out.itemsize), 1),
+            case.out.offset,
+        ),
+    }
+    head = case.rows + case.part_gap
+    each, kind = (case.num_heads * head, head, 1), case.dtype.accumulator
+    found["lses"] = Place("lses", kind, (case.parts, *lead), (case.batch * each[0], *each))
+    if case.lse:
+        found["lse"] = Place("lse", kind, lead, each)
+    return found

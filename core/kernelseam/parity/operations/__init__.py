@@ -1,0 +1,1 @@
+"""What the matrix asks of each operation: cases, operands, descriptor, verdict."""

@@ -1,0 +1,149 @@
+"""The attention in the matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from kernelseam.contract import Device, Runtime
+from kernelseam.descriptors import Attention, AttentionPointers
+from kernelseam.oracle import check, formulas
+from kernelseam.oracle.check import Verdict
+from kernelseam.oracle.formulas import Array, AttentionResult
+from kernelseam.parity.cases.attention import attention_cases
+from kernelseam.parity.cases.attention_case import AttentionCase
+from kernelseam.parity.data import attention as data
+from kernelseam.parity.data.descriptors import address_list, strides
+from kernelseam.parity.data.memory import Layout, Place
+from kernelseam.parity.operations.operation import Operation
+
+FIELDS = (
+    "batch",
+    "num_heads",
+    "kv_heads",
+    "S_q",
+    "S_k",
+    "head_dim",
+    "value_dim",
+    "causal",
+    "window",
+    "scale",
+    "softcap",
+    "dtype",
+    "dtype_out",
+    "batch_invariant",
+)
+"""Those that a case and the descriptor name alike."""
+
+
+class AttentionForward(Operation[AttentionCase, AttentionResult]):
+    """softmax(scale·q·kᵀ)·v and its variants."""
+
+    name = "attention"
+
+    def cases(self) -> list[AttentionCase]:
+        return attention_cases()
+
+    def draw(self, case: AttentionCase, rng: np.random.Generator) -> dict[str, Array]:
+        return data.values(case, rng)
+
+    def places(self, case: AttentionCase) -> dict[str, Place]:
+        return data.places(case)
+
+    def outputs(self, case: AttentionCase) -> tuple[str, ...]:
+        return ("out", "lse") if case.lse else ("out",)
+
+    def lead(self, case: AttentionCase) -> tuple[int, ...]:
+        return case.batch, case.num_heads, case.S_q
+
+    def describe(
+        self,
+        case: AttentionCase,
+        layout: Layout,
+        addresses: Mapping[str, Any],
+        runtime: Runtime,
+        device: Device,
+    ) -> Attention | AttentionPointers:
+        if case.view == "strided":
+            return describe_strided(case, layout, addresses)
+        options = _options(case)
+        listed = [n for n in addresses if n in ("q", "k", "v", "out")]
+        steps = {
+            n: s
+            for n, s in strides(layout).items()
+            if n.endswith("_row") or not n.startswith(tuple(f"stride_{x}_" for x in listed))
+        }
+        lists: dict[str, Any] = {
+            f"{n}_ptrs": address_list(case.view, layout, n, addresses[n], runtime, device)
+            for n in listed
+        }
+        if case.view == "device":
+            options["alignment"] = (
+                16 if all(addresses[n] % 16 == 0 for n in listed) else case.dtype.itemsize
+            )
+        return AttentionPointers(
+            **{n: at for n, at in addresses.items() if n not in listed}, **lists, **steps, **options
+        )
+
+    def expected(self, case: AttentionCase, inputs: Mapping[str, Array]) -> AttentionResult:
+        return formulas.attention(
+            inputs["q"],
+            inputs["k"],
+            inputs["v"],
+            case.causal,
+            case.scale_used,
+            self.rows(case),
+            data.variant(case, inputs),
+        )
+
+    def verdict(
+        self,
+        case: AttentionCase,
+        expected: AttentionResult,
+        results: Mapping[str, Array],
+        *,
+        flushed: bool = False,
+    ) -> Verdict:
+        return check.attention_verdict(
+            expected,
+            case.S_k,
+            case.head_dim,
+            case.dtype,
+            results["out"],
+            results.get("lse"),
+            results["out"].shape[:-1],
+            self.rows(case),
+            flushed,
+        )
+
+
+def describe_strided(
+    case: AttentionCase, layout: Layout, addresses: Mapping[str, Any]
+) -> Attention:
+    """The descriptor of an attention whose operands are no lists."""
+    return Attention(
+        **addresses, **strides(layout, packed(case)), **dict(_views(case)), **_options(case)
+    )
+
+
+def packed(case: AttentionCase) -> set[str]:
+    """Operands whose rows are packed."""
+    queries = set() if case.q_sequences is None else {"q", "out", "lse"}
+    return queries | (set() if case.k_sequences is None else {"k", "v"})
+
+
+def _options(case: AttentionCase) -> dict[str, Any]:
+    return {**{n: getattr(case, n) for n in FIELDS}, "dtype_bias": case.bias}
+
+
+def _views(case: AttentionCase) -> Iterator[tuple[str, Any]]:
+    """How much memory packed rows and pages have."""
+    for letter, lengths in (("q", case.q_sequences), ("k", case.k_sequences)):
+        if lengths is not None:
+            yield f"total_{letter}", sum(lengths) + 2 * case.margin
+    if case.page_size:
+        yield "pages", data.pages(case)
+        yield "page_size", case.page_size
+        yield "table_width", data.block_table(case).shape[1]

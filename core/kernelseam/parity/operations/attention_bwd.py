@@ -1,0 +1,77 @@
+"""An attention's gradients in the matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from kernelseam.contract import Device, Runtime
+from kernelseam.descriptors import AttentionBwd
+from kernelseam.oracle import check
+from kernelseam.oracle.check import Verdict
+from kernelseam.oracle.formulas import Array
+from kernelseam.oracle.gradients import Gradient
+from kernelseam.parity.cases.attention_bwd import attention_bwd_cases
+from kernelseam.parity.cases.attention_bwd_case import BackwardCase
+from kernelseam.parity.data import attention_bwd as data
+from kernelseam.parity.data.descriptors import strides
+from kernelseam.parity.data.memory import Layout, Place
+from kernelseam.parity.operations.attention import describe_strided, packed
+from kernelseam.parity.operations.operation import Operation
+
+OWN = {"dout": "out", "dq": "q", "dk": "k", "dv": "v", "dbias": "bias", "dsinks": "sinks"}
+"""A backward's own operands, and which of the forward's each is like."""
+
+
+class AttentionGradients(Operation[BackwardCase, dict[str, Gradient]]):
+    """dq, dk, dv, and of a bias and of sinks."""
+
+    name = "attention_bwd"
+
+    def cases(self) -> list[BackwardCase]:
+        return attention_bwd_cases()
+
+    def draw(self, case: BackwardCase, rng: np.random.Generator) -> dict[str, Array]:
+        return data.inputs(case, rng)
+
+    def derived(self, case: BackwardCase, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return data.results(case, inputs)
+
+    def places(self, case: BackwardCase) -> dict[str, Place]:
+        return data.places(case)
+
+    def outputs(self, case: BackwardCase) -> tuple[str, ...]:
+        return data.outputs(case)
+
+    def repeatable(self, case: BackwardCase) -> bool:
+        return case.deterministic
+
+    def describe(
+        self,
+        case: BackwardCase,
+        layout: Layout,
+        addresses: Mapping[str, Any],
+        runtime: Runtime,
+        device: Device,
+    ) -> AttentionBwd:
+        own = {n: p for n, p in layout.places.items() if n in OWN}
+        rest = {n: at for n, at in addresses.items() if n not in OWN}
+        forward = describe_strided(case.forward, Layout({n: layout.places[n] for n in rest}), rest)
+        given: dict[str, Any] = {n: addresses[n] for n in own}
+        given |= strides(Layout(own), {n for n in own if OWN[n] in packed(case.forward)})
+        return AttentionBwd(forward=forward, **given, deterministic=case.deterministic)
+
+    def expected(self, case: BackwardCase, inputs: Mapping[str, Array]) -> dict[str, Gradient]:
+        return data.wanted(case, inputs)
+
+    def verdict(
+        self,
+        case: BackwardCase,
+        expected: dict[str, Gradient],
+        results: Mapping[str, Array],
+        *,
+        flushed: bool = False,
+    ) -> Verdict:
+        return check.attention_bwd(expected, case.dtype, results, flushed=flushed)

@@ -1,0 +1,124 @@
+"""The batched GEMM in the matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from kernelseam.contract import Device, Runtime
+from kernelseam.descriptors import BatchedGemmPointers, BatchedGemmStrided
+from kernelseam.oracle import check, formulas
+from kernelseam.oracle.check import Verdict
+from kernelseam.oracle.formulas import Array, GemmResult
+from kernelseam.parity.cases.gemm import gemm_cases
+from kernelseam.parity.cases.gemm_case import GemmCase
+from kernelseam.parity.data import gemm as data
+from kernelseam.parity.data.descriptors import address_list, strides
+from kernelseam.parity.data.memory import Layout, Place
+from kernelseam.parity.operations.operation import Operation
+
+
+class Gemm(Operation[GemmCase, GemmResult]):
+    """alpha·Σ op(A)·op(B) + beta·C + bias + residual."""
+
+    name = "gemm"
+
+    def cases(self) -> list[GemmCase]:
+        return gemm_cases()
+
+    def draw(self, case: GemmCase, rng: np.random.Generator) -> dict[str, Array]:
+        return data.values(case, rng)
+
+    def places(self, case: GemmCase) -> dict[str, Place]:
+        return data.places(case)
+
+    def outputs(self, case: GemmCase) -> tuple[str, ...]:
+        return ("C",)
+
+    def repeatable(self, case: GemmCase) -> bool:
+        return super().repeatable(case) and case.beta == 0 and not case.in_place
+
+    def lead(self, case: GemmCase) -> tuple[int, ...]:
+        return *case.lead, case.M
+
+    def describe(
+        self,
+        case: GemmCase,
+        layout: Layout,
+        addresses: Mapping[str, Any],
+        runtime: Runtime,
+        device: Device,
+    ) -> BatchedGemmStrided | BatchedGemmPointers:
+        options: dict[str, Any] = {
+            "M": case.M,
+            "N": case.N,
+            "K": case.K,
+            "batch": case.batch,
+            "num_heads": case.num_heads,
+            "alpha": case.alpha,
+            "beta": case.beta,
+            "a_transposed": case.a_transposed,
+            "b_transposed": case.b_transposed,
+            "dtype": case.dtype,
+            "dtype_c": case.out_dtype,
+            "dtype_bias": case.bias,
+            "dtype_residual": case.residual,
+            "c_batch_group": case.c_batch_group,
+            "c_head_group": case.c_head_group,
+            "precision": case.precision,
+        }
+        steps = {
+            n: s
+            for n, s in strides(layout).items()
+            if n not in ("stride_bias_row", "stride_bias_column")
+        }
+        if case.view == "strided":
+            return BatchedGemmStrided(
+                **addresses, **steps, **options, b_head_group=case.b_head_group
+            )
+        rows: dict[str, Any] = {n: s for n, s in steps.items() if n.endswith("_row")}
+        for name, at in addresses.items():
+            options[name + "_ptrs"] = address_list(case.view, layout, name, at, runtime, device)
+        if case.view == "device":
+            widest = max(p.dtype.itemsize for p in layout.places.values())
+            options["alignment"] = 16 if all(at % 16 == 0 for at in addresses.values()) else widest
+        return BatchedGemmPointers(**rows, **options)
+
+    def expected(self, case: GemmCase, inputs: Mapping[str, Array]) -> GemmResult:
+        return formulas.gemm(
+            inputs["A"],
+            inputs["B"],
+            inputs.get("C"),
+            case.alpha,
+            case.beta,
+            case.a_transposed,
+            case.b_transposed,
+            self.rows(case),
+            bias=inputs["bias"][:, :, 0] if case.bias else None,
+            residual=inputs.get("residual"),
+            batch_group=case.c_batch_group,
+            head_group=case.c_head_group,
+        )
+
+    def verdict(
+        self,
+        case: GemmCase,
+        expected: GemmResult,
+        results: Mapping[str, Array],
+        *,
+        flushed: bool = False,
+    ) -> Verdict:
+        return check.gemm_verdict(
+            expected,
+            case.terms,
+            case.dtype,
+            results["C"],
+            results["C"].shape[:-1],
+            self.rows(case),
+            zero_mean=case.data != "positive",
+            exact=case.exact,
+            flushed=flushed,
+            precision=case.precision,
+        )

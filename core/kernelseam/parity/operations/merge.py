@@ -1,0 +1,73 @@
+"""Merged states in the matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from kernelseam.contract import Device, Runtime
+from kernelseam.descriptors.attention.merge import MergeStates
+from kernelseam.oracle import check, formulas
+from kernelseam.oracle.check import Verdict
+from kernelseam.oracle.formulas import Array, MergeResult
+from kernelseam.parity.cases.merge import merge_cases
+from kernelseam.parity.cases.merge_case import MergeCase
+from kernelseam.parity.data import merge as data
+from kernelseam.parity.data.descriptors import strides
+from kernelseam.parity.data.memory import Layout, Place
+from kernelseam.parity.operations.operation import Operation
+
+
+class Merge(Operation[MergeCase, MergeResult]):
+    """Partial attentions of the same queries, joined by their LSEs."""
+
+    name = "merge_states"
+
+    def cases(self) -> list[MergeCase]:
+        return merge_cases()
+
+    def draw(self, case: MergeCase, rng: np.random.Generator) -> dict[str, Array]:
+        return data.values(case, rng)
+
+    def places(self, case: MergeCase) -> dict[str, Place]:
+        return data.places(case)
+
+    def outputs(self, case: MergeCase) -> tuple[str, ...]:
+        return ("out", "lse") if case.lse else ("out",)
+
+    def describe(
+        self,
+        case: MergeCase,
+        layout: Layout,
+        addresses: Mapping[str, Any],
+        runtime: Runtime,
+        device: Device,
+    ) -> MergeStates:
+        return MergeStates(
+            **addresses,
+            **strides(layout),
+            parts=case.parts,
+            batch=case.batch,
+            num_heads=case.num_heads,
+            rows=case.rows,
+            value_dim=case.value_dim,
+            dtype=case.dtype,
+            dtype_out=case.dtype_out,
+        )
+
+    def expected(self, case: MergeCase, inputs: Mapping[str, Array]) -> MergeResult:
+        return formulas.merge_states(inputs["outs"], inputs["lses"])
+
+    def verdict(
+        self,
+        case: MergeCase,
+        expected: MergeResult,
+        results: Mapping[str, Array],
+        *,
+        flushed: bool = False,
+    ) -> Verdict:
+        return check.merge_verdict(
+            expected, case.parts, case.dtype, results["out"], results.get("lse"), flushed=flushed
+        )

@@ -1,0 +1,41 @@
+"""A case's operands, whatever its operation: values, where they lie, the descriptor over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kernelseam.contract import Device, Runtime
+from kernelseam.descriptors.common.protocol import Descriptor
+from kernelseam.oracle.formulas import Array
+from kernelseam.parity.cases.case import Case
+from kernelseam.parity.data.memory import Layout
+from kernelseam.parity.operations.table import operation_of
+
+
+def values(case: Case) -> dict[str, Array]:
+    """Inputs by name, [batch, head, row, column] whatever their view; a GEMM's C too where it is
+    read or planted."""
+    return operation_of(case).values(case)
+
+
+def layout(case: Case, separate: bool = False) -> Layout:
+    """Where every operand lies."""
+    return operation_of(case).layout(case, separate)
+
+
+def outputs(case: Case) -> tuple[str, ...]:
+    """Names of what is written."""
+    return operation_of(case).outputs(case)
+
+
+def describe(
+    case: Case, layout: Layout, addresses: Mapping[str, Any], runtime: Runtime, device: Device
+) -> Descriptor:
+    """The descriptor of a case over addresses."""
+    return operation_of(case).describe(case, layout, addresses, runtime, device)
+
+
+def repeatable(case: Case) -> bool:
+    """Whether a second launch has the same inputs, and so must give the same bits."""
+    return operation_of(case).repeatable(case)

@@ -1,0 +1,70 @@
+"""The projections and their gradients in the matrix: four operations of one kind of case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from kernelseam.contract import Device, Runtime
+from kernelseam.oracle import check
+from kernelseam.oracle.check import Verdict
+from kernelseam.oracle.formulas import Array
+from kernelseam.oracle.projections import Results
+from kernelseam.parity.cases.projection_case import ProjectionCase
+from kernelseam.parity.data import projection as data
+from kernelseam.parity.data.memory import Layout, Place
+from kernelseam.parity.operations.operation import Operation
+
+
+class Projection(Operation[ProjectionCase, Results]):
+    """``name`` among the cases that ``every`` lists."""
+
+    def __init__(self, name: str, every: Callable[[], list[ProjectionCase]]) -> None:
+        self.name, self._every = name, every
+
+    def cases(self) -> list[ProjectionCase]:
+        return [c for c in self._every() if c.operation == self.name]
+
+    def draw(self, case: ProjectionCase, rng: np.random.Generator) -> dict[str, Array]:
+        return data.values(case, rng)
+
+    def places(self, case: ProjectionCase) -> dict[str, Place]:
+        return data.places(case)
+
+    def outputs(self, case: ProjectionCase) -> tuple[str, ...]:
+        return data.outputs(case)
+
+    def repeatable(self, case: ProjectionCase) -> bool:
+        return not case.in_place
+
+    def describe(
+        self,
+        case: ProjectionCase,
+        layout: Layout,
+        addresses: Mapping[str, Any],
+        runtime: Runtime,
+        device: Device,
+    ) -> data.Described:
+        return data.describe(case, layout, addresses)
+
+    def expected(self, case: ProjectionCase, inputs: Mapping[str, Array]) -> Results:
+        return data.wanted(case, inputs)
+
+    def verdict(
+        self,
+        case: ProjectionCase,
+        expected: Results,
+        results: Mapping[str, Array],
+        *,
+        flushed: bool = False,
+    ) -> Verdict:
+        return check.projection(
+            expected,
+            case.dtype,
+            results,
+            zero_mean=case.data != "positive",
+            exact=case.exact,
+            flushed=flushed,
+        )

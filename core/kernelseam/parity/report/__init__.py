@@ -1,0 +1,1 @@
+"""What became of a run: counts, and pages of them."""

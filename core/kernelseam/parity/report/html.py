@@ -1,0 +1,84 @@
+"""A report as one page of HTML that needs nothing else: totals, then cases by operation and group.
+
+Rows are cases, columns implementations, colour is error over tolerance. Everything that colour says
+a cell says in text, too. Without scripts the page lacks nothing but its filter. ``page.html`` is
+the template, a Jinja one with autoescape; the style and the script lie beside it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from kernelseam.parity.report.summary import BAD, EVIDENCE, Report, last_line, ratio, refusals, rows
+from kernelseam.parity.running.run import Outcome, Target
+
+BINS = (
+    ("zero", 0.0, "exact"),
+    ("low", 0.25, "to ¼"),
+    ("mid", 0.5, "to ½"),
+    ("high", 0.75, "to ¾"),
+    ("edge", 1.0, "to 1"),
+)
+"""Class, largest error over tolerance, and its name in the legend, of what passed."""
+SHOWN = 8
+"""Failures above the matrix, which are seen without a click."""
+STATES = {**{name: text for name, _, text in BINS}, "failed": "failed", "refused": "refused"}
+
+
+def html(report: Report) -> str:
+    """The page."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # only where a page is made
+
+    pages = Environment(
+        loader=PackageLoader(__name__.rpartition(".")[0], ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    pages.filters |= {"last_line": last_line, "ratio": ratio, "state": state, "status": status}
+    return pages.get_template("page.html").render(
+        report=report,
+        evidences=EVIDENCE,
+        outcomes_of=outcomes_of,
+        refusals=refusals(report.outcomes),
+        rows=rows,
+        shown=SHOWN,
+        state_counts=state_counts,
+        states=STATES,
+    )
+
+
+def state(o: Outcome) -> str:
+    """The class of an outcome, a key of STATES."""
+    if o.status == "refused":
+        return "refused"
+    if o.status in BAD or o.verdict is None:
+        return "failed"
+    at = o.verdict.worst
+    return next(name for name, limit, _ in BINS if at <= limit)
+
+
+def status(o: Outcome) -> str:
+    """Passed, refused or failed: an error counts as failed."""
+    return "failed" if o.status in BAD else o.status
+
+
+def state_counts(outcomes: Iterable[Outcome]) -> dict[str, int]:
+    """How many outcomes have each state that some have, in the order of STATES."""
+    count = Counter(map(state, outcomes))
+    return {s: count[s] for s in STATES if count[s]}
+
+
+def outcomes_of(
+    cases: Mapping[str, Mapping[str, Outcome]], target: Target | None = None
+) -> list[Outcome]:
+    """What became of a group's cases on one target, or on all."""
+    return [
+        o
+        for found in cases.values()
+        for key, o in found.items()
+        if target is None or key == str(target)
+    ]

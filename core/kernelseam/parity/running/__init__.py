@@ -1,0 +1,1 @@
+"""Cases on implementations: one, or many beside each other."""

@@ -1,0 +1,62 @@
+"""What is checked of operands' addresses before a launch: null, misaligned, overlapping."""
+
+from __future__ import annotations
+
+from kernelseam.contract import OperandRule
+from kernelseam.descriptors.common.protocol import Resolved
+from kernelseam.errors import InvalidValue
+from kernelseam.overlap import proven_overlap
+
+
+def check_operands(rules: tuple[OperandRule, ...], resolved: Resolved) -> None:
+    """Null, misaligned and overlapping addresses, refused by name."""
+    for rule in rules:
+        pointer = resolved.pointers.get(rule.name)
+        if pointer is None or (pointer == 0 and rule.span):
+            if pointer is None and (rule.optional or not rule.span):
+                continue
+            raise InvalidValue(
+                rule.name,
+                "null" if pointer == 0 else "missing",
+                "must be the address of memory on the device",
+                f"Give {rule.name} in the descriptor or to bind",
+            )
+        if rule.span and pointer % rule.alignment:
+            raise InvalidValue(
+                rule.name,
+                hex(pointer),
+                f"must be a multiple of {rule.alignment} bytes",
+                "Align the array"
+                if rule.dtype is None or rule.alignment == rule.dtype.itemsize
+                else "Align the array, or put its address into the descriptor before planning, "
+                "so that a way without "
+                "wide accesses is planned",
+            )
+    for out in rules:
+        if (
+            not out.written
+            or not out.span
+            or out.dtype is None
+            or out.name not in resolved.pointers
+        ):
+            continue
+        for other in rules:
+            if (
+                other is out
+                or not other.span
+                or other.dtype is None
+                or other.name not in resolved.pointers
+            ):
+                continue
+            same = resolved.pointers[out.name] == resolved.pointers[other.name]
+            if same and other.may_be == out.name and other.walks_as(out):
+                continue
+            if proven_overlap(
+                resolved.pointers[out.name], out, resolved.pointers[other.name], other
+            ):
+                raise InvalidValue(
+                    out.name,
+                    hex(resolved.pointers[out.name]),
+                    f"overlaps {other.name}",
+                    "Give the output memory of its own",
+                )

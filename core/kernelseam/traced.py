@@ -1,0 +1,74 @@
+"""Calls that torch traces, handed over to operators that torch knows.
+
+Where torch compiles, exports or transforms a function, its tensors stand for others and have no
+memory: nothing can be described or launched. What takes their part is registered from above, by
+``register``; nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from kernelseam.errors import InvalidValue
+
+Operator = Callable[..., dict[str, Any]]
+"""``operator(arrays, options, backend, implementation)``: the results by their names, as
+``calling.operate`` returns them."""
+
+_operators: Callable[[], Mapping[Any, Operator]] | None = None
+
+
+def register(operators: Callable[[], Mapping[Any, Operator]]) -> None:
+    """Name what loads the operators, by the function that works the call out; it is asked at the
+    first traced call."""
+    global _operators
+    _operators = operators
+
+
+def hand_over(
+    work: Callable[..., None],
+    arrays: Mapping[str, Any],
+    options: tuple[Any, ...],
+    backend: str | None,
+    implementation: str | None,
+    stream: object,
+    wording: object = None,
+) -> dict[str, Any]:
+    """What ``calling.operate`` does, by one of torch's operators. Raises InvalidValue where there
+    is none, and for a stream."""
+    operator = None if _operators is None else _operators().get(work)
+    if operator is None:
+        raise InvalidValue(
+            "torch",
+            "traced",
+            "this function has no operator that torch can trace",
+            "Call it outside of what is compiled, exported or transformed",
+        )
+    if stream is not None:
+        raise InvalidValue(
+            "stream",
+            "given",
+            "a traced call runs on the stream that is current when it runs",
+            "Leave it out, and make the stream torch's current one",
+        )
+    return operator(arrays, options, backend, implementation)
+
+
+def stands_for_others(arrays: Iterable[object]) -> bool:
+    """Whether tensors have no memory because torch traces the call: under a transform of
+    torch.func, with all of them on torch's device "meta", or of classes that dispatch for
+    themselves (fake and functional tensors), all of them or under a mode that takes care of the
+    rest. Nested tensors stand for themselves."""
+    torch: Any = sys.modules.get("torch")
+    plain: Any = getattr(torch, "Tensor", None)
+    tensors: list[Any] = [x for x in arrays if plain is not None and isinstance(x, plain)]
+    if not tensors or any(x.is_nested for x in tensors):
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    if all(x.is_meta for x in tensors):
+        return True
+    dispatching = [type(x).__torch_dispatch__ is not plain.__torch_dispatch__ for x in tensors]
+    return all(dispatching) or (any(dispatching) and torch._C._len_torch_dispatch_stack() > 0)

@@ -1,0 +1,74 @@
+"""Launches of emulated devices, counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from kernelseam_rocm import codeobject
+from kernelseam_rocm.codeobject import CodeObject
+from kernelseam_rocm.emulator import required
+
+from kernelseam_rocm_emulator import Emulation
+from kernelseam_rocm_emulator.counting import iteration
+from kernelseam_rocm_emulator.counting.instructions import Access, accesses
+from kernelseam_rocm_emulator.counting.iteration import Iteration
+from kernelseam_rocm_emulator.counting.listing import Listing, listings
+from kernelseam_rocm_emulator.counting.recorder import Tally
+from kernelseam_rocm_emulator.loader import Launch
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A launch that ran."""
+
+    arch: str
+    kernel: str
+    code: CodeObject
+    launch: Launch
+    listing: Listing
+    tallies: Mapping[int, Tally]
+    """By instruction's address; what never ran has none."""
+
+    def iteration(self) -> Iteration | None:
+        """Of its hot loop; None where none with matrix instructions ran."""
+        return iteration.executed(self.listing, self.arch, self.tallies)
+
+
+class Recording:
+    """What is counted while it is the emulator's."""
+
+    def __init__(self) -> None:
+        self.launches: list[Counted] = []
+        self._listings: dict[tuple[bytes, str], Mapping[str, Listing]] = {}
+
+    def accesses(self, elf: bytes, arch: str, kernel: str) -> Mapping[int, Access]:
+        """Of a kernel's instructions. Raises CompileError where nothing disassembles here."""
+        return accesses(self._listing(elf, arch)[kernel])
+
+    def add(
+        self, elf: bytes, arch: str, kernel: str, launch: Launch, tallies: Mapping[int, Tally]
+    ) -> None:
+        listing = self._listing(elf, arch)[kernel]
+        code = codeobject.parse(elf)
+        self.launches.append(Counted(arch, kernel, code, launch, listing, tallies))
+
+    def _listing(self, elf: bytes, arch: str) -> Mapping[str, Listing]:
+        found = self._listings.get((elf, arch))
+        if found is None:
+            found = self._listings[elf, arch] = listings(elf, arch)
+        return found
+
+
+@contextmanager
+def recorded() -> Iterator[Recording]:
+    """Within the block, every launch of an emulated device is counted, at half its speed or less.
+    Raises NoDevice where nothing is emulated."""
+    emulation = required()
+    assert isinstance(emulation, Emulation)
+    recording = emulation.emulator.recording = Recording()
+    try:
+        yield recording
+    finally:
+        emulation.emulator.recording = None

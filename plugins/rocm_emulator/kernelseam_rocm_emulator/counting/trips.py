@@ -1,0 +1,106 @@
+"""How often an inner loop runs that the compiler did not unroll whole: from its counter, where that
+is a scalar register with constant start, step and bound."""
+
+from __future__ import annotations
+
+import re
+
+from kernelseam_rocm_emulator.counting.instructions import Instruction
+from kernelseam_rocm_emulator.counting.loops import Flow, Loop
+
+MOST = 256
+"""Trips that are followed; a loop with more has no constant bound of this form."""
+
+_COMPARE = re.compile(r"s_cmpk?_(eq|lg|lt|le|gt|ge)_[iu]32$")
+_HOLDS = {
+    "eq": lambda a, b: a == b,
+    "lg": lambda a, b: a != b,
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+}
+
+
+def trips(graph: Flow, loop: Loop) -> int | None:
+    """How often the loop's body runs each time that it is entered; None where that is not seen."""
+    body = list(graph.instructions(loop.blocks))
+    latch = [x for x in body if x.target == loop.header and x.name.startswith("s_cbranch_scc")]
+    if len(latch) != 1:
+        return None
+    (branch,) = latch
+    before = [x for x in body if x.address < branch.address]
+    compared = next((x for x in reversed(before) if _COMPARE.match(x.name)), None)
+    if compared is None:
+        return None
+    counter, bound = compared.operands[0], _constant(compared.operands[1])
+    if not re.match(r"s\d+$", counter):
+        return None
+    if bound is not None and compared.name.startswith("s_cmpk") and compared.name.endswith("i32"):
+        bound = _signed16(bound)
+    steps = [x for x in body if _writes(x, counter)]
+    step = _step(steps[0], counter) if len(steps) == 1 else None
+    start = _start(graph, loop, counter)
+    if bound is None or step is None or start is None:
+        return None
+    compare = _COMPARE.match(compared.name)
+    assert compare is not None
+    unsigned, taken = compared.name.endswith("u32"), branch.name.endswith("scc1")
+    value = start
+    for trip in range(1, MOST + 1):
+        value += step
+        a, b = (_wrapped(value, unsigned), _wrapped(bound, unsigned))
+        if _HOLDS[compare[1]](a, b) is not taken:
+            return trip
+    return None
+
+
+def _start(graph: Flow, loop: Loop, counter: str) -> int | None:
+    """The constant in the counter where the loop is entered: from the nearest write to it before
+    the header, in the order of addresses."""
+    found: Instruction | None = None
+    for block, instructions in sorted(graph.blocks.items()):
+        if block < loop.header:
+            found = next((x for x in reversed(instructions) if _writes(x, counter)), found)
+    if found is None or not re.match(r"s_movk?_[bi]32$", found.name):
+        return None
+    value = _constant(found.operands[1])
+    return _signed16(value) if value is not None and found.name == "s_movk_i32" else value
+
+
+def _writes(instruction: Instruction, counter: str) -> bool:
+    """Whether an instruction's first operand, which is its result, holds the counter."""
+    if instruction.name.startswith(("s_cmp", "s_bitcmp", "s_cbranch", "s_store")):
+        return False
+    operand = instruction.operands[:1]
+    if operand == (counter,):
+        return True
+    pair = re.match(r"s\[(\d+):(\d+)\]$", operand[0]) if operand else None
+    return pair is not None and int(pair[1]) <= int(counter.lstrip("s")) <= int(pair[2])
+
+
+def _step(instruction: Instruction, counter: str) -> int | None:
+    operands, name = instruction.operands, instruction.name
+    if name in ("s_addk_i32", "s_addk_co_i32"):
+        value = _constant(operands[1])
+        return None if value is None else _signed16(value)
+    if re.match(r"s_(add|sub)_(co_)?[iu]32$", name) and operands[1] == counter:
+        value = _constant(operands[2])
+        return -value if value is not None and name.startswith("s_sub") else value
+    return None
+
+
+def _signed16(value: int) -> int:
+    return ((value & 0xFFFF) ^ 0x8000) - 0x8000
+
+
+def _constant(operand: str) -> int | None:
+    try:
+        return int(operand, 0)
+    except ValueError:
+        return None
+
+
+def _wrapped(value: int, unsigned: bool) -> int:
+    word = value & 0xFFFFFFFF
+    return word if unsigned else (word ^ 0x80000000) - 0x80000000

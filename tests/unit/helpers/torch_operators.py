@@ -1,0 +1,198 @@
+"""Small calls of every operator of torch.ops.kernelseam, for the tests of what torch does with
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import kernelseam
+import torch
+from kernelseam.interop import torch as ks
+from kernelseam.interop.torch_library import handover  # noqa: F401  defines all operators
+
+B, H, G, S_Q, S_K, D, D_V = 2, 4, 2, 6, 9, 8, 8
+HIDDEN, WIDTH = 12, (H + 2 * G) * D
+
+
+def cells(*shape: int, seed: int = 0, grad: bool = True) -> Any:
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(seed + len(shape)))
+    return made.requires_grad_(grad)
+
+
+def ints(*values: Any) -> Any:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def qkv(grad: bool = True) -> tuple[Any, Any, Any]:
+    return (
+        cells(B, H, S_Q, D, seed=1, grad=grad),
+        cells(B, G, S_K, D, seed=2, grad=grad),
+        cells(B, G, S_K, D_V, seed=3, grad=grad),
+    )
+
+
+def packed(grad: bool = True) -> tuple[Any, ...]:
+    """Rows of two sequences, of 2 and 4 queries over 5 and 4 keys, with rows of none behind."""
+    q, k, v = (
+        cells(7, H, D, seed=1, grad=grad),
+        cells(10, G, D, seed=2, grad=grad),
+        cells(10, G, D_V, seed=3, grad=grad),
+    )
+    return q, k, v, ints(0, 2, 6), ints(0, 5, 9)
+
+
+def pages() -> tuple[Any, ...]:
+    return (
+        cells(B, 1, H, D, seed=1, grad=False),
+        cells(5, 4, G, D, seed=2, grad=False),
+        cells(5, 4, G, D_V, seed=3, grad=False),
+        ints([3, 1, 0], [4, 2, 0]),
+        ints(9, 6),
+    )
+
+
+def rotary() -> tuple[Any, Any]:
+    at = torch.arange(20)[:, None] / 10.0 ** (torch.arange(D // 2) / (D // 2))
+    return torch.cos(at), torch.sin(at)
+
+
+def projected() -> tuple[Any, Any, Any]:
+    return cells(B, S_Q, HIDDEN), cells(WIDTH, HIDDEN, seed=4), cells(WIDTH)
+
+
+def states() -> tuple[Any, Any]:
+    lses = cells(3, B, H, S_Q, seed=5, grad=False)
+    lses[1, 0, 0, 0] = -torch.inf
+    return cells(3, B, H, S_Q, D_V), lses.requires_grad_()
+
+
+Sample = tuple[str, tuple[Any, ...], dict[str, Any]]
+_HEADS = {"num_heads": H, "num_kv_heads": G, "head_dim": D}
+
+
+def samples() -> dict[str, Sample]:
+    """Operator, operands and options by a name."""
+    q, k, v = qkv()
+    bias, sinks = cells(H, S_Q, S_K), cells(H)
+    mask = torch.rand(B, 1, S_Q, S_K, generator=torch.Generator().manual_seed(1)) < 0.7
+    plain = tuple(x.detach() for x in (q, k, v))
+    made, lse = ks.attention(*plain, causal=True, return_lse=True)
+    rows = packed()
+    q3, k3, v3, at, of = packed(False)
+    some, some_lse = ks.attention_varlen(q3, k3, v3, at, of, 4, 5, causal=True, return_lse=True)
+    longest = {"max_seqlen_q": 4, "max_seqlen_k": 5}
+    x, w, b = projected()
+    a2, b2 = cells(5, 7), cells(7, 4)
+    a3, b3 = cells(B, 5, 7), cells(B, 7, 4)
+    heads = cells(B, H, S_Q, D)
+    tokens, out_w = cells(B, S_Q, HIDDEN), cells(HIDDEN, H * D)
+    d = (*(cells(B, n, S_Q, D, seed=n) for n in (H, G, G)),)
+    k_pages, v_pages = (torch.zeros(4, 4, G, D) for _ in range(2))
+    table = ints([0, 1], [2, 3])
+    return {
+        "attention": ("attention", (q, k, v), {"causal": True}),
+        "attention-options": (
+            "attention",
+            (q, k, v, bias, mask, None, sinks, None, ints(9, 5)),
+            {"softcap": 2.0, "window_left": 5, "scale": 0.3},
+        ),
+        "attention-no-lse": (
+            "attention",
+            tuple(x.transpose(1, 2) for x in plain),
+            {"return_lse": False, "layout": "bshd", "out_dtype": torch.float32},
+        ),
+        "attention_bwd": (
+            "attention_bwd",
+            (made.clone(), lse.clone(), made, lse, *plain),
+            {"causal": True, "bias_gradient": False, "sink_gradient": False},
+        ),
+        "attention_varlen": ("attention_varlen", rows, {"causal": True, **longest}),
+        "attention_varlen_bwd": (
+            "attention_varlen_bwd",
+            (some.clone(), None, some, some_lse, *(x.detach() for x in rows)),
+            {"causal": True, "bias_gradient": False, "sink_gradient": False, **longest},
+        ),
+        "attention_paged": ("attention_paged", pages(), {"causal": True}),
+        "bmm": ("bmm", (a3, b3, cells(4), cells(B, 5, 4)), {"alpha": 0.5}),
+        "bmm-transposed": ("bmm", (a3, b3.detach().mT), {"b_transposed": True}),
+        "bmm_bwd": (
+            "bmm_bwd",
+            (cells(B, 5, 4, grad=False), a3.detach(), b3.detach()),
+            {"a_gradient": True, "b_gradient": False},
+        ),
+        "matmul2d": ("matmul2d", (a2, b2, cells(4)), {"out_dtype": torch.float64}),
+        "matmul2d_bwd": (
+            "matmul2d_bwd",
+            (cells(5, 4, grad=False), a2.detach(), b2.detach()),
+            {"a_gradient": True, "b_gradient": True},
+        ),
+        "fused_qkv_projection": (
+            "fused_qkv_projection",
+            (x, w, b, *rotary()),
+            {"num_heads": H, "num_kv_heads": G, "first_position": 3},
+        ),
+        "fused_qkv_projection_bwd": (
+            "fused_qkv_projection_bwd",
+            (*(y.detach() for y in d), x.detach(), w.detach()),
+            {"has_bias": True, "input_gradient": True, "weight_gradient": True, **_HEADS},
+        ),
+        "fused_qkv_projection_paged": (
+            "fused_qkv_projection_paged",
+            (x.detach(), w.detach(), k_pages, v_pages, table, b.detach()),
+            {"num_heads": H, "num_kv_heads": G},
+        ),
+        "fused_output_projection_residual": (
+            "fused_output_projection_residual",
+            (heads, out_w, cells(HIDDEN), tokens),
+            {},
+        ),
+        "fused_output_projection_residual_bwd": (
+            "fused_output_projection_residual_bwd",
+            (tokens.detach(), heads.detach(), out_w.detach()),
+            {"has_bias": True, "input_gradient": True, "weight_gradient": True},
+        ),
+        "merge_states": ("merge_states", states(), {}),
+    }
+
+
+class Function(NamedTuple):
+    """A function on arrays, its operands, and which of them have gradients through ``ks``'s."""
+
+    plain: Callable[..., Any]
+    differentiable: Callable[..., Any] | None
+    operands: tuple[Any, ...]
+
+
+def functions() -> dict[str, Function]:
+    """Every function, on arrays and as torch differentiates it, over the same operands."""
+    q, k, v = qkv()
+    rows = packed()
+    x, w, b = projected()
+    heads, out_w, tokens = cells(B, H, S_Q, D), cells(HIDDEN, H * D), cells(B, S_Q, HIDDEN)
+
+    def attention(home: Any) -> Callable[..., Any]:
+        return lambda q, k, v: home.attention(q, k, v, causal=True, window=(5, None))
+
+    def varlen(home: Any) -> Callable[..., Any]:
+        """Without the row of no sequence, which the plain function does not write."""
+        return lambda *x: home.attention_varlen(*x, 4, 5, causal=True)[:6]
+
+    def qkv_projection(home: Any) -> Callable[..., Any]:
+        return lambda x, w, b: home.fused_qkv_projection(x, w, b, H, G, rotary=rotary())
+
+    def output(home: Any) -> Callable[..., Any]:
+        return lambda *x: home.fused_output_projection_residual(x[0], x[1], residual=x[2])
+
+    return {
+        "attention": Function(attention(kernelseam), attention(ks), (q, k, v)),
+        "attention_varlen": Function(varlen(kernelseam), varlen(ks), rows),
+        "attention_paged": Function(kernelseam.attention_paged, None, pages()),
+        "bmm": Function(kernelseam.bmm, ks.bmm, (cells(B, 5, 7), cells(B, 7, 4))),
+        "matmul2d": Function(kernelseam.matmul2d, ks.matmul2d, (cells(5, 7), cells(7, 4))),
+        "fused_qkv_projection": Function(qkv_projection(kernelseam), qkv_projection(ks), (x, w, b)),
+        "fused_output_projection_residual": Function(
+            output(kernelseam), output(ks), (heads, out_w, tokens)
+        ),
+        "merge_states": Function(kernelseam.merge_states, ks.merge_states, states()),
+    }

@@ -1,0 +1,162 @@
+"""The core's imports form no circle and go down: what a module may import is below its room in the
+order that docs/architecture.md writes down.
+
+Every import counts: at the top of a module, within a function, under TYPE_CHECKING. ``from package
+import name`` is an import of the submodule of that name where there is one, else of the package's
+``__init__``. Python runs a module's own packages before it; those are of its own room, so that the
+order of the rooms covers them.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import kernelseam
+import pytest
+
+ROOT = "kernelseam"
+CORE = Path(kernelseam.__file__).parent
+ARCHITECTURE = Path(__file__).parents[2] / "docs/architecture.md"
+
+BY_NAME = {
+    "__init__": "the public names, at their first use; TYPE_CHECKING imports the same",
+    "plugins": "entry points, and the core's own plugin among them: kernelseam.builtin",
+    "interop.torch": "functions that import torch; TYPE_CHECKING imports the same",
+}
+"""Modules that import others by a name that is a string, which no walk over imports sees."""
+
+Graph = dict[str, set[str]]
+
+
+def sources(folder: Path) -> dict[str, Path]:
+    """Module → file, a package's being its ``__init__``."""
+    found = {}
+    for path in sorted(folder.rglob("*.py")):
+        parts = path.relative_to(folder.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(text: str, known: Iterable[str]) -> Iterator[str]:
+    """Modules among the known ones that a source imports."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (a.name for a in node.names if a.name in known)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports are absolute"
+            for a in node.names:
+                whole = f"{node.module}.{a.name}"
+                if whole in known:
+                    yield whole
+                elif node.module in known:
+                    yield str(node.module)
+
+
+def graph_of(modules: Mapping[str, str]) -> Graph:
+    """Module → what it imports, by the modules' texts."""
+    return {name: {*imported(text, modules)} - {name} for name, text in modules.items()}
+
+
+def circles(graph: Graph) -> list[list[str]]:
+    """Sets of several modules each of which imports, by others, all of the set."""
+    reached = {}
+    for start in graph:
+        seen: set[str] = set()
+        ahead = [start]
+        while ahead:
+            new = graph[ahead.pop()] - seen
+            seen |= new
+            ahead += new
+        reached[start] = seen
+    found = {
+        frozenset(m for m in graph if m in reached[name] and name in reached[m])
+        for name in graph
+        if name in reached[name]
+    }
+    return sorted(sorted(f) for f in found)
+
+
+def room(module: str) -> str:
+    """The package's module or folder that a module belongs to; the package itself is a room."""
+    return (module.split(".") + [""])[1] or ROOT
+
+
+def order(text: str) -> dict[str, int]:
+    """Room → its line in the order that the page writes down, counted from the ground."""
+    block = re.search(r"^```layers\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    found: dict[str, int] = {}
+    for line, rooms in enumerate(block[1].splitlines()):
+        for name in re.findall(r"\w+", rooms):
+            assert name not in found, f"{name} stands twice in the order"
+            found[name] = line
+    return found
+
+
+def up(graph: Graph, levels: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Imports of another room that is not below the module's own."""
+    return sorted(
+        (module, target)
+        for module, targets in graph.items()
+        for target in targets
+        if room(module) != room(target) and levels[room(target)] >= levels[room(module)]
+    )
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    modules = {m: p.read_text(encoding="utf-8") for m, p in sources(CORE).items()}
+    assert len(modules) > 150
+    return graph_of(modules)
+
+
+@pytest.fixture(scope="module")
+def levels() -> dict[str, int]:
+    return order(ARCHITECTURE.read_text(encoding="utf-8"))
+
+
+def test_every_room_has_its_place(graph: Graph, levels: dict[str, int]) -> None:
+    assert sorted(levels) == sorted({room(m) for m in graph})
+
+
+def test_no_circle(graph: Graph) -> None:
+    assert circles(graph) == []
+
+
+def test_no_import_goes_up(graph: Graph, levels: dict[str, int]) -> None:
+    assert up(graph, levels) == []
+
+
+def test_imports_by_name_are_known(graph: Graph) -> None:
+    calls = re.compile(r"\b(import_module|__import__|EntryPoint)\(")
+    found = {
+        str(p.relative_to(CORE).with_suffix("")).replace("/", ".")
+        for p in sources(CORE).values()
+        if calls.search(p.read_text(encoding="utf-8"))
+    }
+    assert sorted(found) == sorted(BY_NAME)
+
+
+def test_the_walk_sees_every_import() -> None:
+    modules = {
+        "k": "",
+        "k.a": "def f():\n    from k.b import x\n",
+        "k.b": "if TYPE_CHECKING:\n    from k import c\nimport os",
+        "k.c": "import k.a\nfrom k import nothing",
+        "k.d": "from k.c import a",
+    }
+    graph = graph_of(modules)
+    assert graph == {
+        "k": set(),
+        "k.a": {"k.b"},
+        "k.b": {"k.c"},
+        "k.c": {"k.a", "k"},
+        "k.d": {"k.c"},
+    }
+    assert circles(graph) == [["k.a", "k.b", "k.c"]]
+    levels = order("```layers\na\nb d\nc\nkernelseam\n```\n")
+    assert up(graph, levels) == [("k.a", "k.b"), ("k.b", "k.c"), ("k.c", "k"), ("k.d", "k.c")]
+    assert up({"k.b": {"k.d"}}, levels) == [("k.b", "k.d")]
