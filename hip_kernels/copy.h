@@ -107,7 +107,9 @@ template<int SIZE> KS_DEVICE Quad moved_down(Quad x, int n) {
 
 // Whether rows of a view lie one common distance apart: then one base and 32-bit offsets address a tile's.
 template<class View> struct Strides { static constexpr bool COMMON = false; };
+#if !KS_SEGMENTED  // which leaves no scalar registers for the base
 template<class T> struct Strides<StridedView<T>> { static constexpr bool COMMON = true; };
+#endif
 
 template<class Tile, int THREADS, int VECTOR, bool EXACT> struct Copy {
   typedef typename Tile::T T;

@@ -23,7 +23,7 @@ CDNA_GEMM = (
         HALF_PRECISION, 128, 64, 64, 2, 2, stages=1, min_blocks=2, persistent=False, row_sums=False
     ),
     GemmTile(HALF_PRECISION, 64, 64, 64, 2, 2, stages=1, min_blocks=2, persistent=False),
-    GemmTile(HALF_PRECISION, 32, 32, 64, 2, 2, stages=2, min_blocks=4, persistent=False),
+    GemmTile(HALF_PRECISION, 32, 32, 64, 2, 2, stages=1, min_blocks=4, persistent=False),
     GemmTile(HALF_PRECISION, 16, 16, 32, 1, 1, stages=2, min_blocks=2, persistent=False, teams=4),
     GemmTile(SINGLE, 128, 64, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(SINGLE, 64, 64, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
@@ -33,7 +33,6 @@ CDNA_GEMM = (
     GemmTile(DOUBLE, 32, 32, 16, 2, 2, stages=2, min_blocks=4, persistent=False),
 )
 _RDNA_GEMM = (
-    GemmTile(HALF_PRECISION, 128, 64, 64, 4, 2, stages=1, min_blocks=2, persistent=False),
     GemmTile(HALF_PRECISION, 64, 64, 64, 2, 2, stages=1, min_blocks=2, persistent=False),
     GemmTile(HALF_PRECISION, 32, 32, 64, 2, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(HALF_PRECISION, 16, 16, 32, 1, 1, stages=2, min_blocks=2, persistent=False, teams=4),
@@ -46,12 +45,16 @@ _RDNA_GEMM = (
 )
 RDNA3_GEMM = (
     GemmTile(HALF_PRECISION, 128, 128, 64, 4, 2, stages=1, persistent=False, row_sums=False),
+    GemmTile(
+        HALF_PRECISION, 128, 64, 64, 4, 2, stages=1, min_blocks=2, persistent=False, row_sums=False
+    ),
     *_RDNA_GEMM,
 )
 RDNA4_GEMM = (
     GemmTile(
         HALF_PRECISION, 128, 128, 64, 4, 2, stages=1, min_blocks=2, persistent=False, row_sums=False
     ),
+    GemmTile(HALF_PRECISION, 128, 64, 64, 4, 2, stages=1, min_blocks=2, persistent=False),
     *_RDNA_GEMM,
 )
 
