@@ -383,7 +383,7 @@ def test_null_and_misaligned(refused: Refused) -> None:
     refused(
         f"k = {hex(k.ctypes.data + 8)}: must be a multiple of 16 bytes. Align the array, or put "
         "its address into the "
-        "descriptor before planning, so that a way without wide accesses is planned.",
+        "descriptor before planning, so that a kernel without wide accesses is planned.",
         lambda: p.bind(k=k.ctypes.data + 8),
     )
     narrow = plan(attention(q=q, k=k.ctypes.data + 4, v=v, out=out))

@@ -342,11 +342,13 @@ def shifted(discovered: Discovered, monkeypatch: pytest.MonkeyPatch) -> None:
     def spoil(self: Call, *arguments: Any) -> None:
         launch(self, *arguments)
         name, place = next(
-            (n, self._given[n]) for n in ("C", "C_ptrs", "out", "out_ptrs") if n in self._given
+            (n, self._operands[n])
+            for n in ("C", "C_ptrs", "out", "out_ptrs")
+            if n in self._operands
         )
         last = place[-1] if name.endswith("_ptrs") else place
         array = getattr(last, "owner", last)
-        at = (17 if "cu_seqlens_q" in self._given else -1, *(-1,) * (array.ndim - 1))
+        at = (17 if "cu_seqlens_q" in self._operands else -1, *(-1,) * (array.ndim - 1))
 
         def off(stream: int) -> None:
             array[at] *= 1.01

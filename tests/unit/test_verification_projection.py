@@ -179,7 +179,7 @@ def test_one_element_that_is_off_is_found(
 
     def spoil(self: Call, *arguments: Any) -> None:
         launch(self, *arguments)
-        given: Any = self._given[operand]
+        given: Any = self._operands[operand]
         array = getattr(given, "owner", given)
 
         def off(stream: int) -> None:
