@@ -1,4 +1,5 @@
-"""Structures among kernels' parameters: each member lies where the host packs it."""
+"""Structures among kernels' parameters: each member of one that is passed by value lies where the
+host packs it, and of a kernel whose entry is generated each has its parameter."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ import pytest
 from kernelseam.contract import SourceBundle
 from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.dtypes import DType
-from kernelseam.errors import CompileError
+from kernelseam.errors import CompileError, DeviceError
 from kernelseam.kernels import Covered, covering
 from kernelseam.kernels.attention.softmax import SOFTMAX
+from kernelseam.kernels.entry import assertions
 from kernelseam.kernels.kernel import bundle
 from kernelseam.kernels.signature import Structure
 from kernelseam_hostcpp import HostToolchain, compiler
@@ -39,9 +41,22 @@ def _one_each() -> dict[str, Covered]:
 CHOSEN = _one_each()
 
 
-def compile_with_assertions(
+def _first(entry: str) -> Covered:
+    return next(c for name, c in CHOSEN.items() if name.startswith(entry))
+
+
+def planted(place: str, find: str, plant: str) -> Callable[[dict[str, str]], dict[str, str]]:
+    def change(files: dict[str, str]) -> dict[str, str]:
+        assert files[place].count(find) == 1
+        return {**files, place: files[place].replace(find, plant)}
+
+    return change
+
+
+def compile_changed(
     covered: Covered, change: Callable[[dict[str, str]], dict[str, str]] = lambda x: x
 ) -> bytes:
+    """With the assertions on what is passed by value."""
     kernel, spec = covered.kernel, covered.spec
     tile: Any = covered.tiles(TOOLCHAIN.arch_row("host"))[0]
     made: SourceBundle = bundle(kernel, spec, tile, TOOLCHAIN, "host")
@@ -49,53 +64,112 @@ def compile_with_assertions(
     made = replace(
         made, files=tuple(files.items()), options=(*made.options, "-O0", "-fPIC", "-shared")
     )
-    return compiler.compile_bundle(made, "host", kernel.signature(spec).assertions(kernel.entry))
+    signature = kernel.signature(spec)
+    more = "" if signature.flat else assertions(kernel.entry, signature)
+    return compiler.compile_bundle(made, "host", more)
 
 
 def test_every_kernel_with_structures_is_there() -> None:
-    kernels = {name.split("-")[0] for name in CHOSEN}
-    assert kernels == {"attention_forward", "attention_backward", "gemm", "softmax"}
+    flat = {c.kernel.entry: c.kernel.signature(c.spec).flat for c in CHOSEN.values()}
+    assert flat == {
+        "attention_forward": True,
+        "attention_backward": True,
+        "gemm": False,
+        "softmax": True,
+    }
 
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_members_lie_where_they_are_packed(name: str) -> None:
-    assert compile_with_assertions(CHOSEN[name])
+    covered = CHOSEN[name]
+    binary = compile_changed(covered)
+    facts = TOOLCHAIN.inspect(binary, "host")[covered.kernel.entry]
+    signature = covered.kernel.signature(covered.spec)
+    assert signature.placed(facts).layout == facts.parameters
+    assert (len(facts.parameters) == len(signature.scalars)) is signature.flat
 
 
 @pytest.mark.parametrize(
     ("place", "find", "plant", "said"),
     [
         (
-            "attention/sequences.h",
-            "i64 batch, head;\n  int row;",
-            "i64 head, batch;\n  int row;",
+            "gemm/gemm.h",
+            "i64 batch, head; int row, first; }",
+            "i64 head, batch; int row, first; }",
             "batch",
         ),
         (
-            "attention/sequences.h",
-            "const int* table;\n  i64 table_row;",
-            "i64 table_row;\n  const int* table;",
-            "table",
-        ),
-        (
-            "attention/sequences.h",
-            "  int S_q, S_k;\n  KS_DEVICE Sequence at",
-            "  i64 S_q, S_k;\n  KS_DEVICE Sequence at",
+            "gemm/gemm.h",
+            "i64 batch, head; int row, first; }",
+            "i64 batch, head, row; int first; }",
             "size",
         ),
         (
-            "attention/scores.h",
-            "  float scale_log2, cap, cap_inverse;\n\n",
-            "  float scale_log2, cap_inverse, cap;\n\n",
-            "cap",
+            "gemm/gemm.h",
+            "i64 batch, head; int row, first; }",
+            "i64 batch, head; int first, row; }",
+            "row",
         ),
     ],
 )
-def test_a_member_elsewhere_does_not_compile(place: str, find: str, plant: str, said: str) -> None:
-    def change(files: dict[str, str]) -> dict[str, str]:
-        assert files[place].count(find) == 1
-        return {**files, place: files[place].replace(find, plant)}
+def test_a_member_by_value_elsewhere_does_not_compile(
+    place: str, find: str, plant: str, said: str
+) -> None:
+    with pytest.raises(CompileError, match=rf"static assertion failed: (of.0..)?{said} of "):
+        compile_changed(_first("gemm-segments"), planted(place, find, plant))
 
-    covered = next(c for name, c in CHOSEN.items() if name.startswith("attention_forward"))
-    with pytest.raises(CompileError, match=rf"static assertion failed: {said} of "):
-        compile_with_assertions(covered, change)
+
+@pytest.mark.parametrize(
+    ("place", "find", "plant", "said"),
+    [
+        (
+            "attention/scores.h",
+            "  float scale_log2, cap, cap_inverse;\n\n",
+            "  float scale_log2, cap, cap_inverse;\n  i64 of_nobody;\n\n",
+            "static assertion failed: size of score",
+        ),
+        (
+            "attention/sequences.h",
+            "const int *lengths, *q_offsets, *k_offsets;",
+            "const int *q_offsets, *k_offsets; static constexpr int* lengths = nullptr;",
+            "lengths",
+        ),
+    ],
+)
+def test_a_member_of_one_side_alone_does_not_compile(
+    place: str, find: str, plant: str, said: str
+) -> None:
+    with pytest.raises(CompileError, match=said):
+        compile_changed(_first("attention_forward"), planted(place, find, plant))
+
+
+def test_a_member_of_another_width_is_refused() -> None:
+    """Its parameter has the member's own type, and the binary says how wide that is."""
+    covered = _first("attention_forward")
+    change = planted(
+        "attention/scores.h", "  int left, right;\n  float", "  i64 left, right;\n  float"
+    )
+    signature = covered.kernel.signature(covered.spec)
+
+    def without_sizes(files: dict[str, str]) -> dict[str, str]:
+        name = "generated/attention_forward.h"
+        lines = files[name].splitlines(keepends=True)
+        kept = [line for line in lines if not line.startswith("static_assert")]
+        return change({**files, name: "".join(kept)})
+
+    with pytest.raises(CompileError, match="size of score"):
+        compile_changed(covered, change)
+    binary = compile_changed(covered, without_sizes)
+    facts = TOOLCHAIN.inspect(binary, "host")["attention_forward"]
+    with pytest.raises(DeviceError, match=r"^kernel attention_forward takes parameters at "):
+        signature.placed(facts)
+
+
+def test_members_may_change_places() -> None:
+    """What is entered member by member goes by name."""
+    covered = _first("attention_forward")
+    change = planted(
+        "attention/sequences.h", "i64 batch, head;\n  int row;", "i64 head, batch;\n  int row;"
+    )
+    facts = TOOLCHAIN.inspect(compile_changed(covered, change), "host")["attention_forward"]
+    assert covered.kernel.signature(covered.spec).layout == facts.parameters

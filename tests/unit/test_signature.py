@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernelseam.contract import KernelFacts
 from kernelseam.errors import DeviceError
+from kernelseam.kernels.entry import entry
 from kernelseam.kernels.signature import Signature, Structure
 
 C_TYPES: dict[str, Any] = {
@@ -176,3 +177,37 @@ def test_without_opaque_arguments_the_offsets_are_c_s() -> None:
 def test_a_tensor_map_is_whole(given: Any) -> None:
     with pytest.raises(DeviceError, match=r"^argument a = .* is not a tensor_map of 128 bytes"):
         MAPS.pack({"n": 7, "a": given, "at": 0, "m": 0})
+
+
+@given(st.lists(kinds, min_size=1, max_size=6).map(tuple))
+def test_a_flat_signature_takes_members_by_themselves(kinds: tuple[Any, ...]) -> None:
+    flat, leaf = Signature(members(kinds), flat=True), tuple(leaves(kinds))
+    assert flat.layout == Signature(members(leaf)).layout
+    names = [name for name, _, _ in flat.scalars]
+    values = dict(zip(names, range(1, len(names) + 1), strict=True))
+    by_place = Signature(tuple(zip(names, leaf, strict=True)))
+    assert flat.pack(values) == by_place.pack(values)
+    facts = KernelFacts("k", 1, 0, 0, 0, 0, flat.layout)
+    assert flat.placed(facts).scalars == flat.scalars
+
+
+def test_an_entry_hands_members_to_a_body() -> None:
+    inner = Structure((("size", "i32"), ("shift", "i32")), ("d", "shift"))
+    pages = Structure((("table", "pointer"), ("page", inner)), ("base", "size"))
+    made = entry("k", "k.h", Signature((("pages", pages), ("n", "i32")), flat=True))
+    _, _, code = made.partition("Argument<N - 1, R(More...)> {};\n")
+    assert made.startswith('#include "k.h"\ntemplate')
+    assert code == (
+        "typedef Argument<0, decltype(k_body)>::type Argument0;\n"
+        'static_assert(sizeof(Argument0) == 16, "size of pages");\n'
+        "typedef Argument<1, decltype(k_body)>::type Argument1;\n"
+        "KS_KERNEL(BODY_THREADS, BODY_BLOCKS)\n"
+        "k(decltype(((Argument0*)0)->base) pages_base, decltype(((Argument0*)0)->size.d) "
+        "pages_size_d, decltype(((Argument0*)0)->size.shift) pages_size_shift, Argument1 n) {\n"
+        "  Argument0 pages;\n"
+        "  pages.base = pages_base;\n"
+        "  pages.size.d = pages_size_d;\n"
+        "  pages.size.shift = pages_size_shift;\n"
+        "  k_body(pages, n);\n"
+        "}\n"
+    )

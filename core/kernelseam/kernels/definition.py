@@ -18,7 +18,8 @@ class KernelDefinition(Composition):
     shared bytes and launch arguments. ``launches`` has that kernel, or that one and others."""
 
     entry: str
-    """The kernel's name in the device source."""
+    """The kernel's name; where the signature is flat, of the generated entry, which calls the
+    source's ``<entry>_body``."""
     source: str
     """Its file, by include name."""
     multiplies: bool = False

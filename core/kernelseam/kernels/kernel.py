@@ -34,6 +34,7 @@ from kernelseam.costs import Work, predicted, roofline
 from kernelseam.errors import PluginError, Refusal, Unsupported
 from kernelseam.kernels import sources
 from kernelseam.kernels.definition import KernelDefinition
+from kernelseam.kernels.entry import entry
 from kernelseam.kernels.signature import Signature, Value
 from kernelseam.memset import MemsetStep
 from kernelseam.variants import Variant
@@ -62,10 +63,14 @@ def bundle(
         **{f"KS_{k}": v for k, v in kernel.defines(spec, tile, row).items()},
     }
     constants = tuple((k, str(int(v) if isinstance(v, bool) else v)) for k, v in defines.items())
+    main, signature = kernel.source, kernel.signature(spec)
+    if signature.flat:
+        main = f"generated/{kernel.entry}.h"
+        files[main] = entry(kernel.entry, kernel.source, signature)
     return SourceBundle(
         name=kernel.entry,
-        main=kernel.source,
-        files=included(kernel.source, files, dict(constants)),
+        main=main,
+        files=included(main, files, dict(constants)),
         defines=constants,
         options=row.options,
     )

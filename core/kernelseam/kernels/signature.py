@@ -39,20 +39,14 @@ _C_ALIGNMENT = 16
 """Bytes that every compiler aligns its memory of parameters to: up to it, offsets are those of a C
 structure."""
 
-_ARGUMENT = """template<int N, class F> struct Argument;
-template<class R, class A, class... More> struct Argument<0, R(A, More...)> { typedef A type; };
-template<int N, class R, class A, class... More>
-struct Argument<N, R(A, More...)> : Argument<N - 1, R(More...)> {};"""
-"""C++: the type of a function's parameter."""
-
 Member = tuple[str, "str | Structure"]
 """A name, and what it names."""
 
 
 @dataclass(frozen=True)
 class Structure:
-    """Members that are passed by value together, laid out as C does: each at the next multiple of
-    its own alignment.
+    """Members that belong together, laid out as C does: each at the next multiple of its own
+    alignment.
 
     ``fields``: what the device source calls them; none given: as they are called here.
     """
@@ -119,20 +113,30 @@ class Signature:
     members are then what is given. A name may come twice: both places get its value.
 
     ``offsets``: where a binary has each parameter; without them they lie as in a C structure.
+    ``flat``: the binary takes each member by itself, and its entry is generated (entry.py); else it
+    takes structures by value.
     """
 
     parameters: tuple[Member, ...]
     offsets: tuple[int, ...] | None = None
+    flat: bool = False
+
+    @cached_property
+    def passed(self) -> tuple[Member, ...]:
+        """What the binary takes: the parameters; where ``flat``, members instead of structures."""
+        if not self.flat:
+            return self.parameters
+        return tuple((name, kind) for name, kind, _ in Structure(self.parameters).scalars)
 
     @property
     def layout(self) -> tuple[tuple[int, int], ...]:
         """(offset, size) of each parameter."""
-        sizes = [_size(kind) for _, kind in self.parameters]
+        sizes = [_size(kind) for _, kind in self.passed]
         return tuple(zip(self._places, sizes, strict=True))
 
     @cached_property
     def _places(self) -> tuple[int, ...]:
-        return Structure(self.parameters)._offsets[:-1] if self.offsets is None else self.offsets
+        return Structure(self.passed)._offsets[:-1] if self.offsets is None else self.offsets
 
     def placed(self, facts: KernelFacts) -> Signature:
         """This signature with its parameters where a binary has them.
@@ -145,7 +149,7 @@ class Signature:
         sizes = tuple(size for _, size in facts.parameters)
         offsets = tuple(offset for offset, _ in facts.parameters)
         ends = (0, *(offset + size for offset, size in facts.parameters))
-        opaque = any(_alignment(kind) > _C_ALIGNMENT for _, kind in self.parameters)
+        opaque = any(_alignment(kind) > _C_ALIGNMENT for _, kind in self.passed)
         fits = sizes == tuple(size for _, size in self.layout) and (
             all(at >= end for at, end in zip(offsets, ends, strict=False))
             if opaque
@@ -163,26 +167,10 @@ class Signature:
     def scalars(self) -> tuple[tuple[str, str, int], ...]:
         """Name, type and offset of everything that is given, members of structures among them."""
         flat: list[tuple[str, str, int]] = []
-        for (name, kind), at in zip(self.parameters, self._places, strict=True):
+        for (name, kind), at in zip(self.passed, self._places, strict=True):
             inner = kind.scalars if isinstance(kind, Structure) else ((name, kind, 0),)
             flat += [(n, k, at + offset) for n, k, offset in inner]
         return tuple(flat)
-
-    def assertions(self, kernel: str) -> str:
-        """C++ that compiles behind a kernel's source only where every structure among its
-        parameters has the size, and each member the name, offset and size, that are packed here.
-        Binaries tell no more of a structure than its size."""
-        lines = [_ARGUMENT]
-        for i, (_, kind) in enumerate(self.parameters):
-            if not isinstance(kind, Structure):
-                continue
-            lines.append(f"typedef Argument<{i}, decltype({kernel})>::type Argument{i};")
-            lines.append(f'static_assert(sizeof(Argument{i}) == {kind.size}, "size of {i}");')
-            for name, at, size in kind.places:
-                offset = f"__builtin_offsetof(Argument{i}, {name}) == {at}"
-                width = f"sizeof(((Argument{i}*)0)->{name}) == {size}"
-                lines.append(f'static_assert({offset} && {width}, "{name} of {i}");')
-        return "\n".join(lines) + "\n"
 
     @cached_property
     def _opaque(self) -> tuple[str, ...]:

@@ -131,7 +131,7 @@ KS_DEVICE auto left_factors(OwnQ q, OwnV v, int row0) {
   }
 }
 
-// ---- arguments of the kernel beside those of scores.h and sequences.h, each passed whole
+// ---- arguments of the body beside those of scores.h and sequences.h
 
 // The gradient of a bias, its keys side by side.
 struct BiasGradient {
@@ -144,11 +144,11 @@ struct Blocks {
   int key_tiles, query_tiles, for_keys;
 };
 
-KS_KERNEL(THREADS, KS_MIN_BLOCKS)
-attention_backward(Matrices<const T> q, Matrices<const T> k, Matrices<const T> v, Matrices<const T> dout,
-                   RowValues<const float> lse, RowValues<const float> dots, Matrices<T> dq, Matrices<T> dk, Matrices<T> dv,
-                   float* sums, BiasGradient dbias, ScoreArguments score, Sequences sequences, int num_heads, int head_group,
-                   Blocks blocks, float scale) {
+KS_BODY(THREADS, KS_MIN_BLOCKS)
+attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const T> v, Matrices<const T> dout,
+                        RowValues<const float> lse, RowValues<const float> dots, Matrices<T> dq, Matrices<T> dk,
+                        Matrices<T> dv, float* sums, BiasGradient dbias, ScoreArguments score, Sequences sequences,
+                        int num_heads, int head_group, Blocks blocks, float scale) {
   char* const memory = shared_memory<KS_SHARED_BYTES>();
   const OwnQ own_q(memory + OWN_Q);
   const OwnV own_v(memory + OWN_V);

@@ -100,7 +100,8 @@ _SIGNATURE = Signature(
             ),
         ),
         ("scale", "f32"),
-    )
+    ),
+    flat=True,
 )
 _OPERANDS = {
     **SCORE_OPERANDS,

@@ -56,16 +56,21 @@ typedef StridedView<const T> QueryView;
 typedef StridedView<Out> OutView;
 #endif
 
-// The work is cut into q_tiles of a head's queries, the longest sequence's counted, and into `splits` parts of the keys, whose
-// results lie out_split and lse_split apart.
-KS_KERNEL(THREADS, KS_MIN_BLOCKS)
-attention_forward(Matrices<const T> q, Matrices<const T> k, Matrices<const T> v, Matrices<Out> out, RowValues<float> lse,
-                  ScoreArguments score, const float* sinks, Sequences sequences, Pages pages, int num_heads, Divider group,
-                  i64 out_split, i64 lse_split, int q_tiles, int splits) {
+// How the work is cut: into q_tiles of a head's queries, the longest sequence's counted, and into parts of the keys, whose
+// results lie `out` and `lse` apart.
+struct Parts {
+  i64 out, lse;
+  int q_tiles, splits;
+};
+
+KS_BODY(THREADS, KS_MIN_BLOCKS)
+attention_forward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const T> v, Matrices<Out> out,
+                       RowValues<float> lse, ScoreArguments score, const float* sinks, Sequences sequences, Pages pages,
+                       int num_heads, Divider group, Parts parts) {
   char* const memory = shared_memory<KS_SHARED_BYTES>();
-  const int head_group = group.d;
+  const int head_group = group.d, q_tiles = parts.q_tiles;
   const int heads = KS_GROUPED ? num_heads / head_group : num_heads;
-  const int split = block_index() % splits, place = block_index() / splits;
+  const int split = block_index() % parts.splits, place = block_index() / parts.splits;
   const int matrix_index = place / q_tiles, turn = place % q_tiles;
   const int batch = matrix_index / heads, head = matrix_index % heads;
   const Sequence own = sequences.at(batch);
@@ -104,8 +109,8 @@ attention_forward(Matrices<const T> q, Matrices<const T> k, Matrices<const T> v,
   const int begin = scores.begin(i0), end = scores.end(i1);
   const int all_begin = divide_up(scores.all_begin(i1), BN), all_end = scores.all_end(i0) / BN;
   int first = begin / BN, last = divide_up(end, BN);
-  if (splits > 1) {
-    const int share = divide_up(max_of(last - first, 0), splits);
+  if (parts.splits > 1) {
+    const int share = divide_up(max_of(last - first, 0), parts.splits);
     first += split * share;
     last = min_of(last, first + share);
   }
@@ -234,13 +239,13 @@ attention_forward(Matrices<const T> q, Matrices<const T> k, Matrices<const T> v,
     E::each_row(m, [&](int r, float x) {
       const int row = mine + r;
       if (row < rows) {
-        const i64 at = (i64)batch * lse.batch + (first_head + head_of(row)) * lse.head + split * lse_split;
+        const i64 at = (i64)batch * lse.batch + (first_head + head_of(row)) * lse.head + split * parts.lse;
         lse.base[at + own.q_first + query_of(row)] = x;
       }
     });
   }
   block_barrier();  // the queries are no longer read
-  Out* const out_base = out.at<KS_OUT_VIEW>(batch, first_head, num_heads, own.q_first) + split * out_split;
+  Out* const out_base = out.at<KS_OUT_VIEW>(batch, first_head, num_heads, own.q_first) + split * parts.out;
 #if KS_GROUPED
   const OutView O{out_base, group, out.row, out.head};
 #else

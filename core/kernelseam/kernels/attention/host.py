@@ -38,7 +38,7 @@ from kernelseam.kernels.elements import (
     refuse_dtype,
     refuse_row_strides,
 )
-from kernelseam.kernels.signature import Signature
+from kernelseam.kernels.signature import Signature, Structure
 
 KNOWN = frozenset(
     {
@@ -76,11 +76,15 @@ _SIGNATURE = Signature(
         ("pages", PAGES),
         ("num_heads", "i32"),
         ("group", divider_parameter("head_group")),
-        ("out_split", "i64"),
-        ("lse_split", "i64"),
-        ("q_tiles", "i32"),
-        ("splits", "i32"),
-    )
+        (
+            "parts",
+            Structure(
+                (("out_split", "i64"), ("lse_split", "i64"), ("q_tiles", "i32"), ("splits", "i32")),
+                ("out", "lse", "q_tiles", "splits"),
+            ),
+        ),
+    ),
+    flat=True,
 )
 _OPERANDS = {
     **SCORE_OPERANDS,

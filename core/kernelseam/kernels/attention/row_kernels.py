@@ -62,7 +62,8 @@ class SmallKernel(KernelDefinition):
                 *((i, "i32") for i in self.int_names),
                 *((f, "f32") for f in self.float_names),
                 *self.structures,
-            )
+            ),
+            flat=bool(self.structures),
         )
 
     def threads(self, tile: RowTile, row: ArchRow) -> int:

@@ -86,7 +86,7 @@ struct Scores {
   }
 };
 
-// ---- what a kernel is given to make scores of products: an argument, passed whole. Of an option that is off nothing is read.
+// ---- what a kernel is given to make scores of products: an argument of its body. Of an option that is off nothing is read.
 
 // A bias or a mask over [batch, head, query, key]; any strides.
 template<class T> struct Planes {

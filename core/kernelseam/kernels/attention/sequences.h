@@ -30,7 +30,12 @@ KS_DEVICE T* matrix(T* base, int batch, int head, int heads, int first, i64 batc
   return base + batch * batch_stride + head * head_stride;
 }
 
-// ---- a kernel's arguments, each passed whole; strides in elements
+// The rows of a head. Of its arguments and not of a structure: the order in which members are read costs registers on sm_80.
+template<class T> KS_DEVICE StridedView<T> rows_of(T* base, int head, i64 head_stride, int row) {
+  return {base + head * head_stride, row};
+}
+
+// ---- what a kernel's body is given; strides in elements
 
 // An operand: a matrix for each head of each entry of the batch.
 template<class T> struct Matrices {
@@ -42,7 +47,7 @@ template<class T> struct Matrices {
     return matrix<VIEW>(base, b, h, heads, first, batch, head, row);
   }
   // The rows of a head, where `base` is its entry's.
-  KS_DEVICE StridedView<T> rows(int h) const { return {base + h * head, row}; }
+  KS_DEVICE StridedView<T> rows(int h) const { return rows_of(base, h, head, row); }
 };
 
 // A number for each row of queries, as the log-sum-exp.

@@ -17,9 +17,9 @@ struct alignas(COLUMNS * sizeof(T)) Weights { T v[COLUMNS]; };
 // What a sum of 2^(x − from) is to be multiplied with to be one of 2^(x − to); exactly 1 where nothing changes.
 KS_DEVICE float fade(float from, float to) { return from == -infinity() ? 0.f : exp2_fast(from - to); }
 
-KS_KERNEL(WARP * KS_WARPS, 1)
-softmax(const float* products, T* weights, float* lse, const float* sinks, i64 lse_batch, i64 lse_head, int num_heads,
-        int S_q, int S_k, int pitch, int total, ScoreArguments arguments) {
+KS_BODY(WARP * KS_WARPS, 1)
+softmax_body(const float* products, T* weights, float* lse, const float* sinks, i64 lse_batch, i64 lse_head, int num_heads,
+             int S_q, int S_k, int pitch, int total, ScoreArguments arguments) {
   const i64 index = (i64)block_index() * KS_WARPS + warp_index();
   if (index >= total) return;
   const int line = (int)index, i = line % S_q, head = line / S_q % num_heads, batch = line / S_q / num_heads;
