@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+
+from kernelseam.forking import cached_property
 
 
 class Class(StrEnum):

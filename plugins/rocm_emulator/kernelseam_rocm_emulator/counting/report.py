@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+
+from kernelseam.forking import cached_property
 
 from kernelseam_rocm_emulator.counting import model
 from kernelseam_rocm_emulator.counting.instructions import (
