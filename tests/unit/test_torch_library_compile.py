@@ -90,13 +90,9 @@ def test_a_layer_by_inductor_with_its_gradients() -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-SLOW = pytest.mark.slow("inductor compiles C++ for each function")
-
-
+@pytest.mark.slow("inductor compiles C++ for each function")
 @INDUCTOR
-@pytest.mark.parametrize(
-    "name", [n if n == "bmm" else pytest.param(n, marks=SLOW) for n in FUNCTIONS]
-)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_plain_functions_by_inductor(name: str) -> None:
     function = functions()[name]
     operands = [x.detach() for x in function.operands]
@@ -216,11 +212,11 @@ def test_export(strict: bool) -> None:
         torch.testing.assert_close(program.module()(q, k, v), Module()(q, k, v))
 
 
-@pytest.mark.parametrize("use_reentrant", [True, False])
-@pytest.mark.parametrize("mode", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    ("mode", "use_reentrant"),
+    [("eager", True), ("eager", False), ("aot_eager", False)],  # torch compiles the last kind alone
+)
 def test_activation_checkpointing(use_reentrant: bool, mode: str) -> None:
-    if use_reentrant and mode != "eager":
-        pytest.skip("torch compiles the other kind alone")
     operands = (*projected(), cells(12, 32, seed=7))
 
     def call(*operands: Any) -> Any:
