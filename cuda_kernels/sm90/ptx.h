@@ -121,6 +121,13 @@ KS_DEVICE void ldmatrix(u32 from, u32 (&x)[4]) {
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from) : "memory");
 }
 
+// What lane `from` has of x; every lane must ask.
+KS_DEVICE int shuffle(int x, int from) {
+  int y;
+  asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xffffffff;" : "=r"(y) : "r"(x), "r"(from));
+  return y;
+}
+
 // ---- optimisation barriers
 
 // All values are in registers at this point; the compiler moves no computation of them past it.

@@ -7,6 +7,9 @@
 typedef KS_T T;
 
 typedef Maybe<KS_BIAS> Bias;
+typedef Maybe<KS_ROW_SUMS> RowSums;
+
+enum { ROWS = 0, TMA = 1 };  // who stores: see epilogue.h
 
 constexpr int BM = KS_BM, BN = KS_BN, GROUPS = KS_GROUPS, STAGES = KS_STAGES, CLUSTER = KS_CLUSTER, BUFFERS = KS_BUFFERS;
 constexpr int BK = 64, MT = BM / (64 * GROUPS), PANELS = BN / 64, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
@@ -21,7 +24,16 @@ constexpr int SOURCE_PANELS = min_of(PANELS, STAGE_BYTES / A_BYTES);
 // Epilogue buffers are 64 rows of a panel each; BATCH are stored at once, SLOTS batches in flight a consumer.
 constexpr int BATCH = PANELS <= BUFFERS ? PANELS : PANELS % BUFFERS == 0 ? BUFFERS : 1, SLOTS = BUFFERS / BATCH;
 
-struct alignas(1024) SharedStorage {
+// The right factor of the products that sum A's rows: a column of ones, whatever its layout.
+struct Ones {
+  alignas(1024) u32 pairs[256];
+  KS_DEVICE u32* ones() { return pairs; }
+};
+struct NoOnes {
+  KS_DEVICE u32* ones() { return nullptr; }
+};
+
+struct alignas(1024) SharedStorage : Choose<RowSums::THERE, Ones, NoOnes>::type {
   char stages[STAGES][STAGE_BYTES];
   char out[GROUPS][BUFFERS][ROWS_BYTES];
   float bias[Bias::THERE ? GROUPS : 1][Bias::THERE ? BN : 1];
@@ -29,7 +41,8 @@ struct alignas(1024) SharedStorage {
 };
 static_assert(sizeof(SharedStorage) <= KS_SHARED_BYTES, "the tiles fit");
 
-struct Maps { const TensorMap &a, &b, &c, &residual; };
+// a1, a2: of the other operands that A's heads come from; c1, c2: that C's columns go to.
+struct Maps { const TensorMap &a, &b, &c, &residual, &a1, &a2, &c1, &c2; };
 
 // The kernel's arguments beside its maps, as the roles use them: operands are addresses, or lists of them.
 struct Arguments {
@@ -39,6 +52,10 @@ struct Arguments {
   int c_row, M, N, slices;  // of K, 64 each
   int a_head, a_batch, b_head, b_batch, residual_head, residual_batch;  // 0 where all heads, or batches, share one matrix
   float alpha, beta;
+  void* sums;
+  i64 sums_batch, sums_head;
+  int batch_group, head_group;  // products that are summed into one C: batches, and heads of each
+  int a1_first, a2_first;       // heads that A's other operands begin with
 };
 
 // A matrix in a tensor map: the coordinates of its last two axes. These are head and batch; or, for lists, units of 16 bytes and

@@ -8,6 +8,7 @@ struct Consumer {
   const Ring<SLOTS>& out_ring;
   const Arguments& a;
   const TileScheduler& scheduler;
+  const Result& result;
   int rank, group, warp, thread_lane;
   PipelineState<STAGES> state{0, 0};
   PipelineState<SLOTS> out_state{0, 1};
@@ -22,14 +23,25 @@ struct Consumer {
     }
   }
 
-  KS_DEVICE void mainloop(float (&acc)[MT][BN / 2]) {
+  // summing: the sums of A's rows, too, by products with ones; each is in all columns of its row. (A branch about the loop,
+  // with a loop for either way, has the products serialised.)
+  KS_DEVICE void mainloop(float (&acc)[MT][BN / 2], float (&sums)[MT][4], bool summing) {
     constexpr int A_STEP = KS_A_TRANSPOSED ? 16 * 128 : 32, B_STEP = KS_B_TRANSPOSED ? 32 : 16 * 128;
     auto descriptor = [](bool k_major, u32 address) {
       return k_major ? descriptor_k_major(address) : descriptor_mn_major(address, ROWS_BYTES);
     };
     PipelineState<STAGES> previous = state;
+    const int slices = KS_SUMMED ? a.slices * a.batch_group * a.head_group : a.slices;
+    u32 ones = 0;
+    if constexpr (RowSums::THERE) {
+      ones = descriptor_k_major(shared_address(storage.ones()));
+#pragma unroll
+      for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) sums[i][e] = 0;
+    }
 #pragma unroll 1
-    for (int s = 0; s < a.slices; s++) {
+    for (int s = 0; s < slices; s++) {
       const u32 stage = shared_address(storage.stages[state.stage]);
       const u32 a_descriptor = descriptor(!KS_A_TRANSPOSED, stage + group * MT * ROWS_BYTES);
       const u32 b_descriptor = descriptor(KS_B_TRANSPOSED, stage + A_BYTES);
@@ -38,9 +50,11 @@ struct Consumer {
 #pragma unroll
       for (int k = 0; k < BK / 16; k++)
 #pragma unroll
-        for (int i = 0; i < MT; i++)
-          Wgmma<T, BN>::template ss<KS_A_TRANSPOSED, !KS_B_TRANSPOSED>(
-              acc[i], advanced(a_descriptor, i * ROWS_BYTES + k * A_STEP), advanced(b_descriptor, k * B_STEP), s | k);
+        for (int i = 0; i < MT; i++) {
+          const u32 a_step = advanced(a_descriptor, i * ROWS_BYTES + k * A_STEP);
+          Wgmma<T, BN>::template ss<KS_A_TRANSPOSED, !KS_B_TRANSPOSED>(acc[i], a_step, advanced(b_descriptor, k * B_STEP), s | k);
+          if (RowSums::THERE && summing) Wgmma<T, 8>::template ss<KS_A_TRANSPOSED, 0>(sums[i], a_step, ones, 1);
+        }
       wgmma_commit();
       wgmma_wait<1>();  // the previous slice is done
       if (s) release(previous);
@@ -102,19 +116,38 @@ struct Consumer {
     }
   }
 
+  KS_DEVICE void store_sums(const float (&sums)[MT][4], const TileCoord& p) const {
+    auto* const to = (typename RowSums::type*)a.sums + p.batch * a.sums_batch + p.head * a.sums_head;
+#pragma unroll
+    for (int i = 0; i < MT; i++)
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int row = p.row + 64 * (group * MT + i) + 16 * warp + (thread_lane >> 2) + 8 * half;
+        if ((thread_lane & 3) == 0 && row < a.M) to[row] = convert<typename RowSums::type>(sums[i][2 * half]);
+      }
+  }
+
+  // Where chunk 2j + lane/16 of a panel goes in a warp's rows of an epilogue buffer: as chunk_offset has it; or, where boxes
+  // are of 32 columns, into the first or the second half of the buffer, rows of 64 bytes in the 64-byte swizzle.
+  KS_DEVICE u32 buffer_offset(int j) const {
+    if constexpr (Result::BOX_COLUMNS == 64) return row_offset() + chunk_offset(j);
+    const int chunk = 2 * (j & 1) + (thread_lane >> 4);
+    return j / 2 * (ROWS_BYTES / 2) + (thread_lane & 15) * 64 + (chunk ^ (thread_lane >> 1 & 3)) * 16;
+  }
+
   KS_DEVICE void store(const float (&acc)[MT][BN / 2], const TileCoord& p, T* c) {
 #pragma unroll
     for (int first = 0; first < PANELS; first += BATCH)
 #pragma unroll
       for (int i = 0; i < MT; i++, out_state.advance()) {
         if (KS_STORE == TMA) out_ring.wait_empty(out_state);
-        char* const to = storage.out[group][out_state.stage * BATCH] + warp * 16 * 128;
+        char* const to = storage.out[group][out_state.stage * BATCH] + warp * 16 * 2 * Result::BOX_COLUMNS;
 #pragma unroll
         for (int n = 0; n < BATCH; n++)
 #pragma unroll
           for (int j = 0; j < 4; j++) {
             const float* d = &acc[i][32 * (first + n) + 8 * j];
-            stmatrix(shared_address(to) + n * ROWS_BYTES + row_offset() + chunk_offset(j), pack2(d[0], d[1], T()),
+            stmatrix(shared_address(to) + n * ROWS_BYTES + buffer_offset(j), pack2(d[0], d[1], T()),
                      pack2(d[2], d[3], T()), pack2(d[4], d[5], T()), pack2(d[6], d[7], T()));
           }
         if constexpr (KS_STORE == TMA) {
@@ -123,13 +156,12 @@ struct Consumer {
           if (thread_lane == 0) barrier_arrive(out_ring.full(out_state));
         } else {
           warp_barrier();
-          const int row = p.row + 64 * (group * MT + i) + 16 * warp;
+          const typename Result::Rows rows = result.rows(a, p, c, p.row + 64 * (group * MT + i) + 16 * warp);
 #pragma unroll
           for (int q = 0; q < 4 * BATCH; q++) {  // 8·BATCH chunks a row
             const int index = q * WARP + thread_lane, r = index / (8 * BATCH), chunk = index % (8 * BATCH);
             const Chunk<T>& x = *(const Chunk<T>*)(to + chunk / 8 * ROWS_BYTES + r * 128 + ((chunk ^ r) & 7) * 16);
-            const int column = p.column + 64 * first + 8 * chunk;
-            if (row + r < a.M) store_chunk(c + (i64)(row + r) * a.c_row + column, x, a.N - column);
+            rows.store(r, p.column + 64 * first + 8 * chunk, x);
           }
           warp_barrier();
         }
@@ -147,21 +179,26 @@ struct Consumer {
 #pragma unroll
         for (int n = 0; n < divide_up(BN, 128); n++) {
           const int column = p.column + thread() + 128 * n;
-          if (column < a.N) bias_fragment[n] = to_sum(bias[column]);
+          if (column < a.N) bias_fragment[n] = to_sum(bias[result.weight_row(column)]);
         }
       }
       T* c = (T*)a.c;
       if (KS_STORE == ROWS) c = KS_POINTERS ? listed((T*)a.c, p.matrix) : c + p.batch * a.c_batch + p.head * a.c_head;
       float acc[MT][BN / 2];
-      mainloop(acc);
+      float sums[MT][4];
+      // Of the tiles that hold the same rows one sums them: heads may share a left factor, and so its sums.
+      const bool summing = RowSums::THERE && p.column == 0 && (p.head == 0 || a.sums_head != 0);
+      mainloop(acc, sums, summing);
+      if (summing) store_sums(sums, p);
       if (a.alpha != 1.f)
 #pragma unroll
         for (int i = 0; i < MT; i++)
 #pragma unroll
           for (int e = 0; e < BN / 2; e++) acc[i][e] *= a.alpha;
       if constexpr (Bias::THERE) add_bias(acc, bias_fragment);
-      if (a.beta != 0) add_source(acc, a.beta);
+      if (!KS_HEADS && a.beta != 0) add_source(acc, a.beta);
       if (KS_RESIDUAL) add_source(acc, 1.f);
+      result.turn(acc, p, p.row + 64 * group * MT + 16 * warp + (thread_lane >> 2), 2 * (thread_lane & 3), a.M);
       store(acc, p, c);
     }
   }

@@ -21,13 +21,33 @@ gemm_sm90(KS_ARGUMENT TensorMap a_map, KS_ARGUMENT TensorMap b_map, KS_ARGUMENT 
           KS_ARGUMENT TensorMap residual_map, const void* a, const void* b, void* c, const void* bias, const void* residual,
           const void* origin, i64 c_batch, i64 c_head, i64 bias_batch, i64 bias_head, int c_row, int M, int N, int slices,
           int a_head_step, int a_batch_step, int b_head_step, int b_batch_step, int residual_head_step,
-          int residual_batch_step, float alpha, float beta, KS_ARGUMENT TileScheduler scheduler, KS_ARGUMENT Divider b_heads) {
+          int residual_batch_step, float alpha, float beta, KS_ARGUMENT TileScheduler scheduler, KS_ARGUMENT Divider b_heads,
+          void* sums, i64 sums_batch, i64 sums_head, int batch_group, int head_group
+#if KS_SEGMENTED
+          , KS_ARGUMENT TensorMap a1_map, KS_ARGUMENT TensorMap a2_map, int a1_first, int a2_first
+#endif
+#if KS_HEADS
+          , KS_ARGUMENT TensorMap c1_map, KS_ARGUMENT TensorMap c2_map, KS_ARGUMENT HeadsResult result
+#endif
+) {
   extern __shared__ __align__(1024) char memory[];
   SharedStorage& storage = *(SharedStorage*)memory;
-  const Maps maps{a_map, b_map, c_map, residual_map};
+#if KS_SEGMENTED
+  const TensorMap &a1 = a1_map, &a2 = a2_map;
+#else
+  const TensorMap &a1 = a_map, &a2 = a_map;
+  const int a1_first = 0, a2_first = 0;
+#endif
+#if KS_HEADS
+  const TensorMap &c1 = c1_map, &c2 = c2_map;
+#else
+  const TensorMap &c1 = c_map, &c2 = c_map;
+  const MatrixResult result;
+#endif
+  const Maps maps{a_map, b_map, c_map, residual_map, a1, a2, c1, c2};
   const Arguments arguments{a, b, bias, residual, origin, c, c_batch, c_head, bias_batch, bias_head, c_row, M, N, slices,
                             a_head_step, a_batch_step, b_head_step, b_batch_step, residual_head_step, residual_batch_step,
-                            alpha, beta};
+                            alpha, beta, sums, sums_batch, sums_head, batch_group, head_group, a1_first, a2_first};
   const Ring<STAGES> ring{shared_address(storage.ring)};
   const int group = warp_index() / 4, warp = warp_index() % 4, rank = CLUSTER > 1 ? cluster_rank() : 0;
   const int first = block_index() / CLUSTER, step = gridDim.x / CLUSTER;
@@ -37,22 +57,26 @@ gemm_sm90(KS_ARGUMENT TensorMap a_map, KS_ARGUMENT TensorMap b_map, KS_ARGUMENT 
     for (int g = 0; g < GROUPS; g++) Ring<SLOTS>{shared_address(storage.out_ring[g])}.init(1, 4);
     barrier_init_fence();
   }
+  if constexpr (RowSums::THERE) {
+    for (int i = thread_index(); i < 256; i += THREADS) storage.ones()[i] = pack2(1.f, 1.f, T());
+    async_proxy_fence();
+  }
   if (CLUSTER > 1) cluster_barrier();
   else block_barrier();
 
   if (group == GROUPS) {
     if (KS_PRODUCER_REGISTERS) registers_dealloc<KS_PRODUCER_REGISTERS>();
     if (thread_index() == CONSUMERS) {
-      Producer{storage, maps, ring, arguments, scheduler, b_heads, rank}.run(first, step);
+      Producer{storage, maps, ring, arguments, scheduler, b_heads, result, rank}.run(first, step);
     } else if (KS_STORE == TMA && warp >= 1 && warp <= GROUPS && lane() == 0) {
       const Ring<SLOTS> out_ring{shared_address(storage.out_ring[warp - 1])};
-      EpilogueStore{storage, maps, out_ring, arguments, scheduler, rank, warp - 1}.run(first, step);
+      EpilogueStore{storage, maps, out_ring, arguments, scheduler, result, rank, warp - 1}.run(first, step);
     }
     warp_barrier();
   } else {
     if (KS_CONSUMER_REGISTERS) registers_alloc<KS_CONSUMER_REGISTERS>();
     const Ring<SLOTS> out_ring{shared_address(storage.out_ring[group])};
-    Consumer{storage, ring, out_ring, arguments, scheduler, rank, group, warp, lane()}.run(first, step);
+    Consumer{storage, ring, out_ring, arguments, scheduler, result, rank, group, warp, lane()}.run(first, step);
   }
   if (CLUSTER > 1) cluster_barrier();  // no block leaves while others may signal its barriers
 }

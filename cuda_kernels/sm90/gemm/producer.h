@@ -1,6 +1,6 @@
 // The producer thread: slices of A and B, then the epilogue's source tiles.
 #pragma once
-#include "sm90/gemm/block.h"
+#include "sm90/gemm/epilogue.h"
 
 struct Producer {
   SharedStorage& storage;
@@ -9,6 +9,7 @@ struct Producer {
   const Arguments& a;
   const TileScheduler& scheduler;
   const Divider& b_heads;
+  const Result& result;
   int rank;
   PipelineState<STAGES> state{0, 1};
 
@@ -25,11 +26,18 @@ struct Producer {
   struct Operands {
     TileCoord tile;
     Matrix a, b;
+    const TensorMap* a_map;
   };
   KS_DEVICE Operands operands(const Next& x) const {
-    const TileCoord& p = x.tile;
-    if (KS_POINTERS) return {p, matrix_at(x.a, a.origin), matrix_at(x.b, a.origin)};
-    return {p, {p.head * a.a_head, p.batch * a.a_batch}, {b_heads.quotient(p.head) * a.b_head, p.batch * a.b_batch}};
+    if (KS_POINTERS) return {x.tile, matrix_at(x.a, a.origin), matrix_at(x.b, a.origin), &maps.a};
+    return of_head(x.tile, x.tile.head, x.tile.batch);
+  }
+  // Of one of the products that are summed into a tile, by the head and the batch of its factors.
+  KS_DEVICE Operands of_head(const TileCoord& p, int head, int batch) const {
+    const Matrix b{b_heads.quotient(head) * a.b_head, batch * a.b_batch};
+    if (!KS_SEGMENTED) return {p, {head * a.a_head, batch * a.a_batch}, b, &maps.a};
+    const int n = (head >= a.a1_first) + (head >= a.a2_first), first = n == 0 ? 0 : n == 1 ? a.a1_first : a.a2_first;
+    return {p, {head - first, batch}, b, n == 0 ? &maps.a : n == 1 ? &maps.a1 : &maps.a2};
   }
 
   KS_DEVICE void load_slice(const Operands& x, int k) {
@@ -37,18 +45,23 @@ struct Producer {
     ring.wait_empty(state);
     barrier_arrive_expect_tx(full, STAGE_BYTES);
     if (!KS_A_TRANSPOSED) {
-      tma_load(to_a, maps.a, full, k, x.tile.row, x.a.x2, x.a.x3);
+      tma_load(to_a, *x.a_map, full, k, x.tile.row, x.a.x2, x.a.x3);
     } else {
 #pragma unroll
       for (int i = 0; i < BM / 64; i++)
-        tma_load(to_a + i * ROWS_BYTES, maps.a, full, x.tile.row + 64 * i, k, x.a.x2, x.a.x3);
+        tma_load(to_a + i * ROWS_BYTES, *x.a_map, full, x.tile.row + 64 * i, k, x.a.x2, x.a.x3);
     }
     // Each block of a cluster multicasts its part of B to all.
     auto load_b = [&](int offset, int x0, int x1) {
       if (CLUSTER == 1) tma_load(to_b + offset, maps.b, full, x0, x1, x.b.x2, x.b.x3);
       else tma_load_multicast(to_b + offset, maps.b, full, x0, x1, x.b.x2, x.b.x3, (1 << CLUSTER) - 1);
     };
-    if (KS_B_TRANSPOSED) {
+    if constexpr (Result::ORDERED) {
+      constexpr int PART = BN / CLUSTER, AT_ONCE = Result::UNIT_ROWS < 32 ? 1 : 4;  // many places would not fit the registers
+#pragma unroll AT_ONCE
+      for (int n = 0; n < PART; n += Result::UNIT_ROWS)
+        load_b((rank * PART + n) * 128, k, result.weight_row(x.tile.column + rank * PART + n));
+    } else if (KS_B_TRANSPOSED) {
       load_b(rank * (B_BYTES / CLUSTER), k, x.tile.column + rank * (BN / CLUSTER));
     } else {
 #pragma unroll
@@ -80,9 +93,21 @@ struct Producer {
     for (int t = first; t < scheduler.total; t += step) {
       const Operands x = operands(next);
       if (t + step < scheduler.total) next = find(t + step);
+      if constexpr (KS_SUMMED) {
 #pragma unroll 1
-      for (int s = 0; s < a.slices; s++) load_slice(x, s * BK);
-      if (a.beta != 0) load_source(maps.c, x.tile, matrix_of(a, a.c, x.tile, x.tile.head, 1, 1));
+        for (int batch = 0; batch < a.batch_group; batch++)
+#pragma unroll 1
+          for (int head = 0; head < a.head_group; head++) {
+            const TileCoord& p = x.tile;
+            const Operands term = of_head(p, p.head * a.head_group + head, p.batch * a.batch_group + batch);
+#pragma unroll 1
+            for (int s = 0; s < a.slices; s++) load_slice(term, s * BK);
+          }
+      } else {
+#pragma unroll 1
+        for (int s = 0; s < a.slices; s++) load_slice(x, s * BK);
+      }
+      if (!KS_HEADS && a.beta != 0) load_source(maps.c, x.tile, matrix_of(a, a.c, x.tile, x.tile.head, 1, 1));
       if (KS_RESIDUAL)
         load_source(maps.residual, x.tile, matrix_of(a, a.residual, x.tile, x.tile.head, a.residual_head, a.residual_batch));
     }

@@ -54,12 +54,12 @@ def _segments(names: tuple[str, str, str]) -> Structure:
     return Structure(tuple((n, one(n)) for n in names), ("of[0]", "of[1]", "of[2]"))
 
 
-_HEADS_POINTERS = ("cosines", "sines", "positions", "table")
+HEADS_POINTERS = ("cosines", "sines", "positions", "table")
 _HEADS_INTS = ("positions_row", "table_row", "rotary_row", "first_position")
-_HEADS_STRUCTURE = Structure(
+HEADS_STRUCTURE = Structure(
     (
         ("operands", _segments(_HEADS)),
-        *((n, "pointer") for n in _HEADS_POINTERS),
+        *((n, "pointer") for n in HEADS_POINTERS),
         ("positions_batch", "i64"),
         *((n, "i32") for n in _HEADS_INTS),
         (
@@ -167,7 +167,7 @@ class GemmHost(KernelDefinition):
             "SUMMED": spec.summed,
             "SEGMENTED": spec.segmented,
             "HEADS": spec.heads is not None,
-            **(_heads_defines(spec.heads) if spec.heads else {}),
+            **(heads_defines(spec.heads) if spec.heads else {}),
             "BM": tile.bm,
             "BN": tile.bn,
             "BK": tile.bk,
@@ -190,7 +190,7 @@ class GemmHost(KernelDefinition):
                 ("alpha", scalar),
                 ("beta", scalar),
                 *((("segments", _segments(_SEGMENTS)),) if spec.segmented else ()),
-                *((("heads", _HEADS_STRUCTURE),) if spec.heads else ()),
+                *((("heads", HEADS_STRUCTURE),) if spec.heads else ()),
             )
         )
 
@@ -249,7 +249,7 @@ class GemmHost(KernelDefinition):
             "blocks": self.grid(p, tile, device),
             "alpha": p.alpha if reads else 0.0,
             "beta": p.beta,
-            **(_heads_values(p.heads) if p.heads else {}),
+            **(heads_values(p.heads) if p.heads else {}),
         }
 
     def pointers(self, spec: GemmSpec) -> dict[str, str]:
@@ -258,7 +258,7 @@ class GemmHost(KernelDefinition):
         added = {n: f"{n}{suffix}" for n in ("bias", "residual") if getattr(spec, n)}
         others = [*_STRIDED, *(_SEGMENTS if spec.segmented else ())]
         if spec.heads:
-            others += [*_HEADS, *_HEADS_POINTERS]
+            others += [*_HEADS, *HEADS_POINTERS]
         return {
             **dict.fromkeys(others, ""),
             **own,
@@ -275,11 +275,11 @@ def _refuse_rounding(spec: GemmSpec) -> str | None:
     return None
 
 
-def _heads_defines(spec: HeadsSpec) -> dict[str, object]:
+def heads_defines(spec: HeadsSpec) -> dict[str, object]:
     return {"ROTARY": _ROTARY[spec.rotary], "POSITIONS": spec.positions, "PAGED": spec.paged}
 
 
-def _heads_values(heads: HeadsProblem) -> dict[str, int | float]:
+def heads_values(heads: HeadsProblem) -> dict[str, int | float]:
     """Arguments of heads.h."""
     values: dict[str, int | float] = {
         "positions_batch": heads.positions_strides[0],

@@ -111,23 +111,22 @@ class Projection(Composition):
 
     def launches(self, problem: Any, tile: tuple[Configuration, ...], device: Device) -> Launches:
         gemms = tuple(self._products_of(problem))
-        steps = tuple(
-            Launch(
-                c.kernel,
-                p.problem,
-                c.tile,
-                p.workspace,
-                {**p.operands, **_map_operands(p, c, device)},
-            )
-            for p, c in zip(gemms, tile, strict=True)
-        )
+        steps = tuple(_launch(p, c, device) for p, c in zip(gemms, tile, strict=True))
         return Launches(steps, max((p.workspace_bytes for p in gemms), default=0))
 
 
-def _map_operands(product: Product, configuration: Configuration, device: Device) -> dict[str, str]:
-    """Tensor map parameter of a product's kernel → operand of the projection."""
-    maps = configuration.kernel.tensor_maps(product.problem, configuration.tile, device)
-    return {parameter: product.operands[m.operand.lower()] for parameter, m in maps.items()}
+def _launch(product: Product, configuration: Configuration, device: Device) -> Launch:
+    """A product by its kernel, whose tensor maps walk operands of the projection, or the
+    workspace."""
+    kernel, tile = configuration.kernel, configuration.tile
+    operands, workspace = dict(product.operands), dict(product.workspace)
+    for parameter, tensor_map in kernel.tensor_maps(product.problem, tile, device).items():
+        name = tensor_map.operand.lower()
+        if name in product.workspace:
+            workspace[parameter] = product.workspace[name]
+        else:
+            operands[parameter] = product.operands[name]
+    return Launch(kernel, product.problem, tile, workspace, operands)
 
 
 def _refuse_heads(p: QkvProjectionProblem) -> str | None:

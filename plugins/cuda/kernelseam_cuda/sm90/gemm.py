@@ -14,6 +14,7 @@ from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
+    INT32,
     divide_up,
     divider_parameter,
     divider_values,
@@ -56,12 +57,22 @@ _INTS = (
     "residual_head_step",
     "residual_batch_step",
 )
+_SUMS_STRIDES = ("sums_batch", "sums_head")
+_GROUPS = ("batch_group", "head_group")
+_SEGMENTS = (("a_map", "A"), ("a1_map", "A1"), ("a2_map", "A2"))
+"""Maps and operands of A's heads where they are those of three."""
 _ORDER = Structure(
     (
         *((n, divider_parameter(n)) for n in ("matrix", "group", "last", "heads")),
         ("rows", "i32"),
         ("total", "i32"),
     )
+)
+_SEGMENT_PARAMETERS = (
+    ("a1_map", "tensor_map"),
+    ("a2_map", "tensor_map"),
+    ("a1_first", "i32"),
+    ("a2_first", "i32"),
 )
 _MOSTLY_C = 0.75
 """Above this part of the bytes moved C is stored with the L2 policy evict-first. H200:
@@ -93,9 +104,10 @@ class HopperGemm(KernelDefinition):
             return f"it takes bfloat16 and float16, not {spec.dtype}"
         if spec.dtype_c is not spec.dtype:
             return f"its result is of {spec.dtype}, not {spec.dtype_c}"
-        for option in ("summed", "row_sums", "segmented", "heads"):
-            if getattr(spec, option):
-                return f"it does not know {option}"
+        if reason := self.refuse_options(problem):
+            return reason
+        if p.summed * p.K >= INT32:
+            return f"it sums {p.summed} products of K = {p.K} into one C, 2^31 terms or more"
         if spec.residual not in (None, spec.dtype):
             return f"its residual is of {spec.dtype}, not {spec.residual}"
         vectors = {"A": spec.vector_a, "B": spec.vector_b, "C": spec.vector_c}
@@ -109,14 +121,28 @@ class HopperGemm(KernelDefinition):
         for name, n in (("M", p.M), ("N", p.N)):
             if n >= _MAX_EXTENT:
                 return f"{name} = {n}: it takes less than 2**30"
-        if not self._offered(p):
+        if not self.offered(p):
             return f"it needs {_MAX_TILES} tiles or more"
+        a_rows = {f"stride_a{i}_row": s.strides[2] for i, s in enumerate(p.segments)}
         return refuse_row_strides(
-            stride_a_row=p.a_strides[2],
+            **(a_rows or {"stride_a_row": p.a_strides[2]}),
             stride_b_row=p.b_strides[2],
             stride_c_row=p.c_strides[2],
             stride_residual_row=p.residual_strides[2],
         )
+
+    def refuse_options(self, problem: GemmProblem) -> str | None:
+        """Why it does not take what the spec asks for beside a product, or None."""
+        spec = problem.spec
+        if spec.heads:
+            return "it does not know heads"
+        if spec.summed and spec.view == "pointers":
+            return "it does not sum products of lists"
+        for segment in problem.segments:
+            head_and_batch = (segment.heads, problem.batch)
+            if 0 in _steps_where_many(head_and_batch, segment.strides):
+                return "heads or batches of A's segments share memory"
+        return None
 
     def tiles(self, spec: GemmSpec, row: ArchRow) -> tuple[HopperGemmTile, ...]:
         return GEMM
@@ -127,11 +153,11 @@ class HopperGemm(KernelDefinition):
     def tile(self, problem: GemmProblem, row: ArchRow, device: Device) -> HopperGemmTile:
         """The tile that should take the least time."""
         return min(
-            self._offered(problem),
+            self.offered(problem),
             key=lambda t: predicted(_work(problem, t), row.costs, device.limits),
         )
 
-    def _offered(self, p: GemmProblem) -> tuple[HopperGemmTile, ...]:
+    def offered(self, p: GemmProblem) -> tuple[HopperGemmTile, ...]:
         """TMA stores chunks of 16 bytes whole: where C's last is not, tiles whose warps store.
         Where C is most of what is moved, TMA's stores leave the L2 cache to A and B."""
         c = p.results * p.M * p.N * p.spec.dtype.itemsize
@@ -142,13 +168,17 @@ class HopperGemm(KernelDefinition):
         return tuple(
             replace(t, c_first=mostly_c and t.store == "tma")
             for t in GEMM
-            if _tiles(p, t) < _MAX_TILES and (whole or t.store == "rows")
+            if self.few_enough(p, t) and (whole or t.store == "rows")
         )
+
+    def few_enough(self, p: GemmProblem, tile: HopperGemmTile) -> bool:
+        """Whether its tiles can be counted."""
+        return _tiles(p, tile) < _MAX_TILES
 
     def variants(
         self, problem: GemmProblem, row: ArchRow, device: Device
     ) -> dict[str, HopperGemmTile]:
-        return {t.name: t for t in (self.tile(problem, row, device), *self._offered(problem))}
+        return {t.name: t for t in (self.tile(problem, row, device), *self.offered(problem))}
 
     def launches(self, problem: GemmProblem, tile: HopperGemmTile, device: Device) -> Launches:
         if problem.spec.view != "pointers":
@@ -166,6 +196,10 @@ class HopperGemm(KernelDefinition):
             "POINTERS": spec.view == "pointers",
             "BIAS": DEVICE_TYPE[spec.bias] if spec.bias else "void",
             "RESIDUAL": spec.residual is not None,
+            "ROW_SUMS": DEVICE_TYPE[spec.row_sums] if spec.row_sums else "void",
+            "SUMMED": spec.summed,
+            "SEGMENTED": spec.segmented,
+            "HEADS": False,
             "BM": tile.bm,
             "BN": tile.bn,
             "GROUPS": tile.groups,
@@ -191,6 +225,10 @@ class HopperGemm(KernelDefinition):
                 ("beta", "f32"),
                 ("order", _ORDER),
                 ("b_heads", divider_parameter("b_heads")),
+                ("sums", "pointer"),
+                *((s, "i64") for s in _SUMS_STRIDES),
+                *((g, "i32") for g in _GROUPS),
+                *(_SEGMENT_PARAMETERS if spec.segmented else ()),
             )
         )
 
@@ -207,7 +245,7 @@ class HopperGemm(KernelDefinition):
         return 128 * (tile.groups + 1)
 
     def shared_bytes(self, spec: GemmSpec, tile: HopperGemmTile) -> int:
-        return tile.shared_bytes(spec.bias is not None)
+        return tile.shared_bytes(spec.bias is not None, spec.row_sums is not None)
 
     def values(
         self, problem: GemmProblem, tile: HopperGemmTile, device: Device
@@ -220,26 +258,31 @@ class HopperGemm(KernelDefinition):
             p.M,
             p.N,
             divide_up(p.K, SLICE),
-            *_steps(p, p.num_heads, p.a_strides),
-            *_steps(p, p.num_heads // p.b_head_group, p.b_strides),
-            *_steps(p, p.num_heads, p.residual_strides),
+            *_steps(p.num_heads, p.batch, p.a_strides),
+            *_steps(p.num_heads // p.b_head_group, p.batch, p.b_strides),
+            *_steps(*_results(p), p.residual_strides),
         )
         dividers = {
             "matrix": rows * columns,
             "group": _GROUP_ROWS * columns,
             "last": rows % _GROUP_ROWS or 1,
-            "heads": p.num_heads,
+            "heads": _results(p)[0],
             "b_heads": p.b_head_group,
         }
         found = dict(zip(_STRIDES, strides, strict=True)) | dict(zip(_INTS, ints, strict=True))
         for name, d in dividers.items():
             found |= divider_values(name, d)
+        for i, segment in enumerate(p.segments[:-1], 1):
+            first = int(found.get(f"a{i - 1}_first", 0))
+            found[f"a{i}_first"] = first + p.segments[i - 1].heads
+        found |= dict(zip(_SUMS_STRIDES, p.sums_strides, strict=True))
+        found |= dict(zip(_GROUPS, (p.c_batch_group, p.c_head_group), strict=True))
         return {**found, "rows": rows, "total": _tiles(p, tile), "alpha": p.alpha, "beta": p.beta}
 
     def pointers(self, spec: GemmSpec) -> dict[str, str]:
         suffix = "_ptrs" if spec.view == "pointers" else ""
         added = {n: f"{n}{suffix}" if getattr(spec, n) else "" for n in ("bias", "residual")}
-        return {"a": f"A{suffix}", "b": f"B{suffix}", "c": f"C{suffix}", **added, "origin": ""}
+        return {"a": f"A{suffix}", "b": f"B{suffix}", "c": f"C{suffix}", **added, "origin": "", "sums": ""}
 
     def tensor_maps(
         self, problem: GemmProblem, tile: HopperGemmTile, device: Device
@@ -254,25 +297,34 @@ class HopperGemm(KernelDefinition):
             (SLICE, tile.bn // tile.cluster) if s.b_transposed else (SLICE, SLICE // tile.cluster)
         )
         c_shape, c_box = (p.M, p.N), (_PANEL, _ROWS)
-        a = _map(p, "A", p.a_shape, p.num_heads, p.a_strides, a_box)
-        b = _map(p, "B", p.b_shape, b_heads, p.b_strides, b_box)
-        c = _map(p, "C", c_shape, p.num_heads, p.c_strides, c_box)
-        residual = (
-            _map(p, "residual", c_shape, p.num_heads, p.residual_strides, c_box)
+        found = {
+            parameter: _map(p, name, p.a_shape, (segment.heads, p.batch), segment.strides, a_box)
+            for (parameter, name), segment in zip(_SEGMENTS, p.segments, strict=False)
+        } or {"a_map": _map(p, "A", p.a_shape, (p.num_heads, p.batch), p.a_strides, a_box)}
+        found["b_map"] = _map(p, "B", p.b_shape, (b_heads, p.batch), p.b_strides, b_box)
+        c = found["c_map"] = _map(p, "C", c_shape, _results(p), p.c_strides, c_box)
+        found["residual_map"] = (
+            _map(p, "residual", c_shape, _results(p), p.residual_strides, c_box)
             if s.residual
             else c
         )
-        return {"a_map": a, "b_map": b, "c_map": c, "residual_map": residual}
+        return found
 
     def work(self, problem: GemmProblem, tile: HopperGemmTile, device: Device) -> Work:
         return _work(problem, tile)
 
     def covering(self) -> Iterable[Covered]:
-        """Both dtypes, every transposition, view and option."""
+        """Both dtypes, every transposition, view, option and kind of sum."""
         f16, bf16, f32 = DType.float16, DType.bfloat16, DType.float32
         plain = GemmSpec(bf16, bf16, f32)
         yield Covered(self, replace(plain, b_transposed=True, bias=bf16, residual=bf16))
         yield Covered(self, GemmSpec(f16, f16, f32, a_transposed=True, view="pointers"))
+        summed = replace(plain, summed=True)
+        yield Covered(self, replace(summed, b_transposed=True, bias=bf16, residual=bf16))
+        yield Covered(self, replace(summed, segmented=True), often=False)
+        sums = GemmSpec(f16, f16, f32, a_transposed=True, segmented=True, row_sums=f16)
+        yield Covered(self, sums)
+        yield Covered(self, replace(sums, summed=True, segmented=False, row_sums=f32), often=False)
         yield Covered(self, plain, often=False)
         yield Covered(self, GemmSpec(f16, f16, f32, b_transposed=True), often=False)
         yield Covered(
@@ -292,21 +344,33 @@ def _tiles(p: GemmProblem, tile: HopperGemmTile) -> int:
     return rows * columns * p.results
 
 
-def _steps(p: GemmProblem, heads: int, strides: tuple[int, int, int]) -> tuple[int, int]:
+def _results(p: GemmProblem) -> tuple[int, int]:
+    """Heads and batches of results."""
+    return p.num_heads // p.c_head_group, p.batch // p.c_batch_group
+
+
+def _steps(heads: int, entries: int, strides: tuple[int, int, int]) -> tuple[int, int]:
     """What a head and an entry of the batch count in a map's coordinates: 0 where all share one
     matrix."""
     batch, head, _ = strides
-    return int(heads > 1 and head != 0), int(p.batch > 1 and batch != 0)
+    return int(heads > 1 and head != 0), int(entries > 1 and batch != 0)
+
+
+def _steps_where_many(counts: tuple[int, int], strides: tuple[int, int, int]) -> list[int]:
+    """``_steps`` of the axes that have more than one."""
+    steps = _steps(*counts, strides)
+    return [step for n, step in zip(counts, steps, strict=True) if n > 1]
 
 
 def _map(
     p: GemmProblem,
     name: str,
     shape: tuple[int, int],
-    heads: int,
+    matrices: tuple[int, int],
     strides: tuple[int, int, int],
     box: tuple[int, int],
 ) -> TensorMap:
+    """``matrices``: heads and entries of the batch."""
     batch_stride, head_stride, row = strides
     dtype = p.spec.dtype
     if p.spec.view == "pointers":
@@ -314,11 +378,9 @@ def _map(
         extents, apart = (2**_UNITS_BITS, _REACH), (unit, unit << _UNITS_BITS)
         name = f"{name}_ptrs"
     else:
-        by_head, by_batch = _steps(p, heads, strides)
-        extents, apart = (
-            (heads if by_head else 1, p.batch if by_batch else 1),
-            (head_stride, batch_stride),
-        )
+        steps = _steps(*matrices, strides)
+        extents = tuple(n if step else 1 for n, step in zip(matrices, steps, strict=True))
+        apart = (head_stride, batch_stride)
     return TensorMap(
         name,
         dtype,
@@ -345,7 +407,7 @@ def _work(p: GemmProblem, tile: HopperGemmTile) -> Work:
     return Work(
         p.bytes_moved,
         rows * tile.cluster * columns * p.results,
-        slice_operations * divide_up(p.K, SLICE),
+        slice_operations * divide_up(p.K, SLICE) * p.summed,
         dtype=p.spec.dtype,
         rate=tile.rate,
         block_seconds=tile.block_seconds,

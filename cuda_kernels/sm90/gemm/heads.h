@@ -1,0 +1,140 @@
+// The result of the projection that makes q, k and v: C's columns are heads, which lie in three operands, token by token.
+//
+// Columns are numbered head after head, those of q first, then k's, then v's. Half-split rotary embedding turns element i
+// with i + n/2 (n = rotary_dim): the rows of the weight are taken in groups of UNIT, UNIT of the lower half and UNIT of the
+// upper in turns, so that the two are UNIT columns apart, which one thread has. The order is undone when results are stored.
+// Interleaved pairs (2i with 2i + 1) are neighbours as they are.
+// (RoFormer, Su et al. 2021, arXiv:2104.09864: x_i' = x_i·cos − x_j·sin, x_j' = x_j·cos + x_i·sin.)
+//
+// A warp's own stores go wherever rows lie: pages, entries that end within a tile, heads of any multiple of 8 elements. TMA's
+// go through a map an operand (element, token, head, entry): heads of multiples of 64, 64 rows of a tile in one entry.
+//
+// Constants: KS_ROTARY (0 none, 1 half-split, 2 interleaved), KS_UNIT, KS_POSITIONS (whether rows have positions in memory),
+// KS_PAGED (whether k and v go into pages).
+#pragma once
+#include "sm90/gemm/result.h"
+
+enum { HALF_SPLIT = 1, INTERLEAVED = 2 };
+constexpr int UNIT = KS_UNIT, GROUP = 2 * UNIT;  // columns of a tile: GROUP of them, one half beside the other
+static_assert(BN % GROUP == 0 && BN / CLUSTER % UNIT == 0, "a tile is of whole groups, a block's part of B of whole units");
+
+// Which element of a head each column holds. Groups lie wholly within a head, and wholly within what is turned or outside.
+struct Order {
+  Divider head;
+  int turned_end, rotary_dim;  // columns from turned_end on are v's
+
+  KS_DEVICE int in_head(int column) const { return column - head.quotient(column) * head.d; }
+  // Of the column that is number c of its head.
+  KS_DEVICE bool turned(int column, int c) const { return KS_ROTARY && column < turned_end && c < rotary_dim; }
+  KS_DEVICE int element(int column, int c) const {
+    if (KS_ROTARY != HALF_SPLIT || !turned(column, c)) return c;
+    return c / GROUP * UNIT + c % UNIT + (c / UNIT & 1) * (rotary_dim / 2);
+  }
+};
+
+// An argument of the kernel, passed whole: as that of the shared kernel (core's gemm/heads.h).
+struct HeadsResult {
+  static constexpr bool ORDERED = KS_ROTARY == HALF_SPLIT;
+  static constexpr int BOX_COLUMNS = ORDERED && KS_STORE == TMA ? UNIT : 64, UNIT_ROWS = UNIT;
+
+  struct { void* base; i64 batch, head; int row, first; } of[3];  // q, k and v; a row is a token; first: its first head
+  const float *cosines, *sines;
+  const int *positions, *table;
+  i64 positions_batch;
+  int positions_row, table_row, rotary_row, first_position;
+  Order order;
+  Divider tokens, page;
+
+  KS_DEVICE int weight_row(int column) const {
+    if (!ORDERED) return column;
+    const int c = order.in_head(column);
+    return column - c + order.element(column, c);
+  }
+
+  // A row of C: a token of an entry of the batch, and its position.
+  struct Token { int entry, index, position; };
+  KS_DEVICE Token token(int batch, int row) const {
+    const int number = tokens.quotient(row), entry = batch + number, index = row - number * tokens.d;
+    if (!KS_ROTARY && !KS_PAGED) return {entry, index, 0};
+    const int position = KS_POSITIONS ? positions[entry * positions_batch + (i64)index * positions_row]
+                                      : first_position + index;
+    return {entry, index, position};
+  }
+
+  // x, y: a pair's accumulators; `at`: of its cosine and sine.
+  KS_DEVICE void turn_pair(float& x, float& y, i64 at) const {
+    const float cosine = cosines[at], sine = sines[at], old = x;
+    x = old * cosine - y * sine, y = y * cosine + old * sine;
+  }
+
+  // Turns a thread's accumulators, which are of rows row + 64·i and 8 more, and of `column`s of neighbours every 8 (from its
+  // place in the first 8 of the tile on).
+  KS_DEVICE void turn(float (&acc)[MT][BN / 2], const TileCoord& p, int row, int column, int M) const {
+    if (!KS_ROTARY) return;
+    i64 tables[MT][2];  // where the rows' cosines and sines begin; rows beyond the last have that one's
+#pragma unroll
+    for (int i = 0; i < MT; i++)
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+        tables[i][h] = (i64)token(p.batch, min_of(row + 64 * i + 8 * h, M - 1)).position * rotary_row;
+    constexpr int STEP = KS_ROTARY == HALF_SPLIT ? GROUP : 8;
+#pragma unroll
+    for (int first = 0; first < BN; first += STEP) {
+      const int c = order.in_head(p.column + first);
+      if (!order.turned(p.column + first, c)) continue;
+#pragma unroll
+      for (int j = 0; j < STEP / 2; j += 4)
+#pragma unroll
+        for (int i = 0; i < MT; i++)
+#pragma unroll
+          for (int h = 0; h < 2; h++) {
+            float* const d = &acc[i][first / 2 + j + 2 * h];
+            if constexpr (KS_ROTARY == INTERLEAVED) {
+              if (c + column < order.rotary_dim) turn_pair(d[0], d[1], tables[i][h] + (c + column) / 2);
+            } else if (j < UNIT / 2) {
+#pragma unroll
+              for (int e = 0; e < 2; e++) turn_pair(d[e], d[UNIT / 2 + e], tables[i][h] + c / 2 + 2 * j + column + e);
+            }
+          }
+    }
+  }
+
+  // The operand that a head belongs to.
+  KS_DEVICE int operand(int head) const { return (head >= of[1].first) + (head >= of[2].first); }
+
+  KS_DEVICE void store_boxes(const Maps& maps, const Arguments& a, u32 from, const TileCoord& p, int column, int row,
+                             u64) const {
+    if (row >= a.M || column >= a.N) return;  // beyond M begins the next entry
+    const Token t = token(p.batch, row);
+    const int head = order.head.quotient(column), n = operand(head), c = column - head * order.head.d;
+    const TensorMap& map = n == 0 ? maps.c : n == 1 ? maps.c1 : maps.c2;
+#pragma unroll
+    for (int b = 0; b < 64; b += BOX_COLUMNS)
+      tma_store(map, from + b * 128, order.element(column + b, c + b), t.index, head - of[n].first, t.entry);
+  }
+
+  // Each lane knows a token, of row lane % 16, and where k and v have it.
+  struct Rows {
+    const HeadsResult& heads;
+    int N, last;
+    Token of_lane;
+    int page, page_row;
+    KS_DEVICE void store(int r, int column, const Chunk<T>& x) const {
+      const int entry = shuffle(of_lane.entry, r), index = shuffle(of_lane.index, r);
+      const int in_pages = KS_PAGED ? shuffle(page, r) : 0, in_page = KS_PAGED ? shuffle(page_row, r) : 0;
+      if (r > last || column >= N) return;
+      const int head = heads.order.head.quotient(column), n = heads.operand(head), c = column - head * heads.order.head.d;
+      const auto& to = heads.of[n];
+      const bool paged = KS_PAGED && n > 0;
+      *(Chunk<T>*)((T*)to.base + (paged ? in_pages : entry) * to.batch + (head - to.first) * to.head
+                   + (i64)(paged ? in_page : index) * to.row + heads.order.element(column, c)) = x;
+    }
+  };
+  KS_DEVICE Rows rows(const Arguments& a, const TileCoord& p, T*, int row) const {
+    const int last = a.M - 1 - row;  // of the rows that there are, maybe before the first
+    const Token t = token(p.batch, min_of(row + (lane() & 15), a.M - 1));
+    if (!KS_PAGED) return {*this, a.N, last, t, 0, 0};
+    const int number = page.quotient(t.position);
+    return {*this, a.N, last, t, table[t.entry * (i64)table_row + number], t.position - number * page.d};
+  }
+};
