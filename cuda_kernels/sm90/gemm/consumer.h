@@ -51,9 +51,11 @@ struct Consumer {
       for (int k = 0; k < BK / 16; k++)
 #pragma unroll
         for (int i = 0; i < MT; i++) {
-          const u32 a_step = advanced(a_descriptor, i * ROWS_BYTES + k * A_STEP);
-          Wgmma<T, BN>::template ss<KS_A_TRANSPOSED, !KS_B_TRANSPOSED>(acc[i], a_step, advanced(b_descriptor, k * B_STEP), s | k);
-          if (RowSums::THERE && summing) Wgmma<T, 8>::template ss<KS_A_TRANSPOSED, 0>(sums[i], a_step, ones, 1);
+          Wgmma<T, BN>::template ss<KS_A_TRANSPOSED, !KS_B_TRANSPOSED>(
+              acc[i], advanced(a_descriptor, i * ROWS_BYTES + k * A_STEP), advanced(b_descriptor, k * B_STEP), s | k);
+          if (RowSums::THERE && summing)
+            Wgmma<T, 8>::template ss<KS_A_TRANSPOSED, 0>(
+                sums[i], advanced(a_descriptor, i * ROWS_BYTES + k * A_STEP), ones, 1);
         }
       wgmma_commit();
       wgmma_wait<1>();  // the previous slice is done
@@ -129,10 +131,10 @@ struct Consumer {
 
   // Where chunk 2j + lane/16 of a panel goes in a warp's rows of an epilogue buffer: as chunk_offset has it; or, where boxes
   // are of 32 columns, into the first or the second half of the buffer, rows of 64 bytes in the 64-byte swizzle.
-  KS_DEVICE u32 buffer_offset(int j) const {
-    if constexpr (Result::BOX_COLUMNS == 64) return row_offset() + chunk_offset(j);
+  KS_DEVICE u32 buffer_place(u32 panel, int j) const {
+    if constexpr (Result::BOX_COLUMNS == 64) return panel + row_offset() + chunk_offset(j);
     const int chunk = 2 * (j & 1) + (thread_lane >> 4);
-    return j / 2 * (ROWS_BYTES / 2) + (thread_lane & 15) * 64 + (chunk ^ (thread_lane >> 1 & 3)) * 16;
+    return panel + j / 2 * (ROWS_BYTES / 2) + (thread_lane & 15) * 64 + (chunk ^ (thread_lane >> 1 & 3)) * 16;
   }
 
   KS_DEVICE void store(const float (&acc)[MT][BN / 2], const TileCoord& p, T* c) {
@@ -147,7 +149,7 @@ struct Consumer {
 #pragma unroll
           for (int j = 0; j < 4; j++) {
             const float* d = &acc[i][32 * (first + n) + 8 * j];
-            stmatrix(shared_address(to) + n * ROWS_BYTES + buffer_offset(j), pack2(d[0], d[1], T()),
+            stmatrix(buffer_place(shared_address(to) + n * ROWS_BYTES, j), pack2(d[0], d[1], T()),
                      pack2(d[2], d[3], T()), pack2(d[4], d[5], T()), pack2(d[6], d[7], T()));
           }
         if constexpr (KS_STORE == TMA) {
@@ -156,12 +158,13 @@ struct Consumer {
           if (thread_lane == 0) barrier_arrive(out_ring.full(out_state));
         } else {
           warp_barrier();
-          const typename Result::Rows rows = result.rows(a, p, c, p.row + 64 * (group * MT + i) + 16 * warp);
+          const typename Result::Rows rows = result.rows(a, p, p.row + 64 * (group * MT + i) + 16 * warp);
 #pragma unroll
           for (int q = 0; q < 4 * BATCH; q++) {  // 8·BATCH chunks a row
             const int index = q * WARP + thread_lane, r = index / (8 * BATCH), chunk = index % (8 * BATCH);
             const Chunk<T>& x = *(const Chunk<T>*)(to + chunk / 8 * ROWS_BYTES + r * 128 + ((chunk ^ r) & 7) * 16);
-            rows.store(r, p.column + 64 * first + 8 * chunk, x);
+            const int column = p.column + 64 * first + 8 * chunk;
+            result.store(a, c, rows, r, column, x);
           }
           warp_barrier();
         }

@@ -28,6 +28,7 @@ struct EpilogueStore {
 #pragma unroll 1
     for (int t = first; t < scheduler.total; t += step) {
       const TileCoord p = scheduler.tile(t, rank);
+      const Matrix c = result.matrix(a, p);
 #pragma unroll 1
       for (int panel = 0; panel < PANELS; panel += BATCH)
 #pragma unroll 1
@@ -37,7 +38,7 @@ struct EpilogueStore {
 #pragma unroll
           for (int n = 0; n < BATCH; n++) {
             const u32 from = shared_address(storage.out[group][out_state.stage * BATCH + n]);
-            result.store_boxes(maps, a, from, p, p.column + 64 * (panel + n), row, policy);
+            result.store_boxes(maps, a, from, c, p.column + 64 * (panel + n), row, policy);
           }
           tma_store_commit();
           tma_store_wait_read<SLOTS - 1>();  // the batch SLOTS − 1 before this one was read: the next slot's

@@ -102,39 +102,36 @@ struct HeadsResult {
   // The operand that a head belongs to.
   KS_DEVICE int operand(int head) const { return (head >= of[1].first) + (head >= of[2].first); }
 
-  KS_DEVICE void store_boxes(const Maps& maps, const Arguments& a, u32 from, const TileCoord& p, int column, int row,
-                             u64) const {
+  KS_DEVICE Matrix matrix(const Arguments&, const TileCoord& p) const { return {0, p.batch}; }
+  KS_DEVICE void store_boxes(const Maps& maps, const Arguments& a, u32 from, Matrix c, int column, int row, u64) const {
     if (row >= a.M || column >= a.N) return;  // beyond M begins the next entry
-    const Token t = token(p.batch, row);
-    const int head = order.head.quotient(column), n = operand(head), c = column - head * order.head.d;
+    const Token t = token(c.x3, row);
+    const int head = order.head.quotient(column), n = operand(head), first = column - head * order.head.d;
     const TensorMap& map = n == 0 ? maps.c : n == 1 ? maps.c1 : maps.c2;
 #pragma unroll
     for (int b = 0; b < 64; b += BOX_COLUMNS)
-      tma_store(map, from + b * 128, order.element(column + b, c + b), t.index, head - of[n].first, t.entry);
+      tma_store(map, from + b * 128, order.element(column + b, first + b), t.index, head - of[n].first, t.entry);
   }
 
-  // Each lane knows a token, of row lane % 16, and where k and v have it.
+  // Each lane knows a token, of row first + lane % 16, and where pages have it.
   struct Rows {
-    const HeadsResult& heads;
-    int N, last;
-    Token of_lane;
-    int page, page_row;
-    KS_DEVICE void store(int r, int column, const Chunk<T>& x) const {
-      const int entry = shuffle(of_lane.entry, r), index = shuffle(of_lane.index, r);
-      const int in_pages = KS_PAGED ? shuffle(page, r) : 0, in_page = KS_PAGED ? shuffle(page_row, r) : 0;
-      if (r > last || column >= N) return;
-      const int head = heads.order.head.quotient(column), n = heads.operand(head), c = column - head * heads.order.head.d;
-      const auto& to = heads.of[n];
-      const bool paged = KS_PAGED && n > 0;
-      *(Chunk<T>*)((T*)to.base + (paged ? in_pages : entry) * to.batch + (head - to.first) * to.head
-                   + (i64)(paged ? in_page : index) * to.row + heads.order.element(column, c)) = x;
-    }
+    int first, entry, index, page, page_row;
   };
-  KS_DEVICE Rows rows(const Arguments& a, const TileCoord& p, T*, int row) const {
-    const int last = a.M - 1 - row;  // of the rows that there are, maybe before the first
-    const Token t = token(p.batch, min_of(row + (lane() & 15), a.M - 1));
-    if (!KS_PAGED) return {*this, a.N, last, t, 0, 0};
+  KS_DEVICE Rows rows(const Arguments& a, const TileCoord& p, int first) const {
+    const Token t = token(p.batch, min_of(first + (lane() & 15), a.M - 1));
+    if (!KS_PAGED) return {first, t.entry, t.index, 0, 0};
     const int number = page.quotient(t.position);
-    return {*this, a.N, last, t, table[t.entry * (i64)table_row + number], t.position - number * page.d};
+    return {first, t.entry, t.index, table[t.entry * (i64)table_row + number], t.position - number * page.d};
+  }
+  // Every lane must come.
+  KS_DEVICE void store(const Arguments& a, T*, const Rows& rows, int r, int column, const Chunk<T>& x) const {
+    const int entry = shuffle(rows.entry, r), index = shuffle(rows.index, r);
+    const int number = KS_PAGED ? shuffle(rows.page, r) : 0, in_page = KS_PAGED ? shuffle(rows.page_row, r) : 0;
+    if (rows.first + r >= a.M || column >= a.N) return;
+    const int head = order.head.quotient(column), n = operand(head), c = column - head * order.head.d;
+    const auto& to = of[n];
+    const bool paged = KS_PAGED && n > 0;
+    *(Chunk<T>*)((T*)to.base + (paged ? number : entry) * to.batch + (head - to.first) * to.head
+                 + (i64)(paged ? in_page : index) * to.row + order.element(column, c)) = x;
   }
 };

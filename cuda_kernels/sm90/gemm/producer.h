@@ -26,18 +26,21 @@ struct Producer {
   struct Operands {
     TileCoord tile;
     Matrix a, b;
-    const TensorMap* a_map;
+    int segment;
   };
+  KS_DEVICE const TensorMap& a_map(const Operands& x) const {
+    if (!KS_SEGMENTED) return maps.a;
+    return x.segment == 0 ? maps.a : x.segment == 1 ? maps.a1 : maps.a2;
+  }
   KS_DEVICE Operands operands(const Next& x) const {
-    if (KS_POINTERS) return {x.tile, matrix_at(x.a, a.origin), matrix_at(x.b, a.origin), &maps.a};
+    if (KS_POINTERS) return {x.tile, matrix_at(x.a, a.origin), matrix_at(x.b, a.origin), 0};
     return of_head(x.tile, x.tile.head, x.tile.batch);
   }
   // Of one of the products that are summed into a tile, by the head and the batch of its factors.
   KS_DEVICE Operands of_head(const TileCoord& p, int head, int batch) const {
-    const Matrix b{b_heads.quotient(head) * a.b_head, batch * a.b_batch};
-    if (!KS_SEGMENTED) return {p, {head * a.a_head, batch * a.a_batch}, b, &maps.a};
+    if (!KS_SEGMENTED) return {p, {head * a.a_head, batch * a.a_batch}, {b_heads.quotient(head) * a.b_head, batch * a.b_batch}, 0};
     const int n = (head >= a.a1_first) + (head >= a.a2_first), first = n == 0 ? 0 : n == 1 ? a.a1_first : a.a2_first;
-    return {p, {head - first, batch}, b, n == 0 ? &maps.a : n == 1 ? &maps.a1 : &maps.a2};
+    return {p, {head - first, batch}, {b_heads.quotient(head) * a.b_head, batch * a.b_batch}, n};
   }
 
   KS_DEVICE void load_slice(const Operands& x, int k) {
@@ -45,11 +48,11 @@ struct Producer {
     ring.wait_empty(state);
     barrier_arrive_expect_tx(full, STAGE_BYTES);
     if (!KS_A_TRANSPOSED) {
-      tma_load(to_a, *x.a_map, full, k, x.tile.row, x.a.x2, x.a.x3);
+      tma_load(to_a, a_map(x), full, k, x.tile.row, x.a.x2, x.a.x3);
     } else {
 #pragma unroll
       for (int i = 0; i < BM / 64; i++)
-        tma_load(to_a + i * ROWS_BYTES, *x.a_map, full, x.tile.row + 64 * i, k, x.a.x2, x.a.x3);
+        tma_load(to_a + i * ROWS_BYTES, a_map(x), full, x.tile.row + 64 * i, k, x.a.x2, x.a.x3);
     }
     // Each block of a cluster multicasts its part of B to all.
     auto load_b = [&](int offset, int x0, int x1) {

@@ -3,8 +3,8 @@
 //                         else UNIT_ROWS together
 //   turn:                 what it does to the sums before they are rounded
 //   BOX_COLUMNS:          of a box that TMA stores, 64 or 32: the swizzle of the epilogue's buffers is as wide
-//   store_boxes:          stores 64 rows of a panel, which lie at `from`, by TMA
-//   rows:                 the 16 rows that a warp stores itself; their store() takes 16 bytes
+//   matrix, store_boxes:  where a tile's are among the maps' last axes; stores 64 rows of a panel, which lie at `from`, by TMA
+//   rows, store:          the 16 rows that a warp stores itself, from number `first` on; 16 bytes of row r of them
 #pragma once
 #include "sm90/gemm/block.h"
 
@@ -26,20 +26,15 @@ struct MatrixResult {
 
   KS_DEVICE void turn(const float (&)[MT][BN / 2], const TileCoord&, int, int, int) const {}
 
-  KS_DEVICE void store_boxes(const Maps& maps, const Arguments& a, u32 from, const TileCoord& p, int column, int row,
-                             u64 policy) const {
-    const Matrix c = matrix_of(a, a.c, p, p.head, 1, 1);
+  KS_DEVICE Matrix matrix(const Arguments& a, const TileCoord& p) const { return matrix_of(a, a.c, p, p.head, 1, 1); }
+  KS_DEVICE void store_boxes(const Maps& maps, const Arguments&, u32 from, Matrix c, int column, int row, u64 policy) const {
     if (KS_C_FIRST) tma_store(maps.c, from, column, row, c.x2, c.x3, policy);
     else tma_store(maps.c, from, column, row, c.x2, c.x3);
   }
 
-  struct Rows {
-    const Arguments& a;
-    T* c;
-    int row;
-    KS_DEVICE void store(int r, int column, const Chunk<T>& x) const {
-      if (row + r < a.M) store_chunk(c + (i64)(row + r) * a.c_row + column, x, a.N - column);
-    }
-  };
-  KS_DEVICE Rows rows(const Arguments& a, const TileCoord&, T* c, int row) const { return {a, c, row}; }
+  struct Rows { int first; };
+  KS_DEVICE Rows rows(const Arguments&, const TileCoord&, int first) const { return {first}; }
+  KS_DEVICE void store(const Arguments& a, T* c, const Rows& rows, int r, int column, const Chunk<T>& x) const {
+    if (rows.first + r < a.M) store_chunk(c + (i64)(rows.first + r) * a.c_row + column, x, a.N - column);
+  }
 };

@@ -36,6 +36,7 @@ def projection_cases() -> list[ProjectionCase]:
             "projection to q, k and v": _qkv(),
             "rotary embedding": _rotary(),
             "k and v into pages": _pages(),
+            "projection to whole tiles of heads": _tiles(),
             "projection of an attention's result": _output(),
         }
     )
@@ -122,6 +123,32 @@ def _rotary() -> Iterator[ProjectionCase]:
         QKV, "f16", "rotary-halves-packed", rotary="halves", bias=F32, packed=True, head_dim=64
     )
     yield case(QKV, "f16", "rotary-halves-decode", S=1, batch=7, **told)
+
+
+def _tiles() -> Iterator[ProjectionCase]:
+    """Heads of whole panels, and entries that are one matrix, of whole boxes of rows, or neither:
+    what kernels with a tensor map for each operand store by it, and what they do not."""
+    one: dict[str, Any] = {"batch": 1, "S": 200, "num_heads": 3, "kv_heads": 1, "hidden": 264}
+    for kind, dim in (("f16", 64), ("bf16", 128), ("f16", 256)):
+        yield case(QKV, kind, f"tiles-{dim}", of_qkv(TOKENS), head_dim=dim, bias=F32, **one)
+    boxes: dict[str, Any] = {"batch": 3, "S": 128, "head_dim": 64}
+    yield case(QKV, "f16", "tiles-boxes", bias=F32, **boxes)
+    yield case(QKV, "f16", "tiles-boxes-packed", packed=True, bias=F32, **boxes)
+    apart: dict[str, Any] = {"batch": 3, "S": 100, "head_dim": 128}
+    yield case(QKV, "f16", "tiles-entries-apart", {"input": APART, **of_qkv(GAPS)}, **apart)
+    yield case(QKV, "f16", "tiles-short-entries-apart", {"input": APART}, S=20, head_dim=64)
+    yield case(QKV, "f16", "tiles-entries-end-within", bias=F32, **apart)
+    for style in ("halves", "pairs"):
+        turned: dict[str, Any] = {"rotary": style, "bias": F32}
+        for dim, some in ((64, 64), (128, 128), (128, 64), (256, 256)):
+            what = f"tiles-{style}-{some}-of-{dim}"
+            yield case(QKV, "f16", what, head_dim=dim, rotary_dim=some, **one, **turned)
+        told = {"positions": True, **turned}
+        yield case(QKV, "f16", f"tiles-{style}-positions", **boxes, **told)
+        yield case(QKV, "f16", f"tiles-{style}-entries-apart", {"input": APART}, **apart, **told)
+        yield case(QKV, "f16", f"tiles-{style}-entries-end-within", **apart, **told)
+        yield case(QKV, "f16", f"tiles-{style}-96", head_dim=96, S=70, **turned)
+        yield case(QKV, "f16", f"tiles-{style}-pages", page_size=16, **apart, **told)
 
 
 def _pages() -> Iterator[ProjectionCase]:
