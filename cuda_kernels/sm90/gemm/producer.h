@@ -67,7 +67,8 @@ struct Producer {
     } else if (KS_B_TRANSPOSED) {
       load_b(rank * (B_BYTES / CLUSTER), k, x.tile.column + rank * (BN / CLUSTER));
     } else {
-#pragma unroll
+      constexpr int AT_ONCE = KS_SUMMED ? 1 : PANELS;
+#pragma unroll AT_ONCE
       for (int i = 0; i < PANELS; i++)
         load_b(i * ROWS_BYTES + rank * (ROWS_BYTES / CLUSTER), x.tile.column + 64 * i, k + rank * (BK / CLUSTER));
     }
@@ -96,7 +97,7 @@ struct Producer {
     for (int t = first; t < scheduler.total; t += step) {
       const Operands x = operands(next);
       if (t + step < scheduler.total) next = find(t + step);
-      if constexpr (KS_SUMMED) {
+      if (KS_SUMMED) {
 #pragma unroll 1
         for (int batch = 0; batch < a.batch_group; batch++)
 #pragma unroll 1
