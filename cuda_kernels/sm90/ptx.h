@@ -45,6 +45,17 @@ KS_DEVICE void barrier_arrive_at(u32 barrier, int rank) {
                "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" :: "r"(barrier), "r"(rank) : "memory");
 }
 
+// Writes 16 bytes at the same place of another block's shared memory; a cluster_barrier makes them visible there.
+KS_DEVICE void store_at(u32 to, int rank, float x, float y, float z, float w) {
+  asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+               "st.shared::cluster.v4.f32 [there], {%2, %3, %4, %5};\n}"
+               :: "r"(to), "r"(rank), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
+}
+
+KS_DEVICE void load_four(u32 from, float (&x)[4]) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(from) : "memory");
+}
+
 // ---- named barriers 1 to 15 of some of a block's warps, `threads` threads in all
 
 KS_DEVICE void named_barrier_sync(int id, int threads) {

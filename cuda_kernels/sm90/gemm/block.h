@@ -9,9 +9,12 @@ typedef KS_T T;
 typedef Maybe<KS_BIAS> Bias;
 typedef Maybe<KS_ROW_SUMS> RowSums;
 
+enum { JOINED_A = 1, JOINED_B = 2 };  // whose heads' elements are together the rows, or the columns, of C
 enum { ROWS = 0, TMA = 1 };  // who stores: see epilogue.h
 
 constexpr int BM = KS_BM, BN = KS_BN, GROUPS = KS_GROUPS, STAGES = KS_STAGES, CLUSTER = KS_CLUSTER, BUFFERS = KS_BUFFERS;
+constexpr int SPLIT = KS_SPLIT;  // blocks of a cluster that sum a part of K each
+static_assert(SPLIT == 1 || CLUSTER == 1, "a cluster shares columns of B, or a sum");
 constexpr int BK = 64, MT = BM / (64 * GROUPS), PANELS = BN / 64, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
 static_assert(MT * 64 * GROUPS == BM && PANELS * 64 == BN, "tiles are of 64 rows a consumer, and panels of 64 columns");
 
@@ -32,6 +35,10 @@ struct Ones {
 struct NoOnes {
   KS_DEVICE u32* ones() { return nullptr; }
 };
+
+// Split sums: the others' accumulators lie in the ring of the first block, behind the source tiles, until it has added them.
+constexpr int SOURCE_STAGES = divide_up(PANELS, SOURCE_PANELS), PARTIAL_BYTES = (SPLIT - 1) * BM * BN * 4;
+static_assert(SPLIT == 1 || SOURCE_STAGES + divide_up(PARTIAL_BYTES, STAGE_BYTES) <= STAGES, "the others' sums fit the ring");
 
 struct alignas(1024) SharedStorage : Choose<RowSums::THERE, Ones, NoOnes>::type {
   char stages[STAGES][STAGE_BYTES];
@@ -69,4 +76,12 @@ KS_DEVICE Matrix matrix_at(const void* address, const void* origin) {
 KS_DEVICE Matrix matrix_of(const Arguments& a, const void* list, const TileCoord& at, int head, int by_head, int by_batch) {
   if (KS_POINTERS) return matrix_at(listed((const T*)list, at.matrix), a.origin);
   return {head * by_head, at.batch * by_batch};
+}
+
+// The slices of K that a block of a cluster sums, of which none has none: the first, and how many.
+struct Part { int first, count; };
+KS_DEVICE int part_slices(int slices) { return divide_up(slices, SPLIT); }
+KS_DEVICE Part part_of(int slices, int rank) {
+  const int first = rank * part_slices(slices);
+  return {first, min_of(part_slices(slices), slices - first)};
 }

@@ -9,7 +9,7 @@ struct Consumer {
   const Arguments& a;
   const TileScheduler& scheduler;
   const Result& result;
-  int rank, group, warp, thread_lane;
+  int rank, split_rank, group, warp, thread_lane;
   PipelineState<STAGES> state{0, 0};
   PipelineState<SLOTS> out_state{0, 1};
 
@@ -31,7 +31,8 @@ struct Consumer {
       return k_major ? descriptor_k_major(address) : descriptor_mn_major(address, ROWS_BYTES);
     };
     PipelineState<STAGES> previous = state;
-    const int slices = KS_SUMMED ? a.slices * a.batch_group * a.head_group : a.slices;
+    const int slices = KS_SUMMED ? a.slices * a.batch_group * a.head_group
+                       : SPLIT > 1 ? part_of(a.slices, split_rank).count : a.slices;
     u32 ones = 0;
     if constexpr (RowSums::THERE) {
       ones = descriptor_k_major(shared_address(storage.ones()));
@@ -118,6 +119,40 @@ struct Consumer {
     }
   }
 
+  // Where four of a thread's accumulators, from e on, of block 1, 2, … lie in the first block's ring.
+  KS_DEVICE u32 partial_place(int from, int e) const {
+    const int row = ((from - 1) * MT * (BN / 2) + e) / 4 * CONSUMERS * 16;  // of all threads' bytes
+    static_assert(STAGE_BYTES % (CONSUMERS * 16) == 0, "such a row lies in one stage");
+    const int stage = (part_slices(a.slices) + SOURCE_STAGES + row / STAGE_BYTES) % STAGES;
+    return shared_address(storage.stages[stage]) + row % STAGE_BYTES + (group * 128 + thread()) * 16;
+  }
+  // Adds up a cluster's sums in its first block; false in the others, which are done.
+  KS_DEVICE bool add_up(float (&acc)[MT][BN / 2]) const {
+    cluster_barrier();  // the first block's ring has been read
+    if (split_rank)
+#pragma unroll
+      for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int e = 0; e < BN / 2; e += 4) {
+          const float* const x = &acc[i][e];
+          store_at(partial_place(split_rank, i * (BN / 2) + e), 0, x[0], x[1], x[2], x[3]);
+        }
+    cluster_barrier();
+    if (split_rank) return false;
+#pragma unroll 1
+    for (int from = 1; from < SPLIT; from++)
+#pragma unroll
+      for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int e = 0; e < BN / 2; e += 4) {
+          float x[4];
+          load_four(partial_place(from, i * (BN / 2) + e), x);
+#pragma unroll
+          for (int n = 0; n < 4; n++) acc[i][e + n] += x[n];
+        }
+    return true;
+  }
+
   KS_DEVICE void store_sums(const float (&sums)[MT][4], const TileCoord& p) const {
     auto* const to = (typename RowSums::type*)a.sums + p.batch * a.sums_batch + p.head * a.sums_head;
 #pragma unroll
@@ -193,6 +228,9 @@ struct Consumer {
       const bool summing = RowSums::THERE && p.column == 0 && (p.head == 0 || a.sums_head != 0);
       mainloop(acc, sums, summing);
       if (summing) store_sums(sums, p);
+      if constexpr (SPLIT > 1) {
+        if (!add_up(acc)) return;
+      }
       if (a.alpha != 1.f)
 #pragma unroll
         for (int i = 0; i < MT; i++)

@@ -26,6 +26,9 @@ gemm_sm90(KS_ARGUMENT TensorMap a_map, KS_ARGUMENT TensorMap b_map, KS_ARGUMENT 
 #if KS_SEGMENTED
           , KS_ARGUMENT TensorMap a1_map, KS_ARGUMENT TensorMap a2_map, int a1_first, int a2_first
 #endif
+#if KS_JOINED
+          , KS_ARGUMENT Divider joined
+#endif
 #if KS_HEADS
           , KS_ARGUMENT TensorMap c1_map, KS_ARGUMENT TensorMap c2_map, KS_ARGUMENT HeadsResult result
 #endif
@@ -37,6 +40,9 @@ gemm_sm90(KS_ARGUMENT TensorMap a_map, KS_ARGUMENT TensorMap b_map, KS_ARGUMENT 
 #else
   const TensorMap &a1 = a_map, &a2 = a_map;
   const int a1_first = 0, a2_first = 0;
+#endif
+#if !KS_JOINED
+  const Divider& joined = b_heads;
 #endif
 #if KS_HEADS
   const TensorMap &c1 = c1_map, &c2 = c2_map;
@@ -50,7 +56,8 @@ gemm_sm90(KS_ARGUMENT TensorMap a_map, KS_ARGUMENT TensorMap b_map, KS_ARGUMENT 
                             alpha, beta, sums, sums_batch, sums_head, batch_group, head_group, a1_first, a2_first};
   const Ring<STAGES> ring{shared_address(storage.ring)};
   const int group = warp_index() / 4, warp = warp_index() % 4, rank = CLUSTER > 1 ? cluster_rank() : 0;
-  const int first = block_index() / CLUSTER, step = gridDim.x / CLUSTER;
+  const int split_rank = SPLIT > 1 ? cluster_rank() : 0;
+  const int first = block_index() / (CLUSTER * SPLIT), step = gridDim.x / (CLUSTER * SPLIT);
 
   if (thread_index() == 0) {
     ring.init(GROUPS * CLUSTER);
@@ -66,17 +73,20 @@ gemm_sm90(KS_ARGUMENT TensorMap a_map, KS_ARGUMENT TensorMap b_map, KS_ARGUMENT 
 
   if (group == GROUPS) {
     if (KS_PRODUCER_REGISTERS) registers_dealloc<KS_PRODUCER_REGISTERS>();
+    // add_up's barriers: of all warps, whose stores wait for what comes after them, and whose loads for what comes before.
+    if (SPLIT > 1 && warp > 0) cluster_barrier(), cluster_barrier();
     if (thread_index() == CONSUMERS) {
-      Producer{storage, maps, ring, arguments, scheduler, b_heads, result, rank}.run(first, step);
-    } else if (KS_STORE == TMA && warp >= 1 && warp <= GROUPS && lane() == 0) {
+      Producer{storage, maps, ring, arguments, scheduler, b_heads, joined, result, rank, split_rank}.run(first, step);
+    } else if (KS_STORE == TMA && split_rank == 0 && warp >= 1 && warp <= GROUPS && lane() == 0) {
       const Ring<SLOTS> out_ring{shared_address(storage.out_ring[warp - 1])};
       EpilogueStore{storage, maps, out_ring, arguments, scheduler, result, rank, warp - 1}.run(first, step);
     }
     warp_barrier();
+    if (SPLIT > 1 && warp == 0) cluster_barrier(), cluster_barrier();
   } else {
     if (KS_CONSUMER_REGISTERS) registers_alloc<KS_CONSUMER_REGISTERS>();
     const Ring<SLOTS> out_ring{shared_address(storage.out_ring[group])};
-    Consumer{storage, ring, out_ring, arguments, scheduler, result, rank, group, warp, lane()}.run(first, step);
+    Consumer{storage, ring, out_ring, arguments, scheduler, result, rank, split_rank, group, warp, lane()}.run(first, step);
   }
   if (CLUSTER > 1) cluster_barrier();  // no block leaves while others may signal its barriers
 }

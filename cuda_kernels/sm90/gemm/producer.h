@@ -8,9 +8,9 @@ struct Producer {
   const Ring<STAGES>& ring;
   const Arguments& a;
   const TileScheduler& scheduler;
-  const Divider& b_heads;
+  const Divider &b_heads, &joined;
   const Result& result;
-  int rank;
+  int rank, split_rank;
   PipelineState<STAGES> state{0, 1};
 
   // The next tile; for lists also its addresses, read a tile ahead to hide their latency.
@@ -28,10 +28,12 @@ struct Producer {
     Matrix a, b;
     int segment;
   };
-  KS_DEVICE const TensorMap& a_map(const Operands& x) const {
+  KS_DEVICE const TensorMap& a_map(int segment) const {
     if (!KS_SEGMENTED) return maps.a;
-    return x.segment == 0 ? maps.a : x.segment == 1 ? maps.a1 : maps.a2;
+    return segment == 0 ? maps.a : segment == 1 ? maps.a1 : maps.a2;
   }
+  KS_DEVICE int segment_of(int head) const { return (head >= a.a1_first) + (head >= a.a2_first); }
+  KS_DEVICE int first_of(int segment) const { return segment == 0 ? 0 : segment == 1 ? a.a1_first : a.a2_first; }
   KS_DEVICE Operands operands(const Next& x) const {
     if (KS_POINTERS) return {x.tile, matrix_at(x.a, a.origin), matrix_at(x.b, a.origin), 0};
     return of_head(x.tile, x.tile.head, x.tile.batch);
@@ -39,8 +41,8 @@ struct Producer {
   // Of one of the products that are summed into a tile, by the head and the batch of its factors.
   KS_DEVICE Operands of_head(const TileCoord& p, int head, int batch) const {
     if (!KS_SEGMENTED) return {p, {head * a.a_head, batch * a.a_batch}, {b_heads.quotient(head) * a.b_head, batch * a.b_batch}, 0};
-    const int n = (head >= a.a1_first) + (head >= a.a2_first), first = n == 0 ? 0 : n == 1 ? a.a1_first : a.a2_first;
-    return {p, {head - first, batch}, {b_heads.quotient(head) * a.b_head, batch * a.b_batch}, n};
+    const int n = segment_of(head);
+    return {p, {head - first_of(n), batch}, {b_heads.quotient(head) * a.b_head, batch * a.b_batch}, n};
   }
 
   KS_DEVICE void load_slice(const Operands& x, int k) {
@@ -48,24 +50,38 @@ struct Producer {
     ring.wait_empty(state);
     barrier_arrive_expect_tx(full, STAGE_BYTES);
     if (!KS_A_TRANSPOSED) {
-      tma_load(to_a, a_map(x), full, k, x.tile.row, x.a.x2, x.a.x3);
+      tma_load(to_a, a_map(x.segment), full, k, x.tile.row, x.a.x2, x.a.x3);
+    } else if (KS_JOINED == JOINED_A) {  // 64 of the tile's rows are elements of one head
+#pragma unroll 1
+      for (int i = 0; i < BM / 64; i++) {
+        const int head = joined.quotient(x.tile.row + 64 * i), first = x.tile.row + 64 * i - head * joined.d;
+        const int n = segment_of(head);
+        tma_load(to_a + i * ROWS_BYTES, a_map(n), full, first, k, head - first_of(n), x.a.x3);
+      }
     } else {
 #pragma unroll
       for (int i = 0; i < BM / 64; i++)
-        tma_load(to_a + i * ROWS_BYTES, a_map(x), full, x.tile.row + 64 * i, k, x.a.x2, x.a.x3);
+        tma_load(to_a + i * ROWS_BYTES, a_map(x.segment), full, x.tile.row + 64 * i, k, x.a.x2, x.a.x3);
     }
     // Each block of a cluster multicasts its part of B to all.
-    auto load_b = [&](int offset, int x0, int x1) {
-      if (CLUSTER == 1) tma_load(to_b + offset, maps.b, full, x0, x1, x.b.x2, x.b.x3);
-      else tma_load_multicast(to_b + offset, maps.b, full, x0, x1, x.b.x2, x.b.x3, (1 << CLUSTER) - 1);
+    auto load_b_of = [&](int offset, int x0, int x1, int x2) {
+      if (CLUSTER == 1) tma_load(to_b + offset, maps.b, full, x0, x1, x2, x.b.x3);
+      else tma_load_multicast(to_b + offset, maps.b, full, x0, x1, x2, x.b.x3, (1 << CLUSTER) - 1);
     };
+    auto load_b = [&](int offset, int x0, int x1) { load_b_of(offset, x0, x1, x.b.x2); };
     if constexpr (Result::ORDERED) {
-      constexpr int PART = BN / CLUSTER, AT_ONCE = Result::UNIT_ROWS < 32 ? 1 : 4;  // many places would not fit the registers
+      constexpr int PART = BN / CLUSTER, AT_ONCE = Result::UNIT_ROWS < 32 || SPLIT > 1 ? 1 : 4;  // many places would not fit the registers
 #pragma unroll AT_ONCE
       for (int n = 0; n < PART; n += Result::UNIT_ROWS)
         load_b((rank * PART + n) * 128, k, result.weight_row(x.tile.column + rank * PART + n));
     } else if (KS_B_TRANSPOSED) {
       load_b(rank * (B_BYTES / CLUSTER), k, x.tile.column + rank * (BN / CLUSTER));
+    } else if (KS_JOINED == JOINED_B) {
+#pragma unroll 1
+      for (int i = 0; i < PANELS; i++) {
+        const int head = joined.quotient(x.tile.column + 64 * i), first = x.tile.column + 64 * i - head * joined.d;
+        load_b_of(i * ROWS_BYTES + rank * (ROWS_BYTES / CLUSTER), first, k + rank * (BK / CLUSTER), head);
+      }
     } else {
       constexpr int AT_ONCE = KS_SUMMED ? 1 : PANELS;
 #pragma unroll AT_ONCE
@@ -107,6 +123,11 @@ struct Producer {
 #pragma unroll 1
             for (int s = 0; s < a.slices; s++) load_slice(term, s * BK);
           }
+      } else if (SPLIT > 1) {
+        const Part part = part_of(a.slices, split_rank);
+#pragma unroll 1
+        for (int s = 0; s < part.count; s++) load_slice(x, (part.first + s) * BK);
+        if (split_rank) break;  // the first adds up
       } else {
 #pragma unroll 1
         for (int s = 0; s < a.slices; s++) load_slice(x, s * BK);

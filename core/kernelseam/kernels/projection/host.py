@@ -35,8 +35,8 @@ class Projection(Composition):
     """An operation whose launches are independent GEMMs.
 
     ``kernels``: kernels of the operation "gemm"; each product uses the one with the least predicted
-    time. By default the shared one alone. A plugin that has a faster one passes both, with a name
-    and archs of its own.
+    time. By default the shared one alone. A plugin that has faster ones passes them before it, with
+    a name and archs of its own.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class Projection(Composition):
         self._products_of, self._kernels = products_of, kernels
 
     def refuse(self, problem: Any, row: ArchRow) -> str | None:
-        preferred, takes_part = self._kernels[0], False
+        preferred, own, takes_part = self._kernels[0], self._kernels[:-1], False
         for product in self._products_of(problem):
             able = self._kernels_for(product, row)
             if not able:
                 return f"{product.name}: {preferred.refuse(product.problem, row)}"
-            takes_part |= preferred in able
+            takes_part |= any(kernel in able for kernel in own)
         if len(self._kernels) > 1 and not takes_part:
             return f"none of its products is for {preferred.entry}"
         return _refuse_heads(problem) if isinstance(problem, QkvProjectionProblem) else None

@@ -10,6 +10,7 @@ from kernelseam.kernels.projection import products
 from kernelseam.kernels.projection.host import Projection
 from kernelseam.kernels.projection.products import Product
 
+from kernelseam_cuda.sm90 import joined
 from kernelseam_cuda.sm90.attention import HopperAttention
 from kernelseam_cuda.sm90.gemm import HopperGemm
 from kernelseam_cuda.sm90.heads import HopperHeads
@@ -24,23 +25,25 @@ class HopperProjection(Projection):
         self,
         operation: str,
         made_of: Callable[[Any], Iterator[Product]],
-        kernel: HopperGemm = _GEMM,
+        own: tuple[HopperGemm, ...] = (_GEMM,),
+        covered: bool = False,
     ) -> None:
-        super().__init__(operation, made_of, (kernel, GemmHost()), _GEMM.name, _GEMM.archs)
-        self._kernel = kernel
+        """``covered``: whether the tests compile its kernels as this one's."""
+        super().__init__(operation, made_of, (*own, GemmHost()), _GEMM.name, _GEMM.archs)
+        self._own, self._covered = own, covered
 
     def covering(self) -> Iterable[Covered]:
-        """Of a kernel that is a projection's alone."""
-        return self._kernel.covering() if self._kernel is not _GEMM else ()
+        for kernel in self._own if self._covered else ():
+            yield from kernel.covering()
 
 
 KERNELS = (
     HopperAttention(),
     _GEMM,
-    HopperProjection("qkv_projection", products.qkv, _HEADS),
+    HopperProjection("qkv_projection", products.qkv, (_HEADS,), covered=True),
     HopperProjection("output_projection", products.output),
-    HopperProjection("qkv_projection_bwd", products.qkv_bwd),
-    HopperProjection("output_projection_bwd", products.output_bwd),
+    HopperProjection("qkv_projection_bwd", joined.qkv_bwd(_GEMM)),
+    HopperProjection("output_projection_bwd", joined.output_bwd(_GEMM, _HEADS), (_GEMM, _HEADS)),
 )
 
 __all__ = ["KERNELS", "HopperAttention", "HopperGemm", "HopperHeads", "HopperProjection"]

@@ -22,11 +22,14 @@ from kernelseam.kernels.elements import (
 )
 from kernelseam.kernels.signature import Signature, Structure
 
-from kernelseam_cuda.sm90.tiles import GEMM, REGISTERS, HopperGemmTile
+from kernelseam_cuda import archs
+from kernelseam_cuda.sm90.tiles import GEMM, REGISTERS, SPLIT, HopperGemmTile
 from kernelseam_cuda.toolchain import sources
 
 SLICE = 64
 """Elements of K in a stage of the ring."""
+_FEW_TILES = 400
+"""More than that fill the GPU without a split of their sums."""
 _MAX_EXTENT = 2**30
 """Rows and columns: a tile's place, and its end, are 32-bit."""
 _MAX_TILES = 2**31 - 2**16
@@ -138,6 +141,8 @@ class HopperGemm(KernelDefinition):
             return "it does not know heads"
         if spec.summed and spec.view == "pointers":
             return "it does not sum products of lists"
+        if spec.joined and not _joins(problem):
+            return f"it does not join such heads of {spec.joined.upper()}"
         for segment in problem.segments:
             head_and_batch = (segment.heads, problem.batch)
             if 0 in _steps_where_many(head_and_batch, segment.strides):
@@ -145,7 +150,7 @@ class HopperGemm(KernelDefinition):
         return None
 
     def tiles(self, spec: GemmSpec, row: ArchRow) -> tuple[HopperGemmTile, ...]:
-        return GEMM
+        return GEMM + (SPLIT if _linear(spec) else ())
 
     def as_launched(self, tile: HopperGemmTile) -> tuple[HopperGemmTile, ...]:
         return (tile, replace(tile, c_first=True)) if tile.store == "tma" else (tile,)
@@ -167,13 +172,20 @@ class HopperGemm(KernelDefinition):
         )
         return tuple(
             replace(t, c_first=mostly_c and t.store == "tma")
-            for t in GEMM
+            for t in self.tiles(p.spec, archs.row(self.archs[0]))
             if self.few_enough(p, t) and (whole or t.store == "rows")
         )
 
     def few_enough(self, p: GemmProblem, tile: HopperGemmTile) -> bool:
-        """Whether its tiles can be counted."""
-        return _tiles(p, tile) < _MAX_TILES
+        """Whether its tiles can be counted; where their sums are split, that they are few, and
+        that every part has something to sum."""
+        if tile.split == 1:
+            return _tiles(p, tile) < _MAX_TILES
+        slices = divide_up(p.K, SLICE)
+        return (
+            _tiles(p, tile) <= _FEW_TILES
+            and (tile.split - 1) * divide_up(slices, tile.split) < slices
+        )
 
     def variants(
         self, problem: GemmProblem, row: ArchRow, device: Device
@@ -199,12 +211,14 @@ class HopperGemm(KernelDefinition):
             "ROW_SUMS": DEVICE_TYPE[spec.row_sums] if spec.row_sums else "void",
             "SUMMED": spec.summed,
             "SEGMENTED": spec.segmented,
+            "JOINED": (None, "a", "b").index(spec.joined),
             "HEADS": False,
             "BM": tile.bm,
             "BN": tile.bn,
             "GROUPS": tile.groups,
             "STAGES": tile.stages,
             "CLUSTER": tile.cluster,
+            "SPLIT": tile.split,
             "BLOCKS": tile.blocks,
             "BUFFERS": tile.buffers,
             "STORE": int(tile.store == "tma"),
@@ -229,17 +243,20 @@ class HopperGemm(KernelDefinition):
                 *((s, "i64") for s in _SUMS_STRIDES),
                 *((g, "i32") for g in _GROUPS),
                 *(_SEGMENT_PARAMETERS if spec.segmented else ()),
+                *((("joined", divider_parameter("joined")),) if spec.joined else ()),
             )
         )
 
     def grid(self, problem: GemmProblem, tile: HopperGemmTile, device: Device) -> int:
+        if tile.split > 1:  # each cluster has one tile
+            return _tiles(problem, tile) * tile.split
         clusters = max(device.limits.compute_units, tile.cluster) // tile.cluster * tile.blocks
         return min(_tiles(problem, tile), clusters) * tile.cluster
 
     def config(
         self, problem: GemmProblem, tile: HopperGemmTile, row: ArchRow, device: Device
     ) -> LaunchConfig:
-        return replace(super().config(problem, tile, row, device), cluster=(tile.cluster, 1, 1))
+        return replace(super().config(problem, tile, row, device), cluster=(tile.cluster * tile.split, 1, 1))
 
     def threads(self, tile: HopperGemmTile, row: ArchRow) -> int:
         return 128 * (tile.groups + 1)
@@ -277,6 +294,8 @@ class HopperGemm(KernelDefinition):
             found[f"a{i}_first"] = first + p.segments[i - 1].heads
         found |= dict(zip(_SUMS_STRIDES, p.sums_strides, strict=True))
         found |= dict(zip(_GROUPS, (p.c_batch_group, p.c_head_group), strict=True))
+        if p.spec.joined:
+            found |= divider_values("joined", _joined_dim(p))
         return {**found, "rows": rows, "total": _tiles(p, tile), "alpha": p.alpha, "beta": p.beta}
 
     def pointers(self, spec: GemmSpec) -> dict[str, str]:
@@ -297,11 +316,16 @@ class HopperGemm(KernelDefinition):
             (SLICE, tile.bn // tile.cluster) if s.b_transposed else (SLICE, SLICE // tile.cluster)
         )
         c_shape, c_box = (p.M, p.N), (_PANEL, _ROWS)
+        a_shape, b_shape = p.a_shape, p.b_shape
+        if s.joined == "a":
+            a_shape = (p.K, _joined_dim(p))
+        elif s.joined:
+            b_shape, b_heads = (p.K, _joined_dim(p)), p.joined_heads
         found = {
-            parameter: _map(p, name, p.a_shape, (segment.heads, p.batch), segment.strides, a_box)
+            parameter: _map(p, name, a_shape, (segment.heads, p.batch), segment.strides, a_box)
             for (parameter, name), segment in zip(_SEGMENTS, p.segments, strict=False)
-        } or {"a_map": _map(p, "A", p.a_shape, (p.num_heads, p.batch), p.a_strides, a_box)}
-        found["b_map"] = _map(p, "B", p.b_shape, (b_heads, p.batch), p.b_strides, b_box)
+        } or {"a_map": _map(p, "A", a_shape, (p.num_heads, p.batch), p.a_strides, a_box)}
+        found["b_map"] = _map(p, "B", b_shape, (b_heads, p.batch), p.b_strides, b_box)
         c = found["c_map"] = _map(p, "C", c_shape, _results(p), p.c_strides, c_box)
         found["residual_map"] = (
             _map(p, "residual", c_shape, _results(p), p.residual_strides, c_box)
@@ -322,6 +346,9 @@ class HopperGemm(KernelDefinition):
         summed = replace(plain, summed=True)
         yield Covered(self, replace(summed, b_transposed=True, bias=bf16, residual=bf16))
         yield Covered(self, replace(summed, segmented=True), often=False)
+        joined = replace(plain, a_transposed=True, summed=True, row_sums=bf16)
+        yield Covered(self, replace(joined, segmented=True, joined="a"), often=False)
+        yield Covered(self, replace(joined, joined="b"), often=False)
         sums = GemmSpec(f16, f16, f32, a_transposed=True, segmented=True, row_sums=f16)
         yield Covered(self, sums)
         yield Covered(self, replace(sums, summed=True, segmented=False, row_sums=f32), often=False)
@@ -354,6 +381,35 @@ def _steps(heads: int, entries: int, strides: tuple[int, int, int]) -> tuple[int
     matrix."""
     batch, head, _ = strides
     return int(heads > 1 and head != 0), int(entries > 1 and batch != 0)
+
+
+def _joined_dim(p: GemmProblem) -> int:
+    """Elements of each of the heads that are joined."""
+    return (p.M if p.spec.joined == "a" else p.N) // p.joined_heads
+
+
+def _joins(p: GemmProblem) -> bool:
+    """Whether the 64 rows, or columns, of a box are of one head. Only what has its heads' elements
+    first is read so, and only A's heads are of three operands."""
+    s = p.spec
+    side = (
+        s.a_transposed and s.segmented
+        if s.joined == "a"
+        else not s.b_transposed and (p.joined_heads == 1 or p.b_strides[1] > 0)
+    )
+    return side and p.num_heads == 1 and _joined_dim(p) % _PANEL == 0
+
+
+def _linear(spec: GemmSpec) -> bool:
+    """Whether it is a linear layer's product: both factors have K last, and nothing else is
+    summed."""
+    return (
+        spec.b_transposed
+        and not spec.a_transposed
+        and not spec.summed
+        and not spec.row_sums
+        and spec.view == "strided"
+    )
 
 
 def _steps_where_many(counts: tuple[int, int], strides: tuple[int, int, int]) -> list[int]:
@@ -406,8 +462,8 @@ def _work(p: GemmProblem, tile: HopperGemmTile) -> Work:
     )
     return Work(
         p.bytes_moved,
-        rows * tile.cluster * columns * p.results,
-        slice_operations * divide_up(p.K, SLICE) * p.summed,
+        rows * tile.cluster * columns * p.results * tile.split,
+        slice_operations * divide_up(divide_up(p.K, SLICE), tile.split) * p.summed,
         dtype=p.spec.dtype,
         rate=tile.rate,
         block_seconds=tile.block_seconds,

@@ -20,7 +20,7 @@ from kernelseam.kernels.gemm.host import (
 from kernelseam.kernels.signature import Signature
 
 from kernelseam_cuda.sm90.gemm import SLICE, HopperGemm
-from kernelseam_cuda.sm90.tiles import HEADS, HopperGemmTile
+from kernelseam_cuda.sm90.tiles import HEADS, SPLIT, HopperGemmTile
 
 _CHUNK = 8
 """Elements of 16 bytes: a head is of whole ones."""
@@ -37,11 +37,13 @@ class HopperHeads(HopperGemm):
         p, spec, h = problem, problem.spec, problem.heads
         if h is None or spec.heads is None:
             return "it knows heads alone"
-        for option in ("a_transposed", "residual", "summed", "row_sums", "segmented"):
+        for option in ("a_transposed", "residual", "summed", "row_sums", "segmented", "joined"):
             if getattr(spec, option):
                 return f"it does not know {option} of heads"
-        if not spec.b_transposed or p.alpha != 1 or p.beta:
-            return "it takes a weight [columns, hidden], alpha = 1 and beta = 0"
+        if p.alpha != 1 or p.beta:
+            return "it takes alpha = 1 and beta = 0"
+        if spec.heads.rotary and not spec.b_transposed:
+            return "it turns heads of a weight [columns, hidden] alone"
         if h.head_dim % _CHUNK:
             return f"head_dim = {h.head_dim}: it takes multiples of {_CHUNK}"
         if spec.heads.rotary == "halves" and (h.head_dim % 16 or h.rotary_dim % 16):
@@ -121,7 +123,9 @@ class HopperHeads(HopperGemm):
         counts = (h.num_heads, h.kv_heads, h.kv_heads)
         for (parameter, name, operand), count in zip(_C_MAPS, counts, strict=True):
             found[parameter] = found["a_map"]
-            if tile.store == "tma":
+            if tile.store == "tma" and count == 0:
+                found[parameter] = found["c_map"]
+            elif tile.store == "tma":
                 batch, head, row = getattr(h, f"{operand}_strides")
                 found[parameter] = TensorMap(
                     name,
@@ -144,13 +148,14 @@ class HopperHeads(HopperGemm):
         yield Covered(self, GemmSpec(f16, f16, f32, b_transposed=True, bias=f32, heads=paged))
         yield Covered(self, replace(plain, heads=HeadsSpec("pairs", positions=True)), often=False)
         yield Covered(self, replace(plain, bias=bf16), often=False)
+        yield Covered(self, replace(plain, b_transposed=False), often=False)
 
 
 def _tiles_of(spec: HeadsSpec) -> tuple[HopperGemmTile, ...]:
     """TMA stores no pages; only halves are turned in units."""
     return tuple(
         t
-        for t in HEADS
+        for t in (*HEADS, *SPLIT)
         if (t.store == "rows" or not spec.paged) and (t.unit == 32 or spec.rotary == "halves")
     )
 

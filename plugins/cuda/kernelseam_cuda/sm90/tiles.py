@@ -40,6 +40,8 @@ class HopperGemmTile:
     store: str
     blocks: int = 1
     c_first: bool = False
+    split: int = 1
+    """Blocks of a cluster that share a tile, each a part of what is summed: for few tiles."""
     unit: int = 32
     """Of the columns of heads that are turned by halves: so many of one half lie together, and then
     as many of the other."""
@@ -53,6 +55,7 @@ class HopperGemmTile:
         more = f"-{self.cluster}together" * (self.cluster > 1) + f"-{self.blocks}blocks" * (
             self.blocks > 1
         )
+        more += f"-split{self.split}" * (self.split > 1)
         return f"{self.bm}x{self.bn}-{self.stages}-{self.store}{more}" + "-cfirst" * self.c_first + f"-units{self.unit}" * (self.unit != 32)
 
     def shared_bytes(self, bias: bool, sums: bool = False) -> int:
@@ -76,6 +79,17 @@ GEMM = (
     HopperGemmTile(64, 64, 1, 4, 1, 1, "rows", blocks=3, rate=0.65, block_seconds=4e-7),
 )
 """Tiles of products; the cost model chooses."""
+
+SPLIT = (
+    HopperGemmTile(128, 192, 2, 5, 1, 1, "rows", split=2, rate=1.10, block_seconds=3e-6),
+    HopperGemmTile(128, 128, 2, 5, 1, 4, "rows", split=2, rate=1.05, block_seconds=2.5e-6),
+    HopperGemmTile(128, 64, 2, 6, 1, 4, "rows", split=2, rate=0.80, block_seconds=2.5e-6),
+    HopperGemmTile(64, 64, 1, 4, 1, 1, "rows", blocks=3, split=2, rate=0.65, block_seconds=2e-6),
+    HopperGemmTile(64, 64, 1, 4, 1, 1, "rows", blocks=3, split=4, rate=0.65, block_seconds=2e-6),
+    HopperGemmTile(64, 128, 1, 6, 1, 2, "rows", split=2, rate=0.65, block_seconds=2e-6),
+    HopperGemmTile(64, 128, 1, 6, 1, 2, "rows", split=4, rate=0.65, block_seconds=2e-6),
+)
+"""Tiles of linear layers of few tokens: products whose factors have K last, and few tiles."""
 
 HEADS = (
     HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.22, block_seconds=1.6e-6),
