@@ -9,7 +9,8 @@ typedef KS_T T;
 typedef Maybe<KS_BIAS> Bias;
 typedef Maybe<KS_ROW_SUMS> RowSums;
 
-enum { JOINED_A = 1, JOINED_B = 2 };  // whose heads' elements are together the rows, or the columns, of C
+// Heads whose elements lie one head after the other: C's rows are those of A, its columns those of B, or K counts those of A.
+enum { JOINED_A = 1, JOINED_B = 2, JOINED_K = 3 };
 enum { ROWS = 0, TMA = 1 };  // who stores: see epilogue.h
 
 constexpr int BM = KS_BM, BN = KS_BN, GROUPS = KS_GROUPS, STAGES = KS_STAGES, CLUSTER = KS_CLUSTER, BUFFERS = KS_BUFFERS;

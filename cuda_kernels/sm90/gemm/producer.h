@@ -49,7 +49,10 @@ struct Producer {
     const u32 full = ring.full(state), to_a = shared_address(storage.stages[state.stage]), to_b = to_a + A_BYTES;
     ring.wait_empty(state);
     barrier_arrive_expect_tx(full, STAGE_BYTES);
-    if (!KS_A_TRANSPOSED) {
+    if (KS_JOINED == JOINED_K) {  // a slice is of one head
+      const int head = joined.quotient(k), n = KS_SEGMENTED ? segment_of(head) : 0;
+      tma_load(to_a, a_map(n), full, k - head * joined.d, x.tile.row, head - first_of(n), x.a.x3);
+    } else if (!KS_A_TRANSPOSED) {
       tma_load(to_a, a_map(x.segment), full, k, x.tile.row, x.a.x2, x.a.x3);
     } else if (KS_JOINED == JOINED_A) {  // 64 of the tile's rows are elements of one head
 #pragma unroll 1

@@ -56,8 +56,9 @@ class GemmSpec:
     heads: HeadsSpec | None = None
     """Whether C's columns are heads of three operands."""
     joined: str | None = None
-    """"a", "b": C's rows are the elements of all of A's heads, or its columns those of B's, in one
-    product instead of one a head. Gradients of projections alone ask for it."""
+    """The axis that all heads' elements are together, in one product instead of one a head: "a",
+    C's rows, the heads A's; "b", C's columns, the heads B's; "k", what is summed over, the heads
+    A's. Projections alone ask for it."""
     precision: str | None = None
     """How float32 is multiplied: None as IEEE arithmetic says; "tf32" rounded to TF32 first;
     "tf32x3" split into two such parts."""

@@ -88,7 +88,7 @@ class GemmHost(KernelDefinition):
     def refuse(self, problem: GemmProblem, row: ArchRow) -> str | None:
         p, spec = problem, problem.spec
         if spec.joined:
-            return f"it does not join the heads of {spec.joined.upper()}"
+            return f"it does not join heads along {spec.joined.upper()}"
         if spec.heads and not spec.b_transposed:
             return "it makes heads of a weight [columns, hidden] alone"
         if not self.tiles(spec, row):

@@ -41,7 +41,7 @@ KERNELS = (
     HopperAttention(),
     _GEMM,
     HopperProjection("qkv_projection", products.qkv, (_HEADS,), covered=True),
-    HopperProjection("output_projection", products.output),
+    HopperProjection("output_projection", joined.output(_GEMM)),
     HopperProjection("qkv_projection_bwd", joined.qkv_bwd(_GEMM)),
     HopperProjection("output_projection_bwd", joined.output_bwd(_GEMM, _HEADS), (_GEMM, _HEADS)),
 )

@@ -142,7 +142,7 @@ class HopperGemm(KernelDefinition):
         if spec.summed and spec.view == "pointers":
             return "it does not sum products of lists"
         if spec.joined and not _joins(problem):
-            return f"it does not join such heads of {spec.joined.upper()}"
+            return f"it does not join such heads along {spec.joined.upper()}"
         for segment in problem.segments:
             head_and_batch = (segment.heads, problem.batch)
             if 0 in _steps_where_many(head_and_batch, segment.strides):
@@ -211,7 +211,7 @@ class HopperGemm(KernelDefinition):
             "ROW_SUMS": DEVICE_TYPE[spec.row_sums] if spec.row_sums else "void",
             "SUMMED": spec.summed,
             "SEGMENTED": spec.segmented,
-            "JOINED": (None, "a", "b").index(spec.joined),
+            "JOINED": (None, "a", "b", "k").index(spec.joined),
             "HEADS": False,
             "BM": tile.bm,
             "BN": tile.bn,
@@ -317,14 +317,17 @@ class HopperGemm(KernelDefinition):
         )
         c_shape, c_box = (p.M, p.N), (_PANEL, _ROWS)
         a_shape, b_shape = p.a_shape, p.b_shape
+        a_heads, dim = p.num_heads, _joined_dim(p) if s.joined else 0
         if s.joined == "a":
-            a_shape = (p.K, _joined_dim(p))
-        elif s.joined:
-            b_shape, b_heads = (p.K, _joined_dim(p)), p.joined_heads
+            a_shape = (p.K, dim)
+        elif s.joined == "b":
+            b_shape, b_heads = (p.K, dim), p.joined_heads
+        elif s.joined == "k":
+            a_shape, a_heads = (p.M, dim), p.joined_heads
         found = {
             parameter: _map(p, name, a_shape, (segment.heads, p.batch), segment.strides, a_box)
             for (parameter, name), segment in zip(_SEGMENTS, p.segments, strict=False)
-        } or {"a_map": _map(p, "A", a_shape, (p.num_heads, p.batch), p.a_strides, a_box)}
+        } or {"a_map": _map(p, "A", a_shape, (a_heads, p.batch), p.a_strides, a_box)}
         found["b_map"] = _map(p, "B", b_shape, (b_heads, p.batch), p.b_strides, b_box)
         c = found["c_map"] = _map(p, "C", c_shape, _results(p), p.c_strides, c_box)
         found["residual_map"] = (
@@ -349,6 +352,7 @@ class HopperGemm(KernelDefinition):
         joined = replace(plain, a_transposed=True, summed=True, row_sums=bf16)
         yield Covered(self, replace(joined, segmented=True, joined="a"), often=False)
         yield Covered(self, replace(joined, joined="b"), often=False)
+        yield Covered(self, replace(plain, segmented=True, joined="k"), often=False)
         sums = GemmSpec(f16, f16, f32, a_transposed=True, segmented=True, row_sums=f16)
         yield Covered(self, sums)
         yield Covered(self, replace(sums, summed=True, segmented=False, row_sums=f32), often=False)
@@ -385,27 +389,26 @@ def _steps(heads: int, entries: int, strides: tuple[int, int, int]) -> tuple[int
 
 def _joined_dim(p: GemmProblem) -> int:
     """Elements of each of the heads that are joined."""
-    return (p.M if p.spec.joined == "a" else p.N) // p.joined_heads
+    return {"a": p.M, "b": p.N, "k": p.K}[p.spec.joined or ""] // p.joined_heads
 
 
 def _joins(p: GemmProblem) -> bool:
-    """Whether the 64 rows, or columns, of a box are of one head. Only what has its heads' elements
-    first is read so, and only A's heads are of three operands."""
-    s = p.spec
-    side = (
-        s.a_transposed and s.segmented
-        if s.joined == "a"
-        else not s.b_transposed and (p.joined_heads == 1 or p.b_strides[1] > 0)
-    )
-    return side and p.num_heads == 1 and _joined_dim(p) % _PANEL == 0
+    """Whether a box's 64 elements of the joined axis are of one head, and that axis is the first in
+    memory."""
+    s, many = p.spec, p.joined_heads > 1
+    first = {
+        "a": s.a_transposed and s.segmented,
+        "b": not s.b_transposed and (p.b_strides[1] > 0 or not many),
+        "k": not s.a_transposed and (s.segmented or p.a_strides[1] > 0 or not many),
+    }[s.joined or ""]
+    return first and p.num_heads == 1 and _joined_dim(p) % _PANEL == 0
 
 
 def _linear(spec: GemmSpec) -> bool:
-    """Whether it is a linear layer's product: both factors have K last, and nothing else is
-    summed."""
+    """Whether it is a linear layer's product, or that of its input's gradient: rows of A are
+    tokens, and nothing else is summed."""
     return (
-        spec.b_transposed
-        and not spec.a_transposed
+        not spec.a_transposed
         and not spec.summed
         and not spec.row_sums
         and spec.view == "strided"

@@ -24,13 +24,43 @@ def joined(kernel: HopperGemm, product: Product, problem: GemmProblem) -> Produc
     return product if refused else replace(product, problem=problem)
 
 
+def summed_over_heads(x: GemmProblem) -> GemmProblem:
+    """A sum of a product for each head as one product, K of which counts all heads' elements."""
+    return replace(
+        x,
+        spec=replace(x.spec, summed=False, joined="k"),
+        K=x.K * x.num_heads,
+        num_heads=1,
+        c_head_group=1,
+        joined_heads=x.num_heads,
+        b_strides=(0, 0, x.b_strides[2]),
+    )
+
+
+def output(gemm: HopperGemm) -> Callable[[Any], Iterator[Product]]:
+    """One product also where heads lie apart."""
+
+    def made_of(p: Any) -> Iterator[Product]:
+        for product in products.output(p):
+            x = product.problem
+            if x.num_heads > 1:
+                yield joined(gemm, product, summed_over_heads(x))
+            else:
+                yield product
+
+    return made_of
+
+
 def qkv_bwd(gemm: HopperGemm) -> Callable[[Any], Iterator[Product]]:
-    """One product for d_weight, whose rows are the elements of the heads of dq, dk and dv."""
+    """The heads of dq, dk and dv joined: d_input's sums run over their elements, d_weight's rows
+    are their elements."""
 
     def made_of(p: Any) -> Iterator[Product]:
         for product in products.qkv_bwd(p):
             x = product.problem
-            if product.name == "d_weight" and x.num_heads > 1:
+            if product.name == "d_input":
+                yield joined(gemm, product, summed_over_heads(x))
+            elif product.name == "d_weight" and x.num_heads > 1:
                 yield joined(
                     gemm,
                     product,
