@@ -256,7 +256,9 @@ class HopperGemm(KernelDefinition):
     def config(
         self, problem: GemmProblem, tile: HopperGemmTile, row: ArchRow, device: Device
     ) -> LaunchConfig:
-        return replace(super().config(problem, tile, row, device), cluster=(tile.cluster * tile.split, 1, 1))
+        return replace(
+            super().config(problem, tile, row, device), cluster=(tile.cluster * tile.split, 1, 1)
+        )
 
     def threads(self, tile: HopperGemmTile, row: ArchRow) -> int:
         return 128 * (tile.groups + 1)
@@ -301,7 +303,14 @@ class HopperGemm(KernelDefinition):
     def pointers(self, spec: GemmSpec) -> dict[str, str]:
         suffix = "_ptrs" if spec.view == "pointers" else ""
         added = {n: f"{n}{suffix}" if getattr(spec, n) else "" for n in ("bias", "residual")}
-        return {"a": f"A{suffix}", "b": f"B{suffix}", "c": f"C{suffix}", **added, "origin": "", "sums": ""}
+        return {
+            "a": f"A{suffix}",
+            "b": f"B{suffix}",
+            "c": f"C{suffix}",
+            **added,
+            "origin": "",
+            "sums": "",
+        }
 
     def tensor_maps(
         self, problem: GemmProblem, tile: HopperGemmTile, device: Device
@@ -408,10 +417,7 @@ def _linear(spec: GemmSpec) -> bool:
     """Whether it is a linear layer's product, or that of its input's gradient: rows of A are
     tokens, and nothing else is summed."""
     return (
-        not spec.a_transposed
-        and not spec.summed
-        and not spec.row_sums
-        and spec.view == "strided"
+        not spec.a_transposed and not spec.summed and not spec.row_sums and spec.view == "strided"
     )
 
 
@@ -432,6 +438,7 @@ def _map(
     """``matrices``: heads and entries of the batch."""
     batch_stride, head_stride, row = strides
     dtype = p.spec.dtype
+    extents: tuple[int, ...]
     if p.spec.view == "pointers":
         unit = _UNIT_BYTES // dtype.itemsize
         extents, apart = (2**_UNITS_BITS, _REACH), (unit, unit << _UNITS_BITS)

@@ -166,7 +166,7 @@ def _entries(p: GemmProblem, h: HeadsProblem) -> int:
 
 
 def _stored_by_tma(p: GemmProblem, h: HeadsProblem, spec: HeadsSpec) -> bool:
-    one_entry = p.M == h.tokens
+    one_entry = h.tokens == p.M
     return (
         not spec.paged
         and h.head_dim % _PANEL == 0
