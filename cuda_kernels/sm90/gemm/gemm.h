@@ -5,14 +5,22 @@
 // and which multicast B to each other. A producer thread fills a ring of STAGES slices (64 of K) of A and B by TMA, on from one
 // tile of C to the next; source tiles (C, residual) of the epilogue come through the same ring. GROUPS consumer warpgroups
 // multiply by wgmma, KS_BM/GROUPS rows each, and store their rows (epilogue.h).
+// Sums of several products (KS_SUMMED: batches, heads) follow one another through the ring. A's heads may be those of three
+// operands (KS_SEGMENTED), with a map each. Heads whose elements follow one another along an axis are one product (KS_JOINED):
+// a box is then found by its head. Sums of A's rows (KS_ROW_SUMS) are products with a column of ones, in the tiles of column 0.
+// Few tiles: a cluster of KS_SPLIT blocks has one tile, each block a part of K. The others' sums come to the first through stages
+// of its ring that no source tile needs, and it adds them, always in that order.
+// Results go to a matrix (result.h), or to the heads of q, k and v, rotated or not, in strided memory or pages (heads.h).
 // Lists: a tensor map that begins at any address, the origin, reaches a matrix wherever it lies, by two axes, of which one
 // counts 16 bytes.
 //
 // Constants (from the kernel definition): KS_T, KS_A_TRANSPOSED, KS_B_TRANSPOSED, KS_POINTERS, KS_BIAS (element type, void where there
-// is none), KS_RESIDUAL, KS_BM, KS_BN, KS_GROUPS, KS_STAGES, KS_CLUSTER, KS_BLOCKS (that share a multiprocessor), KS_BUFFERS
+// is none), KS_RESIDUAL, KS_ROW_SUMS (element type, or void), KS_SUMMED, KS_SEGMENTED, KS_JOINED, KS_HEADS (and those of heads.h),
+// KS_SPLIT, KS_BM, KS_BN, KS_GROUPS, KS_STAGES, KS_CLUSTER, KS_BLOCKS (that share a multiprocessor), KS_BUFFERS
 // (64×64 epilogue buffers a consumer), KS_STORE, KS_C_FIRST (whether C is stored with the L2 policy evict-first), KS_PRODUCER_REGISTERS,
 // KS_CONSUMER_REGISTERS (0: as launched), KS_SHARED_BYTES.
-// Shared memory: STAGES·(BM + BN)·128 bytes, GROUPS·BUFFERS·8 KB, the bias, barriers. Registers: BM·BN/(128·GROUPS) accumulators.
+// Shared memory: STAGES·(BM + BN)·128 bytes, GROUPS·BUFFERS·8 KB, the bias, 1 KB of ones where rows are summed, barriers.
+// Registers: BM·BN/(128·GROUPS) accumulators, 4 for each 64 rows whose elements are summed.
 #include "sm90/gemm/consumer.h"
 #include "sm90/gemm/producer.h"
 

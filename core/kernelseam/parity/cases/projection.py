@@ -81,6 +81,7 @@ def _qkv() -> Iterator[ProjectionCase]:
     yield case(QKV, "f16", "no-hidden", hidden=0, bias=F16)
     yield case(QKV, "f16", "integers", data="integers", bias=F16, S=65)
     yield case(QKV, "f16", "positive", data="positive", hidden=1032, S=17)
+    yield case(QKV, "f16", "few-tokens", S=9, hidden=1096, head_dim=64, bias=F16)
     nan = (
         Plant("input", NAN, (0, 0, 5, 6)),
         Plant("input", INF, (1, 0, 0, 71)),
@@ -179,6 +180,10 @@ def _output() -> Iterator[ProjectionCase]:
             yield case(OUT, kind, "token-major-bias-residual", token_major, **more)
     for dim in (33, 64, 80, 128):
         yield case(OUT, "f16", f"dim-{dim}", head_dim=dim, num_heads=3, **both)
+    # Few tokens and long sums, which a kernel may split over blocks.
+    few: dict[str, Any] = {"S": 9, "num_heads": 8, "head_dim": 128, "hidden": 264, **both}
+    yield case(OUT, "f16", "few-tokens", **few)
+    yield case(OUT, "f16", "few-tokens-token-major", token_major, **few)
     yield case(OUT, "f16", "in-place", in_place=True, **both)
     yield case(OUT, "f16", "token-major-in-place", token_major, in_place=True, **both)
     for S, hidden in ((1, 64), (65, 8), (129, 264)):

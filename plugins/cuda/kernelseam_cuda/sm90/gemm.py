@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import accumulate
 
 from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches, TensorMap
 from kernelseam.costs import Work, predicted
@@ -22,7 +23,6 @@ from kernelseam.kernels.elements import (
 )
 from kernelseam.kernels.signature import Signature, Structure
 
-from kernelseam_cuda import archs
 from kernelseam_cuda.sm90.tiles import GEMM, REGISTERS, SPLIT, HopperGemmTile
 from kernelseam_cuda.toolchain import sources
 
@@ -150,7 +150,7 @@ class HopperGemm(KernelDefinition):
         return None
 
     def tiles(self, spec: GemmSpec, row: ArchRow) -> tuple[HopperGemmTile, ...]:
-        return GEMM + (SPLIT if _linear(spec) else ())
+        return _tiles_of(spec)
 
     def as_launched(self, tile: HopperGemmTile) -> tuple[HopperGemmTile, ...]:
         return (tile, replace(tile, c_first=True)) if tile.store == "tma" else (tile,)
@@ -172,7 +172,7 @@ class HopperGemm(KernelDefinition):
         )
         return tuple(
             replace(t, c_first=mostly_c and t.store == "tma")
-            for t in self.tiles(p.spec, archs.row(self.archs[0]))
+            for t in _tiles_of(p.spec)
             if self.few_enough(p, t) and (whole or t.store == "rows")
         )
 
@@ -291,9 +291,8 @@ class HopperGemm(KernelDefinition):
         found = dict(zip(_STRIDES, strides, strict=True)) | dict(zip(_INTS, ints, strict=True))
         for name, d in dividers.items():
             found |= divider_values(name, d)
-        for i, segment in enumerate(p.segments[:-1], 1):
-            first = int(found.get(f"a{i - 1}_first", 0))
-            found[f"a{i}_first"] = first + p.segments[i - 1].heads
+        for i, first in enumerate(accumulate(s.heads for s in p.segments[:-1]), 1):
+            found[f"a{i}_first"] = first
         found |= dict(zip(_SUMS_STRIDES, p.sums_strides, strict=True))
         found |= dict(zip(_GROUPS, (p.c_batch_group, p.c_head_group), strict=True))
         if p.spec.joined:
@@ -411,6 +410,10 @@ def _joins(p: GemmProblem) -> bool:
         "k": not s.a_transposed and (s.segmented or p.a_strides[1] > 0 or not many),
     }[s.joined or ""]
     return first and p.num_heads == 1 and _joined_dim(p) % _PANEL == 0
+
+
+def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
+    return GEMM + (SPLIT if _linear(spec) else ())
 
 
 def _linear(spec: GemmSpec) -> bool:
