@@ -61,41 +61,68 @@ struct HeadsResult {
     return {entry, index, position};
   }
 
-  // x, y: a pair's accumulators; `at`: of its cosine and sine.
-  KS_DEVICE void turn_pair(float& x, float& y, i64 at) const {
-    const float cosine = cosines[at], sine = sines[at], old = x;
-    x = old * cosine - y * sine, y = y * cosine + old * sine;
+  // Of a panel's pairs: a thread has 8 in each of its rows. `o`: the first column, from the tile's on, of the GROUP (or of the 8
+  // columns) that pair n is in; `x`, `y`: its accumulators, of a thread's first row; `index`: of its cosine, behind that of the
+  // group's first element.
+  struct Pair { int o, x, y, index; };
+  static KS_DEVICE Pair pair(int first, int n, int column) {
+    if (KS_ROTARY == INTERLEAVED) return {first + 8 * n, first / 2 + 4 * n, first / 2 + 4 * n + 1, column / 2};
+    const int o = first + n / (UNIT / 4) * GROUP, j = n % (UNIT / 4) / 2, e = n & 1, x = o / 2 + 4 * j + e;
+    return {o, x, x + UNIT / 2, 8 * j + column + e};
+  }
+  // Cosines and sines of some of a panel's pairs, as many as registers hold; what is not turned has none. tables: where the
+  // rows' begin.
+  static constexpr int AT_ONCE = KS_BLOCKS > 1 ? 2 : SPLIT > 1 ? 4 : 8, STEPS = PANELS * 8 / AT_ONCE, AHEAD = MT == 1;
+  struct Angles { float cosine[MT][2][AT_ONCE], sine[MT][2][AT_ONCE]; };
+  KS_DEVICE bool turns(const TileCoord& p, const Pair& x, int c, int column) const {
+    return order.turned(p.column + x.o, c + (KS_ROTARY == INTERLEAVED ? column : 0));
+  }
+  KS_DEVICE void load(Angles& to, const TileCoord& p, int step, int column, const i64 (&tables)[MT][2]) const {
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; n++) {
+      const Pair x = pair(step * AT_ONCE / 8 * 64, step * AT_ONCE % 8 + n, column);
+      const int c = order.in_head(p.column + x.o);
+      if (turns(p, x, c, column))
+#pragma unroll
+        for (int i = 0; i < MT; i++)
+#pragma unroll
+          for (int h = 0; h < 2; h++) {
+            const i64 at = tables[i][h] + c / 2 + x.index;
+            to.cosine[i][h][n] = cosines[at], to.sine[i][h][n] = sines[at];
+          }
+    }
   }
 
   // Turns a thread's accumulators, which are of rows row + 64·i and 8 more, and of `column`s of neighbours every 8 (from its
-  // place in the first 8 of the tile on).
+  // place in the first 8 of the tile on). The next angles are asked for before these are used.
   KS_DEVICE void turn(float (&acc)[MT][BN / 2], const TileCoord& p, int row, int column, int M) const {
-    if (!KS_ROTARY) return;
-    i64 tables[MT][2];  // where the rows' cosines and sines begin; rows beyond the last have that one's
+    if (!KS_ROTARY || p.column >= order.turned_end) return;
+    i64 tables[MT][2];  // rows beyond the last have that one's
 #pragma unroll
     for (int i = 0; i < MT; i++)
 #pragma unroll
       for (int h = 0; h < 2; h++)
         tables[i][h] = (i64)token(p.batch, min_of(row + 64 * i + 8 * h, M - 1)).position * rotary_row;
-    constexpr int STEP = KS_ROTARY == HALF_SPLIT ? GROUP : 8;
+    Angles angles[1 + AHEAD];
+    if (AHEAD) load(angles[0], p, 0, column, tables);
 #pragma unroll
-    for (int first = 0; first < BN; first += STEP) {
-      const int c = order.in_head(p.column + first);
-      if (!order.turned(p.column + first, c)) continue;
+    for (int step = 0; step < STEPS; step++) {
+      if (!AHEAD) load(angles[0], p, step, column, tables);
+      else if (step + 1 < STEPS) load(angles[(step + 1) % 2], p, step + 1, column, tables);
+      const Angles& now = angles[AHEAD ? step % 2 : 0];
 #pragma unroll
-      for (int j = 0; j < STEP / 2; j += 4)
+      for (int n = 0; n < AT_ONCE; n++) {
+        const Pair at = pair(step * AT_ONCE / 8 * 64, step * AT_ONCE % 8 + n, column);
+        if (!turns(p, at, order.in_head(p.column + at.o), column)) continue;
 #pragma unroll
         for (int i = 0; i < MT; i++)
 #pragma unroll
           for (int h = 0; h < 2; h++) {
-            float* const d = &acc[i][first / 2 + j + 2 * h];
-            if constexpr (KS_ROTARY == INTERLEAVED) {
-              if (c + column < order.rotary_dim) turn_pair(d[0], d[1], tables[i][h] + (c + column) / 2);
-            } else if (j < UNIT / 2) {
-#pragma unroll
-              for (int e = 0; e < 2; e++) turn_pair(d[e], d[UNIT / 2 + e], tables[i][h] + c / 2 + 2 * j + column + e);
-            }
+            float &x = acc[i][at.x + 2 * h], &y = acc[i][at.y + 2 * h];
+            const float cosine = now.cosine[i][h][n], sine = now.sine[i][h][n], old = x;
+            x = old * cosine - y * sine, y = y * cosine + old * sine;
           }
+      }
     }
   }
 
