@@ -71,7 +71,7 @@ UNSHOWN = ("dtypes", "max_dim", "plain", "grouped", "splits", "rate", "block_sec
 """Columns of tiles that shape no binary, or are told by the spec."""
 
 
-USUAL = {"split": 1, "unit": 32}
+USUAL = {"split": 1}
 """Columns that few tiles have, and what the others have there."""
 
 

@@ -9,13 +9,13 @@
 // A warp's own stores go wherever rows lie: pages, entries that end within a tile, heads of any multiple of 8 elements. TMA's
 // go through a map an operand (element, token, head, entry): heads of multiples of 64, 64 rows of a tile in one entry.
 //
-// Constants: KS_ROTARY (0 none, 1 half-split, 2 interleaved), KS_UNIT, KS_POSITIONS (whether rows have positions in memory),
+// Constants: KS_ROTARY (0 none, 1 half-split, 2 interleaved), KS_POSITIONS (whether rows have positions in memory),
 // KS_PAGED (whether k and v go into pages).
 #pragma once
 #include "sm90/gemm/result.h"
 
 enum { HALF_SPLIT = 1, INTERLEAVED = 2 };
-constexpr int UNIT = KS_UNIT, GROUP = 2 * UNIT;  // columns of a tile: GROUP of them, one half beside the other
+constexpr int UNIT = 32, GROUP = 2 * UNIT;  // columns of a tile: GROUP of them, one half beside the other
 static_assert(BN % GROUP == 0 && BN / CLUSTER % UNIT == 0, "a tile is of whole groups, a block's part of B of whole units");
 
 // Which element of a head each column holds. Groups lie wholly within a head, and wholly within what is turned or outside.
@@ -72,7 +72,7 @@ struct HeadsResult {
   }
   // Cosines and sines of some of a panel's pairs, as many as registers hold; what is not turned has none. tables: where the
   // rows' begin.
-  static constexpr int AT_ONCE = KS_BLOCKS > 1 ? 2 : SPLIT > 1 ? 4 : 8, STEPS = PANELS * 8 / AT_ONCE, AHEAD = MT == 1;
+  static constexpr int AT_ONCE = KS_BLOCKS == 1 ? 8 : SPLIT > 1 ? 1 : 2, STEPS = PANELS * 8 / AT_ONCE, AHEAD = MT == 1;
   struct Angles { float cosine[MT][2][AT_ONCE], sine[MT][2][AT_ONCE]; };
   KS_DEVICE bool turns(const TileCoord& p, const Pair& x, int c, int column) const {
     return order.turned(p.column + x.o, c + (KS_ROTARY == INTERLEAVED ? column : 0));

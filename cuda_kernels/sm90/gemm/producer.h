@@ -28,6 +28,25 @@ struct Producer {
     Matrix a, b;
     int segment;
   };
+  // The boxes of a tile that are found by division, once for all its slices. ORDERED: rows of B. JOINED_A: the first element of
+  // a head, and four times the head within its operand, whose number is added. JOINED_B: the first element and the head.
+  static constexpr int BOXES = Result::ORDERED ? BN / CLUSTER / Result::UNIT_ROWS : KS_JOINED == JOINED_A ? BM / 64
+                               : KS_JOINED == JOINED_B ? PANELS : 1;
+  struct Boxes { int first[BOXES], head[BOXES]; };
+  KS_DEVICE Boxes boxes_of(const TileCoord& p) const {
+    Boxes x = {};
+#pragma unroll
+    for (int i = 0; i < BOXES; i++) {
+      if (Result::ORDERED) x.first[i] = result.weight_row(p.column + rank * (BN / CLUSTER) + i * Result::UNIT_ROWS);
+      if (KS_JOINED == JOINED_A || KS_JOINED == JOINED_B) {
+        const int element = (KS_JOINED == JOINED_A ? p.row : p.column) + 64 * i, head = joined.quotient(element);
+        const int n = KS_SEGMENTED ? segment_of(head) : 0;
+        x.first[i] = element - head * joined.d;
+        x.head[i] = KS_JOINED == JOINED_A ? (head - first_of(n)) * 4 + n : head;
+      }
+    }
+    return x;
+  }
   KS_DEVICE const TensorMap& a_map(int segment) const {
     if (!KS_SEGMENTED) return maps.a;
     return segment == 0 ? maps.a : segment == 1 ? maps.a1 : maps.a2;
@@ -45,7 +64,7 @@ struct Producer {
     return {p, {head - first_of(n), batch}, {b_heads.quotient(head) * a.b_head, batch * a.b_batch}, n};
   }
 
-  KS_DEVICE void load_slice(const Operands& x, int k) {
+  KS_DEVICE void load_slice(const Operands& x, const Boxes& boxes, int k) {
     const u32 full = ring.full(state), to_a = shared_address(storage.stages[state.stage]), to_b = to_a + A_BYTES;
     ring.wait_empty(state);
     barrier_arrive_expect_tx(full, STAGE_BYTES);
@@ -55,12 +74,9 @@ struct Producer {
     } else if (!KS_A_TRANSPOSED) {
       tma_load(to_a, a_map(x.segment), full, k, x.tile.row, x.a.x2, x.a.x3);
     } else if (KS_JOINED == JOINED_A) {  // 64 of the tile's rows are elements of one head
-#pragma unroll 1
-      for (int i = 0; i < BM / 64; i++) {
-        const int head = joined.quotient(x.tile.row + 64 * i), first = x.tile.row + 64 * i - head * joined.d;
-        const int n = segment_of(head);
-        tma_load(to_a + i * ROWS_BYTES, a_map(n), full, first, k, head - first_of(n), x.a.x3);
-      }
+#pragma unroll
+      for (int i = 0; i < BM / 64; i++)
+        tma_load(to_a + i * ROWS_BYTES, a_map(boxes.head[i] & 3), full, boxes.first[i], k, boxes.head[i] >> 2, x.a.x3);
     } else {
 #pragma unroll
       for (int i = 0; i < BM / 64; i++)
@@ -73,18 +89,14 @@ struct Producer {
     };
     auto load_b = [&](int offset, int x0, int x1) { load_b_of(offset, x0, x1, x.b.x2); };
     if constexpr (Result::ORDERED) {
-      constexpr int PART = BN / CLUSTER, AT_ONCE = Result::UNIT_ROWS < 32 || SPLIT > 1 ? 1 : 4;  // many places would not fit the registers
-#pragma unroll AT_ONCE
-      for (int n = 0; n < PART; n += Result::UNIT_ROWS)
-        load_b((rank * PART + n) * 128, k, result.weight_row(x.tile.column + rank * PART + n));
+#pragma unroll
+      for (int i = 0; i < BOXES; i++) load_b((rank * BOXES + i) * Result::UNIT_ROWS * 128, k, boxes.first[i]);
     } else if (KS_B_TRANSPOSED) {
       load_b(rank * (B_BYTES / CLUSTER), k, x.tile.column + rank * (BN / CLUSTER));
     } else if (KS_JOINED == JOINED_B) {
-#pragma unroll 1
-      for (int i = 0; i < PANELS; i++) {
-        const int head = joined.quotient(x.tile.column + 64 * i), first = x.tile.column + 64 * i - head * joined.d;
-        load_b_of(i * ROWS_BYTES + rank * (ROWS_BYTES / CLUSTER), first, k + rank * (BK / CLUSTER), head);
-      }
+#pragma unroll
+      for (int i = 0; i < PANELS; i++)
+        load_b_of(i * ROWS_BYTES + rank * (ROWS_BYTES / CLUSTER), boxes.first[i], k + rank * (BK / CLUSTER), boxes.head[i]);
     } else {
       constexpr int AT_ONCE = KS_SUMMED ? 1 : PANELS;
 #pragma unroll AT_ONCE
@@ -114,26 +126,28 @@ struct Producer {
     Next next = find(first);
 #pragma unroll 1
     for (int t = first; t < scheduler.total; t += step) {
+      if (KS_JOINED) next = find(t);  // what is known ahead would not fit the registers
       const Operands x = operands(next);
-      if (t + step < scheduler.total) next = find(t + step);
+      if (!KS_JOINED && t + step < scheduler.total) next = find(t + step);
+      const Boxes boxes = boxes_of(x.tile);
       if (KS_SUMMED) {
 #pragma unroll 1
         for (int batch = 0; batch < a.batch_group; batch++)
 #pragma unroll 1
-          for (int head = 0; head < a.head_group; head++) {
+          for (int head = 0; head < (KS_JOINED ? 1 : a.head_group); head++) {
             const TileCoord& p = x.tile;
-            const Operands term = of_head(p, p.head * a.head_group + head, p.batch * a.batch_group + batch);
+            const Operands term = of_head(p, KS_JOINED ? 0 : p.head * a.head_group + head, p.batch * a.batch_group + batch);
 #pragma unroll 1
-            for (int s = 0; s < a.slices; s++) load_slice(term, s * BK);
+            for (int s = 0; s < a.slices; s++) load_slice(term, boxes, s * BK);
           }
       } else if (SPLIT > 1) {
         const Part part = part_of(a.slices, split_rank);
 #pragma unroll 1
-        for (int s = 0; s < part.count; s++) load_slice(x, (part.first + s) * BK);
+        for (int s = 0; s < part.count; s++) load_slice(x, boxes, (part.first + s) * BK);
         if (split_rank) break;  // the first adds up
       } else {
 #pragma unroll 1
-        for (int s = 0; s < a.slices; s++) load_slice(x, s * BK);
+        for (int s = 0; s < a.slices; s++) load_slice(x, boxes, s * BK);
       }
       if (!KS_HEADS && a.beta != 0) load_source(maps.c, x.tile, matrix_of(a, a.c, x.tile, x.tile.head, 1, 1));
       if (KS_RESIDUAL)

@@ -413,6 +413,8 @@ def _joins(p: GemmProblem) -> bool:
 
 
 def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
+    if spec.joined == "a" and spec.summed:  # places of so many boxes do not fit the registers
+        return tuple(t for t in GEMM if t.bm < 256)
     return GEMM + (SPLIT if _linear(spec) else ())
 
 
@@ -471,7 +473,7 @@ def _work(p: GemmProblem, tile: HopperGemmTile) -> Work:
     slice_operations = max(
         2.0 * tile.bm * tile.bn * SLICE,
         _LINE_OPERATIONS * tile.rate * lines,
-        _SHARED_OPERATIONS * columns,
+        _SHARED_OPERATIONS * columns / tile.split,
     )
     return Work(
         p.bytes_moved,

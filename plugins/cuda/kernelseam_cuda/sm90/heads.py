@@ -26,6 +26,9 @@ _CHUNK = 8
 """Elements of 16 bytes: a head is of whole ones."""
 _PANEL, _ROWS = 64, 64
 """Columns and rows that TMA stores of one head and one entry."""
+_UNIT, _GROUP = 32, 64
+"""Of the columns that are turned by halves: so many of one half lie together, then as many of the
+other, which make a group."""
 _C_MAPS = (("c_map", "C", "q"), ("c1_map", "C1", "k"), ("c2_map", "C2", "v"))
 
 
@@ -46,10 +49,10 @@ class HopperHeads(HopperGemm):
             return "it turns heads of a weight [columns, hidden] alone"
         if h.head_dim % _CHUNK:
             return f"head_dim = {h.head_dim}: it takes multiples of {_CHUNK}"
-        if spec.heads.rotary == "halves" and (h.head_dim % 16 or h.rotary_dim % 16):
+        if spec.heads.rotary == "halves" and (h.head_dim % _GROUP or h.rotary_dim % _GROUP):
             return (
                 f"rotary_dim = {h.rotary_dim} of head_dim = {h.head_dim} by halves: it takes "
-                "multiples of 16"
+                f"multiples of {_GROUP}"
             )
         return refuse_row_strides(
             **{f"the {n} token stride": getattr(h, f"{n}_strides")[2] for n in "qkv"}
@@ -63,8 +66,7 @@ class HopperHeads(HopperGemm):
         return (tile,)
 
     def offered(self, p: GemmProblem) -> tuple[HopperGemmTile, ...]:
-        """TMA stores 64 rows of one entry, and 64 columns of one head; the rotation's units lie
-        wholly within a head's turned elements, or outside."""
+        """TMA stores 64 rows of one entry, and 64 columns of one head."""
         h, spec = p.heads, p.spec.heads
         assert h is not None and spec is not None
         return tuple(
@@ -72,13 +74,12 @@ class HopperHeads(HopperGemm):
             for t in _tiles_of(spec)
             if self.few_enough(p, t)
             and (t.store == "rows" or _stored_by_tma(p, h, spec))
-            and (spec.rotary != "halves" or _whole_units(h, t.unit))
         )
 
     def defines(self, spec: GemmSpec, tile: HopperGemmTile, row: ArchRow) -> dict[str, object]:
         assert spec.heads is not None
         found = super().defines(spec, tile, row)
-        return {**found, "HEADS": True, **heads_defines(spec.heads), "UNIT": tile.unit}
+        return {**found, "HEADS": True, **heads_defines(spec.heads)}
 
     def signature(self, spec: GemmSpec) -> Signature:
         return Signature(
@@ -118,7 +119,7 @@ class HopperHeads(HopperGemm):
         assert h is not None and spec is not None
         found = super().tensor_maps(problem, tile, device)
         if spec.rotary == "halves":
-            found["b_map"] = replace(found["b_map"], box=(SLICE, tile.unit, 1, 1))
+            found["b_map"] = replace(found["b_map"], box=(SLICE, _UNIT, 1, 1))
         ordered = spec.rotary == "halves" and tile.store == "tma"
         counts = (h.num_heads, h.kv_heads, h.kv_heads)
         for (parameter, name, operand), count in zip(_C_MAPS, counts, strict=True):
@@ -132,7 +133,7 @@ class HopperHeads(HopperGemm):
                     problem.spec.dtype,
                     (h.head_dim, h.tokens, count, _entries(problem, h)),
                     (1, row, head, batch),
-                    (tile.unit if ordered else _PANEL, _ROWS, 1, 1),
+                    (_UNIT if ordered else _PANEL, _ROWS, 1, 1),
                     swizzle=64 if ordered else 128,
                     l2_promotion=256,
                 )
@@ -152,12 +153,8 @@ class HopperHeads(HopperGemm):
 
 
 def _tiles_of(spec: HeadsSpec) -> tuple[HopperGemmTile, ...]:
-    """TMA stores no pages; only halves are turned in units."""
-    return tuple(
-        t
-        for t in (*HEADS, *SPLIT)
-        if (t.store == "rows" or not spec.paged) and (t.unit == 32 or spec.rotary == "halves")
-    )
+    """TMA stores no pages."""
+    return tuple(t for t in (*HEADS, *SPLIT) if t.store == "rows" or not spec.paged)
 
 
 def _entries(p: GemmProblem, h: HeadsProblem) -> int:
@@ -171,9 +168,4 @@ def _stored_by_tma(p: GemmProblem, h: HeadsProblem, spec: HeadsSpec) -> bool:
         not spec.paged
         and h.head_dim % _PANEL == 0
         and (one_entry or h.tokens % _ROWS == 0)
-        and (spec.rotary != "halves" or _whole_units(h, 32))
     )
-
-
-def _whole_units(h: HeadsProblem, unit: int) -> bool:
-    return h.head_dim % (2 * unit) == 0 and h.rotary_dim % (2 * unit) == 0

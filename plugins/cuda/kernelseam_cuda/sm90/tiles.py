@@ -42,9 +42,6 @@ class HopperGemmTile:
     c_first: bool = False
     split: int = 1
     """Blocks of a cluster that share a tile, each a part of what is summed: for few tiles."""
-    unit: int = 32
-    """Of the columns of heads that are turned by halves: so many of one half lie together, and then
-    as many of the other."""
     rate: float = 0.0
     """The part of the arch's product rate that the loop reaches."""
     block_seconds: float = 0.0
@@ -59,7 +56,6 @@ class HopperGemmTile:
         return (
             f"{self.bm}x{self.bn}-{self.stages}-{self.store}{more}"
             + "-cfirst" * self.c_first
-            + f"-units{self.unit}" * (self.unit != 32)
         )
 
     def shared_bytes(self, bias: bool, sums: bool = False) -> int:
@@ -85,13 +81,7 @@ GEMM = (
 """Tiles of products; the cost model chooses."""
 
 SPLIT = (
-    HopperGemmTile(128, 192, 2, 5, 1, 1, "rows", split=2, rate=1.10, block_seconds=3e-6),
-    HopperGemmTile(128, 128, 2, 5, 1, 4, "rows", split=2, rate=1.05, block_seconds=2.5e-6),
-    HopperGemmTile(128, 64, 2, 6, 1, 4, "rows", split=2, rate=0.80, block_seconds=2.5e-6),
-    HopperGemmTile(64, 64, 1, 4, 1, 1, "rows", blocks=3, split=2, rate=0.65, block_seconds=2e-6),
-    HopperGemmTile(64, 64, 1, 4, 1, 1, "rows", blocks=3, split=4, rate=0.65, block_seconds=2e-6),
-    HopperGemmTile(64, 128, 1, 6, 1, 2, "rows", split=2, rate=0.65, block_seconds=2e-6),
-    HopperGemmTile(64, 128, 1, 6, 1, 2, "rows", split=4, rate=0.65, block_seconds=2e-6),
+    HopperGemmTile(64, 64, 1, 4, 1, 1, "rows", blocks=3, split=2, rate=0.65, block_seconds=1e-7),
 )
 """Tiles of linear layers of few tokens: products whose factors have K last, and few tiles."""
 
@@ -100,10 +90,9 @@ HEADS = (
     HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.18, block_seconds=7e-7),
     HopperGemmTile(128, 128, 2, 5, 1, 4, "tma", rate=1.15, block_seconds=2e-7),
     HopperGemmTile(128, 64, 2, 6, 1, 4, "tma", rate=0.80, block_seconds=2.8e-7),
-    HopperGemmTile(128, 192, 2, 5, 2, 1, "rows", rate=1.08, block_seconds=1e-6),
-    HopperGemmTile(128, 128, 2, 5, 1, 4, "rows", rate=1.00, block_seconds=6e-7),
+    HopperGemmTile(128, 192, 2, 5, 2, 1, "rows", rate=1.166, block_seconds=1e-7),
+    HopperGemmTile(128, 128, 2, 5, 1, 4, "rows", rate=1.13, block_seconds=3e-7),
     HopperGemmTile(64, 64, 1, 4, 1, 1, "rows", blocks=3, rate=0.65, block_seconds=4e-7),
-    HopperGemmTile(128, 128, 2, 5, 1, 4, "rows", unit=8, rate=0.9, block_seconds=6e-7),
 )
 """Tiles of products whose columns are heads; the cost model chooses."""
 
