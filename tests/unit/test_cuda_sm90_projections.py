@@ -202,26 +202,16 @@ def test_warps_store_what_boxes_do_not_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dim", "turned", "units"),
-    [(128, 128, {8, 32}), (128, 64, {8, 32}), (128, 32, {8}), (96, 96, {8}), (64, 64, {8, 32})],
-)
-def test_units_of_halves_lie_wholly_within_what_is_turned(
-    dim: int, turned: int, units: set[int]
-) -> None:
-    assert {t.unit for t in offered(qkv(head_dim=dim, rotary_dim=turned, **TURNED))} == units
-
-
-@pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"head_dim": 20}, "head_dim = 20: it takes multiples of 8"),
         (
             {"head_dim": 40, "rotary_dim": 40, **TURNED},
-            "rotary_dim = 40 of head_dim = 40 by halves: it takes multiples of 16",
+            "rotary_dim = 40 of head_dim = 40 by halves: it takes multiples of 64",
         ),
         (
             {"head_dim": 64, "rotary_dim": 24, **TURNED},
-            "rotary_dim = 24 of head_dim = 64 by halves: it takes multiples of 16",
+            "rotary_dim = 24 of head_dim = 64 by halves: it takes multiples of 64",
         ),
         ({"dtype_out": "float32"}, "its result is of bfloat16, not float32"),
         ({"stride_q_row": 130}, "rows of C at multiples of 2 bytes: TMA takes multiples of 16"),
@@ -246,23 +236,25 @@ def test_other_kernels_leave_what_is_hoppers_alone() -> None:
     assert GemmHost().refuse(joined, ROW) == "it does not join heads along K"
 
 
-def element(column: int, dim: int, turned_heads: int, rotary_dim: int, unit: int) -> int:
+UNIT = 32
+
+
+def element(column: int, dim: int, turned_heads: int, rotary_dim: int) -> int:
     """Order.element of heads.h in Python: the element of its head that a column holds."""
     c = column % dim
     if column >= turned_heads * dim or c >= rotary_dim:
         return c
-    return c // (2 * unit) * unit + c % unit + (c // unit & 1) * (rotary_dim // 2)
+    return c // (2 * UNIT) * UNIT + c % UNIT + (c // UNIT & 1) * (rotary_dim // 2)
 
 
-@pytest.mark.parametrize("unit", [8, 32])
-def test_columns_hold_every_element_once_and_pairs_a_unit_apart(unit: int) -> None:
+def test_columns_hold_every_element_once_and_pairs_a_unit_apart() -> None:
     dim, rotary_dim, heads, turned = 128, 64, 4, 3
     for head in range(heads):
         columns = range(head * dim, (head + 1) * dim)
-        found = {c: element(c, dim, turned, rotary_dim, unit) for c in columns}
+        found = {c: element(c, dim, turned, rotary_dim) for c in columns}
         assert sorted(found.values()) == list(range(dim))
         for c in columns if head < turned else ():
-            if c % dim < rotary_dim and c // unit % 2 == 0:
-                assert found[c + unit] == found[c] + rotary_dim // 2
-                first = c % dim // (2 * unit) * (2 * unit)
-                assert found[c] == first // 2 + c % unit, "the row of its cosine"
+            if c % dim < rotary_dim and c // UNIT % 2 == 0:
+                assert found[c + UNIT] == found[c] + rotary_dim // 2
+                first = c % dim // (2 * UNIT) * (2 * UNIT)
+                assert found[c] == first // 2 + c % UNIT, "the row of its cosine"

@@ -72,8 +72,7 @@ class HopperHeads(HopperGemm):
         return tuple(
             t
             for t in _tiles_of(spec)
-            if self.few_enough(p, t)
-            and (t.store == "rows" or _stored_by_tma(p, h, spec))
+            if self.few_enough(p, t) and (t.store == "rows" or _stored_by_tma(p, h, spec))
         )
 
     def defines(self, spec: GemmSpec, tile: HopperGemmTile, row: ArchRow) -> dict[str, object]:
@@ -164,8 +163,4 @@ def _entries(p: GemmProblem, h: HeadsProblem) -> int:
 
 def _stored_by_tma(p: GemmProblem, h: HeadsProblem, spec: HeadsSpec) -> bool:
     one_entry = h.tokens == p.M
-    return (
-        not spec.paged
-        and h.head_dim % _PANEL == 0
-        and (one_entry or h.tokens % _ROWS == 0)
-    )
+    return not spec.paged and h.head_dim % _PANEL == 0 and (one_entry or h.tokens % _ROWS == 0)

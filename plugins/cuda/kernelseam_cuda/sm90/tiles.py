@@ -53,10 +53,7 @@ class HopperGemmTile:
             self.blocks > 1
         )
         more += f"-split{self.split}" * (self.split > 1)
-        return (
-            f"{self.bm}x{self.bn}-{self.stages}-{self.store}{more}"
-            + "-cfirst" * self.c_first
-        )
+        return f"{self.bm}x{self.bn}-{self.stages}-{self.store}{more}" + "-cfirst" * self.c_first
 
     def shared_bytes(self, bias: bool, sums: bool = False) -> int:
         """Ring, buffers, the bias of each consumer, a factor that sums rows, control; in whole
