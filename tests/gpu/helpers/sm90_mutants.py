@@ -49,6 +49,17 @@ NT, NN, ADDED, ONE, LISTS = (
     )
 )
 
+GEMM_HEADS = "sm90/gemm/heads.h"
+TURNED, PARTLY_TURNED, PAGES, FEW_TOKENS = (
+    f"qkv-projection-f16-{what}"
+    for what in (
+        "tiles-halves-128-of-128",
+        "tiles-halves-64-of-128",
+        "tiles-halves-pages",
+        "few-tokens",
+    )
+)
+
 
 def _mutant(
     name: str, place: str, find: str, plant: str, case: str, what: str, said: str = ""
@@ -859,6 +870,50 @@ MUTANTS = (
         LISTS,
         "matrices before the origin are half of all memory away",
         "words",
+    ),
+    # ---- heads, and parts of a sum
+    _mutant(
+        "upper-half-first",
+        GEMM_HEADS,
+        "(c / UNIT & 1) * (rotary_dim / 2)",
+        "(1 - (c / UNIT & 1)) * (rotary_dim / 2)",
+        TURNED,
+        "the halves of a head are turned the other way about",
+        "words",
+    ),
+    _mutant(
+        "turned-beyond-its-end",
+        GEMM_HEADS,
+        "column < turned_end && c < rotary_dim",
+        "column < turned_end",
+        PARTLY_TURNED,
+        "elements behind those that are turned change places too",
+        "words",
+    ),
+    _mutant(
+        "last-part-too-long",
+        GEMM_BLOCK,
+        "min_of(part_slices(slices), slices - first)",
+        "part_slices(slices)",
+        FEW_TOKENS,
+        "a part of a sum has more slices than are left",
+        "words",
+    ),
+    _mutant(
+        "page-of-the-first-token",
+        GEMM_HEADS,
+        "const int number = page.quotient(t.position);",
+        "const int number = 0;",
+        PAGES,
+        "every token goes to its entry's first page",
+    ),
+    _mutant(
+        "one-part-left-out",
+        GEMM_CONSUMER,
+        "for (int from = 1; from < SPLIT; from++)",
+        "for (int from = 2; from < SPLIT; from++)",
+        FEW_TOKENS,
+        "the second block's sums are not added",
     ),
 )
 

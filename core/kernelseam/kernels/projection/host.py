@@ -35,8 +35,9 @@ class Projection(Composition):
     """An operation whose launches are independent GEMMs.
 
     ``kernels``: kernels of the operation "gemm"; each product uses the one with the least predicted
-    time. By default the shared one alone. A plugin that has faster ones passes them before it, with
-    a name and archs of its own.
+    time of those that take it. By default the shared one alone. A plugin that has faster ones passes
+    them before it, with a name and archs of its own; then the shared one makes what they do not
+    take.
     """
 
     def __init__(
@@ -64,6 +65,12 @@ class Projection(Composition):
     def _kernels_for(self, product: Product, row: ArchRow) -> list[KernelDefinition]:
         return [kernel for kernel in self._kernels if kernel.refuse(product.problem, row) is None]
 
+    def _preferred_for(self, product: Product, row: ArchRow) -> list[KernelDefinition]:
+        """Those of its own; the shared one where none of them takes the product. What is faster by
+        the shared one alone is another implementation's, which dispatch knows."""
+        able = self._kernels_for(product, row)
+        return [kernel for kernel in able if kernel in self._kernels[:-1]] or able
+
     def tile(self, problem: Any, row: ArchRow, device: Device) -> tuple[Configuration, ...]:
         """One a product."""
 
@@ -78,7 +85,7 @@ class Projection(Composition):
             min(
                 (
                     Configuration(kernel, kernel.tile(p.problem, row, device))
-                    for kernel in self._kernels_for(p, row)
+                    for kernel in self._preferred_for(p, row)
                 ),
                 key=lambda c, p=p: seconds(p, c),  # type: ignore[misc]
             )
