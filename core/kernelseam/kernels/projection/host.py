@@ -35,9 +35,9 @@ class Projection(Composition):
     """An operation whose launches are independent GEMMs.
 
     ``kernels``: kernels of the operation "gemm"; each product uses the one with the least predicted
-    time of those that take it. By default the shared one alone. A plugin that has faster ones passes
-    them before it, with a name and archs of its own; then the shared one makes what they do not
-    take.
+    time of those that take it. By default the shared one alone. A plugin that has faster ones
+    passes them before it, with a name and archs of its own; then the shared one makes what they do
+    not take.
     """
 
     def __init__(
