@@ -97,7 +97,8 @@ KS_DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" :
 // Until all but N groups of this thread's stores have been read out of shared memory.
 template<int N> KS_DEVICE void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(N) : "memory"); }
 template<int N> KS_DEVICE void tma_store_wait() { asm volatile("cp.async.bulk.wait_group %0;" :: "n"(N) : "memory"); }
-// Orders this thread's generic-proxy stores to shared memory before reads by TMA or wgmma (the async proxy).
+// Orders this thread's generic-proxy accesses to shared memory before those by TMA or wgmma (the async proxy): its stores before
+// their reads, its reads before their writes.
 KS_DEVICE void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // An L2 cache policy: these lines are evicted first. Naming the normal policy differs from naming none: GEMMs with few columns

@@ -78,6 +78,7 @@ struct Consumer {
 #pragma unroll
             for (int e = 0; e < 4; e++) add_pair(&acc[i][32 * n + 8 * j + 2 * e], x[e], factor);
           }
+      async_proxy_fence();  // reads by the generic proxy come before the writes by TMA that the release lets in
       named_barrier_sync(1 + group, 128);  // all four warps have read it
       release(state);
       state.advance();
