@@ -57,6 +57,7 @@ SAID = {
     "last-slice-not-waited": "results are stored while products run",
     "slices-fence": "no fence between registers written and the products that use them",
     "handing-fence": "no proxy fence between fragments and the arrival that hands them over",
+    "source-fence": "no proxy fence between fragments that were read and the meeting of readers",
     "tile-stores-not-waited": "a block ends with stores on their way",
     "cluster-leaves-early": "a block ends while others may arrive at its barriers",
 }

@@ -10,7 +10,11 @@ import kernelseam
 import pytest
 from kernelseam.interop import torch as ks
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # torch's own, of the graph with which it begins
+    pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning"),
+]
 torch = pytest.importorskip("torch", reason="torch is not installed")
 if not torch.cuda.is_available():
     pytest.skip("gpu is missing: torch sees no device here", allow_module_level=True)

@@ -24,6 +24,7 @@ WORDS = {
     "cluster meeting": r"barrier\.cluster\.wait",
     "meeting": r"bar(?:rier)?\.(?:cta\.)?(?:sync|arrive|red)",
     "fragment": r"stmatrix\.",
+    "fragment load": r"ldmatrix\.",
     "plain store": r"st\.(?:volatile\.)?shared\.v[24]",
     "proxy fence": r"fence\.proxy\.async",
     "bulk store": r"cp\.(?:reduce\.)?async\.bulk\.tensor\.\S*\.global\.shared",
@@ -85,6 +86,7 @@ def violations(text: str, panels: int = 1, ahead: int = 0, handed: bool = False)
 
     made = True  # whether a fence followed the barriers that were made
     plain = laid = True  # and plain stores to shared memory, and fragments
+    read = True  # and reads of fragments, where TMA writes next
     started = False  # whether registers are fenced for products
     waited = True  # for all that leaves shared memory
     together = True  # since a barrier of another block was arrived at
@@ -101,15 +103,18 @@ def violations(text: str, panels: int = 1, ahead: int = 0, handed: bool = False)
                 "no proxy fence between stores to shared memory and the meeting of those who "
                 "made them",
             )
+            rule(read, "no proxy fence between fragments that were read and the meeting of readers")
             together = together or word == "cluster meeting"
         elif word == "fragment":
             laid = False
             rule(leaving < panels, "a panel is written while stores from it have not been read")
             rule(running == 0, "results are stored while products run")
+        elif word == "fragment load":
+            read = False
         elif word == "plain store":
             plain = False
         elif word == "proxy fence":
-            plain = laid = True
+            plain = laid = read = True
         elif word == "bulk store":
             rule(
                 plain and laid,

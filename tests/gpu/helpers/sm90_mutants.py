@@ -720,6 +720,15 @@ MUTANTS = (
         "order",
     ),
     _mutant(
+        "source-fence",
+        GEMM_CONSUMER,
+        "async_proxy_fence();  // reads",
+        "// reads",
+        ADDED,
+        "TMA may overwrite source tiles that are being read",
+        "order",
+    ),
+    _mutant(
         "slots-not-waited",
         GEMM_CONSUMER,
         "if (KS_STORE == TMA) out_ring.wait_empty(out_state);",
@@ -873,6 +882,7 @@ LUCK = {
     "short-tiles-first": "results are right",
     "slices-fence": "the binary is the same",
     "handing-fence": "stores to shared memory mostly arrive before TMA reads them",
+    "source-fence": "one launch of a hundred, of tiles of 64×64 alone",
     "tile-stores-not-waited": "a block's shared memory is seldom taken by another so soon",
     "cluster-leaves-early": "a cluster's blocks seldom end so far apart",
 }
