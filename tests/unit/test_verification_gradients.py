@@ -19,7 +19,7 @@ from kernelseam.errors import InvalidValue, WrongResult
 from kernelseam.oracle import check, formulas, sampling, verification_attention
 from kernelseam.oracle.gradients import attention_bwd
 from kernelseam.oracle.sampled_gradients import Forward, of_bias, of_keys, of_queries, of_sinks
-from kernelseam.oracle.verification import verifier_of
+from kernelseam.oracle.verification import VERIFIERS, verifier_of
 from kernelseam.parity.matrix import named
 from kernelseam.parity.operations import operands
 from kernelseam.parity.running.stages import made
@@ -326,20 +326,38 @@ def refused(problem: Any) -> str:
     return str(caught.value)
 
 
-def test_an_operation_without_an_oracle_is_refused(
+def test_an_operation_without_an_oracle_is_refused_at_bind(
     discovered: Discovered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     discovered()
-    a = np.ones((2, 2), "f4")
-    made_plan = plan(BatchedGemmStrided(A=a, B=a, C=np.empty_like(a), M=2, N=2, K=2))
-    call = made_plan.bind(check=True)
-    call()
-    other = type("Other", (GemmProblem,), {"operation": "softmax"})
-    problem = other(**{n: getattr(made_plan.problem, n) for n in GemmProblem.__dataclass_fields__})
-    assert refused(problem) == (
-        f"check = True for {problem}: cannot be kept: the oracle has no formula of softmax. "
-        "Bind without check, and compare the results with your own."
+    a, c = np.ones((2, 2), "f4"), np.zeros((2, 2), "f4")
+    product = plan(BatchedGemmStrided(A=a, B=a, C=c, M=2, N=2, K=2))
+    checked = product.bind(check=True)
+    monkeypatch.delitem(VERIFIERS, GemmProblem)
+    expected = (
+        f"check = True for {product.problem}: cannot be checked: the oracle has no formula of gemm."
+        " Bind without check, and compare the results with your own."
     )
+    for bind in (lambda: product.bind(check=True), lambda: checked.rebind(C=np.empty_like(c))):
+        with pytest.raises(InvalidValue) as caught:
+            bind()
+        assert str(caught.value) == expected
+    assert not c.any()
+    product.bind()()
+    assert (c == 2).all()
+
+
+def test_a_gradient_that_the_oracle_cannot_compute_is_refused_at_bind(
+    discovered: Discovered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    discovered()
+    descriptor, memory = described("attention-bwd-f16-64-bias-one")
+    gradients = plan(descriptor)
+    monkeypatch.setattr(verification_attention, "MOST_OPERATIONS", 1e5)
+    with pytest.raises(InvalidValue, match="cannot be checked: one element of dbias takes"):
+        gradients.bind(check=True)
+    gradients.bind()()
+    del memory
 
 
 @pytest.mark.parametrize("view", ["pointers", "packed"])
@@ -347,7 +365,7 @@ def test_a_merge_within_an_attention_is_refused_by_itself(view: str) -> None:
     spec = MergeSpec(DType.float32, DType.float16, 8, **{view: True})
     problem = MergeProblem(spec, 2, 1, 1, 3, (24, 24, 24, 8), (3, 3, 3), (24, 24, 8))
     assert (
-        "cannot be kept: a merge into lists or packed rows is verified as part of its attention "
+        "cannot be checked: a merge into lists or packed rows is verified as part of its attention "
         "alone. Bind without check" in refused(problem)
     )
 
@@ -361,8 +379,8 @@ def test_a_sum_that_the_oracle_would_take_minutes_for_is_refused(
     verifier_of(problem)
     monkeypatch.setattr(verification_attention, "MOST_OPERATIONS", 1e7)
     assert (
-        "cannot be kept: one element of dbias takes 1.7e+07 operations, and the oracle does up to "
-        "1e+07. Bind without check" in refused(problem)
+        "cannot be checked: one element of dbias takes 1.7e+07 operations, and the oracle does up "
+        "to 1e+07. Bind without check" in refused(problem)
     )
     verifier_of(described("attention-bwd-f16-64-bias")[0].problem())  # each element is one pair
     del kept
