@@ -37,7 +37,8 @@ def problem_of(case: Case, device: Device) -> Any:
     layout = operands.layout(case)
     blocks = layout.blocks()
     addresses = {
-        n: BASE + blocks[p.block][1] + p.offset * p.dtype.itemsize for n, p in layout.places.items()
+        n: BASE + blocks[p.block][1] + p.offset * p.dtype.itemsize
+        for n, p in layout.placements.items()
     }
     made = describe(case, layout, addresses, plugins().backend(device.backend).runtime, device)
     return made.simplified()[0].problem()

@@ -143,7 +143,7 @@ def separate(cases: list[Case], device: Device, implementation: str | None, verb
                 print(case.name, flush=True)
             for outcome in run_all([case], wanted, separate=True):
                 outcomes.append(outcome)
-                if outcome.status in summary.BAD:
+                if outcome.status in summary.FAILED:
                     print(
                         f"{outcome.status}: {case.name} on {outcome.implementation}: "
                         f"{outcome.detail}",

@@ -222,9 +222,9 @@ def _compiled_ahead(case: Case, device: Device, implementation: str) -> str:
 def _verdict(case: Case, device: Device, implementation: str) -> str | None:
     """What shows a bug; "" for nothing, None for a case that is refused."""
     o = run_case(
-        case, Target(device, implementation, case.operation, own=implementation == "shared")
+        case, Target(device, implementation, case.operation, builtin=implementation == "shared")
     )
-    if o.status in summary.BAD:
+    if o.status in summary.FAILED:
         return o.detail.strip().splitlines()[-1]
     return "" if o.status == "passed" else None
 

@@ -157,7 +157,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         for r in run(problems, wanted, arguments.workers, arguments.limit):
             results.append(r)
-            if r.outcome.status in summary.BAD:
+            if r.outcome.status in summary.FAILED:
                 print(
                     f"{r.outcome.status} {r.problem.number}: {r.outcome.detail}\n    "
                     f"{r.problem.case}",
@@ -203,7 +203,7 @@ def main(argv: list[str] | None = None) -> int:
             ),
             encoding="utf-8",
         )
-    return int(bool(lost or wrong) or any(count[x] for x in summary.BAD) or not count["passed"])
+    return int(bool(lost or wrong) or any(count[x] for x in summary.FAILED) or not count["passed"])
 
 
 def by_feature(results: list[Result]) -> str:
@@ -223,7 +223,7 @@ def by_feature(results: list[Result]) -> str:
         count = Counter(r.outcome.status for r in group)
         worst = max(group, key=lambda r: r.worst, default=None)
         bad, top = (
-            sum(count[x] for x in summary.BAD),
+            sum(count[x] for x in summary.FAILED),
             f"{worst.worst:23.3f}  {worst.problem.number}" if worst else "",
         )
         lines.append(f"{name:28}{len(group):9}{count['refused']:9}{bad:8}{top}")

@@ -14,7 +14,7 @@ from kernelseam.oracle.formulas import Array
 from kernelseam.parity.cases.case import Case
 from kernelseam.parity.operations.operands import describe, repeatable
 from kernelseam.parity.running.run import attempt
-from kernelseam.parity.running.stages import Made, judged, made
+from kernelseam.parity.running.stages import Prepared, judge, prepare
 from kernelseam.planning import Call, plan
 
 from benchmarks.random_problems import chosen
@@ -34,7 +34,7 @@ class Known:
     """A problem whose results are known to the bit."""
 
     case: Case
-    before: Made
+    before: Prepared
     wanted: Mapping[str, Array]
 
 
@@ -57,7 +57,7 @@ def known(
     for case in cases:
         if not repeatable(case) or case.operation not in targets:
             continue
-        before, target = made(case), targets[case.operation]
+        before, target = prepare(case), targets[case.operation]
         if sum(b.nbytes for b in before.buffers.values()) > LARGEST:
             continue
         ran = attempt(case, target, before)
@@ -65,7 +65,7 @@ def known(
             raise RuntimeError(f"{case.name}: {ran.error}")
         if ran.computed is None:
             continue  # refused
-        verdict = judged(case, before, ran.computed, target.flushed)
+        verdict = judge(case, before, ran.computed, target.flushed)
         if not verdict.passed:
             soaked.wrong.append(f"{case.name} alone: {verdict.message}")
             continue
@@ -88,7 +88,7 @@ def begun(what: Known, device: Device, implementation: str, stream: int) -> Flig
     blocks = layout.blocks()
     addresses = {
         name: starts[blocks[p.block][0]] + blocks[p.block][1] + p.offset * p.dtype.itemsize
-        for name, p in layout.places.items()
+        for name, p in layout.placements.items()
     }
     descriptor = describe(what.case, layout, addresses, runtime, device)
     return Flight(

@@ -13,7 +13,7 @@ from typing import Any
 
 from kernelseam.contract import Device
 from kernelseam.parity.report import summary
-from kernelseam.parity.running.pipeline import lost
+from kernelseam.parity.running.pipeline import device_failure
 from kernelseam.parity.running.run import run_case
 from kernelseam.parity.running.workers import Workers
 
@@ -86,11 +86,11 @@ def run_batch(
     targets = {t.operation: t for t in chosen(device, implementation)}
     for p in draw(FAMILIES[batch.family], batch.seed, batch.specs, list(batch.numbers)):
         o = run_case(p.case, targets[p.case.operation])
-        bad = o.status in summary.BAD
+        bad = o.status in summary.FAILED
         worst = 0.0 if o.verdict is None else o.verdict.worst
         detail = f"{o.detail}\n{p.case}" if bad else o.detail if o.status == "refused" else ""
         rows.append(Row(batch.family, p.number, o.status, worst, detail))
-        if o.error and (gone := lost(device)):
+        if o.error and (gone := device_failure(device)):
             _poisoned = not alone
             return rows, gone
     return rows, ""
@@ -135,7 +135,7 @@ def run(
         left.discard((row.family, row.number))
         count[row.status] += 1
         worst = max(worst, row, key=lambda r: r.worst)
-        if row.status in summary.BAD:
+        if row.status in summary.FAILED:
             soaked.wrong.append(f"{row.status} {row.family} {row.number}: {row.detail}")
             print(soaked.wrong[-1], flush=True)
         if count.total() % 2000 == 0:

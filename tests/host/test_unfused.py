@@ -18,7 +18,7 @@ from kernelseam.kernels import shared_implementations
 from kernelseam.kernels.attention.unfused import Unfused, UnfusedAttention
 from kernelseam.oracle import check
 from kernelseam.parity.cases.attention_case import AttentionCase
-from kernelseam.parity.cases.common import LEAKS, UNFUSED
+from kernelseam.parity.cases.common import NAN_EXEMPTIONS, UNFUSED
 from kernelseam.parity.matrix import matrix, named
 from kernelseam.parity.running.run import Target, run_case
 from kernelseam.planning import plan
@@ -131,7 +131,7 @@ def test_parity(hostcpp: Plugins, case: AttentionCase, device: Device) -> None:
     outcome = run_case(case, target(device))
     outcome.require()
     if case.exempt:
-        assert outcome.status == "refused" and outcome.detail == dict(LEAKS)[UNFUSED]
+        assert outcome.status == "refused" and outcome.detail == dict(NAN_EXEMPTIONS)[UNFUSED]
         pytest.skip(f"it does not promise what the case asks: {outcome.detail}")
     assert outcome.verdict is not None and outcome.verdict.worst <= 1
 
@@ -142,7 +142,7 @@ def test_parity(hostcpp: Plugins, case: AttentionCase, device: Device) -> None:
 def test_a_hidden_value_that_is_not_finite_leaks_as_is_said(hostcpp: Plugins, name: str) -> None:
     """An exemption that is no longer needed fails here."""
     case = named(name)
-    assert isinstance(case, AttentionCase) and case.exempt == LEAKS
+    assert isinstance(case, AttentionCase) and case.exempt == NAN_EXEMPTIONS
     outcome = run_case(replace(case, exempt=()), target())
     assert outcome.status == "failed" and outcome.verdict is not None
     assert "nan" in outcome.verdict.message

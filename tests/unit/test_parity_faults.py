@@ -69,7 +69,7 @@ def host() -> Iterator[Device]:
 def _run(host: Device, operation: str, fault: str, name: str) -> Outcome:
     implementation = tile_model.TileModel(operation, fault)
     plugins().registry.add_implementation(implementation)
-    return run_case(named(name), Target(host, implementation.name, operation, own=True))
+    return run_case(named(name), Target(host, implementation.name, operation, builtin=True))
 
 
 def test_every_fault_has_its_case() -> None:

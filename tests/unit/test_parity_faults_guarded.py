@@ -49,7 +49,7 @@ def host() -> Iterator[Device]:
 def _run(host: Device, name: str, fault: str = "") -> Outcome:
     implementation = guarded_softmax.guarded(fault)
     plugins().registry.add_implementation(implementation)
-    return run_case(named(name), Target(host, implementation.name, "attention", own=True))
+    return run_case(named(name), Target(host, implementation.name, "attention", builtin=True))
 
 
 def test_every_fault_has_its_case() -> None:

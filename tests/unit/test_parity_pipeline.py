@@ -162,7 +162,8 @@ def test_a_worker_that_dies_costs_its_case_alone() -> None:
     found = list(run_all(cases, targets(backend="numpy"), workers=2, limit=60))
     assert [o.status for o in found] == ["passed", "passed", "error", "passed", "passed"]
     with pytest.raises(
-        AssertionError, match="^gemm-2 on numpy-numpy: its data were not made: its process ended"
+        AssertionError,
+        match="^gemm-2 on numpy-numpy: its data were not prepared: its process ended",
     ):
         found[2].require()
 

@@ -19,9 +19,11 @@ from kernelseam.parity.report.summary import Report
 from kernelseam.parity.running.run import Outcome, Target
 from kernelseam.plugins import plugins
 
-GOOD = Target(Device("one", 0, "a1", "One <1>", evidence="measured"), "plain", "gemm", own=False)
-BAD = Target(Device("two", 1, "b2", "Two", evidence="emulated"), "odd", "gemm", own=False)
-ALONE = Target(GOOD.device, "flash", "attention", own=False)
+GOOD = Target(
+    Device("one", 0, "a1", "One <1>", evidence="measured"), "plain", "gemm", builtin=False
+)
+BAD = Target(Device("two", 1, "b2", "Two", evidence="emulated"), "odd", "gemm", builtin=False)
+ALONE = Target(GOOD.device, "flash", "attention", builtin=False)
 TRACEBACK = (
     'Traceback (most recent call last):\n  File "x.py", line 1\n    '
     "launch()\nDeviceError: said 719\n"
@@ -160,7 +162,7 @@ def test_what_is_not_covered_is_said() -> None:
 def test_facts_name_versions_devices_and_no_date() -> None:
     known = plugins()
     device = known.backend("numpy").runtime.devices()[0]
-    found = dict(summary.facts(known, [Target(device, "numpy", "gemm", own=True)]))
+    found = dict(summary.facts(known, [Target(device, "numpy", "gemm", builtin=True)]))
     assert re.fullmatch(r"\d+\.\d+\.\d+, contract \d+", found["kernelseam"])
     assert found["device numpy:0"] == f"cpu, {device.name}, host"
     assert "plugin reference" in found and "NumPy" in found["Python"]
@@ -304,7 +306,7 @@ def test_a_page_needs_nothing_but_itself() -> None:
 
 def test_no_name_closes_a_tag_or_an_attribute() -> None:
     device = Device("x", 0, '"><script>', "<!--", evidence='it\'s "so"')
-    strange = Target(device, "'><b", "gemm", own=False)
+    strange = Target(device, "'><b", "gemm", builtin=False)
     found = [outcome("gemm-f16-nn", strange, 0.5), outcome("gemm-f16-nt", strange, refusal="</td>")]
     text = html(Report(found, (strange,), [("<i>", "</dd>")], "a && b", ["<hr>"]))
     page = Page(text)

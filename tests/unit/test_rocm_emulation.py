@@ -434,7 +434,7 @@ def test_what_the_page_covers_of_products(page: Any) -> None:
     assert {c.rotary for c in forward} == {"", "halves", "pairs"} and any(
         0 < c.turned < c.head_dim for c in forward
     )
-    assert {c.walk("q").order for c in forward} == {"bhr", "brh"}
+    assert {c.operand_layout("q").order for c in forward} == {"bhr", "brh"}
     assert {bool(c.page_size) for c in forward} == {True, False}
     for operation, rows in (
         ("output_projection", "attn_out"),
@@ -442,10 +442,12 @@ def test_what_the_page_covers_of_products(page: Any) -> None:
         ("qkv_projection_bwd", "dq"),
     ):
         found = [c for c in projections if c.operation == operation]
-        assert {c.walk(rows).order for c in found} == {"bhr", "brh"} and any(c.bias for c in found)
+        assert {c.operand_layout(rows).order for c in found} == {"bhr", "brh"} and any(
+            c.bias for c in found
+        )
         assert {c.dtype for c in found} >= {DType.float16, DType.float32}
         assert not operation.endswith("bwd") or any(len(c.gradients) == 2 and c.bias for c in found)
-    assert any(c.residual and c.walk("attn_out").order == "bhr" for c in projections)
+    assert any(c.residual and c.operand_layout("attn_out").order == "bhr" for c in projections)
 
 
 @pytest.mark.parametrize("device", devices(0, 2**30), ids=str)
@@ -460,7 +462,7 @@ def test_the_page_covers_blocks_of_several_tiles(page: Any, device: Device) -> N
             lay = layout(case)
             at = {
                 n: 2**20 + lay.blocks()[p.block][1] + p.offset * p.dtype.itemsize
-                for n, p in lay.places.items()
+                for n, p in lay.placements.items()
             }
             made, _ = describe(case, lay, at, host, host.devices()[0]).simplified()
             problem, composition = made.problem(), COMPOSITIONS[case.operation]

@@ -112,13 +112,13 @@ def test_problems_are_thirty_thousand_of_four_hundred_specs(soak: Any) -> None:
 def test_a_wrong_problem_fails_the_soak(
     soak: Any, device: Device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    computed = run.computed
+    compute = run.compute
 
     def wrong(case: Case, *arguments: Any) -> Computed:
-        found = computed(case, *arguments)
+        found = compute(case, *arguments)
         return replace(found, changed=7) if case.name.endswith("-3") else found
 
-    monkeypatch.setattr(run, "computed", wrong)
+    monkeypatch.setattr(run, "compute", wrong)
     soaked, clock = soak.Soaked("random problems"), soak.Clock.of(60)
     soak.problems.run(soaked, soak.problems.batches(20, 20, 1), device, "numpy", 0, clock)
     assert [w.partition("\n")[0] for w in soaked.wrong] == [

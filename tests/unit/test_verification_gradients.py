@@ -22,7 +22,7 @@ from kernelseam.oracle.sampled_gradients import Forward, of_bias, of_keys, of_qu
 from kernelseam.oracle.verification import VERIFIERS, verifier_of
 from kernelseam.parity.matrix import named
 from kernelseam.parity.operations import operands
-from kernelseam.parity.running.stages import made
+from kernelseam.parity.running.stages import prepare
 
 Discovered = Callable[..., Any]
 RNG = np.random.default_rng(0)
@@ -61,13 +61,13 @@ def described(name: str) -> tuple[Any, Any]:
     from kernelseam.plugins import plugins
 
     case, backend = named(name), plugins().backend("numpy")
-    before = made(case)
+    before = prepare(case)
     blocks, layout = before.layout.blocks(), before.layout
     addresses = {
         n: before.buffers[blocks[p.block][0]].ctypes.data
         + blocks[p.block][1]
         + p.offset * p.dtype.itemsize
-        for n, p in layout.places.items()
+        for n, p in layout.placements.items()
     }
     (device,) = backend.runtime.devices()
     return operands.describe(case, layout, addresses, backend.runtime, device), before
