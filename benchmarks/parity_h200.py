@@ -94,11 +94,11 @@ def main(argv: list[str] | None = None) -> int:
         cases = ahead.choice(cases, device)
     if arguments.separate and not arguments.compile_only:
         return separate(cases, device, arguments.implementation, arguments.verbose)
-    found = ahead.units(cases, device, arguments.implementation)
-    wrong = ahead.compile_all(found, device) if found else []
+    units = ahead.units(cases, device, arguments.implementation)
+    wrong = ahead.compile_all(units, device) if units else []
     seconds = time.perf_counter() - start
     print(
-        f"{len(cases)} cases, {len(found)} binaries in {seconds:.0f} s",
+        f"{len(cases)} cases, {len(units)} binaries in {seconds:.0f} s",
         *wrong,
         sep="\n",
         flush=True,

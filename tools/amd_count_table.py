@@ -50,12 +50,12 @@ class Counts:
     """Matrix, vector, LDS, memory, other."""
 
     @staticmethod
-    def of(found: Iteration, arch: str) -> Counts:
+    def of(iteration: Iteration, arch: str) -> Counts:
         classes = ([Class.MATRIX], VECTOR, LDS, MEMORY)
-        counts = [round(found.count(c)) for c in classes]
-        counts.append(round(sum(found.classes.values())) - sum(counts))
-        _, share = found.cycles.shares(model.unit(arch))
-        return Counts(round(100 * share, 1), round(found.count([Class.MOVE])), tuple(counts))
+        counts = [round(iteration.count(c)) for c in classes]
+        counts.append(round(sum(iteration.classes.values())) - sum(counts))
+        _, share = iteration.cycles.shares(model.unit(arch))
+        return Counts(round(100 * share, 1), round(iteration.count([Class.MOVE])), tuple(counts))
 
     @staticmethod
     def parse(cells: Sequence[str]) -> Counts:
@@ -73,14 +73,14 @@ class Counts:
 def counts_of(toolchain: Toolchain, arch: str, covered: Covered) -> dict[Key, Counts]:
     """Rows of a covering kernel's binaries, compiled where they are not in the cache; none of those
     without matrix instructions in a loop."""
-    found: dict[Key, Counts] = {}
+    counts: dict[Key, Counts] = {}
     for tile in covered.tiles(toolchain.arch_row(arch)):
         binary, _ = build_binary(toolchain, covered.spec, arch, tile, covered.kernel)
         (listing,) = listings(binary.data, arch).values()
         hot = iteration.compiled(listing, arch)
         if hot is not None:
-            found[arch, str(covered), kernel_table.tile_name(tile)] = Counts.of(hot, arch)
-    return found
+            counts[arch, str(covered), kernel_table.tile_name(tile)] = Counts.of(hot, arch)
+    return counts
 
 
 def chosen(backend: Backend, arch: str, everything: bool = False) -> Iterator[Covered]:

@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     others, gradients, sums, projections, guarded, precisions = (
         np.random.default_rng((seed, i)) for i in range(1, 7)
     )
-    found: dict[str, list[samples.Sample]] = defaultdict(list)
+    by_name: dict[str, list[samples.Sample]] = defaultdict(list)
     for _ in range(arguments.problems):
         for sample in (
             *samples.attention_samples(rng),
@@ -40,20 +40,20 @@ def main(argv: list[str] | None = None) -> int:
             *samples.guarded_samples(guarded),
             *samples.precision_samples(precisions),
         ):
-            found[sample.kind].append(sample)
+            by_name[sample.kind].append(sample)
     print(f"{'':48}{'problems':>9}{'constant needed':>17}{'in force':>10}{'error/tolerance':>17}")
-    for kind in sorted(found):
+    for kind in sorted(by_name):
         force = (
             tolerances.ATTENTION_CONSTANT
             if kind.startswith("attention")
             else tolerances.GEMM_CONSTANT
         )
-        s = found[kind]
+        s = by_name[kind]
         print(
             f"{kind:48}{len(s):9}{max(x.needed for x in s):17.2f}{force:10.0f}"
             f"{max(x.ratio for x in s):17.3f}"
         )
-    everything = [x for s in found.values() for x in s]
+    everything = [x for s in by_name.values() for x in s]
     alarms = sum(x.ratio > 1 for x in everything)
     print(
         f"{8 * arguments.problems} problems, {len(everything)} comparisons, {alarms} false alarms"

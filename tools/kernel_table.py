@@ -109,13 +109,13 @@ def facts_of(backend: Backend, arch: str, chosen: Iterable[Covered]) -> dict[Key
     """Facts of every binary of these for the arch."""
     toolchain = backend.toolchain
     assert toolchain is not None
-    found: dict[Key, KernelFacts] = {}
+    by_key: dict[Key, KernelFacts] = {}
     for covered in chosen:
         for tile in covered.tiles(toolchain.arch_row(arch)):
             _, kernels = build_binary(toolchain, covered.spec, arch, tile, covered.kernel)
             for facts in kernels.values():
-                found[arch, str(covered), tile_name(tile)] = facts
-    return found
+                by_key[arch, str(covered), tile_name(tile)] = facts
+    return by_key
 
 
 def read() -> dict[Key, tuple[str, ...]]:
@@ -147,14 +147,14 @@ def summary(rows: dict[Key, tuple[str, ...]]) -> str:
     ]
     for arch in ARCHS:
         for kernel in sorted({key[1].split()[0] for key in rows if key[0] == arch}):
-            found = [
+            summary_lines = [
                 [int(x) for x in v]
                 for key, v in rows.items()
                 if key[0] == arch and key[1].split()[0] == kernel
             ]
-            registers, spills, scratch = ([facts[i] for facts in found] for i in range(3))
+            registers, spills, scratch = ([facts[i] for facts in summary_lines] for i in range(3))
             lines.append(
-                f"| {arch} | compiled | {kernel} | {len(found)} | {max(registers)} | "
+                f"| {arch} | compiled | {kernel} | {len(summary_lines)} | {max(registers)} | "
                 f"{sum(spills)} | {sum(scratch)} |"
             )
     return "\n".join(lines) + "\n"
@@ -170,8 +170,8 @@ def main() -> int:
     options = parser.parse_args()
     # else the tests would find it in the cache, and its log unread
     warnings.simplefilter("error", SlowBinary)
-    found = plugins().registry.backends.values()
-    backends = {arch: b for b in found if b.toolchain for arch in b.toolchain.archs}
+    registered = plugins().registry.backends.values()
+    backends = {arch: b for b in registered if b.toolchain for arch in b.toolchain.archs}
     everything, before, after = options.all or options.write, read(), {}
     left = set[tuple[str, str]]()
     for arch in options.arch or ARCHS:

@@ -98,9 +98,9 @@ class Kind:
 def kinds(rng: Random, count: int) -> list[Kind]:
     """So many different ones: of ten, six forward, three backward and one merge; views in turn, and
     of seven two with odd head dims and one with wide ones."""
-    found: dict[Kind, None] = {}
+    distinct: dict[Kind, None] = {}
     turn = 0
-    while len(found) < count:
+    while len(distinct) < count:
         operation = (
             "attention",
             "attention_bwd",
@@ -113,9 +113,9 @@ def kinds(rng: Random, count: int) -> list[Kind]:
             "attention",
             "merge_states",
         )[turn % 10]
-        found[_kind(rng, operation, turn // 2)] = None
+        distinct[_kind(rng, operation, turn // 2)] = None
         turn += 1
-    return list(found)
+    return list(distinct)
 
 
 def _kind(rng: Random, operation: str, turn: int) -> Kind:
@@ -328,9 +328,9 @@ def _plane(rng: Random) -> OperandLayout:
 
 def _lengths(rng: Random, batch: int, most: int) -> tuple[int, ...]:
     """One of them the longest; some may be 0."""
-    found = [0 if rng.random() < 0.1 else int(n) for n in rng.integers(0, most + 1, batch)]
-    found[int(rng.integers(batch))] = most
-    return tuple(found)
+    lengths = [0 if rng.random() < 0.1 else int(n) for n in rng.integers(0, most + 1, batch)]
+    lengths[int(rng.integers(batch))] = most
+    return tuple(lengths)
 
 
 def _extent(rng: Random) -> int:

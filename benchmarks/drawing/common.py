@@ -66,11 +66,11 @@ def planted(case: Product, rng: Random, read: Collection[str]) -> Product:
     ``read``."""
     if rng.random() >= 0.1:
         return case
-    found = []
+    values = []
     for name, placement in operands.layout(case).placements.items():
         if name in read and 0 not in placement.shape and rng.random() < 0.5:
             value = one(rng, (np.nan, np.inf, -np.inf))
-            found.append(
+            values.append(
                 InjectedValue(name, value, tuple(int(rng.integers(n)) for n in placement.shape))
             )
-    return replace(case, injected=tuple(found))
+    return replace(case, injected=tuple(values))

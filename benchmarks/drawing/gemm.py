@@ -223,29 +223,29 @@ def kind(rng: Random, turn: int) -> Kind:
 
 def _extents(rng: Random, batch_group: int, head_group: int) -> dict[str, Any]:
     """As the case's fields."""
-    found: dict[str, Any]
+    extents: dict[str, Any]
     way, lead = rng.random(), (1, 1)
     if way < 0.35:
-        found = {n: extent(rng, SMALL) for n in "MNK"}
+        extents = {n: extent(rng, SMALL) for n in "MNK"}
         lead = extent(rng, (8, 8, 100)), extent(rng, (6, 6, 16))
     elif way < 0.75:
-        found = {n: extent(rng, USUAL) for n in "MNK"}
+        extents = {n: extent(rng, USUAL) for n in "MNK"}
         lead = extent(rng, (3,)), extent(rng, (3,))
     elif way < 0.82:
-        found = {
+        extents = {
             "M": extent(rng, (40,)),
             "N": extent(rng, (40,)),
             "K": int(rng.integers(500, LONG)),
         }
     elif way < 0.94:  # so many tiles that larger ones pay
-        found = {n: int(rng.integers(100, 500)) for n in "MN"} | {"K": extent(rng, (40, 130))}
+        extents = {n: int(rng.integers(100, 500)) for n in "MN"} | {"K": extent(rng, (40, 130))}
         lead = extent(rng, (3,)), extent(rng, (2,))
     else:  # or the largest
-        found = {n: int(rng.integers(900, LARGE)) for n in "MN"} | {
+        extents = {n: int(rng.integers(900, LARGE)) for n in "MN"} | {
             "K": extent(rng, (40, 130)),
             "sample": 300,
         }
-    found |= {"batch": lead[0] * batch_group, "num_heads": lead[1] * head_group}
+    extents |= {"batch": lead[0] * batch_group, "num_heads": lead[1] * head_group}
     if rng.random() < 0.06:
-        found[one(rng, ("M", "N", "K", "K", "batch", "num_heads"))] = 0
-    return found
+        extents[one(rng, ("M", "N", "K", "K", "batch", "num_heads"))] = 0
+    return extents

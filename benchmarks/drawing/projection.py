@@ -198,7 +198,7 @@ class Kind:
             batch, S, hidden = 2, extent(rng, (40,)), int(rng.integers(900, WIDE))
         if self.entries_apart:
             S = max(S, 2)
-        found = {
+        extents = {
             "batch": batch,
             "S": S,
             "hidden": hidden,
@@ -207,8 +207,8 @@ class Kind:
             "head_dim": dim,
         }
         if rng.random() < 0.05:
-            found[one(rng, ("batch", "S", "hidden"))] = 0
-        return found
+            extents[one(rng, ("batch", "S", "hidden"))] = 0
+        return extents
 
     def _heads_layout(self, operand: str, folded: bool, rng: Random) -> OperandLayout:
         batch, head, row = gaps(rng)
@@ -260,28 +260,28 @@ def kind(rng: Random, operation: str, turn: int) -> Kind:
     bias = one(rng, (dtype, dtype, F32)) if rng.random() < 0.6 else None
     heads = HEADS[operation]
     narrow = set(narrowed(rng, ("heads", *ROWS[operation])))
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if operation == QKV:
-        found = {"rotary": ("halves", "", "pairs")[turn % 3], "paged": turn % 4 in (1, 2)}
-        found["positions"] = bool(found["rotary"] or found["paged"]) and rng.random() < 0.5
+        fields = {"rotary": ("halves", "", "pairs")[turn % 3], "paged": turn % 4 in (1, 2)}
+        fields["positions"] = bool(fields["rotary"] or fields["paged"]) and rng.random() < 0.5
     if operation == OUT:
-        found["residual"] = one(rng, (dtype, dtype, F32)) if rng.random() < 0.6 else None
+        fields["residual"] = one(rng, (dtype, dtype, F32)) if rng.random() < 0.6 else None
     if operation in (QKV, OUT) and not wide and rng.random() < 0.25:
-        found["dtype_out"] = F32
+        fields["dtype_out"] = F32
     if operation in (QKV_BWD, OUT_BWD):
-        found |= {
+        fields |= {
             "gradients": GRADIENTS[int(rng.integers(len(GRADIENTS)))],
             "entries_apart": rng.random() < 0.5,
         }
         bias = (
             (F64 if wide else F32)
-            if bias is None and not found["gradients"]
+            if bias is None and not fields["gradients"]
             else F64
             if bias and wide
             else bias
         )
     if operation in (OUT, OUT_BWD):
-        found["apart"] = frozenset(n for n in heads if rng.random() < 0.5)
+        fields["apart"] = frozenset(n for n in heads if rng.random() < 0.5)
     if "heads" in narrow:
         narrow = (narrow - {"heads"}) | set(heads)
-    return Kind(operation, dtype, bias=bias, narrow=frozenset(narrow), **found)
+    return Kind(operation, dtype, bias=bias, narrow=frozenset(narrow), **fields)

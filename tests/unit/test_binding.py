@@ -24,8 +24,8 @@ from kernelseam.contract import (
     LaunchRecord,
     PlanParts,
 )
-from kernelseam.kernels.attention.host import AttentionHost
-from kernelseam.kernels.gemm.host import GemmHost
+from kernelseam.kernels.attention.host import AttentionDefinition
+from kernelseam.kernels.gemm.host import GemmDefinition
 from kernelseam.ops import calling
 from kernelseam.planning import binding, planner
 from kernelseam_thirdvendor import AcmeArray, AcmeRuntime, compiled
@@ -327,7 +327,7 @@ def test_a_tile_is_chosen_once(
     assert len(chosen) == 2
 
 
-@pytest.mark.parametrize("kernel", [AttentionHost, GemmHost])
+@pytest.mark.parametrize("kernel", [AttentionDefinition, GemmDefinition])
 def test_shared_kernels_choose_a_tile_once_for_all_who_ask(
     kernel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,7 +355,7 @@ def test_shared_kernels_choose_a_tile_once_for_all_who_ask(
         assert i.supports(problem, device) is None
         i.cost(problem, device)
         i.records(problem, device)  # type: ignore[attr-defined]
-    assert len(chosen) == len(set(chosen)) == (1 if kernel is AttentionHost else 2)
+    assert len(chosen) == len(set(chosen)) == (1 if kernel is AttentionDefinition else 2)
 
 
 # ---------------------------------------------------------------- what is remembered

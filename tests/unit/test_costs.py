@@ -12,7 +12,7 @@ from kernelseam.contract import Coefficients, Cost, Device, DeviceLimits, Librar
 from kernelseam.costs import Work, predicted, roofline
 from kernelseam.dtypes import DType
 from kernelseam.kernels import KernelImplementation, shared_implementations
-from kernelseam.kernels.gemm.host import GemmHost
+from kernelseam.kernels.gemm.host import GemmDefinition
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
 from h200_rows import BACKWARD, DECODE, FORWARD, GEMM, H200, HOPPER, LIBRARY, Row  # noqa: E402
@@ -149,7 +149,7 @@ def test_the_choice_is_that_of_the_measurement(row: Row) -> None:
 
 @pytest.mark.parametrize("row", [r for r in GEMM if r.tiles], ids=lambda r: r.name)
 def test_the_tile_is_that_of_the_measurement(row: Row) -> None:
-    kernel, toolchain_row = GemmHost(), archs.row("sm_90a")
+    kernel, toolchain_row = GemmDefinition(), archs.row("sm_90a")
     for tile in kernel.offered(row.problem, toolchain_row):  # type: ignore[arg-type]
         if us := row.tiles.get((tile.bm, tile.bn)):
             work = kernel.work(row.problem, tile, H200)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from kernelseam.contract import ArchRow
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.kernels import GemmTile
-from kernelseam.kernels.gemm.host import GemmHost
+from kernelseam.kernels.gemm.host import GemmDefinition
 from kernelseam.oracle import check, formulas, tolerances
 from kernelseam.reference.gemm import round_to_tf32
 
@@ -154,7 +154,7 @@ def test_an_arch_without_tiles_for_it_refuses_by_name() -> None:
         )
     }
     row = ArchRow("fake1", 32, 1 << 17, 255, "fake.h", (), frozenset(), tiles)
-    kernel = GemmHost()
+    kernel = GemmDefinition()
 
     def problem(precision: str | None) -> Any:
         return BatchedGemmStrided(**FIELDS, dtype="float32", precision=precision).problem()
@@ -179,15 +179,15 @@ def test_a_plain_tile_is_for_plain_products() -> None:
     row = ArchRow("fake1", 32, 1 << 17, 255, "fake.h", (), frozenset(), tiles)
     plain = BatchedGemmStrided(**FIELDS, dtype="float32").problem().spec
     added = BatchedGemmStrided(**FIELDS, dtype="float32", bias=0).problem().spec
-    assert [t.bm for t in GemmHost().tiles(plain, row)] == [64, 32]
-    assert [t.bm for t in GemmHost().tiles(added, row)] == [32]
+    assert [t.bm for t in GemmDefinition().tiles(plain, row)] == [64, 32]
+    assert [t.bm for t in GemmDefinition().tiles(added, row)] == [32]
 
 
 def test_amd_has_none() -> None:
     archs = pytest.importorskip("kernelseam_rocm.archs", reason="kernelseam-rocm is not installed")
     problem = BatchedGemmStrided(**FIELDS, dtype="float32", precision="tf32").problem()
     for arch, row in archs.ROWS.items():
-        assert GemmHost().refuse(problem, row) == f"has no tf32 products on {arch}"
+        assert GemmDefinition().refuse(problem, row) == f"has no tf32 products on {arch}"
 
 
 def test_cublas_is_asked_for_tf32_by_name_alone() -> None:

@@ -98,7 +98,7 @@ def attention_bwd(
             dsinks[h] += (1 if fault == "sinks-sign" else -1) * (
                 weight.astype(np.float32) * dots
             ).sum()
-    found: dict[str, Array] = {
+    gradients: dict[str, Array] = {
         "dq": dq.astype(dtype),
         "dk": dk.astype(dtype),
         "dv": dv.astype(dtype),
@@ -110,10 +110,10 @@ def attention_bwd(
         summed = plane.sum(axis=axes, keepdims=True)
         if fault == "bias-not-summed":
             summed = plane[tuple(slice(1) if i in axes else slice(None) for i in range(4))]
-        found["dbias"] = summed.astype(x["bias"].dtype)
+        gradients["dbias"] = summed.astype(x["bias"].dtype)
     if variant.sinks is not None:
-        found["dsinks"] = dsinks
-    return found
+        gradients["dsinks"] = dsinks
+    return gradients
 
 
 def _scores(

@@ -75,13 +75,13 @@ def is_cached(toolchain: Toolchain, bundle: SourceBundle, arch: str) -> bool:
     with _memo_lock:
         if key in _memo:
             return True
-    found = _from_cache(key, say=False)
-    return found is not None and _kept(key, found) is not None
+    binary = _from_cache(key, say=False)
+    return binary is not None and _kept(key, binary) is not None
 
 
-def _kept(key: str, found: Binary) -> Binary:
+def _kept(key: str, binary: Binary) -> Binary:
     with _memo_lock:
-        return _memo.setdefault(key, found)
+        return _memo.setdefault(key, binary)
 
 
 _said: ContextVar[list[str] | None] = ContextVar("kernelseam_cache_warnings", default=None)
@@ -129,8 +129,8 @@ def _from_cache(key: str, *, say: bool) -> Binary | None:
 
 def _build(toolchain: Toolchain, bundle: SourceBundle, arch: str, key: str) -> Binary:
     with _locked(key) as writable:
-        if writable and (found := _from_cache(key, say=False)):  # another process was faster
-            return found
+        if writable and (binary := _from_cache(key, say=False)):  # another process was faster
+            return binary
         try:
             data = _compile(toolchain, bundle, arch, key)
         except CompileError as e:

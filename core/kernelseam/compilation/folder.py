@@ -38,9 +38,9 @@ def cache_folder() -> Path:
             return Path(given).expanduser().absolute()
         import platformdirs
 
-        found = Path(platformdirs.user_cache_dir("kernelseam", appauthor=False))
-        if found.is_absolute():  # else its "~" stands for nothing
-            return found
+        folder = Path(platformdirs.user_cache_dir("kernelseam", appauthor=False))
+        if folder.is_absolute():  # else its "~" stands for nothing
+            return folder
         problem = "this user has no home folder"
     except (RuntimeError, OSError) as e:  # nobody's home; no current folder
         problem = (

@@ -13,17 +13,17 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+(?:"([^"\n]+)"|([A-Za-z_]\w*)
 
 def headers_below(folder: Traversable) -> dict[str, str]:
     """Include name (the path below the folder) → text of every header in it and in its folders."""
-    found: dict[str, str] = {}
+    headers: dict[str, str] = {}
 
     def walk(folder: Traversable, prefix: str) -> None:
         for entry in folder.iterdir():
             if entry.is_dir():
                 walk(entry, f"{prefix}{entry.name}/")
             elif entry.name.endswith(".h"):
-                found[prefix + entry.name] = entry.read_text(encoding="utf-8")
+                headers[prefix + entry.name] = entry.read_text(encoding="utf-8")
 
     walk(folder, "")
-    return dict(sorted(found.items()))
+    return dict(sorted(headers.items()))
 
 
 def included(
@@ -35,16 +35,16 @@ def included(
     holds one in quotes. Conditions are not evaluated: what stands between #if and #endif counts.
     Raises PluginError where one is missing.
     """
-    found: dict[str, str] = {}
-    wanted = [("", main)]
-    while wanted:
-        by, name = wanted.pop()
-        if name in found:
+    headers: dict[str, str] = {}
+    pending = [("", main)]
+    while pending:
+        by, name = pending.pop()
+        if name in headers:
             continue
         if name not in files:
             where = f'{by} includes "{name}"' if by else f'"{name}" is to be compiled'
             raise PluginError(f"{where}, which is not among the device sources")
-        found[name] = files[name]
+        headers[name] = files[name]
         for quoted, constant in _INCLUDE.findall(files[name]):
-            wanted.append((name, quoted or defines.get(constant, constant).strip('"')))
-    return tuple(sorted(found.items()))
+            pending.append((name, quoted or defines.get(constant, constant).strip('"')))
+    return tuple(sorted(headers.items()))

@@ -38,15 +38,15 @@ def compiled_together(
     if len(bundles) > 1 and getattr(toolchain, "compiles_beside", False):
         missing = [b for b in dict.fromkeys(bundles) if not build.is_cached(toolchain, b, arch)]
     outcomes = _compile(toolchain, missing, arch) if len(missing) > 1 else {}
-    found = []
+    binaries = []
     for bundle in bundles:
         outcome = outcomes.pop(bundle, None) or _Outcome()
         for message in outcome.said:
             warnings.warn(message, CacheWarning, stacklevel=3)
         if outcome.error is not None:
             raise outcome.error
-        found.append(compiled(toolchain, bundle, arch))
-    return found
+        binaries.append(compiled(toolchain, bundle, arch))
+    return binaries
 
 
 def _compile(

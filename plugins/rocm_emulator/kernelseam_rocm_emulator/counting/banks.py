@@ -18,12 +18,12 @@ def clocks(banks: Banks, width: int, addresses: Addresses, active: Mask) -> tupl
     bank serves one word of 4 bytes a clock, to however many lanes ask for that word; phases without
     an active lane take none.
     """
-    taken = fewest = 0
+    cycles = fewest = 0
     for phase in banks.phases:
         group = list(phase)
         first = addresses[group][active[group]] // 4
         if first.size:
             words = np.unique(first[:, None] + np.arange(max(1, width // 4)))
-            taken += int(np.bincount(words % banks.count).max())
+            cycles += int(np.bincount(words % banks.count).max())
             fewest += 1
-    return taken, fewest
+    return cycles, fewest

@@ -100,8 +100,8 @@ class Instruction:
 
     def modifier(self, name: str) -> int:
         """A modifier's value, as of offset:16; 0 where it has none."""
-        found = re.search(rf"\b{name}:(-?(?:0x[0-9a-f]+|\d+))", self.text)
-        return int(found[1], 0) if found else 0
+        match = re.search(rf"\b{name}:(-?(?:0x[0-9a-f]+|\d+))", self.text)
+        return int(match[1], 0) if match else 0
 
     @cached_property
     def target(self) -> int | None:
@@ -119,16 +119,16 @@ class Instruction:
 
 def classify(name: str) -> Class:
     """The class of a mnemonic. Raises ValueError for one that no class knows."""
-    for pattern, found in _CLASSES:
+    for pattern, kind in _CLASSES:
         if pattern.match(name):
-            return found
+            return kind
     raise ValueError(f"{name} is of no class that is counted")
 
 
 def shape(name: str) -> str:
     """A matrix instruction's shape with its types, as 32x32x8_f16."""
-    found = re.search(r"\d+x\d+x\d+_?\w*", name)
-    return found[0] if found else name
+    match = re.search(r"\d+x\d+x\d+_?\w*", name)
+    return match[0] if match else name
 
 
 def width(name: str) -> int:
@@ -136,8 +136,8 @@ def width(name: str) -> int:
     for part in name.split("_")[1:]:
         if part in _NAMED_WIDTHS:
             return _NAMED_WIDTHS[part]
-        if found := re.fullmatch(r"[buif](8|16|32|64|96|128)", part):
-            return int(found[1]) // 8
+        if match := re.fullmatch(r"[buif](8|16|32|64|96|128)", part):
+            return int(match[1]) // 8
     return 4
 
 
@@ -170,8 +170,8 @@ def access(instruction: Instruction) -> Access | None:
 
 def accesses(instructions: Iterable[Instruction]) -> Mapping[int, Access]:
     """By address, the accesses of those that have one."""
-    found = ((x.address, access(x)) for x in instructions)
-    return {address: a for address, a in found if a is not None}
+    memory_accesses = ((x.address, access(x)) for x in instructions)
+    return {address: a for address, a in memory_accesses if a is not None}
 
 
 _TWO = re.compile(r"ds_(read2|write2|load_2addr|store_2addr)(_?st(?:ride)?64)?")
@@ -211,5 +211,5 @@ def _register(operand: str) -> int:
     """The number of a register, of a range the first; -1 of what is none."""
     if operand == "vcc":
         return VCC
-    found = re.search(r"\d+", operand)
-    return int(found[0]) if found else -1
+    match = re.search(r"\d+", operand)
+    return int(match[0]) if match else -1

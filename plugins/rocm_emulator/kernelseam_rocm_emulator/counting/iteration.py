@@ -54,17 +54,17 @@ class Iteration:
 
     def conflicts(self, kind: Class) -> float | None:
         """LDS clocks of reads or of writes over the fewest possible; None where it has none."""
-        taken, fewest = self.lds.get(kind, (0.0, 0.0))
-        return taken / fewest if fewest else None
+        cycles, fewest = self.lds.get(kind, (0.0, 0.0))
+        return cycles / fewest if fewest else None
 
 
-def tile_loops(found: Flow) -> tuple[Loop, ...]:
+def tile_loops(control_flow: Flow) -> tuple[Loop, ...]:
     """Innermost loops with matrix instructions that load or write to LDS; where there are none,
     innermost loops with matrix instructions. A loop over fragments, which the compiler did not
     unroll, is part of the one around it."""
 
     def has(loop: Loop, *kinds: Class) -> bool:
-        return any(x.kind in kinds for x in found.instructions(loop.blocks))
+        return any(x.kind in kinds for x in control_flow.instructions(loop.blocks))
 
     def inner(chosen: list[Loop]) -> tuple[Loop, ...]:
         headers = {x.header for x in chosen}
@@ -72,7 +72,7 @@ def tile_loops(found: Flow) -> tuple[Loop, ...]:
             x for x in chosen if not any(y.header in headers for y in x.nest() if y is not x)
         )
 
-    nest = [x for outer in loops(found) for x in outer.nest() if has(x, Class.MATRIX)]
+    nest = [x for outer in loops(control_flow) for x in outer.nest() if has(x, Class.MATRIX)]
     return inner([x for x in nest if has(x, Class.LOAD, Class.LDS_WRITE)]) or inner(nest)
 
 
@@ -96,12 +96,12 @@ def executed(listing: Listing, arch: str, tallies: Mapping[int, Tally]) -> Itera
     """The hot loop of a launch: the loop over tiles in which the most matrix work was done."""
     unit, graph = model.unit(arch), flow(listing)
     ran = {x.header: tallies[x.header].count for x in tile_loops(graph) if x.header in tallies}
-    found = [
+    passes = [
         _iteration(x, graph.instructions(x.blocks), tallies, ran[x.header], unit)
         for x in tile_loops(graph)
         if x.header in ran
     ]
-    return max(found, key=lambda x: x.cycles.matrix * x.times, default=None)
+    return max(passes, key=lambda x: x.cycles.matrix * x.times, default=None)
 
 
 def _iteration(
@@ -122,8 +122,8 @@ def _iteration(
         classes[x.kind] += n
         names[shape(x.name) if x.kind is Class.MATRIX else x.name] += n
         if x.kind in (Class.LDS_READ, Class.LDS_WRITE):
-            taken, fewest = lds.get(x.kind, (0.0, 0.0))
-            lds[x.kind] = taken + tally.lds_clocks / times, fewest + tally.lds_fewest / times
+            cycles_, fewest = lds.get(x.kind, (0.0, 0.0))
+            lds[x.kind] = cycles_ + tally.lds_clocks / times, fewest + tally.lds_fewest / times
         cycles = _added(cycles, _cycles(x, tally, unit), 1 / times)
     return Iteration(loop.header, times, dict(classes), dict(names), cycles, lds)
 
@@ -159,11 +159,11 @@ def _total(cycles: Cycles) -> float:
 
 def _tally(instruction: Instruction, unit: ComputeUnit, times: int) -> Tally:
     """Executions by all lanes, without bank conflicts."""
-    found = access(instruction)
+    memory_access = access(instruction)
     clocks = 0
-    if found is not None and (found.kind in LDS or found.to_lds):
-        served = unit.banks(found.kind is Class.LDS_READ, found.width)
-        clocks = len(served.phases) * len(found.offsets) * times
+    if memory_access is not None and (memory_access.kind in LDS or memory_access.to_lds):
+        served = unit.banks(memory_access.kind is Class.LDS_READ, memory_access.width)
+        clocks = len(served.phases) * len(memory_access.offsets) * times
     return Tally(times, clocks, clocks)
 
 
@@ -190,8 +190,8 @@ def _way(graph: Flow, loop: Loop, unit: ComputeUnit) -> dict[int, Tally]:
         for x in graph.blocks[block]:
             cycles = _cycles(x, tallies[block][x.address], unit)
             matrix, total = matrix + cycles.matrix, total + _total(cycles)
-            if x.kind is Class.LDS_WRITE and (found := access(x)) is not None:
-                written += found.width * len(found.offsets) * times[block]
+            if x.kind is Class.LDS_WRITE and (memory_access := access(x)) is not None:
+                written += memory_access.width * len(memory_access.offsets) * times[block]
             elif x.kind is Class.LOAD and width(x.name) == widest:
                 loaded += widest * times[block]
         return matrix, written, loaded, -total

@@ -62,12 +62,12 @@ def flow(listing: Listing) -> Flow:
         targets = [last.target] if last.target in known else []
         behind_it = order[i + 1 : i + 2] if last.falls_through else []
         follows[start] = tuple(dict.fromkeys(t for t in (*targets, *behind_it) if t is not None))
-    return Flow({start: tuple(found) for start, found in blocks.items()}, follows)
+    return Flow({start: tuple(instructions_) for start, instructions_ in blocks.items()}, follows)
 
 
-def loops(found: Flow) -> tuple[Loop, ...]:
+def loops(control_flow: Flow) -> tuple[Loop, ...]:
     """The outermost loops, each with those within it."""
-    return _loops(found.follows, frozenset(found.blocks))
+    return _loops(control_flow.follows, frozenset(control_flow.blocks))
 
 
 def _loops(graph: Graph, among: frozenset[int]) -> tuple[Loop, ...]:

@@ -88,15 +88,15 @@ class ComputeUnit:
 
     def matrix_cycles(self, shape: str) -> int:
         """Of a shape with or without its types. Raises UnknownName for one the table lacks."""
-        found = re.match(r"\d+x\d+x\d+", shape)
-        if found is None or found[0] not in self.matrix:
+        match = re.match(r"\d+x\d+x\d+", shape)
+        if match is None or match[0] not in self.matrix:
             raise UnknownName(
                 "matrix instruction",
                 shape,
                 f"must be of a shape in the model: {', '.join(self.matrix)}",
                 "Add it to the table, with its source",
             )
-        return self.matrix[found[0]].value
+        return self.matrix[match[0]].value
 
 
 # ---------------------------------------------------------------- sources
@@ -283,8 +283,8 @@ def occupancy(unit: ComputeUnit, registers: int, lds_bytes: int, waves: int) -> 
     """Waves that a SIMD can hold of blocks of ``waves`` waves, by registers of a lane and bytes of
     LDS a block."""
     granule = unit.granule.value
-    taken = -(-max(registers, 1) // granule) * granule
-    by_registers = min(unit.most_waves.value, unit.registers.value // taken)
+    allocated = -(-max(registers, 1) // granule) * granule
+    by_registers = min(unit.most_waves.value, unit.registers.value // allocated)
     simds = unit.simds.value
     blocks = min(unit.lds_bytes.value // max(lds_bytes, 1), by_registers * simds // waves)
     return blocks * waves // simds

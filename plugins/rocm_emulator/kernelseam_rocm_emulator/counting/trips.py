@@ -58,14 +58,14 @@ def trips(graph: Flow, loop: Loop) -> int | None:
 def _start(graph: Flow, loop: Loop, counter: str) -> int | None:
     """The constant in the counter where the loop is entered: from the nearest write to it before
     the header, in the order of addresses."""
-    found: Instruction | None = None
+    initial: Instruction | None = None
     for block, instructions in sorted(graph.blocks.items()):
         if block < loop.header:
-            found = next((x for x in reversed(instructions) if _writes(x, counter)), found)
-    if found is None or not re.match(r"s_movk?_[bi]32$", found.name):
+            initial = next((x for x in reversed(instructions) if _writes(x, counter)), initial)
+    if initial is None or not re.match(r"s_movk?_[bi]32$", initial.name):
         return None
-    value = _constant(found.operands[1])
-    return _signed16(value) if value is not None and found.name == "s_movk_i32" else value
+    value = _constant(initial.operands[1])
+    return _signed16(value) if value is not None and initial.name == "s_movk_i32" else value
 
 
 def _writes(instruction: Instruction, counter: str) -> bool:
