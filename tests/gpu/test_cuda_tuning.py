@@ -69,13 +69,13 @@ def test_what_was_tuned_is_taken(
     monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path / "cache"))
     descriptor = PROBLEMS[name]()
     try:
-        found = tune(descriptor, DEVICE)
-        assert all(w.samples and not w.failure for w in found.configurations)
-        assert (found.chosen.seconds or 1.0) <= 1.01 * (found.configurations[0].seconds or 0.0)
+        tuning = tune(descriptor, DEVICE)
+        assert all(w.samples and not w.failure for w in tuning.configurations)
+        assert (tuning.chosen.seconds or 1.0) <= 1.01 * (tuning.configurations[0].seconds or 0.0)
         plan = ks.plan(descriptor)
         assert (plan.implementation, plan.choice.variant) == (
-            found.chosen.implementation,
-            found.chosen.variant,
+            tuning.chosen.implementation,
+            tuning.chosen.variant,
         )
         assert plan.choice.by == "tuned" and {"driver", "compiler"} <= set(
             store.environment(DEVICE)

@@ -42,10 +42,10 @@ class Memory:
             view[...] = cupy.asarray(part.view(np.uint8).reshape(view.shape))
 
     def read(self, placement: Placement) -> npt.NDArray[Any]:
-        found = np.zeros(placement.shape, placement.dtype.numpy)
+        result = np.zeros(placement.shape, placement.dtype.numpy)
         for index, view in self._views(placement):
-            found[index] = cupy.asnumpy(view).view(placement.dtype.numpy).reshape(view.shape[:-1])
-        return found
+            result[index] = cupy.asnumpy(view).view(placement.dtype.numpy).reshape(view.shape[:-1])
+        return result
 
 
 @contextmanager

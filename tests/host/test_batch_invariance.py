@@ -29,9 +29,9 @@ def _out(entries: int, *, host: bool, **options: Any) -> np.ndarray:
         "kv_lengths": LENGTHS[:entries],
     }
     arrays = {n: x if host else HostArray(x) for n, x in given.items()}
-    made = plan(Attention.from_arrays(**arrays, **options))
-    made.bind()()
-    assert host or len(made.launches) == (
+    planned = plan(Attention.from_arrays(**arrays, **options))
+    planned.bind()()
+    assert host or len(planned.launches) == (
         2 if entries == 1 and not options["batch_invariant"] else 1
     )
     return out[0]

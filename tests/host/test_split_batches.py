@@ -47,9 +47,9 @@ def test_a_stride_of_their_lse_that_is_too_short_is_seen(
     values = kernel.values  # type: ignore[attr-defined]
 
     def short(self: object, *arguments: object) -> Mapping[str, int | float]:
-        found = dict(values(self, *arguments))
-        assert found[name] >= factor
-        return {**found, name: found[name] // factor}
+        actual = dict(values(self, *arguments))
+        assert actual[name] >= factor
+        return {**actual, name: actual[name] // factor}
 
     monkeypatch.setattr(kernel, "values", short)
     outcome = _run(hostcpp)

@@ -56,7 +56,7 @@ def test_the_case_the_project_started_from(hostcpp: Plugins) -> None:
     assert all(x.base is not None and not x.flags.c_contiguous for x in ends), (
         "no copy: one row stride over all pages"
     )
-    found = {}
+    actual = {}
     for name, kernels in ((UNFUSED, KERNELS), ("shared", ["attention_forward"])):
         with kernelseam.trace() as launches:
             out, lse = kernelseam.attention(
@@ -69,8 +69,8 @@ def test_the_case_the_project_started_from(hostcpp: Plugins) -> None:
         assert all(r.kind == "kernel" for r in launches)
         verdict = check.attention(q, *ends, out.host, lse.host, causal=False)
         assert verdict.passed, verdict.message
-        found[name] = out.host.astype(float), lse.host
-    (a, a_lse), (b, b_lse) = found.values()
+        actual[name] = out.host.astype(float), lse.host
+    (a, a_lse), (b, b_lse) = actual.values()
     np.testing.assert_allclose(a, b, atol=2e-3)
     np.testing.assert_allclose(a_lse, b_lse, atol=1e-5)
 
@@ -219,10 +219,12 @@ def test_what_it_does_not_take_it_refuses_by_name(hostcpp: Plugins, name: str) -
     options, words = REFUSED[name]
     q, k = normal(2, 2, 3, 16), normal(2, 2, 8, 16)
     given = {n: HostArray(x) if isinstance(x, np.ndarray) else x for n, x in options.items()}
-    made = Attention.from_arrays(*(HostArray(x) for x in (q, k, k, np.zeros_like(q))), **given)
+    descriptor = Attention.from_arrays(
+        *(HostArray(x) for x in (q, k, k, np.zeros_like(q))), **given
+    )
     with pytest.raises(Unsupported, match=f"gemm-softmax-gemm.*{words}"):
-        plan(made, implementation=UNFUSED)
-    assert plan(made).implementation == "shared"
+        plan(descriptor, implementation=UNFUSED)
+    assert plan(descriptor).implementation == "shared"
 
 
 @pytest.mark.parametrize(
@@ -238,16 +240,16 @@ def test_dtypes_and_views_that_it_refuses(case: str, words: str) -> None:
 
 
 def test_scores_that_memory_does_not_hold_are_refused() -> None:
-    made = Attention(batch=2, num_heads=4, S_q=1000, S_k=1001, head_dim=64, dtype="float16")
+    descriptor = Attention(batch=2, num_heads=4, S_q=1000, S_k=1001, head_dim=64, dtype="float16")
     scores = 2 * 4 * 1000 * 1008  # rows padded to 8 elements
     unfused = UnfusedAttention(HostToolchain())
-    assert unfused.launches(made.problem(), DEVICES[0]).workspace_bytes == scores * (4 + 2)
+    assert unfused.launches(descriptor.problem(), DEVICES[0]).workspace_bytes == scores * (4 + 2)
     for memory, fits in ((scores * 6, True), (scores * 6 - 1, False)):
         device = replace(DEVICES[0], limits=replace(DEVICES[0].limits, memory_bytes=memory))
         expected = (
             f"it needs a workspace of {scores * 6} bytes, more than the device's memory, {memory}"
         )
-        assert unfused.supports(made.problem(), device) == (None if fits else expected)
+        assert unfused.supports(descriptor.problem(), device) == (None if fits else expected)
     alone = Attention(batch=2, num_heads=4, S_q=1000, S_k=1001, head_dim=64, dtype="float32")
     assert unfused.launches(alone.problem(), DEVICES[0]).workspace_bytes == scores * 4, (
         "probabilities in their place"

@@ -115,10 +115,10 @@ def test_a_relative_folder_in_one_that_is_gone(temporary: Path) -> None:
 def test_a_fallback_that_others_can_write_to(homeless: Path, toolchain: Toolchain) -> None:
     homeless.mkdir()
     homeless.chmod(0o777)
-    with pytest.warns(CacheWarning) as said:
+    with pytest.warns(CacheWarning) as output:
         assert again(toolchain).path is None
     refusal = [
-        str(w.message) for w in said if "compiling without the binary cache" in str(w.message)
+        str(w.message) for w in output if "compiling without the binary cache" in str(w.message)
     ]
     assert (
         len(refusal) == 1
@@ -140,9 +140,9 @@ def test_no_folder_can_be_written(homeless: Path, monkeypatch: pytest.MonkeyPatc
 def test_the_warning_is_said_once(homeless: Path) -> None:
     import warnings
 
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as output:
         warnings.simplefilter("default")
         for _ in range(3):
             compilation.cache_folder()
             compilation.entries()
-    assert len(said) == 1
+    assert len(output) == 1

@@ -45,12 +45,12 @@ IMPLEMENTATIONS = implementations()
 
 def predictions(row: Row) -> dict[str, float]:
     """µs of each implementation that was measured."""
-    found = {
+    result = {
         n: IMPLEMENTATIONS[row.problem.operation, n].cost(row.problem, H200).seconds * 1e6
         for n in row.us
     }
-    assert all(x > 0 for x in found.values())
-    return found
+    assert all(x > 0 for x in result.values())
+    return result
 
 
 # ---------------------------------------------------------------- the model
@@ -142,9 +142,9 @@ def test_lists_cost_what_they_were_measured_to_cost() -> None:
 
 @pytest.mark.parametrize("row", [*GEMM, *HOPPER], ids=lambda r: r.name)
 def test_the_choice_is_that_of_the_measurement(row: Row) -> None:
-    found = predictions(row)
-    chosen = min(found, key=found.__getitem__)
-    assert row.us[chosen] <= WORSE * min(row.us.values()), f"{chosen} of {found}"
+    actual = predictions(row)
+    chosen = min(actual, key=actual.__getitem__)
+    assert row.us[chosen] <= WORSE * min(row.us.values()), f"{chosen} of {actual}"
 
 
 @pytest.mark.parametrize("row", [r for r in GEMM if r.tiles], ids=lambda r: r.name)

@@ -51,8 +51,8 @@ def implementations(discovered: Callable[..., Plugins]) -> Callable[..., Device]
     """``implementations(scripted, …)``: these are all there is on acme:0, which is returned."""
 
     def use(*given: Scripted) -> Device:
-        found = discovered("kernelseam_thirdvendor")
-        found.registry.implementations[:] = given
+        loaded = discovered("kernelseam_thirdvendor")
+        loaded.registry.implementations[:] = given
         return find_device("acme")
 
     return use

@@ -35,7 +35,7 @@ def test_a_precision_is_part_of_the_spec(kind: Any, given: str | None, kept: str
 
 @pytest.mark.parametrize("kind", [BatchedGemmStrided, BatchedGemmPointers])
 @pytest.mark.parametrize(
-    ("dtype", "given", "said"),
+    ("dtype", "given", "message"),
     [
         (
             "float32",
@@ -71,10 +71,10 @@ def test_a_precision_is_part_of_the_spec(kind: Any, given: str | None, kept: str
         ),
     ],
 )
-def test_what_is_no_precision_is_refused(kind: Any, dtype: str, given: Any, said: str) -> None:
+def test_what_is_no_precision_is_refused(kind: Any, dtype: str, given: Any, message: str) -> None:
     with pytest.raises(InvalidValue) as caught:
         kind(**FIELDS, dtype=dtype, precision=given)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
 
 
 def test_other_dtypes_may_be_ieee() -> None:
@@ -257,5 +257,5 @@ def test_the_command_takes_it(command: Callable[..., tuple[int, str, str]]) -> N
     options = ("gemm", "--m", 32, "--n", 32, "--k", 32, "--dtype", "float32", "--verify")
     for precision in ("ieee", "tf32", "tf32x3"):
         assert command(*options, "--precision", precision)[0] == 0
-    status, _, said = command(*options, "--precision", "half")
-    assert status == 2 and "precision = half: must be one of ieee, tf32, tf32x3" in said
+    status, _, output = command(*options, "--precision", "half")
+    assert status == 2 and "precision = half: must be one of ieee, tf32, tf32x3" in output

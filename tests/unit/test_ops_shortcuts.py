@@ -75,8 +75,10 @@ class CardGemm(AcmeGemm):
 
 @pytest.fixture
 def card(discovered: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> CardRuntime:
-    found, runtime = discovered(), CardRuntime()
-    found.registry.add_backend(Backend("card", runtime, implementations=(CardGemm(),), priority=10))
+    loaded, runtime = discovered(), CardRuntime()
+    loaded.registry.add_backend(
+        Backend("card", runtime, implementations=(CardGemm(),), priority=10)
+    )
     return runtime
 
 
@@ -84,8 +86,8 @@ def signatures() -> calling.CallCache:
     return plugins().cache_of(calling.CallCache)
 
 
-def close(x: Any, want: Any) -> None:
-    torch.testing.assert_close(x, want, rtol=1e-5, atol=1e-5)
+def close(x: Any, expected: Any) -> None:
+    torch.testing.assert_close(x, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_call_that_repeats_describes_nothing(card: CardRuntime) -> None:
@@ -120,11 +122,11 @@ def test_what_lies_otherwise_or_is_asked_otherwise_is_worked_out(card: CardRunti
         (lambda: kernelseam.bmm(torch.nn.Parameter(a, requires_grad=False), b), a @ b),
     ]
     for _ in range(3):
-        for way, want in ways:
-            found = way()
-            if want is None:
+        for way, expected in ways:
+            actual = way()
+            if expected is None:
                 continue
-            torch.testing.assert_close(found, want, rtol=1e-2, atol=1e-2)
+            torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-2)
     assert len(signatures().shortcuts) == len(ways) - 2
 
 
@@ -309,12 +311,12 @@ def test_gradients_of_both_factors_by_a_shortcut(card: CardRuntime) -> None:
     """Two launches, one workspace, results by name."""
     a, b, dc = torch.randn(2, 3, 4), torch.randn(2, 4, 5), torch.randn(2, 3, 5)
     for _ in range(3):
-        found = kernelseam.bmm_bwd(dc, a, b)
-        close(found.da, dc @ b.mT)
-        close(found.db, a.mT @ dc)
+        actual = kernelseam.bmm_bwd(dc, a, b)
+        close(actual.da, dc @ b.mT)
+        close(actual.db, a.mT @ dc)
         assert kernelseam.bmm_bwd(dc, a, b, a_gradient=False).da is None
     card.described = 0
-    found = kernelseam.bmm_bwd(dc, a, b)
+    actual = kernelseam.bmm_bwd(dc, a, b)
     assert card.described == 0
     square = torch.randn(2, 4, 4)
     kernelseam.bmm_bwd(square, square, square, da=torch.empty(2, 4, 4))
@@ -327,14 +329,14 @@ def test_gradients_of_both_factors_by_a_shortcut(card: CardRuntime) -> None:
 
 def test_eight_threads_by_one_shortcut(card: CardRuntime) -> None:
     a, b = torch.randn(4, 4), torch.randn(4, 4)
-    want = a @ b
+    expected = a @ b
     kernelseam.matmul2d(a, b)
     barrier = threading.Barrier(8)
 
     def work(_: int) -> None:
         barrier.wait(30)
         for _ in range(200):
-            close(kernelseam.matmul2d(a, b), want)
+            close(kernelseam.matmul2d(a, b), expected)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
@@ -358,25 +360,29 @@ def test_what_is_forgotten_is_planned_anew(
     a = torch.randn(2, 8, 8)
     for _ in range(3):
         kernelseam.bmm(a, a)
-    asked = list[object]()
+    requested = list[object]()
     select = planner.select
-    monkeypatch.setattr(planner, "select", lambda *x, **y: (asked.append(x), select(*x, **y))[1])
+    monkeypatch.setattr(
+        planner, "select", lambda *x, **y: (requested.append(x), select(*x, **y))[1]
+    )
     kernelseam.bmm(a, a)
-    assert not asked
+    assert not requested
     planning.forget()
     kernelseam.bmm(a, a)
-    assert len(asked) == 1
+    assert len(requested) == 1
 
 
 def test_no_shortcut_is_made_where_none_can_be_taken(
     card: CardRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tensors that do not lie at 16 bytes: their vectors are found out at every call."""
-    made = list[object]()
+    created = list[object]()
     call_state = CardRuntime.call_state
-    monkeypatch.setattr(CardRuntime, "call_state", lambda *x: (made.append(x), call_state(*x))[1])
+    monkeypatch.setattr(
+        CardRuntime, "call_state", lambda *x: (created.append(x), call_state(*x))[1]
+    )
     memory = torch.randn(2 * 8 * 8 + 4)
     a = memory[1 : 1 + 128].reshape(2, 8, 8)
     for _ in range(4):
         kernelseam.bmm(a, a)
-    assert not made
+    assert not created

@@ -112,9 +112,9 @@ def test_pages_are_shuffled_and_the_table_names_none_beyond_the_lengths() -> Non
 
 
 def test_planes_lie_as_their_walk_says() -> None:
-    made = named("attention-f16-64-bias-odd-transposed")
-    assert isinstance(made, AttentionCase)
-    placements = operands.layout(made).placements
+    parity_case = named("attention-f16-64-bias-odd-transposed")
+    assert isinstance(parity_case, AttentionCase)
+    placements = operands.layout(parity_case).placements
     batch, head, row, column = placements["bias"].strides
     assert (row, column, head, batch) == (1, 65, 129 * 65 + 1, 2 * (129 * 65 + 1) + 3)
     flat = operands.layout(named("attention-f16-64-bias-by-query")).placements["bias"].strides
@@ -122,8 +122,8 @@ def test_planes_lie_as_their_walk_says() -> None:
 
 
 def test_a_bias_beyond_the_lengths_is_nobodys() -> None:
-    made = replace(PACKED, bias=PACKED.dtype, mask="random")
-    bias = operands.values(made)["bias"].astype(np.float32)
+    created = replace(PACKED, bias=PACKED.dtype, mask="random")
+    bias = operands.values(created)["bias"].astype(np.float32)
     for b, (n_q, n_k) in enumerate(zip((3, 0, 5), (7, 2, 0), strict=True)):
         assert np.isfinite(bias[b, :, :n_q, :n_k]).all()
         assert np.isnan(bias[b, :, n_q:]).all() and np.isnan(bias[b, :, :, n_k:]).all()
@@ -145,17 +145,17 @@ def test_stray_writes_beyond_a_sequence_show(name: str, separate: bool) -> None:
 
 
 def test_the_descriptor_says_what_the_case_does() -> None:
-    made = named("attention-f16-64-causal-pages-16-sequences")
-    assert isinstance(made, AttentionCase)
-    layout = operands.layout(made)
+    parity_case = named("attention-f16-64-causal-pages-16-sequences")
+    assert isinstance(parity_case, AttentionCase)
+    layout = operands.layout(parity_case)
     at = {
         n: 2**20 + layout.blocks()[p.block][1] + p.offset * p.dtype.itemsize
         for n, p in layout.placements.items()
     }
     runtime = plugins().backend("numpy").runtime
-    found = describe(made, layout, at, runtime, runtime.devices()[0])
-    assert isinstance(found, Attention)
-    p = found.problem()
+    actual = describe(parity_case, layout, at, runtime, runtime.devices()[0])
+    assert isinstance(actual, Attention)
+    p = actual.problem()
     assert (p.spec.q_view, p.spec.kv_view, p.spec.lengths, p.spec.causal) == (
         "packed",
         "paged",
@@ -176,7 +176,7 @@ def test_the_descriptor_says_what_the_case_does() -> None:
     assert (
         {r.name for r in p.operands}
         == {"q", "k", "v", "out", "lse", "kv_lengths", "cu_seqlens_q", "block_table"}
-        == set(found.operands())
+        == set(actual.operands())
     )
 
 
@@ -201,17 +201,17 @@ def test_gradients_lie_in_rooms_of_their_own() -> None:
 
 
 def test_a_backward_case_gives_the_result_of_an_exact_forward() -> None:
-    made = named("attention-bwd-f16-64-causal-33x129")
-    x = operands.values(made)
-    want = formulas.attention(x["q"], x["k"], x["v"], True, 0.125)
-    np.testing.assert_array_equal(x["out"], want.out.astype(np.float16))
-    np.testing.assert_array_equal(x["lse"], want.lse.astype(np.float32))
-    assert x["dout"].shape == x["out"].shape and operands.outputs(made) == ("dq", "dk", "dv")
+    parity_case = named("attention-bwd-f16-64-causal-33x129")
+    x = operands.values(parity_case)
+    expected = formulas.attention(x["q"], x["k"], x["v"], True, 0.125)
+    np.testing.assert_array_equal(x["out"], expected.out.astype(np.float16))
+    np.testing.assert_array_equal(x["lse"], expected.lse.astype(np.float32))
+    assert x["dout"].shape == x["out"].shape and operands.outputs(parity_case) == ("dq", "dk", "dv")
 
 
 def test_lists_name_scattered_heads() -> None:
-    made = named("attention-f16-64-causal-pointers-gqa")
-    placements = operands.layout(made).placements
+    parity_case = named("attention-f16-64-causal-pointers-gqa")
+    placements = operands.layout(parity_case).placements
     for name, heads in (("q", 8), ("k", 2), ("v", 2), ("out", 8)):
         starts = placements[name].starts
         assert (

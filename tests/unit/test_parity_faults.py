@@ -59,10 +59,10 @@ FAULTS = [("attention", f, c) for f, c in ATTENTION.items()] + [
 
 @pytest.fixture
 def host() -> Iterator[Device]:
-    found = plugins().registry.implementations
-    kept = list(found)
+    results = plugins().registry.implementations
+    kept = list(results)
     yield plugins().backend("numpy").runtime.devices()[0]
-    found[:] = kept
+    results[:] = kept
     forget()
 
 

@@ -47,9 +47,9 @@ def outcome(
             9,
             f"C[0, 1] is 5, the oracle says 4: error/tolerance {worst:.3g}",
         )
-    found = named(case) if isinstance(case, str) else case
+    result = named(case) if isinstance(case, str) else case
     return Outcome(
-        found,
+        result,
         target.device.backend,
         target.implementation,
         verdict,
@@ -162,11 +162,11 @@ def test_what_is_not_covered_is_said() -> None:
 def test_facts_name_versions_devices_and_no_date() -> None:
     known = plugins()
     device = known.backend("numpy").runtime.devices()[0]
-    found = dict(summary.facts(known, [Target(device, "numpy", "gemm", builtin=True)]))
-    assert re.fullmatch(r"\d+\.\d+\.\d+, contract \d+", found["kernelseam"])
-    assert found["device numpy:0"] == f"cpu, {device.name}, host"
-    assert "plugin reference" in found and "NumPy" in found["Python"]
-    assert not re.search(r"20\d\d-\d\d", " ".join(found.values()))
+    actual = dict(summary.facts(known, [Target(device, "numpy", "gemm", builtin=True)]))
+    assert re.fullmatch(r"\d+\.\d+\.\d+, contract \d+", actual["kernelseam"])
+    assert actual["device numpy:0"] == f"cpu, {device.name}, host"
+    assert "plugin reference" in actual and "NumPy" in actual["Python"]
+    assert not re.search(r"20\d\d-\d\d", " ".join(actual.values()))
 
 
 # ---------------------------------------------------------------- Markdown
@@ -222,17 +222,17 @@ class Page(HTMLParser):
         assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        self.attributes.append(found)
+        result = dict(attrs)
+        self.attributes.append(result)
         self.loads += [
-            f"{tag} {n}" for n in ("src", "href", "srcset", "data", "action") if n in found
+            f"{tag} {n}" for n in ("src", "href", "srcset", "data", "action") if n in result
         ]
         if tag not in self.VOID:
             self.open.append(tag)
         if tag == "tr":
             self.rows.append([])
         if tag in ("td", "th"):
-            self.rows[-1].append((found.get("class") or "", ""))
+            self.rows[-1].append((result.get("class") or "", ""))
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -246,8 +246,8 @@ class Page(HTMLParser):
             self.rows[-1][-1] = (name, text + data)
 
     def row(self, name: str) -> list[tuple[str, str]]:
-        (found,) = (r[1:] for r in self.rows if r and r[0][1] == name)
-        return found
+        (result,) = (r[1:] for r in self.rows if r and r[0][1] == name)
+        return result
 
 
 def test_cells_say_in_text_what_their_colour_says() -> None:
@@ -307,15 +307,18 @@ def test_a_page_needs_nothing_but_itself() -> None:
 def test_no_name_closes_a_tag_or_an_attribute() -> None:
     device = Device("x", 0, '"><script>', "<!--", evidence='it\'s "so"')
     strange = Target(device, "'><b", "gemm", builtin=False)
-    found = [outcome("gemm-f16-nn", strange, 0.5), outcome("gemm-f16-nt", strange, refusal="</td>")]
-    text = html(Report(found, (strange,), [("<i>", "</dd>")], "a && b", ["<hr>"]))
+    actual = [
+        outcome("gemm-f16-nn", strange, 0.5),
+        outcome("gemm-f16-nt", strange, refusal="</td>"),
+    ]
+    text = html(Report(actual, (strange,), [("<i>", "</dd>")], "a && b", ["<hr>"]))
     page = Page(text)
     assert text.count("<script>") == 1 and "<!--" not in text and "<hr>" not in text
     assert ("refused", "refused: </td>") in page.row("gemm-f16-nt")
     assert [r[1][1] for r in page.rows if len(r) == 8 and r[0][1] == "gemm"] == [
         '\'><b x it\'s "so" "><script>, <!--'
     ]
-    assert {a.get("title") for a in page.attributes} >= {"", found[0].detail}
+    assert {a.get("title") for a in page.attributes} >= {"", actual[0].detail}
 
 
 def test_a_case_that_one_implementation_did_not_run_has_a_cell() -> None:

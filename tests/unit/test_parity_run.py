@@ -114,11 +114,11 @@ class Filling:
 
 @pytest.fixture
 def host() -> Iterator[Device]:
-    found = plugins().registry.implementations
-    kept = list(found)
-    found.append(Broken())
+    results = plugins().registry.implementations
+    kept = list(results)
+    results.append(Broken())
     yield plugins().backend("numpy").runtime.devices()[0]
-    found[:] = kept
+    results[:] = kept
     forget()
 
 
@@ -287,9 +287,11 @@ def test_memory_and_lists_on_another_device(name: str) -> None:
 
 
 def test_targets_are_the_implementations_registered(host: Device) -> None:
-    found = {(t.operation, t.implementation): t.builtin for t in targets(backend="numpy")}
+    actual = {(t.operation, t.implementation): t.builtin for t in targets(backend="numpy")}
     assert (
-        found[("gemm", "numpy")] and found[("attention", "numpy")] and not found[("gemm", "broken")]
+        actual[("gemm", "numpy")]
+        and actual[("attention", "numpy")]
+        and not actual[("gemm", "broken")]
     )
     assert targets(backend="nobody") == []
 
@@ -324,7 +326,7 @@ def test_memory_may_be_separate(name: str) -> None:
 
 
 def _specs() -> set[Any]:
-    found = set()
+    result = set()
     for case in matrix():
         lay = layout(case)
         at = {
@@ -332,9 +334,9 @@ def _specs() -> set[Any]:
             for n, p in lay.placements.items()
         }
         host = plugins().backend("numpy").runtime
-        made, _ = describe(case, lay, at, host, host.devices()[0]).simplified()
-        found.add(made.problem().spec)
-    return found
+        created, _ = describe(case, lay, at, host, host.devices()[0]).simplified()
+        result.add(created.problem().spec)
+    return result
 
 
 def test_the_matrix_is_wide_and_compiles_little() -> None:

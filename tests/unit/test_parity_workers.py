@@ -22,9 +22,9 @@ from kernelseam.parity.running.workers import WorkerFailed, Workers
 
 @pytest.fixture
 def team() -> Iterator[Workers]:
-    found = Workers(2, limit=30)
-    yield found
-    found.close()
+    result = Workers(2, limit=30)
+    yield result
+    result.close()
 
 
 def test_results_and_what_was_raised(team: Workers) -> None:
@@ -42,8 +42,10 @@ def test_array_libraries_have_one_thread_there(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
-    found = [team.start(os.getenv, n).result() for n in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")]
-    assert found == ["3", "1"], "what the user chose stays"
+    actual = [
+        team.start(os.getenv, n).result() for n in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    ]
+    assert actual == ["3", "1"], "what the user chose stays"
     assert "OPENBLAS_NUM_THREADS" not in os.environ
 
 
@@ -62,11 +64,11 @@ def test_a_process_that_dies_costs_its_task_alone(team: Workers) -> None:
 def test_what_a_process_was_at_when_it_was_killed_is_done_again(team: Workers) -> None:
     """In the middle of its answer, as like as not."""
     pids = {t.result() for t in [team.start(os.getpid) for _ in range(50)]}
-    found = [team.start(bytes, 50_000_000) for _ in range(4)]
+    actual = [team.start(bytes, 50_000_000) for _ in range(4)]
     time.sleep(0.1)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    assert [len(t.result()) for t in found] == [50_000_000] * 4
+    assert [len(t.result()) for t in actual] == [50_000_000] * 4
     assert not {team.start(os.getpid).result()} & pids
 
 

@@ -36,8 +36,8 @@ def gemm(**more: Any) -> BatchedGemmStrided:
 
 
 def error(x: dict[str, AcmeArray], alpha: float = 1.0) -> float:
-    want = alpha * x["A"].host.astype("f8") @ x["B"].host
-    return float(abs(x["C"].host - want).max())
+    expected = alpha * x["A"].host.astype("f8") @ x["B"].host
+    return float(abs(x["C"].host - expected).max())
 
 
 # ---------------------------------------------------------------- binding
@@ -386,9 +386,9 @@ def test_unknown_devices(acme: Any, refused: Refused) -> None:
         lambda: plan(gemm(), device="acme:2"),
     )
     for device in ("acme:x", "acme:", "acme:²", "", 0):
-        told = "''" if device == "" else device
+        reported = "''" if device == "" else device
         refused(
-            f"device = {told}: must be a Device, BACKEND or BACKEND:INDEX. For example numpy or "
+            f"device = {reported}: must be a Device, BACKEND or BACKEND:INDEX. For example numpy or "
             "numpy:0.",
             lambda device=device: plan(gemm(), device=device),
         )

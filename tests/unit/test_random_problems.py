@@ -90,7 +90,7 @@ def test_few_kinds_cover_products(drawing: Any, seed: int) -> None:
         True,
         False,
     }
-    assert {bool(k.bias) for found in projections.values() for k in found} == {True, False}
+    assert {bool(k.bias) for actual in projections.values() for k in actual} == {True, False}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -102,12 +102,12 @@ def test_a_problem_is_its_number_s_alone(drawing: Any, family: str) -> None:
 def test_problems_are_small_and_ragged(drawing: Any) -> None:
     cases = _drawn(drawing, "attention", 0, 600)
     forwards = [c.forward if isinstance(c, BackwardCase) else c for c in cases]
-    found = [c for c in forwards if isinstance(c, AttentionCase)]
-    assert max(c.batch * c.num_heads for c in found) <= drawing.attention.MOST_HEADS
+    actual = [c for c in forwards if isinstance(c, AttentionCase)]
+    assert max(c.batch * c.num_heads for c in actual) <= drawing.attention.MOST_HEADS
     longest = drawing.attention.LONGEST
-    assert max(c.S_q for c in found) <= longest and max(c.S_k for c in found) > longest
-    assert any(0 in (c.kv_lengths or ()) for c in found) and any(c.page_size == 3 for c in found)
-    assert any(c.S_q % 16 and c.S_k % 16 for c in found) and any(c.S_q == 1 for c in found)
+    assert max(c.S_q for c in actual) <= longest and max(c.S_k for c in actual) > longest
+    assert any(0 in (c.kv_lengths or ()) for c in actual) and any(c.page_size == 3 for c in actual)
+    assert any(c.S_q % 16 and c.S_k % 16 for c in actual) and any(c.S_q == 1 for c in actual)
 
 
 def test_products_are_of_every_size(drawing: Any) -> None:
@@ -242,8 +242,8 @@ def test_the_script_names_what_fails(
 
     def wrong(case: Case, *arguments: Any) -> Computed:
         lost[0] |= case.name == "random-4-4"
-        found = compute(case, *arguments)
-        return found if case.name != "random-4-0" else replace(found, changed=7)
+        report = compute(case, *arguments)
+        return report if case.name != "random-4-0" else replace(report, changed=7)
 
     def from_host(self: HostRuntime, *arguments: Any) -> Any:
         if lost[0]:
@@ -268,18 +268,18 @@ def test_the_script_names_what_fails(
     given += ["--json", str(file)]
     assert random_problems.main(given) == 1
     out = capsys.readouterr().out
-    found = json.loads(file.read_text())
-    assert [r["status"] for r in found["results"]] == [
+    report = json.loads(file.read_text())
+    assert [r["status"] for r in report["results"]] == [
         "failed",
         "passed",
         "passed",
         "passed",
         "error",
     ]
-    assert found["lost"] == (
+    assert report["lost"] == (
         "the device computes nothing any more since random-4-4 on numpy-numpy: DeviceError: the "
         "runtime says 700. Not "
         "run after it: 4."
     )
-    assert found["lost"] in out and "error 4: Traceback" in out
+    assert report["lost"] in out and "error 4: Traceback" in out
     assert "failed 0: 7 bytes differ after a second launch" in out

@@ -131,14 +131,18 @@ def test_host_arrays_are_not_ours() -> None:
 
 
 def test_results_are_made_by_the_arrays_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
+    created: list[Any] = []
     monkeypatch.setitem(
-        sys.modules, "torch", torch("7.2", float16="f16", empty=lambda *a, **k: made.append((a, k)))
+        sys.modules,
+        "torch",
+        torch("7.2", float16="f16", empty=lambda *a, **k: created.append((a, k))),
     )
-    monkeypatch.setitem(sys.modules, "cupy", cupy(True, empty=lambda *a, **k: made.append((a, k))))
+    monkeypatch.setitem(
+        sys.modules, "cupy", cupy(True, empty=lambda *a, **k: created.append((a, k)))
+    )
     arrays.empty((2, 3), DType.float16, DEVICES[1], "torch")
     arrays.empty((4,), DType.float32, DEVICES[1], "cupy")
-    assert made == [
+    assert created == [
         (((2, 3),), {"dtype": "f16", "device": "cuda:1"}),
         (((4,),), {"dtype": np.dtype(np.float32)}),
     ]

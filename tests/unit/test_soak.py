@@ -75,10 +75,10 @@ def test_the_script(
         str(workers),
     ]
     assert soak.main([*given, "--out", str(tmp_path / "out")]) == 0
-    found = json.loads((tmp_path / "out" / "soak.json").read_text())
-    assert [s["stage"] for s in found["stages"]] == STAGES
-    assert [s["status"] for s in found["stages"]] == ["not run", *["passed"] * 6]
-    of = {s["stage"]: s["figures"] for s in found["stages"]}
+    report = json.loads((tmp_path / "out" / "soak.json").read_text())
+    assert [s["stage"] for s in report["stages"]] == STAGES
+    assert [s["status"] for s in report["stages"]] == ["not run", *["passed"] * 6]
+    of = {s["stage"]: s["figures"] for s in report["stages"]}
     assert of["launches"]["launches"] == 50 and of["operations"]["operations"] == 20
     assert of["no memory left"]["times that memory ran out"] == 3
     assert (
@@ -115,8 +115,8 @@ def test_a_wrong_problem_fails_the_soak(
     compute = run.compute
 
     def wrong(case: Case, *arguments: Any) -> Computed:
-        found = compute(case, *arguments)
-        return replace(found, changed=7) if case.name.endswith("-3") else found
+        actual = compute(case, *arguments)
+        return replace(actual, changed=7) if case.name.endswith("-3") else actual
 
     monkeypatch.setattr(run, "compute", wrong)
     soaked, clock = soak.Soaked("random problems"), soak.Clock.of(60)
@@ -176,9 +176,9 @@ def test_a_process_that_dies_costs_its_problem_alone(soak: Any) -> None:
     assert (row.family, row.number, row.status) == ("products", 5, "error")
     assert row.detail == "RuntimeError: its process ended with status -11"
     first = soak.problems.Row("products", 4, "error", 0.0, "")
-    _, said, rest = soak.problems._answer(task(([first], "DeviceError: 700")), batch)
+    _, output, rest = soak.problems._answer(task(([first], "DeviceError: 700")), batch)
     assert (
-        said.detail == "the device was lost to this process: DeviceError: 700"
+        output.detail == "the device was lost to this process: DeviceError: 700"
         and rest.numbers == (5, 6)
     )
 
@@ -276,8 +276,8 @@ def test_what_says_nothing_after_an_error_is_named(soak: Any) -> None:
     ours = {"raised": "DeviceError", "ours": True, "message": "cuCtxSynchronize failed with 700"}
     silent = soak.sticky._said(lambda: None)
     foreign = soak.sticky._said(lambda: 1 / 0)
-    said = {"synchronize": ours, "a copy": silent, "new memory": foreign}
-    assert soak.sticky.faults({"right before": True, "said": said}) == [
+    output = {"synchronize": ours, "a copy": silent, "new memory": foreign}
+    assert soak.sticky.faults({"right before": True, "said": output}) == [
         "a copy after the error: no error: nothing was said",
         "new memory after the error: ZeroDivisionError: division by zero",
     ]

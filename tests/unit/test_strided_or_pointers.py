@@ -69,20 +69,20 @@ def test_the_benchmark_makes_a_table(
         if line.startswith("| ")
     ]
     assert [r[0] for r in rows].count("memory") == 2
-    found = [r for r in rows if r[0] != "memory"]
+    actual = [r for r in rows if r[0] != "memory"]
     both = [
         (kind, way, "1")
         for kind in ("contiguous", "gapped", "tokens first")
         for way in ("strides", "pointers")
     ]
-    assert [(r[0], r[1], r[4]) for r in found] == 2 * [
+    assert [(r[0], r[1], r[4]) for r in actual] == 2 * [
         *both,
         ("scattered", "pointers", "1"),
         ("scattered", "a call a matrix", "6"),
     ]
-    assert {r[2] for r in found} == {"**numpy**"} and all(float(r[3]) > 0 for r in found)
+    assert {r[2] for r in actual} == {"**numpy**"} and all(float(r[3]) > 0 for r in actual)
     operations = 2 * 6 * 16 * 16 * 8  # of both products
-    for r in found:
+    for r in actual:
         assert float(r[5]) * 1e6 == pytest.approx(operations / float(r[3]), rel=0.2)
 
 

@@ -111,16 +111,16 @@ def test_what_is_taken_keeps_the_drivers_rules(extents: list[int], data: Any) ->
     strides = data.draw(st.tuples(*[st.sampled_from((0, 1, 8, 24, 300, 1024))] * axes))
     box = data.draw(st.tuples(*[st.sampled_from((0, 2, 8, 32, 256, 257))] * axes))
     dtype = data.draw(st.sampled_from(list(tensor_maps.DTYPES)))
-    made = TensorMap(
+    created = TensorMap(
         "x", dtype, tuple(extents), (1, *strides[1:]), box, data.draw(st.sampled_from((0, 128)))
     )
-    if tensor_maps.refuse(made, 16) is None:
-        found = tensor_maps.tiled(made)
+    if tensor_maps.refuse(created, 16) is None:
+        actual = tensor_maps.tiled(created)
         assert (
-            all(s % 16 == 0 and 0 < s < 2**40 for s in found.strides)
-            and len(found.strides) == axes - 1
+            all(s % 16 == 0 and 0 < s < 2**40 for s in actual.strides)
+            and len(actual.strides) == axes - 1
         )
-        assert all(1 <= b <= 256 for b in found.box) and found.box[0] * dtype.itemsize % 16 == 0
+        assert all(1 <= b <= 256 for b in actual.box) and actual.box[0] * dtype.itemsize % 16 == 0
 
 
 class Names:

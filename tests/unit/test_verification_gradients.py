@@ -240,17 +240,19 @@ def test_sampled_elements_are_those_of_the_whole_oracle() -> None:
             return np.arange(0, total, 3)
 
         columns = np.arange(0, shape[3], 2)
-        found = {
+        actual = {
             "dq": of_queries(forward, sample),
             **dict(zip(("dk", "dv"), of_keys(forward, sample), strict=True)),
             "dbias": of_bias(forward, shape, np.arange(0, int(np.prod(shape[:3])), 2), columns),
             "dsinks": of_sinks(forward),
         }
-        for name, some in found.items():
+        for name, some in actual.items():
             for part in ("value", "rounded", "single", "outs", "lses", "vanished"):
-                want = getattr(whole[name], part)[some.index].astype(np.float64)
-                got = getattr(some.gradient, part).astype(np.float64)
-                np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12, err_msg=name + part)
+                expected = getattr(whole[name], part)[some.index].astype(np.float64)
+                result = getattr(some.gradient, part).astype(np.float64)
+                np.testing.assert_allclose(
+                    result, expected, rtol=1e-9, atol=1e-12, err_msg=name + part
+                )
             assert not some.undefined.any()
 
 
@@ -265,8 +267,8 @@ def test_gradients_of_a_part_of_the_keys_are_held_against_what_the_whole_left() 
     forward = Attention.from_arrays(q, *half, out, lse)
     given = dict(zip(("dq", "dk", "dv"), grads, strict=True))
     plan(AttentionBwd(forward=forward, dout=dout, **given)).bind(check=True)()
-    want = attention_bwd(q, k, v, dout, False, 0.25)["dk"].value[:, :, :10]
-    np.testing.assert_allclose(grads[1], want, atol=1e-5)
+    expected = attention_bwd(q, k, v, dout, False, 0.25)["dk"].value[:, :, :10]
+    np.testing.assert_allclose(grads[1], expected, atol=1e-5)
 
 
 def test_hidden_values_that_are_not_finite_may_reach_a_sum_or_not(discovered: Discovered) -> None:
@@ -278,13 +280,13 @@ def test_hidden_values_that_are_not_finite_may_reach_a_sum_or_not(discovered: Di
     dout[0, 0, 0, 2] = np.inf
     forward = Attention.from_arrays(q, k, v, out, lse, causal=True)
     plan(forward).bind()()
-    found = discovered()
+    loaded = discovered()
 
     def bound(spoil: Callable[[Any], None]) -> Any:
-        found.registry.implementations[:] = [
-            i for i in found.registry.implementations if i.name != "spoiled"
+        loaded.registry.implementations[:] = [
+            i for i in loaded.registry.implementations if i.name != "spoiled"
         ]
-        found.registry.implementations.append(Spoiled("attention_bwd", "dq", spoil))
+        loaded.registry.implementations.append(Spoiled("attention_bwd", "dq", spoil))
         grads = {n: np.empty_like(q) for n in ("dq", "dk", "dv")}
         from kernelseam.planning import forget
 
@@ -308,12 +310,14 @@ def test_an_attention_over_lists_without_an_lse_is_looked_at(discovered: Discove
     descriptor = AttentionPointers(
         batch=1, num_heads=2, S_q=5, S_k=5, head_dim=8, dtype="float32", **heads
     )
-    asked: list[check.Verdict] = []
+    requested: list[check.Verdict] = []
     real = check.attention
     with pytest.MonkeyPatch.context() as m:
-        m.setattr(check, "attention", lambda *a, **k: asked.append(real(*a, **k)) or asked[-1])
+        m.setattr(
+            check, "attention", lambda *a, **k: requested.append(real(*a, **k)) or requested[-1]
+        )
         plan(descriptor).bind(check=True)()
-    (verdict,) = asked
+    (verdict,) = requested
     assert verdict.passed and verdict.checked == 2 * 5 * 8
 
 

@@ -121,9 +121,9 @@ def _gemm() -> Iterator[GemmCase]:
 
 def _all() -> dict[str, Case]:
     cases: list[AttentionCase | GemmCase] = [*_attention(), *_gemm()]
-    found = [replace(c, group="many tiles a block", sample=ROWS) for c in cases]
-    assert len({c.name for c in found}) == len(found)
-    return {c.name: c for c in found}
+    results = [replace(c, group="many tiles a block", sample=ROWS) for c in cases]
+    assert len({c.name for c in results}) == len(results)
+    return {c.name: c for c in results}
 
 
 CASES = _all()

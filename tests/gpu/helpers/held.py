@@ -79,7 +79,7 @@ class Held:
 def configurations(case: Case, device: Device, implementation: str) -> dict[str, tuple[Any, ...]]:
     """The configurations in which a kernel takes a case, "sm90:128x192…" or its name where it has
     one, each with its binaries (kernel, spec, tile); none where it refuses."""
-    problem, found = ahead.problem_of(case, device), {}
+    problem, result = ahead.problem_of(case, device), {}
     for known in plugins().registry.implementations:
         if (known.backend, known.name, known.operation) != (
             device.backend,
@@ -103,8 +103,8 @@ def configurations(case: Case, device: Device, implementation: str) -> dict[str,
             variants or {implementation: known.composition.tile(problem, row, device)}
         ).items():
             kernels = known.composition.launches(problem, tile, device).kernels
-            found[name] = tuple((x.kernel, x.problem.spec, x.tile) for x in kernels)
-    return found
+            result[name] = tuple((x.kernel, x.problem.spec, x.tile) for x in kernels)
+    return result
 
 
 def unlike(case: Case, device: Device, implementation: str, times: int, beside: bool = True) -> int:

@@ -168,10 +168,10 @@ class Memory:
 
     def read(self, placement: Placement) -> Array:
         """The logical array that is there."""
-        found = np.zeros(placement.shape, placement.dtype.numpy)
+        result = np.zeros(placement.shape, placement.dtype.numpy)
         for index, view in placement.views(self._flat, self._before):
-            found[index] = view
-        return found
+            result[index] = view
+        return result
 
     def close(self) -> None:
         del self._flat
@@ -180,11 +180,11 @@ class Memory:
 
 @contextmanager
 def memory(before: int, size: int) -> Iterator[Memory]:
-    made = Memory(before, size)
+    created = Memory(before, size)
     try:
-        yield made
+        yield created
     finally:
-        made.close()
+        created.close()
 
 
 def held(

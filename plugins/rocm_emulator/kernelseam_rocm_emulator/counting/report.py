@@ -127,8 +127,8 @@ class Row:
         if iteration is None:
             return
         yield (
-            f"loop at {iteration.header:#x} of {self.counted.kernel}, {iteration.times:.0f} iterations "
-            "of waves; in one:"
+            f"loop at {iteration.header:#x} of {self.counted.kernel}, "
+            f"{iteration.times:.0f} iterations of waves; in one:"
         )
         for counts in (iteration.classes, iteration.names):
             ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
