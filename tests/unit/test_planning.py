@@ -388,8 +388,8 @@ def test_unknown_devices(acme: Any, refused: Refused) -> None:
     for device in ("acme:x", "acme:", "acme:²", "", 0):
         reported = "''" if device == "" else device
         refused(
-            f"device = {reported}: must be a Device, BACKEND or BACKEND:INDEX. For example numpy or "
-            "numpy:0.",
+            f"device = {reported}: must be a Device, BACKEND or BACKEND:INDEX. For example numpy "
+            "or numpy:0.",
             lambda device=device: plan(gemm(), device=device),
         )
     with pytest.raises(UnknownName, match=r"^device = abacus: must be one of acme, numpy\. "):

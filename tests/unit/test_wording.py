@@ -98,7 +98,10 @@ def test_what_is_no_name(name: str, refused: Refused) -> None:
         (1, "1"),
         (b"numpy", "b'numpy'"),
     ):
-        message = f"{name} = {reported}: must be a name. Name one of those that `kernelseam doctor` lists."
+        message = (
+            f"{name} = {reported}: must be a name. Name one of those that `kernelseam doctor` "
+            "lists."
+        )
         refused(message, lambda value=value: ks.matmul2d(a, a, **{name: value}))
         refused(
             message,
