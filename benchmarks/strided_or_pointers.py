@@ -4,7 +4,7 @@ every implementation.
     python -m benchmarks.strided_or_pointers [--device cuda:0] [--markdown FILE] [--small]
 
 Each row is one product over one kind of memory: contiguous; gapped (unused memory between rows and
-between matrices); tokens first ([B, T, H, D]: rows of a head H·D apart); scattered (any order,
+between matrices); token-major ([B, T, H, D]: rows of a head H·D apart); scattered (any order,
 uneven gaps). Times are medians on the device's clock, inputs and results in place. Every result is
 held against the float64 oracle. What an implementation refuses is said below the tables.
 ``--small`` is for a look at the output: its times say nothing.
@@ -31,7 +31,7 @@ from kernelseam.planning import Call
 from kernelseam.plugins import plugins
 
 STRIDED, POINTERS, EACH = "strides", "pointers", "a call a matrix"
-CONTIGUOUS, GAPPED, TOKENS, SCATTERED = "contiguous", "gapped", "tokens first", "scattered"
+CONTIGUOUS, GAPPED, TOKENS, SCATTERED = "contiguous", "gapped", "token-major", "scattered"
 TIMED_SECONDS = 0.3
 Array = np.ndarray[Any, Any]
 

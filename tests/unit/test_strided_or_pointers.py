@@ -72,7 +72,7 @@ def test_the_benchmark_makes_a_table(
     actual = [r for r in rows if r[0] != "memory"]
     both = [
         (kind, way, "1")
-        for kind in ("contiguous", "gapped", "tokens first")
+        for kind in ("contiguous", "gapped", "token-major")
         for way in ("strides", "pointers")
     ]
     assert [(r[0], r[1], r[4]) for r in actual] == 2 * [
@@ -113,7 +113,7 @@ def test_the_benchmark_finds_what_is_wrong(
     assert refused.partition("Refused:")[2] == (
         "\n\n* wrong, p·v: 6 × 16×8×16 float32: takes no float32 (contiguous by strides, "
         "contiguous by "
-        "pointers, gapped by strides, gapped by pointers, tokens first by strides, tokens first "
+        "pointers, gapped by strides, gapped by pointers, token-major by strides, token-major "
         "by pointers, scattered "
         "by pointers)\n\n"
     )
