@@ -1,4 +1,4 @@
-"""What the cache holds, and clearing it."""
+"""Listing and clearing the cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CacheEntry:
 
 @dataclass(frozen=True)
 class Cleared:
-    """How many binaries were removed, and the bytes of all files removed."""
+    """The number of removed binaries, and the bytes of all removed files."""
 
     binaries: int
     bytes: int

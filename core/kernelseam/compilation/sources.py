@@ -1,4 +1,4 @@
-"""Device sources held in memory: every header below a folder, and what one of them includes."""
+"""Device sources in memory: all headers below a folder, and the includes of one of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+(?:"([^"\n]+)"|([A-Za-z_]\w*)
 
 
 def headers_below(folder: Traversable) -> dict[str, str]:
-    """Include name (the path below the folder) → text of every header in it and in its folders."""
+    """Include name (the path below the folder) → text, of every header in the folder and below."""
     headers: dict[str, str] = {}
 
     def walk(folder: Traversable, prefix: str) -> None:
@@ -29,11 +29,11 @@ def headers_below(folder: Traversable) -> dict[str, str]:
 def included(
     main: str, files: Mapping[str, str], defines: Mapping[str, str]
 ) -> tuple[tuple[str, str], ...]:
-    """``main`` and what it includes, and what that includes, by name; nothing else of ``files``.
+    """``main`` and its transitive includes by name, and nothing else of ``files``.
 
     An include name is the path from the folder of all sources, or a constant of ``defines`` that
-    holds one in quotes. Conditions are not evaluated: what stands between #if and #endif counts.
-    Raises PluginError where one is missing.
+    holds one in quotes. Conditions are not evaluated: includes between #if and #endif count.
+    Raises PluginError where a file is missing.
     """
     headers: dict[str, str] = {}
     pending = [("", main)]

@@ -12,11 +12,11 @@ Mask = npt.NDArray[np.bool_]
 
 
 def clocks(banks: Banks, width: int, addresses: Addresses, active: Mask) -> tuple[int, int]:
-    """LDS clocks that the access takes, and that it would take without conflicts.
+    """(LDS clocks of the access, LDS clocks without bank conflicts).
 
-    ``addresses``: [lanes], in bytes; ``active``: [lanes], which of them take part. In a phase each
-    bank serves one word of 4 bytes a clock, to however many lanes ask for that word; phases without
-    an active lane take none.
+    ``addresses``: [lanes], in bytes; ``active``: [lanes], which of them are active. In a phase each
+    bank serves one word of 4 bytes per clock, to all lanes that read that word; phases without an
+    active lane take no clocks.
     """
     cycles = fewest = 0
     for phase in banks.phases:

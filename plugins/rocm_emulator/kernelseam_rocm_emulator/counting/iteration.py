@@ -1,8 +1,8 @@
 """One iteration of a kernel's hot loop: its instructions by class, and the model's cycles.
 
-The hot loop walks over tiles: it is an innermost loop that multiplies matrices and copies what it
-multiplies. What of it an iteration executes is counted in a launch that ran (`executed`), or chosen
-without one (`compiled`).
+The hot loop is the main loop over tiles: an innermost loop with matrix instructions and the copies
+of their operands. The instructions of an iteration are counted in a launch (`executed`), or derived
+from the code alone (`compiled`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from kernelseam_rocm_emulator.counting.trips import trips
 
 @dataclass(frozen=True)
 class Iteration:
-    """Of a wave, in the mean over those that ran."""
+    """One wave's iteration, as a mean over the waves that ran."""
 
     header: int
     """The address where the loop begins."""
     times: float
-    """Iterations that all waves ran together; 1 where nothing ran."""
+    """Iterations summed over all waves; 1 where nothing ran."""
     classes: Mapping[Class, float]
     """Instructions."""
     names: Mapping[str, float]
@@ -53,15 +53,15 @@ class Iteration:
         return self.count(VECTOR)
 
     def conflicts(self, kind: Class) -> float | None:
-        """LDS clocks of reads or of writes over the fewest possible; None where it has none."""
+        """LDS clocks of reads or writes divided by the fewest possible; None without any."""
         cycles, fewest = self.lds.get(kind, (0.0, 0.0))
         return cycles / fewest if fewest else None
 
 
 def tile_loops(control_flow: Flow) -> tuple[Loop, ...]:
     """Innermost loops with matrix instructions that load or write to LDS; where there are none,
-    innermost loops with matrix instructions. A loop over fragments, which the compiler did not
-    unroll, is part of the one around it."""
+    innermost loops with matrix instructions. A loop over fragments that the compiler did not
+    unroll belongs to the loop around it."""
 
     def has(loop: Loop, *kinds: Class) -> bool:
         return any(x.kind in kinds for x in control_flow.instructions(loop.blocks))
@@ -79,10 +79,10 @@ def tile_loops(control_flow: Flow) -> tuple[Loop, ...]:
 def compiled(listing: Listing, arch: str) -> Iteration | None:
     """The hot loop of a kernel that was only compiled; None where no loop has matrix instructions.
 
-    Of a loop's ways from its header back to it, the one that multiplies the most, writes the most
-    bytes to LDS and loads the most by its widest loads; of those the one with the fewest cycles: so
-    that work that may be branched around (a mask, a ragged end's narrow loads, a rescaling) is left
-    out. Of loops that multiply as much, the one with the fewest cycles. LDS is without conflicts.
+    Of a loop's paths from its header back to it, the one that multiplies the most, writes the most
+    bytes to LDS and loads the most by its widest loads; among those the one with the fewest cycles.
+    So optional work (masks, narrow loads of a ragged end, rescaling) is left out. Among loops that
+    multiply as much, the one with the fewest cycles. LDS is assumed free of conflicts.
     """
     unit, graph = model.unit(arch), flow(listing)
     chosen = []
@@ -129,7 +129,7 @@ def _iteration(
 
 
 def _cycles(instruction: Instruction, tally: Tally, unit: ComputeUnit) -> Cycles:
-    """Of all executions of an instruction."""
+    """The totals over all executions of an instruction."""
     kind, n = instruction.kind, tally.count
     if kind is Class.MATRIX:
         return Cycles(matrix=n * unit.matrix_cycles(shape(instruction.name)))
@@ -173,8 +173,8 @@ better, in this order."""
 
 
 def _way(graph: Flow, loop: Loop, unit: ComputeUnit) -> dict[int, Tally]:
-    """Tallies of the way through a loop that `compiled` speaks of. Inner loops run as often as is
-    seen in them, else once."""
+    """Tallies of the path that `compiled` documents. Inner loops count with their constant number
+    of trips, where that is known, else once."""
     times = dict.fromkeys(loop.blocks, 1)
     for inner in (x for x in loop.nest() if x is not loop):
         for block in inner.blocks:

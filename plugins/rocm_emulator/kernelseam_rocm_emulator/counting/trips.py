@@ -1,5 +1,5 @@
-"""How often an inner loop runs that the compiler did not unroll whole: from its counter, where that
-is a scalar register with constant start, step and bound."""
+"""The trip count of an inner loop that the compiler did not fully unroll, from its counter: a
+scalar register with constant start, step and bound."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kernelseam_rocm_emulator.counting.instructions import Instruction
 from kernelseam_rocm_emulator.counting.loops import Flow, Loop
 
 MOST = 256
-"""Trips that are followed; a loop with more has no constant bound of this form."""
+"""The most trips that are simulated; a loop with more counts as one without a constant bound."""
 
 _COMPARE = re.compile(r"s_cmpk?_(eq|lg|lt|le|gt|ge)_[iu]32$")
 _HOLDS = {
@@ -23,7 +23,7 @@ _HOLDS = {
 
 
 def trips(graph: Flow, loop: Loop) -> int | None:
-    """How often the loop's body runs each time that it is entered; None where that is not seen."""
+    """The loop's trip count each time it is entered; None where it is unknown."""
     body = list(graph.instructions(loop.blocks))
     latch = [x for x in body if x.target == loop.header and x.name.startswith("s_cbranch_scc")]
     if len(latch) != 1:
