@@ -30,7 +30,7 @@ from kernelseam.oracle.sampling import sampled
 from kernelseam.planning import Call
 from kernelseam.plugins import plugins
 
-STRIDED, POINTERS, EACH = "strides", "pointers", "a call a matrix"
+STRIDED, POINTERS, EACH = "strides", "pointers", "a call per matrix"
 CONTIGUOUS, GAPPED, TOKENS, SCATTERED = "contiguous", "gapped", "token-major", "scattered"
 TIMED_SECONDS = 0.3
 Array = np.ndarray[Any, Any]

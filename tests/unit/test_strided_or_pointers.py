@@ -78,7 +78,7 @@ def test_the_benchmark_makes_a_table(
     assert [(r[0], r[1], r[4]) for r in actual] == 2 * [
         *both,
         ("scattered", "pointers", "1"),
-        ("scattered", "a call a matrix", "6"),
+        ("scattered", "a call per matrix", "6"),
     ]
     assert {r[2] for r in actual} == {"**numpy**"} and all(float(r[3]) > 0 for r in actual)
     operations = 2 * 6 * 16 * 16 * 8  # of both products
@@ -121,5 +121,5 @@ def test_the_benchmark_finds_what_is_wrong(
     assert f"* wrong, {product}: is wrong: C[0, 0, 0] is nan, the oracle says " in failed
     assert (
         f"* wrong, {product}: the runtime said 719 (contiguous by pointers, gapped by pointers, "
-        "tokens" in failed
+        "token-major" in failed
     )
