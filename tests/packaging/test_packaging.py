@@ -99,8 +99,8 @@ def built(made_once: MadeOnce) -> Path:
 
 
 def _one(folder: Path, pattern: str) -> Path:
-    (result,) = folder.glob(pattern)
-    return result
+    (found,) = folder.glob(pattern)
+    return found
 
 
 @pytest.fixture(scope="session", params=["wheel", "sdist", "editable"])
@@ -130,19 +130,19 @@ def installed(
 
 def test_device_sources_are_found(installed: tuple[str, Path], tmp_path: Path) -> None:
     mode, programs = installed
-    report: dict[str, Any] = json.loads(_run(programs / "python", "-c", LOOK, cwd=tmp_path))
+    found: dict[str, Any] = json.loads(_run(programs / "python", "-c", LOOK, cwd=tmp_path))
     for package, checkout in PACKAGES.items():
         if mode == "editable":
-            assert Path(report[package]["place"]).samefile(checkout)
+            assert Path(found[package]["place"]).samefile(checkout)
         else:
-            assert Path(report[package]["place"]).is_relative_to(programs.parent)
+            assert Path(found[package]["place"]).is_relative_to(programs.parent)
         expected = _device_sources(checkout)
-        assert report[package]["texts"] == expected
+        assert found[package]["texts"] == expected
         assert "py.typed" in expected
         # the emulator brings no device sources
         assert any(n.endswith(".h") for n in expected) is not package.endswith("emulator")
-    assert {"gemm/gemm.h", "attention/forward.h", "tile/tile.h"} <= set(report["shared"])
-    archs = set(report["platforms"])
+    assert {"gemm/gemm.h", "attention/forward.h", "tile/tile.h"} <= set(found["shared"])
+    archs = set(found["platforms"])
     assert {
         "cuda sm_80",
         "cuda sm_90a",
@@ -151,25 +151,25 @@ def test_device_sources_are_found(installed: tuple[str, Path], tmp_path: Path) -
         "rocm gfx1100",
         "rocm gfx1201",
     } <= archs
-    assert all(report["platforms"].values())
+    assert all(found["platforms"].values())
 
 
 def test_the_command_works(installed: tuple[str, Path], tmp_path: Path) -> None:
     _, programs = installed
     cache = tmp_path / "cache"
-    output = _run(
+    said = _run(
         programs / "kernelseam", "doctor", "--json", cwd=tmp_path, KERNELSEAM_CACHE_DIR=str(cache)
     )
-    report = json.loads(output)
-    assert report["failures"] == []
-    assert "off (KERNELSEAM_TINYGRAD is not set)" in output  # the ROCm plugin sees the emulator
-    assert {p["plugin"] for p in report["plugins"]} == {"reference", "cuda", "rocm"}
-    assert set(report["backends"]) == {"numpy", "cuda", "rocm"}
+    found = json.loads(said)
+    assert found["failures"] == []
+    assert "off (KERNELSEAM_TINYGRAD is not set)" in said  # the ROCm plugin sees the emulator
+    assert {p["plugin"] for p in found["plugins"]} == {"reference", "cuda", "rocm"}
+    assert set(found["backends"]) == {"numpy", "cuda", "rocm"}
     assert not cache.exists()
-    output = _run(
+    said = _run(
         programs / "kernelseam", "doctor", "--json", cwd=tmp_path, KERNELSEAM_TINYGRAD=str(tmp_path)
     )
-    assert "must be a checkout of tinygrad's repository" in output  # by the emulator's package
+    assert "must be a checkout of tinygrad's repository" in said  # by the emulator's package
     answer = json.loads(
         _run(
             programs / "python",
@@ -230,7 +230,5 @@ def test_extras_name_the_vendors_distributions(built: Path) -> None:
     assert "kernelseam-rocm-emulator<0.2,>=0.1; extra == 'emulator'" in rocm.get_all(
         "Requires-Dist", []
     )
-    for actual in metadata.values():
-        assert (
-            actual["Requires-Python"] == ">=3.11" and actual["License-Expression"] == "Apache-2.0"
-        )
+    for found in metadata.values():
+        assert found["Requires-Python"] == ">=3.11" and found["License-Expression"] == "Apache-2.0"

@@ -82,10 +82,10 @@ def gemm(
 
 def _compiler(arch: str) -> tuple[Backend, Toolchain]:
     """The backend that compiles for the arch; raises UnknownName."""
-    registered, known = plugins(), list[str]()
-    for backend in registered.registry.backends.values():
+    found, known = plugins(), list[str]()
+    for backend in found.registry.backends.values():
         try:
-            archs = registered.archs_of(backend)
+            archs = found.archs_of(backend)
         except Exception:  # one that is broken must not stand before the one that knows the arch
             _log.warning("backend %s does not list its archs", backend.name, exc_info=True)
             continue

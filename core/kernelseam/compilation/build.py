@@ -22,16 +22,16 @@ SCHEMA = 2
 """Part of every key: raised when the meaning of a key or of an entry changes."""
 
 KEY = "KS_KEY"
-"""The constant that the device source defines with the binary's key as text."""
+"""The constant that holds a binary's key, as text: the device source puts it into the binary."""
 BINARIES, FAILED = "binaries", "failed"
 LOCK = ".lock"
 LOCK_SECONDS = 600.0
-"""Seconds to wait for another process's compilation before compiling here as well."""
+"""How long to wait for another process's compilation before compiling here as well."""
 
 
 @dataclass(frozen=True)
 class Binary:
-    """A compiled bundle. ``path`` is None where it could not be stored in the cache."""
+    """A compiled bundle. ``path`` is None where it could not be kept in the cache."""
 
     data: bytes
     path: Path | None
@@ -39,7 +39,7 @@ class Binary:
 
 
 def binary_key(bundle: SourceBundle, arch: str, backend: str, compiler: str) -> str:
-    """SHA-256, in hex, of everything that the binary depends on, the content of every file
+    """SHA-256, in hex, over everything that shapes the binary, the content of every file
     included."""
     source = [bundle.name, bundle.main, sorted(bundle.files), bundle.defines, bundle.options]
     parts = [SCHEMA, source, arch, backend, compiler]
@@ -59,9 +59,9 @@ def forget() -> None:
 def compiled(toolchain: Toolchain, bundle: SourceBundle, arch: str) -> Binary:
     """The bundle's binary for the arch, compiled at most once while the cache can be written.
 
-    If many threads and processes request it at once, one compiles. Where the cache cannot be used,
-    a CacheWarning says why and the binary is compiled for this process alone. Raises CompileError,
-    which names the file with the saved source.
+    Of many threads and processes that ask at once, one compiles. Where the cache cannot be used, a
+    CacheWarning says why and the binary is compiled for this process alone. Raises CompileError,
+    with the place of the saved source.
     """
     key = binary_key(bundle, arch, toolchain.backend, toolchain.compiler())
     with _memo_lock:
@@ -75,13 +75,13 @@ def is_cached(toolchain: Toolchain, bundle: SourceBundle, arch: str) -> bool:
     with _memo_lock:
         if key in _memo:
             return True
-    binary = _from_cache(key, say=False)
-    return binary is not None and _kept(key, binary) is not None
+    found = _from_cache(key, say=False)
+    return found is not None and _kept(key, found) is not None
 
 
-def _kept(key: str, binary: Binary) -> Binary:
+def _kept(key: str, found: Binary) -> Binary:
     with _memo_lock:
-        return _memo.setdefault(key, binary)
+        return _memo.setdefault(key, found)
 
 
 _said: ContextVar[list[str] | None] = ContextVar("kernelseam_cache_warnings", default=None)
@@ -89,7 +89,7 @@ _said: ContextVar[list[str] | None] = ContextVar("kernelseam_cache_warnings", de
 
 @contextmanager
 def collect_warnings(said: list[str]) -> Iterator[None]:
-    """Within the block, this thread's warnings are collected in a list."""
+    """Within the block, this thread's warnings go to a list."""
     token = _said.set(said)
     try:
         yield
@@ -109,13 +109,12 @@ def _warn(message: str) -> None:
 
 
 def _from_cache(key: str, *, say: bool) -> Binary | None:
-    """The entry, if it exists, is intact and trusted; ``say``: warn why an existing entry is not
-    loaded."""
+    """The entry if it is there, whole and trusted; ``say`` why one that is there is not loaded."""
     path = _path(key)
     try:
         if not (private(path.parent.parent, make=False) and private(path.parent, make=False)):
             return None
-    except (OSError, Untrusted):  # reported when the folder is needed for writing
+    except (OSError, Untrusted):  # said when the folder is wanted for writing
         return None
     try:
         _, payload = entry.read_binary(path)
@@ -130,8 +129,8 @@ def _from_cache(key: str, *, say: bool) -> Binary | None:
 
 def _build(toolchain: Toolchain, bundle: SourceBundle, arch: str, key: str) -> Binary:
     with _locked(key) as writable:
-        if writable and (binary := _from_cache(key, say=False)):  # another process was faster
-            return binary
+        if writable and (found := _from_cache(key, say=False)):  # another process was faster
+            return found
         try:
             data = _compile(toolchain, bundle, arch, key)
         except CompileError as e:
@@ -140,7 +139,7 @@ def _build(toolchain: Toolchain, bundle: SourceBundle, arch: str, key: str) -> B
         if writable:
             header = {"key": key, "name": bundle.name, "arch": arch, "backend": toolchain.backend}
             try:
-                # left by a build that was killed
+                # of a build that was killed
                 for leftover in path.parent.glob(f"{key}.*{entry.TEMPORARY}"):
                     leftover.unlink(missing_ok=True)
                 entry.write(path, header, data)
@@ -153,7 +152,8 @@ def _build(toolchain: Toolchain, bundle: SourceBundle, arch: str, key: str) -> B
 
 
 def _compile(toolchain: Toolchain, bundle: SourceBundle, arch: str, key: str) -> bytes:
-    """The bundle's binary, checked to contain its key. Raises CompileError."""
+    """The bundle's binary, which carries its key: what does not was made from something else.
+    Raises CompileError."""
     data = toolchain.compile(replace(bundle, defines=(*bundle.defines, (KEY, f'"{key}"'))), arch)
     if not entry.carries(data, key):
         raise CompileError(
@@ -169,7 +169,7 @@ def _compile(toolchain: Toolchain, bundle: SourceBundle, arch: str, key: str) ->
 
 @contextmanager
 def _locked(key: str) -> Iterator[bool]:
-    """Hold the key's lock, which is released however the process ends; False where there is no
+    """Hold the key's lock, which ends with the process however that ends; False where there is no
     usable folder."""
     import filelock
 
@@ -179,7 +179,7 @@ def _locked(key: str) -> Iterator[bool]:
         private(path.parent, make=True)
         lock = filelock.FileLock(path.with_suffix(LOCK), timeout=LOCK_SECONDS, mode=0o600)
         lock.acquire()
-    # the second: a file system without locks
+    # the second: a file system that knows no locks
     except (OSError, NotImplementedError, Untrusted) as e:
         _warn(f"compiling without the binary cache. {e}")
         yield False
@@ -191,10 +191,10 @@ def _locked(key: str) -> Iterator[bool]:
 
 
 def _save_source(bundle: SourceBundle, error: CompileError, key: str) -> str | None:
-    """Write the compiler's input and log beside the cache, else into a temporary folder; returns
-    the path.
+    """Write what the compiler was given, and what it said, beside the cache or else into a
+    temporary folder; where.
 
-    None where neither can be written: the log must reach the caller in any case.
+    None where neither can be written: the compiler's log must reach the caller all the same.
     """
     folder = cache_folder() / FAILED / key[:16]
     try:
