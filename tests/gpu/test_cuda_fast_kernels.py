@@ -108,7 +108,7 @@ def test_there_are_fast_kernels_where_they_belong() -> None:
 
 @pytest.mark.parametrize(("implementation", "case"), _pairs(CASES))
 def test_many_tiles_a_block_are_right(implementation: str, case: Case) -> None:
-    outcome = run_case(case, Target(DEVICE, implementation, case.operation, own=False))
+    outcome = run_case(case, Target(DEVICE, implementation, case.operation, builtin=False))
     outcome.require()
     assert outcome.status == "passed", outcome.detail
 

@@ -101,7 +101,7 @@ def test_is_killed(
         has_sanitizer(mutant.build)
     case = named(mutant.case)
     # as the sources are
-    run_case(case, Target(device, mutant.implementation, case.operation, own=True)).require()
+    run_case(case, Target(device, mutant.implementation, case.operation, builtin=True)).require()
     report = reports(request.node)
     if device.arch not in mutant.archs:
         assert report.findings == () and report.verdict is not None and report.verdict.passed, (

@@ -20,7 +20,7 @@ CASE = named("attention-f16-64-split-batches")
 def _run(hostcpp: Plugins) -> Outcome:
     device = hostcpp.backend("hostcpp").runtime.devices()[0]
     wide = replace(device, limits=replace(device.limits, compute_units=64))
-    return run_case(CASE, Target(wide, "shared", CASE.operation, own=True))
+    return run_case(CASE, Target(wide, "shared", CASE.operation, builtin=True))
 
 
 def test_keys_of_several_batches_and_heads_are_split(hostcpp: Plugins) -> None:

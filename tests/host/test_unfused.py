@@ -36,7 +36,7 @@ def normal(*shape: int) -> Any:
 
 
 def target(device: Device = DEVICES[0]) -> Target:
-    return Target(device, UNFUSED, "attention", own=True)
+    return Target(device, UNFUSED, "attention", builtin=True)
 
 
 def test_the_case_the_project_started_from(hostcpp: Plugins) -> None:
