@@ -131,7 +131,7 @@ def test_the_device_is_restored() -> None:
     assert cupy.cuda.runtime.getDevice() == before
 
 
-def test_out_of_memory_is_said_and_survived() -> None:
+def test_out_of_memory_is_reported_and_survived() -> None:
     for dtype in (DType.float32, DType.bfloat16):
         with pytest.raises(OutOfDeviceMemory):
             RUNTIME.empty((2**42,), dtype, DEVICE)

@@ -81,7 +81,7 @@ def test_a_result_of_torchs_that_fits_nowhere() -> None:
         assert ks.matmul2d(row, row, b_transposed=True).item() == 2
 
 
-def test_a_full_device_is_said_and_recovered_from() -> None:
+def test_a_full_device_is_reported_and_recovered_from() -> None:
     """Results and lists of addresses are refused; calls that need no new memory go on; then
     everything works."""
     a = normal(4, 512, 512)

@@ -63,7 +63,7 @@ def test_one_matrix_goes_to_the_function_that_is_not_batched() -> None:
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_what_was_tuned_is_taken(
+def test_the_tuned_choice_is_used(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path / "cache"))

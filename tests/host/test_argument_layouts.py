@@ -80,7 +80,7 @@ def test_every_kernel_with_structures_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_members_lie_where_they_are_packed(name: str) -> None:
+def test_members_are_at_the_packed_offsets(name: str) -> None:
     covered = CHOSEN[name]
     binary = compile_changed(covered)
     facts = TOOLCHAIN.inspect(binary, "host")[covered.kernel.entry]

@@ -44,7 +44,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(hostcpp: Plugins, host: 
     assert np.isfinite(alone).all() and alone.any()
 
 
-def test_what_is_not_asked_for_is_not_given(hostcpp: Plugins) -> None:
+def test_batch_invariance_must_be_requested(hostcpp: Plugins) -> None:
     alone, among = (_out(n, host=False, batch_invariant=False) for n in (1, 3))
     assert (alone != among).any(), "split keys are summed in another order"
     np.testing.assert_allclose(alone.astype(float), among.astype(float), atol=1e-3)

@@ -94,7 +94,7 @@ def test_the_header_as_it_is_passes(script: Any, device: Device) -> None:
     ) and seen.as_it_should
 
 
-def test_a_bug_that_nobody_sees_is_tried_on_the_covering_choice(
+def test_an_undetected_bug_is_tried_on_the_covering_choice(
     script: Any, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cases = [named("gemm-f16-nt"), named("gemm-f16-nn")]

@@ -139,7 +139,7 @@ def test_parity(hostcpp: Plugins, case: AttentionCase, device: Device) -> None:
 @pytest.mark.parametrize(
     "name", ["attention-f16-64-mask-keys-nan-in-v", "attention-f16-64-window-nan-in-hidden-v"]
 )
-def test_a_hidden_value_that_is_not_finite_leaks_as_is_said(hostcpp: Plugins, name: str) -> None:
+def test_a_masked_value_that_is_not_finite_leaks_as_documented(hostcpp: Plugins, name: str) -> None:
     """An exemption that is no longer needed fails here."""
     case = named(name)
     assert isinstance(case, AttentionCase) and case.exempt == NAN_EXEMPTIONS

@@ -95,7 +95,7 @@ def test_each_vendor_answers_for_its_own(acme: Any) -> None:
     assert arrays.describe(AcmeArray(ours, 0)).device.index == 0
 
 
-def test_a_type_whose_arrays_change_their_runtime_is_asked_again(acme: Any) -> None:
+def test_a_type_whose_arrays_change_their_runtime_is_looked_up_again(acme: Any) -> None:
     class Wanderer:
         """An array that is either vendor's, as one library's arrays may be on the host or on a
         device."""
@@ -115,7 +115,7 @@ def test_a_type_whose_arrays_change_their_runtime_is_asked_again(acme: Any) -> N
         assert arrays.describe(Wanderer(on_acme)).device.backend == ("acme" if on_acme else "numpy")
 
 
-def test_the_backend_asked_for_is_asked_first(acme: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_requested_backend_is_asked_first(acme: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.zeros(3, np.float32)
     requested: list[object] = []
 

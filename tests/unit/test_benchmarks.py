@@ -491,7 +491,7 @@ def test_hard_scores(comparing: Any) -> None:
         assert np.abs(scores - wanted).max() <= 200 * 2**-8, kind
 
 
-def test_the_rows_that_are_asked_for(comparing: Any) -> None:
+def test_the_requested_rows(comparing: Any) -> None:
     """Names are unique; the tables of the peers' own figures are complete."""
     for suite in comparing.running.SUITES:
         names = [r.name for r in comparing.running.chosen([suite])]
@@ -719,7 +719,7 @@ def test_what_the_driver_says(
     assert readings == {}
 
 
-def test_beside_a_driver_that_does_nothing(tmp_path: Path) -> None:
+def test_host_time_with_an_idle_driver(tmp_path: Path) -> None:
     """As it is typed, from the repository's root: host times of the path to a GPU, without one."""
     pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is missing")

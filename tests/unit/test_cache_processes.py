@@ -117,7 +117,7 @@ def test_a_write_cut_short_leaves_nothing_to_load_and_is_swept_up(
     assert sorted(p.suffix for p in path.parent.iterdir()) == [".bin", ".lock"]
 
 
-def test_a_build_killed_beside_its_compiler_leaves_no_lock(
+def test_a_build_killed_with_its_compiler_leaves_no_lock(
     cache: Path, toolchain: Toolchain, tmp_path: Path
 ) -> None:
     """A compiler that is a process of its own may outlive the build; the lock must not live on in

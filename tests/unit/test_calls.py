@@ -307,7 +307,7 @@ def test_an_array_that_its_library_deleted_is_refused(discovered: Discovered) ->
 # ---------------------------------------------------------------- too little memory
 
 
-def test_the_host_out_of_memory_is_said_and_survived(discovered: Discovered) -> None:
+def test_the_host_out_of_memory_is_reported_and_survived(discovered: Discovered) -> None:
     discovered()
     row = np.ones((1, 2), np.float32)
     # one row a billion times: only the result would take memory
@@ -320,7 +320,7 @@ def test_the_host_out_of_memory_is_said_and_survived(discovered: Discovered) -> 
         assert kernelseam.matmul2d(row, row, b_transposed=True) == 2
 
 
-def test_a_device_out_of_memory_is_said_and_survived(
+def test_a_device_out_of_memory_is_reported_and_survived(
     acme: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the result, at a workspace and at a list of addresses; what works without new memory works
@@ -360,7 +360,7 @@ def test_a_device_out_of_memory_is_said_and_survived(
     assert acme.current == 0
 
 
-def test_a_launch_out_of_memory_is_said_and_survived(
+def test_a_launch_out_of_memory_is_reported_and_survived(
     discovered: Discovered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = discovered()

@@ -60,7 +60,7 @@ def test_compilations_overlap_and_each_is_made_once(tmp_path: Path) -> None:
     assert toolchain.runs == 3
 
 
-def test_one_that_is_missing_and_a_compiler_that_stands_alone_need_no_thread(
+def test_one_missing_bundle_or_a_serial_compiler_needs_no_thread(
     tmp_path: Path,
 ) -> None:
     here = threading.current_thread().name

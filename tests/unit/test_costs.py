@@ -56,7 +56,7 @@ def predictions(row: Row) -> dict[str, float]:
 # ---------------------------------------------------------------- the model
 
 
-def test_rounds_of_blocks_beside_bytes() -> None:
+def test_waves_of_blocks_and_bytes() -> None:
     unit = 1e12 / 10
     work = Work(bytes=0, blocks=21, operations=unit * 2e-3, dtype=F16, block_seconds=1e-3)
     # three rounds of ten units

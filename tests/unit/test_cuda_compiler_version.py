@@ -56,7 +56,7 @@ def version(monkeypatch: pytest.MonkeyPatch, ptx: str) -> str:
     return toolchain.CudaToolchain(SimpleNamespace()).compiler()  # type: ignore[arg-type]
 
 
-def test_the_patch_level_and_the_build_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_patch_level_and_the_build_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     first = version(monkeypatch, HEAD.format(build=36424714, patch=48))
     assert first == "nvrtc 13.0.48 (CL-36424714)"
     assert (
@@ -73,7 +73,7 @@ def test_a_head_without_them_leaves_what_nvrtc_tells(monkeypatch: pytest.MonkeyP
     )
 
 
-def test_it_is_asked_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_queried_once_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
     created = Nvrtc(HEAD.format(build=1, patch=2))
     monkeypatch.setattr(bindings, "nvrtc", lambda: created)
     for _ in range(3):

@@ -355,7 +355,7 @@ def test_a_residual_that_is_the_result(gemm: blas_lt.CublasLtGemm) -> None:
 # ---------------------------------------------------------------- the choice of an algorithm
 
 
-def test_the_heuristic_is_asked_once_for_a_problem(
+def test_the_heuristic_is_queried_once_per_problem(
     gemm: blas_lt.CublasLtGemm, library: Library
 ) -> None:
     spec = replace(PROBLEM.spec, vector_a=2, vector_b=16, vector_c=2, vector_r=16, residual=F16)
@@ -533,7 +533,7 @@ def test_what_it_takes(
         assert gemm.build(problem, DEVICE).steps == () and library.asked == []
 
 
-def test_it_is_as_dear_as_cublas_and_takes_what_that_refuses(
+def test_it_costs_as_much_as_cublas_and_supports_what_that_refuses(
     gemm: blas_lt.CublasLtGemm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blas, "unavailable", lambda: None)

@@ -99,7 +99,7 @@ def test_parameters_by_cs_rules_go_as_one_buffer(driver: SimpleNamespace) -> Non
 
 
 @pytest.mark.parametrize("cluster", [(1, 1, 1), (2, 1, 1)])
-def test_parameters_that_lie_apart_are_handed_over_one_by_one(
+def test_parameters_with_gaps_are_passed_one_by_one(
     driver: SimpleNamespace, cluster: tuple[int, int, int]
 ) -> None:
     """A tensor map behind an int, at 48."""

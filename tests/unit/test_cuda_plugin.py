@@ -173,7 +173,7 @@ def test_streams_that_come_and_go_are_not_all_remembered(driver: SimpleNamespace
     assert driver.seen[-2][0] is driver.seen[-3][0] and driver.seen[-1][0] is not driver.seen[0][0]
 
 
-def test_more_than_48_kib_of_shared_memory_is_asked_for_once(driver: SimpleNamespace) -> None:
+def test_more_than_48_kib_of_shared_memory_is_requested_once(driver: SimpleNamespace) -> None:
     kernel = launch.CudaKernel("function", facts(shared=8 * 1024))
     for requested in (40 * 1024, 40 * 1024 + 16, 100_000, 100_000, 1000):
         kernel.prepare(LaunchConfig((1, 1, 1), (32, 1, 1), requested), b"")

@@ -300,7 +300,7 @@ def test_what_is_elsewhere_does_not_come_back(driver: Driver) -> None:
     )
 
 
-def test_out_of_memory_names_what_was_asked_for(driver: Driver) -> None:
+def test_out_of_memory_names_the_requested_size(driver: Driver) -> None:
     cuda_runtime = CudaRuntime()
     with pytest.raises(OutOfDeviceMemory) as caught:
         cuda_runtime.empty((2**41,), DType.bfloat16, cuda_runtime.devices()[1])

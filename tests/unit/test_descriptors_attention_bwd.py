@@ -56,7 +56,7 @@ def test_strides_default_to_row_major() -> None:
     assert {r.name: r.shape for r in p.operands}["dk"] == (1, 2, 11, 8)
 
 
-def test_strides_that_are_given_stand() -> None:
+def test_given_strides_are_kept() -> None:
     p = problem(
         stride_dq_batch=8 * 20,
         stride_dq_head=8,

@@ -549,7 +549,7 @@ def test_lengths_that_are_not_bound_are_missing(refused: Refused) -> None:
         refused(message, lambda places=places: p.bind(**places))  # type: ignore[misc]
 
 
-def test_contents_on_a_device_are_read_when_asked(acme: Runtime, refused: Refused) -> None:
+def test_contents_on_a_device_are_read_with_check(acme: Runtime, refused: Refused) -> None:
     """Nothing is copied by ``resolve``; ``check_device`` reads arrays and addresses alike."""
     lengths = AcmeArray(i32(7, 8))
     d = attention(kv_lengths=lengths)

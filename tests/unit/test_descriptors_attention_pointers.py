@@ -485,7 +485,7 @@ def frozen(x: Array) -> Array:
     return view
 
 
-def test_what_is_bound_beside_the_lists(refused: Refused, acme: Any) -> None:
+def test_operands_bound_besides_the_lists(refused: Refused, acme: Any) -> None:
     x = lists()
     memory = aligned(B * H * S_Q + 64)
     lse = memory[: B * H * S_Q].reshape(B, H, S_Q)

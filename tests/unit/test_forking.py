@@ -70,7 +70,7 @@ def attend(sizes: np.random.Generator) -> None:
     assert np.allclose(kernelseam.attention(ones, ones, ones, causal=True, backend="numpy"), 1)
 
 
-def test_a_child_forked_beside_planning_threads_can_plan() -> None:
+def test_a_child_forked_while_threads_plan_can_plan() -> None:
     sizes = [np.random.default_rng(seed) for seed in range(9)]
     attend(sizes[8])
     with beside(lambda number: attend(sizes[number]), threads=8):
@@ -165,7 +165,7 @@ def test_a_fork_waits_for_other_threads_at_work_and_keeps_new_ones_out() -> None
         pass
 
 
-def test_a_child_forked_beside_compiling_threads_can_compile() -> None:
+def test_a_child_forked_while_threads_compile_can_compile() -> None:
     toolchain = _nvrtc()
 
     def build(number: int) -> bytes:

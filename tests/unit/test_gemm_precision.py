@@ -123,7 +123,7 @@ def test_rounding_to_tf32_is_to_nearest_ties_away() -> None:
 
 
 @pytest.mark.parametrize("dims", [(5, 33, 20), (2, 3, 5, 33, 20)])
-def test_numpy_rounds_where_it_is_asked_to(dims: tuple[int, ...]) -> None:
+def test_numpy_rounds_to_the_requested_precision(dims: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     *lead, M, K, N = dims
     a, b = (rng.standard_normal((*lead, *s), np.float32) for s in ((M, K), (K, N)))
@@ -190,7 +190,7 @@ def test_amd_has_none() -> None:
         assert GemmDefinition().refuse(problem, row) == f"has no tf32 products on {arch}"
 
 
-def test_cublas_is_asked_for_tf32_by_name_alone() -> None:
+def test_cublas_uses_tf32_only_where_requested() -> None:
     blas = pytest.importorskip("kernelseam_cuda.blas", reason="kernelseam-cuda is not installed")
     assert blas.compute_type(DType.float32, None) == 69  # CUBLAS_COMPUTE_32F_PEDANTIC
     assert blas.compute_type(DType.float32, "tf32") == 77  # CUBLAS_COMPUTE_32F_FAST_TF32

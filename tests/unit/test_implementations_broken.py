@@ -117,7 +117,7 @@ class Scripted:
         return PlanParts(())
 
 
-def test_where_none_can_be_built_the_first_failure_is_told(discovered: Discovered) -> None:
+def test_where_none_can_be_built_the_first_failure_is_reported(discovered: Discovered) -> None:
     loaded = discovered()
     first = CompileError("gemm", "cpu", "1: error: no such luck", "/tmp/source")
     loaded.registry.implementations[:] = [
@@ -129,7 +129,7 @@ def test_where_none_can_be_built_the_first_failure_is_told(discovered: Discovere
     assert caught.value is first
 
 
-def test_the_next_cheapest_stands_in(discovered: Discovered) -> None:
+def test_the_next_cheapest_is_used(discovered: Discovered) -> None:
     loaded = discovered()
     implementations = [
         Scripted("third", 3, None),

@@ -117,7 +117,7 @@ def test_devices_and_kinds_of_another_vendor(acme: Any, refused: Refused) -> Non
         kernelseam.matmul2d(AcmeArray(A.astype(float)), AcmeArray(B.astype(float)))
 
 
-def test_the_backend_asked_for_must_be_the_arrays(
+def test_the_requested_backend_must_be_the_arrays(
     acme: Any, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = (

@@ -173,7 +173,7 @@ def test_gradients_that_are_not_summed(axes: tuple[int, ...], transposed: bool) 
         bmm_bwd(dc, a, b, sum_repeats=1, **options)  # type: ignore[arg-type]
 
 
-def test_what_is_asked_for_most_is_never_refused() -> None:
+def test_common_requests_are_never_refused() -> None:
     """A weight for a whole batch, keys for a group, rows for all: of contiguous arrays, token-major
     ones too."""
     weight, x, dc = integers(7, 4), integers(6, 5, 7), integers(6, 5, 4)

@@ -102,7 +102,7 @@ def test_a_call_that_repeats_describes_nothing(card: CardRuntime) -> None:
     assert card.described > 0
 
 
-def test_what_lies_otherwise_or_is_asked_otherwise_is_worked_out(card: CardRuntime) -> None:
+def test_other_layouts_or_options_take_the_slow_path(card: CardRuntime) -> None:
     """Each beside the call that is remembered, and each again."""
     a, b = torch.randn(2, 4, 4), torch.randn(2, 4, 4)
     c = torch.randn(2, 4, 4)
@@ -186,7 +186,7 @@ def test_what_is_refused_is_refused_after_a_call_that_was_not(
         kernelseam.matmul2d(a, b, out_dtype=["float32"])
 
 
-def test_the_backend_that_is_asked_for_counts_at_every_call(
+def test_the_requested_backend_counts_at_every_call(
     card: CardRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = torch.randn(4, 4), torch.randn(4, 4)
@@ -210,7 +210,7 @@ def test_the_backend_that_is_asked_for_counts_at_every_call(
     assert card.described == 0
 
 
-def test_launches_are_traced_and_writes_are_told(card: CardRuntime) -> None:
+def test_launches_are_traced_and_version_counters_incremented(card: CardRuntime) -> None:
     a, b, out = torch.randn(4, 4), torch.randn(4, 4), torch.empty(4, 4)
     counts = []
     for _ in range(4):
@@ -276,7 +276,7 @@ def test_no_array_is_kept_and_what_is_kept_is_bounded(
     assert max(map(len, (memory.shortcuts, memory.bound, memory.plans))) <= 3
 
 
-def test_memory_that_runs_out_is_told_by_the_runtime(
+def test_out_of_memory_is_reported_by_the_runtime(
     card: CardRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = torch.randn(4, 4), torch.randn(4, 4)
@@ -297,7 +297,7 @@ def test_memory_that_runs_out_is_told_by_the_runtime(
     close(kernelseam.matmul2d(a, b), a @ b)
 
 
-def test_results_that_lie_otherwise_are_worked_out(card: CardRuntime) -> None:
+def test_results_of_other_layouts_take_the_slow_path(card: CardRuntime) -> None:
     a, b = torch.randn(4, 4), torch.randn(4, 4)
     kernelseam.matmul2d(a, b)
     (shortcut,) = signatures().shortcuts.values()
@@ -342,7 +342,7 @@ def test_eight_threads_by_one_shortcut(card: CardRuntime) -> None:
         list(pool.map(work, range(8)))
 
 
-def test_plugins_that_are_discovered_anew_are_asked_anew(
+def test_plugins_that_are_discovered_again_are_asked_again(
     card: CardRuntime, discovered: Callable[..., Any]
 ) -> None:
     a, b = torch.randn(4, 4), torch.randn(4, 4)
@@ -372,7 +372,7 @@ def test_what_is_forgotten_is_planned_anew(
     assert len(requested) == 1
 
 
-def test_no_shortcut_is_made_where_none_can_be_taken(
+def test_no_fast_path_is_prepared_where_none_can_be_used(
     card: CardRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tensors that do not lie at 16 bytes: their vectors are found out at every call."""

@@ -302,7 +302,7 @@ def test_a_workspace_over_a_list_and_its_matrices(refused: Refused) -> None:
     )
 
 
-def test_a_list_on_the_device_is_looked_at_where_checks_are_asked_for(acme: Any) -> None:
+def test_a_list_on_the_device_is_read_with_check(acme: Any) -> None:
     space = AcmeArray(np.zeros(16 + 4, np.float32))
     space.host = space.host[-space.host.ctypes.data % 16 // 4 :][:16]
     matrices = [np.ones((2, 2), np.float32) for _ in range(3)]

@@ -111,7 +111,7 @@ def test_pages_are_shuffled_and_the_table_names_none_beyond_the_lengths() -> Non
         assert np.isnan(k[page]).all()
 
 
-def test_planes_lie_as_their_walk_says() -> None:
+def test_planes_have_their_operand_layout() -> None:
     parity_case = named("attention-f16-64-bias-odd-transposed")
     assert isinstance(parity_case, AttentionCase)
     placements = operands.layout(parity_case).placements
@@ -121,7 +121,7 @@ def test_planes_lie_as_their_walk_says() -> None:
     assert flat[0] == flat[3] == 0 and flat[2] == 1 and flat[1] >= 65
 
 
-def test_a_bias_beyond_the_lengths_is_nobodys() -> None:
+def test_a_bias_beyond_the_lengths_is_nan() -> None:
     created = replace(PACKED, bias=PACKED.dtype, mask="random")
     bias = operands.values(created)["bias"].astype(np.float32)
     for b, (n_q, n_k) in enumerate(zip((3, 0, 5), (7, 2, 0), strict=True)):
@@ -180,7 +180,7 @@ def test_the_descriptor_says_what_the_case_does() -> None:
     )
 
 
-def test_gradients_lie_in_rooms_of_their_own() -> None:
+def test_gradients_have_memory_of_their_own() -> None:
     lengths, bias, whole = (
         operands.layout(named(f"attention-bwd-f16-64-{n}")).placements
         for n in ("lengths", "bias-by-key", "packed")

@@ -151,7 +151,7 @@ def test_one_line_of_a_traceback_is_what_was_raised() -> None:
     assert summary.last_line("one\ntwo") == "one" and summary.last_line("") == ""
 
 
-def test_what_is_not_covered_is_said() -> None:
+def test_what_is_not_covered_is_reported() -> None:
     cases = [named(n) for n in ("gemm-f16-nn", "attention-f16-64", "attention-f16-64-ramp")]
     assert summary.not_covered(cases, [GOOD, BAD, ALONE]) == [
         "two has no implementation of attention: its 2 case(s) were not run."
@@ -343,7 +343,7 @@ def test_colours_are_bins_of_the_ratio(worst: float, name: str) -> None:
     assert state(outcome("gemm-f16-nn", GOOD, worst)) == name
 
 
-def test_colours_are_told_apart_from_their_text() -> None:
+def test_colours_contrast_with_their_text() -> None:
     """Contrast of text on each cell's colour, by the formula of WCAG 2: at least 4.5, light and
     dark."""
     style = re.search(r"<style>\n(.*?)</style>", html(GREEN), re.DOTALL)

@@ -211,7 +211,7 @@ def test_streams(acme: Any, stream: object, handle: int) -> None:
     assert space[0] == handle
 
 
-def test_the_current_stream_is_asked_of_the_arrays_library(acme: Any) -> None:
+def test_the_current_stream_comes_from_the_arrays_library(acme: Any) -> None:
     x = operands()
     plan(gemm(**x)).bind()()
     assert acme.asked.owner is x["A"]

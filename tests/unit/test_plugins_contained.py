@@ -153,7 +153,7 @@ def test_a_backend_without_devices(
     assert multiply() == "strange"
 
 
-def test_devices_are_listed_once_but_asked_for_again_after_a_failure(strange: Strange) -> None:
+def test_devices_are_listed_once_but_again_after_a_failure(strange: Strange) -> None:
     loaded = strange(DEVICES="if Runtime.listed == 1: sys.exit()\n        return (DEVICE,)")
     backend = loaded.backend("strange")
     with pytest.raises(Escaped):
@@ -164,7 +164,7 @@ def test_devices_are_listed_once_but_asked_for_again_after_a_failure(strange: St
 
 
 @every_kind
-def test_whoever_names_a_backend_is_told(strange: Strange, raised: str, said: str) -> None:
+def test_naming_a_broken_backend_raises(strange: Strange, raised: str, said: str) -> None:
     strange(DEVICES=f"raise {raised}")
     with pytest.raises(Exception) as caught:
         plan(GEMM, backend="strange")
@@ -175,7 +175,7 @@ def test_whoever_names_a_backend_is_told(strange: Strange, raised: str, said: st
 
 
 @every_kind
-def test_it_does_not_stand_before_an_array(strange: Strange, raised: str, said: str) -> None:
+def test_it_does_not_hide_an_array(strange: Strange, raised: str, said: str) -> None:
     strange(DEVICES="return ()", DESCRIBE=f"raise {raised}")
     from kernelseam_thirdvendor import AcmeArray
 
@@ -505,7 +505,7 @@ def test_what_is_no_plan(strange: Strange, line: str, message: str) -> None:
     assert str(caught.value) == message
 
 
-def test_archs_that_are_none_do_not_stand_before_others(
+def test_invalid_archs_do_not_hide_others(
     strange: Strange, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = strange(ARCHS="return 'strange1'")
@@ -613,7 +613,7 @@ NOISE = (
 @pytest.mark.parametrize(
     "arguments", [("doctor", "--no-check"), ("gemm", "--m", "8", "--n", "8", "--k", "8")]
 )
-def test_json_stands_alone(
+def test_json_is_the_only_output(
     tmp_path: Path, python_command: list[str], arguments: tuple[str, ...]
 ) -> None:
     for i, place in enumerate(("IMPORT", "INFO", "DEVICES", "BUILD", "DOCTOR")):

@@ -101,7 +101,7 @@ def test_a_probe_that_hangs(
     assert time.monotonic() - start < SECONDS
 
 
-def test_a_probe_that_hangs_does_not_stand_before_an_array(discovered: Callable[..., Any]) -> None:
+def test_a_probe_that_hangs_does_not_hide_an_array(discovered: Callable[..., Any]) -> None:
     """The backend of the highest priority is asked first, and is given up."""
     discovered("kernelseam_broken.hangs_in_devices", "kernelseam_thirdvendor")
     from kernelseam_thirdvendor import AcmeArray
@@ -117,7 +117,7 @@ def test_a_probe_that_hangs_does_not_stand_before_an_array(discovered: Callable[
         kernelseam.bmm(object(), object())
 
 
-def test_a_failure_on_an_array_does_not_stand_before_the_others(
+def test_a_failure_on_an_array_does_not_hide_the_others(
     discovered: Callable[..., Any],
 ) -> None:
     discovered("kernelseam_broken.raises_in_describe", "kernelseam_thirdvendor")

@@ -201,7 +201,7 @@ def test_dlpack_round_trip(dtype: DType) -> None:
     assert (info.dtype, info.device, info.owner) == (dtype, DEVICES[1], stranger)
 
 
-def test_an_export_that_nobody_takes_is_given_back() -> None:
+def test_an_export_without_a_consumer_is_released() -> None:
     stranger = Stranger()
     arrays.describe(stranger, DEVICES)
     gc.collect()
@@ -209,7 +209,7 @@ def test_an_export_that_nobody_takes_is_given_back() -> None:
     assert not any(stranger in kept for kept in dlpack._exported.values())
 
 
-def test_an_export_that_is_taken_lives_until_its_consumer_is_done() -> None:
+def test_a_consumed_export_lives_until_its_consumer_is_done() -> None:
     stranger = Stranger()
     capsule = stranger.__dlpack__()
     address = dlpack._pointer(capsule, dlpack._NAME)

@@ -229,7 +229,7 @@ def test_of_two_loops_the_one_with_fewer_cycles() -> None:
     assert actual is not None and (actual.header, actual.count([Class.MOVE])) == (16, 0)
 
 
-def test_narrow_loads_beside_wide_ones_are_the_ragged_ends() -> None:
+def test_narrow_loads_next_to_wide_ones_are_the_ragged_ends() -> None:
     actual = iteration.compiled(
         lines(
             f"""s_cbranch_execz @2

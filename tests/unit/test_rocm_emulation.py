@@ -56,7 +56,7 @@ def test_a_path_that_is_no_checkout(tmp_path: Path) -> None:
     )
 
 
-def test_a_path_in_the_home_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_in_the_home_of_an_unknown_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(emulator.VARIABLE, "~nosuchuser/tinygrad")
     actual = checkout.find()
     assert isinstance(actual, str) and actual.startswith(
@@ -231,7 +231,7 @@ class Emulator:
         return self.failures
 
 
-def test_a_failed_selftest_is_told_and_one_that_passed_remembered(tmp_path: Path) -> None:
+def test_a_failed_selftest_is_reported_and_a_pass_is_cached(tmp_path: Path) -> None:
     toolchain: Any = Toolchain()
     bad: Any = Emulator(tmp_path, [f"v_test_{i}: 1 lanes differ" for i in range(10)])
     with pytest.raises(DeviceError) as caught:

@@ -30,7 +30,7 @@ def words(memory: bytes, count: int) -> tuple[int, ...]:
     return struct.unpack_from(f"<{count}Q", memory, amdelf.TABLE_AT)
 
 
-def test_segments_lie_where_they_belong() -> None:
+def test_segments_are_at_their_addresses() -> None:
     memory = image()
     assert memory[amdelf.CODE_AT :] == b"code"
     assert memory[amdelf.DESCRIPTOR_AT : amdelf.DESCRIPTOR_AT + 64] == amdelf.descriptor()

@@ -95,7 +95,7 @@ def test_an_abort_ends_the_child_alone(server: CompileServer) -> None:
     assert server.run(os.getppid) == before
 
 
-def test_an_exit_without_an_answer_is_told(server: CompileServer) -> None:
+def test_an_exit_without_an_answer_is_reported(server: CompileServer) -> None:
     with pytest.raises(
         WorkerDied, match="the compiler ended its process with exit status 7"
     ) as caught:

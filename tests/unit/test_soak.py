@@ -183,7 +183,7 @@ def test_a_process_that_dies_costs_its_problem_alone(soak: Any) -> None:
     )
 
 
-def test_no_time_is_said(soak: Any, device: Device) -> None:
+def test_no_time_is_reported(soak: Any, device: Device) -> None:
     soaked, over = soak.Soaked("random problems"), soak.Clock.of(0)
     soak.problems.run(soaked, soak.problems.batches(20, 20, 1), device, "numpy", 0, over)
     assert soaked.wrong == [
@@ -218,7 +218,7 @@ def test_one_byte_that_differs_is_found_among_threads(soak: Any, device: Device)
     assert soaked.wrong == ["gemm-f32-nn: 1 bytes of all are not what the same call gave alone"] * 4
 
 
-def test_an_error_in_a_thread_is_said(
+def test_an_error_in_a_thread_is_reported(
     soak: Any, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     soaked = soak.Soaked("threads and streams")
@@ -235,7 +235,7 @@ def test_an_error_in_a_thread_is_said(
     ]
 
 
-def test_what_launches_leave_is_said(
+def test_memory_that_launches_leak_is_reported(
     soak: Any, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, launch = [], Call.__call__
@@ -252,7 +252,7 @@ def test_what_launches_leave_is_said(
     )
 
 
-def test_memory_that_is_gone_is_said(
+def test_lost_memory_is_reported(
     soak: Any, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = iter([100 << 20, 97 << 20])
@@ -262,7 +262,7 @@ def test_memory_that_is_gone_is_said(
     assert soak.stage("some stage", device, lambda s: 1 / 0).wrong[0].startswith("StopIteration")
 
 
-def test_memory_where_there_is_none_is_said(
+def test_a_device_without_memory_is_reported(
     soak: Any, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(HostRuntime, "empty", lambda *arguments: np.empty(1, np.float32))
@@ -286,7 +286,7 @@ def test_what_says_nothing_after_an_error_is_named(soak: Any) -> None:
     ]
 
 
-def test_a_child_that_dies_is_said(soak: Any, device: Device) -> None:
+def test_a_child_that_dies_is_reported(soak: Any, device: Device) -> None:
     """On the host the address that nobody has ends the process."""
     with pytest.raises(RuntimeError, match=r"^the child ended with -?\d+: "):
         soak.sticky.ask(device, "numpy")

@@ -21,7 +21,7 @@ from kernelseam_cuda import bindings, plugin, tensor_maps  # noqa: E402
 K = TensorMap("k", DType.bfloat16, (128, 100, 3, 2), (1, 384, 128, 38400), (64, 64, 1, 1), 128, 256)
 
 
-def test_a_plain_one_is_taken() -> None:
+def test_a_plain_one_is_accepted() -> None:
     assert tensor_maps.refuse(K, 16) is None
     assert tensor_maps.tiled(K) == tensor_maps.Tiled(
         (128, 100, 3, 2), (768, 256, 76800), (64, 64, 1, 1)
@@ -105,7 +105,7 @@ def test_the_stride_of_an_axis_of_extent_1_counts_for_nothing() -> None:
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=5), st.data())
-def test_what_is_taken_keeps_the_drivers_rules(extents: list[int], data: Any) -> None:
+def test_accepted_maps_keep_the_drivers_rules(extents: list[int], data: Any) -> None:
     """Whatever is not refused has numbers that the driver's documentation allows."""
     axes = len(extents)
     strides = data.draw(st.tuples(*[st.sampled_from((0, 1, 8, 24, 300, 1024))] * axes))

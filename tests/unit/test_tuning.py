@@ -264,7 +264,7 @@ def test_a_workspace_of_its_own_for_whoever_leaves_zeros_or_wants_more_alignment
     assert len(special.workspaces) == 1 and not special.workspaces & plain.workspaces
 
 
-def test_what_is_broken_stops_nobody(
+def test_broken_candidates_are_skipped(
     implementations: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = Scripted("lost", 1e-9, {"": US})
@@ -541,7 +541,7 @@ def test_other_drivers_compilers_and_versions_have_choices_of_their_own(
     assert len(keys) == 4
 
 
-def test_nothing_is_asked_where_nothing_was_tuned(
+def test_nothing_is_read_where_nothing_was_tuned(
     implementations: Callable[..., Device], monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
     device = implementations(tiles())

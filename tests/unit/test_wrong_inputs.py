@@ -54,7 +54,7 @@ def tried(public: PublicCall, arguments: Arguments, spoiled: set[str]) -> Invali
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_right_arguments_are_taken(name: str) -> None:
+def test_right_arguments_are_accepted(name: str) -> None:
     public = CALLS[name]
     public.run(public.call(**public.arguments()))
 
