@@ -1,5 +1,5 @@
-"""The table docs/amd-counts.csv: an iteration of the hot loop of covering AMD kernels, compiled
-only. `amd_counts.py` writes it, and tests/crosscompile holds kernels against it."""
+"""The table docs/amd-counts.csv: one iteration of the hot loops of the covering AMD kernels,
+compiled only. `amd_counts.py` writes it, and tests/crosscompile compares kernels with it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kernelseam_rocm_emulator.counting.listing import listings
 
 TABLE = Path(__file__).parent.parent / "docs" / "amd-counts.csv"
 POINTS = 3.0
-"""How far a matrix share may fall."""
+"""The most percentage points by which a matrix share may fall."""
 
 COLUMNS = (
     "arch",
@@ -112,11 +112,11 @@ def written(rows: Mapping[Key, Counts]) -> str:
 
 
 def worse(before: Mapping[Key, Counts], after: Mapping[Key, Counts]) -> list[str]:
-    """What got worse of the kernels in ``after``, in words.
+    """Messages about what got worse among the kernels in ``after``.
 
-    A tile that was there: its share fell by more than `POINTS`, or its loop moves more registers
-    between VGPRs and AGPRs. A tile that is new where the kernel had others: it moves any, or the
-    best tile's share fell so far. A kernel without rows has nothing to be held against.
+    An existing tile: its share fell by more than `POINTS`, or its loop moves more registers
+    between VGPRs and AGPRs. A new tile of a kernel that has rows: it moves any, or the best
+    tile's share fell so far. A kernel without rows is not compared.
     """
     said = []
     for key, row in after.items():

@@ -1,10 +1,10 @@
 """How large the constants of ``tolerances`` must be: ``python tools/calibrate.py``.
 
 Random problems go through the reference and through the tile model (probabilities rounded to 16
-bits, exponentials off by up to 2 units in the last place, as hardware's are). For each the constant
-is found that would just do; the largest of each kind is printed beside the constant in force, with
-the largest error over tolerance. An error over 1 is a false alarm: they are counted, and any makes
-the exit status 1.
+bits, exponentials off by up to 2 units in the last place, as hardware's are). For each, the
+smallest sufficient constant is computed; the largest of each kind is printed next to the constant
+in use, with the largest error over tolerance. An error over 1 is a false alarm: false alarms are
+counted, and any makes the exit status 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kernelseam.oracle import tolerances
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the table; 1 where there was a false alarm."""
+    """Print the table; returns 1 if there was a false alarm."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--problems", type=int, default=1000, help="of each operation")
     parser.add_argument("--seed", type=int, default=0)

@@ -43,8 +43,8 @@ ARCHS = (
     "gfx1201",
 )
 ALIKE = {"sm_89": "sm_86", "sm_120": "sm_86", "sm_100a": "sm_90a", "gfx90a": "gfx942"}
-"""Archs with the tiles of another: every run of the tests compiles one of PART of their binaries,
-the slow ones all."""
+"""Archs with the tiles of another: a normal run of the tests compiles one in PART of their
+binaries, the slow tests compile all."""
 PART = 8
 SHARED = (("sm_80", "sm_86", "sm_90a"), ("gfx942", "gfx1100", "gfx950", "gfx1201"))
 """Archs that every run of the tests compiles each shared binary for one of, and the slow ones for
@@ -68,7 +68,7 @@ Key = tuple[str, str, str]
 
 
 UNSHOWN = ("dtypes", "max_dim", "plain", "grouped", "splits", "rate", "block_seconds", "precision")
-"""Columns of tiles that shape no binary, or are told by the spec."""
+"""Columns of tiles that do not change the binary, or follow from the spec."""
 
 
 def tile_name(tile: object) -> str:
@@ -168,7 +168,7 @@ def main() -> int:
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--arch", action="append", choices=ARCHS)
     options = parser.parse_args()
-    # else the tests would find it in the cache, and its log unread
+    # else the tests would find it in the cache, without its log
     warnings.simplefilter("error", SlowBinary)
     registered = plugins().registry.backends.values()
     backends = {arch: b for b in registered if b.toolchain for arch in b.toolchain.archs}

@@ -1,5 +1,5 @@
-"""Random attentions whose scores are changed, such as outgrow a kept reference, and such as are
-differentiated, for ``samples``."""
+"""Random attentions with modified scores, with scores that outgrow a kept reference, and with
+gradients, for ``samples``."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ DTYPES = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 HEAD_DIMS = (16, 40, 64, 128, 256)
 KINDS = ("normal", "ramp", "positive", "extreme", "climbing")
 SIZES = (1.0, 2.0**-12)
-"""Factors of a GEMM's operands: with the smaller one results are float16's subnormals."""
+"""Scales of a GEMM's operands: with the smaller one, results are subnormal in float16."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Sample:
 
     kind: str
     needed: float
-    """The constant that would just do."""
+    """The smallest sufficient constant."""
     ratio: float
-    """Error over tolerance with the constant in force."""
+    """Error over tolerance with the constant in use."""
 
 
 def attention_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -91,8 +91,7 @@ def variant_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def guarded_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """One random attention head of 16 bits through the model of the softmax that is guarded by its
-    sums."""
+    """One random 16-bit attention head through the model of the softmax that rescales by sums."""
     x = outgrowing(rng)
     D, dtype = x.q.shape[1], DType.of(x.q.dtype)
     variant = formulas.Variant(x.window, softcap=x.softcap, sinks=np.array([x.sink]))
@@ -197,7 +196,7 @@ def gemm_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def precision_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """One random GEMM of float32 with alpha, multiplied by way of TF32, through both
+    """One random GEMM of float32 with alpha, multiplied in TF32, through both
     implementations."""
     precision, positive = str(rng.choice(("tf32", "tf32x3"))), bool(rng.integers(2))
     M, N, K = int(rng.integers(1, 33)), int(rng.integers(1, 33)), int(2 ** rng.uniform(0, 12))
@@ -276,7 +275,7 @@ def sum_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def projection_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """One random projection to q, k and v with a bias of sizes up to 100, q and k turned, through
+    """One random projection to q, k and v with a bias of sizes up to 100, q and k rotated, through
     the reference."""
     dtype, positive = rng.choice(np.array(DTYPES, object)), bool(rng.integers(2))
     dtype_out = dtype if rng.integers(2) else dtype.accumulator
@@ -342,7 +341,7 @@ def _judge_gemm(
 
 
 def _needed(actual: Array, expected: Floats, rest: Floats, unit: Floats) -> float:
-    """max of (|got − want| − rest) / unit over the finite elements, at least 0."""
+    """max of (|actual − expected| − rest) / unit over the finite elements, at least 0."""
     finite = np.isfinite(expected)
     if not finite.any():
         return 0.0

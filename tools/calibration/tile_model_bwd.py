@@ -1,7 +1,7 @@
 """A tile kernel's gradients in NumPy: products and sums in float32, p and ds rounded to the inputs'
 dtype.
 
-It calibrates the bounds, and faults planted in it show that each is caught by some case.
+It calibrates the bounds, and faults injected into it show that each is detected by some case.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _scores(
     v: Variant,
     fault: str,
 ) -> tuple[Single, Array, Single]:
-    """Scores, which keys are seen, and 1 − tanh²."""
+    """Scores, visibility of keys, and 1 − tanh²."""
     i, j = np.arange(n_q)[:, None], np.arange(n_k)
     d = j - i - (0 if fault == "causal-top-left" else n_k - n_q)
     left, right = v.window
