@@ -43,8 +43,8 @@ ARCHS = (
     "gfx1201",
 )
 ALIKE = {"sm_89": "sm_86", "sm_120": "sm_86", "sm_100a": "sm_90a", "gfx90a": "gfx942"}
-"""Archs with the tiles of another: a normal run of the tests compiles one in PART of their
-binaries, the slow tests compile all."""
+"""Archs with the tiles of another: every run of the tests compiles one of PART of their binaries,
+the slow ones all."""
 PART = 8
 SHARED = (("sm_80", "sm_86", "sm_90a"), ("gfx942", "gfx1100", "gfx950", "gfx1201"))
 """Archs that every run of the tests compiles each shared binary for one of, and the slow ones for
@@ -68,7 +68,7 @@ Key = tuple[str, str, str]
 
 
 UNSHOWN = ("dtypes", "max_dim", "plain", "grouped", "splits", "rate", "block_seconds", "precision")
-"""Columns of tiles that do not change the binary, or follow from the spec."""
+"""Columns of tiles that shape no binary, or are told by the spec."""
 
 
 def tile_name(tile: object) -> str:
@@ -109,13 +109,13 @@ def facts_of(backend: Backend, arch: str, chosen: Iterable[Covered]) -> dict[Key
     """Facts of every binary of these for the arch."""
     toolchain = backend.toolchain
     assert toolchain is not None
-    by_key: dict[Key, KernelFacts] = {}
+    found: dict[Key, KernelFacts] = {}
     for covered in chosen:
         for tile in covered.tiles(toolchain.arch_row(arch)):
             _, kernels = build_binary(toolchain, covered.spec, arch, tile, covered.kernel)
             for facts in kernels.values():
-                by_key[arch, str(covered), tile_name(tile)] = facts
-    return by_key
+                found[arch, str(covered), tile_name(tile)] = facts
+    return found
 
 
 def read() -> dict[Key, tuple[str, ...]]:
@@ -147,14 +147,14 @@ def summary(rows: dict[Key, tuple[str, ...]]) -> str:
     ]
     for arch in ARCHS:
         for kernel in sorted({key[1].split()[0] for key in rows if key[0] == arch}):
-            summary_lines = [
+            found = [
                 [int(x) for x in v]
                 for key, v in rows.items()
                 if key[0] == arch and key[1].split()[0] == kernel
             ]
-            registers, spills, scratch = ([facts[i] for facts in summary_lines] for i in range(3))
+            registers, spills, scratch = ([facts[i] for facts in found] for i in range(3))
             lines.append(
-                f"| {arch} | compiled | {kernel} | {len(summary_lines)} | {max(registers)} | "
+                f"| {arch} | compiled | {kernel} | {len(found)} | {max(registers)} | "
                 f"{sum(spills)} | {sum(scratch)} |"
             )
     return "\n".join(lines) + "\n"
@@ -168,10 +168,10 @@ def main() -> int:
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--arch", action="append", choices=ARCHS)
     options = parser.parse_args()
-    # else the tests would find it in the cache, without its log
+    # else the tests would find it in the cache, and its log unread
     warnings.simplefilter("error", SlowBinary)
-    registered = plugins().registry.backends.values()
-    backends = {arch: b for b in registered if b.toolchain for arch in b.toolchain.archs}
+    found = plugins().registry.backends.values()
+    backends = {arch: b for b in found if b.toolchain for arch in b.toolchain.archs}
     everything, before, after = options.all or options.write, read(), {}
     left = set[tuple[str, str]]()
     for arch in options.arch or ARCHS:

@@ -83,9 +83,9 @@ def order_of(made: SourceBundle, tile: Any) -> list[str]:
     ],
 )
 def test_every_fast_kernel_is_in_order(kernel: Covered, tile: Any) -> None:
-    actual = order_of(bundle(kernel.kernel, kernel.spec, tile, TOOLCHAIN, "sm_90a"), tile)
+    found = order_of(bundle(kernel.kernel, kernel.spec, tile, TOOLCHAIN, "sm_90a"), tile)
     capped = [CROSSING] * bool(getattr(kernel.spec, "softcap", False))
-    assert [x for x in actual if x not in capped] == []
+    assert [x for x in found if x not in capped] == []
 
 
 @cache
@@ -104,8 +104,8 @@ def clean(what: str) -> tuple[SourceBundle, Any, tuple[str, ...]]:
             "attention-bf16-128-causal-250x250" if what == "cleans" else "attention-f16-64"
         )
         ((kernel, spec, tile),) = ahead.units([case], H200, "sm90")
-    source = bundle(kernel, spec, tile, TOOLCHAIN, "sm_90a")
-    return source, tile, tuple(order_of(source, tile))
+    made = bundle(kernel, spec, tile, TOOLCHAIN, "sm_90a")
+    return made, tile, tuple(order_of(made, tile))
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ def clean(what: str) -> tuple[SourceBundle, Any, tuple[str, ...]]:
 def test_a_bug_of_order_is_found(mutant: Mutant) -> None:
     """Where only kernels that search V have the code, in such a one."""
     gemm = mutant.place.startswith("sm90/gemm/")
-    created, tile, before = clean(
+    made, tile, before = clean(
         "gemm" if gemm else "cleans" if mutant.place == VALUE_FILTER else "plain"
     )
-    assert SAID[mutant.name] in order_of(mutant(created), tile)
+    assert SAID[mutant.name] in order_of(mutant(made), tile)
     assert SAID[mutant.name] not in before
 
 
@@ -125,9 +125,9 @@ def test_a_bug_of_order_is_found(mutant: Mutant) -> None:
     "mutant", [m for m in MUTANTS if m.reported == "log"], ids=lambda m: m.name
 )
 def test_a_bug_that_the_assembler_serialises_is_found(mutant: Mutant) -> None:
-    created, *_ = clean("plain")
+    made, *_ = clean("plain")
     with pytest.raises(SlowBinary, match=r"\(C7514\)"):
-        TOOLCHAIN.compile(mutant(created), "sm_90a")
+        TOOLCHAIN.compile(mutant(made), "sm_90a")
 
 
 def test_what_a_gpu_may_not_show_is_found_without() -> None:
