@@ -106,8 +106,8 @@ class MiniLM:
     def tokens(self, sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Every sentence's tokens one after the other [T], and where each begins [sentences +
         1]."""
-        found = [encoded.ids for encoded in self.tokenizer.encode_batch(list(sentences))]
-        return np.concatenate(found), np.cumsum([0, *map(len, found)])
+        token_ids = [encoded.ids for encoded in self.tokenizer.encode_batch(list(sentences))]
+        return np.concatenate(token_ids), np.cumsum([0, *map(len, token_ids)])
 
     def encode(self, sentences: Sequence[str]) -> np.ndarray:
         """Embeddings [sentences, 384], float32, of length 1."""
@@ -202,16 +202,16 @@ def originals(
     length at a time."""
     from sentence_transformers import SentenceTransformer
 
-    made: dict[str, Encode] = {}
+    encoders: dict[str, Encode] = {}
     for dtype in dtypes:
         model = SentenceTransformer(str(folder), device=device)
         if dtype == "float16":
             model.half()
         for size in batches:
-            made[f"original, torch {dtype}, padded batches of {size}"] = partial(
+            encoders[f"original, torch {dtype}, padded batches of {size}"] = partial(
                 model.encode, batch_size=size, show_progress_bar=False
             )
-    return made
+    return encoders
 
 
 def main() -> None:

@@ -77,8 +77,8 @@ def strided() -> None:
 
 def matrices(count: int) -> list[np.ndarray]:
     """In any order in memory. Evenly spaced ones would be served as strided memory."""
-    made = [rng.standard_normal((S, D), np.float32) for _ in range(count)]
-    return [made[i] for i in rng.permutation(count)]
+    arrays = [rng.standard_normal((S, D), np.float32) for _ in range(count)]
+    return [arrays[i] for i in rng.permutation(count)]
 
 
 def listed() -> None:

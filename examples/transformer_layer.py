@@ -110,7 +110,7 @@ def parameters() -> dict[str, Tensor]:
     has."""
     torch.manual_seed(0)
     rows = (HEADS + 2 * KV_HEADS) * HEAD_DIM
-    made = {
+    weights = {
         "x": torch.randn(BATCH, LENGTH, WIDTH),
         "attention norm": 1 + 0.1 * torch.randn(WIDTH),
         "qkv weight": torch.randn(rows, WIDTH) / WIDTH**0.5,
@@ -123,7 +123,7 @@ def parameters() -> dict[str, Tensor]:
         "down": torch.randn(WIDTH, FFN) / FFN**0.5,
         "d result": torch.randn(BATCH, LENGTH, WIDTH),
     }
-    return {name: x.bfloat16().double().to(DEVICE) for name, x in made.items()}
+    return {name: x.bfloat16().double().to(DEVICE) for name, x in weights.items()}
 
 
 def differentiated(values: dict[str, Tensor], ops: Ops, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from kernelseam.parity.cases.case import Case
 from kernelseam.parity.cases.gemm_case import GemmCase
 from kernelseam.parity.matrix import named
 from kernelseam.parity.running.run import Target, run_case, targets
-from kernelseam.parity.running.stages import judged, made
+from kernelseam.parity.running.stages import judge, prepare
 from kernelseam.plugins import plugins
 
 pytestmark = pytest.mark.gpu
@@ -108,7 +108,7 @@ def test_there_are_fast_kernels_where_they_belong() -> None:
 
 @pytest.mark.parametrize(("implementation", "case"), _pairs(CASES))
 def test_many_tiles_a_block_are_right(implementation: str, case: Case) -> None:
-    outcome = run_case(case, Target(DEVICE, implementation, case.operation, own=False))
+    outcome = run_case(case, Target(DEVICE, implementation, case.operation, builtin=False))
     outcome.require()
     assert outcome.status == "passed", outcome.detail
 
@@ -139,7 +139,7 @@ def test_a_graph_replays_the_same_bits_and_new_inputs(implementation: str, case:
         graph = stream.end_capture()
         for data in (case, other):
             if data is other:
-                held.refill(made(other))
+                held.refill(prepare(other))
             held.renew()
             held.call(stream.ptr)
             direct = held.bytes()
@@ -148,7 +148,7 @@ def test_a_graph_replays_the_same_bits_and_new_inputs(implementation: str, case:
                 graph.launch(stream)
                 assert not bool(held.differs(direct))
         stream.synchronize()
-        verdict = judged(other, made(other), held.computed())
+        verdict = judge(other, prepare(other), held.computed())
         assert verdict.passed, verdict.message
 
 

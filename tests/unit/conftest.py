@@ -37,10 +37,10 @@ def discovered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., plugin
         entries = [
             EntryPoint(m.rpartition(".")[2].replace("_", "-"), m, plugins.GROUP) for m in modules
         ]
-        found = plugins.discover(entries)
-        monkeypatch.setattr(plugins, "_plugins", found)
+        loaded = plugins.discover(entries)
+        monkeypatch.setattr(plugins, "_plugins", loaded)
         planning.forget()
-        return found
+        return loaded
 
     yield use
     planning.forget()
@@ -49,9 +49,9 @@ def discovered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., plugin
 @pytest.fixture
 def acme(discovered: Callable[..., plugins.Plugins]) -> Any:
     """The runtime of the third vendor, whose devices are acme:0 and acme:1."""
-    found = discovered("kernelseam_thirdvendor")
-    assert found.failures == ()
-    return found.backend("acme").runtime
+    loaded = discovered("kernelseam_thirdvendor")
+    assert loaded.failures == ()
+    return loaded.backend("acme").runtime
 
 
 @pytest.fixture

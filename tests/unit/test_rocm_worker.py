@@ -95,7 +95,7 @@ def test_an_abort_ends_the_child_alone(server: CompileServer) -> None:
     assert server.run(os.getppid) == before
 
 
-def test_an_exit_without_an_answer_is_told(server: CompileServer) -> None:
+def test_an_exit_without_an_answer_is_reported(server: CompileServer) -> None:
     with pytest.raises(
         WorkerDied, match="the compiler ended its process with exit status 7"
     ) as caught:
@@ -207,10 +207,10 @@ def test_an_arch_that_is_not_in_the_table_never_reaches_the_compiler(
     from kernelseam_rocm.plugin import backend
 
     monkeypatch.setattr(worker, "server", lambda: pytest.fail("the compiler was asked"))
-    found = backend().toolchain
-    assert found is not None
+    actual = backend().toolchain
+    assert actual is not None
     with pytest.raises(UnknownName) as caught:
-        found.compile(SourceBundle("k", "k.h", (("k.h", ""),), ()), "gfx000")
+        actual.compile(SourceBundle("k", "k.h", (("k.h", ""),), ()), "gfx000")
     assert str(caught.value) == (
         "arch = gfx000: must be one of gfx90a, gfx942, gfx950, gfx1100, gfx1201. "
         "Name one of these, or add a row to kernelseam_rocm.archs."

@@ -21,7 +21,7 @@ from kernelseam_cuda import bindings, plugin, tensor_maps  # noqa: E402
 K = TensorMap("k", DType.bfloat16, (128, 100, 3, 2), (1, 384, 128, 38400), (64, 64, 1, 1), 128, 256)
 
 
-def test_a_plain_one_is_taken() -> None:
+def test_a_plain_one_is_accepted() -> None:
     assert tensor_maps.refuse(K, 16) is None
     assert tensor_maps.tiled(K) == tensor_maps.Tiled(
         (128, 100, 3, 2), (768, 256, 76800), (64, 64, 1, 1)
@@ -105,22 +105,22 @@ def test_the_stride_of_an_axis_of_extent_1_counts_for_nothing() -> None:
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=5), st.data())
-def test_what_is_taken_keeps_the_drivers_rules(extents: list[int], data: Any) -> None:
+def test_accepted_maps_keep_the_drivers_rules(extents: list[int], data: Any) -> None:
     """Whatever is not refused has numbers that the driver's documentation allows."""
     axes = len(extents)
     strides = data.draw(st.tuples(*[st.sampled_from((0, 1, 8, 24, 300, 1024))] * axes))
     box = data.draw(st.tuples(*[st.sampled_from((0, 2, 8, 32, 256, 257))] * axes))
     dtype = data.draw(st.sampled_from(list(tensor_maps.DTYPES)))
-    made = TensorMap(
+    created = TensorMap(
         "x", dtype, tuple(extents), (1, *strides[1:]), box, data.draw(st.sampled_from((0, 128)))
     )
-    if tensor_maps.refuse(made, 16) is None:
-        found = tensor_maps.tiled(made)
+    if tensor_maps.refuse(created, 16) is None:
+        actual = tensor_maps.tiled(created)
         assert (
-            all(s % 16 == 0 and 0 < s < 2**40 for s in found.strides)
-            and len(found.strides) == axes - 1
+            all(s % 16 == 0 and 0 < s < 2**40 for s in actual.strides)
+            and len(actual.strides) == axes - 1
         )
-        assert all(1 <= b <= 256 for b in found.box) and found.box[0] * dtype.itemsize % 16 == 0
+        assert all(1 <= b <= 256 for b in actual.box) and actual.box[0] * dtype.itemsize % 16 == 0
 
 
 class Names:

@@ -26,7 +26,7 @@ from kernelseam.parity.cases.attention_bwd_case import BackwardCase
 from kernelseam.parity.cases.attention_case import AttentionCase
 from kernelseam.parity.data import attention as attention_data
 from kernelseam.parity.data import attention_bwd as attention_bwd_data
-from kernelseam.parity.data.memory import Layout, once, repeated
+from kernelseam.parity.data.memory import Layout, repeated_copy, unrepeated_shape
 from kernelseam.parity.operations import operands
 from kernelseam.parity.operations.operands import describe
 from kernelseam.planning import plan
@@ -150,7 +150,7 @@ def compute(
     flushed = flushes(plugins().backend(device.backend), device)
     verdicts = {}
     if verify and isinstance(whole, BackwardCase):
-        wanted = attention_bwd_data.wanted(whole, values)
+        wanted = attention_bwd_data.expected(whole, values)
         verdicts["oracle"] = check.attention_bwd(wanted, case.dtype, found, flushed=flushed)
     elif verify:
         verdicts = _verify(
@@ -197,8 +197,8 @@ def random_values(
         )
     if request.mask_density is not None:
         plane = (case.batch, case.num_heads, case.S_q, case.S_k)
-        found["mask"] = repeated(
-            rng.random(once(plane, case.mask_walk)) < request.mask_density, plane
+        found["mask"] = repeated_copy(
+            rng.random(unrepeated_shape(plane, case.mask_layout)) < request.mask_density, plane
         )
     if inputs is not None:
         found.update({n: _logical(getattr(inputs, n), request) for n in "qkv"})
@@ -221,7 +221,7 @@ class Memory:
 
     def descriptor(self, case: AttentionCase | BackwardCase) -> Any:
         """The case's own over these operands."""
-        wanted = operands.layout(case).places
+        wanted = operands.layout(case).placements
         addresses = {}
         for name, p in wanted.items():
             info = self.runtime.describe(self.held[p.block])
@@ -231,7 +231,7 @@ class Memory:
 
     def read(self, name: str) -> Array:
         """An operand on the host, [batch, head, row, column]; 0 where it has no memory."""
-        block = self.layout.places[name].block
+        block = self.layout.placements[name].block
         bytes_ = (
             np.ascontiguousarray(self.runtime.to_host(self.held[block])).view(np.uint8).reshape(-1)
         )

@@ -241,8 +241,8 @@ def _bar(total: int) -> Iterator[Callable[[Outcome], None]]:
         task = progress.add_task("", total=total, count="")
 
         def advance(o: Outcome) -> None:
-            count["failed" if o.status in summary.BAD else o.status] += 1
-            if o.status in summary.BAD:
+            count["failed" if o.status in summary.FAILED else o.status] += 1
+            if o.status in summary.FAILED:
                 progress.console.print(Text(_line(o), style="red"))
             said = " ".join(f"{n} {what}" for what, n in count.items() if n)
             progress.update(task, advance=1, description=o.case.name, count=said)

@@ -82,11 +82,11 @@ def every(
     if file is not None:
         _run(_read(file), backend, json)
         return
-    gone = store.clear()
+    removed = store.clear()
     if json:
-        emit_json({"folder": cache_folder() / store.FOLDER, "choices": gone})
+        emit_json({"folder": cache_folder() / store.FOLDER, "choices": removed})
     else:
-        heading(f"{cache_folder() / store.FOLDER}: removed {gone} choices")
+        heading(f"{cache_folder() / store.FOLDER}: removed {removed} choices")
 
 
 @app.command("attention")

@@ -9,7 +9,8 @@ from typing import Any
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import Attention
 from kernelseam.descriptors.attention.arrays import KV_LAYOUTS, LAYOUTS, PACKED, order
-from kernelseam.descriptors.attention.forward import OPTIONAL, band
+from kernelseam.descriptors.attention.forward_fields import OPTIONAL
+from kernelseam.descriptors.attention.forward_problem import band
 from kernelseam.descriptors.common.validation import extent, finite, flag
 from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dtypes import DType

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import Attention, AttentionBwd
 from kernelseam.descriptors.attention.arrays import LAYOUTS, PACKED
-from kernelseam.descriptors.attention.forward import band
+from kernelseam.descriptors.attention.forward_problem import band
 from kernelseam.descriptors.common.operands import axes, canonical
 from kernelseam.descriptors.common.validation import flag
 from kernelseam.descriptors.common.wording import Wording

@@ -65,8 +65,8 @@ def ptx(bundle: SourceBundle) -> str:
 
 def steps(text: str) -> Iterator[tuple[str, int]]:
     """The words of a PTX text in their order, each with its number, if it has one."""
-    for found in _WORD.finditer(text):
-        groups: Mapping[str, str | None] = found.groupdict()
+    for result in _WORD.finditer(text):
+        groups: Mapping[str, str | None] = result.groupdict()
         (word,) = [w for w in WORDS if groups[w.replace(" ", "_")] is not None]
         yield word, int(groups["read"] or groups["bulk"] or groups["products"] or 0)
 
@@ -78,13 +78,13 @@ def violations(text: str, panels: int = 1, ahead: int = 0, handed: bool = False)
     ``ahead``: groups of products that may still run where a new step begins. ``handed``: fragments
     are stored by another warp, which an arrival tells.
     """
-    found: list[str] = []
+    results: list[str] = []
 
     def rule(holds: bool, what: str) -> None:
-        if not holds and what not in found:
-            found.append(what)
+        if not holds and what not in results:
+            results.append(what)
 
-    made = True  # whether a fence followed the barriers that were made
+    created = True  # whether a fence followed the barriers that were made
     plain = laid = True  # and plain stores to shared memory, and fragments
     read = True  # and reads of fragments, where TMA writes next
     started = False  # whether registers are fenced for products
@@ -93,11 +93,11 @@ def violations(text: str, panels: int = 1, ahead: int = 0, handed: bool = False)
     running = begun = leaving = 0  # groups of products, all and of this step; groups of stores
     for word, number in steps(text):
         if word == "init":
-            made = False
+            created = False
         elif word == "init fence":
-            made = True
+            created = True
         elif word in ("meeting", "cluster meeting"):
-            rule(made, "no fence between barriers that are made and the block's meeting")
+            rule(created, "no fence between barriers that are made and the block's meeting")
             rule(
                 plain,
                 "no proxy fence between stores to shared memory and the meeting of those who "
@@ -150,4 +150,4 @@ def violations(text: str, panels: int = 1, ahead: int = 0, handed: bool = False)
         elif word == "exit":
             rule(waited, "a block ends with stores on their way")
             rule(together, "a block ends while others may arrive at its barriers")
-    return found
+    return results

@@ -4,7 +4,7 @@ of them."""
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kernelseam.kernels.gemm.host import GemmHost
+from kernelseam.kernels.gemm.host import GemmDefinition
 from kernelseam.kernels.projection import products
 from kernelseam.kernels.projection.host import Projection
 from kernelseam.kernels.projection.products import Product
@@ -19,7 +19,7 @@ class HopperProjection(Projection):
     """A projection of which Hopper's GEMM makes a product, the shared one the others."""
 
     def __init__(self, operation: str, made_of: Callable[[Any], Iterator[Product]]) -> None:
-        super().__init__(operation, made_of, (_GEMM, GemmHost()), _GEMM.name, _GEMM.archs)
+        super().__init__(operation, made_of, (_GEMM, GemmDefinition()), _GEMM.name, _GEMM.archs)
 
 
 KERNELS = (
