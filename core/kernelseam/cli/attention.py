@@ -115,7 +115,9 @@ def run(
 def _read(request: AttentionOptions, path: Path) -> list[Inputs]:
     request.refuse_for_file()
     return read_inputs(
-        path, None if request.dtype is None else DType.of(request.dtype, "dtype"), request.changes
+        path,
+        None if request.dtype is None else shapes.dtype_of(request.dtype, "dtype"),
+        request.changes,
     )
 
 

@@ -138,8 +138,8 @@ def _compile(
     else:
         if rows:
             _show(problem.operation, spec, rows)
-        for e in failures.values():
-            print(f"error: {e}", file=sys.stderr)
+        for failure in failures.values():
+            print(f"error: {failure}", file=sys.stderr)
     if failures:
         raise typer.Exit(1)
 

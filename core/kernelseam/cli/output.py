@@ -88,7 +88,7 @@ def _plain(value: Any) -> Any:
 
 
 def heading(text: str) -> None:
-    """A title above what follows; on a terminal wrapped between words."""
+    """A title above what follows, or a sentence; on a terminal wrapped between words."""
     print(*_wrapped(text, _width(), "", "    "), sep="\n")
 
 

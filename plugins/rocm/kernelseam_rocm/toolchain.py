@@ -109,7 +109,7 @@ class HipToolchain(WithoutTensorMaps):
 
 
 _REMEDY = (
-    f"\nInstall ROCm, or have get-hiprtc.sh of the repository fill a folder, and name the folder in "
+    "\nInstall ROCm; or have get-hiprtc.sh of the repository fill a folder, and name it in "
     f"{worker.VARIABLE}."
 )
 
