@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import Attention
@@ -15,6 +15,25 @@ from kernelseam.descriptors.common.wording import Wording
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.ops.calling import Operation, check_rank, not_none, operate
+from kernelseam.ops.signatures import Array, Dense, Packed, Paged
+
+
+@overload
+def attention(
+    q: Array, k: Array, v: Array, *, return_lse: Literal[False] = False, **options: Unpack[Dense]
+) -> Array: ...
+
+
+@overload
+def attention(
+    q: Array, k: Array, v: Array, *, return_lse: Literal[True], **options: Unpack[Dense]
+) -> tuple[Array, Array]: ...
+
+
+@overload
+def attention(
+    q: Array, k: Array, v: Array, *, return_lse: bool, **options: Unpack[Dense]
+) -> Array | tuple[Array, Array]: ...
 
 
 def attention(
@@ -87,6 +106,51 @@ def attention(
     return (result, results["lse"]) if return_lse else result
 
 
+@overload
+def attention_varlen(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[Packed],
+) -> Array: ...
+
+
+@overload
+def attention_varlen(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[Packed],
+) -> tuple[Array, Array]: ...
+
+
+@overload
+def attention_varlen(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    return_lse: bool,
+    **options: Unpack[Packed],
+) -> Array | tuple[Array, Array]: ...
+
+
 def attention_varlen(
     q: Any,
     k: Any,
@@ -156,6 +220,45 @@ def attention_varlen(
     results = operate(PACKED_WORK, arrays, options, backend, implementation, stream, _DENSE_WORDING)
     result = results["out"] if out is None else out
     return (result, results["lse"]) if return_lse else result
+
+
+@overload
+def attention_paged(
+    q: Array,
+    k_pages: Array,
+    v_pages: Array,
+    block_table: Array,
+    kv_lengths: Array,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[Paged],
+) -> Array: ...
+
+
+@overload
+def attention_paged(
+    q: Array,
+    k_pages: Array,
+    v_pages: Array,
+    block_table: Array,
+    kv_lengths: Array,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[Paged],
+) -> tuple[Array, Array]: ...
+
+
+@overload
+def attention_paged(
+    q: Array,
+    k_pages: Array,
+    v_pages: Array,
+    block_table: Array,
+    kv_lengths: Array,
+    *,
+    return_lse: bool,
+    **options: Unpack[Paged],
+) -> Array | tuple[Array, Array]: ...
 
 
 def attention_paged(
