@@ -88,7 +88,6 @@ def test_the_pictures_are_of_the_results(tmp_path: Path) -> None:
             return re.findall(r"<text[^>]*>([^<]*)</text>", text)
 
         assert said(path.read_text(encoding="utf-8")) == said(kept), path.name
-        assert "kernelseam" in kept
 
 
 @pytest.mark.parametrize(

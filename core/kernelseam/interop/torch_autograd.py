@@ -73,7 +73,7 @@ def attention(
     backend: str | None = None,
     implementation: str | None = None,
     bwd_implementation: str | None = None,
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor]:
     """``kernelseam.attention`` on torch tensors, with gradients to q, k, v, ``bias`` and ``sinks``.
 
     ``return_lse``: (result, LSE), both of which have gradients. ``out_dtype`` may be torch's;
@@ -189,7 +189,7 @@ def attention_varlen(
     backend: str | None = None,
     implementation: str | None = None,
     bwd_implementation: str | None = None,
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor]:
     """``kernelseam.attention_varlen`` on torch tensors, with gradients to q, k, v, ``bias`` and
     ``sinks``; see ``attention``.
 
@@ -277,7 +277,7 @@ def attention_paged(
     prefix_lengths: Tensor | None = None,
     out_dtype: Any = None,
     **options: Any,
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor]:
     """``kernelseam.attention_paged`` on torch tensors, with its options but ``out`` and ``stream``.
     Gradients do not flow through pages: a tensor that wants one is refused. Under torch.autocast q
     is converted to its dtype, the pages are not."""

@@ -78,7 +78,7 @@ def fused_qkv_projection(
     backend: str | None = None,
     implementation: str | None = None,
     bwd_implementation: str | None = None,
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor, Tensor]:
     """``kernelseam.fused_qkv_projection`` on torch tensors, with gradients to input, weight and
     bias.
 

@@ -37,9 +37,9 @@ def attention(
 
 
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Array,
+    k: Array,
+    v: Array,
     *,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
@@ -59,7 +59,7 @@ def attention(
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
-) -> Any:
+) -> Array | tuple[Array, Array]:
     """softmax(scores)·v over the last two axes of q [B, H, S_q, D], k [B, H_kv, S_k, D], v [B,
     H_kv, S_k, D_v].
 
@@ -86,7 +86,7 @@ def attention(
     Returns the result [B, H, S_q, D_v] (``out`` where it was given), or (result, lse). Raises
     InvalidValue for what does not fit together, Unsupported with each implementation's reason.
     """
-    arrays = {"q": q, "k": k, "v": v}
+    arrays: dict[str, Any] = {"q": q, "k": k, "v": v}
     if not (bias is mask is alibi_slopes is sinks is prefix_lengths is kv_lengths is None):
         arrays |= not_none(
             bias=bias,
@@ -152,11 +152,11 @@ def attention_varlen(
 
 
 def attention_varlen(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
     max_seqlen_q: int,
     max_seqlen_k: int,
     *,
@@ -176,7 +176,7 @@ def attention_varlen(
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
-) -> Any:
+) -> Array | tuple[Array, Array]:
     """Attention over packed sequences of different lengths: q [T, H, D], k [T_k, H_kv, D], v [T_k,
     H_kv, D_v].
 
@@ -262,11 +262,11 @@ def attention_paged(
 
 
 def attention_paged(
-    q: Any,
-    k_pages: Any,
-    v_pages: Any,
-    block_table: Any,
-    kv_lengths: Any,
+    q: Array,
+    k_pages: Array,
+    v_pages: Array,
+    block_table: Array,
+    kv_lengths: Array,
     *,
     cu_seqlens_q: Any = None,
     max_seqlen_q: int | None = None,
@@ -289,7 +289,7 @@ def attention_paged(
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
-) -> Any:
+) -> Array | tuple[Array, Array]:
     """Attention over keys in pages: k_pages [pages, page_size, H_kv, D], v_pages [pages, page_size,
     H_kv, D_v].
 

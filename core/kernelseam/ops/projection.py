@@ -50,8 +50,8 @@ def fused_qkv_projection(
 
 
 def fused_qkv_projection(
-    input: Any,
-    weight: Any,
+    input: Array,
+    weight: Array,
     bias: Any = None,
     num_heads: int | None = None,
     num_kv_heads: int | None = None,
@@ -71,7 +71,7 @@ def fused_qkv_projection(
     backend: str | None = None,
     implementation: str | None = None,
     stream: object = None,
-) -> Any:
+) -> Array | tuple[Array, Array, Array]:
     """q, k and v = input·weightᵀ + bias in one launch, split into heads.
 
     ``input`` [B, S, hidden]; ``weight`` [(num_heads + 2·num_kv_heads)·head_dim, hidden] as
@@ -127,9 +127,10 @@ def fused_qkv_projection(
     results = operate(
         qkv_work, arrays, options, backend, implementation, stream, _wording(paged, out)
     )
-    if out is not None:
-        return out
-    return results["q"] if paged else (results["q"], results["k"], results["v"])
+    made: Array | tuple[Array, Array, Array] = out
+    if out is None:
+        made = results["q"] if paged else (results["q"], results["k"], results["v"])
+    return made
 
 
 def qkv_work(
