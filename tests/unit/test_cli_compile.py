@@ -11,11 +11,18 @@ from typing import Any
 
 import pytest
 from kernelseam import compilation
+from kernelseam.cli import progress
 from kernelseam.cli.main import main
 from kernelseam.errors import CompileError, KernelSeamError
 from kernelseam.plugins import plugins
 
 CASES = {"cuda": ("nvrtc", "sm_80", "sm_90a"), "rocm": ("hiprtc", "gfx942", "gfx1100")}
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is said of progress: a machine may be busy."""
+    monkeypatch.setattr(progress, "PATIENCE", 3600)
 
 
 @pytest.fixture(params=CASES)

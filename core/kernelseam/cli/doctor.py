@@ -48,8 +48,9 @@ def run(
 def collect(check: bool = True) -> dict[str, Any]:
     """All of it, for programs. With ``check`` every implementation computes something on every
     device."""
-    known = plugins()
-    reports, failures = known.doctor(), list(known.failures)
+    with working("asking every plugin"):
+        known = plugins()
+        reports, failures = known.doctor(), list(known.failures)
     for name, report in list(reports.items()):
         if isinstance(report, Failure):
             failures.append(report)

@@ -80,7 +80,9 @@ def run(
         raise InvalidValue(
             "limit", limit, "must be a positive number of seconds", f"Leave it out: it is {LIMIT:g}"
         )
-    cases, wanted = _cases(operation, case or []), _targets(backend, device)
+    cases = _cases(operation, case or [])
+    with working("looking for devices"):
+        wanted = _targets(backend, device)
     wanted = _chosen(wanted, cases, implementation)
     options: dict[str, list[str | None]] = {
         "backend": [backend],

@@ -32,7 +32,8 @@ TIME_OF_EMULATION = (
 def device_for(problem: Problem, backend: str | None) -> Device:
     """The device to run on; ``backend`` may be BACKEND:INDEX. Raises UnknownName, and InvalidValue
     where its memory is too small for the problem."""
-    device = find_device(backend)
+    with working("looking for devices"):
+        device = find_device(backend)
     have, need = device.limits.memory_bytes, problem.bytes_moved
     if 0 < have < need:
         raise InvalidValue(

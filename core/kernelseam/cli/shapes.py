@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -26,6 +27,11 @@ SHORT_DTYPES = {
 def dtype_of(name: str, field: str) -> DType:
     """A dtype by its name or a short one. Raises UnknownName."""
     return DType.of(SHORT_DTYPES.get(name, name), field)
+
+
+def _some(*values: str) -> Callable[[], list[str]]:
+    """For the shell's completion."""
+    return lambda: list(values)
 
 
 def names_of_dtypes() -> list[str]:
@@ -65,7 +71,12 @@ Dtype = Annotated[
     ),
 ]
 AttentionLayout = Annotated[
-    str, typer.Option("--layout", help="bhsd or bshd: the order of the axes.")
+    str,
+    typer.Option(
+        "--layout",
+        autocompletion=_some("bhsd", "bshd"),
+        help="bhsd or bshd: the order of the axes.",
+    ),
 ]
 
 Rows = Annotated[int | None, typer.Option("--m", min=0, help="Rows of C. [512]")]
@@ -77,19 +88,30 @@ Bias = Annotated[str | None, typer.Option("--bias", help="Of that dtype, one for
 Residual = Annotated[str | None, typer.Option("--residual", help="Of that dtype, as large as C.")]
 Precision = Annotated[
     str | None,
-    typer.Option("--precision", help="Of float32: ieee, or by way of TF32: tf32, tf32x3. [ieee]"),
+    typer.Option(
+        "--precision",
+        autocompletion=_some("ieee", "tf32", "tf32x3"),
+        help="Of float32: ieee, or by way of TF32: tf32, tf32x3. [ieee]",
+    ),
 ]
 OutDtype = Annotated[
     str | None,
     typer.Option("--out-dtype", autocompletion=names_of_dtypes, help="That of C. [as --dtype]"),
 ]
 GemmLayout = Annotated[
-    str, typer.Option("--layout", help="strided, or pointers: lists of addresses.")
+    str,
+    typer.Option(
+        "--layout",
+        autocompletion=_some("strided", "pointers"),
+        help="strided, or pointers: lists of addresses.",
+    ),
 ]
 Spacing = Annotated[
     str,
     typer.Option(
-        "--spacing", help="With pointers: scattered, or even, which the strided way serves."
+        "--spacing",
+        autocompletion=_some("scattered", "even"),
+        help="With pointers: scattered, or even, which the strided way serves.",
     ),
 ]
 
