@@ -11,7 +11,7 @@ from typing import Any, TypedDict, TypeVar
 from kernelseam.dtypes import DType
 
 Array = TypeVar("Array")
-"""A NumPy array, a torch tensor, a CuPy array: what the caller has."""
+"""An array of whatever library the caller has."""
 Window = tuple[int | None, int | None] | None
 
 
