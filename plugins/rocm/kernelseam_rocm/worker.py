@@ -130,7 +130,7 @@ def launcher() -> Path | None:
     folder = os.environ.get(VARIABLE)
     if not folder:
         return None
-    program = Path(folder) / "run"
+    program = Path(folder).expanduser().absolute() / "run"
     if not os.access(program, os.X_OK):
         raise InvalidValue(
             VARIABLE, folder, "must be a folder with a program `run`", "Make it by get-hiprtc.sh"
