@@ -137,8 +137,16 @@ def _bars(path: Path, found: tuple[Sequence[str], Bars], title: str, unit: str) 
             if name.startswith("kernelseam"):
                 for y, x in zip(places, values, strict=True):
                     text = f"{x:.0f}" if x > 10 else f"{x:.2f}"
-                    inside = {"textcoords": "offset points", "ha": "left", "va": "center"}
-                    axes.annotate(text, (0, y), (4, 0), color="white", fontsize=8, **inside)
+                    axes.annotate(
+                        text,
+                        (0, y),
+                        (4, 0),
+                        textcoords="offset points",
+                        ha="left",
+                        va="center",
+                        color="white",
+                        fontsize=8,
+                    )
         if len(bars) == 1:
             axes.axvline(1, color="black", linewidth=1)
         middle = height * (len(bars) - 1) / 2
