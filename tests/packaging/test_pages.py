@@ -71,6 +71,20 @@ def test_explain_is_read_as_it_was_printed() -> None:
         assert f"| `{column}` |" in page, f"{column} is not explained"
 
 
+def test_the_refusals_that_are_explained_are_those_that_are_given() -> None:
+    """By their words, numbers and names left out."""
+    page = (DOCS / "explain.md").read_text(encoding="utf-8")
+    table = page.partition("| refused | means | so |")[2].partition("\n\n")[0]
+    shown = re.findall(r"^\| `(.+?)` \|", table, re.MULTILINE)
+    assert len(shown) == 6
+    rooms = (ROOT / "plugins/cuda/kernelseam_cuda", ROOT / "core/kernelseam/cli")
+    given = "".join(p.read_text(encoding="utf-8") for r in rooms for p in r.rglob("*.py"))
+    names = r"\b(?:bias, mask|80|64, .*256|8|16|float32|numpy|cuda:0|cuBLAS)\b"
+    for refusal in shown:
+        for words in re.split(names, refusal):
+            assert words.strip() in given, f"{refusal}: nobody says {words!r}"
+
+
 def test_every_public_name_is_in_the_reference() -> None:
     said = "".join(p.read_text(encoding="utf-8") for p in (DOCS / "api").glob("*.md"))
     shown = {name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)$", said, re.MULTILINE)}
