@@ -45,7 +45,7 @@ def test_the_commands_are_there() -> None:
     assert len(shown) >= 5
     for _, *words in shown:
         command, options = commands, list(words)
-        while hasattr(command, "commands"):
+        while options and options[0] in getattr(command, "commands", ()):
             command = command.commands[options.pop(0)]
         assert command.make_context("kernelseam", options).params
 
