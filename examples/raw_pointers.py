@@ -7,9 +7,12 @@ stays as it is.
 
 from __future__ import annotations
 
-import kernelseam
-import numpy as np
-from kernelseam import Attention, AttentionPointers
+try:
+    import kernelseam
+    import numpy as np
+    from kernelseam import Attention, AttentionPointers
+except ModuleNotFoundError as e:
+    raise SystemExit(f"{e.name} is missing: pip install kernelseam") from None
 
 B, H, H_KV, S, D = 2, 8, 2, 100, 64
 rng = np.random.default_rng(0)

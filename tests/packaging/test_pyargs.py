@@ -45,11 +45,7 @@ def test_the_whole_matrix_of_numpy(run_installed: Run, tmp_path: Path) -> None:
     [
         (
             "nope",
-            (
-                "backend = nope: must be one of numpy. Install kernelseam[nope], or see "
-                "`kernelseam "
-                "doctor`"
-            ),
+            ("backend = nope: must be one of numpy. Name one of these, or see `kernelseam doctor`"),
         ),
         ("", "expected one argument"),
     ],

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from fakecc import Toolchain
 from kernelseam import compilation, planning, plugins
+from kernelseam.cli import progress
 from kernelseam.cli.main import main
 from kernelseam.errors import InvalidValue
 
@@ -64,6 +65,7 @@ def command(
     is there, too."""
     discovered("kernelseam_thirdvendor")
     monkeypatch.setenv("KERNELSEAM_BACKEND", "numpy")
+    monkeypatch.setattr(progress, "PATIENCE", 3600)  # a machine may be busy
 
     def run(*arguments: object) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:

@@ -332,5 +332,5 @@ def test_a_terminal_gets_a_bar(python_command: list[str], tmp_path: Path) -> Non
     count = sum(c.name.startswith("gemm-f64") for c in matrix())
     assert f"{count}/{count}" in text and f"{count} passed" in text and "\x1b[" in text
     assert "passed       0  gemm" not in text, "no line a case"
-    assert text.splitlines()[-2].startswith("gemm       numpy    numpy ")
+    assert any(line.startswith("  numpy    numpy ") for line in text.splitlines())
     assert text.splitlines()[-1].startswith("plans, launches and copies: ")

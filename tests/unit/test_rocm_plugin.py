@@ -107,7 +107,8 @@ def test_doctor_survives_missing_bindings() -> None:
     report = json.loads(python(code))
     assert report["mode"] == "neither compiles nor runs"
     for key in ("compiler", "no device because", "hipblas"):
-        assert "cannot be imported" in report[key] and "install hip-python" in report[key]
+        package = "kernelseam-rocm[blas]" if key == "hipblas" else "hip-python"
+        assert "cannot be imported" in report[key] and f"install {package}" in report[key]
 
 
 @needs_no_driver

@@ -14,6 +14,7 @@ import typer
 from kernelseam.cli import shapes
 from kernelseam.cli.attention_files import Inputs, check_output, read_inputs, save
 from kernelseam.cli.attention_options import AttentionOptions, with_attention_options
+from kernelseam.cli.progress import working
 from kernelseam.cli.running import Run, device_for, execute, measure, report
 from kernelseam.contract import Device
 from kernelseam.descriptors import Attention
@@ -114,7 +115,9 @@ def run(
 def _read(request: AttentionOptions, path: Path) -> list[Inputs]:
     request.refuse_for_file()
     return read_inputs(
-        path, None if request.dtype is None else DType.of(request.dtype, "dtype"), request.changes
+        path,
+        None if request.dtype is None else shapes.dtype_of(request.dtype, "dtype"),
+        request.changes,
     )
 
 
@@ -131,35 +134,39 @@ def compute(
 ) -> tuple[Run, dict[str, Array]]:
     """Run one attention, or its gradients; the report and the results on the host, by name."""
     whole = request.backward_case(case) if request.backward else case
-    values, name = (
-        random_values(request, whole, inputs, seed),
-        "" if inputs is None else inputs.name,
-    )
-    memory = Memory(whole, values, device)
-    forward = plan(
-        memory.descriptor(case),
-        device=device,
-        implementation=None if request.backward else implementation,
-    ).bind()
-    launches = execute(forward)
+    name = "" if inputs is None else inputs.name
+    with working("making random inputs" if inputs is None else f"reading {name or 'the inputs'}"):
+        values = random_values(request, whole, inputs, seed)
+        memory = Memory(whole, values, device)
+    with working(f"computing the attention on {device}"):
+        forward = plan(
+            memory.descriptor(case),
+            device=device,
+            implementation=None if request.backward else implementation,
+        ).bind()
+        launches = execute(forward)
     call, written = forward, ("out", *(("lse",) if case.lse else ()))
     if isinstance(whole, BackwardCase):
-        call = plan(memory.descriptor(whole), device=device, implementation=implementation).bind()
-        launches, written = execute(call), attention_bwd_data.outputs(whole)
+        with working(f"computing its gradients on {device}"):
+            call = plan(
+                memory.descriptor(whole), device=device, implementation=implementation
+            ).bind()
+            launches, written = execute(call), attention_bwd_data.outputs(whole)
     found = {n: memory.read(n) for n in written}
     flushed = flushes(plugins().backend(device.backend), device)
     verdicts = {}
-    if verify and isinstance(whole, BackwardCase):
-        wanted = attention_bwd_data.expected(whole, values)
-        verdicts["oracle"] = check.attention_bwd(wanted, case.dtype, found, flushed=flushed)
-    elif verify:
-        verdicts = _verify(
-            case,
-            values,
-            found,
-            None if inputs is None else _logical(inputs.stored, request),
-            flushed,
-        )
+    with working("comparing with the float64 oracle"):
+        if verify and isinstance(whole, BackwardCase):
+            wanted = attention_bwd_data.expected(whole, values)
+            verdicts["oracle"] = check.attention_bwd(wanted, case.dtype, found, flushed=flushed)
+        elif verify:
+            verdicts = _verify(
+                case,
+                values,
+                found,
+                None if inputs is None else _logical(inputs.stored, request),
+                flushed,
+            )
     notes = [inputs.note] if inputs is not None and verify and inputs.note else []
     if timed and (case.keys or case.q_sequences):
         notes.append(FULL_LENGTHS)

@@ -244,7 +244,7 @@ class AttentionOptions:
             window=_window(self.window),
             softcap=self.softcap,
             alibi=tuple(2.0 ** (-8 * (h + 1) / heads) for h in range(heads)) if self.alibi else (),
-            bias=None if self.bias is None else DType.of(self.bias, "--bias"),
+            bias=None if self.bias is None else shapes.dtype_of(self.bias, "--bias"),
             bias_layout=OperandLayout(aligned=False, broadcast="b"),
             mask="" if self.mask_density is None else "random",
             mask_layout=OperandLayout(aligned=False, broadcast="h"),

@@ -38,6 +38,7 @@ def ls(json: shapes.Json = False) -> None:
                 )
                 for e in entries
             ],
+            whole=True,
         )
 
 
