@@ -5,6 +5,7 @@
 #include "sm90/wgmma.h"
 
 typedef KS_T T;
+typedef KS_TC TC;
 
 typedef Maybe<KS_BIAS> Bias;
 
@@ -13,13 +14,14 @@ constexpr int BK = 64, MT = BM / (64 * GROUPS), PANELS = BN / 64, CONSUMERS = 12
 static_assert(MT * 64 * GROUPS == BM && PANELS * 64 == BN, "tiles are of 64 rows a consumer, and panels of 64 columns");
 
 constexpr int ROWS_BYTES = 64 * 128;  // 64 rows of a panel
+constexpr int C_COLUMNS = 128 / sizeof(TC), C_PANELS = BN / C_COLUMNS;  // of the result's panels, of 128 bytes a row too
 constexpr int A_BYTES = BM * 128, B_BYTES = BN * 128, STAGE_BYTES = A_BYTES + B_BYTES;
 
 // Source tiles (beta · C, residual) come through the same ring: panels of BM rows in a stage.
-constexpr int SOURCE_PANELS = min_of(PANELS, STAGE_BYTES / A_BYTES);
+constexpr int SOURCE_PANELS = min_of(C_PANELS, STAGE_BYTES / A_BYTES);
 
 // Epilogue buffers are 64 rows of a panel each; BATCH are stored at once, SLOTS batches in flight a consumer.
-constexpr int BATCH = PANELS <= BUFFERS ? PANELS : PANELS % BUFFERS == 0 ? BUFFERS : 1, SLOTS = BUFFERS / BATCH;
+constexpr int BATCH = C_PANELS <= BUFFERS ? C_PANELS : C_PANELS % BUFFERS == 0 ? BUFFERS : 1, SLOTS = BUFFERS / BATCH;
 
 struct alignas(1024) SharedStorage {
   char stages[STAGES][STAGE_BYTES];

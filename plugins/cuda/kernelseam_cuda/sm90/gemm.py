@@ -32,8 +32,8 @@ _MAX_TILES = 2**31 - 2**16
 """A block counts in 32 bits by a grid's clusters, beyond the last."""
 _GROUP_ROWS = 8
 """Rows of tiles in a group of the rasterisation: tiles.h."""
-_PANEL, _ROWS = 64, 64
-"""Columns and rows of a box of the result."""
+_PANEL_BYTES, _ROWS = 128, 64
+"""Of a row of a box of the result, and its rows."""
 _UNIT_BYTES, _UNITS_BITS, _REACH = 16, 31, 2**29
 """Of a map that reaches every address: what its third axis counts, how far; how many such lengths
 its fourth has."""
@@ -91,13 +91,13 @@ class HopperGemm(KernelDefinition):
         p, spec = problem, problem.spec
         if spec.dtype.itemsize != 2:
             return f"it takes bfloat16 and float16, not {spec.dtype}"
-        if spec.dtype_c is not spec.dtype:
-            return f"its result is of {spec.dtype}, not {spec.dtype_c}"
+        if spec.dtype_c not in (spec.dtype, DType.float32):
+            return f"its result is of {spec.dtype} or float32, not {spec.dtype_c}"
         for option in ("summed", "row_sums", "segmented", "heads"):
             if getattr(spec, option):
                 return f"it does not know {option}"
-        if spec.residual not in (None, spec.dtype):
-            return f"its residual is of {spec.dtype}, not {spec.residual}"
+        if spec.residual not in (None, spec.dtype_c):
+            return f"its residual is of the result's {spec.dtype_c}, not of {spec.residual}"
         vectors = {"A": spec.vector_a, "B": spec.vector_b, "C": spec.vector_c}
         if spec.residual:
             vectors["residual"] = spec.vector_r
@@ -134,11 +134,9 @@ class HopperGemm(KernelDefinition):
     def _offered(self, p: GemmProblem) -> tuple[HopperGemmTile, ...]:
         """TMA stores chunks of 16 bytes whole: where C's last is not, tiles whose warps store.
         Where C is most of what is moved, TMA's stores leave the L2 cache to A and B."""
-        c = p.results * p.M * p.N * p.spec.dtype.itemsize
-        mostly_c, whole = (
-            c > _MOSTLY_C * p.bytes_moved,
-            p.N * p.spec.dtype.itemsize % _UNIT_BYTES == 0,
-        )
+        row = p.N * p.spec.dtype_c.itemsize
+        mostly_c = p.results * p.M * row > _MOSTLY_C * p.bytes_moved
+        whole = row % _UNIT_BYTES == 0
         return tuple(
             replace(t, c_first=mostly_c and t.store == "tma")
             for t in GEMM
@@ -161,6 +159,7 @@ class HopperGemm(KernelDefinition):
         producer, consumer = REGISTERS[tile.groups]
         return {
             "T": DEVICE_TYPE[spec.dtype],
+            "TC": DEVICE_TYPE[spec.dtype_c],
             "A_TRANSPOSED": spec.a_transposed,
             "B_TRANSPOSED": spec.b_transposed,
             "POINTERS": spec.view == "pointers",
@@ -253,7 +252,7 @@ class HopperGemm(KernelDefinition):
         b_box = (
             (SLICE, tile.bn // tile.cluster) if s.b_transposed else (SLICE, SLICE // tile.cluster)
         )
-        c_shape, c_box = (p.M, p.N), (_PANEL, _ROWS)
+        c_shape, c_box = (p.M, p.N), (_PANEL_BYTES // s.dtype_c.itemsize, _ROWS)
         a = _map(p, "A", p.a_shape, p.num_heads, p.a_strides, a_box)
         b = _map(p, "B", p.b_shape, b_heads, p.b_strides, b_box)
         c = _map(p, "C", c_shape, p.num_heads, p.c_strides, c_box)
@@ -273,6 +272,8 @@ class HopperGemm(KernelDefinition):
         plain = GemmSpec(bf16, bf16, f32)
         yield Covered(self, replace(plain, b_transposed=True, bias=bf16, residual=bf16))
         yield Covered(self, GemmSpec(f16, f16, f32, a_transposed=True, view="pointers"))
+        yield Covered(self, GemmSpec(bf16, f32, f32, bias=f32, residual=f32))
+        yield Covered(self, GemmSpec(f16, f32, f32, b_transposed=True, view="pointers"), often=False)
         yield Covered(self, plain, often=False)
         yield Covered(self, GemmSpec(f16, f16, f32, b_transposed=True), often=False)
         yield Covered(
@@ -308,7 +309,7 @@ def _map(
     box: tuple[int, int],
 ) -> TensorMap:
     batch_stride, head_stride, row = strides
-    dtype = p.spec.dtype
+    dtype = p.spec.dtype if name in ("A", "B") else p.spec.dtype_c
     if p.spec.view == "pointers":
         unit = _UNIT_BYTES // dtype.itemsize
         extents, apart = (2**_UNITS_BITS, _REACH), (unit, unit << _UNITS_BITS)
