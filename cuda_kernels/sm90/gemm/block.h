@@ -1,5 +1,6 @@
 // What the roles of a block share: sizes, shared memory, rings, arguments. Constants: see gemm.h.
 #pragma once
+#include "sm90/gemm/matrix.h"
 #include "sm90/gemm/tiles.h"
 #include "sm90/pipeline.h"
 #include "sm90/wgmma.h"
@@ -43,13 +44,6 @@ struct Arguments {
   float alpha, beta;
 };
 
-// A matrix in a tensor map: the coordinates of its last two axes. These are head and batch; or, for lists, units of 16 bytes and
-// of 2^35 bytes from the origin, which reach every address, modulo 2^64.
-struct Matrix { int x2, x3; };
-KS_DEVICE Matrix matrix_at(const void* address, const void* origin) {
-  const u64 units = ((u64)address - (u64)origin) >> 4;
-  return {(int)(units & 0x7fffffff), (int)(units >> 31)};
-}
 // The matrix of a tile: by its number in a list, or by head and batch.
 KS_DEVICE Matrix matrix_of(const Arguments& a, const void* list, const TileCoord& at, int head, int by_head, int by_batch) {
   if (KS_POINTERS) return matrix_at(listed((const T*)list, at.matrix), a.origin);

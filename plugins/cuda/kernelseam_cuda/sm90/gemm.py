@@ -21,14 +21,14 @@ from kernelseam.kernels.elements import (
 )
 from kernelseam.kernels.signature import Signature, Structure
 
-from kernelseam_cuda.sm90.tiles import GEMM, REGISTERS, HopperGemmTile
+from kernelseam_cuda.sm90.tiles import GEMM, REGISTERS, HopperGemmTile, HopperTf32Tile
 from kernelseam_cuda.toolchain import sources
 
 SLICE = 64
 """Elements of K in a stage of the ring."""
 _MAX_EXTENT = 2**30
 """Rows and columns: a tile's place, and its end, are 32-bit."""
-_MAX_TILES = 2**31 - 2**16
+MAX_TILES = 2**31 - 2**16
 """A block counts in 32 bits by a grid's clusters, beyond the last."""
 _GROUP_ROWS = 8
 """Rows of tiles in a group of the rasterisation: tiles.h."""
@@ -37,7 +37,7 @@ _PANEL_BYTES, _ROWS = 128, 64
 _UNIT_BYTES, _UNITS_BITS, _REACH = 16, 31, 2**29
 """Of a map that reaches every address: what its third axis counts, how far; how many such lengths
 its fourth has."""
-_ORIGIN_BYTES = 256
+ORIGIN_BYTES = 256
 """Of the workspace: where such maps begin. TMA touches a map's first bytes where a box lies wholly
 outside."""
 
@@ -56,7 +56,7 @@ _INTS = (
     "residual_head_step",
     "residual_batch_step",
 )
-_ORDER = Structure(
+ORDER = Structure(
     (
         *((n, divider_parameter(n)) for n in ("matrix", "group", "last", "heads")),
         ("rows", "i32"),
@@ -104,13 +104,10 @@ class HopperGemm(KernelDefinition):
         for name, vector in vectors.items():
             if vector < 16:
                 return f"rows of {name} at multiples of {vector} bytes: TMA takes multiples of 16"
-        if not (p.M and p.N and p.results and p.reads_inputs):
-            return "there is nothing to multiply"
-        for name, n in (("M", p.M), ("N", p.N)):
-            if n >= _MAX_EXTENT:
-                return f"{name} = {n}: it takes less than 2**30"
+        if reason := refuse_extents(p):
+            return reason
         if not self._offered(p):
-            return f"it needs {_MAX_TILES} tiles or more"
+            return f"it needs {MAX_TILES} tiles or more"
         return refuse_row_strides(
             stride_a_row=p.a_strides[2],
             stride_b_row=p.b_strides[2],
@@ -140,7 +137,7 @@ class HopperGemm(KernelDefinition):
         return tuple(
             replace(t, c_first=mostly_c and t.store == "tma")
             for t in GEMM
-            if _tiles(p, t) < _MAX_TILES and (whole or t.store == "rows")
+            if tile_count(p, t) < MAX_TILES and (whole or t.store == "rows")
         )
 
     def variants(
@@ -152,7 +149,7 @@ class HopperGemm(KernelDefinition):
         if problem.spec.view != "pointers":
             return Launches((Launch(self, problem, tile),))
         return Launches(
-            (Launch(self, problem, tile, dict.fromkeys((*_MAPS, "origin"), 0)),), _ORIGIN_BYTES
+            (Launch(self, problem, tile, dict.fromkeys((*_MAPS, "origin"), 0)),), ORIGIN_BYTES
         )
 
     def defines(self, spec: GemmSpec, tile: HopperGemmTile, row: ArchRow) -> dict[str, object]:
@@ -188,14 +185,14 @@ class HopperGemm(KernelDefinition):
                 *((i, "i32") for i in _INTS),
                 ("alpha", "f32"),
                 ("beta", "f32"),
-                ("order", _ORDER),
+                ("order", ORDER),
                 ("b_heads", divider_parameter("b_heads")),
             )
         )
 
     def grid(self, problem: GemmProblem, tile: HopperGemmTile, device: Device) -> int:
         clusters = max(device.limits.compute_units, tile.cluster) // tile.cluster * tile.blocks
-        return min(_tiles(problem, tile), clusters) * tile.cluster
+        return min(tile_count(problem, tile), clusters) * tile.cluster
 
     def config(
         self, problem: GemmProblem, tile: HopperGemmTile, row: ArchRow, device: Device
@@ -212,28 +209,18 @@ class HopperGemm(KernelDefinition):
         self, problem: GemmProblem, tile: HopperGemmTile, device: Device
     ) -> dict[str, int | float]:
         p = problem
-        rows, columns = _grid_of_tiles(p, tile)
         strides = (*p.c_strides[:2], *p.bias_strides)
         ints = (
             p.c_strides[2],
             p.M,
             p.N,
             divide_up(p.K, SLICE),
-            *_steps(p, p.num_heads, p.a_strides),
-            *_steps(p, p.num_heads // p.b_head_group, p.b_strides),
-            *_steps(p, p.num_heads, p.residual_strides),
+            *steps(p, p.num_heads, p.a_strides),
+            *steps(p, p.num_heads // p.b_head_group, p.b_strides),
+            *steps(p, p.num_heads, p.residual_strides),
         )
-        dividers = {
-            "matrix": rows * columns,
-            "group": _GROUP_ROWS * columns,
-            "last": rows % _GROUP_ROWS or 1,
-            "heads": p.num_heads,
-            "b_heads": p.b_head_group,
-        }
         found = dict(zip(_STRIDES, strides, strict=True)) | dict(zip(_INTS, ints, strict=True))
-        for name, d in dividers.items():
-            found |= divider_values(name, d)
-        return {**found, "rows": rows, "total": _tiles(p, tile), "alpha": p.alpha, "beta": p.beta}
+        return {**found, **order_values(p, tile), "alpha": p.alpha, "beta": p.beta}
 
     def pointers(self, spec: GemmSpec) -> dict[str, str]:
         suffix = "_ptrs" if spec.view == "pointers" else ""
@@ -253,11 +240,11 @@ class HopperGemm(KernelDefinition):
             (SLICE, tile.bn // tile.cluster) if s.b_transposed else (SLICE, SLICE // tile.cluster)
         )
         c_shape, c_box = (p.M, p.N), (_PANEL_BYTES // s.dtype_c.itemsize, _ROWS)
-        a = _map(p, "A", p.a_shape, p.num_heads, p.a_strides, a_box)
-        b = _map(p, "B", p.b_shape, b_heads, p.b_strides, b_box)
-        c = _map(p, "C", c_shape, p.num_heads, p.c_strides, c_box)
+        a = tensor_map(p, "A", p.a_shape, p.num_heads, p.a_strides, a_box)
+        b = tensor_map(p, "B", p.b_shape, b_heads, p.b_strides, b_box)
+        c = tensor_map(p, "C", c_shape, p.num_heads, p.c_strides, c_box)
         residual = (
-            _map(p, "residual", c_shape, p.num_heads, p.residual_strides, c_box)
+            tensor_map(p, "residual", c_shape, p.num_heads, p.residual_strides, c_box)
             if s.residual
             else c
         )
@@ -282,31 +269,58 @@ class HopperGemm(KernelDefinition):
         yield Covered(self, replace(plain, view="pointers", bias=bf16, residual=bf16), often=False)
 
 
-def _grid_of_tiles(p: GemmProblem, tile: HopperGemmTile) -> tuple[int, int]:
+def refuse_extents(p: GemmProblem) -> str | None:
+    """Why a problem is too small or too large."""
+    if not (p.M and p.N and p.results and p.reads_inputs):
+        return "there is nothing to multiply"
+    for name, n in (("M", p.M), ("N", p.N)):
+        if n >= _MAX_EXTENT:
+            return f"{name} = {n}: it takes less than 2**30"
+    return None
+
+
+def grid_of_tiles(p: GemmProblem, tile: HopperGemmTile | HopperTf32Tile) -> tuple[int, int]:
     """Of one matrix: rows of a cluster's tiles, columns."""
     return divide_up(p.M, tile.bm * tile.cluster), divide_up(p.N, tile.bn)
 
 
-def _tiles(p: GemmProblem, tile: HopperGemmTile) -> int:
+def tile_count(p: GemmProblem, tile: HopperGemmTile | HopperTf32Tile) -> int:
     """Of all matrices, a cluster's counted once."""
-    rows, columns = _grid_of_tiles(p, tile)
+    rows, columns = grid_of_tiles(p, tile)
     return rows * columns * p.results
 
 
-def _steps(p: GemmProblem, heads: int, strides: tuple[int, int, int]) -> tuple[int, int]:
+def order_values(p: GemmProblem, tile: HopperGemmTile | HopperTf32Tile) -> dict[str, int]:
+    """The walk of tiles (tiles.h's TileScheduler), and the divider that finds B's head."""
+    rows, columns = grid_of_tiles(p, tile)
+    dividers = {
+        "matrix": rows * columns,
+        "group": _GROUP_ROWS * columns,
+        "last": rows % _GROUP_ROWS or 1,
+        "heads": p.num_heads,
+        "b_heads": p.b_head_group,
+    }
+    found = {"rows": rows, "total": tile_count(p, tile)}
+    for name, d in dividers.items():
+        found |= divider_values(name, d)
+    return found
+
+
+def steps(p: GemmProblem, heads: int, strides: tuple[int, int, int]) -> tuple[int, int]:
     """What a head and an entry of the batch count in a map's coordinates: 0 where all share one
     matrix."""
     batch, head, _ = strides
     return int(heads > 1 and head != 0), int(p.batch > 1 and batch != 0)
 
 
-def _map(
+def tensor_map(
     p: GemmProblem,
     name: str,
     shape: tuple[int, int],
     heads: int,
     strides: tuple[int, int, int],
     box: tuple[int, int],
+    to_tf32: bool = False,
 ) -> TensorMap:
     batch_stride, head_stride, row = strides
     dtype = p.spec.dtype if name in ("A", "B") else p.spec.dtype_c
@@ -315,7 +329,7 @@ def _map(
         extents, apart = (2**_UNITS_BITS, _REACH), (unit, unit << _UNITS_BITS)
         name = f"{name}_ptrs"
     else:
-        by_head, by_batch = _steps(p, heads, strides)
+        by_head, by_batch = steps(p, heads, strides)
         extents, apart = (
             (heads if by_head else 1, p.batch if by_batch else 1),
             (head_stride, batch_stride),
@@ -328,11 +342,12 @@ def _map(
         (*box, 1, 1),
         swizzle=128,
         l2_promotion=256,
+        to_tf32=to_tf32,
     )
 
 
 def _work(p: GemmProblem, tile: HopperGemmTile) -> Work:
-    rows, columns = _grid_of_tiles(p, tile)
+    rows, columns = grid_of_tiles(p, tile)
     size = p.spec.dtype.itemsize
     lines = sum(
         n * (2 if row * size % _LINE else 1)
