@@ -27,7 +27,7 @@ except CompileError as e:
     pytest.skip(f"nvrtc is missing: {e.log}", allow_module_level=True)
 
 from kernelseam_cuda.sm90 import HopperGemm  # noqa: E402
-from kernelseam_cuda.sm90.tiles import GEMM, HopperGemmTile  # noqa: E402
+from kernelseam_cuda.sm90.tiles import GEMM, HopperGemmTile, HopperTf32Tile  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 from mutant import Mutant  # noqa: E402
@@ -67,6 +67,8 @@ def order_of(made: SourceBundle, tile: Any) -> list[str]:
     text = ptx(replace(made, defines=(*made.defines, (KEY, '"a key"'))))
     if isinstance(tile, HopperGemmTile):  # a slice's products run while the next one's begin
         return violations(text, ahead=1, handed=tile.store == "tma")
+    if isinstance(tile, HopperTf32Tile):
+        return violations(text, ahead=1)
     return violations(text, tile.out_stages)
 
 

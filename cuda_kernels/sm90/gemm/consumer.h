@@ -86,7 +86,7 @@ struct Consumer {
 #pragma unroll
               for (int half = 0; half < 2; half++) {
                 float* const d = &acc[i][16 * n + 4 * j + 2 * half];
-                const float2 x = load_pair(tile + (n - first) * A_BYTES + i * ROWS_BYTES + pair_offset(at, j, half));
+                const Pair x = load_pair(tile + (n - first) * A_BYTES + i * ROWS_BYTES + pair_offset(at, j, half));
                 d[0] = fmaf(factor, x.x, d[0]), d[1] = fmaf(factor, x.y, d[1]);
               }
             } else {

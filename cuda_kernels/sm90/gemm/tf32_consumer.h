@@ -34,7 +34,7 @@ struct Consumer {
       for (int s = 0; s < STEPS; s++)
 #pragma unroll
         for (int j = 0; j < 2; j++) {  // of the 8 rows that a chunk's place goes by, those 4 on flip its third bit
-          const float2 pair = load_pair((from ^ 64 * j) + (2 * s + j) * 512);
+          const Pair pair = load_pair((from ^ 64 * j) + (2 * s + j) * 512);
           x[s][2 * j] = __float_as_uint(pair.x), x[s][2 * j + 1] = __float_as_uint(pair.y);
         }
     } else {
@@ -106,7 +106,6 @@ struct Consumer {
       const u32 right_small = descriptor_k_major(shared_address(storage.small[PARTS == 2 ? state.stage : 0]));
       barrier_wait(shared_address(&storage.split[state.stage]), state.parity);
       auto multiply_small = [&](float (&d)[HALF / 2], int half) {
-        wgmma_fence();
 #pragma unroll
         for (int s = 0; s < STEPS; s++) {
           Wgmma<tf32, HALF>::rs(d, small[s], advanced(right_large, half * HALF * 128 + 32 * s), s);
@@ -130,6 +129,7 @@ struct Consumer {
 #pragma unroll
         for (int i = 0; i < HALF / 2; i++) sum[i] += d[i];
       };
+      wgmma_fence();
       multiply_small(part[0], 0);
       multiply_small(part[1], 1);
       wgmma_wait<1>();

@@ -18,8 +18,9 @@ PIPELINE, WGMMA = "sm90/pipeline.h", "sm90/wgmma.h"
 FORWARD, PRODUCER, CONSUMER = (
     f"sm90/attention/{name}.h" for name in ("forward", "producer", "consumer")
 )
-GEMM, GEMM_BLOCK, GEMM_PRODUCER, GEMM_CONSUMER, GEMM_EPILOGUE, GEMM_TILES = (
-    f"sm90/gemm/{name}.h" for name in ("gemm", "block", "producer", "consumer", "epilogue", "tiles")
+GEMM, GEMM_MATRIX, GEMM_PRODUCER, GEMM_CONSUMER, GEMM_EPILOGUE, GEMM_TILES = (
+    f"sm90/gemm/{name}.h"
+    for name in ("gemm", "matrix", "producer", "consumer", "epilogue", "tiles")
 )
 BLOCK, VALUE_FILTER, RECOMPUTE, SOFTMAX, TILES = (
     f"sm90/attention/{name}.h"
@@ -844,7 +845,7 @@ MUTANTS = (
     ),
     _mutant(
         "origin-not-subtracted",
-        GEMM_BLOCK,
+        GEMM_MATRIX,
         "((u64)address - (u64)origin) >> 4;",
         "(u64)address >> 4;",
         LISTS,
@@ -853,7 +854,7 @@ MUTANTS = (
     ),
     _mutant(
         "units-mask",
-        GEMM_BLOCK,
+        GEMM_MATRIX,
         "units & 0x7fffffff",
         "units & 0xfffff",
         LISTS,
@@ -862,7 +863,7 @@ MUTANTS = (
     ),
     _mutant(
         "reaches-of-a-matrix",
-        GEMM_BLOCK,
+        GEMM_MATRIX,
         "(int)(units >> 31)",
         "(int)(units >> 32)",
         LISTS,
