@@ -97,10 +97,14 @@ KS_WGMMA_SHAPES(176, 88, 89, 90, 91, 92, 93)
 KS_WGMMA_SHAPES(192, 96, 97, 98, 99, 100, 101)
 KS_WGMMA_SHAPES(256, 128, 129, 130, 131, 132, 133)
 
-// float32 of which the units read a sign, 8 bits of exponent and 10 behind the point: m64nNk8, A in registers, B contiguous along k.
-struct tf32 {};
+// float32 as TF32, of which the units read a sign, 8 bits of exponent and 10 behind the point: m64nNk8, both contiguous along k.
 #define KS_WGMMA_TF32(n, o0, o1, o2, o3, o4, o5) \
-  template<> struct Wgmma<tf32, n> { \
+  template<> struct Wgmma<float, n> { \
+    template<int A_M = 0, int B_N = 0> static KS_DEVICE void ss(float (&d)[n / 2], u32 a, u32 b, int add) { \
+      static_assert(!A_M && !B_N, "TF32 lies along k in shared memory"); \
+      asm volatile(KS_WGMMA(n, 8, "tf32", KS_WIDE("x", o0) KS_WIDE("y", o1), "x", o2, "1, 1") \
+                   : KS_D##n : "r"(a), "r"(b), "r"(add)); \
+    } \
     static KS_DEVICE void rs(float (&d)[n / 2], const u32* a, u32 b, int add) { \
       asm volatile(KS_WGMMA(n, 8, "tf32", KS_WIDE("y", o4), "{%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}", o5, "1, 1") \
                    : KS_D##n : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add)); \

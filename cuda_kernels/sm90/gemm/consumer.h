@@ -3,6 +3,7 @@
 #include "sm90/gemm/epilogue.h"
 
 struct Consumer {
+  typedef Choose<sizeof(T) == 2, T, f16>::type Half;
   SharedStorage& storage;
   const Ring<STAGES>& ring;
   const Ring<SLOTS>& out_ring;
@@ -36,7 +37,7 @@ struct Consumer {
       ring.wait_full(state);
       wgmma_fence();
 #pragma unroll
-      for (int k = 0; k < BK / 16; k++)
+      for (int k = 0; k < 4; k++)  // 32 bytes of K each
 #pragma unroll
         for (int i = 0; i < MT; i++)
           Wgmma<T, BN>::template ss<KS_A_TRANSPOSED, !KS_B_TRANSPOSED>(
@@ -140,8 +141,8 @@ struct Consumer {
               store_pair(shared_address(to) + n * ROWS_BYTES + pair_offset(at, j, 1), d[2], d[3]);
             } else {
               const float* d = &acc[i][32 * (first + n) + 8 * j];
-              stmatrix(shared_address(to) + n * ROWS_BYTES + row_offset() + chunk_offset(j), pack2(d[0], d[1], T()),
-                       pack2(d[2], d[3], T()), pack2(d[4], d[5], T()), pack2(d[6], d[7], T()));
+              stmatrix(shared_address(to) + n * ROWS_BYTES + row_offset() + chunk_offset(j), pack2(d[0], d[1], Half()),
+                       pack2(d[2], d[3], Half()), pack2(d[4], d[5], Half()), pack2(d[6], d[7], Half()));
             }
           }
         if constexpr (KS_STORE == TMA) {

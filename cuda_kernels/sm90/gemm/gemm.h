@@ -1,8 +1,8 @@
 // Batched GEMM for Hopper: C[i] = alpha · op(A[i]) · op(B[i]) + beta · C[i] + bias[i] + residual[i] of 16 bits, summed in
-// float32 and of 16 bits or float32, for every matrix of a strided batch or of lists of addresses, in one launch.
+// float32 and of 16 bits or float32; or of float32 that lies along K, multiplied as TF32, to which TMA rounds it: for every matrix of a strided batch or of lists of addresses, in one launch.
 //
 // Algorithm: persistent, KS_BLOCKS blocks a multiprocessor, or clusters of KS_CLUSTER blocks, whose tiles are neighbours along M
-// and which multicast B to each other. A producer thread fills a ring of STAGES slices (64 of K) of A and B by TMA, on from one
+// and which multicast B to each other. A producer thread fills a ring of STAGES slices (128 bytes of K) of A and B by TMA, on from one
 // tile of C to the next; source tiles (C, residual) of the epilogue come through the same ring. GROUPS consumer warpgroups
 // multiply by wgmma, KS_BM/GROUPS rows each, and store their rows (epilogue.h).
 // Lists: a tensor map that begins at any address, the origin, reaches a matrix wherever it lies, by two axes, of which one

@@ -57,7 +57,7 @@ struct Consumer {
     const u32 right = descriptor_k_major(shared_address(storage.right[stage]));
     wgmma_fence();
 #pragma unroll
-    for (int s = 0; s < STEPS; s++) Wgmma<tf32, RIGHT>::rs(acc, x[s], advanced(right, 32 * s), s | add);
+    for (int s = 0; s < STEPS; s++) Wgmma<float, RIGHT>::rs(acc, x[s], advanced(right, 32 * s), s | add);
     wgmma_commit();
   }
 
@@ -108,8 +108,8 @@ struct Consumer {
       auto multiply_small = [&](float (&d)[HALF / 2], int half) {
 #pragma unroll
         for (int s = 0; s < STEPS; s++) {
-          Wgmma<tf32, HALF>::rs(d, small[s], advanced(right_large, half * HALF * 128 + 32 * s), s);
-          Wgmma<tf32, HALF>::rs(d, large[s], advanced(right_small, half * HALF * 128 + 32 * s), 1);
+          Wgmma<float, HALF>::rs(d, small[s], advanced(right_large, half * HALF * 128 + 32 * s), s);
+          Wgmma<float, HALF>::rs(d, large[s], advanced(right_small, half * HALF * 128 + 32 * s), 1);
         }
         wgmma_commit();
       };
@@ -117,7 +117,7 @@ struct Consumer {
         wgmma_fence();
 #pragma unroll
         for (int s = 0; s < STEPS; s++)
-          Wgmma<tf32, HALF>::rs(d, large[s], advanced(right_large, half * HALF * 128 + 32 * s), s);
+          Wgmma<float, HALF>::rs(d, large[s], advanced(right_large, half * HALF * 128 + 32 * s), s);
         wgmma_commit();
       };
       // Of an infinity nothing is left but NaN, and infinity · 0 is NaN: then the large parts say all.

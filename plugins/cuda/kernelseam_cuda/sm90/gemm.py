@@ -24,8 +24,10 @@ from kernelseam.kernels.signature import Signature, Structure
 from kernelseam_cuda.sm90.tiles import GEMM, REGISTERS, HopperGemmTile, HopperTf32Tile
 from kernelseam_cuda.toolchain import sources
 
-SLICE = 64
-"""Elements of K in a stage of the ring."""
+SLICE_BYTES = 128
+"""Of K, in a stage of the ring."""
+_SLICE = 64
+"""Elements of K whose products take as long, of 16 bits; of TF32 half as many do."""
 _MAX_EXTENT = 2**30
 """Rows and columns: a tile's place, and its end, are 32-bit."""
 MAX_TILES = 2**31 - 2**16
@@ -75,7 +77,8 @@ serves them one after the other (H200: 3 ns). It bounds products of few rows wit
 
 
 class HopperGemm(KernelDefinition):
-    """Half-precision products, a persistent block or cluster a multiprocessor or two."""
+    """Products of half precision, and in TF32 where both factors lie along K; a persistent block or
+    cluster a multiprocessor or two."""
 
     operation = "gemm"
     name = "sm90"
@@ -89,8 +92,13 @@ class HopperGemm(KernelDefinition):
 
     def refuse(self, problem: GemmProblem, row: ArchRow) -> str | None:
         p, spec = problem, problem.spec
-        if spec.dtype.itemsize != 2:
-            return f"it takes bfloat16 and float16, not {spec.dtype}"
+        if spec.dtype is DType.float32:
+            if spec.precision != "tf32":
+                return f"it multiplies float32 in tf32, not in {spec.precision or 'float32'}"
+            if spec.a_transposed or not spec.b_transposed:
+                return "it takes TF32 out of shared memory, where A and B must lie along K"
+        elif spec.dtype.itemsize != 2:
+            return f"it takes bfloat16, float16 and float32, not {spec.dtype}"
         if spec.dtype_c not in (spec.dtype, DType.float32):
             return f"its result is of {spec.dtype} or float32, not {spec.dtype_c}"
         for option in ("summed", "row_sums", "segmented", "heads"):
@@ -214,7 +222,7 @@ class HopperGemm(KernelDefinition):
             p.c_strides[2],
             p.M,
             p.N,
-            divide_up(p.K, SLICE),
+            divide_up(p.K, _slice(p.spec)),
             *steps(p, p.num_heads, p.a_strides),
             *steps(p, p.num_heads // p.b_head_group, p.b_strides),
             *steps(p, p.num_heads, p.residual_strides),
@@ -235,13 +243,13 @@ class HopperGemm(KernelDefinition):
         b_heads = p.num_heads // p.b_head_group
         # Where what is summed over comes first, a box holds a tile's whole side; else it is a
         # panel, and a cluster's blocks share its rows.
-        a_box = (SLICE, SLICE) if s.a_transposed else (SLICE, tile.bm)
-        b_box = (
-            (SLICE, tile.bn // tile.cluster) if s.b_transposed else (SLICE, SLICE // tile.cluster)
-        )
+        k = _slice(s)
+        a_box = (k, k) if s.a_transposed else (k, tile.bm)
+        b_box = (k, tile.bn // tile.cluster) if s.b_transposed else (k, k // tile.cluster)
         c_shape, c_box = (p.M, p.N), (_PANEL_BYTES // s.dtype_c.itemsize, _ROWS)
-        a = tensor_map(p, "A", p.a_shape, p.num_heads, p.a_strides, a_box)
-        b = tensor_map(p, "B", p.b_shape, b_heads, p.b_strides, b_box)
+        rounded = s.precision == "tf32"
+        a = tensor_map(p, "A", p.a_shape, p.num_heads, p.a_strides, a_box, rounded)
+        b = tensor_map(p, "B", p.b_shape, b_heads, p.b_strides, b_box, rounded)
         c = tensor_map(p, "C", c_shape, p.num_heads, p.c_strides, c_box)
         residual = (
             tensor_map(p, "residual", c_shape, p.num_heads, p.residual_strides, c_box)
@@ -265,6 +273,11 @@ class HopperGemm(KernelDefinition):
         yield Covered(self, GemmSpec(f16, f16, f32, b_transposed=True), often=False)
         yield Covered(
             self, replace(plain, a_transposed=True, b_transposed=True, bias=f32), often=False
+        )
+        single = GemmSpec(f32, f32, f32, b_transposed=True, precision="tf32")
+        yield Covered(self, single)
+        yield Covered(
+            self, replace(single, view="pointers", bias=f32, residual=f32), often=False
         )
         yield Covered(self, replace(plain, view="pointers", bias=bf16, residual=bf16), often=False)
 
@@ -304,6 +317,11 @@ def order_values(p: GemmProblem, tile: HopperGemmTile | HopperTf32Tile) -> dict[
     for name, d in dividers.items():
         found |= divider_values(name, d)
     return found
+
+
+def _slice(spec: GemmSpec) -> int:
+    """Elements of K in a stage of the ring."""
+    return SLICE_BYTES // spec.dtype.itemsize
 
 
 def steps(p: GemmProblem, heads: int, strides: tuple[int, int, int]) -> tuple[int, int]:
@@ -354,15 +372,15 @@ def _work(p: GemmProblem, tile: HopperGemmTile) -> Work:
         for n, row in ((tile.bm, p.a_strides[2]), (tile.bn // tile.cluster, p.b_strides[2]))
     )
     slice_operations = max(
-        2.0 * tile.bm * tile.bn * SLICE,
+        2.0 * tile.bm * tile.bn * _SLICE,
         _LINE_OPERATIONS * tile.rate * lines,
         _SHARED_OPERATIONS * columns,
     )
     return Work(
         p.bytes_moved,
         rows * tile.cluster * columns * p.results,
-        slice_operations * divide_up(p.K, SLICE),
-        dtype=p.spec.dtype,
+        slice_operations * divide_up(p.K, _slice(p.spec)),
+        dtype=DType.bfloat16,
         rate=tile.rate,
         block_seconds=tile.block_seconds,
     )
