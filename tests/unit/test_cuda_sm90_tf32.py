@@ -162,9 +162,10 @@ def test_a_list_is_walked_from_the_workspace_on() -> None:
 def test_registers_of_a_block_are_those_it_starts_with() -> None:
     """A consumer that asks for more than the loading warps give back waits for ever."""
     for tile in TF32:
-        producer, consumer = TF32_REGISTERS[tile.groups, tile.blocks]
-        at_launch = 65536 // (128 * (tile.groups + 1) * tile.blocks) // 8 * 8
-        assert tile.groups * (consumer - at_launch) <= at_launch - producer
+        producer, consumer = TF32_REGISTERS[tile.groups, tile.loaders, tile.blocks]
+        groups = tile.groups + tile.loaders
+        at_launch = 65536 // (128 * groups * tile.blocks) // 8 * 8
+        assert tile.groups * (consumer - at_launch) <= tile.loaders * (at_launch - producer)
 
 
 def test_tiles_have_names_of_their_own() -> None:

@@ -8,14 +8,14 @@
 // neighbours in a row of C.
 //
 // KS_PRODUCTS = 1: the TMA unit rounds to TF32 while it loads. 3: a factor x is a = tf32(x) and b = tf32(x − a). Consumers split the
-// left in registers; three warps beside the producer split the right in shared memory, b into a tile of its own. The units cut sums
+// left in registers; the warps beside the producer's split the right in shared memory, b into a tile of its own. The units cut sums
 // off where float32 rounds them, so the products of a slice are summed from 0, the small ones apart, and added outside. That
 // goes by halves of the columns, so that one half is multiplied while the other is added.
 //
 // Constants (from the kernel definition): KS_PRODUCTS, KS_TURNED (whether the left is op(B)ᵀ), KS_LEFT_TRANSPOSED (whether the left
 // lies along its rows, not along k), KS_POINTERS, KS_BIAS (element type, void where there is none), KS_RESIDUAL, KS_VECTOR_C,
-// KS_VECTOR_R (bytes that every row's start is a multiple of), KS_BM, KS_BN, KS_GROUPS, KS_STAGES, KS_CLUSTER (1), KS_BLOCKS,
-// KS_PRODUCER_REGISTERS, KS_CONSUMER_REGISTERS (0: as launched), KS_SHARED_BYTES.
+// KS_VECTOR_R (bytes that every row's start is a multiple of), KS_BM, KS_BN, KS_GROUPS, KS_LOADERS (warpgroups beside the consumers), KS_STAGES,
+// KS_CLUSTER (1), KS_BLOCKS,// KS_PRODUCER_REGISTERS, KS_CONSUMER_REGISTERS (0: as launched), KS_SHARED_BYTES.
 // Shared memory: STAGES·(LEFT + PARTS·RIGHT)·128 bytes, barriers. Registers: RIGHT/2 accumulators, of three products twice as
 // many; 32 of fragments, of three products 48.
 #include "sm90/gemm/tf32_consumer.h"
@@ -42,12 +42,12 @@ gemm_sm90_tf32(KS_ARGUMENT TensorMap left_map, KS_ARGUMENT TensorMap right_map, 
   }
   block_barrier();
 
-  if (group == GROUPS) {
+  if (group >= GROUPS) {
     if (KS_PRODUCER_REGISTERS) registers_dealloc<KS_PRODUCER_REGISTERS>();
     if (thread_index() == CONSUMERS) {
       Producer{storage, left_map, right_map, ring, arguments, scheduler, b_heads}.run(first, step);
-    } else if (PRODUCTS == 3 && warp >= 1) {
-      Splitter{storage, ring, arguments, scheduler, warp - 1}.run(first, step);
+    } else if (PRODUCTS == 3 && warp_index() > 4 * GROUPS) {
+      Splitter{storage, ring, arguments, scheduler, warp_index() - 4 * GROUPS - 1}.run(first, step);
     }
     warp_barrier();
   } else {

@@ -9,7 +9,8 @@ typedef Maybe<KS_BIAS> Bias;
 
 constexpr int PRODUCTS = KS_PRODUCTS, PARTS = PRODUCTS == 3 ? 2 : 1, GROUPS = KS_GROUPS, STAGES = KS_STAGES;
 constexpr int LEFT = KS_TURNED ? KS_BN : KS_BM, RIGHT = KS_TURNED ? KS_BM : KS_BN, BK = 32;
-constexpr int CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128, SPLITTERS = 3;
+constexpr int CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128 * KS_LOADERS;
+constexpr int SPLITTERS = 4 * KS_LOADERS - 1;  // warps
 static_assert(LEFT == 64 * GROUPS && RIGHT % 64 == 0, "tiles are of 64 rows a consumer, and panels of 64 columns");
 static_assert(!KS_TURNED || KS_LEFT_TRANSPOSED, "B that lies along k is the right factor");
 
@@ -33,8 +34,9 @@ struct Arguments {
   float alpha, beta;
 };
 
-// x = large + small + at most 2⁻²² of it, both of TF32.
+// x = large + small + at most 2⁻²² of it, both of TF32. The units cut off what lies behind the 10th bit, so half of that bit is added
+// to round; of an infinity nothing is left, and what small is then is nothing that is finite and anything but 0, or is left out.
 KS_DEVICE void split_tf32(float x, u32& large, u32& small) {
   large = to_tf32(x);
-  small = to_tf32(x - __uint_as_float(large));
+  small = __float_as_uint(x - __uint_as_float(large)) + 0x1000;
 }

@@ -41,7 +41,7 @@ struct Producer {
   }
 };
 
-// One of three warps that split a slice of the right factor, in place and into its tile of second parts. Chunks stay where they
+// One of the warps that split a slice of the right factor, in place and into its tile of second parts. Chunks stay where they
 // are, so they know nothing of the tile's layout.
 struct Splitter {
   SharedStorage& storage;

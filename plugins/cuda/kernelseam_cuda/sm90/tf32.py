@@ -128,7 +128,7 @@ class HopperTf32Gemm(KernelDefinition):
         )
 
     def defines(self, spec: GemmSpec, tile: HopperTf32Tile, row: ArchRow) -> dict[str, object]:
-        producer, consumer = TF32_REGISTERS[tile.groups, tile.blocks]
+        producer, consumer = TF32_REGISTERS[tile.groups, tile.loaders, tile.blocks]
         return {
             "PRODUCTS": TF32_PRODUCTS[spec.precision],
             "TURNED": tile.turned,
@@ -141,6 +141,7 @@ class HopperTf32Gemm(KernelDefinition):
             "BM": tile.bm,
             "BN": tile.bn,
             "GROUPS": tile.groups,
+            "LOADERS": tile.loaders,
             "STAGES": tile.stages,
             "CLUSTER": tile.cluster,
             "BLOCKS": tile.blocks,
@@ -168,7 +169,7 @@ class HopperTf32Gemm(KernelDefinition):
         return min(tile_count(problem, tile), blocks)
 
     def threads(self, tile: HopperTf32Tile, row: ArchRow) -> int:
-        return 128 * (tile.groups + 1)
+        return 128 * (tile.groups + tile.loaders)
 
     def shared_bytes(self, spec: GemmSpec, tile: HopperTf32Tile) -> int:
         return tile.shared_bytes

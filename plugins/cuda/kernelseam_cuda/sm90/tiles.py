@@ -79,7 +79,7 @@ class HopperTf32Tile:
     """``groups`` consumers of 64 rows of the left factor and ``columns`` of the right, through a
     ring of ``stages`` slices of 32.
 
-    ``blocks``: that share a multiprocessor; ``turned``: the left factor is op(B)ᵀ.
+    ``blocks``: that share a multiprocessor; ``loaders``: warpgroups that load and split; ``turned``: the left factor is op(B)ᵀ.
     """
 
     precision: str
@@ -87,6 +87,7 @@ class HopperTf32Tile:
     columns: int
     stages: int
     blocks: int = 1
+    loaders: int = 1
     turned: bool = False
     rate: float = 0.0
     """Of the arch's plain float32 units."""
@@ -105,7 +106,7 @@ class HopperTf32Tile:
     @property
     def name(self) -> str:
         """Rows×columns of C, slices."""
-        return f"{self.bm}x{self.bn}-{self.stages}" + f"-{self.blocks}blocks" * (self.blocks > 1)
+        return f"{self.bm}x{self.bn}-{self.stages}" + f"-{self.blocks}blocks" * (self.blocks > 1) + f"-{self.loaders}loaders" * (self.loaders > 1)
 
     @property
     def shared_bytes(self) -> int:
@@ -118,17 +119,18 @@ class HopperTf32Tile:
         return size
 
 
-TF32_REGISTERS = {(2, 1): (40, 232), (1, 2): (40, 216), (1, 3): (32, 128)}
-"""As ``REGISTERS``, by consumers and blocks of a multiprocessor."""
+TF32_REGISTERS = {(2, 1, 1): (40, 232), (1, 1, 2): (40, 216), (1, 1, 3): (32, 128), (2, 2, 1): (56, 200)}
+"""As ``REGISTERS``, by consumers, loading warpgroups and blocks of a multiprocessor."""
 TF32 = (
-    HopperTf32Tile("tf32", 2, 256, 4, rate=5.0),
-    HopperTf32Tile("tf32", 2, 192, 5, rate=4.6),
-    HopperTf32Tile("tf32", 2, 128, 6, rate=4.6),
-    HopperTf32Tile("tf32", 1, 128, 4, 2, rate=4.0),
-    HopperTf32Tile("tf32", 1, 64, 4, 3, rate=3.0),
-    HopperTf32Tile("tf32x3", 2, 128, 4, rate=1.7),
-    HopperTf32Tile("tf32x3", 1, 128, 2, 2, rate=1.6),
-    HopperTf32Tile("tf32x3", 1, 64, 3, 3, rate=1.3),
+    HopperTf32Tile("tf32", 2, 256, 4, rate=5.7, block_seconds=3.5e-6),
+    HopperTf32Tile("tf32", 2, 192, 5, rate=5.8, block_seconds=3.0e-6),
+    HopperTf32Tile("tf32", 2, 128, 6, rate=5.3, block_seconds=1.8e-6),
+    HopperTf32Tile("tf32", 1, 128, 4, 2, rate=4.5, block_seconds=1.3e-6),
+    HopperTf32Tile("tf32", 1, 64, 4, 3, rate=2.6, block_seconds=3e-7),
+    HopperTf32Tile("tf32x3", 2, 128, 4, rate=1.30, block_seconds=1e-6),
+    HopperTf32Tile("tf32x3", 2, 128, 4, loaders=2, rate=1.30, block_seconds=1e-6),
+    HopperTf32Tile("tf32x3", 1, 128, 2, 2, rate=1.08, block_seconds=5e-7),
+    HopperTf32Tile("tf32x3", 1, 64, 3, 3, rate=0.95, block_seconds=3e-7),
 )
 """Tiles of float32 products by way of TF32."""
 
