@@ -61,7 +61,19 @@ def problem(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"dtype": F32}, "it takes bfloat16 and float16, not float32"),
+        (
+            {"dtype": DType.float64, "dtype_c": DType.float64},
+            "it takes bfloat16, float16 and float32, not float64",
+        ),
+        ({"dtype": F32, "dtype_c": F32}, "it multiplies float32 in tf32, not in float32"),
+        (
+            {"dtype": F32, "dtype_c": F32, "precision": "tf32x3"},
+            "it multiplies float32 in tf32, not in tf32x3",
+        ),
+        (
+            {"dtype": F32, "dtype_c": F32, "precision": "tf32"},
+            "it takes TF32 out of shared memory, where A and B must lie along K",
+        ),
         ({"dtype_c": F16}, "its result is of bfloat16 or float32, not float16"),
         ({"summed": True}, "it does not know summed"),
         ({"row_sums": F32}, "it does not know row_sums"),
@@ -158,6 +170,22 @@ def test_results_of_float32_leave_in_panels_of_32_columns() -> None:
     assert odd == {"rows"}, "TMA stores whole chunks of 16 bytes"
     even = {t.store for t in HALF.variants(problem(N=524, dtype_c=F32), ROW, H200).values()}
     assert even == {"rows", "tma"}, "four of float32"
+
+
+def test_slices_of_float32_are_half_as_long_and_rounded_by_the_loads() -> None:
+    p = problem(dtype=F32, dtype_c=F32, precision="tf32", b_transposed=True, residual=F32)
+    assert HALF.refuse(p, ROW) is None
+    for tile in GEMM:
+        maps = HALF.tensor_maps(p, tile, H200)
+        assert [tensor_maps.refuse(m, 16) for m in maps.values()] == [None] * 4
+        assert [m.to_tf32 for m in maps.values()] == [True, True, False, False]
+        assert maps["a_map"].box[:2] == (32, tile.bm)
+        assert maps["b_map"].box[:2] == (32, tile.bn // tile.cluster)
+        assert HALF.values(p, tile, H200)["slices"] == 8
+    half = problem(b_transposed=True)
+    assert HALF.values(half, GEMM[0], H200)["slices"] == 4
+    single, same = (HALF.work(x, GEMM[0], H200) for x in (p, half))
+    assert single.operations == 2 * same.operations, "as long as twice the products of 16 bits"
 
 
 def test_a_matrix_that_all_share_has_one_place_in_its_map() -> None:

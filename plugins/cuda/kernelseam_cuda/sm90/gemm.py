@@ -268,7 +268,9 @@ class HopperGemm(KernelDefinition):
         yield Covered(self, replace(plain, b_transposed=True, bias=bf16, residual=bf16))
         yield Covered(self, GemmSpec(f16, f16, f32, a_transposed=True, view="pointers"))
         yield Covered(self, GemmSpec(bf16, f32, f32, bias=f32, residual=f32))
-        yield Covered(self, GemmSpec(f16, f32, f32, b_transposed=True, view="pointers"), often=False)
+        yield Covered(
+            self, GemmSpec(f16, f32, f32, b_transposed=True, view="pointers"), often=False
+        )
         yield Covered(self, plain, often=False)
         yield Covered(self, GemmSpec(f16, f16, f32, b_transposed=True), often=False)
         yield Covered(
@@ -276,9 +278,7 @@ class HopperGemm(KernelDefinition):
         )
         single = GemmSpec(f32, f32, f32, b_transposed=True, precision="tf32")
         yield Covered(self, single)
-        yield Covered(
-            self, replace(single, view="pointers", bias=f32, residual=f32), often=False
-        )
+        yield Covered(self, replace(single, view="pointers", bias=f32, residual=f32), often=False)
         yield Covered(self, replace(plain, view="pointers", bias=bf16, residual=bf16), often=False)
 
 

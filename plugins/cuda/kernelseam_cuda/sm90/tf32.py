@@ -100,9 +100,7 @@ class HopperTf32Gemm(KernelDefinition):
         )
 
     def tiles(self, spec: GemmSpec, row: ArchRow) -> tuple[HopperTf32Tile, ...]:
-        return tuple(
-            replace(t, turned=turned(spec)) for t in TF32 if t.precision == spec.precision
-        )
+        return tuple(replace(t, turned=turned(spec)) for t in TF32 if t.precision == spec.precision)
 
     def tile(self, problem: GemmProblem, row: ArchRow, device: Device) -> HopperTf32Tile:
         """The tile that should take the least time."""

@@ -79,7 +79,8 @@ class HopperTf32Tile:
     """``groups`` consumers of 64 rows of the left factor and ``columns`` of the right, through a
     ring of ``stages`` slices of 32.
 
-    ``blocks``: that share a multiprocessor; ``loaders``: warpgroups that load and split; ``turned``: the left factor is op(B)ᵀ.
+    ``blocks``: that share a multiprocessor; ``loaders``: warpgroups that load and split;
+    ``turned``: the left factor is op(B)ᵀ.
     """
 
     precision: str
@@ -106,7 +107,11 @@ class HopperTf32Tile:
     @property
     def name(self) -> str:
         """Rows×columns of C, slices."""
-        return f"{self.bm}x{self.bn}-{self.stages}" + f"-{self.blocks}blocks" * (self.blocks > 1) + f"-{self.loaders}loaders" * (self.loaders > 1)
+        return (
+            f"{self.bm}x{self.bn}-{self.stages}"
+            + f"-{self.blocks}blocks" * (self.blocks > 1)
+            + f"-{self.loaders}loaders" * (self.loaders > 1)
+        )
 
     @property
     def shared_bytes(self) -> int:
@@ -119,7 +124,12 @@ class HopperTf32Tile:
         return size
 
 
-TF32_REGISTERS = {(2, 1, 1): (40, 232), (1, 1, 2): (40, 216), (1, 1, 3): (32, 128), (2, 2, 1): (56, 200)}
+TF32_REGISTERS = {
+    (2, 1, 1): (40, 232),
+    (1, 1, 2): (40, 216),
+    (1, 1, 3): (32, 128),
+    (2, 2, 1): (56, 200),
+}
 """As ``REGISTERS``, by consumers, loading warpgroups and blocks of a multiprocessor."""
 TF32 = (
     HopperTf32Tile("tf32", 2, 256, 4, rate=5.7, block_seconds=3.5e-6),
