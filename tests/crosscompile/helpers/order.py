@@ -75,8 +75,8 @@ def violations(text: str, panels: int = 1, ahead: int = 0, handed: bool = False)
     """What is out of order.
 
     ``panels``: of the staging memory, so many may be on their way out while another is written.
-    ``ahead``: groups of products that may still run where a new step begins. ``handed``: fragments
-    are stored by another warp, which an arrival tells.
+    ``ahead``: groups of products that may still run where a new step begins. ``handed``: what is
+    stored to shared memory another warp's TMA or products read, which an arrival tells.
     """
     results: list[str] = []
 
@@ -139,7 +139,7 @@ def violations(text: str, panels: int = 1, ahead: int = 0, handed: bool = False)
             plain = True  # what was stored before is for those who wait, not for TMA
         elif word in ("arrive", "distant arrive"):
             rule(
-                laid or not handed,
+                (laid and plain) or not handed,
                 "no proxy fence between fragments and the arrival that hands them over",
             )
             rule(
