@@ -67,6 +67,8 @@ SAID = {
     "tile-stores-not-waited": "a block ends with stores on their way",
     "cluster-leaves-early": "a block ends while others may arrive at its barriers",
     "fragments-released-early": "a slot is handed back while products read it",
+    "fragments-fence": "no proxy fence between fragments that were read and the arrival that "
+    "lets TMA in",
     "parts-fence": "no proxy fence between fragments and the arrival that hands them over",
 }
 
@@ -76,7 +78,7 @@ def order_of(made: SourceBundle, tile: Any) -> list[str]:
     if isinstance(tile, HopperGemmTile):  # a slice's products run while the next one's begin
         return violations(text, ahead=1, handed=tile.store == "tma")
     if isinstance(tile, HopperTf32Tile):
-        return violations(text, ahead=1, handed=tile.precision == "tf32x3")
+        return violations(text, ahead=1, handed=True)
     return violations(text, tile.out_stages)
 
 

@@ -45,8 +45,9 @@ struct Consumer {
     }
   }
 
-  // Of each warp, as each reads fragments for itself.
+  // Of each warp, as each reads fragments for itself: reads by the generic proxy, which come before TMA's next writes there.
   KS_DEVICE void release(int stage) const {
+    async_proxy_fence();
     warp_barrier();
     if (thread_lane == 0) barrier_arrive(ring.barriers + 8 * (STAGES + stage));
   }

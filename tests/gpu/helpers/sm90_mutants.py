@@ -890,6 +890,15 @@ MUTANTS = (
         "order",
     ),
     _mutant(
+        "fragments-fence",
+        TF32_CONSUMER,
+        "async_proxy_fence();\n    warp_barrier();",
+        "warp_barrier();",
+        ROUNDED,
+        "TMA may write where fragments are not read yet",
+        "order",
+    ),
+    _mutant(
         "left-chunks",
         TF32_CONSUMER,
         "load_pair((from ^ 64 * j) + (2 * s + j) * 512)",
@@ -938,6 +947,7 @@ LUCK = {
     "source-fence": "one launch of a hundred, of tiles of 64×64 alone",
     "tile-stores-not-waited": "a block's shared memory is seldom taken by another so soon",
     "cluster-leaves-early": "a cluster's blocks seldom end so far apart",
+    "fragments-fence": "reads are mostly over before TMA's next writes arrive",
     "parts-fence": "stores to shared memory mostly arrive before products read them",
 }
 """Why a GPU may show nothing. Where the binary is the same, nvrtc 13.5 put the fence there by
