@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from kernelseam.contract import Device, DeviceLimits
+from kernelseam.costs import predicted
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam_cuda import archs, tensor_maps
@@ -18,7 +19,7 @@ LIMITS = DeviceLimits(
     compute_units=132,
     shared_bytes_per_block=232_448,
     bytes_per_second=4.9e12,
-    operations_per_second={"float32": 67e12},
+    operations_per_second={"float32": 66.9e12},
 )
 H200 = Device("cuda", 0, "sm_90a", limits=LIMITS)
 F16, F32, F64 = DType.float16, DType.float32, DType.float64
@@ -178,3 +179,29 @@ def test_a_grid_is_no_more_than_there_are_tiles() -> None:
         big, small = problem(M=8192, N=8192), problem(M=8, N=8, batch=1, heads=1)
         assert KERNEL.grid(big, tile, H200) == 132 * tile.blocks
         assert KERNEL.grid(small, tile, H200) == 1
+
+
+MEASURED = (
+    ("tf32", 384, 512, 64, 512, False, 126),
+    ("tf32", 256, 2048, 128, 2048, False, 1212),
+    ("tf32", 4096, 64, 64, 64, False, 53),
+    ("tf32", 64, 1024, 1024, 1024, False, 426),
+    ("tf32", 1, 4096, 4096, 4096, False, 372),
+    ("tf32x3", 384, 512, 512, 64, True, 226),
+    ("tf32x3", 384, 512, 64, 512, False, 201),
+    ("tf32x3", 256, 2048, 2048, 128, True, 3811),
+    ("tf32x3", 256, 2048, 128, 2048, False, 3321),
+    ("tf32x3", 64, 1024, 1024, 1024, False, 1654),
+    ("tf32x3", 1, 4096, 4096, 4096, True, 1705),
+)
+"""Matrices, M, N, K, whether B lies along K, µs of the best tile on an H200."""
+
+
+@pytest.mark.parametrize("row", MEASURED, ids=lambda r: "-".join(map(str, r)))
+def test_predicted_times_are_those_measured(
+    row: tuple[str, int, int, int, int, bool, int],
+) -> None:
+    precision, batch, M, N, K, b_transposed, us = row
+    p = problem(M, N, K, batch, 1, precision=precision, b_transposed=b_transposed)
+    work = KERNEL.work(p, KERNEL.tile(p, ROW, H200), H200)
+    assert predicted(work, ROW.costs, LIMITS) * 1e6 == pytest.approx(us, rel=0.16)
