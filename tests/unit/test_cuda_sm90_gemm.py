@@ -75,6 +75,15 @@ def problem(
             "it takes TF32 out of shared memory, where A and B must lie along K",
         ),
         ({"dtype_c": F16}, "its result is of bfloat16 or float32, not float16"),
+        (
+            {
+                "dtype": F32,
+                "dtype_c": DType.float64,
+                "precision": "tf32",
+                "b_transposed": True,
+            },
+            "its result is of float32, not float64",
+        ),
         ({"summed": True}, "it does not know summed"),
         ({"row_sums": F32}, "it does not know row_sums"),
         ({"segmented": True}, "it does not know segmented"),

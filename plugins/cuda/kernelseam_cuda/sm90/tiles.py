@@ -137,8 +137,8 @@ TF32 = (
     HopperTf32Tile("tf32", 2, 128, 6, rate=5.3, block_seconds=1.8e-6),
     HopperTf32Tile("tf32", 1, 128, 4, 2, rate=4.5, block_seconds=1.3e-6),
     HopperTf32Tile("tf32", 1, 64, 4, 3, rate=2.6, block_seconds=3e-7),
-    HopperTf32Tile("tf32x3", 2, 128, 4, rate=1.30, block_seconds=1e-6),
-    HopperTf32Tile("tf32x3", 2, 128, 4, loaders=2, rate=1.30, block_seconds=1e-6),
+    HopperTf32Tile("tf32x3", 2, 128, 4, rate=1.42, block_seconds=8e-7),
+    HopperTf32Tile("tf32x3", 2, 128, 4, loaders=2, rate=1.54, block_seconds=1.6e-6),
     HopperTf32Tile("tf32x3", 1, 128, 2, 2, rate=1.08, block_seconds=5e-7),
     HopperTf32Tile("tf32x3", 1, 64, 3, 3, rate=0.95, block_seconds=3e-7),
 )
