@@ -122,6 +122,17 @@ KS_DEVICE void ldmatrix(u32 from, u32 (&x)[4]) {
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from) : "memory");
 }
 
+struct Pair { float x, y; };
+KS_DEVICE void store_pair(u32 to, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" :: "r"(to), "f"(x), "f"(y) : "memory");
+}
+
+KS_DEVICE Pair load_pair(u32 from) {
+  Pair x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
+  return x;
+}
+
 // ---- optimisation barriers
 
 // All values are in registers at this point; the compiler moves no computation of them past it.

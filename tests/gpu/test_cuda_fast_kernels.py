@@ -49,6 +49,8 @@ MATRIX = (
     "gemm-f16-nt",
     "gemm-bf16-nn-large",
     "gemm-f16-tn",
+    "gemm-f32-nn-tf32",
+    "gemm-f32-nt-tf32x3",
 )
 """Cases of the matrix whose bits are looked at, too: one tile a block."""
 
@@ -72,6 +74,8 @@ EVERY_WAY = (
     "gemm-bf16-nt-many-tiles-added",
     "gemm-f16-nt-many-tiles-pointers",
     "gemm-bf16-nt-many-tiles-one-matrix",
+    "gemm-f16-nt-many-tiles-to-f32",
+    *(f"gemm-f32-{o}-many-tiles-{p}" for o in ("nn", "nt", "tt") for p in ("tf32", "tf32x3")),
 )
 """Cases that every tile runs; the others run with the tile that is chosen for them."""
 
@@ -99,7 +103,9 @@ def _compiled() -> None:
 
 
 def test_there_are_fast_kernels_where_they_belong() -> None:
-    assert {("sm90", "attention"), ("sm90", "gemm")} <= set(FAST) or DEVICE.arch != "sm_90a"
+    assert {("sm90", "attention"), ("sm90", "gemm"), ("sm90-tf32", "gemm")} <= set(
+        FAST
+    ) or DEVICE.arch != "sm_90a"
     assert (
         len({configuration for found in CONFIGURATIONS.values() for configuration in found}) >= 7
         or DEVICE.arch != "sm_90a"

@@ -23,7 +23,7 @@ from mutant import Mutant
 toolchain_module = pytest.importorskip(
     "kernelseam_cuda.toolchain", reason="kernelseam-cuda is not installed"
 )
-from sm90_mutants import GEMM_BLOCK, MUTANTS  # noqa: E402
+from sm90_mutants import GEMM_MATRIX, MUTANTS  # noqa: E402
 
 Ints = npt.NDArray[np.int64]
 Change = Callable[[SourceBundle], SourceBundle]
@@ -47,7 +47,7 @@ KS_KERNEL(16, 1) probe(const i64* addresses, i64* turns, i64* descriptors) {
 }"""  # noqa: E501
 
 MATRICES = """
-#include "sm90/gemm/block.h"
+#include "sm90/gemm/matrix.h"
 KS_KERNEL(16, 1) probe(const u64* addresses, const u64* origins, i64* places) {
   if (thread_index() != 0) return;
   for (int i = 0; i < 6; i++) {
@@ -299,7 +299,7 @@ def test_a_bug_is_found(mutant: Mutant) -> None:
     with pytest.raises(AssertionError):
         if mutant.name in PLACES:
             check_walk(WALKS[PLACES[mutant.name]], mutant)
-        elif mutant.place == GEMM_BLOCK:
+        elif mutant.place == GEMM_MATRIX:
             check_matrices(mutant)
         else:
             check_words(mutant)

@@ -53,6 +53,11 @@ def test_a_plain_one_is_accepted() -> None:
             16,
             "a stride of 2 elements of the innermost axis; TMA takes 1",
         ),
+        (
+            {"to_tf32": True},
+            16,
+            "elements of bfloat16 to round to TF32; TMA takes float32",
+        ),
         ({"box": (64, 257, 1, 1)}, 16, "a box of 257 along axis 1; TMA takes 1 to 256"),
         ({"box": (64, 0, 1, 1)}, 16, "a box of 0 along axis 1; TMA takes 1 to 256"),
         (
@@ -169,11 +174,18 @@ def test_the_driver_gets_the_numbers_and_its_bytes_come_back(
             "CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA",
         )
     ]
+    single = replace(K, dtype=DType.float32, box=(32, 64, 1, 1))
+    for rounded in (False, True):
+        toolchain.encode_tensor_map(replace(single, to_tf32=rounded), 0x1000)
+    assert [x[0] for x in seen[1:]] == [
+        "CU_TENSOR_MAP_DATA_TYPE_FLOAT32",
+        "CU_TENSOR_MAP_DATA_TYPE_TFLOAT32",
+    ]
 
 
 def test_the_names_are_those_of_the_bindings() -> None:
     cu = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
-    for name in tensor_maps.DTYPES.values():
+    for name in (*tensor_maps.DTYPES.values(), "TFLOAT32"):
         assert hasattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{name}")
     for name in tensor_maps.SWIZZLES.values():
         assert hasattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{name}")

@@ -25,7 +25,7 @@ struct EpilogueStore {
       const TileCoord p = scheduler.tile(t, rank);
       const Matrix c = matrix_of(a, a.c, p, p.head, 1, 1);
 #pragma unroll 1
-      for (int panel = 0; panel < PANELS; panel += BATCH)
+      for (int panel = 0; panel < C_PANELS; panel += BATCH)
 #pragma unroll 1
         for (int i = 0; i < MT; i++, out_state.advance()) {
           out_ring.wait_full(out_state);
@@ -33,8 +33,8 @@ struct EpilogueStore {
 #pragma unroll
           for (int n = 0; n < BATCH; n++) {
             const u32 from = shared_address(storage.out[group][out_state.stage * BATCH + n]);
-            if (KS_C_FIRST) tma_store(maps.c, from, p.column + 64 * (panel + n), row, c.x2, c.x3, policy);
-            else tma_store(maps.c, from, p.column + 64 * (panel + n), row, c.x2, c.x3);
+            if (KS_C_FIRST) tma_store(maps.c, from, p.column + C_COLUMNS * (panel + n), row, c.x2, c.x3, policy);
+            else tma_store(maps.c, from, p.column + C_COLUMNS * (panel + n), row, c.x2, c.x3);
           }
           tma_store_commit();
           tma_store_wait_read<SLOTS - 1>();  // the batch SLOTS − 1 before this one was read: the next slot's
@@ -45,12 +45,12 @@ struct EpilogueStore {
   }
 };
 
-KS_DEVICE void store_chunk(T* to, const Chunk<T>& x, int left) {
-  if (left >= Chunk<T>::N) {
-    *(Chunk<T>*)to = x;
+KS_DEVICE void store_chunk(TC* to, const Chunk<TC>& x, int left) {
+  if (left >= Chunk<TC>::N) {
+    *(Chunk<TC>*)to = x;
   } else {
 #pragma unroll
-    for (int e = 0; e < Chunk<T>::N; e++)
+    for (int e = 0; e < Chunk<TC>::N; e++)
       if (e < left) to[e] = x.v[e];
   }
 }

@@ -24,7 +24,7 @@ WORDS = {
     "cluster meeting": r"barrier\.cluster\.wait",
     "meeting": r"bar(?:rier)?\.(?:cta\.)?(?:sync|arrive|red)",
     "fragment": r"stmatrix\.",
-    "fragment load": r"ldmatrix\.",
+    "fragment load": r"ldmatrix\.|ld\.shared\.v2\.f32",
     "plain store": r"st\.(?:volatile\.)?shared\.v[24]",
     "proxy fence": r"fence\.proxy\.async",
     "bulk store": r"cp\.(?:reduce\.)?async\.bulk\.tensor\.\S*\.global\.shared",
@@ -75,8 +75,8 @@ def violations(text: str, panels: int = 1, ahead: int = 0, handed: bool = False)
     """What is out of order.
 
     ``panels``: of the staging memory, so many may be on their way out while another is written.
-    ``ahead``: groups of products that may still run where a new step begins. ``handed``: fragments
-    are stored by another warp, which an arrival tells.
+    ``ahead``: groups of products that may still run where a new step begins. ``handed``: an
+    arrival tells of what was stored to or read from shared memory, which others read or write.
     """
     results: list[str] = []
 
@@ -139,12 +139,16 @@ def violations(text: str, panels: int = 1, ahead: int = 0, handed: bool = False)
             plain = True  # what was stored before is for those who wait, not for TMA
         elif word in ("arrive", "distant arrive"):
             rule(
-                laid or not handed,
+                (laid and plain) or not handed,
                 "no proxy fence between fragments and the arrival that hands them over",
             )
             rule(
                 not running or running < begun + ahead,
                 "a slot is handed back while products read it",
+            )
+            rule(
+                read or not handed,
+                "no proxy fence between fragments that were read and the arrival that lets TMA in",
             )
             plain, together = True, together and word == "arrive"
         elif word == "exit":

@@ -115,6 +115,29 @@ def _gemm() -> Iterator[GemmCase]:
     one = {"batch": 1, "num_heads": 1, "data": "integers"}
     yield gemm("bf16-nt", "many-tiles-one-matrix", M=2056, N=4104, K=520, **one)  # by clusters
     yield gemm("f16-nn", "many-tiles-few-rows", M=72, N=20488, K=520, **one)
+    for precision in ("tf32", "tf32x3"):
+        ways: dict[str, object] = {"precision": precision, **shape}
+        for kind in ("f32-nn", "f32-nt", "f32-tt"):
+            yield gemm(kind, f"many-tiles-{precision}", **ways)
+        for kind in ("f32-nn", "f32-nt"):
+            yield gemm(kind, f"many-tiles-{precision}-integers", data="integers", **ways)
+        added = {"bias": DType.float32, "residual": DType.float32}
+        yield gemm("f32-nn", f"many-tiles-{precision}-added", beta=0.5, **added, **ways)
+        yield gemm("f32-nt", f"many-tiles-{precision}-added", **added, **ways)
+        yield gemm("f32-nn", f"many-tiles-{precision}-one-block", **{**ways, "K": 24})
+        for kind in ("f32-nn", "f32-nt"):
+            yield gemm(
+                kind,
+                f"many-tiles-{precision}-pointers",
+                M=264,
+                N=136,
+                K=72,
+                batch=6,
+                num_heads=66,
+                view="host",
+                scattered=True,
+                precision=precision,
+            )
     odd = OperandLayout(gaps=(64, 8, 16))
     yield gemm("f16-nt", "many-tiles-gaps", a=odd, b=odd, c=odd, **shape)
 

@@ -11,6 +11,7 @@ from kernelseam.kernels.projection.products import Product
 
 from kernelseam_cuda.sm90.attention import HopperAttention
 from kernelseam_cuda.sm90.gemm import HopperGemm
+from kernelseam_cuda.sm90.tf32 import HopperTf32Gemm
 
 _GEMM = HopperGemm()
 
@@ -25,8 +26,9 @@ class HopperProjection(Projection):
 KERNELS = (
     HopperAttention(),
     _GEMM,
+    HopperTf32Gemm(),
     HopperProjection("output_projection", products.output),
     HopperProjection("output_projection_bwd", products.output_bwd),
 )
 
-__all__ = ["KERNELS", "HopperAttention", "HopperGemm", "HopperProjection"]
+__all__ = ["KERNELS", "HopperAttention", "HopperGemm", "HopperProjection", "HopperTf32Gemm"]
